@@ -154,8 +154,11 @@ fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
     let elsewhere = Arc::new(Notify::new());
     let (findings, found) = watch::channel(Findings::default());
     if config.policy.services {
-        let open = config.policy.node_side.open_forward;
-        tokio::spawn(forward::run(open, elsewhere.clone(), findings));
+        let wanted = forward::Wanted {
+            open: config.policy.node_side.open_forward,
+            by_ipvs: config.backend.name.capabilities().balances_by_ipvs,
+        };
+        tokio::spawn(forward::run(wanted, elsewhere.clone(), findings));
     }
     (elsewhere, found)
 }
@@ -173,7 +176,7 @@ struct Agent {
     bridge_filter: BridgeFilter,
     /// Notified of changes in tables that are not ours.
     elsewhere: Arc<Notify>,
-    /// Findings in other firewalls' FORWARD chains.
+    /// Findings in other firewalls' chains.
     found: watch::Receiver<Findings>,
     sources: Sources,
     /// Whether only a restart restores the run directory.

@@ -10,7 +10,7 @@ use crate::check::{Check, Finding, Topic, Verdict as CheckVerdict};
 use crate::cli::command;
 use crate::connections::{Connection, Totals};
 use crate::drops::{DropCount, DropCounts, DropVerdict, DroppedPacket, PacketReport};
-use crate::explain::{Explanation, PolicyRow, RedirectRow, Step, Verdict};
+use crate::explain::{Explanation, PolicyRow, RedirectRow, Step, Verdict, VirtualServerRow};
 use crate::status::metrics::Metrics;
 use crate::status::{LastSync, Status};
 use crate::trace::{Comparison, Fate, HookReport, Place, Report, RuleReport, TracedPackets};
@@ -118,6 +118,11 @@ fn every_field_of_an_explanation_is_there() {
         endpoints: Vec::new(),
         masquerade: false,
         masqueraded: vec![String::new()],
+        virtual_server: Some(VirtualServerRow {
+            address: String::new(),
+            scheduler: String::new(),
+            draining: vec![String::new()],
+        }),
         local: false,
         policies: vec![PolicyRow {
             direction: String::new(),

@@ -91,7 +91,8 @@ fn forward_chains(subject: &Subject) -> Vec<Finding> {
         return vec![Finding::ok("--open-forward opens the FORWARD chains that drop")];
     }
     const ADVICE: &str = "use --open-forward, or accept services' connections in that chain";
-    let Findings { errors, warnings } = inspect();
+    let by_ipvs = subject.backend.is_some_and(|name| name.capabilities().balances_by_ipvs);
+    let Findings { errors, warnings } = inspect(by_ipvs);
     let errors = errors.into_iter().map(|error| Finding::failure(error, ADVICE));
     let warnings = warnings.into_iter().map(|warning| Finding::warning(warning, ADVICE));
     let findings: Vec<Finding> = errors.chain(warnings).collect();

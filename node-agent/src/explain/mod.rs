@@ -4,6 +4,7 @@
 //! with real packets compare it with the kernel.
 
 mod arrival;
+mod carrier;
 mod egress;
 mod masquerade;
 mod name;
@@ -20,6 +21,7 @@ use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use carrier::VirtualServerRow;
 pub use packet::{Packet, PacketError, Transport};
 pub use policy::PolicyRow;
 pub use redirect::RedirectRow;
@@ -84,6 +86,9 @@ pub struct Explanation {
     /// The endpoints that see the node's address as the source, if not all or none do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub masqueraded: Vec<String>,
+    /// The virtual server that chooses the endpoint, if IPVS does.
+    #[serde(default, rename = "virtualServer", skip_serializing_if = "Option::is_none")]
+    pub virtual_server: Option<VirtualServerRow>,
     /// Whether it comes from a pod of this node.
     pub local: bool,
     /// What NetworkPolicies of this node's pods say, if any exists.
@@ -291,13 +296,15 @@ impl<'a> Way<'a> {
         endpoints: &Endpoints,
         sender: Sender,
     ) -> Explanation {
-        self.step(words::endpoints(endpoints), words::choice(endpoints));
+        let virtual_server = self.choose(frontend, bound, endpoints);
         if let Affinity::ClientIp { seconds } = frontend.affinity {
             self.step(words::affinity(seconds), words::AFFINITY);
         }
         let masquerade = self.masquerade(frontend, bound, endpoints, sender);
         let service = Some(frontend.service_port.to_string());
-        self.finish(Verdict::Forward, service, Some(endpoints), masquerade, sender)
+        let explanation =
+            self.finish(Verdict::Forward, service, Some(endpoints), masquerade, sender);
+        Explanation { virtual_server, ..explanation }
     }
 
     /// Whether the source may use the load balancer IP.
@@ -346,6 +353,7 @@ impl<'a> Way<'a> {
             endpoints: endpoints.collect(),
             masquerade,
             masqueraded: self.masqueraded,
+            virtual_server: None,
             local: sender == Sender::Pod,
             policies: Vec::new(),
             redirects: Vec::new(),

@@ -3,6 +3,7 @@
 mod names;
 mod owners;
 mod redirects;
+mod virtual_servers;
 
 use super::{Explanation, Packet, Verdict, explain};
 use crate::fixture::*;

@@ -41,6 +41,13 @@ pub(super) const OWN_ADDRESS: &str = "the address is the node's own; serving it 
      node";
 pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered for all addresses of the service port, \
      until the time-out after its last new connection";
+pub(super) const BY_IPVS: &str = "nftables decides all else about the connection; until the virtual server is in the kernel, \
+     nftables chooses, too, at random";
+pub(super) const NOT_IPVS: &str = "nftables chooses, not IPVS";
+pub(super) const BOUND: &str =
+    "by its traffic policy, traffic from outside has other endpoints than the cluster IP";
+pub(super) const DRAINING: &str =
+    "the Service no longer selects it; it keeps the connections that it has (weight 0)";
 pub(super) const SOURCE_REPLACED: &str = "the source becomes this node's address";
 pub(super) const SOURCE_KEPT: &str = "the source stays as it is";
 pub(super) const KEPT_LOCAL_POLICY: &str =
@@ -201,8 +208,20 @@ pub(super) fn affinity(seconds: u32) -> String {
     format!("a client that connected within the last {seconds} s goes to the same endpoint again")
 }
 
+/// At most so many endpoints are named.
+const SHOWN: usize = 8;
+
 pub(super) fn endpoints(endpoints: &Endpoints) -> String {
-    const SHOWN: usize = 8;
+    let odds = |n| format!(", 1 in {n} each");
+    to_one_of(endpoints, odds)
+}
+
+/// Endpoints that are not equally likely.
+pub(super) fn candidates(endpoints: &Endpoints) -> String {
+    to_one_of(endpoints, |_| String::new())
+}
+
+fn to_one_of(endpoints: &Endpoints, odds: impl Fn(usize) -> String) -> String {
     let each = endpoints.iter().take(SHOWN).map(|endpoint| {
         let here = if endpoint.local { " (on this node)" } else { "" };
         format!("{}{here}", endpoint.address)
@@ -211,9 +230,9 @@ pub(super) fn endpoints(endpoints: &Endpoints) -> String {
     match endpoints.count() {
         1 => format!("to {list}, the only endpoint"),
         n if n > SHOWN => {
-            format!("to one of {n} endpoints, 1 in {n} each: {list}, and {} more", n - SHOWN)
+            format!("to one of {n} endpoints{}: {list}, and {} more", odds(n), n - SHOWN)
         }
-        n => format!("to one of {n} endpoints, 1 in {n} each: {list}"),
+        n => format!("to one of {n} endpoints{}: {list}", odds(n)),
     }
 }
 

@@ -1,52 +1,53 @@
-//! The forward hook of legacy iptables, whose tables have no netlink.
+//! The chains of legacy iptables, whose tables have no netlink.
 
 use super::chain::{Act, Chains, Rule, filter};
-use super::{Chain, ForwardError, OWN};
+use super::{Chain, ForwardError, OWN, Passing};
 use crate::backend::why::Why;
 use crate::iptables::{IptablesError, Programs, Table, Variant, appended, legacy_tables};
 use crate::plan::MarkBit;
 use denizen_nft::IpVersion;
 
-const CHAIN: &str = "FORWARD";
-
-/// The family's forward chain; `None` while nobody uses legacy iptables here.
+/// The family's chains; none while nobody uses legacy iptables here.
 ///
 /// # Errors
 /// [`ForwardError`] when there is one that cannot be read.
-pub fn read(family: IpVersion) -> Result<Option<Chain>, ForwardError> {
+pub fn read(family: IpVersion) -> Result<Vec<Chain>, ForwardError> {
     // Asking iptables would make the table.
     if !legacy_tables(family).iter().any(|name| name == Table::Filter.as_str()) {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let (chains, policy_drops) = parse(&saved(family)?);
-    let own = chains.get(CHAIN).into_iter().flatten().filter_map(|rule| rule.own);
+    let (chains, dropping) = parse(&saved(family)?);
     let program = match family {
         IpVersion::V4 => "iptables-legacy",
         IpVersion::V6 => "ip6tables-legacy",
     };
-    Ok(Some(Chain {
-        what: format!("the filter table of {program}, chain {CHAIN}"),
-        default_fate: filter(&chains, CHAIN, policy_drops),
-        own: own.collect(),
-    }))
+    let chain = |passing: Passing| {
+        let name = passing.chain();
+        let own = chains.get(name).into_iter().flatten().filter_map(|rule| rule.own);
+        Chain {
+            what: format!("the filter table of {program}, chain {name}"),
+            passing,
+            default_fate: filter(&chains, name, dropping.contains(&name)),
+            own: own.collect(),
+        }
+    };
+    Ok(Passing::ALL.map(chain).into())
 }
 
-/// What `iptables-save` prints: the chains, and whether the forward chain's policy drops. Our rules
-/// are numbered.
-fn parse(text: &str) -> (Chains, bool) {
+/// What `iptables-save` prints: the chains, and those whose policy drops. Our rules are numbered.
+fn parse(text: &str) -> (Chains, Vec<&'static str>) {
     let mut chains = Chains::new();
-    let mut policy_drops = false;
+    let mut dropping = Vec::new();
     let mut own = 0..;
     for line in text.lines() {
-        if let Some(declared) = line.strip_prefix(":FORWARD ") {
-            policy_drops = declared.starts_with("DROP ");
-        }
+        let is_declared = |name: &&str| line.starts_with(&format!(":{name} DROP "));
+        dropping.extend(Passing::ALL.map(Passing::chain).into_iter().find(is_declared));
         if let Some((chain, spec)) = appended(line) {
             let rule = rule(spec, is_ours(spec).then(|| own.next()).flatten());
             chains.entry(chain.to_owned()).or_default().push(rule);
         }
     }
-    (chains, policy_drops)
+    (chains, dropping)
 }
 
 /// Whether a rule is ours: its comment begins with our name, whatever words follow.
@@ -77,25 +78,31 @@ fn rule(spec: &str, own: Option<u64>) -> Rule {
 ///
 /// # Errors
 /// [`ForwardError`].
-pub fn open(family: IpVersion, admitted: MarkBit) -> Result<(), ForwardError> {
+pub fn open(family: IpVersion, passing: Passing, admitted: MarkBit) -> Result<(), ForwardError> {
+    let chain = passing.chain();
     let rule = |asked: &str, why: Why| {
-        format!("-I {CHAIN} -m {asked} -m comment --comment \"{OWN}{}\" -j ACCEPT\n", why.text())
+        format!("-I {chain} -m {asked} -m comment --comment \"{OWN}{}\" -j ACCEPT\n", why.text())
     };
     let services = rule(&format!("connmark --mark {admitted}/{admitted}"), Why::AdmitServices);
     let answers = rule("conntrack --ctstate RELATED,ESTABLISHED", Why::AdmitAnswers);
     // Each is put before what is there.
-    restore(family, &[services, answers].concat())
+    let rules = match passing {
+        Passing::Forward => [services, answers].concat(),
+        Passing::Input => services,
+    };
+    restore(family, &rules)
 }
 
 /// Removes our rules.
 ///
 /// # Errors
 /// [`ForwardError`].
-pub fn close(family: IpVersion) -> Result<(), ForwardError> {
+pub fn close(family: IpVersion, passing: Passing) -> Result<(), ForwardError> {
     let text = saved(family)?;
-    let ours = |(chain, spec): &(&str, &str)| *chain == CHAIN && is_ours(spec);
+    let name = passing.chain();
+    let ours = |(chain, spec): &(&str, &str)| *chain == name && is_ours(spec);
     let rules = text.lines().filter_map(appended).filter(ours);
-    let removals: String = rules.map(|(_, spec)| format!("-D {CHAIN} {spec}\n")).collect();
+    let removals: String = rules.map(|(_, spec)| format!("-D {name} {spec}\n")).collect();
     restore(family, &removals)
 }
 
@@ -133,9 +140,14 @@ mod tests {
             (&format!(":FORWARD DROP [0:0]\n{ours}"), drops(true)),
         ];
         for (text, expected) in cases {
-            let (chains, policy) = parse(text);
-            assert_eq!(filter(&chains, CHAIN, policy), expected, "{text}");
+            for passing in Passing::ALL {
+                let name = passing.chain();
+                let text = text.replace("FORWARD", name);
+                let (chains, dropping) = parse(&text);
+                let fate = filter(&chains, name, dropping.contains(&name));
+                assert_eq!(fate, expected, "{text}");
+            }
         }
-        assert_eq!(parse(&ours).0[CHAIN][0].own, Some(0));
+        assert_eq!(parse(&ours).0["FORWARD"][0].own, Some(0));
     }
 }

@@ -11,6 +11,10 @@
 //! What can be known exactly: whether a chain drops what none of its rules was made for, and
 //! whether it has any rule that lets something through. Whether those rules are made for this
 //! node's services cannot.
+//!
+//! What IPVS carries passes the input hook instead of the forward hook, so where IPVS is used, the
+//! chains there are looked at, too. There one rule is enough: the node's owner lets its own answers
+//! in.
 
 mod chain;
 mod legacy;
@@ -28,7 +32,7 @@ use crate::describe::describe;
 use crate::iptables::IptablesError;
 use crate::plan::MarkBit;
 use denizen_netlink::NetlinkError;
-use denizen_nft::{IpVersion, Kernel, NftError};
+use denizen_nft::{Hook, IpVersion, Kernel, NftError};
 
 /// What the comments of our rules in other chains begin with. A restarted agent knows them by it,
 /// whatever words follow.
@@ -48,11 +52,64 @@ pub enum ForwardError {
     Legacy(#[from] IptablesError),
 }
 
-/// Somebody else's chain in the forward hook.
+/// Which packets a chain sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passing {
+    /// Those that are forwarded.
+    Forward,
+    /// Those for this node, and for virtual servers.
+    Input,
+}
+
+impl Passing {
+    const ALL: [Self; 2] = [Self::Forward, Self::Input];
+
+    fn hook(self) -> Hook {
+        match self {
+            Self::Forward => Hook::Forward,
+            Self::Input => Hook::Input,
+        }
+    }
+
+    /// The name of iptables' chain.
+    fn chain(self) -> &'static str {
+        match self {
+            Self::Forward => "FORWARD",
+            Self::Input => "INPUT",
+        }
+    }
+
+    /// How many rules of ours make a chain open.
+    fn rules(self) -> usize {
+        match self {
+            Self::Forward => 2,
+            Self::Input => 1,
+        }
+    }
+
+    fn matters(self, wanted: Wanted) -> bool {
+        match self {
+            Self::Forward => true,
+            Self::Input => wanted.by_ipvs,
+        }
+    }
+}
+
+/// What is wanted of others' chains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Chains that drop are opened for services' connections.
+    pub open: bool,
+    /// IPVS carries connections.
+    pub by_ipvs: bool,
+}
+
+/// Somebody else's chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
     /// Whose, and which.
     what: String,
+    passing: Passing,
     /// What it does.
     default_fate: DefaultFate,
     /// Our rules in it.
@@ -68,29 +125,31 @@ pub struct Findings {
     pub warnings: Vec<String>,
 }
 
-/// Looks at the forward hook and, where the operator asked for it, opens it.
+/// Looks at others' chains and, where the operator asked for it, opens them.
 ///
 /// Nothing is remembered: whatever is found is brought to what is wanted, so it may be repeated at
 /// any time.
-pub fn look(open: bool) -> Findings {
+pub fn look(wanted: Wanted) -> Findings {
     let mut findings = Findings::default();
     let mut note = |result: Result<(), ForwardError>| {
         findings.errors.extend(result.err().map(|error| describe(&error)));
     };
     let mut seen = Vec::new();
-    note(through_netlink(open, &mut seen));
+    note(through_netlink(wanted, &mut seen));
     for family in IpVersion::BOTH {
-        note(through_iptables(family, open, &mut seen));
+        note(through_iptables(family, wanted, &mut seen));
     }
-    if !open {
-        seen.iter().for_each(|chain| chain.report(&mut findings));
+    if !wanted.open {
+        let concerned = seen.iter().filter(|chain| chain.passing.matters(wanted));
+        concerned.for_each(|chain| chain.report(&mut findings));
     }
     findings
 }
 
-/// Looks at the forward hook, and changes nothing. Chains that denizen's rules have opened are
-/// well.
-pub fn inspect() -> Findings {
+/// Looks at others' chains, and changes nothing. Chains that denizen's rules have opened are well.
+/// `by_ipvs`: IPVS carries connections.
+pub fn inspect(by_ipvs: bool) -> Findings {
+    let wanted = Wanted { open: false, by_ipvs };
     let mut findings = Findings::default();
     let mut seen: Vec<Chain> = Vec::new();
     let read = Kernel::open().and_then(|mut kernel| nft::read(&mut kernel));
@@ -104,7 +163,7 @@ pub fn inspect() -> Findings {
             Err(error) => findings.errors.push(describe(&error)),
         }
     }
-    let closed = seen.iter().filter(|chain| chain.own.len() != Chain::RULES);
+    let closed = seen.iter().filter(|it| it.passing.matters(wanted) && !it.is_open());
     closed.for_each(|chain| chain.report(&mut findings));
     findings
 }
@@ -115,67 +174,70 @@ pub fn inspect() -> Findings {
 /// [`ForwardError`]; everything that could be removed was.
 pub fn cleanup() -> Result<usize, ForwardError> {
     let mut seen = Vec::new();
-    let mut result = through_netlink(false, &mut seen);
+    let nothing = Wanted { open: false, by_ipvs: false };
+    let mut result = through_netlink(nothing, &mut seen);
     for family in IpVersion::BOTH {
-        result = result.and(through_iptables(family, false, &mut seen));
+        result = result.and(through_iptables(family, nothing, &mut seen));
     }
     result.map(|()| seen.iter().filter(|chain| !chain.own.is_empty()).count())
 }
 
-fn through_netlink(open: bool, seen: &mut Vec<Chain>) -> Result<(), ForwardError> {
+fn through_netlink(wanted: Wanted, seen: &mut Vec<Chain>) -> Result<(), ForwardError> {
     let mut kernel = Kernel::open()?;
     for (place, chain) in nft::read(&mut kernel)? {
-        let admitted = chain.must_open(open).then_some(MarkBit::ADMITTED);
-        let own: &[u64] = if chain.must_close(open) { &chain.own } else { &[] };
+        let admitted = chain.must_open(wanted).then_some(MarkBit::ADMITTED);
+        let own: &[u64] = if chain.must_close(wanted) { &chain.own } else { &[] };
         nft::write(&mut kernel, &place, own, admitted)?;
-        seen.push(chain.changed(open));
+        seen.push(chain.changed(wanted));
     }
     Ok(())
 }
 
 fn through_iptables(
     family: IpVersion,
-    open: bool,
+    wanted: Wanted,
     seen: &mut Vec<Chain>,
 ) -> Result<(), ForwardError> {
-    let Some(chain) = legacy::read(family)? else {
-        return Ok(());
-    };
-    if chain.must_close(open) {
-        legacy::close(family)?;
+    for chain in legacy::read(family)? {
+        if chain.must_close(wanted) {
+            legacy::close(family, chain.passing)?;
+        }
+        if chain.must_open(wanted) {
+            legacy::open(family, chain.passing, MarkBit::ADMITTED)?;
+        }
+        seen.push(chain.changed(wanted));
     }
-    if chain.must_open(open) {
-        legacy::open(family, MarkBit::ADMITTED)?;
-    }
-    seen.push(chain.changed(open));
     Ok(())
 }
 
 impl Chain {
-    /// How many rules of ours make it open.
-    const RULES: usize = 2;
-
-    fn is_wanted_open(&self, open: bool) -> bool {
-        open && self.default_fate != DefaultFate::Passes
+    /// Whether our rules are in it.
+    fn is_open(&self) -> bool {
+        self.own.len() == self.passing.rules()
     }
 
-    fn must_close(&self, open: bool) -> bool {
-        let right = if self.is_wanted_open(open) { Self::RULES } else { 0 };
-        !self.own.is_empty() && self.own.len() != right
+    fn is_wanted_open(&self, wanted: Wanted) -> bool {
+        let drops = self.default_fate != DefaultFate::Passes;
+        wanted.open && drops && self.passing.matters(wanted)
     }
 
-    fn must_open(&self, open: bool) -> bool {
-        self.is_wanted_open(open) && self.own.len() != Self::RULES
+    fn must_close(&self, wanted: Wanted) -> bool {
+        let right = self.is_wanted_open(wanted) && self.is_open();
+        !self.own.is_empty() && !right
+    }
+
+    fn must_open(&self, wanted: Wanted) -> bool {
+        self.is_wanted_open(wanted) && !self.is_open()
     }
 
     /// Says what was done to it.
-    fn changed(self, open: bool) -> Self {
-        if self.must_open(open) {
+    fn changed(self, wanted: Wanted) -> Self {
+        if self.must_open(wanted) {
             warn!(
                 chain = self.what,
-                "added rules that accept services' connections in a FORWARD chain that drops"
+                "added rules that accept services' connections in a chain that drops"
             );
-        } else if self.must_close(open) {
+        } else if self.must_close(wanted) {
             info!(chain = self.what, "denizen's rules in it are removed");
         }
         self
@@ -183,10 +245,14 @@ impl Chain {
 
     fn report(&self, findings: &mut Findings) {
         let what = &self.what;
+        let packets = match self.passing {
+            Passing::Forward => "forwarded packets",
+            Passing::Input => "packets for this node",
+        };
         match self.default_fate {
             DefaultFate::Passes => {}
             DefaultFate::Drops { all: true } => findings.errors.push(format!(
-                "{what} drops all forwarded packets, services' connections too; --open-forward adds \
+                "{what} drops all {packets}, services' connections too; --open-forward adds \
                  rules that accept them"
             )),
             DefaultFate::Drops { all: false } => findings.warnings.push(format!(

@@ -1,25 +1,24 @@
-//! The forward hook of other nf_tables tables (iptables-nft's among them), through netlink.
+//! The chains of other nf_tables tables (iptables-nft's among them), through netlink.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::chain::{Act, Chains, Rule, filter};
 use super::own::{Language, comment, rules};
-use super::{Chain, OWN};
+use super::{Chain, OWN, Passing};
 use crate::backend::nftables::TABLE;
 use crate::firewall;
 use crate::plan::MarkBit;
 use denizen_netlink::NetlinkError;
-use denizen_nft::{
-    At, ChainView, Decision, ExpressionView, Family, Hook, Kernel, NftError, RuleView,
-};
+use denizen_nft::{At, ChainView, Decision, ExpressionView, Family, Kernel, NftError, RuleView};
 
-/// A base chain of somebody else in the forward hook.
+/// A base chain of somebody else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     family: Family,
     table: Arc<str>,
     chain: Arc<str>,
+    passing: Passing,
     policy_drops: bool,
 }
 
@@ -34,6 +33,7 @@ pub fn read(kernel: &mut Kernel) -> Result<Vec<(Place, Chain)>, NetlinkError> {
         let own = chains.get(&*place.chain).into_iter().flatten();
         let chain = Chain {
             what: format!("table {} {}, chain {}", place.family, place.table, place.chain),
+            passing: place.passing,
             default_fate: filter(&chains, &place.chain, place.policy_drops),
             own: own.filter_map(|rule| rule.own).collect(),
         };
@@ -63,11 +63,12 @@ fn place(chain: ChainView<'_>) -> Option<Place> {
         family,
         table: chain.table()?.into(),
         chain: chain.name()?.into(),
+        passing: Passing::ALL.into_iter().find(|passing| chain.is_at(passing.hook()))?,
         policy_drops: chain.drops_by_policy(),
     };
     // No one calls our own table foreign.
     let is_own = [TABLE, firewall::TABLE].contains(&&*place.table);
-    (chain.is_at(Hook::Forward) && !is_own).then_some(place)
+    (!is_own).then_some(place)
 }
 
 /// The rules of a base chain and of every chain that it may lead to.
@@ -147,15 +148,17 @@ pub fn write(
     own: &[u64],
     admitted: Option<MarkBit>,
 ) -> Result<(), NftError> {
-    let Place { family, table, chain, .. } = place;
+    let Place { family, table, chain, passing, .. } = place;
     let language = match (&**table, &**chain, family) {
-        ("filter", "FORWARD", Family::Ip | Family::Ip6) => Language::Xtables,
+        ("filter", "FORWARD" | "INPUT", Family::Ip | Family::Ip6) => Language::Xtables,
         _ => Language::Nft,
     };
     kernel.write(*family, |batch| {
         own.iter().for_each(|handle| batch.delete_rule(table, chain, *handle));
         // Each is put before what is there.
-        for rule in admitted.iter().flat_map(|bit| rules(language, *bit).into_iter().rev()) {
+        for rule in
+            admitted.iter().flat_map(|bit| rules(language, *passing, *bit).into_iter().rev())
+        {
             batch.add_rule(table, chain, &rule, &comment(&rule), At::Start);
         }
     })

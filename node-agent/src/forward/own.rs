@@ -3,7 +3,7 @@
 //! In a chain that iptables made they are written as iptables writes them (xtables matches): it
 //! refuses to show or change a table with expressions that it does not know.
 
-use super::OWN;
+use super::{OWN, Passing};
 use crate::backend::why::Why;
 use crate::plan::MarkBit;
 use denizen_nft::{Field, Rule, Statement, Verdict};
@@ -22,7 +22,7 @@ const ANSWERS: u32 = 0b110;
 
 /// The rules, in the order in which they are in the chain: the packet belongs to a connection that
 /// was let in, or to an error about one; the connection was forwarded to a service's endpoint.
-pub fn rules(language: Language, admitted: MarkBit) -> [Rule; 2] {
+pub fn rules(language: Language, passing: Passing, admitted: MarkBit) -> Vec<Rule> {
     let (answers, services) = match language {
         Language::Nft => (nft_answers(), nft_services(admitted)),
         Language::Xtables => (
@@ -30,10 +30,16 @@ pub fn rules(language: Language, admitted: MarkBit) -> [Rule; 2] {
             xtables("connmark", 1, xt_connmark(admitted).into()),
         ),
     };
-    [(answers, Why::AdmitAnswers), (services, Why::AdmitServices)].map(|(asks, why)| Rule {
+    let rule = |(asks, why): (Statement, Why)| Rule {
         statements: vec![asks, Statement::Counter, Statement::Verdict(Verdict::Accept)],
         why: why.text(),
-    })
+    };
+    let services = (services, Why::AdmitServices);
+    let wanted = match passing {
+        Passing::Forward => vec![(answers, Why::AdmitAnswers), services],
+        Passing::Input => vec![services],
+    };
+    wanted.into_iter().map(rule).collect()
 }
 
 /// What stands beside a rule, by which it is known to be ours.

@@ -5,5 +5,6 @@ mod addresses;
 mod claims;
 mod frontends;
 mod health_checks;
+mod ipvs;
 mod owners;
 mod selecting;

@@ -132,6 +132,7 @@ fn said(verdict: Verdict) -> Explanation {
         local: true,
         policies: Vec::new(),
         redirects: Vec::new(),
+        virtual_server: None,
         steps: Vec::new(),
     }
 }

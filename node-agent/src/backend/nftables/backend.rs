@@ -1,6 +1,8 @@
 //! Implements `Backend` for nf_tables.
 
+use std::collections::BTreeSet;
 use std::future::pending;
+use std::net::IpAddr;
 
 use super::carried::carried;
 use super::client::{clients, counted};
@@ -41,6 +43,14 @@ impl<K> Nftables<K> {
         }
         for table in &mut self.tables {
             table.update(plan, changes, ready);
+        }
+    }
+
+    /// Takes the addresses that are routed to this node for virtual servers. Their unused ports are
+    /// refused even if no service has the address any more: the node's own ports would answer.
+    pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>) {
+        for Programmed { wanted, pending, .. } in &mut self.tables {
+            wanted.hold_cluster_ips(addresses, pending);
         }
     }
 

@@ -61,7 +61,7 @@ fn ip_chains(config: &TableConfig) -> Vec<Chain> {
     ];
     jumped_to
         .into_iter()
-        .chain(base_chains(config.node_side.masquerade_bit))
+        .chain(base_chains(config))
         .chain(egress(config).into_iter().flatten())
         .chain(clear_port_bit(config))
         .collect()
@@ -69,7 +69,8 @@ fn ip_chains(config: &TableConfig) -> Vec<Chain> {
 
 /// Where packets enter. A service's own address is never looked up among the node ports, whichever
 /// policy the service with that node port has.
-fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
+fn base_chains(config: &TableConfig) -> [Chain; 3] {
+    let masquerade = config.node_side.masquerade_bit;
     let jump = |why, to| Rule::new(why, [], [Action::Jump(to)]);
     let at_node = |why, action| Rule::new(why, [Match::In(SetName::NodePortAddresses)], [action]);
     let services = jump(Why::Dispatch, ChainName::Services);
@@ -81,7 +82,10 @@ fn base_chains(masquerade: MarkBit) -> [Chain; 3] {
         at_node(Why::StayOnNode, Action::Jump(ChainName::NodePortPolicy)),
         node_ports.clone(),
     ];
-    let hairpin = [Match::Translated, Match::In(SetName::Hairpin)];
+    // What IPVS translates does not count as translated. Only translation leads a packet from a pod
+    // to itself through this node, so the set alone tells, at the cost of a lookup.
+    let translated = (!config.by_ipvs).then_some(Match::Translated);
+    let hairpin = translated.into_iter().chain([Match::In(SetName::Hairpin)]);
     let leaving = vec![
         Rule::new(Why::GiveBackPriority, [Match::Scratched], [Action::ClearScratch]),
         Rule::new(

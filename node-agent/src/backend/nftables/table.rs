@@ -51,6 +51,8 @@ pub struct Table {
     classes: BTreeSet<Class>,
     numbers: Numbers,
     cluster_ips: HashMap<IpAddr, usize>,
+    /// Those of [`Self::hold_cluster_ips`]. Each counts once.
+    held: BTreeSet<IpAddr>,
     members: BTreeMap<SetName, Members>,
     /// Somebody watches what is dropped.
     samples_drops: bool,
@@ -67,6 +69,7 @@ impl Table {
             classes: BTreeSet::new(),
             numbers: Numbers::default(),
             cluster_ips: HashMap::new(),
+            held: BTreeSet::new(),
             members: BTreeMap::new(),
             samples_drops: false,
         }
@@ -219,11 +222,25 @@ impl Table {
     ) {
         let FrontendAddress::Ip(ip) = key.address else { return };
         let is = |state: Option<&FrontendState>| {
-            state.is_some_and(|s| s.kind == FrontendKind::ClusterIp)
+            usize::from(state.is_some_and(|s| s.kind == FrontendKind::ClusterIp))
         };
+        self.recount_cluster_ip(ip, is(wanted), is(now), delta);
+    }
+
+    /// Addresses whose unused ports are refused even if no service has them.
+    pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>, delta: &mut Difference) {
+        let wanted = addresses.iter().copied().filter(|ip| self.table_family.holds(*ip)).collect();
+        let before = std::mem::replace(&mut self.held, wanted);
+        let new: Vec<IpAddr> = self.held.difference(&before).copied().collect();
+        new.into_iter().for_each(|ip| self.recount_cluster_ip(ip, 1, 0, delta));
+        let gone: Vec<IpAddr> = before.difference(&self.held).copied().collect();
+        gone.into_iter().for_each(|ip| self.recount_cluster_ip(ip, 0, 1, delta));
+    }
+
+    fn recount_cluster_ip(&mut self, ip: IpAddr, more: usize, less: usize, delta: &mut Difference) {
         let count = self.cluster_ips.entry(ip).or_insert(0);
         let known = *count > 0;
-        *count = *count + usize::from(is(wanted)) - usize::from(is(now));
+        *count = *count + more - less;
         match (known, *count > 0) {
             (false, true) => delta.elements.add.push(cluster_ip(ip)),
             (true, false) => {

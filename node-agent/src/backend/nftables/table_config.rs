@@ -17,6 +17,8 @@ pub struct TableConfig {
     pub egress: Option<Vec<IpNetwork>>,
     /// Settings of this node.
     pub node_side: NodeSide,
+    /// IPVS may carry connections (of this family).
+    pub by_ipvs: bool,
 }
 
 impl TableConfig {
@@ -34,6 +36,10 @@ impl TableConfig {
                 TableFamily::Bridge => None,
             },
             node_side: node.node_side,
+            by_ipvs: match table_family {
+                TableFamily::Ip(family) => node.route_sources.contains_key(&family),
+                TableFamily::Bridge => false,
+            },
         }
     }
 

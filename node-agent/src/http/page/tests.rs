@@ -125,6 +125,7 @@ fn every_value_is_escaped() {
         local: true,
         policies: Vec::new(),
         redirects: Vec::new(),
+        virtual_server: None,
         steps: vec![Step { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
     };
     let refused: Reply<Explanation> = Err(HOSTILE.to_owned());

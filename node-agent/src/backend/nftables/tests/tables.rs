@@ -90,10 +90,10 @@ proptest! {
     /// kernel takes, and what it makes is what the table says.
     #[test]
     fn deltas_lead_where_the_table_is(
-        steps in proptest::collection::vec((proptest::collection::vec(decision(), 0..6), 0_usize..4, 0_u8..3), 1..30),
+        steps in proptest::collection::vec((proptest::collection::vec(decision(), 0..6), 0_usize..4, 0_u8..3, 0_u8..4), 1..30),
     ) {
         let (mut table, mut kernel) = start();
-        for (decisions, local, address) in steps {
+        for (decisions, local, address, held) in steps {
             let mut delta = Difference::default();
             let decisions: BTreeMap<FrontendKey, Option<Frontend>> = decisions.into_iter().collect();
             table.change_frontends(decisions.iter().map(|(key, frontend)| (*key, frontend.as_ref())), &mut delta);
@@ -101,6 +101,8 @@ proptest! {
             table.change_pods(&pods(1, &known[..local]), &mut delta);
             table.change_hairpins(known[..local].iter().map(|(at, _)| ip(at)), &mut delta);
             table.change_node_port_addresses(&[ip(&format!("192.168.0.{address}"))], &mut delta);
+            let routed = (0..held).map(|n| ip(&format!("10.96.0.{}", 9 + n))).collect();
+            table.hold_cluster_ips(&routed, &mut delta);
             delta.elements.sort();
             kernel.commit(&table, &delta);
         }
