@@ -45,8 +45,10 @@ const PLAYS: [Play; 8] = [
 ];
 
 /// … and on a kernel without IPv6.
-const WITHOUT_IPV6: [Play; 1] =
-    [("every backend serves without IPv6", single::every_backend_serves)];
+const WITHOUT_IPV6: [Play; 2] = [
+    ("every backend serves without IPv6", single::every_backend_serves),
+    ("a pod is redirected without IPv6", single::a_pod_is_redirected),
+];
 
 /// … and with two processors.
 const CHURN: [Play; 1] = [("policies change while clients connect", policies::change)];
