@@ -149,25 +149,29 @@ impl Image {
 
     fn add_program(&self, path: &Path) -> Result<()> {
         self.add(path)?;
-        self.add_libraries(path)
+        self.add_libraries(&[path.to_owned()])
     }
 
-    fn add_libraries(&self, path: &Path) -> Result<()> {
+    /// The libraries that these programs want.
+    fn add_libraries(&self, programs: &[PathBuf]) -> Result<()> {
         // A static program has none, which counts as a failure there.
-        let listed = Command::new("ldd").arg(path).output().context("cannot run ldd")?;
+        let listed = Command::new("ldd").args(programs).output().context("cannot run ldd")?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-        let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
+        // With several programs, a colon stands behind the name of each.
+        let is_library = |word: &&str| word.starts_with('/') && !word.ends_with(':');
+        let libraries = listed.split_whitespace().filter(is_library);
         libraries.map(Path::new).try_for_each(|library| self.add(library))
     }
 
-    /// iptables' own extensions.
+    /// iptables' own extensions, some of which want a library that nothing else does.
     fn add_extensions(&self) -> Result<()> {
         let multiarch =
             fs::read_dir("/usr/lib")?.flatten().map(|entry| entry.path().join("xtables"));
         for folder in multiarch.filter(|folder| folder.is_dir()) {
-            for entry in fs::read_dir(folder)? {
-                self.add(&entry?.path())?;
-            }
+            let extensions = fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
+            let extensions: Vec<PathBuf> = extensions.collect::<Result<_>>()?;
+            extensions.iter().try_for_each(|extension| self.add(extension))?;
+            self.add_libraries(&extensions)?;
         }
         Ok(())
     }
@@ -180,7 +184,7 @@ impl Image {
         for name in ["denizen", "denizen-agent", "guest"] {
             let program = binary::ours(name)?;
             checked(Command::new("strip").arg("-o").arg(at.join(name)).arg(&program))?;
-            self.add_libraries(&program)?;
+            self.add_libraries(&[program])?;
         }
         symlink("denizen/guest", self.root.join("init"))?;
         Ok(())

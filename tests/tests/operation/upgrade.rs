@@ -1,5 +1,5 @@
-//! Another agent, an older one or a newer one before this one, and a clock that jumps: nothing is
-//! lost, and nobody works against anybody.
+//! Another agent, an older one or a newer one before this one: nothing is lost, and nobody works
+//! against anybody.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -14,20 +14,15 @@ use denizen_tests::binary;
 use denizen_tests::cluster::Cluster;
 use denizen_tests::contained::Contained;
 use denizen_tests::fixture::{Fixture, PORT, Who, is_local, service_ips};
-use denizen_tests::http::{fetch, url};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::pod::Wiring;
 use denizen_tests::probe::Protocol;
 use denizen_tests::ruleset;
 use denizen_tests::server::Server;
-use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
-
-/// A day, as libfaketime counts.
-const DAY: i64 = 86_400;
 
 fn cluster(label: &str, wait: &Value) -> Result<(Cluster, Server)> {
     let cluster = Cluster::new(label, wait)?;
@@ -210,58 +205,5 @@ fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
         assert!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
     }
     assert_eq!(agent.status()?["errors"], json!([]));
-    Ok(())
-}
-
-/// A program whose wall clock reads what the file says: so many seconds before or after the time
-/// that it is.
-fn by_the_clock_of(file: &PathBuf) -> Result<Command> {
-    let folders = fs::read_dir("/usr/lib")?.flatten();
-    let mut libraries = folders.map(|it| it.path().join("faketime/libfaketime.so.1"));
-    let library = libraries.find(|path| path.is_file()).context("faketime is not installed")?;
-    let mut command = Command::new("env");
-    command.env("LD_PRELOAD", library);
-    command.env("FAKETIME_TIMESTAMP_FILE", file);
-    command.env("FAKETIME_NO_CACHE", "1");
-    // A clock that is set changes nothing about how long things take.
-    command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-    Ok(command)
-}
-
-#[test]
-fn a_clock_that_jumps_disturbs_nothing() -> Result<()> {
-    let (cluster, _server) =
-        cluster("upgrade-clock", &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
-    let node = &cluster.world.node;
-    let clock = cluster.world.folder().join("clock");
-    fs::write(&clock, "+0")?;
-    let agent = Contained::start(&cluster, by_the_clock_of(&clock)?)?;
-    let first = agent.until("programmed", |status| status["synced"] == true)?;
-    // libfaketime's, which it has open by now, and would leave behind.
-    for name in ["faketime_shm_", "sem.faketime_sem_"] {
-        fs::remove_file(format!("/dev/shm/{name}{}", agent.pid()))?;
-    }
-    let year = |status: &Value| status["lastSync"]["at"].as_str().map(|at| at[..4].to_owned());
-    let mut years = vec![year(&first).context("a time")?];
-    // A pod that is dropped takes its link along, and the agent removes its record then.
-    let mut pods: Vec<Pod> = Vec::new();
-    for (round, days) in [800, -800, 0].into_iter().enumerate() {
-        fs::write(&clock, format!("{:+}", days * DAY))?;
-        let pod = cluster.add_pod(&format!("p{round}"), Wiring::Routed)?;
-        assert!(is_local(&pod), "programmed before ADD returned, {days} days away");
-        pods.push(pod);
-        // A sync is reported when the search for its connections is over.
-        let now = agent.until("it is known, and the sync is reported", |status| {
-            status["pods"] == pods.len() && year(status) != years.last().cloned()
-        })?;
-        years.push(year(&now).context("a time")?);
-        assert_eq!(now["errors"], json!([]));
-        for (port, path) in [(10256, "/healthz"), (10256, "/livez"), (10249, "/metrics")] {
-            let reply = fetch(node, &url(ip("127.0.0.1"), port, path), &[])?;
-            assert_eq!(reply.status, 200, "{path} {days} days away: {reply:?}");
-        }
-    }
-    let read: Vec<i32> = years.iter().map(|year| year.parse()).collect::<Result<_, _>>()?;
-    assert!(read[1] > read[0] && read[2] < read[0], "the clock did jump: {read:?}");
     Ok(())
 }

@@ -7,6 +7,7 @@
 )]
 
 mod check;
+mod clock;
 mod context;
 mod ipvs;
 mod ipvs_driver;
@@ -33,11 +34,12 @@ use nix::sys::reboot::{RebootMode, reboot};
 type Play = (&'static str, fn() -> Result<()>);
 
 /// All of it, in this order.
-const PLAYS: [Play; 8] = [
+const PLAYS: [Play; 9] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
     ("packets are followed", observe::packets_are_followed),
     ("faults are found", check::faults_are_found),
+    ("a clock that jumps disturbs nothing", clock::jumps),
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("nftables takes over from ipvs, and back", ipvs::nftables_takes_over),
     ("iptables, legacy, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Legacy)),
