@@ -10,6 +10,7 @@ mod network_policy;
 mod open_files;
 mod publish;
 mod requests;
+mod routing;
 mod run_dir;
 mod sampling;
 mod sources;
@@ -32,6 +33,7 @@ use self::foreign::{foreign_change, pollable};
 use self::network_policy::Enforcer;
 use self::publish::Publisher;
 use self::requests::Waiting;
+use self::routing::Routing;
 use self::sampling::Sampling;
 use self::sources::Sources;
 use self::stop::Stop;
@@ -103,6 +105,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     drop(event_sender);
     let (publisher, published) = Publisher::new(&config, asked, now());
     let notices = sources::notices(&config, wrong_policies);
+    let routing = Routing::start(config.routing, notices.clone());
     sources.problems.extend(
         http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
     );
@@ -129,6 +132,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         publisher,
         flush,
         sampling: Sampling::default(),
+        routing,
     };
     let result = agent.run_loop(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
@@ -195,6 +199,8 @@ struct Agent {
     flush: Flush,
     /// Shows dropped packets.
     sampling: Sampling,
+    /// Keeps the routes to other nodes' pods; `None` if it is off.
+    routing: Option<Routing>,
 }
 
 impl Agent {
@@ -267,6 +273,7 @@ impl Agent {
             let Ok(batch) = events.try_recv() else { break };
             self.accept(batch);
         }
+        self.routing.iter().for_each(|routing| routing.update(&self.engine));
         if self.engine.is_idle() {
             self.publisher.firewall_programmed(now(), false);
             return None;

@@ -10,6 +10,7 @@ mod firewall;
 mod listen;
 mod node_side;
 mod objects;
+mod routing;
 mod services;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ pub use error::ConfigError;
 pub use firewall::{FirewallArgs, NetworkPolicyMode, PolicyToNode};
 pub use node_side::NodeSideArgs;
 pub use objects::{InCluster, Objects, ObjectsArgs, ObjectsError};
+pub use routing::{RoutingArgs, RoutingMode};
 pub use services::{ServicesArgs, ServicesMode};
 
 use std::path::PathBuf;
@@ -121,6 +123,10 @@ pub struct RunArgs {
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub objects: ObjectsArgs,
 
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub routing: RoutingArgs,
+
     /// Directory of the container runtime's cached CNI results. Pods that were attached without
     /// denizen are adopted from it. Empty: adopt none
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cni", value_parser = OsStringValueParser::new().map(PathBuf::from))]
@@ -170,6 +176,8 @@ pub struct Config {
     pub backend: BackendConfig,
     /// Whether NetworkPolicies are enforced.
     pub network_policy: NetworkPolicyMode,
+    /// How this node reaches the pods of other nodes.
+    pub routing: RoutingMode,
     /// Settings of connection tracking.
     pub conntrack: Conntrack,
     /// The egress file; `None` if egress masquerade is off.
@@ -193,6 +201,7 @@ impl RunArgs {
             run_dir,
             listen,
             objects,
+            routing,
             cni_cache_dir,
             not_pods,
             conntrack,
@@ -205,7 +214,8 @@ impl RunArgs {
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
             not_pods: NotPods(not_pods.clone()),
-            features: policy.features(),
+            features: Features { other_nodes: routing.needs_nodes(), ..policy.features() },
+            routing: routing.routing_mode,
             objects: objects.check(InCluster::from_environment(), policy.services.are_served())?,
             egress: policy.node_side.egress_masquerade_config.as_ref().map(|file| egress::Config {
                 file: file.clone(),
@@ -277,6 +287,7 @@ impl PolicyArgs {
         Features {
             services: self.services.are_served(),
             network_policy: self.firewall.settings().is_some(),
+            other_nodes: false,
         }
     }
 }

@@ -43,6 +43,8 @@ pub enum Reason {
     HealthCheckUnserved,
     /// A part of a NetworkPolicy is not understood.
     InvalidNetworkPolicy,
+    /// Another node's podCIDR gets no route.
+    RouteRejected,
 }
 
 /// One event.

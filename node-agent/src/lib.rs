@@ -36,6 +36,7 @@ pub mod plan;
 pub mod printable;
 #[cfg(test)]
 mod reference;
+pub mod routes;
 pub mod source;
 pub mod status;
 pub mod sysctl;

@@ -29,7 +29,7 @@ pub use network_policy::{
     Block, Namespaces, NetworkPolicy, Peer, Peers, PolicyName, PolicyPort, PolicyRule, PortMatch,
     Ports,
 };
-pub use node::{Node, NodeAddress};
+pub use node::{Node, NodeAddress, Nodes, OtherNode};
 pub use pod::{LocalPod, PodSet, PodVersion};
 pub use range::canonical_range;
 pub use service::{
@@ -97,6 +97,7 @@ pub struct Model {
     node: Option<Node>,
     /// The Node object was deleted.
     node_gone: bool,
+    other_nodes: Arc<BTreeMap<Arc<str>, OtherNode>>,
     service_ranges: BTreeMap<String, Vec<IpNetwork>>,
     pods: Option<Arc<PodSet>>,
     egress: Option<Egress>,
@@ -125,6 +126,12 @@ impl Model {
             Event::Node(node) => {
                 self.node_gone = node.is_none() && (self.node_gone || self.node.is_some());
                 change.node |= replace(&mut self.node, node);
+            }
+            // No rule depends on them: see [`Self::nodes`].
+            Event::OtherNode(name, node) => {
+                if self.other_nodes.get(&name) != node.as_ref() {
+                    set(Arc::make_mut(&mut self.other_nodes), &name, node);
+                }
             }
             Event::ServiceCidr(name, ranges) => {
                 let before = match ranges {
@@ -218,6 +225,12 @@ impl Model {
     /// The addresses of this node's links.
     pub fn addresses(&self) -> &[NodeAddress] {
         &self.addresses
+    }
+
+    /// All nodes, where they are wanted; `None` before the first list.
+    pub fn nodes(&self) -> Option<Nodes> {
+        let nodes = || Nodes { own: self.node.clone(), others: self.other_nodes.clone() };
+        self.listed.contains(&Listing::Node).then(nodes)
     }
 
     /// The egress configuration; `None` if egress masquerade is off.

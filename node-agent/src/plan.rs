@@ -4,6 +4,7 @@
 //! nothing. What a backend's facility cannot do is among what the plan is made by
 //! ([`Capabilities`]).
 
+mod direct;
 mod firewall;
 mod ipvs;
 mod node;
@@ -19,6 +20,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+pub use self::direct::{
+    DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,
+};
 pub use self::firewall::{
     Direction, FirewallChanges, FirewallPlan, FirewallSettings, Flow, IdentityChange, IdentityId,
     IfRefused, Isolation, Judged, Permission, PolicyStep, PortKey, Refusal, Side, Sides,

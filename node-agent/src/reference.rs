@@ -78,6 +78,7 @@ fn every_field_of_the_status_is_there() {
         waiting_for: Vec::new(),
         pods: 0,
         unrecorded_interfaces: 0,
+        routing: Some(crate::status::RoutingStatus::default()),
         redirected_pods: 0,
         unredirected_pods: 0,
         services: 0,

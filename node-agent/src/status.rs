@@ -65,6 +65,9 @@ pub struct Status {
     /// The pod firewall; missing if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkPolicyStatus>,
+    /// The routes to other nodes' pods; missing if that is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<RoutingStatus>,
     /// Clients remembered for session affinity.
     #[serde(default)]
     pub affinity: Affinity,
@@ -77,6 +80,33 @@ pub struct Status {
     /// Possible problems that the agent cannot verify.
     #[serde(default)]
     pub warnings: Vec<String>,
+}
+
+/// The state of the routes to other nodes' pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RoutingStatus {
+    /// All Nodes are known. Before that no route is made or removed.
+    pub is_known: bool,
+    /// This node's own podCIDRs.
+    pub pod_cidrs: Vec<String>,
+    /// Ranges that have their route in the kernel.
+    pub routes: usize,
+    /// The podCIDRs that get none, each with the reason.
+    pub rejected: Vec<String>,
+    /// Routes that were repaired after another program changed them.
+    pub repaired: u64,
+}
+
+impl fmt::Display for RoutingStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { is_known, pod_cidrs: _, routes, rejected, repaired } = self;
+        if !is_known {
+            return write!(f, "waiting for all nodes");
+        }
+        let rejected = rejected.len();
+        write!(f, "{routes} to other nodes' pods, {rejected} rejected, {repaired} repaired")
+    }
 }
 
 /// The state of the pod firewall.
@@ -182,6 +212,7 @@ impl fmt::Display for Status {
                     None => format!("off: {}", self.network_policy_why),
                 },
             ),
+            ("routes", self.routing.as_ref().map_or("off".to_owned(), ToString::to_string)),
             ("kept clients", self.affinity.to_string()),
             (
                 "flushed flows",

@@ -1,16 +1,18 @@
 //! The kernel's notifications of foreign changes, for the loop to wait for.
 
+use std::os::fd::AsRawFd;
+
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
 use denizen_nft::{Changes, Watch};
 
-/// Registers the watch with the loop's runtime.
+/// Registers a watch with the loop's runtime.
 ///
 /// # Errors
 /// When the socket cannot be registered.
-pub(super) fn pollable(watch: Watch) -> anyhow::Result<AsyncFd<Watch>> {
-    // SAFETY: a Watch owns its socket for its whole life, and always returns the same descriptor.
+pub(super) fn pollable<W: AsRawFd + Send + Sync + 'static>(watch: W) -> anyhow::Result<AsyncFd<W>> {
+    // SAFETY: a watch owns its socket for its whole life, and always returns the same descriptor.
     #[expect(unsafe_code, reason = "AsRawFd alone does not guarantee this")]
     let pollable = unsafe { AsyncFd::register(watch) };
     Ok(pollable?)

@@ -34,7 +34,10 @@ impl History {
                 Event::Namespace(..) => "namespace",
                 Event::ClusterPod(..) => "pod",
                 Event::NetworkPolicy(..) => "network policy",
-                Event::Triggered(..) | Event::Listed(_) | Event::Refused(_) => continue,
+                Event::OtherNode(..)
+                | Event::Triggered(..)
+                | Event::Listed(_)
+                | Event::Refused(_) => continue,
             };
             *self.due.entry(what).or_default() += 1;
         }

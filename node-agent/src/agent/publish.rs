@@ -99,6 +99,7 @@ impl Publisher {
                 }
                 Event::Triggered(..)
                 | Event::Node(_)
+                | Event::OtherNode(..)
                 | Event::ServiceCidr(..)
                 | Event::Addresses(_)
                 | Event::Egress(_)

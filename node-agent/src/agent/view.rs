@@ -1,6 +1,6 @@
 //! The content of `status` and of the status page, from the loop's state.
 
-use super::{Agent, now};
+use super::{Agent, Routing, now};
 use crate::attachments;
 use crate::backend::BackendName;
 use crate::describe::describe;
@@ -20,13 +20,11 @@ impl Agent {
         let settings = self.settings.problems().iter().cloned();
         let problems = reported.chain(settings).chain(found.errors);
         let left = self.predecessor.problem(now()).map(str::to_owned);
-        let bridges = self.bridge_filter.problems().iter().map(|(bridge, problem)| {
-            format!(
-                "restricted pods on bridge {bridge} are cut off from its other ports: {problem}"
-            )
-        });
-        let problems = problems.chain(self.flush.problem()).chain(left).chain(bridges);
+        let problems = problems.chain(self.flush.problem()).chain(left).chain(self.cut_off());
         let problems = problems.chain(self.is_passed_by().then(|| ipvs::PASSES_BY.to_owned()));
+        let (routing, errors) = self.routing.as_ref().map(Routing::report).unzip();
+        let problems = problems.chain(errors.into_iter().flatten());
+        let rejected = routing.iter().flat_map(|routing| routing.rejected.clone()).collect();
         let settings = self.settings.warnings(self.engine.is_synced());
         let vlans = vlan::problems(self.settings.sysctls(), self.engine.plan().recorded());
         let unrecorded = self.sources.unrecorded.borrow().clone();
@@ -41,6 +39,7 @@ impl Agent {
             network_policy_engine: self.enforcer.engine.map(str::to_owned),
             unredirected_pods: lacking.len(),
             unrecorded_interfaces: unrecorded.interfaces.len(),
+            routing,
             warnings: [
                 found.warnings,
                 settings,
@@ -48,10 +47,20 @@ impl Agent {
                 status.warnings,
                 unrecorded.warnings(),
                 unredirected,
+                rejected,
             ]
             .concat(),
             ..status
         }
+    }
+
+    /// The bridges whose restricted pods are cut off, and why.
+    fn cut_off(&self) -> impl Iterator<Item = String> {
+        self.bridge_filter.problems().iter().map(|(bridge, problem)| {
+            format!(
+                "restricted pods on bridge {bridge} are cut off from its other ports: {problem}"
+            )
+        })
     }
 
     /// Whether another program's ipvs serves services, and policies are enforced.

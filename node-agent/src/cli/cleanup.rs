@@ -13,6 +13,7 @@ use crate::conntrack::Conntrack;
 use crate::describe::describe;
 use crate::firewall::Firewall;
 use crate::forward;
+use crate::routes::PodRoutes;
 use crate::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use crate::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
 use denizen_ipvs::Ipvs;
@@ -74,6 +75,7 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
             }),
         tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
         chains(args.kube_proxy).map(|chains| print_removed(chains, "iptables chain")),
+        routes().map(|routes| print_removed(routes, "route")),
         release_plugin(run_dir),
     ]
 }
@@ -141,6 +143,11 @@ fn remove_ipvs() -> anyhow::Result<()> {
         println!("ended {}, which ipvs carried", counted(carried, "connection"));
     }
     Ok(())
+}
+
+fn routes() -> anyhow::Result<usize> {
+    let removed = PodRoutes::open().and_then(|mut routes| routes.remove());
+    removed.context("cannot remove the routes to other nodes' pods")
 }
 
 fn tables() -> anyhow::Result<usize> {

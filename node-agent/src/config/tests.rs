@@ -107,7 +107,10 @@ fn without_services_nothing_is_set_up_for_them() {
             format!("--services=off --network-policy=on --nodeport-addresses all {backend}");
         let config = checked(&flags).unwrap();
         assert_eq!(config.backend.name, BackendName::None, "{flags}");
-        assert_eq!(config.features, Features { services: false, network_policy: true });
+        assert_eq!(
+            config.features,
+            Features { services: false, network_policy: true, other_nodes: false }
+        );
         assert_eq!(config.policy.node_ports, NodePortAddresses::In(Vec::new()), "{flags}");
         assert!(!config.policy.services, "{flags}");
         assert_eq!(config.conntrack.settings(64), [], "{flags}");

@@ -64,6 +64,7 @@ impl<B: Backend> Engine<B> {
             waiting_for: model.owed(Listing::SERVICES).map(|listing| listing.to_string()).collect(),
             pods: model.pods().map_or(0, |pods| pods.pods.len()),
             unrecorded_interfaces: 0,
+            routing: None,
             services: model.service_count(),
             endpoints: services.map_or(0, ServicePlan::endpoint_count),
             generation: self.programmed_pods.as_ref().map(|(_, generation)| generation.0),

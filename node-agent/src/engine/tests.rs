@@ -103,6 +103,7 @@ fn subject(event: &Event) -> String {
         Event::Slice(name, _) => format!("slice {name}"),
         Event::Triggered(name, _) => format!("trigger {name}"),
         Event::Node(_) => "node".to_owned(),
+        Event::OtherNode(name, _) => format!("node {name}"),
         Event::ServiceCidr(name, _) => format!("range {name}"),
         Event::Pods(_) => "pods".to_owned(),
         Event::Addresses(_) => "addresses".to_owned(),

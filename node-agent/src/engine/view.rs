@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::Engine;
-use crate::model::{Affinity, LocalPod, Service, TrafficPolicy};
+use crate::model::{Affinity, LocalPod, Nodes, Service, TrafficPolicy};
 use crate::plan::{
     Direction, Endpoints, FirewallPlan, FrontendAddress, FrontendKey, FrontendKind, Isolation,
     Outcome,
@@ -21,6 +21,11 @@ impl<B> Engine<B> {
     /// This node's name.
     pub fn node_name(&self) -> &str {
         &self.planner.plan().policy().settings.node_name
+    }
+
+    /// All nodes, where they are wanted; `None` before the first list.
+    pub fn nodes(&self) -> Option<Nodes> {
+        self.planner.model().nodes()
     }
 
     /// Local pods, up to a limit.

@@ -119,7 +119,8 @@ fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
         Reason::Starting
         | Reason::HealthUnserved
         | Reason::MetricsUnserved
-        | Reason::HealthCheckUnserved => format!("{:x}", now.as_nanosecond()),
+        | Reason::HealthCheckUnserved
+        | Reason::RouteRejected => format!("{:x}", now.as_nanosecond()),
         Reason::InvalidNetworkPolicy => {
             let mut hasher = DefaultHasher::new();
             notice.text.hash(&mut hasher);
@@ -138,6 +139,7 @@ impl Reason {
             Self::MetricsUnserved => "FailedToStartMetricServer",
             Self::HealthCheckUnserved => "FailedToStartServiceHealthcheck",
             Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
+            Self::RouteRejected => "RouteRejected",
         }
     }
 
@@ -146,6 +148,7 @@ impl Reason {
             Self::Starting | Self::HealthUnserved | Self::MetricsUnserved => "StartKubeProxy",
             Self::HealthCheckUnserved => "Listen",
             Self::InvalidNetworkPolicy => "Enforce",
+            Self::RouteRejected => "Route",
         }
     }
 
@@ -155,7 +158,8 @@ impl Reason {
             Self::HealthUnserved
             | Self::MetricsUnserved
             | Self::HealthCheckUnserved
-            | Self::InvalidNetworkPolicy => "Warning",
+            | Self::InvalidNetworkPolicy
+            | Self::RouteRejected => "Warning",
         }
     }
 }

@@ -217,6 +217,7 @@ fn with_ends(mut events: Vec<Vec<Event>>) -> Vec<Vec<Event>> {
             | Event::Slice(..)
             | Event::Triggered(..)
             | Event::Node(_)
+            | Event::OtherNode(..)
             | Event::ServiceCidr(..)
             | Event::Namespace(..)
             | Event::ClusterPod(..)

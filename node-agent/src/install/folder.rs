@@ -128,6 +128,14 @@ pub fn insert(folder: &Path, entry: &Value) -> Result<Report, FolderError> {
     Ok(report)
 }
 
+/// Creates a file with this text; readers see all of it or none. Returns whether it was created.
+///
+/// # Errors
+/// [`FolderError`].
+pub fn create(path: &Path, text: &str) -> Result<bool, FolderError> {
+    replace(path, None, text)
+}
+
 /// Removes denizen from every configuration in `folder`.
 ///
 /// # Errors

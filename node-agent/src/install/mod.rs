@@ -6,6 +6,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "the installation looks again after a while")]
 
+pub mod bridge;
 pub mod conflist;
 pub mod folder;
 pub mod plugin;
@@ -22,6 +23,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use self::bridge::BridgeError;
 use self::conflist::PLUGIN;
 use self::folder::{FolderError, Report};
 use crate::describe::describe;
@@ -60,6 +62,12 @@ pub struct InstallArgs {
     /// The run directory that the plugin and the agent share
     #[arg(long, value_name = "DIR", default_value = run_dir::DEFAULT)]
     pub run_dir: PathBuf,
+
+    /// Give a node without a pod network one: write a CNI configuration of the plugins bridge and
+    /// host-local, with addresses from this node's podCIDRs, which a running agent with
+    /// --routing-mode=direct knows
+    #[arg(long, conflicts_with = "uninstall")]
+    pub with_bridge: bool,
 
     /// Install once and exit. It is an error if there is no CNI configuration yet
     #[arg(long)]
@@ -115,24 +123,45 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
         info!(path = %args.cni_bin_dir.join(PLUGIN).display(), "plugin installed");
     }
     if args.once {
+        if args.with_bridge {
+            put_bridge(args, &entry).await?;
+        }
         log(
             &folder::insert(&args.cni_conf_dir, &entry)?,
             "added denizen to this CNI configuration",
         );
         return Ok(());
     }
-    keep(&args.cni_conf_dir, &entry).await
+    keep(args, &entry).await
+}
+
+/// Writes the bridge's configuration, if it is not there.
+async fn put_bridge(args: &InstallArgs, entry: &Value) -> Result<(), BridgeError> {
+    let ranges = bridge::ranges(&args.run_dir).await?;
+    if bridge::put(&args.cni_conf_dir, &args.cni_bin_dir, &ranges, entry)? {
+        info!(path = bridge::FILE, "wrote the CNI configuration of a bridge");
+    }
+    Ok(())
 }
 
 /// Keeps denizen in the configuration until a signal stops this program. The entry stays.
-async fn keep(folder: &Path, entry: &Value) -> anyhow::Result<()> {
+async fn keep(args: &InstallArgs, entry: &Value) -> anyhow::Result<()> {
+    let folder = args.cni_conf_dir.as_path();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut reported = None;
     loop {
         // The watch begins before the check, so that a later write ends the wait.
-        let watch = FolderWatch::open(folder).ok();
-        let problems = check(folder, entry);
+        let mut watch = FolderWatch::open(folder).ok();
+        let mut problems = Vec::new();
+        if args.with_bridge
+            && let Err(error) = put_bridge(args, entry).await
+        {
+            problems.push(describe(&error));
+            // Nobody tells when the agent knows.
+            watch = None;
+        }
+        problems.extend(check(folder, entry));
         if reported.as_ref() != Some(&problems) {
             problems.iter().for_each(|problem| warn!(problem, "CNI configuration"));
             reported = Some(problems);

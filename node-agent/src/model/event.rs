@@ -9,7 +9,7 @@ use super::cluster_pod::{ClusterPod, Namespace, PodName};
 use super::egress::Egress;
 use super::endpoint::{Slice, SliceName};
 use super::network_policy::{NetworkPolicy, PolicyName};
-use super::node::{Node, NodeAddress};
+use super::node::{Node, NodeAddress, OtherNode};
 use super::pod::PodSet;
 use super::service::{Service, ServiceName};
 
@@ -20,7 +20,8 @@ pub enum Listing {
     Services,
     /// All EndpointSlices.
     Slices,
-    /// This node's Node object, or that there is none.
+    /// This node's Node object, or that there is none; those of others as well, where they are
+    /// wanted.
     Node,
     /// All ServiceCIDRs, or that the API does not serve them.
     ServiceCidrs,
@@ -69,6 +70,8 @@ pub enum Event {
     Triggered(SliceName, Timestamp),
     /// The state of this node's Node object; `None` if there is none.
     Node(Option<Node>),
+    /// The state of another node's Node object; `None` if it is gone.
+    OtherNode(Arc<str>, Option<OtherNode>),
     /// The ranges of the ServiceCIDR with this name; `None` if it is gone.
     ServiceCidr(String, Option<Vec<IpNetwork>>),
     /// The state of a Namespace; `None` if it is gone.

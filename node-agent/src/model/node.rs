@@ -1,5 +1,6 @@
-//! This node.
+//! This node, and the others.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -20,6 +21,29 @@ pub struct Node {
     /// The node is being deleted, or the cluster autoscaler is about to delete it: load balancers
     /// should stop using it (KEP-3836).
     pub leaving: bool,
+}
+
+/// The Node object of another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherNode {
+    /// `metadata.creationTimestamp` as the API writes it (RFC 3339 in UTC, so it sorts); empty in
+    /// hand written manifests. The older of two nodes that claim one range has it.
+    pub created: Arc<str>,
+    /// `status.addresses` of type InternalIP, in the order of the API.
+    pub internal: Vec<IpAddr>,
+    /// Those of type ExternalIP.
+    pub external: Vec<IpAddr>,
+    /// `spec.podCIDRs`.
+    pub pod_cidrs: Vec<IpNetwork>,
+}
+
+/// All nodes of the cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Nodes {
+    /// This node, if it has a Node object.
+    pub own: Option<Node>,
+    /// The others, by name.
+    pub others: Arc<BTreeMap<Arc<str>, OtherNode>>,
 }
 
 /// An address on a link of this node's network namespace.

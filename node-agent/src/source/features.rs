@@ -1,6 +1,8 @@
 //! Which objects are read: those that an enabled feature needs.
 
-use super::object::Kind;
+use std::sync::Arc;
+
+use super::object::{Decoder, Kind};
 use crate::model::Event;
 
 /// The enabled features. An object that none of them needs is neither asked for nor decoded.
@@ -10,11 +12,13 @@ pub struct Features {
     pub services: bool,
     /// NetworkPolicies are enforced.
     pub network_policy: bool,
+    /// Routes lead to the other nodes' pods.
+    pub other_nodes: bool,
 }
 
 impl Default for Features {
     fn default() -> Self {
-        Self { services: true, network_policy: false }
+        Self { services: true, network_policy: false, other_nodes: false }
     }
 }
 
@@ -22,10 +26,15 @@ impl Features {
     /// Whether one of them needs objects of this kind.
     pub(super) fn need(self, kind: Kind) -> bool {
         match kind {
-            Kind::Node => self.services || self.network_policy,
+            Kind::Node => self.services || self.network_policy || self.other_nodes,
             Kind::Service | Kind::EndpointSlice | Kind::ServiceCidr => self.services,
             Kind::Namespace | Kind::Pod | Kind::NetworkPolicy => self.network_policy,
         }
+    }
+
+    /// Decodes objects for the node of this name.
+    pub(super) fn decoder(self, node_name: Arc<str>) -> Decoder {
+        Decoder::new(node_name).with_other_nodes(self.other_nodes)
     }
 
     /// The kinds that they need.

@@ -3,6 +3,7 @@
 
 mod network_policy;
 mod process;
+mod routing;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use self::network_policy::NetworkPolicy;
 use self::process::Process;
+use self::routing::Routing;
 
 /// The type of [`Metrics::encode`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -38,6 +40,8 @@ pub struct Metrics {
     pub own: Own,
     /// Metrics of the pod firewall.
     pub network_policy: NetworkPolicy,
+    /// Metrics of the routes to other nodes' pods.
+    pub routing: Routing,
     process: Process,
 }
 
@@ -116,8 +120,17 @@ impl Default for Metrics {
         let own = Own::register(registry.sub_registry_with_prefix("denizen"));
         let prefix = "denizen_network_policy";
         let network_policy = NetworkPolicy::register(registry.sub_registry_with_prefix(prefix));
+        let prefix = "denizen_routing";
+        let routing = Routing::register(registry.sub_registry_with_prefix(prefix));
         let process = Process::register(registry.sub_registry_with_prefix("process"));
-        Self { registry: Arc::new(registry), like_kube_proxy, own, network_policy, process }
+        Self {
+            registry: Arc::new(registry),
+            like_kube_proxy,
+            own,
+            network_policy,
+            routing,
+            process,
+        }
     }
 }
 

@@ -79,15 +79,21 @@ impl Routes {
     /// # Errors
     /// [`RouteError`].
     pub fn own(&mut self) -> Result<Vec<ObservedRoute>, RouteError> {
-        self.list(Some(self.protocol))
+        self.of(self.protocol)
     }
 
-    /// All routes in all tables, of both families.
+    /// The routes of any protocol (`RTPROT_*`) in all tables, of both families.
     ///
     /// # Errors
     /// [`RouteError`].
-    pub fn all(&mut self) -> Result<Vec<ObservedRoute>, RouteError> {
-        self.list(None)
+    pub fn of(&mut self, protocol: u8) -> Result<Vec<ObservedRoute>, RouteError> {
+        let families = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()].map(family);
+        let mut routes = Vec::new();
+        for family in families {
+            let listed = self.list_family(family, protocol);
+            routes.extend(listed.map_err(RouteError::netlink("list routes"))?);
+        }
+        Ok(routes)
     }
 
     /// Does these in order. Returns those that the kernel refused.
@@ -130,24 +136,14 @@ impl Routes {
         }
     }
 
-    fn list(&mut self, protocol: Option<u8>) -> Result<Vec<ObservedRoute>, RouteError> {
-        let families = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()].map(family);
-        let mut routes = Vec::new();
-        for family in families {
-            let listed = self.list_family(family, protocol);
-            routes.extend(listed.map_err(RouteError::netlink("list routes"))?);
-        }
-        Ok(routes)
-    }
-
     fn list_family(
         &mut self,
         family: u8,
-        protocol: Option<u8>,
+        protocol: u8,
     ) -> Result<Vec<ObservedRoute>, NetlinkError> {
         // A kernel without IPv6 lists other families instead. One before 4.20 lists all routes.
         let is_wanted = |message: &Message<'_>, route: &ObservedRoute| {
-            message.family() == Some(family) && protocol.is_none_or(|own| own == route.protocol)
+            message.family() == Some(family) && route.protocol == protocol
         };
         for _ in 0..TRIES {
             let sequence = self.socket.sequences(1);

@@ -74,25 +74,24 @@ impl Command {
 }
 
 fn header(key: &RouteKey, protocol: u8, kind: u8, scope: u8) -> [u8; RTMSG] {
-    let mut header = list_header(family(key.destination.ip()), None);
+    let mut header = list_header(family(key.destination.ip()), protocol);
     header[PREFIX] = key.destination.prefix();
-    header[PROTOCOL] = protocol;
     header[SCOPE] = scope;
     header[TYPE] = kind;
     header
 }
 
-/// The header of a request for all routes of a family, or those of one protocol.
-pub fn list_header(family: u8, protocol: Option<u8>) -> [u8; RTMSG] {
+/// The header of a request for the routes of a family and a protocol.
+pub fn list_header(family: u8, protocol: u8) -> [u8; RTMSG] {
     let mut header = [0; RTMSG];
     header[FAMILY] = family;
-    header[PROTOCOL] = protocol.unwrap_or(libc::RTPROT_UNSPEC);
+    header[PROTOCOL] = protocol;
     header
 }
 
 /// The header of the question how packets to an address leave.
 pub fn path_header(to: IpAddr) -> [u8; RTMSG] {
-    let mut header = list_header(family(to), None);
+    let mut header = list_header(family(to), libc::RTPROT_UNSPEC);
     header[PREFIX] = IpNetwork::from(to).prefix();
     header
 }

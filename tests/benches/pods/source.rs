@@ -49,7 +49,7 @@ pub fn follow(kubeconfig: &Path) -> Result<()> {
             access: Access { credentials, server: None },
             node_name: NODE.into(),
             since: "2026-01-01T00:00:00Z".parse()?,
-            features: Features { services: false, network_policy: true },
+            features: Features { services: false, network_policy: true, other_nodes: false },
         };
         let (begun, used) = (Instant::now(), processor_time()?);
         let _problems = kube::start(&config, &names, reads, &report, &send);

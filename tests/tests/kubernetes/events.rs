@@ -3,12 +3,14 @@
 use std::net::TcpListener;
 
 use anyhow::{Context, Result};
+use denizen_tests::agent::Agent;
 use denizen_tests::api::context::{ApiContext, BOUND, HTTP, until_error, until_no_error};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cluster::NODE;
-use denizen_tests::eventually::eventually;
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::manifest;
+use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 /// What `/metrics` is served at.
@@ -122,6 +124,41 @@ fn a_policy_that_is_not_understood_is_an_event_once_and_in_the_status() -> Resul
         context.api.put(&right)?;
     }
     until_no_error(&agent)
+}
+
+/// All Nodes are followed. What one of them may not have is told once.
+#[test]
+fn a_pod_cidr_without_a_route_is_an_event_and_others_get_theirs() -> Result<()> {
+    let context = ApiContext::own("kube-route-event")?;
+    context.put_node()?;
+    let node = |ranges: &[&str]| {
+        let mut node = manifest::node("evil", &[ip("198.18.0.66")], "");
+        node["spec"] = json!({ "podCIDRs": ranges });
+        context.api.put(&node)
+    };
+    node(&["10.99.0.0/24", "192.168.0.0/24"])?;
+    let mut settings = context.settings();
+    settings.flags.push("--routing-mode=direct".to_owned());
+    let here = &context.fixture.cluster.world.node;
+    // Its usual network has no neighbours.
+    here.ip("addr add 198.18.0.1/24 dev eth0")?;
+    let _agent = Agent::start(here, settings)?;
+    let event = until_event(&context, "RouteRejected")?;
+    assert_eq!((&event["regarding"]["name"], &event["type"]), (&json!(NODE), &json!("Warning")));
+    let text = "no route to 192.168.0.0/24, the podCIDR of Node evil: 192.168.0.2 is the address \
+                of a node";
+    assert_eq!(event["note"], text);
+    let routes = || here.output("ip", &["-N", "route", "show", "proto", "213"]);
+    let through = |range: &str| format!("{range} via 198.18.0.66 dev eth0 metric 1190 \n");
+    let until = |wanted: &str| observed("routed", BOUND, routes, |routes| routes == wanted);
+    until(&through("10.99.0.0/24"))?;
+    node(&["10.98.0.0/24", "192.168.0.0/24"])?;
+    until(&through("10.98.0.0/24"))?;
+    let metadata = json!({ "name": "evil" });
+    context.api.delete(&json!({ "apiVersion": "v1", "kind": "Node", "metadata": metadata }))?;
+    until("")?;
+    assert_eq!(events(&context, "RouteRejected").len(), 1);
+    Ok(())
 }
 
 /// Who may not write events says so in the log, and serves all the same.

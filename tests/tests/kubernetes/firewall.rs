@@ -58,7 +58,7 @@ impl Following {
             access: access(context),
             node_name: NODE.into(),
             since: "2026-01-01T00:00:00Z".parse()?,
-            features: Features { services: false, network_policy: true },
+            features: Features { services: false, network_policy: true, other_nodes: false },
         };
         let (read, asked) = mpsc::channel(64);
         let (done, done_reads) = mpsc::channel(64);

@@ -13,5 +13,6 @@ mod monitoring;
 mod other_release;
 mod page;
 mod restart;
+mod routing;
 mod trace;
 mod upgrade;

@@ -11,8 +11,8 @@ use crate::config::DetectorError;
 pub(super) const WITHOUT_FIELD: [&str; 7] =
     ["config", "help", "version", "init-only", "node-cidr", "pod-interface-prefix", "cluster-cidr"];
 
-/// Fields with kube-proxy's name instead of the flag's.
-const NAMED_LIKE_KUBE_PROXY: [(&str, &str); 8] = [
+/// Fields that are not named like their flag: they have kube-proxy's name, or are in a section.
+const NAMED_OTHERWISE: [(&str, &str); 9] = [
     ("nodePortAddresses", "nodeport-addresses"),
     ("conntrack.maxPerCore", "conntrack-max-per-core"),
     ("conntrack.min", "conntrack-min"),
@@ -21,6 +21,7 @@ const NAMED_LIKE_KUBE_PROXY: [(&str, &str); 8] = [
     ("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal"),
     ("conntrack.udpTimeout", "conntrack-udp-timeout"),
     ("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream"),
+    ("routing.mode", "routing-mode"),
 ];
 
 /// How a flag's value is written in a file.
@@ -65,7 +66,7 @@ pub(super) fn field_of(flag: &str) -> Option<String> {
     if WITHOUT_FIELD.contains(&flag) {
         return None;
     }
-    let named = NAMED_LIKE_KUBE_PROXY.iter().find(|(_, of)| *of == flag);
+    let named = NAMED_OTHERWISE.iter().find(|(_, of)| *of == flag);
     Some(named.map_or_else(|| in_camel_case(flag), |(field, _)| (*field).to_owned()))
 }
 

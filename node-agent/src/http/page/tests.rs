@@ -37,6 +37,7 @@ fn hostile_view() -> View {
             flushed: 0,
             flushing: false,
             unrecorded_interfaces: 0,
+            routing: None,
             redirected_pods: 0,
             unredirected_pods: 0,
             backend: text(),

@@ -78,12 +78,12 @@ pub(super) struct Follower {
 
 impl Follower {
     pub(super) fn new(kind: Kind, config: &Config, ends: Ends, recovery: Recovery) -> Self {
-        let Config { access, node_name, since, .. } = config.clone();
+        let Config { access, node_name, since, features } = config.clone();
         let Ends { outlet, answers, wrong_policies } = ends;
         Self {
             kind,
-            index: Index::new(kind, node_name.clone(), since),
-            fields: kind.fields(&node_name),
+            index: Index::new(kind, features.decoder(node_name.clone()), since),
+            fields: kind.fields(&node_name, features),
             node_name,
             access,
             outlet,
@@ -188,8 +188,8 @@ impl Follower {
             "no streamed list: requesting pages"
         } else if refused && kind != Kind::Node && self.fields.take().is_some() {
             // Before 1.31 a server selects Services by name only (kubernetes #123905). The model
-            // ignores what the selector would have excluded. A Node's selector stays: any other
-            // Node would be taken for this node's.
+            // ignores what the selector would have excluded. A Node's selector stays: without it
+            // the server would send the heartbeats of all nodes.
             "no field selector: requesting all"
         } else {
             return false;
@@ -385,7 +385,7 @@ impl Follower {
         }
         let trouble =
             self.trouble.iter().map(|trouble| format!("{}: {trouble}", self.kind.plural()));
-        let absent = self.kind == Kind::Node && self.listed && self.index.is_empty();
+        let absent = self.kind == Kind::Node && self.listed && !self.index.has_own_node();
         let absent = absent.then(|| {
             format!(
                 "Node {} does not exist (yet), so its addresses and its zone are unknown; check --node-name",

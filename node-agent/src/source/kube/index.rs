@@ -1,7 +1,6 @@
 //! Which objects of one kind were sent, and what a list or a change adds. Pure.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
 
 use jiff::Timestamp;
 use tracing::warn;
@@ -60,8 +59,7 @@ struct Reading {
 
 impl Index {
     /// An index of no objects.
-    pub(super) fn new(kind: Kind, node_name: Arc<str>, since: Timestamp) -> Self {
-        let decoder = Decoder::new(node_name);
+    pub(super) fn new(kind: Kind, decoder: Decoder, since: Timestamp) -> Self {
         Self {
             kind,
             decoder,
@@ -90,7 +88,7 @@ impl Index {
 
     /// Removes from a list an object that was deleted while the list was read.
     pub(super) fn unlist(&self, list: &mut List, json: &str) {
-        if let Some(key) = Found::json(self.kind, json).key() {
+        if let Some(key) = Found::json(self.kind, json).key(&self.decoder) {
             list.seen.remove(&key);
             list.fresh.remove(&key);
             list.problems.remove(&Some(key));
@@ -143,7 +141,7 @@ impl Index {
 
     /// An object was deleted.
     pub(super) fn deleted(&mut self, json: &str) -> Vec<Event> {
-        let Some(key) = Found::json(self.kind, json).key() else {
+        let Some(key) = Found::json(self.kind, json).key(&self.decoder) else {
             return Vec::new();
         };
         let gone = self.sent.remove(&key).map(|_| key.gone());
@@ -151,9 +149,9 @@ impl Index {
         gone.into_iter().collect()
     }
 
-    /// Whether no object is known.
-    pub(super) fn is_empty(&self) -> bool {
-        self.sent.is_empty()
+    /// Whether this node's Node is known.
+    pub(super) fn has_own_node(&self) -> bool {
+        self.sent.contains_key(&Key::Node)
     }
 
     /// What cannot be used, one line each.
@@ -187,7 +185,7 @@ impl Index {
         let (key, said, error) = match found.said(&mut self.decoder, &mut warnings) {
             Ok(Some(said)) => (Some(said.key.clone()), Some(said), None),
             Ok(None) => return Reading::default(),
-            Err(error) => (found.key(), None, Some(describe(&error))),
+            Err(error) => (found.key(&self.decoder), None, Some(describe(&error))),
         };
         let skipped = error.map(|error| format!("{error}: the object keeps its last known state"));
         let mut problems: Vec<String> =

@@ -7,6 +7,7 @@
 use kube::api::{ListParams, WatchParams};
 use kube::core::Request;
 
+use crate::source::Features;
 use crate::source::object::Kind;
 
 /// Objects in one page of a list, as in client-go.
@@ -63,9 +64,10 @@ impl Kind {
     }
 
     /// The field selector.
-    pub(super) fn fields(self, node_name: &str) -> Option<String> {
+    pub(super) fn fields(self, node_name: &str, features: Features) -> Option<String> {
         match self {
             Self::Service => Some("spec.clusterIP!=None".to_owned()),
+            Self::Node if features.other_nodes => None,
             Self::Node => Some(format!("metadata.name={node_name}")),
             // A pod that has ended may stay for days, and its address may be another pod's.
             Self::Pod => Some("status.phase!=Succeeded,status.phase!=Failed".to_owned()),

@@ -156,7 +156,7 @@ impl Look {
     /// # Errors
     /// [`Failure`].
     pub async fn has_node(&self, name: &str) -> Result<bool, Failure> {
-        let page = Kind::Node.page(Kind::Node.fields(name), None);
+        let page = Kind::Node.page(Kind::Node.fields(name, Features::default()), None);
         let request = Kind::Node.request().list(&page);
         let request = request.map_err(|error| Failure::from(kube::Error::BuildRequest(error)))?;
         let list: Value =
@@ -184,7 +184,8 @@ mod tests {
             assert!(services.contains(&right.to_owned()), "{right}: {services:?}");
         }
         assert!(!services.contains(&"get pods".to_owned()), "{services:?}");
-        let policies = named(Features { services: false, network_policy: true });
+        let policies =
+            named(Features { services: false, network_policy: true, other_nodes: false });
         for right in ["get pods", "watch networkpolicies.networking.k8s.io"] {
             assert!(policies.contains(&right.to_owned()), "{right}: {policies:?}");
         }

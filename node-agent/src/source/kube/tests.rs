@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::index::{Index, List};
-use crate::model::{Event, ServiceName};
-use crate::source::object::Kind;
+use crate::model::{Event, OtherNode, ServiceName};
+use crate::source::object::{Decoder, Kind};
 
 const NODE: &str = "node-1";
 
@@ -17,7 +17,7 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn index(kind: Kind) -> Index {
-    Index::new(kind, NODE.into(), at(100))
+    Index::new(kind, Decoder::new(NODE.into()), at(100))
 }
 
 /// An item of a list, which has no kind of its own.
@@ -80,7 +80,7 @@ fn a_list_yields_deletions_first_then_changes() {
     assert_eq!(events.len(), 3);
     assert_eq!(events[0], Event::Service(gone, None), "its address may be another's now");
     assert_eq!(listed(&mut index, &[]).len(), 2);
-    assert!(index.is_empty());
+    assert_eq!(listed(&mut index, &[]), [], "something is still known");
 }
 
 #[test]
@@ -146,10 +146,44 @@ fn other_nodes_are_ignored() {
     let mut index = index(Kind::Node);
     let node = |name: &str| json!({ "metadata": { "name": name } }).to_string();
     assert_eq!(index.changed(&node("another")), []);
-    assert!(index.is_empty());
+    assert!(!index.has_own_node());
     assert!(matches!(index.changed(&node(NODE))[..], [Event::Node(Some(_))]));
+    assert_eq!(index.deleted(&node("another")), []);
+    assert!(index.has_own_node());
     assert_eq!(index.deleted(&node(NODE)), [Event::Node(None)]);
-    assert!(index.is_empty());
+    assert!(!index.has_own_node());
+}
+
+#[test]
+fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
+    let decoder = Decoder::new(NODE.into()).with_other_nodes(true);
+    let mut index = Index::new(Kind::Node, decoder, at(100));
+    let node = |name: &str, range: &str| {
+        let address = json!({ "type": "InternalIP", "address": "192.0.2.7" });
+        json!({ "metadata": { "name": name, "creationTimestamp": "2026-11-20T12:00:00Z" },
+                "spec": { "podCIDRs": [range] }, "status": { "addresses": [address] } })
+        .to_string()
+    };
+    let other = |range: &str| {
+        let node = OtherNode {
+            created: "2026-11-20T12:00:00Z".into(),
+            internal: vec!["192.0.2.7".parse().unwrap()],
+            external: Vec::new(),
+            pod_cidrs: vec![range.parse().unwrap()],
+        };
+        Event::OtherNode("another".into(), Some(node))
+    };
+    let gone = Event::OtherNode("another".into(), None);
+    assert_eq!(index.changed(&node("another", "10.1.2.0/24")), [other("10.1.2.0/24")]);
+    assert_eq!(index.changed(&node("another", "10.1.2.0/24")), []);
+    assert!(!index.has_own_node());
+    assert!(matches!(index.changed(&node(NODE, "10.1.1.0/24"))[..], [Event::Node(Some(_))]));
+    assert_eq!(index.deleted(&node("another", "10.1.2.0/24")), std::slice::from_ref(&gone));
+    assert_eq!(index.changed(&node("another", "10.1.3.0/24")), [other("10.1.3.0/24")]);
+    let mut list = List::default();
+    index.list(&mut list, &node(NODE, "10.1.1.0/24"));
+    assert_eq!(index.complete(list), [gone]);
+    assert!(index.has_own_node());
 }
 
 #[derive(Debug, Clone)]

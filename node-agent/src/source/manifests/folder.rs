@@ -94,7 +94,7 @@ impl Folder {
         Self {
             path: config.folder.clone(),
             features: config.features,
-            decoder: Decoder::new(config.node_name.as_str().into()),
+            decoder: config.features.decoder(config.node_name.as_str().into()),
             files: BTreeMap::new(),
             index: Index::default(),
             duplicates: BTreeMap::new(),

@@ -28,7 +28,7 @@ impl Place {
         Config {
             folder: self.folder.path().to_owned(),
             node_name: "n1".to_owned(),
-            features: Features { services: true, network_policy: true },
+            features: Features { services: true, network_policy: true, other_nodes: false },
         }
     }
 

@@ -11,6 +11,8 @@ use crate::model::{Labels, NamedPort};
 #[derive(Debug)]
 pub struct Decoder {
     pub(super) node_name: Arc<str>,
+    /// The Nodes of others are decoded too.
+    pub(super) other_nodes: bool,
     texts: Copies<Arc<str>>,
     labels: Copies<Labels>,
     ports: Copies<Arc<[NamedPort]>>,
@@ -21,10 +23,16 @@ impl Decoder {
     pub fn new(node_name: Arc<str>) -> Self {
         Self {
             node_name,
+            other_nodes: false,
             texts: Copies::default(),
             labels: Copies::default(),
             ports: Copies::default(),
         }
+    }
+
+    /// Decodes the Nodes of others too, if that is wanted.
+    pub fn with_other_nodes(self, other_nodes: bool) -> Self {
+        Self { other_nodes, ..self }
     }
 
     /// The shared copy of a text.

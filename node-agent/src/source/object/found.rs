@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     Decoder, EndpointSlice, Key, Kind, ObjectError, Service, Warning, namespace, network_policy,
-    node, pod, service, service_cidr, slice,
+    node, other_node, pod, service, service_cidr, slice,
 };
 use crate::model::Event;
 
@@ -74,7 +74,7 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// Decodes it; `None` for another node's Node.
+    /// Decodes it; `None` for another node's Node, unless those are wanted.
     ///
     /// # Errors
     /// [`ObjectError`] if nothing of it can be used.
@@ -102,10 +102,14 @@ impl<'a> Found<'a> {
             }
             Kind::Node => {
                 let raw: super::Node = self.typed()?;
-                if raw.metadata.name != *decoder.node_name {
+                if raw.metadata.name == *decoder.node_name {
+                    (Key::Node, Event::Node(Some(node(&raw, warnings)?)))
+                } else if decoder.other_nodes {
+                    let (name, node) = other_node(&raw, warnings)?;
+                    (Key::OtherNode(name.clone()), Event::OtherNode(name, Some(node)))
+                } else {
                     return Ok(None);
                 }
-                (Key::Node, Event::Node(Some(node(&raw, warnings)?)))
             }
             Kind::ServiceCidr => {
                 let (name, ranges) = service_cidr(&self.typed()?, warnings)?;
@@ -134,10 +138,11 @@ impl<'a> Found<'a> {
     }
 
     /// Names the object, if at least its name can be read.
-    pub fn key(&self) -> Option<Key> {
+    pub fn key(&self, decoder: &Decoder) -> Option<Key> {
         let NamedMetadata { namespace, name } = self.named()?;
         let namespace = namespace.filter(|namespace| !namespace.is_empty());
-        Some(Key::new(self.kind, namespace.as_deref().unwrap_or("default"), &name))
+        let namespace = namespace.as_deref().unwrap_or("default");
+        Some(Key::new(self.kind, namespace, &name, &decoder.node_name))
     }
 
     /// Deserializes the object.

@@ -13,8 +13,10 @@ pub enum Key {
     Service(ServiceName),
     /// An EndpointSlice.
     Slice(SliceName),
-    /// This node's Node; others are ignored.
+    /// This node's Node.
     Node,
+    /// Another node's Node.
+    OtherNode(Arc<str>),
     /// A ServiceCIDR.
     ServiceCidr(String),
     /// A Namespace.
@@ -26,14 +28,15 @@ pub enum Key {
 }
 
 impl Key {
-    /// From an object's kind, namespace and name.
-    pub(super) fn new(kind: Kind, namespace: &str, name: &str) -> Self {
+    /// From an object's kind, namespace and name, for the node `here`.
+    pub(super) fn new(kind: Kind, namespace: &str, name: &str, here: &str) -> Self {
         match kind {
             Kind::Service => Self::Service(ServiceName::new(namespace, name)),
             Kind::EndpointSlice => {
                 Self::Slice(SliceName { namespace: namespace.into(), name: name.into() })
             }
-            Kind::Node => Self::Node,
+            Kind::Node if name == here => Self::Node,
+            Kind::Node => Self::OtherNode(name.into()),
             Kind::ServiceCidr => Self::ServiceCidr(name.to_owned()),
             Kind::Namespace => Self::Namespace(name.into()),
             Kind::Pod => Self::Pod(PodName { namespace: namespace.into(), name: name.into() }),
@@ -49,6 +52,7 @@ impl Key {
             Self::Service(name) => Event::Service(name.clone(), None),
             Self::Slice(name) => Event::Slice(name.clone(), None),
             Self::Node => Event::Node(None),
+            Self::OtherNode(name) => Event::OtherNode(name.clone(), None),
             Self::ServiceCidr(name) => Event::ServiceCidr(name.clone(), None),
             Self::Namespace(name) => Event::Namespace(name.clone(), None),
             Self::Pod(name) => Event::ClusterPod(name.clone(), None),
@@ -63,6 +67,7 @@ impl fmt::Display for Key {
             Self::Service(name) => write!(f, "Service {name}"),
             Self::Slice(name) => write!(f, "EndpointSlice {name}"),
             Self::Node => f.write_str("Node of this node"),
+            Self::OtherNode(name) => write!(f, "Node {name}"),
             Self::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
             Self::Namespace(name) => write!(f, "Namespace {name}"),
             Self::Pod(name) => write!(f, "Pod {name}"),

@@ -34,7 +34,7 @@ pub use key::Key;
 pub use name::is_dns_name;
 pub use namespace::{Namespace, namespace};
 pub use network_policy::{NetworkPolicy, network_policy};
-pub use node::{Node, node};
+pub use node::{Node, node, other_node};
 pub use pod::{Pod, pod};
 pub use service::{Service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};

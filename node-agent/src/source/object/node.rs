@@ -1,5 +1,8 @@
 //! Node (`v1`).
 
+use std::net::IpAddr;
+use std::sync::Arc;
+
 use serde::Deserialize;
 
 use super::{Kind, Metadata, Notes, ObjectError, Warning, elements, parse_address, parse_range};
@@ -8,6 +11,10 @@ use crate::model;
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Taint of a node that the cluster autoscaler is about to remove (its `deletetaint` package).
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// Types of addresses.
+const INTERNAL: &str = "InternalIP";
+const EXTERNAL: &str = "ExternalIP";
 
 /// A Node, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -64,23 +71,8 @@ pub struct NodeAddress {
 /// The node in the model's terms.
 pub fn node(raw: &Node, warnings: &mut Vec<Warning>) -> Result<model::Node, ObjectError> {
     let mut notes = Notes::new(Kind::Node, &raw.metadata, warnings)?;
-    let status = raw.status.as_ref().and_then(|status| status.addresses.as_ref());
-    let mut addresses = Vec::new();
-    for wanted in ["InternalIP", "ExternalIP"] {
-        for (index, entry) in elements(status).iter().enumerate() {
-            if entry.kind != wanted {
-                continue;
-            }
-            match parse_address(&entry.address) {
-                Some(address) => addresses.push(address),
-                None => notes.warn(
-                    format_args!("status.addresses[{index}].address"),
-                    &entry.address,
-                    "not an IP address: left out",
-                ),
-            }
-        }
-    }
+    let mut addresses = addresses(raw, INTERNAL, &mut notes);
+    addresses.extend(self::addresses(raw, EXTERNAL, &mut notes));
     Ok(model::Node {
         name: raw.metadata.name.as_str().into(),
         zone: raw.metadata.label(ZONE_LABEL).filter(|zone| !zone.is_empty()).map(Into::into),
@@ -88,6 +80,39 @@ pub fn node(raw: &Node, warnings: &mut Vec<Warning>) -> Result<model::Node, Obje
         pod_cidrs: pod_cidrs(raw.spec.as_ref(), &mut notes),
         leaving: is_leaving(raw),
     })
+}
+
+/// Another node in the model's terms, and its name.
+pub fn other_node(
+    raw: &Node,
+    warnings: &mut Vec<Warning>,
+) -> Result<(Arc<str>, model::OtherNode), ObjectError> {
+    let mut notes = Notes::new(Kind::Node, &raw.metadata, warnings)?;
+    let node = model::OtherNode {
+        created: raw.metadata.creation_timestamp.as_deref().unwrap_or_default().into(),
+        internal: addresses(raw, INTERNAL, &mut notes),
+        external: addresses(raw, EXTERNAL, &mut notes),
+        pod_cidrs: pod_cidrs(raw.spec.as_ref(), &mut notes),
+    };
+    Ok((raw.metadata.name.as_str().into(), node))
+}
+
+/// The addresses of this type, in the order of the API.
+fn addresses(raw: &Node, wanted: &str, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+    let status = raw.status.as_ref().and_then(|status| status.addresses.as_ref());
+    let mut addresses = Vec::new();
+    let all = elements(status).iter().enumerate();
+    for (index, entry) in all.filter(|(_, entry)| entry.kind == wanted) {
+        match parse_address(&entry.address) {
+            Some(address) => addresses.push(address),
+            None => notes.warn(
+                format_args!("status.addresses[{index}].address"),
+                &entry.address,
+                "not an IP address: left out",
+            ),
+        }
+    }
+    addresses
 }
 
 fn is_leaving(raw: &Node) -> bool {
@@ -119,8 +144,6 @@ fn pod_cidrs(spec: Option<&NodeSpec>, notes: &mut Notes<'_>) -> Vec<ipnetwork::I
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use super::*;
 
     fn converted(json: &str) -> (model::Node, Vec<String>) {

@@ -101,7 +101,7 @@ fn read(world: &World, node: &str, folder: &Path) -> Result<Vec<Event>> {
     let state = run_dir.join("pods.json");
     fs::write(&state, state_file_of(world, node).to_string())?;
     fs::set_permissions(&state, Permissions::from_mode(0o600))?;
-    let features = Features { services: false, network_policy: true };
+    let features = Features { services: false, network_policy: true, other_nodes: false };
     let (mut events, _wrong) = manifests::read(&manifests::Config {
         folder: objects,
         node_name: node.to_owned(),

@@ -13,7 +13,7 @@ async fn listed(version: &str) -> (Follower, mpsc::Receiver<Vec<Event>>) {
         access: Access { credentials: Credentials::ServiceAccount, server: None },
         node_name: "n".into(),
         since: Timestamp::UNIX_EPOCH,
-        features: Features { services: false, network_policy: true },
+        features: Features { services: false, network_policy: true, other_nodes: false },
     };
     let (outlet, _problems) = Outlet::new(events);
     let ends = Ends { outlet, answers: mpsc::channel(1).1, wrong_policies: mpsc::channel(1).0 };

@@ -80,6 +80,7 @@ impl Latest {
                 Event::Service(name, service) => (format!("service {name}"), service.is_none()),
                 Event::Slice(name, slice) => (format!("slice {name}"), slice.is_none()),
                 Event::Node(node) => ("node".to_owned(), node.is_none()),
+                Event::OtherNode(name, node) => (format!("node {name}"), node.is_none()),
                 Event::ServiceCidr(name, ranges) => (format!("range {name}"), ranges.is_none()),
                 Event::Namespace(name, it) => (format!("namespace {name}"), it.is_none()),
                 Event::ClusterPod(name, pod) => (format!("pod {name}"), pod.is_none()),

@@ -1,0 +1,233 @@
+//! Three nodes on one network, with a real agent each.
+//!
+//! ```text
+//!   pod ─ node-1 ─ eth0 ─┐
+//!   pod ─ node-2 ─ eth0 ─┼─ switch
+//!   pod ─ node-3 ─ eth0 ─┘
+//! ```
+
+use std::net::IpAddr;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
+use denizen_tests::binary;
+use denizen_tests::cluster::serve;
+use denizen_tests::cni::Chain;
+use denizen_tests::eventually::observed;
+use denizen_tests::fixture::PORT;
+use denizen_tests::manifest::{self, Manifests};
+use denizen_tests::netns::{self, Netns, checked};
+use denizen_tests::pod::Pod;
+use denizen_tests::probe::Protocol;
+use denizen_tests::server::Server;
+use denizen_tests::world::ip;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::BOUND;
+
+/// How many nodes there are. They are numbered from 1.
+pub(super) const NODES: u8 = 3;
+
+/// All nodes, and what connects them.
+pub(super) struct Segment {
+    /// By number, from 1 on.
+    pub(super) nodes: Vec<Node>,
+    pub(super) manifests: Manifests,
+    _switch: Netns,
+    _folder: TempDir,
+}
+
+/// One of them. What runs in it ends before it does.
+pub(super) struct Node {
+    pub(super) agent: Option<Agent>,
+    pod: Option<(Server, Pod)>,
+    pub(super) netns: Netns,
+    pub(super) run_dir: PathBuf,
+    /// Where its CNI configuration is.
+    folder: PathBuf,
+    number: u8,
+    manifests: Manifests,
+}
+
+/// A node's addresses.
+pub(super) fn addresses(number: u8) -> Vec<IpAddr> {
+    vec![ip(&format!("192.0.2.{number}")), ip(&format!("2001:db8::{number}"))]
+}
+
+/// A node's podCIDRs.
+pub(super) fn ranges(number: u8) -> [String; 2] {
+    [format!("10.1.{number}.0/24"), format!("fd01:{number}::/64")]
+}
+
+/// A Node object, made on this day of a month.
+pub(super) fn object(name: &str, day: u8, addresses: &[IpAddr], ranges: &[String]) -> Value {
+    let mut node = manifest::node(name, addresses, "");
+    node["metadata"]["creationTimestamp"] = format!("2026-11-{day:02}T00:00:00Z").into();
+    node["spec"] = json!({ "podCIDRs": ranges });
+    node
+}
+
+/// The objects of these nodes.
+pub(super) fn objects(numbers: impl IntoIterator<Item = u8>) -> Vec<Value> {
+    let object =
+        |number| object(&format!("node-{number}"), number, &addresses(number), &ranges(number));
+    numbers.into_iter().map(object).collect()
+}
+
+/// The routes to these nodes' pods, as `ip` shows those with our protocol number.
+pub(super) fn routes_to(numbers: &[u8]) -> Vec<String> {
+    let route = |number: &u8, family: usize, more: &str| {
+        let (to, by) = (&ranges(*number)[family], addresses(*number)[family]);
+        format!("{to} via {by} dev eth0 metric 1190{more}")
+    };
+    let v4 = numbers.iter().map(|number| route(number, 0, ""));
+    v4.chain(numbers.iter().map(|number| route(number, 1, " pref medium"))).collect()
+}
+
+impl Segment {
+    /// Nobody routes yet.
+    pub(super) fn new(label: &str) -> Result<Self> {
+        let folder = netns::folder()?;
+        let manifests = Manifests::in_folder(&folder.path().join("manifests"))?;
+        manifests.put("nodes", &objects(1..=NODES))?;
+        let switch = Netns::new(&format!("{label}-switch"))?;
+        switch.ip("link add switch type bridge\nlink set switch up")?;
+        let node = |number| Node::new(label, number, &switch, &folder, &manifests);
+        let nodes = (1..=NODES).map(node).collect::<Result<_>>()?;
+        Ok(Self { nodes, manifests, _switch: switch, _folder: folder })
+    }
+
+    /// Starts all agents, waits until each has its routes, and attaches a pod on each node.
+    pub(super) fn start_agents(&mut self) -> Result<()> {
+        for node in &mut self.nodes {
+            node.start_agent("direct")?;
+        }
+        for node in &self.nodes {
+            node.until_routed(&node.others())?;
+        }
+        self.nodes.iter_mut().try_for_each(Node::attach)?;
+        Ok(())
+    }
+}
+
+impl Node {
+    fn new(
+        label: &str,
+        number: u8,
+        switch: &Netns,
+        folder: &TempDir,
+        manifests: &Manifests,
+    ) -> Result<Self> {
+        let netns = Netns::new(&format!("{label}-node{number}"))?;
+        let forwarding = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
+        for key in forwarding.iter().chain(&["net.ipv6.conf.all.keep_addr_on_down"]) {
+            netns.sysctl(key, "1")?;
+        }
+        switch.ip(&format!(
+            "link add port{number} type veth peer name eth0 netns {}\n\
+             link set port{number} master switch up",
+            netns.name()
+        ))?;
+        let [v4, v6] = [0, 1].map(|family| addresses(number)[family]);
+        netns.ip(&format!(
+            "addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad\nlink set eth0 up"
+        ))?;
+        let run_dir = folder.path().join(format!("run-{number}"));
+        std::fs::create_dir_all(&run_dir)?;
+        let (folder, manifests) = (folder.path().join(format!("node-{number}")), manifests.clone());
+        Ok(Self { agent: None, pod: None, netns, run_dir, folder, number, manifests })
+    }
+
+    /// The numbers of the others.
+    pub(super) fn others(&self) -> Vec<u8> {
+        (1..=NODES).filter(|number| *number != self.number).collect()
+    }
+
+    /// Starts the agent, and waits until it has programmed the services.
+    pub(super) fn start_agent(&mut self, mode: &str) -> Result<&Agent> {
+        let flags = [format!("--routing-mode={mode}"), "--network-policy=off".to_owned()];
+        let settings = Settings {
+            program: None,
+            objects: Objects::Manifests(self.manifests.folder().to_owned()),
+            run_dir: self.run_dir.clone(),
+            node_name: format!("node-{}", self.number),
+            flags: flags.into(),
+        };
+        let mut agent = Agent::spawn(&self.netns, settings)?;
+        agent.wait_programmed(STARTING)?;
+        Ok(self.agent.insert(agent))
+    }
+
+    /// Attaches a pod, which serves, through what `install-cni --with-bridge` writes.
+    pub(super) fn attach(&mut self) -> Result<()> {
+        let conf = self.folder.join("net.d");
+        let bin = self.folder.join("bin");
+        std::fs::create_dir_all(&conf)?;
+        std::fs::create_dir_all(&bin)?;
+        for plugin in ["bridge", "host-local"] {
+            symlink(binary::cni_plugins().join(plugin), bin.join(plugin))?;
+        }
+        let wait = r#"{"waitForAgent":{"timeout":"10s","onTimeout":"fail"}}"#;
+        let flags = ["install-cni", "--once", "--with-bridge", "--plugin-config", wait];
+        let mut command = Command::new(binary::ours("denizen-agent")?);
+        command.args(flags).arg("--cni-conf-dir").arg(&conf).arg("--cni-bin-dir").arg(&bin);
+        command.arg("--run-dir").arg(&self.run_dir);
+        self.netns.run(|| checked(&mut command))??;
+        let text = std::fs::read_to_string(conf.join("10-denizen-bridge.conflist"))?;
+        let list: Value = serde_json::from_str(&text)?;
+        let mut plugins = list["plugins"].as_array().context("plugins")?.clone();
+        // The machine's own addresses are nobody's business here.
+        plugins[0]["ipam"]["dataDir"] = self.folder.join("addresses").to_string_lossy().into();
+        let chain = Chain::new(list["name"].as_str().context("a name")?, plugins);
+        let sandbox = Netns::new("direct-pod")?;
+        let name = format!("default/pod-{}", self.number);
+        let pod = Pod::attach(&self.netns, sandbox, &name, &chain)?;
+        let server = serve(&pod.netns, &pod.addresses, &[(Protocol::Tcp, PORT)])?;
+        self.pod = Some((server, pod));
+        Ok(())
+    }
+
+    pub(super) fn pod(&self) -> Result<&Pod> {
+        self.pod.as_ref().map(|(_, pod)| pod).context("no pod was attached")
+    }
+
+    pub(super) fn agent(&self) -> Result<&Agent> {
+        self.agent.as_ref().context("no agent was started")
+    }
+
+    /// The routes with our protocol number, as `ip` shows them.
+    pub(super) fn routes(&self) -> Result<Vec<String>> {
+        let mut lines = Vec::new();
+        for family in ["-4", "-6"] {
+            let shown =
+                self.netns.output("ip", &[family, "-N", "route", "show", "proto", "213"])?;
+            lines.extend(shown.lines().map(|line| line.trim_end().to_owned()));
+        }
+        Ok(lines)
+    }
+
+    /// All routes of all tables but those of the links' state: those with our protocol number, and
+    /// all others.
+    pub(super) fn all_routes(&self) -> Result<[Vec<String>; 2]> {
+        let mut lines = Vec::new();
+        for family in ["-4", "-6"] {
+            let shown =
+                self.netns.output("ip", &[family, "-N", "route", "show", "table", "all"])?;
+            lines.extend(shown.lines().map(str::to_owned));
+        }
+        let (ours, others) = lines.into_iter().partition(|line| line.contains("proto 213"));
+        Ok([ours, others])
+    }
+
+    /// Waits until the routes are those to these nodes' pods, and no others.
+    pub(super) fn until_routed(&self, numbers: &[u8]) -> Result<()> {
+        let wanted = routes_to(numbers);
+        observed("routed", BOUND, || self.routes(), |routes| *routes == wanted)
+            .map(drop)
+            .with_context(|| format!("on node {}: {wanted:#?}", self.number))
+    }
+}
