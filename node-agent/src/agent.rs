@@ -77,13 +77,18 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         "--sysctl-dir {0}: {0}/net does not exist",
         sysctls.display()
     );
-    let settings = Reconciler::new(&sysctls, &config.run_dir, &config.policy.node_ports);
+    let mut settings = Reconciler::new(&sysctls, &config.run_dir, &config.policy.node_ports);
     if config.init_only {
         settings.set_all(&config.conntrack, &config.policy.node_ports);
         info!("kernel settings are set up; exiting because of --init-only");
         return Ok(());
     }
     sysctl::set_up(&sysctls, &config.conntrack);
+    match config.backend.name {
+        // IPVS is not used without them.
+        BackendName::Ipvs => settings.keep(sysctl::for_ipvs().into(), true),
+        BackendName::Nftables | BackendName::Iptables | BackendName::None => {}
+    }
     open_files::raise_limit();
     let _alone = alone_here()?;
     let (asked, requests) = mpsc::channel(QUEUE);

@@ -253,6 +253,11 @@ impl PolicyArgs {
     /// [`ConfigError`], for the first error.
     pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
         self.services.check(self.firewall, &self.node_side)?;
+        if self.backend(auto).name == BackendName::Ipvs
+            && self.firewall.network_policy == NetworkPolicyMode::On
+        {
+            return Err(ConfigError::PolicyByIpvs);
+        }
         let node_name = match &self.node_name {
             Some(name) => name.clone(),
             None => host_name()?,

@@ -3,6 +3,7 @@
 use denizen_state::firewall::note_whether_off;
 use tracing::{info, warn};
 
+use crate::backend::BackendName;
 use crate::config::{Config, NetworkPolicyMode};
 use crate::conntrack::Conntrack;
 use crate::describe::describe;
@@ -10,6 +11,7 @@ use crate::firewall::other_engine::other_engine;
 use crate::firewall::{probe, remove_left_over};
 use crate::plan::FirewallSettings;
 use crate::sysctl::BridgeFilter;
+use crate::takeover::ipvs;
 
 /// Who enforces NetworkPolicies, and why.
 #[derive(Debug, Clone)]
@@ -30,6 +32,9 @@ pub(super) fn choose(config: &mut Config) -> Enforcer {
     let Enforcer { engine, why } = match config.network_policy {
         NetworkPolicyMode::On => configured(Some(OURS)),
         NetworkPolicyMode::Off => configured(None),
+        NetworkPolicyMode::Auto if config.backend.name == BackendName::Ipvs => {
+            Enforcer { engine: None, why: ipvs::PASSES_BY.to_owned() }
+        }
         NetworkPolicyMode::Auto => automatic(settings),
     };
     let is_on = engine == Some(OURS);

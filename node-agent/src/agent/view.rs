@@ -67,7 +67,7 @@ impl Agent {
     fn is_passed_by(&self) -> bool {
         let is_alone = match self.backend {
             BackendName::None => self.engine.plan().firewall().is_some(),
-            BackendName::Nftables | BackendName::Iptables => false,
+            BackendName::Nftables | BackendName::Iptables | BackendName::Ipvs => false,
         };
         is_alone && ipvs::virtual_servers() > 0
     }
@@ -76,7 +76,7 @@ impl Agent {
     fn drops(&self) -> DropCounts {
         let is_iptables = match self.backend {
             BackendName::Iptables => true,
-            BackendName::Nftables | BackendName::None => false,
+            BackendName::Nftables | BackendName::Ipvs | BackendName::None => false,
         };
         let counted = Kernel::open().and_then(|mut kernel| count(&mut kernel, is_iptables));
         let failed = |error: NetlinkError| DropCounts {

@@ -8,6 +8,7 @@ use thiserror::Error;
 use tracing::info;
 
 use super::iptables::{self, Iptables, IptablesError};
+use super::ipvs::{IpvsBackend, IpvsBackendError, Kernel as IpvsKernel, ServersError};
 use super::nftables::{self, Nftables, NftablesError};
 use super::{Backend, BackendName, Figures, Repair, Report};
 use crate::describe::describe;
@@ -23,6 +24,8 @@ pub enum Chosen {
     Nftables(Box<Nftables>),
     /// Services are chains of iptables.
     Iptables(Box<Iptables>),
+    /// Services are data in maps of nf_tables, and IPVS balances where it can.
+    Ipvs(Box<IpvsBackend>),
     /// Nothing is programmed: another program serves services.
     None,
 }
@@ -36,6 +39,12 @@ pub enum ChosenError {
     /// iptables'.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
+    /// The backend ipvs'.
+    #[error(transparent)]
+    Ipvs(#[from] IpvsBackendError),
+    /// An earlier run's virtual servers are left.
+    #[error("cannot remove the virtual servers of the ipvs backend")]
+    Servers(#[from] ServersError),
     /// The kernel does not accept the bridge's table, and nothing else detects a forged pod address
     /// on a bridge.
     #[error("--detect-local pod-state=port-exact cannot be had on this node, with any backend")]
@@ -98,6 +107,7 @@ impl Chosen {
             BackendName::Iptables => {
                 Self::Iptables(Box::new(Iptables::open(config.iptables_variant)?))
             }
+            BackendName::Ipvs => Self::Ipvs(Box::new(IpvsBackend::open()?)),
             BackendName::None => Self::None,
         })
     }
@@ -108,6 +118,7 @@ impl Chosen {
         match self {
             Self::Nftables(nftables) => Some(nftables.portid()),
             Self::Iptables(iptables) => iptables.portid(),
+            Self::Ipvs(ipvs) => Some(ipvs.nftables().portid()),
             Self::None => None,
         }
     }
@@ -121,19 +132,27 @@ impl Chosen {
         match self {
             Self::Nftables(nftables) => nftables.beside(),
             Self::Iptables(iptables) => iptables.beside(),
+            Self::Ipvs(ipvs) => ipvs.nftables().beside(),
             Self::None => Kernel::open(),
         }
     }
 
-    /// Removes the nf_tables tables that another backend of ours left. It is called when all rules
-    /// of this one are in the kernel: until then the other's serve. Returns the variant of iptables
-    /// that this backend uses, if it uses one.
+    /// Removes the nf_tables tables, and the virtual servers, that another backend of ours left. It
+    /// is called when all rules of this one are in the kernel: until then the other's serve. Returns
+    /// the variant of iptables that this backend uses, if it uses one.
     ///
     /// # Errors
     /// The kernel's.
     pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, ChosenError> {
+        let servers = match self {
+            Self::Ipvs(_) => 0,
+            Self::Nftables(_) | Self::Iptables(_) | Self::None => IpvsKernel::cleanup()?,
+        };
+        if servers > 0 {
+            info!(count = servers, "the ipvs backend's virtual servers are removed");
+        }
         let (count, variant) = match self {
-            Self::Nftables(_) => return Ok(None),
+            Self::Nftables(_) | Self::Ipvs(_) => return Ok(None),
             Self::Iptables(iptables) => (iptables.remove_tables()?, Some(iptables.variant())),
             Self::None => (Nftables::cleanup(&mut Kernel::open()?)?, None),
         };
@@ -158,7 +177,8 @@ impl Rendering {
     /// The rules that this backend would program. Needs no kernel.
     pub fn of(name: BackendName, plan: &Plan) -> Self {
         match name {
-            BackendName::Nftables => Self::Nftables(nftables::render(plan)),
+            // Virtual servers are not shown.
+            BackendName::Nftables | BackendName::Ipvs => Self::Nftables(nftables::render(plan)),
             BackendName::Iptables => Self::Iptables(iptables::render(plan)),
             BackendName::None => Self::Nftables(denizen_nft::Rendering::empty()),
         }
@@ -181,6 +201,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.update(plan, changes),
             Self::Iptables(iptables) => iptables.update(plan, changes),
+            Self::Ipvs(ipvs) => ipvs.update(plan, changes),
             Self::None => {}
         }
     }
@@ -189,6 +210,7 @@ impl Backend for Chosen {
         Ok(match self {
             Self::Nftables(nftables) => nftables.sync()?,
             Self::Iptables(iptables) => iptables.sync()?,
+            Self::Ipvs(ipvs) => ipvs.sync()?,
             Self::None => Repair::default(),
         })
     }
@@ -197,6 +219,7 @@ impl Backend for Chosen {
         Ok(match self {
             Self::Nftables(nftables) => nftables.resync()?,
             Self::Iptables(iptables) => iptables.resync()?,
+            Self::Ipvs(ipvs) => ipvs.resync()?,
             Self::None => Repair::default(),
         })
     }
@@ -205,6 +228,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.report(),
             Self::Iptables(iptables) => iptables.report(),
+            Self::Ipvs(ipvs) => ipvs.report(),
             Self::None => Report { has_pods: true, ..Report::default() },
         }
     }
@@ -213,6 +237,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.figures(),
             Self::Iptables(iptables) => iptables.figures(),
+            Self::Ipvs(ipvs) => ipvs.figures(),
             Self::None => Figures::default(),
         }
     }
@@ -221,6 +246,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.sample_drops(on),
             Self::Iptables(iptables) => iptables.sample_drops(on),
+            Self::Ipvs(ipvs) => ipvs.sample_drops(on),
             Self::None => false,
         }
     }
@@ -229,6 +255,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.rejected(frontend),
             Self::Iptables(iptables) => iptables.rejected(frontend),
+            Self::Ipvs(ipvs) => ipvs.rejected(frontend),
             Self::None => Vec::new(),
         }
     }
@@ -237,6 +264,7 @@ impl Backend for Chosen {
         match self {
             Self::Nftables(nftables) => nftables.wait().await,
             Self::Iptables(iptables) => iptables.wait().await,
+            Self::Ipvs(ipvs) => ipvs.wait().await,
             Self::None => pending().await,
         }
     }

@@ -44,6 +44,8 @@ pub enum BackendName {
     Nftables,
     /// Services are chains of iptables, as kube-proxy's.
     Iptables,
+    /// As [`Self::Nftables`], and IPVS balances where it can.
+    Ipvs,
     /// Another program serves services.
     None,
 }
@@ -53,6 +55,7 @@ impl fmt::Display for BackendName {
         f.write_str(match self {
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
             Self::None => "none",
         })
     }
@@ -61,7 +64,8 @@ impl fmt::Display for BackendName {
 impl BackendName {
     /// The backend that is written so.
     pub fn named(text: &str) -> Option<Self> {
-        [Self::Nftables, Self::Iptables, Self::None].into_iter().find(|it| it.to_string() == text)
+        let all = [Self::Nftables, Self::Iptables, Self::Ipvs, Self::None];
+        all.into_iter().find(|it| it.to_string() == text)
     }
 
     /// What it can do. As in kube-proxy's iptables mode, iptables leaves addresses and ports
@@ -69,14 +73,14 @@ impl BackendName {
     /// restrict sources.
     pub fn capabilities(self) -> Capabilities {
         let able = match self {
-            Self::Nftables => true,
+            Self::Nftables | Self::Ipvs => true,
             Self::Iptables | Self::None => false,
         };
         Capabilities {
             unused_addresses: able,
             guards_loopback_first: able,
             restricts_first: able,
-            balances_by_ipvs: false,
+            balances_by_ipvs: self == Self::Ipvs,
         }
     }
 }

@@ -51,6 +51,6 @@ fn sizes(backend: BackendName, detector: Detector) -> Vec<SetSize> {
             wanted.update(plan, &changes);
             wanted.sizes()
         }
-        BackendName::None => Vec::new(),
+        BackendName::Ipvs | BackendName::None => Vec::new(),
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn checks(subject: &Subject) -> Vec<Check> {
     let nftables = nftables(subject);
     let needs_iptables = match subject.backend {
         Some(BackendName::Iptables) => true,
-        Some(BackendName::Nftables | BackendName::None) => false,
+        Some(BackendName::Nftables | BackendName::Ipvs | BackendName::None) => false,
         None => nftables.verdict == super::Verdict::Warning,
     };
     vec![
@@ -61,7 +61,7 @@ fn nftables(subject: &Subject) -> Finding {
             return Finding::skipped("--services=off: another program serves services");
         }
         Some(BackendName::Iptables) => return Finding::skipped("the backend is iptables"),
-        Some(BackendName::Nftables) | None => {}
+        Some(BackendName::Nftables | BackendName::Ipvs) | None => {}
     }
     if let Some(finding) = not_permitted() {
         return finding;

@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::block_on;
 use crate::agent::{AloneError, alone_here};
+use crate::backend::ipvs::Kernel;
 use crate::backend::nftables::Nftables;
 use crate::config::RunDirArgs;
 use crate::conntrack::Conntrack;
@@ -16,8 +17,7 @@ use crate::forward;
 use crate::routes::PodRoutes;
 use crate::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use crate::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
-use denizen_ipvs::Ipvs;
-use denizen_nft::Kernel;
+use denizen_nft::Kernel as NfTables;
 use denizen_state::firewall::note_whether_off;
 
 #[derive(Debug, Args)]
@@ -74,6 +74,8 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
                 }
             }),
         tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
+        // The rules are gone that send connections there.
+        virtual_servers().map(|count| print_removed(count, "virtual server")),
         chains(args.kube_proxy).map(|chains| print_removed(chains, "iptables chain")),
         routes().map(|routes| print_removed(routes, "route")),
         release_plugin(run_dir),
@@ -132,13 +134,12 @@ fn remove_ipvs() -> anyhow::Result<()> {
     };
     let carried = ipvs::connections();
     if servers > 0 {
-        // All of them, as kube-proxy's own clean-up does: nothing shows whose they are.
-        let flushed = Ipvs::open().and_then(|mut kernel| kernel.flush());
-        flushed.context("cannot remove kube-proxy's virtual servers")?;
+        // All but denizen's, as kube-proxy's own clean-up does: nothing shows whose they are.
+        Kernel::remove_foreign().context("cannot remove kube-proxy's virtual servers")?;
     }
     block_on(ipvs::remove(device))?;
     print_removed(1, "kube-proxy ipvs device");
-    print_removed(servers, "virtual server");
+    print_removed(servers.saturating_sub(ipvs::virtual_servers()), "virtual server");
     if carried > 0 {
         println!("ended {}, which ipvs carried", counted(carried, "connection"));
     }
@@ -151,13 +152,17 @@ fn routes() -> anyhow::Result<usize> {
 }
 
 fn tables() -> anyhow::Result<usize> {
-    let mut kernel = Kernel::open().context("cannot open netlink to nf_tables")?;
+    let mut kernel = NfTables::open().context("cannot open netlink to nf_tables")?;
     let (services, firewall) = (Nftables::cleanup(&mut kernel)?, Firewall::cleanup(&mut kernel)?);
     if firewall > 0 {
         let mut conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
         conntrack.permit_all().context("forbidden connections keep their mark")?;
     }
     Ok(services + firewall)
+}
+
+fn virtual_servers() -> anyhow::Result<usize> {
+    Kernel::cleanup().context("cannot remove denizen's virtual servers")
 }
 
 /// Removes iptables chains. It executes programs only if there may be something to remove.

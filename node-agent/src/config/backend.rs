@@ -18,6 +18,8 @@ pub enum BackendChoice {
     Nftables,
     /// iptables, in chains named as kube-proxy's.
     Iptables,
+    /// nftables, and IPVS balances where it can.
+    Ipvs,
 }
 
 /// The flags for the backend, as written.
@@ -49,6 +51,7 @@ impl BackendArgs {
             BackendChoice::Auto => None,
             BackendChoice::Nftables => Some(BackendName::Nftables),
             BackendChoice::Iptables => Some(BackendName::Iptables),
+            BackendChoice::Ipvs => Some(BackendName::Ipvs),
         }
     }
 
@@ -64,7 +67,7 @@ impl BackendArgs {
         backend: BackendName,
     ) -> Result<NodePortAddresses, ConfigError> {
         let usual = match backend {
-            BackendName::Nftables => "primary",
+            BackendName::Nftables | BackendName::Ipvs => "primary",
             BackendName::Iptables => "all",
             BackendName::None => return Ok(NodePortAddresses::In(Vec::new())),
         };

@@ -17,4 +17,4 @@ pub use conntrack::Conntrack;
 pub use file::{SYSCTLS, value};
 pub use loopback::Loopback;
 pub use reconciler::{Reconciler, cpus, set_up};
-pub use setting::{IPVS_CONNTRACK, Setting, Wanted, bridge_filter, live, on_loopback};
+pub use setting::{IPVS_CONNTRACK, Setting, Wanted, bridge_filter, for_ipvs, live, on_loopback};

@@ -60,7 +60,27 @@ impl Setting {
 pub fn live(plan: &Plan) -> Vec<Setting> {
     let (pods, detector) = (plan.recorded(), &plan.policy().detector);
     let families = Family::BOTH.into_iter();
-    families.filter(|family| has_bridge(*family, pods, detector)).map(bridge_filter).collect()
+    let bridges = families.filter(|family| has_bridge(*family, pods, detector)).map(bridge_filter);
+    let ipvs = plan.capabilities().balances_by_ipvs.then(for_ipvs);
+    bridges.chain(ipvs.into_iter().flatten()).collect()
+}
+
+/// The settings that virtual servers of IPVS require (`Documentation/networking/ipvs-sysctl.rst`).
+/// They exist once the module ip_vs is loaded.
+pub fn for_ipvs() -> [Setting; 2] {
+    [
+        Setting::new(
+            IPVS_CONNTRACK,
+            Wanted::Exactly(1),
+            "IPVS is not used, since its connections could not be masqueraded; nftables balances \
+             everything",
+        ),
+        Setting::new(
+            "net/ipv4/vs/expire_nodest_conn",
+            Wanted::Exactly(1),
+            "connections to an endpoint that is gone hang instead of being reset",
+        ),
+    ]
 }
 
 /// The settings that later facts may require, when this process may no longer be permitted to set

@@ -96,7 +96,7 @@ impl Predecessor {
                 remove_other_chains(used?)?;
                 match successor {
                     // The task that follows other firewalls' chains keeps their openings.
-                    BackendName::Nftables | BackendName::Iptables => {}
+                    BackendName::Nftables | BackendName::Iptables | BackendName::Ipvs => {}
                     BackendName::None => drop(forward::cleanup()?),
                 }
                 Ok(())

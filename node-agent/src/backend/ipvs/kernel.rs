@@ -74,6 +74,23 @@ impl Kernel {
         remove(&mut routes, left.into_keys())?;
         Ok(count)
     }
+
+    /// Removes all virtual servers but ours.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    pub fn remove_foreign() -> Result<(), ServersError> {
+        let mut ipvs = Ipvs::open()?;
+        let ours = own(&mut Routes::open(PROTOCOL)?)?;
+        if ours.is_empty() {
+            // Those that match packets by their mark, too.
+            return Ok(ipvs.flush()?);
+        }
+        let servers = ipvs.servers()?.into_iter().map(|server| server.key);
+        let foreign = servers.filter(|key| !ours.contains_key(&key.at.ip()));
+        ipvs.apply(&foreign.map(Command::Remove).collect::<Vec<_>>())?;
+        Ok(())
+    }
 }
 
 /// As connection tracking's, where those can be read: IPVS forgets its entry with its own.

@@ -5,6 +5,7 @@
 //! masquerade, refuses it, and so on, as ever, and translates all other frontends to that address.
 //! A route makes the address local, so that the packet passes the input hook, where IPVS takes it.
 
+mod backend;
 mod host;
 mod kernel;
 mod servers;
@@ -12,7 +13,6 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use self::host::{Host, ServersError};
+pub use self::backend::{IpvsBackend, IpvsBackendError};
+pub use self::host::ServersError;
 pub use self::kernel::Kernel;
-pub use self::servers::{Extent, Servers};
-pub use self::state::{RealState, ServerState};

@@ -50,6 +50,8 @@ pub struct Servers<H> {
     due: BTreeSet<ServerKey>,
     /// What may be ready now and was not, or the other way round.
     reconsidered: BTreeSet<ServerKey>,
+    /// The addresses of [`Self::take_addresses`] may be others.
+    has_moved: bool,
     refused: BTreeMap<ServerKey, Errno>,
     /// Schedulers that the kernel does not have.
     missing: BTreeSet<Arc<str>>,
@@ -72,6 +74,7 @@ impl<H: Host> Servers<H> {
             is_unknown: true,
             due: BTreeSet::new(),
             reconsidered: BTreeSet::new(),
+            has_moved: false,
             refused: BTreeMap::new(),
             missing: BTreeSet::new(),
         };
@@ -86,6 +89,7 @@ impl<H: Host> Servers<H> {
             None => self.wanted.remove(&key),
         };
         self.refused.remove(&key);
+        self.has_moved |= !self.routes.contains_key(&key.at.ip());
         self.due.insert(key);
         self.reconsidered.insert(key);
     }
@@ -132,7 +136,17 @@ impl<H: Host> Servers<H> {
     /// a [`Self::sync`] of everything.
     pub fn has_more(&self, used: &BTreeSet<ServerKey>) -> bool {
         let differs = |key: &ServerKey| self.is_ready(key) != used.contains(key);
-        self.reconsidered.iter().any(differs) || (self.is_complete && !self.due.is_empty())
+        self.reconsidered.iter().any(differs)
+            || self.has_moved
+            || (self.is_complete && !self.due.is_empty())
+    }
+
+    /// The addresses that are local for virtual servers, or are about to be, if they may be others
+    /// than at the last call.
+    pub fn take_addresses(&mut self) -> Option<BTreeSet<IpAddr>> {
+        let wanted = self.wanted.keys().map(|key| key.at.ip());
+        let all = || self.routes.keys().copied().chain(wanted).collect();
+        std::mem::take(&mut self.has_moved).then(all)
     }
 
     /// What could not be programmed, as text.
@@ -187,6 +201,7 @@ impl<H: Host> Servers<H> {
         self.refused.clear();
         self.due = self.wanted.keys().chain(self.known.keys()).copied().collect();
         self.reconsidered.extend(&self.due);
+        self.has_moved = true;
         self.is_unknown = false;
         Ok(())
     }
@@ -303,6 +318,7 @@ impl<H: Host> Servers<H> {
         if !unused.is_empty() {
             self.host.remove_routes(&unused)?;
             self.routes.retain(|ip, _| used.contains(ip));
+            self.has_moved = true;
         }
         Ok(unused.len())
     }

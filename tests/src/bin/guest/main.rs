@@ -10,6 +10,7 @@ mod check;
 mod clock;
 mod context;
 mod ipvs;
+mod ipvs_backend;
 mod ipvs_driver;
 mod observe;
 mod policies;
@@ -34,23 +35,22 @@ use nix::sys::reboot::{RebootMode, reboot};
 type Play = (&'static str, fn() -> Result<()>);
 
 /// All of it, in this order.
-const PLAYS: [Play; 9] = [
+const PLAYS: [Play; 10] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
     ("packets are followed", observe::packets_are_followed),
     ("faults are found", check::faults_are_found),
     ("a clock that jumps disturbs nothing", clock::jumps),
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
+    ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nftables takes over from ipvs, and back", ipvs::nftables_takes_over),
     ("iptables, legacy, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Legacy)),
     ("iptables, nft, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Nft)),
 ];
 
 /// … and on a kernel without IPv6.
-const WITHOUT_IPV6: [Play; 2] = [
-    ("every backend serves without IPv6", single::every_backend_serves),
-    ("a pod is redirected without IPv6", single::a_pod_is_redirected),
-];
+const WITHOUT_IPV6: [Play; 1] =
+    [("every backend serves without IPv6", single::every_backend_serves)];
 
 /// … and with two processors.
 const CHURN: [Play; 1] = [("policies change while clients connect", policies::change)];

@@ -4,18 +4,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use denizen_tests::agent::{Agent, Objects, Settings};
 use denizen_tests::binary;
 use denizen_tests::cluster::NODE;
-use denizen_tests::cni::{Call, Chain, Refusal};
 use denizen_tests::flows::table::Backend;
 use denizen_tests::manifest::{self, Manifests, Port};
 use denizen_tests::netns::{Netns, checked, folder};
 use denizen_tests::probe::{Probe, Protocol};
 use denizen_tests::server::Server;
 use denizen_tests::world::ip;
-use serde_json::json;
 
 const WEB: Port = Port::tcp("web", 80, 8080);
 
@@ -61,29 +59,5 @@ pub(crate) fn every_backend_serves() -> Result<()> {
     }
     let mut cleanup = Command::new(binary::ours("denizen-agent")?);
     node.run(|| checked(cleanup.args(["cleanup", "--kube-proxy"])))??;
-    Ok(())
-}
-
-/// The plugin tries the rules by a connection of its own, and finds all of them again.
-pub(crate) fn a_pod_is_redirected() -> Result<()> {
-    let (node, pod) = (Netns::new("mesh")?, Netns::new("mesh-pod")?);
-    pod.ip("link set lo up")?;
-    let folder = folder()?;
-    let redirect = json!({
-        "redirect": { "profile": "linkerd" },
-        "runtimeConfig": {
-            "io.kubernetes.cri.pod-annotations": { "linkerd.io/proxy-version": "edge-26.8.1" },
-        },
-    });
-    let run_dir = folder.path().join("denizen");
-    let chain = Chain::routed(&[("10.85.0.0/24", ip("10.85.0.1"))], folder.path())
-        .then_denizen(&run_dir, &redirect);
-    let call = Call::of_pod("mesh-pod", "web-0", &pod.path());
-    let said = |refusal: Refusal| anyhow!("{refusal}");
-    let result = chain.add(&node, &call).map_err(said)?;
-    chain.check(&node, &call, &result).map_err(said)?;
-    let table = pod.output("nft", &["list", "table", "inet", "denizen-redirect"])?;
-    let tried = "counter packets 1 bytes 60 redirect to :4140";
-    ensure!(table.contains(tried), "{table}");
     Ok(())
 }

@@ -1,0 +1,188 @@
+//! The backend ipvs: clients see what they see with nftables, and IPVS balances.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::binary;
+use denizen_tests::fixture::{EVERYONE, Fixture, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::lasting::{self, Lasting, MEMBERS};
+use denizen_tests::netns::{Netns, checked};
+use denizen_tests::probe::{Outcome, Probe, Protocol};
+use denizen_tests::server::{Listen, Server};
+use serde_json::json;
+
+const NODE_PORT: u16 = 30_080;
+
+/// Which [`service_ips`] are a load balancer's.
+const BALANCER: u8 = 100;
+
+/// A port where only the node itself listens, at all its addresses.
+const OWN_PORT: u16 = 7777;
+
+/// A virtual server that is not denizen's, as `ipvsadm` writes it.
+const FOREIGN: &str = "-A -t 203.0.113.7:80 -s wlc";
+
+/// The node's addresses. (The kernel makes those of a link late.)
+const GLOBAL: &[&str] = &["-o", "addr", "show", "scope", "global"];
+
+/// IPVS serves one endpoint after the other.
+const ROUND: usize = MEMBERS.len();
+
+/// An emulated processor has to load the kernel's modules first.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+struct Served {
+    fixture: Fixture,
+}
+
+impl Served {
+    /// `web` (service 10) at cluster IPs, a load balancer's addresses and node ports over every
+    /// protocol, and `echo`.
+    fn new() -> Result<Self> {
+        let fixture = lasting::fixture("ipvs-own")?;
+        let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
+        let mut web = fixture.service("web", 10, &ports, &MEMBERS)?;
+        web[0]["spec"]["type"] = "LoadBalancer".into();
+        let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
+        web[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
+        fixture.cluster.manifests.put("web", &web)?;
+        fixture.cluster.world.node.feed("ipvsadm", &["--restore"], &format!("{FOREIGN}\n"))?;
+        Ok(Self { fixture })
+    }
+
+    fn node(&self) -> &Netns {
+        &self.fixture.cluster.world.node
+    }
+
+    fn start(&self) -> Result<Agent> {
+        let settings = self.fixture.cluster.settings_with(["--backend=ipvs"]);
+        let mut agent = Agent::spawn(self.node(), settings)?;
+        agent.wait_programmed(PATIENCE)?;
+        Ok(agent)
+    }
+
+    /// What `ipvsadm` says, sorted.
+    fn servers(&self) -> Result<Vec<String>> {
+        let saved = self.node().output("ipvsadm", &["--save", "--numeric"])?;
+        let mut lines: Vec<String> = saved.lines().map(|line| line.trim_end().to_owned()).collect();
+        lines.sort_unstable();
+        Ok(lines)
+    }
+
+    /// Our routes.
+    fn routes(&self) -> Result<String> {
+        let of = |family| {
+            self.node().output("ip", &[family, "route", "show", "table", "local", "proto", "213"])
+        };
+        Ok(of("-4")? + &of("-6")?)
+    }
+
+    /// Each frontend of `web`, and whether local pods keep their address there.
+    fn frontends(&self) -> Result<Vec<(SocketAddr, bool)>> {
+        let node = |like| self.fixture.address(Who::ThisNode, like);
+        let mut all = Vec::new();
+        for (ip, balancer) in service_ips(10).into_iter().zip(service_ips(BALANCER)) {
+            all.push((SocketAddr::new(ip, 80), true));
+            all.push((SocketAddr::new(balancer, 80), false));
+            all.push((SocketAddr::new(node(ip)?, NODE_PORT), false));
+        }
+        Ok(all)
+    }
+
+    /// Everyone reaches every endpoint at every frontend, and endpoints see the right source.
+    fn everyone_is_answered(&self) -> Result<()> {
+        for (to, keeps) in self.frontends()? {
+            // From there on, the cluster IP's virtual server takes all.
+            let protocols = if keeps { &PROTOCOLS[..] } else { &PROTOCOLS[..1] };
+            let all = EVERYONE.iter().flat_map(|who| protocols.iter().map(|it| (*who, *it)));
+            for (who, protocol) in all {
+                let mut answered = BTreeSet::new();
+                for _ in 0..ROUND {
+                    answered.insert(self.asked(who, to, protocol, keeps)?);
+                }
+                let all: BTreeSet<Who> = MEMBERS.into_iter().collect();
+                ensure!(answered == all, "{who:?} to {to}/{protocol}: {answered:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Who answered.
+    fn asked(&self, who: Who, to: SocketAddr, protocol: Protocol, keeps: bool) -> Result<Who> {
+        let outcome = self.fixture.ask(who, to, protocol)?;
+        let said = || format!("{who:?} to {to}/{protocol}: {outcome:?}");
+        let endpoint = outcome.endpoint().with_context(said)?;
+        let answerer = self.fixture.owner(endpoint.ip()).with_context(said)?;
+        let is_pod = who == Who::Bridged || who == Who::Routed;
+        let is_kept = keeps && is_pod && answerer != who;
+        if who != Who::ThisNode {
+            let is_masqueraded = self.fixture.was_masqueraded(who, &outcome).with_context(said)?;
+            ensure!(is_masqueraded != is_kept, "{}, masqueraded: {is_masqueraded}", said());
+        }
+        Ok(answerer)
+    }
+
+    /// The node's own port is not at a service's addresses.
+    fn own_port_is_refused(&self) -> Result<()> {
+        let everywhere = |any: IpAddr| {
+            let address = SocketAddr::new(any, OWN_PORT);
+            Listen { protocol: Protocol::Tcp, address }
+        };
+        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let _server = Server::start(self.node(), &any.map(everywhere))?;
+        for ip in service_ips(10) {
+            for who in EVERYONE {
+                let outcome =
+                    self.fixture.ask(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
+                ensure!(outcome == Outcome::Refused, "{who:?} to {ip}: {outcome:?}");
+            }
+        }
+        let own = self.fixture.address(Who::ThisNode, service_ips(10)[0])?;
+        let outcome = Probe::tcp(SocketAddr::new(own, OWN_PORT)).ask_in(self.node());
+        ensure!(outcome.endpoint().is_some(), "nobody listens there: {outcome:?}");
+        Ok(())
+    }
+
+    fn cleanup(&self) -> Result<String> {
+        let mut cleanup = Command::new(binary::ours("denizen-agent")?);
+        let said = self.node().run(|| checked(cleanup.arg("cleanup")))??;
+        Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+    }
+}
+
+/// First packets, a restart that nobody notices, and a cleanup that leaves what is not denizen's.
+pub(crate) fn serves() -> Result<()> {
+    let served = Served::new()?;
+    let addresses = served.node().output("ip", GLOBAL)?;
+    let agent = served.start()?;
+    let status = agent.status()?;
+    ensure!(status["backend"] == "ipvs", "{status}");
+    ensure!(status["errors"].as_array().is_some_and(Vec::is_empty), "{status}");
+    let servers = served.servers()?;
+    // Two families of three protocols of `web` and of `echo`, and the foreign one.
+    let virtual_servers = servers.iter().filter(|line| line.starts_with("-A")).count();
+    ensure!(virtual_servers == 2 * (3 + 1) + 1, "{servers:#?}");
+    ensure!(served.routes()?.lines().count() == 4, "{}", served.routes()?);
+    served.everyone_is_answered()?;
+    served.own_port_is_refused()?;
+
+    let echo = SocketAddr::new(service_ips(11)[0], 7);
+    let mut lasting = Lasting::open(served.fixture.place(Who::Bridged).0, echo)?;
+    agent.terminate()?;
+    let agent = served.start()?;
+    ensure!(served.servers()? == servers, "{:#?}", served.servers()?);
+    lasting.still_alive().context("over a restart")?;
+    agent.terminate()?;
+    ensure!(served.servers()? == servers, "a stop leaves them: {:#?}", served.servers()?);
+    let said = served.cleanup()?;
+    ensure!(said.contains("removed 8 virtual servers"), "{said}");
+    ensure!(served.servers()? == [FOREIGN], "{:#?}", served.servers()?);
+    ensure!(served.routes()?.is_empty(), "{}", served.routes()?);
+    let now = served.node().output("ip", GLOBAL)?;
+    ensure!(now == addresses, "{addresses}\nbut now\n{now}");
+    Ok(())
+}
