@@ -273,7 +273,7 @@ impl PolicyArgs {
             node_ports: self.backend.node_ports(self.backend(auto).name)?,
             services: self.services.are_served(),
             firewall: self.firewall.settings(),
-            scheduler: Scheduler::default(),
+            scheduler: Scheduler::new(self.backend.ipvs_scheduler),
         })
     }
 

@@ -184,6 +184,23 @@ fn iptables_rules_are_as_they_were() -> Result<()> {
     Ok(())
 }
 
+/// Rules, and the virtual servers behind them.
+#[test]
+fn virtual_servers_are_as_they_were() -> Result<()> {
+    let folder = golden().join("ipvs");
+    let text = beyond(&run(EMPTY, &["render"])?, &run_on(&folder, "web", &["render"])?);
+    let path = folder.join("web.txt");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &text)?;
+    }
+    assert_eq!(fs::read_to_string(&path)?, text, "UPDATE_GOLDEN=1 takes it over");
+    let json = run_on(&folder, "web", &["render", "--output", "json"])?;
+    let json: serde_json::Value = serde_json::from_str(&json)?;
+    let count = |of: &str| json[of].as_array().map_or(0, Vec::len);
+    assert_eq!((count("tables"), count("virtualServers")), (2, 2), "{json:#}");
+    Ok(())
+}
+
 #[test]
 fn json_has_what_text_has() -> Result<()> {
     for name in features()? {

@@ -8,7 +8,7 @@ use thiserror::Error;
 use tracing::info;
 
 use super::iptables::{self, Iptables, IptablesError};
-use super::ipvs::{IpvsBackend, IpvsBackendError, Kernel as IpvsKernel, ServersError};
+use super::ipvs::{self, IpvsBackend, IpvsBackendError, Kernel as IpvsKernel, ServersError};
 use super::nftables::{self, Nftables, NftablesError};
 use super::{Backend, BackendName, Figures, Repair, Report};
 use crate::describe::describe;
@@ -171,14 +171,16 @@ pub enum Rendering {
     Nftables(denizen_nft::Rendering),
     /// What `iptables-restore` takes, and sets.
     Iptables(iptables::Rendering),
+    /// Tables of nf_tables, and virtual servers.
+    Ipvs(ipvs::Rendering),
 }
 
 impl Rendering {
     /// The rules that this backend would program. Needs no kernel.
     pub fn of(name: BackendName, plan: &Plan) -> Self {
         match name {
-            // Virtual servers are not shown.
-            BackendName::Nftables | BackendName::Ipvs => Self::Nftables(nftables::render(plan)),
+            BackendName::Nftables => Self::Nftables(nftables::render(plan)),
+            BackendName::Ipvs => Self::Ipvs(ipvs::render(plan)),
             BackendName::Iptables => Self::Iptables(iptables::render(plan)),
             BackendName::None => Self::Nftables(denizen_nft::Rendering::empty()),
         }
@@ -190,6 +192,7 @@ impl fmt::Display for Rendering {
         match self {
             Self::Nftables(rules) => rules.fmt(f),
             Self::Iptables(rules) => rules.fmt(f),
+            Self::Ipvs(rules) => rules.fmt(f),
         }
     }
 }

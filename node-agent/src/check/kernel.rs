@@ -15,6 +15,7 @@ use crate::firewall;
 use crate::iptables::{IptablesError, Programs, Table, Variant, is_spoken, legacy_tables};
 use crate::model::{Family, Protocol};
 use crate::sysctl::bridge;
+use denizen_ipvs::Ipvs;
 use denizen_nft::IpVersion;
 
 /// What to do if nf_tables refuses a table.
@@ -32,6 +33,7 @@ pub(super) fn checks(subject: &Subject) -> Vec<Check> {
         Check::new(Topic::Permissions, permissions()),
         Check::new(Topic::Nftables, nftables),
         Check::new(Topic::Iptables, iptables(subject, needs_iptables)),
+        Check::new(Topic::Ipvs, ipvs(subject)),
         Check::new(Topic::BridgePorts, bridge_ports(subject)),
         Check::new(Topic::NetworkPolicy, network_policy(subject)),
         Check::new(Topic::ConntrackNetlink, conntrack()),
@@ -100,6 +102,24 @@ fn iptables(subject: &Subject, is_needed: bool) -> Finding {
                 missing.join("; ")
             ),
             "load the kernel modules of these matches and targets (xt_…), or install the full iptables",
+        ),
+    }
+}
+
+fn ipvs(subject: &Subject) -> Finding {
+    let by_ipvs = |name: BackendName| name.capabilities().balances_by_ipvs;
+    if !subject.backend.is_some_and(by_ipvs) {
+        return Finding::skipped("the backend is not ipvs");
+    }
+    if let Some(finding) = not_permitted() {
+        return finding;
+    }
+    match Ipvs::open().and_then(|mut ipvs| ipvs.info()) {
+        Ok(_) => Finding::ok("the kernel has IPVS"),
+        Err(error) => Finding::warning(
+            format!("nftables would choose all endpoints: {}", describe(&error)),
+            "load the kernel modules ip_vs and ip_vs_rr, and those of the other schedulers that \
+             services ask for",
         ),
     }
 }

@@ -44,6 +44,7 @@ pub enum Topic {
     Permissions,
     Nftables,
     Iptables,
+    Ipvs,
     BridgePorts,
     NetworkPolicy,
     ConntrackNetlink,
@@ -73,10 +74,11 @@ pub enum Topic {
 
 impl Topic {
     /// All of them, in the order in which they are checked.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Permissions,
         Self::Nftables,
         Self::Iptables,
+        Self::Ipvs,
         Self::BridgePorts,
         Self::NetworkPolicy,
         Self::ConntrackNetlink,
@@ -110,6 +112,7 @@ impl Topic {
             Self::Permissions => (Group::Kernel, "permissions"),
             Self::Nftables => (Group::Kernel, "nftables"),
             Self::Iptables => (Group::Kernel, "iptables"),
+            Self::Ipvs => (Group::Kernel, "ipvs"),
             Self::BridgePorts => (Group::Kernel, "bridge-ports"),
             Self::NetworkPolicy => (Group::Kernel, "network-policy"),
             Self::ConntrackNetlink => (Group::Kernel, "conntrack-netlink"),

@@ -7,7 +7,7 @@ use super::cidr::cidrs;
 use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
 use crate::iptables::Variant;
-use crate::plan::NodePortAddresses;
+use crate::plan::{Method, NodePortAddresses};
 
 /// The requested backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -33,6 +33,11 @@ pub struct BackendArgs {
     /// uses, detected as kubelet does
     #[arg(long, value_enum)]
     pub iptables_variant: Option<Variant>,
+
+    /// With ipvs: how services choose among endpoints that do not say it themselves, by the name of
+    /// the kernel's scheduler: rr, lc, wlc, sh, mh, sed, nq, …
+    #[arg(long, value_name = "NAME", default_value_t = Method::Rr, value_parser = scheduler)]
+    pub ipvs_scheduler: Method,
 
     /// The node's addresses that serve node ports: "primary", "all", "all,localhost" (127.0.0.1
     /// too), or CIDRs. The default is kube-proxy's: primary with nftables, all with iptables
@@ -80,4 +85,9 @@ impl BackendArgs {
             list => Ok(NodePortAddresses::In(cidrs(list)?)),
         }
     }
+}
+
+fn scheduler(name: &str) -> Result<Method, String> {
+    let names = || Method::ALL.map(Method::name).join(", ");
+    Method::named(name).ok_or_else(|| format!("IPVS has these: {}", names()))
 }

@@ -8,6 +8,7 @@
 mod backend;
 mod host;
 mod kernel;
+mod rendering;
 mod servers;
 mod state;
 #[cfg(test)]
@@ -16,3 +17,4 @@ mod tests;
 pub use self::backend::{IpvsBackend, IpvsBackendError};
 pub use self::host::ServersError;
 pub use self::kernel::Kernel;
+pub use self::rendering::{Rendering, render};

@@ -33,7 +33,11 @@ use Meaning::{Flag, In, Nothing, Together};
 const AT_ONCE: &str =
     "every change is programmed at once, and the kernel reports foreign changes of the rules";
 const WATCHES: &str = "denizen watches the API in its own way";
-const NO_IPVS: &str = "there is no ipvs backend";
+const FOREIGN_SERVERS: &str = "virtual servers of others are always left alone";
+const NO_ARP: &str =
+    "no node answers ARP for virtual IPs: a rule of denizen's own drops the requests";
+const AS_CONNTRACK: &str =
+    "IPVS remembers idle connections as long as connection tracking: see conntrack's fields";
 const WINDOWS: &str = "it is for Windows";
 const LOGS: &str = "the environment variable RUST_LOG selects what is logged";
 const UNIT: &str = "set it where the agent is started (unit file, pod spec)";
@@ -77,14 +81,14 @@ const FIELDS: &[(&str, Meaning)] = &[
     ("nftables.masqueradeAll", In(Mode::Nftables, "masquerade-all")),
     ("nftables.syncPeriod", Nothing(AT_ONCE)),
     ("nftables.minSyncPeriod", Nothing(AT_ONCE)),
-    ("ipvs.syncPeriod", Nothing(NO_IPVS)),
-    ("ipvs.minSyncPeriod", Nothing(NO_IPVS)),
-    ("ipvs.scheduler", Nothing(NO_IPVS)),
-    ("ipvs.excludeCIDRs", Nothing(NO_IPVS)),
-    ("ipvs.strictARP", Nothing(NO_IPVS)),
-    ("ipvs.tcpTimeout", Nothing(NO_IPVS)),
-    ("ipvs.tcpFinTimeout", Nothing(NO_IPVS)),
-    ("ipvs.udpTimeout", Nothing(NO_IPVS)),
+    ("ipvs.syncPeriod", Nothing(AT_ONCE)),
+    ("ipvs.minSyncPeriod", Nothing(AT_ONCE)),
+    ("ipvs.scheduler", Flag("ipvs-scheduler")),
+    ("ipvs.excludeCIDRs", Nothing(FOREIGN_SERVERS)),
+    ("ipvs.strictARP", Nothing(NO_ARP)),
+    ("ipvs.tcpTimeout", Nothing(AS_CONNTRACK)),
+    ("ipvs.tcpFinTimeout", Nothing(AS_CONNTRACK)),
+    ("ipvs.udpTimeout", Nothing(AS_CONNTRACK)),
     ("conntrack.maxPerCore", Flag("conntrack-max-per-core")),
     ("conntrack.min", Flag("conntrack-min")),
     ("conntrack.tcpEstablishedTimeout", Flag("conntrack-tcp-timeout-established")),
@@ -208,10 +212,9 @@ impl Joint<'_> {
         let (at, mode) = self.text("mode");
         match mode.as_str() {
             "" => {}
-            "iptables" | "nftables" => set(run, "backend", at, &Value::Text(mode), contents),
-            "ipvs" => contents
-                .warnings
-                .push(warning(at, "there is no ipvs backend: using the best of the others")),
+            "iptables" | "ipvs" | "nftables" => {
+                set(run, "backend", at, &Value::Text(mode), contents)
+            }
             _ => contents.errors.push(warning(
                 at,
                 &format!("{mode:?} is not a mode: use iptables, ipvs or nftables"),
