@@ -144,20 +144,18 @@ impl Chosen {
     /// # Errors
     /// The kernel's.
     pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, ChosenError> {
-        let servers = match self {
-            Self::Ipvs(_) => 0,
-            Self::Nftables(_) | Self::Iptables(_) | Self::None => IpvsKernel::cleanup()?,
-        };
-        if servers > 0 {
-            info!(count = servers, "the ipvs backend's virtual servers are removed");
-        }
         let (count, variant) = match self {
-            Self::Nftables(_) | Self::Ipvs(_) => return Ok(None),
+            Self::Nftables(_) | Self::Ipvs(_) => (0, None),
             Self::Iptables(iptables) => (iptables.remove_tables()?, Some(iptables.variant())),
             Self::None => (Nftables::cleanup(&mut Kernel::open()?)?, None),
         };
         if count > 0 {
             info!(count, "the nftables backend's tables are removed");
+        }
+        // Last: the tables sent connections there.
+        match self {
+            Self::Ipvs(_) => {}
+            Self::Nftables(_) | Self::Iptables(_) | Self::None => drop(IpvsKernel::drain()?),
         }
         Ok(variant)
     }

@@ -20,6 +20,12 @@ pub enum ServersError {
     /// A setting without which IPVS does harm.
     #[error("net.ipv4.vs.conntrack is not 1: connections through IPVS could not be masqueraded")]
     Untracked,
+    /// Virtual servers of an earlier run are left to their connections, until the next attempt.
+    #[error("virtual servers at {addresses} addresses still have connections")]
+    Draining {
+        /// How many addresses have such virtual servers.
+        addresses: usize,
+    },
     /// Others changed the same virtual servers each time that they were read.
     #[error("another program keeps changing the virtual servers of IPVS")]
     Disturbed,

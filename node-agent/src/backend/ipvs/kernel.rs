@@ -1,12 +1,13 @@
 //! The kernel of this network namespace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use denizen_ipvs::{
-    Command, Ipvs, IpvsError, ObservedServer, Refused, ServerKey, Timeouts, VirtualServer,
+    Command, Ipvs, IpvsError, ObservedServer, RealServer, Refused, ServerKey, Timeouts,
+    VirtualServer,
 };
 use denizen_route::{Route, RouteKey, Routes, Target};
 use ipnetwork::IpNetwork;
@@ -14,11 +15,8 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::host::{Host, ServersError};
+use crate::routes::PROTOCOL;
 use crate::sysctl::{IPVS_CONNTRACK, SYSCTLS, value};
-
-/// The protocol number of our routes (`/etc/iproute2/rt_protos` has no name for it): by it they are
-/// known as ours after a restart.
-const PROTOCOL: u8 = 213;
 
 /// The table of the node's own addresses (`RT_TABLE_LOCAL`).
 const LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
@@ -73,6 +71,46 @@ impl Kernel {
         }
         remove(&mut routes, left.into_keys())?;
         Ok(count)
+    }
+
+    /// As [`Self::cleanup`] for another backend that serves from now on: a virtual server with
+    /// connections gets no new ones, and stays until the next call, so that short ones can end.
+    ///
+    /// # Errors
+    /// [`ServersError::Draining`] if any stays.
+    pub fn drain() -> Result<usize, ServersError> {
+        let mut routes = Routes::open(PROTOCOL)?;
+        let left = own(&mut routes)?;
+        if left.is_empty() {
+            return Ok(0);
+        }
+        let mut ipvs = match Ipvs::open() {
+            Err(IpvsError::Missing) => return Self::cleanup(),
+            opened => opened?,
+        };
+        let (mut commands, mut gone, mut used) = (Vec::new(), 0, BTreeSet::new());
+        for key in ipvs.servers()?.into_iter().map(|server| server.key) {
+            if !left.contains_key(&key.at.ip()) {
+                continue;
+            }
+            let reals = ipvs.real_servers(&key)?;
+            let weighed: Vec<RealServer> =
+                reals.iter().map(|it| it.real).filter(|real| real.weight > 0).collect();
+            if !weighed.is_empty() && reals.iter().any(|it| it.active + it.inactive > 0) {
+                used.insert(key.at.ip());
+                let idle = |real| Command::ChangeReal(key, RealServer { weight: 0, ..real });
+                commands.extend(weighed.into_iter().map(idle));
+            } else {
+                gone += 1;
+                commands.push(Command::Remove(key));
+            }
+        }
+        ipvs.apply(&commands)?;
+        remove(&mut routes, left.into_keys().filter(|ip| !used.contains(ip)))?;
+        match used.len() {
+            0 => Ok(gone),
+            addresses => Err(ServersError::Draining { addresses }),
+        }
     }
 
     /// Removes all virtual servers but ours.

@@ -11,7 +11,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::conntrack::Flow;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
 use denizen_tests::iptables::Variant;
 use denizen_tests::kube_proxy::ipvs::{Ipvs, VirtualServer};
 use denizen_tests::lasting::{self, ECHO, Lasting, MEMBERS};
@@ -20,6 +20,7 @@ use denizen_tests::manifest::Port;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::Protocol;
 use denizen_tests::world::ip;
+use serde_json::json;
 
 /// The service with a node port.
 const FRONTEND: Port = Port::tcp("frontend", 80, PORT).at_node(NODE_PORT);
@@ -92,6 +93,21 @@ impl GuestContext {
             endpoints: members.iter().map(endpoint).collect::<Result<_>>()?,
         });
         Ok(())
+    }
+
+    /// The endpoints of `web` from now on; `leaving` are among them and get no new connections.
+    pub(crate) fn web(&self, members: &[Who], leaving: &[Who]) -> Result<()> {
+        let mut objects = self.fixture.service("web", 10, &every_protocol(), members)?;
+        for slice in &mut objects[1..] {
+            for endpoint in slice["endpoints"].as_array_mut().context("endpoints")? {
+                let at = endpoint["addresses"][0].as_str().context("an address")?.parse()?;
+                if self.fixture.owner(at).is_some_and(|who| leaving.contains(&who)) {
+                    endpoint["conditions"] =
+                        json!({ "ready": false, "serving": true, "terminating": true });
+                }
+            }
+        }
+        self.fixture.cluster.manifests.put("web", &objects)
     }
 
     pub(crate) fn node(&self) -> &Netns {

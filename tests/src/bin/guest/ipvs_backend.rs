@@ -3,17 +3,21 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
+use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{EVERYONE, Fixture, PROTOCOLS, Who, every_protocol, service_ips};
 use denizen_tests::lasting::{self, Lasting, MEMBERS};
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::{Outcome, Probe, Protocol};
 use denizen_tests::server::{Listen, Server};
 use serde_json::json;
+
+use crate::context::GuestContext;
 
 const NODE_PORT: u16 = 30_080;
 
@@ -152,6 +156,53 @@ impl Served {
         let said = self.node().run(|| checked(cleanup.arg("cleanup")))??;
         Ok(String::from_utf8_lossy(&said.stdout).into_owned())
     }
+}
+
+/// Endpoints come and go, agents are killed, and backends change, while clients connect.
+pub(crate) fn nobody_notices() -> Result<()> {
+    let context = GuestContext::new("ipvs-load")?;
+    let flags = || vec!["--backend=ipvs".to_owned()];
+    let mut agent = context.start(flags())?;
+    let mut streams = context.lasting()?;
+    let pause = || thread::sleep(Duration::from_millis(300));
+    context.unnoticed(&mut streams, "an endpoint leaves and comes back", || {
+        context.web(&MEMBERS, &[Who::Remote])?;
+        pause();
+        context.web(&[Who::Bridged, Who::Routed], &[])?;
+        pause();
+        context.web(&MEMBERS, &[])?;
+        pause();
+        Ok(())
+    })?;
+    agent = context.unnoticed(&mut streams, "agents are killed", || {
+        for after in [0, 40, 120] {
+            context.web(&MEMBERS[..2], &[])?;
+            thread::sleep(Duration::from_millis(after));
+            agent.kill()?;
+            context.web(&MEMBERS, &[])?;
+            agent = context.start(flags())?;
+        }
+        Ok(agent)
+    })?;
+    let mut none = Vec::new();
+    agent = context.unnoticed(&mut none, "nftables, and back", || {
+        agent.terminate()?;
+        agent = context.start(Vec::new())?;
+        ensure!(agent.status()?["backend"] == "nftables", "{}", agent.status()?);
+        agent.terminate()?;
+        context.start(flags())
+    })?;
+    agent.terminate()?;
+    let agent = context.start(vec!["--backend=nftables".to_owned()])?;
+    eventually("no virtual servers", PATIENCE, || {
+        Ok(context.node().output("ipvsadm", &["--save", "--numeric"])?.is_empty())
+    })?;
+    context.everyone("nftables alone")?;
+    agent.until("no errors", PATIENCE, |status| {
+        status["errors"].as_array().is_some_and(Vec::is_empty)
+    })?;
+    agent.terminate()?;
+    Ok(())
 }
 
 /// First packets, a restart that nobody notices, and a cleanup that leaves what is not denizen's.

@@ -35,7 +35,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 type Play = (&'static str, fn() -> Result<()>);
 
 /// All of it, in this order.
-const PLAYS: [Play; 10] = [
+const PLAYS: [Play; 11] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
     ("packets are followed", observe::packets_are_followed),
@@ -43,6 +43,7 @@ const PLAYS: [Play; 10] = [
     ("a clock that jumps disturbs nothing", clock::jumps),
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
+    ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
     ("nftables takes over from ipvs, and back", ipvs::nftables_takes_over),
     ("iptables, legacy, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Legacy)),
     ("iptables, nft, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Nft)),
