@@ -80,7 +80,27 @@ const IPTABLES_LEGACY: Firewall = Firewall {
     said: ["the filter table of iptables-legacy", "the filter table of ip6tables-legacy"],
 };
 
+/// What drops packets for this node itself, through which IPVS's pass.
+const INPUT: Firewall = Firewall {
+    label: "fwinput",
+    up: &[
+        &[
+            "nft",
+            "add table inet filter; add chain inet filter entry { type filter hook input priority 0; policy drop; }; add rule inet filter entry iif lo accept",
+        ],
+        &["iptables-legacy", "-w", "-A", "INPUT", "-i", "lo", "-j", "ACCEPT"],
+        &["iptables-legacy", "-w", "-P", "INPUT", "DROP"],
+    ],
+    show: &[&["nft", "-s", "list", "table", "inet", "filter"], &["iptables-legacy", "-w", "-S"]],
+    said: ["table inet filter, chain entry", "iptables-legacy, chain INPUT"],
+};
+
 impl Firewall {
+    /// Whether all of it is complained of.
+    fn is_said(&self, said: &[String]) -> bool {
+        self.said.iter().all(|name| said.iter().any(|text| text.contains(name)))
+    }
+
     fn put_up(&self, node: &Netns) -> Result<()> {
         self.up.iter().try_for_each(|words| node.output(words[0], &words[1..]).map(drop))
     }
@@ -170,9 +190,7 @@ fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<(
     let (fixture, before) = start(firewall, backend)?;
     let node = &fixture.cluster.world.node;
     let agent = run(&fixture, backend)?;
-    let named =
-        |said: &[String]| firewall.said.iter().all(|name| said.iter().any(|s| s.contains(name)));
-    wait_complaints(&agent, named)?;
+    wait_complaints(&agent, |said| firewall.is_said(said))?;
     for (to, _) in every_way(10) {
         let probe = Probe::tcp(to).patience(SILENCE);
         // A pod's, whose source is kept: KUBE-FORWARD accepts what is masqueraded.
@@ -253,6 +271,26 @@ fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()
     let warned = agent.status()?["warnings"].as_array().context("warnings")?.len();
     assert_eq!(warned, 1, "whether what the second accepts is enough cannot be known");
     Ok(())
+}
+
+/// Without IPVS in the kernel nothing passes there yet, and it is opened all the same.
+#[test]
+fn what_ipvs_carries_is_let_through_the_input_hook() -> Result<()> {
+    let (fixture, before) = start(INPUT, Backend::Nftables)?;
+    let node = &fixture.cluster.world.node;
+    let by_ipvs = || "--backend=ipvs".to_owned();
+    let agent = fixture.cluster.start_agent_with([by_ipvs()])?;
+    wait_complaints(&agent, |said| INPUT.is_said(said))?;
+    assert_eq!(INPUT.shown(node)?, before, "nothing was asked for");
+    assert!(agent.terminate()?.success());
+    let agent = fixture.cluster.start_agent_with([by_ipvs(), "--open-forward".to_owned()])?;
+    let is_open = |shown: &String| shown.matches("denizen: ").count() == INPUT.show.len();
+    observed("opened", SOON, || INPUT.shown(node), is_open)?;
+    assert!(agent.terminate()?.success());
+    // Other backends' connections do not pass there.
+    let agent = opening(&fixture, Backend::Nftables)?;
+    observed("closed", SOON, || INPUT.shown(node), |shown| *shown == before)?;
+    wait_complaints(&agent, <[String]>::is_empty)
 }
 
 /// A datagram that follows before the first is answered is no less the service's.
