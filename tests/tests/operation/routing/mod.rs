@@ -98,7 +98,9 @@ fn lost_routes_are_repaired() -> Result<()> {
         }
     }
     let status = observed("known", BOUND, || routing(node.agent()?), |it| it["routes"] == 4)?;
-    assert_eq!((&status["repaired"], &status["rejected"]), (&json!(5), &json!([])), "{status}");
+    // `ip` flushes again what was repaired before it looks a second time.
+    ensure!(status["repaired"].as_u64() >= Some(5), "{status}");
+    assert_eq!(status["rejected"], json!([]));
     Ok(())
 }
 
