@@ -152,6 +152,7 @@ fn without_an_own_node_object_the_kernel_says_what_is_own() {
     let mut nodes = nodes(&[("b", other("", &["192.0.2.2"], &["10.1.1.0/24", "10.1.2.0/24"]))]);
     let mut around = around(&nodes);
     around.subnets.insert(range("10.1.1.0/24"));
+    around.addresses.clear();
     nodes.own = None;
     let plan = direct(&nodes, &around);
     assert_eq!(plan.routes, BTreeMap::from([(range("10.1.2.0/24"), hop("192.0.2.2"))]));
