@@ -68,6 +68,9 @@ pub struct Status {
     /// The routes to other nodes' pods; missing if that is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<RoutingStatus>,
+    /// What IPVS carries; missing with the other backends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipvs: Option<IpvsStatus>,
     /// Clients remembered for session affinity.
     #[serde(default)]
     pub affinity: Affinity,
@@ -80,6 +83,23 @@ pub struct Status {
     /// Possible problems that the agent cannot verify.
     #[serde(default)]
     pub warnings: Vec<String>,
+}
+
+/// Who chooses among endpoints, counted by service port and family.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IpvsStatus {
+    /// Planned virtual servers. One that cannot be had is an error.
+    pub virtual_servers: usize,
+    /// Service ports with endpoints that IPVS cannot carry.
+    pub carried_by_nftables: usize,
+}
+
+impl fmt::Display for IpvsStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { virtual_servers, carried_by_nftables } = self;
+        write!(f, "{virtual_servers}; nftables carries {carried_by_nftables} other service ports")
+    }
 }
 
 /// The state of the routes to other nodes' pods.
@@ -223,11 +243,13 @@ impl fmt::Display for Status {
                 ),
             ),
         ];
+        let ipvs = self.ipvs.iter().map(|ipvs| ("virtual servers", ipvs.to_string()));
         let errors = self.errors.iter().map(|error| ("error", error.clone()));
         let warnings = self.warnings.iter().map(|warning| ("warning", warning.clone()));
         let none = self.errors.is_empty().then(|| ("errors", "none".to_owned()));
         lines
             .into_iter()
+            .chain(ipvs)
             .chain(errors)
             .chain(none)
             .chain(warnings)

@@ -7,7 +7,7 @@ use super::Engine;
 use crate::backend::{Backend, Figures};
 use crate::model::Listing;
 use crate::plan::{Remark, ServicePlan, Sides};
-use crate::status::{LastSync, NetworkPolicyStatus, Status};
+use crate::status::{IpvsStatus, LastSync, NetworkPolicyStatus, Status};
 
 /// The most remarks of one kind that are shown.
 const MOST_REMARKS: usize = 32;
@@ -65,6 +65,10 @@ impl<B: Backend> Engine<B> {
             pods: model.pods().map_or(0, |pods| pods.pods.len()),
             unrecorded_interfaces: 0,
             routing: None,
+            ipvs: self.planner.plan().ipvs().map(|ipvs| IpvsStatus {
+                virtual_servers: ipvs.servers().len(),
+                carried_by_nftables: ipvs.carried_by_nftables(),
+            }),
             services: model.service_count(),
             endpoints: services.map_or(0, ServicePlan::endpoint_count),
             generation: self.programmed_pods.as_ref().map(|(_, generation)| generation.0),

@@ -39,6 +39,15 @@ impl IpvsPlan {
         &self.servers
     }
 
+    /// How many service ports with endpoints, in each family, have no virtual server.
+    pub fn carried_by_nftables(&self) -> usize {
+        let is_carried = |carrier: &&Carrier| match carrier {
+            Carrier::Ipvs(_) | Carrier::Nft(ByNft::NoEndpoints) => false,
+            Carrier::Nft(_) => true,
+        };
+        self.carriers.values().filter(is_carried).count()
+    }
+
     /// Who chooses among a frontend's endpoints.
     pub fn carrier(&self, frontend: &Frontend) -> Carrier {
         let key = ServicePortKey::of(frontend);

@@ -150,7 +150,9 @@ fn nftables_chooses_where_ipvs_cannot() {
     for (name, events, reason) in cases {
         let world = World::new(events);
         let last = world.carriers(FrontendKind::ExternalIp).pop();
+        let counted = usize::from(reason != ByNft::NoEndpoints);
         assert_eq!(last, Some(Carrier::Nft(reason)), "{name}");
+        assert_eq!(world.ipvs().carried_by_nftables(), counted, "{name}");
     }
 }
 
