@@ -50,6 +50,7 @@ pub mod server;
 pub mod sidecar;
 pub mod syn;
 pub mod timing;
+pub mod traced;
 pub mod tracing;
 pub mod vm;
 pub mod watching;

@@ -45,10 +45,16 @@ const CNI: [&str; 3] = ["bridge", "host-local", "ptp"];
 
 /// The parts of the kernel's modules that may be needed, found there by their paths below
 /// `kernel/`.
-const MODULES: [&str; 11] = [
+const MODULES: [&str; 18] = [
     "crypto",
     "drivers/net/dummy.ko",
     "drivers/net/veth.ko",
+    "fs/fscache",
+    "fs/lockd",
+    "fs/netfs",
+    "fs/nfs/nfs.ko",
+    "fs/nfs/nfsv3.ko",
+    "fs/nfs_common",
     "lib",
     "net/802",
     "net/8021q",
@@ -57,6 +63,7 @@ const MODULES: [&str; 11] = [
     "net/ipv6",
     "net/llc",
     "net/netfilter",
+    "net/sunrpc/sunrpc.ko",
 ];
 
 /// By which `ipset` knows protocols (`/etc/protocols`).

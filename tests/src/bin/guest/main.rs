@@ -12,6 +12,7 @@ mod context;
 mod ipvs;
 mod ipvs_backend;
 mod ipvs_driver;
+mod kernel_socket;
 mod observe;
 mod policies;
 mod single;
@@ -35,12 +36,16 @@ use nix::sys::reboot::{RebootMode, reboot};
 type Play = (&'static str, fn() -> Result<()>);
 
 /// All of it, in this order.
-const PLAYS: [Play; 11] = [
+const PLAYS: [Play; 12] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
     ("packets are followed", observe::packets_are_followed),
     ("faults are found", check::faults_are_found),
     ("a clock that jumps disturbs nothing", clock::jumps),
+    (
+        "a socket of the kernel's own is redirected",
+        kernel_socket::is_redirected_unless_its_port_is_skipped,
+    ),
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::context::{Mesh, nft, run};
 
-fn with_iptables(mut redirect: Value) -> Value {
+pub fn with_iptables(mut redirect: Value) -> Value {
     redirect["profile"] = "linkerd".into();
     redirect["backend"] = "iptables".into();
     redirect
@@ -95,7 +95,12 @@ fn legacy_iptables_gets_the_same_rules() {
 }
 
 /// A connection of this user of the pod, or of the node, to the node or to the pod.
-const CONNECTIONS: [(Option<u32>, bool, u16); 12] = [
+pub type Connection = (Option<u32>, bool, u16);
+
+/// Where somebody listens.
+pub const PORTS: [u16; 5] = [8080, 4191, 4567, 4568, 9000];
+
+const CONNECTIONS: [Connection; 12] = [
     (Some(CLIENT_UID), true, 8080),
     (Some(0), true, 8080),
     (Some(PROXY_UID), true, 8080),
@@ -111,15 +116,19 @@ const CONNECTIONS: [(Option<u32>, bool, u16); 12] = [
 ];
 
 /// What becomes of each connection: what is said, and what the proxy sees.
-fn outcomes(mesh: &Mesh, pods: &[IpAddr]) -> Vec<(Option<String>, Vec<Redirected>)> {
+pub fn outcomes(
+    mesh: &Mesh,
+    pods: &[IpAddr],
+    connections: &[Connection],
+) -> Vec<(Option<String>, Vec<Redirected>)> {
     let sidecar = Sidecar::run(&mesh.base.pod, &[4143, 4140]);
-    for port in [8080, 4191, 4567, 4568, 9000] {
+    for port in PORTS {
         serve(&mesh.base.node, port);
         serve(&mesh.base.pod, port);
     }
     let mut outcomes = Vec::new();
     for (pod, node) in pods.iter().zip(["10.85.0.1", "fd00:85::1"]) {
-        for (user, to_node, port) in CONNECTIONS {
+        for (user, to_node, port) in connections.iter().copied() {
             let to = if to_node { node.parse().unwrap() } else { *pod };
             let to = SocketAddr::new(to, port);
             let said = match user {
@@ -146,7 +155,7 @@ fn packets_go_where_they_go_with_nftables_and_with_linkerd_init() {
         let [nftables, iptables] = [nftables, with_iptables(redirect.clone())].map(|redirect| {
             let mesh = Mesh::bridged(&redirect, &[]);
             let result = mesh.add().unwrap();
-            outcomes(&mesh, &Mesh::addresses(&result))
+            outcomes(&mesh, &Mesh::addresses(&result), &CONNECTIONS)
         });
         assert!(nftables.iter().any(|(_, taken)| !taken.is_empty()), "{redirect}");
         assert_eq!(nftables, iptables, "{redirect}");
@@ -154,7 +163,7 @@ fn packets_go_where_they_go_with_nftables_and_with_linkerd_init() {
             let theirs = Mesh::bridged(&json!({ "profile": "custom" }), &[]);
             let result = theirs.add().unwrap();
             linkerd_init(&theirs.base.pod, &DEFAULT);
-            assert_eq!(nftables, outcomes(&theirs, &Mesh::addresses(&result)));
+            assert_eq!(nftables, outcomes(&theirs, &Mesh::addresses(&result), &CONNECTIONS));
         }
     }
 }
@@ -198,7 +207,7 @@ fn linkerd_init_on_top_changes_nothing() {
             if after {
                 linkerd_init(&mesh.base.pod, &DEFAULT);
             }
-            outcomes(&mesh, &pods)
+            outcomes(&mesh, &pods, &CONNECTIONS)
         });
     assert_eq!(before, alone);
     assert_eq!(after, alone);

@@ -1,55 +1,54 @@
 //! ADDs that are killed while they redirect a pod.
 
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::Duration;
 
 use denizen_state::AttachmentId;
 use denizen_state::run_dir::SOCKET;
-use denizen_tests::cni::{denizen, start};
+use denizen_tests::cni::{denizen, give, spawn};
 use denizen_tests::effort::times;
 use denizen_tests::eventually::eventually;
+use denizen_tests::traced::{Ended, killed_at};
 use serde_json::{Value, json};
 
 use super::context::{Mesh, nft};
 
 const LIST: [&str; 5] = ["--stateless", "list", "table", "inet", "denizen-redirect"];
 
-/// The multiples of the golden ratio, without their whole parts, lie evenly between 0 and 1.
-const GOLDEN: f64 = 1.618_033_988_749_895;
+/// So many places of those of a whole run, evenly.
+fn places(whole: Ended) -> impl Iterator<Item = usize> {
+    let Ended::Behind(all) = whole else { panic!("nobody killed it") };
+    let count = times(all, 40).min(all);
+    (0..count).map(move |turn| turn * all / count)
+}
 
-/// Whenever it ends, the pod has all rules or none, and a record of them only where it has them.
+/// Wherever it ends, the pod has all rules or none, and a record of them only where it has them.
 #[test]
 fn a_killed_add_leaves_all_rules_or_none() {
     let mesh = Mesh::bridged(&json!({ "profile": "linkerd" }), &[]);
     let result = mesh.add().unwrap();
     let whole = nft(&mesh.base.pod, &LIST).unwrap();
-    let input = mesh.chain.configuration(&mesh.chain.plugins[1], "1.1.0", Some(&result));
-    let (input, mut longest) = (input.to_string(), Duration::from_millis(5));
-    let (mut killed, mut with_rules) = (0, 0);
-    for turn in 0..times(1_000, 40) {
+    let anew = |place| {
         mesh.ours("DEL", &result).unwrap();
         nft(
             &mesh.base.pod,
             &["add table inet denizen-redirect; delete table inet denizen-redirect"],
         )
         .unwrap();
-        let variables = mesh.call.environment("ADD");
-        let mut add = start(&mesh.base.node, &denizen(), variables, input.as_bytes());
-        std::thread::sleep(longest.mul_f64(f64::from(turn as u32) * GOLDEN % 1.0));
-        add.kill().unwrap();
-        let was_killed = add.wait().unwrap().signal() == Some(9);
-        // A whole ADD takes about as long, so that the kills fall anywhere in it.
-        longest = longest.mul_f64(if was_killed { 1.05 } else { 0.9 });
+        add_killed_at(&mesh, &result, place)
+    };
+    let (mut killed, mut with_rules) = (0, 0);
+    for place in places(anew(usize::MAX)) {
+        let was_killed = anew(place) == Ended::Killed;
         let rules = nft(&mesh.base.pod, &LIST).ok();
         let id = AttachmentId::new(&mesh.call.container, &mesh.call.interface);
         let record = mesh.base.state().attachments.remove(&id);
         if let Some(rules) = &rules {
-            assert_eq!(*rules, whole);
+            assert_eq!(*rules, whole, "at {place}");
         }
         let is_recorded = record.is_some_and(|record| record.redirect.is_some());
-        assert!(rules.is_some() || !is_recorded, "a record without rules");
+        assert!(rules.is_some() || !is_recorded, "a record without rules at {place}");
         assert!(was_killed || is_recorded, "its ADD had returned");
         killed += usize::from(was_killed);
         with_rules += usize::from(was_killed && rules.is_some());
@@ -60,11 +59,16 @@ fn a_killed_add_leaves_all_rules_or_none() {
 /// What CHECK says of rules that no record wants.
 const LEFT: &str = "rules of an earlier ADD are left in the pod";
 
-/// Starts the ADD of our plugin alone.
-fn start_add(mesh: &Mesh, result: &Value) -> Child {
+/// The ADD of our plugin alone, which waits for its standard input, and that input.
+fn start_add(mesh: &Mesh, result: &Value) -> (Child, String) {
     let input = mesh.chain.configuration(&mesh.chain.plugins[1], "1.1.0", Some(result));
     let variables = mesh.call.environment("ADD");
-    start(&mesh.base.node, &denizen(), variables, input.to_string().as_bytes())
+    (spawn(&mesh.base.node, &denizen(), variables), input.to_string())
+}
+
+fn add_killed_at(mesh: &Mesh, result: &Value, place: usize) -> Ended {
+    let (add, input) = start_add(mesh, result);
+    killed_at(add, input.as_bytes(), place).unwrap()
 }
 
 fn why_check_fails(mesh: &Mesh, result: &Value) -> Option<String> {
@@ -95,7 +99,8 @@ fn rules_that_a_killed_add_leaves_are_named_and_removed() {
         let silent = UnixListener::bind(mesh.base.run_dir().join(SOCKET)).unwrap();
         mesh.redirect_as(&second);
         mesh.chain.plugins[1]["waitForAgent"] = json!({ "timeout": "60s" });
-        let mut add = start_add(&mesh, &result);
+        let (mut add, input) = start_add(&mesh, &result);
+        give(&mut add, input.as_bytes());
         eventually(name, Duration::from_secs(60), || Ok(mesh.record() != before)).unwrap();
         add.kill().unwrap();
         add.wait().unwrap();
@@ -114,27 +119,28 @@ fn rules_that_a_killed_add_leaves_are_named_and_removed() {
     }
 }
 
-/// Whenever it ends, the pod has the rules that the record says, or CHECK fails.
+/// Wherever it ends, the pod has the rules that the record says, or CHECK fails.
 #[test]
 fn a_killed_add_that_wants_less_leaves_nothing_unknown() {
     let mut mesh = Mesh::bridged(&json!({ "profile": "linkerd" }), &[]);
     let result = mesh.add().unwrap();
-    let mut longest = Duration::from_millis(5);
-    for turn in 0..times(1_000, 40) {
+    let mut anew = |place| {
         mesh.redirect_as(&json!({ "profile": "linkerd", "verify": "none" }));
         mesh.ours("ADD", &result).unwrap();
         mesh.redirect_as(&Value::Null);
-        let mut add = start_add(&mesh, &result);
-        std::thread::sleep(longest.mul_f64(f64::from(turn as u32) * GOLDEN % 1.0));
-        add.kill().unwrap();
-        let was_killed = add.wait().unwrap().signal() == Some(9);
-        longest = longest.mul_f64(if was_killed { 1.05 } else { 0.9 });
-        let (record, has_table) = (mesh.record(), mesh.has_table());
-        let why = why_check_fails(&mesh, &result);
+        let ended = add_killed_at(&mesh, &result, place);
+        (ended, mesh.record(), mesh.has_table(), why_check_fails(&mesh, &result))
+    };
+    let (mut kept, mut named) = (0, 0);
+    for place in places(anew(usize::MAX).0) {
+        let (ended, record, has_table, why) = anew(place);
         match record.redirect {
-            Some(_) => assert!(has_table && why.is_none(), "{why:?}"),
-            None => assert_eq!(has_table, why.is_some_and(|why| why.contains(LEFT))),
+            Some(_) => assert!(has_table && why.is_none(), "at {place}: {why:?}"),
+            None => assert_eq!(has_table, why.is_some_and(|why| why.contains(LEFT)), "at {place}"),
         }
-        assert!(was_killed || !has_table, "its ADD had returned");
+        assert!(ended == Ended::Killed || !has_table, "its ADD had returned");
+        kept += usize::from(record.redirect.is_some());
+        named += usize::from(record.redirect.is_none() && has_table);
     }
+    assert!(kept > 0 && named > 0, "{kept} with a record, {named} named");
 }

@@ -10,5 +10,6 @@ mod iptables;
 mod killed;
 mod packets;
 mod profiles;
+mod random;
 mod services;
 mod surroundings;
