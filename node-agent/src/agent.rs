@@ -13,6 +13,7 @@ mod requests;
 mod routing;
 mod run_dir;
 mod sampling;
+mod settings;
 mod sources;
 mod stop;
 mod view;
@@ -21,7 +22,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -50,7 +51,7 @@ use crate::memory::trim;
 use crate::model::Event;
 use crate::source::egress;
 use crate::status::LastSync;
-use crate::sysctl::{self, BridgeFilter, Reconciler};
+use crate::sysctl::{BridgeFilter, Reconciler};
 use crate::takeover::Predecessor;
 use denizen_nft::Watch;
 
@@ -71,24 +72,9 @@ const QUEUE: usize = 64;
 /// When it cannot start: another agent runs here, the run directory cannot be used, or netlink
 /// cannot be opened.
 pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> {
-    let sysctls = config.sysctl_dir.clone();
-    ensure!(
-        sysctls.join("net").is_dir(),
-        "--sysctl-dir {0}: {0}/net does not exist",
-        sysctls.display()
-    );
-    let mut settings = Reconciler::new(&sysctls, &config.run_dir, &config.policy.node_ports);
-    if config.init_only {
-        settings.set_all(&config.conntrack, &config.policy.node_ports);
-        info!("kernel settings are set up; exiting because of --init-only");
+    let Some(settings) = settings::set_up(&config)? else {
         return Ok(());
-    }
-    sysctl::set_up(&sysctls, &config.conntrack);
-    match config.backend.name {
-        // IPVS is not used without them.
-        BackendName::Ipvs => settings.keep(sysctl::for_ipvs().into(), true),
-        BackendName::Nftables | BackendName::Iptables | BackendName::None => {}
-    }
+    };
     open_files::raise_limit();
     let _alone = alone_here()?;
     let (asked, requests) = mpsc::channel(QUEUE);
@@ -124,7 +110,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         backend_why,
         enforcer,
         settings,
-        bridge_filter: BridgeFilter::new(&sysctls, &config.run_dir),
+        bridge_filter: BridgeFilter::new(&config.sysctl_dir, &config.run_dir),
         elsewhere,
         found,
         sources,

@@ -140,8 +140,8 @@ fn not_redirected(entry: &Entry, error: CniError) -> Result<(), CniError> {
     }
 }
 
-/// Writes `record`, waits for the agent as configured, and removes the rules at `location` that only
-/// earlier ADDs needed. If that fails, there is no record.
+/// Writes `record`, waits for the agent as configured, and removes the rules at `location` that
+/// only earlier ADDs needed. If that fails, there is no record.
 fn recorded(
     config: &Config<'_>,
     record: &Attachment,

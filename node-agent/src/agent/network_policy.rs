@@ -3,7 +3,6 @@
 use denizen_state::firewall::note_whether_off;
 use tracing::{info, warn};
 
-use crate::backend::BackendName;
 use crate::config::{Config, NetworkPolicyMode};
 use crate::conntrack::Conntrack;
 use crate::describe::describe;
@@ -32,7 +31,7 @@ pub(super) fn choose(config: &mut Config) -> Enforcer {
     let Enforcer { engine, why } = match config.network_policy {
         NetworkPolicyMode::On => configured(Some(OURS)),
         NetworkPolicyMode::Off => configured(None),
-        NetworkPolicyMode::Auto if config.backend.name == BackendName::Ipvs => {
+        NetworkPolicyMode::Auto if config.backend.name.capabilities().balances_by_ipvs => {
             Enforcer { engine: None, why: ipvs::PASSES_BY.to_owned() }
         }
         NetworkPolicyMode::Auto => automatic(settings),

@@ -8,9 +8,9 @@ use crate::plan::{
 };
 
 /// The frontend as nf_tables forwards it. If IPVS carries it and is `ready`, its one endpoint is
-/// the virtual server: at the cluster IP itself that translates nothing, and elsewhere IPVS sees the
-/// packet as if the client had used the cluster IP. So the maps stay the gate, and what they decide
-/// about sources, masquerade and refusal holds for both carriers.
+/// the virtual server: at the cluster IP itself that translates nothing, and elsewhere IPVS sees
+/// the packet as if the client had used the cluster IP. So the maps stay the gate, and what they
+/// decide about sources, masquerade and refusal holds for both carriers.
 pub(super) fn carried<'a>(
     frontend: &'a Frontend,
     ipvs: Option<&IpvsPlan>,

@@ -70,7 +70,7 @@ fn key(at: &str) -> FrontendKey {
     FrontendKey { address, protocol: Protocol::Tcp, port: port(80) }
 }
 
-fn told(service: Service) -> Event {
+fn exists(service: Service) -> Event {
     Event::Service(service.name.clone(), Some(service))
 }
 
@@ -103,7 +103,7 @@ const KINDS: [FrontendKind; 4] = [
 
 #[test]
 fn every_frontend_leads_to_the_one_server_at_the_cluster_ip() {
-    let world = World::new(vec![told(web()), two()]);
+    let world = World::new(vec![exists(web()), two()]);
     for kind in KINDS {
         assert_eq!(world.carriers(kind), [Carrier::Ipvs(key("10.96.0.10"))], "{kind}");
     }
@@ -124,8 +124,12 @@ fn nftables_chooses_where_ipvs_cannot() {
     let own = Service { cluster_ips: vec![ip(NODE)], ..web() };
     let older =
         Service { created: "2020-01-01T00:00:00Z".into(), ..service("older", &["10.96.0.9"]) };
-    let shared =
-        vec![told(older), endpoints("older", vec![endpoint("10.0.0.2", None)]), told(web()), two()];
+    let shared = vec![
+        exists(older),
+        endpoints("older", vec![endpoint("10.0.0.2", None)]),
+        exists(web()),
+        two(),
+    ];
     let with = ServicePortName {
         service: ServiceName::new("default", "older"),
         port: "http".into(),
@@ -133,9 +137,9 @@ fn nftables_chooses_where_ipvs_cannot() {
     };
     let hides = Egress { kept: vec![range("192.168.0.0/16")], v6: false };
     let cases: [(&str, Vec<Event>, ByNft); 5] = [
-        ("no endpoints", vec![told(web())], ByNft::NoEndpoints),
-        ("session affinity", vec![told(affinity), two()], ByNft::Affinity),
-        ("the node's own address", vec![told(own), two()], ByNft::NoClusterIp),
+        ("no endpoints", vec![exists(web())], ByNft::NoEndpoints),
+        ("session affinity", vec![exists(affinity), two()], ByNft::Affinity),
+        ("the node's own address", vec![exists(own), two()], ByNft::NoClusterIp),
         (
             "an endpoint of two services",
             shared,
@@ -143,7 +147,7 @@ fn nftables_chooses_where_ipvs_cannot() {
         ),
         (
             "hidden endpoints",
-            vec![told(web()), two(), Event::Egress(hides)],
+            vec![exists(web()), two(), Event::Egress(hides)],
             ByNft::Egress("10.0.0.1:8080".parse().unwrap()),
         ),
     ];
@@ -158,7 +162,7 @@ fn nftables_chooses_where_ipvs_cannot() {
 
 #[test]
 fn a_node_without_an_address_of_the_family_has_no_virtual_servers() {
-    let mut world = World::new(vec![told(web()), two()]);
+    let mut world = World::new(vec![exists(web()), two()]);
     let dummy = crate::model::NodeAddress { dummy: true, ..address("10.96.0.10", "kube-ipvs0") };
     let changes = world.tell(vec![Event::Addresses(vec![address("fe80::1", "eth0"), dummy])]);
     let reason = Carrier::Nft(ByNft::NoSource(Family::V4));
@@ -171,11 +175,11 @@ fn a_node_without_an_address_of_the_family_has_no_virtual_servers() {
 #[test]
 fn under_internal_policy_local_only_the_cluster_ip_has_the_servers_endpoints() {
     let local = Service { internal_policy: TrafficPolicy::Local, ..web() };
-    let mut world = World::new(vec![told(local), two()]);
+    let mut world = World::new(vec![exists(local), two()]);
     assert_eq!(world.carriers(FrontendKind::ClusterIp), [Carrier::Ipvs(key("10.96.0.10"))]);
     let other = Carrier::Nft(ByNft::OtherEndpoints);
     assert_eq!(world.carriers(FrontendKind::NodePort), [other]);
-    let changes = world.tell(vec![told(web())]);
+    let changes = world.tell(vec![exists(web())]);
     assert_eq!(world.carriers(FrontendKind::NodePort), [Carrier::Ipvs(key("10.96.0.10"))]);
     assert_eq!(changes.frontends.len(), 4, "the others are lowered otherwise");
 }
@@ -184,14 +188,14 @@ fn under_internal_policy_local_only_the_cluster_ip_has_the_servers_endpoints() {
 fn node_ports_on_loopback_are_balanced_by_nftables() {
     let node_ports = NodePortAddresses::All { localhost: true };
     let policy = Policy { node_ports, ..policy() };
-    let world = World::with(policy, vec![told(web()), two()]);
+    let world = World::with(policy, vec![exists(web()), two()]);
     assert_eq!(world.carriers(FrontendKind::NodePort), [Carrier::Nft(ByNft::Loopback)]);
     assert_eq!(world.carriers(FrontendKind::ExternalIp), [Carrier::Ipvs(key("10.96.0.10"))]);
 }
 
 #[test]
 fn who_is_not_selected_drains_and_who_is_gone_is_removed() {
-    let mut world = World::new(vec![told(web()), two()]);
+    let mut world = World::new(vec![exists(web()), two()]);
     let rest = vec![draining("10.0.0.1", Some(HERE)), endpoint("10.0.0.2", Some(AWAY))];
     let changes = world.tell(vec![endpoints("web", rest)]);
     let named = |shares: &[(&str, Share)]| -> Vec<(String, Share)> {
@@ -209,13 +213,13 @@ fn nothing_drains_where_weight_0_would_refuse_clients_or_keep_flows() {
     let all = vec![draining("10.0.0.1", Some(HERE)), endpoint("10.0.0.2", Some(AWAY))];
     let dh = AskedScheduler { name: Some("dh".into()), flags: None };
     let dh = Service { scheduler: Some(dh.into()), ..web() };
-    let world = World::new(vec![told(dh), endpoints("web", all.clone())]);
+    let world = World::new(vec![exists(dh), endpoints("web", all.clone())]);
     assert_eq!(world.shares("10.96.0.10").len(), 1);
     let mut slice = slice("web", "web", all);
     slice.ports[0].protocol = Protocol::Udp;
     let ports = vec![service_port("http", Protocol::Udp, 80, None)];
     let udp = Service { ports, ..service("web", &["10.96.0.10"]) };
-    let world = World::new(vec![told(udp), Event::Slice(slice.name.clone(), Some(slice))]);
+    let world = World::new(vec![exists(udp), Event::Slice(slice.name.clone(), Some(slice))]);
     let (_, server) = world.ipvs().servers().first_key_value().expect("it is carried");
     assert_eq!(server.endpoints.len(), 1);
 }
@@ -223,7 +227,7 @@ fn nothing_drains_where_weight_0_would_refuse_clients_or_keep_flows() {
 #[test]
 fn an_endpoint_ends_when_the_plugin_says_that_its_pod_does() {
     let both = || Event::Pods(pods(1, &[("10.0.0.1", "veth1"), ("10.0.0.9", "veth9")]));
-    let mut world = World::new(vec![told(web()), two(), both()]);
+    let mut world = World::new(vec![exists(web()), two(), both()]);
     assert_eq!(world.shares("10.96.0.10").len(), 2);
     let changes = world.tell(vec![Event::Pods(pods(2, &[("10.0.0.9", "veth9")]))]);
     assert_eq!(Vec::from_iter(changes.virtual_servers), [key("10.96.0.10")]);
@@ -250,7 +254,7 @@ fn a_service_chooses_its_scheduler() {
     for (name, flags, expected, remarks) in cases {
         let asked = AskedScheduler { name: name.map(Into::into), flags: flags.map(Into::into) };
         let web = Service { scheduler: Some(asked.into()), ..web() };
-        let world = World::with(Policy { scheduler: mh, ..policy() }, vec![told(web), two()]);
+        let world = World::with(Policy { scheduler: mh, ..policy() }, vec![exists(web), two()]);
         let server = &world.ipvs().servers()[&key("10.96.0.10")];
         assert_eq!(server.scheduler.to_string(), expected, "{name:?} {flags:?}");
         let services = world.planner.plan().services().expect("all is listed");
@@ -294,8 +298,8 @@ fn variant_of(name: u8, variant: u8) -> Event {
     let one = |number: u8| endpoint(&format!("10.0.0.{number}"), Some(HERE));
     match variant {
         0 => Event::Service(service.name, None),
-        1 => told(service),
-        2 => told(Service { affinity: Affinity::ClientIp { seconds: 9 }, ..service }),
+        1 => exists(service),
+        2 => exists(Service { affinity: Affinity::ClientIp { seconds: 9 }, ..service }),
         3 => endpoints(&text, vec![one(name), one(name + 1)]),
         4 => endpoints(&text, vec![one(name), draining("10.0.0.9", None)]),
         _ => endpoints(&text, Vec::new()),

@@ -81,8 +81,8 @@ fn has_rules(mesh: &Mesh) -> bool {
     mesh.has_table() || !mesh.counted_by_iptables().is_empty()
 }
 
-/// While a repeated ADD that wants less waits for the agent, its record is written, and the rules of
-/// the first ADD are still there.
+/// While a repeated ADD that wants less waits for the agent, its record is written, and the rules
+/// of the first ADD are still there.
 #[test]
 fn rules_that_a_killed_add_leaves_are_named_and_removed() {
     let iptables = json!({ "profile": "linkerd", "backend": "iptables" });

@@ -1,5 +1,5 @@
-//! Random configurations: linkerd-init's rules of iptables and those of nf_tables do the same to the
-//! same connections.
+//! Random configurations: linkerd-init's rules of iptables and those of nf_tables do the same to
+//! the same connections.
 
 use std::fmt;
 use std::time::Duration;
