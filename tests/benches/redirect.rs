@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 
 use std::fs::{self, File};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -64,11 +65,35 @@ fn turn(context: &PluginContext, what: What) -> Duration {
         What::Redirected(verify) => add(context, &call, Some(verify), &result),
         What::Commands => commands(&pod),
     };
-    chain.del(&context.node, &call, Some(&result)).unwrap();
+    match what {
+        What::Plain | What::Redirected(_) => {
+            installed_takes(context, &call, "DEL");
+        }
+        What::Commands => {}
+    }
+    chain.call(&context.node, &call, "DEL", &chain.plugins[0], Some(&result)).unwrap();
     took
 }
 
+/// Where the standard input of our plugin lies.
+fn input(context: &PluginContext) -> PathBuf {
+    context.folder().join("input")
+}
+
+/// How long a command of the plugin takes, as it is installed.
 #[expect(clippy::disallowed_methods, reason = "this is what a bench is for")]
+fn installed_takes(context: &PluginContext, call: &Call, command: &str) -> Duration {
+    let (variables, input) = (call.environment(command), File::open(input(context)).unwrap());
+    // In the node's own thread: nothing is measured but the process.
+    context.node.run(move || {
+        let begun = Instant::now();
+        let done = run_here(&installed(), variables, input);
+        let took = begun.elapsed();
+        assert!(done.success());
+        took
+    })
+}
+
 fn add(
     context: &PluginContext,
     call: &Call,
@@ -83,17 +108,8 @@ fn add(
     ours["prevResult"] = result.clone();
     ours["runtimeConfig"] = json!({ CAPABILITY: { injected: "edge-26.8.1" } });
     ours["redirect"] = json!({ "profile": "linkerd", "verify": verify.unwrap_or("connect") });
-    let input = context.folder().join("input");
-    fs::write(&input, ours.to_string()).unwrap();
-    let (add, input) = (call.environment("ADD"), File::open(&input).unwrap());
-    // In the node's own thread: nothing is measured but the process.
-    context.node.run(move || {
-        let begun = Instant::now();
-        let added = run_here(&installed(), add, input);
-        let took = begun.elapsed();
-        assert!(added.success());
-        took
-    })
+    fs::write(input(context), ours.to_string()).unwrap();
+    installed_takes(context, call, "ADD")
 }
 
 /// linkerd-init looks at what is there first.
