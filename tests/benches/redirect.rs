@@ -94,6 +94,7 @@ fn installed_takes(context: &PluginContext, call: &Call, command: &str) -> Durat
     })
 }
 
+#[expect(clippy::disallowed_methods, reason = "this is what a bench is for")]
 fn add(
     context: &PluginContext,
     call: &Call,
