@@ -41,8 +41,8 @@ pub(super) const OWN_ADDRESS: &str = "the address is the node's own; serving it 
      node";
 pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered for all addresses of the service port, \
      until the time-out after its last new connection";
-pub(super) const BY_IPVS: &str = "nftables decides all else about the connection; until the virtual server is in the kernel, \
-     nftables chooses, too, at random";
+pub(super) const BY_IPVS: &str = "nftables decides all else about the connection; until the virtual \
+     server is in the kernel, nftables chooses, too, at random";
 pub(super) const NOT_IPVS: &str = "nftables chooses, not IPVS";
 pub(super) const BOUND: &str =
     "by its traffic policy, traffic from outside has other endpoints than the cluster IP";

@@ -36,7 +36,8 @@ pub enum BridgeError {
     Plugin(PathBuf),
     /// The file has other ranges.
     #[error(
-        "{} has {there}, but this node's podCIDRs are {wanted}: drain the node, remove the bridge and that file",
+        "{} has {there}, but this node's podCIDRs are {wanted}: drain the node, \
+         remove the bridge and that file",
         file.display()
     )]
     OtherRanges {

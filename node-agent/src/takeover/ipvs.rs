@@ -8,6 +8,8 @@ use futures_util::StreamExt;
 use nix::errno::Errno;
 use rtnetlink::new_connection;
 
+use crate::backend::ipvs::Kernel;
+
 /// Why NetworkPolicies and ipvs do not go together: ipvs takes a packet in the input hook, and
 /// sends it on through the output hook.
 pub const PASSES_BY: &str = "ipvs serves services here, and what it forwards does not pass the hook where \
@@ -48,11 +50,14 @@ pub async fn remove(device: u32) -> anyhow::Result<()> {
     removed.with_context(|| format!("cannot remove {DEVICE}"))
 }
 
-/// How many virtual servers ipvs has, whoever's.
+/// How many virtual servers ipvs has that are not the backend's.
 pub fn virtual_servers() -> usize {
-    lines("ip_vs", |line| {
+    let all = lines("ip_vs", |line| {
         ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|kind| line.starts_with(kind))
-    })
+    });
+    // Where the backend's cannot be told apart, they all count.
+    let ours = if all > 0 { Kernel::count().unwrap_or(0) } else { 0 };
+    all.saturating_sub(ours)
 }
 
 /// How many connections ipvs carries that are open.

@@ -126,7 +126,7 @@ fn a_policy_that_is_not_understood_is_an_event_once_and_in_the_status() -> Resul
     until_no_error(&agent)
 }
 
-/// All Nodes are followed. What one of them may not have is told once.
+/// All Nodes are followed. What one of them may not have is reported once.
 #[test]
 fn a_pod_cidr_without_a_route_is_an_event_and_others_get_theirs() -> Result<()> {
     let context = ApiContext::own("kube-route-event")?;

@@ -113,6 +113,19 @@ impl Kernel {
         }
     }
 
+    /// How many virtual servers are ours.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    pub fn count() -> Result<usize, ServersError> {
+        let ours = own(&mut Routes::open(PROTOCOL)?)?;
+        if ours.is_empty() {
+            return Ok(0);
+        }
+        let servers = Ipvs::open()?.servers()?.into_iter();
+        Ok(servers.filter(|server| ours.contains_key(&server.key.at.ip())).count())
+    }
+
     /// Removes all virtual servers but ours.
     ///
     /// # Errors
