@@ -20,8 +20,9 @@ use crate::eventually::{eventually, observed};
 use crate::netns::{Netns, checked};
 use crate::probe::Protocol;
 
-/// How long a start may take before it counts as failed.
-pub const STARTING: Duration = Duration::from_secs(10);
+/// How long a start may take before it counts as failed: an emulated processor has to load the
+/// kernel's modules first.
+pub const STARTING: Duration = Duration::from_secs(90);
 
 /// The runtime's cache of CNI results, in the run directory: the machine's own is nobody's business
 /// here.
@@ -117,6 +118,9 @@ pub struct Explanation {
     pub masquerade: bool,
     /// Whether its source is a pod of this node.
     pub local: bool,
+    /// The virtual server that chooses the endpoint.
+    #[serde(default, rename = "virtualServer")]
+    pub virtual_server: Option<Value>,
     /// How that came about.
     pub steps: Vec<Step>,
 }
@@ -203,8 +207,8 @@ impl Agent {
         observed(what, bound, || self.status(), so)
     }
 
-    /// `denizen-agent explain --output json` for a packet from `from`, coming in through
-    /// `interface`.
+    /// What `denizen-agent explain --output json` prints for a packet from `from`, coming in
+    /// through `interface`.
     pub fn explain(
         &self,
         from: IpAddr,
@@ -215,7 +219,7 @@ impl Agent {
         let from =
             interface.map_or_else(|| from.to_string(), |interface| format!("{from}@{interface}"));
         let to = format!("{to}/{protocol}");
-        let answer = self.ask("explain", &["--from", &from, "--to", &to])?;
+        let answer = self.ask_directly(&json!({ "explain": { "from": from, "to": to } }))?;
         serde_json::from_value(answer.clone())
             .with_context(|| format!("an explanation unlike design.md's: {answer}"))
     }

@@ -1,17 +1,18 @@
 //! Connections that must outlive whatever a test does to the node.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use socket2::{Domain, Socket, Type};
 
 use crate::fixture::{Fixture, Who, every_protocol, every_way};
 use crate::load::Load;
 use crate::manifest::Port;
 use crate::netns::Netns;
-use crate::probe::{Probe, Protocol};
+use crate::probe::{PATIENCE, Probe, Protocol};
 
 /// Where the endpoint of such a connection listens.
 pub const ECHO: u16 = 9000;
@@ -66,6 +67,26 @@ impl Lasting {
     /// Connects to an echo service.
     pub fn open(from: &Netns, to: SocketAddr) -> Result<Self> {
         let stream = from.run(|| Probe::tcp(to).connect())?.context("the echo service")?;
+        Self::over(stream)
+    }
+
+    /// The same from a port that other connections, to other addresses, may have, too.
+    pub fn open_from(from: &Netns, port: u16, to: SocketAddr) -> Result<Self> {
+        let any: IpAddr = match to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = from.run(|| -> io::Result<Socket> {
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&SocketAddr::new(any, port).into())?;
+            socket.connect_timeout(&to.into(), PATIENCE)?;
+            Ok(socket)
+        })?;
+        Self::over(socket.with_context(|| format!("from port {port} to {to}"))?.into())
+    }
+
+    fn over(stream: TcpStream) -> Result<Self> {
         stream.set_read_timeout(Some(Duration::from_secs(3)))?;
         Ok(Self(stream))
     }

@@ -36,6 +36,7 @@ pub mod lasting;
 pub mod linkerd_init;
 pub mod load;
 pub mod manifest;
+pub mod matrix;
 pub mod netns;
 pub mod owned;
 pub mod pod;

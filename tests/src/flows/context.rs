@@ -14,14 +14,20 @@ use crate::pod::{Pod, Wiring};
 use crate::server::{Listen, Server};
 use crate::world::{Addresses, World, host_length};
 
+/// How many packets are traced at once. Each trace hears of all the others' chains, and of too many
+/// the kernel cannot keep the messages (45 at once: over 8 MB for each).
+const TRACES: usize = 15;
+
 /// A case, ready to be played.
 pub(super) struct CaseContext {
     pub(super) agent: Agent,
     pods: Vec<Pod>,
     _servers: Vec<Server>,
     pub(super) world: World,
-    /// Whether the kernel can tell what the rules do to a packet.
-    pub(super) is_in_nf_tables: bool,
+    /// How many flows are played at once.
+    pub(super) at_once: usize,
+    /// Whether the kernel is asked what the rules do to each packet.
+    pub(super) is_traced: bool,
 }
 
 /// Who listens where: by the host's first address, or the host that is no pod.
@@ -49,11 +55,13 @@ impl CaseContext {
         let servers = listens.serve(&world, &pods)?;
         let settings = write_down(case, backend, &world)?;
         let agent = Agent::start(&world.node, settings)?;
-        let is_in_nf_tables = match backend {
-            Backend::Nftables | Backend::IptablesNft => true,
-            Backend::IptablesLegacy => false,
+        let (at_once, is_traced) = match backend {
+            Backend::Nftables | Backend::IptablesNft => (TRACES, true),
+            Backend::IptablesLegacy => (case.flows.len().max(1), false),
+            // What IPVS counts is one flow's if no other is played meanwhile.
+            Backend::Ipvs => (1, false),
         };
-        Ok(Self { agent, pods, _servers: servers, world, is_in_nf_tables })
+        Ok(Self { agent, pods, _servers: servers, world, at_once, is_traced })
     }
 
     /// The namespace that a packet starts in, and the interface through which the node sees it

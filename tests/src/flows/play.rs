@@ -10,6 +10,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::context::CaseContext;
 use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
+use crate::kube_proxy::ipvs::taken_if_there;
 use crate::netns::Netns;
 use crate::pod::Wiring;
 use crate::probe::{Outcome, PATIENCE, Probe, SILENCE};
@@ -22,23 +23,20 @@ const TRIES_AN_ENDPOINT: usize = 30;
 /// Connections of one client that must all go the same way, where one endpoint serves one client.
 const STICKY_TRIES: usize = 20;
 
-/// How many packets are traced at once. Each trace hears of all the others' chains, and of too many
-/// the kernel cannot keep the messages (45 at once: over 8 MB for each).
-const TRACES: usize = 15;
-
 /// Plays the case with pods attached as `wiring` says, many packets at once, and fails with every
-/// packet that went another way than the table says, or that `explain` tells otherwise.
-pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<()> {
+/// packet that went another way than the table says, or that `explain` tells otherwise. Returns how
+/// many connections IPVS carried.
+pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<u64> {
     let name = &case.name;
-    let context = CaseContext::new(case, backend, "flow", wiring)?;
+    let mut context = CaseContext::new(case, backend, "flow", wiring)?;
     let node = context.world.node_addresses()?;
     let flows = &case.flows;
-    let at_once = if context.is_in_nf_tables { TRACES } else { flows.len().max(1) };
-    let played = flows.chunks(at_once).flat_map(|some| together(&context, some, &node));
+    let played = flows.chunks(context.at_once).flat_map(|some| together(&context, some, &node));
     let failures: Vec<_> =
         played.filter_map(|(flow, result)| Some((flow, result.err()?))).collect();
     if failures.is_empty() {
-        return Ok(());
+        context.agent.quiet();
+        return taken_if_there(&context.world.node);
     }
     let mut report = format!(
         "{} of {} flows of {name} went wrong, {backend:?}, pods {wiring:?}:\n",
@@ -49,7 +47,9 @@ pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<()> {
         writeln!(report, "- {}: {error:#}", flow.name)?;
     }
     let rules = match backend {
-        Backend::Nftables => context.world.node.output("nft", &["list", "ruleset"])?,
+        Backend::Nftables | Backend::Ipvs => {
+            context.world.node.output("nft", &["list", "ruleset"])?
+        }
         Backend::IptablesLegacy => context.world.node.output("iptables-legacy-save", &[])?,
         Backend::IptablesNft => context.world.node.output("iptables-nft-save", &[])?,
     };
@@ -78,8 +78,11 @@ fn one(context: &CaseContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
         let to = format!("{to}/{}", flow.protocol);
         Tracing::start(&context.world.node, &context.agent, &["--from", &from, "--to", &to])
     };
-    let traced = context.is_in_nf_tables.then(follow).transpose()?;
-    connect(netns, flow, node)?;
+    let traced = context.is_traced.then(follow).transpose()?;
+    let count = || taken_if_there(&context.world.node);
+    let before = count()?;
+    let connections = connect(netns, flow, node)?;
+    let by_ipvs = count()? - before;
     if let Some(traced) = traced {
         traced.end()?.ensure_as_predicted()?;
     }
@@ -109,10 +112,13 @@ fn one(context: &CaseContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
         explained.local == (flow.from_kind == From::LocalPod),
         "explain is wrong about the source: {explained:?}"
     );
+    let expected = if explained.virtual_server.is_some() { connections } else { 0 };
+    ensure!(by_ipvs == expected, "IPVS took {by_ipvs} of {connections}, but {explained:?}");
     Ok(())
 }
 
-fn connect(netns: &Netns, flow: &Flow, node: &[IpAddr]) -> Result<()> {
+/// Returns the number of connections.
+fn connect(netns: &Netns, flow: &Flow, node: &[IpAddr]) -> Result<u64> {
     let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
     let probe = Probe {
         protocol: flow.protocol,
@@ -130,23 +136,24 @@ fn connect(netns: &Netns, flow: &Flow, node: &[IpAddr]) -> Result<()> {
             let outcome = probe.ask_in(netns);
             ensure!(outcome.endpoint() == Some(to), "touched: {outcome:?}");
             ensure!(outcome.seen() == Some(flow.from), "its source was changed: {outcome:?}");
-            Ok(())
+            Ok(1)
         }
     }
 }
 
-fn expect(outcome: &Outcome, expected: &Outcome) -> Result<()> {
+fn expect(outcome: &Outcome, expected: &Outcome) -> Result<u64> {
     ensure!(outcome == expected, "{outcome:?} instead of {expected:?}");
-    Ok(())
+    Ok(1)
 }
 
 /// Connects until every endpoint has answered, none but these, and each saw the source it should.
-fn forwarded(probe: Probe, flow: &Flow, endpoints: &[SocketAddr], node: &[IpAddr]) -> Result<()> {
+/// Returns the number of connections.
+fn forwarded(probe: Probe, flow: &Flow, endpoints: &[SocketAddr], node: &[IpAddr]) -> Result<u64> {
     let sticky = flow.expect.sticky.is_some();
     let wanted: BTreeSet<_> = endpoints.iter().copied().collect();
     let tries = if sticky { STICKY_TRIES } else { TRIES_AN_ENDPOINT * wanted.len() };
     let mut answered = BTreeSet::new();
-    for _ in 0..tries {
+    for connections in 1..=tries {
         let outcome = probe.ask();
         let (Some(endpoint), Some(seen)) = (outcome.endpoint(), outcome.seen()) else {
             bail!("{outcome:?} instead of one of {wanted:?}");
@@ -158,7 +165,7 @@ fn forwarded(probe: Probe, flow: &Flow, endpoints: &[SocketAddr], node: &[IpAddr
         ensure!(right, "{endpoint} saw {seen}, masquerade expected: {masquerade}");
         answered.insert(endpoint);
         if answered == wanted && !sticky {
-            return Ok(());
+            return Ok(connections as u64);
         }
     }
     let never: Vec<_> = wanted.difference(&answered).collect();
@@ -167,5 +174,5 @@ fn forwarded(probe: Probe, flow: &Flow, endpoints: &[SocketAddr], node: &[IpAddr
         !sticky || answered.len() == 1,
         "one client, yet several endpoints answered: {answered:?}"
     );
-    Ok(())
+    Ok(tries as u64)
 }

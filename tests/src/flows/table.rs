@@ -17,16 +17,19 @@ pub enum Backend {
     IptablesLegacy,
     /// iptables in the tables of nf_tables.
     IptablesNft,
+    /// IPVS, with the rules of nftables.
+    Ipvs,
 }
 
 impl Backend {
-    /// Each.
+    /// Each that the kernel under the tests has. The guest's has [`Self::Ipvs`], too.
     pub const ALL: [Self; 3] = [Self::Nftables, Self::IptablesLegacy, Self::IptablesNft];
 
     /// What the table calls it.
     fn row(self) -> &'static str {
         match self {
-            Self::Nftables => "nftables",
+            // What IPVS carries is to look as if nftables carried it.
+            Self::Nftables | Self::Ipvs => "nftables",
             Self::IptablesLegacy | Self::IptablesNft => "iptables",
         }
     }
@@ -37,6 +40,7 @@ impl Backend {
             Self::Nftables => &["--backend=nftables"],
             Self::IptablesLegacy => &["--backend=iptables", "--iptables-variant=legacy"],
             Self::IptablesNft => &["--backend=iptables", "--iptables-variant=nft"],
+            Self::Ipvs => &["--backend=ipvs"],
         };
         flags.iter().map(|&flag| flag.to_owned()).collect()
     }

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 
@@ -37,6 +38,9 @@ pub struct VirtualServer {
     /// Who answers.
     pub endpoints: Vec<SocketAddr>,
 }
+
+/// How many connections there were, for each processor.
+const STATS: &str = "/proc/thread-self/net/ip_vs_stats_percpu";
 
 /// The families, by what iptables, ipset and the names of sets call them.
 const FAMILIES: [(&str, &str, &str); 2] = [("iptables", "inet", ""), ("ip6tables", "inet6", "6-")];
@@ -189,16 +193,9 @@ impl Ipvs<'_> {
         Ok(text)
     }
 
-    /// How many connections ipvs has taken so far. (Its sums are up to two seconds old; those of
-    /// each processor are not.)
+    /// See [`taken`].
     pub fn taken(&self) -> Result<u64> {
-        let path = "/proc/thread-self/net/ip_vs_stats_percpu";
-        let text = self.node.run(|| std::fs::read_to_string(path))??;
-        let lines = text.lines().skip(2).map(str::trim_start);
-        let of_processors = lines.take_while(|line| !line.starts_with('~'));
-        let taken =
-            of_processors.map(|line| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok());
-        taken.sum::<Option<u64>>().with_context(|| text.clone())
+        taken(self.node)
     }
 
     /// Whether ipvs remembers TCP connections that have ended. When it forgets one, the kernel also
@@ -210,4 +207,20 @@ impl Ipvs<'_> {
         let mut connections = text.lines().filter(|line| line.starts_with("TCP"));
         Ok(connections.any(|line| !line.contains(" ESTABLISHED ")))
     }
+}
+
+/// [`taken`], or 0 where the kernel has no IPVS.
+pub fn taken_if_there(node: &Netns) -> Result<u64> {
+    if node.run(|| Path::new(STATS).exists())? { taken(node) } else { Ok(0) }
+}
+
+/// How many connections ipvs has taken in `node` so far. (Its sums are up to two seconds old; those
+/// of each processor are not.)
+pub fn taken(node: &Netns) -> Result<u64> {
+    let text = node.run(|| std::fs::read_to_string(STATS))??;
+    let lines = text.lines().skip(2).map(str::trim_start);
+    let of_processors = lines.take_while(|line| !line.starts_with('~'));
+    let taken =
+        of_processors.map(|line| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok());
+    taken.sum::<Option<u64>>().with_context(|| text.clone())
 }

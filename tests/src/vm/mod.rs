@@ -15,13 +15,16 @@ use anyhow::{Context, Result, ensure};
 
 use self::image::Image;
 use crate::binary;
+use crate::effort;
 
 /// What `guest` prints last when all went well.
 pub const VERDICT: &str = "the guest's verdict: all is well";
 
-/// A guest that has not ended by then never will. It takes less than a minute; the machine may be
-/// slow, or busy.
-const BOUND: Duration = Duration::from_secs(1100);
+/// A guest that has not ended by then never will. It takes some minutes; the machine may be slow,
+/// or busy.
+pub fn bound() -> Duration {
+    Duration::from_secs(effort::in_full(3500, 1100) as u64)
+}
 
 /// A serial console, and nothing else. The emulator executes string instructions byte by byte: a
 /// processor that does not claim to be quick with them (ERMS) makes the kernel copy by words, and
@@ -49,11 +52,26 @@ impl Processors {
     }
 }
 
-/// The variable by which the guest knows what to play; without it, all that one processor plays.
-pub const PLAY: &str = "PLAY";
+/// The variable by which the guest knows what to play.
+pub const BOOT: &str = "BOOT";
 
-/// The value of [`PLAY`] for changes of NetworkPolicies while clients connect.
+/// A value of [`BOOT`]: a node as many are.
+pub const NODE: &str = "node";
+
+/// A value of [`BOOT`]: the backend ipvs.
+pub const IPVS: &str = "ipvs";
+
+/// A value of [`BOOT`]: a kernel without IPv6.
+pub const WITHOUT_IPV6: &str = "without-ipv6";
+
+/// A value of [`BOOT`]: NetworkPolicies change while clients connect.
 pub const CHURN: &str = "churn";
+
+/// The guest's variable for a part of a play's [`word`]: no other is played.
+pub const ONLY: &str = "ONLY";
+
+/// Whoever works on one play sets this to a part of its name.
+const ONLY_OUTSIDE: &str = "DENIZEN_GUEST_PLAY";
 
 /// Where the programs are in the guest; what the kernel does not know of its command line is init's
 /// environment.
@@ -100,28 +118,36 @@ impl Drop for Machine {
     }
 }
 
-/// Boots the guest, with `words` on its kernel's command line too, and waits until it has switched
-/// itself off; what it says goes to standard error as it comes.
+/// A play's name as one word of a kernel's command line.
+pub fn word(name: &str) -> String {
+    name.to_lowercase().replace(' ', "_")
+}
+
+/// Boots the guest to play this [`BOOT`], with `words` on its kernel's command line too, and waits
+/// until it has switched itself off; what it says goes to standard error as it comes.
 ///
 /// # Errors
 /// When [`VERDICT`] was not among it.
-pub fn run(processors: Processors, words: &str) -> Result<()> {
+pub fn run(processors: Processors, boot: &str, words: &str) -> Result<()> {
+    let only = word(&std::env::var(ONLY_OUTSIDE).unwrap_or_default());
+    let words = format!("{BOOT}={boot} {ONLY}={only} {} {words}", effort::variable());
     let kernel = Kernel::find()?;
     let image = Image::with_everything(&kernel.modules)?.packed()?;
-    let mut machine = Machine(started(&kernel, &image.path, processors, words)?);
+    let mut machine = Machine(started(&kernel, &image.path, processors, &words)?);
     let output = machine.0.stdout.take().context("the guest's console")?;
     let (line, lines) = mpsc::channel();
     std::thread::spawn(move || {
         let mut lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
         lines.try_for_each(|bytes| line.send(bytes))
     });
-    let (deadline, mut is_well) = (Instant::now() + BOUND, false);
+    let bound = bound();
+    let (deadline, mut is_well) = (Instant::now() + bound, false);
     while let Ok(bytes) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         let text = String::from_utf8_lossy(&bytes);
         eprintln!("{}", text.trim_end());
         is_well |= text.trim_end() == VERDICT;
     }
-    ensure!(is_well, "the guest failed, or did not end within {BOUND:?}: see what it said");
+    ensure!(is_well, "the guest failed, or did not end within {bound:?}: see what it said");
     Ok(())
 }
 

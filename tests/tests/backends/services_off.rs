@@ -174,7 +174,7 @@ fn policies_judge_what_kube_proxy_has_translated_nft() -> Result<()> {
 fn switched(label: &str, backend: Backend) -> Result<()> {
     let variant = match backend {
         Backend::IptablesLegacy => Variant::Legacy,
-        Backend::Nftables | Backend::IptablesNft => Variant::Nft,
+        Backend::Nftables | Backend::IptablesNft | Backend::Ipvs => Variant::Nft,
     };
     let context = Beside::new(label, variant)?;
     context.write_services()?;
@@ -189,7 +189,7 @@ fn switched(label: &str, backend: Backend) -> Result<()> {
     agent.terminate()?;
     let kube_proxy = context.kube_proxy()?;
     match backend {
-        Backend::Nftables => kube_proxy.start()?,
+        Backend::Nftables | Backend::Ipvs => kube_proxy.start()?,
         // It takes over the chains in place.
         Backend::IptablesLegacy | Backend::IptablesNft => kube_proxy.sync(&kube_proxy.services)?,
     }
@@ -205,7 +205,7 @@ fn switched(label: &str, backend: Backend) -> Result<()> {
     stream.still_alive()?;
     assert_eq!(agent.status()?["services"], 2);
     let is_served = match backend {
-        Backend::Nftables => has_services(&context.tables()?),
+        Backend::Nftables | Backend::Ipvs => has_services(&context.tables()?),
         Backend::IptablesLegacy | Backend::IptablesNft => !sets(context.node())?.is_empty(),
     };
     ensure!(is_served, "denizen serves again");

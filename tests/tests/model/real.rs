@@ -46,6 +46,7 @@ fn play(wiring: Wiring) -> Result<()> {
             let case = case(world)?;
             eprintln!("seed {seed}: {} packets", case.flows.len());
             flows::play(&case, Backend::Nftables, wiring)
+                .map(drop)
                 .with_context(|| format!("{:#?}", case.flows))
         })?;
     }

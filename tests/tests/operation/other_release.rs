@@ -79,7 +79,7 @@ type Rules = (Vec<String>, String);
 /// chains means nothing.
 fn rules(node: &Netns, backend: Backend) -> Result<Rules> {
     let text = match backend {
-        Backend::Nftables => ruleset::dump(node)?,
+        Backend::Nftables | Backend::Ipvs => ruleset::dump(node)?,
         Backend::IptablesLegacy => Variant::Legacy.dump(node)?,
         Backend::IptablesNft => Variant::Nft.dump(node)?,
     };

@@ -194,7 +194,9 @@ pub(crate) fn nobody_notices() -> Result<()> {
     })?;
     agent.terminate()?;
     let agent = context.start(vec!["--backend=nftables".to_owned()])?;
+    // The agent looks again in a minute. Waiting costs an emulated processor nothing, looking does.
     eventually("no virtual servers", PATIENCE, || {
+        thread::sleep(Duration::from_secs(2));
         Ok(context.node().output("ipvsadm", &["--save", "--numeric"])?.is_empty())
     })?;
     context.everyone("nftables alone")?;

@@ -9,8 +9,10 @@
 mod check;
 mod clock;
 mod context;
+mod flow_table;
 mod ipvs;
 mod ipvs_backend;
+mod ipvs_connections;
 mod ipvs_driver;
 mod kernel_socket;
 mod observe;
@@ -20,10 +22,9 @@ mod vlan;
 
 use std::fs;
 use std::panic::catch_unwind;
-use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::iptables::Variant;
@@ -35,8 +36,12 @@ use nix::sys::reboot::{RebootMode, reboot};
 /// What is played, and how it is called.
 type Play = (&'static str, fn() -> Result<()>);
 
-/// All of it, in this order.
-const PLAYS: [Play; 12] = [
+/// What one guest plays, in this order, by the word that asks for it.
+const BOOTS: [(&str, &[Play]); 4] =
+    [(vm::NODE, &NODE), (vm::IPVS, &IPVS), (vm::WITHOUT_IPV6, &WITHOUT_IPV6), (vm::CHURN, &CHURN)];
+
+/// A node as many are.
+const NODE: [Play; 9] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
     ("packets are followed", observe::packets_are_followed),
@@ -46,26 +51,30 @@ const PLAYS: [Play; 12] = [
         "a socket of the kernel's own is redirected",
         kernel_socket::is_redirected_unless_its_port_is_skipped,
     ),
-    ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
-    ("IPVS balances for the backend ipvs", ipvs_backend::serves),
-    ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
     ("nftables takes over from ipvs, and back", ipvs::nftables_takes_over),
     ("iptables, legacy, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Legacy)),
     ("iptables, nft, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Nft)),
 ];
 
-/// … and on a kernel without IPv6.
+/// The backend ipvs.
+const IPVS: [Play; 6] = [
+    ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
+    ("IPVS balances for the backend ipvs", ipvs_backend::serves),
+    ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
+    ("connections through IPVS live and end", ipvs_connections::live_and_end),
+    ("the flow table holds for ipvs", flow_table::flows),
+    ("the detection matrix holds for ipvs", flow_table::detection),
+];
+
+/// A kernel without IPv6.
 const WITHOUT_IPV6: [Play; 1] =
     [("every backend serves without IPv6", single::every_backend_serves)];
 
-/// … and with two processors.
+/// Two processors.
 const CHURN: [Play; 1] = [("policies change while clients connect", policies::change)];
 
 /// Modules that nothing asks the kernel for: kube-proxy loads the ones, a node's setup the other.
 const MODULES: [&str; 2] = ["ip_vs_rr", "br_netfilter"];
-
-/// As long as this in the guest's own time, and it will never end.
-const BOUND: Duration = Duration::from_secs(1200);
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -90,11 +99,12 @@ fn main() -> ExitCode {
 fn boot() -> Result<()> {
     // Nobody outside knows the guest's time.
     thread::spawn(|| {
-        thread::sleep(BOUND);
-        println!("the guest did not end within {BOUND:?}");
+        thread::sleep(vm::bound());
+        println!("the guest did not end within {:?}", vm::bound());
         off()
     });
-    let played = ready().map(|()| plays().iter().filter(|play| !is_well(play)).count());
+    let chosen = ready().and_then(|()| plays());
+    let played = chosen.map(|plays| plays.into_iter().filter(|play| !is_well(play)).count());
     match played {
         Ok(0) => println!("{}", vm::VERDICT),
         Ok(failed) => println!("{failed} failed"),
@@ -103,17 +113,19 @@ fn boot() -> Result<()> {
     off()
 }
 
-fn plays() -> &'static [Play] {
-    if std::env::var(vm::PLAY).is_ok_and(|asked| asked == vm::CHURN) {
-        &CHURN
-    } else if Path::new("/proc/net/if_inet6").exists() {
-        &PLAYS
-    } else {
-        &WITHOUT_IPV6
-    }
+/// What this guest was booted for: a boot's plays, or some of them.
+fn plays() -> Result<Vec<Play>> {
+    let asked = std::env::var(vm::BOOT).context("a boot is asked for")?;
+    let boot = BOOTS.iter().find(|(word, _)| *word == asked);
+    let (_, plays) = boot.with_context(|| format!("there is no boot {asked}"))?;
+    let only = std::env::var(vm::ONLY).unwrap_or_default();
+    let is_asked = |(name, _): &&Play| vm::word(name).contains(&only);
+    let plays: Vec<Play> = plays.iter().filter(is_asked).copied().collect();
+    ensure!(!plays.is_empty(), "no play of {asked} is called like {only}");
+    Ok(plays)
 }
 
-fn is_well((name, play): &Play) -> bool {
+fn is_well(&(name, play): &Play) -> bool {
     let started = Instant::now();
     let outcome = catch_unwind(play).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
     match &outcome {

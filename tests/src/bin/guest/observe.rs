@@ -36,7 +36,7 @@ pub(crate) fn packets_are_followed() -> Result<()> {
         agent.wait_programmed(PATIENCE)?;
         match backend {
             Backend::IptablesLegacy => refused(&fixture, &agent)?,
-            Backend::Nftables | Backend::IptablesNft => {
+            Backend::Nftables | Backend::IptablesNft | Backend::Ipvs => {
                 followed(&fixture, &agent).with_context(|| format!("{backend:?}"))?;
             }
         }

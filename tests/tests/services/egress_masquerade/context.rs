@@ -87,7 +87,7 @@ impl EgressContext {
     /// Whether any of it is in the kernel.
     pub fn is_programmed(&self, backend: Backend) -> Result<bool> {
         let (rules, what) = match backend {
-            Backend::Nftables => {
+            Backend::Nftables | Backend::Ipvs => {
                 (self.node().output("nft", &["list", "table", "ip", "denizen"])?, "hook forward")
             }
             Backend::IptablesLegacy => (Variant::Legacy.dump(self.node())?, ":DENIZEN-EGRESS"),

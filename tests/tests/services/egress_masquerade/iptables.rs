@@ -157,7 +157,7 @@ fn the_other_family_has_no_table() -> Result<()> {
 /// Another variant or backend takes it over, and nothing is left of it where it was.
 #[test]
 fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
-    use Backend::{IptablesLegacy, IptablesNft, Nftables};
+    use Backend::{IptablesLegacy, IptablesNft, Ipvs, Nftables};
     let context = EgressContext::new("egress-swap")?;
     let mut last = None;
     for now in [
@@ -174,7 +174,7 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
         ensure!(context.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
         if let Some(last) = last {
             let is_gone = || match last {
-                Nftables => {
+                Nftables | Ipvs => {
                     let tables = ruleset::tables(context.node())?;
                     Ok(!tables.iter().any(|table| table.ends_with(" denizen")))
                 }

@@ -24,8 +24,8 @@ fn others(backend: Backend, egress: bool) -> String {
     let leak = r#"iifname "cni0" meta mark & 0x40 == 0x40 counter comment "leak""#;
     let [input, forward] = match (backend, egress) {
         // Right behind nat prerouting; with egress masquerade, behind its chain, and before input.
-        (Backend::Nftables, false) => [-300, -300],
-        (Backend::Nftables, true) => [-299, 0],
+        (Backend::Nftables | Backend::Ipvs, false) => [-300, -300],
+        (Backend::Nftables | Backend::Ipvs, true) => [-299, 0],
         // Behind iptables' filter; with egress masquerade, behind security (which iptables-nft has
         // at 150).
         (Backend::IptablesLegacy | Backend::IptablesNft, false) => [1, 1],

@@ -144,7 +144,9 @@ fn no_pod_is_a_stranger_while_the_api_is_silent_iptables() -> Result<()> {
 /// The set of pods whose port must be right.
 fn by_port(node: &Netns, backend: Backend) -> Result<String> {
     match backend {
-        Backend::Nftables => node.output("nft", &["list", "set", "ip", "denizen", "bridged-pods"]),
+        Backend::Nftables | Backend::Ipvs => {
+            node.output("nft", &["list", "set", "ip", "denizen", "bridged-pods"])
+        }
         Backend::IptablesLegacy | Backend::IptablesNft => iptables::sets(node),
     }
 }

@@ -2,26 +2,36 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use crate::cluster::OTHER_NODE;
+use crate::fixture::{Fixture, Who, service_ips};
+use crate::manifest::{self, Port};
+use crate::probe::Protocol;
+use crate::world::ip;
 use anyhow::Result;
-use denizen_tests::cluster::OTHER_NODE;
-use denizen_tests::fixture::{Fixture, Who, service_ips};
-use denizen_tests::manifest::{self, Port};
-use denizen_tests::probe::Protocol;
-use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 use super::table::Sender;
 
-/// Where another node's pod, the only endpoint, listens.
-pub const TARGET: u16 = 5300;
+/// Where the host behind this node listens.
+pub(super) const TARGET: u16 = 5300;
 
+/// Where another node's pod, the only endpoint, listens for each service. (Of services with one
+/// endpoint, IPVS carries only one.)
+pub(super) const TARGETS: [u16; 2] = [5301, 5302];
+
+/// Where packets go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Frontend {
+    /// A service's cluster IP.
     ClusterIp,
+    /// Its load balancer's address.
     LoadBalancer,
+    /// Its node port.
     NodePort,
-    /// The last two under `externalTrafficPolicy: Local`, with an endpoint on another node alone.
+    /// [`Self::LoadBalancer`] under `externalTrafficPolicy: Local`, with an endpoint on another
+    /// node alone.
     LocalLoadBalancer,
+    /// Its node port.
     LocalNodePort,
     /// No service's: a host behind this node, outside the ranges where pods keep their address.
     Elsewhere,
@@ -55,6 +65,7 @@ pub enum Seen {
 }
 
 impl Frontend {
+    /// What becomes of a packet whose sender is taken for local, or is not.
     pub fn expected(self, sender: Sender, local: bool) -> Seen {
         match self {
             // kube-proxy: off-cluster traffic to a cluster IP is masqueraded, and what is not local
@@ -77,7 +88,7 @@ impl Frontend {
     }
 
     /// Its address of the same family as `like`, and port.
-    pub fn at(self, like: IpAddr) -> SocketAddr {
+    pub(super) fn at(self, like: IpAddr) -> SocketAddr {
         let v4 = like.is_ipv4();
         let of = |pair: [IpAddr; 2]| pair[usize::from(!v4)];
         let node = [ip("192.168.0.2"), ip("2001:db8::1")];
@@ -97,12 +108,12 @@ fn balancers(n: u8) -> [IpAddr; 2] {
 }
 
 /// The addresses of the host behind this node.
-pub fn elsewhere() -> [IpAddr; 2] {
+pub(super) fn elsewhere() -> [IpAddr; 2] {
     [ip("198.18.0.5"), ip("2001:db8:18::5")]
 }
 
 /// A load balancer's service with a node port, which another node's pod alone serves.
-pub fn service(
+pub(super) fn service(
     fixture: &Fixture,
     name: &str,
     number: u8,
@@ -111,7 +122,7 @@ pub fn service(
 ) -> Result<Vec<Value>> {
     let port = Port {
         protocol: Protocol::Udp,
-        ..Port::tcp("dns", 80, TARGET).at_node(30080 + u16::from(n))
+        ..Port::tcp("dns", 80, TARGET + u16::from(n)).at_node(30080 + u16::from(n))
     };
     let mut service = manifest::service(name, &service_ips(number), &[port]);
     let ingress = balancers(n).map(|ip| json!({ "ip": ip }));

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use crate::agent::Agent;
+use crate::fixture::service_ips;
+use crate::kube_proxy::ipvs;
+use crate::pod::Wiring;
+use crate::probe::Protocol;
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::Agent;
-use denizen_tests::fixture::service_ips;
-use denizen_tests::pod::Wiring;
-use denizen_tests::probe::Protocol;
 
 use super::context::MatrixContext;
 use super::frontend::{Frontend, Seen};
@@ -19,11 +20,29 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What else was sent before the last expected packet has come by then.
 const GRACE: Duration = Duration::from_millis(200);
 
+/// What was played.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Played {
+    /// Packets sent.
+    pub packets: usize,
+    /// Of those, the ones that IPVS carries.
+    pub by_ipvs: usize,
+}
+
+impl Played {
+    pub(super) fn add(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.by_ipvs += other.by_ipvs;
+    }
+}
+
 /// One packet.
 struct Packet {
     what: String,
     source: IpAddr,
     expected: Seen,
+    /// Whether `explain` says that IPVS carries it.
+    by_ipvs: bool,
 }
 
 /// Sends every packet, with its number in it. No two packets of a test have the same source port:
@@ -43,7 +62,7 @@ fn send_all(
                 let (to, expected) = (frontend.at(like), frontend.expected(sender, local));
                 let what =
                     format!("{}, {wiring:?} pods: {sender:?} to {frontend:?} {to}", row.mode);
-                explained(
+                let by_ipvs = explained(
                     agent,
                     &what,
                     (source, interface.as_deref()),
@@ -54,31 +73,31 @@ fn send_all(
                 let from = (source, context.fresh_port());
                 let send = || UdpSocket::bind(from)?.send_to(&number, to);
                 netns.run(send)?.with_context(|| what.clone())?;
-                packets.push(Packet { what, source, expected });
+                packets.push(Packet { what, source, expected, by_ipvs });
             }
         }
     }
     Ok(packets)
 }
 
-/// `explain` says what the matrix says.
+/// `explain` says what the matrix says. Returns whether it says that IPVS carries the packet.
 fn explained(
     agent: &Agent,
     what: &str,
     (source, interface): (IpAddr, Option<&str>),
     (sender, local): (Sender, bool),
     (to, expected): (SocketAddr, Seen),
-) -> Result<()> {
+) -> Result<bool> {
     let explained = agent.explain(source, interface, to, Protocol::Udp)?;
-    assert_eq!(explained.local, local, "{what}: {explained:?}");
+    ensure!(explained.local == local, "{what}, local: {local}, but {explained:?}");
     let verdict = match (explained.verdict.as_str(), explained.masquerade) {
         ("forward" | "untouched", false) => Seen::Kept,
         ("forward" | "untouched", true) => Seen::Nodes,
         ("drop", _) => Seen::Nothing,
         _ => anyhow::bail!("{what}: {explained:?}"),
     };
-    assert_eq!(verdict, expected, "{what}: {sender:?}: {explained:?}");
-    Ok(())
+    ensure!(verdict == expected, "{what}: {expected:?} for {sender:?}, but {explained:?}");
+    Ok(explained.virtual_server.is_some())
 }
 
 /// What came of each packet: the source that the endpoint saw.
@@ -103,12 +122,16 @@ fn received(context: &MatrixContext, expected: usize) -> Result<BTreeMap<u32, Ip
     Ok(received)
 }
 
+/// Sends a packet for every combination with this row, whose mode the agent has, and fails with
+/// every one that is seen as somebody else's than it should be.
 pub fn play(
     context: &MatrixContext,
     agent: &Agent,
     row: &Row,
     frontends: &[Frontend],
-) -> Result<()> {
+) -> Result<Played> {
+    let count = || ipvs::taken_if_there(&context.fixture.cluster.world.node);
+    let before = count()?;
     let packets = send_all(context, agent, row, frontends)?;
     let expected = packets.iter().filter(|packet| packet.expected != Seen::Nothing).count();
     let received = received(context, expected)?;
@@ -144,5 +167,7 @@ pub fn play(
         packets.len(),
         wrong.join("\n")
     );
-    Ok(())
+    let (taken, by_ipvs) = (count()? - before, packets.iter().filter(|it| it.by_ipvs).count());
+    ensure!(taken == by_ipvs as u64, "IPVS took {taken} packets, and should {by_ipvs}");
+    Ok(Played { packets: packets.len(), by_ipvs })
 }

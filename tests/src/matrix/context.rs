@@ -3,15 +3,15 @@
 use std::cell::Cell;
 use std::net::{IpAddr, UdpSocket};
 
+use crate::cluster::Cluster;
+use crate::fixture::{Fixture, Who};
+use crate::netns::Netns;
+use crate::pod::{Pod, Wiring};
+use crate::world::host_length;
 use anyhow::{Context, Result};
-use denizen_tests::cluster::Cluster;
-use denizen_tests::fixture::{Fixture, Who};
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::world::host_length;
 use serde_json::Value;
 
-use super::frontend::{TARGET, elsewhere, service};
+use super::frontend::{TARGET, TARGETS, elsewhere, service};
 use super::table::Sender;
 
 /// Everybody's packets come with the bit of the mark by which a bridge's table tells: it is nothing
@@ -26,18 +26,21 @@ table inet others {
 ";
 
 /// The hosts, and everything that they send from.
+#[derive(Debug)]
 pub struct MatrixContext {
+    /// The pods and hosts.
     pub fixture: Fixture,
-    pub neighbours: [Pod; 2],
+    neighbours: [Pod; 2],
     /// Attached to this node, and nobody's pod.
     _elsewhere: Pod,
     /// What the sockets of endpoints, and of the host elsewhere, hear.
-    pub listeners: Vec<UdpSocket>,
+    pub(super) listeners: Vec<UdpSocket>,
     /// Port numbers that no packet had yet.
     ports: Cell<u16>,
 }
 
 impl MatrixContext {
+    /// All of it, without an agent.
     pub fn new(label: &str) -> Result<Self> {
         let fixture = Fixture::on(Cluster::new(label, &Value::Null)?)?;
         let cluster = &fixture.cluster;
@@ -57,19 +60,22 @@ impl MatrixContext {
         let web = service(&fixture, "web", 10, 1, "Cluster")?;
         cluster.manifests.put("web", &web)?;
         cluster.manifests.put("kept", &service(&fixture, "kept", 11, 2, "Local")?)?;
-        let listen = |address: &IpAddr| UdpSocket::bind((*address, TARGET));
-        let all = |netns: &Netns, addresses: &[IpAddr]| -> Result<Vec<UdpSocket>> {
-            Ok(netns.run(|| addresses.iter().map(listen).collect::<Result<_, _>>())??)
+        let all = |netns: &Netns, addresses: &[IpAddr], ports: &[u16]| {
+            let both = addresses.iter().flat_map(|it| ports.iter().map(move |port| (*it, *port)));
+            let listeners =
+                netns.run(|| both.map(UdpSocket::bind).collect::<Result<Vec<_>, _>>())?;
+            listeners.context("cannot listen")
         };
-        let mut listeners = all(&cluster.world.remote, &cluster.world.addresses().remote)?;
+        let remote = &cluster.world.addresses().remote;
+        let mut listeners = all(&cluster.world.remote, remote, &TARGETS)?;
         let netns = Netns::new(&format!("{label}-out"))?;
         let wired = Pod::wire(&cluster.world.node, netns, "out", Wiring::Routed, &elsewhere())?;
-        listeners.extend(all(&wired.netns, &wired.addresses)?);
+        listeners.extend(all(&wired.netns, &wired.addresses, &[TARGET])?);
         Ok(Self { fixture, neighbours, _elsewhere: wired, listeners, ports: Cell::new(10_000) })
     }
 
     /// A source port that no packet had yet.
-    pub fn fresh_port(&self) -> u16 {
+    pub(super) fn fresh_port(&self) -> u16 {
         self.ports.replace(self.ports.get() + 1)
     }
 
@@ -82,7 +88,7 @@ impl MatrixContext {
 
     /// Where a sender is, which source it writes, and what the node's stack sees it come in
     /// through.
-    pub fn sender(
+    pub(super) fn sender(
         &self,
         wiring: Wiring,
         sender: Sender,

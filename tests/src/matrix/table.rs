@@ -1,7 +1,8 @@
 //! What each mode takes for a local pod, written down by reasoning from what the mode looks at.
 
-use denizen_tests::pod::Wiring;
+use crate::pod::Wiring;
 
+/// Who sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sender {
     /// A pod of this node, as it was recorded.
@@ -19,6 +20,7 @@ pub enum Sender {
     Node,
 }
 
+/// All of them.
 pub const SENDERS: [Sender; 6] = [
     Sender::Pod,
     Sender::Neighbour,
@@ -31,10 +33,12 @@ pub const SENDERS: [Sender; 6] = [
 /// What of this node's a mode takes for local, of bridged and of routed pods: the pod, its
 /// neighbour with its address, and the host outside with its address. Remote pods, hosts outside
 /// with their own address and the node itself are nobody's in any mode.
+#[derive(Debug)]
 pub struct Row {
+    /// The value of `--detect-local`.
     pub mode: &'static str,
-    pub bridged: [bool; 3],
-    pub routed: [bool; 3],
+    bridged: [bool; 3],
+    routed: [bool; 3],
 }
 
 const YES: bool = true;
@@ -44,6 +48,7 @@ const ERRS: bool = false;
 const DECEIVED: bool = true;
 const NO: bool = false;
 
+/// Every mode.
 pub const MATRIX: [Row; 9] = [
     // The bridge is the input interface of every pod behind it; a veth is one pod's.
     Row { mode: "pod-state", bridged: [YES, DECEIVED, NO], routed: [YES, NO, NO] },
@@ -75,6 +80,7 @@ pub const MATRIX: [Row; 9] = [
 ];
 
 impl Row {
+    /// Whether the mode takes that sender for a local pod.
     pub fn takes_for_local(&self, wiring: Wiring, sender: Sender) -> bool {
         let [pod, neighbour, spoofer] = match wiring {
             Wiring::Bridged => self.bridged,

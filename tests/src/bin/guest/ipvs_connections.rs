@@ -1,0 +1,223 @@
+//! What becomes of connections that IPVS carries: silent ones, those of an endpoint that drains or
+//! ends, and those that share a client's port.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::conntrack::Flow;
+use denizen_tests::eventually::eventually;
+use denizen_tests::fixture::{Fixture, Who, every_protocol, service_ips};
+use denizen_tests::lasting::{self, ECHO, Lasting, MEMBERS};
+use denizen_tests::manifest::Port;
+use denizen_tests::netns::Netns;
+use denizen_tests::probe::{Probe, Protocol};
+use serde_json::json;
+
+/// IPVS forgets a silent connection after so many seconds, if nobody tells it otherwise.
+const SHORT: u64 = 2;
+
+/// Which [`service_ips`] the echo service of several pods has, and its load balancer.
+const ECHOES: u8 = 20;
+const BALANCER: u8 = 100;
+
+/// The pods behind it: one after the other is chosen.
+const BEHIND: [Who; 2] = [Who::Bridged, Who::Remote];
+
+/// A client's port that is used again and again.
+const BOUND: u16 = 41_000;
+
+struct Connections {
+    fixture: Fixture,
+}
+
+impl Connections {
+    fn new() -> Result<Self> {
+        let fixture = lasting::fixture("ipvs-conn")?;
+        let (bridged, world) = (&fixture.bridged, &fixture.cluster.world);
+        bridged.addresses.iter().try_for_each(|at| lasting::serve(&bridged.netns, *at))?;
+        world.addresses().remote.iter().try_for_each(|at| lasting::serve(&world.remote, *at))?;
+        let short = SHORT.to_string();
+        world.node.output("ipvsadm", &["--set", &short, &short, &short])?;
+        let connections = Self { fixture };
+        connections.echoes(&BEHIND, &[])?;
+        Ok(connections)
+    }
+
+    fn node(&self) -> &Netns {
+        &self.fixture.cluster.world.node
+    }
+
+    fn client(&self) -> &Netns {
+        self.fixture.place(Who::Routed).0
+    }
+
+    /// The endpoints of the echo service; `leaving` are among them and get no new connections.
+    fn echoes(&self, members: &[Who], leaving: &[Who]) -> Result<()> {
+        let port = [Port::tcp("echo", 7, ECHO)];
+        let mut objects = self.fixture.service("echoes", ECHOES, &port, members)?;
+        objects[0]["spec"]["type"] = "LoadBalancer".into();
+        let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
+        objects[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
+        for slice in &mut objects[1..] {
+            for endpoint in slice["endpoints"].as_array_mut().context("endpoints")? {
+                let at = endpoint["addresses"][0].as_str().context("an address")?.parse()?;
+                if self.fixture.owner(at).is_some_and(|who| leaving.contains(&who)) {
+                    endpoint["conditions"] =
+                        json!({ "ready": false, "serving": true, "terminating": true });
+                }
+            }
+        }
+        self.fixture.cluster.manifests.put("echoes", &objects)
+    }
+
+    fn start(&self) -> Result<Agent> {
+        let settings = self.fixture.cluster.settings_with(["--backend=ipvs"]);
+        let mut agent = Agent::spawn(self.node(), settings)?;
+        agent.quiet();
+        agent.wait_programmed(STARTING)?;
+        Ok(agent)
+    }
+
+    /// What IPVS says of an endpoint of the echo service: its weight, and how many connections it
+    /// has that are open.
+    fn open(&self, who: Who) -> Result<Option<(u32, u32)>> {
+        let at = self.fixture.address(who, service_ips(ECHOES)[0])?;
+        let listed = self.node().output("ipvsadm", &["--list", "--numeric"])?;
+        let service = format!("TCP  {}:7 ", service_ips(ECHOES)[0]);
+        let of_service = listed.split_once(&service).context(listed.clone())?.1;
+        let mut reals = of_service.lines().skip(1).take_while(|line| line.contains("->"));
+        let real = format!("{at}:{ECHO} ");
+        let Some(line) = reals.find(|line| line.contains(&real)) else { return Ok(None) };
+        let mut numbers = line.split_whitespace().skip(3).map(str::parse);
+        let (weight, open) = (numbers.next(), numbers.next());
+        Ok(Some((weight.context("a weight")??, open.context("connections")??)))
+    }
+
+    fn wait(&self, who: Who, wanted: Option<(u32, u32)>) -> Result<()> {
+        let what = format!("{who:?} has {wanted:?}");
+        eventually(&what, STARTING, || Ok(self.open(who)? == wanted))
+    }
+}
+
+fn at(number: u8, port: u16) -> SocketAddr {
+    SocketAddr::new(service_ips(number)[0], port)
+}
+
+/// IPVS forgets neither connections nor flows before connection tracking does.
+fn silent_ones_live(context: &Connections, streams: &mut [Lasting]) -> Result<()> {
+    let web = at(10, 80);
+    let source = context.fixture.address(Who::Routed, web.ip())?;
+    let flow = Flow::open(context.client(), Protocol::Udp, source, web)?;
+    let first = flow.ask();
+    ensure!(first.endpoint().is_some(), "{first:?}");
+    thread::sleep(Duration::from_secs(3 * SHORT));
+    streams.iter_mut().try_for_each(Lasting::still_alive).context("a silent connection")?;
+    let again = flow.ask();
+    ensure!(again == first, "a silent flow: {first:?}, then {again:?}");
+    Ok(())
+}
+
+/// An endpoint that drains keeps its connections and gets no new one, over a restart, too. What
+/// has left the slices, and what DEL says is gone, is reset.
+fn endpoints_drain(
+    context: &Connections,
+    agent: Agent,
+    mut streams: [Lasting; 2],
+) -> Result<Agent> {
+    // One after the other was chosen: each has one.
+    context.wait(Who::Remote, Some((1, 1)))?;
+    context.echoes(&BEHIND, &[Who::Remote])?;
+    context.wait(Who::Remote, Some((0, 1)))?;
+    let mut new = Vec::new();
+    for _ in 0..2 * BEHIND.len() {
+        new.push(Lasting::open(context.client(), at(ECHOES, 7))?);
+    }
+    context.wait(Who::Bridged, Some((1, 1 + new.len() as u32)))?;
+    agent.kill()?;
+    let agent = context.start()?;
+    context.wait(Who::Remote, Some((0, 1)))?;
+    streams.iter_mut().try_for_each(Lasting::still_alive).context("beside one that drains")?;
+    context.echoes(&BEHIND[..1], &[])?;
+    context.wait(Who::Remote, None)?;
+    let mut reset = streams.iter_mut().map(|stream| stream.is_reset().is_ok());
+    let ended = reset.by_ref().filter(|is_reset| *is_reset).count();
+    ensure!(ended == 1, "{ended} of two connections were the endpoint's");
+    context.echoes(&BEHIND, &[])?;
+    context.wait(Who::Remote, Some((1, 0)))?;
+    let begun = Instant::now();
+    context.fixture.bridged.forget(context.node())?;
+    context.wait(Who::Bridged, None)?;
+    let all_reset = new.iter_mut().all(|stream| stream.is_reset().is_ok());
+    ensure!(all_reset, "a connection to a pod that is gone goes on");
+    println!("  connections were reset {:?} after DEL began", begun.elapsed());
+    Ok(agent)
+}
+
+/// A flow whose endpoint goes is another's at its next datagram.
+fn flows_move_at_once(context: &Connections) -> Result<()> {
+    let web = at(10, 80);
+    let source = context.fixture.address(Who::Routed, web.ip())?;
+    let flow = Flow::open(context.client(), Protocol::Udp, source, web)?;
+    let outcome = flow.ask();
+    let endpoint = outcome.endpoint().with_context(|| format!("{outcome:?}"))?;
+    let served = context.fixture.owner(endpoint.ip()).context("an endpoint")?;
+    let rest: Vec<Who> = MEMBERS.into_iter().filter(|who| *who != served).collect();
+    let objects = context.fixture.service("web", 10, &every_protocol(), &rest)?;
+    context.fixture.cluster.manifests.put("web", &objects)?;
+    let gone = format!("{endpoint} ");
+    eventually("the endpoint is gone", STARTING, || {
+        let listed =
+            context.node().output("ipvsadm", &["--list", "--numeric", "-u", &web.to_string()])?;
+        Ok(!listed.contains(&gone))
+    })?;
+    let outcome = flow.ask();
+    let moved = outcome.endpoint().and_then(|it| context.fixture.owner(it.ip()));
+    ensure!(moved.is_some_and(|who| rest.contains(&who)), "{served:?} is gone, and {outcome:?}");
+    Ok(())
+}
+
+/// A client that uses one port for connection after connection waits for none of them.
+fn a_port_is_used_again(context: &Connections) -> Result<()> {
+    let mut longest = Duration::ZERO;
+    for _ in 0..10 {
+        let begun = Instant::now();
+        let outcome = Probe { port: BOUND, ..Probe::tcp(at(10, 80)) }.ask_in(context.client());
+        ensure!(outcome.endpoint().is_some(), "{outcome:?}");
+        longest = longest.max(begun.elapsed());
+    }
+    println!("  ten connections from one port: the longest took {longest:?}");
+    Ok(())
+}
+
+/// One port of a client towards two frontends of a service: IPVS knows one connection. (What becomes
+/// of the other one, when one has ended and IPVS forgets that, nothing promises.)
+fn two_frontends_from_one_port(context: &Connections) -> Result<()> {
+    let open = |number, port| Lasting::open_from(context.client(), port, at(number, 7));
+    for (port, first, second) in [(BOUND + 10, ECHOES, BALANCER), (BOUND + 11, BALANCER, ECHOES)] {
+        let mut one = open(first, port)?;
+        one.still_alive()?;
+        let mut other = open(second, port)?;
+        one.still_alive().context("the first one")?;
+        other.still_alive().context("the second one")?;
+        drop(one);
+        other.still_alive().context("the second one, beside one that ends")?;
+    }
+    Ok(())
+}
+
+pub(crate) fn live_and_end() -> Result<()> {
+    let context = Connections::new()?;
+    let agent = context.start()?;
+    let open = || Lasting::open(context.client(), at(ECHOES, 7));
+    let mut streams = [open()?, open()?];
+    silent_ones_live(&context, &mut streams)?;
+    a_port_is_used_again(&context)?;
+    two_frontends_from_one_port(&context)?;
+    flows_move_at_once(&context)?;
+    let agent = endpoints_drain(&context, agent, streams)?;
+    agent.terminate()?;
+    Ok(())
+}
