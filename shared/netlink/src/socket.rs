@@ -15,6 +15,9 @@ use thiserror::Error;
 
 use crate::message::{Attributes, Message, parse_messages};
 
+#[cfg(test)]
+mod tests;
+
 /// What went wrong between us and the kernel's netlink.
 #[derive(Debug, Error)]
 pub enum NetlinkError {
@@ -217,8 +220,8 @@ impl Socket {
     /// Sends a dump request (numbered `sequence`) and gives each answer to `each`.
     ///
     /// # Errors
-    /// [`NetlinkError::Interrupted`] when the tables changed meanwhile; what was given is
-    /// then of no use.
+    /// [`NetlinkError::Interrupted`] when the tables changed meanwhile, [`NetlinkError::Refused`]
+    /// when the kernel ends the dump with an error; what was given is then of no use.
     pub fn dump(
         &mut self,
         request: &[u8],
@@ -235,8 +238,7 @@ impl Socket {
                 }
                 torn |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
                 match i32::from(message.kind) {
-                    libc::NLMSG_DONE => end = Some(Ok(())),
-                    libc::NLMSG_ERROR => {
+                    libc::NLMSG_DONE | libc::NLMSG_ERROR => {
                         end = Some(answer(&message).map_err(NetlinkError::Refused))
                     }
                     _ => each(message),
@@ -368,20 +370,23 @@ impl AsRawFd for Socket {
     }
 }
 
-/// What an NLMSG_ERROR message says: an acknowledgement, or a refusal.
+/// What an NLMSG_ERROR message says, an acknowledgement or a refusal, or the NLMSG_DONE message of
+/// a dump, that it is whole or why it ended early.
 ///
 /// # Errors
 /// The refusal.
 fn answer(message: &Message<'_>) -> Result<(), Refusal> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
-    // With NETLINK_CAP_ACK the original header follows, but not its payload; then the attributes.
-    const ERROR_AND_HEADER: usize = 4 + 16;
+    const CODE: usize = 4;
     let code =
-        message.payload.get(..4).and_then(|b| b.try_into().ok()).map_or(0, i32::from_ne_bytes);
+        message.payload.get(..CODE).and_then(|b| b.try_into().ok()).map_or(0, i32::from_ne_bytes);
     if code == 0 {
         return Ok(());
     }
-    let attributes = Attributes::new(message.payload.get(ERROR_AND_HEADER..).unwrap_or_default());
+    // With NETLINK_CAP_ACK the original header follows in an error, but not its payload; then the
+    // attributes.
+    let header = if i32::from(message.kind) == libc::NLMSG_ERROR { 16 } else { 0 };
+    let attributes = Attributes::new(message.payload.get(CODE + header..).unwrap_or_default());
     Err(Refusal {
         sequence: message.sequence,
         errno: Errno::from_raw(-code),
