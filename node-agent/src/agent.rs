@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
 
 mod alone;
+mod announcing;
 mod flush;
 mod foreign;
 mod history;
@@ -29,8 +30,9 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
 pub use self::alone::{AloneError, alone_here};
+use self::announcing::Announcer;
 use self::flush::Flush;
-use self::foreign::{foreign_change, pollable};
+use self::foreign::{foreign_change, pollable, watch_forward};
 use self::network_policy::Enforcer;
 use self::publish::Publisher;
 use self::requests::Waiting;
@@ -45,7 +47,7 @@ use crate::config::Config;
 use crate::control::Asked;
 use crate::describe::describe;
 use crate::engine::Engine;
-use crate::forward::{self, Findings};
+use crate::forward::Findings;
 use crate::http;
 use crate::memory::trim;
 use crate::model::Event;
@@ -96,7 +98,8 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     drop(event_sender);
     let (publisher, published) = Publisher::new(&config, asked, now());
     let notices = sources::notices(&config, wrong_policies);
-    let routing = Routing::start(config.routing, notices.clone());
+    let routing = Routing::start(&config.routing, notices.clone());
+    let announcer = routing::announcer(&config.routing, notices.clone())?;
     sources.problems.extend(
         http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
     );
@@ -124,6 +127,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         flush,
         sampling: Sampling::default(),
         routing,
+        announcer,
     };
     let result = agent.run_loop(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
@@ -143,19 +147,6 @@ fn egress_at_start(config: &Config) -> Option<Event> {
 fn with_egress(mut engine: Engine, egress: Option<Event>) -> Engine {
     engine.apply(Vec::from_iter(egress));
     engine
-}
-
-fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
-    let elsewhere = Arc::new(Notify::new());
-    let (findings, found) = watch::channel(Findings::default());
-    if config.policy.services {
-        let wanted = forward::Wanted {
-            open: config.policy.node_side.open_forward,
-            by_ipvs: config.backend.name.capabilities().balances_by_ipvs,
-        };
-        tokio::spawn(forward::run(wanted, elsewhere.clone(), findings));
-    }
-    (elsewhere, found)
 }
 
 struct Agent {
@@ -192,6 +183,8 @@ struct Agent {
     sampling: Sampling,
     /// Keeps the routes to other nodes' pods; `None` if it is off.
     routing: Option<Routing>,
+    /// Announces what this node serves; `None` if it is off.
+    announcer: Option<Announcer>,
 }
 
 impl Agent {
@@ -224,6 +217,10 @@ impl Agent {
                 () = self.engine.wait() => Some(self.program(false)),
                 Some(asked) = requests.recv() => self.answer_all(asked, &mut requests),
                 () = self.sampling.expired() => Some(self.end_sampling()),
+                () = announcing::due(&self.announcer) => {
+                    self.announce_again();
+                    None
+                }
                 Some(ticket) = self.sources.policies_read.recv() => {
                     self.policies_read(ticket, &mut events)
                 }
@@ -283,6 +280,7 @@ impl Agent {
         self.settings.keep(self.engine.settings(), look);
         self.publisher.queued(&self.engine, begun);
         self.filter_bridges(look);
+        self.announcer.iter_mut().for_each(|it| it.withdraw(&self.engine));
         let result = if look {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
@@ -305,6 +303,7 @@ impl Agent {
                     return true;
                 }
                 self.begun = None;
+                self.announcer.iter_mut().for_each(|it| it.announce(&self.engine));
                 let sync = LastSync::new(timestamp(), begun.elapsed());
                 self.flush.after(sync, &mut self.engine);
                 self.release();

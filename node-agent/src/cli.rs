@@ -8,6 +8,7 @@ mod offline;
 mod trace;
 
 use std::io::{self, IsTerminal, Write};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -29,7 +30,7 @@ use crate::backend::chosen::{self, Choice};
 use crate::config::file::{Completed, complete, with_booleans};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{self, Empty, ExplainQuery, Request};
-use crate::explain::Explanation;
+use crate::explain::{Announced, Explanation};
 use crate::install::{self, InstallArgs};
 use crate::memory;
 use crate::names::Names;
@@ -82,12 +83,23 @@ enum Output {
 #[derive(Debug, Args)]
 struct ExplainArgs {
     /// The packet's source (a pod of this node by its name), and its input interface
-    #[arg(long, value_name = "ADDR|NAMESPACE/POD[@INTERFACE]")]
-    from: String,
+    #[arg(
+        long,
+        value_name = "ADDR|NAMESPACE/POD[@INTERFACE]",
+        required_unless_present = "announce"
+    )]
+    from: Option<String>,
     /// The packet's destination: an address, or a service or a pod of this node by its name; for a
     /// ping, /icmp or /icmpv6 in place of the port
-    #[arg(long, value_name = "ADDR:PORT|NAMESPACE/NAME:PORT[/PROTO]")]
-    to: String,
+    #[arg(
+        long,
+        value_name = "ADDR:PORT|NAMESPACE/NAME:PORT[/PROTO]",
+        required_unless_present = "announce"
+    )]
+    to: Option<String>,
+    /// Explain why this node announces an address, or does not, in place of a packet
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["from", "to", "manifests"])]
+    announce: Option<IpAddr>,
     /// Answer from these manifests (and from the state file in --run-dir, if given), without the
     /// running agent
     #[arg(long, value_name = "DIR")]
@@ -200,7 +212,13 @@ fn unusable(error: &anyhow::Error) -> ExitCode {
 }
 
 fn explain(args: ExplainArgs) -> anyhow::Result<()> {
-    let ExplainArgs { from, to, .. } = args;
+    let ExplainArgs { from, to, announce, .. } = args;
+    if let Some(announce) = announce {
+        let run_dir = args.run_dir.unwrap_or_else(|| run_dir::DEFAULT.into());
+        let announced: Announced = ask(run_dir, Request::Announce { announce })?;
+        return show(&announced, args.output);
+    }
+    let (from, to) = (from.unwrap_or_default(), to.unwrap_or_default());
     let explanation: Explanation = match args.manifests {
         Some(manifests) => {
             let (policy, run_dir) = (args.policy, args.run_dir);

@@ -22,7 +22,9 @@ pub use error::ConfigError;
 pub use firewall::{FirewallArgs, NetworkPolicyMode, PolicyToNode};
 pub use node_side::NodeSideArgs;
 pub use objects::{InCluster, Objects, ObjectsArgs, ObjectsError};
-pub use routing::{RoutingArgs, RoutingMode};
+pub use routing::{
+    AnnounceConfig, AnnouncePods, AnnounceServices, Routing, RoutingArgs, RoutingMode,
+};
 pub use services::{ServicesArgs, ServicesMode};
 
 use std::path::PathBuf;
@@ -176,8 +178,8 @@ pub struct Config {
     pub backend: BackendConfig,
     /// Whether NetworkPolicies are enforced.
     pub network_policy: NetworkPolicyMode,
-    /// How this node reaches the pods of other nodes.
-    pub routing: RoutingMode,
+    /// How this node reaches the pods of other nodes, and what it announces.
+    pub routing: Routing,
     /// Settings of connection tracking.
     pub conntrack: Conntrack,
     /// The egress file; `None` if egress masquerade is off.
@@ -209,13 +211,16 @@ impl RunArgs {
             init_only,
             log_format: _,
         } = self;
+        if !policy.has_rules() && !routing.is_on() {
+            return Err(ConfigError::NothingToDo);
+        }
         Ok(Config {
             policy: policy.check(auto)?,
             run_dir: run_dir.run_dir.clone(),
             cni_cache_dir: cni_cache_dir.clone(),
             not_pods: NotPods(not_pods.clone()),
-            features: Features { other_nodes: routing.needs_nodes(), ..policy.features() },
-            routing: routing.routing_mode,
+            features: Features { other_nodes: routing.is_on(), ..policy.features() },
+            routing: routing.check()?,
             objects: objects.check(InCluster::from_environment(), policy.services.are_served())?,
             egress: policy.node_side.egress_masquerade_config.as_ref().map(|file| egress::Config {
                 file: file.clone(),
@@ -252,7 +257,7 @@ impl PolicyArgs {
     /// # Errors
     /// [`ConfigError`], for the first error.
     pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
-        self.services.check(self.firewall, &self.node_side)?;
+        self.services.check(&self.node_side)?;
         if self.backend(auto).name == BackendName::Ipvs
             && self.firewall.network_policy == NetworkPolicyMode::On
         {
@@ -275,6 +280,11 @@ impl PolicyArgs {
             firewall: self.firewall.settings(),
             scheduler: Scheduler::new(self.backend.ipvs_scheduler),
         })
+    }
+
+    /// Whether there is anything to program but routes.
+    fn has_rules(&self) -> bool {
+        self.services.are_served() || self.firewall.network_policy != NetworkPolicyMode::Off
     }
 
     /// The backend to open: none if another program serves services. `auto` is the backend that

@@ -4,6 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "the socket bounds each wait for a client")]
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -31,6 +32,11 @@ pub enum Request {
     Explain {
         /// Source and destination, as on the command line.
         explain: ExplainQuery,
+    },
+    /// Explain why an address is, or is not, announced.
+    Announce {
+        /// The address.
+        announce: IpAddr,
     },
     /// Resolve and explain a packet for `denizen-agent trace`.
     Trace {

@@ -1,6 +1,7 @@
 //! Joins model, plan and backend: it takes events and programs the kernel. It has no task, no
 //! socket and no clock; `agent` drives it.
 
+mod announce;
 mod connections;
 mod figures;
 mod health;

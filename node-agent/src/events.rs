@@ -45,6 +45,8 @@ pub enum Reason {
     InvalidNetworkPolicy,
     /// Another node's podCIDR gets no route.
     RouteRejected,
+    /// An address that somebody asks for is not announced.
+    NotAnnounced,
 }
 
 /// One event.

@@ -81,6 +81,7 @@ pub fn service(name: &str, cluster_ips: &[&str]) -> Service {
         health_check_node_port: None,
         created: "".into(),
         scheduler: None,
+        opts_out: false,
     }
 }
 
@@ -125,6 +126,9 @@ pub fn node(zone: Option<&str>, addresses: &[&str], pod_cidrs: &[&str]) -> Node 
         addresses: addresses.iter().map(|text| ip(text)).collect(),
         pod_cidrs: pod_cidrs.iter().map(|text| range(text)).collect(),
         leaving: false,
+        excluded: false,
+        network_unavailable: false,
+        taints: Vec::new(),
     }
 }
 

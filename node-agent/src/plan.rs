@@ -4,6 +4,7 @@
 //! nothing. What a backend's facility cannot do is among what the plan is made by
 //! ([`Capabilities`]).
 
+mod announce;
 mod direct;
 mod firewall;
 mod ipvs;
@@ -20,6 +21,11 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+pub use self::announce::{
+    AnnounceSettings, AnnouncedPods, Announcement, Announcements, Announcing, Because, Class,
+    Drain, Excluded, Forbidden, Owner, Silent, Surveyed, WhyNot, announcements, is_draining,
+    single_pods,
+};
 pub use self::direct::{
     DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,
 };

@@ -79,6 +79,7 @@ fn every_field_of_the_status_is_there() {
         pods: 0,
         unrecorded_interfaces: 0,
         routing: Some(crate::status::RoutingStatus::default()),
+        announcements: Some(crate::status::AnnouncementsStatus::default()),
         ipvs: Some(crate::status::IpvsStatus::default()),
         redirected_pods: 0,
         unredirected_pods: 0,

@@ -4,6 +4,7 @@ pub mod health;
 pub mod metrics;
 pub mod view;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -68,6 +69,9 @@ pub struct Status {
     /// The routes to other nodes' pods; missing if that is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<RoutingStatus>,
+    /// What is announced; missing unless `--routing-mode` says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announcements: Option<AnnouncementsStatus>,
     /// What IPVS carries; missing with the other backends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipvs: Option<IpvsStatus>,
@@ -126,6 +130,49 @@ impl fmt::Display for RoutingStatus {
         }
         let rejected = rejected.len();
         write!(f, "{routes} to other nodes' pods, {rejected} rejected, {repaired} repaired")
+    }
+}
+
+/// The state of announcements.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AnnouncementsStatus {
+    /// All first lists are complete. Before that nothing is announced or withdrawn.
+    pub is_known: bool,
+    /// This node's own podCIDRs.
+    pub pod_cidrs: Vec<String>,
+    /// The kernel's table.
+    pub table: u32,
+    /// Prefixes that are to be announced.
+    pub wanted: usize,
+    /// Prefixes in the table.
+    pub in_table: usize,
+    /// Those of them that are to be there, by what they are.
+    pub announced: BTreeMap<String, usize>,
+    /// What somebody asks for and is not announced, each with the reason.
+    pub refused: Vec<String>,
+    /// The node drains.
+    pub is_draining: bool,
+    /// Announcements that were repaired after another program changed them.
+    pub repaired: u64,
+}
+
+impl fmt::Display for AnnouncementsStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { is_known, pod_cidrs: _, table, wanted, in_table, announced, .. } = self;
+        let Self { refused, is_draining, repaired, .. } = self;
+        if !is_known {
+            return write!(f, "waiting for the first lists");
+        }
+        let counts = announced.iter().map(|(class, count)| format!(", {class} {count}"));
+        let counts: String = counts.collect();
+        let draining = if *is_draining { ", draining" } else { "" };
+        let refused = refused.len();
+        write!(
+            f,
+            "{in_table} of {wanted} in table {table}{counts}, {refused} refused, {repaired} \
+             repaired{draining}"
+        )
     }
 }
 
@@ -243,12 +290,14 @@ impl fmt::Display for Status {
                 ),
             ),
         ];
+        let announcements = self.announcements.iter().map(|it| ("announcements", it.to_string()));
         let ipvs = self.ipvs.iter().map(|ipvs| ("virtual servers", ipvs.to_string()));
         let errors = self.errors.iter().map(|error| ("error", error.clone()));
         let warnings = self.warnings.iter().map(|warning| ("warning", warning.clone()));
         let none = self.errors.is_empty().then(|| ("errors", "none".to_owned()));
         lines
             .into_iter()
+            .chain(announcements)
             .chain(ipvs)
             .chain(errors)
             .chain(none)

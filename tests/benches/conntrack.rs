@@ -125,6 +125,7 @@ fn facts(n: u32) -> [Event; 2] {
         health_check_node_port: None,
         created: "".into(),
         scheduler: None,
+        opts_out: false,
     };
     let endpoint = |ip| SliceEndpoint {
         address: IpAddr::V4(ip),

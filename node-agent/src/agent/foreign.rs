@@ -1,10 +1,13 @@
 //! The kernel's notifications of foreign changes, for the loop to wait for.
 
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
+use crate::config::Config;
+use crate::forward::{self, Findings};
 use denizen_nft::{Changes, Watch};
 
 /// Registers a watch with the loop's runtime.
@@ -36,4 +39,19 @@ pub(super) async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>, elsewhere
         }
         Err(_) => true,
     }
+}
+
+/// Starts the task that looks at other firewalls' chains, if services are served. Returns what
+/// wakes it, and its findings.
+pub(super) fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
+    let elsewhere = Arc::new(Notify::new());
+    let (findings, found) = watch::channel(Findings::default());
+    if config.policy.services {
+        let wanted = forward::Wanted {
+            open: config.policy.node_side.open_forward,
+            by_ipvs: config.backend.name.capabilities().balances_by_ipvs,
+        };
+        tokio::spawn(forward::run(wanted, elsewhere.clone(), findings));
+    }
+    (elsewhere, found)
 }

@@ -70,6 +70,10 @@ impl Agent {
             Request::Explain { explain } => {
                 or_error(self.explained(&explain).map(|(_, explanation)| json!(explanation)))
             }
+            Request::Announce { announce } => match &self.announcer {
+                Some(announcer) => json!(announcer.explain(announce)),
+                None => json!({ "error": "nothing is announced: see --routing-mode" }),
+            },
             Request::Trace { trace } => or_error(self.explained(&trace).map(|(packet, it)| {
                 let backend = self.backend.to_string();
                 json!(Prediction::of(self.engine.plan(), &packet, it, backend))

@@ -14,14 +14,15 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
+use super::announcing::Announcer;
 use super::foreign::pollable;
-use crate::config::RoutingMode;
+use crate::config::Routing as RoutingConfig;
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::events::{About, Notice, Notices, Reason};
 use crate::model::Nodes;
 use crate::plan::RejectedRange;
-use crate::routes::PodRoutes;
+use crate::routes::{AnnouncedRoutes, PodRoutes};
 use crate::status::RoutingStatus;
 
 /// Changes come in groups: all addresses of a link, all Nodes of a list.
@@ -50,17 +51,13 @@ struct State {
 impl Routing {
     /// Starts the task, if routes are wanted. Otherwise removes those that an earlier run has left:
     /// nobody would follow the nodes any more.
-    pub(super) fn start(mode: RoutingMode, notices: Notices) -> Option<Self> {
-        match mode {
-            RoutingMode::Off => {
-                match PodRoutes::open().and_then(|mut routes| routes.remove()) {
-                    Ok(0) => {}
-                    Ok(count) => info!(count, "removed routes of an earlier --routing-mode"),
-                    Err(error) => warn!(error = describe(&error), "cannot look for old routes"),
-                }
+    pub(super) fn start(config: &RoutingConfig, notices: Notices) -> Option<Self> {
+        match config {
+            RoutingConfig::Off | RoutingConfig::Table(_) => {
+                note_removed(PodRoutes::open().and_then(|mut routes| routes.remove()));
                 None
             }
-            RoutingMode::Direct => {
+            RoutingConfig::Direct => {
                 let (nodes, nodes_receiver) = watch::channel(None);
                 let (sender, state) = watch::channel(State::default());
                 let task = Task { nodes: nodes_receiver, state: sender, notices };
@@ -90,6 +87,31 @@ impl Routing {
     pub(super) fn report(&self) -> (RoutingStatus, Vec<String>) {
         let State { status, errors } = self.state.borrow().clone();
         (status, errors)
+    }
+}
+
+/// What announces, if that is wanted. Otherwise withdraws what an earlier run has left.
+///
+/// # Errors
+/// When netlink cannot be opened.
+pub(super) fn announcer(
+    config: &RoutingConfig,
+    notices: Notices,
+) -> Result<Option<Announcer>, RouteError> {
+    match config {
+        RoutingConfig::Off | RoutingConfig::Direct => {
+            note_removed(AnnouncedRoutes::remove_all());
+            Ok(None)
+        }
+        RoutingConfig::Table(config) => Announcer::start(config, notices).map(Some),
+    }
+}
+
+fn note_removed(removed: Result<usize, RouteError>) {
+    match removed {
+        Ok(0) => {}
+        Ok(count) => info!(count, "removed routes of an earlier --routing-mode"),
+        Err(error) => warn!(error = describe(&error), "cannot look for old routes"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The content of `status` and of the status page, from the loop's state.
 
-use super::{Agent, Routing, now};
+use super::{Agent, Announcer, Routing, now};
 use crate::attachments;
 use crate::backend::BackendName;
 use crate::describe::describe;
@@ -24,6 +24,12 @@ impl Agent {
         let problems = problems.chain(self.is_passed_by().then(|| ipvs::PASSES_BY.to_owned()));
         let (routing, errors) = self.routing.as_ref().map(Routing::report).unzip();
         let problems = problems.chain(errors.into_iter().flatten());
+        let reported = self.announcer.as_ref().map(Announcer::report);
+        let (announcements, errors, refused) = match reported {
+            Some((status, errors, refused)) => (Some(status), errors, refused),
+            None => (None, Vec::new(), Vec::new()),
+        };
+        let problems = problems.chain(errors);
         let rejected = routing.iter().flat_map(|routing| routing.rejected.clone()).collect();
         let settings = self.settings.warnings(self.engine.is_synced());
         let vlans = vlan::problems(self.settings.sysctls(), self.engine.plan().recorded());
@@ -40,6 +46,7 @@ impl Agent {
             unredirected_pods: lacking.len(),
             unrecorded_interfaces: unrecorded.interfaces.len(),
             routing,
+            announcements,
             warnings: [
                 found.warnings,
                 settings,
@@ -48,6 +55,7 @@ impl Agent {
                 unrecorded.warnings(),
                 unredirected,
                 rejected,
+                refused,
             ]
             .concat(),
             ..status

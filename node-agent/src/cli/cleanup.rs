@@ -14,7 +14,7 @@ use crate::conntrack::Conntrack;
 use crate::describe::describe;
 use crate::firewall::Firewall;
 use crate::forward;
-use crate::routes::PodRoutes;
+use crate::routes::{AnnouncedRoutes, PodRoutes};
 use crate::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use crate::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
 use denizen_nft::Kernel as NfTables;
@@ -66,6 +66,8 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
         println!("set nf_call_iptables and nf_call_ip6tables of bridge {bridge} back");
     }
     vec![
+        // Before the rules: nobody should send more.
+        announcements().map(|routes| print_removed(routes, "announcement")),
         forward::cleanup()
             .context("cannot remove denizen's rules from other firewalls' chains")
             .map(|chains| {
@@ -149,6 +151,10 @@ fn remove_ipvs() -> anyhow::Result<()> {
 fn routes() -> anyhow::Result<usize> {
     let removed = PodRoutes::open().and_then(|mut routes| routes.remove());
     removed.context("cannot remove the routes to other nodes' pods")
+}
+
+fn announcements() -> anyhow::Result<usize> {
+    AnnouncedRoutes::remove_all().context("cannot withdraw the announcements")
 }
 
 fn tables() -> anyhow::Result<usize> {

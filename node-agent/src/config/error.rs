@@ -28,12 +28,18 @@ pub enum ConfigError {
     /// No usable source of objects.
     #[error(transparent)]
     Objects(#[from] ObjectsError),
-    /// Neither services nor NetworkPolicies.
+    /// Neither services nor NetworkPolicies nor routes.
     #[error(
-        "--services=off and --network-policy=off leave nothing to do: enforce NetworkPolicies with \
-         --network-policy=on, or serve services"
+        "--services=off, --network-policy=off and --routing-mode=off leave nothing to do: serve \
+         services, enforce NetworkPolicies with --network-policy=on, or route with --routing-mode"
     )]
     NothingToDo,
+    /// Addresses for which anybody can ask would be announced.
+    #[error(
+        "--announce-services: whoever may write a Service chooses its external IPs: name the ranges of \
+         external IPs and load balancer IPs that may be announced with --announce-ranges"
+    )]
+    NoAnnounceRanges,
     /// IPVS sends requests past the hook where policies are enforced.
     #[error(
         "--network-policy=on and --backend=ipvs: what IPVS forwards does not pass the hook where \

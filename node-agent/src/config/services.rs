@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use super::{ConfigError, FirewallArgs, NetworkPolicyMode, NodeSideArgs};
+use super::{ConfigError, NodeSideArgs};
 
 /// `--services`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -31,21 +31,13 @@ impl ServicesArgs {
         }
     }
 
-    /// Checks that the other flags leave something to do, and ask for nothing that only comes with
-    /// services.
+    /// Checks that the other flags ask for nothing that only comes with services.
     ///
     /// # Errors
-    /// [`ConfigError::NothingToDo`], [`ConfigError::WithoutServices`].
-    pub(super) fn check(
-        self,
-        firewall: FirewallArgs,
-        node_side: &NodeSideArgs,
-    ) -> Result<(), ConfigError> {
+    /// [`ConfigError::WithoutServices`].
+    pub(super) fn check(self, node_side: &NodeSideArgs) -> Result<(), ConfigError> {
         if self.are_served() {
             return Ok(());
-        }
-        if firewall.network_policy == NetworkPolicyMode::Off {
-            return Err(ConfigError::NothingToDo);
         }
         let asked = [
             ("--open-forward", node_side.open_forward),

@@ -139,6 +139,8 @@ fn wrong_or_contradictory_flags_are_named() {
         ("--masquerade-bit 32", "a bit of the mark is a number from 0 to 31"),
         ("--masquerade-bit 0x4000", "a bit of the mark is a number from 0 to 31"),
         ("--services=off --network-policy=off", "leave nothing to do"),
+        ("--routing-mode=table --announce-services=external-ips", "--announce-ranges"),
+        ("--routing-mode=table --announce-table=254", "254 is not in 1..=252"),
         ("--services=off --network-policy=on --open-forward", "--open-forward is part of serving"),
         (
             "--services=off --network-policy=on --egress-masquerade-config /e",

@@ -41,6 +41,9 @@ impl<B: Backend> Engine<B> {
         if let Some(status) = &status.routing {
             metrics.routing.set(status);
         }
+        if let Some(status) = &status.announcements {
+            metrics.routing.set_announced(status);
+        }
         let Crowded { reserved, briefly, not } = status.affinity.crowded;
         for (remembered, clients) in [("reserved", reserved), ("briefly", briefly), ("no", not)] {
             let counter = own.affinity_crowded.get_or_create(&[("remembered", remembered)]);

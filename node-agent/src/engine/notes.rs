@@ -65,6 +65,7 @@ impl<B: Backend> Engine<B> {
             pods: model.pods().map_or(0, |pods| pods.pods.len()),
             unrecorded_interfaces: 0,
             routing: None,
+            announcements: None,
             ipvs: self.planner.plan().ipvs().map(|ipvs| IpvsStatus {
                 virtual_servers: ipvs.servers().len(),
                 carried_by_nftables: ipvs.carried_by_nftables(),

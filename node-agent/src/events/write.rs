@@ -120,7 +120,8 @@ fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
         | Reason::HealthUnserved
         | Reason::MetricsUnserved
         | Reason::HealthCheckUnserved
-        | Reason::RouteRejected => format!("{:x}", now.as_nanosecond()),
+        | Reason::RouteRejected
+        | Reason::NotAnnounced => format!("{:x}", now.as_nanosecond()),
         Reason::InvalidNetworkPolicy => {
             let mut hasher = DefaultHasher::new();
             notice.text.hash(&mut hasher);
@@ -140,6 +141,7 @@ impl Reason {
             Self::HealthCheckUnserved => "FailedToStartServiceHealthcheck",
             Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
             Self::RouteRejected => "RouteRejected",
+            Self::NotAnnounced => "NotAnnounced",
         }
     }
 
@@ -149,6 +151,7 @@ impl Reason {
             Self::HealthCheckUnserved => "Listen",
             Self::InvalidNetworkPolicy => "Enforce",
             Self::RouteRejected => "Route",
+            Self::NotAnnounced => "Announce",
         }
     }
 
@@ -159,7 +162,8 @@ impl Reason {
             | Self::MetricsUnserved
             | Self::HealthCheckUnserved
             | Self::InvalidNetworkPolicy
-            | Self::RouteRejected => "Warning",
+            | Self::RouteRejected
+            | Self::NotAnnounced => "Warning",
         }
     }
 }

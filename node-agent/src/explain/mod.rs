@@ -3,6 +3,7 @@
 //! It is computed from the [`Plan`] alone, as the rules are, so it cannot contradict them. Tests
 //! with real packets compare it with the kernel.
 
+mod announce;
 mod arrival;
 mod carrier;
 mod egress;
@@ -21,6 +22,7 @@ use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use announce::Announced;
 pub use carrier::VirtualServerRow;
 pub use packet::{Packet, PacketError, Transport};
 pub use policy::PolicyRow;

@@ -61,8 +61,10 @@ pub async fn ranges(run_dir: &Path) -> Result<Vec<IpNetwork>, BridgeError> {
     let answer = ask(run_dir, &Request::Status { status: Empty {} }).await?;
     let status: Status =
         serde_json::from_value(answer).map_err(|error| ControlError::Answer(error.to_string()))?;
-    let routing = status.routing.ok_or(BridgeError::Unknown("--routing-mode is off"))?;
-    let ranges: Vec<_> = routing.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect();
+    let announced = || status.announcements.map(|it| it.pod_cidrs);
+    let known = status.routing.map(|it| it.pod_cidrs).or_else(announced);
+    let known = known.ok_or(BridgeError::Unknown("--routing-mode is off"))?;
+    let ranges: Vec<_> = known.iter().filter_map(|text| text.parse().ok()).collect();
     match ranges.is_empty() {
         true => Err(BridgeError::Unknown("its Node object has none (yet)")),
         false => Ok(ranges),

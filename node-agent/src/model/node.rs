@@ -21,6 +21,12 @@ pub struct Node {
     /// The node is being deleted, or the cluster autoscaler is about to delete it: load balancers
     /// should stop using it (KEP-3836).
     pub leaving: bool,
+    /// Label `node.kubernetes.io/exclude-from-external-load-balancers`, whatever its value.
+    pub excluded: bool,
+    /// Condition `NetworkUnavailable` is true.
+    pub network_unavailable: bool,
+    /// The keys of `spec.taints`.
+    pub taints: Vec<Arc<str>>,
 }
 
 /// The Node object of another node.

@@ -226,6 +226,8 @@ pub struct Service {
     pub created: Arc<str>,
     /// What its annotations say about IPVS's scheduler.
     pub scheduler: Option<Box<AskedScheduler>>,
+    /// Label `denizen.io/announce` is `false`: routers are not to hear of its addresses.
+    pub opts_out: bool,
 }
 
 /// kube-router's annotations, as written.

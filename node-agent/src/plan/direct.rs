@@ -19,8 +19,8 @@ use ipnetwork::IpNetwork;
 use crate::model::{Nodes, OtherNode, family_of};
 
 /// The shortest prefixes of ranges that are taken for one node's pods.
-const SHORTEST_V4: u8 = 12;
-const SHORTEST_V6: u8 = 32;
+pub(super) const SHORTEST_V4: u8 = 12;
+pub(super) const SHORTEST_V6: u8 = 32;
 
 /// What the kernel knows of this node's networks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -182,14 +182,10 @@ fn unusable(
     addresses: &BTreeSet<IpAddr>,
     around: &Neighbourhood,
 ) -> Option<WhyRejected> {
-    let shortest = match range {
-        IpNetwork::V4(_) => SHORTEST_V4,
-        IpNetwork::V6(_) => SHORTEST_V6,
-    };
-    if special().any(|special| overlap(special, range)) {
+    if is_special(range) {
         return Some(WhyRejected::Special);
     }
-    if range.prefix() < shortest {
+    if is_too_large(range) {
         return Some(WhyRejected::TooLarge);
     }
     let mut own = nodes.own.iter().flat_map(|node| &node.pod_cidrs).copied();
@@ -230,6 +226,20 @@ fn next_hop(
     })
 }
 
+/// Whether some of these addresses are no pod's and no service's.
+pub(super) fn is_special(range: IpNetwork) -> bool {
+    special().any(|special| overlap(special, range))
+}
+
+/// Whether a range has more addresses than a node can have pods.
+pub(super) fn is_too_large(range: IpNetwork) -> bool {
+    let shortest = match range {
+        IpNetwork::V4(_) => SHORTEST_V4,
+        IpNetwork::V6(_) => SHORTEST_V6,
+    };
+    range.prefix() < shortest
+}
+
 /// Ranges that no pod's address is in: "this network", loopback, link-local, multicast and reserved
 /// addresses (RFC 6890).
 fn special() -> impl Iterator<Item = IpNetwork> {
@@ -249,10 +259,10 @@ fn special() -> impl Iterator<Item = IpNetwork> {
     .flatten()
 }
 
-fn without_host_bits(range: IpNetwork) -> IpNetwork {
+pub(super) fn without_host_bits(range: IpNetwork) -> IpNetwork {
     IpNetwork::new(range.network(), range.prefix()).unwrap_or(range)
 }
 
-fn overlap(one: IpNetwork, other: IpNetwork) -> bool {
+pub(super) fn overlap(one: IpNetwork, other: IpNetwork) -> bool {
     one.contains(other.network()) || other.contains(one.network())
 }

@@ -1,10 +1,11 @@
-//! Routes to the other nodes' pods, by rtnetlink: what `plan` decides becomes routes of the main
-//! table, and what is not decided any more is removed.
+//! Routes, by rtnetlink. Here: to the other nodes' pods. What `plan` decides becomes routes of the
+//! main table, and what is not decided any more is removed.
 //!
 //! A restarted agent, which remembers nothing, knows its routes by their protocol number and their
 //! metric. No other route is changed: not where it leads to the same range, nor where it has the
 //! place of a route that is wanted.
 
+mod announced;
 mod reconcile;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use denizen_route::{
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 
+pub use self::announced::{AnnouncedRoutes, Published};
 use self::reconcile::{commands, wanted};
 use crate::model::Nodes;
 use crate::plan::{DirectRoutes, Neighbourhood, NotNear, direct};

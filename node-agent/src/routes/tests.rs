@@ -14,7 +14,7 @@ use crate::model::OtherNode;
 
 /// Runs `test` on a thread in a new network namespace, in which this node is 192.0.2.1 and
 /// 2001:db8::1.
-fn in_namespace(test: impl FnOnce() + Send + 'static) {
+pub(super) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let inside = move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace; the tests run as root");
         run("link set lo up");
@@ -35,7 +35,7 @@ fn in_namespace(test: impl FnOnce() + Send + 'static) {
 }
 
 /// Runs `ip`, and returns what it printed.
-fn run(arguments: &str) -> String {
+pub(super) fn run(arguments: &str) -> String {
     #[expect(clippy::disallowed_methods, reason = "the judge is a program")]
     let output = Process::new("ip").args(arguments.split(' ')).output().expect("ip");
     let error = String::from_utf8_lossy(&output.stderr);

@@ -1,5 +1,6 @@
 //! The connection to the kernel.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use denizen_netlink::{Message, NetlinkError, Socket, Writer};
@@ -7,8 +8,11 @@ use nix::errno::Errno;
 use nix::libc;
 use thiserror::Error;
 
-use crate::message::{family, list_header, path_header, read_path, read_route, write_destination};
-use crate::route::{Command, ObservedRoute, Path};
+use crate::message::{
+    family, list_header, path_header, read_gateways, read_path, read_route, read_rule,
+    write_destination, write_table,
+};
+use crate::route::{Command, ObservedRoute, Path, Rule};
 
 /// How many commands are sent at once. The kernel's answers to as many refusals fit the socket's
 /// buffer.
@@ -87,11 +91,65 @@ impl Routes {
     /// # Errors
     /// [`RouteError`].
     pub fn of(&mut self, protocol: u8) -> Result<Vec<ObservedRoute>, RouteError> {
-        let families = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()].map(family);
+        self.list(protocol, None)
+    }
+
+    /// The routes of a table, whosever, of both families.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn in_table(&mut self, table: u32) -> Result<Vec<ObservedRoute>, RouteError> {
+        self.list(libc::RTPROT_UNSPEC, Some(table))
+    }
+
+    /// The rules of both families that say which table packets are looked up in (`ip rule`).
+    ///
+    /// # Errors
+    /// [`RouteError`], also where the kernel has one table alone (`CONFIG_IP_MULTIPLE_TABLES`).
+    pub fn rules(&mut self) -> Result<Vec<Rule>, RouteError> {
+        let mut rules = Vec::new();
+        for family in families() {
+            let header = list_header(family, libc::RTPROT_UNSPEC);
+            let listed = self.dump(family, libc::RTM_GETRULE, &header, None, read_rule);
+            rules.extend(listed.map_err(RouteError::netlink("list routing rules"))?);
+        }
+        Ok(rules)
+    }
+
+    /// The neighbours through whom routes of a table lead.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn gateways(&mut self, table: u32) -> Result<BTreeSet<IpAddr>, RouteError> {
+        let mut gateways = BTreeSet::new();
+        for family in families() {
+            let header = list_header(family, libc::RTPROT_UNSPEC);
+            let read = |message: &Message<'_>| {
+                let is_of_table = read_route(message).is_some_and(|route| route.key.table == table);
+                is_of_table.then(|| read_gateways(message))
+            };
+            let listed = self.dump(family, libc::RTM_GETROUTE, &header, Some(table), read);
+            gateways.extend(listed.map_err(RouteError::netlink("list gateways"))?.concat());
+        }
+        Ok(gateways)
+    }
+
+    fn list(&mut self, protocol: u8, table: Option<u32>) -> Result<Vec<ObservedRoute>, RouteError> {
+        // A kernel before 4.20 lists all routes.
+        let is_wanted = |route: &ObservedRoute| {
+            (protocol == libc::RTPROT_UNSPEC || route.protocol == protocol)
+                && table.is_none_or(|table| route.key.table == table)
+        };
         let mut routes = Vec::new();
-        for family in families {
-            let listed = self.list_family(family, protocol);
-            routes.extend(listed.map_err(RouteError::netlink("list routes"))?);
+        for family in families() {
+            let header = list_header(family, protocol);
+            let read = |message: &Message<'_>| read_route(message).filter(is_wanted);
+            match self.dump(family, libc::RTM_GETROUTE, &header, table, read) {
+                Ok(listed) => routes.extend(listed),
+                // A table that nobody has used does not exist.
+                Err(error) if table.is_some() && error.errno() == Some(Errno::ENOENT) => {}
+                Err(error) => return Err(RouteError::netlink("list routes")(error)),
+            }
         }
         Ok(routes)
     }
@@ -136,29 +194,31 @@ impl Routes {
         }
     }
 
-    fn list_family(
+    /// All that `read` makes of a list's messages of this family. (A kernel without IPv6 lists
+    /// other families instead.)
+    fn dump<T>(
         &mut self,
         family: u8,
-        protocol: u8,
-    ) -> Result<Vec<ObservedRoute>, NetlinkError> {
-        // A kernel without IPv6 lists other families instead. One before 4.20 lists all routes.
-        let is_wanted = |message: &Message<'_>, route: &ObservedRoute| {
-            message.family() == Some(family) && route.protocol == protocol
-        };
+        kind: u16,
+        header: &[u8],
+        table: Option<u32>,
+        read: impl Fn(&Message<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
         for _ in 0..TRIES {
             let sequence = self.socket.sequences(1);
             let mut writer = Writer::default();
-            let header = list_header(family, protocol);
             let flags = libc::NLM_F_DUMP as u16;
-            let open = writer.begin_message_with(libc::RTM_GETROUTE, flags, sequence, &header);
+            let open = writer.begin_message_with(kind, flags, sequence, header);
+            table.into_iter().for_each(|table| write_table(&mut writer, table));
             writer.end_message(open);
-            let mut routes = Vec::new();
+            let mut found = Vec::new();
             let listed = self.socket.dump(writer.bytes(), sequence, |message| {
-                routes.extend(read_route(&message).filter(|route| is_wanted(&message, route)));
+                let is_of_family = message.family() == Some(family);
+                found.extend(Some(&message).filter(|_| is_of_family).and_then(&read));
             });
             match listed {
                 Err(NetlinkError::Interrupted) => {}
-                Ok(()) => return Ok(routes),
+                Ok(()) => return Ok(found),
                 Err(error) => return Err(error),
             }
         }
@@ -188,4 +248,8 @@ impl Routes {
         });
         Ok(refused.collect())
     }
+}
+
+fn families() -> [u8; 2] {
+    [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()].map(family)
 }

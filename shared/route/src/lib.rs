@@ -12,5 +12,5 @@ mod tests;
 mod watch;
 
 pub use kernel::{Refused, RouteError, Routes};
-pub use route::{Command, MAIN, ObservedRoute, Path, Route, RouteKey, Target};
+pub use route::{Command, LOCAL, MAIN, ObservedRoute, Path, Route, RouteKey, Rule, Target};
 pub use watch::{Change, Watch};

@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
-use denizen_netlink::{Message, Writer};
+use denizen_netlink::{Attributes, Message, Writer};
 use ipnetwork::IpNetwork;
 use nix::libc;
 
-use crate::route::{Command, ObservedRoute, Path, Route, RouteKey, Target};
+use crate::route::{Command, ObservedRoute, Path, Route, RouteKey, Rule, Target};
 
+/// Length of `struct rtnexthop`.
+const RTNEXTHOP: usize = 8;
 /// Length of `struct rtmsg`.
 pub const RTMSG: usize = 12;
 // Offsets in it.
@@ -24,6 +26,10 @@ const FLAGS: usize = 8;
 const RTA_VIA: u16 = 18;
 const RTA_ENCAP: u16 = 22;
 const RTA_NH_ID: u16 = 30;
+
+/// `FRA_TABLE` and `FRA_PRIORITY` (linux/fib_rules.h), which libc lacks.
+const FRA_PRIORITY: u16 = 6;
+const FRA_TABLE: u16 = 15;
 
 /// Attributes of routes whose target is none of [`Target`].
 const ELSEWHERE: [u16; 4] = [libc::RTA_MULTIPATH, RTA_VIA, RTA_ENCAP, RTA_NH_ID];
@@ -119,9 +125,13 @@ fn write_route(writer: &mut Writer, route: &Route) {
     }
 }
 
+/// The table that a message is about. The header has room for tables up to 255 only.
+pub fn write_table(writer: &mut Writer, table: u32) {
+    writer.put(libc::RTA_TABLE, &table.to_ne_bytes());
+}
+
 fn write_key(writer: &mut Writer, key: &RouteKey) {
-    // The header has room for tables up to 255 only.
-    writer.put(libc::RTA_TABLE, &key.table.to_ne_bytes());
+    write_table(writer, key.table);
     write_destination(writer, key.destination.network());
     writer.put(libc::RTA_PRIORITY, &key.metric.to_ne_bytes());
 }
@@ -173,13 +183,44 @@ pub fn read_path(message: &Message<'_>) -> Option<Path> {
     let all = message.attributes_after(RTMSG);
     let is_local = header[TYPE] == libc::RTN_LOCAL;
     let is_path = is_local || header[TYPE] == libc::RTN_UNICAST;
-    // A gateway of the other family is in RTA_VIA.
-    let via = all.find(RTA_VIA).and_then(|via| address(via.get(2..)?));
     Some(Path {
         link: all.find(libc::RTA_OIF).and_then(u32_of).filter(|_| is_path)?,
-        gateway: all.find(libc::RTA_GATEWAY).and_then(address).or(via),
+        gateway: gateway(all),
         source: all.find(libc::RTA_PREFSRC).and_then(address),
         is_local,
+    })
+}
+
+/// Reads the neighbours through whom a route leads: one, or those of several next hops.
+pub fn read_gateways(message: &Message<'_>) -> Vec<IpAddr> {
+    let all = message.attributes_after(RTMSG);
+    let mut gateways = Vec::from_iter(gateway(all));
+    let mut hops = all.find(libc::RTA_MULTIPATH).unwrap_or_default();
+    // Each is a `struct rtnexthop`, whose first field is the length of it all, and attributes.
+    while let Some(length) = hops.first_chunk().map(|length| u16::from_ne_bytes(*length)) {
+        let Some(hop) = hops.get(..length.into()).filter(|hop| hop.len() >= RTNEXTHOP) else {
+            break;
+        };
+        gateways.extend(gateway(Attributes::new(&hop[RTNEXTHOP..])));
+        hops = hops.get(hop.len().next_multiple_of(4)..).unwrap_or_default();
+    }
+    gateways
+}
+
+/// The neighbour that these attributes name. One of the other family is in `RTA_VIA`.
+fn gateway(attributes: Attributes<'_>) -> Option<IpAddr> {
+    let via = attributes.find(RTA_VIA).and_then(|via| address(via.get(2..)?));
+    attributes.find(libc::RTA_GATEWAY).and_then(address).or(via)
+}
+
+/// Reads a rule (`struct fib_rule_hdr`, whose fields up to the table are those of `struct rtmsg`).
+pub fn read_rule(message: &Message<'_>) -> Option<Rule> {
+    let header: &[u8; RTMSG] = message.payload.first_chunk()?;
+    let all = message.attributes_after(RTMSG);
+    let number = |attribute| all.find(attribute).and_then(u32_of);
+    Some(Rule {
+        priority: number(FRA_PRIORITY).unwrap_or(0),
+        table: number(FRA_TABLE).unwrap_or_else(|| header[TABLE].into()),
     })
 }
 

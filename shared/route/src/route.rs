@@ -9,6 +9,9 @@ use nix::libc;
 /// The table in which every packet is looked up (`RT_TABLE_MAIN`).
 pub const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
+/// The table of the node's own addresses (`RT_TABLE_LOCAL`).
+pub const LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
+
 /// What identifies a route: a table holds one for each prefix and metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouteKey {
@@ -93,6 +96,15 @@ pub struct Path {
     pub source: Option<IpAddr>,
     /// The destination is this node.
     pub is_local: bool,
+}
+
+/// Which packets are looked up in which table, as far as it is read (`ip rule`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule {
+    /// Rules with a lower one come first.
+    pub priority: u32,
+    /// The table's number; 0 if the rule leads to none.
+    pub table: u32,
 }
 
 /// A change of one route. What is made has the protocol of the [`Routes`](crate::Routes) that

@@ -12,7 +12,7 @@ pub(super) const WITHOUT_FIELD: [&str; 7] =
     ["config", "help", "version", "init-only", "node-cidr", "pod-interface-prefix", "cluster-cidr"];
 
 /// Fields that are not named like their flag: they have kube-proxy's name, or are in a section.
-const NAMED_OTHERWISE: [(&str, &str); 9] = [
+const NAMED_OTHERWISE: [(&str, &str); 18] = [
     ("nodePortAddresses", "nodeport-addresses"),
     ("conntrack.maxPerCore", "conntrack-max-per-core"),
     ("conntrack.min", "conntrack-min"),
@@ -22,6 +22,15 @@ const NAMED_OTHERWISE: [(&str, &str); 9] = [
     ("conntrack.udpTimeout", "conntrack-udp-timeout"),
     ("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream"),
     ("routing.mode", "routing-mode"),
+    ("routing.table", "announce-table"),
+    ("routing.pods", "announce-pods"),
+    ("routing.services", "announce-services"),
+    ("routing.ranges", "announce-ranges"),
+    ("routing.most", "announce-most"),
+    ("routing.mostPods", "announce-most-pods"),
+    ("routing.fromExcluded", "announce-from-excluded"),
+    ("routing.drainTaints", "drain-taints"),
+    ("routing.drainWait", "drain-wait"),
 ];
 
 /// How a flag's value is written in a file.

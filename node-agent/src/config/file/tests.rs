@@ -13,7 +13,7 @@ use super::denizen::{WITHOUT_FIELD, field_of};
 use super::*;
 use crate::backend::BackendName;
 use crate::cli::command;
-use crate::config::{Config, RunArgs};
+use crate::config::{Config, Routing, RunArgs};
 
 const HEAD: &str = "apiVersion: denizen.io/v1alpha1\nkind: DenizenConfiguration\nmanifests: /m\n";
 
@@ -85,10 +85,14 @@ fn the_example_has_every_field_with_its_default() {
     let all: BTreeSet<&str> =
         all.iter().map(String::as_str).filter(|flag| field_of(flag).is_some()).collect();
     // A field without default, or one that excludes another, is a comment.
+    let comment = |field: String| match field.split_once('.') {
+        Some((_section, field)) => format!("\n  # {field}:"),
+        None => format!("\n# {field}:"),
+    };
     let commented: BTreeSet<&str> = all
         .iter()
         .copied()
-        .filter(|flag| text.contains(&format!("\n# {}:", field_of(flag).unwrap())))
+        .filter(|flag| text.contains(&comment(field_of(flag).unwrap())))
         .collect();
     let both: BTreeSet<&str> = named.union(&commented).copied().collect();
     assert_eq!(both, all);
@@ -122,6 +126,20 @@ fn fields_become_flags() {
     // JSON is valid YAML.
     let json = r#"{"apiVersion":"denizen.io/v1alpha1","kind":"DenizenConfiguration","manifests":"/m","masqueradeAll":true}"#;
     assert!(checked(json, &[]).policy.settings.masquerade_all);
+}
+
+#[test]
+fn the_section_of_routing_says_what_is_announced() {
+    let text = format!(
+        "{HEAD}routing: {{mode: table, table: 200, pods: exact, services: [external-ips, \
+         cluster-ips], ranges: ['203.0.113.0/24', '2001:db8::/64'], most: 7, drainWait: 2s}}\n"
+    );
+    let Routing::Table(config) = checked(&text, &[]).routing else { panic!("announcements") };
+    assert_eq!((config.table, config.drain_wait.as_secs(), config.settings.most), (200, 2, 7));
+    assert_eq!((config.settings.kinds.len(), config.settings.ranges.len()), (2, 2));
+    assert_eq!(config.settings.pods, crate::plan::AnnouncedPods::Exact);
+    let alone = format!("{HEAD}services: 'off'\nnetworkPolicy: 'off'\nrouting: {{mode: direct}}\n");
+    assert_eq!(checked(&alone, &[]).routing, Routing::Direct);
 }
 
 #[test]

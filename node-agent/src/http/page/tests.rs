@@ -38,6 +38,7 @@ fn hostile_view() -> View {
             flushing: false,
             unrecorded_interfaces: 0,
             routing: None,
+            announcements: None,
             ipvs: None,
             redirected_pods: 0,
             unredirected_pods: 0,

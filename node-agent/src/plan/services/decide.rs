@@ -25,7 +25,10 @@ pub struct Settings {
 }
 
 /// This node's place, by which endpoints are selected.
-pub(super) fn whereabouts<'a>(settings: &'a Settings, node: Option<&'a Node>) -> Whereabouts<'a> {
+pub(in crate::plan) fn whereabouts<'a>(
+    settings: &'a Settings,
+    node: Option<&'a Node>,
+) -> Whereabouts<'a> {
     Whereabouts {
         node: &settings.node_name,
         zone: node.and_then(|node| node.zone.as_deref()),

@@ -8,12 +8,13 @@ mod remark;
 mod selection;
 mod service_plan;
 
+pub(super) use decide::whereabouts;
 pub use decide::{Settings, frontends};
 pub use frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
 pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
 pub use outcome::{Endpoint, Endpoints, Outcome};
 pub use remark::Remark;
-pub(super) use selection::listed;
 pub use selection::{Selection, Whereabouts, select, serving};
+pub(super) use selection::{listed, ready};
 pub(super) use service_plan::Surroundings;
 pub use service_plan::{Conflict, ServicePlan};

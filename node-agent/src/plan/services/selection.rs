@@ -42,10 +42,20 @@ pub fn local_ready<'a>(
     slices: impl Iterator<Item = &'a Slice>,
     here: Whereabouts<'_>,
 ) -> impl Iterator<Item = IpAddr> {
+    ready(port, family, slices, here).filter(|(_, is_local)| *is_local).map(|(ip, _)| ip)
+}
+
+/// As [`local_ready`], on all nodes, with whether each is on this one.
+pub fn ready<'a>(
+    port: &ServicePort,
+    family: Family,
+    slices: impl Iterator<Item = &'a Slice>,
+    here: Whereabouts<'_>,
+) -> impl Iterator<Item = (IpAddr, bool)> {
     merged(port, family, slices)
         .into_iter()
-        .filter(move |(_, e)| e.state == EndpointState::Ready && here.has(e))
-        .map(|(at, _)| at.ip())
+        .filter(|(_, e)| e.state == EndpointState::Ready)
+        .map(move |(at, e)| (at.ip(), here.has(e)))
 }
 
 /// Selects the endpoints of `port` among `slices`, which belong to its service.

@@ -9,6 +9,9 @@ use super::{Kind, Metadata, Notes, ObjectError, Warning, elements, parse_address
 use crate::model;
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+const EXCLUDE_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+/// Condition of a node whose network is not set up.
+const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
 /// Taint of a node that the cluster autoscaler is about to remove (its `deletetaint` package).
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
@@ -55,6 +58,19 @@ pub struct Taint {
 pub struct NodeStatus {
     /// The node's addresses and names.
     pub addresses: Option<Vec<NodeAddress>>,
+    /// What holds of the node.
+    pub conditions: Option<Vec<Condition>>,
+}
+
+/// One entry of `status.conditions`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Condition {
+    /// Its name.
+    #[serde(rename = "type", default)]
+    pub kind: String,
+    /// `True`, `False` or `Unknown`.
+    #[serde(default)]
+    pub status: String,
 }
 
 /// One entry of `status.addresses`.
@@ -79,6 +95,9 @@ pub fn node(raw: &Node, warnings: &mut Vec<Warning>) -> Result<model::Node, Obje
         addresses,
         pod_cidrs: pod_cidrs(raw.spec.as_ref(), &mut notes),
         leaving: is_leaving(raw),
+        excluded: raw.metadata.label(EXCLUDE_LABEL).is_some(),
+        network_unavailable: raw.status.iter().any(is_network_unavailable),
+        taints: taints(raw).iter().map(|taint| taint.key.as_str().into()).collect(),
     })
 }
 
@@ -115,10 +134,18 @@ fn addresses(raw: &Node, wanted: &str, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     addresses
 }
 
+fn taints(raw: &Node) -> &[Taint] {
+    elements(raw.spec.as_ref().and_then(|spec| spec.taints.as_ref()))
+}
+
 fn is_leaving(raw: &Node) -> bool {
-    let taints = raw.spec.as_ref().and_then(|spec| spec.taints.as_ref());
     raw.metadata.deletion_timestamp.is_some()
-        || elements(taints).iter().any(|taint| taint.key == TO_BE_DELETED)
+        || taints(raw).iter().any(|taint| taint.key == TO_BE_DELETED)
+}
+
+fn is_network_unavailable(status: &NodeStatus) -> bool {
+    let is_named = |it: &Condition| it.kind == NETWORK_UNAVAILABLE && it.status == "True";
+    elements(status.conditions.as_ref()).iter().any(is_named)
 }
 
 fn pod_cidrs(spec: Option<&NodeSpec>, notes: &mut Notes<'_>) -> Vec<ipnetwork::IpNetwork> {

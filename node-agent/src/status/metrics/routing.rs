@@ -1,12 +1,15 @@
-//! The metrics of the routes to other nodes' pods.
+//! The metrics of the routes to other nodes' pods, and of announcements.
 
 use std::sync::atomic::Ordering;
 
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::status::RoutingStatus;
+use super::Label;
+use crate::plan::Class;
+use crate::status::{AnnouncementsStatus, RoutingStatus};
 
 /// All are 0 while it is off.
 #[derive(Debug, Clone, Default)]
@@ -14,6 +17,9 @@ pub struct Routing {
     routes: Gauge,
     rejected: Gauge,
     repaired: Counter,
+    announced: Family<Label, Gauge>,
+    unannounced: Gauge,
+    refused: Gauge,
 }
 
 impl Routing {
@@ -25,14 +31,35 @@ impl Routing {
         registry.register("rejected_ranges", help, metrics.rejected.clone());
         let help = "Routes that were repaired after another program changed them";
         registry.register("repaired_routes", help, metrics.repaired.clone());
+        let help = "Prefixes that are announced, by what they are";
+        registry.register("announced_prefixes", help, metrics.announced.clone());
+        let help = "Prefixes that are to be announced and are not in the kernel's table";
+        registry.register("unannounced_prefixes", help, metrics.unannounced.clone());
+        let help = "Addresses that are refused: status names each, with the reason";
+        registry.register("refused_announcements", help, metrics.refused.clone());
         metrics
     }
 
-    /// Updates them from the status.
+    /// Updates those of announcements from the status.
+    pub fn set_announced(&self, status: &AnnouncementsStatus) {
+        for class in Class::ALL.map(Class::as_str) {
+            let count = status.announced.get(class).copied().unwrap_or_default();
+            self.announced.get_or_create(&[("class", class)]).set(gauge(count));
+        }
+        let announced: usize = status.announced.values().sum();
+        self.unannounced.set(gauge(status.wanted - announced.min(status.wanted)));
+        self.refused.set(gauge(status.refused.len()));
+        self.repaired.inner().store(status.repaired, Ordering::Relaxed);
+    }
+
+    /// Updates those of routes from the status.
     pub fn set(&self, status: &RoutingStatus) {
-        let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.routes.set(gauge(status.routes));
         self.rejected.set(gauge(status.rejected.len()));
         self.repaired.inner().store(status.repaired, Ordering::Relaxed);
     }
+}
+
+fn gauge(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }

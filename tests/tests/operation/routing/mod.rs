@@ -1,7 +1,8 @@
-//! `--routing-mode direct`: the pods of three nodes on one network reach each other, through routes
-//! that nobody else made.
+//! `--routing-mode`: `direct`, by which the pods of three nodes on one network reach each other
+//! through routes that nobody else made, and in `table` announcements.
 
 mod segment;
+mod table;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -172,6 +173,15 @@ fn a_node_that_claims_what_is_not_its_own_gets_no_route() -> Result<()> {
     ensure!(reasons.iter().all(|reason| warnings.contains(&json!(reason))), "{warnings:?}");
     assert_eq!(status["errors"], json!([]));
     Ok(())
+}
+
+/// Somebody else serves services, and nobody enforces policies.
+#[test]
+fn routes_may_be_all_that_an_agent_is_for() -> Result<()> {
+    let mut segment = Segment::new("direct-alone")?;
+    let node = &mut segment.nodes[0];
+    node.start_with(&["--routing-mode=direct", "--services=off"])?;
+    node.until_routed(&[2, 3])
 }
 
 /// An agent that does not route any more leaves no routes that nobody follows.

@@ -147,15 +147,20 @@ impl Node {
         (1..=NODES).filter(|number| *number != self.number).collect()
     }
 
-    /// Starts the agent, and waits until it has programmed the services.
+    /// Starts the agent with a mode, and waits until it has programmed the services.
     pub(super) fn start_agent(&mut self, mode: &str) -> Result<&Agent> {
-        let flags = [format!("--routing-mode={mode}"), "--network-policy=off".to_owned()];
+        self.start_with(&[&format!("--routing-mode={mode}")])
+    }
+
+    /// The same with these flags.
+    pub(super) fn start_with(&mut self, flags: &[&str]) -> Result<&Agent> {
+        let flags = [flags, &["--network-policy=off"]].concat();
         let settings = Settings {
             program: None,
             objects: Objects::Manifests(self.manifests.folder().to_owned()),
             run_dir: self.run_dir.clone(),
             node_name: format!("node-{}", self.number),
-            flags: flags.into(),
+            flags: flags.into_iter().map(str::to_owned).collect(),
         };
         let mut agent = Agent::spawn(&self.netns, settings)?;
         agent.wait_programmed(STARTING)?;

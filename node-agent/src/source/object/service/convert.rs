@@ -15,6 +15,9 @@ use crate::source::object::{
     parse_range,
 };
 
+/// Label of a Service whose addresses are not announced if it is `false`.
+const ANNOUNCE_LABEL: &str = "denizen.io/announce";
+
 /// `sessionAffinityConfig.clientIP.timeoutSeconds` if it is missing.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
@@ -60,6 +63,7 @@ pub fn service(
         health_check_node_port: health_check_node_port(spec, &mut notes),
         created: raw.metadata.creation_timestamp.as_deref().unwrap_or_default().into(),
         scheduler: scheduler(raw.metadata.annotations.as_ref()),
+        opts_out: raw.metadata.label(ANNOUNCE_LABEL) == Some("false"),
     }))
 }
 

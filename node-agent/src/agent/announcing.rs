@@ -1,0 +1,320 @@
+//! Announces what this node serves: after its rules are in the kernel, and no longer than they are.
+//!
+//! It is a part of the loop, not a task beside it, for the order is what counts: a withdrawal comes
+//! before the rules go, an announcement after they are there.
+
+#![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use denizen_route::{RouteError, Watch};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{error, info, warn};
+
+use super::Agent;
+use super::foreign::pollable;
+use crate::config::AnnounceConfig;
+use crate::describe::describe;
+use crate::engine::Engine;
+use crate::events::{About, Notice, Notices, Reason};
+use crate::explain::Announced;
+use crate::model::{LocalPod, ServiceName};
+use crate::plan::{Announcements, Drain, Owner, Silent, Surveyed};
+use crate::routes::{AnnouncedRoutes, Published};
+use crate::status::AnnouncementsStatus;
+
+/// How often to look where nothing was heard: nobody tells of rules (`ip rule`).
+const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+/// After a look another program's changes wait so long for the next one.
+const REST: Duration = Duration::from_millis(50);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What keeps the announcements.
+pub(super) struct Announcer {
+    config: AnnounceConfig,
+    routes: AnnouncedRoutes,
+    heard: Arc<Notify>,
+    notices: Notices,
+    drained: Drained,
+    /// This node's own podCIDRs.
+    pod_cidrs: Vec<String>,
+    /// What is decided; `None` before the first lists.
+    wanted: Option<Announcements>,
+    /// What the kernel knows, of these pods.
+    surveyed: Option<(Interfaces, Surveyed)>,
+    published: Published,
+    repaired: u64,
+    /// Why the kernel could not be asked or changed.
+    failure: Option<String>,
+    retry: Option<Instant>,
+}
+
+/// Addresses of pods, each with the interface that leads there.
+type Interfaces = Vec<(IpAddr, Arc<str>)>;
+
+/// How far this node is drained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Drained {
+    /// It is not known whether it drains.
+    Unknown,
+    No,
+    Until(Instant),
+    /// It drained when this agent started, or drains for long enough.
+    Over,
+}
+
+impl Announcer {
+    /// Nothing is announced or withdrawn yet.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub(super) fn start(config: &AnnounceConfig, notices: Notices) -> Result<Self, RouteError> {
+        let routes = AnnouncedRoutes::open(config.table)?;
+        let heard = Arc::new(Notify::new());
+        tokio::spawn(listen(config.table, routes.portid(), heard.clone()));
+        Ok(Self {
+            config: config.clone(),
+            routes,
+            heard,
+            notices,
+            drained: Drained::Unknown,
+            pod_cidrs: Vec::new(),
+            wanted: None,
+            surveyed: None,
+            published: Published::default(),
+            repaired: 0,
+            failure: None,
+            retry: None,
+        })
+    }
+
+    /// Returns when to decide and look again.
+    async fn due(&self) {
+        let drained = match self.drained {
+            Drained::Until(until) => Some(until),
+            Drained::Unknown | Drained::No | Drained::Over => None,
+        };
+        let timer = async {
+            match drained.into_iter().chain(self.retry).min() {
+                Some(at) => sleep_until(at).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.heard.notified() => {}
+            () = timer => {}
+        }
+    }
+
+    /// Another program may have changed something.
+    pub(super) fn disturbed(&mut self) {
+        self.routes.disturbed();
+        self.surveyed = None;
+        self.retry = None;
+    }
+
+    /// Withdraws what is not to be announced any more: before its rules go.
+    pub(super) fn withdraw(&mut self, engine: &Engine) {
+        let withdrawn = self.decide(engine).and_then(|()| match &self.wanted {
+            Some(wanted) => self.routes.withdraw(wanted),
+            None => Ok(()),
+        });
+        self.note_failure(withdrawn.err());
+    }
+
+    /// Announces what is decided: after its rules are in the kernel. `engine` has programmed all of
+    /// its plan.
+    pub(super) fn announce(&mut self, engine: &Engine) {
+        if engine.has_rejected()
+            && let Err(error) = self.decide(engine)
+        {
+            return self.note_failure(Some(error));
+        }
+        let Some(wanted) = self.wanted.as_ref().filter(|_| engine.is_synced()) else { return };
+        match self.routes.sync(wanted) {
+            Ok(published) => {
+                if published.repaired > 0 {
+                    warn!(routes = published.repaired, "repaired announcements");
+                    self.repaired += published.repaired as u64;
+                }
+                let new = published.errors.iter().filter(|it| !self.published.errors.contains(it));
+                new.for_each(|error| error!(error, "cannot announce as decided"));
+                self.published = published;
+                self.note_failure(None);
+            }
+            Err(error) => self.note_failure(Some(error)),
+        }
+    }
+
+    /// Why an address is, or is not, announced.
+    pub(super) fn explain(&self, address: IpAddr) -> Announced {
+        let failure = self.failure.iter().chain(&self.published.errors).next();
+        let is_published = |prefix: &_| self.published.prefixes.contains(prefix);
+        Announced::of(address, self.wanted.as_ref(), is_published, failure.map(String::as_str))
+    }
+
+    /// For `status`: the state, errors, and what is refused.
+    pub(super) fn report(&self) -> (AnnouncementsStatus, Vec<String>, Vec<String>) {
+        let wanted = self.wanted.iter().flat_map(|wanted| &wanted.wanted);
+        let mut announced: BTreeMap<String, usize> = BTreeMap::new();
+        for (_, it) in wanted.clone().filter(|(at, _)| self.published.prefixes.contains(*at)) {
+            *announced.entry(it.class.as_str().to_owned()).or_default() += 1;
+        }
+        let refused = self.wanted.as_ref().map(refusals).unwrap_or_default();
+        let refused: Vec<String> = refused.into_iter().map(|(text, _)| text).collect();
+        let status = AnnouncementsStatus {
+            is_known: self.wanted.is_some(),
+            pod_cidrs: self.pod_cidrs.clone(),
+            table: self.config.table,
+            wanted: wanted.count(),
+            in_table: self.published.prefixes.len(),
+            announced,
+            refused: refused.clone(),
+            is_draining: matches!(self.drained, Drained::Until(_) | Drained::Over),
+            repaired: self.repaired,
+        };
+        let errors = self.failure.iter().chain(&self.published.errors).cloned().collect();
+        (status, errors, refused)
+    }
+
+    fn decide(&mut self, engine: &Engine) -> Result<(), RouteError> {
+        let settings = &self.config.settings;
+        let Some(singles) = engine.single_pods(settings) else { return Ok(()) };
+        let Some(is_draining) = engine.is_draining(settings) else { return Ok(()) };
+        self.drained = self.drained.now(is_draining, self.config.drain_wait);
+        let asked = |(pod, address): &(&LocalPod, IpAddr)| (*address, pod.interface.clone());
+        let asked: Interfaces = singles.iter().map(asked).collect();
+        if self.surveyed.as_ref().is_none_or(|(pods, _)| *pods != asked) {
+            self.surveyed = Some((asked, self.routes.survey(&singles)?));
+        }
+        let Some((_, surveyed)) = &self.surveyed else { return Ok(()) };
+        let Some(wanted) = engine.announcements(settings, self.drained.drain(), surveyed) else {
+            return Ok(());
+        };
+        let own = engine.nodes().and_then(|nodes| nodes.own);
+        let ranges = own.iter().flat_map(|node| &node.pod_cidrs);
+        self.pod_cidrs = ranges.map(ToString::to_string).collect();
+        let before = self.wanted.replace(wanted);
+        self.note_refusals(before.as_ref());
+        Ok(())
+    }
+
+    /// Logs and reports what is refused since the decision before.
+    fn note_refusals(&self, before: Option<&Announcements>) {
+        let Some(wanted) = &self.wanted else { return };
+        let known: BTreeSet<_> = before.map(refusals).unwrap_or_default().into_iter().collect();
+        for (text, about) in refusals(wanted) {
+            if !known.contains(&(text.clone(), about.clone())) {
+                warn!(problem = text, "an address is not announced");
+                let about = about.map_or(About::Node, About::Service);
+                self.notices.send(Notice { about, reason: Reason::NotAnnounced, text });
+            }
+        }
+    }
+
+    fn note_failure(&mut self, failure: Option<RouteError>) {
+        let failure = failure.map(|error| describe(&error));
+        if let Some(error) = failure.as_ref().filter(|_| self.failure != failure) {
+            error!(error, "cannot keep the announcements; will retry");
+        }
+        self.retry = failure.is_some().then(|| Instant::now() + RETRY);
+        self.failure = failure;
+    }
+}
+
+impl Agent {
+    /// Looks at the announcements again. What is decided and not programmed yet stays as it is.
+    pub(super) fn announce_again(&mut self) {
+        let Some(announcer) = &mut self.announcer else { return };
+        announcer.disturbed();
+        announcer.withdraw(&self.engine);
+        if self.engine.is_idle() && self.engine.is_settled() && !self.engine.is_contended() {
+            announcer.announce(&self.engine);
+        }
+    }
+}
+
+/// Returns when to look at the announcements again; never without them.
+pub(super) async fn due(announcer: &Option<Announcer>) {
+    match announcer {
+        Some(announcer) => announcer.due().await,
+        None => pending().await,
+    }
+}
+
+impl Drained {
+    /// How far it is now. What drained before this agent started has drained long enough: a restart
+    /// must not bring back what was withdrawn.
+    fn now(self, is_draining: bool, wait: Duration) -> Self {
+        let now = Instant::now();
+        let next = match (self, is_draining) {
+            (_, false) => Self::No,
+            (Self::Unknown | Self::Over, true) => Self::Over,
+            (Self::No, true) => Self::Until(now + wait),
+            (Self::Until(until), true) if until <= now => Self::Over,
+            (Self::Until(until), true) => Self::Until(until),
+        };
+        if matches!(next, Self::Until(_)) && self == Self::No {
+            info!("this node drains: routers are told to prefer others");
+        }
+        next
+    }
+
+    fn drain(self) -> Drain {
+        match self {
+            Self::Unknown | Self::No => Drain::No,
+            Self::Until(_) => Drain::Begun,
+            Self::Over => Drain::Over,
+        }
+    }
+}
+
+/// The refusals as text, each with the Service that it is about, if it is about one.
+fn refusals(wanted: &Announcements) -> Vec<(String, Option<ServiceName>)> {
+    let text = |(prefix, silent): (&_, &Silent)| {
+        let text = format!("{prefix} of {} is not announced: {}", silent.owner, silent.why);
+        let service = match &silent.owner {
+            Owner::Service(service) => Some(service.clone()),
+            Owner::Node | Owner::Pod(_) => None,
+        };
+        (text, service)
+    };
+    wanted.refused().map(text).collect()
+}
+
+/// Notifies of changes by other programs, and from time to time without any.
+async fn listen(table: u32, portid: u32, heard: Arc<Notify>) {
+    loop {
+        if let Err(error) = pass_on(table, portid, &heard).await {
+            warn!(error = format!("{error:#}"), "cannot listen to changes of routes");
+        }
+        sleep(RETRY).await;
+        heard.notify_one();
+    }
+}
+
+async fn pass_on(table: u32, portid: u32, heard: &Notify) -> anyhow::Result<()> {
+    let mut watch = pollable(Watch::open(vec![portid])?)?;
+    loop {
+        let mut is_relevant = false;
+        tokio::select! {
+            ready = watch.readable_mut() => {
+                let mut ready = ready?;
+                ready.clear_ready();
+                let note = |change| is_relevant |= AnnouncedRoutes::depend_on(&change, table);
+                ready.get_inner_mut().changes(note)?;
+            }
+            () = sleep(AT_LEAST_EVERY) => is_relevant = true,
+        }
+        if is_relevant {
+            heard.notify_one();
+            sleep(REST).await;
+        }
+    }
+}

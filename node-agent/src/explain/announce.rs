@@ -1,0 +1,115 @@
+//! Why an address is, or is not, announced.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{Announcement, Announcements, Owner, Silent};
+use crate::printable::Printable;
+
+/// The answer to `denizen-agent explain --announce`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Announced {
+    /// The address.
+    pub address: IpAddr,
+    /// Whether routing daemons learn it from the kernel's table.
+    pub announced: bool,
+    /// The prefix that contains it; `None` if it is nobody's here.
+    pub prefix: Option<IpNetwork>,
+    /// What the prefix is.
+    pub class: Option<String>,
+    /// The metric of its route.
+    pub metric: Option<u32>,
+    /// Whose it is.
+    pub owner: Option<String>,
+    /// Why it is not announced, of a closed list; `None` if it is.
+    pub reason: Option<String>,
+    /// Why it is, or is not, announced.
+    pub why: String,
+}
+
+impl Announced {
+    /// From what is decided (`None` while a first list is missing) and what is in the table.
+    /// `failure` is why the table is not as it should be.
+    pub fn of(
+        address: IpAddr,
+        decided: Option<&Announcements>,
+        is_published: impl Fn(&IpNetwork) -> bool,
+        failure: Option<&str>,
+    ) -> Self {
+        let unknown = |reason: &str, why: &str| Self {
+            address,
+            announced: false,
+            prefix: None,
+            class: None,
+            metric: None,
+            owner: None,
+            reason: Some(reason.to_owned()),
+            why: why.to_owned(),
+        };
+        let Some(decided) = decided else {
+            return unknown("rules-not-programmed", "a first list is missing: nothing is decided");
+        };
+        match decided.about(address) {
+            None => unknown("unknown", "it is no address of a Service or a pod of this node"),
+            Some((prefix, Err(silent))) => Self::silent(address, prefix, silent),
+            Some((prefix, Ok(wanted))) if is_published(&prefix) => {
+                Self::wanted(address, prefix, wanted)
+            }
+            Some((prefix, Ok(wanted))) => Self {
+                announced: false,
+                reason: Some("rules-not-programmed".to_owned()),
+                why: failure.unwrap_or("its rules are not all in the kernel yet").to_owned(),
+                ..Self::wanted(address, prefix, wanted)
+            },
+        }
+    }
+
+    fn wanted(address: IpAddr, prefix: IpNetwork, wanted: &Announcement) -> Self {
+        Self {
+            address,
+            announced: true,
+            prefix: Some(prefix),
+            class: Some(wanted.class.as_str().to_owned()),
+            metric: Some(wanted.metric()),
+            owner: Some(Owner::from(wanted.because.clone()).to_string()),
+            reason: None,
+            why: wanted.because.to_string(),
+        }
+    }
+
+    fn silent(address: IpAddr, prefix: IpNetwork, silent: &Silent) -> Self {
+        Self {
+            address,
+            announced: false,
+            prefix: Some(prefix),
+            class: None,
+            metric: None,
+            owner: Some(silent.owner.to_string()),
+            reason: Some(silent.why.code().to_owned()),
+            why: silent.why.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Announced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, announced, prefix, class, metric, owner, reason, why } = self;
+        let verdict = if *announced { "announced" } else { "not announced" };
+        writeln!(f, "{address} is {verdict}: {}", Printable(why))?;
+        let lines = [
+            ("reason", reason.clone()),
+            ("prefix", prefix.map(|prefix| prefix.to_string())),
+            ("class", class.clone()),
+            ("metric", metric.map(|metric| metric.to_string())),
+            ("owner", owner.clone()),
+        ];
+        let known = lines.into_iter().filter_map(|(what, value)| Some((what, value?)));
+        known
+            .into_iter()
+            .try_for_each(|(what, value)| writeln!(f, "  {what:<8}{}", Printable(&value)))
+    }
+}

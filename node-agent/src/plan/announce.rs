@@ -1,0 +1,326 @@
+//! What this node announces to the fabric (`--routing-mode table`): prefixes that it delivers, now.
+//! Pure.
+//!
+//! A set, decided from the whole state and never from what has just changed: an address that two
+//! services share, or a change that was missed, cannot leave a stale announcement.
+
+mod forbidden;
+mod pods;
+mod reason;
+mod services;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use self::forbidden::Forbidding;
+pub use self::pods::single_pods;
+pub use self::reason::{Excluded, Forbidden, WhyNot};
+use super::Plan;
+use super::services::{Frontend, FrontendKind};
+use crate::model::{Node, Nodes, ServiceName, Snapshot};
+
+/// What to announce, as configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnnounceSettings {
+    /// Which pods.
+    pub pods: AnnouncedPods,
+    /// Which addresses of services: cluster IPs, load balancer IPs, external IPs.
+    pub kinds: BTreeSet<FrontendKind>,
+    /// Load balancer IPs and external IPs are announced only if one of these contains them.
+    pub ranges: Vec<IpNetwork>,
+    /// The most prefixes.
+    pub most: usize,
+    /// The most single pods.
+    pub most_pods: usize,
+    /// The label `node.kubernetes.io/exclude-from-external-load-balancers` does not count.
+    pub ignores_exclusion: bool,
+    /// A node with a taint of one of these keys drains.
+    pub drain_taints: Vec<String>,
+}
+
+/// Which pods are announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnnouncedPods {
+    /// None.
+    Off,
+    /// The Node's podCIDRs.
+    NodeCidrs,
+    /// Each recorded pod by itself.
+    Exact,
+    /// The podCIDRs, and each recorded pod outside them.
+    Auto,
+}
+
+/// How far a node is that should lose its traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drain {
+    /// It serves.
+    No,
+    /// Others are preferred for services.
+    Begun,
+    /// What other nodes serve as well is withdrawn.
+    Over,
+}
+
+/// Whether a node should lose its traffic: it leaves, or has a taint that says so.
+pub fn is_draining(node: Option<&Node>, settings: &AnnounceSettings) -> bool {
+    let is_named = |taint: &Arc<str>| settings.drain_taints.iter().any(|key| **key == **taint);
+    node.is_some_and(|node| node.leaving || node.taints.iter().any(is_named))
+}
+
+/// What is announced, sorted as configurations of routers refer to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// A podCIDR.
+    PodRange,
+    /// A pod outside the podCIDRs.
+    Pod,
+    /// A service's cluster IP.
+    ClusterIp,
+    /// A service's external IP.
+    ExternalIp,
+    /// A service's load balancer IP.
+    LoadBalancerIp,
+}
+
+impl Class {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::PodRange, Self::Pod, Self::ClusterIp, Self::ExternalIp, Self::LoadBalancerIp];
+
+    /// The class of a kind of service addresses; none for node ports, whose addresses are the
+    /// node's.
+    fn of(kind: FrontendKind) -> Option<Self> {
+        match kind {
+            FrontendKind::ClusterIp => Some(Self::ClusterIp),
+            FrontendKind::NodePort => None,
+            FrontendKind::LoadBalancerIp => Some(Self::LoadBalancerIp),
+            FrontendKind::ExternalIp => Some(Self::ExternalIp),
+        }
+    }
+
+    /// Its name, as status and metrics have it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PodRange => "pod-cidr",
+            Self::Pod => "pod",
+            Self::ClusterIp => "cluster-ip",
+            Self::ExternalIp => "external-ip",
+            Self::LoadBalancerIp => "load-balancer-ip",
+        }
+    }
+}
+
+/// A prefix that is announced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announcement {
+    /// What it is.
+    pub class: Class,
+    /// Other nodes are preferred: this one drains.
+    pub is_draining: bool,
+    /// Why this node announces it.
+    pub because: Because,
+    /// When its object was made, RFC 3339 in UTC. If there are too many, the oldest stay.
+    since: Arc<str>,
+}
+
+impl Announcement {
+    /// The metric of its route, by which routing daemons tell classes apart.
+    pub fn metric(&self) -> u32 {
+        let class = match self.class {
+            Class::PodRange => 101,
+            Class::Pod => 102,
+            Class::ClusterIp => 103,
+            Class::ExternalIp => 104,
+            Class::LoadBalancerIp => 105,
+        };
+        class + if self.is_draining { 100 } else { 0 }
+    }
+}
+
+/// Why a prefix is announced.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Because {
+    /// It is one of the Node's podCIDRs.
+    PodRange,
+    /// It is the address of this pod, or of the attachment of this id.
+    Pod(Arc<str>),
+    /// It is an address of this Service.
+    Service {
+        /// The Service.
+        service: ServiceName,
+        /// How many addresses serve it, ready and not terminating.
+        ready: usize,
+        /// How many of them on this node.
+        local: usize,
+    },
+}
+
+impl fmt::Display for Because {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PodRange => write!(f, "it is a podCIDR of this node"),
+            Self::Pod(pod) => write!(f, "it is the address of pod {pod} of this node"),
+            Self::Service { service, ready, local } => write!(
+                f,
+                "it is an address of Service {service}, which has {ready} ready endpoints, {local} of them on \
+                 this node"
+            ),
+        }
+    }
+}
+
+/// A prefix that somebody may expect to be announced, and is not.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Silent {
+    /// Why not.
+    pub why: WhyNot,
+    /// Whose address it is.
+    pub owner: Owner,
+}
+
+/// Whose a prefix is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Owner {
+    /// This node's: a podCIDR.
+    Node,
+    /// A pod's of this node.
+    Pod(Arc<str>),
+    /// A Service's.
+    Service(ServiceName),
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node => write!(f, "this Node's podCIDR"),
+            Self::Pod(pod) => write!(f, "pod {pod}"),
+            Self::Service(service) => write!(f, "Service {service}"),
+        }
+    }
+}
+
+/// All that is decided about announcements.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Announcements {
+    /// What is to be announced.
+    pub wanted: BTreeMap<IpNetwork, Announcement>,
+    /// What is not, with the one reason that counts.
+    pub silent: BTreeMap<IpNetwork, Silent>,
+}
+
+/// What the kernel and the engine know beside the plan.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Surveyed {
+    /// The neighbours through whom this node's routes lead.
+    pub gateways: BTreeSet<IpAddr>,
+    /// Those of the asked pods' addresses that the kernel does not deliver to their pod.
+    pub undelivered: BTreeSet<IpAddr>,
+}
+
+/// What announcements are decided by.
+pub struct Announcing<'a> {
+    /// What is configured.
+    pub settings: &'a AnnounceSettings,
+    /// The plan, whose rules are in the kernel or come there.
+    pub plan: &'a Plan,
+    /// The facts.
+    pub world: Snapshot<'a>,
+    /// All nodes.
+    pub nodes: &'a Nodes,
+    /// The Node object was deleted.
+    pub is_gone: bool,
+    /// Whether this node drains.
+    pub drain: Drain,
+    /// What the kernel knows.
+    pub surveyed: &'a Surveyed,
+    /// Whether rules of a frontend are rejected.
+    pub is_rejected: &'a dyn Fn(&Frontend) -> bool,
+}
+
+/// Decides what this node announces.
+pub fn announcements(by: &Announcing<'_>) -> Announcements {
+    let forbidding = Forbidding::new(by);
+    let mut found = Announcements::default();
+    pods::decide(by, &forbidding, &mut found);
+    services::decide(by, &forbidding, &mut found);
+    found.limit(by.settings.most);
+    found.silent.retain(|prefix, _| !found.wanted.contains_key(prefix));
+    found
+}
+
+impl Announcements {
+    /// Why an address is, or is not, announced: itself, or else a range around it.
+    pub fn about(&self, address: IpAddr) -> Option<(IpNetwork, Result<&Announcement, &Silent>)> {
+        let exact = IpNetwork::from(address);
+        let wanted = |prefix: &IpNetwork| self.wanted.get(prefix).map(Ok);
+        let silent = |prefix: &IpNetwork| self.silent.get(prefix).map(Err);
+        let at = |prefix: IpNetwork| {
+            wanted(&prefix).or_else(|| silent(&prefix)).map(|found| (prefix, found))
+        };
+        let around = self.wanted.keys().chain(self.silent.keys());
+        at(exact).or_else(|| around.copied().find(|prefix| prefix.contains(address)).and_then(at))
+    }
+
+    /// The prefixes that are refused, whatever becomes of endpoints.
+    pub fn refused(&self) -> impl Iterator<Item = (&IpNetwork, &Silent)> {
+        self.silent.iter().filter(|(_, silent)| silent.why.is_refusal())
+    }
+
+    /// Of two owners of one prefix, the one with the higher class counts, then the first by name.
+    fn announce(&mut self, prefix: IpNetwork, new: Announcement) {
+        let rank = |it: &Announcement| (std::cmp::Reverse(it.class), it.because.clone());
+        match self.wanted.get(&prefix) {
+            Some(there) if rank(there) <= rank(&new) => {}
+            Some(_) | None => drop(self.wanted.insert(prefix, new)),
+        }
+    }
+
+    /// Of several reasons, the first one counts.
+    fn keep_silent(&mut self, prefix: IpNetwork, owner: Owner, why: WhyNot) {
+        let new = Silent { why, owner };
+        match self.silent.get(&prefix) {
+            Some(there) if *there <= new => {}
+            Some(_) | None => drop(self.silent.insert(prefix, new)),
+        }
+    }
+
+    /// Takes away what is too much: pods stay, then the oldest services.
+    fn limit(&mut self, most: usize) {
+        if self.wanted.len() <= most {
+            return;
+        }
+        let mut ranked: Vec<_> = self.wanted.iter().map(|(at, it)| (it.rank(), *at)).collect();
+        ranked.sort();
+        let surplus: Vec<IpNetwork> = ranked.drain(most..).map(|(_, prefix)| prefix).collect();
+        for prefix in surplus {
+            if let Some(Announcement { because, .. }) = self.wanted.remove(&prefix) {
+                self.keep_silent(prefix, because.into(), WhyNot::OverLimit(most));
+            }
+        }
+    }
+}
+
+impl Announcement {
+    /// Those with the lowest one stay if there are too many.
+    fn rank(&self) -> (bool, bool, Arc<str>) {
+        let is_service = matches!(self.because, Because::Service { .. });
+        (is_service, self.class != Class::PodRange, self.since.clone())
+    }
+}
+
+impl From<Because> for Owner {
+    fn from(because: Because) -> Self {
+        match because {
+            Because::PodRange => Self::Node,
+            Because::Pod(pod) => Self::Pod(pod),
+            Because::Service { service, .. } => Self::Service(service),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Addresses of services: each exactly while this node may serve it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::super::services::{
+    FrontendAddress, FrontendKey, FrontendKind, Whereabouts, ready, whereabouts,
+};
+use super::forbidden::Forbidding;
+use super::{
+    Announcement, Announcements, Announcing, Because, Class, Drain, Excluded, Owner, WhyNot,
+};
+use crate::model::{Service, TrafficPolicy, family_of};
+
+pub(super) fn decide(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Announcements) {
+    if by.plan.services().is_none() {
+        return;
+    }
+    let cluster: Vec<IpNetwork> = by.world.service_ranges().collect();
+    let permitted = [&cluster[..], &by.settings.ranges].concat();
+    let contested = forbidding.contested(&permitted);
+    let here = whereabouts(&by.plan.policy().settings, by.world.node());
+    let of = Of { by, forbidding, cluster, contested, here };
+    for service in by.world.services() {
+        let addresses = [
+            (FrontendKind::ClusterIp, &service.cluster_ips),
+            (FrontendKind::ExternalIp, &service.external_ips),
+            (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
+        ];
+        for (kind, addresses) in addresses {
+            let Some(class) = Class::of(kind) else { continue };
+            for address in addresses {
+                match of.decide(service, kind, class, *address) {
+                    Ok(announcement) => found.announce((*address).into(), announcement),
+                    Err(why) => {
+                        let owner = Owner::Service(service.name.clone());
+                        found.keep_silent((*address).into(), owner, why);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the decision about each address depends on.
+struct Of<'a> {
+    by: &'a Announcing<'a>,
+    forbidding: &'a Forbidding<'a>,
+    /// The ranges of cluster IPs.
+    cluster: Vec<IpNetwork>,
+    contested: Vec<(IpNetwork, &'a Arc<str>)>,
+    here: Whereabouts<'a>,
+}
+
+impl Of<'_> {
+    fn decide(
+        &self,
+        service: &Service,
+        kind: FrontendKind,
+        class: Class,
+        address: IpAddr,
+    ) -> Result<Announcement, WhyNot> {
+        self.permit(service, kind, address)?;
+        let (ready, local) = self.ready(service, address)?;
+        let policy = match kind {
+            FrontendKind::ClusterIp => service.internal_policy,
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
+                service.external_policy
+            }
+        };
+        match policy {
+            _ if ready == 0 => return Err(WhyNot::NoEndpoint),
+            TrafficPolicy::Local if local == 0 => return Err(WhyNot::NoReadyLocalEndpoint),
+            // The only node that serves it must not go silent: under Local, it goes with its pods.
+            TrafficPolicy::Cluster if self.by.drain == Drain::Over => {
+                return Err(WhyNot::Draining);
+            }
+            TrafficPolicy::Local | TrafficPolicy::Cluster => {}
+        }
+        Ok(Announcement {
+            class,
+            is_draining: self.by.drain != Drain::No,
+            because: Because::Service { service: service.name.clone(), ready, local },
+            since: service.created.clone(),
+        })
+    }
+
+    /// Whether the address may be announced at all, whatever its endpoints.
+    fn permit(&self, service: &Service, kind: FrontendKind, address: IpAddr) -> Result<(), WhyNot> {
+        let settings = self.by.settings;
+        if !settings.kinds.contains(&kind) {
+            return Err(WhyNot::NotChosen);
+        }
+        if service.opts_out {
+            return Err(WhyNot::OptedOut);
+        }
+        if let Some(forbidden) = self.forbidding.service(address, &self.contested) {
+            return Err(WhyNot::Forbidden(forbidden));
+        }
+        let ranges = match kind {
+            FrontendKind::ClusterIp => &self.cluster,
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
+                &settings.ranges
+            }
+        };
+        if !ranges.iter().any(|range| range.contains(address)) {
+            return Err(WhyNot::OutsideRanges);
+        }
+        match (kind, self.excluded()) {
+            (FrontendKind::ClusterIp, _) | (_, None) => Ok(()),
+            (_, Some(excluded)) => Err(WhyNot::NodeExcluded(excluded)),
+        }
+    }
+
+    /// Why load balancers are not to use this node.
+    fn excluded(&self) -> Option<Excluded> {
+        let node = self.by.world.node();
+        if self.by.is_gone {
+            Some(Excluded::Deleted)
+        } else if node.is_some_and(|node| node.network_unavailable) {
+            Some(Excluded::NetworkUnavailable)
+        } else if node.is_some_and(|node| node.excluded) && !self.by.settings.ignores_exclusion {
+            Some(Excluded::Label)
+        } else {
+            None
+        }
+    }
+
+    /// How many addresses are ready behind the service's own ports of this address, and how many of
+    /// them are here.
+    fn ready(&self, service: &Service, address: IpAddr) -> Result<(usize, usize), WhyNot> {
+        let (mut all, mut local) = (BTreeSet::new(), BTreeSet::new());
+        let mut why_none = WhyNot::AnotherService;
+        for port in &service.ports {
+            let at = FrontendAddress::Ip(address);
+            let key = FrontendKey { address: at, protocol: port.protocol, port: port.port };
+            let frontend = self.by.plan.services().and_then(|services| services.frontend(&key));
+            let own = frontend.filter(|it| it.service_port.service == service.name);
+            let Some(frontend) = own else { continue };
+            if (self.by.is_rejected)(frontend) {
+                why_none = WhyNot::RulesRefused;
+                continue;
+            }
+            why_none = WhyNot::NoEndpoint;
+            let slices = self.by.world.slices(&service.name);
+            for (ip, is_local) in ready(port, family_of(address), slices, self.here) {
+                all.insert(ip);
+                local.extend(is_local.then_some(ip));
+            }
+        }
+        match (all.is_empty(), why_none) {
+            (true, why @ (WhyNot::AnotherService | WhyNot::RulesRefused)) => Err(why),
+            _ => Ok((all.len(), local.len())),
+        }
+    }
+}

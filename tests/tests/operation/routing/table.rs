@@ -1,0 +1,238 @@
+//! `--routing-mode table`: what a node announces, and that its rules are in the kernel before and
+//! after.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use denizen_route::{Change, Watch};
+use denizen_tests::binary;
+use denizen_tests::eventually::{eventually, observed};
+use denizen_tests::fixture::{PORT, service_ips};
+use denizen_tests::manifest::{Port, service, slice};
+use denizen_tests::netns::Netns;
+use denizen_tests::probe::Probe;
+use denizen_tests::world::ip;
+use serde_json::{Value, json};
+
+use super::segment::{Node, Segment};
+use super::{BOUND, ranges};
+
+const VIPS: [&str; 2] = ["203.0.113.7", "2001:db8:5::7"];
+const FLAGS: [&str; 3] = [
+    "--routing-mode=table",
+    "--announce-services=load-balancer-ips,external-ips",
+    "--announce-ranges=203.0.113.0/24,2001:db8:5::/64",
+];
+
+/// The service of the first node's pod, at both VIPs, with policy Local.
+fn web(node: &Node, is_ready: bool) -> Result<Vec<Value>> {
+    let ports = [Port::tcp("http", 80, PORT)];
+    let mut web = service("web", &service_ips(10), &ports);
+    web["spec"]["type"] = "LoadBalancer".into();
+    web["spec"]["externalTrafficPolicy"] = "Local".into();
+    web["status"] = json!({ "loadBalancer": { "ingress": VIPS.map(|ip| json!({ "ip": ip })) } });
+    let mut objects = vec![web];
+    for address in &node.pod()?.addresses {
+        let mut slice = slice("web", &ports, &[(*address, "node-1")]);
+        slice["endpoints"][0]["conditions"] = json!({ "ready": is_ready, "serving": is_ready });
+        objects.push(slice);
+    }
+    Ok(objects)
+}
+
+/// The table of announcements, as `ip` shows it, IPv4 first.
+fn table(netns: &Netns) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for family in ["-4", "-6"] {
+        let shown = netns.output("ip", &[family, "route", "show", "table", "219"]);
+        // A table without routes does not exist.
+        let shown = shown.unwrap_or_default();
+        let words = shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        lines.extend(words.map(|words| words[..2].join(" ")));
+    }
+    Ok(lines)
+}
+
+fn until_table(node: &Node, wanted: &[&str]) -> Result<()> {
+    observed("in the table", BOUND, || table(&node.netns), |lines| *lines == wanted).map(drop)
+}
+
+fn announced(vips: &[&str]) -> Vec<String> {
+    vips.iter().map(|ip| format!("blackhole {ip}")).collect()
+}
+
+fn explained(node: &Node, address: &str) -> Result<Value> {
+    node.agent()?.ask_directly(&json!({ "announce": address }))
+}
+
+/// What the kernel says of the table of announcements, the moment it happens.
+struct Monitor {
+    watch: Watch,
+}
+
+/// A route of the table appears, or disappears.
+#[derive(Debug, PartialEq)]
+enum Said {
+    Announced(IpAddr),
+    Withdrawn(IpAddr),
+}
+
+impl Monitor {
+    fn of(netns: &Netns) -> Result<Self> {
+        Ok(Self { watch: netns.run(|| Watch::open(Vec::new()))?? })
+    }
+
+    /// What was said since.
+    fn said(&mut self) -> Result<Vec<Said>> {
+        let mut said = Vec::new();
+        self.watch.changes(|change| {
+            said.extend(match change {
+                Change::Added(it) if it.key.table == 219 => {
+                    Some(Said::Announced(it.key.destination.ip()))
+                }
+                Change::Removed(it) if it.key.table == 219 => {
+                    Some(Said::Withdrawn(it.key.destination.ip()))
+                }
+                Change::Added(_) | Change::Removed(_) | Change::Link { .. } | Change::Lost => None,
+            });
+        })?;
+        Ok(said)
+    }
+
+    fn until(&mut self, wanted: &Said) -> Result<()> {
+        eventually("said", BOUND, || Ok(self.said()?.contains(wanted)))
+    }
+}
+
+/// By packets: whoever connects the moment an address is announced is served, and when nobody is
+/// served any more, it is not announced any more. iptables takes its time for rules.
+#[test]
+fn an_address_is_announced_after_its_rules_and_withdrawn_before_they_go() -> Result<()> {
+    let mut segment = Segment::new("table-order")?;
+    let node = &mut segment.nodes[0];
+    node.start_with(&[&FLAGS[..], &["--backend=iptables"]].concat())?;
+    node.attach()?;
+    let vip = SocketAddr::new(ip(VIPS[0]), 80);
+    let (client, manifests) = (&segment.nodes[1], &segment.manifests);
+    client.netns.ip(&format!("route add {} via 192.0.2.1", VIPS[0]))?;
+    let node = &segment.nodes[0];
+    let ask = || Probe::tcp(vip).ask_in(&client.netns);
+    let mut monitor = Monitor::of(&node.netns)?;
+    for _ in 0..3 {
+        manifests.put("web", &web(node, true)?)?;
+        monitor.until(&Said::Announced(vip.ip()))?;
+        let outcome = ask();
+        ensure!(outcome.endpoint().is_some(), "announced, and {outcome:?}");
+        manifests.put("web", &web(node, false)?)?;
+        eventually("not served", BOUND, || Ok(ask().endpoint().is_none()))?;
+        let left = table(&node.netns)?;
+        ensure!(!left.contains(&announced(&VIPS)[0]), "not served, and announced: {left:?}");
+        monitor.until(&Said::Withdrawn(vip.ip()))?;
+    }
+    Ok(())
+}
+
+/// A killed agent, an upgraded one and a restarted one send not one message about the table. What
+/// another program flushes is back at once.
+#[test]
+fn the_table_is_the_announcement_whoever_runs() -> Result<()> {
+    let mut segment = Segment::new("table-stays")?;
+    let manifests = segment.manifests.clone();
+    let node = &mut segment.nodes[0];
+    node.netns.ip("route add blackhole 198.51.100.0/24 proto static table 77")?;
+    let [_, before] = node.all_routes()?;
+    node.start_with(&FLAGS)?;
+    node.attach()?;
+    let [_, with_pod] = node.all_routes()?;
+    manifests.put("web", &web(node, true)?)?;
+    let [v4, v6] = ranges(1);
+    let (v4, v6) = (format!("blackhole {v4}"), format!("blackhole {v6}"));
+    let [vip, vip6] = VIPS.map(|ip| format!("blackhole {ip}"));
+    let all = [&*v4, &vip, &vip6, &v6];
+    until_table(node, &all)?;
+    let mut monitor = Monitor::of(&node.netns)?;
+    for _ in 0..2 {
+        node.agent.take().context("an agent")?.kill()?;
+        node.start_with(&FLAGS)?;
+        let is_whole = |status: &Value| status["announcements"]["inTable"] == 4;
+        node.agent()?.until("announced", BOUND, is_whole)?;
+    }
+    assert_eq!(monitor.said()?, [], "while agents were replaced");
+    node.netns.output("ip", &["route", "flush", "table", "219"])?;
+    node.netns.output("ip", &["-6", "route", "flush", "table", "219"])?;
+    until_table(node, &all)?;
+    let status = node.agent()?.status()?;
+    let wanted = json!({ "load-balancer-ip": 2, "pod-cidr": 2 });
+    assert_eq!(status["announcements"]["announced"], wanted);
+    ensure!(status["announcements"]["repaired"].as_u64() >= Some(4), "{status}");
+    // An agent that announces no more withdraws; so does the clean-up.
+    node.agent.take().context("an agent")?.terminate()?;
+    until_table(node, &all)?;
+    let cleanup = node.netns.output(
+        &binary::ours("denizen-agent")?.to_string_lossy(),
+        &["cleanup", "--run-dir", &node.run_dir.to_string_lossy()],
+    )?;
+    ensure!(cleanup.contains("removed 4 announcements"), "{cleanup}");
+    let [ours, others] = node.all_routes()?;
+    assert_eq!((ours, others), (Vec::new(), with_pod.clone()));
+    ensure!(before.iter().all(|route| with_pod.contains(route)), "{before:?} {with_pod:?}");
+    node.start_with(&FLAGS)?;
+    until_table(node, &all)?;
+    node.agent.take().context("an agent")?.terminate()?;
+    node.start_agent("off")?;
+    until_table(node, &[])
+}
+
+/// Users ask for other people's addresses, a node drains, an endpoint is not ready: each has its
+/// reason.
+#[test]
+fn every_address_has_a_reason() -> Result<()> {
+    let mut segment = Segment::new("table-why")?;
+    let manifests = segment.manifests.clone();
+    let node = &mut segment.nodes[0];
+    node.netns.ip("route add default via 192.0.2.254")?;
+    node.start_with(&[&FLAGS[..], &["--drain-taints=away", "--drain-wait=1s"]].concat())?;
+    node.attach()?;
+    manifests.put("web", &web(node, true)?)?;
+    let ports = [Port::tcp("http", 80, PORT)];
+    let mut evil = service("evil", &service_ips(11), &ports);
+    let stolen = ["192.0.2.1", "192.0.2.2", "192.0.2.254", "198.51.100.9", "10.1.2.9"];
+    evil["spec"]["externalIPs"] = json!(stolen);
+    let pod = node.pod()?.addresses[0];
+    manifests.put("evil", &[evil, slice("evil", &ports, &[(pod, "node-1")])])?;
+    let [vip, vip6] = VIPS;
+    observed("explained", BOUND, || explained(node, vip), |it| it["announced"] == true)?;
+    // Outside the ranges are all of them, and what is worse is said.
+    let outside = "outside-ranges";
+    let reasons = ["node-address", "node-address", "forbidden", outside, outside];
+    for (address, reason) in stolen.iter().zip(reasons) {
+        let it = explained(node, address)?;
+        let is_meant = it["reason"] == reason && it["announced"] == false;
+        ensure!(is_meant, "{address}: {it}");
+        ensure!(it["owner"] == "Service default/evil", "{address}: {it}");
+    }
+    let status = node.agent()?.status()?;
+    assert_eq!(status["announcements"]["refused"].as_array().map(Vec::len), Some(stolen.len()));
+    let text = node.netns.output(
+        &binary::ours("denizen-agent")?.to_string_lossy(),
+        &["explain", "--announce", "192.0.2.2", "--run-dir", &node.run_dir.to_string_lossy()],
+    )?;
+    let said = "192.0.2.2 is not announced: 192.0.2.2 is an address of node node-2";
+    ensure!(text.starts_with(said), "{text}");
+    manifests.put("web", &web(node, false)?)?;
+    let reason = |it: &Value| it["reason"] == "no-endpoint";
+    observed("withdrawn", BOUND, || explained(node, vip6), reason)?;
+    manifests.put("web", &web(node, true)?)?;
+    // The node drains: the only one that serves under policy Local is preferred less, and stays.
+    let mut nodes = super::objects(1..=3);
+    nodes[0]["spec"]["taints"] = json!([{ "key": "away", "effect": "NoSchedule" }]);
+    manifests.put("nodes", &nodes)?;
+    let preferred_less = |it: &Value| it["metric"] == 205 && it["announced"] == true;
+    observed("draining", BOUND, || explained(node, vip), preferred_less)?;
+    let mut cluster = web(node, true)?;
+    cluster[0]["spec"]["externalTrafficPolicy"] = "Cluster".into();
+    manifests.put("web", &cluster)?;
+    observed("withdrawn", BOUND, || explained(node, vip), |it| it["reason"] == "draining")?;
+    let [range, range6] = ranges(1);
+    until_table(node, &[&format!("blackhole {range}"), &format!("blackhole {range6}")])
+}
