@@ -32,6 +32,10 @@ pub fn bound() -> Duration {
 const MACHINE: &str = "-cpu max,-erms -m 1024 -nodefaults -no-user-config -no-reboot -display none \
                        -serial stdio";
 
+/// How long an instruction takes in the time of a guest with a processor
+/// [of its own time](Processors::OfItsOwnTime): 2^2 ns, as `shift=2` says.
+pub const INSTRUCTION: Duration = Duration::from_nanos(4);
+
 /// The processors of a guest.
 #[derive(Debug, Clone, Copy)]
 pub enum Processors {
@@ -67,6 +71,9 @@ pub const WITHOUT_IPV6: &str = "without-ipv6";
 /// A value of [`BOOT`]: NetworkPolicies change while clients connect.
 pub const CHURN: &str = "churn";
 
+/// A value of [`BOOT`]: what packets cost with and without a flowtable.
+pub const FAST_PATH: &str = "fast-path";
+
 /// The guest's variable for a part of a play's [`word`]: no other is played.
 pub const ONLY: &str = "ONLY";
 
@@ -77,6 +84,12 @@ const ONLY_OUTSIDE: &str = "DENIZEN_GUEST_PLAY";
 /// environment.
 const PATH: &str = "PATH=/usr/sbin:/usr/bin";
 
+/// The folder of the kernel that tests boot: that of the Debian release they run on.
+pub const STOCK_KERNEL: &str = "guest-kernel";
+
+/// The folder of Debian's newest kernel.
+pub const NEWEST_KERNEL: &str = "newest-kernel";
+
 /// Debian's kernel, as `tests/packages` unpacks it.
 #[derive(Debug)]
 struct Kernel {
@@ -86,9 +99,9 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn find() -> Result<Self> {
+    fn find(name: &str) -> Result<Self> {
         let built = binary::folder()?;
-        let folder = built.parent().context("cargo's folder has a parent")?.join("guest-kernel");
+        let folder = built.parent().context("cargo's folder has a parent")?.join(name);
         let only = |folder: PathBuf, prefix: &str| -> Result<PathBuf> {
             let entries = fs::read_dir(&folder).with_context(|| {
                 format!("no kernel in {}: start tests by `tests/run`", folder.display())
@@ -129,9 +142,23 @@ pub fn word(name: &str) -> String {
 /// # Errors
 /// When [`VERDICT`] was not among it.
 pub fn run(processors: Processors, boot: &str, words: &str) -> Result<()> {
+    run_kernel(STOCK_KERNEL, bound(), processors, boot, words)
+}
+
+/// The same with the kernel in this folder, for at most `bound` of the time outside.
+///
+/// # Errors
+/// When [`VERDICT`] was not among what the guest says.
+pub fn run_kernel(
+    folder: &str,
+    bound: Duration,
+    processors: Processors,
+    boot: &str,
+    words: &str,
+) -> Result<()> {
     let only = word(&std::env::var(ONLY_OUTSIDE).unwrap_or_default());
     let words = format!("{BOOT}={boot} {ONLY}={only} {} {words}", effort::variable());
-    let kernel = Kernel::find()?;
+    let kernel = Kernel::find(folder)?;
     let image = Image::with_everything(&kernel.modules)?.packed()?;
     let mut machine = Machine(started(&kernel, &image.path, processors, &words)?);
     let output = machine.0.stdout.take().context("the guest's console")?;
@@ -140,7 +167,6 @@ pub fn run(processors: Processors, boot: &str, words: &str) -> Result<()> {
         let mut lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
         lines.try_for_each(|bytes| line.send(bytes))
     });
-    let bound = bound();
     let (deadline, mut is_well) = (Instant::now() + bound, false);
     while let Ok(bytes) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         let text = String::from_utf8_lossy(&bytes);

@@ -9,6 +9,7 @@
 mod check;
 mod clock;
 mod context;
+mod fast_path;
 mod flow_table;
 mod ipvs;
 mod ipvs_backend;
@@ -37,8 +38,13 @@ use nix::sys::reboot::{RebootMode, reboot};
 type Play = (&'static str, fn() -> Result<()>);
 
 /// What one guest plays, in this order, by the word that asks for it.
-const BOOTS: [(&str, &[Play]); 4] =
-    [(vm::NODE, &NODE), (vm::IPVS, &IPVS), (vm::WITHOUT_IPV6, &WITHOUT_IPV6), (vm::CHURN, &CHURN)];
+const BOOTS: [(&str, &[Play]); 5] = [
+    (vm::NODE, &NODE),
+    (vm::IPVS, &IPVS),
+    (vm::WITHOUT_IPV6, &WITHOUT_IPV6),
+    (vm::CHURN, &CHURN),
+    (vm::FAST_PATH, &FAST_PATH),
+];
 
 /// A node as many are.
 const NODE: [Play; 9] = [
@@ -72,6 +78,9 @@ const WITHOUT_IPV6: [Play; 1] =
 
 /// Two processors.
 const CHURN: [Play; 1] = [("policies change while clients connect", policies::change)];
+
+/// What a bench asks for, and no test.
+const FAST_PATH: [Play; 1] = [("packets with and without a flowtable", fast_path::measured)];
 
 /// Modules that nothing asks the kernel for: kube-proxy loads the ones, a node's setup the other.
 const MODULES: [&str; 2] = ["ip_vs_rr", "br_netfilter"];
