@@ -1,12 +1,16 @@
 //! A program that is killed at an exact place: right before or right behind one of its system
 //! calls.
 
+use std::fs;
 use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use nix::libc;
 use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::cni::give;
@@ -51,4 +55,87 @@ pub fn killed_at(mut child: Child, input: &[u8], place: usize) -> Result<Ended> 
         }
     }
     Ok(Ended::Killed)
+}
+
+/// A program that has sent nothing through netlink for so long has done what there was to do.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// System calls that may send; their first parameter is the socket.
+const SENDS: [libc::c_long; 4] =
+    [libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_sendmmsg, libc::SYS_write];
+
+/// What [`stopped_behind`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    /// The process stands still, has sent as many messages as it was to, and waits to be killed by
+    /// this thread.
+    Stopped,
+    /// It goes on, and had sent only so many when there was nothing more to send.
+    Only(usize),
+}
+
+/// Stops the first thread of process `pid` once it has sent `count` times through netlink sockets,
+/// counted from `begin`. What it sends at once, the kernel takes before it looks at signals, so
+/// that there is no other place between two messages.
+///
+/// # Errors
+/// The kernel's, that of `begin`, and when the process ends.
+pub fn stopped_behind(pid: Pid, count: usize, begin: impl FnOnce() -> Result<()>) -> Result<Sent> {
+    ptrace::seize(pid, Options::PTRACE_O_TRACESYSGOOD)?;
+    ptrace::interrupt(pid)?;
+    waitpid(pid, None)?;
+    begin()?;
+    let (mut sent, mut is_inside, mut sends, mut signal) = (0, false, false, None);
+    let mut since = Instant::now();
+    while sent < count {
+        ptrace::syscall(pid, signal.take())?;
+        match next_stop(pid, since + QUIET)? {
+            None => {
+                ptrace::interrupt(pid)?;
+                waitpid(pid, None)?;
+                ptrace::detach(pid, None)?;
+                return Ok(Sent::Only(sent));
+            }
+            Some(WaitStatus::PtraceSyscall(_)) if is_inside => {
+                is_inside = false;
+                if std::mem::take(&mut sends) {
+                    (sent, since) = (sent + 1, Instant::now());
+                }
+            }
+            Some(WaitStatus::PtraceSyscall(_)) => (is_inside, sends) = (true, is_sending(pid)?),
+            Some(WaitStatus::Stopped(_, of)) => signal = Some(of),
+            Some(other) => bail!("behind {sent} messages: {other:?}"),
+        }
+    }
+    Ok(Sent::Stopped)
+}
+
+/// The next time that the kernel stops it, if that is before `until`.
+fn next_stop(pid: Pid, until: Instant) -> Result<Option<WaitStatus>> {
+    while Instant::now() < until {
+        let stop = waitpid(pid, Some(WaitPidFlag::WNOHANG))?;
+        if stop != WaitStatus::StillAlive {
+            return Ok(Some(stop));
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+    Ok(None)
+}
+
+/// Whether the system call that this process has just begun sends through a netlink socket.
+fn is_sending(pid: Pid) -> Result<bool> {
+    let call = fs::read_to_string(format!("/proc/{pid}/syscall"))?;
+    let mut words = call.split_whitespace();
+    let number = words.next().and_then(|word| word.parse().ok());
+    if !number.is_some_and(|number| SENDS.contains(&number)) {
+        return Ok(false);
+    }
+    let file = words.next().and_then(|word| i32::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    let file = file.with_context(|| format!("a system call: {call}"))?;
+    let target = fs::read_link(format!("/proc/{pid}/fd/{file}"))?;
+    let target = target.to_string_lossy();
+    let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+    let sockets = fs::read_to_string(format!("/proc/{pid}/net/netlink"))?;
+    let mut inodes = sockets.lines().filter_map(|line| line.split_whitespace().last());
+    Ok(inode.is_some_and(|inode| inodes.any(|other| other == inode)))
 }

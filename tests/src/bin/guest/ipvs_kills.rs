@@ -1,0 +1,263 @@
+//! An agent with the backend ipvs is killed between any two messages to the kernel. Whatever state
+//! that leaves, no client is answered as it should not be, and the next agent repairs it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::cluster::serve;
+use denizen_tests::effort::in_full;
+use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::lasting::{self, MEMBERS};
+use denizen_tests::manifest::{self, Port};
+use denizen_tests::netns::Netns;
+use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::server::{Listen, Server};
+use denizen_tests::traced::{Sent, stopped_behind};
+use nix::unistd::Pid;
+
+/// A port where only the node itself listens, at all its addresses.
+const OWN_PORT: u16 = 7777;
+
+/// Which [`service_ips`] a service has: one that is always there, one without endpoints, and one
+/// that comes and goes.
+const WEB: u8 = 10;
+const NONE: u8 = 20;
+const EXTRA: u8 = 21;
+
+const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+
+/// What comes and goes has endpoints of its own: of services that share one, IPVS carries only one.
+const EXTRA_HTTP: [Port; 1] = [Port::tcp("http", 80, 8090)];
+
+/// Those who look. The node's own source is an address of the node in any case.
+const CLIENTS: [Who; 3] = [Who::Bridged, Who::Outside, Who::ThisNode];
+
+/// How many places are played of each change, unless in full length. Each is an agent's start, two
+/// seconds of the guest's time.
+const QUICK: usize = 1;
+
+/// More messages than any change takes.
+const ALL: usize = 10_000;
+
+/// What clients may find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    /// No agent has ever loaded all its rules.
+    Nothing,
+    /// All services but the one that changes were served.
+    Served,
+}
+
+struct Killed {
+    fixture: Fixture,
+    _servers: Vec<Server>,
+}
+
+/// What is done to the service that comes and goes.
+type Change = (&'static str, fn(&Killed) -> Result<()>);
+
+const CHANGES: [Change; 3] = [
+    ("a service comes", |killed| killed.extra(&MEMBERS)),
+    ("an endpoint goes", |killed| killed.extra(&MEMBERS[..2])),
+    ("a service goes", |killed| killed.fixture.cluster.manifests.remove("extra")),
+];
+
+impl Killed {
+    fn new() -> Result<Self> {
+        let fixture = lasting::fixture("ipvs-kill")?;
+        let none = [manifest::service("none", &service_ips(NONE), &HTTP)];
+        fixture.cluster.manifests.put("none", &none)?;
+        let listen = |any: IpAddr| Listen {
+            protocol: Protocol::Tcp,
+            address: SocketAddr::new(any, OWN_PORT),
+        };
+        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let mut _servers = vec![Server::start(&fixture.cluster.world.node, &any.map(listen))?];
+        let ports = EXTRA_HTTP.map(|port| (port.protocol, port.target));
+        for who in MEMBERS {
+            let own = |like| fixture.address(who, like);
+            let own = service_ips(EXTRA).into_iter().map(own).collect::<Result<Vec<_>>>()?;
+            _servers.push(serve(fixture.place(who).0, &own, &ports)?);
+        }
+        Ok(Self { fixture, _servers })
+    }
+
+    fn node(&self) -> &Netns {
+        &self.fixture.cluster.world.node
+    }
+
+    fn extra(&self, members: &[Who]) -> Result<()> {
+        let objects = self.fixture.service("extra", EXTRA, &EXTRA_HTTP, members)?;
+        self.fixture.cluster.manifests.put("extra", &objects)
+    }
+
+    fn spawned(&self) -> Result<Agent> {
+        let settings = self.fixture.cluster.settings_with(["--backend=ipvs"]);
+        let mut agent = Agent::spawn(self.node(), settings)?;
+        agent.quiet();
+        Ok(agent)
+    }
+
+    fn started(&self) -> Result<Agent> {
+        let mut agent = self.spawned()?;
+        agent.wait_programmed(STARTING)?;
+        Ok(agent)
+    }
+
+    fn ask(&self, who: Who, number: u8, like: usize, port: u16) -> Result<Outcome> {
+        let to = SocketAddr::new(service_ips(number)[like], port);
+        let probe = Probe::tcp(to).patience(SILENCE).from(self.fixture.address(who, to.ip())?);
+        Ok(probe.ask_in(self.fixture.place(who).0))
+    }
+
+    /// An answer is an endpoint's, and that has seen the source that it should; whether there was
+    /// one.
+    fn is_served(&self, who: Who, outcome: &Outcome) -> Result<bool> {
+        let (Some(endpoint), Some(seen)) = (outcome.endpoint(), outcome.seen()) else {
+            return Ok(false);
+        };
+        let answerer = self.fixture.owner(endpoint.ip());
+        ensure!(answerer.is_some_and(|it| MEMBERS.contains(&it)), "nobody's endpoint: {outcome:?}");
+        let keeps = who == Who::Bridged && answerer != Some(who);
+        let is_right = match keeps {
+            true => seen == self.fixture.address(who, seen)?,
+            false => self.fixture.cluster.is_nodes(seen)?,
+        };
+        ensure!(is_right, "{who:?}: a wrong source: {outcome:?}");
+        Ok(true)
+    }
+
+    /// What must hold whenever the agent is killed.
+    fn look(&self, before: Before) -> Result<()> {
+        for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
+            for number in [WEB, EXTRA] {
+                let outcome = self.ask(who, number, like, OWN_PORT)?;
+                let said = || format!("{who:?} to the node's own port at {number}: {outcome:?}");
+                ensure!(outcome.endpoint().is_none(), said());
+            }
+            let outcome = self.ask(who, WEB, like, 80)?;
+            let is_served = self.is_served(who, &outcome)?;
+            ensure!(is_served || before == Before::Nothing, "{who:?} to a service: {outcome:?}");
+            let outcome = self.ask(who, EXTRA, like, 80)?;
+            let is_served = self.is_served(who, &outcome)?;
+            ensure!(is_served || is_refused(&outcome), "{who:?} to what changes: {outcome:?}");
+            let outcome = self.ask(who, NONE, like, 80)?;
+            ensure!(is_refused(&outcome), "{who:?} to nobody's service: {outcome:?}");
+        }
+        Ok(())
+    }
+
+    /// Everything is as it should be; the changing service has so many endpoints, if it is there.
+    fn ensure_whole(&self, is_there: bool) -> Result<()> {
+        self.look(Before::Served)?;
+        for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
+            let outcome = self.ask(who, EXTRA, like, 80)?;
+            ensure!(self.is_served(who, &outcome)? == is_there, "{who:?}: {outcome:?}");
+        }
+        let saved = self.node().output("ipvsadm", &["--save", "--numeric"])?;
+        let count = saved.lines().filter(|line| line.starts_with("-A")).count();
+        // Two families of three protocols of `web`, of `echo`, and of what changes.
+        ensure!(count == 2 * (3 + 1 + usize::from(is_there)), "{saved}");
+        Ok(())
+    }
+
+    /// Kills `agent` behind so many messages of `change`; whether there were as many.
+    fn kill(
+        &self,
+        agent: Agent,
+        count: usize,
+        change: impl FnOnce() -> Result<()>,
+    ) -> Result<bool> {
+        let pid = Pid::from_raw(i32::try_from(agent.pid())?);
+        let sent = stopped_behind(pid, count, change)?;
+        agent.kill()?;
+        Ok(sent == Sent::Stopped)
+    }
+
+    /// How many messages a change takes.
+    fn messages(&self, agent: &Agent, change: impl FnOnce() -> Result<()>) -> Result<usize> {
+        let pid = Pid::from_raw(i32::try_from(agent.pid())?);
+        match stopped_behind(pid, ALL, change)? {
+            Sent::Only(count) if count > 0 => Ok(count),
+            other @ (Sent::Stopped | Sent::Only(_)) => {
+                anyhow::bail!("neither none nor {ALL} messages, but {other:?}")
+            }
+        }
+    }
+
+    fn cleanup(&self) -> Result<()> {
+        self.node().output(
+            &denizen_tests::binary::ours("denizen-agent")?.to_string_lossy(),
+            &["cleanup"],
+        )?;
+        Ok(())
+    }
+}
+
+fn is_refused(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Refused | Outcome::Unreachable)
+}
+
+/// How many places of a change that takes `messages` are played.
+fn count(messages: usize) -> usize {
+    in_full(messages, QUICK)
+}
+
+/// One of these places: 0 is before the first message. If not all are played, others are each day.
+fn place(turn: usize, messages: usize) -> Result<usize> {
+    let day = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() as usize / (24 * 60 * 60);
+    Ok((day + turn * messages / count(messages)) % messages)
+}
+
+/// The first load, from nothing.
+fn first_load(killed: &Killed) -> Result<()> {
+    let agent = killed.spawned()?;
+    let messages = killed.messages(&agent, || Ok(()))?;
+    agent.kill()?;
+    killed.ensure_whole(false)?;
+    let mut hit = 0;
+    for turn in 0..count(messages) {
+        let place = place(turn, messages)?;
+        killed.cleanup()?;
+        hit += usize::from(killed.kill(killed.spawned()?, place, || Ok(()))?);
+        let said = || format!("the first load, killed behind {place} of {messages} messages");
+        killed.look(Before::Nothing).with_context(said)?;
+        let agent = killed.started().with_context(said)?;
+        killed.ensure_whole(false).with_context(said)?;
+        agent.kill()?;
+    }
+    println!("  the first load: killed at {hit} of {messages} places");
+    ensure!(hit > 0, "the first load was never disturbed");
+    Ok(())
+}
+
+pub(crate) fn nothing_goes_wrong() -> Result<()> {
+    let killed = Killed::new()?;
+    first_load(&killed)?;
+    let mut agent = killed.started()?;
+    let mut messages = Vec::new();
+    for (_, change) in CHANGES {
+        messages.push(killed.messages(&agent, || change(&killed))?);
+    }
+    let mut hit = [0; CHANGES.len()];
+    let most = messages.iter().copied().max().unwrap_or_default();
+    for turn in 0..count(most) {
+        for (index, (what, change)) in CHANGES.into_iter().enumerate() {
+            let of = messages[index];
+            let place = place(turn, of)?;
+            let said = || format!("{what}, killed behind {place} of {of} messages");
+            hit[index] += usize::from(killed.kill(agent, place, || change(&killed))?);
+            killed.look(Before::Served).with_context(said)?;
+            agent = killed.started().with_context(said)?;
+            killed.ensure_whole(index != 2).with_context(said)?;
+        }
+    }
+    for ((what, _), (hit, of)) in CHANGES.iter().zip(hit.iter().zip(&messages)) {
+        println!("  {what}: killed at {hit} of {of} places");
+        ensure!(*hit > 0, "{what}: never disturbed");
+    }
+    agent.terminate()?;
+    Ok(())
+}
