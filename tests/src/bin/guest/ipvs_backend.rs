@@ -184,11 +184,12 @@ pub(crate) fn nobody_notices() -> Result<()> {
         }
         Ok(agent)
     })?;
-    let mut none = Vec::new();
-    agent = context.unnoticed(&mut none, "nftables, and back", || {
+    let mut drained = context.lasting()?;
+    agent = context.unnoticed(&mut streams, "nftables, and back", || {
         agent.terminate()?;
         agent = context.start(Vec::new())?;
         ensure!(agent.status()?["backend"] == "nftables", "{}", agent.status()?);
+        drained.iter_mut().try_for_each(Lasting::still_alive).context("beside nftables")?;
         agent.terminate()?;
         context.start(flags())
     })?;

@@ -26,6 +26,9 @@ const BALANCER: u8 = 100;
 /// The pods behind it: one after the other is chosen.
 const BEHIND: [Who; 2] = [Who::Bridged, Who::Remote];
 
+/// A change takes a second of the guest's time.
+const SOON: Duration = Duration::from_secs(15);
+
 /// A client's port that is used again and again.
 const BOUND: u16 = 41_000;
 
@@ -98,7 +101,7 @@ impl Connections {
 
     fn wait(&self, who: Who, wanted: Option<(u32, u32)>) -> Result<()> {
         let what = format!("{who:?} has {wanted:?}");
-        eventually(&what, STARTING, || Ok(self.open(who)? == wanted))
+        eventually(&what, SOON, || Ok(self.open(who)? == wanted))
     }
 }
 
@@ -168,7 +171,7 @@ fn flows_move_at_once(context: &Connections) -> Result<()> {
     let objects = context.fixture.service("web", 10, &every_protocol(), &rest)?;
     context.fixture.cluster.manifests.put("web", &objects)?;
     let gone = format!("{endpoint} ");
-    eventually("the endpoint is gone", STARTING, || {
+    eventually("the endpoint is gone", SOON, || {
         let listed =
             context.node().output("ipvsadm", &["--list", "--numeric", "-u", &web.to_string()])?;
         Ok(!listed.contains(&gone))

@@ -12,7 +12,7 @@ use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::lasting::{self, MEMBERS};
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::Netns;
-use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::probe::{Outcome, Probe, Protocol};
 use denizen_tests::server::{Listen, Server};
 use denizen_tests::traced::{Sent, stopped_behind};
 use nix::unistd::Pid;
@@ -108,7 +108,7 @@ impl Killed {
 
     fn ask(&self, who: Who, number: u8, like: usize, port: u16) -> Result<Outcome> {
         let to = SocketAddr::new(service_ips(number)[like], port);
-        let probe = Probe::tcp(to).patience(SILENCE).from(self.fixture.address(who, to.ip())?);
+        let probe = Probe::tcp(to).from(self.fixture.address(who, to.ip())?);
         Ok(probe.ask_in(self.fixture.place(who).0))
     }
 
@@ -212,7 +212,8 @@ fn place(turn: usize, messages: usize) -> Result<usize> {
 }
 
 /// The first load, from nothing.
-fn first_load(killed: &Killed) -> Result<()> {
+pub(crate) fn first_load() -> Result<()> {
+    let killed = Killed::new()?;
     let agent = killed.spawned()?;
     let messages = killed.messages(&agent, || Ok(()))?;
     agent.kill()?;
@@ -228,14 +229,14 @@ fn first_load(killed: &Killed) -> Result<()> {
         killed.ensure_whole(false).with_context(said)?;
         agent.kill()?;
     }
-    println!("  the first load: killed at {hit} of {messages} places");
+    println!("  killed at {hit} of {messages} places");
     ensure!(hit > 0, "the first load was never disturbed");
     Ok(())
 }
 
-pub(crate) fn nothing_goes_wrong() -> Result<()> {
+/// Services and endpoints come and go.
+pub(crate) fn changes() -> Result<()> {
     let killed = Killed::new()?;
-    first_load(&killed)?;
     let mut agent = killed.started()?;
     let mut messages = Vec::new();
     for (_, change) in CHANGES {

@@ -65,13 +65,14 @@ const NODE: [Play; 9] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 8] = [
+const IPVS: [Play; 9] = [
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
     ("connections through IPVS live and end", ipvs_connections::live_and_end),
     ("hosts that make it hard are served by ipvs", ipvs_hosts::are_served),
-    ("an agent is killed between any two messages", ipvs_kills::nothing_goes_wrong),
+    ("an agent is killed in its first load", ipvs_kills::first_load),
+    ("an agent is killed in a change", ipvs_kills::changes),
     ("the flow table holds for ipvs", flow_table::flows),
     ("the detection matrix holds for ipvs", flow_table::detection),
 ];

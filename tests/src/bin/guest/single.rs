@@ -41,7 +41,7 @@ pub(crate) fn every_backend_serves() -> Result<()> {
         manifest::slice("web", &[WEB], &[(endpoint, NODE)]),
     ];
     manifests.put("web", &web)?;
-    for backend in Backend::ALL {
+    for backend in Backend::ALL.into_iter().chain([Backend::Ipvs]) {
         let settings = Settings {
             program: None,
             objects: Objects::Manifests(manifests.folder().to_owned()),
