@@ -99,13 +99,14 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     let (publisher, published) = Publisher::new(&config, asked, now());
     let notices = sources::notices(&config, wrong_policies);
     let routing = Routing::start(&config.routing, notices.clone());
-    let announcer = routing::announcer(&config.routing, notices.clone())?;
     sources.problems.extend(
-        http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
+        http::start(config.listen, published, notices.clone())
+            .context("cannot start the HTTP servers")?,
     );
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
+    let announcer = routing::announcer(&config.routing, notices, engine.beside()?)?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine: with_egress(engine, egress),
@@ -263,6 +264,7 @@ impl Agent {
         }
         self.routing.iter().for_each(|routing| routing.update(&self.engine));
         if self.engine.is_idle() {
+            self.announce_for_new_nodes();
             self.publisher.firewall_programmed(now(), false);
             return None;
         }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_netlink::NetlinkError;
-use denizen_nft::Watch;
+use denizen_nft::{Kernel, Watch};
 use denizen_state::AttachmentId;
 use denizen_state::socket::WaitFor;
 use jiff::Timestamp;
@@ -103,6 +103,14 @@ impl Engine {
         let own = self.backend.portid().into_iter();
         let own = own.chain(self.firewall.as_ref().map(Firewall::portid));
         Watch::open(&[nftables::TABLE, firewall::TABLE], own.collect())
+    }
+
+    /// Another client of nf_tables, whose batches do not count as foreign changes.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
+        self.backend.beside()
     }
 
     /// As [`Chosen::remove_other_tables`].

@@ -40,6 +40,14 @@ pub fn helm() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// What `tests/run` unpacked of BIRD: the root of its files.
+pub fn bird() -> Result<PathBuf> {
+    let built = folder()?;
+    let path = built.parent().context("cargo's folder has a parent")?.join("bird");
+    ensure!(path.exists(), "{} is not there: `tests/run` unpacks it", path.display());
+    Ok(path)
+}
+
 /// One of the previous release's programs: `DENIZEN_PREVIOUS_RELEASE` names their folder.
 pub fn previous(name: &str) -> Option<PathBuf> {
     std::env::var_os("DENIZEN_PREVIOUS_RELEASE").map(|folder| Path::new(&folder).join(name))

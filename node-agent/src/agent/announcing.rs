@@ -23,9 +23,9 @@ use crate::describe::describe;
 use crate::engine::Engine;
 use crate::events::{About, Notice, Notices, Reason};
 use crate::explain::Announced;
-use crate::model::{LocalPod, ServiceName};
+use crate::model::{LocalPod, OtherNode, ServiceName};
 use crate::plan::{Announcements, Drain, Owner, Silent, Surveyed};
-use crate::routes::{AnnouncedRoutes, Published};
+use crate::routes::{AnnouncedRoutes, Published, Unserved};
 use crate::status::AnnouncementsStatus;
 
 /// How often to look where nothing was heard: nobody tells of rules (`ip rule`).
@@ -39,9 +39,16 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Announcer {
     config: AnnounceConfig,
     routes: AnnouncedRoutes,
+    unserved: Unserved,
+    /// Why packets that no service takes cannot be refused.
+    unrefused: Option<String>,
+    /// When [`Self::unserved`] was compared with the kernel.
+    looked: Instant,
     heard: Arc<Notify>,
     notices: Notices,
     drained: Drained,
+    /// The other nodes, as they were when it was decided.
+    others: OtherNodes,
     /// This node's own podCIDRs.
     pod_cidrs: Vec<String>,
     /// What is decided; `None` before the first lists.
@@ -57,6 +64,9 @@ pub(super) struct Announcer {
 
 /// Addresses of pods, each with the interface that leads there.
 type Interfaces = Vec<(IpAddr, Arc<str>)>;
+
+/// All nodes but this one, by name.
+type OtherNodes = Arc<BTreeMap<Arc<str>, OtherNode>>;
 
 /// How far this node is drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,16 +84,24 @@ impl Announcer {
     ///
     /// # Errors
     /// [`RouteError`].
-    pub(super) fn start(config: &AnnounceConfig, notices: Notices) -> Result<Self, RouteError> {
+    pub(super) fn start(
+        config: &AnnounceConfig,
+        notices: Notices,
+        unserved: Unserved,
+    ) -> Result<Self, RouteError> {
         let routes = AnnouncedRoutes::open(config.table)?;
         let heard = Arc::new(Notify::new());
         tokio::spawn(listen(config.table, routes.portid(), heard.clone()));
         Ok(Self {
             config: config.clone(),
             routes,
+            unserved,
+            unrefused: None,
+            looked: Instant::now(),
             heard,
             notices,
             drained: Drained::Unknown,
+            others: OtherNodes::default(),
             pod_cidrs: Vec::new(),
             wanted: None,
             surveyed: None,
@@ -117,6 +135,10 @@ impl Announcer {
         self.routes.disturbed();
         self.surveyed = None;
         self.retry = None;
+        if self.looked.elapsed() >= AT_LEAST_EVERY {
+            self.looked = Instant::now();
+            self.unserved.disturbed();
+        }
     }
 
     /// Withdraws what is not to be announced any more: before its rules go.
@@ -137,6 +159,15 @@ impl Announcer {
             return self.note_failure(Some(error));
         }
         let Some(wanted) = self.wanted.as_ref().filter(|_| engine.is_synced()) else { return };
+        // Before routers send more, and after they were told to send less.
+        let refused = self.unserved.sync(wanted.service_addresses().collect());
+        let unrefused = refused.err().map(|error| {
+            format!("packets that no service takes are not refused: {}", describe(&error))
+        });
+        if let Some(error) = unrefused.as_ref().filter(|_| self.unrefused != unrefused) {
+            error!(error, "cannot keep the table of announced addresses");
+        }
+        self.unrefused = unrefused;
         match self.routes.sync(wanted) {
             Ok(published) => {
                 if published.repaired > 0 {
@@ -179,7 +210,8 @@ impl Announcer {
             is_draining: matches!(self.drained, Drained::Until(_) | Drained::Over),
             repaired: self.repaired,
         };
-        let errors = self.failure.iter().chain(&self.published.errors).cloned().collect();
+        let errors = self.failure.iter().chain(&self.unrefused).chain(&self.published.errors);
+        let errors = errors.cloned().collect();
         (status, errors, refused)
     }
 
@@ -197,8 +229,9 @@ impl Announcer {
         let Some(wanted) = engine.announcements(settings, self.drained.drain(), surveyed) else {
             return Ok(());
         };
-        let own = engine.nodes().and_then(|nodes| nodes.own);
-        let ranges = own.iter().flat_map(|node| &node.pod_cidrs);
+        let nodes = engine.nodes().unwrap_or_default();
+        self.others = nodes.others;
+        let ranges = nodes.own.iter().flat_map(|node| &node.pod_cidrs);
         self.pod_cidrs = ranges.map(ToString::to_string).collect();
         let before = self.wanted.replace(wanted);
         self.note_refusals(before.as_ref());
@@ -231,8 +264,21 @@ impl Announcer {
 impl Agent {
     /// Looks at the announcements again. What is decided and not programmed yet stays as it is.
     pub(super) fn announce_again(&mut self) {
+        self.announcer.iter_mut().for_each(Announcer::disturbed);
+        self.announce_as_decided();
+    }
+
+    /// The other nodes' addresses and podCIDRs are not announced, and no rule depends on them.
+    pub(super) fn announce_for_new_nodes(&mut self) {
+        let Some(announcer) = &self.announcer else { return };
+        let others = self.engine.nodes().map(|nodes| nodes.others);
+        if others.is_some_and(|others| !Arc::ptr_eq(&others, &announcer.others)) {
+            self.announce_as_decided();
+        }
+    }
+
+    fn announce_as_decided(&mut self) {
         let Some(announcer) = &mut self.announcer else { return };
-        announcer.disturbed();
         announcer.withdraw(&self.engine);
         if self.engine.is_idle() && self.engine.is_settled() && !self.engine.is_contended() {
             announcer.announce(&self.engine);

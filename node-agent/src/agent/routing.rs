@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use denizen_nft::Kernel;
 use denizen_route::{RouteError, Watch};
 use ipnetwork::IpNetwork;
 use tokio::io::unix::AsyncFd;
@@ -22,7 +23,7 @@ use crate::engine::Engine;
 use crate::events::{About, Notice, Notices, Reason};
 use crate::model::Nodes;
 use crate::plan::RejectedRange;
-use crate::routes::{AnnouncedRoutes, PodRoutes};
+use crate::routes::{AnnouncedRoutes, PodRoutes, Unserved};
 use crate::status::RoutingStatus;
 
 /// Changes come in groups: all addresses of a link, all Nodes of a list.
@@ -97,13 +98,19 @@ impl Routing {
 pub(super) fn announcer(
     config: &RoutingConfig,
     notices: Notices,
+    mut kernel: Kernel,
 ) -> Result<Option<Announcer>, RouteError> {
     match config {
         RoutingConfig::Off | RoutingConfig::Direct => {
             note_removed(AnnouncedRoutes::remove_all());
+            if let Err(error) = Unserved::remove(&mut kernel) {
+                warn!(error = describe(&error), "cannot look for old tables");
+            }
             Ok(None)
         }
-        RoutingConfig::Table(config) => Announcer::start(config, notices).map(Some),
+        RoutingConfig::Table(config) => {
+            Announcer::start(config, notices, Unserved::new(kernel)).map(Some)
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::conntrack::Conntrack;
 use crate::describe::describe;
 use crate::firewall::Firewall;
 use crate::forward;
-use crate::routes::{AnnouncedRoutes, PodRoutes};
+use crate::routes::{AnnouncedRoutes, PodRoutes, Unserved};
 use crate::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use crate::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
 use denizen_nft::Kernel as NfTables;
@@ -164,7 +164,7 @@ fn tables() -> anyhow::Result<usize> {
         let mut conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
         conntrack.permit_all().context("forbidden connections keep their mark")?;
     }
-    Ok(services + firewall)
+    Ok(services + firewall + Unserved::remove(&mut kernel)?)
 }
 
 fn virtual_servers() -> anyhow::Result<usize> {

@@ -268,6 +268,12 @@ impl Announcements {
         at(exact).or_else(|| around.copied().find(|prefix| prefix.contains(address)).and_then(at))
     }
 
+    /// The addresses of services that are to be announced.
+    pub fn service_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let is_service = |it: &Announcement| matches!(it.because, Because::Service { .. });
+        self.wanted.iter().filter(move |(_, it)| is_service(it)).map(|(prefix, _)| prefix.ip())
+    }
+
     /// The prefixes that are refused, whatever becomes of endpoints.
     pub fn refused(&self) -> impl Iterator<Item = (&IpNetwork, &Silent)> {
         self.silent.iter().filter(|(_, silent)| silent.why.is_refusal())

@@ -9,6 +9,7 @@ mod announced;
 mod reconcile;
 #[cfg(test)]
 mod tests;
+mod unserved;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,6 +22,7 @@ use nix::errno::Errno;
 
 pub use self::announced::{AnnouncedRoutes, Published};
 use self::reconcile::{commands, wanted};
+pub use self::unserved::Unserved;
 use crate::model::Nodes;
 use crate::plan::{DirectRoutes, Neighbourhood, NotNear, direct};
 

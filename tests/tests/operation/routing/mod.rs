@@ -1,6 +1,7 @@
 //! `--routing-mode`: `direct`, by which the pods of three nodes on one network reach each other
 //! through routes that nobody else made, and in `table` announcements.
 
+mod fabric;
 mod segment;
 mod table;
 

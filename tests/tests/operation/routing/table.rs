@@ -2,30 +2,31 @@
 //! after.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use denizen_route::{Change, Watch};
 use denizen_tests::binary;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::fixture::{PORT, service_ips};
 use denizen_tests::manifest::{Port, service, slice};
 use denizen_tests::netns::Netns;
-use denizen_tests::probe::Probe;
+use denizen_tests::probe::{Outcome, Probe};
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
-use super::segment::{Node, Segment};
+use super::segment::{Node, Segment, addresses, object};
 use super::{BOUND, ranges};
 
-const VIPS: [&str; 2] = ["203.0.113.7", "2001:db8:5::7"];
-const FLAGS: [&str; 3] = [
+pub(super) const VIPS: [&str; 2] = ["203.0.113.7", "2001:db8:5::7"];
+pub(super) const FLAGS: [&str; 3] = [
     "--routing-mode=table",
     "--announce-services=load-balancer-ips,external-ips",
     "--announce-ranges=203.0.113.0/24,2001:db8:5::/64",
 ];
 
 /// The service of the first node's pod, at both VIPs, with policy Local.
-fn web(node: &Node, is_ready: bool) -> Result<Vec<Value>> {
+pub(super) fn web(node: &Node, is_ready: bool) -> Result<Vec<Value>> {
     let ports = [Port::tcp("http", 80, PORT)];
     let mut web = service("web", &service_ips(10), &ports);
     web["spec"]["type"] = "LoadBalancer".into();
@@ -219,6 +220,11 @@ fn every_address_has_a_reason() -> Result<()> {
     )?;
     let said = "192.0.2.2 is not announced: 192.0.2.2 is an address of node node-2";
     ensure!(text.starts_with(said), "{text}");
+    // A node comes whose address it is: no rule changes.
+    manifests.put("late", &[object("late", 9, &[ip(vip)], &[])])?;
+    observed("a node's", BOUND, || explained(node, vip), |it| it["reason"] == "node-address")?;
+    manifests.remove("late")?;
+    observed("nobody's", BOUND, || explained(node, vip), |it| it["announced"] == true)?;
     manifests.put("web", &web(node, false)?)?;
     let reason = |it: &Value| it["reason"] == "no-endpoint";
     observed("withdrawn", BOUND, || explained(node, vip6), reason)?;
@@ -235,4 +241,52 @@ fn every_address_has_a_reason() -> Result<()> {
     observed("withdrawn", BOUND, || explained(node, vip), |it| it["reason"] == "draining")?;
     let [range, range6] = ranges(1);
     until_table(node, &[&format!("blackhole {range}"), &format!("blackhole {range6}")])
+}
+
+/// How many packets to a VIP's port 81 the router has passed on.
+fn passed_on(router: &Netns, vip: IpAddr) -> Result<u64> {
+    let family = if vip.is_ipv4() { "ip" } else { "ip6" };
+    let shown = router.output("nft", &["list", "chain", family, "count", "forward"])?;
+    let packets = shown.split_once("packets ").and_then(|(_, rest)| rest.split(' ').next());
+    Ok(packets.context("a counter")?.parse()?)
+}
+
+/// A router and a node that would send each other what neither takes: it is refused at once, in both
+/// families, also what the node itself sends. What a service takes is served.
+#[test]
+fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
+    let mut segment = Segment::new("table-loop")?;
+    let manifests = segment.manifests.clone();
+    let node = &mut segment.nodes[0];
+    node.start_with(&FLAGS)?;
+    node.attach()?;
+    manifests.put("web", &web(node, true)?)?;
+    observed("announced", BOUND, || explained(node, VIPS[1]), |it| it["announced"] == true)?;
+    // The second node is the router, in between the third and the first, and its default route.
+    let [node, router, client] = &segment.nodes[..] else { bail!("three nodes") };
+    for (vip, family) in VIPS.map(ip).into_iter().zip(0..) {
+        let [of_node, of_router] = [1, 2].map(|number| addresses(number)[family]);
+        router.netns.ip(&format!("route add {vip} via {of_node}"))?;
+        client.netns.ip(&format!("route add {vip} via {of_router}"))?;
+        node.netns.ip(&format!("route add default via {of_router}"))?;
+        let family = if vip.is_ipv4() { "ip" } else { "ip6" };
+        router.netns.nft(&format!(
+            "table {family} count {{ chain forward {{ type filter hook forward priority 0; \
+             {family} daddr {vip} tcp dport 81 counter; }}; }}"
+        ))?;
+        let ask = |port| Probe::tcp(SocketAddr::new(vip, port));
+        for (name, netns) in [("client", &client.netns), ("node", &node.netns)] {
+            let served = ask(80).ask_in(netns);
+            ensure!(served.endpoint().is_some(), "{vip} from the {name}: {served:?}");
+            assert_eq!(ask(81).ask_in(netns), Outcome::Refused, "{vip} from the {name}");
+        }
+        let passed = passed_on(&router.netns, vip)?;
+        ensure!(passed <= 2, "{passed} packets to {vip}");
+        // Without the rules, each goes around until its TTL ends.
+        node.netns.nft(&format!("delete table {family} denizen-announced"))?;
+        ask(81).patience(Duration::from_millis(100)).ask_in(&client.netns);
+        let passed = passed_on(&router.netns, vip)?;
+        ensure!(passed >= 20, "{passed} packets to {vip} without the rules");
+    }
+    Ok(())
 }
