@@ -296,6 +296,7 @@ impl Agent {
         self.note_firewall();
         match result {
             Ok(()) => {
+                self.engine.note_draining(&timestamp());
                 self.release();
                 if self.engine.is_contended() {
                     self.publisher.contended(now());

@@ -10,7 +10,7 @@ mod notes;
 mod tests;
 mod view;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use crate::backend::chosen::{BackendConfig, Chosen, ChosenError};
 use crate::backend::nftables;
-use crate::backend::{Backend, Figures, Repair, Report};
+use crate::backend::{Backend, Draining, Figures, Repair, Report};
 use crate::conntrack::CandidateTracker;
 use crate::control::Sampled;
 use crate::describe::describe;
@@ -35,7 +35,7 @@ use crate::iptables::Variant;
 use crate::model::{Event, LocalPod, PodName, PodVersion};
 use crate::names::Names;
 use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy, Sides};
-use crate::status::LastSync;
+use crate::status::{LastSync, Since};
 use crate::sysctl::{Setting, live, on_loopback};
 
 /// Why the kernel is not as it should be.
@@ -62,6 +62,8 @@ pub struct Engine<B = Chosen> {
     report: Report,
     /// As of the last status.
     figures: Figures,
+    /// Since when each endpoint drains.
+    draining: BTreeMap<Draining, Since>,
     synced: bool,
     /// Conntrack entries that may have become stale, or may be forbidden or permitted now.
     candidate_tracker: CandidateTracker,
@@ -127,9 +129,12 @@ impl<B: Backend> Engine<B> {
     pub fn new(policy: Policy, capabilities: Capabilities, mut backend: B) -> Self {
         let planner = Planner::new(policy, capabilities);
         backend.update(planner.plan(), &Changes::from_nothing(planner.plan()));
+        let report = backend.report();
+        let draining = report.draining.iter().map(|it| (*it, Since::default()));
         Self {
             planner,
-            report: backend.report(),
+            draining: draining.collect(),
+            report,
             backend,
             firewall: None,
             firewall_error: None,
@@ -231,7 +236,7 @@ impl<B: Backend> Engine<B> {
 
     /// The names of what the plan is about.
     pub fn names(&self) -> Names {
-        Names::of(self.plan(), self.planner.model())
+        Names::of(self.plan(), self.planner.model(), &self.draining)
     }
 
     /// Whether the whole plan is in the kernel.

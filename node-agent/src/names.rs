@@ -5,8 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::Draining;
 use crate::model::{Family, Model, Protocol, family_of};
 use crate::plan::{FrontendAddress, Plan};
+use crate::status::Since;
 
 /// What the agent knows by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,11 +24,14 @@ pub struct Names {
     node_ports: BTreeSet<IpAddr>,
     /// The addresses of the node's links.
     node: BTreeSet<IpAddr>,
+    /// Since when endpoints drain, by service port.
+    #[serde(default)]
+    draining: BTreeMap<String, BTreeMap<SocketAddr, Since>>,
 }
 
 impl Names {
     /// All names that are known now.
-    pub fn of(plan: &Plan, model: &Model) -> Self {
+    pub fn of(plan: &Plan, model: &Model, draining: &BTreeMap<Draining, Since>) -> Self {
         let mut names = Self {
             node_ports: plan.node().node_ports.addresses.iter().copied().collect(),
             node: plan.node().addresses.clone(),
@@ -50,6 +55,14 @@ impl Names {
             let at = SocketAddr::new(address, key.port.get());
             of_protocol.insert(at, frontend.service_port.to_string());
         }
+        for (Draining { frontend, endpoint }, since) in draining {
+            let server = plan.ipvs().and_then(|ipvs| ipvs.servers().get(frontend));
+            let Some(service) = server.map(|server| server.service_port.to_string()) else {
+                continue;
+            };
+            let of_service = names.draining.entry(service).or_default();
+            of_service.insert(*endpoint, since.clone());
+        }
         names
     }
 
@@ -68,6 +81,11 @@ impl Names {
             is_served.then_some(node).and_then(|node| of_protocol.get(&node))
         };
         of_protocol.get(&destination).or_else(at_node).map(String::as_str)
+    }
+
+    /// Since when a service port's endpoint drains; `None` if it does not.
+    pub fn draining(&self, service: &str, endpoint: SocketAddr) -> Option<&Since> {
+        self.draining.get(service)?.get(&endpoint)
     }
 
     /// Whether a pod has this name.

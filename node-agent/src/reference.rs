@@ -12,7 +12,7 @@ use crate::connections::{Connection, Totals};
 use crate::drops::{DropCount, DropCounts, DropVerdict, DroppedPacket, PacketReport};
 use crate::explain::{Explanation, PolicyRow, RedirectRow, Step, Verdict, VirtualServerRow};
 use crate::status::metrics::Metrics;
-use crate::status::{LastSync, Status};
+use crate::status::{DrainingStatus, IpvsStatus, LastSync, Since, Status};
 use crate::trace::{Comparison, Fate, HookReport, Place, Report, RuleReport, TracedPackets};
 
 const REFERENCE: &str = include_str!("../../conf/REFERENCE.md");
@@ -80,7 +80,10 @@ fn every_field_of_the_status_is_there() {
         unrecorded_interfaces: 0,
         routing: Some(crate::status::RoutingStatus::default()),
         announcements: Some(crate::status::AnnouncementsStatus::default()),
-        ipvs: Some(crate::status::IpvsStatus::default()),
+        ipvs: Some(IpvsStatus {
+            draining: vec![DrainingStatus::default()],
+            ..IpvsStatus::default()
+        }),
         redirected_pods: 0,
         unredirected_pods: 0,
         services: 0,
@@ -202,6 +205,7 @@ fn every_field_of_a_connection_is_there() {
         destination: place(),
         service: Some(String::new()),
         endpoint: Some(place()),
+        draining_since: Some(Since::default()),
         masqueraded_as: Some(([0, 0, 0, 0], 0).into()),
         seconds: Some(0),
     };

@@ -1,6 +1,7 @@
 //! The state of the running agent, for people and programs.
 
 pub mod health;
+mod ipvs;
 pub mod metrics;
 pub mod view;
 
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::ipvs::{DrainingStatus, IpvsStatus, Since};
 use crate::backend::Affinity;
 use crate::firewall::Dropped;
 use crate::printable::Printable;
@@ -87,23 +89,6 @@ pub struct Status {
     /// Possible problems that the agent cannot verify.
     #[serde(default)]
     pub warnings: Vec<String>,
-}
-
-/// Who chooses among endpoints, counted by service port and family.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct IpvsStatus {
-    /// Planned virtual servers. One that cannot be had is an error.
-    pub virtual_servers: usize,
-    /// Service ports with endpoints that IPVS cannot carry.
-    pub carried_by_nftables: usize,
-}
-
-impl fmt::Display for IpvsStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { virtual_servers, carried_by_nftables } = self;
-        write!(f, "{virtual_servers}; nftables carries {carried_by_nftables} other service ports")
-    }
 }
 
 /// The state of the routes to other nodes' pods.
@@ -291,7 +276,7 @@ impl fmt::Display for Status {
             ),
         ];
         let announcements = self.announcements.iter().map(|it| ("announcements", it.to_string()));
-        let ipvs = self.ipvs.iter().map(|ipvs| ("virtual servers", ipvs.to_string()));
+        let ipvs = self.ipvs.iter().flat_map(IpvsStatus::lines);
         let errors = self.errors.iter().map(|error| ("error", error.clone()));
         let warnings = self.warnings.iter().map(|warning| ("warning", warning.clone()));
         let none = self.errors.is_empty().then(|| ("errors", "none".to_owned()));

@@ -12,7 +12,9 @@ pub mod why;
 
 pub use self::affinity::{Affinity, Clients, Crowded};
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::model::Family;
@@ -145,6 +147,26 @@ pub struct Report {
     pub left_frontends: Vec<FrontendKey>,
     /// How often to look for changes by others.
     pub look_every: Duration,
+    /// The endpoints that drain now.
+    pub draining: BTreeSet<Draining>,
+}
+
+/// An endpoint that keeps its connections and gets no new ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Draining {
+    /// The frontend that chose it.
+    pub frontend: FrontendKey,
+    /// The endpoint.
+    pub endpoint: SocketAddr,
+}
+
+/// The connections that an endpoint has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Established ones.
+    pub active: u32,
+    /// Those that are closing, or were closed and are remembered.
+    pub inactive: u32,
 }
 
 impl Default for Report {
@@ -160,6 +182,7 @@ impl Default for Report {
             left_frontends: Vec::new(),
             // The kernel's notifications come first.
             look_every: Duration::from_secs(600),
+            draining: BTreeSet::new(),
         }
     }
 }
@@ -173,6 +196,8 @@ pub struct Figures {
     pub missed_lookups: u64,
     /// How many clients are remembered for session affinity.
     pub affinity: Affinity,
+    /// What each endpoint that drains still has.
+    pub draining: BTreeMap<Draining, Left>,
     /// Figures that could not be read, and why.
     pub errors: Vec<String>,
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::Tracked;
 use crate::names::Names;
+use crate::status::Since;
 use crate::trace::Place;
 
 /// A tracked connection with names.
@@ -29,6 +30,9 @@ pub struct Connection {
     /// Where it goes, if that is not the destination.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Place>,
+    /// Since when that endpoint drains, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draining_since: Option<Since>,
     /// The source that the endpoint sees, if that is not the client's address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub masqueraded_as: Option<SocketAddr>,
@@ -45,12 +49,14 @@ impl Connection {
             address,
             name: names.owner(address.ip()).map(str::to_owned),
         };
+        let service = names.service(tracked.protocol, entry.destination);
         Self {
             protocol: tracked.protocol.as_str(),
             state: tracked.state,
             client: place(entry.source),
             destination: place(entry.destination),
-            service: names.service(tracked.protocol, entry.destination).map(str::to_owned),
+            service: service.map(str::to_owned),
+            draining_since: service.and_then(|it| names.draining(it, entry.reply_source)).cloned(),
             endpoint: entry.is_translated().then(|| place(entry.reply_source)),
             masqueraded_as: entry.is_masqueraded().then_some(entry.reply_destination),
             seconds: tracked.age(now).map(|age| age.as_secs()),
@@ -71,6 +77,9 @@ impl fmt::Display for Connection {
         }
         if let Some(endpoint) = &self.endpoint {
             write!(f, ", endpoint {endpoint}")?;
+        }
+        if let Some(since) = &self.draining_since {
+            write!(f, ", draining {since}")?;
         }
         if let Some(source) = &self.masqueraded_as {
             write!(f, ", masqueraded as {source}")?;

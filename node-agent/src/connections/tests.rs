@@ -1,15 +1,18 @@
 //! Entries made by hand, and what is said of them.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use denizen_netlink::{Open, Writer, parse_messages};
 
 use super::{Connection, ConnectionFilter, SummaryBuilder, Totals, Tracked};
+use crate::backend::Draining;
 use crate::fixture::*;
 use crate::model::{Event, Listing, Protocol, Service};
 use crate::names::Names;
-use crate::plan::Planner;
+use crate::plan::{Capabilities, FrontendAddress, FrontendKey, Planner};
+use crate::status::Since;
 
 const CLIENT: &str = "10.1.0.9:4000";
 const FRONTEND: &str = "10.96.0.10:53";
@@ -121,7 +124,7 @@ fn names() -> Names {
     planner.apply(Listing::SERVICES.map(Event::Listed).into());
     planner.apply(vec![Event::Service(dns.name.clone(), Some(dns)), Event::Pods(pods)]);
     planner.update();
-    Names::of(planner.plan(), planner.model())
+    Names::of(planner.plan(), planner.model(), &BTreeMap::new())
 }
 
 #[test]
@@ -154,6 +157,45 @@ fn connections_are_named_and_counted() {
         assert_eq!(show(ends), expected);
     }
     assert_eq!(totals.to_string(), "connections: 3\n  default/dns:udp: 2, 1 of them masqueraded\n");
+}
+
+/// The endpoint drains for one of its services, and not for the other.
+#[test]
+fn connections_to_a_draining_endpoint_are_told() {
+    let able = Capabilities { balances_by_ipvs: true, ..CAPABLE };
+    let mut planner = Planner::new(policy(), able);
+    let node = Event::Addresses(vec![address("192.168.0.1", "eth0")]);
+    planner.apply([node].into_iter().chain(Listing::SERVICES.map(Event::Listed)).collect());
+    for (name, ip) in [("dns", "10.96.0.10"), ("other", "10.96.0.11")] {
+        let ports = vec![service_port("http", Protocol::Tcp, 53, None)];
+        let service = Service { ports, ..service(name, &[ip]) };
+        // One of its own.
+        let own = format!("10.1.0.{}", name.len());
+        let slice = slice(name, name, vec![endpoint(&own, None)]);
+        planner.apply(vec![
+            Event::Service(service.name.clone(), Some(service)),
+            Event::Slice(slice.name.clone(), Some(slice)),
+        ]);
+    }
+    planner.update();
+    let server = |at: &str| FrontendKey {
+        address: FrontendAddress::Ip(at.parse().expect(at)),
+        protocol: Protocol::Tcp,
+        port: port(53),
+    };
+    let said = |since: Since| {
+        let draining = Draining { frontend: server("10.96.0.10"), endpoint: at(ENDPOINT) };
+        let draining = BTreeMap::from([(draining, since)]);
+        let names = Names::of(planner.plan(), planner.model(), &draining);
+        ["10.96.0.10:53", "10.96.0.11:53"].map(|to| {
+            let entry = entry(Protocol::Tcp, [CLIENT, to, ENDPOINT, CLIENT], |_| {});
+            let connection = Connection::of(&entry.expect("an entry"), &names, Duration::ZERO);
+            connection.to_string().split(", ").skip(2).collect::<String>()
+        })
+    };
+    assert_eq!(said(Since::default()), ["draining since before the agent started", ""]);
+    let at = "2026-11-23T20:00:00Z".to_owned();
+    assert_eq!(said(Since(Some(at))), ["draining since 2026-11-23T20:00:00Z", ""]);
 }
 
 #[test]

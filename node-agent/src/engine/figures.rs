@@ -44,6 +44,9 @@ impl<B: Backend> Engine<B> {
         if let Some(status) = &status.announcements {
             metrics.routing.set_announced(status);
         }
+        if let Some(status) = &status.ipvs {
+            metrics.ipvs.set(status);
+        }
         let Crowded { reserved, briefly, not } = status.affinity.crowded;
         for (remembered, clients) in [("reserved", reserved), ("briefly", briefly), ("no", not)] {
             let counter = own.affinity_crowded.get_or_create(&[("remembered", remembered)]);

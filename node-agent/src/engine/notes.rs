@@ -7,7 +7,7 @@ use super::Engine;
 use crate::backend::{Backend, Figures};
 use crate::model::Listing;
 use crate::plan::{Remark, ServicePlan, Sides};
-use crate::status::{IpvsStatus, LastSync, NetworkPolicyStatus, Status};
+use crate::status::{DrainingStatus, IpvsStatus, LastSync, NetworkPolicyStatus, Since, Status};
 
 /// The most remarks of one kind that are shown.
 const MOST_REMARKS: usize = 32;
@@ -16,6 +16,16 @@ impl<B> Engine<B> {
     /// Remembers when the kernel was programmed last.
     pub fn note_sync(&mut self, sync: LastSync) {
         self.last_sync = Some(sync);
+    }
+
+    /// Remembers that what drains, and did not when this was called last, does since then (RFC 3339
+    /// in UTC).
+    pub fn note_draining(&mut self, at: &str) {
+        let mut before = std::mem::take(&mut self.draining);
+        for it in &self.report.draining {
+            let since = before.remove(it).unwrap_or_else(|| Since(Some(at.to_owned())));
+            self.draining.insert(*it, since);
+        }
     }
 
     /// Remembers that so many stale conntrack entries were deleted.
@@ -66,10 +76,7 @@ impl<B: Backend> Engine<B> {
             unrecorded_interfaces: 0,
             routing: None,
             announcements: None,
-            ipvs: self.planner.plan().ipvs().map(|ipvs| IpvsStatus {
-                virtual_servers: ipvs.servers().len(),
-                carried_by_nftables: ipvs.carried_by_nftables(),
-            }),
+            ipvs: self.ipvs(),
             services: model.service_count(),
             endpoints: services.map_or(0, ServicePlan::endpoint_count),
             generation: self.programmed_pods.as_ref().map(|(_, generation)| generation.0),
@@ -85,6 +92,25 @@ impl<B: Backend> Engine<B> {
             flushing: self.flushing,
             errors,
         }
+    }
+
+    fn ipvs(&self) -> Option<IpvsStatus> {
+        let ipvs = self.planner.plan().ipvs()?;
+        let draining = self.figures.draining.iter().filter_map(|(it, left)| {
+            let server = ipvs.servers().get(&it.frontend)?;
+            Some(DrainingStatus {
+                service: server.service_port.to_string(),
+                endpoint: it.endpoint.to_string(),
+                since: self.draining.get(it)?.clone(),
+                active: left.active,
+                inactive: left.inactive,
+            })
+        });
+        Some(IpvsStatus {
+            virtual_servers: ipvs.servers().len(),
+            carried_by_nftables: ipvs.carried_by_nftables(),
+            draining: draining.collect(),
+        })
     }
 
     fn network_policy(&mut self, errors: &mut Vec<String>) -> Option<NetworkPolicyStatus> {

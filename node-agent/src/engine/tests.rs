@@ -1,5 +1,6 @@
 //! In whatever order the facts come, the rules are those of a fresh start.
 
+mod draining;
 mod iptables;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,7 @@
 //! The metrics. They have kube-proxy's names (`pkg/proxy/metrics`) if the meaning is the same, else
 //! the prefix `denizen_`. The loop writes them, and the HTTP server reads them.
 
+mod ipvs;
 mod network_policy;
 mod process;
 mod routing;
@@ -18,6 +19,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use self::ipvs::Ipvs;
 use self::network_policy::NetworkPolicy;
 use self::process::Process;
 use self::routing::Routing;
@@ -42,6 +44,8 @@ pub struct Metrics {
     pub network_policy: NetworkPolicy,
     /// Metrics of the routes to other nodes' pods.
     pub routing: Routing,
+    /// Metrics of virtual servers.
+    pub ipvs: Ipvs,
     process: Process,
 }
 
@@ -122,6 +126,7 @@ impl Default for Metrics {
         let network_policy = NetworkPolicy::register(registry.sub_registry_with_prefix(prefix));
         let prefix = "denizen_routing";
         let routing = Routing::register(registry.sub_registry_with_prefix(prefix));
+        let ipvs = Ipvs::register(registry.sub_registry_with_prefix("denizen_ipvs"));
         let process = Process::register(registry.sub_registry_with_prefix("process"));
         Self {
             registry: Arc::new(registry),
@@ -129,6 +134,7 @@ impl Default for Metrics {
             own,
             network_policy,
             routing,
+            ipvs,
             process,
         }
     }

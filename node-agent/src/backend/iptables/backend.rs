@@ -1,5 +1,6 @@
 //! iptables as the agent sees it: a plan comes in, and a report goes out.
 
+use std::collections::BTreeSet;
 use std::future::pending;
 
 use tokio::time::sleep_until;
@@ -65,6 +66,7 @@ impl Backend for Iptables {
             repaired: std::mem::take(&mut self.repaired),
             left_frontends: std::mem::take(&mut self.left_frontends),
             look_every: self.look_every,
+            draining: BTreeSet::new(),
         }
     }
 

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::future::pending;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use denizen_ipvs::{ServerKey, VirtualServer};
@@ -19,8 +20,9 @@ use super::kernel::Kernel;
 use super::servers::{Extent, Servers};
 use super::state::{RealState, ServerState};
 use crate::backend::nftables::{Nftables, NftablesError};
-use crate::backend::{Backend, Figures, Repair, Report};
+use crate::backend::{Backend, Draining, Figures, Left, Repair, Report};
 use crate::describe::describe;
+use crate::model::Protocol;
 use crate::plan::{
     Changes, Frontend, FrontendAddress, FrontendKey, Plan, PlannedServer, Scheduler, Share,
 };
@@ -152,6 +154,14 @@ fn server_key(frontend: &FrontendKey) -> Option<ServerKey> {
     }
 }
 
+/// The other way round.
+fn draining(server: ServerKey, endpoint: SocketAddr) -> Option<Draining> {
+    let protocol = Protocol::from_number(server.protocol)?;
+    let (address, port) = (FrontendAddress::Ip(server.at.ip()), server.at.port());
+    let frontend = FrontendKey { address, protocol, port: NonZeroU16::new(port)? };
+    Some(Draining { frontend, endpoint })
+}
+
 /// A planned virtual server in the driver's terms.
 fn state(key: ServerKey, planned: &PlannedServer) -> ServerState {
     let Scheduler { method, fallback, hashes_port } = planned.scheduler;
@@ -236,7 +246,11 @@ impl Backend for IpvsBackend {
         report.settled &= !self.is_due;
         report.look_every = LOOK_EVERY;
         match &self.servers {
-            Ok(servers) => report.rejected.extend(servers.problems()),
+            Ok(servers) => {
+                report.rejected.extend(servers.problems());
+                report.draining =
+                    servers.draining().filter_map(|it| draining(it.0, it.1)).collect();
+            }
             Err(problem) => report
                 .rejected
                 .push(format!("IPVS cannot be used, nftables balances everything: {problem}")),
@@ -245,7 +259,22 @@ impl Backend for IpvsBackend {
     }
 
     fn figures(&mut self) -> Figures {
-        self.nftables.figures()
+        let mut figures = self.nftables.figures();
+        match self.servers.as_mut().map(Servers::read_draining) {
+            Ok(Ok(read)) => {
+                figures.draining = read
+                    .into_iter()
+                    .filter_map(|(key, it)| {
+                        let left = Left { active: it.active, inactive: it.inactive };
+                        Some((draining(key, it.real.at)?, left))
+                    })
+                    .collect();
+            }
+            Ok(Err(error)) => figures.errors.push(describe(&error)),
+            // The report says so.
+            Err(_) => {}
+        }
+        figures
     }
 
     fn sample_drops(&mut self, on: bool) -> bool {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use denizen_ipvs::{Command, Refused, ServerKey};
+use denizen_ipvs::{Command, ObservedServer, Refused, ServerKey};
 use nix::errno::Errno;
 use tracing::{debug, warn};
 
@@ -42,6 +42,8 @@ pub struct Servers<H> {
     /// For each family, the source of the node's own connections.
     sources: Vec<IpAddr>,
     known: BTreeMap<ServerKey, ServerState>,
+    /// The real servers of [`Self::known`] that get no new connections.
+    draining: BTreeMap<ServerKey, BTreeSet<SocketAddr>>,
     routes: BTreeMap<IpAddr, Option<IpAddr>>,
     foreign: BTreeSet<ServerKey>,
     /// The kernel's state is not known: nothing was read yet, or something failed.
@@ -69,6 +71,7 @@ impl<H: Host> Servers<H> {
             is_complete: false,
             sources: Vec::new(),
             known: BTreeMap::new(),
+            draining: BTreeMap::new(),
             routes: BTreeMap::new(),
             foreign: BTreeSet::new(),
             is_unknown: true,
@@ -149,6 +152,25 @@ impl<H: Host> Servers<H> {
         std::mem::take(&mut self.has_moved).then(all)
     }
 
+    /// The real servers that get no new connections, each with its virtual server.
+    pub fn draining(&self) -> impl Iterator<Item = (ServerKey, SocketAddr)> + '_ {
+        self.draining.iter().flat_map(|(key, reals)| reals.iter().map(|at| (*key, *at)))
+    }
+
+    /// Reads what those of [`Self::draining`] still have.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    pub fn read_draining(&mut self) -> Result<Vec<(ServerKey, ObservedServer)>, ServersError> {
+        let mut read = Vec::new();
+        for (key, draining) in &self.draining {
+            let reals = self.host.real_servers(key)?.into_iter();
+            let reals = reals.filter(|it| draining.contains(&it.real.at));
+            read.extend(reals.map(|real| (*key, real)));
+        }
+        Ok(read)
+    }
+
     /// What could not be programmed, as text.
     pub fn problems(&self) -> Vec<String> {
         let refused = self.refused.iter();
@@ -198,6 +220,9 @@ impl<H: Host> Servers<H> {
             let reals = reals.into_iter().map(|it| (it.real.at, it.into())).collect();
             self.known.insert(server.key, ServerState { server, reals });
         }
+        self.draining.clear();
+        let all: Vec<ServerKey> = self.known.keys().copied().collect();
+        all.into_iter().for_each(|key| self.note_draining(key));
         self.refused.clear();
         self.due = self.wanted.keys().chain(self.known.keys()).copied().collect();
         self.reconsidered.extend(&self.due);
@@ -259,8 +284,20 @@ impl<H: Host> Servers<H> {
                 Some(errno) => is_as_known &= self.note_refusal(command, *errno),
             }
         }
+        let changed: BTreeSet<ServerKey> = commands.iter().map(subject).collect();
+        changed.into_iter().for_each(|key| self.note_draining(key));
         debug!(commands = commands.len(), refused = refused.len(), "virtual servers changed");
         Ok(is_as_known)
+    }
+
+    fn note_draining(&mut self, key: ServerKey) {
+        let reals = self.known.get(&key).into_iter().flat_map(|state| &state.reals);
+        let draining: BTreeSet<SocketAddr> =
+            reals.filter(|(_, real)| real.weight == 0).map(|(at, _)| *at).collect();
+        match draining.is_empty() {
+            true => self.draining.remove(&key),
+            false => self.draining.insert(key, draining),
+        };
     }
 
     /// Whether the refusal is known to be no sign of others' changes.

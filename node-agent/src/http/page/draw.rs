@@ -10,6 +10,9 @@ use crate::explain::Explanation;
 use crate::status::Status;
 use crate::status::view::{Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow, View, ViewQuery};
 
+/// The most draining endpoints that are shown.
+const DRAINING: usize = 50;
+
 /// The page.
 pub(super) fn document(
     asking: &Asking,
@@ -88,6 +91,7 @@ fn parts(
         (problems("warn", "Warnings", &view.status.warnings))
         (packet::section(asking, explanation))
         (services(asking, &view.services))
+        (draining(&view.status))
         (firewall::section(&view.status))
         (pods(asking, &view.pods))
         (drops::section(&view.drops))
@@ -157,6 +161,37 @@ fn services(asking: &Asking, services: &Found<ServiceRow>) -> Markup {
                 p.pages {
                     @if skip > 0 { a href=(at(skip.saturating_sub(50))) { "previous" } }
                     @if skip + shown < services.total { a href=(at(skip + shown)) { "next" } }
+                }
+            }
+        }
+    }
+}
+
+fn draining(status: &Status) -> Markup {
+    let draining = status.ipvs.as_ref().map_or(&[][..], |ipvs| &ipvs.draining);
+    let shown = draining.len().min(DRAINING);
+    html! {
+        @if !draining.is_empty() {
+            section #draining {
+                h2 { "Draining endpoints " (extent(0, shown, draining.len())) }
+                table {
+                    thead {
+                        tr {
+                            th { "service" } th { "endpoint" } th { "since" }
+                            th { "connections" } th { "closed" }
+                        }
+                    }
+                    tbody {
+                        @for row in &draining[..shown] {
+                            tr {
+                                th scope="row" { (row.service) }
+                                td { code { (row.endpoint) } }
+                                td { (row.since) }
+                                td.number { (row.active) }
+                                td.number { (row.inactive) }
+                            }
+                        }
+                    }
                 }
             }
         }

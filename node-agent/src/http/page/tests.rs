@@ -8,7 +8,7 @@ use crate::explain::{Step, Verdict};
 use crate::status::view::{
     EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SideRow, SideState, SyncRow,
 };
-use crate::status::{NetworkPolicyStatus, Status};
+use crate::status::{DrainingStatus, IpvsStatus, NetworkPolicyStatus, Since, Status};
 use crate::trace::Place;
 
 /// A name that contains a script.
@@ -39,7 +39,16 @@ fn hostile_view() -> View {
             unrecorded_interfaces: 0,
             routing: None,
             announcements: None,
-            ipvs: None,
+            ipvs: Some(IpvsStatus {
+                draining: vec![DrainingStatus {
+                    service: text(),
+                    endpoint: text(),
+                    since: Since(Some(text())),
+                    active: 3,
+                    inactive: 2,
+                }],
+                ..IpvsStatus::default()
+            }),
             redirected_pods: 0,
             unredirected_pods: 0,
             backend: text(),
@@ -102,6 +111,7 @@ fn hostile_summary() -> Summary {
         destination: place(),
         service: Some(HOSTILE.to_owned()),
         endpoint: Some(place()),
+        draining_since: Some(Since(Some(HOSTILE.to_owned()))),
         masqueraded_as: None,
         seconds: Some(1),
     };

@@ -14,6 +14,7 @@ mod flow_table;
 mod ipvs;
 mod ipvs_backend;
 mod ipvs_connections;
+mod ipvs_draining;
 mod ipvs_driver;
 mod ipvs_hosts;
 mod ipvs_kills;
@@ -65,7 +66,7 @@ const NODE: [Play; 9] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 9] = [
+const IPVS: [Play; 10] = [
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
@@ -73,6 +74,7 @@ const IPVS: [Play; 9] = [
     ("hosts that make it hard are served by ipvs", ipvs_hosts::are_served),
     ("an agent is killed in its first load", ipvs_kills::first_load),
     ("an agent is killed in a change", ipvs_kills::changes),
+    ("what drains is shown", ipvs_draining::is_shown),
     ("the flow table holds for ipvs", flow_table::flows),
     ("the detection matrix holds for ipvs", flow_table::detection),
 ];

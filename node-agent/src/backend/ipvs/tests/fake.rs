@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
 use denizen_ipvs::{
@@ -24,6 +24,8 @@ pub(super) struct State {
     pub refuses: BTreeSet<ServerKey>,
     /// All commands and changes of routes, in order.
     pub log: Vec<String>,
+    /// How many established connections each real server has.
+    pub active: BTreeMap<SocketAddr, u32>,
     /// After as many more messages netlink fails.
     pub fails_after: Option<usize>,
 }
@@ -57,11 +59,12 @@ impl Host for Fake {
     }
 
     fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, ServersError> {
+        let active = |at: &SocketAddr| self.0.borrow().active.get(at).copied().unwrap_or(0);
         let of_server = |state: &ServerState| {
-            let observed = |(at, real): (&_, &RealState)| ObservedServer {
+            let observed = |(at, real): (&SocketAddr, &RealState)| ObservedServer {
                 real: RealServer { at: *at, weight: real.weight },
                 translates: real.translates,
-                active: 0,
+                active: active(at),
                 inactive: 0,
             };
             state.reals.iter().map(observed).collect()

@@ -112,6 +112,38 @@ fn an_endpoint_that_drains_is_kept_and_not_made() {
     assert_eq!(synced(&mut servers), 0);
 }
 
+/// What drains is known with what it still has, over a restart too, until it is back or gone.
+#[test]
+fn what_drains_is_counted() {
+    let fake = Fake::default();
+    let at = "10.96.0.10:80";
+    let web = |two: u32| server(at, "rr", &[("10.1.0.2:80", two), ("10.1.0.3:80", 1)]);
+    let mut servers = started(&fake, &[web(1)]);
+    synced(&mut servers);
+    let draining = |servers: &mut Servers<Fake>| -> Vec<(String, u32)> {
+        let named: Vec<_> = servers.draining().collect();
+        let read = servers.read_draining().expect("the kernel tells");
+        let pairs: Vec<_> = read.iter().map(|(key, it)| (*key, it.real.at)).collect();
+        assert_eq!(pairs, named);
+        read.iter().map(|(_, it)| (it.real.at.to_string(), it.active)).collect()
+    };
+    assert_eq!(draining(&mut servers), []);
+    fake.0.borrow_mut().active.insert("10.1.0.2:80".parse().expect("an address"), 7);
+    let seven = [("10.1.0.2:80".to_owned(), 7)];
+    servers.want(key(at), Some(web(0)));
+    synced(&mut servers);
+    assert_eq!(draining(&mut servers), seven);
+    assert_eq!(draining(&mut Servers::open(fake.clone()).expect("a kernel")), seven);
+    servers.want(key(at), Some(web(1)));
+    synced(&mut servers);
+    assert_eq!(draining(&mut servers), []);
+    servers.want(key(at), Some(web(0)));
+    synced(&mut servers);
+    servers.want(key(at), None);
+    synced(&mut servers);
+    assert_eq!(draining(&mut servers), []);
+}
+
 /// While the scheduler changes, new connections would be refused.
 #[test]
 fn a_scheduler_changes_while_nobody_is_sent_there() {
