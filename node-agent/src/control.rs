@@ -4,7 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "the socket bounds each wait for a client")]
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -48,6 +48,12 @@ pub enum Request {
         /// No parameters.
         names: Empty,
     },
+    /// The virtual servers that are planned, as [`ServerAddress`]es.
+    VirtualServers {
+        /// No parameters.
+        #[serde(rename = "virtualServers")]
+        virtual_servers: Empty,
+    },
     /// Show packets that rules drop or refuse, for a few seconds from now on.
     Sample {
         /// No parameters.
@@ -89,6 +95,9 @@ pub struct Sampled {
     /// Those that NetworkPolicies drop.
     pub network_policies: bool,
 }
+
+/// Where a virtual server is asked: the protocol's number in the IP header, and the address.
+pub type ServerAddress = (u8, SocketAddr);
 
 /// `{}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

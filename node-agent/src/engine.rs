@@ -10,6 +10,7 @@ mod notes;
 mod tests;
 mod view;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -208,9 +209,11 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// [`NotYet`] while a first list is missing.
-    pub fn explain(&self, packet: &Packet) -> Result<Explanation, NotYet> {
-        let rejected = |frontend: &_| self.backend.rejected(frontend);
-        let mut explanation = explain(self.plan(), packet, rejected)?;
+    pub fn explain(&mut self, packet: &Packet) -> Result<Explanation, NotYet> {
+        let backend = RefCell::new(&mut self.backend);
+        let rejected = |frontend: &_| backend.borrow().rejected(frontend);
+        let listed = |server: &_| backend.borrow_mut().listed(server);
+        let mut explanation = explain(self.planner.plan(), packet, rejected, &listed)?;
         if let Some(error) = self.report.contended.as_ref().or(self.last_error.as_ref()) {
             explanation.steps.push(Step {
                 what: "programming failed; the kernel may have old rules".to_owned(),

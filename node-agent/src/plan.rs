@@ -35,7 +35,8 @@ pub use self::firewall::{
     SidesChange, ToNode,
 };
 pub use self::ipvs::{
-    ByNft, Carrier, IpvsPlan, Method, PlannedServer, Scheduler, ServicePortKey, Share,
+    ByNft, Carrier, HashTable, Hashed, IpvsPlan, Listed, Method, PlannedServer, Scheduler,
+    ServicePortKey, Share,
 };
 pub use self::node::{
     Arrival, Detection, Detector, EgressMasquerade, Local, LocalTest, MarkBit, NodePlan,

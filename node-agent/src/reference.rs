@@ -128,6 +128,7 @@ fn every_field_of_an_explanation_is_there() {
             address: String::new(),
             scheduler: String::new(),
             draining: vec![String::new()],
+            chosen: Some(String::new()),
         }),
         local: false,
         policies: vec![PolicyRow {

@@ -84,6 +84,7 @@ impl Agent {
                 value
             }
             Request::Names { .. } => json!(self.engine.names()),
+            Request::VirtualServers { .. } => json!(self.engine.virtual_servers()),
             Request::Status { .. } => json!(self.status()),
             Request::View { view } => json!(self.view(&view)),
             Request::Measure { .. } => {
@@ -96,7 +97,7 @@ impl Agent {
         programmed
     }
 
-    fn explained(&self, query: &ExplainQuery) -> anyhow::Result<(Packet, Explanation)> {
+    fn explained(&mut self, query: &ExplainQuery) -> anyhow::Result<(Packet, Explanation)> {
         let packet = Packet::resolve(self.engine.plan(), &query.from, &query.to)?;
         let explanation = self.engine.explain(&packet)?;
         Ok((packet, explanation))

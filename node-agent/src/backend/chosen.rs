@@ -13,7 +13,7 @@ use super::nftables::{self, Nftables, NftablesError};
 use super::{Backend, BackendName, Figures, Repair, Report};
 use crate::describe::describe;
 use crate::iptables::Variant;
-use crate::plan::{Changes, Detector, Frontend, Plan};
+use crate::plan::{Changes, Detector, Frontend, FrontendKey, Listed, Plan};
 use denizen_netlink::NetlinkError;
 use denizen_nft::Kernel;
 
@@ -258,6 +258,13 @@ impl Backend for Chosen {
             Self::Iptables(iptables) => iptables.rejected(frontend),
             Self::Ipvs(ipvs) => ipvs.rejected(frontend),
             Self::None => Vec::new(),
+        }
+    }
+
+    fn listed(&mut self, server: &FrontendKey) -> Option<Vec<Listed>> {
+        match self {
+            Self::Ipvs(ipvs) => ipvs.listed(server),
+            Self::Nftables(_) | Self::Iptables(_) | Self::None => None,
         }
     }
 

@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::model::Family;
-use crate::plan::{Capabilities, Changes, Frontend, FrontendKey, Plan};
+use crate::plan::{Capabilities, Changes, Frontend, FrontendKey, Listed, Plan};
 use denizen_nft::IpVersion;
 
 impl From<Family> for IpVersion {
@@ -120,6 +120,12 @@ pub trait Backend {
 
     /// The rejected rules of this frontend, with the reasons; empty if none is known.
     fn rejected(&self, frontend: &Frontend) -> Vec<String>;
+
+    /// The kernel's real servers of the virtual server at this frontend, in its order; `None` if it
+    /// has none, or they are not as planned.
+    fn listed(&mut self, _server: &FrontendKey) -> Option<Vec<Listed>> {
+        None
+    }
 
     /// Waits until [`Self::sync`] has something to do without a new plan.
     fn wait(&mut self) -> impl Future<Output = ()>;

@@ -1,22 +1,25 @@
 //! `cleanup`: removes what denizen, and if requested kube-proxy, left on this node.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 
-use super::block_on;
+use super::{ask, block_on};
 use crate::agent::{AloneError, alone_here};
 use crate::backend::ipvs::Kernel;
 use crate::backend::nftables::Nftables;
 use crate::config::RunDirArgs;
 use crate::conntrack::Conntrack;
+use crate::control::{Empty, Request, ServerAddress};
 use crate::describe::describe;
 use crate::firewall::Firewall;
 use crate::forward;
 use crate::routes::{AnnouncedRoutes, PodRoutes, Unserved};
 use crate::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use crate::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
+use denizen_ipvs::ServerKey;
 use denizen_nft::Kernel as NfTables;
 use denizen_state::firewall::note_whether_off;
 
@@ -39,12 +42,14 @@ pub(super) struct CleanupArgs {
 /// Removes what it can. Returns the first failure.
 pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     let mut results = Vec::new();
+    let mut planned = BTreeSet::new();
     // A running agent would program its rules again; one that starts meanwhile, a part of them.
     let alone = alone_here();
     match &alone {
         Ok(_) => results.extend(remove_denizens(args)),
         Err(AloneError::Another { process }) if args.kube_proxy => {
             println!("an agent is running (process {process}): its rules are kept");
+            planned = virtual_servers_of_agent(&args.run_dir.run_dir);
         }
         Err(AloneError::Another { .. }) => {
             drop(alone.context("an agent is running: stop it first")?)
@@ -52,7 +57,7 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
         Err(AloneError::Lock(_)) => drop(alone?),
     }
     if args.kube_proxy {
-        results.extend(remove_kube_proxys_rules());
+        results.extend(remove_kube_proxys_rules(&planned));
     }
     results.into_iter().collect()
 }
@@ -108,9 +113,9 @@ fn close_loopback(loopback: &Loopback) {
 
 /// kube-proxy's rules and sets for ipvs go last: without them ipvs still translates, but answers
 /// that are not masqueraded do not find their way back.
-fn remove_kube_proxys_rules() -> [anyhow::Result<()>; 3] {
+fn remove_kube_proxys_rules(planned: &BTreeSet<ServerKey>) -> [anyhow::Result<()>; 3] {
     let tables = remove_kube_proxys().context("cannot remove kube-proxy's nftables tables");
-    let ipvs = remove_ipvs();
+    let ipvs = remove_ipvs(planned);
     let chains =
         iptables::cleanup(Owner::KubeProxy).context("cannot remove kube-proxy's iptables chains");
     [
@@ -120,10 +125,26 @@ fn remove_kube_proxys_rules() -> [anyhow::Result<()>; 3] {
     ]
 }
 
-/// If kube-proxy's device exists, the virtual servers count as its own. The device goes last, so
+/// The virtual servers that the running agent plans: none with other backends.
+fn virtual_servers_of_agent(run_dir: &Path) -> BTreeSet<ServerKey> {
+    let request = Request::VirtualServers { virtual_servers: Empty {} };
+    let planned: anyhow::Result<Vec<ServerAddress>> = ask(run_dir.to_owned(), request);
+    match planned {
+        Ok(planned) => {
+            planned.into_iter().map(|(protocol, at)| ServerKey { at, protocol }).collect()
+        }
+        Err(error) => {
+            println!("{error:#}: connections that ipvs carries are ended");
+            BTreeSet::new()
+        }
+    }
+}
+
+/// If kube-proxy's device exists, the virtual servers count as its own, and the running agent gets
+/// those that it plans. The device goes last, so
 /// that an interrupted call can be repeated; until then the node treats service addresses as its
 /// own.
-fn remove_ipvs() -> anyhow::Result<()> {
+fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
     let servers = ipvs::virtual_servers();
     let Some(device) = block_on(ipvs::device())? else {
         if servers > 0 {
@@ -134,14 +155,20 @@ fn remove_ipvs() -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    let carried = ipvs::connections();
+    let carried = ipvs::connections(&planned.iter().map(|key| key.at).collect());
+    let mut kept = BTreeSet::new();
     if servers > 0 {
         // All but denizen's, as kube-proxy's own clean-up does: nothing shows whose they are.
-        Kernel::remove_foreign().context("cannot remove kube-proxy's virtual servers")?;
+        kept = Kernel::remove_foreign(planned)
+            .context("cannot remove kube-proxy's virtual servers")?;
     }
     block_on(ipvs::remove(device))?;
     print_removed(1, "kube-proxy ipvs device");
-    print_removed(servers.saturating_sub(ipvs::virtual_servers()), "virtual server");
+    print_removed(servers.saturating_sub(ipvs::virtual_servers() + kept.len()), "virtual server");
+    if !kept.is_empty() {
+        let kept = counted(kept.len(), "virtual server");
+        println!("the agent takes {kept} over, with their connections");
+    }
     if carried > 0 {
         println!("ended {}, which ipvs carried", counted(carried, "connection"));
     }
@@ -168,7 +195,8 @@ fn tables() -> anyhow::Result<usize> {
 }
 
 fn virtual_servers() -> anyhow::Result<usize> {
-    Kernel::cleanup().context("cannot remove denizen's virtual servers")
+    let kube_proxys = block_on(ipvs::addresses())?;
+    Kernel::cleanup(&kube_proxys).context("cannot remove denizen's virtual servers")
 }
 
 /// Removes iptables chains. It executes programs only if there may be something to remove.

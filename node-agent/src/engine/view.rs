@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::Engine;
+use crate::control::ServerAddress;
 use crate::model::{Affinity, LocalPod, Nodes, Service, TrafficPolicy};
 use crate::plan::{
     Direction, Endpoints, FirewallPlan, FrontendAddress, FrontendKey, FrontendKind, Isolation,
@@ -26,6 +27,17 @@ impl<B> Engine<B> {
     /// All nodes, where they are wanted; `None` before the first list.
     pub fn nodes(&self) -> Option<Nodes> {
         self.planner.model().nodes()
+    }
+
+    /// Where the planned virtual servers are asked.
+    pub fn virtual_servers(&self) -> Vec<ServerAddress> {
+        let ipvs = self.planner.plan().ipvs().into_iter();
+        let keys = ipvs.flat_map(|ipvs| ipvs.servers().keys());
+        let at = |key: &FrontendKey| match key.address {
+            FrontendAddress::Ip(ip) => Some((key.protocol.number(), (ip, key.port.get()).into())),
+            FrontendAddress::Node(_) => None,
+        };
+        keys.filter_map(at).collect()
     }
 
     /// Local pods, up to a limit.

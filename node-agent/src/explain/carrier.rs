@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Way;
 use super::words;
-use crate::plan::{Carrier, Endpoints, Frontend, Method, Share};
+use crate::plan::{
+    Carrier, Endpoints, Frontend, FrontendKey, HashTable, Hashed, Method, Scheduler, Share,
+};
 
 /// The virtual server that chooses the endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +18,9 @@ pub struct VirtualServerRow {
     /// Endpoints with weight 0: they keep the connections that they have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub draining: Vec<String>,
+    /// The endpoint that this client gets, if a hash chooses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<String>,
 }
 
 impl Way<'_> {
@@ -55,7 +60,28 @@ impl Way<'_> {
         if !draining.is_empty() {
             self.step(format!("not to {}", draining.join(", ")), words::DRAINING);
         }
-        Some(VirtualServerRow { address, scheduler, draining })
+        let chosen = self.hashed(&key, server.scheduler);
+        Some(VirtualServerRow { address, scheduler, draining, chosen })
+    }
+
+    /// Says whom the client gets, if a hash of the client chooses.
+    fn hashed(&mut self, server: &FrontendKey, scheduler: Scheduler) -> Option<String> {
+        let listed = (self.listed)(server)?;
+        let client = self.packet.source;
+        match HashTable::new(scheduler, &listed)?.choose(client, self.packet.source_port) {
+            Hashed::To(endpoint) => {
+                self.step(format!("it gets {endpoint}"), words::HASHED);
+                Some(endpoint.to_string())
+            }
+            Hashed::Nobody => {
+                self.step("it gets nobody and is refused", words::HASHED_TO_NOBODY);
+                None
+            }
+            Hashed::ByPort => {
+                self.step("whom it gets depends on its port", words::BY_PORT);
+                None
+            }
+        }
     }
 
     fn choose_by_rules(&mut self, endpoints: &Endpoints) {

@@ -31,7 +31,7 @@ pub use redirect::RedirectRow;
 use self::arrival::arrival;
 use crate::model::{Affinity, Listing, TrafficPolicy, family_of};
 use crate::plan::{
-    Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Outcome, Plan, Remark,
+    Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Listed, Outcome, Plan, Remark,
     ServicePlan,
 };
 use crate::printable::Printable;
@@ -113,7 +113,8 @@ fn names(owed: &[Listing]) -> String {
 }
 
 /// Explains what happens to the first packet of a connection, or to a ping. `rejected` returns the
-/// rules of a frontend that the kernel rejected, each with the reason.
+/// rules of a frontend that the kernel rejected, each with the reason; `listed` the kernel's real
+/// servers of a virtual server that is as planned, in the kernel's order.
 ///
 /// # Errors
 /// [`NotYet`] while services are not known.
@@ -121,9 +122,11 @@ pub fn explain(
     plan: &Plan,
     packet: &Packet,
     rejected: impl Fn(&Frontend) -> Vec<String>,
+    listed: &dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
 ) -> Result<Explanation, NotYet> {
     let services = plan.services().ok_or_else(|| NotYet(plan.waiting_for().into()))?;
-    let mut way = Way { plan, services, packet, steps: Vec::new(), masqueraded: Vec::new() };
+    let mut way =
+        Way { plan, services, packet, listed, steps: Vec::new(), masqueraded: Vec::new() };
     let sender = way.source();
     let is_kept_out = way.is_kept_out(sender);
     let guards_first = plan.capabilities().guards_loopback_first;
@@ -150,6 +153,7 @@ struct Way<'a> {
     plan: &'a Plan,
     services: &'a ServicePlan,
     packet: &'a Packet,
+    listed: &'a dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
     steps: Vec<Step>,
     masqueraded: Vec<String>,
 }

@@ -35,9 +35,15 @@ impl Packet {
         if !named_sender && destination.is_none() {
             return Self::parse(from, to);
         }
+        let mut source_port = None;
         let sources = match named_sender {
             true => addresses_of(plan, sender).ok_or_else(|| PacketError::NoPod(sender.into()))?,
-            false => vec![sender.parse().map_err(|_| PacketError::From(from.to_owned()))?],
+            false => {
+                let sender = Self::parse_source(sender);
+                let (source, port) = sender.ok_or_else(|| PacketError::From(from.to_owned()))?;
+                source_port = port;
+                vec![source]
+            }
         };
         let ends = match destination {
             Some(named) => named.ends(plan).map_err(|error| error.of(to))?,
@@ -48,7 +54,7 @@ impl Packet {
         match pairs.clone().find(same).ok_or_else(|| pairs.clone().next()) {
             Ok((source, (destination, transport))) => {
                 let interface = interface.map(str::to_owned);
-                Ok(Self { source, interface, destination, transport })
+                Ok(Self { source, source_port, interface, destination, transport })
             }
             Err(Some((source, end))) => Err(PacketError::Families(source, end.0)),
             Err(None) => Err(PacketError::NoDestination(to.to_owned())),
@@ -57,9 +63,13 @@ impl Packet {
 
     /// As [`Packet::parse`] takes it: the source, and the interface if one is named.
     pub fn source_text(&self) -> String {
-        match &self.interface {
-            Some(interface) => format!("{}@{interface}", self.source),
+        let source = match self.source_port {
+            Some(port) => SocketAddr::new(self.source, port.get()).to_string(),
             None => self.source.to_string(),
+        };
+        match &self.interface {
+            Some(interface) => format!("{source}@{interface}"),
+            None => source,
         }
     }
 }

@@ -12,6 +12,8 @@ use crate::model::{Family, Protocol, family_of};
 pub struct Packet {
     /// Its source.
     pub source: IpAddr,
+    /// Its source port, if that is said. Only the choice of an endpoint may depend on it.
+    pub source_port: Option<NonZeroU16>,
     /// The interface that it comes in through; `None` when that is not said.
     pub interface: Option<String>,
     /// Its destination.
@@ -41,9 +43,9 @@ pub(super) enum Kind {
 /// What is wrong with the words.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PacketError {
-    /// `--from` is not `ADDR[@INTERFACE]`.
+    /// `--from` is not `ADDR[:PORT][@INTERFACE]`.
     #[error(
-        "--from {0:?}: expected an address, or a pod of this node, and perhaps an interface: 10.1.2.3@cni0, default/web-0"
+        "--from {0:?}: expected an address, perhaps with a port, or a pod of this node, and perhaps an interface: 10.1.2.3@cni0, 10.1.2.3:40000, default/web-0"
     )]
     From(String),
     /// `--to` is neither `ADDR:PORT[/PROTO]` nor `ADDR/icmp` or `ADDR/icmpv6`.
@@ -92,7 +94,7 @@ impl Kind {
 }
 
 impl Packet {
-    /// From `ADDR[@INTERFACE]` and `ADDR:PORT[/PROTO]`, TCP where no protocol is named; or
+    /// From `ADDR[:PORT][@INTERFACE]` and `ADDR:PORT[/PROTO]`, TCP where no protocol is named; or
     /// `ADDR/icmp` or `ADDR/icmpv6` for a ping.
     ///
     /// # Errors
@@ -104,13 +106,22 @@ impl Packet {
             Some((address, interface)) => (address, Some(interface.to_owned())),
             None => (from, None),
         };
-        let source: IpAddr = address.parse().map_err(|_| bad_from())?;
-        let source = source.to_canonical();
+        let (source, source_port) = Self::parse_source(address).ok_or_else(bad_from)?;
         let (destination, transport) = Self::parse_end(to)?;
         if family_of(source) != family_of(destination) {
             return Err(PacketError::Families(source, destination));
         }
-        Ok(Self { source, interface, destination, transport })
+        Ok(Self { source, source_port, interface, destination, transport })
+    }
+
+    /// The source of [`Self::parse`], without the interface.
+    pub(super) fn parse_source(text: &str) -> Option<(IpAddr, Option<NonZeroU16>)> {
+        let alone = || text.parse().ok().map(|ip: IpAddr| (ip.to_canonical(), None));
+        let with_port = || {
+            let end: SocketAddr = text.parse().ok()?;
+            Some((end.ip().to_canonical(), Some(NonZeroU16::new(end.port())?)))
+        };
+        alone().or_else(with_port)
     }
 
     /// The destination of [`Self::parse`].
@@ -165,11 +176,26 @@ mod tests {
             ("no port", "10.0.0.1", "10.96.0.1", bad_to("10.96.0.1")),
             ("port 0", "10.0.0.1", "10.96.0.1:0", bad_to("10.96.0.1:0")),
             ("no such protocol", "10.0.0.1", "10.96.0.1:1/x", bad_to("10.96.0.1:1/x")),
+            (
+                "a source port",
+                "10.0.0.1:4000",
+                "10.96.0.1:443",
+                Ok((None, port(Protocol::Tcp, 443))),
+            ),
+            (
+                "IPv6's",
+                "[fd00::1]:4000@veth1",
+                "[fd00::2]:80",
+                Ok((Some("veth1"), port(Protocol::Tcp, 80))),
+            ),
+            ("source port 0", "10.0.0.1:0", "10.96.0.1:1", bad_from("10.0.0.1:0")),
             ("empty interface", "10.0.0.1@", "10.96.0.1:1", bad_from("10.0.0.1@")),
             ("a name", "web", "10.96.0.1:1", bad_from("web")),
         ];
         for (name, from, to, expected) in cases {
             let read = Packet::parse(from, to).map(|p| (p.interface, p.transport));
+            let source = Packet::parse(from, to).ok().and_then(|it| it.source_port);
+            assert_eq!(source.is_some(), read.is_ok() && from.contains(":4000"), "{name}");
             assert_eq!(read, expected.map(|(i, p)| (i.map(str::to_owned), p)), "{name}");
         }
         let families = |to| matches!(Packet::parse("10.0.0.1", to), Err(PacketError::Families(..)));

@@ -46,6 +46,11 @@ pub(super) const BY_IPVS: &str = "nftables decides all else about the connection
 pub(super) const NOT_IPVS: &str = "nftables chooses, not IPVS";
 pub(super) const BOUND: &str =
     "by its traffic policy, traffic from outside has other endpoints than the cluster IP";
+pub(super) const HASHED: &str = "computed as the kernel does, from its list of real servers";
+pub(super) const HASHED_TO_NOBODY: &str =
+    "its hash leads to an endpoint that drains, and the scheduler does not fall back";
+pub(super) const BY_PORT: &str =
+    "the scheduler hashes the client's port, too: ask with --from ADDR:PORT";
 pub(super) const DRAINING: &str =
     "the Service no longer selects it; it keeps the connections that it has (weight 0)";
 pub(super) const SOURCE_REPLACED: &str = "the source becomes this node's address";

@@ -1,12 +1,15 @@
 //! What kube-proxy's ipvs mode leaves besides chains and sets, which `cleanup --kube-proxy`
 //! removes.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::Context;
 use futures_util::StreamExt;
 use nix::errno::Errno;
 use rtnetlink::new_connection;
+use rtnetlink::packet_route::address::AddressAttribute;
 
 use crate::backend::ipvs::Kernel;
 
@@ -39,6 +42,26 @@ pub async fn device() -> anyhow::Result<Option<u32>> {
     }
 }
 
+/// The addresses of the [`device`]; none if there is no such device.
+///
+/// # Errors
+/// The kernel's.
+pub async fn addresses() -> anyhow::Result<BTreeSet<IpAddr>> {
+    let Some(device) = device().await? else { return Ok(BTreeSet::new()) };
+    let (connection, handle, _) = new_connection().context("cannot open netlink to the links")?;
+    tokio::spawn(connection);
+    let mut all = handle.address().get().set_link_index_filter(device).execute();
+    let mut addresses = BTreeSet::new();
+    while let Some(message) = all.next().await {
+        let message = message.with_context(|| format!("cannot read the addresses of {DEVICE}"))?;
+        addresses.extend(message.attributes.iter().filter_map(|attribute| match attribute {
+            AddressAttribute::Address(ip) => Some(*ip),
+            _ => None,
+        }));
+    }
+    Ok(addresses)
+}
+
 /// Removes the [`device`] of this index.
 ///
 /// # Errors
@@ -60,9 +83,22 @@ pub fn virtual_servers() -> usize {
     all.saturating_sub(ours)
 }
 
-/// How many connections ipvs carries that are open.
-pub fn connections() -> usize {
-    lines("ip_vs_conn", |line| line.contains(" ESTABLISHED "))
+/// How many connections ipvs carries that are open, but for those to `kept` virtual servers.
+pub fn connections(kept: &BTreeSet<SocketAddr>) -> usize {
+    let is_kept = |line: &str| server_of(line).is_some_and(|at| kept.contains(&at));
+    lines("ip_vs_conn", |line| line.contains(" ESTABLISHED ") && !is_kept(line))
+}
+
+/// Where the client of a connection sent to, in a line of `/proc/net/ip_vs_conn`: its fourth and
+/// fifth words, in hexadecimal digits.
+fn server_of(line: &str) -> Option<SocketAddr> {
+    let mut words = line.split_whitespace().skip(3);
+    let (ip, port) = (words.next()?, words.next()?);
+    let ip = match ip.parse() {
+        Ok(ip) => IpAddr::V6(ip),
+        Err(_) => IpAddr::V4(Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?)),
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
 fn lines(list: &str, counts: impl Fn(&str) -> bool) -> usize {
@@ -70,4 +106,21 @@ fn lines(list: &str, counts: impl Fn(&str) -> bool) -> usize {
     #[expect(clippy::disallowed_methods, reason = "the kernel's own lists of what ipvs has")]
     let list = fs::read_to_string(list).unwrap_or_default();
     list.lines().filter(|line| counts(line)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connections_virtual_server_is_read() {
+        let v4 = "TCP C0A80001 9C40 0A60000A 0050 0A010203 1F90 ESTABLISHED     863";
+        let v6 = "TCP fd00:0000:0000:0000:0000:0000:0000:0001 9C40 \
+                  fd00:0096:0000:0000:0000:0000:0000:000a 01BB \
+                  fd00:0001:0000:0000:0000:0000:0000:0002 1F90 ESTABLISHED     863";
+        let at = |text: &str| Some(text.parse().expect("an address"));
+        assert_eq!(server_of(v4), at("10.96.0.10:80"));
+        assert_eq!(server_of(v6), at("[fd00:96::a]:443"));
+        assert_eq!(server_of("Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State"), None);
+    }
 }

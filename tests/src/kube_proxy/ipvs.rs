@@ -1,6 +1,7 @@
 //! What a kube-proxy in ipvs mode makes: virtual servers, a device that has their addresses, sets,
 //! and the few rules that masquerade.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -136,7 +137,8 @@ impl Ipvs<'_> {
             let named = rules.replace("--match-set KUBE-", &format!("--match-set KUBE-{infix}"));
             self.variant.restore(self.node, program, &named)?;
         }
-        self.node.feed("ipvsadm", &["--restore"], &self.virtual_servers()?)?;
+        let there = self.node.output("ipvsadm", &["--save", "--numeric"])?;
+        self.node.feed("ipvsadm", &["--restore"], &self.virtual_servers(&there)?)?;
         self.node.ip(&self.addresses()?)
     }
 
@@ -168,17 +170,27 @@ impl Ipvs<'_> {
         Ok(text)
     }
 
-    fn virtual_servers(&self) -> Result<String> {
+    /// What differs from what is `there`, as `ipvsadm` saves it.
+    fn virtual_servers(&self, there: &str) -> Result<String> {
+        let there: BTreeSet<&str> = there.lines().map(str::trim_end).collect();
         let mut text = String::new();
+        let mut put = |add: &str, change: &str, what: &str, how: &str| {
+            let begins = format!("{add} {what} ");
+            let is_there = there.iter().any(|line| line.starts_with(&begins));
+            match there.contains(&*format!("{add} {what} {how}")) {
+                true => Ok(()),
+                false => writeln!(text, "{} {what} {how}", if is_there { change } else { add }),
+            }
+        };
         for server in &self.servers {
             let at = match server.protocol {
                 Protocol::Tcp => format!("-t {}", server.at),
                 Protocol::Udp => format!("-u {}", server.at),
                 Protocol::Sctp => anyhow::bail!("no SCTP here"),
             };
-            writeln!(text, "-A {at} -s rr")?;
+            put("-A", "-E", &at, "-s rr")?;
             for endpoint in &server.endpoints {
-                writeln!(text, "-a {at} -r {endpoint} -m -w 1")?;
+                put("-a", "-e", &format!("{at} -r {endpoint}"), "-m -w 1")?;
             }
         }
         Ok(text)

@@ -24,7 +24,7 @@ use crate::backend::{Backend, Draining, Figures, Left, Repair, Report};
 use crate::describe::describe;
 use crate::model::Protocol;
 use crate::plan::{
-    Changes, Frontend, FrontendAddress, FrontendKey, Plan, PlannedServer, Scheduler, Share,
+    Changes, Frontend, FrontendAddress, FrontendKey, Listed, Plan, PlannedServer, Scheduler, Share,
 };
 use denizen_netlink::NetlinkError;
 
@@ -283,6 +283,11 @@ impl Backend for IpvsBackend {
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
         self.nftables.rejected(frontend)
+    }
+
+    fn listed(&mut self, server: &FrontendKey) -> Option<Vec<Listed>> {
+        let (servers, key) = (self.servers.as_mut().ok()?, server_key(server)?);
+        servers.read_listed(&key).ok().filter(|listed| !listed.is_empty())
     }
 
     async fn wait(&mut self) {

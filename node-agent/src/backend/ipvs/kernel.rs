@@ -51,18 +51,21 @@ impl Kernel {
     }
 
     /// Removes all that an earlier run left: the virtual servers of addresses with our route, and
-    /// then these routes. Returns how many virtual servers there were.
+    /// then these routes. Returns how many virtual servers there were. Those at addresses that
+    /// kube-proxy has, too, are left to it.
     ///
     /// # Errors
     /// [`ServersError`].
-    pub fn cleanup() -> Result<usize, ServersError> {
+    pub fn cleanup(kube_proxys: &BTreeSet<IpAddr>) -> Result<usize, ServersError> {
         let mut routes = Routes::open(PROTOCOL)?;
         let left = own(&mut routes)?;
         let mut count = 0;
         match Ipvs::open() {
             Ok(mut ipvs) => {
                 let servers = ipvs.servers()?.into_iter().map(|server| server.key);
-                let ours = servers.filter(|key| left.contains_key(&key.at.ip()));
+                let is_theirs = |ip: &IpAddr| kube_proxys.contains(ip);
+                let ours = servers
+                    .filter(|key| left.contains_key(&key.at.ip()) && !is_theirs(&key.at.ip()));
                 let commands: Vec<Command> = ours.map(Command::Remove).collect();
                 count = commands.len() - ipvs.apply(&commands)?.len();
             }
@@ -85,7 +88,7 @@ impl Kernel {
             return Ok(0);
         }
         let mut ipvs = match Ipvs::open() {
-            Err(IpvsError::Missing) => return Self::cleanup(),
+            Err(IpvsError::Missing) => return Self::cleanup(&BTreeSet::new()),
             opened => opened?,
         };
         let (mut commands, mut gone, mut used) = (Vec::new(), 0, BTreeSet::new());
@@ -126,21 +129,34 @@ impl Kernel {
         Ok(servers.filter(|server| ours.contains_key(&server.key.at.ip())).count())
     }
 
-    /// Removes all virtual servers but ours.
+    /// Removes all virtual servers but ours. Those that the running agent plans become ours, with
+    /// their connections: their addresses get our route, and the agent's next look makes the rest
+    /// as it should be. Returns those.
     ///
     /// # Errors
     /// [`ServersError`].
-    pub fn remove_foreign() -> Result<(), ServersError> {
+    pub fn remove_foreign(
+        planned: &BTreeSet<ServerKey>,
+    ) -> Result<BTreeSet<ServerKey>, ServersError> {
         let mut ipvs = Ipvs::open()?;
-        let ours = own(&mut Routes::open(PROTOCOL)?)?;
-        if ours.is_empty() {
+        let mut routes = Routes::open(PROTOCOL)?;
+        let ours = own(&mut routes)?;
+        if ours.is_empty() && planned.is_empty() {
             // Those that match packets by their mark, too.
-            return Ok(ipvs.flush()?);
+            ipvs.flush()?;
+            return Ok(BTreeSet::new());
         }
         let servers = ipvs.servers()?.into_iter().map(|server| server.key);
         let foreign = servers.filter(|key| !ours.contains_key(&key.at.ip()));
-        ipvs.apply(&foreign.map(Command::Remove).collect::<Vec<_>>())?;
-        Ok(())
+        let (kept, gone): (BTreeSet<_>, Vec<_>) = {
+            let (kept, gone): (Vec<_>, Vec<_>) = foreign.partition(|key| planned.contains(key));
+            (kept.into_iter().collect(), gone)
+        };
+        ipvs.apply(&gone.into_iter().map(Command::Remove).collect::<Vec<_>>())?;
+        let addresses: BTreeSet<IpAddr> = kept.iter().map(|key| key.at.ip()).collect();
+        let route = |ip| denizen_route::Command::Replace(local(ip, None));
+        routes.apply(&addresses.into_iter().map(route).collect::<Vec<_>>())?;
+        Ok(kept)
     }
 }
 
@@ -198,10 +214,8 @@ impl Host for Kernel {
         &mut self,
         routes: &[(IpAddr, IpAddr)],
     ) -> Result<BTreeMap<IpAddr, Errno>, ServersError> {
-        let target = Target::Local { link: LOOPBACK };
         let route = |(ip, source): &(IpAddr, IpAddr)| {
-            let route = Route { key: key(*ip), target, source: Some(*source) };
-            denizen_route::Command::Replace(route)
+            denizen_route::Command::Replace(local(*ip, Some(*source)))
         };
         let commands: Vec<_> = routes.iter().map(route).collect();
         let refused = self.routes.apply(&commands)?;
@@ -213,7 +227,12 @@ impl Host for Kernel {
     }
 }
 
-/// Our route of an address. Its metric is the next to 0, which is for the kernel's own routes: an
+/// Our route of an address, and the source that the node's own connections to it have.
+fn local(ip: IpAddr, source: Option<IpAddr>) -> Route {
+    Route { key: key(ip), target: Target::Local { link: LOOPBACK }, source }
+}
+
+/// What names our route of an address. Its metric is the next to 0, which is for the kernel's own routes: an
 /// address that the node has too stays the node's.
 fn key(ip: IpAddr) -> RouteKey {
     RouteKey { table: LOCAL, destination: IpNetwork::from(ip), metric: 1 }

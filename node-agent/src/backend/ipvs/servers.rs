@@ -1,10 +1,12 @@
 //! Brings the kernel's virtual servers to the desired state, and knows which of them may be used.
 
+mod reading;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use denizen_ipvs::{Command, ObservedServer, Refused, ServerKey};
+use denizen_ipvs::{Command, Refused, ServerKey};
 use nix::errno::Errno;
 use tracing::{debug, warn};
 
@@ -152,25 +154,6 @@ impl<H: Host> Servers<H> {
         std::mem::take(&mut self.has_moved).then(all)
     }
 
-    /// The real servers that get no new connections, each with its virtual server.
-    pub fn draining(&self) -> impl Iterator<Item = (ServerKey, SocketAddr)> + '_ {
-        self.draining.iter().flat_map(|(key, reals)| reals.iter().map(|at| (*key, *at)))
-    }
-
-    /// Reads what those of [`Self::draining`] still have.
-    ///
-    /// # Errors
-    /// [`ServersError`].
-    pub fn read_draining(&mut self) -> Result<Vec<(ServerKey, ObservedServer)>, ServersError> {
-        let mut read = Vec::new();
-        for (key, draining) in &self.draining {
-            let reals = self.host.real_servers(key)?.into_iter();
-            let reals = reals.filter(|it| draining.contains(&it.real.at));
-            read.extend(reals.map(|real| (*key, real)));
-        }
-        Ok(read)
-    }
-
     /// What could not be programmed, as text.
     pub fn problems(&self) -> Vec<String> {
         let refused = self.refused.iter();
@@ -288,16 +271,6 @@ impl<H: Host> Servers<H> {
         changed.into_iter().for_each(|key| self.note_draining(key));
         debug!(commands = commands.len(), refused = refused.len(), "virtual servers changed");
         Ok(is_as_known)
-    }
-
-    fn note_draining(&mut self, key: ServerKey) {
-        let reals = self.known.get(&key).into_iter().flat_map(|state| &state.reals);
-        let draining: BTreeSet<SocketAddr> =
-            reals.filter(|(_, real)| real.weight == 0).map(|(at, _)| *at).collect();
-        match draining.is_empty() {
-            true => self.draining.remove(&key),
-            false => self.draining.insert(key, draining),
-        };
     }
 
     /// Whether the refusal is known to be no sign of others' changes.

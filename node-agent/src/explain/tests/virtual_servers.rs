@@ -3,7 +3,7 @@
 use super::*;
 use crate::explain::VirtualServerRow;
 use crate::model::AskedScheduler;
-use crate::plan::Capabilities;
+use crate::plan::{Capabilities, FrontendKey};
 
 fn planner(more: Vec<Event>) -> Planner {
     let able = Capabilities { balances_by_ipvs: true, ..CAPABLE };
@@ -57,13 +57,30 @@ fn a_virtual_server_is_shown_with_its_scheduler_and_who_drains() {
     let packet = Packet::parse(HERE_1, "10.96.0.10:80").unwrap();
     let row = VirtualServerRow {
         address: "10.96.0.10:80/tcp".to_owned(),
-        scheduler: "mh (mh-port)".to_owned(),
+        scheduler: "mh (mh-fallback, mh-port)".to_owned(),
         draining: vec!["10.1.2.3:8080".to_owned()],
+        chosen: None,
     };
     let said = explained(&planner, &packet);
     assert_eq!(said.virtual_server, Some(row));
     assert_eq!(said.endpoints, ["10.9.9.9:8080"]);
     assert!(said.to_string().contains("not to 10.1.2.3:8080"), "{said}");
+    let listed = |key: &FrontendKey| {
+        assert_eq!(key.to_string(), "10.96.0.10:80/tcp");
+        let at = |text: &str| text.parse().unwrap();
+        Some(vec![(at("10.9.9.9:8080"), 1), (at("10.1.2.3:8080"), 0)])
+    };
+    let ask = |from: &str| {
+        let packet = Packet::parse(from, "10.96.0.10:80").unwrap();
+        explain(planner.plan(), &packet, |_| Vec::new(), &listed).unwrap()
+    };
+    let with_port = ask(&format!("{HERE_1}:40000"));
+    let chosen = with_port.virtual_server.as_ref().and_then(|it| it.chosen.as_deref());
+    assert_eq!(chosen, Some("10.9.9.9:8080"));
+    assert!(with_port.to_string().contains("it gets 10.9.9.9:8080"), "{with_port}");
+    let without = ask(HERE_1);
+    assert_eq!(without.virtual_server.as_ref().and_then(|it| it.chosen.as_deref()), None);
+    assert!(without.to_string().contains("depends on its port"), "{without}");
 }
 
 fn web() -> Service {

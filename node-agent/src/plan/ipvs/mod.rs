@@ -7,11 +7,13 @@
 //! all connections, and one client's port is never used twice towards one endpoint.
 
 mod carrier;
+mod hashed;
 mod ipvs_plan;
 mod scheduler;
 mod server;
 
 pub use carrier::{ByNft, Carrier};
+pub use hashed::{HashTable, Hashed, Listed};
 pub use ipvs_plan::IpvsPlan;
 pub use scheduler::{Method, Scheduler};
 pub use server::{PlannedServer, ServicePortKey, Share};

@@ -114,10 +114,12 @@ pub(in crate::plan) struct Unknown<'a> {
 }
 
 impl Scheduler {
-    /// This method with its usual flags. `mh` hashes the port, as in kube-proxy. `sh` falls back:
-    /// an endpoint with weight 0 keeps its share of the hashes, and its clients would be refused.
+    /// This method with its usual flags. `mh` hashes the port, as in kube-proxy. `sh` and `mh` fall
+    /// back: an endpoint with weight 0 keeps its share of the hashes, and its clients would be
+    /// refused.
     pub fn new(method: Method) -> Self {
-        let (fallback, hashes_port) = (method == Method::Sh, method == Method::Mh);
+        let hashes_port = method == Method::Mh;
+        let fallback = hashes_port || method == Method::Sh;
         Self { method, fallback, hashes_port }
     }
 

@@ -238,16 +238,16 @@ fn an_endpoint_ends_when_the_plugin_says_that_its_pod_does() {
 
 #[test]
 fn a_service_chooses_its_scheduler() {
-    let mh = Scheduler { method: Method::Mh, fallback: false, hashes_port: true };
+    let mh = Scheduler { method: Method::Mh, fallback: true, hashes_port: true };
     // Scheduler and flags that are asked for, the scheduler, and the remarks.
     type Case = (Option<&'static str>, Option<&'static str>, &'static str, &'static [&'static str]);
     let cases: [Case; 8] = [
-        (None, None, "mh (mh-port)", &[]),
+        (None, None, "mh (mh-fallback, mh-port)", &[]),
         (Some("wlc"), None, "wlc", &[]),
         (Some("sh"), None, "sh (sh-fallback)", &[]),
         (Some("mh"), Some("flag-1, flag-2"), "mh (mh-fallback, mh-port)", &[]),
-        (Some("mh"), Some(""), "mh", &[]),
-        (Some("mh"), Some("flag-3"), "mh", &["flag \"flag-3\""]),
+        (Some("mh"), Some(""), "mh (mh-fallback)", &[]),
+        (Some("mh"), Some("flag-3"), "mh (mh-fallback)", &["flag \"flag-3\""]),
         (Some("rr"), Some("flag-1"), "rr", &["flag \"flag-1\""]),
         (Some("fastest"), None, "rr", &["scheduler \"fastest\""]),
     ];

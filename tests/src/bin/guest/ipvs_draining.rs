@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A service whose endpoints echo, one after the other.
-const ECHOES: Port = Port::tcp("echo", 8, ECHO);
+/// The service that echoes, at two endpoints, one after the other.
+const ECHOES: Port = Port::tcp("echo", 7, ECHO);
 
 /// Its number among [`service_ips`].
-const NUMBER: u8 = 13;
+const NUMBER: u8 = 11;
 
 const MEMBERS: [Who; 2] = [Who::Routed, Who::Bridged];
 
@@ -42,7 +42,7 @@ impl Drained {
 
     /// The service's endpoints from now on; `leaving` are among them and get no new connections.
     fn echoes(&self, leaving: &[Who]) -> Result<()> {
-        let mut objects = self.fixture.service("echoes", NUMBER, &[ECHOES], &MEMBERS)?;
+        let mut objects = self.fixture.service("echo", NUMBER, &[ECHOES], &MEMBERS)?;
         for slice in &mut objects[1..] {
             for endpoint in slice["endpoints"].as_array_mut().context("endpoints")? {
                 let at = endpoint["addresses"][0].as_str().context("an address")?.parse()?;
@@ -52,7 +52,7 @@ impl Drained {
                 }
             }
         }
-        self.fixture.cluster.manifests.put("echoes", &objects)
+        self.fixture.cluster.manifests.put("echo", &objects)
     }
 
     fn start(&self) -> Result<Agent> {
@@ -64,7 +64,7 @@ impl Drained {
 
     /// One connection to each endpoint.
     fn connections(&self) -> Result<Vec<Lasting>> {
-        let to = SocketAddr::new(service_ips(NUMBER)[0], 8);
+        let to = SocketAddr::new(service_ips(NUMBER)[0], 7);
         let open = |_| Lasting::open(self.fixture.place(Who::Outside).0, to);
         MEMBERS.iter().map(open).collect()
     }
@@ -72,7 +72,7 @@ impl Drained {
     /// What `denizen-agent connections` says of those through the service, sorted.
     fn told(&self, agent: &Agent) -> Result<Vec<Value>> {
         let mut command = Command::new(binary::ours("denizen-agent")?);
-        command.args(["connections", "--service=default/echoes", "--output=json", "--run-dir"]);
+        command.args(["connections", "--service=default/echo", "--output=json", "--run-dir"]);
         command.arg(agent.run_dir());
         let said = self.fixture.cluster.world.node.run(|| checked(&mut command))??;
         let said: Value = serde_json::from_slice(&said.stdout)?;
@@ -99,7 +99,7 @@ pub(crate) fn is_shown() -> Result<()> {
     let leaving = SocketAddr::new(leaving, ECHO).to_string();
     let shown = draining(&status);
     let row = shown.iter().find(|row| row["endpoint"] == *leaving).context("the endpoint")?;
-    ensure!(row["service"] == "default/echoes:echo" && row["active"] == 1, "{row}");
+    ensure!(row["service"] == "default/echo:echo" && row["active"] == 1, "{row}");
     let since = row["since"].as_str().context("since when")?.to_owned();
     let told = drained.told(&agent)?;
     let of = |endpoint: &str| {

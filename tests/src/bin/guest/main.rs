@@ -18,6 +18,8 @@ mod ipvs_draining;
 mod ipvs_driver;
 mod ipvs_hosts;
 mod ipvs_kills;
+mod ipvs_handover;
+mod ipvs_hashed;
 mod kernel_socket;
 mod observe;
 mod policies;
@@ -66,7 +68,7 @@ const NODE: [Play; 9] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 10] = [
+const IPVS: [Play; 12] = [
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
@@ -75,6 +77,8 @@ const IPVS: [Play; 10] = [
     ("an agent is killed in its first load", ipvs_kills::first_load),
     ("an agent is killed in a change", ipvs_kills::changes),
     ("what drains is shown", ipvs_draining::is_shown),
+    ("ipvs takes over from ipvs, and back", ipvs_handover::nobody_notices),
+    ("whom a hash chooses is predicted", ipvs_hashed::are_predicted),
     ("the flow table holds for ipvs", flow_table::flows),
     ("the detection matrix holds for ipvs", flow_table::detection),
 ];

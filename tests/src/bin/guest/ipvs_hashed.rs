@@ -1,0 +1,96 @@
+//! Whom the kernel's hashing schedulers choose, and whom `explain` names.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::effort;
+use denizen_tests::fixture::{Fixture, Who, every_protocol, service_ips};
+use denizen_tests::lasting;
+use denizen_tests::probe::Protocol;
+use serde_json::{Value, json};
+
+/// An emulated processor has to load the kernel's modules first.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Who answers. The client is neither of them, so both see its own address and port.
+const MEMBERS: [Who; 2] = [Who::Routed, Who::Remote];
+
+/// A question, and who answered.
+struct Asked {
+    question: String,
+    endpoint: SocketAddr,
+}
+
+/// `web` has another scheduler from now on, which also hashes the client's port.
+fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
+    let mut objects = fixture.service("web", 10, &every_protocol(), &MEMBERS)?;
+    objects[0]["metadata"]["annotations"] = json!({
+        "kube-router.io/service.scheduler": scheduler,
+        "kube-router.io/service.schedflags": "flag-2",
+    });
+    fixture.cluster.manifests.put("web", &objects)?;
+    let node = &fixture.cluster.world.node;
+    denizen_tests::eventually::eventually("the scheduler is there", PATIENCE, || {
+        let saved = node.output("ipvsadm", &["--save", "--numeric"])?;
+        let of_web = |line: &&str| line.starts_with("-A") && line.contains(":80 ");
+        let others = |line: &str| !line.contains(&format!(" -s {scheduler}"));
+        Ok(!saved.lines().filter(of_web).any(others))
+    })?;
+    agent.until("no errors", PATIENCE, |status| {
+        status["errors"].as_array().is_some_and(Vec::is_empty)
+    })?;
+    Ok(())
+}
+
+/// One client after the other.
+fn ask(fixture: &Fixture, protocol: Protocol, to: SocketAddr) -> Result<Asked> {
+    let outcome = fixture.ask(Who::Bridged, to, protocol)?;
+    let (denizen_tests::probe::Outcome::Answered { endpoint, seen }) = outcome else {
+        anyhow::bail!("{to}/{protocol}: {outcome:?}");
+    };
+    let explain = json!({ "from": seen.to_string(), "to": format!("{to}/{protocol}") });
+    Ok(Asked { question: format!("{}\n", json!({ "explain": explain })), endpoint })
+}
+
+/// What `explain` says of each of them.
+fn predicted(agent: &Agent, asked: &[Asked]) -> Result<Vec<Value>> {
+    let mut answers = Vec::new();
+    let mut each = |line: &str| answers.push(serde_json::from_str::<Value>(line));
+    agent.ask_in_turn(asked.iter().map(|it| &it.question), &mut each)?;
+    Ok(answers.into_iter().collect::<Result<_, _>>()?)
+}
+
+/// For each client: predicted and chosen are the same.
+pub(crate) fn are_predicted() -> Result<()> {
+    let fixture = lasting::fixture("ipvs-hashed")?;
+    let settings = fixture.cluster.settings_with(["--backend=ipvs"]);
+    let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
+    agent.wait_programmed(PATIENCE)?;
+    let clients = effort::times(2500, 24);
+    for scheduler in ["mh", "sh"] {
+        schedule(&fixture, &agent, scheduler)?;
+        for (ip, protocol) in
+            service_ips(10).into_iter().flat_map(|ip| [(ip, Protocol::Tcp), (ip, Protocol::Udp)])
+        {
+            let to = SocketAddr::new(ip, 80);
+            let asked: Vec<Asked> =
+                (0..clients).map(|_| ask(&fixture, protocol, to)).collect::<Result<_>>()?;
+            let answered: BTreeSet<SocketAddr> = asked.iter().map(|it| it.endpoint).collect();
+            ensure!(answered.len() == MEMBERS.len(), "{scheduler} at {to}: only {answered:?}");
+            for (asked, said) in asked.iter().zip(predicted(&agent, &asked)?) {
+                let chosen = said["virtualServer"]["chosen"].as_str().context("a prediction")?;
+                ensure!(
+                    chosen == asked.endpoint.to_string(),
+                    "{scheduler}: {} answered {}: {said}",
+                    asked.endpoint,
+                    asked.question
+                );
+            }
+        }
+    }
+    agent.terminate()?;
+    Ok(())
+}
