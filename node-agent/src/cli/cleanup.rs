@@ -145,8 +145,8 @@ fn virtual_servers_of_agent(run_dir: &Path) -> BTreeSet<ServerKey> {
 /// that an interrupted call can be repeated; until then the node treats service addresses as its
 /// own.
 fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
-    let servers = ipvs::virtual_servers();
     let Some(device) = block_on(ipvs::device())? else {
+        let servers = ipvs::virtual_servers();
         if servers > 0 {
             println!(
                 "kept {} of ipvs, because they may not be kube-proxy's; `ipvsadm --clear` removes all",
@@ -156,18 +156,18 @@ fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
         return Ok(());
     };
     let carried = ipvs::connections(&planned.iter().map(|key| key.at).collect());
-    let mut kept = BTreeSet::new();
-    if servers > 0 {
-        // All but denizen's, as kube-proxy's own clean-up does: nothing shows whose they are.
+    let (before, mut kept) = (ipvs::all_virtual_servers(), 0);
+    if before > 0 {
+        // As in kube-proxy's own clean-up: nothing shows whose they are.
         kept = Kernel::remove_foreign(planned)
             .context("cannot remove kube-proxy's virtual servers")?;
     }
     block_on(ipvs::remove(device))?;
     print_removed(1, "kube-proxy ipvs device");
-    print_removed(servers.saturating_sub(ipvs::virtual_servers() + kept.len()), "virtual server");
-    if !kept.is_empty() {
-        let kept = counted(kept.len(), "virtual server");
-        println!("the agent takes {kept} over, with their connections");
+    print_removed(before.saturating_sub(ipvs::all_virtual_servers()), "virtual server");
+    if kept > 0 {
+        let kept = counted(kept, "virtual server");
+        println!("left {kept} to the agent, with their connections");
     }
     if carried > 0 {
         println!("ended {}, which ipvs carried", counted(carried, "connection"));

@@ -54,10 +54,11 @@ pub async fn addresses() -> anyhow::Result<BTreeSet<IpAddr>> {
     let mut addresses = BTreeSet::new();
     while let Some(message) = all.next().await {
         let message = message.with_context(|| format!("cannot read the addresses of {DEVICE}"))?;
-        addresses.extend(message.attributes.iter().filter_map(|attribute| match attribute {
-            AddressAttribute::Address(ip) => Some(*ip),
-            _ => None,
-        }));
+        for attribute in &message.attributes {
+            if let AddressAttribute::Address(ip) = attribute {
+                addresses.insert(*ip);
+            }
+        }
     }
     Ok(addresses)
 }
@@ -73,11 +74,16 @@ pub async fn remove(device: u32) -> anyhow::Result<()> {
     removed.with_context(|| format!("cannot remove {DEVICE}"))
 }
 
+/// How many virtual servers ipvs has, whoever's.
+pub fn all_virtual_servers() -> usize {
+    lines("ip_vs", |line| {
+        ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|kind| line.starts_with(kind))
+    })
+}
+
 /// How many virtual servers ipvs has that are not the backend's.
 pub fn virtual_servers() -> usize {
-    let all = lines("ip_vs", |line| {
-        ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|kind| line.starts_with(kind))
-    });
+    let all = all_virtual_servers();
     // Where the backend's cannot be told apart, they all count.
     let ours = if all > 0 { Kernel::count().unwrap_or(0) } else { 0 };
     all.saturating_sub(ours)

@@ -74,6 +74,12 @@ pub const CHURN: &str = "churn";
 /// A value of [`BOOT`]: what packets cost with and without a flowtable.
 pub const FAST_PATH: &str = "fast-path";
 
+/// A value of [`BOOT`]: what the backend ipvs costs. No test boots it.
+pub const BENCH: &str = "bench";
+
+/// The guest's variable for how many services [`BENCH`] has.
+pub const SERVICES: &str = "SERVICES";
+
 /// The guest's variable for a part of a play's [`word`]: no other is played.
 pub const ONLY: &str = "ONLY";
 

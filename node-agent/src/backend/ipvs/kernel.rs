@@ -129,34 +129,32 @@ impl Kernel {
         Ok(servers.filter(|server| ours.contains_key(&server.key.at.ip())).count())
     }
 
-    /// Removes all virtual servers but ours. Those that the running agent plans become ours, with
-    /// their connections: their addresses get our route, and the agent's next look makes the rest
-    /// as it should be. Returns those.
+    /// Removes all virtual servers but ours. If an agent runs and plans any, ours are those: where
+    /// kube-proxy made one, its address gets our route, and the agent's next look makes the rest as
+    /// it should be. Returns how many are ours.
     ///
     /// # Errors
     /// [`ServersError`].
-    pub fn remove_foreign(
-        planned: &BTreeSet<ServerKey>,
-    ) -> Result<BTreeSet<ServerKey>, ServersError> {
+    pub fn remove_foreign(planned: &BTreeSet<ServerKey>) -> Result<usize, ServersError> {
         let mut ipvs = Ipvs::open()?;
         let mut routes = Routes::open(PROTOCOL)?;
         let ours = own(&mut routes)?;
-        if ours.is_empty() && planned.is_empty() {
+        let servers = ipvs.servers()?.into_iter().map(|server| server.key);
+        let (kept, gone): (Vec<_>, Vec<_>) = servers.partition(|key| match planned.is_empty() {
+            true => ours.contains_key(&key.at.ip()),
+            false => planned.contains(key),
+        });
+        if kept.is_empty() {
             // Those that match packets by their mark, too.
             ipvs.flush()?;
-            return Ok(BTreeSet::new());
+            return Ok(0);
         }
-        let servers = ipvs.servers()?.into_iter().map(|server| server.key);
-        let foreign = servers.filter(|key| !ours.contains_key(&key.at.ip()));
-        let (kept, gone): (BTreeSet<_>, Vec<_>) = {
-            let (kept, gone): (Vec<_>, Vec<_>) = foreign.partition(|key| planned.contains(key));
-            (kept.into_iter().collect(), gone)
-        };
         ipvs.apply(&gone.into_iter().map(Command::Remove).collect::<Vec<_>>())?;
         let addresses: BTreeSet<IpAddr> = kept.iter().map(|key| key.at.ip()).collect();
+        let new = addresses.into_iter().filter(|ip| !ours.contains_key(ip));
         let route = |ip| denizen_route::Command::Replace(local(ip, None));
-        routes.apply(&addresses.into_iter().map(route).collect::<Vec<_>>())?;
-        Ok(kept)
+        routes.apply(&new.map(route).collect::<Vec<_>>())?;
+        Ok(kept.len())
     }
 }
 

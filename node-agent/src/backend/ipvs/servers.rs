@@ -33,7 +33,8 @@ pub enum Extent {
 ///
 /// IPVS has no names. A virtual server is ours if its address has a route of ours, which has a
 /// protocol number of our own. So a route comes before the first virtual server of its address, and
-/// goes after the last. All other virtual servers are foreign: none is changed or removed, and
+/// goes after the last. What others add at such an address while we run is not ours, unless it is
+/// wanted: it is made as it is wanted to be. All other virtual servers are foreign: none is changed or removed, and
 /// where one has the key of a desired one, that one is not programmed.
 #[derive(Debug)]
 pub struct Servers<H> {
@@ -44,6 +45,9 @@ pub struct Servers<H> {
     /// For each family, the source of the node's own connections.
     sources: Vec<IpAddr>,
     known: BTreeMap<ServerKey, ServerState>,
+    /// What we tried to make since the kernel was read, and what was ours then; `None` before it is
+    /// read for the first time.
+    made: Option<BTreeSet<ServerKey>>,
     /// The real servers of [`Self::known`] that get no new connections.
     draining: BTreeMap<ServerKey, BTreeSet<SocketAddr>>,
     routes: BTreeMap<IpAddr, Option<IpAddr>>,
@@ -73,6 +77,7 @@ impl<H: Host> Servers<H> {
             is_complete: false,
             sources: Vec::new(),
             known: BTreeMap::new(),
+            made: None,
             draining: BTreeMap::new(),
             routes: BTreeMap::new(),
             foreign: BTreeSet::new(),
@@ -193,8 +198,11 @@ impl<H: Host> Servers<H> {
         self.routes = self.host.routes()?;
         let servers = self.host.servers()?;
         let (ours, foreign): (Vec<_>, Vec<_>) = servers.into_iter().partition(|server| {
+            let is_wanted = self.wanted.contains_key(&server.key);
             // The kernel removes a route with its source.
-            self.routes.contains_key(&server.key.at.ip()) || self.known.contains_key(&server.key)
+            let is_made = self.made.as_ref().is_some_and(|made| made.contains(&server.key));
+            let may_be = is_wanted || self.made.is_none();
+            is_made || (may_be && self.routes.contains_key(&server.key.at.ip()))
         });
         self.foreign = foreign.into_iter().map(|server| server.key).collect();
         self.known.clear();
@@ -203,6 +211,7 @@ impl<H: Host> Servers<H> {
             let reals = reals.into_iter().map(|it| (it.real.at, it.into())).collect();
             self.known.insert(server.key, ServerState { server, reals });
         }
+        self.made = Some(self.known.keys().copied().collect());
         self.draining.clear();
         let all: Vec<ServerKey> = self.known.keys().copied().collect();
         all.into_iter().for_each(|key| self.note_draining(key));
@@ -220,6 +229,7 @@ impl<H: Host> Servers<H> {
         let (wanted, unwanted): (BTreeSet<ServerKey>, BTreeSet<ServerKey>) =
             due.into_iter().partition(|key| self.wanted.contains_key(key));
         let wanted = wanted.into_iter().filter(|key| !self.foreign.contains(key)).collect();
+        self.made.get_or_insert_default().extend(&wanted);
         let mut changes = self.add_routes(&wanted)?;
         let (mut now, mut later) = (Vec::new(), unwanted);
         for key in wanted {

@@ -58,6 +58,7 @@ impl Drained {
     fn start(&self) -> Result<Agent> {
         let settings = self.fixture.cluster.settings_with(["--backend=ipvs"]);
         let mut agent = Agent::spawn(&self.fixture.cluster.world.node, settings)?;
+        agent.quiet();
         agent.wait_programmed(PATIENCE)?;
         Ok(agent)
     }

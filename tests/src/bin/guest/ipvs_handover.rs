@@ -60,13 +60,13 @@ pub(crate) fn nobody_notices() -> Result<()> {
     let handover = Handover { context: &context, ipvs: context.ipvs(Variant::Legacy) };
     handover.ipvs.start()?;
     let mut theirs = context.lasting()?;
-    let mut flow = context.flow()?;
+    let flow = context.flow()?;
     let start = || handover.start(SCHEDULERS[0]);
     let agent = context.unnoticed(&mut theirs, "denizen comes", start)?;
     let [_, taken] = handover.carried("both are there")?;
     ensure!(taken == 0, "denizen's rules come first: {taken}");
     let said = context.unnoticed(&mut theirs, "kube-proxy goes", || handover.cleanup(&agent))?;
-    ensure!(said.contains("virtual servers over, with their connections"), "{said}");
+    ensure!(said.contains("to the agent, with their connections"), "{said}");
     ensure!(!said.contains("ended"), "{said}");
     eventually("all are denizen's", PATIENCE, || handover.has_all(SCHEDULERS[0]))?;
     agent.until("no errors", PATIENCE, |status| {

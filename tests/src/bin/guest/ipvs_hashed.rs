@@ -7,9 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::effort;
+use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, Who, every_protocol, service_ips};
 use denizen_tests::lasting;
-use denizen_tests::probe::Protocol;
+use denizen_tests::probe::{Outcome, Protocol};
 use serde_json::{Value, json};
 
 /// An emulated processor has to load the kernel's modules first.
@@ -33,7 +34,7 @@ fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
     });
     fixture.cluster.manifests.put("web", &objects)?;
     let node = &fixture.cluster.world.node;
-    denizen_tests::eventually::eventually("the scheduler is there", PATIENCE, || {
+    eventually("the scheduler is there", PATIENCE, || {
         let saved = node.output("ipvsadm", &["--save", "--numeric"])?;
         let of_web = |line: &&str| line.starts_with("-A") && line.contains(":80 ");
         let others = |line: &str| !line.contains(&format!(" -s {scheduler}"));
@@ -48,7 +49,7 @@ fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
 /// One client after the other.
 fn ask(fixture: &Fixture, protocol: Protocol, to: SocketAddr) -> Result<Asked> {
     let outcome = fixture.ask(Who::Bridged, to, protocol)?;
-    let (denizen_tests::probe::Outcome::Answered { endpoint, seen }) = outcome else {
+    let Outcome::Answered { endpoint, seen } = outcome else {
         anyhow::bail!("{to}/{protocol}: {outcome:?}");
     };
     let explain = json!({ "from": seen.to_string(), "to": format!("{to}/{protocol}") });
@@ -68,6 +69,7 @@ pub(crate) fn are_predicted() -> Result<()> {
     let fixture = lasting::fixture("ipvs-hashed")?;
     let settings = fixture.cluster.settings_with(["--backend=ipvs"]);
     let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
+    agent.quiet();
     agent.wait_programmed(PATIENCE)?;
     let clients = effort::times(2500, 24);
     for scheduler in ["mh", "sh"] {

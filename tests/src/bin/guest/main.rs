@@ -13,6 +13,7 @@ mod fast_path;
 mod flow_table;
 mod ipvs;
 mod ipvs_backend;
+mod ipvs_bench;
 mod ipvs_connections;
 mod ipvs_draining;
 mod ipvs_driver;
@@ -43,12 +44,13 @@ use nix::sys::reboot::{RebootMode, reboot};
 type Play = (&'static str, fn() -> Result<()>);
 
 /// What one guest plays, in this order, by the word that asks for it.
-const BOOTS: [(&str, &[Play]); 5] = [
+const BOOTS: [(&str, &[Play]); 6] = [
     (vm::NODE, &NODE),
     (vm::IPVS, &IPVS),
     (vm::WITHOUT_IPV6, &WITHOUT_IPV6),
     (vm::CHURN, &CHURN),
     (vm::FAST_PATH, &FAST_PATH),
+    (vm::BENCH, &BENCH),
 ];
 
 /// A node as many are.
@@ -92,6 +94,9 @@ const CHURN: [Play; 1] = [("policies change while clients connect", policies::ch
 
 /// What a bench asks for, and no test.
 const FAST_PATH: [Play; 1] = [("packets with and without a flowtable", fast_path::measured)];
+
+/// What `cargo bench` measures.
+const BENCH: [Play; 1] = [("ten thousand services", ipvs_bench::measure)];
 
 /// Modules that nothing asks the kernel for: kube-proxy loads the ones, a node's setup the other.
 const MODULES: [&str; 2] = ["ip_vs_rr", "br_netfilter"];

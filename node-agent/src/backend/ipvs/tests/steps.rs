@@ -228,6 +228,34 @@ fn foreign_virtual_servers_stay() {
     assert!(servers.problems().is_empty());
 }
 
+/// Kube-proxy, for example, that comes back.
+#[test]
+fn what_others_add_at_our_address_is_theirs_unless_it_is_wanted() {
+    let fake = Fake::default();
+    let ours = server("10.96.0.10:80", "rr", &[("10.1.0.2:80", 1)]);
+    let mut servers = started(&fake, &[ours]);
+    synced(&mut servers);
+    fake.log();
+    let theirs = server("10.96.0.10:443", "rr", &[("10.1.0.2:443", 1), ("10.1.0.9:443", 1)]);
+    fake.0.borrow_mut().servers.insert(theirs.server.key, theirs.clone());
+    servers.doubt();
+    synced(&mut servers);
+    assert_eq!(fake.log(), [""; 0], "it stays");
+    let wanted = server("10.96.0.10:443", "lc", &[("10.1.0.2:443", 1), ("10.1.0.3:443", 1)]);
+    servers.want(theirs.server.key, Some(wanted));
+    servers.doubt();
+    synced(&mut servers);
+    let changes = [
+        "change 10.96.0.10:443/6 lc",
+        "add 10.96.0.10:443/6 10.1.0.3:443 1",
+        "remove 10.96.0.10:443/6 10.1.0.9:443",
+    ];
+    assert_eq!(fake.log(), changes);
+    servers.want(theirs.server.key, None);
+    synced(&mut servers);
+    assert_eq!(fake.log(), ["remove 10.96.0.10:443/6"], "now it is ours");
+}
+
 /// Others' changes are repaired, whether a look finds them or a refusal tells.
 #[test]
 fn what_others_removed_comes_back() {
