@@ -53,6 +53,8 @@ fn names_and_types_are_these() {
         "denizen_routing_routes gauge",
         "denizen_routing_rejected_ranges gauge",
         "denizen_routing_repaired_routes counter",
+        "denizen_routing_unannounced_prefixes gauge",
+        "denizen_routing_refused_announcements gauge",
         "denizen_ipvs_virtual_servers gauge",
         "denizen_ipvs_carried_by_nftables gauge",
         "denizen_ipvs_draining_endpoints gauge",
