@@ -62,6 +62,8 @@ const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// How often the loop reports that it runs: often enough for [`crate::status::health::LATE`].
 const HEARTBEAT: Duration = Duration::from_secs(10);
+/// How often the backend looks for what nobody tells it ([`Engine::is_disturbed`]).
+const GLANCE: Duration = Duration::from_secs(5);
 /// The pause after a success: no retry.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Batches of events that may queue before a source waits.
@@ -199,6 +201,8 @@ impl Agent {
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
         resync.reset();
         let mut heartbeat = interval(HEARTBEAT);
+        let mut glance = interval(GLANCE);
+        glance.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut retry = pin!(sleep(NEVER));
         let mut delay = SHORTEST_RETRY;
         loop {
@@ -231,6 +235,7 @@ impl Agent {
                     None
                 }
                 () = &mut retry => Some(self.program(false)),
+                _ = glance.tick() => self.engine.is_disturbed().then(|| self.program(true)),
                 _ = resync.tick() => {
                     trim();
                     let programmed = self.program(true);

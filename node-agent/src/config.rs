@@ -258,11 +258,7 @@ impl PolicyArgs {
     /// [`ConfigError`], for the first error.
     pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
         self.services.check(&self.node_side)?;
-        if self.backend(auto).name == BackendName::Ipvs
-            && self.firewall.network_policy == NetworkPolicyMode::On
-        {
-            return Err(ConfigError::PolicyByIpvs);
-        }
+        let backend = self.backend(auto).name;
         let node_name = match &self.node_name {
             Some(name) => name.clone(),
             None => host_name()?,
@@ -275,9 +271,9 @@ impl PolicyArgs {
             },
             detector: self.detect.detector().clone(),
             node_side: self.node_side.settled()?,
-            node_ports: self.backend.node_ports(self.backend(auto).name)?,
+            node_ports: self.backend.node_ports(backend)?,
             services: self.services.are_served(),
-            firewall: self.firewall.settings(),
+            firewall: self.firewall.settings(backend.capabilities().balances_by_ipvs),
             scheduler: Scheduler::new(self.backend.ipvs_scheduler),
         })
     }
@@ -301,7 +297,7 @@ impl PolicyArgs {
     pub fn features(&self) -> Features {
         Features {
             services: self.services.are_served(),
-            network_policy: self.firewall.settings().is_some(),
+            network_policy: self.firewall.network_policy != NetworkPolicyMode::Off,
             other_nodes: false,
         }
     }

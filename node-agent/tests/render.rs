@@ -201,6 +201,19 @@ fn virtual_servers_are_as_they_were() -> Result<()> {
     Ok(())
 }
 
+/// The chains by which policies judge what IPVS leads on.
+#[test]
+fn policies_beside_ipvs_are_as_they_were() -> Result<()> {
+    let of = |backend| run("network-policy", &["render", "--backend", backend]);
+    let text = beyond(&of("nftables")?, &of("ipvs")?);
+    let path = golden().join("ipvs/network-policy.txt");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &text)?;
+    }
+    assert_eq!(fs::read_to_string(&path)?, text, "UPDATE_GOLDEN=1 takes it over");
+    Ok(())
+}
+
 #[test]
 fn json_has_what_text_has() -> Result<()> {
     for name in features()? {

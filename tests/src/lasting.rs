@@ -1,7 +1,7 @@
 //! Connections that must outlive whatever a test does to the node.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -96,6 +96,22 @@ impl Lasting {
         let mut answer = [0];
         self.0.write_all(b"?")?;
         self.0.read_exact(&mut answer).context("an established connection broke")?;
+        Ok(())
+    }
+
+    /// An error unless nothing comes back, and no reset.
+    pub fn is_silent(&mut self) -> Result<()> {
+        let error = self.still_alive().err().context("the connection goes on")?;
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        ensure!(kind == Some(io::ErrorKind::WouldBlock), "{error:#}");
+        Ok(())
+    }
+
+    /// Closes this end, which has no answer to wait for; an error unless a reset comes back.
+    pub fn is_reset_when_closed(&mut self) -> Result<()> {
+        self.0.shutdown(Shutdown::Write)?;
+        let answer = self.0.read(&mut [0]).map_err(|error| error.kind());
+        ensure!(answer == Err(io::ErrorKind::ConnectionReset), "{answer:?}");
         Ok(())
     }
 

@@ -10,7 +10,6 @@ use crate::firewall::other_engine::other_engine;
 use crate::firewall::{probe, remove_left_over};
 use crate::plan::FirewallSettings;
 use crate::sysctl::BridgeFilter;
-use crate::takeover::ipvs;
 
 /// Who enforces NetworkPolicies, and why.
 #[derive(Debug, Clone)]
@@ -31,9 +30,6 @@ pub(super) fn choose(config: &mut Config) -> Enforcer {
     let Enforcer { engine, why } = match config.network_policy {
         NetworkPolicyMode::On => configured(Some(OURS)),
         NetworkPolicyMode::Off => configured(None),
-        NetworkPolicyMode::Auto if config.backend.name.capabilities().balances_by_ipvs => {
-            Enforcer { engine: None, why: ipvs::PASSES_BY.to_owned() }
-        }
         NetworkPolicyMode::Auto => automatic(settings),
     };
     let is_on = engine == Some(OURS);

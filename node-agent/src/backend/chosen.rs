@@ -225,6 +225,13 @@ impl Backend for Chosen {
         })
     }
 
+    fn is_disturbed(&mut self) -> bool {
+        match self {
+            Self::Ipvs(ipvs) => ipvs.is_disturbed(),
+            Self::Nftables(_) | Self::Iptables(_) | Self::None => false,
+        }
+    }
+
     fn report(&mut self) -> Report {
         match self {
             Self::Nftables(nftables) => nftables.report(),

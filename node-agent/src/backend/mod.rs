@@ -108,6 +108,12 @@ pub trait Backend {
     /// As [`Self::sync`].
     fn resync(&mut self) -> Result<Repair, Self::Error>;
 
+    /// Looks, at hardly any cost, whether others removed what is programmed. Where it is so, call
+    /// [`Self::resync`].
+    fn is_disturbed(&mut self) -> bool {
+        false
+    }
+
     /// The state after an attempt. Cheap.
     fn report(&mut self) -> Report;
 

@@ -40,12 +40,6 @@ pub enum ConfigError {
          external IPs and load balancer IPs that may be announced with --announce-ranges"
     )]
     NoAnnounceRanges,
-    /// IPVS sends requests past the hook where policies are enforced.
-    #[error(
-        "--network-policy=on and --backend=ipvs: what IPVS forwards does not pass the hook where \
-         NetworkPolicies are enforced; use another backend, or leave policies to another engine"
-    )]
-    PolicyByIpvs,
     /// A flag about connections that another program translates.
     #[error(
         "{0} is part of serving services, which --services=off leaves to another program: remove one \

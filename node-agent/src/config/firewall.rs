@@ -38,8 +38,8 @@ pub struct FirewallArgs {
 }
 
 impl FirewallArgs {
-    /// What was asked for, where no other engine is in the way.
-    pub fn settings(&self) -> Option<FirewallSettings> {
+    /// What was asked for, where no other engine is in the way. `by_ipvs`: the backend is ipvs.
+    pub fn settings(&self, by_ipvs: bool) -> Option<FirewallSettings> {
         let to_node = match self.policy_to_node {
             PolicyToNode::Enforce => ToNode::Enforce,
             PolicyToNode::Allow => ToNode::Allow,
@@ -49,6 +49,6 @@ impl FirewallArgs {
             NetworkPolicyMode::On => IfRefused::Pending,
             NetworkPolicyMode::Off => return None,
         };
-        Some(FirewallSettings { to_node, if_refused })
+        Some(FirewallSettings { to_node, if_refused, by_ipvs })
     }
 }

@@ -12,6 +12,14 @@ use crate::status::{DrainingStatus, IpvsStatus, LastSync, NetworkPolicyStatus, S
 /// The most remarks of one kind that are shown.
 const MOST_REMARKS: usize = 32;
 
+impl<B: crate::backend::Backend> Engine<B> {
+    /// Whether a look that costs hardly anything finds that others removed what is programmed. Then
+    /// call [`Self::resync`].
+    pub fn is_disturbed(&mut self) -> bool {
+        self.backend.is_disturbed()
+    }
+}
+
 impl<B> Engine<B> {
     /// Remembers when the kernel was programmed last.
     pub fn note_sync(&mut self, sync: LastSync) {

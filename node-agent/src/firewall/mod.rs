@@ -7,6 +7,7 @@
 
 mod bridge;
 mod element;
+mod led_on;
 mod neighbour;
 mod number;
 pub mod other_engine;

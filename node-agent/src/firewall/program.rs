@@ -13,7 +13,7 @@ use denizen_nft::{
 const RAW_PRIORITY: i32 = -300;
 /// Before `filter` (0). Behind the translation of destinations and before that of sources, so that
 /// a policy sees the endpoint and, where this node balances, the true client.
-const POLICY_PRIORITY: i32 = -5;
+pub(super) const POLICY_PRIORITY: i32 = -5;
 
 /// ESTABLISHED and RELATED (`NF_CT_STATE_BIT`).
 const ESTABLISHED: u32 = 0b110;
@@ -70,27 +70,32 @@ pub fn all(version: IpVersion, settings: FirewallSettings) -> Vec<Chain> {
     let refused = Direction::BOTH.map(|it| out.refused(it));
     let asked = Direction::BOTH.map(|it| out.policies(it));
     let to_node = match settings.to_node {
-        ToNode::Enforce => Some(out.input()),
+        ToNode::Enforce => Some(out.to_node()),
         ToNode::Allow => None,
+    };
+    let here = match settings.by_ipvs {
+        true => out.by_ipvs(to_node).into(),
+        false => Vec::from_iter(to_node.map(input)),
     };
     [out.permitted(), out.forbidden()]
         .into_iter()
         .chain(refused)
         .chain(asked)
         .chain([out.spoofed(), out.forward()])
-        .chain(to_node)
+        .chain(here)
         .collect()
 }
 
-struct Program {
+/// The tables' chains in one IP version.
+pub(super) struct Program {
     version: IpVersion,
 }
 
-fn rule(why: &'static str, statements: impl IntoIterator<Item = Statement>) -> Rule {
+pub(super) fn rule(why: &'static str, statements: impl IntoIterator<Item = Statement>) -> Rule {
     Rule { statements: statements.into_iter().collect(), why }
 }
 
-fn to(verdict: Verdict) -> Statement {
+pub(super) fn to(verdict: Verdict) -> Statement {
     Statement::Verdict(verdict)
 }
 
@@ -118,12 +123,16 @@ fn chain(name: Arc<str>, why: &'static str, rules: Vec<Rule>) -> Chain {
     Chain { name, base: None, why, rules }
 }
 
+fn input(rules: Vec<Rule>) -> Chain {
+    base("input", Hook::Input, POLICY_PRIORITY, "what pods send to their own node", rules)
+}
+
 fn refused_chain(direction: Direction) -> Arc<str> {
     format!("{direction}-refused").into()
 }
 
 /// Asks whether any of these bits is set.
-fn has_any(field: Field, mask: u32) -> Statement {
+pub(super) fn has_any(field: Field, mask: u32) -> Statement {
     Statement::Bits { field, mask, equal: false, value: 0 }
 }
 
@@ -152,6 +161,19 @@ pub(super) fn link_local() -> [Rule; 2] {
         let source = Statement::Within(Field::Source(IpVersion::V6), address, prefix);
         rule(why, [is_icmpv6(), source, to(Verdict::Return)])
     })
+}
+
+/// What belongs to a connection that is not permitted any more.
+pub(super) fn forbidden(asked: Vec<Statement>) -> Rule {
+    let goto = to(Verdict::Goto("forbidden".into()));
+    rule("connections that are not permitted any more", asked.into_iter().chain([goto]))
+}
+
+/// What belongs to a connection that was permitted.
+pub(super) fn known() -> Rule {
+    let is_known = has_any(Field::ConnectionState, ESTABLISHED);
+    let why = "connections that were permitted, and errors about them";
+    rule(why, [is_known, to(Verdict::Return)])
 }
 
 impl Program {
@@ -195,15 +217,7 @@ impl Program {
     /// What belongs to a connection that was permitted once passes, unless it is forbidden now.
     fn established(&self) -> [Rule; 2] {
         let is_forbidden = has_any(Field::ConnectionMark, MarkBit::FORBIDDEN.mask());
-        let is_known = has_any(Field::ConnectionState, ESTABLISHED);
-        let forbidden = to(Verdict::Goto("forbidden".into()));
-        [
-            rule("connections that are not permitted any more", [is_forbidden, forbidden]),
-            rule(
-                "connections that were permitted, and errors about them",
-                [is_known, to(Verdict::Return)],
-            ),
-        ]
+        [forbidden(vec![is_forbidden]), known()]
     }
 
     /// An end that closes its connection gets a reset. Without it, that end would go on to send what
@@ -223,6 +237,15 @@ impl Program {
     /// `return`, never `accept`: what another table drops stays dropped, and a permitted direction
     /// does not permit the other one.
     fn forward(&self) -> Chain {
+        let mut rules = Vec::from(self.established());
+        rules.extend(self.neighbour_discovery());
+        rules.extend(self.judged());
+        let why = "what is sent on to pods and from pods; the node itself always reaches its pods";
+        base("forward", Hook::Forward, POLICY_PRIORITY, why, rules)
+    }
+
+    /// Asks both directions about the first packets of connections.
+    pub(super) fn judged(&self) -> [Rule; 5] {
         let jump = |direction: Direction| {
             let why = match direction {
                 Direction::Egress => "a policy isolates the sender for egress",
@@ -231,20 +254,17 @@ impl Program {
             let chain = Verdict::Jump(direction.to_string().into());
             rule(why, [self.is_in(SetName::Isolated(direction)), to(chain)])
         };
-        let mut rules = Vec::from(self.established());
-        rules.extend(self.neighbour_discovery());
-        rules.extend([
+        [
             rule("a pod reaches itself", [self.is_in(SetName::Itself), to(Verdict::Return)]),
             dropped(DropReason::Pending, vec![self.is_in(SetName::Pending)]),
             dropped(DropReason::Pending, vec![self.is_destination_in(SetName::Pending)]),
             jump(Direction::Egress),
             jump(Direction::Ingress),
-        ]);
-        let why = "what is sent on to pods and from pods; the node itself always reaches its pods";
-        base("forward", Hook::Forward, POLICY_PRIORITY, why, rules)
+        ]
     }
 
-    fn input(&self) -> Chain {
+    /// The rules about what pods send to their own node.
+    fn to_node(&self) -> Vec<Rule> {
         let mut rules = Vec::from(self.established());
         rules.extend(self.neighbour_discovery());
         let jump = to(Verdict::Jump(Direction::Egress.to_string().into()));
@@ -255,8 +275,7 @@ impl Program {
                 [self.is_in(SetName::Isolated(Direction::Egress)), jump],
             ),
         ]);
-        let why = "what pods send to their own node";
-        base("input", Hook::Input, POLICY_PRIORITY, why, rules)
+        rules
     }
 
     /// Asks for what is permitted to everybody, then for what is permitted to the peer: the number

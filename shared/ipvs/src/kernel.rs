@@ -143,6 +143,23 @@ impl Ipvs {
         Ok(servers)
     }
 
+    /// Whether there is a virtual server at this key. Cheap, however many there are.
+    ///
+    /// # Errors
+    /// [`IpvsError`].
+    pub fn has(&mut self, key: &ServerKey) -> Result<bool, IpvsError> {
+        let sequence = self.socket.sequences(1);
+        let asked = request(self.family, GET_SERVICE, 0, sequence, |writer| write_key(writer, key));
+        match self
+            .socket
+            .ask(&asked, sequence, |answer| read_server(answer.attributes_after(HEADER)))
+        {
+            Ok(found) => Ok(found.is_some()),
+            Err(error) if error.errno() == Some(Errno::ESRCH) => Ok(false),
+            Err(error) => Err(IpvsError::netlink("ask IPVS for a virtual server")(error)),
+        }
+    }
+
     /// A virtual server's real servers; none if there is no such virtual server.
     ///
     /// # Errors

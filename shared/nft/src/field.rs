@@ -320,7 +320,9 @@ impl Field {
     pub(crate) fn bit_names(self, bits: u32) -> Option<String> {
         // As far as Denizen asks for them.
         let names: &[(u32, &str)] = match self {
-            Self::ConnectionState => &[(1 << 1, "established"), (1 << 2, "related")],
+            Self::ConnectionState => {
+                &[(1 << 1, "established"), (1 << 2, "related"), (1 << 3, "new")]
+            }
             Self::ConnectionStatus => &[(1 << 3, "confirmed"), (1 << 5, "dnat")],
             Self::Source(_)
             | Self::Destination(_)

@@ -32,6 +32,10 @@ use denizen_netlink::NetlinkError;
 /// send connections to it.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
+/// When others have removed virtual servers so often, nf_tables balances until the next look, and
+/// again whenever they do it once more.
+const CONTENDED: u32 = 3;
+
 /// Why programming failed.
 #[derive(Debug, Error)]
 pub enum IpvsBackendError {
@@ -55,6 +59,9 @@ pub struct IpvsBackend {
     used: BTreeSet<ServerKey>,
     /// Another [`Backend::sync`] has something to do.
     is_due: bool,
+    /// How often others removed virtual servers, up to [`CONTENDED`]. A look that finds nothing
+    /// begins anew.
+    disturbances: u32,
 }
 
 impl IpvsBackend {
@@ -70,6 +77,7 @@ impl IpvsBackend {
             is_new: true,
             used: BTreeSet::new(),
             is_due: false,
+            disturbances: 0,
         };
         backend.look_for_ipvs();
         Ok(backend)
@@ -87,6 +95,13 @@ impl IpvsBackend {
             Ok(_) => info!("IPVS balances what it can"),
             Err(problem) => warn!(problem, "IPVS cannot be used: nf_tables balances everything"),
         }
+    }
+
+    fn leave_to_nftables(&mut self) {
+        self.disturbances -= 1;
+        let problem = "another program keeps removing virtual servers".to_owned();
+        warn!(problem, "IPVS cannot be used: nf_tables balances everything");
+        self.servers = Err(problem);
     }
 
     /// Gives the plan's virtual servers to [`Self::servers`].
@@ -232,13 +247,24 @@ impl Backend for IpvsBackend {
     fn resync(&mut self) -> Result<Repair, IpvsBackendError> {
         let rules = self.nftables.resync();
         match &mut self.servers {
+            Ok(_) if self.disturbances == CONTENDED => self.leave_to_nftables(),
             Ok(servers) => servers.doubt(),
             Err(_) => self.look_for_ipvs(),
         }
         let servers = if self.is_new { Ok(0) } else { self.program(Extent::WhatIsSafe) };
+        if self.servers.is_ok() && matches!(servers, Ok(0)) && !self.is_new {
+            self.disturbances = 0;
+        }
         self.is_due = rules.is_ok() && servers.is_ok() && self.has_more();
         let repair = rules?;
         Ok(repair + Repair { elements: servers?, ..Repair::default() })
+    }
+
+    fn is_disturbed(&mut self) -> bool {
+        let missing = self.servers.as_mut().map(Servers::misses_next);
+        let is_missing = matches!(missing, Ok(Ok(true)));
+        self.disturbances += u32::from(is_missing);
+        is_missing
     }
 
     fn report(&mut self) -> Report {

@@ -39,6 +39,12 @@ pub trait Host {
     /// [`ServersError`].
     fn servers(&mut self) -> Result<Vec<VirtualServer>, ServersError>;
 
+    /// Whether there is a virtual server at this key. Cheap, however many there are.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    fn has(&mut self, key: &ServerKey) -> Result<bool, ServersError>;
+
     /// A virtual server's real servers.
     ///
     /// # Errors

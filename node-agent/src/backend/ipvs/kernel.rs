@@ -196,6 +196,10 @@ impl Host for Kernel {
         Ok(self.ipvs.servers()?)
     }
 
+    fn has(&mut self, key: &ServerKey) -> Result<bool, ServersError> {
+        Ok(self.ipvs.has(key)?)
+    }
+
     fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, ServersError> {
         Ok(self.ipvs.real_servers(of)?)
     }

@@ -1,20 +1,26 @@
 //! Brings the kernel's virtual servers to the desired state, and knows which of them may be used.
 
+mod leaving;
 mod reading;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Bound;
 use std::sync::Arc;
 
-use denizen_ipvs::{Command, Refused, ServerKey};
+use denizen_ipvs::{Command, Refused, ServerKey, VirtualServer};
 use nix::errno::Errno;
 use tracing::{debug, warn};
 
 use super::host::{Host, ServersError};
-use super::state::{RealState, ServerState, note, subject};
+use super::state::{Order, RealState, ServerState, note, subject};
+use leaving::Leaving;
 
 /// The scheduler that takes the place of one that the kernel does not have.
 const FALLBACK_SCHEDULER: &str = "rr";
+
+/// The schedulers whose tables depend on the order of real servers.
+const HASHING: [&str; 3] = ["mh", "sh", "dh"];
 
 /// How often the kernel is read again if it turns out to be other than it was read.
 const TRIES: usize = 3;
@@ -63,6 +69,9 @@ pub struct Servers<H> {
     refused: BTreeMap<ServerKey, Errno>,
     /// Schedulers that the kernel does not have.
     missing: BTreeSet<Arc<str>>,
+    leaving: Leaving,
+    /// The one that [`Self::misses_next`] asked for last.
+    asked: Option<ServerKey>,
 }
 
 impl<H: Host> Servers<H> {
@@ -87,6 +96,8 @@ impl<H: Host> Servers<H> {
             has_moved: false,
             refused: BTreeMap::new(),
             missing: BTreeSet::new(),
+            leaving: Leaving::default(),
+            asked: None,
         };
         servers.observe()?;
         Ok(servers)
@@ -119,7 +130,20 @@ impl<H: Host> Servers<H> {
     /// Before the next change the kernel is read, and asked again for what it refused.
     pub fn doubt(&mut self) {
         self.is_unknown = true;
+        self.leaving.looks += 1;
         self.missing.clear();
+    }
+
+    /// Asks for one virtual server that the kernel should have, at each call for the next one:
+    /// whether others removed it.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    pub fn misses_next(&mut self) -> Result<bool, ServersError> {
+        let behind = self.asked.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.known.range((behind, Bound::Unbounded)).next();
+        self.asked = next.or_else(|| self.known.first_key_value()).map(|(key, _)| *key);
+        self.asked.map_or(Ok(false), |key| Ok(!self.host.has(&key)?))
     }
 
     /// Whether new connections may be sent to a virtual server: the kernel has it as it is wanted,
@@ -238,7 +262,8 @@ impl<H: Host> Servers<H> {
             if extent == Extent::WhatIsSafe && known.is_some_and(|it| it.server != state.server) {
                 later.insert(key);
             } else if self.has_route(key.at.ip()) {
-                now.extend(state.commands_from(known));
+                let order = self.order(&state.server);
+                now.extend(state.commands_from(known, order));
             }
         }
         changes += now.len();
@@ -246,8 +271,7 @@ impl<H: Host> Servers<H> {
         if extent == Extent::WhatIsSafe || !self.is_complete {
             self.due.extend(later);
         } else {
-            let gone = later.iter().filter(|key| self.known.contains_key(key));
-            let gone: Vec<Command> = gone.map(|key| Command::Remove(*key)).collect();
+            let gone = self.removals(&later)?;
             changes += gone.len();
             is_as_known &= self.apply(&gone)?;
             changes += self.remove_routes()?;
@@ -329,26 +353,22 @@ impl<H: Host> Servers<H> {
         Ok(routes.len())
     }
 
-    /// Removes the routes of addresses without a virtual server of ours.
-    fn remove_routes(&mut self) -> Result<usize, ServersError> {
-        let used: BTreeSet<IpAddr> =
-            self.wanted.keys().chain(self.known.keys()).map(|key| key.at.ip()).collect();
-        let unused: Vec<IpAddr> =
-            self.routes.keys().filter(|ip| !used.contains(ip)).copied().collect();
-        if !unused.is_empty() {
-            self.host.remove_routes(&unused)?;
-            self.routes.retain(|ip, _| used.contains(ip));
-            self.has_moved = true;
-        }
-        Ok(unused.len())
-    }
-
     fn source(&self, like: IpAddr) -> Option<IpAddr> {
         self.sources.iter().copied().find(|ip| ip.is_ipv4() == like.is_ipv4())
     }
 
     fn has_route(&self, ip: IpAddr) -> bool {
         self.source(ip).is_some_and(|source| self.routes.get(&ip) == Some(&Some(source)))
+    }
+
+    /// The order in which real servers are made. Where the scheduler hashes clients, it is the same
+    /// on all nodes, so that they agree. Elsewhere each node has its own: each begins with another
+    /// endpoint.
+    fn order(&self, of: &VirtualServer) -> Order {
+        match (HASHING.contains(&&*of.scheduler), self.source(of.key.at.ip())) {
+            (false, Some(node)) => Order::OfNode(node),
+            (true, _) | (false, None) => Order::ByAddress,
+        }
     }
 
     /// With a scheduler that the kernel has.

@@ -1,7 +1,8 @@
 //! A virtual server as it should be, or as it is, and what leads from one to the other. Pure.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{IpAddr, SocketAddr};
 
 use denizen_ipvs::{Command, ObservedServer, RealServer, ServerKey, VirtualServer};
 
@@ -35,6 +36,25 @@ impl RealState {
     }
 }
 
+/// In which order real servers are made. The kernel puts each in front of the others, and begins
+/// with the first one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// By address.
+    ByAddress,
+    /// In one that the node with this address has for itself, and always.
+    OfNode(IpAddr),
+}
+
+impl Order {
+    fn rank(self, at: &SocketAddr) -> u64 {
+        let Self::OfNode(node) = self else { return 0 };
+        let mut hasher = DefaultHasher::new();
+        (node, at).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
 impl From<ObservedServer> for RealState {
     fn from(observed: ObservedServer) -> Self {
         Self { weight: observed.real.weight, translates: observed.translates }
@@ -50,7 +70,7 @@ impl ServerState {
     /// The commands that lead here from `now`, the kernel's state. A real server is added before
     /// another one goes, so that there is always one for new connections. One with weight 0 that is
     /// not there has no connections to keep: it is not made.
-    pub fn commands_from(&self, now: Option<&Self>) -> Vec<Command> {
+    pub fn commands_from(&self, now: Option<&Self>, order: Order) -> Vec<Command> {
         let key = self.server.key;
         let header = match now {
             None => Some(Command::Add(self.server.clone())),
@@ -62,7 +82,9 @@ impl ServerState {
         let real =
             |at: &SocketAddr, state: &RealState| RealServer { at: *at, weight: state.weight };
         let new = self.reals.iter().filter(|(at, state)| state.weight > 0 && !now.contains_key(at));
-        let new = new.map(|(at, state)| Command::AddReal(key, real(at, state)));
+        let mut new: Vec<_> = new.collect();
+        new.sort_by_key(|(at, _)| order.rank(at));
+        let new = new.into_iter().map(|(at, state)| Command::AddReal(key, real(at, state)));
         let other =
             self.reals.iter().filter(|(at, state)| now.get(at).is_some_and(|it| it != *state));
         let other = other.map(|(at, state)| Command::ChangeReal(key, real(at, state)));

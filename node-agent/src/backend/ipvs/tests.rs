@@ -2,4 +2,5 @@
 //! is changed behind our back.
 
 mod fake;
+mod leaving;
 mod steps;

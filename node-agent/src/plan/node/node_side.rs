@@ -21,6 +21,10 @@ impl MarkBit {
     /// policy forbids it now. The firewall drops its packets.
     pub const FORBIDDEN: Self = Self(5);
 
+    /// The bit of a connection's mark (never of a packet's) that means: IPVS leads it on, and this
+    /// node is not where it ends. The firewall judges what it sends where IPVS sends it on.
+    pub const LED_ON: Self = Self(4);
+
     /// The bit that the bridge's table sets for the IP tables, for packets from a pod's port.
     /// Besides kube-proxy's bit, others use 7 (AWS), 8 to 11 (Cilium), 13 (portmap), 15 (kubelet),
     /// and 16 to 31 (Calico).
@@ -32,7 +36,7 @@ impl MarkBit {
     }
 
     /// The mark with only this bit set.
-    pub fn mask(self) -> u32 {
+    pub const fn mask(self) -> u32 {
         1 << self.0
     }
 }

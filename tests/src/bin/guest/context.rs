@@ -110,6 +110,10 @@ impl GuestContext {
         self.fixture.cluster.manifests.put("web", &objects)
     }
 
+    pub(crate) fn fixture(&self) -> &Fixture {
+        &self.fixture
+    }
+
     pub(crate) fn node(&self) -> &Netns {
         &self.fixture.cluster.world.node
     }

@@ -14,6 +14,7 @@ mod flow_table;
 mod ipvs;
 mod ipvs_backend;
 mod ipvs_bench;
+mod ipvs_cleared;
 mod ipvs_connections;
 mod ipvs_draining;
 mod ipvs_driver;
@@ -21,6 +22,8 @@ mod ipvs_handover;
 mod ipvs_hashed;
 mod ipvs_hosts;
 mod ipvs_kills;
+mod ipvs_leaving;
+mod ipvs_policies;
 mod kernel_socket;
 mod observe;
 mod policies;
@@ -70,10 +73,13 @@ const NODE: [Play; 9] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 12] = [
+const IPVS: [Play; 15] = [
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
+    ("connections go on without their virtual server", ipvs_leaving::connections_go_on),
+    ("who clears IPVS is noticed", ipvs_cleared::is_repaired),
+    ("policies hold for what IPVS carries", ipvs_policies::hold),
     ("connections through IPVS live and end", ipvs_connections::live_and_end),
     ("hosts that make it hard are served by ipvs", ipvs_hosts::are_served),
     ("an agent is killed in its first load", ipvs_kills::first_load),

@@ -58,6 +58,10 @@ impl Host for Fake {
         Ok(self.0.borrow().servers.values().map(|state| state.server.clone()).collect())
     }
 
+    fn has(&mut self, key: &ServerKey) -> Result<bool, ServersError> {
+        Ok(self.0.borrow().servers.contains_key(key))
+    }
+
     fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, ServersError> {
         let active = |at: &SocketAddr| self.0.borrow().active.get(at).copied().unwrap_or(0);
         let of_server = |state: &ServerState| {
