@@ -5,8 +5,8 @@
 //! kernel, how long a connection takes, and the removal of a pod's interface; with ipvs, how long
 //! connections take while IPVS estimates rates and while it does not.
 //!
-//! It prints, and asserts nothing. A number behind `--` is that of the services. An emulated processor is slow: only the ratios can be carried to
-//! another machine. It takes some minutes.
+//! It prints, and asserts nothing. A number behind `--` is that of the services. An emulated
+//! processor is slow: only the ratios can be carried to another machine. It takes some minutes.
 
 use std::process::ExitCode;
 

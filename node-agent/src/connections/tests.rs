@@ -161,7 +161,7 @@ fn connections_are_named_and_counted() {
 
 /// The endpoint drains for one of its services, and not for the other.
 #[test]
-fn connections_to_a_draining_endpoint_are_told() {
+fn connections_to_a_draining_endpoint_are_shown() {
     let able = Capabilities { balances_by_ipvs: true, ..CAPABLE };
     let mut planner = Planner::new(policy(), able);
     let node = Event::Addresses(vec![address("192.168.0.1", "eth0")]);

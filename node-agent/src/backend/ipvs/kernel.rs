@@ -234,8 +234,8 @@ fn local(ip: IpAddr, source: Option<IpAddr>) -> Route {
     Route { key: key(ip), target: Target::Local { link: LOOPBACK }, source }
 }
 
-/// What names our route of an address. Its metric is the next to 0, which is for the kernel's own routes: an
-/// address that the node has too stays the node's.
+/// What names our route of an address. Its metric is the next to 0, which is for the kernel's own
+/// routes: an address that the node has too stays the node's.
 fn key(ip: IpAddr) -> RouteKey {
     RouteKey { table: LOCAL, destination: IpNetwork::from(ip), metric: 1 }
 }

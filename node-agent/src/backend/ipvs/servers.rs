@@ -40,8 +40,8 @@ pub enum Extent {
 /// IPVS has no names. A virtual server is ours if its address has a route of ours, which has a
 /// protocol number of our own. So a route comes before the first virtual server of its address, and
 /// goes after the last. What others add at such an address while we run is not ours, unless it is
-/// wanted: it is made as it is wanted to be. All other virtual servers are foreign: none is changed or removed, and
-/// where one has the key of a desired one, that one is not programmed.
+/// wanted: it is made as it is wanted to be. All other virtual servers are foreign: none is changed
+/// or removed, and where one has the key of a desired one, that one is not programmed.
 #[derive(Debug)]
 pub struct Servers<H> {
     host: H,

@@ -71,7 +71,7 @@ impl Drained {
     }
 
     /// What `denizen-agent connections` says of those through the service, sorted.
-    fn told(&self, agent: &Agent) -> Result<Vec<Value>> {
+    fn shown(&self, agent: &Agent) -> Result<Vec<Value>> {
         let mut command = Command::new(binary::ours("denizen-agent")?);
         command.args(["connections", "--service=default/echo", "--output=json", "--run-dir"]);
         command.arg(agent.run_dir());
@@ -102,14 +102,14 @@ pub(crate) fn is_shown() -> Result<()> {
     let row = shown.iter().find(|row| row["endpoint"] == *leaving).context("the endpoint")?;
     ensure!(row["service"] == "default/echo:echo" && row["active"] == 1, "{row}");
     let since = row["since"].as_str().context("since when")?.to_owned();
-    let told = drained.told(&agent)?;
+    let shown = drained.shown(&agent)?;
     let of = |endpoint: &str| {
-        told.iter().filter(|it| it["endpoint"]["address"] == *endpoint).collect::<Vec<_>>()
+        shown.iter().filter(|it| it["endpoint"]["address"] == *endpoint).collect::<Vec<_>>()
     };
-    ensure!(told.len() == 2, "{told:#?}");
-    ensure!(matches!(of(&leaving)[..], [it] if it["drainingSince"] == *since), "{told:#?}");
-    let others = told.iter().filter(|it| it.get("drainingSince").is_none());
-    ensure!(others.count() == 1, "{told:#?}");
+    ensure!(shown.len() == 2, "{shown:#?}");
+    ensure!(matches!(of(&leaving)[..], [it] if it["drainingSince"] == *since), "{shown:#?}");
+    let others = shown.iter().filter(|it| it.get("drainingSince").is_none());
+    ensure!(others.count() == 1, "{shown:#?}");
 
     agent.terminate()?;
     let agent = drained.start()?;

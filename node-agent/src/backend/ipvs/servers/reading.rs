@@ -1,4 +1,4 @@
-//! What is told of virtual servers.
+//! What status shows of virtual servers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
