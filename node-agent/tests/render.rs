@@ -201,7 +201,7 @@ fn virtual_servers_are_as_they_were() -> Result<()> {
     Ok(())
 }
 
-/// The chains by which policies judge what IPVS leads on.
+/// The chains by which policies judge what IPVS forwards.
 #[test]
 fn policies_beside_ipvs_are_as_they_were() -> Result<()> {
     let of = |backend| run("network-policy", &["render", "--backend", backend]);

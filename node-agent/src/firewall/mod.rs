@@ -7,7 +7,7 @@
 
 mod bridge;
 mod element;
-mod led_on;
+mod forwarded_by_ipvs;
 mod neighbour;
 mod number;
 pub mod other_engine;

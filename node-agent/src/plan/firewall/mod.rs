@@ -61,7 +61,7 @@ pub struct FirewallSettings {
     pub to_node: ToNode,
     /// What becomes of new pods while the API refuses policies, pods or namespaces to the agent.
     pub if_refused: IfRefused,
-    /// IPVS may choose endpoints. What it leads on passes the hooks input and output, and not
+    /// IPVS may choose endpoints. What it forwards passes the hooks input and output, and not
     /// forward.
     pub by_ipvs: bool,
 }

@@ -21,9 +21,9 @@ impl MarkBit {
     /// policy forbids it now. The firewall drops its packets.
     pub const FORBIDDEN: Self = Self(5);
 
-    /// The bit of a connection's mark (never of a packet's) that means: IPVS leads it on, and this
+    /// The bit of a connection's mark (never of a packet's) that means: IPVS forwards it, and this
     /// node is not where it ends. The firewall judges what it sends where IPVS sends it on.
-    pub const LED_ON: Self = Self(4);
+    pub const FORWARDED_BY_IPVS: Self = Self(4);
 
     /// The bit that the bridge's table sets for the IP tables, for packets from a pod's port.
     /// Besides kube-proxy's bit, others use 7 (AWS), 8 to 11 (Cilium), 13 (portmap), 15 (kubelet),

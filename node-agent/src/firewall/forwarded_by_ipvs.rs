@@ -1,4 +1,4 @@
-//! The chains for what IPVS leads on to an endpoint elsewhere than on this node.
+//! The chains for what IPVS forwards to an endpoint elsewhere than on this node.
 //!
 //! IPVS takes a packet in the input hook, translates it, and sends it on through the output hook,
 //! where the input interface is not known. The forward hook sees the answers alone.
@@ -18,19 +18,20 @@ const BEHIND_IPVS: i32 = 101;
 const NEW: u32 = 0b1000;
 const ESTABLISHED: u32 = 0b0010;
 
-const LED_ON: u32 = MarkBit::LED_ON.mask();
+const FORWARDED_BY_IPVS: u32 = MarkBit::FORWARDED_BY_IPVS.mask();
 
 impl Program {
-    /// The chains. The first two find out which connections IPVS leads on; the third one judges
+    /// The chains. The first two find out which connections IPVS forwards; the third one judges
     /// them. `to_node`: rules about what pods send to their own node.
     pub(super) fn by_ipvs(&self, to_node: Option<Vec<Rule>>) -> [Chain; 3] {
         let is_new = || has_any(Field::ConnectionState, NEW);
         let assign = |assigned| Statement::Assign(Variable::ConnectionMark, assigned);
         let mark = rule(
-            "it is not known yet whether IPVS leads it on",
-            [is_new(), assign(Assigned::Or(LED_ON))],
+            "it is not known yet whether IPVS forwards it",
+            [is_new(), assign(Assigned::Or(FORWARDED_BY_IPVS))],
         );
-        let clear = rule("it ends on this node", [is_new(), assign(Assigned::And(!LED_ON))]);
+        let clear =
+            rule("it ends on this node", [is_new(), assign(Assigned::And(!FORWARDED_BY_IPVS))]);
         [
             base("before-ipvs", Hook::Input, BEFORE_IPVS, "what IPVS may take", vec![mark]),
             base(
@@ -44,14 +45,18 @@ impl Program {
         ]
     }
 
-    /// Connections from before the first policy have no mark of [`MarkBit::LED_ON`], and may be
-    /// forbidden all the same.
+    /// Connections from before the first policy do not have [`MarkBit::FORWARDED_BY_IPVS`] in their
+    /// mark, and may be forbidden all the same.
     ///
     /// The kernel's own reset, for a forbidden connection that is closed, is such a connection's as
     /// well. It is RELATED, as no packet of the connection's ends is.
     fn output(&self) -> Chain {
-        let own =
-            Statement::Bits { field: Field::ConnectionMark, mask: LED_ON, equal: true, value: 0 };
+        let own = Statement::Bits {
+            field: Field::ConnectionMark,
+            mask: FORWARDED_BY_IPVS,
+            equal: true,
+            value: 0,
+        };
         let is_forbidden = vec![
             has_any(Field::ConnectionMark, MarkBit::FORBIDDEN.mask()),
             has_any(Field::ConnectionState, NEW | ESTABLISHED),
@@ -62,7 +67,7 @@ impl Program {
             rule("the node's own: it always reaches its pods", [own, to(Verdict::Return)]),
         ];
         rules.extend(self.judged());
-        let why = "what IPVS leads on, with the endpoint as its destination";
+        let why = "what IPVS forwards, with the endpoint as its destination";
         base("output", Hook::Output, POLICY_PRIORITY, why, rules)
     }
 }
