@@ -14,9 +14,10 @@ const BEFORE_IPVS: i32 = 97;
 /// on this node, with the destination that IPVS gave it.
 const BEHIND_IPVS: i32 = 101;
 
-/// NEW and ESTABLISHED (`NF_CT_STATE_BIT`).
+/// NEW and ESTABLISHED (`NF_CT_STATE_BIT`), and what is not tracked (`NF_CT_STATE_UNTRACKED_BIT`).
 const NEW: u32 = 0b1000;
 const ESTABLISHED: u32 = 0b0010;
+const UNTRACKED: u32 = 0b100_0000;
 
 const FORWARDED_BY_IPVS: u32 = MarkBit::FORWARDED_BY_IPVS.mask();
 
@@ -64,6 +65,11 @@ impl Program {
         let mut rules = vec![
             forbidden(is_forbidden),
             known(),
+            // It has no connection whose mark could be asked.
+            rule(
+                "the node's own: neighbour discovery, and what the host exempts from tracking",
+                [has_any(Field::ConnectionState, UNTRACKED), to(Verdict::Return)],
+            ),
             rule("the node's own: it always reaches its pods", [own, to(Verdict::Return)]),
         ];
         rules.extend(self.judged());

@@ -68,8 +68,7 @@ impl Judged {
         let namespace =
             Namespace { metadata: Metadata { name: "default".to_owned(), ..Metadata::default() } };
         let world = World { namespaces: vec![namespace], ..World::default() };
-        let pods = fixture.pod_objects("front", "back");
-        manifests.put("objects", &[world.manifests(), pods].concat())?;
+        manifests.put("objects", &world.manifests())?;
         let node = &fixture.cluster.world.node;
         let addresses = &fixture.cluster.world.addresses().node;
         let server = serve(node, addresses, &[(Protocol::Tcp, PORT)])?;
@@ -79,10 +78,30 @@ impl Judged {
         Ok(Self { fixture, agent, _node: server })
     }
 
+    fn put_policies(&self, policies: &[NetworkPolicy]) -> Result<()> {
+        let world = World { policies: policies.into(), ..World::default() };
+        self.fixture.cluster.manifests.put("policies", &world.manifests())
+    }
+
+    /// A pod whose labels are not known yet gets nothing through IPVS either: any policy may select
+    /// it. From then on they are known.
+    fn unknown_pods_are_cut_off(&self) -> Result<()> {
+        self.put_policies(&[self.narrow()?])?;
+        self.agent.until("both pods are pending", PATIENCE, |status| {
+            status["networkPolicy"]["pending"] == 2
+        })?;
+        let to = service_ips(10).map(|ip| SocketAddr::new(ip, 80));
+        let who = [Who::Bridged, Who::Outside];
+        // A pod reaches itself, whatever is known.
+        let reached =
+            |who| BTreeSet::from([who, Who::Remote]).intersection(&all()).copied().collect();
+        self.expect_at("pending", &to, &who, reached)?;
+        self.fixture.cluster.manifests.put("pods", &self.fixture.pod_objects("front", "back"))
+    }
+
     /// These policies are in force from now on.
     fn put(&self, policies: &[NetworkPolicy]) -> Result<()> {
-        let world = World { policies: policies.into(), ..World::default() };
-        self.fixture.cluster.manifests.put("policies", &world.manifests())?;
+        self.put_policies(policies)?;
         self.agent.until("the policies are in force", PATIENCE, |status| {
             let policy = &status["networkPolicy"];
             status["synced"] == true
@@ -106,8 +125,19 @@ impl Judged {
 
     /// At every frontend, exactly these endpoints answer, and `explain` says so.
     fn expect(&self, what: &str, expected: impl Fn(Who) -> BTreeSet<Who>) -> Result<()> {
-        for to in self.frontends()? {
-            for (who, protocol) in EVERYONE.iter().flat_map(|who| ASKED.map(|it| (*who, it))) {
+        self.expect_at(what, &self.frontends()?, &EVERYONE, expected)
+    }
+
+    /// The same of these frontends and clients.
+    fn expect_at(
+        &self,
+        what: &str,
+        frontends: &[SocketAddr],
+        clients: &[Who],
+        expected: impl Fn(Who) -> BTreeSet<Who>,
+    ) -> Result<()> {
+        for &to in frontends {
+            for (who, protocol) in clients.iter().flat_map(|who| ASKED.map(|it| (*who, it))) {
                 let said = || format!("{what}: {who:?} to {to}/{protocol}");
                 let (mut answered, mut answers) = (BTreeSet::new(), Vec::new());
                 // IPVS serves one endpoint after the other.
@@ -199,6 +229,7 @@ impl Judged {
 /// Ingress and egress of isolated pods, and connections that a policy forbids later.
 pub(crate) fn hold() -> Result<()> {
     let judged = Judged::new()?;
+    judged.unknown_pods_are_cut_off()?;
     judged.put(&[])?;
     judged.expect("without policies", |_| all())?;
     let mut kept = judged.lasting(Who::Bridged)?;
