@@ -182,6 +182,7 @@ fn every_field_of_a_trace_is_there() {
         source: place(),
         destination: place(),
         service: text(),
+        virtual_server: text(),
         hooks: vec![hook],
         fate: Fate::Dropped,
         by: text(),

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::Way;
 use super::words;
 use crate::plan::{
-    Carrier, Endpoints, Frontend, FrontendKey, HashTable, Hashed, Method, Scheduler, Share,
+    Carrier, Endpoints, Frontend, FrontendAddress, FrontendKey, HashTable, Hashed, Method,
+    Scheduler, Share,
 };
 
 /// The virtual server that chooses the endpoint.
@@ -18,7 +19,7 @@ pub struct VirtualServerRow {
     /// Endpoints with weight 0: they keep the connections that they have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub draining: Vec<String>,
-    /// The endpoint that this client gets, if a hash chooses it.
+    /// The endpoint that this client gets, if a hash chooses it, of the client or of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<String>,
 }
@@ -64,11 +65,14 @@ impl Way<'_> {
         Some(VirtualServerRow { address, scheduler, draining, chosen })
     }
 
-    /// Says whom the client gets, if a hash of the client chooses.
+    /// Says whom the client gets, if a hash chooses.
     fn hashed(&mut self, server: &FrontendKey, scheduler: Scheduler) -> Option<String> {
         let listed = (self.listed)(server)?;
-        let client = self.packet.source;
-        match HashTable::new(scheduler, &listed)?.choose(client, self.packet.source_port) {
+        let hashed = match (scheduler.method, server.address) {
+            (Method::Dh, FrontendAddress::Ip(ip)) => ip,
+            _ => self.packet.source,
+        };
+        match HashTable::new(scheduler, &listed)?.choose(hashed, self.packet.source_port) {
             Hashed::To(endpoint) => {
                 self.step(format!("it gets {endpoint}"), words::HASHED);
                 Some(endpoint.to_string())

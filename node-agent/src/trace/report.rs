@@ -35,6 +35,10 @@ pub struct Report {
     pub service: Option<String>,
     /// What each hook did to it, in order.
     pub hooks: Vec<HookReport>,
+    /// The virtual server of IPVS that gave it its endpoint, between two hooks. No rule does, so
+    /// the kernel's messages do not tell: it is the one that `explain` names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtual_server: Option<String>,
     /// What became of it.
     pub fate: Fate,
     /// Which rule or policy ended it.
@@ -127,12 +131,16 @@ impl Report {
             None => hooks.last().map(|hook| hook.hook.clone()).unwrap_or_default(),
         };
         let output = hooks.last().and_then(|hook| hook.output.clone());
+        let end_reached = outcome.last.destination.to_string();
+        let server = said.explanation.virtual_server.as_ref();
+        let server = server.filter(|_| said.explanation.endpoints.contains(&end_reached));
         Some(Self {
             number,
             source: words.place(outcome.first.source),
             destination: words.place(outcome.first.destination),
             service: said.explanation.service.clone(),
             hooks,
+            virtual_server: server.map(|it| format!("{} by {}", it.address, it.scheduler)),
             fate: outcome.fate,
             by: outcome.by.map(end),
             last_source: words.place(outcome.last.source),
@@ -279,6 +287,9 @@ impl fmt::Display for Report {
             None => writeln!(f)?,
         }
         self.hooks.iter().try_for_each(|hook| write!(f, "{hook}"))?;
+        if let Some(server) = &self.virtual_server {
+            writeln!(f, "  IPVS chose {}, at {server}", self.last_destination)?;
+        }
         let by = self.by.as_deref().unwrap_or_default();
         match self.fate {
             Fate::Sent => {

@@ -83,6 +83,25 @@ fn a_virtual_server_is_shown_with_its_scheduler_and_who_drains() {
     assert!(without.to_string().contains("depends on its port"), "{without}");
 }
 
+/// It is the same one for all clients.
+#[test]
+fn whom_a_hash_of_the_service_chooses_is_named() {
+    let asked = AskedScheduler { name: Some("dh".into()), flags: None };
+    let created = "2020-01-01T00:00:00Z".into();
+    let web = Service { scheduler: Some(asked.into()), created, ..web() };
+    let endpoints = vec![endpoint(AWAY_1, Some(AWAY)), endpoint(HERE_1, Some(HERE))];
+    let planner = planner(vec![service_event(web), slice_event(slice("web", "web", endpoints))]);
+    let at = |text: &str| text.parse().unwrap();
+    let listed = |_: &FrontendKey| Some(vec![(at("10.9.9.9:8080"), 1), (at("10.1.2.3:8080"), 1)]);
+    for from in ["8.8.8.8", "8.8.4.4:40000", HERE_1] {
+        let packet = Packet::parse(from, "10.96.0.10:80").unwrap();
+        let said = explain(planner.plan(), &packet, |_| Vec::new(), &listed).unwrap();
+        let server = said.virtual_server.as_ref().unwrap();
+        assert_eq!(server.chosen.as_deref(), Some("10.9.9.9:8080"), "{said}");
+        assert!(said.to_string().contains("so always the same one"), "{said}");
+    }
+}
+
 fn web() -> Service {
     let ports = vec![service_port("http", Protocol::Tcp, 80, Some(30080))];
     Service { ports, ..service("web", &["10.96.0.10"]) }

@@ -1,4 +1,5 @@
-//! Whom the kernel's hashing schedulers choose (`net/netfilter/ipvs/ip_vs_mh.c`, `ip_vs_sh.c`).
+//! Whom the kernel's hashing schedulers choose (`net/netfilter/ipvs/ip_vs_mh.c`, `ip_vs_sh.c`,
+//! `ip_vs_dh.c`).
 //! Their hashes have constant keys, so the choice follows from the order of the real servers.
 
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +9,7 @@ use super::scheduler::{Method, Scheduler};
 
 /// The rows of `mh`'s table, with the kernel's usual `CONFIG_IP_VS_MH_TAB_INDEX`, 12.
 const MH_ROWS: usize = 4093;
-/// The rows of `sh`'s table, with the kernel's usual `CONFIG_IP_VS_SH_TAB_BITS`, 8.
+/// The rows of `sh`'s table, with the kernel's usual `CONFIG_IP_VS_SH_TAB_BITS`, 8, and of `dh`'s.
 const SH_ROWS: usize = 256;
 
 /// `mh`'s keys: for rows, and for the distance to an endpoint's next row.
@@ -41,7 +42,7 @@ pub struct HashTable<'a> {
 }
 
 impl<'a> HashTable<'a> {
-    /// The kernel's table for these real servers; `None` for methods that do not hash clients, and
+    /// The kernel's table for these real servers; `None` for methods that hash nothing, and
     /// for weights that denizen does not give: others than 1, and 0 where it was 1.
     pub fn new(scheduler: Scheduler, reals: &'a [Listed]) -> Option<Self> {
         if reals.is_empty() || reals.iter().any(|(_, weight)| *weight > 1) {
@@ -49,14 +50,13 @@ impl<'a> HashTable<'a> {
         }
         let rows = match scheduler.method {
             Method::Mh => mh_rows(reals),
-            Method::Sh => (0..SH_ROWS).map(|row| row % reals.len()).collect(),
+            Method::Sh | Method::Dh => (0..SH_ROWS).map(|row| row % reals.len()).collect(),
             Method::Rr
             | Method::Wrr
             | Method::Lc
             | Method::Wlc
             | Method::Lblc
             | Method::Lblcr
-            | Method::Dh
             | Method::Sed
             | Method::Nq
             | Method::Fo
@@ -65,7 +65,8 @@ impl<'a> HashTable<'a> {
         Some(Self { scheduler, reals, rows })
     }
 
-    /// Whom this client gets.
+    /// Whom this client gets; with [`Method::Dh`], all clients of the virtual server with this
+    /// address.
     pub fn choose(&self, client: IpAddr, port: Option<NonZeroU16>) -> Hashed {
         let port = match (self.scheduler.hashes_port, port) {
             (false, _) => 0,
@@ -219,6 +220,24 @@ mod tests {
             }
             assert!((2000..3000).contains(&refused), "{method}: {refused} of 10,000");
         }
+    }
+
+    /// Services differ in their address, not in their clients. It falls back to nobody.
+    #[test]
+    fn a_services_address_is_hashed_to_all_endpoints_alike() {
+        let all = reals(&[1, 1, 0, 1]);
+        let table = HashTable::new(Scheduler::new(Method::Dh), &all).expect("it hashes");
+        let of = |place: usize| {
+            let is = |(service, _): &(IpAddr, _)| match table.choose(*service, None) {
+                Hashed::To(at) => at == all[place].0,
+                Hashed::Nobody => place == 2,
+                Hashed::ByPort => false,
+            };
+            clients().filter(is).count()
+        };
+        let counts = [0, 1, 2, 3].map(of);
+        assert_eq!(counts.iter().sum::<usize>(), 10_000);
+        assert!(counts.iter().all(|count| (2000..3000).contains(count)), "{counts:?}");
     }
 
     #[test]

@@ -19,6 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// Who answers. The client is neither of them, so both see its own address and port.
 const MEMBERS: [Who; 2] = [Who::Routed, Who::Remote];
 
+/// The scheduler by which all clients get the same endpoint, and how many of them are asked.
+const BY_SERVICE: &str = "dh";
+const FEW: usize = 4;
+
 /// How many clients may have an earlier one's port.
 const TRIES: usize = 10;
 
@@ -28,13 +32,14 @@ struct Asked {
     endpoint: SocketAddr,
 }
 
-/// `web` has another scheduler from now on, which also hashes the client's port.
+/// `web` has another scheduler from now on. It also hashes the client's port, if it hashes clients.
 fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
     let mut objects = fixture.service("web", 10, &every_protocol(), &MEMBERS)?;
-    objects[0]["metadata"]["annotations"] = json!({
-        "kube-router.io/service.scheduler": scheduler,
-        "kube-router.io/service.schedflags": "flag-2",
-    });
+    let annotations = &mut objects[0]["metadata"]["annotations"];
+    *annotations = json!({ "kube-router.io/service.scheduler": scheduler });
+    if scheduler != BY_SERVICE {
+        annotations["kube-router.io/service.schedflags"] = "flag-2".into();
+    }
     fixture.cluster.manifests.put("web", &objects)?;
     let node = &fixture.cluster.world.node;
     eventually("the scheduler is there", PATIENCE, || {
@@ -86,9 +91,10 @@ pub(crate) fn are_predicted() -> Result<()> {
     let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
     agent.quiet();
     agent.wait_programmed(PATIENCE)?;
-    let clients = effort::times(2500, 24);
+    let many = effort::times(2500, 24);
     let mut known = BTreeSet::new();
-    for scheduler in ["mh", "sh"] {
+    let schedulers = [("mh", many, MEMBERS.len()), ("sh", many, MEMBERS.len())];
+    for (scheduler, clients, answer) in schedulers.into_iter().chain([(BY_SERVICE, FEW, 1)]) {
         schedule(&fixture, &agent, scheduler)?;
         for (ip, protocol) in
             service_ips(10).into_iter().flat_map(|ip| [(ip, Protocol::Tcp), (ip, Protocol::Udp)])
@@ -98,7 +104,7 @@ pub(crate) fn are_predicted() -> Result<()> {
                 .map(|_| ask(&fixture, protocol, to, &mut known))
                 .collect::<Result<_>>()?;
             let answered: BTreeSet<SocketAddr> = asked.iter().map(|it| it.endpoint).collect();
-            ensure!(answered.len() == MEMBERS.len(), "{scheduler} at {to}: only {answered:?}");
+            ensure!(answered.len() == answer, "{scheduler} at {to}: {answered:?}");
             for (asked, said) in asked.iter().zip(predicted(&agent, &asked)?) {
                 let chosen = said["virtualServer"]["chosen"].as_str().context("a prediction")?;
                 ensure!(

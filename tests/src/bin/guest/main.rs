@@ -73,7 +73,7 @@ const NODE: [Play; 9] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 15] = [
+const IPVS: [Play; 16] = [
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
@@ -86,6 +86,7 @@ const IPVS: [Play; 15] = [
     ("an agent is killed in a change", ipvs_kills::changes),
     ("what drains is shown", ipvs_draining::is_shown),
     ("ipvs takes over from ipvs, and back", ipvs_handover::nobody_notices),
+    ("packets through IPVS are followed", observe::packets_through_ipvs_are_followed),
     ("whom a hash chooses is predicted", ipvs_hashed::are_predicted),
     ("the flow table holds for ipvs", flow_table::flows),
     ("the detection matrix holds for ipvs", flow_table::detection),

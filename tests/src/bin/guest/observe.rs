@@ -24,12 +24,7 @@ const PACKETS: [(Who, u8, &str); 3] =
 /// `trace` agrees with `explain` wherever the rules are nf_tables', and says why it follows nothing
 /// where they are not. `drops --watch` shows what is refused.
 pub(crate) fn packets_are_followed() -> Result<()> {
-    let fixture = Fixture::new("guest-trace")?;
-    let services = [
-        fixture.service("web", 10, &HTTP, &[Who::Routed])?,
-        fixture.service("lonely", 99, &HTTP, &[])?,
-    ];
-    fixture.cluster.manifests.put("services", &services.concat())?;
+    let fixture = served("guest-trace")?;
     for backend in Backend::ALL {
         let node = &fixture.cluster.world.node;
         let mut agent = Agent::spawn(node, fixture.cluster.settings_with(backend.flags()))?;
@@ -45,6 +40,40 @@ pub(crate) fn packets_are_followed() -> Result<()> {
         }
         agent.terminate()?;
     }
+    Ok(())
+}
+
+fn served(label: &str) -> Result<Fixture> {
+    let fixture = Fixture::new(label)?;
+    let services = [
+        fixture.service("web", 10, &HTTP, &[Who::Routed])?,
+        fixture.service("lonely", 99, &HTTP, &[])?,
+    ];
+    fixture.cluster.manifests.put("services", &services.concat())?;
+    Ok(fixture)
+}
+
+/// `trace` agrees with `explain` of what IPVS carries, whoever sends it, and says that it was IPVS
+/// that chose.
+pub(crate) fn packets_through_ipvs_are_followed() -> Result<()> {
+    let fixture = served("ipvs-trace")?;
+    let node = &fixture.cluster.world.node;
+    let mut agent = Agent::spawn(node, fixture.cluster.settings_with(Backend::Ipvs.flags()))?;
+    agent.wait_programmed(PATIENCE)?;
+    for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
+        for ip in service_ips(10) {
+            let to = SocketAddr::new(ip, 80);
+            let tracing = follow(&fixture, &agent, who, to)?;
+            fixture.ask(who, to, Protocol::Tcp)?;
+            let traced = tracing.end()?;
+            traced.ensure_as_predicted()?;
+            let (packet, server) = (&traced.packets()[0], format!("{to}/tcp by rr"));
+            let end = SocketAddr::new(fixture.address(Who::Routed, ip)?, PORT);
+            ensure!(packet["virtualServer"] == server, "{who:?} to {to}: {packet:#}");
+            ensure!(packet["lastDestination"]["address"] == end.to_string(), "{packet:#}");
+        }
+    }
+    agent.terminate()?;
     Ok(())
 }
 
