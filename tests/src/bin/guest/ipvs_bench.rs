@@ -32,8 +32,15 @@ const PATIENCE: Duration = Duration::from_secs(900);
 /// How often something short is done.
 const TIMES: usize = 100;
 
+/// How often a service changes, and changes back.
+const CHANGES: usize = 3;
+
 /// IPVS's estimator runs every two seconds.
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(20);
+
+/// A client that connects regularly. What delays its sleep delays its packets, too: it counts from
+/// the moment when a connection is due.
+const EVERY: Duration = Duration::from_millis(10);
 
 /// Starts one backend after the other on the same services.
 pub(crate) fn measure() -> Result<()> {
@@ -116,18 +123,23 @@ fn of(fixture: &Fixture, backend: &str) -> Result<Vec<(&'static str, f64)>> {
     Ok(figures)
 }
 
-/// One service gets one endpoint more; from the event to the kernel's acknowledgement.
+/// One service gets one endpoint more, and loses it, some times: the median from the event to the
+/// kernel's acknowledgement.
 fn change(fixture: &Fixture, agent: &Agent) -> Result<f64> {
     let before = agent.status()?["endpoints"].as_u64().context("endpoints")?;
-    let until = |what: &str, endpoints: u64| {
-        agent.until(what, PATIENCE, |status| status["endpoints"].as_u64() == Some(endpoints))
+    let once = |more: u64| -> Result<Duration> {
+        let last = agent.status()?["lastSync"]["at"].clone();
+        // The next sync is of another second.
+        thread::sleep(Duration::from_secs(2));
+        put_changing(fixture, ENDPOINTS + more as u32)?;
+        let status = agent.until("the change", PATIENCE, |status| {
+            status["endpoints"] == before + more && status["lastSync"]["at"] != last
+        })?;
+        let took = status["lastSync"]["milliseconds"].as_f64().context("the last sync")?;
+        Ok(Duration::from_secs_f64(took / 1e3))
     };
-    put_changing(fixture, ENDPOINTS + 1)?;
-    let status = until("the change", before + 1)?;
-    // As it was, for the next backend.
-    put_changing(fixture, ENDPOINTS)?;
-    until("as before", before)?;
-    status["lastSync"]["milliseconds"].as_f64().context("the last sync")
+    let all: Samples = (0..CHANGES).flat_map(|_| [1, 0]).map(once).collect::<Result<_>>()?;
+    Ok(milliseconds(all.median()))
 }
 
 /// The service that changes.
@@ -143,12 +155,15 @@ fn connections(fixture: &Fixture, times: usize) -> Result<(f64, f64)> {
     Ok((milliseconds(all.median()), milliseconds(all.quantile(100))))
 }
 
-/// As [`connections`], for a while.
+/// As [`connections`], for a while, one at each [`EVERY`].
 fn for_long(fixture: &Fixture) -> Result<(f64, f64)> {
     let (begun, mut all) = (Instant::now(), Vec::new());
-    while begun.elapsed() < LONG {
-        all.push(connection(fixture)?);
-        thread::sleep(Duration::from_millis(5));
+    let mut due = Duration::ZERO;
+    while due < LONG {
+        due += EVERY;
+        thread::sleep(due.saturating_sub(begun.elapsed()));
+        connection(fixture)?;
+        all.push(begun.elapsed().saturating_sub(due));
     }
     let all: Samples = all.into_iter().collect();
     Ok((milliseconds(all.median()), milliseconds(all.quantile(100))))
