@@ -195,8 +195,7 @@ fn tables() -> anyhow::Result<usize> {
 }
 
 fn virtual_servers() -> anyhow::Result<usize> {
-    let kube_proxys = block_on(ipvs::addresses())?;
-    Kernel::cleanup(&kube_proxys).context("cannot remove denizen's virtual servers")
+    Kernel::cleanup().context("cannot remove denizen's virtual servers")
 }
 
 /// Removes iptables chains. It executes programs only if there may be something to remove.

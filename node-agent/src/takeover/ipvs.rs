@@ -8,8 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use anyhow::Context;
 use futures_util::StreamExt;
 use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
 use rtnetlink::new_connection;
-use rtnetlink::packet_route::address::AddressAttribute;
 
 use crate::backend::ipvs::Kernel;
 
@@ -46,21 +47,13 @@ pub async fn device() -> anyhow::Result<Option<u32>> {
 ///
 /// # Errors
 /// The kernel's.
-pub async fn addresses() -> anyhow::Result<BTreeSet<IpAddr>> {
-    let Some(device) = device().await? else { return Ok(BTreeSet::new()) };
-    let (connection, handle, _) = new_connection().context("cannot open netlink to the links")?;
-    tokio::spawn(connection);
-    let mut all = handle.address().get().set_link_index_filter(device).execute();
-    let mut addresses = BTreeSet::new();
-    while let Some(message) = all.next().await {
-        let message = message.with_context(|| format!("cannot read the addresses of {DEVICE}"))?;
-        for attribute in &message.attributes {
-            if let AddressAttribute::Address(ip) = attribute {
-                addresses.insert(*ip);
-            }
-        }
-    }
-    Ok(addresses)
+pub fn addresses() -> Result<BTreeSet<IpAddr>, Errno> {
+    let all = getifaddrs()?.filter(|it| it.interface_name == DEVICE);
+    let ip = |address: SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|it| it.ip().into());
+        v4.or_else(|| address.as_sockaddr_in6().map(|it| it.ip().into()))
+    };
+    Ok(all.filter_map(|it| ip(it.address?)).collect())
 }
 
 /// Removes the [`device`] of this index.

@@ -110,6 +110,9 @@ impl IpvsBackend {
         if changes.node || self.is_new {
             servers.set_sources(plan.node().route_sources.values().copied().collect());
         }
+        if changes.pods || self.is_new {
+            servers.set_pods(plan.recorded().iter().flat_map(|pod| pod.ips.clone()).collect());
+        }
         if plan.services().is_some() {
             servers.complete();
         }

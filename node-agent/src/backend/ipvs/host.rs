@@ -17,6 +17,9 @@ pub enum ServersError {
     /// The routes of virtual servers' addresses were not read or written.
     #[error(transparent)]
     Routes(#[from] RouteError),
+    /// It was not read which addresses kube-proxy's device has.
+    #[error("cannot read the addresses of this node")]
+    Addresses(#[source] Errno),
     /// A setting without which IPVS does harm.
     #[error("net.ipv4.vs.conntrack is not 1: connections through IPVS could not be masqueraded")]
     Untracked,

@@ -17,6 +17,7 @@ use nix::libc;
 use super::host::{Host, ServersError};
 use crate::routes::PROTOCOL;
 use crate::sysctl::{IPVS_CONNTRACK, SYSCTLS, value};
+use crate::takeover::ipvs;
 
 /// The table of the node's own addresses (`RT_TABLE_LOCAL`).
 const LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
@@ -51,22 +52,19 @@ impl Kernel {
     }
 
     /// Removes all that an earlier run left: the virtual servers of addresses with our route, and
-    /// then these routes. Returns how many virtual servers there were. Those at addresses that
-    /// kube-proxy has, too, are left to it.
+    /// then these routes. Returns how many virtual servers there were. Those at addresses of
+    /// kube-proxy's device are left to it.
     ///
     /// # Errors
     /// [`ServersError`].
-    pub fn cleanup(kube_proxys: &BTreeSet<IpAddr>) -> Result<usize, ServersError> {
+    pub fn cleanup() -> Result<usize, ServersError> {
         let mut routes = Routes::open(PROTOCOL)?;
         let left = own(&mut routes)?;
         let mut count = 0;
         match Ipvs::open() {
             Ok(mut ipvs) => {
-                let servers = ipvs.servers()?.into_iter().map(|server| server.key);
-                let is_theirs = |ip: &IpAddr| kube_proxys.contains(ip);
-                let ours = servers
-                    .filter(|key| left.contains_key(&key.at.ip()) && !is_theirs(&key.at.ip()));
-                let commands: Vec<Command> = ours.map(Command::Remove).collect();
+                let commands: Vec<Command> =
+                    ours(&mut ipvs, &left)?.into_iter().map(Command::Remove).collect();
                 count = commands.len() - ipvs.apply(&commands)?.len();
             }
             Err(IpvsError::Missing) => {}
@@ -78,6 +76,7 @@ impl Kernel {
 
     /// As [`Self::cleanup`] for another backend that serves from now on: a virtual server with
     /// connections gets no new ones, and stays until the next call, so that short ones can end.
+    /// Kube-proxy's are left to it, here too.
     ///
     /// # Errors
     /// [`ServersError::Draining`] if any stays.
@@ -88,14 +87,11 @@ impl Kernel {
             return Ok(0);
         }
         let mut ipvs = match Ipvs::open() {
-            Err(IpvsError::Missing) => return Self::cleanup(&BTreeSet::new()),
+            Err(IpvsError::Missing) => return Self::cleanup(),
             opened => opened?,
         };
         let (mut commands, mut gone, mut used) = (Vec::new(), 0, BTreeSet::new());
-        for key in ipvs.servers()?.into_iter().map(|server| server.key) {
-            if !left.contains_key(&key.at.ip()) {
-                continue;
-            }
+        for key in ours(&mut ipvs, &left)? {
             let reals = ipvs.real_servers(&key)?;
             let weighed: Vec<RealServer> =
                 reals.iter().map(|it| it.real).filter(|real| real.weight > 0).collect();
@@ -179,6 +175,20 @@ fn own(routes: &mut Routes) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, ServersE
     let ours = own.filter(|it| it.key == key(it.key.destination.ip()));
     let ours = ours.filter(|it| it.target == Some(Target::Local { link: LOOPBACK }));
     Ok(ours.map(|it| (it.key.destination.ip(), it.source)).collect())
+}
+
+/// The virtual servers at the addresses of these routes, without those at addresses of kube-proxy's
+/// device.
+fn ours(
+    ipvs: &mut Ipvs,
+    routes: &BTreeMap<IpAddr, Option<IpAddr>>,
+) -> Result<Vec<ServerKey>, ServersError> {
+    let theirs = ipvs::addresses().map_err(ServersError::Addresses)?;
+    let is_ours = |key: &ServerKey| {
+        let ip = key.at.ip();
+        routes.contains_key(&ip) && !theirs.contains(&ip)
+    };
+    Ok(ipvs.servers()?.into_iter().map(|server| server.key).filter(is_ours).collect())
 }
 
 fn remove(

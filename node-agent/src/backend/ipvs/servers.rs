@@ -257,7 +257,7 @@ impl<H: Host> Servers<H> {
         let mut changes = self.add_routes(&wanted)?;
         let (mut now, mut later) = (Vec::new(), unwanted);
         for key in wanted {
-            let state = self.schedulable(&self.wanted[&key]);
+            let state = self.with_leaving(self.schedulable(&self.wanted[&key]))?;
             let known = self.known.get(&key);
             if extent == Extent::WhatIsSafe && known.is_some_and(|it| it.server != state.server) {
                 later.insert(key);
@@ -275,6 +275,9 @@ impl<H: Host> Servers<H> {
             changes += gone.len();
             is_as_known &= self.apply(&gone)?;
             changes += self.remove_routes()?;
+            if is_as_known {
+                self.forget_ended();
+            }
         }
         Ok((changes, is_as_known))
     }

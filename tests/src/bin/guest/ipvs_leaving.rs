@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Who, service_ips};
+use denizen_tests::kube_proxy::ipvs::DEVICE;
 use denizen_tests::lasting::{ECHO, Lasting};
 use denizen_tests::manifest::Port;
 use denizen_tests::probe::{Outcome, Probe};
@@ -43,6 +44,27 @@ pub(crate) fn connections_go_on() -> Result<()> {
     })?;
     alive("the service is gone")?;
     ensure!(saved()?.contains(&real(0)), "{}", saved()?);
+    agent.terminate()?;
+    kube_proxys_stay(&context)
+}
+
+/// Another backend removes denizen's virtual servers, and spares those that kube-proxy has, too.
+fn kube_proxys_stay(context: &GuestContext) -> Result<()> {
+    let [web, _] = service_ips(10);
+    let node = context.node();
+    node.ip(&format!("link add {DEVICE} type dummy\naddr add {web}/32 dev {DEVICE}"))?;
+    let listed = || node.output("ipvsadm", &["--save", "--numeric"]);
+    let theirs = |all: &str| -> Vec<String> {
+        all.lines().filter(|line| line.contains(&format!(" {web}:"))).map(str::to_owned).collect()
+    };
+    let before = theirs(&listed()?);
+    ensure!(before.iter().any(|line| line.trim_end().ends_with("-w 1")), "{before:#?}");
+    let agent = context.start(vec!["--backend=nftables".to_owned()])?;
+    eventually("denizen's are gone", PATIENCE, || {
+        let now = listed()?;
+        Ok(now.lines().count() == theirs(&now).len())
+    })?;
+    ensure!(theirs(&listed()?) == before, "{before:#?}, but now\n{}", listed()?);
     agent.terminate()?;
     Ok(())
 }

@@ -1,16 +1,22 @@
-//! What becomes of virtual servers that nobody wants any more, and of their addresses.
+//! What becomes of virtual servers and endpoints that nobody wants any more, and of the addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use denizen_ipvs::{Command, RealServer, ServerKey};
 use nix::libc;
+use tracing::info;
 
 use super::Servers;
 use crate::backend::ipvs::host::{Host, ServersError};
+use crate::backend::ipvs::state::{RealState, ServerState};
 
-/// For as many looks, a quarter of an hour, a virtual server stays for connections that do not end.
+/// For as many looks, a quarter of an hour, a virtual server stays for connections that do not end,
+/// and an endpoint of which nobody says that its pod has ended.
 const MOST_LOOKS: u32 = 15;
+
+/// The scheduler that refuses the clients of an endpoint with weight 0.
+const REFUSES: &str = "dh";
 
 /// What goes, and the look since when.
 #[derive(Debug, Default)]
@@ -18,10 +24,72 @@ pub(super) struct Leaving {
     /// Counts looks.
     pub looks: u32,
     servers: BTreeMap<ServerKey, u32>,
+    endpoints: BTreeMap<(ServerKey, SocketAddr), u32>,
     addresses: BTreeMap<IpAddr, u32>,
+    /// The addresses of the recorded pods: when one of them ends, its address is missing here.
+    pods: BTreeSet<IpAddr>,
+    /// Those that have ended, until their connections have, too.
+    ended: BTreeSet<IpAddr>,
 }
 
 impl<H: Host> Servers<H> {
+    /// Takes the addresses of the recorded pods. The connections of one that is no longer among
+    /// them end with the next [`Self::sync`]: nobody is there to end them.
+    pub fn set_pods(&mut self, now: BTreeSet<IpAddr>) {
+        let Leaving { pods, ended, .. } = &mut self.leaving;
+        ended.extend(pods.difference(&now));
+        ended.retain(|ip| !now.contains(ip));
+        *pods = now;
+        let has_ended = |at: &SocketAddr| ended.contains(&at.ip());
+        let concerned = self.draining.iter().filter(|(_, reals)| reals.iter().any(has_ended));
+        self.due.extend(concerned.map(|(key, _)| *key));
+    }
+
+    /// All connections of pods that have ended are ended.
+    pub(super) fn forget_ended(&mut self) {
+        self.leaving.ended.clear();
+    }
+
+    /// A virtual server as it is wanted, and the endpoints with connections that are not wanted any
+    /// more: they get no new ones, and stay until a look finds them without. An endpoint goes at
+    /// once when its pod has ended. If that would not be known, since nobody has recorded it here,
+    /// it goes after [`MOST_LOOKS`] in any case.
+    pub(super) fn with_leaving(
+        &mut self,
+        mut wanted: ServerState,
+    ) -> Result<ServerState, ServersError> {
+        let key = wanted.server.key;
+        let known = self.known.get(&key).into_iter().flat_map(|known| &known.reals);
+        let gone: BTreeSet<SocketAddr> = known
+            .filter(|(at, real)| real.translates && !wanted.reals.contains_key(at))
+            .map(|(at, _)| *at)
+            .collect();
+        let Leaving { looks, endpoints, pods, ended, .. } = &mut self.leaving;
+        endpoints.retain(|(of, at), _| *of != key || gone.contains(at));
+        let is_tcp = key.protocol == libc::IPPROTO_TCP as u8;
+        if gone.is_empty() || !is_tcp || &*wanted.server.scheduler == REFUSES {
+            return Ok(wanted);
+        }
+        for observed in self.host.real_servers(&key)? {
+            let (at, left) = (observed.real.at, observed.active + observed.inactive);
+            if left == 0 || !gone.contains(&at) {
+                continue;
+            }
+            let since = *endpoints.entry((key, at)).or_insert(*looks);
+            let forced = match (ended.contains(&at.ip()), pods.contains(&at.ip())) {
+                (true, _) => "its pod has ended",
+                (false, false) if *looks - since >= MOST_LOOKS => "a quarter of an hour is over",
+                (false, _) => {
+                    wanted.reals.insert(at, RealState::wanted(0));
+                    continue;
+                }
+            };
+            let open = observed.active;
+            info!(server = %key, endpoint = %at, open, forced, "an endpoint's connections end");
+        }
+        Ok(wanted)
+    }
+
     /// What is to be done about virtual servers that are not wanted, and that rules send nobody to.
     /// One with TCP connections gets no new ones, until a look finds it without. Whoever goes on to
     /// send datagrams is led elsewhere by rules, so there is nothing to wait for.
@@ -31,14 +99,17 @@ impl<H: Host> Servers<H> {
     ) -> Result<Vec<Command>, ServersError> {
         let mut commands = Vec::new();
         for key in unwanted.iter().filter(|key| self.known.contains_key(key)) {
-            let Leaving { looks, servers, .. } = &mut self.leaving;
+            let Leaving { looks, servers, ended, .. } = &mut self.leaving;
             let since = *servers.entry(*key).or_insert(*looks);
             let may_stay = key.protocol == libc::IPPROTO_TCP as u8 && *looks - since < MOST_LOOKS;
             let reals = if may_stay { self.host.real_servers(key)? } else { Vec::new() };
+            let (dead, reals): (Vec<_>, Vec<_>) =
+                reals.into_iter().partition(|it| ended.contains(&it.real.at.ip()));
             if reals.iter().all(|it| it.active + it.inactive == 0) {
                 commands.push(Command::Remove(*key));
                 continue;
             }
+            commands.extend(dead.iter().map(|it| Command::RemoveReal(*key, it.real.at)));
             let weighed = reals.iter().map(|it| it.real).filter(|real| real.weight > 0);
             let idle = |real| Command::ChangeReal(*key, RealServer { weight: 0, ..real });
             commands.extend(weighed.map(idle));
@@ -52,8 +123,9 @@ impl<H: Host> Servers<H> {
     pub(super) fn remove_routes(&mut self) -> Result<usize, ServersError> {
         let used: BTreeSet<IpAddr> =
             self.wanted.keys().chain(self.known.keys()).map(|key| key.at.ip()).collect();
-        let Leaving { looks, servers, addresses } = &mut self.leaving;
+        let Leaving { looks, servers, endpoints, addresses, .. } = &mut self.leaving;
         servers.retain(|key, _| self.known.contains_key(key) && !self.wanted.contains_key(key));
+        endpoints.retain(|(key, _), _| self.wanted.contains_key(key));
         let unused: BTreeSet<IpAddr> =
             self.routes.keys().filter(|ip| !used.contains(ip)).copied().collect();
         addresses.retain(|ip, _| unused.contains(ip));

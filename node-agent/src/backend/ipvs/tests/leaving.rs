@@ -1,4 +1,4 @@
-//! Virtual servers that nobody wants any more, and the order in which real servers are made.
+//! Virtual servers and endpoints that nobody wants any more, and the order in which real servers are made.
 
 use std::collections::BTreeSet;
 
@@ -78,6 +78,106 @@ fn flows_of_udp_are_not_waited_for() {
     servers.want(udp, None);
     synced(&mut servers);
     assert_eq!(fake.log(), ["remove 10.96.0.10:80/17"]);
+}
+
+const STAYS: &str = "10.1.0.2:80";
+const LEAVES: &str = "10.1.0.3:80";
+
+/// `web` with two endpoints, of which the second one has connections and then leaves the slices.
+/// `recorded` are the pods of this node.
+fn left(fake: &Fake, recorded: &[&str]) -> Servers<Fake> {
+    let mut servers = started(fake, &[server(AT, "rr", &[(STAYS, 1), (LEAVES, 1)])]);
+    servers.set_pods(recorded.iter().map(|ip| address(ip)).collect());
+    synced(&mut servers);
+    with_connections(fake, LEAVES, 1);
+    fake.log();
+    servers.want(key(AT), Some(server(AT, "rr", &[(STAYS, 1)])));
+    synced(&mut servers);
+    assert_eq!(fake.log(), ["change 10.96.0.10:80/6 10.1.0.3:80 0"]);
+    servers.take_addresses();
+    assert!(!servers.has_more(&[key(AT)].into()), "there is nothing to do until the next look");
+    servers
+}
+
+/// A label changed, for example: the pod goes on.
+#[test]
+fn connections_outlive_their_endpoints_membership() {
+    let fake = Fake::default();
+    let mut servers = left(&fake, &[]);
+    assert_eq!(looked(&mut servers), 0);
+    // It comes back, and leaves again.
+    servers.want(key(AT), Some(server(AT, "rr", &[(STAYS, 1), (LEAVES, 1)])));
+    synced(&mut servers);
+    servers.want(key(AT), Some(server(AT, "rr", &[(STAYS, 1)])));
+    synced(&mut servers);
+    fake.log();
+    with_connections(&fake, LEAVES, 0);
+    looked(&mut servers);
+    assert_eq!(fake.log(), ["remove 10.96.0.10:80/6 10.1.0.3:80"]);
+}
+
+/// Nobody says that a pod of another node has ended; of one of this node, the plugin does.
+#[test]
+fn an_endpoint_is_waited_for_until_its_pod_ends_or_for_a_while() {
+    let remote = Fake::default();
+    let mut servers = left(&remote, &["10.1.0.9"]);
+    let looks = (1..100).find(|_| looked(&mut servers) > 0);
+    assert_eq!(looks, Some(15));
+    assert_eq!(remote.log(), ["remove 10.96.0.10:80/6 10.1.0.3:80"]);
+
+    let local = Fake::default();
+    let mut servers = left(&local, &["10.1.0.3"]);
+    assert_eq!((1..100).find(|_| looked(&mut servers) > 0), None);
+    servers.set_pods(BTreeSet::new());
+    synced(&mut servers);
+    assert_eq!(local.log(), ["remove 10.96.0.10:80/6 10.1.0.3:80"]);
+}
+
+/// So that clients of a pod that is gone need not wait, also where the slices did not have it any
+/// more, and where the service is gone.
+#[test]
+fn connections_end_with_their_pod() {
+    let fake = Fake::default();
+    let mut servers = started(&fake, &[server(AT, "rr", &[(STAYS, 1), (LEAVES, 1)])]);
+    servers.set_pods([address("10.1.0.3")].into());
+    synced(&mut servers);
+    with_connections(&fake, LEAVES, 1);
+    with_connections(&fake, STAYS, 1);
+    fake.log();
+    servers.set_pods(BTreeSet::new());
+    servers.want(key(AT), Some(server(AT, "rr", &[(STAYS, 1)])));
+    synced(&mut servers);
+    assert_eq!(fake.log(), ["remove 10.96.0.10:80/6 10.1.0.3:80"], "the slices had it");
+
+    servers.set_pods([address("10.1.0.2")].into());
+    servers.want(key(AT), None);
+    synced(&mut servers);
+    assert_eq!(fake.log(), ["change 10.96.0.10:80/6 10.1.0.2:80 0"], "the service is gone");
+    servers.set_pods(BTreeSet::new());
+    synced(&mut servers);
+    assert_eq!(fake.log(), ["remove 10.96.0.10:80/6"]);
+}
+
+/// With `dh` the others' clients would be refused, and a flow of UDP does not end.
+#[test]
+fn endpoints_of_dh_and_udp_go_at_once() {
+    for (scheduler, protocol) in [("dh", 6), ("rr", 17)] {
+        let fake = Fake::default();
+        let with = |reals: &[(&str, u32)]| {
+            let mut state = server(AT, scheduler, reals);
+            state.server.key.protocol = protocol;
+            state
+        };
+        let before = with(&[(STAYS, 1), (LEAVES, 1)]);
+        let of = before.server.key;
+        let mut servers = started(&fake, &[before]);
+        synced(&mut servers);
+        with_connections(&fake, LEAVES, 1);
+        fake.log();
+        servers.want(of, Some(with(&[(STAYS, 1)])));
+        synced(&mut servers);
+        assert_eq!(fake.log(), [format!("remove {of} {LEAVES}")]);
+    }
 }
 
 /// The endpoints of a new virtual server, in the order in which this node makes them.
