@@ -16,6 +16,7 @@ mod run_dir;
 mod sampling;
 mod settings;
 mod sources;
+mod speaking;
 mod stop;
 mod view;
 
@@ -39,6 +40,7 @@ use self::requests::Waiting;
 use self::routing::Routing;
 use self::sampling::Sampling;
 use self::sources::Sources;
+use self::speaking::Speaker;
 use self::stop::Stop;
 pub use self::stop::pause;
 use crate::attachments;
@@ -51,7 +53,6 @@ use crate::forward::Findings;
 use crate::http;
 use crate::memory::trim;
 use crate::model::Event;
-use crate::source::egress;
 use crate::status::LastSync;
 use crate::sysctl::{BridgeFilter, Reconciler};
 use crate::takeover::Predecessor;
@@ -85,7 +86,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
     let enforcer = network_policy::choose(&mut config);
     let (event_sender, events) = mpsc::channel(QUEUE);
-    let egress = egress_at_start(&config);
+    let egress = sources::egress_at_start(&config);
     // Signals are handled before anything that may wait for long: without a handler, process 1 of a
     // container ignores SIGTERM.
     let mut stop = Stop::listen()?;
@@ -108,10 +109,12 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
+    let speaker = Speaker::start(config.routing.announced(), &config.run_dir)
+        .context("cannot make BIRD's directory")?;
     let announcer = routing::announcer(&config.routing, notices, engine.beside()?)?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
-        engine: with_egress(engine, egress),
+        engine: sources::with_egress(engine, egress),
         backend: config.backend.name,
         backend_why,
         enforcer,
@@ -131,25 +134,11 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         sampling: Sampling::default(),
         routing,
         announcer,
+        speaker,
     };
     let result = agent.run_loop(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
     result
-}
-
-/// The egress configuration before anything is programmed: a restart must not let connections out
-/// for a moment with a pod's address.
-fn egress_at_start(config: &Config) -> Option<Event> {
-    let Some(egress) = &config.egress else {
-        egress::forget(&config.run_dir);
-        return None;
-    };
-    egress::at_start(egress).map(Event::Egress)
-}
-
-fn with_egress(mut engine: Engine, egress: Option<Event>) -> Engine {
-    engine.apply(Vec::from_iter(egress));
-    engine
 }
 
 struct Agent {
@@ -188,6 +177,8 @@ struct Agent {
     routing: Option<Routing>,
     /// Announces what this node serves; `None` if it is off.
     announcer: Option<Announcer>,
+    /// Configures BIRD; `None` if it is off.
+    speaker: Option<Speaker>,
 }
 
 impl Agent {
@@ -268,6 +259,7 @@ impl Agent {
             self.accept(batch);
         }
         self.routing.iter().for_each(|routing| routing.update(&self.engine));
+        self.speaker.iter().for_each(|speaker| speaker.update(&self.engine));
         if self.engine.is_idle() {
             self.announce_for_new_nodes();
             self.publisher.firewall_programmed(now(), false);

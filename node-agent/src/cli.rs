@@ -1,5 +1,6 @@
 //! The command line's commands.
 
+mod bird;
 mod check;
 mod cleanup;
 mod connections;
@@ -67,6 +68,8 @@ enum Command {
     InstallCni(Box<InstallArgs>),
     /// Remove everything that denizen has programmed on this node
     Cleanup(CleanupArgs),
+    /// Become BIRD, with the configuration that `run --routing-mode=bird` writes: for a container
+    Bird(bird::BirdArgs),
     /// Do nothing until a signal ends this program: a pod's last container, which keeps the pod
     /// running after its init containers
     Pause,
@@ -199,6 +202,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
             block_on(async move { install::run(&args).await })
         }
         Command::Cleanup(args) => cleanup::cleanup(&args),
+        Command::Bird(args) => bird::bird(&args),
         Command::Pause => block_on(agent::pause()),
     }
     .map(|()| ExitCode::SUCCESS)

@@ -129,6 +129,7 @@ pub fn node(zone: Option<&str>, addresses: &[&str], pod_cidrs: &[&str]) -> Node 
         excluded: false,
         network_unavailable: false,
         taints: Vec::new(),
+        labels: crate::model::Labels::default(),
     }
 }
 

@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod attachments;
 pub mod backend;
+pub mod bird;
 mod capability;
 pub mod check;
 pub mod cli;

@@ -80,6 +80,10 @@ fn every_field_of_the_status_is_there() {
         unrecorded_interfaces: 0,
         routing: Some(crate::status::RoutingStatus::default()),
         announcements: Some(crate::status::AnnouncementsStatus::default()),
+        bgp: Some(crate::status::BgpStatus {
+            sessions: vec![crate::bird::Session::default()],
+            ..crate::status::BgpStatus::default()
+        }),
         ipvs: Some(IpvsStatus {
             draining: vec![DrainingStatus::default()],
             ..IpvsStatus::default()

@@ -1,5 +1,6 @@
 //! The state of the running agent, for people and programs.
 
+mod bgp;
 pub mod health;
 mod ipvs;
 pub mod metrics;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::bgp::BgpStatus;
 pub use self::ipvs::{DrainingStatus, IpvsStatus, Since};
 use crate::backend::Affinity;
 use crate::firewall::Dropped;
@@ -74,6 +76,9 @@ pub struct Status {
     /// What is announced; missing unless `--routing-mode` says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub announcements: Option<AnnouncementsStatus>,
+    /// The sessions of BIRD; missing unless `--routing-mode` is `bird`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bgp: Option<BgpStatus>,
     /// What IPVS carries; missing with the other backends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipvs: Option<IpvsStatus>,
@@ -276,6 +281,7 @@ impl fmt::Display for Status {
             ),
         ];
         let announcements = self.announcements.iter().map(|it| ("announcements", it.to_string()));
+        let bgp = self.bgp.iter().flat_map(BgpStatus::lines);
         let ipvs = self.ipvs.iter().flat_map(IpvsStatus::lines);
         let errors = self.errors.iter().map(|error| ("error", error.clone()));
         let warnings = self.warnings.iter().map(|warning| ("warning", warning.clone()));
@@ -283,6 +289,7 @@ impl fmt::Display for Status {
         lines
             .into_iter()
             .chain(announcements)
+            .chain(bgp)
             .chain(ipvs)
             .chain(errors)
             .chain(none)

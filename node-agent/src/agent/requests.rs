@@ -70,9 +70,13 @@ impl Agent {
             Request::Explain { explain } => {
                 or_error(self.explained(&explain).map(|(_, explanation)| json!(explanation)))
             }
-            Request::Announce { announce } => match &self.announcer {
-                Some(announcer) => json!(announcer.explain(announce)),
-                None => json!({ "error": "nothing is announced: see --routing-mode" }),
+            Request::Announce { announce } => match (&self.announcer, &self.speaker) {
+                (Some(announcer), Some(speaker)) => {
+                    speaker.answer(announcer.explain(announce), answer);
+                    return None;
+                }
+                (Some(announcer), None) => json!(announcer.explain(announce)),
+                (None, _) => json!({ "error": "nothing is announced: see --routing-mode" }),
             },
             Request::Trace { trace } => or_error(self.explained(&trace).map(|(packet, it)| {
                 let backend = self.backend.to_string();

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::attachments;
 use crate::config::{Config, Objects};
+use crate::engine::Engine;
 use crate::events::{About, Notice, Notices, Reason};
 use crate::model::{Event, PodName};
 use crate::source::kube::{PolicyRead, PolicyReads, WrongPolicy};
@@ -121,4 +122,20 @@ pub(super) fn notices(config: &Config, mut wrong: mpsc::Receiver<WrongPolicy>) -
         }
     });
     notices
+}
+
+/// The egress configuration before anything is programmed: a restart must not let connections out
+/// for a moment with a pod's address.
+pub(super) fn egress_at_start(config: &Config) -> Option<Event> {
+    let Some(egress) = &config.egress else {
+        egress::forget(&config.run_dir);
+        return None;
+    };
+    egress::at_start(egress).map(Event::Egress)
+}
+
+/// Takes it before any other event.
+pub(super) fn with_egress(mut engine: Engine, egress: Option<Event>) -> Engine {
+    engine.apply(Vec::from_iter(egress));
+    engine
 }

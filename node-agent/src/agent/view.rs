@@ -1,6 +1,6 @@
 //! The content of `status` and of the status page, from the loop's state.
 
-use super::{Agent, Announcer, Routing, now};
+use super::{Agent, Announcer, Routing, Speaker, now};
 use crate::attachments;
 use crate::backend::BackendName;
 use crate::describe::describe;
@@ -30,6 +30,11 @@ impl Agent {
             None => (None, Vec::new(), Vec::new()),
         };
         let problems = problems.chain(errors);
+        let (bgp, errors, unheard) = match self.speaker.as_ref().map(Speaker::report) {
+            Some((status, errors, warnings)) => (Some(status), errors, warnings),
+            None => (None, Vec::new(), Vec::new()),
+        };
+        let problems = problems.chain(errors);
         let rejected = routing.iter().flat_map(|routing| routing.rejected.clone()).collect();
         let settings = self.settings.warnings(self.engine.is_synced());
         let vlans = vlan::problems(self.settings.sysctls(), self.engine.plan().recorded());
@@ -47,6 +52,7 @@ impl Agent {
             unrecorded_interfaces: unrecorded.interfaces.len(),
             routing,
             announcements,
+            bgp,
             warnings: [
                 found.warnings,
                 settings,
@@ -56,6 +62,7 @@ impl Agent {
                 unredirected,
                 rejected,
                 refused,
+                unheard,
             ]
             .concat(),
             ..status

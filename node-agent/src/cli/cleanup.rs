@@ -1,6 +1,8 @@
 //! `cleanup`: removes what denizen, and if requested kube-proxy, left on this node.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -10,13 +12,14 @@ use super::{ask, block_on};
 use crate::agent::{AloneError, alone_here};
 use crate::backend::ipvs::Kernel;
 use crate::backend::nftables::Nftables;
+use crate::bird;
 use crate::config::RunDirArgs;
 use crate::conntrack::Conntrack;
 use crate::control::{Empty, Request, ServerAddress};
 use crate::describe::describe;
 use crate::firewall::Firewall;
 use crate::forward;
-use crate::routes::{AnnouncedRoutes, PodRoutes, Unserved};
+use crate::routes::{AnnouncedRoutes, LearnedRoutes, PodRoutes, Unserved};
 use crate::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use crate::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
 use denizen_ipvs::ServerKey;
@@ -85,6 +88,7 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
         virtual_servers().map(|count| print_removed(count, "virtual server")),
         chains(args.kube_proxy).map(|chains| print_removed(chains, "iptables chain")),
         routes().map(|routes| print_removed(routes, "route")),
+        learned(run_dir),
         release_plugin(run_dir),
     ]
 }
@@ -178,6 +182,31 @@ fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
 fn routes() -> anyhow::Result<usize> {
     let removed = PodRoutes::open().and_then(|mut routes| routes.remove());
     removed.context("cannot remove the routes to other nodes' pods")
+}
+
+/// BIRD's configuration, which has passwords, and, once BIRD is gone, what it has learned.
+fn learned(run_dir: &Path) -> anyhow::Result<()> {
+    let folder = run_dir.join(bird::FOLDER);
+    for name in [bird::CONFIGURATION, bird::NEXT] {
+        match std::fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).context("cannot remove BIRD's configuration");
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    if UnixStream::connect(folder.join(bird::SOCKET)).is_ok() {
+        println!(
+            "BIRD is running, and keeps its sessions and its routes: stop it, and run this again"
+        );
+        return Ok(());
+    }
+    let removed = LearnedRoutes::open().and_then(|mut routes| routes.remove());
+    print_removed(
+        removed.context("cannot remove the routes that BIRD has learned")?,
+        "learned route",
+    );
+    Ok(())
 }
 
 fn announcements() -> anyhow::Result<usize> {

@@ -40,6 +40,11 @@ pub enum ConfigError {
          external IPs and load balancer IPs that may be announced with --announce-ranges"
     )]
     NoAnnounceRanges,
+    /// Nobody to speak BGP with.
+    #[error(
+        "--routing-mode=bird needs --bird, or routing.bird in the file: with whom BIRD speaks BGP"
+    )]
+    NoBird,
     /// A flag about connections that another program translates.
     #[error(
         "{0} is part of serving services, which --services=off leaves to another program: remove one \

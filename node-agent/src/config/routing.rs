@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use ipnetwork::IpNetwork;
 
 use super::ConfigError;
+use crate::bird::BirdConfig;
 use crate::duration::duration;
 use crate::plan::{AnnounceSettings, AnnouncedPods, FrontendKind};
 
@@ -19,6 +20,8 @@ pub enum RoutingMode {
     Direct,
     /// Announcements for a routing daemon, in a table of the kernel.
     Table,
+    /// The same, and BIRD's configuration.
+    Bird,
 }
 
 /// `--announce-pods`.
@@ -51,9 +54,13 @@ pub struct RoutingArgs {
     /// How pods of other nodes are reached. off: another program sees to it. direct: routes to each
     /// Node's podCIDRs lead through its InternalIP, where that is on a network of this node's.
     /// table: a routing daemon sees to it, which learns from --announce-table what this node
-    /// announces
+    /// announces. bird: BIRD sees to it, which is configured by --bird
     #[arg(long, value_enum, value_name = "MODE", default_value = "off")]
     pub routing_mode: RoutingMode,
+
+    /// How BIRD speaks BGP, in JSON. In the file it is the section routing.bird
+    #[arg(long, value_name = "JSON", value_parser = BirdConfig::parse)]
+    pub bird: Option<BirdConfig>,
 
     /// The kernel's routing table of announcements. Nothing is looked up in it: no `ip rule` may
     /// lead there
@@ -116,6 +123,18 @@ pub struct AnnounceConfig {
     pub settings: AnnounceSettings,
     /// How long a draining node still announces what others serve too.
     pub drain_wait: Duration,
+    /// How BIRD is configured; `None` if it, or another daemon, is somebody else's.
+    pub bird: Option<BirdConfig>,
+}
+
+impl Routing {
+    /// What is announced; `None` for nothing.
+    pub fn announced(&self) -> Option<&AnnounceConfig> {
+        match self {
+            Self::Off | Self::Direct => None,
+            Self::Table(config) => Some(config),
+        }
+    }
 }
 
 impl RoutingArgs {
@@ -123,24 +142,34 @@ impl RoutingArgs {
     pub(super) fn is_on(&self) -> bool {
         match self.routing_mode {
             RoutingMode::Off => false,
-            RoutingMode::Direct | RoutingMode::Table => true,
+            RoutingMode::Direct | RoutingMode::Table | RoutingMode::Bird => true,
         }
     }
 
     /// Checks the flags.
     ///
     /// # Errors
-    /// [`ConfigError::NoAnnounceRanges`].
+    /// [`ConfigError::NoAnnounceRanges`], [`ConfigError::NoBird`].
     pub(super) fn check(&self) -> Result<Routing, ConfigError> {
         match self.routing_mode {
             RoutingMode::Off => Ok(Routing::Off),
             RoutingMode::Direct => Ok(Routing::Direct),
-            RoutingMode::Table => Ok(Routing::Table(AnnounceConfig {
-                table: self.announce_table,
-                settings: self.settings()?,
-                drain_wait: self.drain_wait,
-            })),
+            RoutingMode::Table => Ok(Routing::Table(self.announced(None)?)),
+            RoutingMode::Bird => {
+                let bird = self.bird.clone().ok_or(ConfigError::NoBird)?;
+                Ok(Routing::Table(self.announced(Some(bird))?))
+            }
         }
+    }
+
+    fn announced(&self, bird: Option<BirdConfig>) -> Result<AnnounceConfig, ConfigError> {
+        let peers = bird.iter().flat_map(|bird| &bird.peers).map(|peer| peer.address);
+        Ok(AnnounceConfig {
+            table: self.announce_table,
+            settings: AnnounceSettings { peers: peers.collect(), ..self.settings()? },
+            drain_wait: self.drain_wait,
+            bird,
+        })
     }
 
     fn settings(&self) -> Result<AnnounceSettings, ConfigError> {
@@ -167,6 +196,7 @@ impl RoutingArgs {
             most_pods: self.announce_most_pods,
             ignores_exclusion: self.announce_from_excluded,
             drain_taints: self.drain_taints.clone(),
+            peers: BTreeSet::new(),
         })
     }
 }

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
+
 use super::Engine;
 use crate::backend::Backend;
 use crate::model::LocalPod;
@@ -40,6 +42,11 @@ impl<B: Backend> Engine<B> {
         let (plan, nodes) = (self.planner.plan(), self.planner.model().nodes()?);
         plan.pods()?;
         Some(single_pods(settings, &nodes, plan.recorded()))
+    }
+
+    /// The ranges of cluster IPs; `None` while they are not known.
+    pub fn service_ranges(&self) -> Option<Vec<IpNetwork>> {
+        Some(self.planner.model().snapshot()?.service_ranges().collect())
     }
 
     /// Whether this node should lose its traffic; `None` while that is not known.

@@ -44,6 +44,9 @@ impl<B: Backend> Engine<B> {
         if let Some(status) = &status.announcements {
             metrics.routing.set_announced(status);
         }
+        if let Some(status) = &status.bgp {
+            metrics.bgp.set(status);
+        }
         if let Some(status) = &status.ipvs {
             metrics.ipvs.set(status);
         }

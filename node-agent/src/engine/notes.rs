@@ -84,6 +84,7 @@ impl<B: Backend> Engine<B> {
             unrecorded_interfaces: 0,
             routing: None,
             announcements: None,
+            bgp: None,
             ipvs: self.ipvs(),
             services: model.service_count(),
             endpoints: services.map_or(0, ServicePlan::endpoint_count),

@@ -29,6 +29,9 @@ pub struct Announced {
     pub reason: Option<String>,
     /// Why it is, or is not, announced.
     pub why: String,
+    /// The BGP peers that were told of it; `None` if the agent does not know of peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Vec<String>>,
 }
 
 impl Announced {
@@ -49,6 +52,7 @@ impl Announced {
             owner: None,
             reason: Some(reason.to_owned()),
             why: why.to_owned(),
+            peers: None,
         };
         let Some(decided) = decided else {
             return unknown("rules-not-programmed", "a first list is missing: nothing is decided");
@@ -78,6 +82,7 @@ impl Announced {
             owner: Some(Owner::from(wanted.because.clone()).to_string()),
             reason: None,
             why: wanted.because.to_string(),
+            peers: None,
         }
     }
 
@@ -91,13 +96,27 @@ impl Announced {
             owner: Some(silent.owner.to_string()),
             reason: Some(silent.why.code().to_owned()),
             why: silent.why.to_string(),
+            peers: None,
         }
+    }
+
+    /// The same, of which these peers were told.
+    #[must_use]
+    pub fn told(self, peers: Vec<String>) -> Self {
+        Self { peers: Some(peers), ..self }
+    }
+
+    /// It is in the table, and nobody hears of it.
+    #[must_use]
+    pub fn untold(self, reason: &str, why: String) -> Self {
+        let (announced, reason) = (false, Some(reason.to_owned()));
+        Self { announced, reason, why, peers: Some(Vec::new()), ..self }
     }
 }
 
 impl fmt::Display for Announced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, announced, prefix, class, metric, owner, reason, why } = self;
+        let Self { address, announced, prefix, class, metric, owner, reason, why, peers } = self;
         let verdict = if *announced { "announced" } else { "not announced" };
         writeln!(f, "{address} is {verdict}: {}", Printable(why))?;
         let lines = [
@@ -106,6 +125,7 @@ impl fmt::Display for Announced {
             ("class", class.clone()),
             ("metric", metric.map(|metric| metric.to_string())),
             ("owner", owner.clone()),
+            ("peers", peers.as_ref().map(|peers| peers.join(", "))),
         ];
         let known = lines.into_iter().filter_map(|(what, value)| Some((what, value?)));
         known

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::Labels;
+
 /// The Node object of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
@@ -27,6 +29,8 @@ pub struct Node {
     pub network_unavailable: bool,
     /// The keys of `spec.taints`.
     pub taints: Vec<Arc<str>>,
+    /// Its labels.
+    pub labels: Labels,
 }
 
 /// The Node object of another node.

@@ -42,6 +42,8 @@ pub struct AnnounceSettings {
     pub ignores_exclusion: bool,
     /// A node with a taint of one of these keys drains.
     pub drain_taints: Vec<String>,
+    /// The routers with whom this node speaks BGP.
+    pub peers: BTreeSet<IpAddr>,
 }
 
 /// Which pods are announced.
@@ -105,6 +107,18 @@ impl Class {
         }
     }
 
+    /// The metric of its routes, by which routing daemons tell classes apart.
+    pub fn metric(self, is_draining: bool) -> u32 {
+        let class = match self {
+            Self::PodRange => 101,
+            Self::Pod => 102,
+            Self::ClusterIp => 103,
+            Self::ExternalIp => 104,
+            Self::LoadBalancerIp => 105,
+        };
+        class + if is_draining { 100 } else { 0 }
+    }
+
     /// Its name, as status and metrics have it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -131,16 +145,9 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// The metric of its route, by which routing daemons tell classes apart.
+    /// The metric of its route.
     pub fn metric(&self) -> u32 {
-        let class = match self.class {
-            Class::PodRange => 101,
-            Class::Pod => 102,
-            Class::ClusterIp => 103,
-            Class::ExternalIp => 104,
-            Class::LoadBalancerIp => 105,
-        };
-        class + if self.is_draining { 100 } else { 0 }
+        self.class.metric(self.is_draining)
     }
 }
 

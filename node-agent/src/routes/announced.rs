@@ -17,6 +17,7 @@ use denizen_route::{
 use ipnetwork::IpNetwork;
 use nix::net::if_::if_nametoindex;
 
+use super::learned::BIRD;
 use super::reconcile::commands;
 use super::{KERNEL, PROTOCOL, described, is_subnet};
 use crate::model::LocalPod;
@@ -25,9 +26,9 @@ use crate::plan::{Announcements, Because, Surveyed};
 /// The metric of routes to what no pod of this node has of its podCIDRs: behind every other route.
 pub const UNUSED_METRIC: u32 = 20_000;
 
-/// `RTPROT_BIRD` and `RTPROT_BGP`: what the fabric says may change all the time, and changes
+/// BIRD's and `RTPROT_BGP`: what the fabric says may change all the time, and changes
 /// nothing here.
-const LEARNED: [u8; 2] = [12, 186];
+const LEARNED: [u8; 2] = [BIRD, 186];
 
 /// The announcements in the kernel.
 #[derive(Debug)]

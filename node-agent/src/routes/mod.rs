@@ -6,6 +6,7 @@
 //! place of a route that is wanted.
 
 mod announced;
+mod learned;
 mod reconcile;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 
 pub use self::announced::{AnnouncedRoutes, Published};
+pub use self::learned::LearnedRoutes;
 use self::reconcile::{commands, wanted};
 pub use self::unserved::Unserved;
 use crate::model::Nodes;
@@ -142,7 +144,10 @@ impl PodRoutes {
     }
 
     /// What the kernel knows of this node's networks.
-    fn neighbourhood(&mut self, nodes: &Nodes) -> Result<Neighbourhood, RouteError> {
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn neighbourhood(&mut self, nodes: &Nodes) -> Result<Neighbourhood, RouteError> {
         let mut around = Neighbourhood::default();
         for route in self.kernel.of(KERNEL)? {
             if let Some(Target::Local { .. }) = route.target {

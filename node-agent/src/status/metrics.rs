@@ -1,6 +1,7 @@
 //! The metrics. They have kube-proxy's names (`pkg/proxy/metrics`) if the meaning is the same, else
 //! the prefix `denizen_`. The loop writes them, and the HTTP server reads them.
 
+mod bgp;
 mod ipvs;
 mod network_policy;
 mod process;
@@ -19,6 +20,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use self::bgp::Bgp;
 use self::ipvs::Ipvs;
 use self::network_policy::NetworkPolicy;
 use self::process::Process;
@@ -44,6 +46,8 @@ pub struct Metrics {
     pub network_policy: NetworkPolicy,
     /// Metrics of the routes to other nodes' pods.
     pub routing: Routing,
+    /// Metrics of BGP sessions.
+    pub bgp: Bgp,
     /// Metrics of virtual servers.
     pub ipvs: Ipvs,
     process: Process,
@@ -126,6 +130,7 @@ impl Default for Metrics {
         let network_policy = NetworkPolicy::register(registry.sub_registry_with_prefix(prefix));
         let prefix = "denizen_routing";
         let routing = Routing::register(registry.sub_registry_with_prefix(prefix));
+        let bgp = Bgp::register(registry.sub_registry_with_prefix("denizen_bgp"));
         let ipvs = Ipvs::register(registry.sub_registry_with_prefix("denizen_ipvs"));
         let process = Process::register(registry.sub_registry_with_prefix("process"));
         Self {
@@ -134,6 +139,7 @@ impl Default for Metrics {
             own,
             network_policy,
             routing,
+            bgp,
             ipvs,
             process,
         }

@@ -56,7 +56,7 @@ fn kept(said: &Value, read: &Value, at: &str) -> Result<()> {
     }
 }
 
-fn object(object: &Value) -> Result<()> {
+pub(crate) fn object(object: &Value) -> Result<()> {
     let kind = object["kind"].as_str().context("an object without a kind")?;
     match kind {
         "ServiceAccount" => strictly::<ServiceAccount>(object),
@@ -303,7 +303,7 @@ fn the_image_is_made_from_no_other_image() -> Result<()> {
             _ => bail!("{line}"),
         }
     }
-    assert_eq!(stages, ["scratch", "nftables", "iptables"]);
+    assert_eq!(stages, ["scratch", "nftables", "iptables", "bird"]);
     Ok(())
 }
 

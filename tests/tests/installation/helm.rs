@@ -33,14 +33,22 @@ fn python(script: &str, values: &Value) -> Result<String> {
     Ok(String::from_utf8(checked(&mut python)?.stdout)?)
 }
 
-/// The objects that the chart makes with these values, by kind.
+/// The objects that the chart makes with these values, by kind and name.
 fn rendered(values: &Value) -> Result<Vec<Value>> {
     let objects = serde_saphyr::from_multiple(&python(RENDER, values)?);
     Ok(by_kind(objects.context("what Helm renders is not YAML")?))
 }
 
 fn by_kind(mut objects: Vec<Value>) -> Vec<Value> {
-    objects.sort_by_key(|object| object["kind"].as_str().map(str::to_owned));
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    objects.sort_by_key(|object| (text(&object["kind"]), text(&object["metadata"]["name"])));
+    // A file in a ConfigMap may be written otherwise.
+    for object in &mut objects {
+        let Some(file) = object.pointer_mut("/data/config.yaml") else { continue };
+        if let Some(text) = file.as_str() {
+            *file = serde_saphyr::from_str(text).expect("a file in a ConfigMap is YAML");
+        }
+    }
     objects
 }
 
@@ -63,10 +71,14 @@ fn refused(values: &Value) -> Result<String> {
 #[test]
 fn the_chart_makes_the_objects_that_kustomize_makes() -> Result<()> {
     let beside = built_with("beside-kube-proxy")?;
+    let file =
+        documents("kubernetes/bird/config-map.yaml")?.remove(0)["data"]["config.yaml"].clone();
+    let file: Value = serde_saphyr::from_str(file.as_str().context("a file")?)?;
     for (values, kustomize) in [
         (json!({}), built(&folder().join("kubernetes"))?),
         (json!({ "backend": "iptables" }), built_with("iptables")?),
         (json!({ "services": "off" }), beside.clone()),
+        (json!({ "routing": file["routing"] }), built_with("bird")?),
         // What YAML makes of `off` without quotes.
         (json!({ "services": false }), beside),
     ] {
@@ -165,12 +177,12 @@ fn every_value_is_tried_and_documented() -> Result<()> {
     let file = documents("helm/denizen/values.yaml")?.remove(0);
     let mut names = BTreeSet::new();
     for (name, value) in file.as_object().context("values")? {
-        match value.as_object().filter(|_| name != "nodeSelector") {
+        match value.as_object().filter(|_| name != "nodeSelector" && name != "routing") {
             Some(group) => names.extend(group.keys().map(|key| format!("{name}.{key}"))),
             None => _ = names.insert(name.clone()),
         }
     }
-    let variants = ["backend", "services"].into_iter();
+    let variants = ["backend", "routing", "services"].into_iter();
     let tried = changes().into_iter().map(|(name, ..)| name).chain(variants);
     assert_eq!(tried.map(str::to_owned).collect::<BTreeSet<_>>(), names);
     let reference = text("REFERENCE.md")?;

@@ -12,7 +12,7 @@ pub(super) const WITHOUT_FIELD: [&str; 7] =
     ["config", "help", "version", "init-only", "node-cidr", "pod-interface-prefix", "cluster-cidr"];
 
 /// Fields that are not named like their flag: they have kube-proxy's name, or are in a section.
-const NAMED_OTHERWISE: [(&str, &str); 18] = [
+const NAMED_OTHERWISE: [(&str, &str); 19] = [
     ("nodePortAddresses", "nodeport-addresses"),
     ("conntrack.maxPerCore", "conntrack-max-per-core"),
     ("conntrack.min", "conntrack-min"),
@@ -22,6 +22,7 @@ const NAMED_OTHERWISE: [(&str, &str); 18] = [
     ("conntrack.udpTimeout", "conntrack-udp-timeout"),
     ("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream"),
     ("routing.mode", "routing-mode"),
+    ("routing.bird", "bird"),
     ("routing.table", "announce-table"),
     ("routing.pods", "announce-pods"),
     ("routing.services", "announce-services"),
@@ -42,6 +43,8 @@ enum FieldType {
     List,
     /// A map from names to booleans.
     Gates,
+    /// Anything; the flag has it in JSON.
+    Json,
 }
 
 impl FieldType {
@@ -53,6 +56,8 @@ impl FieldType {
             Self::Bool
         } else if name.ends_with("=BOOL,…") {
             Self::Gates
+        } else if name == "JSON" {
+            Self::Json
         } else if name.ends_with(",…") && !name.contains('=') {
             Self::List
         } else {
@@ -66,6 +71,7 @@ impl FieldType {
             Self::Single => "a single value (in quotes if YAML takes it for another type)",
             Self::List => "a list",
             Self::Gates => "a map of names to true or false",
+            Self::Json => "a map of fields",
         }
     }
 }
@@ -156,6 +162,7 @@ fn written(field_type: FieldType, value: &Value) -> Option<String> {
             };
             joined(gates.iter().map(gate).collect())
         }
+        (FieldType::Json, value) => value.json().map(|json| json.to_string()),
         (FieldType::Bool | FieldType::List | FieldType::Gates, _) => None,
     }
 }

@@ -188,6 +188,25 @@ impl Value {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
+    /// The same in JSON; `None` if a number is not written as a JSON document would have it.
+    pub(super) fn json(&self) -> Option<serde_json::Value> {
+        Some(match self {
+            Self::Null => serde_json::Value::Null,
+            Self::Bool(value) => (*value).into(),
+            Self::Integer(value) => i64::try_from(*value).ok()?.into(),
+            Self::Float(_) => return None,
+            Self::Text(text) => text.as_str().into(),
+            Self::List(items) => {
+                items.iter().map(|item| item.value.json()).collect::<Option<Vec<_>>>()?.into()
+            }
+            Self::Map(fields) => fields
+                .iter()
+                .map(|(name, node)| Some((name.clone(), node.value.json()?)))
+                .collect::<Option<serde_json::Map<_, _>>>()?
+                .into(),
+        })
+    }
+
     /// A single value as text for a flag.
     pub(super) fn scalar(&self) -> Option<String> {
         match self {

@@ -39,6 +39,7 @@ fn hostile_view() -> View {
             unrecorded_interfaces: 0,
             routing: None,
             announcements: None,
+            bgp: None,
             ipvs: Some(IpvsStatus {
                 draining: vec![DrainingStatus {
                     service: text(),

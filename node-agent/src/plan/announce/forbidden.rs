@@ -24,6 +24,7 @@ pub(super) struct Forbidding<'a> {
     name: &'a Arc<str>,
     api: BTreeSet<IpAddr>,
     gateways: &'a BTreeSet<IpAddr>,
+    peers: &'a BTreeSet<IpAddr>,
     pod_ranges: Vec<(IpNetwork, &'a Arc<str>)>,
 }
 
@@ -46,6 +47,7 @@ impl<'a> Forbidding<'a> {
             name,
             api: endpoints.map(|endpoint| endpoint.address).collect(),
             gateways: &by.surveyed.gateways,
+            peers: &by.settings.peers,
             pod_ranges: own_ranges.chain(ranges).collect(),
         }
     }
@@ -88,7 +90,7 @@ impl<'a> Forbidding<'a> {
             .or_else(|| self.host_in(address.into()))
     }
 
-    /// An address of a node, of the API server or of a gateway in a range.
+    /// An address of a node, of the API server, of a gateway or of a peer in a range.
     fn host_in(&self, range: IpNetwork) -> Option<Forbidden> {
         let (first, last) = (range.network(), range.broadcast());
         let node = self.nodes.range(first..=last).next().map(|(address, node)| {
@@ -96,7 +98,8 @@ impl<'a> Forbidding<'a> {
         });
         let api = || self.api.range(first..=last).next().copied().map(Forbidden::ApiServer);
         let gateway = || self.gateways.range(first..=last).next().copied().map(Forbidden::Gateway);
-        node.or_else(api).or_else(gateway)
+        let peer = || self.peers.range(first..=last).next().copied().map(Forbidden::Peer);
+        node.or_else(api).or_else(gateway).or_else(peer)
     }
 }
 

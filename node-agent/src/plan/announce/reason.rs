@@ -66,6 +66,8 @@ pub enum Forbidden {
     ApiServer(IpAddr),
     /// Those of a neighbour through whom this node's routes lead.
     Gateway(IpAddr),
+    /// Those of a router with whom this node speaks BGP.
+    Peer(IpAddr),
     /// Pods' of this node, or of another one.
     PodRange {
         /// The podCIDR.
@@ -156,6 +158,7 @@ impl fmt::Display for Forbidden {
             }
             Self::ApiServer(address) => write!(f, "{address} is the API server's address"),
             Self::Gateway(address) => write!(f, "{address} is a gateway of this node"),
+            Self::Peer(address) => write!(f, "{address} is a BGP peer of this node"),
             Self::PodRange { range, node } => write!(f, "it overlaps {range} of Node {node}"),
         }
     }

@@ -22,6 +22,7 @@ fn announce() -> AnnounceSettings {
         most_pods: 512,
         ignores_exclusion: false,
         drain_taints: vec!["example.com/away".to_owned()],
+        peers: BTreeSet::new(),
     }
 }
 

@@ -40,6 +40,7 @@ fn wanted(ranges: &[&str], vips: &[&str], drain: Drain) -> Announcements {
             most_pods: 512,
             ignores_exclusion: false,
             drain_taints: Vec::new(),
+            peers: BTreeSet::new(),
         },
         plan: planner.plan(),
         world: planner.model().snapshot().expect("all is listed"),

@@ -98,6 +98,7 @@ pub fn node(raw: &Node, warnings: &mut Vec<Warning>) -> Result<model::Node, Obje
         excluded: raw.metadata.label(EXCLUDE_LABEL).is_some(),
         network_unavailable: raw.status.iter().any(is_network_unavailable),
         taints: taints(raw).iter().map(|taint| taint.key.as_str().into()).collect(),
+        labels: labels(raw),
     })
 }
 
@@ -132,6 +133,11 @@ fn addresses(raw: &Node, wanted: &str, notes: &mut Notes<'_>) -> Vec<IpAddr> {
         }
     }
     addresses
+}
+
+fn labels(raw: &Node) -> model::Labels {
+    let labels = raw.metadata.labels.iter().flatten();
+    labels.map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
 
 fn taints(raw: &Node) -> &[Taint] {

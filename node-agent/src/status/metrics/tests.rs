@@ -55,6 +55,7 @@ fn names_and_types_are_these() {
         "denizen_routing_repaired_routes counter",
         "denizen_routing_unannounced_prefixes gauge",
         "denizen_routing_refused_announcements gauge",
+        "denizen_bgp_speaker_up gauge",
         "denizen_ipvs_virtual_servers gauge",
         "denizen_ipvs_carried_by_nftables gauge",
         "denizen_ipvs_draining_endpoints gauge",

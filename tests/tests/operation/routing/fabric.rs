@@ -3,73 +3,20 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::binary;
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::netns::{self, Netns};
+use denizen_tests::netns;
 use denizen_tests::probe::Probe;
 use denizen_tests::world::ip;
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::segment::{Node, Segment, addresses, objects};
+use super::speaker::Bird;
 use super::table::{FLAGS, VIPS, web};
 use super::{BOUND, ranges};
-
-/// BIRD in a network namespace.
-struct Bird {
-    child: Child,
-    socket: PathBuf,
-}
-
-impl Bird {
-    fn start(netns: &Netns, folder: &Path, name: &str, configuration: &str) -> Result<Self> {
-        let (file, socket) = (folder.join(format!("{name}.conf")), folder.join(name));
-        fs::write(&file, configuration)?;
-        let mut command = program("bird")?;
-        command.arg("-f").arg("-c").arg(&file).arg("-s").arg(&socket);
-        let output = fs::File::create(folder.join(format!("{name}.log")))?;
-        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        let child = netns.run(|| command.spawn())?.context("cannot start bird")?;
-        Ok(Self { child, socket })
-    }
-
-    /// What it answers.
-    fn ask(&self, words: &str) -> Result<String> {
-        let mut command = program("birdcl")?;
-        command.arg("-s").arg(&self.socket).args(words.split(' '));
-        let output = command.output()?;
-        ensure!(output.status.success(), "birdcl {words}: {output:?}");
-        Ok(String::from_utf8(output.stdout)?)
-    }
-
-    /// How many updates and withdrawals each session has got, as BIRD counts them.
-    fn heard(&self) -> Result<Vec<String>> {
-        let shown = self.ask("show protocols all")?;
-        let counts = shown.lines().map(str::trim).filter(|line| line.starts_with("Import "));
-        Ok(counts.map(str::to_owned).collect())
-    }
-}
-
-impl Drop for Bird {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// One of BIRD's programs, as `tests/run` unpacked them.
-fn program(name: &str) -> Result<Command> {
-    let folder = binary::bird()?;
-    let mut command = Command::new(folder.join("usr/sbin").join(name));
-    let libraries = fs::read_dir(folder.join("usr/lib"))?.flatten().map(|entry| entry.path());
-    let libraries = std::env::join_paths(libraries)?;
-    command.env("LD_LIBRARY_PATH", libraries);
-    Ok(command)
-}
 
 /// The router that has this number among the segment's nodes.
 fn router(number: u8) -> String {

@@ -1,9 +1,14 @@
 //! `--routing-mode`: `direct`, by which the pods of three nodes on one network reach each other
 //! through routes that nobody else made, and in `table` announcements.
 
+mod bgp;
 mod fabric;
+mod hostile;
+mod rendered;
 mod segment;
+mod speaker;
 mod table;
+mod underlay;
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -37,8 +37,8 @@ pub(super) struct Segment {
     /// By number, from 1 on.
     pub(super) nodes: Vec<Node>,
     pub(super) manifests: Manifests,
-    _switch: Netns,
-    _folder: TempDir,
+    switch: Netns,
+    pub(super) folder: TempDir,
 }
 
 /// One of them. What runs in it ends before it does.
@@ -88,6 +88,25 @@ pub(super) fn routes_to(numbers: &[u8]) -> Vec<String> {
     v4.chain(numbers.iter().map(|number| route(number, 1, " pref medium"))).collect()
 }
 
+/// A host with these addresses that forwards.
+fn host(label: &str, number: u8, switch: &Netns) -> Result<Netns> {
+    let netns = Netns::new(label)?;
+    let forwarding = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
+    for key in forwarding.iter().chain(&["net.ipv6.conf.all.keep_addr_on_down"]) {
+        netns.sysctl(key, "1")?;
+    }
+    switch.ip(&format!(
+        "link add port{number} type veth peer name eth0 netns {}\n\
+         link set port{number} master switch up",
+        netns.name()
+    ))?;
+    let [v4, v6] = [0, 1].map(|family| addresses(number)[family]);
+    netns.ip(&format!(
+        "addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad\nlink set eth0 up"
+    ))?;
+    Ok(netns)
+}
+
 impl Segment {
     /// Nobody routes yet.
     pub(super) fn new(label: &str) -> Result<Self> {
@@ -98,7 +117,12 @@ impl Segment {
         switch.ip("link add switch type bridge\nlink set switch up")?;
         let node = |number| Node::new(label, number, &switch, &folder, &manifests);
         let nodes = (1..=NODES).map(node).collect::<Result<_>>()?;
-        Ok(Self { nodes, manifests, _switch: switch, _folder: folder })
+        Ok(Self { nodes, manifests, switch, folder })
+    }
+
+    /// One more host on the network: a router.
+    pub(super) fn join(&self, label: &str, number: u8) -> Result<Netns> {
+        host(label, number, &self.switch)
     }
 
     /// Starts all agents, waits until each has its routes, and attaches a pod on each node.
@@ -122,20 +146,7 @@ impl Node {
         folder: &TempDir,
         manifests: &Manifests,
     ) -> Result<Self> {
-        let netns = Netns::new(&format!("{label}-node{number}"))?;
-        let forwarding = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
-        for key in forwarding.iter().chain(&["net.ipv6.conf.all.keep_addr_on_down"]) {
-            netns.sysctl(key, "1")?;
-        }
-        switch.ip(&format!(
-            "link add port{number} type veth peer name eth0 netns {}\n\
-             link set port{number} master switch up",
-            netns.name()
-        ))?;
-        let [v4, v6] = [0, 1].map(|family| addresses(number)[family]);
-        netns.ip(&format!(
-            "addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad\nlink set eth0 up"
-        ))?;
+        let netns = host(&format!("{label}-node{number}"), number, switch)?;
         let run_dir = folder.path().join(format!("run-{number}"));
         std::fs::create_dir_all(&run_dir)?;
         let (folder, manifests) = (folder.path().join(format!("node-{number}")), manifests.clone());
@@ -194,6 +205,14 @@ impl Node {
         let server = serve(&pod.netns, &pod.addresses, &[(Protocol::Tcp, PORT)])?;
         self.pod = Some((server, pod));
         Ok(())
+    }
+
+    /// Attaches a pod, which serves, through this chain.
+    pub(super) fn attach_by(&self, chain: &Chain) -> Result<(Server, Pod)> {
+        let name = format!("default/{}-{}", chain.name, self.number);
+        let pod = Pod::attach(&self.netns, Netns::new("direct-pod")?, &name, chain)?;
+        let server = serve(&pod.netns, &pod.addresses, &[(Protocol::Tcp, PORT)])?;
+        Ok((server, pod))
     }
 
     pub(super) fn pod(&self) -> Result<&Pod> {

@@ -1,0 +1,125 @@
+//! BIRD's control socket: one line asks, and lines with a code of four digits answer
+//! (doc/reply_codes of BIRD 2).
+
+#![expect(clippy::disallowed_methods, reason = "BIRD may not answer")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Take};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// The longest that one answer may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The most bytes of one answer.
+const LONGEST: u64 = 4 << 20;
+
+/// Why BIRD could not be asked, or refuses.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// Nobody listens.
+    #[error("BIRD does not answer at {path}: {source}")]
+    Away {
+        /// The socket.
+        path: String,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The connection broke, or the answer is too long.
+    #[error("BIRD's answer is incomplete: {0}")]
+    Broken(#[from] std::io::Error),
+    /// It takes too long.
+    #[error("BIRD does not answer within {} s", PATIENCE.as_secs())]
+    Late,
+    /// BIRD says no.
+    #[error("BIRD refuses: {0}")]
+    Refused(String),
+}
+
+/// A connection to BIRD.
+#[derive(Debug)]
+pub struct Control(BufReader<Take<UnixStream>>);
+
+impl Control {
+    /// Connects to this socket.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub async fn connect(path: &Path) -> Result<Self, ControlError> {
+        let away = |source| ControlError::Away { path: path.display().to_string(), source };
+        let connected = timeout(PATIENCE, UnixStream::connect(path)).await;
+        let stream = connected.map_err(|_| ControlError::Late)?.map_err(away)?;
+        let mut control = Self(BufReader::new(stream.take(0)));
+        timeout(PATIENCE, control.answer()).await.map_err(|_| ControlError::Late)??;
+        Ok(control)
+    }
+
+    /// Asks, and returns the lines of the answer without their codes.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub async fn ask(&mut self, words: &str) -> Result<Vec<String>, ControlError> {
+        let asked = async {
+            let line = format!("{words}\n");
+            self.0.get_mut().get_mut().write_all(line.as_bytes()).await?;
+            self.answer().await
+        };
+        timeout(PATIENCE, asked).await.map_err(|_| ControlError::Late)?
+    }
+
+    async fn answer(&mut self) -> Result<Vec<String>, ControlError> {
+        self.0.get_mut().set_limit(LONGEST);
+        let mut lines = Vec::new();
+        loop {
+            let mut line = String::new();
+            if self.0.read_line(&mut line).await? == 0 {
+                return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+            }
+            let line = line.trim_end_matches('\n');
+            match Line::of(line) {
+                Line::More(text) => lines.push(text.to_owned()),
+                Line::Last(text) => {
+                    lines.push(text.to_owned());
+                    return Ok(lines);
+                }
+                Line::Refusal(text) => return Err(ControlError::Refused(text.to_owned())),
+            }
+        }
+    }
+}
+
+/// A line of an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Line<'a> {
+    /// Others follow.
+    More(&'a str),
+    /// The last one.
+    Last(&'a str),
+    /// The last one: the code of an error.
+    Refusal(&'a str),
+}
+
+impl<'a> Line<'a> {
+    /// `CODE-TEXT` and ` TEXT` have others behind them, `CODE TEXT` has not. Codes from 8000 on are
+    /// errors, and two below them.
+    pub(super) fn of(line: &'a str) -> Self {
+        let is_code = |code: &&str| code.bytes().all(|byte| byte.is_ascii_digit());
+        match line.split_at_checked(4).filter(|(code, _)| is_code(code)) {
+            Some((code, rest)) => match rest.strip_prefix('-') {
+                Some(text) => Self::More(text),
+                None if is_refusal(code) => Self::Refusal(rest.trim_start()),
+                None => Self::Last(rest.strip_prefix(' ').unwrap_or(rest)),
+            },
+            // One space stands for the code of the line before.
+            None => Self::More(line.strip_prefix(' ').unwrap_or(line)),
+        }
+    }
+}
+
+/// 0006: it ends, and takes no configuration. 0016: who asks may only read.
+fn is_refusal(code: &str) -> bool {
+    code >= "8000" || matches!(code, "0006" | "0016")
+}

@@ -1,0 +1,27 @@
+//! BIRD 2, which speaks BGP for this node: its configuration as text, what it answers on its control
+//! socket, and the state of its sessions.
+//!
+//! BIRD is a process of its own, so that no restart of the agent ends a session. What is announced
+//! is not in its configuration: it learns that from the kernel's table of announcements. So a change
+//! of a service or a pod never configures it anew.
+
+mod config;
+mod control;
+mod render;
+mod sessions;
+#[cfg(test)]
+mod tests;
+
+pub use self::config::{BirdConfig, Peer};
+pub use self::control::{Control, ControlError};
+pub use self::render::{Rendered, Surroundings, password, render};
+pub use self::sessions::{Session, sessions};
+
+/// The directory for BIRD in the run directory.
+pub const FOLDER: &str = "bird";
+/// The configuration that BIRD starts with, in [`FOLDER`].
+pub const CONFIGURATION: &str = "bird.conf";
+/// The configuration that BIRD is asked to take, in [`FOLDER`].
+pub const NEXT: &str = "bird.conf.next";
+/// BIRD's control socket, in [`FOLDER`].
+pub const SOCKET: &str = "bird.ctl";

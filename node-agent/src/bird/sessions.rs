@@ -1,0 +1,96 @@
+//! The state of BGP sessions, from what BIRD shows of its protocols.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A session with a peer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Session {
+    /// The peer: `peer:NAME`, or `node:ADDRESS` of the mesh.
+    pub peer: String,
+    /// BGP's state: `Established`, `Active`, …
+    pub state: String,
+    /// Since when BIRD's protocol is up or down, as BIRD writes it (its local time).
+    pub since: String,
+    /// Routes that were taken.
+    pub imported: usize,
+    /// Routes that the peer was told.
+    pub exported: usize,
+    /// More routes came than are taken.
+    pub is_limited: bool,
+    /// Why it ended, or cannot begin.
+    pub last_error: Option<String>,
+}
+
+impl Session {
+    /// Routes are exchanged.
+    pub fn is_up(&self) -> bool {
+        self.state == "Established"
+    }
+}
+
+impl fmt::Display for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peer, state, since, imported, exported, is_limited, last_error } = self;
+        write!(f, "{peer} {state} since {since}, {exported} exported, {imported} imported")?;
+        if *is_limited {
+            write!(f, " (no more are taken: importLimit)")?;
+        }
+        last_error.iter().try_for_each(|error| write!(f, ", {error}"))
+    }
+}
+
+/// Reads the answer to `show protocols all`: of each protocol one line, with details below it.
+pub fn sessions(lines: &[String]) -> Vec<Session> {
+    let mut found: Vec<Session> = Vec::new();
+    let mut is_bgp = false;
+    for line in lines {
+        if !line.starts_with(' ') {
+            let begun = session(line);
+            is_bgp = begun.is_some();
+            found.extend(begun);
+        } else if let Some(session) = found.last_mut().filter(|_| is_bgp) {
+            session.note(line.trim());
+        }
+    }
+    found
+}
+
+/// `NAME BGP TABLE STATE DATE TIME INFO`.
+fn session(line: &str) -> Option<Session> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match words.as_slice() {
+        [peer, "BGP", _table, _state, date, time, ..] => Some(Session {
+            peer: (*peer).to_owned(),
+            since: format!("{date} {time}"),
+            ..Session::default()
+        }),
+        _ => None,
+    }
+}
+
+impl Session {
+    fn note(&mut self, line: &str) {
+        let Some((what, value)) = line.split_once(':') else { return };
+        let value = value.trim();
+        match what {
+            "BGP state" => self.state = value.to_owned(),
+            "Last error" => self.last_error = Some(value.to_owned()),
+            "Import limit" | "Receive limit" => self.is_limited |= value.ends_with("[HIT]"),
+            "Routes" => {
+                self.imported += count(value, "imported");
+                self.exported += count(value, "exported");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// `N imported, N exported, …`
+fn count(text: &str, what: &str) -> usize {
+    let parts = text.split(',').map(str::trim);
+    let named = parts.filter_map(|part| part.strip_suffix(what)?.trim().parse::<usize>().ok());
+    named.sum()
+}

@@ -1,0 +1,49 @@
+//! What BIRD has learned, as routes of the main table. They are BIRD's, known by its protocol
+//! number and by the metric that its configuration has.
+
+use denizen_route::{Command, MAIN, RouteError, RouteKey, Routes};
+
+use super::METRIC;
+
+/// `RTPROT_BIRD`.
+pub(super) const BIRD: u8 = 12;
+
+/// The routes that BIRD has made.
+#[derive(Debug)]
+pub struct LearnedRoutes(Routes);
+
+impl LearnedRoutes {
+    /// Opens those of this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn open() -> Result<Self, RouteError> {
+        Ok(Self(Routes::open(BIRD)?))
+    }
+
+    /// How many there are.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn count(&mut self) -> Result<usize, RouteError> {
+        Ok(self.keys()?.len())
+    }
+
+    /// Removes all of them, once BIRD is gone. Returns how many there were.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn remove(&mut self) -> Result<usize, RouteError> {
+        let keys = self.keys()?;
+        let commands: Vec<Command> = keys.into_iter().map(Command::Remove).collect();
+        // Who else removes them meanwhile does no harm.
+        self.0.apply(&commands)?;
+        Ok(commands.len())
+    }
+
+    fn keys(&mut self) -> Result<Vec<RouteKey>, RouteError> {
+        let own = self.0.own()?;
+        let is_learned = |key: &RouteKey| key.table == MAIN && key.metric == METRIC;
+        Ok(own.into_iter().map(|route| route.key).filter(is_learned).collect())
+    }
+}

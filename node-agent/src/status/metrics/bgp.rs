@@ -1,0 +1,53 @@
+//! The metrics of BGP sessions.
+
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::status::BgpStatus;
+
+/// One label with the peer's name.
+type Peer = [(&'static str, String); 1];
+
+/// None while BIRD is not configured by this agent.
+#[derive(Debug, Clone, Default)]
+pub struct Bgp {
+    speaker_up: Gauge,
+    up: Family<Peer, Gauge>,
+    exported: Family<Peer, Gauge>,
+    imported: Family<Peer, Gauge>,
+}
+
+impl Bgp {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let help = "Whether BIRD answers and has its configuration; 0 also while it is not wanted";
+        registry.register("speaker_up", help, metrics.speaker_up.clone());
+        let help = "Whether the BGP session with a peer is established";
+        registry.register("peer_up", help, metrics.up.clone());
+        let help = "Prefixes that a BGP peer was told";
+        registry.register("exported_prefixes", help, metrics.exported.clone());
+        let help = "Prefixes that were taken of a BGP peer";
+        registry.register("imported_prefixes", help, metrics.imported.clone());
+        metrics
+    }
+
+    /// Updates them from the status.
+    pub fn set(&self, status: &BgpStatus) {
+        let Self { speaker_up, up, exported, imported } = self;
+        speaker_up.set(i64::from(status.is_answering && status.is_current));
+        for family in [up, exported, imported] {
+            family.clear();
+        }
+        for session in &status.sessions {
+            let peer: Peer = [("peer", session.peer.clone())];
+            up.get_or_create(&peer).set(i64::from(session.is_up()));
+            exported.get_or_create(&peer).set(gauge(session.exported));
+            imported.get_or_create(&peer).set(gauge(session.imported));
+        }
+    }
+}
+
+fn gauge(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
