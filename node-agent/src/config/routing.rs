@@ -111,7 +111,7 @@ pub enum Routing {
     /// Routes to the other nodes' pods.
     Direct,
     /// Announcements.
-    Table(AnnounceConfig),
+    Table(Box<AnnounceConfig>),
 }
 
 /// What is announced, and where.
@@ -132,7 +132,7 @@ impl Routing {
     pub fn announced(&self) -> Option<&AnnounceConfig> {
         match self {
             Self::Off | Self::Direct => None,
-            Self::Table(config) => Some(config),
+            Self::Table(config) => Some(config.as_ref()),
         }
     }
 }
@@ -154,10 +154,10 @@ impl RoutingArgs {
         match self.routing_mode {
             RoutingMode::Off => Ok(Routing::Off),
             RoutingMode::Direct => Ok(Routing::Direct),
-            RoutingMode::Table => Ok(Routing::Table(self.announced(None)?)),
+            RoutingMode::Table => Ok(Routing::Table(Box::new(self.announced(None)?))),
             RoutingMode::Bird => {
                 let bird = self.bird.clone().ok_or(ConfigError::NoBird)?;
-                Ok(Routing::Table(self.announced(Some(bird))?))
+                Ok(Routing::Table(Box::new(self.announced(Some(bird))?)))
             }
         }
     }
