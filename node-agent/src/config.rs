@@ -214,6 +214,9 @@ impl RunArgs {
         if !policy.has_rules() && !routing.is_on() {
             return Err(ConfigError::NothingToDo);
         }
+        if !policy.services.are_served() && routing.announces() {
+            return Err(ConfigError::WithoutServices("announcing (--routing-mode table or bird)"));
+        }
         Ok(Config {
             policy: policy.check(auto)?,
             run_dir: run_dir.run_dir.clone(),

@@ -146,6 +146,14 @@ impl RoutingArgs {
         }
     }
 
+    /// Whether it announces, which is decided from services.
+    pub(super) fn announces(&self) -> bool {
+        match self.routing_mode {
+            RoutingMode::Off | RoutingMode::Direct => false,
+            RoutingMode::Table | RoutingMode::Bird => true,
+        }
+    }
+
     /// Checks the flags.
     ///
     /// # Errors

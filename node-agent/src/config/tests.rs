@@ -141,6 +141,12 @@ fn wrong_or_contradictory_flags_are_named() {
         ("--services=off --network-policy=off", "leave nothing to do"),
         ("--routing-mode=table --announce-services=external-ips", "--announce-ranges"),
         ("--routing-mode=table --announce-table=254", "254 is not in 1..=252"),
+        ("--routing-mode=bird", "--routing-mode=bird needs --bird"),
+        ("--bird={\"asn\":0}", "asn: it must not be 0"),
+        (
+            "--services=off --routing-mode=table",
+            "announcing (--routing-mode table or bird) is part",
+        ),
         ("--services=off --network-policy=on --open-forward", "--open-forward is part of serving"),
         (
             "--services=off --network-policy=on --egress-masquerade-config /e",

@@ -129,6 +129,23 @@ fn fields_become_flags() {
 }
 
 #[test]
+fn a_section_within_routing_says_how_bird_speaks() {
+    let peer = "{name: tor-a, address: 192.0.2.9, asn: 65001, import: [default, 10.0.0.0/8]}";
+    let text =
+        format!("{HEAD}routing:\n  mode: bird\n  bird: {{asn: 1, mesh: true, peers: [{peer}]}}\n");
+    let Routing::Table(config) = checked(&text, &[]).routing else { panic!("announcements") };
+    let bird = config.bird.expect("BIRD is configured");
+    assert!(bird.mesh && bird.peers[0].import.default && bird.peers[0].import.prefixes.len() == 1);
+    // Nobody announces a peer's address.
+    assert_eq!(config.settings.peers, ["192.0.2.9".parse().unwrap()].into());
+    for (bad, said) in [("{asn: 1.5}", "routing.bird: it is a map, but"), ("{asn: -1}", "asn: ")] {
+        let errors = contents(&command(), &format!("{HEAD}routing: {{bird: {bad}}}\n")).errors;
+        let [error] = errors.as_slice() else { panic!("{bad}: {errors:?}") };
+        assert!(error.to_string().contains(said), "{bad}: {error}");
+    }
+}
+
+#[test]
 fn the_section_of_routing_says_what_is_announced() {
     let text = format!(
         "{HEAD}routing: {{mode: table, table: 200, pods: exact, services: [external-ips, \

@@ -13,6 +13,7 @@ type Peer = [(&'static str, String); 1];
 #[derive(Debug, Clone, Default)]
 pub struct Bgp {
     speaker_up: Gauge,
+    down: Gauge,
     up: Family<Peer, Gauge>,
     exported: Family<Peer, Gauge>,
     imported: Family<Peer, Gauge>,
@@ -23,6 +24,8 @@ impl Bgp {
         let metrics = Self::default();
         let help = "Whether BIRD answers and has its configuration; 0 also while it is not wanted";
         registry.register("speaker_up", help, metrics.speaker_up.clone());
+        let help = "BGP sessions that are not established";
+        registry.register("sessions_down", help, metrics.down.clone());
         let help = "Whether the BGP session with a peer is established";
         registry.register("peer_up", help, metrics.up.clone());
         let help = "Prefixes that a BGP peer was told";
@@ -34,8 +37,9 @@ impl Bgp {
 
     /// Updates them from the status.
     pub fn set(&self, status: &BgpStatus) {
-        let Self { speaker_up, up, exported, imported } = self;
+        let Self { speaker_up, down, up, exported, imported } = self;
         speaker_up.set(i64::from(status.is_answering && status.is_current));
+        down.set(gauge(status.sessions.iter().filter(|it| !it.is_up()).count()));
         for family in [up, exported, imported] {
             family.clear();
         }

@@ -56,6 +56,7 @@ fn names_and_types_are_these() {
         "denizen_routing_unannounced_prefixes gauge",
         "denizen_routing_refused_announcements gauge",
         "denizen_bgp_speaker_up gauge",
+        "denizen_bgp_sessions_down gauge",
         "denizen_ipvs_virtual_servers gauge",
         "denizen_ipvs_carried_by_nftables gauge",
         "denizen_ipvs_draining_endpoints gauge",
