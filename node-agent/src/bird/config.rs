@@ -10,6 +10,7 @@ use ipnetwork::IpNetwork;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
+use super::BGP_PORT;
 use crate::duration::duration;
 use crate::model::{Labels, family_of};
 use crate::plan::Class;
@@ -126,7 +127,7 @@ fn default_restart() -> Duration {
 }
 
 fn default_port() -> u16 {
-    179
+    BGP_PORT
 }
 
 fn default_limit() -> u32 {

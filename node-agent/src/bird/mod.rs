@@ -17,6 +17,8 @@ pub use self::control::{Control, ControlError};
 pub use self::render::{Rendered, Surroundings, password, render};
 pub use self::sessions::{Session, sessions};
 
+/// BGP's port.
+pub const BGP_PORT: u16 = 179;
 /// The directory for BIRD in the run directory.
 pub const FOLDER: &str = "bird";
 /// The configuration that BIRD starts with, in [`FOLDER`].

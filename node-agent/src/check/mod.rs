@@ -6,6 +6,7 @@
 //! | `kernel` | what the kernel and iptables' programs can do |
 //! | `settings` | kernel settings, and the room of connection tracking |
 //! | `others` | other service proxies, engines of NetworkPolicy, firewalls, listeners |
+//! | `routing` | what keeps this node from announcing |
 //! | `plugin` | the CNI configuration, the plugin's program, its records |
 //! | `api` | the API server, or the manifests |
 //! | `agent` | what the running agent says of itself |
@@ -17,6 +18,7 @@ mod kernel;
 mod others;
 mod plugin;
 mod report;
+mod routing;
 mod settings;
 
 use std::path::PathBuf;
@@ -24,7 +26,7 @@ use std::path::PathBuf;
 use denizen_state::StateError;
 
 use crate::backend::BackendName;
-use crate::config::{Listen, NetworkPolicyMode, Objects, ObjectsError};
+use crate::config::{Listen, NetworkPolicyMode, Objects, ObjectsError, Routing};
 use crate::control::ControlError;
 use crate::iptables::Variant;
 use crate::model::{LocalPod, PodSet};
@@ -56,6 +58,8 @@ pub struct Subject {
     pub conntrack: Conntrack,
     /// The addresses that serve HTTP.
     pub listen: Listen,
+    /// What is announced.
+    pub routing: Routing,
     /// The folder of the kernel's settings.
     pub sysctls: PathBuf,
     /// The run directory.

@@ -4,6 +4,7 @@
 use std::net::{SocketAddr, TcpListener};
 
 use super::kernel::not_permitted;
+use super::routing::announcing;
 use super::{Check, Finding, Subject, Topic};
 use crate::backend::iptables::processes_called;
 use crate::config::NetworkPolicyMode;
@@ -22,6 +23,7 @@ pub(super) fn checks(subject: &Subject) -> Vec<Check> {
         asked(Topic::ServiceProxies, |subject| vec![service_proxies(subject)]),
         asked(Topic::PolicyEngines, |subject| vec![policy_engines(subject)]),
         asked(Topic::ForwardChains, forward_chains),
+        asked(Topic::Announcing, announcing),
         ports(subject).into_iter().map(|finding| Check::new(Topic::Ports, finding)).collect(),
     ]
     .concat()

@@ -57,6 +57,7 @@ pub enum Topic {
     ServiceProxies,
     PolicyEngines,
     ForwardChains,
+    Announcing,
     Ports,
     CniConfiguration,
     Plugin,
@@ -74,7 +75,7 @@ pub enum Topic {
 
 impl Topic {
     /// All of them, in the order in which they are checked.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Permissions,
         Self::Nftables,
         Self::Iptables,
@@ -91,6 +92,7 @@ impl Topic {
         Self::ServiceProxies,
         Self::PolicyEngines,
         Self::ForwardChains,
+        Self::Announcing,
         Self::Ports,
         Self::CniConfiguration,
         Self::Plugin,
@@ -125,6 +127,7 @@ impl Topic {
             Self::ServiceProxies => (Group::OtherPrograms, "service-proxies"),
             Self::PolicyEngines => (Group::OtherPrograms, "policy-engines"),
             Self::ForwardChains => (Group::OtherPrograms, "forward-chains"),
+            Self::Announcing => (Group::OtherPrograms, "announcing"),
             Self::Ports => (Group::OtherPrograms, "ports"),
             Self::CniConfiguration => (Group::CniPlugin, "cni-configuration"),
             Self::Plugin => (Group::CniPlugin, "plugin"),

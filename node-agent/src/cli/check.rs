@@ -9,7 +9,9 @@ use clap::Args;
 use super::{Output, block_on, show, unusable};
 use crate::backend::BackendName;
 use crate::check::{self, Subject, Verdict};
-use crate::config::{ConntrackArgs, InCluster, ListenArgs, ObjectsArgs, PolicyArgs, RunDirArgs};
+use crate::config::{
+    ConntrackArgs, InCluster, ListenArgs, ObjectsArgs, PolicyArgs, RoutingArgs, RunDirArgs,
+};
 use crate::control::{self, ControlError, Empty, Request};
 use crate::plan::Policy;
 use crate::source::{Features, state_file};
@@ -36,6 +38,9 @@ pub(super) struct CheckArgs {
 
     #[command(flatten)]
     objects: ObjectsArgs,
+
+    #[command(flatten)]
+    routing: RoutingArgs,
 
     #[command(flatten)]
     conntrack: ConntrackArgs,
@@ -101,6 +106,7 @@ impl CheckArgs {
                 false => Conntrack::UNCHANGED,
             },
             listen: self.listen.check()?,
+            routing: self.routing.check()?,
             sysctls: sysctls.clone(),
             run_dir: run_dir.clone(),
             cni_conf_dir: self.cni_conf_dir.clone(),

@@ -158,7 +158,7 @@ impl RoutingArgs {
     ///
     /// # Errors
     /// [`ConfigError::NoAnnounceRanges`], [`ConfigError::NoBird`].
-    pub(super) fn check(&self) -> Result<Routing, ConfigError> {
+    pub fn check(&self) -> Result<Routing, ConfigError> {
         match self.routing_mode {
             RoutingMode::Off => Ok(Routing::Off),
             RoutingMode::Direct => Ok(Routing::Direct),

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -16,7 +17,13 @@ type Expected = (&'static str, &'static str, &'static str);
 /// What is wrong, how it is made so, flags, and what is found.
 type Fault = (&'static str, fn(&Node) -> Result<()>, &'static [&'static str], Expected);
 
-const FAULTS: [Fault; 17] = [
+const FAULTS: [Fault; 18] = [
+    (
+        "packets are looked up in the table of announcements",
+        |node| node.netns.ip("rule add priority 77 lookup 219"),
+        &["--routing-mode=table"],
+        ("announcing", "failure", "routing rule 77 (`ip rule`) leads to table 219"),
+    ),
     (
         "nothing is forwarded",
         |node| node.netns.sysctl("net.ipv4.ip_forward", "0"),
@@ -266,6 +273,22 @@ fn kube_proxy_beside_denizen_is_found_and_with_services_off_it_is_well() -> Resu
     let off = node.check(&["--services=off", "--network-policy=on"])?;
     off.ensure_well()?;
     off.ensure("service-proxies", "ok", "kube-proxy serves services")
+}
+
+#[test]
+fn who_listens_where_bird_would_is_found() -> Result<()> {
+    let node = Node::new("check-bgp")?;
+    let flags = ["--routing-mode=bird", r#"--bird={"asn":1}"#];
+    node.check(&flags)?.ensure_well()?;
+    let listener = node.netns.run(|| TcpListener::bind("0.0.0.0:179"))??;
+    node.check(&flags)?.ensure_only("announcing", "failure", "listens at port 179")?;
+    node.check(&["--routing-mode=table"])?.ensure_well()?;
+    // The agent's own.
+    fs::create_dir_all(node.path("run/bird"))?;
+    let _bird = UnixListener::bind(node.path("run/bird/bird.ctl"))?;
+    node.check(&flags)?.ensure_well()?;
+    drop(listener);
+    Ok(())
 }
 
 #[test]
