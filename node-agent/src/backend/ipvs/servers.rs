@@ -243,6 +243,7 @@ impl<H: Host> Servers<H> {
         self.due = self.wanted.keys().chain(self.known.keys()).copied().collect();
         self.reconsidered.extend(&self.due);
         self.has_moved = true;
+        self.leaving.has_routes = true;
         self.is_unknown = false;
         Ok(())
     }
@@ -271,6 +272,7 @@ impl<H: Host> Servers<H> {
         if extent == Extent::WhatIsSafe || !self.is_complete {
             self.due.extend(later);
         } else {
+            self.leaving.has_routes |= !later.is_empty();
             let gone = self.removals(&later)?;
             changes += gone.len();
             is_as_known &= self.apply(&gone)?;

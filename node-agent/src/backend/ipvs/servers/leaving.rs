@@ -26,6 +26,8 @@ pub(super) struct Leaving {
     servers: BTreeMap<ServerKey, u32>,
     endpoints: BTreeMap<(ServerKey, SocketAddr), u32>,
     addresses: BTreeMap<IpAddr, u32>,
+    /// There may be routes of addresses without virtual servers. All are compared then.
+    pub has_routes: bool,
     /// The addresses of the recorded pods: when one of them ends, its address is missing here.
     pods: BTreeSet<IpAddr>,
     /// Those that have ended, until their connections have, too.
@@ -121,6 +123,9 @@ impl<H: Host> Servers<H> {
     /// earlier look. Until then rules refuse what clients still send there, so that they need not
     /// wait for an answer.
     pub(super) fn remove_routes(&mut self) -> Result<usize, ServersError> {
+        if !std::mem::take(&mut self.leaving.has_routes) {
+            return Ok(0);
+        }
         let used: BTreeSet<IpAddr> =
             self.wanted.keys().chain(self.known.keys()).map(|key| key.at.ip()).collect();
         let Leaving { looks, servers, endpoints, addresses, .. } = &mut self.leaving;
