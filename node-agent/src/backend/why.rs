@@ -162,6 +162,10 @@ pub enum Why {
     AdmitEstablished,
     /// Where INPUT drops by default, a load balancer must still reach the health-check node ports.
     HealthCheck,
+    /// A service's address that is routed to this node for IPVS is no address of a link. A
+    /// neighbour that took it for one would send there what other machines may serve: MetalLB's
+    /// announcements, another node's.
+    NoNeighbour,
     /// With `route_localnet` on, a neighbour could reach programs that listen on loopback only.
     Martian,
     /// iptables, in kube-proxy's words: as [`Self::Arriving`] and [`Self::Sending`] in nat; in
@@ -294,6 +298,9 @@ impl Why {
             Self::AdmitEstablished => "belongs to a connection that was admitted",
             Self::HealthCheck => "a load balancer asks here whether this node serves",
             Self::Martian => "loopback addresses are for this node alone",
+            Self::NoNeighbour => {
+                "no ARP answer: the address is routed here for IPVS and belongs to no link"
+            }
             Self::ServicePortals => "kubernetes service portals",
             Self::ExternalPortals => "kubernetes externally-visible service portals",
             Self::PostroutingRules => "kubernetes postrouting rules",

@@ -57,7 +57,7 @@ fn places(kernel: &mut Kernel) -> Result<Vec<Place>, NetlinkError> {
 fn place(chain: ChainView<'_>) -> Option<Place> {
     let family = chain.family().filter(|family| match family {
         Family::Ip | Family::Ip6 | Family::Inet => true,
-        Family::Bridge => false,
+        Family::Arp | Family::Bridge => false,
     })?;
     let place = Place {
         family,

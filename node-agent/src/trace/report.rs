@@ -179,7 +179,9 @@ impl Words<'_> {
         HookReport {
             hook: match message.family {
                 Some(Family::Bridge) => format!("bridge {name}"),
-                Some(Family::Ip | Family::Ip6 | Family::Inet) | None => name.to_owned(),
+                Some(Family::Ip | Family::Ip6 | Family::Inet | Family::Arp) | None => {
+                    name.to_owned()
+                }
             },
             input: named(packet.input),
             output: named(packet.output),

@@ -129,7 +129,7 @@ impl Expressions<'_> {
         match (self.family, version) {
             (Family::Bridge, Some(version)) => self.statement(&Statement::carries(version)),
             (Family::Inet, Some(version)) => self.statement(&Statement::is_of(version)),
-            (Family::Ip | Family::Ip6, _) | (_, None) => {}
+            (Family::Ip | Family::Ip6 | Family::Arp, _) | (_, None) => {}
         }
         if key.contains(&Field::ArpSender) {
             self.statement(&Statement::carries_arp());

@@ -14,19 +14,23 @@ pub enum Family {
     Ip6,
     /// IP packets of both versions.
     Inet,
+    /// ARP messages.
+    Arp,
     /// Frames that come in through a port of a bridge, whatever they carry.
     Bridge,
 }
 
 impl Family {
-    const ALL: [Self; 4] = [Self::Ip, Self::Ip6, Self::Inet, Self::Bridge];
+    const ALL: [Self; 5] = [Self::Ip, Self::Ip6, Self::Inet, Self::Arp, Self::Bridge];
 
-    /// The kernel's number: `NFPROTO_IPV4`, `NFPROTO_IPV6`, `NFPROTO_INET` or `NFPROTO_BRIDGE`.
+    /// The kernel's number: `NFPROTO_IPV4`, `NFPROTO_IPV6`, `NFPROTO_INET`, `NFPROTO_ARP` or
+    /// `NFPROTO_BRIDGE`.
     pub fn number(self) -> u8 {
         let number = match self {
             Self::Ip => libc::NFPROTO_IPV4,
             Self::Ip6 => libc::NFPROTO_IPV6,
             Self::Inet => libc::NFPROTO_INET,
+            Self::Arp => libc::NFPROTO_ARP,
             Self::Bridge => libc::NFPROTO_BRIDGE,
         };
         number as u8
@@ -45,6 +49,7 @@ impl fmt::Display for Family {
             Self::Ip => "ip",
             Self::Ip6 => "ip6",
             Self::Inet => "inet",
+            Self::Arp => "arp",
             Self::Bridge => "bridge",
         })
     }

@@ -16,6 +16,8 @@ pub enum Field {
     /// The IPv4 address that an ARP message says its sender has. A rule that reads it matches ARP
     /// alone.
     ArpSender,
+    /// The IPv4 address that an ARP message asks for. For tables of ARP alone.
+    ArpTarget,
     /// The transport protocol.
     Protocol,
     /// The transport protocol's destination port.
@@ -102,6 +104,7 @@ impl Field {
             Self::DestinationPort | Self::EtherType => 2,
             Self::InputInterface | Self::OutputInterface | Self::InputKind => 16,
             Self::ArpSender
+            | Self::ArpTarget
             | Self::Mark
             | Self::Priority
             | Self::SocketUser
@@ -131,6 +134,7 @@ impl Field {
         match self {
             Self::Source(version) | Self::Destination(version) => Some(version),
             Self::ArpSender
+            | Self::ArpTarget
             | Self::Protocol
             | Self::DestinationPort
             | Self::TransportByte(_)
@@ -160,6 +164,7 @@ impl Field {
             Self::Destination(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 24),
             // Behind the fixed part of the header and an Ethernet address.
             Self::ArpSender => Load::Payload(NETWORK_HEADER, 14),
+            Self::ArpTarget => Load::Payload(NETWORK_HEADER, 24),
             Self::DestinationPort => Load::Payload(TRANSPORT_HEADER, 2),
             Self::TransportByte(at) => Load::Payload(TRANSPORT_HEADER, u32::from(at)),
             Self::Icmpv6Type => Load::Payload(TRANSPORT_HEADER, 0),
@@ -186,6 +191,7 @@ impl Field {
             Self::Source(_)
             | Self::Destination(_)
             | Self::ArpSender
+            | Self::ArpTarget
             | Self::Protocol
             | Self::DestinationPort
             | Self::TransportByte(_)
@@ -218,9 +224,8 @@ impl Field {
         match self {
             Self::IpFamily => (1, "nf_proto"),
             Self::TransportByte(_) | Self::Random(_) => (4, "integer"),
-            Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) | Self::ArpSender => {
-                (7, "ipv4_addr")
-            }
+            Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) => (7, "ipv4_addr"),
+            Self::ArpSender | Self::ArpTarget => (7, "ipv4_addr"),
             Self::Source(IpVersion::V6) | Self::Destination(IpVersion::V6) => (8, "ipv6_addr"),
             Self::EtherType => (10, "ether_type"),
             Self::Protocol => (12, "inet_proto"),
@@ -254,6 +259,7 @@ impl Field {
             (Self::Destination(IpVersion::V6), _) => payload(13, 9),
             (Self::Icmpv6Type, _) => payload(14, 1),
             (Self::ArpSender, _) => payload(15, 8),
+            (Self::ArpTarget, _) => payload(15, 9),
             (_, Load::Payload(..)) => payload(11, 2),
             (_, Load::Meta(key)) => expression(META, &numbers(&[key])),
             (_, Load::Connection(key)) => expression(CONNECTION, &numbers(&[key, NO_DIRECTION])),
@@ -269,7 +275,7 @@ impl Field {
             Self::Source(version) | Self::Destination(version) => {
                 or_unknown(f, read_address(version, value))
             }
-            Self::ArpSender => or_unknown(f, read_address(IpVersion::V4, value)),
+            Self::ArpSender | Self::ArpTarget => or_unknown(f, read_address(IpVersion::V4, value)),
             Self::Protocol => match value.first() {
                 Some(6) => f.write_str("tcp"),
                 Some(17) => f.write_str("udp"),
@@ -327,6 +333,7 @@ impl Field {
             Self::Source(_)
             | Self::Destination(_)
             | Self::ArpSender
+            | Self::ArpTarget
             | Self::Protocol
             | Self::DestinationPort
             | Self::TransportByte(_)
@@ -366,6 +373,7 @@ impl fmt::Display for Field {
             Self::Source(version) => write!(f, "{} saddr", version.header()),
             Self::Destination(version) => write!(f, "{} daddr", version.header()),
             Self::ArpSender => f.write_str("arp saddr ip"),
+            Self::ArpTarget => f.write_str("arp daddr ip"),
             Self::Protocol => f.write_str("meta l4proto"),
             Self::DestinationPort => f.write_str("th dport"),
             Self::TransportByte(at) => write!(f, "@th,{},8", u32::from(*at) * 8),

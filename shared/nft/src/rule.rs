@@ -51,7 +51,7 @@ impl Kind {
     }
 }
 
-/// A hook of the network stack. Bridges have the same, with the same numbers.
+/// A hook of the network stack. Bridges have the same, with the same numbers; ARP has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
     /// What arrives, before it is routed.
@@ -64,17 +64,19 @@ pub enum Hook {
     Output,
     /// What leaves, after it is routed.
     Postrouting,
+    /// ARP messages that arrive.
+    ArpInput,
 }
 
 impl Hook {
-    /// All of them.
+    /// Those of IP packets.
     pub const ALL: [Self; 5] =
         [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
 
-    /// `enum nf_inet_hooks`, `NF_BR_…`.
+    /// `enum nf_inet_hooks`, `NF_BR_…`, `NF_ARP_IN`.
     pub fn number(self) -> u32 {
         match self {
-            Self::Prerouting => 0,
+            Self::Prerouting | Self::ArpInput => 0,
             Self::Input => 1,
             Self::Forward => 2,
             Self::Output => 3,
@@ -86,7 +88,7 @@ impl Hook {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Prerouting => "prerouting",
-            Self::Input => "input",
+            Self::Input | Self::ArpInput => "input",
             Self::Forward => "forward",
             Self::Output => "output",
             Self::Postrouting => "postrouting",

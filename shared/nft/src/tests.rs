@@ -141,7 +141,7 @@ fn chains(schema: &Schema) -> Vec<Chain> {
 
 fn elements(schema: &Schema) -> Vec<Element> {
     let address: IpAddr = match schema.family {
-        Family::Ip => Ipv4Addr::new(10, 0, 0, 0).into(),
+        Family::Ip | Family::Arp => Ipv4Addr::new(10, 0, 0, 0).into(),
         Family::Ip6 | Family::Inet | Family::Bridge => Ipv6Addr::UNSPECIFIED.into(),
     };
     let element = |set, key, value| Element { set, key, value, comment: Some("words".into()) };

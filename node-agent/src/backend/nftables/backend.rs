@@ -12,12 +12,18 @@ use super::sync::{Nftables, Programmed};
 use crate::backend::why::Why;
 use crate::backend::{Backend, Figures, Repair, Report, SetSize};
 use crate::describe::describe;
-use crate::plan::{Changes, Frontend, FrontendKey, Plan};
+use crate::plan::{Changes, Frontend, FrontendAddress, FrontendKey, Plan};
 use denizen_nft::Rendering;
 
 /// Renders a plan, as if its virtual servers were in the kernel. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
     let mut backend = Nftables::offline();
+    let servers = plan.ipvs().into_iter().flat_map(|ipvs| ipvs.servers().keys());
+    let addresses = servers.filter_map(|server| match server.address {
+        FrontendAddress::Ip(ip) => Some(ip),
+        FrontendAddress::Node(_) => None,
+    });
+    backend.hold_cluster_ips(&addresses.collect());
     backend.update_carried(plan, &Changes::from_nothing(plan), &|_| true);
     backend.rendering()
 }
@@ -88,7 +94,7 @@ impl Programmed {
         match self.wanted.table_family {
             TableFamily::Ip(_) => self.update_services(plan, changes, ready),
             // It sees no addresses of services.
-            TableFamily::Bridge => {}
+            TableFamily::Arp | TableFamily::Bridge => {}
         }
     }
 

@@ -23,18 +23,22 @@ pub enum TableFamily {
     /// Frames that come in through a port of a bridge, whatever they carry. First, since they are
     /// detected before they are IP packets.
     Bridge,
+    /// ARP messages. Before the IP tables: without it, no address is to be this node's.
+    Arp,
     /// IP packets of one family.
     Ip(Family),
 }
 
 impl TableFamily {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Bridge, Self::Ip(Family::V4), Self::Ip(Family::V6)];
+    pub const ALL: [Self; 4] =
+        [Self::Bridge, Self::Arp, Self::Ip(Family::V4), Self::Ip(Family::V6)];
 
     /// As the driver has it.
     pub fn lowered(self) -> denizen_nft::Family {
         match self {
             Self::Ip(family) => IpVersion::from(family).into(),
+            Self::Arp => denizen_nft::Family::Arp,
             Self::Bridge => denizen_nft::Family::Bridge,
         }
     }
@@ -51,7 +55,11 @@ impl TableFamily {
 
     /// Whether its packets have addresses of this one's family, and no others.
     pub fn holds(self, address: IpAddr) -> bool {
-        self == Self::Ip(family_of(address))
+        match self {
+            Self::Ip(family) => family == family_of(address),
+            Self::Arp => address.is_ipv4(),
+            Self::Bridge => false,
+        }
     }
 
     /// Those of `ranges` that its packets' addresses may be in.
@@ -206,6 +214,8 @@ pub enum ChainName {
     ClearPortBitHere,
     /// A bridge's filter forward.
     Bridged,
+    /// ARP messages that arrive.
+    ArpInput,
 }
 
 impl fmt::Display for ChainName {
@@ -241,6 +251,7 @@ impl fmt::Display for ChainName {
             Self::ClearPortBit => f.write_str("clear-port-bit"),
             Self::ClearPortBitHere => f.write_str("clear-port-bit-here"),
             Self::Bridged => f.write_str("bridged"),
+            Self::ArpInput => f.write_str("input"),
         }
     }
 }

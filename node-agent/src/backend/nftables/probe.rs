@@ -49,7 +49,7 @@ fn chains(table_family: TableFamily) -> Vec<Chain> {
         |affinity| Class { group: Group::Service, protocol: Protocol::Tcp, size: 2, affinity };
     let config = TableConfig {
         local: vec![match table_family {
-            TableFamily::Ip(_) => LocalTest::Pod,
+            TableFamily::Ip(_) | TableFamily::Arp => LocalTest::Pod,
             TableFamily::Bridge => LocalTest::PodAtItsPort,
         }],
         ..TableConfig::default()

@@ -34,6 +34,7 @@ pub fn chains(table_family: TableFamily, config: &TableConfig) -> Vec<Chain> {
         // IPv6 has no `route_localnet`.
         TableFamily::Ip(Family::V6) => ip_chains(config),
         TableFamily::Bridge => bridge_chains(config),
+        TableFamily::Arp => vec![arp_input()],
     }
 }
 
@@ -124,6 +125,15 @@ fn martians() -> Chain {
     let base_chain =
         BaseChain { kind: Kind::Filter, hook: Hook::Prerouting, priority: RAW_PRIORITY };
     base(ChainName::Martians, base_chain, Why::Martian, rules)
+}
+
+/// The kernel answers ARP for every address with a local route, on every link. It does not answer
+/// neighbour discovery: that wants the address on the link's own device.
+fn arp_input() -> Chain {
+    let drop = [Action::Count, Action::Drop];
+    let rules = vec![Rule::new(Why::NoNeighbour, [Match::In(SetName::VirtualIps)], drop)];
+    let base_chain = BaseChain { kind: Kind::Filter, hook: Hook::ArpInput, priority: 0 };
+    base(ChainName::ArpInput, base_chain, Why::NoNeighbour, rules)
 }
 
 /// Egress masquerade. It is in the forward hook, the last one where the input interface is known,

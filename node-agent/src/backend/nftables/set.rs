@@ -29,6 +29,7 @@ impl SetName {
             Self::LocalPods | Self::BridgedPods | Self::PodPorts | Self::PodPorts6 => {
                 vec![InputInterface, source]
             }
+            Self::VirtualIps => vec![Field::ArpTarget],
             Self::Hairpin => vec![source, destination],
             Self::AllowedSources => [&at_address[..], &[source]].concat(),
             // The number comes first: nft cannot list a rule that updates a set whose key begins
@@ -78,6 +79,7 @@ impl SetName {
             | Self::LocalAffinitySlots
             | Self::LocalNodePortAffinitySlots => number(),
             Self::ClusterIps
+            | Self::VirtualIps
             | Self::NodePortAddresses
             | Self::LocalPods
             | Self::BridgedPods

@@ -99,7 +99,9 @@ impl Table {
     /// These chains in the driver's terms.
     pub fn lowered(&self, chains: &[Chain]) -> Vec<denizen_nft::Chain> {
         let lowered = chains.iter().map(|chain| chain.lowered(self.table_family)).collect();
-        if self.samples_drops { sampled(lowered) } else { lowered }
+        // An ARP message is no packet whose end anybody looks for.
+        let samples = self.samples_drops && self.table_family != TableFamily::Arp;
+        if samples { sampled(lowered) } else { lowered }
     }
 
     /// The chains of a class.
@@ -227,8 +229,14 @@ impl Table {
         self.recount_cluster_ip(ip, is(wanted), is(now), delta);
     }
 
-    /// Addresses whose unused ports are refused even if no service has them.
+    /// Addresses whose unused ports are refused even if no service has them; and of which no
+    /// neighbour learns that they are this node's.
     pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>, delta: &mut Difference) {
+        if self.table_family == TableFamily::Arp {
+            let own = addresses.iter().filter(|ip| ip.is_ipv4());
+            let wanted = own.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
+            return self.change_members(SetName::VirtualIps, wanted, delta);
+        }
         let wanted = addresses.iter().copied().filter(|ip| self.table_family.holds(*ip)).collect();
         let before = std::mem::replace(&mut self.held, wanted);
         let new: Vec<IpAddr> = self.held.difference(&before).copied().collect();
@@ -265,7 +273,7 @@ impl Table {
             let port = pod.port.as_deref().filter(|_| self.config.proves_ports());
             let interface = match (self.table_family, port) {
                 (TableFamily::Bridge, Some(port)) => port,
-                (TableFamily::Bridge | TableFamily::Ip(_), _) => &pod.interface,
+                (TableFamily::Bridge | TableFamily::Arp | TableFamily::Ip(_), _) => &pod.interface,
             };
             for ip in pod.ips.iter().copied() {
                 let key = Key::EMPTY.interface(interface).address(ip);
@@ -286,6 +294,7 @@ impl Table {
             (TableFamily::Ip(family), of_ip) if family != of_ip => &[],
             (TableFamily::Ip(_), _) if by_port => &[SetName::LocalPods, SetName::BridgedPods],
             (TableFamily::Ip(_), _) => &[SetName::LocalPods],
+            (TableFamily::Arp, _) => &[],
             (TableFamily::Bridge, _) if !by_port => &[],
             (TableFamily::Bridge, Family::V4) => &[SetName::PodPorts],
             (TableFamily::Bridge, Family::V6) => &[SetName::PodPorts6],

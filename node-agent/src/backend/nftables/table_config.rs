@@ -3,6 +3,7 @@
 use ipnetwork::IpNetwork;
 
 use super::name::TableFamily;
+use crate::model::Family;
 use crate::plan::{LocalTest, NodePlan, NodeSide};
 
 /// What the constant part depends on.
@@ -29,15 +30,17 @@ impl TableConfig {
                 TableFamily::Ip(family) => node.detection.tests(family).cloned().collect(),
                 // It sees ports, and leaves the rest to the IP tables.
                 TableFamily::Bridge => node.detection.ports().cloned().collect(),
+                TableFamily::Arp => Vec::new(),
             },
             service_ranges: table_family.own(&node.service_ranges),
             egress: match table_family {
                 TableFamily::Ip(family) => node.egress.kept(family).map(<[_]>::to_vec),
-                TableFamily::Bridge => None,
+                TableFamily::Arp | TableFamily::Bridge => None,
             },
             node_side: node.node_side,
             by_ipvs: match table_family {
                 TableFamily::Ip(family) => node.route_sources.contains_key(&family),
+                TableFamily::Arp => node.route_sources.contains_key(&Family::V4),
                 TableFamily::Bridge => false,
             },
         }

@@ -1,4 +1,5 @@
-//! Whether a table is wanted at all (the bridge's only if the ports of bridges matter), and removal
+//! Whether a table is wanted at all (the bridge's only if the ports of bridges
+//! matter, ARP's only with virtual servers), and removal
 //! of those that are not.
 
 use super::error::NftablesError;
@@ -29,6 +30,7 @@ impl Programmed {
         match self.wanted.table_family {
             TableFamily::Ip(_) => true,
             TableFamily::Bridge => self.wanted.config().reads_ports(),
+            TableFamily::Arp => self.wanted.config().by_ipvs,
         }
     }
 
@@ -36,7 +38,7 @@ impl Programmed {
     pub(super) fn waits_for_services(&self) -> bool {
         match self.wanted.table_family {
             TableFamily::Ip(_) => !self.known.services,
-            TableFamily::Bridge => false,
+            TableFamily::Arp | TableFamily::Bridge => false,
         }
     }
 

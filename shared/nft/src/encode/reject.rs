@@ -11,7 +11,7 @@ pub(super) fn reject_data(writer: &mut Writer, family: Family, reject: Reject) {
         (Reject::TcpReset, _) => (1, 0),
         // ICMPv6 port unreachable; ICMP port unreachable.
         (Reject::PortUnreachable, Family::Ip6) => (0, 4),
-        (Reject::PortUnreachable, Family::Ip | Family::Inet | Family::Bridge) => (0, 3),
+        (Reject::PortUnreachable, _) => (0, 3),
     };
     writer.put_u32(1, kind);
     writer.put(2, &[code]);

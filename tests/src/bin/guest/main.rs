@@ -23,6 +23,7 @@ mod ipvs_hashed;
 mod ipvs_hosts;
 mod ipvs_kills;
 mod ipvs_leaving;
+mod ipvs_neighbours;
 mod ipvs_policies;
 mod kernel_socket;
 mod observe;
@@ -73,7 +74,7 @@ const NODE: [Play; 9] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 16] = [
+const IPVS: [Play; 17] = [
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
@@ -82,6 +83,7 @@ const IPVS: [Play; 16] = [
     ("policies hold for what IPVS carries", ipvs_policies::hold),
     ("connections through IPVS live and end", ipvs_connections::live_and_end),
     ("hosts that make it hard are served by ipvs", ipvs_hosts::are_served),
+    ("neighbours do not learn services' addresses", ipvs_neighbours::are_not_told),
     ("an agent is killed in its first load", ipvs_kills::first_load),
     ("an agent is killed in a change", ipvs_kills::changes),
     ("what drains is shown", ipvs_draining::is_shown),

@@ -101,11 +101,14 @@ pub enum SetName {
     PodPorts,
     /// The same, IPv6.
     PodPorts6,
+    /// The addresses that are routed to this node for virtual servers.
+    VirtualIps,
 }
 
 impl SetName {
-    /// Those of IP tables, in the order in which they are made, then those of a bridge's table.
-    const ALL: [Self; 29] = [
+    /// Those of IP tables, in the order in which they are made, then those of a bridge's table
+    /// and of ARP's.
+    const ALL: [Self; 30] = [
         Self::Services,
         Self::Endpoints,
         Self::NodePorts,
@@ -135,14 +138,15 @@ impl SetName {
         Self::LocalNodePortAffinityEndpoints,
         Self::PodPorts,
         Self::PodPorts6,
+        Self::VirtualIps,
     ];
 
     /// Those of a table, in the order in which they are made.
     pub fn of(table_family: TableFamily) -> &'static [Self] {
-        let (ip, bridge) = Self::ALL.split_at(27);
         match table_family {
-            TableFamily::Ip(_) => ip,
-            TableFamily::Bridge => bridge,
+            TableFamily::Ip(_) => &Self::ALL[..27],
+            TableFamily::Bridge => &Self::ALL[27..29],
+            TableFamily::Arp => &Self::ALL[29..],
         }
     }
 
@@ -161,7 +165,7 @@ impl SetName {
         match (table_family, self) {
             (TableFamily::Ip(family), _) => family,
             (TableFamily::Bridge, Self::PodPorts6) => Family::V6,
-            (TableFamily::Bridge, _) => Family::V4,
+            (TableFamily::Bridge | TableFamily::Arp, _) => Family::V4,
         }
     }
 
@@ -182,6 +186,7 @@ impl SetName {
             | Self::LocalNodePorts
             | Self::LocalNodePortEndpoints
             | Self::ClusterIps
+            | Self::VirtualIps
             | Self::NodePortAddresses
             | Self::Hairpin
             | Self::RestrictedFrontends
@@ -214,6 +219,7 @@ impl SetName {
             Self::BridgedPods => "bridged-pods",
             Self::PodPorts => "pod-ports",
             Self::PodPorts6 => "pod-ports6",
+            Self::VirtualIps => "virtual-ips",
             Self::Hairpin => "hairpin",
             Self::RestrictedFrontends => "restricted-frontends",
             Self::AllowedSources => "allowed-sources",
@@ -255,6 +261,7 @@ impl SetName {
             }
             Self::PodPorts => "bridge ports and IPv4 source addresses of local pods",
             Self::PodPorts6 => "bridge ports and IPv6 source addresses of local pods",
+            Self::VirtualIps => "addresses of services that are routed to this node for IPVS",
             Self::Hairpin => "hairpin: pods that are endpoints of the service they call",
             Self::RestrictedFrontends => {
                 "loadBalancerSourceRanges: load balancer IPs that not all clients may use"

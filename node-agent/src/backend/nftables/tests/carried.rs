@@ -74,10 +74,29 @@ fn hairpin_does_not_ask_whether_the_rules_translated() {
 
 #[test]
 fn a_routed_address_is_refused_after_its_service_is_gone() {
-    let (mut nftables, text) = rendered(&planner(BY_IPVS), true);
+    let (mut nftables, _) = rendered(&planner(BY_IPVS), true);
+    let mut held = |addresses: &[&str]| {
+        nftables.hold_cluster_ips(&addresses.iter().map(|it| ip(it)).collect());
+        nftables.rendering().to_string()
+    };
+    let text = held(&["10.96.0.10"]);
     assert!(!text.contains("10.96.0.77"), "{text}");
-    nftables.hold_cluster_ips(&[ip("10.96.0.77"), ip("10.96.0.10")].into());
-    assert!(nftables.rendering().to_string().contains("10.96.0.77"));
-    nftables.hold_cluster_ips(&[ip("10.96.0.10")].into());
-    assert_eq!(nftables.rendering().to_string(), text);
+    assert!(held(&["10.96.0.10", "10.96.0.77"]).contains("10.96.0.77"));
+    assert_eq!(held(&["10.96.0.10"]), text);
+}
+
+#[test]
+fn neighbours_get_no_answer_for_routed_addresses_alone() {
+    let text = |able| {
+        let (mut nftables, _) = rendered(&planner(able), true);
+        nftables.hold_cluster_ips(&[ip("10.96.0.10"), ip("fd00:96::10")].into());
+        nftables.rendering().to_string()
+    };
+    assert!(!text(CAPABLE).contains("table arp"), "{}", text(CAPABLE));
+    let with = text(BY_IPVS);
+    let (_, table) = with.split_once("table arp denizen {").expect("ARP's table");
+    let (table, _) = table.split_once("\ntable").expect("others behind it");
+    assert!(table.contains("10.96.0.10"), "{table}");
+    assert!(!table.contains("fd00"), "{table}");
+    assert!(table.contains("arp daddr ip @virtual-ips counter"), "{table}");
 }

@@ -17,7 +17,7 @@ fn all_chains(table_family: TableFamily, config: &TableConfig) -> Vec<Chain> {
         })
     });
     let of_classes = classes
-        .filter(|_| table_family != TableFamily::Bridge)
+        .filter(|_| matches!(table_family, TableFamily::Ip(_)))
         .flat_map(|class| class_chains(class, &config.node_side));
     let all = chains(table_family, config).into_iter().chain(of_classes);
     all.map(|chain| chain.lowered(table_family)).collect()
@@ -25,7 +25,7 @@ fn all_chains(table_family: TableFamily, config: &TableConfig) -> Vec<Chain> {
 
 fn config(table_family: TableFamily, detector: Detector, egress: bool) -> TableConfig {
     let ranges = match table_family {
-        TableFamily::Ip(Family::V4) => ["10.0.0.0/8", "10.96.0.0/13"],
+        TableFamily::Ip(Family::V4) | TableFamily::Arp => ["10.0.0.0/8", "10.96.0.0/13"],
         TableFamily::Ip(Family::V6) | TableFamily::Bridge => ["fd00::/64", "fd00::/61"],
     };
     let ranges = ranges.map(|range| range.parse().unwrap()).to_vec();
