@@ -1,6 +1,7 @@
 //! An agent with the backend ipvs is killed between any two messages to the kernel. Whatever state
 //! that leaves, no client is answered as it should not be, and the next agent repairs it.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,6 +36,12 @@ const EXTRA_HTTP: [Port; 1] = [Port::tcp("http", 80, 8090)];
 /// Those who look. The node's own source is an address of the node in any case.
 const CLIENTS: [Who; 3] = [Who::Bridged, Who::Outside, Who::ThisNode];
 
+/// Each client asks from a port of its own. Connection tracking remembers for two minutes what was
+/// sent while no rule was there, and no rule is asked about more from the same port: with a route
+/// by then, it would reach the node itself. The kernel picks ports at random.
+const FIRST_PORT: u16 = 10_000;
+const LAST_PORT: u16 = 65_000;
+
 /// How many places are played of each change, unless in full length. Each is an agent's start, two
 /// seconds of the guest's time.
 const QUICK: usize = 1;
@@ -53,6 +60,8 @@ enum Before {
 
 struct Killed {
     fixture: Fixture,
+    /// The port that the next client asks from.
+    next_port: Cell<u16>,
     _servers: Vec<Server>,
 }
 
@@ -82,7 +91,7 @@ impl Killed {
             let own = service_ips(EXTRA).into_iter().map(own).collect::<Result<Vec<_>>>()?;
             _servers.push(serve(fixture.place(who).0, &own, &ports)?);
         }
-        Ok(Self { fixture, _servers })
+        Ok(Self { fixture, next_port: Cell::new(FIRST_PORT), _servers })
     }
 
     fn node(&self) -> &Netns {
@@ -109,7 +118,10 @@ impl Killed {
 
     fn ask(&self, who: Who, number: u8, like: usize, port: u16) -> Result<Outcome> {
         let to = SocketAddr::new(service_ips(number)[like], port);
+        let from = self.next_port.replace(self.next_port.get() + 1);
+        ensure!(from < LAST_PORT, "a client would use a port again");
         let probe = Probe::tcp(to).from(self.fixture.address(who, to.ip())?);
+        let probe = Probe { port: from, ..probe };
         Ok(probe.ask_in(self.fixture.place(who).0))
     }
 
