@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::cluster::serve;
+use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{EVERYONE, Fixture, PORT, Who, every_protocol, service_ips};
 use denizen_tests::lasting::{self, Lasting, MEMBERS};
 use denizen_tests::manifest::Port;
@@ -29,6 +30,9 @@ const OF_NODE: u8 = 12;
 
 /// Both count as new, until they are answered; the rest is the same.
 const ASKED: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+
+/// Why a rule drops what is of a pod whose labels are not known.
+const PENDING: &str = "the pod's policies are not known yet";
 
 /// Late packets of others may take an endpoint's turn.
 const MOST_TRIES: usize = 3 * MEMBERS.len();
@@ -87,9 +91,14 @@ impl Judged {
     /// it. From then on they are known.
     fn unknown_pods_are_cut_off(&self) -> Result<()> {
         self.put_policies(&[self.narrow()?])?;
-        self.agent.until("both pods are pending", PATIENCE, |status| {
-            status["networkPolicy"]["pending"] == 2
-        })?;
+        // Without any policy there is no rule, and each family's come at once.
+        let node = &self.fixture.cluster.world.node;
+        let has_rules = |family| -> Result<bool> {
+            let table = node.output("nft", &["list", "table", family, "denizen-firewall"])?;
+            Ok(table.contains(PENDING))
+        };
+        eventually("rules", PATIENCE, || Ok(has_rules("ip")? && has_rules("ip6")?))?;
+        ensure!(self.agent.status()?["networkPolicy"]["pending"] == 2);
         let to = service_ips(10).map(|ip| SocketAddr::new(ip, 80));
         let who = [Who::Bridged, Who::Outside];
         // A pod reaches itself, whatever is known.
