@@ -36,9 +36,8 @@ const EXTRA_HTTP: [Port; 1] = [Port::tcp("http", 80, 8090)];
 /// Those who look. The node's own source is an address of the node in any case.
 const CLIENTS: [Who; 3] = [Who::Bridged, Who::Outside, Who::ThisNode];
 
-/// Each client asks from a port of its own. Connection tracking remembers for two minutes what was
-/// sent while no rule was there, and no rule is asked about more from the same port: with a route
-/// by then, it would reach the node itself. The kernel picks ports at random.
+/// Each client asks from a port of its own: what connection tracking remembers of an earlier one
+/// does not decide for it. The kernel would pick ports at random.
 const FIRST_PORT: u16 = 10_000;
 const LAST_PORT: u16 = 65_000;
 
