@@ -194,7 +194,8 @@ impl Underlay {
                 let up = sessions.filter(|it| it["state"] == "Established").count();
                 up == SESSIONS && status["bgp"]["isCurrent"] == true
             };
-            node.agent()?.until("up", BOUND, is_up)?;
+            // BIRD connects after 5 s, and again after others have refused it.
+            node.agent()?.until("up", BOUND * 2, is_up)?;
         }
         Ok(())
     }
@@ -211,7 +212,7 @@ impl Underlay {
         drop(self.speakers.remove(0));
         let speaker = Bird::of_node(&self.segment.nodes[0])?;
         let is_up = || Ok(speaker.established().unwrap_or_default() == SESSIONS);
-        eventually("sessions of a new BIRD", BOUND, is_up)?;
+        eventually("sessions of a new BIRD", BOUND * 2, is_up)?;
         let is_over = || Ok(!speaker.ask("show status")?.contains("recovery"));
         eventually("recovered", BOUND * 2, is_over)?;
         self.speakers.insert(0, speaker);
