@@ -6,11 +6,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Between the first two looks; each pause is twice as long as the one before.
+/// Between the first two looks.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
-/// No pause is longer.
-const LONGEST_PAUSE: Duration = Duration::from_millis(16);
+/// No pause is longer. Most looks start a program: many of them at once would leave the processors
+/// no time for what is waited for.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// A pause is this part of the time that was waited already: so much later is noticed what came
+/// about.
+const PART: u32 = 8;
 
 /// Waits until `condition` holds; see [`observed`].
 pub fn eventually(
@@ -32,14 +37,13 @@ pub fn observed<T: Debug>(
     holds: impl Fn(&T) -> bool,
 ) -> Result<T> {
     let started = Instant::now();
-    let mut pause = FIRST_PAUSE;
     loop {
         let now = observe()?;
         if holds(&now) {
             return Ok(now);
         }
-        ensure!(started.elapsed() < bound, "not {what} after {bound:?}: {now:?}");
-        thread::sleep(pause);
-        pause = LONGEST_PAUSE.min(2 * pause);
+        let waited = started.elapsed();
+        ensure!(waited < bound, "not {what} after {bound:?}: {now:?}");
+        thread::sleep((waited / PART).clamp(FIRST_PAUSE, LONGEST_PAUSE));
     }
 }

@@ -23,7 +23,7 @@ pub const VERDICT: &str = "the guest's verdict: all is well";
 /// A guest that has not ended by then never will. It takes some minutes; the machine may be slow,
 /// or busy.
 pub fn bound() -> Duration {
-    Duration::from_secs(effort::in_full(3500, 1100) as u64)
+    Duration::from_secs(effort::in_full(3500, 2700) as u64)
 }
 
 /// A serial console, and nothing else. The emulator executes string instructions byte by byte: a

@@ -35,7 +35,7 @@ use self::world::{World, worlds};
 use denizen_tests::reader::Reader;
 
 /// Worlds that are played at a time, and however little time there is.
-const WORLDS: u32 = 1000;
+const WORLDS: u32 = 400;
 
 /// How long a world that fails is made plainer.
 const SHRINKING: Duration = Duration::from_secs(60);
@@ -59,7 +59,7 @@ fn explain_the_rules_and_kube_proxy_agree() -> Result<()> {
     eprintln!("{packets} packets: {met:#?}");
     // Verdict, masqueraded, from a local pod: all that there are, often enough to mean something.
     assert_eq!(met.len(), 10, "{met:#?}");
-    assert!(met.values().all(|count| count * 200 > packets), "{met:#?}");
+    assert!(met.values().all(|count| count * 400 > packets), "{met:#?}");
     Ok(())
 }
 

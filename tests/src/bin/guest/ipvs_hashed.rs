@@ -91,7 +91,7 @@ pub(crate) fn are_predicted() -> Result<()> {
     let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
     agent.quiet();
     agent.wait_programmed(PATIENCE)?;
-    let many = effort::times(2500, 24);
+    let many = effort::in_full(2500, 48);
     let mut known = BTreeSet::new();
     let schedulers = [("mh", many, MEMBERS.len()), ("sh", many, MEMBERS.len())];
     for (scheduler, clients, answer) in schedulers.into_iter().chain([(BY_SERVICE, FEW, 1)]) {

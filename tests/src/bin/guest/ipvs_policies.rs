@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::cluster::serve;
+use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{EVERYONE, Fixture, PORT, Who, every_protocol, service_ips};
 use denizen_tests::lasting::{self, Lasting, MEMBERS};
@@ -34,8 +35,24 @@ const ASKED: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 /// Why a rule drops what is of a pod whose labels are not known.
 const PENDING: &str = "the pod's policies are not known yet";
 
+/// In less than full length, one of so many connections of each kind is tried: every frontend, and
+/// every sender with either protocol, is among those.
+const STEP: usize = 3;
+
 /// Late packets of others may take an endpoint's turn.
 const MOST_TRIES: usize = 3 * MEMBERS.len();
+
+/// To which frontend, by whom, over which protocol.
+type Connection = (SocketAddr, Who, Protocol);
+
+/// Each of these clients at each of these frontends, by every protocol.
+fn connections(frontends: &[SocketAddr], clients: &[Who]) -> Vec<Connection> {
+    let at = |to: &SocketAddr| {
+        let to = *to;
+        clients.iter().flat_map(move |who| ASKED.map(|protocol| (to, *who, protocol)))
+    };
+    frontends.iter().flat_map(at).collect()
+}
 
 struct Judged {
     fixture: Fixture,
@@ -104,7 +121,7 @@ impl Judged {
         // A pod reaches itself, whatever is known.
         let reached =
             |who| BTreeSet::from([who, Who::Remote]).intersection(&all()).copied().collect();
-        self.expect_at("pending", &to, &who, reached)?;
+        self.expect_of("pending", connections(&to, &who), reached)?;
         self.fixture.cluster.manifests.put("pods", &self.fixture.pod_objects("front", "back"))
     }
 
@@ -134,32 +151,30 @@ impl Judged {
 
     /// At every frontend, exactly these endpoints answer, and `explain` says so.
     fn expect(&self, what: &str, expected: impl Fn(Who) -> BTreeSet<Who>) -> Result<()> {
-        self.expect_at(what, &self.frontends()?, &EVERYONE, expected)
+        let all = connections(&self.frontends()?, &EVERYONE);
+        self.expect_of(what, all.into_iter().step_by(effort::in_full(1, STEP)), expected)
     }
 
-    /// The same of these frontends and clients.
-    fn expect_at(
+    /// The same of these connections.
+    fn expect_of(
         &self,
         what: &str,
-        frontends: &[SocketAddr],
-        clients: &[Who],
+        connections: impl IntoIterator<Item = Connection>,
         expected: impl Fn(Who) -> BTreeSet<Who>,
     ) -> Result<()> {
-        for &to in frontends {
-            for (who, protocol) in clients.iter().flat_map(|who| ASKED.map(|it| (*who, it))) {
-                let said = || format!("{what}: {who:?} to {to}/{protocol}");
-                let (mut answered, mut answers) = (BTreeSet::new(), Vec::new());
-                // IPVS serves one endpoint after the other.
-                while answers.len() < MEMBERS.len()
-                    || answered != expected(who) && answers.len() < MOST_TRIES
-                {
-                    answers.push(self.answerer(who, to, protocol).with_context(said)?);
-                    answered = answers.iter().copied().flatten().collect();
-                }
-                ensure!(answered == expected(who), "{}: {answers:?}", said());
-                let explained = self.explained(who, to, protocol).with_context(said)?;
-                ensure!(explained == answered, "{}: explained {explained:?}", said());
+        for (to, who, protocol) in connections {
+            let said = || format!("{what}: {who:?} to {to}/{protocol}");
+            let (mut answered, mut answers) = (BTreeSet::new(), Vec::new());
+            // IPVS serves one endpoint after the other.
+            while answers.len() < MEMBERS.len()
+                || answered != expected(who) && answers.len() < MOST_TRIES
+            {
+                answers.push(self.answerer(who, to, protocol).with_context(said)?);
+                answered = answers.iter().copied().flatten().collect();
             }
+            ensure!(answered == expected(who), "{}: {answers:?}", said());
+            let explained = self.explained(who, to, protocol).with_context(said)?;
+            ensure!(explained == answered, "{}: explained {explained:?}", said());
         }
         Ok(())
     }
