@@ -36,8 +36,10 @@ const EXTRA_HTTP: [Port; 1] = [Port::tcp("http", 80, 8090)];
 /// Those who look. The node's own source is an address of the node in any case.
 const CLIENTS: [Who; 3] = [Who::Bridged, Who::Outside, Who::ThisNode];
 
-/// Each client asks from a port of its own: what connection tracking remembers of an earlier one
-/// does not decide for it. The kernel would pick ports at random.
+/// Each client asks from a port of its own. What connection tracking remembers of a client without
+/// an answer (for two minutes) from before the rules: from its port, no rule is asked, and a route
+/// leads to the node itself, or IPVS to an endpoint, unmasqueraded. The kernel would pick ports at
+/// random.
 const FIRST_PORT: u16 = 10_000;
 const LAST_PORT: u16 = 65_000;
 
