@@ -197,7 +197,7 @@ fn virtual_servers_are_as_they_were() -> Result<()> {
     let json = run_on(&folder, "web", &["render", "--output", "json"])?;
     let json: serde_json::Value = serde_json::from_str(&json)?;
     let count = |of: &str| json[of].as_array().map_or(0, Vec::len);
-    assert_eq!((count("tables"), count("virtualServers")), (2, 2), "{json:#}");
+    assert_eq!((count("tables"), count("virtualServers")), (3, 2), "{json:#}");
     Ok(())
 }
 

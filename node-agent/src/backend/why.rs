@@ -162,6 +162,11 @@ pub enum Why {
     AdmitEstablished,
     /// Where INPUT drops by default, a load balancer must still reach the health-check node ports.
     HealthCheck,
+    /// A connection to a cluster IP that connection tracking knew before the address had rules. No
+    /// rule is asked for it any more. With the address routed to this node, a port of the node's
+    /// own would answer its next packets, or IPVS would forward them unmasqueraded. The client's
+    /// next connection is a new one.
+    Untranslated,
     /// A service's address that is routed to this node for IPVS is no address of a link. A
     /// neighbour that took it for one would send there what other machines may serve: MetalLB's
     /// announcements, another node's.
@@ -298,6 +303,9 @@ impl Why {
             Self::AdmitEstablished => "belongs to a connection that was admitted",
             Self::HealthCheck => "a load balancer asks here whether this node serves",
             Self::Martian => "loopback addresses are for this node alone",
+            Self::Untranslated => {
+                "a connection from before the rules, which no rule translates any more"
+            }
             Self::NoNeighbour => {
                 "no ARP answer: the address is routed here for IPVS and belongs to no link"
             }

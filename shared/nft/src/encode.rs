@@ -340,9 +340,10 @@ impl Expressions<'_> {
                 w.put_u32(2, key);
                 w.put_u32(1, register(word));
             }),
-            Load::Connection(key) => self.expression("ct", |w| {
+            Load::Connection(key, direction) => self.expression("ct", |w| {
                 w.put_u32(1, register(word));
                 w.put_u32(2, key);
+                direction.iter().for_each(|direction| w.put(3, &[*direction]));
             }),
             Load::Payload(base, offset) => self.expression("payload", |w| {
                 w.put_u32(1, register(word));

@@ -1,8 +1,7 @@
 //! Fields: what a rule can read of a packet, and what keys and data of sets are made of.
 
-use std::fmt;
+mod text;
 
-use crate::bytes::read_address;
 use crate::family::IpVersion;
 use crate::user_data::{expression, numbers};
 
@@ -53,6 +52,8 @@ pub enum Field {
     ConnectionStatus,
     /// The connection's mark.
     ConnectionMark,
+    /// The address from which the connection's answers come.
+    AnswerSource(IpVersion),
     /// A random number below this one.
     Random(u32),
 }
@@ -69,8 +70,8 @@ pub(crate) enum ByteOrder {
 pub(crate) enum Load {
     /// `enum nft_meta_keys`.
     Meta(u32),
-    /// `enum nft_ct_keys`.
-    Connection(u32),
+    /// `enum nft_ct_keys`, and the direction (`enum ip_conntrack_dir`) of what depends on it.
+    Connection(u32, Option<u8>),
     /// `enum nft_payload_bases`, and the offset behind it.
     Payload(u32, u32),
     /// `NFT_NG_RANDOM` below this number.
@@ -79,6 +80,9 @@ pub(crate) enum Load {
 
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
+
+/// `IP_CT_DIR_REPLY`.
+const REPLY: Option<u8> = Some(1);
 
 impl Field {
     /// [`Self::PacketType`] of a frame for this machine. What a bridge sends on from port to port
@@ -95,7 +99,9 @@ impl Field {
     /// Bytes of its value.
     pub(crate) fn size(self) -> usize {
         match self {
-            Self::Source(version) | Self::Destination(version) => version.address_len(),
+            Self::Source(version) | Self::Destination(version) | Self::AnswerSource(version) => {
+                version.address_len()
+            }
             Self::Protocol
             | Self::TransportByte(_)
             | Self::Icmpv6Type
@@ -132,7 +138,9 @@ impl Field {
     /// The version of the address that it is.
     pub(crate) fn address(self) -> Option<IpVersion> {
         match self {
-            Self::Source(version) | Self::Destination(version) => Some(version),
+            Self::Source(version) | Self::Destination(version) | Self::AnswerSource(version) => {
+                Some(version)
+            }
             Self::ArpSender
             | Self::ArpTarget
             | Self::Protocol
@@ -179,9 +187,11 @@ impl Field {
             Self::Protocol => Load::Meta(16),
             Self::PacketType => Load::Meta(19),
             Self::InputKind => Load::Meta(26),
-            Self::ConnectionState => Load::Connection(0),
-            Self::ConnectionStatus => Load::Connection(2),
-            Self::ConnectionMark => Load::Connection(3),
+            Self::ConnectionState => Load::Connection(0, None),
+            Self::ConnectionStatus => Load::Connection(2, None),
+            Self::ConnectionMark => Load::Connection(3, None),
+            Self::AnswerSource(IpVersion::V4) => Load::Connection(19, REPLY),
+            Self::AnswerSource(IpVersion::V6) => Load::Connection(21, REPLY),
             Self::Random(below) => Load::Random(below),
         }
     }
@@ -190,6 +200,7 @@ impl Field {
         match self {
             Self::Source(_)
             | Self::Destination(_)
+            | Self::AnswerSource(_)
             | Self::ArpSender
             | Self::ArpTarget
             | Self::Protocol
@@ -226,6 +237,8 @@ impl Field {
             Self::TransportByte(_) | Self::Random(_) => (4, "integer"),
             Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) => (7, "ipv4_addr"),
             Self::ArpSender | Self::ArpTarget => (7, "ipv4_addr"),
+            Self::AnswerSource(IpVersion::V4) => (7, "ipv4_addr"),
+            Self::AnswerSource(IpVersion::V6) => (8, "ipv6_addr"),
             Self::Source(IpVersion::V6) | Self::Destination(IpVersion::V6) => (8, "ipv6_addr"),
             Self::EtherType => (10, "ether_type"),
             Self::Protocol => (12, "inet_proto"),
@@ -262,136 +275,11 @@ impl Field {
             (Self::ArpTarget, _) => payload(15, 9),
             (_, Load::Payload(..)) => payload(11, 2),
             (_, Load::Meta(key)) => expression(META, &numbers(&[key])),
-            (_, Load::Connection(key)) => expression(CONNECTION, &numbers(&[key, NO_DIRECTION])),
+            (_, Load::Connection(key, direction)) => {
+                let direction = direction.map_or(NO_DIRECTION, u32::from);
+                expression(CONNECTION, &numbers(&[key, direction]))
+            }
             (_, Load::Random(below)) => expression(NUMGEN, &numbers(&[1, below, 0])),
-        }
-    }
-
-    /// Writes a value of it as nft does. Values that are not complete are a question mark.
-    pub(crate) fn write(self, f: &mut fmt::Formatter<'_>, value: &[u8]) -> fmt::Result {
-        let number = || value.first_chunk().copied().map(u32::from_ne_bytes);
-        let short = || value.first_chunk().copied().map(u16::from_be_bytes);
-        match self {
-            Self::Source(version) | Self::Destination(version) => {
-                or_unknown(f, read_address(version, value))
-            }
-            Self::ArpSender | Self::ArpTarget => or_unknown(f, read_address(IpVersion::V4, value)),
-            Self::Protocol => match value.first() {
-                Some(6) => f.write_str("tcp"),
-                Some(17) => f.write_str("udp"),
-                Some(132) => f.write_str("sctp"),
-                number => or_unknown(f, number),
-            },
-            Self::DestinationPort => or_unknown(f, short()),
-            Self::TransportByte(_) | Self::Icmpv6Type => or_unknown(f, value.first()),
-            Self::PacketType => match value.first() {
-                Some(&Self::UNICAST) => f.write_str("host"),
-                Some(&Self::BROADCAST) => f.write_str("broadcast"),
-                Some(&Self::MULTICAST) => f.write_str("multicast"),
-                number => or_unknown(f, number),
-            },
-            Self::IpFamily => {
-                let is = |version: &IpVersion| Some(&version.family_number()) == value.first();
-                let version = IpVersion::BOTH.into_iter().find(is);
-                or_unknown(f, version.map(|version| version.to_string().to_lowercase()))
-            }
-            Self::EtherType => {
-                let is = |version: &IpVersion| Some(version.ether_type()) == short();
-                match IpVersion::BOTH.into_iter().find(is) {
-                    Some(version) => f.write_str(version.header()),
-                    None if short() == Some(Self::ARP) => f.write_str("arp"),
-                    None => or_unknown(f, short()),
-                }
-            }
-            Self::InputInterface | Self::OutputInterface | Self::InputKind => {
-                let name: Vec<u8> = value.iter().copied().take_while(|byte| *byte != 0).collect();
-                write!(f, "\"{}\"", String::from_utf8_lossy(&name))
-            }
-            Self::Mark | Self::ConnectionMark => {
-                or_unknown(f, number().map(|mark| format!("{mark:#010x}")))
-            }
-            // A traffic class, in two halves.
-            Self::Priority => or_unknown(
-                f,
-                number().map(|class| format!("{:04x}:{:04x}", class >> 16, class & 0xffff)),
-            ),
-            Self::ConnectionState | Self::ConnectionStatus => {
-                or_unknown(f, number().map(|bits| self.bit_names(bits).unwrap_or_default()))
-            }
-            Self::SocketUser | Self::SocketGroup | Self::Random(_) => or_unknown(f, number()),
-        }
-    }
-
-    /// The names of bits, where this field's bits have names.
-    pub(crate) fn bit_names(self, bits: u32) -> Option<String> {
-        // As far as Denizen asks for them.
-        let names: &[(u32, &str)] = match self {
-            Self::ConnectionState => {
-                &[(1 << 1, "established"), (1 << 2, "related"), (1 << 3, "new")]
-            }
-            Self::ConnectionStatus => &[(1 << 3, "confirmed"), (1 << 5, "dnat")],
-            Self::Source(_)
-            | Self::Destination(_)
-            | Self::ArpSender
-            | Self::ArpTarget
-            | Self::Protocol
-            | Self::DestinationPort
-            | Self::TransportByte(_)
-            | Self::Icmpv6Type
-            | Self::InputInterface
-            | Self::OutputInterface
-            | Self::InputKind
-            | Self::EtherType
-            | Self::IpFamily
-            | Self::SocketUser
-            | Self::SocketGroup
-            | Self::PacketType
-            | Self::Mark
-            | Self::Priority
-            | Self::ConnectionMark
-            | Self::Random(_) => return None,
-        };
-        let known = names.iter().filter(|(bit, _)| bits & bit != 0);
-        let rest = names.iter().fold(bits, |rest, (bit, _)| rest & !bit);
-        let rest = (rest != 0).then(|| format!("{rest:#x}"));
-        let names = known.map(|(_, name)| (*name).to_owned()).chain(rest);
-        Some(names.collect::<Vec<_>>().join(","))
-    }
-}
-
-fn or_unknown(f: &mut fmt::Formatter<'_>, value: Option<impl fmt::Display>) -> fmt::Result {
-    match value {
-        Some(value) => write!(f, "{value}"),
-        None => f.write_str("?"),
-    }
-}
-
-impl fmt::Display for Field {
-    /// As nft writes the expression that reads it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Source(version) => write!(f, "{} saddr", version.header()),
-            Self::Destination(version) => write!(f, "{} daddr", version.header()),
-            Self::ArpSender => f.write_str("arp saddr ip"),
-            Self::ArpTarget => f.write_str("arp daddr ip"),
-            Self::Protocol => f.write_str("meta l4proto"),
-            Self::DestinationPort => f.write_str("th dport"),
-            Self::TransportByte(at) => write!(f, "@th,{},8", u32::from(*at) * 8),
-            Self::Icmpv6Type => f.write_str("icmpv6 type"),
-            Self::InputInterface => f.write_str("iifname"),
-            Self::OutputInterface => f.write_str("oifname"),
-            Self::InputKind => f.write_str("meta iifkind"),
-            Self::EtherType => f.write_str("meta protocol"),
-            Self::IpFamily => f.write_str("meta nfproto"),
-            Self::SocketUser => f.write_str("meta skuid"),
-            Self::SocketGroup => f.write_str("meta skgid"),
-            Self::PacketType => f.write_str("meta pkttype"),
-            Self::Mark => f.write_str("meta mark"),
-            Self::Priority => f.write_str("meta priority"),
-            Self::ConnectionState => f.write_str("ct state"),
-            Self::ConnectionStatus => f.write_str("ct status"),
-            Self::ConnectionMark => f.write_str("ct mark"),
-            Self::Random(below) => write!(f, "numgen random mod {below}"),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::field::{Field, Load};
 use crate::read::{Decision, ExpressionView, RuleView};
 
 /// Fields that are printed as nft does. Others have a name here, or are numbers.
-const FIELDS: [Field; 19] = [
+const FIELDS: [Field; 21] = [
     Field::Source(IpVersion::V4),
     Field::Destination(IpVersion::V4),
     Field::Source(IpVersion::V6),
@@ -33,6 +33,8 @@ const FIELDS: [Field; 19] = [
     Field::ConnectionState,
     Field::ConnectionStatus,
     Field::ConnectionMark,
+    Field::AnswerSource(IpVersion::V4),
+    Field::AnswerSource(IpVersion::V6),
 ];
 
 /// `enum nft_meta_keys`, where [`FIELDS`] have none.
@@ -135,7 +137,10 @@ impl Registers {
         let number = |kind| data.find_u32(kind).unwrap_or_default();
         let (load, into) = match name {
             "payload" => (Load::Payload(number(2), number(3)), data.find_u32(1)),
-            "ct" => (Load::Connection(number(2)), data.find_u32(1)),
+            "ct" => {
+                let direction = data.find(3).and_then(<[u8]>::first).copied();
+                (Load::Connection(number(2), direction), data.find_u32(1))
+            }
             _ => (Load::Meta(number(2)), data.find_u32(1)),
         };
         // Of an address, whole bytes are compared where a prefix ends with them.
@@ -148,7 +153,7 @@ impl Registers {
         let text = match (field, load) {
             (Some(field), _) => field.to_string(),
             (None, Load::Meta(key)) => named(&META, key, "meta"),
-            (None, Load::Connection(key)) => named(&[(1, "ct direction")], key, "ct"),
+            (None, Load::Connection(key, _)) => named(&[(1, "ct direction")], key, "ct"),
             (None, Load::Payload(2, 0)) if number(4) == 2 => "th sport".to_owned(),
             (None, Load::Payload(base, offset)) => {
                 let header = ["ll", "nh", "th", "ih"].get(base as usize).unwrap_or(&"?");

@@ -214,8 +214,8 @@ pub enum ChainName {
     ClearPortBitHere,
     /// A bridge's filter forward.
     Bridged,
-    /// ARP messages that arrive.
-    ArpInput,
+    /// Filter input, before IPVS. In ARP's table: ARP messages that arrive.
+    Input,
 }
 
 impl fmt::Display for ChainName {
@@ -251,7 +251,7 @@ impl fmt::Display for ChainName {
             Self::ClearPortBit => f.write_str("clear-port-bit"),
             Self::ClearPortBitHere => f.write_str("clear-port-bit-here"),
             Self::Bridged => f.write_str("bridged"),
-            Self::ArpInput => f.write_str("input"),
+            Self::Input => f.write_str("input"),
         }
     }
 }

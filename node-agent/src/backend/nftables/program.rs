@@ -26,6 +26,8 @@ const DESTINATION_PRIORITY: i32 = -110;
 const RAW_PRIORITY: i32 = -300;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
+/// `filter`: before IPVS (`NF_IP_PRI_NAT_SRC - 1`, 99).
+const INPUT_PRIORITY: i32 = 0;
 
 /// The constant chains, each before those that refer to it.
 pub fn chains(table_family: TableFamily, config: &TableConfig) -> Vec<Chain> {
@@ -65,6 +67,7 @@ fn ip_chains(config: &TableConfig) -> Vec<Chain> {
         .chain(base_chains(config))
         .chain(egress(config).into_iter().flatten())
         .chain(clear_port_bit(config))
+        .chain(config.by_ipvs.then(untranslated))
         .collect()
 }
 
@@ -127,13 +130,29 @@ fn martians() -> Chain {
     base(ChainName::Martians, base_chain, Why::Martian, rules)
 }
 
+/// What arrives at a cluster IP is IPVS's: it alone translates after the rules. Its connections are
+/// answered from their endpoint from the first packet on.
+fn untranslated() -> Chain {
+    let [tcp, others] = refuse(Why::Untranslated, Why::Untranslated);
+    let stale = [
+        Match::In(SetName::ClusterIps),
+        Match::LaterPacket,
+        Match::AnsweredFrom(SetName::ClusterIps),
+    ];
+    let among_stale =
+        |rule: Rule| Rule::new(rule.why, stale.iter().cloned().chain(rule.matches), rule.actions);
+    let rules = [tcp, others].map(among_stale).into();
+    let base_chain = BaseChain { kind: Kind::Filter, hook: Hook::Input, priority: INPUT_PRIORITY };
+    base(ChainName::Input, base_chain, Why::Untranslated, rules)
+}
+
 /// The kernel answers ARP for every address with a local route, on every link. It does not answer
 /// neighbour discovery: that wants the address on the link's own device.
 fn arp_input() -> Chain {
     let drop = [Action::Count, Action::Drop];
     let rules = vec![Rule::new(Why::NoNeighbour, [Match::In(SetName::VirtualIps)], drop)];
     let base_chain = BaseChain { kind: Kind::Filter, hook: Hook::ArpInput, priority: 0 };
-    base(ChainName::ArpInput, base_chain, Why::NoNeighbour, rules)
+    base(ChainName::Input, base_chain, Why::NoNeighbour, rules)
 }
 
 /// Egress masquerade. It is in the forward hook, the last one where the input interface is known,

@@ -45,6 +45,10 @@ pub enum Match {
     Destination(IpNetwork),
     /// This is the first packet of a connection.
     FirstPacket,
+    /// It is not the first packet of its connection.
+    LaterPacket,
+    /// The connection's answers come from an address in this set, whose key is the destination.
+    AnsweredFrom(SetName),
     /// The connection's destination was translated.
     Translated,
     /// This bit of the mark is set.

@@ -61,6 +61,11 @@ impl Statements {
             Match::Source(range) => within(Field::Source, *range),
             Match::Destination(range) => within(Field::Destination, *range),
             Match::FirstPacket => bits(Field::ConnectionStatus, IPS_CONFIRMED, true, 0),
+            Match::LaterPacket => bits(Field::ConnectionStatus, IPS_CONFIRMED, false, 0),
+            Match::AnsweredFrom(set) => {
+                let source = Field::AnswerSource(set.family(self.table_family).into());
+                Statement::In(self.set(*set).lookup_of(vec![source]))
+            }
             Match::Translated => bits(Field::ConnectionStatus, IPS_DST_NAT, false, 0),
             Match::Marked(bit) => bits(Field::Mark, bit.mask(), true, bit.mask()),
             Match::Recalled => bits(Field::Priority, ENDPOINT_BITS, false, 0),

@@ -18,6 +18,7 @@ mod ipvs_cleared;
 mod ipvs_connections;
 mod ipvs_draining;
 mod ipvs_driver;
+mod ipvs_earlier;
 mod ipvs_handover;
 mod ipvs_hashed;
 mod ipvs_hosts;
@@ -74,7 +75,7 @@ const NODE: [Play; 9] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 17] = [
+const IPVS: [Play; 18] = [
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
@@ -83,6 +84,7 @@ const IPVS: [Play; 17] = [
     ("policies hold for what IPVS carries", ipvs_policies::hold),
     ("connections through IPVS live and end", ipvs_connections::live_and_end),
     ("hosts that make it hard are served by ipvs", ipvs_hosts::are_served),
+    ("what began before the rules gets nothing by ipvs", ipvs_earlier::are_refused),
     ("neighbours do not learn services' addresses", ipvs_neighbours::are_not_told),
     ("an agent is killed in its first load", ipvs_kills::first_load),
     ("an agent is killed in a change", ipvs_kills::changes),

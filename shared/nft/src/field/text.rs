@@ -1,0 +1,139 @@
+//! Fields and their values as nft writes them.
+
+use std::fmt;
+
+use super::Field;
+use crate::bytes::read_address;
+use crate::family::IpVersion;
+
+impl Field {
+    /// Writes a value of it as nft does. Values that are not complete are a question mark.
+    pub(crate) fn write(self, f: &mut fmt::Formatter<'_>, value: &[u8]) -> fmt::Result {
+        let number = || value.first_chunk().copied().map(u32::from_ne_bytes);
+        let short = || value.first_chunk().copied().map(u16::from_be_bytes);
+        match self {
+            Self::Source(version) | Self::Destination(version) | Self::AnswerSource(version) => {
+                or_unknown(f, read_address(version, value))
+            }
+            Self::ArpSender | Self::ArpTarget => or_unknown(f, read_address(IpVersion::V4, value)),
+            Self::Protocol => match value.first() {
+                Some(6) => f.write_str("tcp"),
+                Some(17) => f.write_str("udp"),
+                Some(132) => f.write_str("sctp"),
+                number => or_unknown(f, number),
+            },
+            Self::DestinationPort => or_unknown(f, short()),
+            Self::TransportByte(_) | Self::Icmpv6Type => or_unknown(f, value.first()),
+            Self::PacketType => match value.first() {
+                Some(&Self::UNICAST) => f.write_str("host"),
+                Some(&Self::BROADCAST) => f.write_str("broadcast"),
+                Some(&Self::MULTICAST) => f.write_str("multicast"),
+                number => or_unknown(f, number),
+            },
+            Self::IpFamily => {
+                let is = |version: &IpVersion| Some(&version.family_number()) == value.first();
+                let version = IpVersion::BOTH.into_iter().find(is);
+                or_unknown(f, version.map(|version| version.to_string().to_lowercase()))
+            }
+            Self::EtherType => {
+                let is = |version: &IpVersion| Some(version.ether_type()) == short();
+                match IpVersion::BOTH.into_iter().find(is) {
+                    Some(version) => f.write_str(version.header()),
+                    None if short() == Some(Self::ARP) => f.write_str("arp"),
+                    None => or_unknown(f, short()),
+                }
+            }
+            Self::InputInterface | Self::OutputInterface | Self::InputKind => {
+                let name: Vec<u8> = value.iter().copied().take_while(|byte| *byte != 0).collect();
+                write!(f, "\"{}\"", String::from_utf8_lossy(&name))
+            }
+            Self::Mark | Self::ConnectionMark => {
+                or_unknown(f, number().map(|mark| format!("{mark:#010x}")))
+            }
+            // A traffic class, in two halves.
+            Self::Priority => or_unknown(
+                f,
+                number().map(|class| format!("{:04x}:{:04x}", class >> 16, class & 0xffff)),
+            ),
+            Self::ConnectionState | Self::ConnectionStatus => {
+                or_unknown(f, number().map(|bits| self.bit_names(bits).unwrap_or_default()))
+            }
+            Self::SocketUser | Self::SocketGroup | Self::Random(_) => or_unknown(f, number()),
+        }
+    }
+
+    /// The names of bits, where this field's bits have names.
+    pub(crate) fn bit_names(self, bits: u32) -> Option<String> {
+        // As far as Denizen asks for them.
+        let names: &[(u32, &str)] = match self {
+            Self::ConnectionState => {
+                &[(1 << 1, "established"), (1 << 2, "related"), (1 << 3, "new")]
+            }
+            Self::ConnectionStatus => &[(1 << 3, "confirmed"), (1 << 5, "dnat")],
+            Self::Source(_)
+            | Self::Destination(_)
+            | Self::AnswerSource(_)
+            | Self::ArpSender
+            | Self::ArpTarget
+            | Self::Protocol
+            | Self::DestinationPort
+            | Self::TransportByte(_)
+            | Self::Icmpv6Type
+            | Self::InputInterface
+            | Self::OutputInterface
+            | Self::InputKind
+            | Self::EtherType
+            | Self::IpFamily
+            | Self::SocketUser
+            | Self::SocketGroup
+            | Self::PacketType
+            | Self::Mark
+            | Self::Priority
+            | Self::ConnectionMark
+            | Self::Random(_) => return None,
+        };
+        let known = names.iter().filter(|(bit, _)| bits & bit != 0);
+        let rest = names.iter().fold(bits, |rest, (bit, _)| rest & !bit);
+        let rest = (rest != 0).then(|| format!("{rest:#x}"));
+        let names = known.map(|(_, name)| (*name).to_owned()).chain(rest);
+        Some(names.collect::<Vec<_>>().join(","))
+    }
+}
+
+fn or_unknown(f: &mut fmt::Formatter<'_>, value: Option<impl fmt::Display>) -> fmt::Result {
+    match value {
+        Some(value) => write!(f, "{value}"),
+        None => f.write_str("?"),
+    }
+}
+
+impl fmt::Display for Field {
+    /// As nft writes the expression that reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Source(version) => write!(f, "{} saddr", version.header()),
+            Self::Destination(version) => write!(f, "{} daddr", version.header()),
+            Self::ArpSender => f.write_str("arp saddr ip"),
+            Self::ArpTarget => f.write_str("arp daddr ip"),
+            Self::Protocol => f.write_str("meta l4proto"),
+            Self::DestinationPort => f.write_str("th dport"),
+            Self::TransportByte(at) => write!(f, "@th,{},8", u32::from(*at) * 8),
+            Self::Icmpv6Type => f.write_str("icmpv6 type"),
+            Self::InputInterface => f.write_str("iifname"),
+            Self::OutputInterface => f.write_str("oifname"),
+            Self::InputKind => f.write_str("meta iifkind"),
+            Self::EtherType => f.write_str("meta protocol"),
+            Self::IpFamily => f.write_str("meta nfproto"),
+            Self::SocketUser => f.write_str("meta skuid"),
+            Self::SocketGroup => f.write_str("meta skgid"),
+            Self::PacketType => f.write_str("meta pkttype"),
+            Self::Mark => f.write_str("meta mark"),
+            Self::Priority => f.write_str("meta priority"),
+            Self::ConnectionState => f.write_str("ct state"),
+            Self::ConnectionStatus => f.write_str("ct status"),
+            Self::ConnectionMark => f.write_str("ct mark"),
+            Self::AnswerSource(version) => write!(f, "ct reply {} saddr", version.header()),
+            Self::Random(below) => write!(f, "numgen random mod {below}"),
+        }
+    }
+}
