@@ -123,7 +123,7 @@ impl Speaker {
         (status, errors, warnings)
     }
 
-    /// Answers with the peers that were told of an announced address, without keeping the loop.
+    /// Answers with the peers to which an announced address was exported, without keeping the loop.
     pub(super) fn answer(&self, announced: Announced, answer: oneshot::Sender<Value>) {
         let socket = self.socket.clone();
         tokio::spawn(async move {
@@ -344,11 +344,11 @@ async fn with_peers(announced: Announced, socket: &Path) -> Announced {
     match peers_with(prefix, socket).await {
         Err(error) => announced.untold("speaker-down", describe(&error)),
         Ok((0, _)) => announced.untold("peer-down", "no BGP session is up".to_owned()),
-        Ok((_, told)) => announced.told(told),
+        Ok((_, peers)) => announced.exported_to(peers),
     }
 }
 
-/// How many sessions are up, and the peers that were told of a prefix.
+/// How many sessions are up, and the peers to which a prefix was exported.
 async fn peers_with(
     prefix: IpNetwork,
     socket: &Path,
@@ -356,14 +356,14 @@ async fn peers_with(
     let mut control = Control::connect(socket).await?;
     let all = sessions(&control.ask("show protocols all").await?);
     let up: Vec<Session> = all.into_iter().filter(Session::is_up).collect();
-    let mut told = Vec::new();
+    let mut exported_to = Vec::new();
     for Session { peer, .. } in &up {
         match control.ask(&format!("show route {prefix} export '{peer}'")).await {
-            Ok(_) => told.push(peer.clone()),
+            Ok(_) => exported_to.push(peer.clone()),
             // It was not.
             Err(ControlError::Refused(_)) => {}
             Err(error) => return Err(error),
         }
     }
-    Ok((up.len(), told))
+    Ok((up.len(), exported_to))
 }

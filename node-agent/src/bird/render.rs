@@ -148,7 +148,7 @@ fn base(config: &BirdConfig, around: &Surroundings) -> String {
     text
 }
 
-/// What is learned from the kernel and told to it, in one family.
+/// What is learned from the kernel and exported to it, in one family.
 fn tables(family: Family, special: &str, around: &Surroundings) -> String {
     let n = number(family);
     let own = around.protected.iter().filter(|range| family_of(range.ip()) == family);
@@ -160,7 +160,8 @@ fn tables(family: Family, special: &str, around: &Surroundings) -> String {
          define own{n} = [ {special}{own} ];\n\
          protocol kernel announced{n} {{\n  \
            kernel table {table}; learn; scan time 10; netlink rx buffer 4194304;\n  \
-           ipv{n} {{ table denizen{n}; preference 200; import where krt_source = {PROTOCOL}; export none; }};\n}}\n\
+           ipv{n} {{ table denizen{n}; preference 200; import where krt_source = {PROTOCOL}; \
+             export none; }};\n}}\n\
          protocol pipe denizen{n}p {{\n  \
            table master{n}; peer table denizen{n}; import all; export none;\n}}\n\
          # The metric is behind the kernel's own routes. They stay while BIRD restarts.\n\
@@ -238,7 +239,7 @@ fn imports(peer: &Peer, n: u8) -> String {
     text + "      reject;\n"
 }
 
-/// The body of the filter of what a router is told.
+/// The body of the filter of what is exported to a router.
 fn exports(peer: &Peer) -> String {
     let mut text = String::new();
     if peer.rr_client {

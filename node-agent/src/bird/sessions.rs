@@ -16,7 +16,7 @@ pub struct Session {
     pub since: String,
     /// Routes that were taken.
     pub imported: usize,
-    /// Routes that the peer was told.
+    /// Routes that were exported to the peer.
     pub exported: usize,
     /// More routes came than are taken.
     pub is_limited: bool,

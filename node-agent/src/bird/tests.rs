@@ -94,9 +94,9 @@ fn filters_and_limits_of_a_session() {
     let filter = "      if net = 0.0.0.0/0 && taken() then accept;\n      if net ~ own4 then reject;\n      if net ~ [ 10.9.0.0/16+ ] && taken() then accept;\n      reject;\n";
     assert!(some.contains(filter), "{some}");
     let communities = r#", "communities": {"load-balancer-ip": ["64512:100", "1:2:3"]}"#;
-    let told = text(&config(communities).unwrap());
+    let text = text(&config(communities).unwrap());
     let line = "if krt_metric = 105 || krt_metric = 205 then { bgp_community.add((64512,100)); bgp_large_community.add((1,2,3)); }";
-    assert!(told.contains(line), "{told}");
+    assert!(text.contains(line), "{text}");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn options_of_a_session() {
     let far = text(&config(far).unwrap());
     let options = "  local 192.0.2.1 as 64512;\n  neighbor 192.0.2.9 port 1790 as 65001;\n  multihop 3;\n  hold time 30;\n  graceful restart off;\n  bfd on;\n  ttl security on;\n  allow local as 2;\n";
     assert!(far.contains(options) && far.contains("protocol bfd {}"), "{far}");
-    // A reflected route keeps its next hop, and is told.
+    // A reflected route keeps its next hop, and is exported.
     let reflected = BirdConfig::parse(
         r#"{"asn": 1, "peers": [{"name": "a", "address": "192.0.2.9", "asn": 1, "rrClient": true}]}"#,
     );

@@ -29,8 +29,8 @@ pub(super) struct BirdArgs {
 }
 
 /// Becomes BIRD, as soon as there is a configuration. While the kernel has routes of an earlier
-/// BIRD, the new one keeps them until its peers have told it all (`-R`); without any, it need not
-/// wait for a peer that may be dead.
+/// BIRD, the new one keeps them until its peers have advertised all (`-R`); without any, it need
+/// not wait for a peer that may be dead.
 pub(super) fn bird(args: &BirdArgs) -> anyhow::Result<()> {
     let folder = std::path::absolute(args.run_dir.run_dir.join(FOLDER))?;
     let configuration = folder.join(CONFIGURATION);

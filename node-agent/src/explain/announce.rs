@@ -29,7 +29,7 @@ pub struct Announced {
     pub reason: Option<String>,
     /// Why it is, or is not, announced.
     pub why: String,
-    /// The BGP peers that were told of it; `None` if the agent does not know of peers.
+    /// The BGP peers to which it was exported; `None` if the agent does not know of peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Vec<String>>,
 }
@@ -100,9 +100,9 @@ impl Announced {
         }
     }
 
-    /// The same, of which these peers were told.
+    /// The same, exported to these peers.
     #[must_use]
-    pub fn told(self, peers: Vec<String>) -> Self {
+    pub fn exported_to(self, peers: Vec<String>) -> Self {
         Self { peers: Some(peers), ..self }
     }
 

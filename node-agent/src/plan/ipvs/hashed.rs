@@ -258,7 +258,7 @@ mod tests {
         );
     }
 
-    /// Nodes that were told of endpoints in another order send few clients elsewhere with `mh`, and
+    /// Nodes that learned of endpoints in another order send few clients elsewhere with `mh`, and
     /// all of them with `sh` if the list is turned round.
     #[test]
     fn the_order_matters_little() {

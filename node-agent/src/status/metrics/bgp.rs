@@ -28,7 +28,7 @@ impl Bgp {
         registry.register("sessions_down", help, metrics.down.clone());
         let help = "Whether the BGP session with a peer is established";
         registry.register("peer_up", help, metrics.up.clone());
-        let help = "Prefixes that a BGP peer was told";
+        let help = "Prefixes that were exported to a BGP peer";
         registry.register("exported_prefixes", help, metrics.exported.clone());
         let help = "Prefixes that were taken of a BGP peer";
         registry.register("imported_prefixes", help, metrics.imported.clone());

@@ -66,7 +66,7 @@ impl Underlay {
 }
 
 /// The agent is killed and replaced: nobody hears of it. BIRD is killed and replaced: no connection
-/// is lost. The node drains: routers are told.
+/// is lost. The node drains: routers learn of it.
 #[test]
 fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     let mut fabric = Underlay::new("bgp")?;
@@ -85,12 +85,12 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
         Ok((!is_quiet).then(|| "routers hear more".to_owned()))
     };
     observed("settled", BOUND, settled, Option::is_none)?;
-    let told = fabric.explained(VIPS[0])?;
+    let explained = fabric.explained(VIPS[0])?;
     let peers = ["node:192.0.2.2", "node:192.0.2.3", "peer:tor-101-0", "peer:tor-102-0"];
     let mut heard: Vec<&str> =
-        told["peers"].as_array().context("peers")?.iter().filter_map(Value::as_str).collect();
+        explained["peers"].as_array().context("peers")?.iter().filter_map(Value::as_str).collect();
     heard.sort_unstable();
-    ensure!(told["announced"] == true && heard == peers, "{told}");
+    ensure!(explained["announced"] == true && heard == peers, "{explained}");
 
     let load = fabric.load()?;
     let before = fabric.heard()?;

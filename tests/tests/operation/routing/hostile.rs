@@ -14,9 +14,9 @@ use super::underlay::configured;
 
 /// How many routes are taken.
 const LIMIT: usize = 50;
-/// How many are told at first.
+/// How many are advertised at first.
 const FEW: usize = 10;
-/// How many are told in the end.
+/// How many are advertised in the end.
 const FLOOD: usize = 5000;
 
 /// The nodes, their network, pods and services; and one that is nobody's.
@@ -100,8 +100,8 @@ fn received(speaker: &Bird) -> Option<usize> {
     counts.split_whitespace().next()?.parse().ok()
 }
 
-/// Another BIRD with its own routes, at the metric that BIRD has unless it is told otherwise: both
-/// look at the kernel's table, and neither touches what the other has.
+/// Another BIRD with its own routes, at the metric that BIRD has unless it is configured otherwise:
+/// both look at the kernel's table, and neither touches what the other has.
 fn beside_another_bird(segment: &Segment, ours: &Bird, learned: &[String]) -> Result<()> {
     let configuration = "log stderr all;\nrouter id 192.0.2.77;\nprotocol device {}\n\
         protocol kernel others { persist; ipv4 { import none; export all; }; }\n\

@@ -62,8 +62,8 @@ pub(super) fn configured(segment: &Segment, bird: &Value) -> Result<String> {
     Ok(format!("--config={}", path.display()))
 }
 
-/// What nodes are told to do: a full mesh, and both routers, which tell of the client by a default
-/// route and of other nodes' pods by host routes.
+/// What nodes are configured to do: a full mesh, and both routers, which advertise the client by a
+/// default route and other nodes' pods by host routes.
 fn bird(segment: &Segment) -> Result<Value> {
     let file = segment.folder.path().join("password");
     fs::write(&file, format!("{PASSWORD}\n"))?;
