@@ -20,6 +20,9 @@ use crate::effort;
 /// What `guest` prints last when all went well.
 pub const VERDICT: &str = "the guest's verdict: all is well";
 
+/// What the line says that `guest` prints for a play that fails.
+pub const FAILED: &str = "FAILED after";
+
 /// A guest that has not ended by then never will. It takes some minutes; the machine may be slow,
 /// or busy.
 pub fn bound() -> Duration {
@@ -173,13 +176,14 @@ pub fn run_kernel(
         let mut lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
         lines.try_for_each(|bytes| line.send(bytes))
     });
-    let (deadline, mut is_well) = (Instant::now() + bound, false);
+    let (deadline, mut is_well, mut failed) = (Instant::now() + bound, false, Vec::new());
     while let Ok(bytes) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        let text = String::from_utf8_lossy(&bytes);
-        eprintln!("{}", text.trim_end());
-        is_well |= text.trim_end() == VERDICT;
+        let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+        eprintln!("{text}");
+        is_well |= text == VERDICT;
+        failed.extend(text.contains(FAILED).then_some(text));
     }
-    ensure!(is_well, "the guest failed, or did not end within {bound:?}: see what it said");
+    ensure!(is_well, "it failed, or did not end within {bound:?}: {}", failed.join("\n"));
     Ok(())
 }
 

@@ -4,7 +4,6 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
@@ -223,10 +222,9 @@ fn count(messages: usize) -> usize {
     in_full(messages, QUICK)
 }
 
-/// One of these places: 0 is before the first message. If not all are played, others are each day.
-fn place(turn: usize, messages: usize) -> Result<usize> {
-    let day = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() as usize / (24 * 60 * 60);
-    Ok((day + turn * messages / count(messages)) % messages)
+/// One of these places, spread evenly: 0 is before the first message.
+fn place(turn: usize, messages: usize) -> usize {
+    (2 * turn + 1) * messages / (2 * count(messages))
 }
 
 /// The first load, from nothing.
@@ -238,7 +236,7 @@ pub(crate) fn first_load() -> Result<()> {
     killed.ensure_whole(false)?;
     let mut hit = 0;
     for turn in 0..count(messages) {
-        let place = place(turn, messages)?;
+        let place = place(turn, messages);
         killed.cleanup()?;
         hit += usize::from(killed.kill(killed.spawned()?, place, || Ok(()))?);
         let said = || format!("the first load, killed behind {place} of {messages} messages");
@@ -265,7 +263,7 @@ pub(crate) fn changes() -> Result<()> {
     for turn in 0..count(most) {
         for (index, (what, change)) in CHANGES.into_iter().enumerate() {
             let of = messages[index];
-            let place = place(turn, of)?;
+            let place = place(turn, of);
             let said = || format!("{what}, killed behind {place} of {of} messages");
             hit[index] += usize::from(killed.kill(agent, place, || change(&killed))?);
             killed.look(Before::Served).with_context(said)?;

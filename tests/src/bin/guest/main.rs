@@ -166,7 +166,7 @@ fn is_well(&(name, play): &Play) -> bool {
     let outcome = catch_unwind(play).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
     match &outcome {
         Ok(()) => println!("{name}: well, after {:?}", started.elapsed()),
-        Err(error) => println!("{name}: FAILED after {:?}: {error:#}", started.elapsed()),
+        Err(error) => println!("{name}: {} {:?}: {error:#}", vm::FAILED, started.elapsed()),
     }
     outcome.is_ok()
 }
