@@ -279,7 +279,7 @@ impl Agent {
         self.settings.keep(self.engine.settings(), look);
         self.publisher.queued(&self.engine, begun);
         self.filter_bridges(look);
-        self.announcer.iter_mut().for_each(|it| it.withdraw(&self.engine));
+        self.withdraw(look);
         let result = if look {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
@@ -369,7 +369,8 @@ impl Agent {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;
         }
-        match self.engine.watch().map_err(anyhow::Error::from).and_then(pollable) {
+        let beside = self.announcer.as_ref().map(Announcer::portid);
+        match self.engine.watch(beside).map_err(anyhow::Error::from).and_then(pollable) {
             Ok(watch) => {
                 self.watch = Some(watch);
                 // Earlier changes were not reported: check once.

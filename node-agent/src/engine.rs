@@ -36,6 +36,7 @@ use crate::iptables::Variant;
 use crate::model::{Event, LocalPod, PodName, PodVersion};
 use crate::names::Names;
 use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy, Sides};
+use crate::routes::UNSERVED;
 use crate::status::{LastSync, Since};
 use crate::sysctl::{Setting, live, on_loopback};
 
@@ -98,14 +99,14 @@ impl Engine {
         Ok(Self { firewall, ..Self::new(policy, config.name.capabilities(), backend) })
     }
 
-    /// Watches nf_tables for changes that are not the backend's own, from now on.
+    /// Watches nf_tables for changes from now on that are neither the backend's nor `beside`'s.
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn watch(&self) -> Result<Watch, NetlinkError> {
-        let own = self.backend.portid().into_iter();
+    pub fn watch(&self, beside: Option<u32>) -> Result<Watch, NetlinkError> {
+        let own = self.backend.portid().into_iter().chain(beside);
         let own = own.chain(self.firewall.as_ref().map(Firewall::portid));
-        Watch::open(&[nftables::TABLE, firewall::TABLE], own.collect())
+        Watch::open(&[nftables::TABLE, firewall::TABLE, UNSERVED], own.collect())
     }
 
     /// Another client of nf_tables, whose batches do not count as foreign changes.

@@ -73,6 +73,7 @@ pub fn service(name: &str, cluster_ips: &[&str]) -> Service {
         cluster_ips: cluster_ips.iter().map(|text| ip(text)).collect(),
         external_ips: Vec::new(),
         load_balancer_ips: Vec::new(),
+        proxied_ips: Vec::new(),
         source_ranges: SourceRanges::default(),
         ports: vec![service_port("http", Protocol::Tcp, 80, None)],
         external_policy: TrafficPolicy::Cluster,

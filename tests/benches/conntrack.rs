@@ -112,6 +112,7 @@ fn facts(n: u32) -> [Event; 2] {
         cluster_ips: vec![IpAddr::V4(service_ip(n))],
         external_ips: Vec::new(),
         load_balancer_ips: Vec::new(),
+        proxied_ips: Vec::new(),
         source_ranges: SourceRanges::default(),
         ports: vec![ServicePort {
             name: "dns".into(),

@@ -42,8 +42,6 @@ pub(super) struct Announcer {
     unserved: Unserved,
     /// Why packets that no service takes cannot be refused.
     unrefused: Option<String>,
-    /// When [`Self::unserved`] was compared with the kernel.
-    looked: Instant,
     heard: Arc<Notify>,
     notices: Notices,
     drained: Drained,
@@ -97,7 +95,6 @@ impl Announcer {
             routes,
             unserved,
             unrefused: None,
-            looked: Instant::now(),
             heard,
             notices,
             drained: Drained::Unknown,
@@ -135,14 +132,14 @@ impl Announcer {
         self.routes.disturbed();
         self.surveyed = None;
         self.retry = None;
-        if self.looked.elapsed() >= AT_LEAST_EVERY {
-            self.looked = Instant::now();
-            self.unserved.disturbed();
-        }
     }
 
-    /// Withdraws what is not to be announced any more: before its rules go.
-    pub(super) fn withdraw(&mut self, engine: &Engine) {
+    /// The portid by which notifications name changes of the tables of announced addresses.
+    pub(super) fn portid(&self) -> u32 {
+        self.unserved.portid()
+    }
+
+    fn withdraw(&mut self, engine: &Engine) {
         let withdrawn = self.decide(engine).and_then(|()| match &self.wanted {
             Some(wanted) => self.routes.withdraw(wanted),
             None => Ok(()),
@@ -262,6 +259,16 @@ impl Announcer {
 }
 
 impl Agent {
+    /// Withdraws what is not to be announced any more: before its rules go. With `look`, all tables
+    /// are compared with the kernel.
+    pub(super) fn withdraw(&mut self, look: bool) {
+        let Some(announcer) = &mut self.announcer else { return };
+        if look {
+            announcer.unserved.disturbed();
+        }
+        announcer.withdraw(&self.engine);
+    }
+
     /// Looks at the announcements again. What is decided and not programmed yet stays as it is.
     pub(super) fn announce_again(&mut self) {
         self.announcer.iter_mut().for_each(Announcer::disturbed);

@@ -225,7 +225,10 @@ impl Task {
             return Ok(());
         }
         state.status.is_current = running.as_ref() == Some(&text);
-        if !state.status.is_current {
+        if state.status.is_current {
+            // What comes after it is asked about, also if it was refused before.
+            self.refused = None;
+        } else {
             self.configure(text, running.is_none(), control).await?;
             state.status.is_current = true;
         }

@@ -6,7 +6,8 @@
 //! | `kernel` | what the kernel and iptables' programs can do |
 //! | `settings` | kernel settings, and the room of connection tracking |
 //! | `others` | other service proxies, engines of NetworkPolicy, firewalls, listeners |
-//! | `routing` | what keeps this node from announcing |
+//! | `routing` | what is in the way of `--routing-mode` |
+//! | `networkd` | whether systemd-networkd removes its routes |
 //! | `plugin` | the CNI configuration, the plugin's program, its records |
 //! | `api` | the API server, or the manifests |
 //! | `agent` | what the running agent says of itself |
@@ -15,6 +16,7 @@
 mod agent;
 mod api;
 mod kernel;
+mod networkd;
 mod others;
 mod plugin;
 mod report;

@@ -1,4 +1,4 @@
-//! What keeps `--routing-mode` from announcing. Only reads, and listens for an instant where BIRD
+//! What is in the way of `--routing-mode`. Only reads, and listens for an instant where BIRD
 //! will.
 
 use std::io::ErrorKind;
@@ -7,19 +7,23 @@ use std::os::unix::net::UnixStream;
 
 use denizen_route::Routes;
 
+use super::networkd::removes_routes;
 use super::{Finding, Subject};
 use crate::bird::{BGP_PORT, FOLDER, SOCKET};
+use crate::config::Routing;
 use crate::describe::describe;
 use crate::routes::PROTOCOL;
 
 pub(super) fn announcing(subject: &Subject) -> Vec<Finding> {
-    let Some(config) = subject.routing.announced() else {
-        return vec![Finding::skipped("nothing is announced: see --routing-mode")];
-    };
-    let speaker = config.bird.as_ref().and_then(|_| speaker(subject));
-    let found: Vec<Finding> = rules(config.table).into_iter().chain(speaker).collect();
+    if subject.routing == Routing::Off {
+        return vec![Finding::skipped("nothing is routed or announced: see --routing-mode")];
+    }
+    let announced = subject.routing.announced();
+    let rules = announced.and_then(|config| rules(config.table));
+    let speaker = announced.and_then(|config| config.bird.as_ref()).and_then(|_| speaker(subject));
+    let found: Vec<Finding> = [rules, speaker, removes_routes()].into_iter().flatten().collect();
     match found.is_empty() {
-        true => vec![Finding::ok("nothing that is seen here keeps this node from announcing")],
+        true => vec![Finding::ok("nothing that is seen here is in the way of --routing-mode")],
         false => found,
     }
 }

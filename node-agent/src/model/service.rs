@@ -209,6 +209,8 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`, without those whose `ipMode` is `Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
+    /// Those whose `ipMode` is `Proxy`: packets do not arrive with that destination.
+    pub proxied_ips: Vec<IpAddr>,
     /// `spec.loadBalancerSourceRanges`.
     pub source_ranges: SourceRanges,
     /// `spec.ports`.

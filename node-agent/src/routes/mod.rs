@@ -24,7 +24,7 @@ use nix::errno::Errno;
 pub use self::announced::{AnnouncedRoutes, Published};
 pub use self::learned::LearnedRoutes;
 use self::reconcile::{commands, wanted};
-pub use self::unserved::Unserved;
+pub use self::unserved::{TABLE as UNSERVED, Unserved};
 use crate::model::Nodes;
 use crate::plan::{DirectRoutes, Neighbourhood, NotNear, direct};
 

@@ -42,6 +42,11 @@ impl Unserved {
         Self { kernel, known: None }
     }
 
+    /// The portid by which notifications name our own changes.
+    pub fn portid(&self) -> u32 {
+        self.kernel.portid()
+    }
+
     /// Another program may have changed the tables.
     pub fn disturbed(&mut self) {
         self.known = None;

@@ -33,6 +33,8 @@ pub enum WhyNot {
     AnotherService,
     /// The Service's label `denizen.io/announce` is `false`.
     OptedOut,
+    /// The load balancer's `ipMode` is `Proxy`: it sends nothing to this address.
+    IpModeProxy,
     /// Nobody has asked for addresses of this kind.
     NotChosen,
 }
@@ -93,6 +95,7 @@ impl WhyNot {
             Self::NoEndpoint => "no-endpoint",
             Self::AnotherService => "another-service",
             Self::OptedOut => "opted-out",
+            Self::IpModeProxy => "ip-mode-proxy",
             Self::NotChosen => "not-chosen",
         }
     }
@@ -111,6 +114,7 @@ impl WhyNot {
             | Self::NoEndpoint
             | Self::AnotherService
             | Self::OptedOut
+            | Self::IpModeProxy
             | Self::NotChosen => false,
         }
     }
@@ -141,6 +145,12 @@ impl fmt::Display for WhyNot {
             Self::NoEndpoint => write!(f, "no endpoint is ready"),
             Self::AnotherService => write!(f, "another Service has its ports"),
             Self::OptedOut => write!(f, "the Service's label denizen.io/announce is false"),
+            Self::IpModeProxy => {
+                write!(
+                    f,
+                    "its ipMode is not VIP: the load balancer has it, and sends nothing to it here"
+                )
+            }
             Self::NotChosen => write!(f, "--announce-services or --announce-pods leaves it out"),
         }
     }

@@ -30,6 +30,10 @@ pub(super) fn decide(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &m
             (FrontendKind::ExternalIp, &service.external_ips),
             (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
         ];
+        for proxied in &service.proxied_ips {
+            let owner = Owner::Service(service.name.clone());
+            found.keep_silent((*proxied).into(), owner, WhyNot::IpModeProxy);
+        }
         for (kind, addresses) in addresses {
             let Some(class) = Class::of(kind) else { continue };
             for address in addresses {

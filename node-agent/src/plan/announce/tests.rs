@@ -1,7 +1,6 @@
 //! What is announced, and why the rest is not.
 
-use proptest::prelude::*;
-use proptest::sample::select;
+mod histories;
 
 use super::*;
 use crate::fixture::*;
@@ -27,7 +26,7 @@ fn announce() -> AnnounceSettings {
 }
 
 /// A state of the world, from which everything is decided.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 struct World {
     settings: AnnounceSettings,
     node: Option<Node>,
@@ -160,6 +159,10 @@ fn an_address_is_announced_exactly_while_this_node_may_serve_it() {
     assert_eq!(with(local(), moved), Err("no-ready-local-endpoint"), "rules still serve");
     assert_eq!(with(local(), vec![]), Err("no-endpoint"));
     assert_eq!(with(Service { opts_out: true, ..web() }, vec![here()]), Err("opted-out"));
+    let proxied = Service { load_balancer_ips: vec![], proxied_ips: vec![ip(VIP)], ..web() };
+    assert_eq!(with(proxied.clone(), vec![here()]), Err("ip-mode-proxy"));
+    let beside = Service { external_ips: vec![ip(VIP)], ..proxied };
+    assert_eq!(with(beside, vec![here()]), Ok(104), "the same address in another field");
     // Of another port than the service has.
     let mut other_port = slice("web", "web", vec![here()]);
     other_port.ports[0].name = "other".into();
@@ -358,43 +361,4 @@ fn of_too_many_the_oldest_stay() {
     many.settings.most_pods = 2;
     assert_eq!(many.said("10.9.0.5"), Err("over-limit"));
     assert_eq!(many.said("10.9.0.7"), Ok(102));
-}
-
-/// A service that exists or not, with these endpoints or no slice at all.
-fn state() -> impl Strategy<Value = (Option<Service>, Option<Vec<SliceEndpoint>>)> {
-    let service = prop_oneof![Just(web()), Just(local()), Just(at(VIP)), Just(at("192.0.2.2"))];
-    let endpoint = select(vec![here(), away(), draining("10.1.1.6", Some(HERE))]);
-    let endpoints = proptest::collection::vec(endpoint, 0..3);
-    (proptest::option::of(service), proptest::option::of(endpoints))
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Whatever happened before, the last state decides.
-    #[test]
-    fn announcements_are_a_function_of_the_last_state(
-        history in proptest::collection::vec(state(), 1..8),
-    ) {
-        let mut planner = World { services: Vec::new(), slices: Vec::new(), ..world() }.planner();
-        for (service, endpoints) in &history {
-            let name = ServiceName::new("default", "web");
-            let new = endpoints.clone().map(|endpoints| slice("web", "web", endpoints));
-            let slice_name = slice("web", "web", Vec::new()).name;
-            planner.apply(vec![
-                Event::Slice(slice_name, new),
-                Event::Service(name, service.clone()),
-            ]);
-            planner.update();
-        }
-        let (service, endpoints) = history.last().unwrap().clone();
-        let last = World {
-            services: service.into_iter().collect(),
-            slices: endpoints.map(|it| slice("web", "web", it)).into_iter().collect(),
-            ..world()
-        };
-        let decided = last.decide_by(&planner);
-        prop_assert_eq!(&decided, &last.decide());
-        let forbidden = |at: &IpNetwork| at.contains(ip("192.0.2.2"));
-        prop_assert!(!decided.wanted.keys().any(forbidden));
-    }
 }

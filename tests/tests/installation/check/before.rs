@@ -291,6 +291,32 @@ fn who_listens_where_bird_would_is_found() -> Result<()> {
     Ok(())
 }
 
+/// What systemd-networkd is configured to do, it does with the agent's routes.
+#[test]
+fn systemd_networkd_that_removes_routes_is_found() -> Result<()> {
+    let node = Node::new("check-networkd")?;
+    let folder = node.folder.path().display();
+    let found = |setting: &str, mode: &str| {
+        // It sees a process and files of its own. Of all parts, this one is the last by name.
+        let run = format!(
+            "mount -t tmpfs tmpfs /run; mkdir -p /run/systemd/networkd.conf.d
+             printf '[Network]\nManageForeignRoutes={setting}\n' \
+                 > /run/systemd/networkd.conf.d/zzz.conf
+             cp /bin/sleep {folder}/systemd-networkd; {folder}/systemd-networkd 60 &
+             for i in $(seq 1000); do grep -qx systemd-network /proc/$!/comm && break; done; \"$@\""
+        );
+        let mut program = Command::new("unshare");
+        program.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        program.args(["sh", "-e", "-c", &run, "sh"]).arg(binary::ours("denizen-agent")?);
+        Checked::behind(&node.netns, program, node.all_flags(&[mode]))
+    };
+    for mode in ["--routing-mode=direct", "--routing-mode=table"] {
+        found("yes", mode)?.ensure("announcing", "warning", "systemd-networkd manages links")?;
+    }
+    found("no", "--routing-mode=table")?.ensure("announcing", "ok", "")?;
+    found("yes", "--routing-mode=off")?.ensure("announcing", "skipped", "")
+}
+
 #[test]
 fn who_listens_where_the_agent_would_is_found() -> Result<()> {
     let node = Node::new("check-ports")?;

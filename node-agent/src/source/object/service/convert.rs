@@ -42,11 +42,13 @@ pub fn service(
     if cluster_ips.is_empty() {
         return Ok(None);
     }
+    let [load_balancer_ips, proxied_ips] = load_balancer_ips(raw.status.as_ref(), &mut notes);
     Ok(Some(model::Service {
         name: raw.metadata.service_name(),
         cluster_ips,
         external_ips: external_ips(spec, &mut notes),
-        load_balancer_ips: load_balancer_ips(raw.status.as_ref(), &mut notes),
+        load_balancer_ips,
+        proxied_ips,
         source_ranges: source_ranges(spec, &mut notes),
         ports: ports(spec, &mut notes),
         external_policy: policy(
@@ -139,16 +141,18 @@ fn source_ranges(spec: &ServiceSpec, notes: &mut Notes<'_>) -> SourceRanges {
     source_ranges
 }
 
-fn load_balancer_ips(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+/// Those that packets arrive with, and those of `ipMode: Proxy`.
+fn load_balancer_ips(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> [Vec<IpAddr>; 2] {
     let ingress = status.and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
-    let mut addresses = Vec::new();
+    let (mut arriving, mut proxied) = (Vec::new(), Vec::new());
     for (index, entry) in elements(ingress).iter().enumerate() {
         let Some(text) = entry.ip.as_deref().filter(|text| !text.is_empty()) else {
             continue;
         };
-        if !matches!(entry.ip_mode.as_deref(), None | Some("" | "VIP")) {
-            continue;
-        }
+        let addresses = match entry.ip_mode.as_deref() {
+            None | Some("" | "VIP") => &mut arriving,
+            Some(_) => &mut proxied,
+        };
         match usable_address(text) {
             Ok(address) if !addresses.contains(&address) => addresses.push(address),
             Ok(_) => {}
@@ -158,7 +162,7 @@ fn load_balancer_ips(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> V
             }
         }
     }
-    addresses
+    [arriving, proxied]
 }
 
 fn ports(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<model::ServicePort> {

@@ -102,6 +102,12 @@ fn external_addresses() {
         let service = service.unwrap();
         assert_eq!(shown(&service.external_ips), external, "{name}");
         assert_eq!(shown(&service.load_balancer_ips), balancer, "{name}");
+        let proxied = if name.starts_with("ipMode Proxy") || name.contains("future") {
+            "1.2.3.4"
+        } else {
+            ""
+        };
+        assert_eq!(shown(&service.proxied_ips), proxied, "{name}");
         assert_eq!(warned.len(), warnings, "{name}: {warned:?}");
     }
 }
