@@ -13,6 +13,7 @@
 pub mod agent;
 pub mod api;
 pub mod binary;
+pub mod bird;
 pub mod checking;
 pub mod cluster;
 pub mod cni;

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::bird::Bird;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::netns;
 use denizen_tests::probe::Probe;
@@ -14,8 +15,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::segment::{Node, Segment, addresses, objects};
-use super::speaker::Bird;
-use super::table::{FLAGS, VIPS, web};
+use super::storm::{Storm, change};
+use super::table::{FLAGS, VIPS, table, web};
 use super::{BOUND, ranges};
 
 /// The router that has this number among the segment's nodes.
@@ -41,7 +42,7 @@ fn router(number: u8) -> String {
 /// Everything that announces and hears.
 struct Fabric {
     routers: [Bird; 2],
-    _speaker: Bird,
+    speaker: Bird,
     segment: Segment,
     _folder: TempDir,
 }
@@ -61,7 +62,7 @@ impl Fabric {
         };
         let routers = [start(1, "router_a", &router(2))?, start(2, "router_b", &router(3))?];
         let speaker = start(0, "speaker", &configuration)?;
-        Ok(Self { routers, _speaker: speaker, segment, _folder: folder })
+        Ok(Self { routers, speaker, segment, _folder: folder })
     }
 
     fn node(&self) -> &Node {
@@ -89,6 +90,34 @@ impl Fabric {
             observed("heard", BOUND, routes, |heard| *heard == wanted)?;
         }
         Ok(())
+    }
+}
+
+impl Fabric {
+    /// Somebody else's routes change thousands of times a second, and BIRD looks through the tables:
+    /// what is withdrawn goes nevertheless. So it does when BIRD has missed the kernel's word of it.
+    fn hears_beside_a_storm(&self, pods: &[&str], all: &[&str]) -> Result<()> {
+        let storm = Storm::start(&self.node().netns)?;
+        for (is_ready, wanted) in [(false, pods), (true, all)] {
+            self.put_web(is_ready)?;
+            self.speaker.ask("reload in all")?;
+            self.until_heard(wanted)?;
+        }
+        let changes = storm.stop()?;
+        ensure!(changes > 0, "no route changed");
+        // More than its sockets hold.
+        self.speaker.pause(true)?;
+        change(&self.node().netns, 40_000)?;
+        self.put_web(false)?;
+        let is_vip = |line: &String| VIPS.iter().any(|vip| line.ends_with(vip));
+        let is_withdrawn = || Ok(!table(&self.node().netns)?.iter().any(is_vip));
+        eventually("withdrawn", BOUND, is_withdrawn)?;
+        self.speaker.pause(false)?;
+        self.until_heard(pods)?;
+        let log = self.speaker.log()?;
+        ensure!(log.contains("Kernel dropped some netlink messages"), "nothing was missed: {log}");
+        self.put_web(true)?;
+        self.until_heard(all)
     }
 }
 
@@ -131,6 +160,7 @@ fn routers_hear_what_the_agent_announces_and_nothing_else() -> Result<()> {
     fabric.until_heard(&pods)?;
     fabric.put_web(true)?;
     fabric.until_heard(&all)?;
+    fabric.hears_beside_a_storm(&pods, &all)?;
     // The node drains: GRACEFUL_SHUTDOWN for its services.
     let mut nodes = objects(1..=3);
     nodes[0]["spec"]["taints"] = json!([{ "key": "away", "effect": "NoSchedule" }]);

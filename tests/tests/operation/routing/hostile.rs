@@ -4,12 +4,12 @@ use std::fmt::Write;
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::bird::Bird;
 use denizen_tests::eventually::observed;
 use serde_json::{Value, json};
 
 use super::BOUND;
 use super::segment::{Segment, addresses};
-use super::speaker::Bird;
 use super::underlay::configured;
 
 /// How many routes are taken.
@@ -63,7 +63,7 @@ fn a_hostile_router_changes_nothing() -> Result<()> {
     let flag = configured(&segment, &bird)?;
     segment.nodes[0].start_with(&[&flag])?;
     let before = main_table(&segment)?;
-    let speaker = Bird::of_node(&segment.nodes[0])?;
+    let speaker = segment.nodes[0].speaker()?;
     let folder = segment.folder.path().to_owned();
     let evil = Bird::start(&segment.nodes[1].netns, &folder, "evil", &hostile(FEW))?;
     let received = || Ok(received(&speaker).unwrap_or_default());

@@ -6,7 +6,9 @@ mod fabric;
 mod hostile;
 mod rendered;
 mod segment;
-mod speaker;
+mod six;
+mod spoiler;
+mod storm;
 mod table;
 mod underlay;
 
@@ -18,8 +20,9 @@ use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::observed;
 use denizen_tests::fixture::{PORT, service_ips};
+use denizen_tests::load::Load;
 use denizen_tests::manifest::{Port, service, slice};
-use denizen_tests::probe::Probe;
+use denizen_tests::probe::{Probe, Protocol};
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
@@ -68,6 +71,7 @@ fn every_pod_reaches_every_pod_and_service_in_both_families() -> Result<()> {
             ensure!(outcome.endpoint().is_some(), "from {own} to {web}: {outcome:?}");
         }
     }
+    stays_reached_while_the_agent_is_replaced(&mut segment)?;
     let agent = segment.nodes[0].agent()?;
     let wanted = json!({
         "isKnown": true, "podCidrs": ranges(1), "routes": 4, "rejected": [], "repaired": 0,
@@ -82,7 +86,25 @@ fn every_pod_reaches_every_pod_and_service_in_both_families() -> Result<()> {
     Ok(())
 }
 
-/// Flushed, replaced, and lost by a link that goes down.
+/// The agent is killed, and then another program takes its place: between pods nothing is lost.
+fn stays_reached_while_the_agent_is_replaced(segment: &mut Segment) -> Result<()> {
+    let mut load = Load::with_pause(Duration::from_millis(20));
+    for family in 0..2 {
+        let to = SocketAddr::new(segment.nodes[1].pod()?.addresses[family], PORT);
+        let from = &segment.nodes[0].pod()?.netns;
+        load.client(from, vec![(to, Protocol::Tcp)], |it| it.endpoint().is_some())?;
+    }
+    let flags = ["--routing-mode=direct"];
+    segment.nodes[0].agent.take().context("an agent")?.kill()?;
+    segment.nodes[0].start_with(&flags)?;
+    segment.nodes[0].upgrade_with(&flags)?;
+    segment.nodes[0].until_routed(&[2, 3])?;
+    let tally = load.stop()?;
+    ensure!(tally.answered > 20 && tally.failed == 0, "{tally:?}");
+    Ok(())
+}
+
+/// Flushed, replaced, lost by a link that goes down, and with the node's address for another one.
 #[test]
 fn lost_routes_are_repaired() -> Result<()> {
     let mut segment = Segment::new("direct-lost")?;
@@ -105,6 +127,8 @@ fn lost_routes_are_repaired() -> Result<()> {
             node.until_routed(&[2, 3]).context(done)?;
         }
     }
+    node.netns.ip("addr del 192.0.2.1/24 dev eth0\naddr add 192.0.2.11/24 dev eth0")?;
+    node.until_routed(&[2, 3]).context("a new address")?;
     let status = observed("known", BOUND, || routing(node.agent()?), |it| it["routes"] == 4)?;
     // `ip` flushes again what was repaired before it looks a second time.
     ensure!(status["repaired"].as_u64() >= Some(5), "{status}");

@@ -6,13 +6,12 @@ use std::process::Stdio;
 
 use anyhow::{Result, ensure};
 use denizen_agent::bird::{BirdConfig, Surroundings, password, render};
+use denizen_tests::bird::program;
 use denizen_tests::netns;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
-
-use super::speaker::program;
 
 /// Each starts a process.
 const CASES: u32 = 60;

@@ -14,6 +14,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
 use denizen_tests::binary;
+use denizen_tests::bird::Bird;
 use denizen_tests::cluster::serve;
 use denizen_tests::cni::Chain;
 use denizen_tests::eventually::observed;
@@ -125,6 +126,11 @@ impl Segment {
         host(label, number, &self.switch)
     }
 
+    /// A node's power is off: the network has it no more.
+    pub(super) fn unplug(&self, number: u8) -> Result<()> {
+        self.switch.ip(&format!("link set port{number} down"))
+    }
+
     /// Starts all agents, waits until each has its routes, and attaches a pod on each node.
     pub(super) fn start_agents(&mut self) -> Result<()> {
         for node in &mut self.nodes {
@@ -165,9 +171,21 @@ impl Node {
 
     /// The same with these flags.
     pub(super) fn start_with(&mut self, flags: &[&str]) -> Result<&Agent> {
+        self.start_program(None, flags)
+    }
+
+    /// The agent is killed, and the next one is another program: an upgrade.
+    pub(super) fn upgrade_with(&mut self, flags: &[&str]) -> Result<&Agent> {
+        let new = self.run_dir.join("upgraded");
+        std::fs::copy(binary::ours("denizen-agent")?, &new)?;
+        self.agent.take().context("an agent")?.kill()?;
+        self.start_program(Some(new), flags)
+    }
+
+    fn start_program(&mut self, program: Option<PathBuf>, flags: &[&str]) -> Result<&Agent> {
         let flags = [flags, &["--network-policy=off"]].concat();
         let settings = Settings {
-            program: None,
+            program,
             objects: Objects::Manifests(self.manifests.folder().to_owned()),
             run_dir: self.run_dir.clone(),
             node_name: format!("node-{}", self.number),
@@ -217,6 +235,11 @@ impl Node {
 
     pub(super) fn pod(&self) -> Result<&Pod> {
         self.pod.as_ref().map(|(_, pod)| pod).context("no pod was attached")
+    }
+
+    /// Starts its BIRD.
+    pub(super) fn speaker(&self) -> Result<Bird> {
+        Bird::of_node(&self.netns, &self.run_dir)
     }
 
     pub(super) fn agent(&self) -> Result<&Agent> {

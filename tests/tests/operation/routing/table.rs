@@ -42,7 +42,7 @@ pub(super) fn web(node: &Node, is_ready: bool) -> Result<Vec<Value>> {
 }
 
 /// The table of announcements, as `ip` shows it, IPv4 first.
-fn table(netns: &Netns) -> Result<Vec<String>> {
+pub(super) fn table(netns: &Netns) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for family in ["-4", "-6"] {
         let shown = netns.output("ip", &[family, "route", "show", "table", "219"]);
@@ -282,9 +282,20 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
         }
         let passed = passed_on(&router.netns, vip)?;
         ensure!(passed <= 2, "{passed} packets to {vip}");
-        // Without the rules, each goes around until its TTL ends.
+        // Somebody deletes the table: it is back at once.
+        let (netns, is_back) = (&node.netns, ["list", "table", family, "denizen-announced"]);
+        netns.nft(&format!("delete table {family} denizen-announced"))?;
+        eventually("repaired", BOUND, || Ok(netns.output("nft", &is_back).is_ok()))?;
+        assert_eq!(ask(81).ask_in(&client.netns), Outcome::Refused, "{vip} after a repair");
+    }
+    // Without the rules, each goes around until its TTL ends.
+    segment.nodes[0].agent.take().context("an agent")?.terminate()?;
+    let [node, router, client] = &segment.nodes[..] else { bail!("three nodes") };
+    for vip in VIPS.map(ip) {
+        let family = if vip.is_ipv4() { "ip" } else { "ip6" };
         node.netns.nft(&format!("delete table {family} denizen-announced"))?;
-        ask(81).patience(Duration::from_millis(100)).ask_in(&client.netns);
+        let probe = Probe::tcp(SocketAddr::new(vip, 81)).patience(Duration::from_millis(100));
+        probe.ask_in(&client.netns);
         let passed = passed_on(&router.netns, vip)?;
         ensure!(passed >= 20, "{passed} packets to {vip} without the rules");
     }

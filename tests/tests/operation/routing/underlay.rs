@@ -13,6 +13,7 @@ use std::fs;
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
+use denizen_tests::bird::Bird;
 use denizen_tests::cni::Chain;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::netns::Netns;
@@ -23,7 +24,6 @@ use serde_json::{Value, json};
 
 use super::BOUND;
 use super::segment::{NODES, Node, Segment, addresses};
-use super::speaker::Bird;
 
 /// The routers' numbers on the network of the nodes.
 pub(super) const TORS: [u8; 2] = [101, 102];
@@ -173,7 +173,7 @@ impl Underlay {
         for node in &mut segment.nodes {
             node.start_with(&[&flag])?;
             node.attach()?;
-            speakers.push(Bird::of_node(node)?);
+            speakers.push(node.speaker()?);
         }
         for (node, number) in segment.nodes.iter().zip(1..) {
             for chain in chains(node, number) {
@@ -210,7 +210,7 @@ impl Underlay {
     /// BIRD of the first node dies without a word, and starts again as its container does.
     pub(super) fn replace_speaker(&mut self) -> Result<()> {
         drop(self.speakers.remove(0));
-        let speaker = Bird::of_node(&self.segment.nodes[0])?;
+        let speaker = self.segment.nodes[0].speaker()?;
         let is_up = || Ok(speaker.established().unwrap_or_default() == SESSIONS);
         eventually("sessions of a new BIRD", BOUND * 2, is_up)?;
         let is_over = || Ok(!speaker.ask("show status")?.contains("recovery"));

@@ -1,0 +1,67 @@
+//! How soon others hear of this node: `cargo bench -p denizen-tests --bench announce`, as root,
+//! after `tests/run` has unpacked BIRD.
+//!
+//! | part | what |
+//! | --- | --- |
+//! | `bird` | 5,000 load balancer IPs, from the API to a router's kernel over BGP: all of them, and one endpoint that becomes ready, or is ready no more |
+//! | `direct` | 1,000 nodes: the routes to all pods, and those of one node whose podCIDR changes |
+//!
+//! The agent's objects come from the tests' own API server over TLS. Of one change, the times to
+//! the node's rules, to its table of announcements and to the router's kernel are taken in the same
+//! run, by the kernel's own word. It prints, and asserts no time. A word behind `--` chooses one
+//! part.
+//!
+//! All that it makes in the kernel is in network namespaces, which end with it.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a bench reads the clock and files, and runs the agent"
+)]
+
+mod agent;
+mod bird;
+mod direct;
+mod heard;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+
+/// What has not come about by then never will.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let result = match words.first().map(String::as_str) {
+        // The bench starts itself anew to be the agent that is measured.
+        Some("run") => return denizen_agent::cli::run().unwrap_or(ExitCode::FAILURE),
+        _ if !words.iter().any(|word| word == "--bench") => {
+            println!("not run: this is a bench, and `cargo test` builds it only");
+            Ok(())
+        }
+        _ => measure(&words),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(words: &[String]) -> Result<()> {
+    type Part = fn() -> Result<()>;
+    let parts: [(&str, Part); 2] = [("bird", bird::measure), ("direct", direct::measure)];
+    let is_named = |part: &str| words.iter().any(|word| word == part);
+    let is_chosen = !parts.iter().any(|(part, _)| is_named(part));
+    parts.iter().filter(|(part, _)| is_chosen || is_named(part)).try_for_each(|(_, run)| run())
+}
+
+/// Median, 90 % and the most of these times.
+fn quantiles(times: &mut [Duration]) -> String {
+    times.sort_unstable();
+    let at = |hundredths: usize| times[(times.len() - 1) * hundredths / 100];
+    format!("median {:.2?}, 90 % {:.2?}, at most {:.2?}", at(50), at(90), at(100))
+}
