@@ -93,7 +93,7 @@ fn each(count: usize, play: impl Fn(usize) -> Result<Vec<String>> + Sync) -> Res
 fn of_a_new_pod() -> Result<()> {
     let newcomers = Newcomers::new("first", &isolate("10s"))?;
     let wrong = Mutex::new(Vec::new());
-    let count = pods(60);
+    let count = pods(40);
     thread::scope(|scope| -> Result<()> {
         let (ticket, tickets) = sync_channel(AT_ONCE);
         let tickets = Arc::new(Mutex::new(tickets));

@@ -37,7 +37,7 @@ const PENDING: &str = "the pod's policies are not known yet";
 
 /// In less than full length, one of so many connections of each kind is tried: every frontend, and
 /// every sender with either protocol, is among those.
-const STEP: usize = 3;
+const STEP: usize = 5;
 
 /// Late packets of others may take an endpoint's turn.
 const MOST_TRIES: usize = 3 * MEMBERS.len();
