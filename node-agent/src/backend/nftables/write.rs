@@ -6,11 +6,13 @@ use tracing::info;
 
 use super::error::NftablesError;
 use super::name::{ChainName, Known, SetName};
+use super::rule::{Action, Rule, chain};
 use super::table::Table;
 use crate::backend::Repair;
+use crate::backend::why::Why;
 use denizen_nft::{Kernel, Observed, Schema};
 
-/// Replaces the whole table in one transaction.
+/// Replaces the whole table in one transaction, behind [`refuse_nothing`].
 pub(super) fn load(
     kernel: &mut Kernel,
     seen: &Observed,
@@ -18,7 +20,7 @@ pub(super) fn load(
     known: Known,
 ) -> Result<Repair, NftablesError> {
     let (schema, chains) = (&wanted.schema, wanted.lowered_chains());
-    let generation = empty(kernel, schema, seen, &[ChainName::UnusedPort])?;
+    let generation = refuse_nothing(kernel, wanted, seen)?;
     let mut batch = kernel.batch(schema.family, Some(generation));
     batch.replace_table(seen.is_there(), schema, &chains);
     let mut count = 0;
@@ -33,22 +35,43 @@ pub(super) fn load(
     Ok(Repair { rebuilt: true, chains: chains.len(), elements: count })
 }
 
-/// Removes the rules of those `chains` that exist. Returns the generation afterwards, if nobody
-/// else commits.
+/// Drops what a table that will be replaced refuses at unused ports. Returns the generation
+/// afterwards, if nobody else commits.
 ///
 /// While a table is removed, a packet in its chains still passes all their rules. It finds the maps
 /// empty but the sets as they were (`nft_map_deactivate` in net/netfilter/nf_tables_api.c), so a
-/// packet to a cluster IP would be refused as if no service had it.
+/// packet to a cluster IP would be refused as if no service had it. It must not pass either: its
+/// connection would stay untranslated, and where the address is routed to this node for IPVS, a
+/// port of the node's own would answer.
+fn refuse_nothing(
+    kernel: &mut Kernel,
+    wanted: &Table,
+    seen: &Observed,
+) -> Result<u32, NftablesError> {
+    let name = ChainName::UnusedPort;
+    if !seen.has_rules(&name.to_string()) {
+        return Ok(seen.generation());
+    }
+    let drop = Rule::new(Why::NeverUndone, [], [Action::Count, Action::Drop]);
+    let chains = wanted.lowered(&[chain(name, Why::UnusedPort, vec![drop])]);
+    let schema = &wanted.schema;
+    kernel.write(schema.family, |batch| {
+        chains.iter().for_each(|chain| batch.flush_chain(schema.name, &chain.name));
+        batch.add_chains(schema.name, &chains);
+    })?;
+    Ok(seen.generation().wrapping_add(1))
+}
+
+/// Removes the rules of those `chains` that exist. Nobody is translated or refused from then on.
 pub(super) fn empty(
     kernel: &mut Kernel,
     schema: &Schema,
     seen: &Observed,
     chains: &[ChainName],
-) -> Result<u32, NftablesError> {
+) -> Result<(), NftablesError> {
     let names = chains.iter().map(|chain| chain.to_string().into());
     let full: Vec<Arc<str>> = names.filter(|name: &Arc<str>| seen.has_rules(name)).collect();
-    kernel.write(schema.family, |batch| {
+    Ok(kernel.write(schema.family, |batch| {
         full.iter().for_each(|name| batch.flush_chain(schema.name, name));
-    })?;
-    Ok(seen.generation().wrapping_add(u32::from(!full.is_empty())))
+    })?)
 }

@@ -1,11 +1,19 @@
+use std::io::ErrorKind;
+use std::net::UdpSocket;
+use std::process::Command;
+
 use nix::sched::{CloneFlags, unshare};
 
-use crate::backend::nftables::name::{Class, Group, TableFamily};
+use crate::backend::nftables::error::NftablesError;
+use crate::backend::nftables::name::{Class, Group, Known, TableFamily};
 use crate::backend::nftables::program::{chains, class_chains};
+use crate::backend::nftables::table::{Difference, Table};
 use crate::backend::nftables::table_config::TableConfig;
+use crate::backend::nftables::write::load;
+use crate::fixture::ip;
 use crate::model::{Egress, Family, Protocol};
 use crate::plan::{Detection, Detector, EgressMasquerade, MarkBit, NodePlan, NodeSide};
-use denizen_nft::{Chain, Kernel, Structure};
+use denizen_nft::{Chain, Kernel, NftError, Structure};
 
 fn all_chains(table_family: TableFamily, config: &TableConfig) -> Vec<Chain> {
     let classes = Group::ALL.into_iter().flat_map(|group| {
@@ -80,6 +88,47 @@ fn the_kernel_gives_every_rule_back_as_it_was_sent() {
                 );
             }
         }
+    });
+    alone.join().unwrap();
+}
+
+/// With the backend ipvs, cluster IPs are routed to the node. A table that another change kept from
+/// being replaced must not let packets pass to the node's own ports.
+#[test]
+fn a_table_that_is_being_replaced_lets_nothing_pass_to_unused_ports() {
+    const SERVICE: &str = "10.96.0.10";
+    let alone = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+        for command in ["link set lo up", "route add local 10.96.0.10/32 dev lo"] {
+            #[expect(clippy::disallowed_methods, reason = "the judge is a program")]
+            let done = Command::new("ip").args(command.split(' ')).status().unwrap();
+            assert!(done.success(), "{command}");
+        }
+        let own = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let to = (SERVICE, own.local_addr().unwrap().port());
+        let send = || UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"hi", to);
+
+        let family = TableFamily::Ip(Family::V4);
+        let mut table = Table::new(family, TableConfig::default());
+        table.hold_cluster_ips(&[ip(SERVICE)].into(), &mut Difference::default());
+        let mut kernel = Kernel::open().unwrap();
+        let seen = kernel.observe(&table.schema).unwrap();
+        assert!(send().is_ok(), "without rules the node itself answers");
+        load(&mut kernel, &seen, &table, Known::default()).unwrap();
+        let seen = kernel.observe(&table.schema).unwrap();
+        let bridge = TableFamily::Bridge.schema();
+        kernel.write(bridge.family, |batch| batch.add_table(&bridge)).unwrap();
+
+        let raced = load(&mut kernel, &seen, &table, Known::default());
+        let is_raced = matches!(raced, Err(NftablesError::Driver(NftError::Raced { .. })));
+        assert!(is_raced, "{raced:?}");
+        assert_eq!(send().unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let seen = kernel.observe(&table.schema).unwrap();
+        load(&mut kernel, &seen, &table, Known::default()).unwrap();
+        assert_eq!(send().unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let seen = kernel.observe(&table.schema).unwrap();
+        let chains = table.lowered_chains();
+        assert_eq!(seen.structure(&table.schema, &chains), Some(Structure::default()));
     });
     alone.join().unwrap();
 }
