@@ -171,13 +171,16 @@ impl<H: Host> Servers<H> {
     pub fn has_more(&self, used: &BTreeSet<ServerKey>) -> bool {
         let differs = |key: &ServerKey| self.is_ready(key) != used.contains(key);
         self.reconsidered.iter().any(differs)
-            || self.has_moved
-            || (self.is_complete && !self.due.is_empty())
+            || (self.is_complete && (self.has_moved || !self.due.is_empty()))
     }
 
     /// The addresses that are local for virtual servers, or are about to be, if they may be others
-    /// than at the last call.
+    /// than at the last call. `None` until all that is wanted is known: another backend may serve
+    /// until then, and what it serves at addresses of an earlier run must not be refused.
     pub fn take_addresses(&mut self) -> Option<BTreeSet<IpAddr>> {
+        if !self.is_complete {
+            return None;
+        }
         let wanted = self.wanted.keys().map(|key| key.at.ip());
         let all = || self.routes.keys().copied().chain(wanted).collect();
         std::mem::take(&mut self.has_moved).then(all)

@@ -11,6 +11,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{EVERYONE, Fixture, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::iptables::Variant;
 use denizen_tests::lasting::{self, Lasting, MEMBERS};
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::probe::{Outcome, Probe, Protocol};
@@ -75,14 +76,6 @@ impl Served {
         let mut lines: Vec<String> = saved.lines().map(|line| line.trim_end().to_owned()).collect();
         lines.sort_unstable();
         Ok(lines)
-    }
-
-    /// Our routes.
-    fn routes(&self) -> Result<String> {
-        let of = |family| {
-            self.node().output("ip", &[family, "route", "show", "table", "local", "proto", "213"])
-        };
-        Ok(of("-4")? + &of("-6")?)
     }
 
     /// Each frontend of `web`, and whether local pods keep their address there.
@@ -158,6 +151,13 @@ impl Served {
     }
 }
 
+/// Our routes.
+fn routes(node: &Netns) -> Result<String> {
+    let of =
+        |family| node.output("ip", &[family, "route", "show", "table", "local", "proto", "213"]);
+    Ok(of("-4")? + &of("-6")?)
+}
+
 /// Endpoints come and go, agents are killed, and backends change, while clients connect.
 pub(crate) fn nobody_notices() -> Result<()> {
     let context = GuestContext::new("ipvs-load")?;
@@ -184,14 +184,21 @@ pub(crate) fn nobody_notices() -> Result<()> {
         }
         Ok(agent)
     })?;
-    let mut drained = context.lasting()?;
-    agent = context.unnoticed(&mut streams, "nftables, and back", || {
-        agent.terminate()?;
-        agent = context.start(Vec::new())?;
-        ensure!(agent.status()?["backend"] == "nftables", "{}", agent.status()?);
-        drained.iter_mut().try_for_each(Lasting::still_alive).context("beside nftables")?;
-        agent.terminate()?;
-        context.start(flags())
+    let others = [("nftables", Vec::new()), ("iptables", Variant::Nft.flags())];
+    for (other, other_flags) in others {
+        let mut drained = context.lasting()?;
+        let what = format!("{other}, and back");
+        agent = context.unnoticed(&mut streams, &what, || {
+            agent.terminate()?;
+            agent = context.start(other_flags)?;
+            ensure!(agent.status()?["backend"] == other, "{}", agent.status()?);
+            drained.iter_mut().try_for_each(Lasting::still_alive).context(other)?;
+            agent.terminate()?;
+            context.start(flags())
+        })?;
+    }
+    eventually("no chains of iptables", PATIENCE, || {
+        Ok(!Variant::Nft.dump(context.node())?.contains("KUBE-"))
     })?;
     agent.terminate()?;
     let agent = context.start(vec!["--backend=nftables".to_owned()])?;
@@ -200,6 +207,7 @@ pub(crate) fn nobody_notices() -> Result<()> {
         thread::sleep(Duration::from_secs(2));
         Ok(context.node().output("ipvsadm", &["--save", "--numeric"])?.is_empty())
     })?;
+    ensure!(routes(context.node())?.is_empty(), "{}", routes(context.node())?);
     context.everyone("nftables alone")?;
     agent.until("no errors", PATIENCE, |status| {
         status["errors"].as_array().is_some_and(Vec::is_empty)
@@ -220,7 +228,7 @@ pub(crate) fn serves() -> Result<()> {
     // Two families of three protocols of `web` and of `echo`, and the foreign one.
     let virtual_servers = servers.iter().filter(|line| line.starts_with("-A")).count();
     ensure!(virtual_servers == 2 * (3 + 1) + 1, "{servers:#?}");
-    ensure!(served.routes()?.lines().count() == 4, "{}", served.routes()?);
+    ensure!(routes(served.node())?.lines().count() == 4, "{}", routes(served.node())?);
     served.everyone_is_answered()?;
     served.own_port_is_refused()?;
 
@@ -237,7 +245,7 @@ pub(crate) fn serves() -> Result<()> {
     let said = served.cleanup(&[])?;
     ensure!(said.contains("removed 8 virtual servers"), "{said}");
     ensure!(served.servers()? == [FOREIGN], "{:#?}", served.servers()?);
-    ensure!(served.routes()?.is_empty(), "{}", served.routes()?);
+    ensure!(routes(served.node())?.is_empty(), "{}", routes(served.node())?);
     let now = served.node().output("ip", GLOBAL)?;
     ensure!(now == addresses, "{addresses}\nbut now\n{now}");
     Ok(())

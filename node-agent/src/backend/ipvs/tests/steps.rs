@@ -1,5 +1,6 @@
 //! The order of changes, what is ours, and what may be used when.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use denizen_ipvs::{ServerKey, VirtualServer};
@@ -202,12 +203,16 @@ fn a_restart_adopts_what_is_there() {
     servers.set_sources(vec![address(NODE)]);
     synced(&mut servers);
     assert_eq!(fake.log(), [""; 0], "services are not known yet");
+    assert!(!servers.has_more(&BTreeSet::new()), "there is nothing to do until they are");
+    assert_eq!(servers.take_addresses(), None, "another backend may serve there");
     servers.want(key("10.96.0.10:80"), Some(web));
     assert!(servers.is_ready(&key("10.96.0.10:80")), "it may be used as it is");
     servers.complete();
     synced(&mut servers);
     let changes = ["change 10.96.0.10:80/6 10.1.0.3:80 1", "remove 10.96.0.11:80/6"];
     assert_eq!(fake.log(), changes);
+    let refused = ["10.96.0.10", "10.96.0.11"].map(address);
+    assert_eq!(servers.take_addresses(), Some(refused.into()));
 }
 
 #[test]
