@@ -68,7 +68,8 @@ fn nftables(subject: &Subject) -> Finding {
     if let Some(finding) = not_permitted() {
         return finding;
     }
-    match nftables::probe() {
+    let arp = || if balances_by_ipvs(subject) { nftables::probe_arp() } else { Ok(()) };
+    match nftables::probe().and_then(|()| arp()) {
         Ok(()) => Finding::ok("nf_tables accepts the tables for services"),
         Err(error) => {
             let error = describe(&error);
@@ -106,9 +107,12 @@ fn iptables(subject: &Subject, is_needed: bool) -> Finding {
     }
 }
 
+fn balances_by_ipvs(subject: &Subject) -> bool {
+    subject.backend.is_some_and(|name| name.capabilities().balances_by_ipvs)
+}
+
 fn ipvs(subject: &Subject) -> Finding {
-    let by_ipvs = |name: BackendName| name.capabilities().balances_by_ipvs;
-    if !subject.backend.is_some_and(by_ipvs) {
+    if !balances_by_ipvs(subject) {
         return Finding::skipped("the backend is not ipvs");
     }
     if let Some(finding) = not_permitted() {
@@ -118,8 +122,8 @@ fn ipvs(subject: &Subject) -> Finding {
         Ok(_) => Finding::ok("the kernel has IPVS"),
         Err(error) => Finding::warning(
             format!("nftables would choose all endpoints: {}", describe(&error)),
-            "load the kernel modules ip_vs and ip_vs_rr, and those of the other schedulers that \
-             services ask for",
+            "install the kernel modules ip_vs and xt_ipvs, by which the agent makes the kernel load \
+             them, and those of the schedulers; or load ip_vs before the agent starts",
         ),
     }
 }

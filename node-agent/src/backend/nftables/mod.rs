@@ -34,5 +34,5 @@ mod write;
 pub use backend::render;
 pub use error::NftablesError;
 pub use name::TABLE;
-pub use probe::{probe, probe_ports};
+pub use probe::{probe, probe_arp, probe_ports};
 pub use sync::{Nftables, NoKernel};

@@ -26,6 +26,15 @@ pub fn probe_ports() -> Result<(), NftablesError> {
     ask(TableFamily::Bridge)
 }
 
+/// Whether the kernel accepts the table of ARP, which the backend ipvs also needs
+/// (`CONFIG_NF_TABLES_ARP`).
+///
+/// # Errors
+/// As [`probe`].
+pub fn probe_arp() -> Result<(), NftablesError> {
+    ask(TableFamily::Arp)
+}
+
 fn ask(table_family: TableFamily) -> Result<(), NftablesError> {
     let opened = Kernel::open();
     let mut kernel = opened.map_err(NftablesError::netlink(table_family, "open"))?;
