@@ -1,10 +1,11 @@
 //! The kernel's settings when the agent starts.
 
 use anyhow::ensure;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::Config;
-use crate::sysctl::{self, Reconciler};
+use crate::describe::describe;
+use crate::sysctl::{self, Reconciler, Setting};
 
 /// Sets them as `config` says. Returns what keeps them so; `None` if this run is for the settings
 /// alone.
@@ -19,15 +20,27 @@ pub(super) fn set_up(config: &Config) -> anyhow::Result<Option<Reconciler>> {
         sysctls.display()
     );
     let mut settings = Reconciler::new(sysctls, &config.run_dir, &config.policy.node_ports);
+    let ipvs = for_ipvs(config);
     if config.init_only {
-        settings.set_all(&config.conntrack, &config.policy.node_ports);
+        settings.set_all(&config.conntrack, &config.policy.node_ports, ipvs);
         info!("kernel settings are set up; exiting because of --init-only");
         return Ok(None);
     }
     sysctl::set_up(sysctls, &config.conntrack);
-    if config.backend.name.capabilities().balances_by_ipvs {
+    if !ipvs.is_empty() {
         // IPVS is not used without them.
-        settings.keep(sysctl::for_ipvs().into(), true);
+        settings.keep(ipvs, true);
     }
     Ok(Some(settings))
+}
+
+/// The settings of IPVS, if this run uses it. They are there once its module is loaded.
+fn for_ipvs(config: &Config) -> Vec<Setting> {
+    if !config.backend.name.capabilities().balances_by_ipvs {
+        return Vec::new();
+    }
+    if let Err(error) = denizen_ipvs::load() {
+        warn!(problem = describe(&error), "the kernel does not load IPVS");
+    }
+    sysctl::for_ipvs().into()
 }

@@ -68,10 +68,16 @@ impl Reconciler {
     /// Sets everything that an agent with these flags may need, for an agent that may not set it.
     /// That includes what node ports on 127.0.0.1 need, before the agent's rule protects
     /// 127.0.0.0/8 from neighbours. An agent that may set it itself programs that rule first.
-    pub fn set_all(mut self, conntrack: &Conntrack, node_ports: &NodePortAddresses) {
+    pub fn set_all(
+        mut self,
+        conntrack: &Conntrack,
+        node_ports: &NodePortAddresses,
+        ipvs: Vec<Setting>,
+    ) {
         set_up(&self.sysctls, conntrack);
+        let all = possible().into_iter().chain(on_loopback(node_ports)).chain(ipvs);
         // Failures are logged.
-        self.keep(possible().into_iter().chain(on_loopback(node_ports)).collect(), true);
+        self.keep(all.collect(), true);
     }
 
     /// The folder of the kernel's settings.

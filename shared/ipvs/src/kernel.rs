@@ -49,7 +49,7 @@ pub enum IpvsError {
 }
 
 impl IpvsError {
-    fn netlink(doing: &'static str) -> impl FnOnce(NetlinkError) -> Self {
+    pub(crate) fn netlink(doing: &'static str) -> impl FnOnce(NetlinkError) -> Self {
         move |source| Self::Netlink { doing, source }
     }
 }

@@ -5,12 +5,14 @@
 //! is done or refused by itself.
 
 mod kernel;
+mod load;
 mod message;
 mod server;
 #[cfg(test)]
 mod tests;
 
 pub use kernel::{Ipvs, IpvsError, Refused};
+pub use load::load;
 pub use server::{
     Command, FALLBACK, Info, ObservedServer, PORT_HASHED, RealServer, ServerKey, Timeouts,
     VirtualServer,

@@ -22,7 +22,8 @@ pub(crate) fn faults_are_found() -> Result<()> {
     node.check(&[])?.ensure_well()
 }
 
-fn setting(name: &str, value: &str) -> Result<()> {
+/// Gives a setting of the kernel a value.
+pub(crate) fn setting(name: &str, value: &str) -> Result<()> {
     let path = format!("/proc/sys/{name}");
     fs::write(&path, value).with_context(|| format!("{value} to {path}"))
 }

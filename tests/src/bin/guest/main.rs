@@ -24,6 +24,7 @@ mod ipvs_hashed;
 mod ipvs_hosts;
 mod ipvs_kills;
 mod ipvs_leaving;
+mod ipvs_modules;
 mod ipvs_neighbours;
 mod ipvs_policies;
 mod kernel_socket;
@@ -75,7 +76,7 @@ const NODE: [Play; 9] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 18] = [
+const IPVS: [Play; 19] = [
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
@@ -94,6 +95,7 @@ const IPVS: [Play; 18] = [
     ("whom a hash chooses is predicted", ipvs_hashed::are_predicted),
     ("the flow table holds for ipvs", flow_table::flows),
     ("the detection matrix holds for ipvs", flow_table::detection),
+    ("modules of IPVS are loaded", ipvs_modules::are_loaded),
 ];
 
 /// A kernel without IPv6.

@@ -1,0 +1,40 @@
+//! The kernel's module.
+
+use denizen_netlink::{Socket, Writer};
+use nix::libc;
+
+use super::kernel::{Ipvs, IpvsError};
+
+/// `NFNL_SUBSYS_NFT_COMPAT` and `NFNL_MSG_COMPAT_GET` (linux/netfilter/nf_tables_compat.h).
+const COMPAT_GET: u16 = 11 << 8;
+const NAME: u16 = 1;
+const REVISION: u16 = 2;
+const IS_TARGET: u16 = 3;
+
+/// Loads the kernel's module `ip_vs`, if it is not there. (Those of schedulers the kernel loads
+/// itself, when a virtual server wants one.)
+///
+/// The kernel executes the node's `modprobe` for that, which reads the node's own files and
+/// settings. So the caller needs `CAP_NET_ADMIN` and nothing else. Not every kernel has an alias by
+/// which generic netlink would load the module. But each loads an extension of iptables whose name
+/// it is asked for: `xt_ipvs`, which needs the module.
+///
+/// # Errors
+/// [`IpvsError::Missing`] if the kernel has none afterwards either.
+pub fn load() -> Result<(), IpvsError> {
+    match Ipvs::open() {
+        Err(IpvsError::Missing) => {}
+        opened => return opened.map(drop),
+    }
+    let mut socket = Socket::open().map_err(IpvsError::netlink("open netlink to nf_tables"))?;
+    let sequence = socket.sequences(1);
+    let mut request = Writer::default();
+    let open = request.begin_message(COMPAT_GET, 0, sequence, libc::AF_INET as u8, 0);
+    request.put_str(NAME, "ipvs");
+    request.put_u32(REVISION, 0);
+    request.put_u32(IS_TARGET, 0);
+    request.end_message(open);
+    // Whatever is answered, what counts is whether IPVS is there.
+    let _ = socket.ask(request.bytes(), sequence, |_| ());
+    Ipvs::open().map(drop)
+}
