@@ -32,9 +32,10 @@ struct Asked {
     endpoint: SocketAddr,
 }
 
-/// `web` has another scheduler from now on. It also hashes the client's port, if it hashes clients.
-fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
-    let mut objects = fixture.service("web", 10, &every_protocol(), &MEMBERS)?;
+/// `web` has this scheduler and these endpoints from now on. It also hashes the client's port, if
+/// it hashes clients.
+fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str, members: &[Who]) -> Result<()> {
+    let mut objects = fixture.service("web", 10, &every_protocol(), members)?;
     let annotations = &mut objects[0]["metadata"]["annotations"];
     *annotations = json!({ "kube-router.io/service.scheduler": scheduler });
     if scheduler != BY_SERVICE {
@@ -42,15 +43,42 @@ fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
     }
     fixture.cluster.manifests.put("web", &objects)?;
     let node = &fixture.cluster.world.node;
-    eventually("the scheduler is there", PATIENCE, || {
+    eventually("the scheduler and the endpoints are there", PATIENCE, || {
         let saved = node.output("ipvsadm", &["--save", "--numeric"])?;
         let of_web = |line: &&str| line.starts_with("-A") && line.contains(":80 ");
         let others = |line: &str| !line.contains(&format!(" -s {scheduler}"));
-        Ok(!saved.lines().filter(of_web).any(others))
+        let is_scheduled = !saved.lines().filter(of_web).any(others);
+        Ok(is_scheduled && listed(fixture)?.len() == members.len())
     })?;
     agent.until("no errors", PATIENCE, |status| {
         status["errors"].as_array().is_some_and(Vec::is_empty)
     })?;
+    Ok(())
+}
+
+/// The real servers of `web` at its first address, in the kernel's order.
+fn listed(fixture: &Fixture) -> Result<Vec<String>> {
+    let of = format!("{}:80", service_ips(10)[0]);
+    let flags = ["--list", "--numeric", "--nosort", "-t", &of];
+    let listed = fixture.cluster.world.node.output("ipvsadm", &flags)?;
+    let reals = listed.lines().filter_map(|line| line.trim().strip_prefix("-> "));
+    let addresses = reals.filter_map(|real| real.split(' ').next());
+    Ok(addresses.filter(|it| !it.starts_with("Remote")).map(str::to_owned).collect())
+}
+
+/// The endpoint behind which the kernel lists the others leaves and comes back, before it has any
+/// connections. The kernel lists it first then.
+fn turn_round(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
+    let before = listed(fixture)?;
+    let last = before.last().context("endpoints")?;
+    let stays = MEMBERS.into_iter().find(|who| {
+        let address = fixture.address(*who, service_ips(10)[0]);
+        address.is_ok_and(|it| !last.starts_with(&format!("{it}:")))
+    });
+    schedule(fixture, agent, scheduler, &[stays.context("another endpoint")?])?;
+    schedule(fixture, agent, scheduler, &MEMBERS)?;
+    let after = listed(fixture)?;
+    ensure!(after.iter().rev().eq(&before), "{before:#?}, then {after:#?}");
     Ok(())
 }
 
@@ -95,7 +123,10 @@ pub(crate) fn are_predicted() -> Result<()> {
     let mut known = BTreeSet::new();
     let schedulers = [("mh", many, MEMBERS.len()), ("sh", many, MEMBERS.len())];
     for (scheduler, clients, answer) in schedulers.into_iter().chain([(BY_SERVICE, FEW, 1)]) {
-        schedule(&fixture, &agent, scheduler)?;
+        schedule(&fixture, &agent, scheduler, &MEMBERS)?;
+        if known.is_empty() {
+            turn_round(&fixture, &agent, scheduler)?;
+        }
         for (ip, protocol) in
             service_ips(10).into_iter().flat_map(|ip| [(ip, Protocol::Tcp), (ip, Protocol::Udp)])
         {
