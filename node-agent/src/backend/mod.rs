@@ -17,6 +17,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::Family;
 use crate::plan::{Capabilities, Changes, Frontend, FrontendKey, Listed, Plan};
 use denizen_nft::IpVersion;
@@ -181,6 +183,16 @@ pub struct Left {
     pub inactive: u32,
 }
 
+/// Established connections that ended because their endpoint was removed, since IPVS is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndedConnections {
+    /// The endpoint's pod had ended.
+    pub pod_ended: u64,
+    /// They were open for longer than an endpoint drains.
+    pub timed_out: u64,
+}
+
 impl Default for Report {
     /// No problem is known.
     fn default() -> Self {
@@ -210,6 +222,8 @@ pub struct Figures {
     pub affinity: Affinity,
     /// What each endpoint that drains still has.
     pub draining: BTreeMap<Draining, Left>,
+    /// The connections that did not outlive that.
+    pub ended: EndedConnections,
     /// Figures that could not be read, and why.
     pub errors: Vec<String>,
 }

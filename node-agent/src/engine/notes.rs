@@ -119,6 +119,7 @@ impl<B: Backend> Engine<B> {
             virtual_servers: ipvs.servers().len(),
             carried_by_nftables: ipvs.carried_by_nftables(),
             draining: draining.collect(),
+            ended_connections: self.figures.ended,
         })
     }
 

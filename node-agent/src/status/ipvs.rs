@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::EndedConnections;
+
 /// The most endpoints that are named in text.
 const MOST_LINES: usize = 20;
 
@@ -18,6 +20,9 @@ pub struct IpvsStatus {
     /// Endpoints that keep their connections and get no new ones.
     #[serde(default)]
     pub draining: Vec<DrainingStatus>,
+    /// Connections that ended because their endpoint was removed.
+    #[serde(default)]
+    pub ended_connections: EndedConnections,
 }
 
 /// An endpoint that drains.
@@ -60,13 +65,21 @@ impl fmt::Display for DrainingStatus {
 impl IpvsStatus {
     /// What it says in text, line by line, each with its title.
     pub fn lines(&self) -> impl Iterator<Item = (&'static str, String)> + '_ {
-        let Self { virtual_servers, carried_by_nftables: others, draining } = self;
+        let Self { virtual_servers, carried_by_nftables: others, draining, ended_connections } =
+            self;
         let counts = format!("{virtual_servers}; nftables carries {others} other service ports");
         let more = draining.len().saturating_sub(MOST_LINES);
         let more = (more > 0).then(|| format!("and {more} more like these"));
         let draining = draining.iter().take(MOST_LINES).map(ToString::to_string).chain(more);
         let draining = draining.map(|line| ("draining", line));
-        [("virtual servers", counts)].into_iter().chain(draining)
+        let EndedConnections { pod_ended, timed_out } = ended_connections;
+        let ended = (pod_ended + timed_out > 0).then(|| {
+            let said = format!(
+                "{pod_ended} when their pod had ended, {timed_out} after a quarter of an hour"
+            );
+            ("ended connections", said)
+        });
+        [("virtual servers", counts)].into_iter().chain(draining).chain(ended)
     }
 }
 
@@ -84,7 +97,9 @@ mod tests {
             inactive: 2,
         };
         let draining = (1..=22).map(one).collect();
-        let status = IpvsStatus { virtual_servers: 4, carried_by_nftables: 1, draining };
+        let ended_connections = EndedConnections { pod_ended: 3, timed_out: 1 };
+        let status =
+            IpvsStatus { virtual_servers: 4, carried_by_nftables: 1, draining, ended_connections };
         let lines: Vec<_> = status.lines().collect();
         assert_eq!(
             lines[0],
@@ -94,7 +109,10 @@ mod tests {
                     3 connections, 2 closed";
         assert_eq!(lines[1], ("draining", said.into()));
         assert!(lines[2].1.contains("10.1.2.2:80 since 2026-11-23T20:00:00Z: 3"), "{lines:?}");
-        assert_eq!(lines.len(), 22);
+        assert_eq!(lines.len(), 23);
         assert_eq!(lines[21], ("draining", "and 2 more like these".into()));
+        let said = "3 when their pod had ended, 1 after a quarter of an hour";
+        assert_eq!(lines[22], ("ended connections", said.into()));
+        assert_eq!(IpvsStatus::default().lines().count(), 1);
     }
 }

@@ -289,6 +289,7 @@ impl Backend for IpvsBackend {
 
     fn figures(&mut self) -> Figures {
         let mut figures = self.nftables.figures();
+        figures.ended = self.servers.as_ref().map(Servers::ended_connections).unwrap_or_default();
         match self.servers.as_mut().map(Servers::read_draining) {
             Ok(Ok(read)) => {
                 figures.draining = read

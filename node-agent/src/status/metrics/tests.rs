@@ -61,6 +61,7 @@ fn names_and_types_are_these() {
         "denizen_ipvs_carried_by_nftables gauge",
         "denizen_ipvs_draining_endpoints gauge",
         "denizen_ipvs_draining_connections gauge",
+        "denizen_ipvs_ended_connections counter",
         "process_cpu_seconds counter",
         "process_resident_memory_bytes gauge",
         "process_open_fds gauge",

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use denizen_ipvs::{Command, RealServer, ServerKey};
+use denizen_ipvs::{Command, ObservedServer, RealServer, ServerKey};
 use nix::libc;
 use tracing::info;
 
 use super::Servers;
+use crate::backend::EndedConnections;
 use crate::backend::ipvs::host::{Host, ServersError};
 use crate::backend::ipvs::state::{RealState, ServerState};
 
@@ -32,9 +33,31 @@ pub(super) struct Leaving {
     pods: BTreeSet<IpAddr>,
     /// Those that have ended, until their connections have, too.
     ended: BTreeSet<IpAddr>,
+    connections: EndedConnections,
+}
+
+impl EndedConnections {
+    /// Notes those that an endpoint still has, which is removed. `pods` have ended.
+    fn note(&mut self, key: &ServerKey, endpoint: &ObservedServer, pods: &BTreeSet<IpAddr>) {
+        let (at, open) = (endpoint.real.at, endpoint.active);
+        if open == 0 {
+            return;
+        }
+        let (count, why) = match pods.contains(&at.ip()) {
+            true => (&mut self.pod_ended, "its pod has ended"),
+            false => (&mut self.timed_out, "a quarter of an hour is over"),
+        };
+        *count += u64::from(open);
+        info!(server = %key, endpoint = %at, open, why, "an endpoint's connections end");
+    }
 }
 
 impl<H: Host> Servers<H> {
+    /// The established connections that ended because their endpoint was removed.
+    pub fn ended_connections(&self) -> EndedConnections {
+        self.leaving.connections
+    }
+
     /// Takes the addresses of the recorded pods. The connections of one that is no longer among
     /// them end with the next [`Self::sync`]: nobody is there to end them.
     pub fn set_pods(&mut self, now: BTreeSet<IpAddr>) {
@@ -66,7 +89,7 @@ impl<H: Host> Servers<H> {
             .filter(|(at, real)| real.translates && !wanted.reals.contains_key(at))
             .map(|(at, _)| *at)
             .collect();
-        let Leaving { looks, endpoints, pods, ended, .. } = &mut self.leaving;
+        let Leaving { looks, endpoints, pods, ended, connections, .. } = &mut self.leaving;
         endpoints.retain(|(of, at), _| *of != key || gone.contains(at));
         let is_tcp = key.protocol == libc::IPPROTO_TCP as u8;
         if gone.is_empty() || !is_tcp || &*wanted.server.scheduler == REFUSES {
@@ -78,16 +101,12 @@ impl<H: Host> Servers<H> {
                 continue;
             }
             let since = *endpoints.entry((key, at)).or_insert(*looks);
-            let forced = match (ended.contains(&at.ip()), pods.contains(&at.ip())) {
-                (true, _) => "its pod has ended",
-                (false, false) if *looks - since >= MOST_LOOKS => "a quarter of an hour is over",
-                (false, _) => {
-                    wanted.reals.insert(at, RealState::wanted(0));
-                    continue;
-                }
-            };
-            let open = observed.active;
-            info!(server = %key, endpoint = %at, open, forced, "an endpoint's connections end");
+            let is_old = !pods.contains(&at.ip()) && *looks - since >= MOST_LOOKS;
+            if ended.contains(&at.ip()) || is_old {
+                connections.note(&key, &observed, ended);
+            } else {
+                wanted.reals.insert(at, RealState::wanted(0));
+            }
         }
         Ok(wanted)
     }
@@ -101,12 +120,14 @@ impl<H: Host> Servers<H> {
     ) -> Result<Vec<Command>, ServersError> {
         let mut commands = Vec::new();
         for key in unwanted.iter().filter(|key| self.known.contains_key(key)) {
-            let Leaving { looks, servers, ended, .. } = &mut self.leaving;
+            let Leaving { looks, servers, ended, connections, .. } = &mut self.leaving;
             let since = *servers.entry(*key).or_insert(*looks);
-            let may_stay = key.protocol == libc::IPPROTO_TCP as u8 && *looks - since < MOST_LOOKS;
-            let reals = if may_stay { self.host.real_servers(key)? } else { Vec::new() };
+            let is_tcp = key.protocol == libc::IPPROTO_TCP as u8;
+            let reals = if is_tcp { self.host.real_servers(key)? } else { Vec::new() };
+            let is_old = *looks - since >= MOST_LOOKS;
             let (dead, reals): (Vec<_>, Vec<_>) =
-                reals.into_iter().partition(|it| ended.contains(&it.real.at.ip()));
+                reals.into_iter().partition(|it| is_old || ended.contains(&it.real.at.ip()));
+            dead.iter().for_each(|it| connections.note(key, it, ended));
             if reals.iter().all(|it| it.active + it.inactive == 0) {
                 commands.push(Command::Remove(*key));
                 continue;

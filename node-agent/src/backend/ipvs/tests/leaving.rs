@@ -6,11 +6,16 @@ use super::super::servers::Servers;
 use super::super::state::ServerState;
 use super::fake::Fake;
 use super::steps::{address, key, server, started, synced};
+use crate::backend::EndedConnections;
 
 const AT: &str = "10.96.0.10:80";
 
 fn with_connections(fake: &Fake, at: &str, active: u32) {
     fake.0.borrow_mut().active.insert(at.parse().expect("an address"), active);
+}
+
+fn ended(pod_ended: u64, timed_out: u64) -> EndedConnections {
+    EndedConnections { pod_ended, timed_out }
 }
 
 fn looked(servers: &mut Servers<Fake>) -> usize {
@@ -62,6 +67,7 @@ fn connections_that_do_not_end_are_not_waited_for_for_ever() {
     let looks = (1..100).find(|_| looked(&mut servers) > 0);
     assert_eq!(looks, Some(15));
     assert_eq!(fake.log(), ["remove 10.96.0.10:80/6"]);
+    assert_eq!(servers.ended_connections(), ended(0, 1));
 }
 
 /// IPVS counts no flow of UDP as ended while its client goes on.
@@ -124,12 +130,15 @@ fn an_endpoint_is_waited_for_until_its_pod_ends_or_for_a_while() {
     let looks = (1..100).find(|_| looked(&mut servers) > 0);
     assert_eq!(looks, Some(15));
     assert_eq!(remote.log(), ["remove 10.96.0.10:80/6 10.1.0.3:80"]);
+    assert_eq!(servers.ended_connections(), ended(0, 1));
 
     let local = Fake::default();
     let mut servers = left(&local, &["10.1.0.3"]);
     assert_eq!((1..100).find(|_| looked(&mut servers) > 0), None);
+    assert_eq!(servers.ended_connections(), ended(0, 0));
     servers.set_pods(BTreeSet::new());
     synced(&mut servers);
+    assert_eq!(servers.ended_connections(), ended(1, 0));
     assert_eq!(local.log(), ["remove 10.96.0.10:80/6 10.1.0.3:80"]);
 }
 
@@ -156,6 +165,7 @@ fn connections_end_with_their_pod() {
     servers.set_pods(BTreeSet::new());
     synced(&mut servers);
     assert_eq!(fake.log(), ["remove 10.96.0.10:80/6"]);
+    assert_eq!(servers.ended_connections(), ended(2, 0));
 }
 
 /// With `dh` the others' clients would be refused, and a flow of UDP does not end.
