@@ -10,6 +10,7 @@ use denizen_tests::bird::Bird;
 use denizen_tests::eventually::eventually;
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::{self, Netns};
+use denizen_tests::timing::text;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
@@ -113,7 +114,11 @@ pub fn measure() -> Result<()> {
         (table.join().expect("it does not panic"), heard)
     });
     let [table, heard] = [table?[1], heard?[1]].map(|at| at - begun);
-    println!("all, from the agent's start: in the table {table:.2?}, at the router {heard:.2?}");
+    println!(
+        "all, from the agent's start: in the table {}, at the router {}",
+        text(table),
+        text(heard)
+    );
     one_by_one(&node, &router, &api)
 }
 
@@ -134,8 +139,7 @@ fn one_by_one(node: &Netns, router: &Netns, api: &ApiServer) -> Result<()> {
     for (times, what) in times.iter().zip(["ready no more", "ready"]) {
         println!("\none endpoint is {what}, {} times, from the API to", times.len());
         for (index, name) in names.iter().enumerate() {
-            let mut times: Vec<Duration> = times.iter().map(|times| times[index]).collect();
-            println!("- {name}: {}", quantiles(&mut times));
+            println!("- {name}: {}", quantiles(times.iter().map(|times| times[index])));
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ use denizen_route::{MAIN, Watch};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::manifest;
 use denizen_tests::netns::{self, Netns};
+use denizen_tests::timing::text;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
@@ -42,7 +43,7 @@ pub fn measure() -> Result<()> {
     let begun = Instant::now();
     let _agent = Agent::start(&here, api.kubeconfig(), folder.path(), &["--routing-mode=direct"])?;
     let [_, all] = counted(&here, OURS, MAIN, NODES - 1)?;
-    println!("all, from the agent's start: {:.2?}", all - begun);
+    println!("all, from the agent's start: {}", text(all - begun));
     let mut watch = here.run(|| Watch::open(Vec::new()))??;
     let mut times = Vec::new();
     for change in 0..CHANGES {
@@ -52,6 +53,6 @@ pub fn measure() -> Result<()> {
         api.put(&node(1 + change, range))?;
         times.push(added(&mut watch, &cidr(range))? - sent);
     }
-    println!("one node has another podCIDR, from the API: {}", quantiles(&mut times));
+    println!("one node has another podCIDR, from the API: {}", quantiles(times));
     Ok(())
 }

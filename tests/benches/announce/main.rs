@@ -27,6 +27,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
+use denizen_tests::timing::{Samples, text};
 
 /// What has not come about by then never will.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -60,8 +61,8 @@ fn measure(words: &[String]) -> Result<()> {
 }
 
 /// Median, 90 % and the most of these times.
-fn quantiles(times: &mut [Duration]) -> String {
-    times.sort_unstable();
-    let at = |hundredths: usize| times[(times.len() - 1) * hundredths / 100];
-    format!("median {:.2?}, 90 % {:.2?}, at most {:.2?}", at(50), at(90), at(100))
+fn quantiles(times: impl IntoIterator<Item = Duration>) -> String {
+    let samples = Samples::from_iter(times);
+    let [median, most_of, all] = [50, 90, 100].map(|part| text(samples.quantile(part)));
+    format!("median {median}, 90 % {most_of}, at most {all}")
 }

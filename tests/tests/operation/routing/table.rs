@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use denizen_route::{Change, Watch};
 use denizen_tests::binary;
+use denizen_tests::effort;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::fixture::{PORT, service_ips};
 use denizen_tests::manifest::{Port, service, slice};
@@ -119,7 +120,7 @@ fn an_address_is_announced_after_its_rules_and_withdrawn_before_they_go() -> Res
     let node = &segment.nodes[0];
     let ask = || Probe::tcp(vip).ask_in(&client.netns);
     let mut monitor = Monitor::of(&node.netns)?;
-    for _ in 0..3 {
+    for _ in 0..effort::in_full(100, 3) {
         manifests.put("web", &web(node, true)?)?;
         monitor.until(&Said::Announced(vip.ip()))?;
         let outcome = ask();
