@@ -20,6 +20,11 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// A scheduler that no other play asks for.
 const SCHEDULER: &str = "nq";
 
+/// A configuration of `modprobe`, and one by which asking for IPVS's family of generic netlink does
+/// not load its module, as on kernels whose module has no such alias.
+const CONFIGURATION: &str = "/etc/modprobe.d/ipvs.conf";
+const NO_ALIAS: &str = "alias net-pf-16-proto-16-family-IPVS off\n";
+
 /// The modules of IPVS that are loaded.
 fn loaded() -> Result<Vec<String>> {
     let all = fs::read_to_string("/proc/modules")?;
@@ -55,7 +60,11 @@ fn errors(status: &Value) -> Vec<&str> {
 pub(crate) fn are_loaded() -> Result<()> {
     let context = GuestContext::new("ipvs-modules")?;
     unload()?;
-    let agent = start(&context)?;
+    fs::create_dir_all("/etc/modprobe.d")?;
+    fs::write(CONFIGURATION, NO_ALIAS)?;
+    let started = start(&context);
+    fs::remove_file(CONFIGURATION)?;
+    let agent = started?;
     let module = format!("ip_vs_{SCHEDULER}");
     ensure!(loaded()?.contains(&module), "{:?}", loaded()?);
     ensure!(errors(&agent.status()?).is_empty(), "{}", agent.status()?);
