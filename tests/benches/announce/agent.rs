@@ -19,7 +19,7 @@ impl Agent {
         command.args(["run", "--node-name", NODE, "--cni-cache-dir", "", "--network-policy=off"]);
         command.args(flags).arg("--kubeconfig").arg(kubeconfig);
         command.arg("--run-dir").arg(folder.join("run"));
-        command.stdin(Stdio::null()).env("RUST_LOG", "error");
+        command.stdin(Stdio::null()).env("RUST_LOG", "off");
         Ok(Self(node.run(|| command.spawn())??))
     }
 }

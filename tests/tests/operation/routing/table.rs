@@ -120,7 +120,7 @@ fn an_address_is_announced_after_its_rules_and_withdrawn_before_they_go() -> Res
     let node = &segment.nodes[0];
     let ask = || Probe::tcp(vip).ask_in(&client.netns);
     let mut monitor = Monitor::of(&node.netns)?;
-    for _ in 0..effort::in_full(100, 3) {
+    for _ in 0..effort::in_full(30, 3) {
         manifests.put("web", &web(node, true)?)?;
         monitor.until(&Said::Announced(vip.ip()))?;
         let outcome = ask();
