@@ -62,7 +62,7 @@ impl Writer {
         sequence: u32,
         header: &[u8],
     ) -> Open {
-        debug_assert!(header.len().is_multiple_of(4), "a header of {} bytes", header.len());
+        assert!(header.len().is_multiple_of(4), "a header of {} bytes", header.len());
         let open = Open { start: self.buffer.len() };
         self.buffer.extend_from_slice(&0_u32.to_ne_bytes());
         self.buffer.extend_from_slice(&kind.to_ne_bytes());
@@ -87,7 +87,7 @@ impl Writer {
     /// Ends it.
     pub fn end(&mut self, open: Open) {
         let length = self.buffer.len() - open.start;
-        debug_assert!(length <= usize::from(u16::MAX), "an attribute of {length} bytes");
+        assert!(length <= usize::from(u16::MAX), "an attribute of {length} bytes");
         self.buffer[open.start..open.start + 2].copy_from_slice(&(length as u16).to_ne_bytes());
     }
 

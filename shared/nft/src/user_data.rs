@@ -2,7 +2,7 @@
 
 /// Appends a value. It has at most 255 bytes.
 pub(crate) fn tlv(out: &mut Vec<u8>, kind: u8, value: &[u8]) {
-    debug_assert!(value.len() <= usize::from(u8::MAX), "user data of {} bytes", value.len());
+    assert!(value.len() <= usize::from(u8::MAX), "user data of {} bytes", value.len());
     out.extend_from_slice(&[kind, value.len() as u8]);
     out.extend_from_slice(value);
 }

@@ -63,7 +63,7 @@ impl Routes {
     /// # Errors
     /// [`RouteError`].
     pub fn open(protocol: u8) -> Result<Self, RouteError> {
-        debug_assert_ne!(protocol, libc::RTPROT_UNSPEC, "everybody's routes");
+        assert_ne!(protocol, libc::RTPROT_UNSPEC, "everybody's routes");
         let open = || {
             let socket = Socket::route()?;
             // Then the kernel itself leaves out what a list is not about.
