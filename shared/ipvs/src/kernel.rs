@@ -29,7 +29,7 @@ const BATCH: usize = 1000;
 #[derive(Debug, Error)]
 pub enum IpvsError {
     /// The kernel has no IPVS: its module `ip_vs` is not loaded.
-    #[error("the kernel has no IPVS (module ip_vs)")]
+    #[error("the kernel's module ip_vs is not loaded")]
     Missing,
     /// Netlink, or a refusal.
     #[error("cannot {doing}")]
