@@ -14,6 +14,6 @@ mod tests;
 pub use kernel::{Ipvs, IpvsError, Refused};
 pub use load::load;
 pub use server::{
-    Command, FALLBACK, Info, ObservedServer, PORT_HASHED, RealServer, ServerKey, Timeouts,
-    VirtualServer,
+    Command, FALLBACK, Info, ObservedServer, PERSISTENT, PORT_HASHED, RealServer, ServerKey,
+    Timeouts, VirtualServer,
 };

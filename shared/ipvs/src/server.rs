@@ -5,6 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A flag of a virtual server that keeps a client with one real server (`IP_VS_SVC_F_PERSISTENT`).
+/// Only such a one may have port 0, and then takes what comes to the ports of its address that have
+/// no virtual server (`ip_vs_service_find`).
+pub const PERSISTENT: u32 = 0x0001;
+
 /// A flag of the schedulers `sh` and `mh`: if the real server that a client's hash names takes no
 /// new connections, another one is chosen; without it such a client is refused
 /// (`IP_VS_SVC_F_SCHED1`, ipvsadm's `sh-fallback` and `mh-fallback`).
@@ -37,7 +42,7 @@ pub struct VirtualServer {
     /// The scheduler's name. The kernel loads the module `ip_vs_<name>`, and refuses the command
     /// with `ENOENT` if there is none. At most 15 bytes.
     pub scheduler: Arc<str>,
-    /// [`FALLBACK`], [`PORT_HASHED`], and what others may have set (`IP_VS_SVC_F_*`). The bit by
+    /// [`PERSISTENT`], [`FALLBACK`], [`PORT_HASHED`], and what others may have set (`IP_VS_SVC_F_*`). The bit by
     /// which the kernel says that it has the server (`IP_VS_SVC_F_HASHED`) is left out.
     pub flags: u32,
 }

@@ -1,12 +1,13 @@
 //! The kernel of this network namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_ipvs::{
-    Command, Ipvs, IpvsError, ObservedServer, RealServer, Refused, ServerKey, Timeouts,
+    Command, Ipvs, IpvsError, ObservedServer, PERSISTENT, RealServer, Refused, ServerKey, Timeouts,
     VirtualServer,
 };
 use denizen_route::{Route, RouteKey, Routes, Target};
@@ -15,6 +16,7 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::host::{Host, ServersError};
+use crate::model::Protocol;
 use crate::routes::PROTOCOL;
 use crate::sysctl::{IPVS_CONNTRACK, SYSCTLS, value};
 use crate::takeover::ipvs;
@@ -63,8 +65,8 @@ impl Kernel {
         let mut count = 0;
         match Ipvs::open() {
             Ok(mut ipvs) => {
-                let commands: Vec<Command> =
-                    ours(&mut ipvs, &left)?.into_iter().map(Command::Remove).collect();
+                let ours = ours(&mut ipvs, &left)?.into_iter();
+                let commands: Vec<Command> = ours.map(|it| Command::Remove(it.key)).collect();
                 count = commands.len() - ipvs.apply(&commands)?.len();
             }
             Err(IpvsError::Missing) => {}
@@ -75,7 +77,8 @@ impl Kernel {
     }
 
     /// As [`Self::cleanup`] for another backend that serves from now on: a virtual server with
-    /// connections gets no new ones, and stays until the next call, so that short ones can end.
+    /// connections gets no new ones, and stays until the next call, so that short ones can end. So
+    /// does its address's route: until then IPVS refuses what comes to any other port there.
     /// Kube-proxy's are left to it, here too.
     ///
     /// # Errors
@@ -90,13 +93,14 @@ impl Kernel {
             Err(IpvsError::Missing) => return Self::cleanup(),
             opened => opened?,
         };
-        let (mut commands, mut gone, mut used) = (Vec::new(), 0, BTreeSet::new());
-        for key in ours(&mut ipvs, &left)? {
+        let (mut commands, mut gone, mut used) = (Vec::new(), 0, BTreeMap::new());
+        for server in ours(&mut ipvs, &left)? {
+            let key = server.key;
             let reals = ipvs.real_servers(&key)?;
             let weighed: Vec<RealServer> =
                 reals.iter().map(|it| it.real).filter(|real| real.weight > 0).collect();
             if !weighed.is_empty() && reals.iter().any(|it| it.active + it.inactive > 0) {
-                used.insert(key.at.ip());
+                used.insert(key.at.ip(), server.scheduler);
                 let idle = |real| Command::ChangeReal(key, RealServer { weight: 0, ..real });
                 commands.extend(weighed.into_iter().map(idle));
             } else {
@@ -104,8 +108,9 @@ impl Kernel {
                 commands.push(Command::Remove(key));
             }
         }
+        commands.extend(used.iter().flat_map(|(ip, scheduler)| refuse_others(*ip, scheduler)));
         ipvs.apply(&commands)?;
-        remove(&mut routes, left.into_keys().filter(|ip| !used.contains(ip)))?;
+        remove(&mut routes, left.into_keys().filter(|ip| !used.contains_key(ip)))?;
         match used.len() {
             0 => Ok(gone),
             addresses => Err(ServersError::Draining { addresses }),
@@ -182,13 +187,23 @@ fn own(routes: &mut Routes) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, ServersE
 fn ours(
     ipvs: &mut Ipvs,
     routes: &BTreeMap<IpAddr, Option<IpAddr>>,
-) -> Result<Vec<ServerKey>, ServersError> {
+) -> Result<Vec<VirtualServer>, ServersError> {
     let theirs = ipvs::addresses().map_err(ServersError::Addresses)?;
-    let is_ours = |key: &ServerKey| {
-        let ip = key.at.ip();
+    let is_ours = |server: &VirtualServer| {
+        let ip = server.key.at.ip();
         routes.contains_key(&ip) && !theirs.contains(&ip)
     };
-    Ok(ipvs.servers()?.into_iter().map(|server| server.key).filter(is_ours).collect())
+    Ok(ipvs.servers()?.into_iter().filter(is_ours).collect())
+}
+
+/// Virtual servers without real servers, which refuse what comes to the ports of this address that
+/// have none: its route would lead that to a port of the node's own. The scheduler never chooses.
+/// It is one that is loaded.
+fn refuse_others(ip: IpAddr, scheduler: &Arc<str>) -> [Command; 3] {
+    Protocol::ALL.map(|protocol| {
+        let key = ServerKey { at: SocketAddr::new(ip, 0), protocol: protocol.number() };
+        Command::Add(VirtualServer { key, scheduler: scheduler.clone(), flags: PERSISTENT })
+    })
 }
 
 fn remove(

@@ -123,32 +123,45 @@ impl Served {
         Ok(answerer)
     }
 
-    /// The node's own port is not at a service's addresses.
-    fn own_port_is_refused(&self) -> Result<()> {
-        let everywhere = |any: IpAddr| {
-            let address = SocketAddr::new(any, OWN_PORT);
-            Listen { protocol: Protocol::Tcp, address }
-        };
-        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-        let _server = Server::start(self.node(), &any.map(everywhere))?;
-        for ip in service_ips(10) {
-            for who in EVERYONE {
-                let outcome =
-                    self.fixture.ask(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
-                ensure!(outcome == Outcome::Refused, "{who:?} to {ip}: {outcome:?}");
-            }
-        }
-        let own = self.fixture.address(Who::ThisNode, service_ips(10)[0])?;
-        let outcome = Probe::tcp(SocketAddr::new(own, OWN_PORT)).ask_in(self.node());
-        ensure!(outcome.endpoint().is_some(), "nobody listens there: {outcome:?}");
-        Ok(())
-    }
-
     fn cleanup(&self, flags: &[&str]) -> Result<String> {
         let mut cleanup = Command::new(binary::ours("denizen-agent")?);
         let said = self.node().run(|| checked(cleanup.arg("cleanup").args(flags)))??;
         Ok(String::from_utf8_lossy(&said.stdout).into_owned())
     }
+}
+
+/// The node's own port is not at these addresses of services.
+fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
+    let everywhere = |any: IpAddr| {
+        let address = SocketAddr::new(any, OWN_PORT);
+        Listen { protocol: Protocol::Tcp, address }
+    };
+    let node = &fixture.cluster.world.node;
+    let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let _server = Server::start(node, &any.map(everywhere))?;
+    for ip in services {
+        for who in EVERYONE {
+            let outcome = fixture.ask(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
+            ensure!(outcome == Outcome::Refused, "{who:?} to {ip}: {outcome:?}");
+        }
+    }
+    let own = fixture.address(Who::ThisNode, services[0])?;
+    let outcome = Probe::tcp(SocketAddr::new(own, OWN_PORT)).ask_in(node);
+    ensure!(outcome.endpoint().is_some(), "nobody listens there: {outcome:?}");
+    Ok(())
+}
+
+/// Another backend serves, and connections through IPVS may end: their services' addresses are still
+/// routed to the node.
+fn own_port_is_refused_meanwhile(context: &GuestContext) -> Result<()> {
+    eventually("no new connections for IPVS", PATIENCE, || Ok(!saved(context)?.contains(" -w 1")))?;
+    let (services, routes) = (service_ips(11), routes(context.node())?);
+    ensure!(services.iter().all(|ip| routes.contains(&ip.to_string())), "{routes}");
+    own_port_is_refused(context.fixture(), services)
+}
+
+fn saved(context: &GuestContext) -> Result<String> {
+    context.node().output("ipvsadm", &["--save", "--numeric"])
 }
 
 /// Our routes.
@@ -187,25 +200,29 @@ pub(crate) fn nobody_notices() -> Result<()> {
     let others = [("nftables", Vec::new()), ("iptables", Variant::Nft.flags())];
     for (other, other_flags) in others {
         let mut drained = context.lasting()?;
+        let [_, echo] = service_ips(11).map(|ip| SocketAddr::new(ip, 7));
+        drained.push(Lasting::open(context.fixture().place(Who::Outside).0, echo)?);
         let what = format!("{other}, and back");
         agent = context.unnoticed(&mut streams, &what, || {
             agent.terminate()?;
             agent = context.start(other_flags)?;
             ensure!(agent.status()?["backend"] == other, "{}", agent.status()?);
+            own_port_is_refused_meanwhile(&context).context(other)?;
             drained.iter_mut().try_for_each(Lasting::still_alive).context(other)?;
             agent.terminate()?;
             context.start(flags())
         })?;
     }
-    eventually("no chains of iptables", PATIENCE, || {
-        Ok(!Variant::Nft.dump(context.node())?.contains("KUBE-"))
+    eventually("nothing is left of the others", PATIENCE, || {
+        let is_served = saved(&context)?.contains(" -w 1") && !saved(&context)?.contains(":0 ");
+        Ok(is_served && !Variant::Nft.dump(context.node())?.contains("KUBE-"))
     })?;
     agent.terminate()?;
     let agent = context.start(vec!["--backend=nftables".to_owned()])?;
     // The agent looks again in a minute. Waiting costs an emulated processor nothing, looking does.
     eventually("no virtual servers", PATIENCE, || {
         thread::sleep(Duration::from_secs(2));
-        Ok(context.node().output("ipvsadm", &["--save", "--numeric"])?.is_empty())
+        Ok(saved(&context)?.is_empty())
     })?;
     ensure!(routes(context.node())?.is_empty(), "{}", routes(context.node())?);
     context.everyone("nftables alone")?;
@@ -230,7 +247,7 @@ pub(crate) fn serves() -> Result<()> {
     ensure!(virtual_servers == 2 * (3 + 1) + 1, "{servers:#?}");
     ensure!(routes(served.node())?.lines().count() == 4, "{}", routes(served.node())?);
     served.everyone_is_answered()?;
-    served.own_port_is_refused()?;
+    own_port_is_refused(&served.fixture, service_ips(10))?;
 
     let echo = SocketAddr::new(service_ips(11)[0], 7);
     let mut lasting = Lasting::open(served.fixture.place(Who::Bridged).0, echo)?;
