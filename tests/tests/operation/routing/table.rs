@@ -7,12 +7,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use denizen_route::{Change, Watch};
 use denizen_tests::binary;
+use denizen_tests::cni::Chain;
 use denizen_tests::effort;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::fixture::{PORT, service_ips};
 use denizen_tests::manifest::{Port, service, slice};
 use denizen_tests::netns::Netns;
+use denizen_tests::pod::Pod;
 use denizen_tests::probe::{Outcome, Probe};
+use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
@@ -252,6 +255,21 @@ fn passed_on(router: &Netns, vip: IpAddr) -> Result<u64> {
     Ok(packets.context("a counter")?.parse()?)
 }
 
+/// Has packets between a router and the first node go round: what the node does not deliver it
+/// sends back. The router counts those to this address, port 81.
+fn go_round(segment: &Segment, range: &str, to: IpAddr) -> Result<()> {
+    let (family, of) = if to.is_ipv4() { ("ip", 0) } else { ("ip6", 1) };
+    let [of_node, of_router] = [1, 2].map(|number| addresses(number)[of]);
+    let [node, router, client] = &segment.nodes[..] else { bail!("three nodes") };
+    router.netns.ip(&format!("route add {range} via {of_node}"))?;
+    client.netns.ip(&format!("route add {range} via {of_router}"))?;
+    node.netns.ip(&format!("route add default via {of_router}"))?;
+    router.netns.nft(&format!(
+        "table {family} count {{ chain forward {{ type filter hook forward priority 0; \
+         {family} daddr {to} tcp dport 81 counter; }}; }}"
+    ))
+}
+
 /// A router and a node that would send each other what neither takes: it is refused at once, in both
 /// families, also what the node itself sends. What a service takes is served.
 #[test]
@@ -265,16 +283,9 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
     observed("announced", BOUND, || explained(node, VIPS[1]), |it| it["announced"] == true)?;
     // The second node is the router, in between the third and the first, and its default route.
     let [node, router, client] = &segment.nodes[..] else { bail!("three nodes") };
-    for (vip, family) in VIPS.map(ip).into_iter().zip(0..) {
-        let [of_node, of_router] = [1, 2].map(|number| addresses(number)[family]);
-        router.netns.ip(&format!("route add {vip} via {of_node}"))?;
-        client.netns.ip(&format!("route add {vip} via {of_router}"))?;
-        node.netns.ip(&format!("route add default via {of_router}"))?;
+    for vip in VIPS.map(ip) {
+        go_round(&segment, &vip.to_string(), vip)?;
         let family = if vip.is_ipv4() { "ip" } else { "ip6" };
-        router.netns.nft(&format!(
-            "table {family} count {{ chain forward {{ type filter hook forward priority 0; \
-             {family} daddr {vip} tcp dport 81 counter; }}; }}"
-        ))?;
         let ask = |port| Probe::tcp(SocketAddr::new(vip, port));
         for (name, netns) in [("client", &client.netns), ("node", &node.netns)] {
             let served = ask(80).ask_in(netns);
@@ -299,6 +310,59 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
         probe.ask_in(&client.netns);
         let passed = passed_on(&router.netns, vip)?;
         ensure!(passed >= 20, "{passed} packets to {vip} without the rules");
+    }
+    Ok(())
+}
+
+/// A pod of the first node's podCIDRs, without a bridge that has these.
+fn routed_pod(node: &Node) -> Result<(Server, Pod)> {
+    let ranges = ranges(1);
+    let gateways = ["10.1.1.1", "fd01:1::1"].map(ip);
+    let pairs = [0, 1].map(|family| (ranges[family].as_str(), gateways[family]));
+    let wait = json!({ "waitForAgent": { "timeout": "10s", "onTimeout": "fail" } });
+    let chain = Chain::routed(&pairs, &node.run_dir.join("addresses"));
+    node.attach_by(&chain.then_denizen(&node.run_dir, &wait))
+}
+
+/// A pod that is routed to ends, and a client goes on to ask for it: it learns at once that there is
+/// no way, in both families.
+#[test]
+fn what_no_pod_has_is_unreachable_and_goes_round_in_no_loop() -> Result<()> {
+    let mut segment = Segment::new("table-dead")?;
+    let node = &mut segment.nodes[0];
+    node.start_with(&FLAGS)?;
+    let (server, pod) = routed_pod(node)?;
+    let ranges = ranges(1);
+    let [node, router, client] = &segment.nodes[..] else { bail!("three nodes") };
+    let until_unreachable = |family: &str, range: &str| {
+        let shown = || node.netns.output("ip", &[family, "route", "show", "type", "unreachable"]);
+        observed("unreachable", BOUND, shown, |routes| routes.contains(range))
+    };
+    let addresses = pod.addresses.clone();
+    for (address, range) in addresses.iter().zip(&ranges) {
+        until_unreachable(if address.is_ipv4() { "-4" } else { "-6" }, range)?;
+        go_round(&segment, range, *address)?;
+        let outcome = Probe::tcp(SocketAddr::new(*address, PORT)).ask_in(&client.netns);
+        ensure!(outcome.endpoint().is_some(), "{address} while it is there: {outcome:?}");
+    }
+    drop(server);
+    pod.detach(&node.netns)?;
+    let probe = |address: IpAddr| Probe::tcp(SocketAddr::new(address, 81));
+    for address in &addresses {
+        assert_eq!(probe(*address).ask_in(&client.netns), Outcome::Unreachable, "{address}");
+        let passed = passed_on(&router.netns, *address)?;
+        ensure!(passed <= 2, "{passed} packets to {address}");
+    }
+    // Without the routes, each goes around until its TTL ends.
+    segment.nodes[0].agent.take().context("an agent")?.terminate()?;
+    let [node, router, client] = &segment.nodes[..] else { bail!("three nodes") };
+    for (address, range) in addresses.iter().zip(&ranges) {
+        let family = if address.is_ipv4() { "-4" } else { "-6" };
+        let route = [family, "route", "del", "unreachable", range, "metric", "20000"];
+        node.netns.output("ip", &route)?;
+        probe(*address).patience(Duration::from_millis(100)).ask_in(&client.netns);
+        let passed = passed_on(&router.netns, *address)?;
+        ensure!(passed >= 20, "{passed} packets to {address} without the route");
     }
     Ok(())
 }
