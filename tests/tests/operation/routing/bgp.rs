@@ -1,22 +1,24 @@
 //! `--routing-mode bird`: three nodes, each with its agent and BIRD, whose pods have addresses of
 //! three ranges.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
-use denizen_tests::eventually::observed;
+use denizen_tests::bird::Bird;
+use denizen_tests::effort;
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::fixture::{PORT, service_ips};
 use denizen_tests::load::Load;
-use denizen_tests::probe::{Probe, Protocol};
+use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 use super::BOUND;
-use super::segment::{NODES, objects, ranges};
+use super::segment::{NODES, addresses, objects, ranges};
 use super::table::{VIPS, web};
-use super::underlay::{CLIENT, Underlay};
+use super::underlay::{CLIENT, TORS, Underlay};
 
 /// Between the connections of one client: this is about losses of seconds.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -58,6 +60,137 @@ impl Underlay {
         let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();
         load.client(&self.client, vips, |it| it.endpoint().is_some())?;
         Ok(load)
+    }
+
+    fn until_all_reach_all(&self) -> Result<()> {
+        let missing = || Ok(self.all_reach_all().err().map(|error| format!("{error:#}")));
+        observed("reached", BOUND * 2, missing, Option::is_none).map(drop)
+    }
+
+    /// All but the first node's BIRD do nothing, as if they were dead, or go on.
+    fn pause_others(&self, is_paused: bool) -> Result<()> {
+        self.speakers.iter().chain(&self.tors).try_for_each(|other| other.pause(is_paused))
+    }
+
+    /// BIRD dies, and nobody tells the next one anything. As its container starts it, it keeps what
+    /// was learned; as another starts it, without `-R`, it removes that, and packets are lost.
+    fn forgets_without_recovery(&mut self) -> Result<()> {
+        drop(self.speakers.remove(0));
+        self.pause_others(true)?;
+        let before = self.learned()?;
+        ensure!(!before.is_empty(), "nothing was learned");
+        let node = &self.segment.nodes[0];
+        let [here, there] = [0, 1].map(|index| self.segment.nodes[index].pod());
+        let (here, there) = (here?, SocketAddr::new(there?.addresses[0], PORT));
+        let ask = || Probe::tcp(there).patience(SILENCE).ask_in(&here.netns);
+
+        let keeps = node.speaker()?;
+        // It has looked at the kernel's routes.
+        let has_looked = || {
+            let routes = keeps.ask("show route table denizen4").unwrap_or_default();
+            Ok(routes.contains(VIPS[0]))
+        };
+        eventually("a new BIRD", BOUND, has_looked)?;
+        ensure!(self.learned()? == before, "{:?} of {before:?} with recovery", self.learned()?);
+        ensure!(ask().endpoint() == Some(there), "{there} is not reached with recovery");
+        drop(keeps);
+
+        let folder = node.run_dir.join("bird");
+        let (file, socket) = (folder.join("bird.conf"), folder.join("bird.ctl"));
+        let forgets = Bird::with(&node.netns, &file, &socket)?;
+        observed("forgotten", BOUND, || self.learned(), Vec::is_empty)?;
+        let outcome = ask();
+        ensure!(outcome.endpoint().is_none(), "{outcome:?} without recovery");
+        self.pause_others(false)?;
+        self.speakers.insert(0, forgets);
+        self.until_up()?;
+        self.until_all_reach_all()
+    }
+
+    /// With policy Local, the service's endpoint moves from node to node, first here and there, then
+    /// there alone: a client that connects all the time is always let in. A connection that was
+    /// made before its route changed may break: no other node knows it.
+    fn serves_while_its_endpoint_moves(&self) -> Result<()> {
+        let mut load = Load::default();
+        let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();
+        let is_let_in = |it: &Outcome| matches!(it, Outcome::Answered { .. } | Outcome::Broken(_));
+        load.client(&self.client, vips, is_let_in)?;
+        for step in 0..effort::in_full(100, 10) {
+            let (from, to) = (step % 2, 1 - step % 2);
+            self.put_web(&[(from, true), (to, true)])?;
+            self.until_next_hops(&[0, 1])?;
+            self.put_web(&[(from, false), (to, true)])?;
+            self.until_next_hops(&[to])?;
+            self.put_web(&[(to, true)])?;
+        }
+        let tally = load.stop()?;
+        let is_served = tally.answered > 100 && tally.failed == 0 && tally.lost_once == 0;
+        ensure!(is_served, "{tally:?}");
+        Ok(())
+    }
+
+    /// The service with the pods of these nodes, each ready, or about to end and serving.
+    fn put_web(&self, pods: &[(usize, bool)]) -> Result<()> {
+        let mut objects = web(&self.segment.nodes[0], true)?;
+        for (slice, family) in objects[1..].iter_mut().zip(0..2) {
+            let endpoint = |(index, is_ready): &(usize, bool)| {
+                let address = self.segment.nodes[*index].pod()?.addresses[family];
+                Ok(json!({
+                    "addresses": [address], "nodeName": format!("node-{}", index + 1),
+                    "conditions": {
+                        "ready": is_ready, "serving": true, "terminating": !is_ready,
+                    },
+                }))
+            };
+            slice["endpoints"] = pods.iter().map(endpoint).collect::<Result<_>>()?;
+        }
+        self.segment.manifests.put("web", &objects)
+    }
+
+    /// Waits until the kernels of both routers have routes to the service by these nodes alone.
+    fn until_next_hops(&self, nodes: &[usize]) -> Result<()> {
+        for (vip, family) in VIPS.iter().zip(0..2) {
+            for router in &self.routers {
+                let flag = ["-4", "-6"][family];
+                let shown = || router.output("ip", &[flag, "route", "show", vip]);
+                let is_so = |shown: &String| {
+                    let by = |index: usize| {
+                        let address = &addresses(u8::try_from(index + 1).unwrap_or(0))[family];
+                        shown.contains(&format!("via {address} "))
+                    };
+                    (0..2).all(|index| by(index) == nodes.contains(&index))
+                };
+                observed("next hops", BOUND, shown, is_so).context(*vip)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// BIRD starts again while one of two routers is dead: it does not wait for that one for ever,
+    /// and nothing uses it any more.
+    fn comes_back_beside_a_dead_router(&mut self) -> Result<()> {
+        let [dead, alive] = TORS.map(addresses);
+        let node = &self.segment.nodes[0];
+        let defaults = || {
+            let of_family = |it| node.netns.output("ip", &[it, "route", "show", "default"]);
+            Ok([of_family("-4")?, of_family("-6")?])
+        };
+        let uses = |shown: &[String; 2], router: &[IpAddr]| {
+            let routes = shown.iter().zip(router);
+            routes.filter(|(shown, ip)| shown.contains(&format!("via {ip} "))).count()
+        };
+        self.segment.unplug(TORS[0])?;
+        self.client.ip(&format!("link set tor{} down", TORS[0]))?;
+        let before = defaults()?;
+        ensure!(uses(&before, &dead) == 2 && uses(&before, &alive) == 2, "{before:?}");
+        self.speakers.insert(0, node.speaker()?);
+        let is_past = |it: &[String; 2]| uses(it, &dead) == 0 && uses(it, &alive) == 2;
+        observed("converged", BOUND * 2, defaults, is_past)?;
+        for (vip, own) in VIPS.map(ip).into_iter().zip(CLIENT) {
+            let ask = || Probe::tcp(SocketAddr::new(vip, 80)).from(ip(own)).ask_in(&self.client);
+            observed("served", BOUND, || Ok(ask()), |it| it.endpoint().is_some())?;
+        }
+        Ok(())
     }
 
     fn explained(&self, address: &str) -> Result<Value> {
@@ -107,6 +240,10 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     let tally = load.stop()?;
     ensure!(tally.answered > 100 && tally.failed == 0, "{tally:?}");
     fabric.all_reach_all()?;
+    fabric.forgets_without_recovery()?;
+    fabric.serves_while_its_endpoint_moves()?;
+    fabric.move_pod()?;
+    fabric.until_all_reach_all()?;
 
     let mut nodes = objects(1..=NODES);
     nodes[0]["spec"]["taints"] = json!([{ "key": "away", "effect": "NoSchedule" }]);
@@ -136,7 +273,9 @@ fn without_bird_the_agent_goes_on_and_says_so() -> Result<()> {
         let outcome = Probe::tcp(SocketAddr::new(*address, PORT)).ask_in(&from.netns);
         ensure!(outcome.endpoint().is_some(), "{address}: {outcome:?}");
     }
-    // BIRD is gone, so what it has left may go; and its passwords.
+    fabric.comes_back_beside_a_dead_router()?;
+    // When BIRD is gone, what it has left may go; and its passwords.
+    drop(fabric.speakers.remove(0));
     let node = &mut fabric.segment.nodes[0];
     node.agent.take().context("an agent")?.terminate()?;
     let cleanup = node.netns.output(

@@ -12,7 +12,7 @@
 use std::fs;
 use std::net::IpAddr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use denizen_tests::bird::Bird;
 use denizen_tests::cni::Chain;
 use denizen_tests::eventually::{eventually, observed};
@@ -44,7 +44,8 @@ pub(super) struct Underlay {
     exact: Vec<(Server, Pod)>,
     pub(super) segment: Segment,
     pub(super) client: Netns,
-    _routers: Vec<Netns>,
+    /// Those of [`TORS`].
+    pub(super) routers: Vec<Netns>,
 }
 
 /// The file that configures an agent, with this section `routing.bird`.
@@ -180,8 +181,7 @@ impl Underlay {
                 exact.push(node.attach_by(&chain)?);
             }
         }
-        let underlay =
-            Self { speakers, tors, _spine: spine, exact, segment, client, _routers: routers };
+        let underlay = Self { speakers, tors, _spine: spine, exact, segment, client, routers };
         underlay.until_up()?;
         Ok(underlay)
     }
@@ -216,6 +216,34 @@ impl Underlay {
         let is_over = || Ok(!speaker.ask("show status")?.contains("recovery"));
         eventually("recovered", BOUND * 2, is_over)?;
         self.speakers.insert(0, speaker);
+        Ok(())
+    }
+
+    /// The first node's routes that BIRD has put into the kernel.
+    pub(super) fn learned(&self) -> Result<Vec<String>> {
+        let [_, routes] = self.segment.nodes[0].all_routes()?;
+        Ok(routes.into_iter().filter(|route| route.contains("proto 12 ")).collect())
+    }
+
+    /// The first node's pod that is routed to ends, and one on the second node gets its addresses.
+    pub(super) fn move_pod(&mut self) -> Result<()> {
+        let (_, pod) = self.exact.remove(0);
+        let addresses = pod.addresses.clone();
+        let [from, to] = [0, 1].map(|index| &self.segment.nodes[index]);
+        pod.detach(&from.netns)?;
+        let [mut chain, _] = chains(to, 1);
+        "moved".clone_into(&mut chain.name);
+        let moved = to.attach_by(&chain)?;
+        ensure!(moved.1.addresses == addresses, "{:?} is not {addresses:?}", moved.1.addresses);
+        self.exact.push(moved);
+        for address in addresses {
+            let [from, to] = [1, 2].map(|number| {
+                let node = super::segment::addresses(number);
+                node[usize::from(address.is_ipv6())].to_string()
+            });
+            self.until_said(&address.to_string(), &format!("via {to} "), true)?;
+            self.until_said(&address.to_string(), &format!("via {from} "), false)?;
+        }
         Ok(())
     }
 
