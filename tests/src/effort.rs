@@ -1,9 +1,8 @@
-//! How much the tests that need time do: little on a developer's machine, more in CI, all of it
-//! where somebody asks for it.
+//! How much the tests that need time do: little, unless somebody asks for more, or for all of it.
 
 use std::time::Duration;
 
-/// Seconds that a test under load runs; `.ci/run` sets 10.
+/// Seconds that a test under load runs.
 const SECONDS: &str = "DENIZEN_TEST_SECONDS";
 /// Where it is not set.
 const QUICK: u64 = 5;
