@@ -13,8 +13,8 @@ use super::setting::Setting;
 /// namespace, even if that folder is mounted elsewhere.
 pub const SYSCTLS: &str = "/proc/sys";
 
-/// Where the settings of IPVS are. There are none while its module is not loaded: that is one error,
-/// and the backend has it.
+/// Where the settings of IPVS are. There are none while its module is not loaded: that is one
+/// error, and the backend has it.
 const IPVS: &str = "net/ipv4/vs/";
 
 /// Why a setting does not have the wanted value.

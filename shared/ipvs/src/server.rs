@@ -42,8 +42,9 @@ pub struct VirtualServer {
     /// The scheduler's name. The kernel loads the module `ip_vs_<name>`, and refuses the command
     /// with `ENOENT` if there is none. At most 15 bytes.
     pub scheduler: Arc<str>,
-    /// [`PERSISTENT`], [`FALLBACK`], [`PORT_HASHED`], and what others may have set (`IP_VS_SVC_F_*`). The bit by
-    /// which the kernel says that it has the server (`IP_VS_SVC_F_HASHED`) is left out.
+    /// [`PERSISTENT`], [`FALLBACK`], [`PORT_HASHED`], and what others may have set
+    /// (`IP_VS_SVC_F_*`). The bit by which the kernel says that it has the server
+    /// (`IP_VS_SVC_F_HASHED`) is left out.
     pub flags: u32,
 }
 

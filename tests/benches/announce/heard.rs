@@ -1,4 +1,4 @@
-//! The kernels' own word of what changed: rules and announcements of the node, routes of the router.
+//! The kernels' own word of what changed: the node's rules and announcements, the router's routes.
 
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};

@@ -3,7 +3,7 @@
 //!
 //! | part | what |
 //! | --- | --- |
-//! | `bird` | 5,000 load balancer IPs, from the API to a router's kernel over BGP: all of them, and one endpoint that becomes ready, or is ready no more |
+//! | `bird` | 5,000 load balancer IPs in a router's kernel: all, and one whose endpoint changes |
 //! | `direct` | 1,000 nodes: the routes to all pods, and those of one node whose podCIDR changes |
 //!
 //! The agent's objects come from the tests' own API server over TLS. Of one change, the times to

@@ -151,8 +151,8 @@ fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Another backend serves, and connections through IPVS may end: their services' addresses are still
-/// routed to the node.
+/// Another backend serves, and connections through IPVS may end: their services' addresses are
+/// still routed to the node.
 fn own_port_is_refused_meanwhile(context: &GuestContext) -> Result<()> {
     eventually("no new connections for IPVS", PATIENCE, || Ok(!saved(context)?.contains(" -w 1")))?;
     let (services, routes) = (service_ips(11), routes(context.node())?);

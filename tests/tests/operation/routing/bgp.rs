@@ -46,7 +46,7 @@ impl Underlay {
         Ok(())
     }
 
-    /// Connections between pods of different nodes, and from the client to the first node's service.
+    /// Connections between pods of different nodes, and from the client to a node's service.
     fn load(&self) -> Result<Load> {
         let mut load = Load::with_pause(PAUSE);
         let pods = self.pods()?;
@@ -107,9 +107,9 @@ impl Underlay {
         self.until_all_reach_all()
     }
 
-    /// With policy Local, the service's endpoint moves from node to node, first here and there, then
-    /// there alone: a client that connects all the time is always let in. A connection that was
-    /// made before its route changed may break: no other node knows it.
+    /// With policy Local, the service's endpoint moves from node to node, first here and there,
+    /// then there alone: a client that connects all the time is always let in. A connection that
+    /// was made before its route changed may break: no other node knows it.
     fn serves_while_its_endpoint_moves(&self) -> Result<()> {
         let mut load = Load::default();
         let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();

@@ -94,8 +94,9 @@ impl Fabric {
 }
 
 impl Fabric {
-    /// Somebody else's routes change thousands of times a second, and BIRD looks through the tables:
-    /// what is withdrawn goes nevertheless. So it does when BIRD has missed the kernel's word of it.
+    /// Somebody else's routes change thousands of times a second, and BIRD looks through the
+    /// tables: what is withdrawn goes nevertheless. So it does when BIRD has missed the kernel's
+    /// word of it.
     fn hears_beside_a_storm(&self, pods: &[&str], all: &[&str]) -> Result<()> {
         let storm = Storm::start(&self.node().netns)?;
         for (is_ready, wanted) in [(false, pods), (true, all)] {

@@ -1,4 +1,4 @@
-//! A node that has IPv6 alone, with two routers: one that waits for the hold time, and one with BFD.
+//! A node that has IPv6 alone, with two routers: one waits for the hold time, the other has BFD.
 //! BIRD refuses a configuration, and then the node loses its power.
 
 use std::fs;

@@ -270,8 +270,8 @@ fn go_round(segment: &Segment, range: &str, to: IpAddr) -> Result<()> {
     ))
 }
 
-/// A router and a node that would send each other what neither takes: it is refused at once, in both
-/// families, also what the node itself sends. What a service takes is served.
+/// A router and a node that would send each other what neither takes: it is refused at once, in
+/// both families, also what the node itself sends. What a service takes is served.
 #[test]
 fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
     let mut segment = Segment::new("table-loop")?;
@@ -324,8 +324,8 @@ fn routed_pod(node: &Node) -> Result<(Server, Pod)> {
     node.attach_by(&chain.then_denizen(&node.run_dir, &wait))
 }
 
-/// A pod that is routed to ends, and a client goes on to ask for it: it learns at once that there is
-/// no way, in both families.
+/// A pod that is routed to ends, and a client goes on to ask for it: it learns at once that there
+/// is no way, in both families.
 #[test]
 fn what_no_pod_has_is_unreachable_and_goes_round_in_no_loop() -> Result<()> {
     let mut segment = Segment::new("table-dead")?;

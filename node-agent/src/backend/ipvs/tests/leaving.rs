@@ -1,4 +1,5 @@
-//! Virtual servers and endpoints that nobody wants any more, and the order in which real servers are made.
+//! Virtual servers and endpoints that nobody wants any more, and the order in which real servers
+//! are made.
 
 use std::collections::BTreeSet;
 

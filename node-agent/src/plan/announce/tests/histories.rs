@@ -83,7 +83,10 @@ fn removals(before: &World, after: &World) -> Vec<Event> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(64)
+    })]
     /// Of services that share an address, endpoints, nodes and pods, in any order.
     #[test]
     fn announcements_are_a_function_of_the_last_state(history in vec(state(), 1..8)) {
