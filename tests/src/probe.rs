@@ -127,7 +127,8 @@ pub struct Probe {
     pub protocol: Protocol,
     /// The source address; `None` leaves it to the kernel.
     pub from: Option<IpAddr>,
-    /// The source port, or the next that is free; 0 leaves it to the kernel.
+    /// The source port, or the next that is free; 0 is one that no earlier probe of this process
+    /// had, or leaves it to the kernel if it also chooses the address.
     pub port: u16,
     /// Where to.
     pub to: SocketAddr,
@@ -242,7 +243,7 @@ impl Probe {
         let bind = |port| socket.bind(&SocketAddr::new(self.from.unwrap_or(any), port).into());
         match (self.from, self.port) {
             (None, 0) => Ok(()),
-            (Some(_), 0) => bind(0),
+            (Some(_), 0) => bind(Self::new_port()).or_else(|_| bind(0)),
             (_, port) => bind(port).or_else(|_| bind(port + 1)).or_else(|_| bind(port + 2)),
         }
     }
@@ -277,6 +278,14 @@ impl Probe {
             Protocol::Sctp => self.chunk(socket, port),
         };
         answer.map_or_else(Outcome::from, |line| parse(&line))
+    }
+
+    /// A port for a socket that is bound to an address. The kernel would pick one at random: once in
+    /// some thousand clients, that of an earlier one, whose connection to another frontend of the
+    /// same service IPVS still knows, and goes on with.
+    fn new_port() -> u16 {
+        static PORTS: AtomicU16 = AtomicU16::new(0);
+        43_000 + PORTS.fetch_add(1, Ordering::Relaxed) % 17_000
     }
 
     /// A port that no other raw socket of this process sends from.
