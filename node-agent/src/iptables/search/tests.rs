@@ -218,6 +218,9 @@ fn what_every_service_needs_is_never_left_out() {
 }
 
 proptest! {
+    // Each writes some hundred rules many times over.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     /// Whatever is rejected, it is left out and nothing else.
     #[test]
     fn exactly_what_is_rejected_is_left_out(
