@@ -11,6 +11,7 @@ mod spoiler;
 mod storm;
 mod table;
 mod underlay;
+mod unnumbered;
 
 use std::net::SocketAddr;
 use std::time::Duration;
