@@ -315,6 +315,12 @@ impl Peer {
                 ".families: IPv6 routes need a peer's IPv6 address, not {address}"
             ));
         }
+        // BIRD looks for a next hop that is no neighbour among what it has learned itself.
+        if self.multihop > 0 && self.import != Import::default() {
+            return Err(format!(
+                ".import: with multihop, nothing is taken: {address} is no neighbour"
+            ));
+        }
         let is_other = |range: &&IpNetwork| !families.contains(&family_of(range.ip()));
         match self.import.prefixes.iter().find(is_other) {
             Some(range) => {

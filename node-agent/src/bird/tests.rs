@@ -40,6 +40,7 @@ fn what_is_wrong_is_named() {
         (r#", "import": ["0.0.0.0/0"]"#, "write \"default\" for the default route"),
         (r#", "import": ["fd00::/8"]"#, "peers[0].import: no IPv6 routes are exchanged with"),
         (r#", "families": ["ipv4", "ipv6"]"#, "peers[0].families: IPv6 routes need a peer's IPv6"),
+        (r#", "multihop": 2, "import": "default""#, "peers[0].import: with multihop, nothing is"),
         (r#", "families": ["ip"]"#, "\"ip\" is neither ipv4 nor ipv6"),
         (r#", "families": []"#, "peers[0].families: name at least one"),
         (r#", "communities": {"pods": []}"#, "peers[0].communities: pods is none of pod-cidr"),

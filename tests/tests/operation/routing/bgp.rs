@@ -193,6 +193,19 @@ impl Underlay {
         Ok(())
     }
 
+    /// What one router tells a node, the node tells no other: that would be its own way to it.
+    fn passes_nothing_on(&self) -> Result<()> {
+        for (tor, family) in self.tors.iter().flat_map(|tor| [(tor, 4), (tor, 6)]) {
+            let told = tor.ask(&format!("show route protocol node1_{family}"))?;
+            let [own, other] =
+                [1, 2].map(|number| ranges(number)[usize::from(family == 6)].clone());
+            let others = [&other, "0.0.0.0/0", "::/0"];
+            let is_own = told.contains(&own) && !others.iter().any(|range| told.contains(*range));
+            ensure!(is_own, "{told}");
+        }
+        Ok(())
+    }
+
     fn explained(&self, address: &str) -> Result<Value> {
         self.segment.nodes[0].agent()?.ask_directly(&json!({ "announce": address }))
     }
@@ -218,6 +231,7 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
         Ok((!is_quiet).then(|| "routers hear more".to_owned()))
     };
     observed("settled", BOUND, settled, Option::is_none)?;
+    fabric.passes_nothing_on()?;
     let explained = fabric.explained(VIPS[0])?;
     let peers = ["node:192.0.2.2", "node:192.0.2.3", "peer:tor-101-0", "peer:tor-102-0"];
     let mut heard: Vec<&str> =

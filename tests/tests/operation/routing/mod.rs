@@ -4,6 +4,7 @@
 mod bgp;
 mod fabric;
 mod hostile;
+mod reflector;
 mod rendered;
 mod segment;
 mod six;
