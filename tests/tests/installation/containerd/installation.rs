@@ -152,11 +152,14 @@ impl Installation {
 
 /// Waits until the agent has programmed everything and has nothing to complain of.
 fn until_healthy(pod: &DaemonPod) -> Result<()> {
-    let is_healthy = |it: &Value| {
+    until(pod, "healthy", |it| {
         it["synced"] == true && it["errors"] == json!([]) && it["warnings"] == json!([])
-    };
+    })
+}
+
+fn until(pod: &DaemonPod, what: &str, is_so: impl Fn(&Value) -> bool) -> Result<()> {
     let now = || Ok(pod.status());
-    observed("healthy", PATIENCE, now, |status| status.as_ref().is_ok_and(is_healthy))
+    observed(what, PATIENCE, now, |status| status.as_ref().is_ok_and(&is_so))
         .with_context(|| pod.log("agent"))?
         .map(drop)
 }
@@ -212,14 +215,15 @@ fn the_daemon_set_installs_is_upgraded_under_load_and_is_taken_away() -> Result<
     lasting.still_alive()?;
     let kubelet = node.kubelet(objects)?;
     let new = kubelet.run("denizen")?;
-    let speaker = Speaker::start(&fixture.cluster.world, &kubelet)?;
-    until_healthy(&new)?;
-    speaker.speaks()?;
+    until(&new, "synced", |it| it["synced"] == true)?;
     node.until_pods_are_recorded()?;
     let tally = load.stop()?;
     ensure!(tally.answered > 100 && tally.failed + tally.lost_once == 0, "{tally:?}");
     lasting.still_alive()?;
 
+    let speaker = Speaker::start(&fixture.cluster.world, &kubelet)?;
+    until_healthy(&new)?;
+    speaker.speaks()?;
     let installed = fs::read_to_string(&node.chain)?;
     ensure!(installed.contains("denizen"), "{installed}");
     the_pod_checks_its_node(&node, &new)?;

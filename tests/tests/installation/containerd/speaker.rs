@@ -18,7 +18,8 @@ pub(super) const POD_CIDR: &str = "10.77.0.0/24";
 const ROUTER: &str = "203.0.113.2";
 const CONFIGURATION: &str = "log stderr all;\nrouter id 203.0.113.2;\nprotocol device {}\n\
     protocol bgp node { local as 65001; neighbor 192.168.0.2 as 64512; multihop; \
-    connect delay time 1; ipv4 { import all; export none; }; }\n";
+    connect delay time 1; connect retry time 1; error wait time 1, 2; \
+    ipv4 { import all; export none; }; }\n";
 
 /// The router, and BIRD's pod.
 pub(super) struct Speaker {
