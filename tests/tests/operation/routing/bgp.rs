@@ -1,6 +1,7 @@
 //! `--routing-mode bird`: three nodes, each with its agent and BIRD, whose pods have addresses of
 //! three ranges.
 
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -193,6 +194,11 @@ impl Underlay {
         Ok(())
     }
 
+    /// What the first node's BIRD is configured by.
+    fn configuration(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.segment.nodes[0].run_dir.join("bird/bird.conf"))?)
+    }
+
     /// What one router tells a node, the node tells no other: that would be its own way to it.
     fn passes_nothing_on(&self) -> Result<()> {
         for (tor, family) in self.tors.iter().flat_map(|tor| [(tor, 4), (tor, 6)]) {
@@ -243,12 +249,20 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     let before = fabric.heard()?;
     ensure!(before.iter().flatten().count() >= 32, "{before:?}");
     let flag = format!("--config={}", fabric.segment.folder.path().join("config.yaml").display());
+    let configuration = fabric.configuration()?;
     fabric.segment.nodes[0].start_other(&[&flag])?;
     fabric.until_up()?;
+    let is_the_same = fabric.configuration()? == configuration;
     fabric.segment.nodes[0].agent.take().context("an agent")?.kill()?;
     fabric.segment.nodes[0].start_with(&[&flag])?;
     fabric.until_up()?;
-    assert_eq!(fabric.heard()?, before, "messages of BGP while agents were replaced");
+    // Another release may configure BIRD otherwise, which then advertises anew. It withdraws nothing.
+    let counted = |heard: Vec<Vec<String>>| {
+        let is_counted = |line: &String| is_the_same || line.starts_with("Import withdraws");
+        heard.concat().into_iter().filter(is_counted).collect::<Vec<_>>()
+    };
+    let after = fabric.heard()?;
+    assert_eq!(counted(after), counted(before), "messages of BGP while agents were replaced");
     fabric.replace_speaker()?;
     fabric.until_up()?;
     let tally = load.stop()?;
