@@ -11,7 +11,6 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
-use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use std::time::Duration;
 use denizen_route::RouteError;
 use denizen_state::regular;
 use ipnetwork::IpNetwork;
+use nix::net::if_::if_nametoindex;
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
@@ -188,9 +188,8 @@ impl Task {
             Ok(lines) => {
                 state.status.is_answering = true;
                 state.status.sessions = sessions(&lines);
-                let down = state.status.sessions.iter().filter(|it| !it.is_up());
-                let down = down.map(|it| format!("no BGP session with {it}"));
-                state.warnings.extend(down);
+                let problems = state.status.sessions.iter().filter_map(Session::problem);
+                state.warnings.extend(problems);
             }
             Err(error) => state.errors.push(describe(&error)),
         }
@@ -209,6 +208,7 @@ impl Task {
         let mut peers = Vec::new();
         let mut is_whole = true;
         for peer in self.bird.peers_of(&labels, &own) {
+            state.errors.extend(missing(peer));
             match password_of(peer) {
                 Ok(password) => peers.push((peer, password)),
                 Err(error) => {
@@ -307,9 +307,8 @@ impl Task {
     fn protected(&self, known: &Known, around: &Neighbourhood) -> BTreeSet<IpNetwork> {
         let own = known.nodes.own.iter();
         let addresses = own.clone().flat_map(|node| &node.addresses);
-        let peers = self.bird.peers.iter().map(|peer| &peer.address);
-        let hosts: BTreeSet<IpNetwork> =
-            addresses.chain(peers).map(|address: &IpAddr| IpNetwork::from(*address)).collect();
+        let peers = self.bird.peers.iter().map(|peer| peer.address.ip());
+        let hosts = addresses.copied().chain(peers).map(IpNetwork::from);
         let ranges = own.flat_map(|node| &node.pod_cidrs).chain(&around.subnets);
         let ranges = ranges.chain(&known.services).chain(&self.ranges).copied();
         let all: BTreeSet<IpNetwork> = ranges.chain(hosts).collect();
@@ -319,6 +318,14 @@ impl Task {
         let is_outermost = |range: &&IpNetwork| !all.iter().any(|other| covers(range, other));
         all.iter().filter(is_outermost).copied().collect()
     }
+}
+
+/// The interface of a peer that this node does not have. BIRD waits for it.
+fn missing(peer: &Peer) -> Option<String> {
+    let interface = peer.address.interface()?;
+    let Peer { name, address, .. } = peer;
+    let why = if_nametoindex(interface).err()?.desc();
+    Some(format!("no BGP session with {name} ({address}): interface {interface}: {why}"))
 }
 
 fn password_of(peer: &Peer) -> Result<Option<String>, String> {

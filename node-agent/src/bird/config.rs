@@ -11,8 +11,9 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use super::BGP_PORT;
+use super::address::{PeerAddress, is_link_local, is_of_a_host};
 use crate::duration::duration;
-use crate::model::{Labels, family_of};
+use crate::model::{Family, Labels, family_of};
 use crate::plan::Class;
 
 /// A name is a part of one of BIRD's symbols, which have up to 63 bytes.
@@ -21,6 +22,8 @@ const LONGEST_NAME: usize = 40;
 const HOLD: std::ops::RangeInclusive<u64> = 3..=65535;
 /// The longest restart that BGP can tell of (RFC 4724, 3), in seconds.
 const LONGEST_RESTART: u64 = 4095;
+/// Paths longer than that are of no use.
+const MOST_PREPENDED: u8 = 10;
 
 /// How this node speaks BGP.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -36,6 +39,10 @@ pub struct BirdConfig {
     /// So long a peer keeps what it has learned while BIRD restarts; 0: it does not.
     #[serde(default = "default_restart", deserialize_with = "of_text")]
     pub graceful_restart: Duration,
+    /// So often a draining node puts its autonomous system once more into the path of what it
+    /// announces of services.
+    #[serde(default)]
+    pub drain_prepend: u8,
     /// Sessions with the Nodes that are on a network of this node's.
     #[serde(default)]
     pub mesh: bool,
@@ -50,8 +57,11 @@ pub struct BirdConfig {
 pub struct Peer {
     /// Its name in status and metrics.
     pub name: String,
-    /// Its address. Routes of this family are exchanged with it.
-    pub address: IpAddr,
+    /// Its address.
+    pub address: PeerAddress,
+    /// The families whose routes are exchanged, if not that of its address alone.
+    #[serde(default, deserialize_with = "families")]
+    families: Option<BTreeSet<Family>>,
     /// Its autonomous system.
     pub asn: u32,
     /// Its TCP port.
@@ -138,6 +148,18 @@ fn of_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Er
     duration(&String::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
+fn families<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<BTreeSet<Family>>, D::Error> {
+    let family = |word: &String| match word.as_str() {
+        "ipv4" => Ok(Family::V4),
+        "ipv6" => Ok(Family::V6),
+        _ => Err(D::Error::custom(format!("{word:?} is neither ipv4 nor ipv6"))),
+    };
+    let words = Option::<Vec<String>>::deserialize(deserializer)?;
+    words.map(|words| words.iter().map(family).collect()).transpose()
+}
+
 impl<'de> Deserialize<'de> for Import {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -204,7 +226,7 @@ impl BirdConfig {
             let mut selector = peer.node_selector.iter();
             selector.all(|(key, value)| labels.get(key) == Some(value))
         };
-        self.peers.iter().filter(|peer| !own.contains(&peer.address)).filter(is_selected)
+        self.peers.iter().filter(|peer| !own.contains(&peer.address.ip())).filter(is_selected)
     }
 
     fn check(&self) -> Result<(), String> {
@@ -217,6 +239,9 @@ impl BirdConfig {
         if self.graceful_restart.as_secs() > LONGEST_RESTART {
             return Err("gracefulRestart: the longest time is 4095s".to_owned());
         }
+        if self.drain_prepend > MOST_PREPENDED {
+            return Err(format!("drainPrepend: the most is {MOST_PREPENDED}"));
+        }
         let (mut names, mut addresses) = (BTreeSet::new(), BTreeSet::new());
         for (index, peer) in self.peers.iter().enumerate() {
             let at = |what: &str| format!("peers[{index}]{what}");
@@ -224,7 +249,7 @@ impl BirdConfig {
             if !names.insert(&peer.name) {
                 return Err(at(&format!(".name: {} is another peer's", peer.name)));
             }
-            if !addresses.insert(peer.address) {
+            if !addresses.insert(&peer.address) {
                 return Err(at(&format!(".address: {} is another peer's", peer.address)));
             }
         }
@@ -233,6 +258,11 @@ impl BirdConfig {
 }
 
 impl Peer {
+    /// The families whose routes are exchanged.
+    pub fn families(&self) -> BTreeSet<Family> {
+        self.families.clone().unwrap_or_else(|| [self.address.family()].into())
+    }
+
     fn check(&self, own_asn: u32) -> Result<(), String> {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
         let is_name = (1..=LONGEST_NAME).contains(&self.name.len());
@@ -240,25 +270,14 @@ impl Peer {
             let what = format!("up to {LONGEST_NAME} letters, digits, hyphens and dots");
             return Err(format!(".name: {:?} is not {what}", self.name));
         }
-        if !is_of_a_host(self.address) {
-            return Err(format!(".address: {} is no router's", self.address));
-        }
-        if let Some(local) = self.local_address
-            && (!is_of_a_host(local) || family_of(local) != family_of(self.address))
-        {
-            return Err(format!(".localAddress: {local} cannot reach {}", self.address));
-        }
         if self.asn == 0 || self.port == 0 {
             return Err(": asn and port must not be 0".to_owned());
         }
         if self.rr_client && self.asn != own_asn {
             return Err(".rrClient: routes are reflected to peers with this node's asn".to_owned());
         }
-        let of_family = |range: &&IpNetwork| family_of(range.ip()) != family_of(self.address);
-        if let Some(range) = self.import.prefixes.iter().find(of_family) {
-            let address = self.address;
-            return Err(format!(".import: {range} is not of the family of {address}"));
-        }
+        self.check_address()?;
+        self.check_families()?;
         let is_class = |name: &&String| Class::ALL.iter().any(|class| class.as_str() == *name);
         match self.communities.keys().find(|name| !is_class(name)) {
             Some(name) => {
@@ -268,13 +287,47 @@ impl Peer {
             None => Ok(()),
         }
     }
-}
 
-/// Whether a session with this address is possible. A link-local one would need its link.
-fn is_of_a_host(address: IpAddr) -> bool {
-    let is_link_local = match address {
-        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    !is_link_local && !address.is_unspecified() && !address.is_multicast() && !address.is_loopback()
+    fn check_address(&self) -> Result<(), String> {
+        let address = self.address.ip();
+        if is_link_local(address) && self.multihop > 0 {
+            return Err(format!(".multihop: {address} is link-local, and so a neighbour's"));
+        }
+        match self.local_address {
+            Some(local)
+                if !is_of_a_host(local)
+                    || family_of(local) != family_of(address)
+                    || is_link_local(local) != is_link_local(address) =>
+            {
+                Err(format!(".localAddress: {local} cannot reach {address}"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn check_families(&self) -> Result<(), String> {
+        let (address, families) = (&self.address, self.families());
+        if families.is_empty() {
+            return Err(".families: name at least one, or leave it out".to_owned());
+        }
+        if address.family() == Family::V4 && families.contains(&Family::V6) {
+            return Err(format!(
+                ".families: IPv6 routes need a peer's IPv6 address, not {address}"
+            ));
+        }
+        // BIRD looks for a next hop that is no neighbour among what it has learned itself.
+        if self.multihop > 0 && self.import != Import::default() {
+            return Err(format!(
+                ".import: with multihop, nothing is taken: {address} is no neighbour"
+            ));
+        }
+        let is_other = |range: &&IpNetwork| !families.contains(&family_of(range.ip()));
+        match self.import.prefixes.iter().find(is_other) {
+            Some(range) => {
+                let family = family_of(range.ip());
+                Err(format!(".import: no {family} routes are exchanged with {address}: {range}"))
+            }
+            None => Ok(()),
+        }
+    }
 }

@@ -5,6 +5,7 @@
 //! is not in its configuration: it learns that from the kernel's table of announcements. So a change
 //! of a service or a pod never configures it anew.
 
+mod address;
 mod config;
 mod control;
 mod render;
@@ -12,6 +13,7 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 
+pub use self::address::PeerAddress;
 pub use self::config::{BirdConfig, Peer};
 pub use self::control::{Control, ControlError};
 pub use self::render::{Rendered, Surroundings, password, render};

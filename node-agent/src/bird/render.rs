@@ -76,7 +76,7 @@ pub fn render(
             Err(problem) => rendered.problems.push(problem),
         }
     }
-    let is_peer = |address: &IpAddr| peers.iter().any(|(peer, _)| peer.address == *address);
+    let is_peer = |address: &IpAddr| peers.iter().any(|(peer, _)| peer.address.ip() == *address);
     for (address, ranges) in around.neighbours.iter().filter(|(address, _)| !is_peer(address)) {
         match around.of_family(family_of(*address)) {
             Some(local) => rendered.text += &neighbour(config, *address, local, ranges),
@@ -108,7 +108,7 @@ impl Surroundings {
 
 /// This node's address in a session; `None` for that of the link.
 fn local(peer: &Peer, around: &Surroundings) -> Result<Option<IpAddr>, String> {
-    let own = || around.of_family(family_of(peer.address));
+    let own = || around.of_family(peer.address.family());
     match (peer.local_address, peer.multihop) {
         (Some(address), _) => Ok(Some(address)),
         (None, 0) => Ok(None),
@@ -187,6 +187,9 @@ fn router(
         0 => "  direct;\n".to_owned(),
         hops => format!("  multihop {hops};\n"),
     };
+    if let Some(interface) = address.interface() {
+        let _ = writeln!(options, "  interface \"{interface}\";");
+    }
     let restart = if peer.bfd { 0 } else { config.graceful_restart.as_secs() };
     options += &timers(config, restart);
     let switches = [
@@ -200,16 +203,27 @@ fn router(
         let _ = writeln!(options, "  password \"{password}\";");
     }
     let local = local.map(|ip| format!("{ip} ")).unwrap_or_default();
-    let n = number(family_of(*address));
-    let (import, export, limit) = (imports(peer, n), exports(peer), peer.import_limit);
-    // A reflected route keeps its next hop.
-    let next_hop = if peer.rr_client { "" } else { " next hop self;" };
+    let channels: String =
+        peer.families().into_iter().map(|family| channel(config, peer, family)).collect();
     format!(
         "protocol bgp 'peer:{name}' {{\n  \
-           local {local}as {own};\n  neighbor {address} port {port} as {asn};\n{options}  \
-           ipv{n} {{\n    import limit {limit} action block;{next_hop}\n    \
-           import filter {{\n{import}    }};\n    export filter {{\n{export}    }};\n  }};\n}}\n",
+           local {local}as {own};\n  neighbor {ip} port {port} as {asn};\n{options}{channels}}}\n",
         own = config.asn,
+        ip = address.ip(),
+    )
+}
+
+/// What is exchanged with a router of the routes of a family.
+fn channel(config: &BirdConfig, peer: &Peer, family: Family) -> String {
+    let n = number(family);
+    let (import, export, limit) = (imports(peer, n), exports(config, peer), peer.import_limit);
+    // A reflected route keeps its next hop.
+    let next_hop = if peer.rr_client { "" } else { " next hop self;" };
+    // IPv4 routes by way of an IPv6 neighbour (RFC 8950).
+    let extended = if peer.address.family() == family { "" } else { " extended next hop on;" };
+    format!(
+        "  ipv{n} {{\n    import limit {limit} action block;{next_hop}{extended}\n    \
+           import filter {{\n{import}    }};\n    export filter {{\n{export}    }};\n  }};\n",
     )
 }
 
@@ -240,12 +254,18 @@ fn imports(peer: &Peer, n: u8) -> String {
 }
 
 /// The body of the filter of what is exported to a router.
-fn exports(peer: &Peer) -> String {
+fn exports(config: &BirdConfig, peer: &Peer) -> String {
     let mut text = String::new();
     if peer.rr_client {
         text += "      if source = RTS_BGP then accept;\n";
     }
     text += "      if !announced() then reject;\n";
+    // In its own autonomous system, a path with this one's number would be taken for a loop.
+    if config.drain_prepend > 0 && peer.asn != config.asn {
+        let prepend = format!(" bgp_path.prepend({});", config.asn);
+        let prepend = prepend.repeat(config.drain_prepend.into());
+        let _ = writeln!(text, "      if krt_metric > 200 then {{{prepend} }}");
+    }
     for class in Class::ALL {
         let communities = peer.communities.get(class.as_str()).into_iter().flatten();
         let add: String = communities.map(|it| format!(" {it}")).collect();

@@ -20,6 +20,10 @@ pub struct Session {
     pub exported: usize,
     /// More routes came than are taken.
     pub is_limited: bool,
+    /// The families (`ipv4`, `ipv6`) whose routes are not exchanged. Of a session that is up, the
+    /// peer does not offer them.
+    #[serde(default)]
+    pub families_down: Vec<String>,
     /// Why it ended, or cannot begin.
     pub last_error: Option<String>,
 }
@@ -29,11 +33,22 @@ impl Session {
     pub fn is_up(&self) -> bool {
         self.state == "Established"
     }
+
+    /// What an operator should know.
+    pub fn problem(&self) -> Option<String> {
+        match (self.is_up(), self.families_down.as_slice()) {
+            (false, _) => Some(format!("no BGP session with {self}")),
+            (true, []) => None,
+            (true, families) => {
+                Some(format!("no {} routes are exchanged with {self}", families.join(" and ")))
+            }
+        }
+    }
 }
 
 impl fmt::Display for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { peer, state, since, imported, exported, is_limited, last_error } = self;
+        let Self { peer, state, since, imported, exported, is_limited, last_error, .. } = self;
         write!(f, "{peer} {state} since {since}, {exported} exported, {imported} imported")?;
         if *is_limited {
             write!(f, " (no more are taken: importLimit)")?;
@@ -46,13 +61,17 @@ impl fmt::Display for Session {
 pub fn sessions(lines: &[String]) -> Vec<Session> {
     let mut found: Vec<Session> = Vec::new();
     let mut is_bgp = false;
+    let mut channel = None;
     for line in lines {
         if !line.starts_with(' ') {
             let begun = session(line);
             is_bgp = begun.is_some();
+            channel = None;
             found.extend(begun);
+        } else if let Some(name) = line.trim().strip_prefix("Channel ") {
+            channel = Some(name);
         } else if let Some(session) = found.last_mut().filter(|_| is_bgp) {
-            session.note(line.trim());
+            session.note(line.trim(), channel);
         }
     }
     found
@@ -72,10 +91,16 @@ fn session(line: &str) -> Option<Session> {
 }
 
 impl Session {
-    fn note(&mut self, line: &str) {
+    /// Takes a detail of it, or of its channel of a family.
+    fn note(&mut self, line: &str, channel: Option<&str>) {
         let Some((what, value)) = line.split_once(':') else { return };
         let value = value.trim();
         match what {
+            // A peer that offers a family, and not its next hops (RFC 8950), gets no address.
+            "BGP Next hop" if value == "::" => {
+                self.families_down.extend(channel.map(str::to_owned));
+            }
+            "State" if value != "UP" => self.families_down.extend(channel.map(str::to_owned)),
             "BGP state" => self.state = value.to_owned(),
             "Last error" => self.last_error = Some(value.to_owned()),
             "Import limit" | "Receive limit" => self.is_limited |= value.ends_with("[HIT]"),

@@ -38,23 +38,28 @@ fn what_is_wrong_is_named() {
         (r#", "localAddress": "2001:db8::1""#, "peers[0].localAddress: 2001:db8::1 cannot reach"),
         (r#", "import": "all""#, "\"all\" is not none, default or a CIDR"),
         (r#", "import": ["0.0.0.0/0"]"#, "write \"default\" for the default route"),
-        (r#", "import": ["fd00::/8"]"#, "peers[0].import: fd00::/8 is not of the family"),
+        (r#", "import": ["fd00::/8"]"#, "peers[0].import: no IPv6 routes are exchanged with"),
+        (r#", "families": ["ipv4", "ipv6"]"#, "peers[0].families: IPv6 routes need a peer's IPv6"),
+        (r#", "multihop": 2, "import": "default""#, "peers[0].import: with multihop, nothing is"),
+        (r#", "families": ["ip"]"#, "\"ip\" is neither ipv4 nor ipv6"),
+        (r#", "families": []"#, "peers[0].families: name at least one"),
         (r#", "communities": {"pods": []}"#, "peers[0].communities: pods is none of pod-cidr"),
         (r#", "communities": {"pod": ["70000:1"]}"#, "is no community such as 64512:100"),
         (r#"}, {"name": "tor-a", "address": "192.0.2.8", "asn": 1"#, "peers[1].name: tor-a is"),
         (r#"}, {"name": "b", "address": "192.0.2.9", "asn": 1"#, "peers[1].address: 192.0.2.9"),
-        (r#"}, {"name": "b", "address": "fe80::1", "asn": 1"#, "fe80::1 is no router's"),
         (r#"}, {"name": "b\"c", "address": "192.0.2.8", "asn": 1"#, "is not up to 40 letters"),
     ];
     for (written, said) in cases {
         let error = config(written).expect_err(written);
         assert!(error.contains(said), "{written}: {error}");
     }
+    addresses_are_checked();
     for (text, said) in [
         (r#"{"asn": 0}"#, "asn: it must not be 0"),
         (r#"{"asn": 1, "holdTime": "2s"}"#, "holdTime: it must be"),
         (r#"{"asn": 1, "holdTime": "soon"}"#, "holdTime: \"soon\" is not a duration"),
         (r#"{"asn": 1, "gracefulRestart": "2h"}"#, "gracefulRestart: the longest time"),
+        (r#"{"asn": 1, "drainPrepend": 11}"#, "drainPrepend: the most is 10"),
     ] {
         let error = BirdConfig::parse(text).expect_err(text);
         assert!(error.contains(said), "{text}: {error}");
@@ -63,6 +68,34 @@ fn what_is_wrong_is_named() {
         assert!(password(bad).is_err(), "{bad:?}");
     }
     assert_eq!(password("a b\\c\n"), Ok("a b\\c"));
+}
+
+fn addresses_are_checked() {
+    let cases = [
+        ("fe80::1", "", "peers[1].address: fe80::1 is link-local: add its interface, as in"),
+        ("fe80::1%", "", "peers[1].address: fe80::1%: no interface can have the name \"\""),
+        ("fe80::1%e\\\"0", "", "no interface can have the name"),
+        ("fe80::1%sixteen-bytes-xx", "", "no interface can have the name"),
+        ("2001:db8::9%eth0", "", "only a link-local address has an interface"),
+        ("192.0.2.8%eth0", "", "only a link-local address has an interface"),
+        ("169.254.0.1", "", "169.254.0.1 is no router's"),
+        ("::ffff:192.0.2.8", "", "is no router's"),
+        ("tor-b", "", "\"tor-b\" is no address such as 192.0.2.1 or fe80::1%eth0"),
+        ("fe80::1%eth0", r#", "multihop": 2"#, "peers[1].multihop: fe80::1 is link-local"),
+        ("fe80::1%eth0", r#", "localAddress": "2001:db8::1""#, "cannot reach fe80::1"),
+        ("2001:db8::9", r#", "localAddress": "fe80::2""#, "fe80::2 cannot reach 2001:db8::9"),
+        ("fe80::1%eth0", r#", "import": ["10.0.0.0/8"]"#, "no IPv4 routes are exchanged with fe80"),
+    ];
+    for (address, more, said) in cases {
+        let peer = format!(r#"}}, {{"name": "b", "address": "{address}", "asn": 1 {more}"#);
+        let error = config(&peer).expect_err(&peer);
+        assert!(error.contains(said), "{peer}: {error}");
+    }
+    // One address on two links is two routers.
+    let fabric = ["eth0", "eth1"].map(|interface| {
+        format!(r#"{{"name": "{interface}", "address": "fe80::1%{interface}", "asn": 1}}"#)
+    });
+    BirdConfig::parse(&format!(r#"{{"asn": 1, "peers": [{}]}}"#, fabric.join(","))).unwrap();
 }
 
 #[test]
@@ -114,6 +147,19 @@ fn options_of_a_session() {
     let far = text(&config(far).unwrap());
     let options = "  local 192.0.2.1 as 64512;\n  neighbor 192.0.2.9 port 1790 as 65001;\n  multihop 3;\n  hold time 30;\n  graceful restart off;\n  bfd on;\n  ttl security on;\n  allow local as 2;\n";
     assert!(far.contains(options) && far.contains("protocol bfd {}"), "{far}");
+    let unnumbered = r#"}, {"name": "b", "address": "fe80::1%eth0.5", "asn": 65001,
+        "families": ["ipv4", "ipv6"], "import": ["default", "10.9.0.0/16"]"#;
+    let unnumbered = text(&config(unnumbered).unwrap());
+    let session = unnumbered.split("'peer:b'").nth(1).unwrap().split("protocol").next().unwrap();
+    for part in [
+        "neighbor fe80::1 port 179 as 65001;\n  direct;\n  interface \"eth0.5\";\n",
+        "  ipv4 {\n    import limit 1000 action block; next hop self; extended next hop on;\n",
+        "if net = 0.0.0.0/0 && taken() then accept;\n      if net ~ own4 then reject;\n",
+        "  ipv6 {\n    import limit 1000 action block; next hop self;\n",
+        "if net = ::/0 && taken() then accept;\n",
+    ] {
+        assert!(session.contains(part), "{part} in {session}");
+    }
     // A reflected route keeps its next hop, and is exported.
     let reflected = BirdConfig::parse(
         r#"{"asn": 1, "peers": [{"name": "a", "address": "192.0.2.9", "asn": 1, "rrClient": true}]}"#,
@@ -130,6 +176,20 @@ fn options_of_a_session() {
     assert!(!rendered.text.contains("protocol bgp"), "{}", rendered.text);
 }
 
+/// In its own autonomous system, a longer path would be taken for a loop.
+#[test]
+fn a_draining_node_prepends_for_others_alone() {
+    let peer = |name: &str, asn: u32, ip: &str| {
+        format!(r#"{{"name": "{name}", "address": "{ip}", "asn": {asn}}}"#)
+    };
+    let peers = [peer("own", 64512, "192.0.2.8"), peer("other", 65001, "192.0.2.9")].join(",");
+    let config = format!(r#"{{"asn": 64512, "drainPrepend": 2, "peers": [{peers}]}}"#);
+    let text = text(&BirdConfig::parse(&config).unwrap());
+    let line = "if krt_metric > 200 then { bgp_path.prepend(64512); bgp_path.prepend(64512); }\n";
+    let (before, behind) = text.split_once("'peer:other'").unwrap();
+    assert!(behind.contains(line) && !before.contains("prepend"), "{text}");
+}
+
 /// As BIRD 2.0.12 answers, without its codes.
 #[test]
 fn sessions_are_read() {
@@ -137,8 +197,9 @@ fn sessions_are_read() {
         device1    Device     ---        up     2026-11-23 23:19:17  \n\
         peer:tor-a BGP        ---        up     2026-11-23 23:19:17  Established   \n  \
           BGP state:          Established\n    Neighbor address: 192.0.2.2\n  Channel ipv4\n    \
-          Import limit:   1 [HIT]\n      Action:       block\n    \
-          Routes:         1 imported, 2 filtered, 4 exported, 1 preferred\n\
+          State:          UP\n    Import limit:   1 [HIT]\n      Action:       block\n    \
+          Routes:         1 imported, 2 filtered, 4 exported, 1 preferred\n    \
+          BGP Next hop:   192.0.2.1\n\
         node:2001:db8::7 BGP        ---        start  2026-11-23 23:19:18  Connect       \n  \
           BGP state:          Connect\n  Last error:       Socket: Connection refused\n";
     let lines: Vec<String> = shown.lines().map(str::to_owned).collect();
@@ -148,6 +209,38 @@ fn sessions_are_read() {
     assert_eq!(up.since, "2026-11-23 23:19:17");
     assert_eq!((down.peer.as_str(), down.is_up()), ("node:2001:db8::7", false));
     assert_eq!(down.last_error.as_deref(), Some("Socket: Connection refused"));
+    assert_eq!(up.problem(), None);
+    assert!(down.problem().unwrap().starts_with("no BGP session with node:2001:db8::7 Connect"));
+}
+
+/// The first peer does not offer IPv4, the second does so without next hops of IPv6.
+#[test]
+fn families_that_a_peer_does_not_offer_are_named() {
+    let session = |name: &str, state: &str, next_hop: &str| {
+        format!(
+            "{name} BGP        ---        up     2026-11-23 23:19:17  Established   \n  \
+               BGP state:          Established\n    Neighbor address: fe80::1%eth0\n  \
+             Channel ipv4\n    State:          {state}\n    \
+               Routes:         1 imported, 2 exported, 1 preferred\n{next_hop}  \
+             Channel ipv6\n    State:          UP\n    \
+               Routes:         1 imported, 3 exported, 1 preferred\n    \
+               BGP Next hop:   :: fe80::2\n"
+        )
+    };
+    let shown = [
+        session("peer:a", "DOWN", ""),
+        session("peer:b", "UP", "    BGP Next hop:   ::\n"),
+        session("peer:c", "UP", "    BGP Next hop:   :: fe80::2\n"),
+    ];
+    let lines: Vec<String> = shown.concat().lines().map(str::to_owned).collect();
+    let problems: Vec<_> = sessions(&lines).iter().map(Session::problem).collect();
+    let said = |name: &str| {
+        format!(
+            "no ipv4 routes are exchanged with {name} Established since 2026-11-23 23:19:17, \
+             5 exported, 2 imported"
+        )
+    };
+    assert_eq!(problems, [Some(said("peer:a")), Some(said("peer:b")), None]);
 }
 
 #[test]

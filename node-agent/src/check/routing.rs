@@ -1,8 +1,7 @@
-//! What is in the way of `--routing-mode`. Only reads, and listens for an instant where BIRD
-//! will.
+//! What is in the way of `--routing-mode`. Only reads.
 
-use std::io::ErrorKind;
-use std::net::{Ipv4Addr, TcpListener};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 
 use denizen_route::Routes;
@@ -45,12 +44,27 @@ fn rules(table: u32) -> Option<Finding> {
 /// Another program that listens where the agent's BIRD will.
 fn speaker(subject: &Subject) -> Option<Finding> {
     let is_ours = UnixStream::connect(subject.run_dir.join(FOLDER).join(SOCKET)).is_ok();
-    let error = TcpListener::bind((Ipv4Addr::UNSPECIFIED, BGP_PORT)).err()?;
-    let is_taken = error.kind() == ErrorKind::AddrInUse && !is_ours;
+    let is_taken = !is_ours && ["tcp", "tcp6"].into_iter().any(has_listener);
     is_taken.then(|| {
         Finding::failure(
             format!("another program listens at port {BGP_PORT}, so BIRD cannot"),
             "stop it: it may be kube-router, Calico, MetalLB, FRR or another BIRD",
         )
     })
+}
+
+/// Whether somebody listens at BGP's port, by the kernel's list of sockets. To bind the port would
+/// need a capability that the agent's container has not got.
+fn has_listener(protocol: &str) -> bool {
+    let Ok(file) = File::open(format!("/proc/self/net/{protocol}")) else { return false };
+    BufReader::new(file).lines().map_while(Result::ok).any(|line| is_listener(&line))
+}
+
+/// `NUMBER: ADDRESS:PORT ADDRESS:PORT STATE …`, in hexadecimal digits (proc(5)).
+fn is_listener(line: &str) -> bool {
+    const LISTENING: &str = "0A";
+    let mut words = line.split_whitespace();
+    let port = words.nth(1).and_then(|local| local.rsplit_once(':'));
+    let port = port.and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
+    port == Some(BGP_PORT) && words.nth(1) == Some(LISTENING)
 }

@@ -171,7 +171,7 @@ impl RoutingArgs {
     }
 
     fn announced(&self, bird: Option<BirdConfig>) -> Result<AnnounceConfig, ConfigError> {
-        let peers = bird.iter().flat_map(|bird| &bird.peers).map(|peer| peer.address);
+        let peers = bird.iter().flat_map(|bird| &bird.peers).map(|peer| peer.address.ip());
         Ok(AnnounceConfig {
             table: self.announce_table,
             settings: AnnounceSettings { peers: peers.collect(), ..self.settings()? },

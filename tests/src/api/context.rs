@@ -87,8 +87,15 @@ impl<A: Api> ApiContext<A> {
 
     /// Puts this node's Node object there.
     pub fn put_node(&self) -> Result<()> {
+        self.put_node_with(&[])
+    }
+
+    /// Puts it there with these podCIDRs.
+    pub fn put_node_with(&self, pod_cidrs: &[&str]) -> Result<()> {
         let addresses: Vec<IpAddr> = ["192.168.0.2", "2001:db8::1"].map(ip).into();
-        self.api.put(&manifest::node(NODE, &addresses, ""))
+        let mut node = manifest::node(NODE, &addresses, "");
+        node["spec"] = json!({ "podCIDRs": pod_cidrs });
+        self.api.put(&node)
     }
 
     /// Puts service `name` there, at [`service_ips`] of `number`, served by `members`.

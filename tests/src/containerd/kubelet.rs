@@ -170,7 +170,7 @@ impl Kubelet<'_> {
     fn volume(&self, volume: &Value) -> Result<PathBuf> {
         let host = &volume["hostPath"];
         if host.is_null() {
-            return self.projected(volume);
+            return self.written(volume);
         }
         let path = text(&host["path"])?;
         let path = self.paths.get(path.as_str()).cloned().unwrap_or(path.into());
@@ -184,8 +184,23 @@ impl Kubelet<'_> {
         Ok(path)
     }
 
-    fn projected(&self, volume: &Value) -> Result<PathBuf> {
+    /// A volume that kubelet writes. Of Secrets there is none.
+    fn written(&self, volume: &Value) -> Result<PathBuf> {
         let folder = made(&self.containerd.folder, &text(&volume["name"])?)?;
+        if let Some(name) = volume["configMap"]["name"].as_str() {
+            let map = self.object("ConfigMap", name)?;
+            for (file, content) in map["data"].as_object().context("data")? {
+                fs::write(folder.join(file), text(content)?)?;
+            }
+        } else if volume["secret"].is_object() {
+            ensure!(volume["secret"]["optional"] == true, "{volume}");
+        } else {
+            self.project(volume, &folder)?;
+        }
+        Ok(folder)
+    }
+
+    fn project(&self, volume: &Value, folder: &Path) -> Result<()> {
         for source in list(&volume["projected"]["sources"]) {
             let (token, map) = (&source["serviceAccountToken"], &source["configMap"]);
             let field = &source["downwardAPI"]["items"][0];
@@ -199,7 +214,7 @@ impl Kubelet<'_> {
             };
             fs::copy(self.account.join(held), folder.join(text(file)?))?;
         }
-        Ok(folder)
+        Ok(())
     }
 }
 
@@ -212,7 +227,12 @@ impl DaemonPod {
 
     /// What `denizen-agent check` finds in the container `agent`.
     pub fn check(&self) -> Result<Checked> {
-        let words = ["denizen-agent", "check", "--output", "json"];
+        self.check_with(&[])
+    }
+
+    /// The same with these flags.
+    pub fn check_with(&self, flags: &[&str]) -> Result<Checked> {
+        let words = [&["denizen-agent", "check", "--output", "json"], flags].concat();
         let answer = self.cri.exec(self.id("agent")?, &words)?;
         Checked::read(answer.exit_code, &answer.stdout, &answer.stderr)
     }

@@ -36,6 +36,8 @@ pub enum Image {
     Nftables,
     /// With Debian's iptables and ipset.
     Iptables,
+    /// With Debian's BIRD.
+    Bird,
 }
 
 /// How long a busy machine may take to start it.
@@ -158,6 +160,7 @@ impl Containerd {
         let name = match image {
             Image::Nftables => "nftables",
             Image::Iptables => "iptables",
+            Image::Bird => "bird",
         };
         self.import(&binary::image(name)?)
     }

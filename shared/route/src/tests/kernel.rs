@@ -235,6 +235,29 @@ fn the_path_to_an_address_is_what_the_kernel_would_do() {
     });
 }
 
+/// A next hop may be of the other family, and one of several (RTA_VIA).
+#[test]
+fn gateways_are_those_of_all_next_hops_of_a_table() {
+    in_namespace(|| {
+        make_links();
+        ip("route add 10.1.2.0/24 via 192.0.2.7");
+        ip(&format!("route add 10.1.3.0/24 via inet6 fe80::7 dev out metric 9 proto {OURS}"));
+        ip("route add 10.1.4.0/24 nexthop via 192.0.2.8 nexthop via inet6 fe80::9 dev out");
+        ip("-6 route add 2001:db8:1::/64 via 2001:db8::8");
+        ip("route add 10.1.5.0/24 via 192.0.2.9 table 77");
+        let mut routes = Routes::open(OURS).expect("netlink");
+        let wanted = ["192.0.2.7", "192.0.2.8", "2001:db8::8", "fe80::7", "fe80::9"].map(address);
+        assert_eq!(Vec::from_iter(routes.gateways(MAIN).expect("gateways")), wanted);
+        let own = routes.own().expect("routes");
+        assert_eq!(
+            own.iter().map(|it| (it.key, it.target)).collect::<Vec<_>>(),
+            [(key("10.1.3.0/24", 9, MAIN), None)]
+        );
+        done(&mut routes, &[Command::Remove(own[0].key)]);
+        assert_eq!(said(), [""; 0]);
+    });
+}
+
 #[test]
 fn changes_by_others_are_heard_and_own_ones_are_not() {
     in_namespace(|| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -26,7 +26,8 @@ use denizen_tests::probe::Protocol;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
-use super::PATIENCE;
+use super::speaker::{self, Speaker};
+use super::{PATIENCE, effective};
 
 /// Another name of the image: a release to upgrade to.
 const NEXT: &str = "docker.io/library/denizen:next";
@@ -60,8 +61,9 @@ impl Installation {
     /// A kubelet for these objects. Paths that would be the machine's own are the test's.
     fn kubelet(&self, mut objects: Vec<Value>) -> Result<Kubelet<'_>> {
         let cluster = &self.context.fixture.cluster;
-        let map = objects.iter_mut().find(|it| it["kind"] == "ConfigMap");
-        if let Some(map) = map {
+        let is_settings =
+            |it: &&mut Value| it["kind"] == "ConfigMap" && it["metadata"]["name"] == "denizen";
+        if let Some(map) = objects.iter_mut().find(is_settings) {
             map["data"]["DENIZEN_API_SERVER"] = self.context.api.url().into();
         }
         let account = self.context.api.folder().to_owned();
@@ -73,6 +75,7 @@ impl Installation {
             node_name: NODE,
             paths: BTreeMap::from([
                 ("/run/denizen", cluster.run_dir().to_owned()),
+                ("/run/denizen/bird", cluster.run_dir().join("bird")),
                 ("/etc/cni/net.d", Containerd::conf_dir(&folder)?),
                 ("/opt/cni/bin", Containerd::bin_dir(&folder)?),
             ]),
@@ -149,20 +152,16 @@ impl Installation {
 
 /// Waits until the agent has programmed everything and has nothing to complain of.
 fn until_healthy(pod: &DaemonPod) -> Result<()> {
-    let is_healthy = |it: &Value| {
+    until(pod, "healthy", |it| {
         it["synced"] == true && it["errors"] == json!([]) && it["warnings"] == json!([])
-    };
-    let now = || Ok(pod.status());
-    observed("healthy", PATIENCE, now, |status| status.as_ref().is_ok_and(is_healthy))
-        .with_context(|| pod.log("agent"))?
-        .map(drop)
+    })
 }
 
-/// The capabilities of a container's first process, as the kernel counts them.
-fn effective(pod: &DaemonPod, container: &str) -> Result<u64> {
-    let status = fs::read_to_string(pod.process(container)?.join("status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    Ok(u64::from_str_radix(line.context("no CapEff")?.trim(), 16)?)
+fn until(pod: &DaemonPod, what: &str, is_so: impl Fn(&Value) -> bool) -> Result<()> {
+    let now = || Ok(pod.status());
+    observed(what, PATIENCE, now, |status| status.as_ref().is_ok_and(&is_so))
+        .with_context(|| pod.log("agent"))?
+        .map(drop)
 }
 
 /// One capability, and one token: the agent's.
@@ -178,26 +177,27 @@ fn has_what_it_is_granted(pod: &DaemonPod) -> Result<()> {
     Ok(())
 }
 
-/// Has the DaemonSet's containers made from [`NEXT`].
+/// Has the DaemonSets' containers made from [`NEXT`].
 fn rename_image(objects: &mut [Value]) -> Result<()> {
-    let daemon_set = objects.iter_mut().find(|it| it["kind"] == "DaemonSet");
-    let spec = &mut daemon_set.context("no DaemonSet")?["spec"]["template"]["spec"];
-    for container in spec["containers"].as_array_mut().context("containers")? {
-        container["image"] = NEXT.into();
+    for daemon_set in objects.iter_mut().filter(|it| it["kind"] == "DaemonSet") {
+        let spec = &mut daemon_set["spec"]["template"]["spec"];
+        for container in spec["containers"].as_array_mut().context("containers")? {
+            container["image"] = NEXT.into();
+        }
     }
     Ok(())
 }
 
-/// `conf/kubernetes`, an upgrade, then `conf/kubernetes/uninstall`, with no container that is
-/// privileged.
+/// `conf/kubernetes`, an upgrade, by which BIRD comes, then `conf/kubernetes/uninstall`, with no
+/// container that is privileged.
 #[test]
 fn the_daemon_set_installs_is_upgraded_under_load_and_is_taken_away() -> Result<()> {
-    let node = Installation::new("ctr-daemon", Image::Nftables)?;
+    let node = Installation::new("ctr-daemon", Image::Bird)?;
     let fixture = &node.context.fixture;
     fixture.cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
     // Where the plugin of the image looks for the agent.
     node.containerd.bind(fixture.cluster.run_dir(), "/run/denizen")?;
-    let mut objects = built(&folder().join("kubernetes"))?;
+    let objects = built(&folder().join("kubernetes"))?;
     let old = node.kubelet(objects.clone())?.run("denizen")?;
     until_healthy(&old)?;
     has_what_it_is_granted(&old)?;
@@ -207,20 +207,28 @@ fn the_daemon_set_installs_is_upgraded_under_load_and_is_taken_away() -> Result<
     node.until_pods_are_recorded()?;
 
     node.containerd.tag(DENIZEN, NEXT)?;
+    let mut objects = speaker::objects()?;
     rename_image(&mut objects)?;
+    node.context.put_node_with(&[speaker::POD_CIDR])?;
     let (mut lasting, load) = node.clients()?;
     old.end()?;
     lasting.still_alive()?;
-    let new = node.kubelet(objects)?.run("denizen")?;
-    until_healthy(&new)?;
+    let kubelet = node.kubelet(objects)?;
+    let new = kubelet.run("denizen")?;
+    until(&new, "synced", |it| it["synced"] == true)?;
     node.until_pods_are_recorded()?;
     let tally = load.stop()?;
     ensure!(tally.answered > 100 && tally.failed + tally.lost_once == 0, "{tally:?}");
     lasting.still_alive()?;
 
+    let speaker = Speaker::start(&fixture.cluster.world, &kubelet)?;
+    until_healthy(&new)?;
+    speaker.speaks()?;
     let installed = fs::read_to_string(&node.chain)?;
     ensure!(installed.contains("denizen"), "{installed}");
     the_pod_checks_its_node(&node, &new)?;
+    speaker.end()?;
+    a_foreign_speaker_is_found(&node, &new)?;
     new.end()?;
     let uninstall = node.kubelet(built(&folder().join("kubernetes/uninstall"))?)?;
     uninstall.run("denizen-uninstall")?.end()?;
@@ -251,6 +259,14 @@ fn the_pod_checks_its_node(node: &Installation, pod: &DaemonPod) -> Result<()> {
     netns.nft("table ip6 kube-proxy { }")?;
     pod.check()?.ensure_only("service-proxies", "warning", "the nftables table kube-proxy")?;
     netns.nft("delete table ip6 kube-proxy")
+}
+
+/// The agent's container may not listen at that port itself.
+fn a_foreign_speaker_is_found(node: &Installation, pod: &DaemonPod) -> Result<()> {
+    let netns = &node.context.fixture.cluster.world.node;
+    let _listener = netns.run(|| TcpListener::bind("0.0.0.0:179"))??;
+    let found = pod.check_with(&["--config=/etc/denizen/routing/config.yaml"])?;
+    found.ensure("announcing", "failure", "another program listens at port 179")
 }
 
 /// The component `iptables`: node ports answer on 127.0.0.1 too, so the agent sets

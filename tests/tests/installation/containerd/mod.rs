@@ -3,6 +3,7 @@
 mod first_deployment;
 mod installation;
 mod redirect;
+mod speaker;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +20,7 @@ use denizen_tests::agent::{Agent, CNI_CACHE};
 use denizen_tests::binary;
 use denizen_tests::cluster::Cluster;
 use denizen_tests::containerd::Containerd;
+use denizen_tests::containerd::kubelet::DaemonPod;
 use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{PORT, service_ips};
@@ -98,6 +100,13 @@ impl Node {
         };
         service_ips(10).into_iter().map(ask).collect()
     }
+}
+
+/// The capabilities of a container's first process, as the kernel counts them.
+fn effective(pod: &DaemonPod, container: &str) -> Result<u64> {
+    let status = fs::read_to_string(pod.process(container)?.join("status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    Ok(u64::from_str_radix(line.context("no CapEff")?.trim(), 16)?)
 }
 
 fn pods(agent: &Agent) -> Result<u64> {

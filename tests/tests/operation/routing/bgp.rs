@@ -1,6 +1,7 @@
 //! `--routing-mode bird`: three nodes, each with its agent and BIRD, whose pods have addresses of
 //! three ranges.
 
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -193,13 +194,31 @@ impl Underlay {
         Ok(())
     }
 
+    /// What the first node's BIRD is configured by.
+    fn configuration(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.segment.nodes[0].run_dir.join("bird/bird.conf"))?)
+    }
+
+    /// What one router tells a node, the node tells no other: that would be its own way to it.
+    fn passes_nothing_on(&self) -> Result<()> {
+        for (tor, family) in self.tors.iter().flat_map(|tor| [(tor, 4), (tor, 6)]) {
+            let told = tor.ask(&format!("show route protocol node1_{family}"))?;
+            let [own, other] =
+                [1, 2].map(|number| ranges(number)[usize::from(family == 6)].clone());
+            let others = [&other, "0.0.0.0/0", "::/0"];
+            let is_own = told.contains(&own) && !others.iter().any(|range| told.contains(*range));
+            ensure!(is_own, "{told}");
+        }
+        Ok(())
+    }
+
     fn explained(&self, address: &str) -> Result<Value> {
         self.segment.nodes[0].agent()?.ask_directly(&json!({ "announce": address }))
     }
 }
 
-/// The agent is killed and replaced: nobody hears of it. BIRD is killed and replaced: no connection
-/// is lost. The node drains: routers learn of it.
+/// The agent is killed, another release takes its place, and then this one again: nobody hears of
+/// it. BIRD is killed and replaced: no connection is lost. The node drains: routers learn of it.
 #[test]
 fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     let mut fabric = Underlay::new("bgp")?;
@@ -218,6 +237,7 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
         Ok((!is_quiet).then(|| "routers hear more".to_owned()))
     };
     observed("settled", BOUND, settled, Option::is_none)?;
+    fabric.passes_nothing_on()?;
     let explained = fabric.explained(VIPS[0])?;
     let peers = ["node:192.0.2.2", "node:192.0.2.3", "peer:tor-101-0", "peer:tor-102-0"];
     let mut heard: Vec<&str> =
@@ -229,12 +249,20 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     let before = fabric.heard()?;
     ensure!(before.iter().flatten().count() >= 32, "{before:?}");
     let flag = format!("--config={}", fabric.segment.folder.path().join("config.yaml").display());
+    let configuration = fabric.configuration()?;
+    fabric.segment.nodes[0].start_other(&[&flag])?;
+    fabric.until_up()?;
+    let is_the_same = fabric.configuration()? == configuration;
     fabric.segment.nodes[0].agent.take().context("an agent")?.kill()?;
     fabric.segment.nodes[0].start_with(&[&flag])?;
     fabric.until_up()?;
-    fabric.segment.nodes[0].upgrade_with(&[&flag])?;
-    fabric.until_up()?;
-    assert_eq!(fabric.heard()?, before, "messages of BGP while agents were replaced");
+    // Another release may configure BIRD otherwise, which then advertises anew. It withdraws nothing.
+    let counted = |heard: Vec<Vec<String>>| {
+        let is_counted = |line: &String| is_the_same || line.starts_with("Import withdraws");
+        heard.concat().into_iter().filter(is_counted).collect::<Vec<_>>()
+    };
+    let after = fabric.heard()?;
+    assert_eq!(counted(after), counted(before), "messages of BGP while agents were replaced");
     fabric.replace_speaker()?;
     fabric.until_up()?;
     let tally = load.stop()?;

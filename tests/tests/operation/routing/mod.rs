@@ -4,6 +4,7 @@
 mod bgp;
 mod fabric;
 mod hostile;
+mod reflector;
 mod rendered;
 mod segment;
 mod six;
@@ -11,6 +12,7 @@ mod spoiler;
 mod storm;
 mod table;
 mod underlay;
+mod unnumbered;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -86,7 +88,8 @@ fn every_pod_reaches_every_pod_and_service_in_both_families() -> Result<()> {
     Ok(())
 }
 
-/// The agent is killed, and then another program takes its place: between pods nothing is lost.
+/// The agent is killed, another release takes its place, and then this one again: between pods
+/// nothing is lost.
 fn stays_reached_while_the_agent_is_replaced(segment: &mut Segment) -> Result<()> {
     let mut load = Load::with_pause(Duration::from_millis(20));
     for family in 0..2 {
@@ -95,9 +98,9 @@ fn stays_reached_while_the_agent_is_replaced(segment: &mut Segment) -> Result<()
         load.client(from, vec![(to, Protocol::Tcp)], |it| it.endpoint().is_some())?;
     }
     let flags = ["--routing-mode=direct"];
+    segment.nodes[0].start_other(&flags)?;
     segment.nodes[0].agent.take().context("an agent")?.kill()?;
     segment.nodes[0].start_with(&flags)?;
-    segment.nodes[0].upgrade_with(&flags)?;
     segment.nodes[0].until_routed(&[2, 3])?;
     let tally = load.stop()?;
     ensure!(tally.answered > 0 && tally.failed == 0, "{tally:?}");

@@ -34,7 +34,22 @@ fn prefix() -> impl Strategy<Value = String> {
 }
 
 fn peer() -> impl Strategy<Value = (Value, String)> {
-    let addresses = ["192.0.2.9", "10.0.0.1", "2001:db8::9", "fd00::1", "198.51.100.77"];
+    let addresses = [
+        "192.0.2.9",
+        "10.0.0.1",
+        "2001:db8::9",
+        "fd00::1",
+        "198.51.100.77",
+        "fe80::9%eth0",
+        "fe80::9%bgp.5-'x",
+    ];
+    let families = select(vec![
+        Value::Null,
+        Value::Null,
+        json!(["ipv4"]),
+        json!(["ipv6"]),
+        json!(["ipv4", "ipv6"]),
+    ]);
     let import = prop_oneof![
         Just(json!("none")),
         Just(json!("default")),
@@ -42,8 +57,9 @@ fn peer() -> impl Strategy<Value = (Value, String)> {
         Just(json!(["default", "10.0.0.0/8"])),
     ];
     let switches = subsequence(vec!["bfd", "ttlSecurity", "rrClient"], 0..=3);
-    let numbers =
-        (select(vec![1u32, 64512, 4_294_967_295]), 0u8..=255, 1u16.., 0u8..=10, any::<u32>());
+    let asn = select(vec![1u32, 64512, 4_294_967_295]);
+    let multihop = prop_oneof![Just(0u8), any::<u8>()];
+    let numbers = (asn, multihop, 1u16.., 0u8..=10, any::<u32>());
     let community = select(vec!["64512:100", "0:0", "65535:65281", "4294967295:1:2"]);
     let classes = ["pod-cidr", "pod", "cluster-ip", "external-ip", "load-balancer-ip"];
     let communities = prop::collection::btree_map(
@@ -51,18 +67,26 @@ fn peer() -> impl Strategy<Value = (Value, String)> {
         prop::collection::vec(community, 0..3),
         0..4,
     );
-    let local = select(vec![Value::Null, json!("192.0.2.1"), json!("2001:db8::1")]);
-    (text(), select(addresses.to_vec()), import, switches, numbers, communities, local, text())
-        .prop_map(|(name, address, import, switches, numbers, communities, local, password)| {
+    let local = select(vec![
+        Value::Null,
+        Value::Null,
+        json!("192.0.2.1"),
+        json!("2001:db8::1"),
+        json!("fe80::1"),
+    ]);
+    let place = (select(addresses.to_vec()), families, local);
+    (text(), place, import, switches, numbers, communities, text()).prop_map(
+        |(name, (address, families, local), import, switches, numbers, communities, password)| {
             let (asn, multihop, port, allow, limit) = numbers;
             let mut peer = json!({
                 "name": name, "address": address, "asn": asn, "multihop": multihop, "port": port,
                 "allowLocalAs": allow, "importLimit": limit, "import": import,
-                "communities": communities, "localAddress": local,
+                "communities": communities, "localAddress": local, "families": families,
             });
             switches.into_iter().for_each(|switch| peer[switch] = true.into());
             (peer, password)
-        })
+        },
+    )
 }
 
 fn around() -> impl Strategy<Value = Surroundings> {
@@ -105,7 +129,7 @@ fn bird_accepts_every_rendered_configuration() -> Result<()> {
         select(vec![Value::Null, json!("192.0.2.200")]),
         select(vec!["3s", "30s", "65535s"]),
         select(vec!["0s", "60s", "4095s"]),
-        any::<bool>(),
+        (any::<bool>(), 0u8..=10),
         prop::collection::vec(peer(), 0..4),
     );
     let cases =
@@ -114,14 +138,15 @@ fn bird_accepts_every_rendered_configuration() -> Result<()> {
     let mut runner =
         TestRunner::new_with_rng(runs, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let sessions = Cell::new(0);
-    let found =
-        runner.run(&(config, around()), |((asn, id, hold, restart, mesh, peers), around)| {
+    let found = runner.run(
+        &(config, around()),
+        |((asn, id, hold, restart, (mesh, prepend), peers), around)| {
             // Those that the agent refuses stay out, by name.
             let mut chosen: Vec<(Value, Option<String>)> = Vec::new();
             let document = |peers: &[(Value, Option<String>)]| {
                 let peers: Vec<&Value> = peers.iter().map(|(peer, _)| peer).collect();
                 json!({ "asn": asn, "routerId": id, "holdTime": hold, "gracefulRestart": restart,
-                    "mesh": mesh, "peers": peers })
+                    "mesh": mesh, "drainPrepend": prepend, "peers": peers })
             };
             for (peer, word) in peers {
                 let word = password(&word).ok().map(str::to_owned);
@@ -138,7 +163,8 @@ fn bird_accepts_every_rendered_configuration() -> Result<()> {
             prop_assert_eq!(&rendered.text, &again.text);
             sessions.set(sessions.get() + rendered.text.matches("protocol bgp").count());
             accepted(&rendered.text).map_err(|error| TestCaseError::fail(format!("{error:#}")))
-        });
+        },
+    );
     found?;
     ensure!(sessions.get() > CASES as usize, "only {} sessions were rendered", sessions.get());
     Ok(())

@@ -174,12 +174,19 @@ impl Node {
         self.start_program(None, flags)
     }
 
-    /// The agent is killed, and the next one is another program: an upgrade.
-    pub(super) fn upgrade_with(&mut self, flags: &[&str]) -> Result<&Agent> {
-        let new = self.run_dir.join("upgraded");
-        std::fs::copy(binary::ours("denizen-agent")?, &new)?;
+    /// The agent is killed, and the next one is the previous release's, if
+    /// `DENIZEN_PREVIOUS_RELEASE` names it, and else a copy of this one.
+    pub(super) fn start_other(&mut self, flags: &[&str]) -> Result<&Agent> {
+        let other = match binary::previous("denizen-agent") {
+            Some(previous) => previous,
+            None => {
+                let copy = self.run_dir.join("other");
+                std::fs::copy(binary::ours("denizen-agent")?, &copy)?;
+                copy
+            }
+        };
         self.agent.take().context("an agent")?.kill()?;
-        self.start_program(Some(new), flags)
+        self.start_program(Some(other), flags)
     }
 
     fn start_program(&mut self, program: Option<PathBuf>, flags: &[&str]) -> Result<&Agent> {
