@@ -35,7 +35,7 @@ use self::world::{World, worlds};
 use denizen_tests::reader::Reader;
 
 /// Worlds that are played at a time, and however little time there is.
-const WORLDS: u32 = 400;
+const WORLDS: u32 = 200;
 
 /// How long a world that fails is made plainer.
 const SHRINKING: Duration = Duration::from_secs(60);

@@ -189,7 +189,7 @@ fn random_policies_permit_some_and_deny_some() -> Result<()> {
 /// What a packet needs: its way through the sender's node, and through the receiver's.
 #[test]
 fn the_plans_of_both_nodes_say_what_the_oracle_says() -> Result<()> {
-    let worlds = u32::try_from(effort::times(6_000, 1_500))?;
+    let worlds = u32::try_from(effort::times(6_000, 600))?;
     random::play(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
         let folder = tempfile::tempdir()?;
         let planned = NODES.map(|node| Planned::new(world, node, folder.path(), at_once));
