@@ -33,7 +33,7 @@ use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
 use crate::firewall::{self, Firewall, FirewallError};
 use crate::iptables::Variant;
-use crate::model::{Event, LocalPod, PodName, PodVersion};
+use crate::model::{Event, LocalPod, PodName, PodVersion, ServiceName};
 use crate::names::Names;
 use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy, Sides};
 use crate::routes::UNSERVED;
@@ -85,6 +85,9 @@ pub struct Engine<B = Chosen> {
     last_error: Option<String>,
     /// The result of [`Self::take_health_ports`] may have changed.
     health_ports_due: bool,
+    /// The services that changes have concerned since announcements were decided; `None` before the
+    /// first time.
+    concerned: Option<BTreeSet<ServiceName>>,
 }
 
 impl Engine {
@@ -154,6 +157,7 @@ impl<B: Backend> Engine<B> {
             flushing: false,
             last_error: None,
             health_ports_due: false,
+            concerned: None,
         }
     }
 
@@ -316,6 +320,7 @@ impl<B: Backend> Engine<B> {
         self.decided_triggers.append(&mut changes.triggers);
         self.policies_changed |= changes.network_policies;
         self.health_ports_due |= changes.health_checks || changes.node || changes.complete;
+        self.note_concerned(&changes);
     }
 
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel,

@@ -35,6 +35,7 @@ struct World {
     slices: Vec<Slice>,
     pods: PodSet,
     surveyed: Surveyed,
+    recorded: BTreeMap<IpAddr, Recorded>,
     drain: Drain,
     rejected: Option<FrontendKey>,
 }
@@ -49,6 +50,7 @@ fn world() -> World {
         slices: vec![slice("web", "web", vec![here(), away()])],
         pods: pods(1, &[]),
         surveyed: Surveyed { gateways: [ip("192.0.2.254")].into(), ..Surveyed::default() },
+        recorded: BTreeMap::new(),
         drain: Drain::No,
         rejected: None,
     }
@@ -111,9 +113,21 @@ impl World {
     }
 
     fn decide_by(&self, planner: &Planner) -> Announcements {
+        let mut decided = AnnouncePlan::default();
+        self.decide_again(planner, &mut decided, None);
+        decided.decided().cloned().unwrap_or_default()
+    }
+
+    /// Decides anew about these services, or about all.
+    fn decide_again(
+        &self,
+        planner: &Planner,
+        decided: &mut AnnouncePlan,
+        concerned: Option<&BTreeSet<ServiceName>>,
+    ) -> Vec<(IpNetwork, Silent)> {
         let model = planner.model();
         let world = model.snapshot().expect("all is listed");
-        announcements(&Announcing {
+        let by = Announcing {
             settings: &self.settings,
             plan: planner.plan(),
             world,
@@ -121,8 +135,11 @@ impl World {
             is_gone: world.node().is_none() && !model.is_node_eligible(),
             drain: self.drain,
             surveyed: &self.surveyed,
+            recorded: &self.recorded,
+            rejects: self.rejected.is_some(),
             is_rejected: &|frontend| Some(frontend.key) == self.rejected,
-        })
+        };
+        decided.update(&by, concerned)
     }
 
     /// The metric with which an address is announced, or the reason why it is not.
@@ -163,6 +180,8 @@ fn an_address_is_announced_exactly_while_this_node_may_serve_it() {
     assert_eq!(with(proxied.clone(), vec![here()]), Err("ip-mode-proxy"));
     let beside = Service { external_ips: vec![ip(VIP)], ..proxied };
     assert_eq!(with(beside, vec![here()]), Ok(104), "the same address in another field");
+    assert_eq!(vip(|world| world.slices.clear()), Err("no-endpoint"), "without a slice");
+    assert_eq!(vip(|world| world.services.clear()), Err("unknown"), "without the service");
     // Of another port than the service has.
     let mut other_port = slice("web", "web", vec![here()]);
     other_port.ports[0].name = "other".into();
@@ -312,6 +331,45 @@ fn pods_are_announced_by_ranges_and_outside_them_by_themselves() {
     world.settings.pods = AnnouncedPods::Off;
     let off = [Err("not-chosen"), Err("not-chosen"), Err("unknown"), Err("unknown")];
     assert_eq!(said(&world), off);
+}
+
+/// Of two records of one address, the newest counts: the other pod has ended.
+#[test]
+fn a_pod_that_was_recorded_last_is_preferred_for_a_minute() {
+    let mut world = world();
+    world.pods = pods(1, &[("10.9.0.5", "v1"), ("10.9.0.5", "v2")]);
+    let now: jiff::Timestamp = "2026-11-24T12:00:30Z".parse().unwrap();
+    let mut said = |times: [&str; 2]| {
+        for (pod, time) in world.pods.pods.iter_mut().zip(times) {
+            pod.added_at = time.into();
+        }
+        let of = |(address, pod): (_, &crate::model::LocalPod)| {
+            (address, Recorded::of(&pod.added_at, now).0)
+        };
+        let planner = world.planner();
+        let single = single_pods(
+            &world.settings,
+            &planner.model().nodes().unwrap(),
+            planner.plan().recorded(),
+        );
+        world.recorded = newest(&single).into_iter().map(of).collect();
+        let decided = world.decide();
+        let it = decided.about(ip("10.9.0.5")).unwrap().1.unwrap().clone();
+        (it.metric(), it.recorded.unwrap().get(), it.why())
+    };
+    let of = |pod: &str| format!("it is the address of pod {pod} of this node");
+    let new =
+        "; it is new here, so routers prefer this node to another one that still announces it";
+    let [first, last] = ["default/pod-0", "default/pod-1"];
+    let cases = [
+        (["2026-11-20T12:00:00Z", "2026-11-24T12:00:00Z"], (98, 1_795_521_600, of(last) + new)),
+        (["2026-11-24T12:00:00Z", "2026-11-20T12:00:00Z"], (98, 1_795_521_600, of(first) + new)),
+        (["2026-11-24T11:59:29Z", "2026-11-20T12:00:00Z"], (102, 1_795_521_569, of(first))),
+        (["2027-01-01T00:00:00Z", ""], (102, 1, of(first))),
+    ];
+    for (times, wanted) in cases {
+        assert_eq!(said(times), wanted, "{times:?}");
+    }
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn peer() -> impl Strategy<Value = (Value, String)> {
     let numbers =
         (select(vec![1u32, 64512, 4_294_967_295]), 0u8..=255, 1u16.., 0u8..=10, any::<u32>());
     let community = select(vec!["64512:100", "0:0", "65535:65281", "4294967295:1:2"]);
-    let classes = ["pod-cidr", "pod", "cluster-ip", "external-ip", "load-balancer-ip"];
+    let classes = ["pod-cidr", "pod", "fresh-pod", "cluster-ip", "external-ip", "load-balancer-ip"];
     let communities = prop::collection::btree_map(
         select(classes.to_vec()),
         prop::collection::vec(community, 0..3),
