@@ -134,8 +134,8 @@ fn base(config: &BirdConfig, around: &Surroundings) -> String {
          protocol device {{ scan time 10; }}\n\
          # The table of announcements: {PROTOCOL} is the agent's protocol. By their metric, those of a\n\
          # node that drains are preferred less (GRACEFUL_SHUTDOWN, RFC 8326). Of two nodes that have\n\
-         # a pod's address, the one is preferred that is new there, and then the one that has it since\n\
-         # later: krt_window is the second when it was recorded.\n\
+         # one pod's address, that one is preferred where it is new, and then the one that has it\n\
+         # since later: krt_window is the second when it was recorded.\n\
          function announced() {{\n  \
            if proto != \"announced4\" && proto != \"announced6\" then return false;\n  \
            if krt_metric > 200 then {{ bgp_community.add((65535,0)); bgp_local_pref = 0; }}\n  \
