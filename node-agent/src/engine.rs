@@ -35,7 +35,7 @@ use crate::firewall::{self, Firewall, FirewallError};
 use crate::iptables::Variant;
 use crate::model::{Event, LocalPod, PodName, PodVersion, ServiceName};
 use crate::names::Names;
-use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy, Sides};
+use crate::plan::{Capabilities, Changes, FirewallPlan, Plan, Planner, Policy, Sides};
 use crate::routes::UNSERVED;
 use crate::status::{LastSync, Since};
 use crate::sysctl::{Setting, live, on_loopback};
@@ -85,8 +85,7 @@ pub struct Engine<B = Chosen> {
     last_error: Option<String>,
     /// The result of [`Self::take_health_ports`] may have changed.
     health_ports_due: bool,
-    /// The services that changes have concerned since announcements were decided; `None` before the
-    /// first time.
+    /// The services that changes concern; `None` before announcements were decided.
     concerned: Option<BTreeSet<ServiceName>>,
 }
 
@@ -307,7 +306,7 @@ impl<B: Backend> Engine<B> {
         if changes.complete && self.plan().policy().services {
             info!("everything is known: services are programmed from now on");
         }
-        changes.conflicts.iter().for_each(warn_of);
+        changes.conflicts.iter().for_each(notes::warn_of);
         for remark in &changes.remarks {
             warn!(%remark, "a Service is not served as written");
         }
@@ -396,9 +395,4 @@ impl<B: Backend> Engine<B> {
     pub fn is_synced(&self) -> bool {
         self.synced
     }
-}
-
-fn warn_of(lost: &Conflict) {
-    let Conflict { key, winner, loser } = lost;
-    warn!(%key, service = %winner, %loser, "two services claim one address and port");
 }
