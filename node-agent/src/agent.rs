@@ -6,6 +6,7 @@ mod alone;
 mod announcing;
 mod flush;
 mod foreign;
+mod fresh;
 mod history;
 mod network_policy;
 mod open_files;
@@ -303,7 +304,9 @@ impl Agent {
                     return true;
                 }
                 self.begun = None;
-                self.announcer.iter_mut().for_each(|it| it.announce(&self.engine));
+                if let Some(announcer) = &mut self.announcer {
+                    announcer.announce(&mut self.engine);
+                }
                 let sync = LastSync::new(timestamp(), begun.elapsed());
                 self.flush.after(sync, &mut self.engine);
                 self.release();

@@ -33,9 +33,9 @@ use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
 use crate::firewall::{self, Firewall, FirewallError};
 use crate::iptables::Variant;
-use crate::model::{Event, LocalPod, PodName, PodVersion};
+use crate::model::{Event, LocalPod, PodName, PodVersion, ServiceName};
 use crate::names::Names;
-use crate::plan::{Capabilities, Changes, Conflict, FirewallPlan, Plan, Planner, Policy, Sides};
+use crate::plan::{Capabilities, Changes, FirewallPlan, Plan, Planner, Policy, Sides};
 use crate::routes::UNSERVED;
 use crate::status::{LastSync, Since};
 use crate::sysctl::{Setting, live, on_loopback};
@@ -85,6 +85,8 @@ pub struct Engine<B = Chosen> {
     last_error: Option<String>,
     /// The result of [`Self::take_health_ports`] may have changed.
     health_ports_due: bool,
+    /// The services that changes concern; `None` before announcements were decided.
+    concerned: Option<BTreeSet<ServiceName>>,
 }
 
 impl Engine {
@@ -154,6 +156,7 @@ impl<B: Backend> Engine<B> {
             flushing: false,
             last_error: None,
             health_ports_due: false,
+            concerned: None,
         }
     }
 
@@ -303,7 +306,7 @@ impl<B: Backend> Engine<B> {
         if changes.complete && self.plan().policy().services {
             info!("everything is known: services are programmed from now on");
         }
-        changes.conflicts.iter().for_each(warn_of);
+        changes.conflicts.iter().for_each(notes::warn_of);
         for remark in &changes.remarks {
             warn!(%remark, "a Service is not served as written");
         }
@@ -316,6 +319,7 @@ impl<B: Backend> Engine<B> {
         self.decided_triggers.append(&mut changes.triggers);
         self.policies_changed |= changes.network_policies;
         self.health_ports_due |= changes.health_checks || changes.node || changes.complete;
+        self.note_concerned(&changes);
     }
 
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel,
@@ -391,9 +395,4 @@ impl<B: Backend> Engine<B> {
     pub fn is_synced(&self) -> bool {
         self.synced
     }
-}
-
-fn warn_of(lost: &Conflict) {
-    let Conflict { key, winner, loser } = lost;
-    warn!(%key, service = %winner, %loser, "two services claim one address and port");
 }

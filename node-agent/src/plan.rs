@@ -22,9 +22,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 pub use self::announce::{
-    AnnounceSettings, AnnouncedPods, Announcement, Announcements, Announcing, Because, Class,
-    Drain, Excluded, Forbidden, Owner, Silent, Surveyed, WhyNot, announcements, is_draining,
-    single_pods,
+    AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcement, Announcements, Announcing,
+    Because, Class, Drain, Excluded, Forbidden, Owner, Recorded, Silent, Surveyed, WhyNot,
+    concerned, is_draining, newest, single_pods,
 };
 pub use self::direct::{
     DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,

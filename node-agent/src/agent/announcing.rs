@@ -5,26 +5,29 @@
 
 #![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_route::{RouteError, Watch};
+use ipnetwork::IpNetwork;
+use jiff::Timestamp;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{error, info, warn};
 
 use super::Agent;
 use super::foreign::pollable;
+use super::fresh::Freshness;
 use crate::config::AnnounceConfig;
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::events::{About, Notice, Notices, Reason};
 use crate::explain::Announced;
-use crate::model::{LocalPod, OtherNode, ServiceName};
-use crate::plan::{Announcements, Drain, Owner, Silent, Surveyed};
+use crate::model::{LocalPod, OtherNode};
+use crate::plan::{AnnouncePlan, Announcements, Drain, Owner, Silent, Surveyed, newest};
 use crate::routes::{AnnouncedRoutes, Published, Unserved};
 use crate::status::AnnouncementsStatus;
 
@@ -45,12 +48,12 @@ pub(super) struct Announcer {
     heard: Arc<Notify>,
     notices: Notices,
     drained: Drained,
+    freshness: Freshness,
     /// The other nodes, as they were when it was decided.
     others: OtherNodes,
     /// This node's own podCIDRs.
     pod_cidrs: Vec<String>,
-    /// What is decided; `None` before the first lists.
-    wanted: Option<Announcements>,
+    decided: AnnouncePlan,
     /// What the kernel knows, of these pods.
     surveyed: Option<(Interfaces, Surveyed)>,
     published: Published,
@@ -98,9 +101,10 @@ impl Announcer {
             heard,
             notices,
             drained: Drained::Unknown,
+            freshness: Freshness::default(),
             others: OtherNodes::default(),
             pod_cidrs: Vec::new(),
-            wanted: None,
+            decided: AnnouncePlan::default(),
             surveyed: None,
             published: Published::default(),
             repaired: 0,
@@ -116,7 +120,7 @@ impl Announcer {
             Drained::Unknown | Drained::No | Drained::Over => None,
         };
         let timer = async {
-            match drained.into_iter().chain(self.retry).min() {
+            match drained.into_iter().chain(self.freshness.ends()).chain(self.retry).min() {
                 Some(at) => sleep_until(at).await,
                 None => pending().await,
             }
@@ -139,8 +143,8 @@ impl Announcer {
         self.unserved.portid()
     }
 
-    fn withdraw(&mut self, engine: &Engine) {
-        let withdrawn = self.decide(engine).and_then(|()| match &self.wanted {
+    fn withdraw(&mut self, engine: &mut Engine) {
+        let withdrawn = self.decide(engine).and_then(|()| match self.decided.decided() {
             Some(wanted) => self.routes.withdraw(wanted),
             None => Ok(()),
         });
@@ -149,13 +153,13 @@ impl Announcer {
 
     /// Announces what is decided: after its rules are in the kernel. `engine` has programmed all of
     /// its plan.
-    pub(super) fn announce(&mut self, engine: &Engine) {
-        if engine.has_rejected()
+    pub(super) fn announce(&mut self, engine: &mut Engine) {
+        if (engine.has_rejected() || self.decided.has_rejected())
             && let Err(error) = self.decide(engine)
         {
             return self.note_failure(Some(error));
         }
-        let Some(wanted) = self.wanted.as_ref().filter(|_| engine.is_synced()) else { return };
+        let Some(wanted) = self.decided.decided().filter(|_| engine.is_synced()) else { return };
         // Before routers send more, and after they were told to send less.
         let refused = self.unserved.sync(wanted.service_addresses().collect());
         let unrefused = refused.err().map(|error| {
@@ -184,20 +188,21 @@ impl Announcer {
     pub(super) fn explain(&self, address: IpAddr) -> Announced {
         let failure = self.failure.iter().chain(&self.published.errors).next();
         let is_published = |prefix: &_| self.published.prefixes.contains(prefix);
-        Announced::of(address, self.wanted.as_ref(), is_published, failure.map(String::as_str))
+        Announced::of(address, self.decided.decided(), is_published, failure.map(String::as_str))
     }
 
     /// For `status`: the state, errors, and what is refused.
     pub(super) fn report(&self) -> (AnnouncementsStatus, Vec<String>, Vec<String>) {
-        let wanted = self.wanted.iter().flat_map(|wanted| &wanted.wanted);
+        let decided = self.decided.decided();
+        let wanted = decided.iter().flat_map(|decided| &decided.wanted);
         let mut announced: BTreeMap<String, usize> = BTreeMap::new();
         for (_, it) in wanted.clone().filter(|(at, _)| self.published.prefixes.contains(*at)) {
             *announced.entry(it.class.as_str().to_owned()).or_default() += 1;
         }
-        let refused = self.wanted.as_ref().map(refusals).unwrap_or_default();
-        let refused: Vec<String> = refused.into_iter().map(|(text, _)| text).collect();
+        let refused = decided.into_iter().flat_map(Announcements::refused).map(refusal);
+        let refused: Vec<String> = refused.collect();
         let status = AnnouncementsStatus {
-            is_known: self.wanted.is_some(),
+            is_known: decided.is_some(),
             pod_cidrs: self.pod_cidrs.clone(),
             table: self.config.table,
             wanted: wanted.count(),
@@ -212,7 +217,7 @@ impl Announcer {
         (status, errors, refused)
     }
 
-    fn decide(&mut self, engine: &Engine) -> Result<(), RouteError> {
+    fn decide(&mut self, engine: &mut Engine) -> Result<(), RouteError> {
         let settings = &self.config.settings;
         let Some(singles) = engine.single_pods(settings) else { return Ok(()) };
         let Some(is_draining) = engine.is_draining(settings) else { return Ok(()) };
@@ -223,29 +228,29 @@ impl Announcer {
             self.surveyed = Some((asked, self.routes.survey(&singles)?));
         }
         let Some((_, surveyed)) = &self.surveyed else { return Ok(()) };
-        let Some(wanted) = engine.announcements(settings, self.drained.drain(), surveyed) else {
+        let times = newest(&singles).into_iter().map(|(ip, pod)| (ip, pod.added_at.clone()));
+        let recorded = self.freshness.update(times, Instant::now(), Timestamp::now());
+        let (decided, drain) = (&mut self.decided, self.drained.drain());
+        let Some(refused) = engine.announce(decided, settings, drain, surveyed, &recorded) else {
             return Ok(());
         };
         let nodes = engine.nodes().unwrap_or_default();
         self.others = nodes.others;
         let ranges = nodes.own.iter().flat_map(|node| &node.pod_cidrs);
         self.pod_cidrs = ranges.map(ToString::to_string).collect();
-        let before = self.wanted.replace(wanted);
-        self.note_refusals(before.as_ref());
+        refused.iter().for_each(|(prefix, silent)| self.note_refusal(prefix, silent));
         Ok(())
     }
 
-    /// Logs and reports what is refused since the decision before.
-    fn note_refusals(&self, before: Option<&Announcements>) {
-        let Some(wanted) = &self.wanted else { return };
-        let known: BTreeSet<_> = before.map(refusals).unwrap_or_default().into_iter().collect();
-        for (text, about) in refusals(wanted) {
-            if !known.contains(&(text.clone(), about.clone())) {
-                warn!(problem = text, "an address is not announced");
-                let about = about.map_or(About::Node, About::Service);
-                self.notices.send(Notice { about, reason: Reason::NotAnnounced, text });
-            }
-        }
+    /// Logs and reports what is refused from now on.
+    fn note_refusal(&self, prefix: &IpNetwork, silent: &Silent) {
+        let text = refusal((prefix, silent));
+        warn!(problem = text, "an address is not announced");
+        let about = match &silent.owner {
+            Owner::Service(service) => About::Service(service.clone()),
+            Owner::Node | Owner::Pod(_) => About::Node,
+        };
+        self.notices.send(Notice { about, reason: Reason::NotAnnounced, text });
     }
 
     fn note_failure(&mut self, failure: Option<RouteError>) {
@@ -266,7 +271,7 @@ impl Agent {
         if look {
             announcer.unserved.disturbed();
         }
-        announcer.withdraw(&self.engine);
+        announcer.withdraw(&mut self.engine);
     }
 
     /// Looks at the announcements again. What is decided and not programmed yet stays as it is.
@@ -286,9 +291,9 @@ impl Agent {
 
     fn announce_as_decided(&mut self) {
         let Some(announcer) = &mut self.announcer else { return };
-        announcer.withdraw(&self.engine);
+        announcer.withdraw(&mut self.engine);
         if self.engine.is_idle() && self.engine.is_settled() && !self.engine.is_contended() {
-            announcer.announce(&self.engine);
+            announcer.announce(&mut self.engine);
         }
     }
 }
@@ -328,17 +333,9 @@ impl Drained {
     }
 }
 
-/// The refusals as text, each with the Service that it is about, if it is about one.
-fn refusals(wanted: &Announcements) -> Vec<(String, Option<ServiceName>)> {
-    let text = |(prefix, silent): (&_, &Silent)| {
-        let text = format!("{prefix} of {} is not announced: {}", silent.owner, silent.why);
-        let service = match &silent.owner {
-            Owner::Service(service) => Some(service.clone()),
-            Owner::Node | Owner::Pod(_) => None,
-        };
-        (text, service)
-    };
-    wanted.refused().map(text).collect()
+/// A refusal, in words.
+fn refusal((prefix, silent): (&IpNetwork, &Silent)) -> String {
+    format!("{prefix} of {} is not announced: {}", silent.owner, silent.why)
 }
 
 /// Notifies of changes by other programs, and from time to time without any.

@@ -133,14 +133,23 @@ fn base(config: &BirdConfig, around: &Surroundings) -> String {
          graceful restart wait 30;\n\
          protocol device {{ scan time 10; }}\n\
          # The table of announcements: {PROTOCOL} is the agent's protocol. By their metric, those of a\n\
-         # node that drains are preferred less (GRACEFUL_SHUTDOWN, RFC 8326).\n\
+         # node that drains are preferred less (GRACEFUL_SHUTDOWN, RFC 8326). Of two nodes that have\n\
+         # one pod's address, that one is preferred where it is new, and then the one that has it\n\
+         # since later: krt_window is the second when it was recorded.\n\
          function announced() {{\n  \
            if proto != \"announced4\" && proto != \"announced6\" then return false;\n  \
            if krt_metric > 200 then {{ bgp_community.add((65535,0)); bgp_local_pref = 0; }}\n  \
+           if krt_metric = {fresh} then {{ bgp_local_pref = 200; bgp_origin = ORIGIN_IGP; }}\n  \
+           if krt_metric = {pod} then bgp_origin = ORIGIN_INCOMPLETE;\n  \
+           if krt_metric = {fresh} || krt_metric = {pod} then {{\n    \
+             bgp_med = 4294967295;\n    \
+             if defined(krt_window) then bgp_med = bgp_med - krt_window;\n  }}\n  \
            return true;\n}}\n\
          function taken() {{\n  \
            if (65535,0) ~ bgp_community then bgp_local_pref = 0;\n  \
-           return true;\n}}\n"
+           return true;\n}}\n",
+        fresh = Class::FreshPod.metric(false),
+        pod = Class::Pod.metric(false),
     );
     for (family, special) in [Family::V4, Family::V6].into_iter().zip(SPECIAL) {
         text += &tables(family, special, around);
@@ -270,14 +279,25 @@ fn exports(config: &BirdConfig, peer: &Peer) -> String {
         let communities = peer.communities.get(class.as_str()).into_iter().flatten();
         let add: String = communities.map(|it| format!(" {it}")).collect();
         if !add.is_empty() {
-            let (metric, draining) = (class.metric(false), class.metric(true));
-            let _ = writeln!(
-                text,
-                "      if krt_metric = {metric} || krt_metric = {draining} then {{{add} }}"
-            );
+            let metrics = metrics(class).map(|metric| format!("krt_metric = {metric}"));
+            let _ = writeln!(text, "      if {} then {{{add} }}", metrics.join(" || "));
         }
     }
     text + "      accept;\n"
+}
+
+/// The metrics of what has the communities of a class: a pod that is new here has those of pods as
+/// well.
+fn metrics(class: Class) -> [u32; 2] {
+    let metric = class.metric(false);
+    match class {
+        Class::Pod => [metric, Class::FreshPod.metric(false)],
+        Class::PodRange
+        | Class::FreshPod
+        | Class::ClusterIp
+        | Class::ExternalIp
+        | Class::LoadBalancerIp => [metric, class.metric(true)],
+    }
 }
 
 /// The session with a node: exactly its podCIDRs are taken of it.

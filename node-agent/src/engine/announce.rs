@@ -1,5 +1,6 @@
 //! What this node announces, by the facts and the plan.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
@@ -8,23 +9,27 @@ use super::Engine;
 use crate::backend::Backend;
 use crate::model::LocalPod;
 use crate::plan::{
-    AnnounceSettings, Announcements, Announcing, Drain, Surveyed, announcements, is_draining,
-    single_pods,
+    AnnouncePlan, AnnounceSettings, Announcing, Changes, Drain, Recorded, Silent, Surveyed,
+    concerned, is_draining, single_pods,
 };
 
 impl<B: Backend> Engine<B> {
-    /// Decides what this node announces; `None` while a first list is missing: half a picture would
-    /// withdraw what is still wanted.
-    pub fn announcements(
-        &self,
+    /// Decides what this node announces, by what has changed since the last call. Returns what is
+    /// refused and was not before; `None`, and nothing is decided, while a first list is missing:
+    /// half a picture would withdraw what is still wanted.
+    pub fn announce(
+        &mut self,
+        decided: &mut AnnouncePlan,
         settings: &AnnounceSettings,
         drain: Drain,
         surveyed: &Surveyed,
-    ) -> Option<Announcements> {
+        recorded: &BTreeMap<IpAddr, Recorded>,
+    ) -> Option<Vec<(IpNetwork, Silent)>> {
         let (plan, model) = (self.planner.plan(), self.planner.model());
         let (world, nodes) = (model.snapshot()?, model.nodes()?);
         let (_services, _pods) = (plan.services()?, plan.pods()?);
-        Some(announcements(&Announcing {
+        let concerned = self.concerned.replace(BTreeSet::new());
+        let by = Announcing {
             settings,
             plan,
             world,
@@ -32,8 +37,18 @@ impl<B: Backend> Engine<B> {
             is_gone: world.node().is_none() && !model.is_node_eligible(),
             drain,
             surveyed,
+            recorded,
+            rejects: self.has_rejected(),
             is_rejected: &|frontend| !self.backend.rejected(frontend).is_empty(),
-        }))
+        };
+        Some(decided.update(&by, concerned.as_ref()))
+    }
+
+    /// Notes the services that a change concerns, if anybody asks for announcements.
+    pub(super) fn note_concerned(&mut self, changes: &Changes) {
+        if let Some(noted) = &mut self.concerned {
+            noted.extend(concerned(self.planner.plan(), changes).cloned());
+        }
     }
 
     /// The pods that are announced by themselves, each with its address; `None` while they are not

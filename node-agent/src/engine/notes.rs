@@ -3,10 +3,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use tracing::warn;
+
 use super::Engine;
 use crate::backend::{Backend, Figures};
 use crate::model::Listing;
-use crate::plan::{Remark, ServicePlan, Sides};
+use crate::plan::{Conflict, Remark, ServicePlan, Sides};
 use crate::status::{DrainingStatus, IpvsStatus, LastSync, NetworkPolicyStatus, Since, Status};
 
 /// The most remarks of one kind that are shown.
@@ -163,4 +165,10 @@ impl<B: Backend> Engine<B> {
         };
         (shown(wrong), shown(surprising))
     }
+}
+
+/// Warns of a claim that another one has taken.
+pub(super) fn warn_of(lost: &Conflict) {
+    let Conflict { key, winner, loser } = lost;
+    warn!(%key, service = %winner, %loser, "two services claim one address and port");
 }

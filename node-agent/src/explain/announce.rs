@@ -81,7 +81,7 @@ impl Announced {
             metric: Some(wanted.metric()),
             owner: Some(Owner::from(wanted.because.clone()).to_string()),
             reason: None,
-            why: wanted.because.to_string(),
+            why: wanted.why(),
             peers: None,
         }
     }

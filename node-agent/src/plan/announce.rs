@@ -1,12 +1,14 @@
 //! What this node announces to the fabric (`--routing-mode table`): prefixes that it delivers, now.
 //! Pure.
 //!
-//! A set, decided from the whole state and never from what has just changed: an address that two
-//! services share, or a change that was missed, cannot leave a stale announcement.
+//! A set, and a function of the whole state, never of the changes that led there: an address that
+//! two services share cannot leave a stale announcement. What a change does not concern is kept.
 
 mod forbidden;
+mod kept;
 mod pods;
 mod reason;
+mod recorded;
 mod services;
 #[cfg(test)]
 mod tests;
@@ -14,13 +16,15 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use self::forbidden::Forbidding;
+pub use self::kept::{AnnouncePlan, concerned};
 pub use self::pods::single_pods;
 pub use self::reason::{Excluded, Forbidden, WhyNot};
+pub use self::recorded::{Recorded, newest};
 use super::Plan;
 use super::services::{Frontend, FrontendKind};
 use crate::model::{Node, Nodes, ServiceName, Snapshot};
@@ -83,6 +87,8 @@ pub enum Class {
     PodRange,
     /// A pod outside the podCIDRs.
     Pod,
+    /// The same, recorded not long ago: another node may still announce it.
+    FreshPod,
     /// A service's cluster IP.
     ClusterIp,
     /// A service's external IP.
@@ -93,8 +99,14 @@ pub enum Class {
 
 impl Class {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::PodRange, Self::Pod, Self::ClusterIp, Self::ExternalIp, Self::LoadBalancerIp];
+    pub const ALL: [Self; 6] = [
+        Self::PodRange,
+        Self::Pod,
+        Self::FreshPod,
+        Self::ClusterIp,
+        Self::ExternalIp,
+        Self::LoadBalancerIp,
+    ];
 
     /// The class of a kind of service addresses; none for node ports, whose addresses are the
     /// node's.
@@ -112,6 +124,7 @@ impl Class {
         let class = match self {
             Self::PodRange => 101,
             Self::Pod => 102,
+            Self::FreshPod => 98,
             Self::ClusterIp => 103,
             Self::ExternalIp => 104,
             Self::LoadBalancerIp => 105,
@@ -124,6 +137,7 @@ impl Class {
         match self {
             Self::PodRange => "pod-cidr",
             Self::Pod => "pod",
+            Self::FreshPod => "fresh-pod",
             Self::ClusterIp => "cluster-ip",
             Self::ExternalIp => "external-ip",
             Self::LoadBalancerIp => "load-balancer-ip",
@@ -140,6 +154,9 @@ pub struct Announcement {
     pub is_draining: bool,
     /// Why this node announces it.
     pub because: Because,
+    /// For a single pod: when it was recorded, in seconds since 1970. Of two nodes that announce
+    /// it, routers prefer the newest.
+    pub recorded: Option<NonZeroU32>,
     /// When its object was made, RFC 3339 in UTC. If there are too many, the oldest stay.
     since: Arc<str>,
 }
@@ -148,6 +165,22 @@ impl Announcement {
     /// The metric of its route.
     pub fn metric(&self) -> u32 {
         self.class.metric(self.is_draining)
+    }
+
+    /// Why it is announced, in words.
+    pub fn why(&self) -> String {
+        let Self { class, because, .. } = self;
+        match class {
+            Class::FreshPod => format!(
+                "{because}; it is new here, so routers prefer this node to another one that still \
+                 announces it"
+            ),
+            Class::PodRange
+            | Class::Pod
+            | Class::ClusterIp
+            | Class::ExternalIp
+            | Class::LoadBalancerIp => because.to_string(),
+        }
     }
 }
 
@@ -167,6 +200,15 @@ pub enum Because {
         /// How many of them on this node.
         local: usize,
     },
+}
+
+impl Because {
+    fn is_service(&self) -> bool {
+        match self {
+            Self::Service { .. } => true,
+            Self::PodRange | Self::Pod(_) => false,
+        }
+    }
 }
 
 impl fmt::Display for Because {
@@ -247,19 +289,12 @@ pub struct Announcing<'a> {
     pub drain: Drain,
     /// What the kernel knows.
     pub surveyed: &'a Surveyed,
-    /// Whether rules of a frontend are rejected.
+    /// When the addresses of single pods were recorded.
+    pub recorded: &'a BTreeMap<IpAddr, Recorded>,
+    /// Whether any rules are rejected.
+    pub rejects: bool,
+    /// Whether those of a frontend are.
     pub is_rejected: &'a dyn Fn(&Frontend) -> bool,
-}
-
-/// Decides what this node announces.
-pub fn announcements(by: &Announcing<'_>) -> Announcements {
-    let forbidding = Forbidding::new(by);
-    let mut found = Announcements::default();
-    pods::decide(by, &forbidding, &mut found);
-    services::decide(by, &forbidding, &mut found);
-    found.limit(by.settings.most);
-    found.silent.retain(|prefix, _| !found.wanted.contains_key(prefix));
-    found
 }
 
 impl Announcements {
@@ -277,54 +312,13 @@ impl Announcements {
 
     /// The addresses of services that are to be announced.
     pub fn service_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        let is_service = |it: &Announcement| matches!(it.because, Because::Service { .. });
-        self.wanted.iter().filter(move |(_, it)| is_service(it)).map(|(prefix, _)| prefix.ip())
+        let of_services = self.wanted.iter().filter(|(_, it)| it.because.is_service());
+        of_services.map(|(prefix, _)| prefix.ip())
     }
 
     /// The prefixes that are refused, whatever becomes of endpoints.
     pub fn refused(&self) -> impl Iterator<Item = (&IpNetwork, &Silent)> {
         self.silent.iter().filter(|(_, silent)| silent.why.is_refusal())
-    }
-
-    /// Of two owners of one prefix, the one with the higher class counts, then the first by name.
-    fn announce(&mut self, prefix: IpNetwork, new: Announcement) {
-        let rank = |it: &Announcement| (std::cmp::Reverse(it.class), it.because.clone());
-        match self.wanted.get(&prefix) {
-            Some(there) if rank(there) <= rank(&new) => {}
-            Some(_) | None => drop(self.wanted.insert(prefix, new)),
-        }
-    }
-
-    /// Of several reasons, the first one counts.
-    fn keep_silent(&mut self, prefix: IpNetwork, owner: Owner, why: WhyNot) {
-        let new = Silent { why, owner };
-        match self.silent.get(&prefix) {
-            Some(there) if *there <= new => {}
-            Some(_) | None => drop(self.silent.insert(prefix, new)),
-        }
-    }
-
-    /// Takes away what is too much: pods stay, then the oldest services.
-    fn limit(&mut self, most: usize) {
-        if self.wanted.len() <= most {
-            return;
-        }
-        let mut ranked: Vec<_> = self.wanted.iter().map(|(at, it)| (it.rank(), *at)).collect();
-        ranked.sort();
-        let surplus: Vec<IpNetwork> = ranked.drain(most..).map(|(_, prefix)| prefix).collect();
-        for prefix in surplus {
-            if let Some(Announcement { because, .. }) = self.wanted.remove(&prefix) {
-                self.keep_silent(prefix, because.into(), WhyNot::OverLimit(most));
-            }
-        }
-    }
-}
-
-impl Announcement {
-    /// Those with the lowest one stay if there are too many.
-    fn rank(&self) -> (bool, bool, Arc<str>) {
-        let is_service = matches!(self.because, Because::Service { .. });
-        (is_service, self.class != Class::PodRange, self.since.clone())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Announcements, as routes of a table in which no packet is looked up: routing daemons learn what
-//! to tell others from there (`ip route show table 219`), and the metric says what each is.
+//! to tell others from there (`ip route show table 219`), and the metric says what each is. The
+//! window of a single pod's, which means nothing where no packet is looked up, says when it was
+//! recorded: no other attribute of routes that daemons read is a number for everybody.
 //!
 //! The table is the announcement: what is in it stays announced while no agent runs, and a
 //! restarted one compares it with what it decides.
@@ -92,14 +94,17 @@ impl AnnouncedRoutes {
     /// [`RouteError`].
     pub fn survey(&mut self, pods: &[(&LocalPod, IpAddr)]) -> Result<Surveyed, RouteError> {
         self.look()?;
-        let mut undelivered = BTreeSet::new();
+        let mut undelivered: BTreeSet<IpAddr> = pods.iter().map(|(_, address)| *address).collect();
         for (pod, address) in pods {
             let path = self.kernel.path(*address)?;
             let link = if_nametoindex(&*pod.interface).ok();
             let is_delivered = path.is_some_and(|path| {
                 !path.is_local && path.gateway.is_none() && Some(path.link) == link
             });
-            undelivered.extend((!is_delivered).then_some(*address));
+            // One of the pods that are recorded with it is enough: another one may have ended.
+            if is_delivered {
+                undelivered.remove(address);
+            }
         }
         Ok(Surveyed { gateways: self.around.gateways.clone(), undelivered })
     }
@@ -170,7 +175,10 @@ impl AnnouncedRoutes {
     /// The routes that these announcements are, and those that go with them.
     fn routes(&self, wanted: &Announcements) -> BTreeMap<RouteKey, Route> {
         let announced = wanted.wanted.iter().map(|(prefix, announcement)| {
-            (self.table, *prefix, announcement.metric(), Target::Blackhole)
+            let key =
+                RouteKey { table: self.table, destination: *prefix, metric: announcement.metric() };
+            let window = announcement.recorded;
+            (key, Route { key, target: Target::Blackhole, source: None, window })
         });
         // What nobody has of a podCIDR would go back to where it came from, in a loop. In the main
         // table, so `unreachable`: a client learns it at once.
@@ -182,12 +190,11 @@ impl AnnouncedRoutes {
             self.around.subnets.iter().any(covers)
         };
         let unused = ranges.filter(|(range, _)| !is_routed(range));
-        let unused = unused.map(|(range, _)| (MAIN, *range, UNUSED_METRIC, Target::Unreachable));
-        let route = |(table, destination, metric, target)| {
-            let key = RouteKey { table, destination, metric };
-            (key, Route { key, target, source: None })
-        };
-        announced.chain(unused).map(route).collect()
+        let unused = unused.map(|(range, _)| {
+            let key = RouteKey { table: MAIN, destination: *range, metric: UNUSED_METRIC };
+            (key, Route { key, target: Target::Unreachable, source: None, window: None })
+        });
+        announced.chain(unused).collect()
     }
 
     /// Our routes: as they are known, or else as the kernel has them.
@@ -242,9 +249,10 @@ impl AnnouncedRoutes {
         let touched: BTreeSet<RouteKey> = commands.iter().map(key).collect();
         known.retain(|route| !touched.contains(&route.key));
         known.extend(commands.iter().filter_map(|command| match *command {
-            Command::Add(Route { key, target, source })
-            | Command::Replace(Route { key, target, source }) => {
-                Some(ObservedRoute { key, protocol: PROTOCOL, target: Some(target), source })
+            Command::Add(Route { key, target, source, window })
+            | Command::Replace(Route { key, target, source, window }) => {
+                let target = Some(target);
+                Some(ObservedRoute { key, protocol: PROTOCOL, target, source, window })
             }
             Command::Remove(_) => None,
         }));

@@ -13,7 +13,7 @@ pub(super) fn wanted(plan: &DirectRoutes) -> BTreeMap<RouteKey, Route> {
         let key = RouteKey { table: MAIN, destination: *range, metric: METRIC };
         let gateway = Some(next_hop.address);
         let target = Target::Unicast { gateway, link: next_hop.link };
-        (key, Route { key, target, source: None })
+        (key, Route { key, target, source: None, window: None })
     };
     plan.routes.iter().map(route).collect()
 }

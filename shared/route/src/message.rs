@@ -1,6 +1,7 @@
 //! Commands and answers as bytes (`struct rtmsg` and its attributes).
 
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 
 use denizen_netlink::{Attributes, Message, Writer};
 use ipnetwork::IpNetwork;
@@ -22,7 +23,8 @@ const SCOPE: usize = 6;
 const TYPE: usize = 7;
 const FLAGS: usize = 8;
 
-// RTA_*, which libc lacks.
+// RTA_*, and RTAX_* within RTA_METRICS, which libc lacks.
+const RTAX_WINDOW: u16 = 3;
 const RTA_VIA: u16 = 18;
 const RTA_ENCAP: u16 = 22;
 const RTA_NH_ID: u16 = 30;
@@ -123,6 +125,11 @@ fn write_route(writer: &mut Writer, route: &Route) {
     if let Some(source) = route.source {
         write_address(writer, libc::RTA_PREFSRC, source);
     }
+    if let Some(window) = route.window {
+        let open = writer.begin(libc::RTA_METRICS);
+        writer.put(RTAX_WINDOW, &window.get().to_ne_bytes());
+        writer.end(open);
+    }
 }
 
 /// The table that a message is about. The header has room for tables up to 255 only.
@@ -174,7 +181,9 @@ pub fn read_route(message: &Message<'_>) -> Option<ObservedRoute> {
         _ => None,
     };
     let source = all.find(libc::RTA_PREFSRC).and_then(address);
-    Some(ObservedRoute { key, protocol: header[PROTOCOL], target, source })
+    let window = all.nested(libc::RTA_METRICS).find(RTAX_WINDOW).and_then(u32_of);
+    let window = window.and_then(NonZeroU32::new);
+    Some(ObservedRoute { key, protocol: header[PROTOCOL], target, source, window })
 }
 
 /// Reads how packets leave; `None` if they do not.

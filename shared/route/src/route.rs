@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 
 use ipnetwork::IpNetwork;
 use nix::libc;
@@ -61,6 +62,8 @@ pub struct Route {
     /// The source address of packets that this node sends along it and that have none yet (`ip
     /// route`'s `src`). It must be an address of this node.
     pub source: Option<IpAddr>,
+    /// The largest window of TCP connections along it (`ip route`'s `window`).
+    pub window: Option<NonZeroU32>,
 }
 
 /// A route as the kernel has it.
@@ -75,13 +78,16 @@ pub struct ObservedRoute {
     pub target: Option<Target>,
     /// Its preferred source address.
     pub source: Option<IpAddr>,
+    /// The largest window of TCP connections along it.
+    pub window: Option<NonZeroU32>,
 }
 
 impl ObservedRoute {
     /// Whether it is this one, whosever it is.
     pub fn is(&self, route: &Route) -> bool {
-        let Route { key, target, source } = *route;
-        self.key == key && self.target == Some(target) && self.source == source
+        let Route { key, target, source, window } = *route;
+        let observed = (self.key, self.target, self.source, self.window);
+        observed == (key, Some(target), source, window)
     }
 }
 

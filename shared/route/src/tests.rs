@@ -1,6 +1,7 @@
 //! Commands as bytes, and what is read from the kernel's.
 
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 
 use denizen_netlink::{Attributes, Message, Writer, parse_messages};
 
@@ -42,7 +43,12 @@ fn commands_are_written_as_the_kernel_reads_them() {
     let source = Some(address("192.0.2.1"));
     let cases = [
         (
-            Command::Add(Route { key: key("10.1.2.0/24", 1190, 254), target: unicast, source }),
+            Command::Add(Route {
+                key: key("10.1.2.0/24", 1190, 254),
+                target: unicast,
+                source,
+                window: None,
+            }),
             "0218000000d5000100000000 15=fe000000 1=0a010200 6=a6040000 5=c0000207 4=03000000 \
              7=c0000201",
         ),
@@ -51,6 +57,7 @@ fn commands_are_written_as_the_kernel_reads_them() {
                 key: key("10.1.2.0/24", 1190, 254),
                 target: neighbour,
                 source: None,
+                window: None,
             }),
             "0218000000d5fd0100000000 15=fe000000 1=0a010200 6=a6040000 4=03000000",
         ),
@@ -59,6 +66,7 @@ fn commands_are_written_as_the_kernel_reads_them() {
                 key: key("fd96::10/128", 1, 255),
                 target: Target::Local { link: 1 },
                 source: None,
+                window: None,
             }),
             "0a80000000d5fe0200000000 15=ff000000 1=fd960000000000000000000000000010 6=01000000 \
              4=01000000",
@@ -68,14 +76,25 @@ fn commands_are_written_as_the_kernel_reads_them() {
                 key: key("203.0.113.7/32", 105, 1000),
                 target: Target::Blackhole,
                 source: None,
+                window: None,
             }),
             "0220000000d5000600000000 15=e8030000 1=cb007107 6=69000000",
+        ),
+        (
+            Command::Add(Route {
+                key: key("10.9.0.5/32", 98, 219),
+                target: Target::Blackhole,
+                source: None,
+                window: NonZeroU32::new(7),
+            }),
+            "0220000000d5000600000000 15=db000000 1=0a090005 6=62000000 8=0800030007000000",
         ),
         (
             Command::Add(Route {
                 key: key("10.1.2.9/24", 20000, 254),
                 target: Target::Unreachable,
                 source: None,
+                window: None,
             }),
             "0218000000d5000700000000 15=fe000000 1=0a010200 6=204e0000",
         ),

@@ -256,7 +256,7 @@ impl Host for Kernel {
 
 /// Our route of an address, and the source that the node's own connections to it have.
 fn local(ip: IpAddr, source: Option<IpAddr>) -> Route {
-    Route { key: key(ip), target: Target::Local { link: LOOPBACK }, source }
+    Route { key: key(ip), target: Target::Local { link: LOOPBACK }, source, window: None }
 }
 
 /// What names our route of an address. Its metric is the next to 0, which is for the kernel's own

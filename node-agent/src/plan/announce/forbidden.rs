@@ -52,6 +52,11 @@ impl<'a> Forbidding<'a> {
         }
     }
 
+    /// The API server's addresses.
+    pub(super) fn api(&self) -> &BTreeSet<IpAddr> {
+        &self.api
+    }
+
     /// Why this node's podCIDR is not announced. It may contain addresses of this node's links: a
     /// bridge of its pods has one.
     pub(super) fn pod_range(&self, range: IpNetwork) -> Option<Forbidden> {

@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnetwork::IpNetwork;
+
 use super::super::direct::without_host_bits;
 use super::forbidden::Forbidding;
+use super::kept::Verdict;
 use super::{
-    AnnounceSettings, AnnouncedPods, Announcement, Announcements, Announcing, Because, Class,
-    Owner, WhyNot,
+    AnnounceSettings, AnnouncedPods, Announcement, Announcing, Because, Class, Owner, Recorded,
+    Silent, WhyNot, newest,
 };
 use crate::model::{LocalPod, Nodes};
 
@@ -32,7 +35,12 @@ pub fn single_pods<'a>(
     pods.iter().flat_map(of_pod).collect()
 }
 
-pub(super) fn decide(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Announcements) {
+/// The verdicts on this node's podCIDRs and on single pods.
+pub(super) fn verdicts(
+    by: &Announcing<'_>,
+    forbidding: &Forbidding<'_>,
+) -> Vec<(IpNetwork, Verdict)> {
+    let mut found = Vec::new();
     let ranges = by.nodes.own.iter().flat_map(|node| node.pod_cidrs.iter().copied());
     for range in ranges.map(without_host_bits) {
         let why_not = match by.settings.pods {
@@ -41,45 +49,60 @@ pub(super) fn decide(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &m
                 forbidding.pod_range(range).map(WhyNot::Forbidden)
             }
         };
-        match why_not {
-            Some(why) => found.keep_silent(range, Owner::Node, why),
-            None => {
-                let (class, because) = (Class::PodRange, Because::PodRange);
-                let since = "".into();
-                found.announce(range, Announcement { class, is_draining: false, because, since });
-            }
-        }
+        let verdict = match why_not {
+            Some(why) => Err(Silent { why, owner: Owner::Node }),
+            None => Ok(Announcement {
+                class: Class::PodRange,
+                is_draining: false,
+                because: Because::PodRange,
+                recorded: None,
+                since: "".into(),
+            }),
+        };
+        found.push((range, verdict));
     }
-    singles(by, forbidding, found);
+    singles(by, forbidding, &mut found);
+    found
 }
 
-/// The oldest stay if there are too many: an announcement never ends because of a newer pod.
-fn singles(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Announcements) {
+/// The oldest stay if there are too many: an announcement never ends because of a newer pod. Of
+/// several pods with one address, it is the newest's.
+fn singles(
+    by: &Announcing<'_>,
+    forbidding: &Forbidding<'_>,
+    found: &mut Vec<(IpNetwork, Verdict)>,
+) {
     let AnnounceSettings { most_pods, .. } = *by.settings;
     let mut singles = single_pods(by.settings, by.nodes, by.plan.recorded());
     singles.sort_by(|(a, a_ip), (b, b_ip)| (&a.added_at, a_ip).cmp(&(&b.added_at, b_ip)));
+    let newest = newest(&singles);
     let mut chosen = BTreeSet::new();
     for (pod, address) in singles {
-        let name: Arc<str> = pod.to_string().into();
+        if chosen.contains(&address) {
+            continue;
+        }
+        let owner = newest.get(&address).copied().unwrap_or(pod);
+        let name: Arc<str> = owner.to_string().into();
         let why_not = if let Some(forbidden) = forbidding.pod(address) {
             Some(WhyNot::Forbidden(forbidden))
         } else if by.surveyed.undelivered.contains(&address) {
             Some(WhyNot::NotDeliveredHere)
         } else {
-            let is_full = chosen.len() >= most_pods && !chosen.contains(&address);
-            is_full.then_some(WhyNot::OverLimit(most_pods))
+            (chosen.len() >= most_pods).then_some(WhyNot::OverLimit(most_pods))
         };
         if let Some(why) = why_not {
-            found.keep_silent(address.into(), Owner::Pod(name), why);
+            found.push((address.into(), Err(Silent { why, owner: Owner::Pod(name) })));
             continue;
         }
         chosen.insert(address);
+        let recorded = by.recorded.get(&address).copied().unwrap_or(Recorded::UNKNOWN);
         let announcement = Announcement {
-            class: Class::Pod,
+            class: if recorded.is_fresh { Class::FreshPod } else { Class::Pod },
             is_draining: false,
             because: Because::Pod(name),
+            recorded: Some(recorded.at),
             since: pod.added_at.clone(),
         };
-        found.announce(address.into(), announcement);
+        found.push((address.into(), Ok(announcement)));
     }
 }

@@ -10,47 +10,12 @@ use super::super::services::{
     FrontendAddress, FrontendKey, FrontendKind, Whereabouts, ready, whereabouts,
 };
 use super::forbidden::Forbidding;
-use super::{
-    Announcement, Announcements, Announcing, Because, Class, Drain, Excluded, Owner, WhyNot,
-};
+use super::kept::Verdict;
+use super::{Announcement, Announcing, Because, Class, Drain, Excluded, Owner, Silent, WhyNot};
 use crate::model::{Service, TrafficPolicy, family_of};
 
-pub(super) fn decide(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Announcements) {
-    if by.plan.services().is_none() {
-        return;
-    }
-    let cluster: Vec<IpNetwork> = by.world.service_ranges().collect();
-    let permitted = [&cluster[..], &by.settings.ranges].concat();
-    let contested = forbidding.contested(&permitted);
-    let here = whereabouts(&by.plan.policy().settings, by.world.node());
-    let of = Of { by, forbidding, cluster, contested, here };
-    for service in by.world.services() {
-        let addresses = [
-            (FrontendKind::ClusterIp, &service.cluster_ips),
-            (FrontendKind::ExternalIp, &service.external_ips),
-            (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
-        ];
-        for proxied in &service.proxied_ips {
-            let owner = Owner::Service(service.name.clone());
-            found.keep_silent((*proxied).into(), owner, WhyNot::IpModeProxy);
-        }
-        for (kind, addresses) in addresses {
-            let Some(class) = Class::of(kind) else { continue };
-            for address in addresses {
-                match of.decide(service, kind, class, *address) {
-                    Ok(announcement) => found.announce((*address).into(), announcement),
-                    Err(why) => {
-                        let owner = Owner::Service(service.name.clone());
-                        found.keep_silent((*address).into(), owner, why);
-                    }
-                }
-            }
-        }
-    }
-}
-
 /// What the decision about each address depends on.
-struct Of<'a> {
+pub(super) struct Of<'a> {
     by: &'a Announcing<'a>,
     forbidding: &'a Forbidding<'a>,
     /// The ranges of cluster IPs.
@@ -59,7 +24,36 @@ struct Of<'a> {
     here: Whereabouts<'a>,
 }
 
-impl Of<'_> {
+impl<'a> Of<'a> {
+    pub(super) fn new(by: &'a Announcing<'a>, forbidding: &'a Forbidding<'a>) -> Self {
+        let cluster: Vec<IpNetwork> = by.world.service_ranges().collect();
+        let permitted = [&cluster[..], &by.settings.ranges].concat();
+        let contested = forbidding.contested(&permitted);
+        let here = whereabouts(&by.plan.policy().settings, by.world.node());
+        Self { by, forbidding, cluster, contested, here }
+    }
+
+    /// The verdicts on a service's addresses.
+    pub(super) fn verdicts(&self, service: &Service) -> Vec<(IpNetwork, Verdict)> {
+        let silent = |why| Silent { why, owner: Owner::Service(service.name.clone()) };
+        let proxied = service.proxied_ips.iter();
+        let mut found: Vec<(IpNetwork, Verdict)> =
+            proxied.map(|ip| ((*ip).into(), Err(silent(WhyNot::IpModeProxy)))).collect();
+        let addresses = [
+            (FrontendKind::ClusterIp, &service.cluster_ips),
+            (FrontendKind::ExternalIp, &service.external_ips),
+            (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
+        ];
+        for (kind, addresses) in addresses {
+            let Some(class) = Class::of(kind) else { continue };
+            for address in addresses {
+                let verdict = self.decide(service, kind, class, *address).map_err(silent);
+                found.push(((*address).into(), verdict));
+            }
+        }
+        found
+    }
+
     fn decide(
         &self,
         service: &Service,
@@ -88,6 +82,7 @@ impl Of<'_> {
             class,
             is_draining: self.by.drain != Drain::No,
             because: Because::Service { service: service.name.clone(), ready, local },
+            recorded: None,
             since: service.created.clone(),
         })
     }

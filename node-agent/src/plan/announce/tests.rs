@@ -1,6 +1,7 @@
 //! What is announced, and why the rest is not.
 
 mod histories;
+mod newest;
 
 use super::*;
 use crate::fixture::*;
@@ -35,6 +36,7 @@ struct World {
     slices: Vec<Slice>,
     pods: PodSet,
     surveyed: Surveyed,
+    recorded: BTreeMap<IpAddr, Recorded>,
     drain: Drain,
     rejected: Option<FrontendKey>,
 }
@@ -49,6 +51,7 @@ fn world() -> World {
         slices: vec![slice("web", "web", vec![here(), away()])],
         pods: pods(1, &[]),
         surveyed: Surveyed { gateways: [ip("192.0.2.254")].into(), ..Surveyed::default() },
+        recorded: BTreeMap::new(),
         drain: Drain::No,
         rejected: None,
     }
@@ -111,9 +114,21 @@ impl World {
     }
 
     fn decide_by(&self, planner: &Planner) -> Announcements {
+        let mut decided = AnnouncePlan::default();
+        self.decide_again(planner, &mut decided, None);
+        decided.decided().cloned().unwrap_or_default()
+    }
+
+    /// Decides anew about these services, or about all.
+    fn decide_again(
+        &self,
+        planner: &Planner,
+        decided: &mut AnnouncePlan,
+        concerned: Option<&BTreeSet<ServiceName>>,
+    ) -> Vec<(IpNetwork, Silent)> {
         let model = planner.model();
         let world = model.snapshot().expect("all is listed");
-        announcements(&Announcing {
+        let by = Announcing {
             settings: &self.settings,
             plan: planner.plan(),
             world,
@@ -121,8 +136,11 @@ impl World {
             is_gone: world.node().is_none() && !model.is_node_eligible(),
             drain: self.drain,
             surveyed: &self.surveyed,
+            recorded: &self.recorded,
+            rejects: self.rejected.is_some(),
             is_rejected: &|frontend| Some(frontend.key) == self.rejected,
-        })
+        };
+        decided.update(&by, concerned)
     }
 
     /// The metric with which an address is announced, or the reason why it is not.
@@ -163,6 +181,8 @@ fn an_address_is_announced_exactly_while_this_node_may_serve_it() {
     assert_eq!(with(proxied.clone(), vec![here()]), Err("ip-mode-proxy"));
     let beside = Service { external_ips: vec![ip(VIP)], ..proxied };
     assert_eq!(with(beside, vec![here()]), Ok(104), "the same address in another field");
+    assert_eq!(vip(|world| world.slices.clear()), Err("no-endpoint"), "without a slice");
+    assert_eq!(vip(|world| world.services.clear()), Err("unknown"), "without the service");
     // Of another port than the service has.
     let mut other_port = slice("web", "web", vec![here()]);
     other_port.ports[0].name = "other".into();

@@ -64,10 +64,7 @@ impl ServicePlan {
     }
 
     /// The services that claim a frontend, the winner first.
-    pub(in crate::plan) fn claimants(
-        &self,
-        key: &FrontendKey,
-    ) -> impl Iterator<Item = &ServiceName> {
+    pub fn claimants(&self, key: &FrontendKey) -> impl Iterator<Item = &ServiceName> {
         self.claims.get(key).into_iter().flatten().map(|claim| &claim.service_port.service)
     }
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::fixture::{HERE, endpoint, ip, node, pods, policy, range, service, slice};
 use crate::model::{Event, Listing, Service};
 use crate::plan::{
-    AnnounceSettings, AnnouncedPods, Announcing, Drain, FrontendKind, Planner, announcements,
+    AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcing, Drain, FrontendKind, Planner,
 };
 use crate::routes::tests::{in_namespace, run};
 
@@ -31,7 +31,8 @@ fn wanted(ranges: &[&str], vips: &[&str], drain: Drain) -> Announcements {
     }
     planner.apply(Listing::SERVICES.map(Event::Listed).into());
     planner.update();
-    announcements(&Announcing {
+    let mut decided = AnnouncePlan::default();
+    let by = Announcing {
         settings: &AnnounceSettings {
             pods: AnnouncedPods::Auto,
             kinds: [FrontendKind::LoadBalancerIp].into(),
@@ -48,8 +49,12 @@ fn wanted(ranges: &[&str], vips: &[&str], drain: Drain) -> Announcements {
         is_gone: false,
         drain,
         surveyed: &Surveyed::default(),
+        recorded: &BTreeMap::new(),
+        rejects: false,
         is_rejected: &|_| false,
-    })
+    };
+    decided.update(&by, None);
+    decided.decided().expect("it was decided").clone()
 }
 
 /// What `ip` says of a table, or of `all`, IPv4 first. (It fails for a table that nobody has used.)

@@ -69,20 +69,26 @@ fn unicast(to: &str, gateway: &str, link: u32, source: Option<&str>) -> Route {
         key: key(to, 1190, MAIN),
         target: Target::Unicast { gateway: Some(address(gateway)), link },
         source: source.map(address),
+        window: None,
     }
 }
 
 fn wanted(link: u32) -> Vec<Route> {
-    let to =
-        |to, metric, table, target| Route { key: key(to, metric, table), target, source: None };
+    let to = |to, metric, table, target| Route {
+        key: key(to, metric, table),
+        target,
+        source: None,
+        window: None,
+    };
     let local = Target::Local { link: 1 };
     let source = |address_of: &str, route| Route { source: Some(address(address_of)), ..route };
+    let windowed = |route| Route { window: NonZeroU32::new(0x8000_0001), ..route };
     vec![
         unicast("10.1.2.0/24", "192.0.2.7", link, None),
         unicast("2001:db8:1::/64", "2001:db8::7", link, Some("2001:db8::1")),
         to("10.9.0.0/16", 7, MAIN, Target::Unicast { gateway: None, link }),
-        to("203.0.113.7/32", 105, 219, Target::Blackhole),
-        to("2001:db8:5::7/128", 105, 1000, Target::Blackhole),
+        windowed(to("203.0.113.7/32", 105, 219, Target::Blackhole)),
+        windowed(to("2001:db8:5::7/128", 105, 1000, Target::Blackhole)),
         to("10.1.0.0/24", 20_000, MAIN, Target::Unreachable),
         to("2001:db8:2::/64", 20_000, MAIN, Target::Unreachable),
         source("192.0.2.1", to("10.96.0.10/32", 1, 255, local)),
@@ -155,6 +161,7 @@ fn each_refusal_names_its_command_and_all_others_are_done() {
             key: key("203.0.113.7/32", index, 219),
             target: Target::Blackhole,
             source: None,
+            window: None,
         };
         commands.extend((1..=1500).map(|index| Command::Add(table(index))));
         commands.push(Command::Add(ours));

@@ -277,7 +277,12 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     nodes[0]["spec"]["taints"] = json!([{ "key": "away", "effect": "NoSchedule" }]);
     fabric.segment.manifests.put("nodes", &nodes)?;
     fabric.until_said(VIPS[0], "(65535,0)", true)?;
-    fabric.until_said(&ranges(1)[0], "(65535,0)", false)
+    fabric.until_said(&ranges(1)[0], "(65535,0)", false)?;
+    // Traffic goes to another node that serves; where there is none, it stays.
+    fabric.put_web(&[(0, true), (1, true)])?;
+    fabric.until_next_hops(&[1])?;
+    fabric.put_web(&[(0, true)])?;
+    fabric.until_next_hops(&[0])
 }
 
 /// BIRD dies and does not come back: the agent says so, everything else goes on, and what BIRD has

@@ -4,6 +4,7 @@
 mod bgp;
 mod fabric;
 mod hostile;
+mod newest;
 mod reflector;
 mod rendered;
 mod segment;

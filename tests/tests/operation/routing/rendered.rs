@@ -61,7 +61,7 @@ fn peer() -> impl Strategy<Value = (Value, String)> {
     let multihop = prop_oneof![Just(0u8), any::<u8>()];
     let numbers = (asn, multihop, 1u16.., 0u8..=10, any::<u32>());
     let community = select(vec!["64512:100", "0:0", "65535:65281", "4294967295:1:2"]);
-    let classes = ["pod-cidr", "pod", "cluster-ip", "external-ip", "load-balancer-ip"];
+    let classes = ["pod-cidr", "pod", "fresh-pod", "cluster-ip", "external-ip", "load-balancer-ip"];
     let communities = prop::collection::btree_map(
         select(classes.to_vec()),
         prop::collection::vec(community, 0..3),

@@ -6,6 +6,7 @@
 //!   pod ─ node-3 ─ eth0 ─┘
 //! ```
 
+use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -154,7 +155,7 @@ impl Node {
     ) -> Result<Self> {
         let netns = host(&format!("{label}-node{number}"), number, switch)?;
         let run_dir = folder.path().join(format!("run-{number}"));
-        std::fs::create_dir_all(&run_dir)?;
+        fs::create_dir_all(&run_dir)?;
         let (folder, manifests) = (folder.path().join(format!("node-{number}")), manifests.clone());
         Ok(Self { agent: None, pod: None, netns, run_dir, folder, number, manifests })
     }
@@ -181,7 +182,7 @@ impl Node {
             Some(previous) => previous,
             None => {
                 let copy = self.run_dir.join("other");
-                std::fs::copy(binary::ours("denizen-agent")?, &copy)?;
+                fs::copy(binary::ours("denizen-agent")?, &copy)?;
                 copy
             }
         };
@@ -207,8 +208,8 @@ impl Node {
     pub(super) fn attach(&mut self) -> Result<()> {
         let conf = self.folder.join("net.d");
         let bin = self.folder.join("bin");
-        std::fs::create_dir_all(&conf)?;
-        std::fs::create_dir_all(&bin)?;
+        fs::create_dir_all(&conf)?;
+        fs::create_dir_all(&bin)?;
         for plugin in ["bridge", "host-local"] {
             symlink(binary::cni_plugins().join(plugin), bin.join(plugin))?;
         }
@@ -218,7 +219,7 @@ impl Node {
         command.args(flags).arg("--cni-conf-dir").arg(&conf).arg("--cni-bin-dir").arg(&bin);
         command.arg("--run-dir").arg(&self.run_dir);
         self.netns.run(|| checked(&mut command))??;
-        let text = std::fs::read_to_string(conf.join("10-denizen-bridge.conflist"))?;
+        let text = fs::read_to_string(conf.join("10-denizen-bridge.conflist"))?;
         let list: Value = serde_json::from_str(&text)?;
         let mut plugins = list["plugins"].as_array().context("plugins")?.clone();
         // The machine's own addresses are nobody's business here.
@@ -238,6 +239,18 @@ impl Node {
         let pod = Pod::attach(&self.netns, Netns::new("direct-pod")?, &name, chain)?;
         let server = serve(&pod.netns, &pod.addresses, &[(Protocol::Tcp, PORT)])?;
         Ok((server, pod))
+    }
+
+    /// The plugin has recorded all pods at another time, as `date` understands it.
+    pub(super) fn recorded(&self, when: &str) -> Result<()> {
+        let (path, next) = (self.run_dir.join("pods.json"), self.run_dir.join("next"));
+        let date = self.netns.output("date", &["-u", "-d", when, "+%FT%TZ"])?;
+        let mut state: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
+        let attachments = state["attachments"].as_object_mut().context("attachments")?;
+        attachments.values_mut().for_each(|it| it["addedAt"] = date.trim().into());
+        fs::write(&next, state.to_string())?;
+        fs::set_permissions(&next, fs::metadata(&path)?.permissions())?;
+        Ok(fs::rename(next, path)?)
     }
 
     pub(super) fn pod(&self) -> Result<&Pod> {

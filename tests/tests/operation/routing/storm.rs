@@ -63,7 +63,8 @@ fn come_and_go(routes: &mut Routes, changes: usize) -> Result<usize> {
         Ok(RouteKey { table: MAIN, destination: text.parse()?, metric: 77 })
     };
     let keys = (0..changes / 2).map(key).collect::<Result<Vec<_>>>()?;
-    let route = |key: &RouteKey| Route { key: *key, target: Target::Blackhole, source: None };
+    let route =
+        |key: &RouteKey| Route { key: *key, target: Target::Blackhole, source: None, window: None };
     let made = keys.iter().map(|key| Command::Add(route(key)));
     let commands: Vec<Command> = made.chain(keys.iter().copied().map(Command::Remove)).collect();
     let refused = routes.apply(&commands)?;

@@ -31,6 +31,8 @@ pub(super) const TORS: [u8; 2] = [101, 102];
 pub(super) const CLIENT: [&str; 2] = ["198.51.100.1", "2001:db8:100::1"];
 /// The sessions of one node: with both routers and both other nodes, in both families.
 pub(super) const SESSIONS: usize = 8;
+/// How a router honours that a node drains (RFC 8326), by whomever it hears of it.
+const GRACEFUL: &str = "if (65535,0) ~ bgp_community then bgp_local_pref = 0; accept;";
 const PASSWORD: &str = "of the routers; # \\ and 'quoted'";
 
 /// Everything. What runs ends before its namespaces do.
@@ -86,7 +88,7 @@ fn session(name: &str, [own, of]: [(IpAddr, u32); 2], options: &str) -> String {
     let n = if own.0.is_ipv4() { 4 } else { 6 };
     format!(
         "protocol bgp {name}_{n} {{ local {} as {}; neighbor {} as {}; {options} \
-         connect delay time 1; ipv{n} {{ import all; export all; }}; }}\n",
+         connect delay time 1; ipv{n} {{ import filter {{ {GRACEFUL} }}; export all; }}; }}\n",
         own.0, own.1, of.0, of.1
     )
 }
@@ -180,6 +182,8 @@ impl Underlay {
             for chain in chains(node, number) {
                 exact.push(node.attach_by(&chain)?);
             }
+            // Otherwise routers hear of each pod once more, a minute later.
+            node.recorded("1 hour ago")?;
         }
         let underlay = Self { speakers, tors, _spine: spine, exact, segment, client, routers };
         underlay.until_up()?;
@@ -265,7 +269,7 @@ impl Underlay {
 }
 
 /// The chains of pods that are not in the node's podCIDRs.
-fn chains(node: &Node, number: u8) -> [Chain; 2] {
+pub(super) fn chains(node: &Node, number: u8) -> [Chain; 2] {
     let data = node.run_dir.join("addresses");
     let range = |n: u8| [format!("10.{n}.{number}.0/24"), format!("fd0{n}:{number}::/64")];
     let gateway = |n: u8| [format!("10.{n}.{number}.1"), format!("fd0{n}:{number}::1")];
