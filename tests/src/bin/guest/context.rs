@@ -123,10 +123,12 @@ impl GuestContext {
         Ipvs { node: self.node(), variant, servers: self.servers.clone() }
     }
 
+    pub(crate) fn spawn(&self, flags: Vec<String>) -> Result<Agent> {
+        Agent::spawn(self.node(), self.fixture.cluster.settings_with(flags))
+    }
+
     pub(crate) fn start(&self, flags: Vec<String>) -> Result<Agent> {
-        let mut settings = self.fixture.cluster.settings();
-        settings.flags = flags;
-        let mut agent = Agent::spawn(self.node(), settings)?;
+        let mut agent = self.spawn(flags)?;
         agent.wait_programmed(PATIENCE)?;
         Ok(agent)
     }

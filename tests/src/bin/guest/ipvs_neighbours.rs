@@ -28,8 +28,8 @@ fn start(fixture: &Fixture, backend: &str) -> Result<Agent> {
     Ok(agent)
 }
 
-/// A host beside the node, which looks for services' addresses on the link itself.
-fn neighbour(node: &Netns) -> Result<Netns> {
+/// A host beside the node, which looks for these addresses of services on the link itself.
+pub(crate) fn neighbour(node: &Netns, services: [IpAddr; 2]) -> Result<Netns> {
     let host = Netns::new("neighbour")?;
     node.ip(&format!("link add {LINK} type veth peer name {LINK} netns {}", host.name()))?;
     for (at, own) in [(node, NODE), (&host, NEIGHBOUR)] {
@@ -38,7 +38,7 @@ fn neighbour(node: &Netns) -> Result<Netns> {
             "addr add {v4}/24 dev {LINK}\naddr add {v6}/64 dev {LINK} nodad\nlink set {LINK} up"
         ))?;
     }
-    for (service, version) in service_ips(10).into_iter().zip(["ipv4", "ipv6"]) {
+    for (service, version) in services.into_iter().zip(["ipv4", "ipv6"]) {
         host.ip(&format!("route add {service} dev {LINK}"))?;
         host.sysctl(&format!("net.{version}.neigh.{LINK}.retrans_time_ms"), "200")?;
     }
@@ -46,7 +46,7 @@ fn neighbour(node: &Netns) -> Result<Netns> {
 }
 
 /// Whether somebody on the link says that the address is theirs.
-fn is_claimed(host: &Netns, address: IpAddr) -> Result<bool> {
+pub(crate) fn is_claimed(host: &Netns, address: IpAddr) -> Result<bool> {
     host.output("ip", &["neigh", "flush", "dev", LINK])?;
     let to = address.to_string();
     Probe::tcp(SocketAddr::new(address, 80)).patience(SILENCE).ask_in(host);
@@ -55,14 +55,14 @@ fn is_claimed(host: &Netns, address: IpAddr) -> Result<bool> {
     Ok(observed("asked for", PATIENCE, look, is_known)?.contains("lladdr"))
 }
 
-fn has_table(node: &Netns) -> Result<bool> {
+pub(crate) fn has_table(node: &Netns) -> Result<bool> {
     Ok(node.output("nft", &["list", "tables"])?.contains("table arp denizen"))
 }
 
 pub(crate) fn are_not_told() -> Result<()> {
     let fixture = lasting::fixture("ipvs-link")?;
     let node = &fixture.cluster.world.node;
-    let host = neighbour(node)?;
+    let host = neighbour(node, service_ips(10))?;
     let agent = start(&fixture, "ipvs")?;
     for address in service_ips(10) {
         ensure!(!is_claimed(&host, address)?, "the node claims {address}");
