@@ -175,15 +175,13 @@ impl FlowContext {
             node_name: case.node.name.clone(),
             flags: [self.backend.flags(), case.agent_options()].concat(),
         };
-        let running = self.agent.take();
-        let (is_right, wrong) = match running {
-            Some(agent) if *agent.settings() == settings => (Some(agent), None),
-            other => (None, other),
-        };
-        wrong.map(Agent::terminate).transpose()?;
-        let mut agent = match is_right {
+        let is_right = |agent: &mut Agent| *agent.settings() == settings;
+        let mut agent = match self.agent.take_if(is_right) {
             Some(agent) => agent,
-            None => Agent::start(&self.world.node, settings)?,
+            None => {
+                self.agent.take().map(Agent::terminate).transpose()?;
+                Agent::start(&self.world.node, settings)?
+            }
         };
         agent.quiet();
         let (marker, recorded) = (self.marker(case), self.recorded()?);
