@@ -87,7 +87,7 @@ pub struct Status {
     pub affinity: Affinity,
     /// Stale conntrack entries deleted.
     pub flushed: u64,
-    /// Whether the search for stale entries after the last change is still running.
+    /// Whether the search for stale entries after the last change is still to come, or running.
     pub flushing: bool,
     /// Current errors.
     pub errors: Vec<String>,

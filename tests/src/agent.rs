@@ -29,7 +29,7 @@ pub const STARTING: Duration = Duration::from_secs(90);
 pub const CNI_CACHE: &str = "cni-cache";
 
 /// How an agent is to be run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The program: another agent's, or this workspace's.
     pub program: Option<PathBuf>,
@@ -44,7 +44,7 @@ pub struct Settings {
 }
 
 /// Where the agent's objects come from.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Objects {
     /// A folder of manifests.
     Manifests(PathBuf),
@@ -170,6 +170,11 @@ impl Agent {
             Ok(is_programmed)
         })
         .map_err(|error| anyhow!("{error:#}:\n{}", self.log()))
+    }
+
+    /// How it is run.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Its run directory.

@@ -104,11 +104,11 @@ impl Fixture {
 
     /// Whose address that is.
     pub fn owner(&self, address: IpAddr) -> Option<Who> {
-        let of_node = self.cluster.is_nodes(address).unwrap_or(false).then_some(Who::ThisNode);
+        let is_nodes = || self.cluster.is_nodes(address).unwrap_or(false).then_some(Who::ThisNode);
         EVERYONE
             .into_iter()
             .find(|who| self.address(*who, address).is_ok_and(|it| it == address))
-            .or(of_node)
+            .or_else(is_nodes)
     }
 
     /// Asks `to` as `who`, from its own address.

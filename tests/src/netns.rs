@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Once;
@@ -12,8 +13,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, setns};
+use denizen_netlink::{Socket, Writer};
+use nix::libc;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -24,6 +27,9 @@ const FOLDER: &str = "/run/netns";
 
 /// The namespace that the thread which asks is in.
 const THIS_THREADS: &str = "/proc/thread-self/ns/net";
+
+/// The index of every namespace's loopback interface (`LOOPBACK_IFINDEX`).
+const LOOPBACK: u32 = 1;
 
 /// What a bind mount has no use for.
 const NOTHING: Option<&str> = None;
@@ -67,17 +73,29 @@ impl Netns {
     /// A new namespace of exactly this name, for one that is to outlive this process (see
     /// [`Self::keep`]).
     pub fn named(name: &str) -> Result<Self> {
-        checked(Command::new("ip").args(["netns", "add", name]))?;
+        static FOLDER_IS_SHARED: Once = Once::new();
+        FOLDER_IS_SHARED.call_once(share_folder);
         let namespace = Self { name: name.to_owned(), kept: false };
+        File::create_new(namespace.path())?;
+        let made = thread::scope(|scope| scope.spawn(|| namespace.make()).join());
+        made.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            .with_context(|| format!("cannot make the namespace {name}"))?;
+        Ok(namespace)
+    }
+
+    /// Moves this thread into a new namespace, and gives that its name: as `ip netns add`, without
+    /// a program's start.
+    fn make(&self) -> Result<()> {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        mount(Some(THIS_THREADS), &self.path(), NOTHING, MsFlags::MS_BIND, NOTHING)?;
         if Path::new("/proc/net/if_inet6").exists() {
             // Duplicate address detection makes an IPv6 address unusable for its first second or
             // two.
-            namespace.sysctl("net.ipv6.conf.default.accept_dad", "0")?;
-            namespace.sysctl("net.ipv6.conf.default.dad_transmits", "0")?;
-            namespace.sysctl("net.ipv6.conf.default.accept_ra", "0")?;
+            for key in ["accept_dad", "dad_transmits", "accept_ra"] {
+                fs::write(Path::new("/proc/sys/net/ipv6/conf/default").join(key), "0")?;
+            }
         }
-        namespace.ip("link set lo up")?;
-        Ok(namespace)
+        set_loopback_up()
     }
 
     /// Its name, as `ip netns exec` takes it.
@@ -197,13 +215,41 @@ fn opened(path: &Path) -> Result<File> {
     File::open(path).with_context(|| format!("cannot open namespace {}", path.display()))
 }
 
+/// Has `ip` make the folder, as a mount point whose mounts other mount namespaces see.
+fn share_folder() {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    if mounts.contains(&format!(" {FOLDER} ")) {
+        return;
+    }
+    let name = unique("first");
+    let _ = Command::new("ip").args(["netns", "add", &name]).status();
+    remove(&name);
+}
+
+/// `ip link set lo up` for this thread's namespace.
+fn set_loopback_up() -> Result<()> {
+    // `struct ifinfomsg`: no family and no type; the index; the flags, and which of them change.
+    let up = (libc::IFF_UP as u32).to_ne_bytes();
+    let header = [[0; 4], LOOPBACK.to_ne_bytes(), up, up].concat();
+    let mut socket = Socket::route()?;
+    let sequence = socket.sequences(1);
+    let mut request = Writer::default();
+    let kind = libc::RTM_NEWLINK;
+    let message = request.begin_message_with(kind, libc::NLM_F_ACK as u16, sequence, &header);
+    request.end_message(message);
+    socket.send(request.bytes())?;
+    Ok(socket.outcome(sequence)?)
+}
+
 /// Removes the namespace `name` and first ends whatever still runs in it.
 pub fn remove(name: &str) {
-    for pid in processes_in(name) {
+    let path = Path::new(FOLDER).join(name);
+    for pid in processes_in(&path) {
         // It may have ended by itself in the meantime, which is what we want.
         let _ = kill(pid, Signal::SIGKILL);
     }
-    let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
+    let _ = umount2(&path, MntFlags::MNT_DETACH);
+    let _ = fs::remove_file(&path);
 }
 
 /// Names of the namespaces that exist on this machine and begin with `prefix`.
@@ -215,16 +261,16 @@ pub fn names_with(prefix: &str) -> Vec<String> {
     names.filter(|name| name.starts_with(prefix)).collect()
 }
 
-/// The processes that run inside namespace `name`.
-fn processes_in(name: &str) -> Vec<Pid> {
-    let Ok(output) =
-        Command::new("ip").args(["netns", "pids", name]).stderr(Stdio::null()).output()
-    else {
+/// The processes that run inside the namespace that the file at `path` stands for.
+fn processes_in(path: &Path) -> Vec<Pid> {
+    let identity = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    let (Some(namespace), Ok(entries)) = (identity(path), fs::read_dir("/proc")) else {
         return Vec::new();
     };
-    let text = String::from_utf8_lossy(&output.stdout);
-    let pids = text.lines().filter_map(|line| line.trim().parse().ok()).map(Pid::from_raw);
-    pids.filter(|pid| *pid != Pid::this()).collect()
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let pids = names.filter_map(|name| name.parse().ok()).map(Pid::from_raw);
+    let is_in = |pid: &Pid| identity(Path::new(&format!("/proc/{pid}/ns/net"))) == Some(namespace);
+    pids.filter(|pid| *pid != Pid::this() && is_in(pid)).collect()
 }
 
 /// A folder for one test's files, in memory, as the run directory of a real node is: the plugin

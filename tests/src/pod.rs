@@ -2,11 +2,13 @@
 //! exact address; recorded by the real `denizen` plugin either way.
 
 use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use nix::net::if_::if_nametoindex;
 use serde_json::{Value, json};
 
 use crate::cni::{Added, CNI_VERSION, Call, Chain, POD_INTERFACE, Refusal};
@@ -15,6 +17,9 @@ use crate::world::{host_length, nodad};
 
 /// The bridge of bridged pods.
 pub const BRIDGE: &str = "cni0";
+
+/// Where it is made by hand: the kernel's own choice changes with the bridge's ports.
+const BRIDGE_MAC: &str = "02:00:00:00:00:01";
 
 /// How a pod's packets reach the node's stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,8 +137,13 @@ impl Pod {
     /// DEL, as the runtime does it when the pod ends, and the end of its interface.
     pub fn detach(self, node: &Netns) -> Result<()> {
         self.forget(node)?;
-        // The plugin that made the interface has removed it; one made by hand is still there.
-        let _ = node.ip(&format!("link del {}", self.host_interface));
+        // The plugin that made the interface has removed it, and has made no such routes; what was
+        // made by hand is still there.
+        let mut commands = String::new();
+        for address in &self.addresses {
+            writeln!(commands, "route del {address} dev {}", self.input_interface)?;
+        }
+        let _ = node.ip(&format!("{commands}link del {}", self.host_interface));
         Ok(())
     }
 
@@ -179,6 +189,16 @@ fn addresses_of(result: &Value) -> Vec<IpAddr> {
     texts.filter_map(|text| text.parse().ok()).collect()
 }
 
+/// A MAC address that goes with a pod's addresses: whoever knows them from a pod that had them
+/// before still finds them.
+fn mac_of(addresses: &[IpAddr]) -> String {
+    let mut hasher = DefaultHasher::new();
+    addresses.hash(&mut hasher);
+    let bytes = hasher.finish().to_be_bytes();
+    let octets = bytes[..5].iter().map(|byte| format!(":{byte:02x}"));
+    format!("02{}", octets.collect::<String>())
+}
+
 /// The node's side. Gateways are link-scoped: they are in nobody's range, whatever the pods'
 /// addresses are.
 fn wire_node(
@@ -193,19 +213,24 @@ fn wire_node(
             "addr replace 169.254.1.1/32 dev {device}\naddr replace fe80::1/64 dev {device} nodad\n"
         )
     };
-    let mut commands =
-        format!("link add {veth} type veth peer name {POD_INTERFACE} netns {}\n", pod.name());
+    let mac = mac_of(addresses);
+    // One program's start: an emulated processor takes long for each.
+    let mut commands = format!(
+        "link add {veth} type veth peer name {POD_INTERFACE} address {mac} netns {}\n",
+        pod.name()
+    );
     let device = match wiring {
         Wiring::Routed => {
             write!(commands, "link set {veth} up\n{}", gateway(veth))?;
             veth
         }
         Wiring::Bridged => {
-            if node.ip(&format!("link show {BRIDGE}")).is_err() {
-                node.ip(&format!("link add {BRIDGE} type bridge\nlink set {BRIDGE} up"))?;
+            if node.run(|| if_nametoindex(BRIDGE))?.is_err() {
+                writeln!(commands, "link add {BRIDGE} address {BRIDGE_MAC} type bridge")?;
+                writeln!(commands, "link set {BRIDGE} up")?;
             }
             // Also where the `bridge` plugin made it and gave it gateways of its own.
-            node.ip(&gateway(BRIDGE))?;
+            commands += &gateway(BRIDGE);
             writeln!(
                 commands,
                 "link set {veth} master {BRIDGE}\nlink set {veth} type bridge_slave hairpin on"

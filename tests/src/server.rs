@@ -172,10 +172,14 @@ impl Listener {
 /// What a socket received, and from whom.
 pub(crate) fn receive_from(socket: &Socket, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
     let (length, peer) = recvfrom::<SockaddrStorage>(socket.as_raw_fd(), buffer)?;
-    let v4 = |peer: &SockaddrStorage| peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
-    let v6 = |peer: &SockaddrStorage| peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
-    let peer = peer.and_then(|peer| v4(&peer).or_else(|| v6(&peer)));
+    let peer = peer.as_ref().and_then(socket_address);
     Ok((length, peer.ok_or_else(|| io::Error::other("a peer that has no IP address"))?))
+}
+
+/// An address of IPv4 or IPv6.
+pub(crate) fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = address.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into())))
 }
 
 /// What is answered: the address that answers and the one it was asked from.

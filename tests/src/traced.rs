@@ -81,13 +81,36 @@ pub enum Sent {
 /// # Errors
 /// The kernel's, that of `begin`, and when the process ends.
 pub fn stopped_behind(pid: Pid, count: usize, begin: impl FnOnce() -> Result<()>) -> Result<Sent> {
+    followed(pid, begin, |sent| Ok(sent >= count))
+}
+
+/// Looks whenever the first thread of process `pid` has sent through a netlink socket, and has it
+/// stand still meanwhile. It goes on when it has nothing more to send. Returns how often that was.
+///
+/// # Errors
+/// The kernel's, that of a look, and when the process ends.
+pub fn at_each_message(pid: Pid, mut look: impl FnMut(usize) -> Result<()>) -> Result<usize> {
+    match followed(pid, || Ok(()), |sent| look(sent).map(|()| false))? {
+        Sent::Only(count) => Ok(count),
+        Sent::Stopped => bail!("stopped, although nobody wanted it to"),
+    }
+}
+
+/// Follows the first thread of process `pid` from `begin` on, and asks each time that it has sent,
+/// and before, whether it is to stop there.
+fn followed(
+    pid: Pid,
+    begin: impl FnOnce() -> Result<()>,
+    mut is_enough: impl FnMut(usize) -> Result<bool>,
+) -> Result<Sent> {
     ptrace::seize(pid, Options::PTRACE_O_TRACESYSGOOD)?;
     ptrace::interrupt(pid)?;
     waitpid(pid, None)?;
     begin()?;
     let (mut sent, mut is_inside, mut sends, mut signal) = (0, false, false, None);
+    let mut is_done = is_enough(sent)?;
     let mut since = Instant::now();
-    while sent < count {
+    while !is_done {
         ptrace::syscall(pid, signal.take())?;
         match next_stop(pid, since + QUIET)? {
             None => {
@@ -99,7 +122,9 @@ pub fn stopped_behind(pid: Pid, count: usize, begin: impl FnOnce() -> Result<()>
             Some(WaitStatus::PtraceSyscall(_)) if is_inside => {
                 is_inside = false;
                 if std::mem::take(&mut sends) {
-                    (sent, since) = (sent + 1, Instant::now());
+                    sent += 1;
+                    is_done = is_enough(sent)?;
+                    since = Instant::now();
                 }
             }
             Some(WaitStatus::PtraceSyscall(_)) => (is_inside, sends) = (true, is_sending(pid)?),

@@ -18,9 +18,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use nix::ifaddrs::getifaddrs;
 use tempfile::TempDir;
 
 use crate::netns::{self, Netns};
+use crate::server::socket_address;
 
 /// The addresses that the world's hosts have. Nothing but these tells which is whose.
 #[derive(Debug, Clone)]
@@ -57,6 +59,9 @@ table inet fabric {
     }
 }
 "#;
+
+/// A host's way to everybody over IPv4.
+const GATEWAY: &str = "route replace default via 169.254.0.1 dev eth0 onlink";
 
 /// Parses an address that a test wrote down.
 ///
@@ -120,13 +125,8 @@ impl World {
         let world = Self { node, client, remote, fabric, addresses, folder };
         world.let_packets_through()?;
         world.lay_links()?;
+        world.address_hosts()?;
         world.route()?;
-        for address in &world.addresses.client {
-            world.place(&world.client, "client", *address)?;
-        }
-        for address in &world.addresses.remote {
-            world.place(&world.remote, "remote", *address)?;
-        }
         Ok(world)
     }
 
@@ -165,20 +165,41 @@ impl World {
     /// Every address of the node now, those of bridges and of pods' host interfaces too: what a
     /// masqueraded packet may come from.
     pub fn node_addresses(&self) -> Result<Vec<IpAddr>> {
-        let text = self.node.output("ip", &["-o", "addr", "show"])?;
-        let words = |line: &str| line.split_whitespace().nth(3).map(str::to_owned);
-        let addresses = text.lines().filter_map(words);
-        Ok(addresses.filter_map(|word| word.split('/').next()?.parse().ok()).collect())
+        let listed = self.node.run(|| -> nix::Result<Vec<IpAddr>> {
+            let all = getifaddrs()?;
+            Ok(all.filter_map(|it| Some(socket_address(it.address.as_ref()?)?.ip())).collect())
+        })?;
+        listed.context("cannot list the node's addresses")
     }
 
     /// Gives the remote node one more pod address.
     pub fn add_remote(&self, address: IpAddr) -> Result<()> {
-        self.place(&self.remote, "remote", address)
+        self.place("remote", &self.remote, &[Place::Add(address)])
     }
 
     /// Gives the outside one more host address.
     pub fn add_client(&self, address: IpAddr) -> Result<()> {
-        self.place(&self.client, "client", address)
+        self.place("client", &self.client, &[Place::Add(address)])
+    }
+
+    /// From now on the hosts outside and the pods of the other node have these addresses, and no
+    /// others.
+    pub fn replace_others(&mut self, client: Vec<IpAddr>, remote: Vec<IpAddr>) -> Result<()> {
+        self.place("client", &self.client, &changes(&self.addresses.client, &client))?;
+        self.place("remote", &self.remote, &changes(&self.addresses.remote, &remote))?;
+        (self.addresses.client, self.addresses.remote) = (client, remote);
+        Ok(())
+    }
+
+    fn place(&self, link: &str, host: &Netns, changes: &[Place]) -> Result<()> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let mut commands: String = changes.iter().map(|change| change.on_host()).collect();
+        // It went with the last IPv4 address, if that went.
+        commands += GATEWAY;
+        host.ip(&commands)?;
+        self.fabric.ip(&changes.iter().map(|change| change.on_fabric(link)).collect::<String>())
     }
 
     /// Has the node's connection tracking forget connections soon after they end. Thousands a
@@ -208,54 +229,92 @@ impl World {
     fn lay_links(&self) -> Result<()> {
         // What its ICMPv6 errors come from: nobody forwards one that comes from a link-local
         // address.
-        self.fabric.ip("addr add fd00:fab::1/128 dev lo nodad")?;
+        let mut commands = "addr add fd00:fab::1/128 dev lo nodad\n".to_owned();
         for (link, peer) in
             [("node", &self.node), ("client", &self.client), ("remote", &self.remote)]
         {
             let (near, far) = (format!("to-{link}"), peer.name());
-            let mut commands = format!("link add {near} type veth peer name eth0 netns {far}\n");
+            writeln!(commands, "link add {near} type veth peer name eth0 netns {far}")?;
             // The same gateway address on every link: nobody's traffic goes to it, only its MAC is
             // asked for.
             writeln!(commands, "addr add 169.254.0.1/32 dev {near}\nlink set {near} up")?;
             writeln!(commands, "addr add fe80::1/64 dev {near} nodad")?;
-            self.fabric.ip(&commands)?;
-            peer.ip("link set eth0 up\naddr add fe80::2/64 dev eth0 nodad")?;
         }
-        let mut commands = String::new();
-        for address in &self.addresses.node {
-            writeln!(commands, "addr add {address}/{} dev eth0", host_length(*address))?;
+        self.fabric.ip(&commands)
+    }
+
+    /// Each host's own side: a command is a program's start, so that there are few of them.
+    fn address_hosts(&self) -> Result<()> {
+        let Addresses { node, client, remote } = &self.addresses;
+        // The node sends from its first address.
+        let first = node.iter().find(|address| address.is_ipv4());
+        let source = first.map(|first| format!("src {first}")).unwrap_or_default();
+        for (host, addresses, source) in [
+            (&self.node, node, source.as_str()),
+            (&self.client, client, ""),
+            (&self.remote, remote, ""),
+        ] {
+            let mut commands = "link set eth0 up\naddr add fe80::2/64 dev eth0 nodad\n".to_owned();
+            commands.extend(addresses.iter().map(|address| Place::Add(*address).on_host()));
+            writeln!(commands, "{GATEWAY} {source}\nroute add default via fe80::1 dev eth0")?;
+            host.ip(&commands)?;
         }
-        self.node.ip(&commands)
+        Ok(())
     }
 
     fn route(&self) -> Result<()> {
-        for host in [&self.node, &self.client, &self.remote] {
-            host.ip("route add default via 169.254.0.1 dev eth0 onlink")?;
-            host.ip("route add default via fe80::1 dev eth0")?;
-        }
+        let Addresses { node, client, remote } = &self.addresses;
         let mut commands = String::new();
-        for address in &self.addresses.node {
+        for address in node {
             writeln!(commands, "route add {address} dev to-node")?;
         }
-        if let Some(first) = self.addresses.node.iter().find(|address| address.is_ipv4()) {
+        if let Some(first) = node.iter().find(|address| address.is_ipv4()) {
             writeln!(commands, "route add default via {first} dev to-node onlink")?;
-            // The node sends from its first address, whichever it was given first to reach it.
-            self.node
-                .ip(&format!("route change default via 169.254.0.1 dev eth0 onlink src {first}"))?;
         }
         writeln!(commands, "route add default via fe80::2 dev to-node")?;
+        for (link, addresses) in [("client", client), ("remote", remote)] {
+            commands.extend(addresses.iter().map(|address| Place::Add(*address).on_fabric(link)));
+        }
         self.fabric.ip(&commands)?;
         // By nft, since the kernel's own "no route" answers are limited to one a second.
         self.fabric.nft(NO_WAY_BACK)
     }
+}
 
-    /// Gives `host` an address and the fabric the way to it.
-    fn place(&self, host: &Netns, link: &str, address: IpAddr) -> Result<()> {
-        let length = host_length(address);
-        host.ip(&format!("addr add {address}/{length} dev eth0 {}", nodad(address)))?;
-        let via = if address.is_ipv4() { "" } else { "via fe80::2" };
-        self.fabric.ip(&format!("route add {address} {via} dev to-{link}"))
+/// A change of a host's addresses.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Add(IpAddr),
+    Remove(IpAddr),
+}
+
+impl Place {
+    fn on_host(self) -> String {
+        let (verb, address, nodad) = match self {
+            Self::Add(address) => ("add", address, nodad(address)),
+            Self::Remove(address) => ("del", address, ""),
+        };
+        format!("addr {verb} {address}/{} dev eth0 {nodad}\n", host_length(address))
     }
+
+    /// The fabric's way to it.
+    fn on_fabric(self, link: &str) -> String {
+        let (verb, address) = match self {
+            Self::Add(address) => ("add", address),
+            Self::Remove(address) => ("del", address),
+        };
+        let via = if address.is_ipv4() { "" } else { "via fe80::2" };
+        format!("route {verb} {address} {via} dev to-{link}\n")
+    }
+}
+
+/// What makes these addresses those.
+fn changes(from: &[IpAddr], to: &[IpAddr]) -> Vec<Place> {
+    let missing = |of: &[IpAddr], there: &[IpAddr]| -> Vec<IpAddr> {
+        of.iter().filter(|address| !there.contains(address)).copied().collect()
+    };
+    let new = missing(to, from).into_iter().map(Place::Add);
+    new.chain(missing(from, to).into_iter().map(Place::Remove)).collect()
 }
 
 /// The keyword that makes an IPv6 address usable at once; IPv4 knows no such delay.

@@ -5,7 +5,7 @@ use std::future::pending;
 
 use serde::Serialize;
 use thiserror::Error;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::iptables::{self, Iptables, IptablesError};
 use super::ipvs::{self, IpvsBackend, IpvsBackendError, Kernel as IpvsKernel, ServersError};
@@ -102,6 +102,11 @@ impl Chosen {
     /// # Errors
     /// [`ChosenError`] when the kernel, or the programs, are not to be had.
     pub fn open(config: BackendConfig) -> Result<Self, ChosenError> {
+        match config.name {
+            BackendName::Ipvs => {}
+            // Before it touches the rules that refuse there.
+            BackendName::Nftables | BackendName::Iptables | BackendName::None => refuse_others(),
+        }
         Ok(match config.name {
             BackendName::Nftables => Self::Nftables(Box::new(Nftables::open()?)),
             BackendName::Iptables => {
@@ -147,7 +152,7 @@ impl Chosen {
         let (count, variant) = match self {
             Self::Nftables(_) | Self::Ipvs(_) => (0, None),
             Self::Iptables(iptables) => (iptables.remove_tables()?, Some(iptables.variant())),
-            Self::None => (Nftables::cleanup(&mut Kernel::open()?)?, None),
+            Self::None => (Nftables::remove_all_but_arp(&mut Kernel::open()?)?, None),
         };
         if count > 0 {
             info!(count, "the nftables backend's tables are removed");
@@ -155,9 +160,21 @@ impl Chosen {
         // Last: the tables sent connections there.
         match self {
             Self::Ipvs(_) => {}
-            Self::Nftables(_) | Self::Iptables(_) | Self::None => drop(IpvsKernel::drain()?),
+            Self::Nftables(_) | Self::Iptables(_) | Self::None => {
+                IpvsKernel::drain()?;
+                Nftables::remove_arp(&mut self.beside()?)?;
+            }
         }
         Ok(variant)
+    }
+}
+
+/// Without it the node's own ports may answer at the addresses of virtual servers for a moment. That
+/// is no reason to serve nobody.
+fn refuse_others() {
+    if let Err(error) = IpvsKernel::refuse_others() {
+        let error = describe(&error);
+        warn!(error, "the ipvs backend's virtual servers are left as they are");
     }
 }
 

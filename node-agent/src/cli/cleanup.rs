@@ -83,9 +83,12 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
                     println!("removed denizen's rules from {chains} of other firewalls' chains");
                 }
             }),
+        // These refuse what rules refused, until the addresses are not routed here any more.
+        Kernel::refuse_others().context("cannot have IPVS refuse unused ports"),
         tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
         // The rules are gone that send connections there.
         virtual_servers().map(|count| print_removed(count, "virtual server")),
+        arp_table().map(|count| print_removed(count, "nftables table of ARP")),
         chains(args.kube_proxy).map(|chains| print_removed(chains, "iptables chain")),
         routes().map(|routes| print_removed(routes, "route")),
         learned(run_dir),
@@ -215,12 +218,18 @@ fn announcements() -> anyhow::Result<usize> {
 
 fn tables() -> anyhow::Result<usize> {
     let mut kernel = NfTables::open().context("cannot open netlink to nf_tables")?;
-    let (services, firewall) = (Nftables::cleanup(&mut kernel)?, Firewall::cleanup(&mut kernel)?);
+    let services = Nftables::remove_all_but_arp(&mut kernel)?;
+    let firewall = Firewall::cleanup(&mut kernel)?;
     if firewall > 0 {
         let mut conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
         conntrack.permit_all().context("forbidden connections keep their mark")?;
     }
     Ok(services + firewall + Unserved::remove(&mut kernel)?)
+}
+
+fn arp_table() -> anyhow::Result<usize> {
+    let mut kernel = NfTables::open().context("cannot open netlink to nf_tables")?;
+    Ok(Nftables::remove_arp(&mut kernel)?)
 }
 
 fn virtual_servers() -> anyhow::Result<usize> {

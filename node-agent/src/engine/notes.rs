@@ -100,7 +100,7 @@ impl<B: Backend> Engine<B> {
             network_policy,
             affinity: affinity.clone(),
             flushed: self.flushed,
-            flushing: self.flushing,
+            flushing: self.flushing || !self.is_settled(),
             errors,
         }
     }

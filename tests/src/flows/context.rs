@@ -1,29 +1,46 @@
-//! One case of the table as a world: its hosts, its pods, its servers, its agent.
+//! Cases of the table as a world: its hosts, its pods, its servers, its agent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
+use denizen_state::RunDir;
 use serde_json::{Value, json};
 
 use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
-use crate::agent::{Agent, Objects, Settings};
-use crate::manifest::{self, Manifests};
+use crate::agent::{Agent, Objects, STARTING, Settings};
+use crate::ctnetlink;
+use crate::eventually::eventually;
+use crate::manifest::{self, Manifests, Port};
 use crate::netns::Netns;
 use crate::pod::{Pod, Wiring};
+use crate::probe::Protocol;
 use crate::server::{Listen, Server};
 use crate::world::{Addresses, World, host_length};
+
+/// What the namespaces are called.
+const LABEL: &str = "flow";
 
 /// How many packets are traced at once. Each trace hears of all the others' chains, and of too many
 /// the kernel cannot keep the messages (45 at once: over 8 MB for each).
 const TRACES: usize = 15;
 
-/// A case, ready to be played.
-pub(super) struct CaseContext {
-    pub(super) agent: Agent,
+/// A node on which cases are played, one after the other. Each finds its own pods, hosts, objects
+/// and agent there, and nothing of the one before: what both have stays, the rest goes.
+pub(super) struct FlowContext {
+    agent: Option<Agent>,
+    servers: Vec<Server>,
     pods: Vec<Pod>,
-    _servers: Vec<Server>,
+    /// Addresses that the node borrows.
+    borrowed: BTreeSet<IpAddr>,
     pub(super) world: World,
+    backend: Backend,
+    wiring: Wiring,
+    /// How many cases there were.
+    cases: u8,
+    /// How many pods there were.
+    names: usize,
     /// How many flows are played at once.
     pub(super) at_once: usize,
     /// Whether the kernel is asked what the rules do to each packet.
@@ -38,30 +55,167 @@ struct Listens {
     node: BTreeSet<Listen>,
 }
 
-impl CaseContext {
-    pub(super) fn new(case: &Case, backend: Backend, label: &str, wiring: Wiring) -> Result<Self> {
-        let listens = Listens::of(case)?;
-        let world = World::new(label, addresses(case, &listens))?;
-        borrow_addresses(case, &world)?;
-        let run_dir = world.subfolder("run")?;
-        let mut pods = Vec::new();
-        for (index, addresses) in local_pods(case, &listens).iter().enumerate() {
-            let name = format!("p{index}");
-            let netns = Netns::new(&format!("{label}-{name}"))?;
-            let mut pod = Pod::wire(&world.node, netns, &name, wiring, addresses)?;
-            pod.record(&world.node, &run_dir, &Value::Null)?;
-            pods.push(pod);
-        }
-        let servers = listens.serve(&world, &pods)?;
-        let settings = write_down(case, backend, &world)?;
-        let agent = Agent::start(&world.node, settings)?;
+impl FlowContext {
+    /// A node with these addresses. No case is there yet.
+    pub(super) fn new(node: &[IpAddr], backend: Backend, wiring: Wiring) -> Result<Self> {
+        let addresses = Addresses { node: node.to_vec(), client: Vec::new(), remote: Vec::new() };
         let (at_once, is_traced) = match backend {
             Backend::Nftables | Backend::IptablesNft => (TRACES, true),
-            Backend::IptablesLegacy => (case.flows.len().max(1), false),
+            Backend::IptablesLegacy => (usize::MAX, false),
             // What IPVS counts is one flow's if no other is played meanwhile.
             Backend::Ipvs => (1, false),
         };
-        Ok(Self { agent, pods, _servers: servers, world, at_once, is_traced })
+        Ok(Self {
+            agent: None,
+            servers: Vec::new(),
+            pods: Vec::new(),
+            borrowed: BTreeSet::new(),
+            world: World::new(LABEL, addresses)?,
+            backend,
+            wiring,
+            cases: 0,
+            names: 0,
+            at_once,
+            is_traced,
+        })
+    }
+
+    /// The case takes the place of the one before, and is programmed.
+    pub(super) fn enter(&mut self, case: &Case) -> Result<()> {
+        let listens = Listens::of(case)?;
+        self.servers.clear();
+        let (client, remote) = others(case, &listens);
+        self.world.replace_others(client, remote)?;
+        self.replace_pods(local_pods(case, &listens))?;
+        self.borrow_addresses(case)?;
+        self.servers = listens.serve(&self.world, &self.pods)?;
+        // Whom a client met before is no matter of this case.
+        self.world.node.run(ctnetlink::forget)??;
+        self.cases += 1;
+        self.put(case)?;
+        self.program(case)
+    }
+
+    /// The pods of the node become those with these addresses.
+    fn replace_pods(&mut self, wanted: Vec<Vec<IpAddr>>) -> Result<()> {
+        let Self { world, wiring, names, .. } = self;
+        let (kept, gone): (Vec<_>, Vec<_>) =
+            self.pods.drain(..).partition(|pod| wanted.contains(&pod.addresses));
+        self.pods = kept;
+        gone.into_iter().try_for_each(|pod| pod.detach(&world.node))?;
+        for addresses in wanted {
+            if self.pods.iter().any(|pod| pod.addresses == addresses) {
+                continue;
+            }
+            *names += 1;
+            let name = format!("p{names}");
+            let netns = Netns::new(&format!("{LABEL}-{name}"))?;
+            let mut pod = Pod::wire(&world.node, netns, &name, *wiring, &addresses)?;
+            pod.record(&world.node, &world.subfolder("run")?, &Value::Null)?;
+            self.pods.push(pod);
+        }
+        Ok(())
+    }
+
+    /// A packet of the node's that comes from an address which is not the node's: a service address
+    /// that something bound to the loopback interface, as some load balancers do.
+    fn borrow_addresses(&mut self, case: &Case) -> Result<()> {
+        let from_node = case.flows.iter().filter(|flow| flow.from_kind == From::Node);
+        let is_borrowed = |ip: &IpAddr| !ip.is_loopback() && !case.node.ips.contains(ip);
+        let wanted: BTreeSet<_> = from_node.map(|flow| flow.from).filter(is_borrowed).collect();
+        let mut commands = String::new();
+        for (verb, changed) in
+            [("del", &self.borrowed - &wanted), ("add", &wanted - &self.borrowed)]
+        {
+            for ip in changed {
+                writeln!(commands, "addr {verb} {ip}/{} dev lo", host_length(ip))?;
+            }
+        }
+        self.borrowed = wanted;
+        if commands.is_empty() { Ok(()) } else { self.world.node.ip(&commands) }
+    }
+
+    /// Writes the case's objects where the agent finds them, all in one step, and one more by which
+    /// to know that it has.
+    fn put(&self, case: &Case) -> Result<()> {
+        let ips = &case.node.ips;
+        let primary = |v4: bool| ips.iter().copied().find(|address| address.is_ipv4() == v4);
+        let primaries: Vec<_> = [primary(true), primary(false)].into_iter().flatten().collect();
+        let mut objects = vec![
+            manifest::node(&case.node.name, &primaries, &case.node.zone),
+            json!({
+                "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+                "metadata": { "name": "kubernetes" }, "spec": { "cidrs": case.config.service_cidrs },
+            }),
+            manifest::service("the-case", &[self.marker(case).ip()], &[Port::tcp("none", 1, 1)]),
+        ];
+        objects.extend(case.services.iter().chain(&case.endpointslices).cloned());
+        self.manifests()?.put("case", &objects)
+    }
+
+    /// The frontend of a service that nobody serves, and that is another one in each case.
+    fn marker(&self, case: &Case) -> SocketAddr {
+        let ip = match case.node.ips[0] {
+            IpAddr::V4(_) => [198, 19, 255, self.cases].into(),
+            IpAddr::V6(_) => [0x2001, 0xdb8, 0xca5e, 0, 0, 0, 0, self.cases.into()].into(),
+        };
+        SocketAddr::new(ip, 1)
+    }
+
+    fn manifests(&self) -> Result<Manifests> {
+        Manifests::in_folder(&self.world.folder().join("manifests"))
+    }
+
+    /// Has an agent as the case wants it program all this: the one that runs, if it is such a one.
+    fn program(&mut self, case: &Case) -> Result<()> {
+        let settings = Settings {
+            program: None,
+            objects: Objects::Manifests(self.manifests()?.folder().to_owned()),
+            run_dir: self.world.subfolder("run")?,
+            node_name: case.node.name.clone(),
+            flags: [self.backend.flags(), case.agent_options()].concat(),
+        };
+        let is_right = |agent: &mut Agent| *agent.settings() == settings;
+        let mut agent = match self.agent.take_if(is_right) {
+            Some(agent) => agent,
+            None => {
+                self.agent.take().map(Agent::terminate).transpose()?;
+                Agent::start(&self.world.node, settings)?
+            }
+        };
+        agent.quiet();
+        let (marker, recorded) = (self.marker(case), self.recorded()?);
+        eventually("programmed", STARTING, || {
+            let asked = agent.explain(case.node.ips[0], None, marker, Protocol::Tcp)?;
+            let status = agent.ask_directly(&json!({ "status": {} }))?;
+            let is_known = asked.verdict == "reject" && status["generation"] == json!(recorded);
+            Ok(is_known && status["flushing"] == false)
+        })?;
+        self.agent = Some(agent);
+        Ok(())
+    }
+
+    /// The state file's generation; `None` if no pod was ever recorded.
+    fn recorded(&self) -> Result<Option<u64>> {
+        let state = RunDir::open(&self.world.subfolder("run")?)?.read()?;
+        Ok(state.map(|state| state.generation.0))
+    }
+
+    /// The running agent.
+    pub(super) fn agent(&self) -> Result<&Agent> {
+        self.agent.as_ref().context("a case was entered")
+    }
+
+    /// The node's rules, as the backend's users look at them.
+    pub(super) fn rules(&self) -> Result<String> {
+        let node = &self.world.node;
+        match self.backend {
+            Backend::Nftables => node.output("nft", &["list", "ruleset"]),
+            Backend::Ipvs => Ok(node.output("nft", &["list", "ruleset"])?
+                + &node.output("ipvsadm", &["--save", "--numeric"])?),
+            Backend::IptablesLegacy => node.output("iptables-legacy-save", &[]),
+            Backend::IptablesNft => node.output("iptables-nft-save", &[]),
+        }
     }
 
     /// The namespace that a packet starts in, and the interface through which the node sees it
@@ -132,22 +286,15 @@ impl Listens {
     }
 }
 
-/// Who is where outside the node.
-fn addresses(case: &Case, listens: &Listens) -> Addresses {
+/// The addresses of hosts outside, and of the other node's pods.
+fn others(case: &Case, listens: &Listens) -> (Vec<IpAddr>, Vec<IpAddr>) {
     let sources = |kind: From| {
         case.flows.iter().filter(move |flow| flow.from_kind == kind).map(|flow| flow.from)
     };
-    let remote: BTreeSet<_> = listens.remote.iter().map(|listen| listen.address.ip()).collect();
-    Addresses {
-        node: case.node.ips.clone(),
-        client: sources(From::External).collect::<BTreeSet<_>>().into_iter().collect(),
-        remote: remote
-            .into_iter()
-            .chain(sources(From::RemotePod))
-            .collect::<BTreeSet<_>>()
-            .into_iter()
-            .collect(),
-    }
+    let client: BTreeSet<_> = sources(From::External).collect();
+    let mut remote: BTreeSet<_> = listens.remote.iter().map(|listen| listen.address.ip()).collect();
+    remote.extend(sources(From::RemotePod));
+    (client.into_iter().collect(), remote.into_iter().collect())
 }
 
 /// The pods of the node, one a list of addresses: those that the case records, and every other
@@ -161,58 +308,4 @@ fn local_pods(case: &Case, listens: &Listens) -> Vec<Vec<IpAddr>> {
         }
     }
     pods
-}
-
-/// A packet of the node's that comes from an address which is not the node's: a service address
-/// that something bound to the loopback interface, as some load balancers do.
-fn borrow_addresses(case: &Case, world: &World) -> Result<()> {
-    let from_node =
-        case.flows.iter().filter(|flow| flow.from_kind == From::Node).map(|flow| flow.from);
-    let borrowed =
-        from_node.filter(|address| !address.is_loopback() && !case.node.ips.contains(address));
-    for address in borrowed.collect::<BTreeSet<_>>() {
-        world.node.ip(&format!("addr add {address}/{} dev lo", host_length(address)))?;
-    }
-    Ok(())
-}
-
-/// Writes the case's objects and configuration where the agent finds them.
-fn write_down(case: &Case, backend: Backend, world: &World) -> Result<Settings> {
-    let manifests = Manifests::in_folder(&world.folder().join("manifests"))?;
-    let primary = |v4: bool| case.node.ips.iter().copied().find(|address| address.is_ipv4() == v4);
-    let primaries: Vec<_> = [primary(true), primary(false)].into_iter().flatten().collect();
-    manifests.put("node", &[manifest::node(&case.node.name, &primaries, &case.node.zone)])?;
-    manifests.put("services", &case.services)?;
-    manifests.put("slices", &case.endpointslices)?;
-    manifests.put(
-        "ranges",
-        &[json!({
-            "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
-            "metadata": { "name": "kubernetes" }, "spec": { "cidrs": case.config.service_cidrs },
-        })],
-    )?;
-    Ok(Settings {
-        program: None,
-        objects: Objects::Manifests(manifests.folder().to_owned()),
-        run_dir: world.subfolder("run")?,
-        node_name: case.node.name.clone(),
-        flags: flags(case, backend),
-    })
-}
-
-/// The case's configuration on the agent's command line.
-fn flags(case: &Case, backend: Backend) -> Vec<String> {
-    let config = &case.config;
-    let mut flags = backend.flags();
-    flags.push(format!("--iptables-localhost-nodeports={}", config.localhost_node_ports));
-    if !config.node_port_addresses.is_empty() {
-        flags.push(format!("--nodeport-addresses={}", config.node_port_addresses.join(",")));
-    }
-    if config.masquerade_all {
-        flags.push("--masquerade-all".to_owned());
-    }
-    if config.prefer_same_node == Some(false) {
-        flags.push("--feature-gates=PreferSameTrafficDistribution=false".to_owned());
-    }
-    flags
 }

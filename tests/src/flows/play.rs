@@ -1,15 +1,16 @@
-//! Plays a case: every packet as real connections, `explain` asked about each, and the first packet
+//! Plays cases: every packet as real connections, `explain` asked about each, and the first packet
 //! of each followed by `trace` where the rules are nf_tables'.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
 use anyhow::{Result, bail, ensure};
 
-use super::context::CaseContext;
+use super::context::FlowContext;
 use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
+use crate::effort::in_full;
 use crate::kube_proxy::ipvs::taken_if_there;
 use crate::netns::Netns;
 use crate::pod::Wiring;
@@ -23,42 +24,56 @@ const TRIES_AN_ENDPOINT: usize = 30;
 /// Connections of one client that must all go the same way, where one endpoint serves one client.
 const STICKY_TRIES: usize = 20;
 
-/// Plays the case with pods attached as `wiring` says, many packets at once, and fails with every
-/// packet that went another way than the table says, or that `explain` tells otherwise. Returns how
-/// many connections IPVS carried.
-pub fn play(case: &Case, backend: Backend, wiring: Wiring) -> Result<u64> {
-    let name = &case.name;
-    let mut context = CaseContext::new(case, backend, "flow", wiring)?;
+/// Plays the cases with pods attached as `wiring` says. Those whose nodes have the same addresses
+/// share a node, and an agent if it is configured alike, unless tests run in full length: then each
+/// has its own. Fails with every case, and every packet of it, that went another way than the table
+/// says, or that `explain` tells otherwise. Returns how many connections IPVS carried.
+pub fn play(cases: &[Case], backend: Backend, wiring: Wiring) -> Result<u64> {
+    let (mut by_ipvs, mut failures) = (0, Vec::new());
+    for group in groups(cases) {
+        let mut context = FlowContext::new(&group[0].node.ips, backend, wiring)?;
+        for case in group {
+            if let Err(error) = play_one(&mut context, case) {
+                failures.push(format!("{}, {backend:?}, pods {wiring:?}: {error:#}", case.name));
+            }
+        }
+        by_ipvs += taken_if_there(&context.world.node)?;
+    }
+    ensure!(failures.is_empty(), "{} cases failed\n{}", failures.len(), failures.join("\n"));
+    Ok(by_ipvs)
+}
+
+/// Those that share a node, those beside each other that share an agent.
+fn groups(cases: &[Case]) -> Vec<Vec<&Case>> {
+    let mut groups: BTreeMap<_, Vec<&Case>> = BTreeMap::new();
+    for (index, case) in cases.iter().enumerate() {
+        let own = in_full(index, 0);
+        groups.entry((own, &case.node.ips)).or_default().push(case);
+    }
+    let mut groups: Vec<_> = groups.into_values().collect();
+    groups.iter_mut().for_each(|group| group.sort_by_key(|case| case.agent_options()));
+    groups
+}
+
+fn play_one(context: &mut FlowContext, case: &Case) -> Result<()> {
+    context.enter(case)?;
     let node = context.world.node_addresses()?;
-    let flows = &case.flows;
-    let played = flows.chunks(context.at_once).flat_map(|some| together(&context, some, &node));
+    let played = case.flows.chunks(context.at_once).flat_map(|some| together(context, some, &node));
     let failures: Vec<_> =
         played.filter_map(|(flow, result)| Some((flow, result.err()?))).collect();
     if failures.is_empty() {
-        context.agent.quiet();
-        return taken_if_there(&context.world.node);
+        return Ok(());
     }
-    let mut report = format!(
-        "{} of {} flows of {name} went wrong, {backend:?}, pods {wiring:?}:\n",
-        failures.len(),
-        flows.len()
-    );
+    let mut report = format!("{} of {} flows went wrong\n", failures.len(), case.flows.len());
     for (flow, error) in failures {
         writeln!(report, "- {}: {error:#}", flow.name)?;
     }
-    let rules = match backend {
-        Backend::Nftables | Backend::Ipvs => {
-            context.world.node.output("nft", &["list", "ruleset"])?
-        }
-        Backend::IptablesLegacy => context.world.node.output("iptables-legacy-save", &[])?,
-        Backend::IptablesNft => context.world.node.output("iptables-nft-save", &[])?,
-    };
-    bail!("{report}{rules}")
+    bail!("{report}{}\n{}", context.rules()?, context.agent()?.log())
 }
 
 /// Plays these at once; what came of each.
 fn together<'a>(
-    context: &CaseContext,
+    context: &FlowContext,
     flows: &'a [Flow],
     node: &[IpAddr],
 ) -> Vec<(&'a Flow, Result<()>)> {
@@ -70,13 +85,13 @@ fn together<'a>(
     })
 }
 
-fn one(context: &CaseContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
-    let (netns, interface) = context.origin(flow)?;
+fn one(context: &FlowContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
+    let (agent, (netns, interface)) = (context.agent()?, context.origin(flow)?);
     let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
     let follow = || {
         let from = flow.from.to_string();
         let to = format!("{to}/{}", flow.protocol);
-        Tracing::start(&context.world.node, &context.agent, &["--from", &from, "--to", &to])
+        Tracing::start(&context.world.node, agent, &["--from", &from, "--to", &to])
     };
     let traced = context.is_traced.then(follow).transpose()?;
     let count = || taken_if_there(&context.world.node);
@@ -86,7 +101,7 @@ fn one(context: &CaseContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
     if let Some(traced) = traced {
         traced.end()?.ensure_as_predicted()?;
     }
-    let explained = context.agent.explain(flow.from, interface, to, flow.protocol)?;
+    let explained = agent.explain(flow.from, interface, to, flow.protocol)?;
     let (verdict, endpoints) = match &flow.expect.endpoints {
         Verdict::Forward(endpoints) => ("forward", endpoints.as_slice()),
         Verdict::Nobody(Nobody::Reject) => ("reject", [].as_slice()),

@@ -196,6 +196,23 @@ pub struct Listening {
 }
 
 impl Case {
+    /// The case's configuration on the agent's command line.
+    pub fn agent_options(&self) -> Vec<String> {
+        let config = &self.config;
+        let mut options =
+            vec![format!("--iptables-localhost-nodeports={}", config.localhost_node_ports)];
+        if !config.node_port_addresses.is_empty() {
+            options.push(format!("--nodeport-addresses={}", config.node_port_addresses.join(",")));
+        }
+        if config.masquerade_all {
+            options.push("--masquerade-all".to_owned());
+        }
+        if config.prefer_same_node == Some(false) {
+            options.push("--feature-gates=PreferSameTrafficDistribution=false".to_owned());
+        }
+        options
+    }
+
     /// All endpoints of all slices, usable or not.
     pub fn endpoints(&self) -> Result<Vec<Listening>> {
         self.endpointslices

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::slice;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -45,7 +46,7 @@ fn play(wiring: Wiring) -> Result<()> {
         random::play(count, seed, Duration::ZERO, worlds(Wildness::Playable), |world| {
             let case = case(world)?;
             eprintln!("seed {seed}: {} packets", case.flows.len());
-            flows::play(&case, Backend::Nftables, wiring)
+            flows::play(slice::from_ref(&case), Backend::Nftables, wiring)
                 .map(drop)
                 .with_context(|| format!("{:#?}", case.flows))
         })?;

@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::host::{Host, ServersError};
+use super::servers::FALLBACK_SCHEDULER;
 use crate::model::Protocol;
 use crate::routes::PROTOCOL;
 use crate::sysctl::{IPVS_CONNTRACK, SYSCTLS, value};
@@ -53,66 +54,96 @@ impl Kernel {
         Ok(Self { ipvs, routes: Routes::open(PROTOCOL)? })
     }
 
-    /// Removes all that an earlier run left: the virtual servers of addresses with our route, and
-    /// then these routes. Returns how many virtual servers there were. Those at addresses of
-    /// kube-proxy's device are left to it.
+    /// Removes all that an earlier run left: the routes of virtual servers' addresses, and then the
+    /// virtual servers. Returns how many there were. Those at addresses of kube-proxy's device are
+    /// left to it.
     ///
     /// # Errors
     /// [`ServersError`].
     pub fn cleanup() -> Result<usize, ServersError> {
         let mut routes = Routes::open(PROTOCOL)?;
         let left = own(&mut routes)?;
-        let mut count = 0;
-        match Ipvs::open() {
-            Ok(mut ipvs) => {
-                let ours = ours(&mut ipvs, &left)?.into_iter();
-                let commands: Vec<Command> = ours.map(|it| Command::Remove(it.key)).collect();
-                count = commands.len() - ipvs.apply(&commands)?.len();
-            }
-            Err(IpvsError::Missing) => {}
-            Err(error) => return Err(error.into()),
-        }
+        let opened = match Ipvs::open() {
+            Err(IpvsError::Missing) => None,
+            opened => Some(opened?),
+        };
+        let Some(mut ipvs) = opened else {
+            remove(&mut routes, left.into_keys())?;
+            return Ok(0);
+        };
+        let ours = ours(&mut ipvs, &left)?.into_iter();
+        let (refusing, ours): (Vec<_>, Vec<_>) = ours.partition(|it| it.key.at.port() == 0);
         remove(&mut routes, left.into_keys())?;
+        let removed = |servers: Vec<VirtualServer>| -> Vec<Command> {
+            servers.into_iter().map(|it| Command::Remove(it.key)).collect()
+        };
+        let commands = removed(ours);
+        let count = commands.len() - ipvs.apply(&commands)?.len();
+        ipvs.apply(&removed(refusing))?;
         Ok(count)
+    }
+
+    /// Has IPVS refuse what comes to ports without a virtual server at the addresses that are routed
+    /// here, before anybody removes the rules that did: the routes lead it to the node's own ports.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    pub fn refuse_others() -> Result<(), ServersError> {
+        let left = own(&mut Routes::open(PROTOCOL)?)?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        let mut ipvs = match Ipvs::open() {
+            Err(IpvsError::Missing) => return Ok(()),
+            opened => opened?,
+        };
+        let theirs = ipvs::addresses().map_err(ServersError::Addresses)?;
+        // One that is loaded. It never chooses.
+        let loaded = ipvs.servers()?.into_iter().map(|server| server.scheduler).next();
+        let scheduler = loaded.unwrap_or_else(|| FALLBACK_SCHEDULER.into());
+        let addresses = left.into_keys().filter(|ip| !theirs.contains(ip));
+        let servers = addresses.flat_map(|ip| refusing(ip, &scheduler));
+        // What is refused is there already.
+        ipvs.apply(&servers.map(Command::Add).collect::<Vec<_>>())?;
+        Ok(())
     }
 
     /// As [`Self::cleanup`] for another backend that serves from now on: a virtual server with
     /// connections gets no new ones, and stays until the next call, so that short ones can end. So
-    /// does its address's route: until then IPVS refuses what comes to any other port there.
-    /// Kube-proxy's are left to it, here too.
+    /// does its address's route, and what [`Self::refuse_others`] made there. Kube-proxy's are left
+    /// to it, here too.
     ///
     /// # Errors
     /// [`ServersError::Draining`] if any stays.
-    pub fn drain() -> Result<usize, ServersError> {
+    pub fn drain() -> Result<(), ServersError> {
         let mut routes = Routes::open(PROTOCOL)?;
         let left = own(&mut routes)?;
         if left.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
         let mut ipvs = match Ipvs::open() {
-            Err(IpvsError::Missing) => return Self::cleanup(),
+            Err(IpvsError::Missing) => return Self::cleanup().map(drop),
             opened => opened?,
         };
-        let (mut commands, mut gone, mut used) = (Vec::new(), 0, BTreeMap::new());
-        for server in ours(&mut ipvs, &left)? {
-            let key = server.key;
+        let (mut idle, mut gone, mut used) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for key in ours(&mut ipvs, &left)?.into_iter().map(|server| server.key) {
             let reals = ipvs.real_servers(&key)?;
             let weighed: Vec<RealServer> =
                 reals.iter().map(|it| it.real).filter(|real| real.weight > 0).collect();
             if !weighed.is_empty() && reals.iter().any(|it| it.active + it.inactive > 0) {
-                used.insert(key.at.ip(), server.scheduler);
-                let idle = |real| Command::ChangeReal(key, RealServer { weight: 0, ..real });
-                commands.extend(weighed.into_iter().map(idle));
+                used.insert(key.at.ip());
+                let idle_real = |real| Command::ChangeReal(key, RealServer { weight: 0, ..real });
+                idle.extend(weighed.into_iter().map(idle_real));
             } else {
-                gone += 1;
-                commands.push(Command::Remove(key));
+                gone.push(key);
             }
         }
-        commands.extend(used.iter().flat_map(|(ip, scheduler)| refuse_others(*ip, scheduler)));
-        ipvs.apply(&commands)?;
-        remove(&mut routes, left.into_keys().filter(|ip| !used.contains_key(ip)))?;
+        ipvs.apply(&idle)?;
+        remove(&mut routes, left.into_keys().filter(|ip| !used.contains(ip)))?;
+        gone.retain(|key| key.at.port() != 0 || !used.contains(&key.at.ip()));
+        ipvs.apply(&gone.into_iter().map(Command::Remove).collect::<Vec<_>>())?;
         match used.len() {
-            0 => Ok(gone),
+            0 => Ok(()),
             addresses => Err(ServersError::Draining { addresses }),
         }
     }
@@ -197,12 +228,11 @@ fn ours(
 }
 
 /// Virtual servers without real servers, which refuse what comes to the ports of this address that
-/// have none: its route would lead that to a port of the node's own. The scheduler never chooses.
-/// It is one that is loaded.
-fn refuse_others(ip: IpAddr, scheduler: &Arc<str>) -> [Command; 3] {
+/// have none.
+fn refusing(ip: IpAddr, scheduler: &Arc<str>) -> [VirtualServer; 3] {
     Protocol::ALL.map(|protocol| {
         let key = ServerKey { at: SocketAddr::new(ip, 0), protocol: protocol.number() };
-        Command::Add(VirtualServer { key, scheduler: scheduler.clone(), flags: PERSISTENT })
+        VirtualServer { key, scheduler: scheduler.clone(), flags: PERSISTENT }
     })
 }
 

@@ -141,6 +141,9 @@ impl Backend for Nftables {
         for table in &mut self.tables {
             let done = if table.is_wanted() {
                 table.program(&mut self.kernel)
+            } else if table.wanted.table_family == TableFamily::Arp {
+                // An earlier run's goes with that run's virtual servers: see `Self::remove_arp`.
+                continue;
             } else if result.is_ok() {
                 table.remove(&mut self.kernel)
             } else {

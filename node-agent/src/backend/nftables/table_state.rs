@@ -60,23 +60,33 @@ impl Programmed {
 }
 
 impl Nftables {
-    /// Removes all tables.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftablesError> {
-        remove_all(kernel, &[])
-    }
-
     /// Removes all tables but those that are wanted here: what another backend, or another mode,
-    /// left behind.
+    /// left behind. ARP's stays until [`Self::remove_arp`].
     ///
     /// # Errors
     /// The kernel's.
     pub fn remove_others(&mut self) -> Result<usize, NftablesError> {
         let wanted = self.tables.iter().filter(|table| table.is_wanted());
-        let wanted: Vec<TableFamily> = wanted.map(|table| table.wanted.table_family).collect();
+        let wanted = wanted.map(|table| table.wanted.table_family);
+        let wanted: Vec<TableFamily> = wanted.chain([TableFamily::Arp]).collect();
         remove_all(&mut self.kernel, &wanted)
+    }
+
+    /// Removes all tables but ARP's.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_all_but_arp(kernel: &mut Kernel) -> Result<usize, NftablesError> {
+        remove_all(kernel, &[TableFamily::Arp])
+    }
+
+    /// Removes ARP's table, which the backend ipvs left: when the addresses of virtual servers are
+    /// no longer routed here, and neighbours no longer told that they are.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_arp(kernel: &mut Kernel) -> Result<usize, NftablesError> {
+        Ok(usize::from(remove(kernel, TableFamily::Arp)?))
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::carrier::ByNft;
 use super::scheduler::Scheduler;
 use crate::model::{Affinity, Family, Protocol, ServicePortName};
-use crate::plan::{Endpoints, Frontend, FrontendKey, FrontendKind, NodePlan, SeenAs};
+use crate::plan::{Endpoint, Endpoints, Frontend, FrontendKey, FrontendKind, NodePlan, SeenAs};
 
 /// One service port in one family: what has at most one virtual server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -107,13 +107,16 @@ pub(super) fn candidate(
     if let Some(hidden) = addresses().find(hides) {
         return Err(ByNft::Egress(hidden));
     }
-    let mut endpoints = BTreeMap::new();
+    let mut endpoints: BTreeMap<SocketAddr, Share> = BTreeMap::new();
     // A silent UDP flow never ends while its client goes on, and IPVS counts none as active.
     if main.key.protocol == Protocol::Tcp && scheduler.method.passes_by_weight_0() {
         endpoints.extend(in_slices().into_iter().map(|at| (at, Share::Draining)));
     }
-    endpoints.extend(addresses().map(|at| (at, Share::Ready)));
     endpoints.retain(|at, _| !ended.contains(&at.ip()));
+    // Another pod may have got the address, on another node.
+    let is_served = |it: &&Endpoint| !it.local || !ended.contains(&it.address.ip());
+    let served = ready.iter().filter(is_served).map(|it| (it.address, Share::Ready));
+    endpoints.extend(served);
     let service_port = main.service_port.clone();
     let server = PlannedServer { service_port, scheduler, endpoints };
     let (ready, created) = (ready.clone(), main.created.clone());

@@ -237,6 +237,21 @@ fn an_endpoint_ends_when_the_plugin_says_that_its_pod_does() {
 }
 
 #[test]
+fn an_address_that_another_nodes_pod_has_got_is_served() {
+    let mut world = World::new(vec![
+        exists(web()),
+        two(),
+        Event::Pods(pods(1, &[("10.0.0.1", "veth1"), ("10.0.0.9", "veth9")])),
+    ]);
+    world.tell(vec![Event::Pods(pods(2, &[("10.0.0.9", "veth9")]))]);
+    assert_eq!(world.shares("10.96.0.10").len(), 1);
+    let elsewhere = vec![endpoint("10.0.0.1", Some(AWAY)), endpoint("10.0.0.2", Some(AWAY))];
+    world.tell(vec![endpoints("web", elsewhere)]);
+    let all = ["10.0.0.1", "10.0.0.2"].map(|at| (at.to_owned(), Share::Ready));
+    assert_eq!(world.shares("10.96.0.10"), all);
+}
+
+#[test]
 fn a_service_chooses_its_scheduler() {
     let mh = Scheduler { method: Method::Mh, fallback: true, hashes_port: true };
     // Scheduler and flags that are asked for, the scheduler, and the remarks.

@@ -36,9 +36,9 @@ const OTHERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Outside];
 /// Those of them who connect all the time: the emulated processor has work for two.
 const CLIENTS: [Who; 2] = [Who::Bridged, Who::Outside];
 
-/// Between two connections of each: an emulated processor takes about that long for one, and has
+/// Between two connections of each: an emulated processor takes a third of that for one, and has
 /// others to work for.
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(15);
 
 /// An emulated processor has to load the kernel's modules first, and clients keep it busy.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -123,10 +123,12 @@ impl GuestContext {
         Ipvs { node: self.node(), variant, servers: self.servers.clone() }
     }
 
+    pub(crate) fn spawn(&self, flags: Vec<String>) -> Result<Agent> {
+        Agent::spawn(self.node(), self.fixture.cluster.settings_with(flags))
+    }
+
     pub(crate) fn start(&self, flags: Vec<String>) -> Result<Agent> {
-        let mut settings = self.fixture.cluster.settings();
-        settings.flags = flags;
-        let mut agent = Agent::spawn(self.node(), settings)?;
+        let mut agent = self.spawn(flags)?;
         agent.wait_programmed(PATIENCE)?;
         Ok(agent)
     }

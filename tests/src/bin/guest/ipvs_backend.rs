@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
+use denizen_tests::effort::in_full;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{EVERYONE, Fixture, PROTOCOLS, Who, every_protocol, service_ips};
 use denizen_tests::iptables::Variant;
@@ -19,6 +20,8 @@ use denizen_tests::server::{Listen, Server};
 use serde_json::json;
 
 use crate::context::GuestContext;
+use crate::ipvs_leaving::step_by_step;
+use crate::ipvs_neighbours::{has_table, is_claimed, neighbour};
 
 const NODE_PORT: u16 = 30_080;
 
@@ -26,7 +29,7 @@ const NODE_PORT: u16 = 30_080;
 const BALANCER: u8 = 100;
 
 /// A port where only the node itself listens, at all its addresses.
-const OWN_PORT: u16 = 7777;
+pub(crate) const OWN_PORT: u16 = 7777;
 
 /// A virtual server that is not denizen's, as `ipvsadm` writes it.
 const FOREIGN: &str = "-A -t 203.0.113.7:80 -s wlc";
@@ -130,15 +133,20 @@ impl Served {
     }
 }
 
-/// The node's own port is not at these addresses of services.
-fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
+/// A port of the node's own, at all its addresses.
+pub(crate) fn own_port(node: &Netns) -> Result<Server> {
     let everywhere = |any: IpAddr| {
         let address = SocketAddr::new(any, OWN_PORT);
         Listen { protocol: Protocol::Tcp, address }
     };
-    let node = &fixture.cluster.world.node;
     let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-    let _server = Server::start(node, &any.map(everywhere))?;
+    Server::start(node, &any.map(everywhere))
+}
+
+/// The node's own port is not at these addresses of services.
+fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
+    let node = &fixture.cluster.world.node;
+    let _server = own_port(node)?;
     for ip in services {
         for who in EVERYONE {
             let outcome = fixture.ask(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
@@ -152,12 +160,15 @@ fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
 }
 
 /// Another backend serves, and connections through IPVS may end: their services' addresses are
-/// still routed to the node.
-fn own_port_is_refused_meanwhile(context: &GuestContext) -> Result<()> {
+/// still routed to the node. Neither has anybody a port of the node's there, nor does a neighbour
+/// learn that they are here.
+fn nobody_is_misled_meanwhile(context: &GuestContext, neighbour: &Netns) -> Result<()> {
     eventually("no new connections for IPVS", PATIENCE, || Ok(!saved(context)?.contains(" -w 1")))?;
     let (services, routes) = (service_ips(11), routes(context.node())?);
     ensure!(services.iter().all(|ip| routes.contains(&ip.to_string())), "{routes}");
-    own_port_is_refused(context.fixture(), services)
+    own_port_is_refused(context.fixture(), services)?;
+    ensure!(!is_claimed(neighbour, services[0])?, "the node claims {}", services[0]);
+    Ok(())
 }
 
 fn saved(context: &GuestContext) -> Result<String> {
@@ -197,17 +208,27 @@ pub(crate) fn nobody_notices() -> Result<()> {
         }
         Ok(agent)
     })?;
-    let others = [("nftables", Vec::new()), ("iptables", Variant::Nft.flags())];
-    for (other, other_flags) in others {
+    let neighbour = neighbour(context.node(), service_ips(11))?;
+    let others = [
+        ("nftables", Vec::new()),
+        ("iptables", Variant::Nft.flags()),
+        ("iptables", Variant::Legacy.flags()),
+    ];
+    let played = in_full(others.len(), 2);
+    for (other, other_flags) in others.into_iter().take(played) {
         let mut drained = context.lasting()?;
         let [_, echo] = service_ips(11).map(|ip| SocketAddr::new(ip, 7));
         drained.push(Lasting::open(context.fixture().place(Who::Outside).0, echo)?);
         let what = format!("{other}, and back");
         agent = context.unnoticed(&mut streams, &what, || {
             agent.terminate()?;
-            agent = context.start(other_flags)?;
+            agent = match other {
+                // Its rules refuse there from the first to the last.
+                "nftables" => context.start(other_flags)?,
+                _ => step_by_step(&context, other_flags, service_ips(11)).context(other)?,
+            };
             ensure!(agent.status()?["backend"] == other, "{}", agent.status()?);
-            own_port_is_refused_meanwhile(&context).context(other)?;
+            nobody_is_misled_meanwhile(&context, &neighbour).context(other)?;
             drained.iter_mut().try_for_each(Lasting::still_alive).context(other)?;
             agent.terminate()?;
             context.start(flags())
@@ -215,7 +236,10 @@ pub(crate) fn nobody_notices() -> Result<()> {
     }
     eventually("nothing is left of the others", PATIENCE, || {
         let is_served = saved(&context)?.contains(" -w 1") && !saved(&context)?.contains(":0 ");
-        Ok(is_served && !Variant::Nft.dump(context.node())?.contains("KUBE-"))
+        let is_left = |variant: &Variant| Ok(variant.dump(context.node())?.contains("KUBE-"));
+        let left =
+            [Variant::Nft, Variant::Legacy].iter().map(is_left).collect::<Result<Vec<_>>>()?;
+        Ok(is_served && !left.contains(&true))
     })?;
     agent.terminate()?;
     let agent = context.start(vec!["--backend=nftables".to_owned()])?;
@@ -225,6 +249,7 @@ pub(crate) fn nobody_notices() -> Result<()> {
         Ok(saved(&context)?.is_empty())
     })?;
     ensure!(routes(context.node())?.is_empty(), "{}", routes(context.node())?);
+    eventually("no table of ARP", PATIENCE, || Ok(!has_table(context.node())?))?;
     context.everyone("nftables alone")?;
     agent.until("no errors", PATIENCE, |status| {
         status["errors"].as_array().is_some_and(Vec::is_empty)

@@ -1,17 +1,21 @@
 //! Connections through a virtual server that nobody wants any more.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::kube_proxy::ipvs::DEVICE;
 use denizen_tests::lasting::{ECHO, Lasting};
 use denizen_tests::manifest::Port;
-use denizen_tests::probe::{Outcome, Probe};
+use denizen_tests::probe::{Outcome, Probe, Protocol};
+use denizen_tests::traced::at_each_message;
+use nix::unistd::Pid;
 
 use crate::context::GuestContext;
+use crate::ipvs_backend::{OWN_PORT, own_port};
 
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -48,6 +52,30 @@ pub(crate) fn connections_go_on() -> Result<()> {
     kube_proxys_stay(&context)
 }
 
+/// Starts an agent with another backend. Between any two of its messages to the kernel, clients ask
+/// for a port of the node's own at these addresses of services, which the backend ipvs has left.
+/// Nobody may ever answer.
+pub(crate) fn step_by_step(
+    context: &GuestContext,
+    flags: Vec<String>,
+    left: [IpAddr; 2],
+) -> Result<Agent> {
+    let fixture = context.fixture();
+    let _own = own_port(context.node())?;
+    let mut agent = context.spawn(flags)?;
+    let looks = at_each_message(Pid::from_raw(i32::try_from(agent.pid())?), |sent| {
+        for (who, ip) in [Who::Outside, Who::ThisNode].into_iter().zip(left) {
+            let outcome = fixture.ask(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
+            let said = || format!("behind {sent} messages, {who:?} got from {ip}: {outcome:?}");
+            ensure!(outcome.endpoint().is_none(), said());
+        }
+        Ok(())
+    })?;
+    println!("  asked behind {looks} messages");
+    agent.wait_programmed(PATIENCE)?;
+    Ok(agent)
+}
+
 /// Another backend removes denizen's virtual servers, and spares those that kube-proxy has, too.
 fn kube_proxys_stay(context: &GuestContext) -> Result<()> {
     let [web, _] = service_ips(10);
@@ -59,7 +87,8 @@ fn kube_proxys_stay(context: &GuestContext) -> Result<()> {
     };
     let before = theirs(&listed()?);
     ensure!(before.iter().any(|line| line.trim_end().ends_with("-w 1")), "{before:#?}");
-    let agent = context.start(vec!["--backend=nftables".to_owned()])?;
+    // Nobody wants the other one any more, and a connection through it is open.
+    let agent = step_by_step(context, vec!["--backend=nftables".to_owned()], service_ips(11))?;
     eventually("denizen's are gone", PATIENCE, || {
         let now = listed()?;
         Ok(now.lines().count() == theirs(&now).len())

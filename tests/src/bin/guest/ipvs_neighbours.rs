@@ -1,6 +1,7 @@
 //! No neighbour learns that services' addresses are this node's: no link has them.
 
 use std::net::{IpAddr, SocketAddr};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -20,6 +21,11 @@ const NEIGHBOUR: [&str; 2] = ["192.0.2.2", "2001:db8:2::2"];
 /// For the kernel's three questions.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// For an agent that looks a minute later whether connections through IPVS have ended. Waiting costs
+/// an emulated processor nothing, looking does.
+const DRAINED: Duration = Duration::from_secs(150);
+const PAUSE: Duration = Duration::from_secs(2);
+
 fn start(fixture: &Fixture, backend: &str) -> Result<Agent> {
     let settings = fixture.cluster.settings_with([format!("--backend={backend}")]);
     let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
@@ -28,8 +34,8 @@ fn start(fixture: &Fixture, backend: &str) -> Result<Agent> {
     Ok(agent)
 }
 
-/// A host beside the node, which looks for services' addresses on the link itself.
-fn neighbour(node: &Netns) -> Result<Netns> {
+/// A host beside the node, which looks for these addresses of services on the link itself.
+pub(crate) fn neighbour(node: &Netns, services: [IpAddr; 2]) -> Result<Netns> {
     let host = Netns::new("neighbour")?;
     node.ip(&format!("link add {LINK} type veth peer name {LINK} netns {}", host.name()))?;
     for (at, own) in [(node, NODE), (&host, NEIGHBOUR)] {
@@ -38,7 +44,7 @@ fn neighbour(node: &Netns) -> Result<Netns> {
             "addr add {v4}/24 dev {LINK}\naddr add {v6}/64 dev {LINK} nodad\nlink set {LINK} up"
         ))?;
     }
-    for (service, version) in service_ips(10).into_iter().zip(["ipv4", "ipv6"]) {
+    for (service, version) in services.into_iter().zip(["ipv4", "ipv6"]) {
         host.ip(&format!("route add {service} dev {LINK}"))?;
         host.sysctl(&format!("net.{version}.neigh.{LINK}.retrans_time_ms"), "200")?;
     }
@@ -46,7 +52,7 @@ fn neighbour(node: &Netns) -> Result<Netns> {
 }
 
 /// Whether somebody on the link says that the address is theirs.
-fn is_claimed(host: &Netns, address: IpAddr) -> Result<bool> {
+pub(crate) fn is_claimed(host: &Netns, address: IpAddr) -> Result<bool> {
     host.output("ip", &["neigh", "flush", "dev", LINK])?;
     let to = address.to_string();
     Probe::tcp(SocketAddr::new(address, 80)).patience(SILENCE).ask_in(host);
@@ -55,14 +61,14 @@ fn is_claimed(host: &Netns, address: IpAddr) -> Result<bool> {
     Ok(observed("asked for", PATIENCE, look, is_known)?.contains("lladdr"))
 }
 
-fn has_table(node: &Netns) -> Result<bool> {
+pub(crate) fn has_table(node: &Netns) -> Result<bool> {
     Ok(node.output("nft", &["list", "tables"])?.contains("table arp denizen"))
 }
 
 pub(crate) fn are_not_told() -> Result<()> {
     let fixture = lasting::fixture("ipvs-link")?;
     let node = &fixture.cluster.world.node;
-    let host = neighbour(node)?;
+    let host = neighbour(node, service_ips(10))?;
     let agent = start(&fixture, "ipvs")?;
     for address in service_ips(10) {
         ensure!(!is_claimed(&host, address)?, "the node claims {address}");
@@ -81,7 +87,10 @@ pub(crate) fn are_not_told() -> Result<()> {
     start(&fixture, "ipvs")?.terminate()?;
     ensure!(has_table(node)?, "the table was not made again");
     let agent = start(&fixture, "nftables")?;
-    eventually("the table is gone", PATIENCE, || Ok(!has_table(node)?))?;
+    eventually("the table is gone", DRAINED, || {
+        thread::sleep(PAUSE);
+        Ok(!has_table(node)?)
+    })?;
     agent.terminate()?;
     Ok(())
 }

@@ -37,7 +37,7 @@ use std::fs;
 use std::panic::catch_unwind;
 use std::process::{Command, ExitCode};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::iptables::Variant;
@@ -164,13 +164,28 @@ fn plays() -> Result<Vec<Play>> {
 }
 
 fn is_well(&(name, play): &Play) -> bool {
-    let started = Instant::now();
+    let (started, busy_before) = (Instant::now(), busy());
     let outcome = catch_unwind(play).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
     match &outcome {
-        Ok(()) => println!("{name}: well, after {:?}", started.elapsed()),
+        Ok(()) => {
+            let busy = busy().saturating_sub(busy_before);
+            println!("{name}: well, after {:?}, busy for {busy:?}", started.elapsed());
+        }
         Err(error) => println!("{name}: {} {:?}: {error:#}", vm::FAILED, started.elapsed()),
     }
     outcome.is_ok()
+}
+
+/// For how long the guest's processors were not idle: only that costs time outside.
+fn busy() -> Duration {
+    const TICK: u64 = 10;
+    const IDLE: [usize; 2] = [3, 4];
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks = stat.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    let busy = ticks.enumerate().filter(|(index, _)| !IDLE.contains(index));
+    Duration::from_millis(
+        TICK * busy.filter_map(|(_, ticks)| ticks.parse::<u64>().ok()).sum::<u64>(),
+    )
 }
 
 /// Its checks, with everything that they execute, by a kernel that many nodes have.
