@@ -158,7 +158,7 @@ fn a_late_second_del_takes_nothing_from_who_uses_it_now() -> Result<()> {
     crash(node, &first)?;
     node.ip("route del 10.99.0.7 dev cni0\nroute del fd00:99::7 dev cni0")?;
     let second = wire("second")?;
-    first.detach(node)?;
+    first.forget(node)?;
     only(&cluster, &agent, &[&second.attachment()])?;
     assert!(is_local(&second), "its predecessor's DEL came late");
     Ok(())

@@ -2,6 +2,7 @@
 
 use std::process::Command as Process;
 use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -40,6 +41,13 @@ fn make_links() -> u32 {
     ] {
         ip(command);
     }
+    // The kernel makes an IPv6 address this node's own a little later.
+    #[expect(clippy::disallowed_methods, reason = "it says when by nothing else")]
+    let waits = |_: &i32| {
+        thread::sleep(Duration::from_millis(10));
+        !ip("-6 route show table local").contains("2001:db8::1 ")
+    };
+    assert!((0..500).take_while(waits).count() < 500, "2001:db8::1 is not this node's");
     let links: Value = serde_json::from_str(&ip("-j link show out")).expect("JSON");
     links[0]["ifindex"].as_u64().expect("an index") as u32
 }

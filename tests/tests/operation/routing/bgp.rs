@@ -22,7 +22,7 @@ use super::table::{VIPS, web};
 use super::underlay::{CLIENT, TORS, Underlay};
 
 /// Between the connections of one client: this is about losses of seconds.
-const PAUSE: Duration = Duration::from_millis(20);
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 impl Underlay {
     /// Every pod reaches every pod with its own address, and the service; so does the client.
@@ -63,7 +63,7 @@ impl Underlay {
         Ok(load)
     }
 
-    fn until_all_reach_all(&self) -> Result<()> {
+    pub(super) fn until_all_reach_all(&self) -> Result<()> {
         let missing = || Ok(self.all_reach_all().err().map(|error| format!("{error:#}")));
         observed("reached", BOUND * 2, missing, Option::is_none).map(drop)
     }
@@ -131,7 +131,7 @@ impl Underlay {
     }
 
     /// The service with the pods of these nodes, each ready, or about to end and serving.
-    fn put_web(&self, pods: &[(usize, bool)]) -> Result<()> {
+    pub(super) fn put_web(&self, pods: &[(usize, bool)]) -> Result<()> {
         let mut objects = web(&self.segment.nodes[0], true)?;
         for (slice, family) in objects[1..].iter_mut().zip(0..2) {
             let endpoint = |(index, is_ready): &(usize, bool)| {
@@ -149,7 +149,7 @@ impl Underlay {
     }
 
     /// Waits until the kernels of both routers have routes to the service by these nodes alone.
-    fn until_next_hops(&self, nodes: &[usize]) -> Result<()> {
+    pub(super) fn until_next_hops(&self, nodes: &[usize]) -> Result<()> {
         for (vip, family) in VIPS.iter().zip(0..2) {
             for router in &self.routers {
                 let flag = ["-4", "-6"][family];

@@ -5,6 +5,7 @@ mod bgp;
 mod fabric;
 mod hostile;
 mod newest;
+mod reboot;
 mod reflector;
 mod rendered;
 mod segment;

@@ -132,6 +132,17 @@ impl Segment {
         self.switch.ip(&format!("link set port{number} down"))
     }
 
+    /// A node loses its power and starts with nothing that it had, not even files.
+    pub(super) fn reboot(&mut self, label: &str, number: u8) -> Result<()> {
+        self.switch.ip(&format!("link delete port{number}"))?;
+        let node = &mut self.nodes[usize::from(number) - 1];
+        node.agent.take().context("an agent")?.kill()?;
+        node.pod = None;
+        node.netns = host(label, number, &self.switch)?;
+        [&node.run_dir, &node.folder].into_iter().try_for_each(fs::remove_dir_all)?;
+        Ok(fs::create_dir_all(&node.run_dir)?)
+    }
+
     /// Starts all agents, waits until each has its routes, and attaches a pod on each node.
     pub(super) fn start_agents(&mut self) -> Result<()> {
         for node in &mut self.nodes {

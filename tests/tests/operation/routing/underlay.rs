@@ -223,6 +223,27 @@ impl Underlay {
         Ok(())
     }
 
+    /// The second node loses its power, so nobody hears that its BIRD ends, and can be started.
+    pub(super) fn power_off(&mut self) -> Result<()> {
+        self.segment.unplug(2)?;
+        drop(self.speakers.remove(1));
+        // Each node has two, in the order of the nodes.
+        self.exact.drain(2..4);
+        self.segment.reboot("bgp-rebooted", 2)
+    }
+
+    /// The second node starts, and gets its pods.
+    pub(super) fn power_on(&mut self, flag: &str) -> Result<()> {
+        let node = &mut self.segment.nodes[1];
+        node.start_with(&[flag])?;
+        self.speakers.insert(1, node.speaker()?);
+        node.attach()?;
+        for chain in chains(node, 2) {
+            self.exact.push(node.attach_by(&chain)?);
+        }
+        Ok(())
+    }
+
     /// The first node's routes that BIRD has put into the kernel.
     pub(super) fn learned(&self) -> Result<Vec<String>> {
         let [_, routes] = self.segment.nodes[0].all_routes()?;
