@@ -42,7 +42,6 @@ fn make_links() -> u32 {
         ip(command);
     }
     // The kernel makes an IPv6 address this node's own a little later.
-    #[expect(clippy::disallowed_methods, reason = "it says when by nothing else")]
     let waits = |_: &i32| {
         thread::sleep(Duration::from_millis(10));
         !ip("-6 route show table local").contains("2001:db8::1 ")

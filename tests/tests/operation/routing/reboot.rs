@@ -5,7 +5,6 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use denizen_tests::bird::Bird;
 use denizen_tests::eventually::observed;
 use denizen_tests::fixture::PORT;
 use denizen_tests::load::Load;
@@ -40,11 +39,12 @@ impl Underlay {
 
     /// Waits until the routers have given the second node up: for the time that they agreed upon.
     fn until_given_up(&self) -> Result<()> {
-        let lines = |tor: &Bird| Ok([4, 6].map(|n| tor.ask(&format!("show protocols node2_{n}"))));
         for tor in &self.tors {
-            let is_up =
-                |it: &Result<String>| it.as_ref().is_ok_and(|it| it.contains("Established"));
-            observed("given up", BOUND * 2, || lines(tor), |them| !them.iter().any(is_up))?;
+            let sessions = || -> Result<Vec<String>> {
+                [4, 6].iter().map(|n| tor.ask(&format!("show protocols node2_{n}"))).collect()
+            };
+            let is_over = |them: &Vec<String>| !them.iter().any(|it| it.contains("Established"));
+            observed("given up", BOUND * 2, sessions, is_over)?;
         }
         Ok(())
     }

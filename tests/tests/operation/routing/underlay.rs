@@ -198,8 +198,9 @@ impl Underlay {
                 let up = sessions.filter(|it| it["state"] == "Established").count();
                 up == SESSIONS && status["bgp"]["isCurrent"] == true
             };
-            // BIRD connects after 5 s, and again after others have refused it.
-            node.agent()?.until("up", BOUND * 2, is_up)?;
+            // BIRD connects after 5 s, and again after others have refused it; a minute after it has
+            // given a peer up.
+            node.agent()?.until("up", BOUND * 4, is_up)?;
         }
         Ok(())
     }
