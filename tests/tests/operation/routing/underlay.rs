@@ -88,7 +88,7 @@ fn session(name: &str, [own, of]: [(IpAddr, u32); 2], options: &str) -> String {
     let n = if own.0.is_ipv4() { 4 } else { 6 };
     format!(
         "protocol bgp {name}_{n} {{ local {} as {}; neighbor {} as {}; {options} \
-         connect delay time 1; ipv{n} {{ import filter {{ {GRACEFUL} }}; export all; }}; }}\n",
+         connect delay time 1; error wait time 5, 60; ipv{n} {{ import filter {{ {GRACEFUL} }}; export all; }}; }}\n",
         own.0, own.1, of.0, of.1
     )
 }
@@ -198,9 +198,8 @@ impl Underlay {
                 let up = sessions.filter(|it| it["state"] == "Established").count();
                 up == SESSIONS && status["bgp"]["isCurrent"] == true
             };
-            // BIRD connects after 5 s, and again after others have refused it; a minute after it has
-            // given a peer up.
-            node.agent()?.until("up", BOUND * 4, is_up)?;
+            // BIRD connects after 5 s, and again after others have refused it or were given up.
+            node.agent()?.until("up", BOUND * 2, is_up)?;
         }
         Ok(())
     }
