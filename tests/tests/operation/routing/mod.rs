@@ -11,6 +11,7 @@ mod rendered;
 mod segment;
 mod six;
 mod spoiler;
+mod stolen;
 mod storm;
 mod table;
 mod underlay;

@@ -52,7 +52,8 @@ pub(super) struct Node {
     /// Where its CNI configuration is.
     folder: PathBuf,
     number: u8,
-    manifests: Manifests,
+    /// Where its agent's objects come from.
+    pub(super) objects: Objects,
 }
 
 /// A node's addresses.
@@ -167,8 +168,9 @@ impl Node {
         let netns = host(&format!("{label}-node{number}"), number, switch)?;
         let run_dir = folder.path().join(format!("run-{number}"));
         fs::create_dir_all(&run_dir)?;
-        let (folder, manifests) = (folder.path().join(format!("node-{number}")), manifests.clone());
-        Ok(Self { agent: None, pod: None, netns, run_dir, folder, number, manifests })
+        let folder = folder.path().join(format!("node-{number}"));
+        let objects = Objects::Manifests(manifests.folder().to_owned());
+        Ok(Self { agent: None, pod: None, netns, run_dir, folder, number, objects })
     }
 
     /// The numbers of the others.
@@ -205,7 +207,7 @@ impl Node {
         let flags = [flags, &["--network-policy=off"]].concat();
         let settings = Settings {
             program,
-            objects: Objects::Manifests(self.manifests.folder().to_owned()),
+            objects: self.objects.clone(),
             run_dir: self.run_dir.clone(),
             node_name: format!("node-{}", self.number),
             flags: flags.into_iter().map(str::to_owned).collect(),

@@ -52,14 +52,19 @@ pub(super) struct Underlay {
 
 /// The file that configures an agent, with this section `routing.bird`.
 pub(super) fn configured(segment: &Segment, bird: &Value) -> Result<String> {
+    let routing = json!({
+        "mode": "bird", "services": ["load-balancer-ips"],
+        "ranges": ["203.0.113.0/24", "2001:db8:5::/64"],
+        "drainTaints": ["away"], "drainWait": "1h", "bird": bird,
+    });
+    configured_with(segment, &routing)
+}
+
+/// The file that configures an agent, with this section `routing`.
+pub(super) fn configured_with(segment: &Segment, routing: &Value) -> Result<String> {
     let path = segment.folder.path().join("config.yaml");
     let text = json!({
-        "apiVersion": "denizen.io/v1alpha1", "kind": "DenizenConfiguration",
-        "routing": {
-            "mode": "bird", "services": ["load-balancer-ips"],
-            "ranges": ["203.0.113.0/24", "2001:db8:5::/64"],
-            "drainTaints": ["away"], "drainWait": "1h", "bird": bird,
-        },
+        "apiVersion": "denizen.io/v1alpha1", "kind": "DenizenConfiguration", "routing": routing,
     });
     fs::write(&path, text.to_string())?;
     Ok(format!("--config={}", path.display()))
