@@ -304,8 +304,11 @@ impl Agent {
                     return true;
                 }
                 self.begun = None;
-                if let Some(announcer) = &mut self.announcer {
-                    announcer.announce(&mut self.engine);
+                if let Some(announcer) = &mut self.announcer
+                    && announcer.announce(&mut self.engine)
+                {
+                    let latency = &self.publisher.metrics.own.announce_latency;
+                    latency.observe(begun.elapsed().as_secs_f64());
                 }
                 let sync = LastSync::new(timestamp(), begun.elapsed());
                 self.flush.after(sync, &mut self.engine);

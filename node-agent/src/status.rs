@@ -139,6 +139,8 @@ pub struct AnnouncementsStatus {
     pub in_table: usize,
     /// Those of them that are to be there, by what they are.
     pub announced: BTreeMap<String, usize>,
+    /// Recorded pods with an address that no announcement covers.
+    pub uncovered_pods: usize,
     /// What somebody asks for and is not announced, each with the reason.
     pub refused: Vec<String>,
     /// The node drains.

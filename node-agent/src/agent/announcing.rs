@@ -152,14 +152,17 @@ impl Announcer {
     }
 
     /// Announces what is decided: after its rules are in the kernel. `engine` has programmed all of
-    /// its plan.
-    pub(super) fn announce(&mut self, engine: &mut Engine) {
+    /// its plan. Returns whether there are new announcements.
+    pub(super) fn announce(&mut self, engine: &mut Engine) -> bool {
         if (engine.has_rejected() || self.decided.has_rejected())
             && let Err(error) = self.decide(engine)
         {
-            return self.note_failure(Some(error));
+            self.note_failure(Some(error));
+            return false;
         }
-        let Some(wanted) = self.decided.decided().filter(|_| engine.is_synced()) else { return };
+        let Some(wanted) = self.decided.decided().filter(|_| engine.is_synced()) else {
+            return false;
+        };
         // Before routers send more, and after they were told to send less.
         let refused = self.unserved.sync(wanted.service_addresses().collect());
         let unrefused = refused.err().map(|error| {
@@ -177,10 +180,15 @@ impl Announcer {
                 }
                 let new = published.errors.iter().filter(|it| !self.published.errors.contains(it));
                 new.for_each(|error| error!(error, "cannot announce as decided"));
+                let is_new = published.added > 0;
                 self.published = published;
                 self.note_failure(None);
+                is_new
             }
-            Err(error) => self.note_failure(Some(error)),
+            Err(error) => {
+                self.note_failure(Some(error));
+                false
+            }
         }
     }
 
@@ -191,8 +199,11 @@ impl Announcer {
         Announced::of(address, self.decided.decided(), is_published, failure.map(String::as_str))
     }
 
-    /// For `status`: the state, errors, and what is refused.
-    pub(super) fn report(&self) -> (AnnouncementsStatus, Vec<String>, Vec<String>) {
+    /// For `status`: the state, of a node with these recorded pods, errors, and what is refused.
+    pub(super) fn report(
+        &self,
+        pods: &[LocalPod],
+    ) -> (AnnouncementsStatus, Vec<String>, Vec<String>) {
         let decided = self.decided.decided();
         let wanted = decided.iter().flat_map(|decided| &decided.wanted);
         let mut announced: BTreeMap<String, usize> = BTreeMap::new();
@@ -208,6 +219,7 @@ impl Announcer {
             wanted: wanted.count(),
             in_table: self.published.prefixes.len(),
             announced,
+            uncovered_pods: decided.map_or(0, |decided| decided.uncovered(pods).count()),
             refused: refused.clone(),
             is_draining: matches!(self.drained, Drained::Until(_) | Drained::Over),
             repaired: self.repaired,

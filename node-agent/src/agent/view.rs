@@ -1,6 +1,6 @@
 //! The content of `status` and of the status page, from the loop's state.
 
-use super::{Agent, Announcer, Routing, Speaker, now};
+use super::{Agent, Routing, Speaker, now};
 use crate::attachments;
 use crate::backend::BackendName;
 use crate::describe::describe;
@@ -24,7 +24,8 @@ impl Agent {
         let problems = problems.chain(self.is_passed_by().then(|| ipvs::PASSES_BY.to_owned()));
         let (routing, errors) = self.routing.as_ref().map(Routing::report).unzip();
         let problems = problems.chain(errors.into_iter().flatten());
-        let reported = self.announcer.as_ref().map(Announcer::report);
+        let pods = self.engine.plan().recorded();
+        let reported = self.announcer.as_ref().map(|announcer| announcer.report(pods));
         let (announcements, errors, refused) = match reported {
             Some((status, errors, refused)) => (Some(status), errors, refused),
             None => (None, Vec::new(), Vec::new()),

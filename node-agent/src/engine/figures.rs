@@ -43,6 +43,7 @@ impl<B: Backend> Engine<B> {
         }
         if let Some(status) = &status.announcements {
             metrics.routing.set_announced(status);
+            own.uncovered_pods.set(gauge(status.uncovered_pods));
         }
         if let Some(status) = &status.bgp {
             metrics.bgp.set(status);

@@ -27,7 +27,7 @@ pub use self::reason::{Excluded, Forbidden, WhyNot};
 pub use self::recorded::{Recorded, newest};
 use super::Plan;
 use super::services::{Frontend, FrontendKind};
-use crate::model::{Node, Nodes, ServiceName, Snapshot};
+use crate::model::{LocalPod, Node, Nodes, ServiceName, Snapshot};
 
 /// What to announce, as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -314,6 +314,20 @@ impl Announcements {
     pub fn service_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let of_services = self.wanted.iter().filter(|(_, it)| it.because.is_service());
         of_services.map(|(prefix, _)| prefix.ip())
+    }
+
+    /// Those of these pods that have an address which no announcement covers.
+    pub fn uncovered<'a>(
+        &self,
+        pods: &'a [LocalPod],
+    ) -> impl Iterator<Item = &'a LocalPod> + use<'a, '_> {
+        let ranges = self.wanted.iter().filter(|(_, it)| it.class == Class::PodRange);
+        let ranges: Vec<IpNetwork> = ranges.map(|(range, _)| *range).collect();
+        let is_covered = move |ip: &IpAddr| {
+            ranges.iter().any(|range| range.contains(*ip))
+                || self.wanted.contains_key(&IpNetwork::from(*ip))
+        };
+        pods.iter().filter(move |pod| !pod.ips.iter().all(&is_covered))
     }
 
     /// The prefixes that are refused, whatever becomes of endpoints.

@@ -64,6 +64,8 @@ pub struct Published {
     /// What is wrong: changes that the kernel refused, routes of others in the table, rules that
     /// lead to it.
     pub errors: Vec<String>,
+    /// How many announcements are new, or differ from before.
+    pub added: usize,
     /// How many routes another program had changed, or removed.
     pub repaired: usize,
 }
@@ -137,6 +139,12 @@ impl AnnouncedRoutes {
         let commands = commands(&wanted, self.known.as_deref().unwrap_or_default());
         let is_repair = self.settled.as_ref() == Some(&wanted);
         let refused = self.apply(&commands)?;
+        let is_new = |command: &&Command| match command {
+            Command::Add(route) | Command::Replace(route) => route.key.table == self.table,
+            Command::Remove(_) => false,
+        };
+        let is_done = refused.is_empty() && !is_repair;
+        let added = if is_done { commands.iter().filter(is_new).count() } else { 0 };
         let errors = [self.around.problems.clone(), refused.clone()].concat();
         self.settled = refused.is_empty().then_some(wanted);
         let table = self.table;
@@ -144,6 +152,7 @@ impl AnnouncedRoutes {
         Ok(Published {
             prefixes: announced.map(|route| route.key.destination).collect(),
             errors,
+            added,
             repaired: if is_repair { commands.len() } else { 0 },
         })
     }

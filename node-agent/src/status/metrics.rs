@@ -95,12 +95,16 @@ pub struct Own {
     pub redirected_pods: Gauge,
     /// Pods with a mesh's proxy that were attached without denizen.
     pub unredirected_pods: Gauge,
+    /// Recorded pods with an address that no announcement covers; 0 while nothing is announced.
+    pub uncovered_pods: Gauge,
     /// Services that are known.
     pub services: Gauge,
     /// Endpoints that connections are forwarded to, counted once for each service port.
     pub endpoints: Gauge,
     /// From the record that an ADD wrote to the kernel's acknowledgement, in seconds.
     pub pod_programming: Histogram,
+    /// From the first change received to the routes of what is newly announced, in seconds.
+    pub announce_latency: Histogram,
     /// How long ADDs waited for the agent, in seconds.
     pub plugin_wait: Histogram,
     /// How long DELs waited for the agent, in seconds.
@@ -269,9 +273,11 @@ impl Own {
             unrecorded_interfaces: Gauge::default(),
             redirected_pods: Gauge::default(),
             unredirected_pods: Gauge::default(),
+            uncovered_pods: Gauge::default(),
             services: Gauge::default(),
             endpoints: Gauge::default(),
             pod_programming: doubling(0.000_5, 15),
+            announce_latency: doubling(0.001, 15),
             plugin_wait: doubling(0.000_5, 18),
             plugin_removal_wait: doubling(0.000_5, 12),
             plugin_waits: Family::default(),
@@ -306,6 +312,11 @@ impl Own {
                 "Pods with a mesh's proxy that were attached without denizen: status names them",
                 &self.unredirected_pods,
             ),
+            (
+                "uncovered_pods",
+                "Recorded pods with an address that no announcement covers: no router knows the way",
+                &self.uncovered_pods,
+            ),
             ("services", "Known services", &self.services),
             ("endpoints", "Endpoints of all service ports", &self.endpoints),
             ("problems", "Number of current problems: status names each", &self.problems),
@@ -323,6 +334,11 @@ impl Own {
                 "pod_programming_duration",
                 "From a pod's record, written by CNI ADD, to the rules in the kernel",
                 &self.pod_programming,
+            ),
+            (
+                "announce_latency",
+                "From a change to the routes of what is newly announced, after its rules",
+                &self.announce_latency,
             ),
             ("plugin_wait_duration", "How long CNI ADDs waited for the rules", &self.plugin_wait),
             (

@@ -332,6 +332,19 @@ fn pods_are_announced_by_ranges_and_outside_them_by_themselves() {
     world.settings.pods = AnnouncedPods::Off;
     let off = [Err("not-chosen"), Err("not-chosen"), Err("unknown"), Err("unknown")];
     assert_eq!(said(&world), off);
+    let uncovered = |pods: AnnouncedPods| {
+        let world = World { settings: AnnounceSettings { pods, ..announce() }, ..world.clone() };
+        world.decide().uncovered(&world.pods.pods).map(|pod| pod.ips.clone()).collect::<Vec<_>>()
+    };
+    let all = ["10.1.1.5", "10.9.0.5", "10.9.0.6"].map(|it| vec![ip(it)]);
+    for (pods, from) in [
+        (AnnouncedPods::Auto, 2),
+        (AnnouncedPods::Exact, 2),
+        (AnnouncedPods::NodeCidrs, 1),
+        (AnnouncedPods::Off, 0),
+    ] {
+        assert_eq!(uncovered(pods), all[from..], "{pods:?}");
+    }
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn announcements_are_blackholes_that_nothing_is_looked_up_in() {
             "blackhole fd01:1::/64 dev lo metric 101 pref medium",
         ];
         assert_eq!(said("219"), table);
-        assert_eq!((published.prefixes.len(), published.repaired), (4, 0));
+        assert_eq!((published.prefixes.len(), published.added, published.repaired), (4, 4, 0));
         // What no pod has of the podCIDRs is refused here, not sent back.
         let unused = [
             "unreachable 10.1.1.0/24 metric 20000",
@@ -106,8 +106,14 @@ fn announcements_are_blackholes_that_nothing_is_looked_up_in() {
         run("addr add 10.1.1.1/24 dev cni0");
         run("link set cni0 up");
         routes.disturbed();
-        synced(&mut routes, &wanted(&ranges, &both, Drain::No));
+        let again = synced(&mut routes, &wanted(&ranges, &both, Drain::No));
         assert_eq!(said("main"), unused[1..]);
+        assert_eq!(again.added, 0);
+        // What comes back by a repair is not new.
+        run("route flush table 219");
+        routes.disturbed();
+        let repaired = synced(&mut routes, &wanted(&ranges, &both, Drain::No));
+        assert_eq!((repaired.added, repaired.repaired), (0, 2));
         // Withdrawing alone adds nothing: the rules of what is new are not there yet.
         let other = wanted(&[], &["203.0.113.8"], Drain::No);
         routes.withdraw(&other).expect("an answer");
