@@ -292,41 +292,41 @@ impl Agent {
             self.engine.sync()
         };
         self.note_firewall();
-        match result {
-            Ok(()) => {
-                self.engine.note_draining(&timestamp());
-                self.release();
-                if self.engine.is_contended() {
-                    self.publisher.contended(now());
-                    return true;
-                }
-                if !self.engine.is_settled() {
-                    return true;
-                }
-                self.begun = None;
-                if let Some(announcer) = &mut self.announcer
-                    && announcer.announce(&mut self.engine)
-                {
-                    let latency = &self.publisher.metrics.own.announce_latency;
-                    latency.observe(begun.elapsed().as_secs_f64());
-                }
-                let sync = LastSync::new(timestamp(), begun.elapsed());
-                self.flush.after(sync, &mut self.engine);
-                self.release();
-                self.publisher.programmed(&mut self.engine, begun, now());
-                self.settings.keep(self.engine.settings(), false);
-                self.predecessor.remove(&mut self.engine, now());
-                self.listen();
-                true
-            }
-            Err(error) => {
-                let error = describe(&error);
-                self.publisher.failed(begun, now(), &error);
-                self.release();
-                error!(error, "cannot program the kernel; will retry");
-                false
-            }
+        let Err(error) = result else {
+            self.follow_rules(begun);
+            return true;
+        };
+        let error = describe(&error);
+        self.publisher.failed(begun, now(), &error);
+        self.release();
+        error!(error, "cannot program the kernel; will retry");
+        false
+    }
+
+    /// Does what waits until the kernel has the rules: announces, serves, and tells what was done.
+    fn follow_rules(&mut self, begun: Instant) {
+        self.engine.note_draining(&timestamp());
+        self.release();
+        if self.engine.is_contended() {
+            return self.publisher.contended(now());
         }
+        if !self.engine.is_settled() {
+            return;
+        }
+        self.begun = None;
+        if let Some(announcer) = &mut self.announcer
+            && announcer.announce(&mut self.engine)
+        {
+            let latency = &self.publisher.metrics.own.announce_latency;
+            latency.observe(begun.elapsed().as_secs_f64());
+        }
+        let sync = LastSync::new(timestamp(), begun.elapsed());
+        self.flush.after(sync, &mut self.engine);
+        self.release();
+        self.publisher.programmed(&mut self.engine, begun, now());
+        self.settings.keep(self.engine.settings(), false);
+        self.predecessor.remove(&mut self.engine, now());
+        self.listen();
     }
 
     /// Notes what the attempt to program came to for policies, and which pods' labels are lacking.
