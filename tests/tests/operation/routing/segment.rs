@@ -7,10 +7,12 @@
 //! ```
 
 use std::fs;
-use std::net::IpAddr;
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
@@ -27,6 +29,7 @@ use denizen_tests::probe::Protocol;
 use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 use super::BOUND;
@@ -310,4 +313,23 @@ impl Node {
             .map(drop)
             .with_context(|| format!("on node {}: {wanted:#?}", self.number))
     }
+}
+
+/// Sends one echo request, as any user's `ping` does, and waits a moment for what comes of it.
+pub(super) fn ping(from: &Netns, to: IpAddr) -> Result<io::Result<usize>> {
+    const PATIENCE: Duration = Duration::from_millis(100);
+    from.sysctl("net.ipv4.ping_group_range", "0 2147483647")?;
+    let (protocol, request) = match to {
+        IpAddr::V4(_) => (socket2::Protocol::ICMPV4, 8),
+        IpAddr::V6(_) => (socket2::Protocol::ICMPV6, 128),
+    };
+    from.run(|| {
+        let to = SocketAddr::new(to, 0);
+        let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(protocol))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.connect(&to.into())?;
+        // The kernel fills in its identifier and its checksum.
+        socket.send(&[request, 0, 0, 0, 0, 0, 0, 1])?;
+        (&socket).read(&mut [0; 64])
+    })
 }

@@ -20,7 +20,7 @@ use denizen_tests::server::Server;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
-use super::segment::{Node, Segment, addresses, object};
+use super::segment::{Node, Segment, addresses, object, ping};
 use super::{BOUND, ranges};
 
 pub(super) const VIPS: [&str; 2] = ["203.0.113.7", "2001:db8:5::7"];
@@ -264,16 +264,16 @@ fn every_address_has_a_reason() -> Result<()> {
     until_table(node, &[&format!("blackhole {range}"), &format!("blackhole {range6}")])
 }
 
-/// How many packets to a VIP's port 81 the router has passed on.
+/// How many packets to a VIP's port 81, and pings of it, the router has passed on.
 fn passed_on(router: &Netns, vip: IpAddr) -> Result<u64> {
     let family = if vip.is_ipv4() { "ip" } else { "ip6" };
     let shown = router.output("nft", &["list", "chain", family, "count", "forward"])?;
-    let packets = shown.split_once("packets ").and_then(|(_, rest)| rest.split(' ').next());
-    Ok(packets.context("a counter")?.parse()?)
+    let counters = shown.split("packets ").skip(1).filter_map(|rest| rest.split(' ').next());
+    counters.map(|packets| Ok(packets.parse::<u64>()?)).sum()
 }
 
 /// Has packets between a router and the first node go round: what the node does not deliver it
-/// sends back. The router counts those to this address, port 81.
+/// sends back. The router counts those to this address, port 81, and pings.
 fn go_round(segment: &Segment, range: &str, to: IpAddr) -> Result<()> {
     let (family, of) = if to.is_ipv4() { ("ip", 0) } else { ("ip6", 1) };
     let [of_node, of_router] = [1, 2].map(|number| addresses(number)[of]);
@@ -283,7 +283,8 @@ fn go_round(segment: &Segment, range: &str, to: IpAddr) -> Result<()> {
     node.netns.ip(&format!("route add default via {of_router}"))?;
     router.netns.nft(&format!(
         "table {family} count {{ chain forward {{ type filter hook forward priority 0; \
-         {family} daddr {to} th dport 81 counter; }}; }}"
+         {family} daddr {to} th dport 81 counter; \
+         {family} daddr {to} meta l4proto {{ icmp, ipv6-icmp }} counter; }}; }}"
     ))
 }
 
@@ -314,8 +315,10 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
         let by_udp = Probe::udp(SocketAddr::new(vip, 81)).patience(Duration::from_millis(100));
         assert_eq!(by_udp.ask_in(&node.netns), Outcome::Refused, "{vip} by UDP");
         by_udp.ask_in(&client.netns);
+        let pinged = [&node.netns, &client.netns].map(|from| ping(from, vip));
+        ensure!(pinged.iter().all(|it| matches!(it, Ok(Err(_)))), "a ping of {vip}: {pinged:?}");
         let passed = passed_on(&router.netns, vip)?;
-        ensure!(passed <= 3, "{passed} packets to {vip}");
+        ensure!(passed <= 4, "{passed} packets to {vip}");
         // Somebody deletes the table: it is back at once.
         let (netns, is_back) = (&node.netns, ["list", "table", family, "denizen-announced"]);
         netns.nft(&format!("delete table {family} denizen-announced"))?;
@@ -329,9 +332,16 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
         let family = if vip.is_ipv4() { "ip" } else { "ip6" };
         node.netns.nft(&format!("delete table {family} denizen-announced"))?;
         let probe = Probe::tcp(SocketAddr::new(vip, 81)).patience(Duration::from_millis(100));
-        probe.ask_in(&client.netns);
-        let passed = passed_on(&router.netns, vip)?;
-        ensure!(passed >= 20, "{passed} packets to {vip} without the rules");
+        for by_ping in [false, true] {
+            let before = passed_on(&router.netns, vip)?;
+            if by_ping {
+                drop(ping(&client.netns, vip)?)
+            } else {
+                drop(probe.ask_in(&client.netns))
+            }
+            let passed = passed_on(&router.netns, vip)? - before;
+            ensure!(passed >= 20, "{passed} packets to {vip} without the rules");
+        }
     }
     Ok(())
 }
