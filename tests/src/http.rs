@@ -1,6 +1,6 @@
 //! Questions over HTTP, put by curl: a client that is not ours.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -53,4 +53,13 @@ pub fn fetch(from: &Netns, url: &str, more: &[&str]) -> Result<Reply> {
         head: head.to_owned(),
         body: body.to_owned(),
     })
+}
+
+/// The value of this series in the `/metrics` of a node's agent.
+pub fn metric(node: &Netns, series: &str) -> Result<f64> {
+    const METRICS: u16 = 10249;
+    let reply = fetch(node, &url(Ipv4Addr::LOCALHOST.into(), METRICS, "/metrics"), &[])?;
+    let mut values = reply.body.lines().filter_map(|line| line.rsplit_once(' '));
+    let found = values.find(|(name, _)| *name == series);
+    Ok(found.with_context(|| format!("no metric {series}"))?.1.parse()?)
 }

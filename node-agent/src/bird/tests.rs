@@ -147,7 +147,9 @@ fn options_of_a_session() {
     let far =
         r#", "multihop": 3, "bfd": true, "ttlSecurity": true, "allowLocalAs": 2, "port": 1790"#;
     let far = text(&config(far).unwrap());
-    let options = "  local 192.0.2.1 as 64512;\n  neighbor 192.0.2.9 port 1790 as 65001;\n  multihop 3;\n  hold time 30;\n  error wait time 5, 60;\n  graceful restart off;\n  bfd on;\n  ttl security on;\n  allow local as 2;\n";
+    let options = "  local 192.0.2.1 as 64512;\n  neighbor 192.0.2.9 port 1790 as 65001;\n  \
+        multihop 3;\n  hold time 30;\n  error wait time 5, 60;\n  graceful restart off;\n  \
+        bfd on;\n  ttl security on;\n  allow local as 2;\n";
     assert!(far.contains(options) && far.contains("protocol bfd {}"), "{far}");
     let unnumbered = r#"}, {"name": "b", "address": "fe80::1%eth0.5", "asn": 65001,
         "families": ["ipv4", "ipv6"], "import": ["default", "10.9.0.0/16"]"#;

@@ -11,13 +11,12 @@ use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::http::{fetch, url};
+use denizen_tests::http::metric;
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::{Netns, checked};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
 use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::watching::Watching;
-use denizen_tests::world::ip;
 use serde_json::Value;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -122,10 +121,7 @@ fn sent(pod: &Netns) -> Result<u64> {
 
 /// The metric of what no policy permits to reach a pod.
 fn refused_ingress(node: &Netns) -> Result<u64> {
-    const NAME: &str = "denizen_network_policy_dropped_packets_total{reason=\"ingress\"} ";
-    let body = fetch(node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?.body;
-    let value = body.lines().find_map(|line| line.strip_prefix(NAME)).context("no metric")?;
-    Ok(value.parse()?)
+    Ok(metric(node, "denizen_network_policy_dropped_packets_total{reason=\"ingress\"}")? as u64)
 }
 
 /// A SYN that is not answered is sent again: on a busy machine there may be more than one each.

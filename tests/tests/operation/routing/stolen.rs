@@ -83,10 +83,10 @@ fn refusals(api: &ApiServer) -> Vec<(Value, Value)> {
     refusals.map(|it| (it["regarding"]["name"].clone(), it["note"].clone())).collect()
 }
 
-/// None of them is announced, each has its reason, and the owner of the Service is told. What the
+/// None of them is announced, each has its reason, and an event tells the Service's owner. What the
 /// service may have is announced all the same.
 #[test]
-fn addresses_of_others_are_not_announced_and_the_api_is_told_why() -> Result<()> {
+fn addresses_of_others_are_not_announced_and_events_say_why() -> Result<()> {
     let mut segment = Segment::new("bgp-stolen")?;
     let folder = segment.folder.path().to_owned();
     let [peer, host] = [("router", ROUTER), ("api", API)]
@@ -127,9 +127,9 @@ fn addresses_of_others_are_not_announced_and_the_api_is_told_why() -> Result<()>
         (json!("evil"), json!(text))
     };
     let wanted: Vec<_> = STOLEN.iter().map(note).collect();
-    let are_all = |told: &Vec<_>| wanted.iter().all(|it| told.contains(it));
-    let told = observed("told", BOUND, || Ok(refusals(&api)), are_all)?;
-    ensure!(told.len() == STOLEN.len(), "{told:?}");
+    let are_all = |events: &Vec<_>| wanted.iter().all(|it| events.contains(it));
+    let events = observed("events", BOUND, || Ok(refusals(&api)), are_all)?;
+    ensure!(events.len() == STOLEN.len(), "{events:?}");
     let explained = node.agent()?.ask_directly(&json!({ "announce": HONEST }))?;
     let peers = explained["peers"].as_array().context("peers")?;
     ensure!(explained["announced"] == true && *peers == ["peer:router"], "{explained}");

@@ -11,7 +11,7 @@ use denizen_tests::cni::Chain;
 use denizen_tests::effort;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::fixture::{PORT, service_ips};
-use denizen_tests::http::{fetch, url};
+use denizen_tests::http::metric;
 use denizen_tests::manifest::{Port, service, slice};
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Pod;
@@ -65,14 +65,6 @@ fn until_table(node: &Node, wanted: &[&str]) -> Result<()> {
 
 fn announced(vips: &[&str]) -> Vec<String> {
     vips.iter().map(|ip| format!("blackhole {ip}")).collect()
-}
-
-/// A number of `/metrics`.
-fn metric(node: &Node, name: &str) -> Result<f64> {
-    let reply = fetch(&node.netns, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?;
-    let mut words = reply.body.lines().filter_map(|line| line.split_once(' '));
-    let found = words.find(|(series, _)| *series == name);
-    Ok(found.with_context(|| name.to_owned())?.1.parse()?)
 }
 
 fn explained(node: &Node, address: &str) -> Result<Value> {
@@ -164,9 +156,9 @@ fn the_table_is_the_announcement_whoever_runs() -> Result<()> {
     let [vip, vip6] = VIPS.map(|ip| format!("blackhole {ip}"));
     let all = [&*v4, &vip, &vip6, &v6];
     until_table(node, &all)?;
-    let latencies = || metric(node, "denizen_announce_latency_seconds_count");
+    let latencies = || metric(&node.netns, "denizen_announce_latency_seconds_count");
     observed("measured", BOUND, latencies, |count| *count >= 1.0)?;
-    assert_eq!(metric(node, "denizen_uncovered_pods")?, 0.0);
+    assert_eq!(metric(&node.netns, "denizen_uncovered_pods")?, 0.0);
     let mut monitor = Monitor::of(&node.netns)?;
     for _ in 0..2 {
         node.agent.take().context("an agent")?.kill()?;
@@ -198,7 +190,7 @@ fn the_table_is_the_announcement_whoever_runs() -> Result<()> {
     node.agent.take().context("an agent")?.terminate()?;
     node.start_with(&[&FLAGS[..], &["--announce-pods=off"]].concat())?;
     until_table(node, &[&vip, &vip6])?;
-    let uncovered = || metric(node, "denizen_uncovered_pods");
+    let uncovered = || metric(&node.netns, "denizen_uncovered_pods");
     observed("uncovered", BOUND, uncovered, |pods| *pods == 1.0)?;
     node.agent.take().context("an agent")?.terminate()?;
     node.start_agent("off")?;

@@ -93,7 +93,8 @@ fn session(name: &str, [own, of]: [(IpAddr, u32); 2], options: &str) -> String {
     let n = if own.0.is_ipv4() { 4 } else { 6 };
     format!(
         "protocol bgp {name}_{n} {{ local {} as {}; neighbor {} as {}; {options} \
-         connect delay time 1; error wait time 5, 60; ipv{n} {{ import filter {{ {GRACEFUL} }}; export all; }}; }}\n",
+         connect delay time 1; error wait time 5, 60; \
+         ipv{n} {{ import filter {{ {GRACEFUL} }}; export all; }}; }}\n",
         own.0, own.1, of.0, of.1
     )
 }
