@@ -70,7 +70,7 @@ pub enum Sent {
     /// The process stands still, has sent as many messages as it was to, and waits to be killed by
     /// this thread.
     Stopped,
-    /// It goes on, and had sent only so many when there was nothing more to send.
+    /// It goes on, or has ended, and had sent only so many when there was nothing more to send.
     Only(usize),
 }
 
@@ -79,18 +79,23 @@ pub enum Sent {
 /// that there is no other place between two messages.
 ///
 /// # Errors
-/// The kernel's, that of `begin`, and when the process ends.
+/// The kernel's, that of `begin`, and when the process fails.
 pub fn stopped_behind(pid: Pid, count: usize, begin: impl FnOnce() -> Result<()>) -> Result<Sent> {
     followed(pid, begin, |sent| Ok(sent >= count))
 }
 
-/// Looks whenever the first thread of process `pid` has sent through a netlink socket, and has it
-/// stand still meanwhile. It goes on when it has nothing more to send. Returns how often that was.
+/// Looks whenever the first thread of process `pid` has sent through a netlink socket, counted from
+/// `begin`, and has it stand still meanwhile. It goes on when it has nothing more to send. Returns
+/// how often that was.
 ///
 /// # Errors
-/// The kernel's, that of a look, and when the process ends.
-pub fn at_each_message(pid: Pid, mut look: impl FnMut(usize) -> Result<()>) -> Result<usize> {
-    match followed(pid, || Ok(()), |sent| look(sent).map(|()| false))? {
+/// The kernel's, that of `begin`, that of a look, and when the process fails.
+pub fn at_each_message(
+    pid: Pid,
+    begin: impl FnOnce() -> Result<()>,
+    mut look: impl FnMut(usize) -> Result<()>,
+) -> Result<usize> {
+    match followed(pid, begin, |sent| look(sent).map(|()| false))? {
         Sent::Only(count) => Ok(count),
         Sent::Stopped => bail!("stopped, although nobody wanted it to"),
     }
@@ -129,6 +134,7 @@ fn followed(
             }
             Some(WaitStatus::PtraceSyscall(_)) => (is_inside, sends) = (true, is_sending(pid)?),
             Some(WaitStatus::Stopped(_, of)) => signal = Some(of),
+            Some(WaitStatus::Exited(_, 0)) => return Ok(Sent::Only(sent)),
             Some(other) => bail!("behind {sent} messages: {other:?}"),
         }
     }

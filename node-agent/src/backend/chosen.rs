@@ -5,7 +5,7 @@ use std::future::pending;
 
 use serde::Serialize;
 use thiserror::Error;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::iptables::{self, Iptables, IptablesError};
 use super::ipvs::{self, IpvsBackend, IpvsBackendError, Kernel as IpvsKernel, ServersError};
@@ -102,13 +102,13 @@ impl Chosen {
     /// # Errors
     /// [`ChosenError`] when the kernel, or the programs, are not to be had.
     pub fn open(config: BackendConfig) -> Result<Self, ChosenError> {
-        match config.name {
-            BackendName::Ipvs => {}
-            // Before it touches the rules that refuse there.
-            BackendName::Nftables | BackendName::Iptables | BackendName::None => refuse_others(),
-        }
         Ok(match config.name {
-            BackendName::Nftables => Self::Nftables(Box::new(Nftables::open()?)),
+            BackendName::Nftables => {
+                let mut nftables = Nftables::open()?;
+                // From its first rule on: ports of the node's own would answer there.
+                nftables.hold_cluster_ips(&IpvsKernel::routed()?);
+                Self::Nftables(Box::new(nftables))
+            }
             BackendName::Iptables => {
                 Self::Iptables(Box::new(Iptables::open(config.iptables_variant)?))
             }
@@ -149,6 +149,7 @@ impl Chosen {
     /// # Errors
     /// The kernel's.
     pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, ChosenError> {
+        self.leave_ipvs()?;
         let (count, variant) = match self {
             Self::Nftables(_) | Self::Ipvs(_) => (0, None),
             Self::Iptables(iptables) => (iptables.remove_tables()?, Some(iptables.variant())),
@@ -157,24 +158,32 @@ impl Chosen {
         if count > 0 {
             info!(count, "the nftables backend's tables are removed");
         }
-        // Last: the tables sent connections there.
         match self {
             Self::Ipvs(_) => {}
             Self::Nftables(_) | Self::Iptables(_) | Self::None => {
-                IpvsKernel::drain()?;
                 Nftables::remove_arp(&mut self.beside()?)?;
             }
         }
         Ok(variant)
     }
-}
 
-/// Without it the node's own ports may answer at the addresses of virtual servers for a moment. That
-/// is no reason to serve nobody.
-fn refuse_others() {
-    if let Err(error) = IpvsKernel::refuse_others() {
-        let error = describe(&error);
-        warn!(error, "the ipvs backend's virtual servers are left as they are");
+    /// Removes the virtual servers that the backend ipvs left, and their addresses' routes. Until
+    /// an address is not routed here any more, rules refuse what is new there.
+    fn leave_ipvs(&mut self) -> Result<(), ChosenError> {
+        match self {
+            Self::Ipvs(_) => {}
+            Self::Nftables(nftables) => {
+                let drained = IpvsKernel::drain();
+                nftables.hold_cluster_ips(&IpvsKernel::routed()?);
+                nftables.sync()?;
+                drained?;
+            }
+            Self::Iptables(_) | Self::None => {
+                Nftables::only_refuse(&mut self.beside()?, &IpvsKernel::routed()?)?;
+                IpvsKernel::drain()?;
+            }
+        }
+        Ok(())
     }
 }
 

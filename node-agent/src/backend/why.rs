@@ -167,6 +167,10 @@ pub enum Why {
     /// own would answer its next packets, or IPVS would forward them unmasqueraded. The client's
     /// next connection is a new one.
     Untranslated,
+    /// Another backend serves, or none, and this address is still routed to this node, for
+    /// connections that IPVS carries. A new one would be forwarded unmasqueraded, or a port of the
+    /// node's own would answer.
+    OnlyOldConnections,
     /// A service's address that is routed to this node for IPVS is no address of a link. A
     /// neighbour that took it for one would send there what other machines may serve: MetalLB's
     /// announcements, another node's.
@@ -305,6 +309,9 @@ impl Why {
             Self::Martian => "loopback addresses are for this node alone",
             Self::Untranslated => {
                 "a connection from before the rules, which no rule translates any more"
+            }
+            Self::OnlyOldConnections => {
+                "the backend ipvs has been left: its virtual servers get no new connections"
             }
             Self::NoNeighbour => {
                 "no ARP answer: the address is routed here for IPVS and belongs to no link"

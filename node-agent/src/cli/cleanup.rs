@@ -83,11 +83,10 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
                     println!("removed denizen's rules from {chains} of other firewalls' chains");
                 }
             }),
-        // These refuse what rules refused, until the addresses are not routed here any more.
-        Kernel::refuse_others().context("cannot have IPVS refuse unused ports"),
-        tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
-        // The rules are gone that send connections there.
+        // Until the addresses are not routed here any more, rules refuse what is new there.
+        only_refuse().context("cannot refuse new connections to virtual servers"),
         virtual_servers().map(|count| print_removed(count, "virtual server")),
+        tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
         arp_table().map(|count| print_removed(count, "nftables table of ARP")),
         chains(args.kube_proxy).map(|chains| print_removed(chains, "iptables chain")),
         routes().map(|routes| print_removed(routes, "route")),
@@ -230,6 +229,11 @@ fn tables() -> anyhow::Result<usize> {
 fn arp_table() -> anyhow::Result<usize> {
     let mut kernel = NfTables::open().context("cannot open netlink to nf_tables")?;
     Ok(Nftables::remove_arp(&mut kernel)?)
+}
+
+fn only_refuse() -> anyhow::Result<()> {
+    let mut kernel = NfTables::open().context("cannot open netlink to nf_tables")?;
+    Ok(Nftables::only_refuse(&mut kernel, &Kernel::routed()?)?)
 }
 
 fn virtual_servers() -> anyhow::Result<usize> {

@@ -1,13 +1,12 @@
 //! The kernel of this network namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_ipvs::{
-    Command, Ipvs, IpvsError, ObservedServer, PERSISTENT, RealServer, Refused, ServerKey, Timeouts,
+    Command, Ipvs, IpvsError, ObservedServer, RealServer, Refused, ServerKey, Timeouts,
     VirtualServer,
 };
 use denizen_route::{Route, RouteKey, Routes, Target};
@@ -16,8 +15,6 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::host::{Host, ServersError};
-use super::servers::FALLBACK_SCHEDULER;
-use crate::model::Protocol;
 use crate::routes::PROTOCOL;
 use crate::sysctl::{IPVS_CONNTRACK, SYSCTLS, value};
 use crate::takeover::ipvs;
@@ -72,46 +69,28 @@ impl Kernel {
             return Ok(0);
         };
         let ours = ours(&mut ipvs, &left)?.into_iter();
-        let (refusing, ours): (Vec<_>, Vec<_>) = ours.partition(|it| it.key.at.port() == 0);
         remove(&mut routes, left.into_keys())?;
-        let removed = |servers: Vec<VirtualServer>| -> Vec<Command> {
-            servers.into_iter().map(|it| Command::Remove(it.key)).collect()
-        };
-        let commands = removed(ours);
-        let count = commands.len() - ipvs.apply(&commands)?.len();
-        ipvs.apply(&removed(refusing))?;
-        Ok(count)
+        let commands: Vec<Command> = ours.map(|it| Command::Remove(it.key)).collect();
+        Ok(commands.len() - ipvs.apply(&commands)?.len())
     }
 
-    /// Has IPVS refuse what comes to ports without a virtual server at the addresses that are routed
-    /// here, before anybody removes the rules that did: the routes lead it to the node's own ports.
+    /// The addresses that an earlier run routed to this node for virtual servers, without those of
+    /// kube-proxy's device.
     ///
     /// # Errors
     /// [`ServersError`].
-    pub fn refuse_others() -> Result<(), ServersError> {
+    pub fn routed() -> Result<BTreeSet<IpAddr>, ServersError> {
         let left = own(&mut Routes::open(PROTOCOL)?)?;
         if left.is_empty() {
-            return Ok(());
+            return Ok(BTreeSet::new());
         }
-        let mut ipvs = match Ipvs::open() {
-            Err(IpvsError::Missing) => return Ok(()),
-            opened => opened?,
-        };
         let theirs = ipvs::addresses().map_err(ServersError::Addresses)?;
-        // One that is loaded. It never chooses.
-        let loaded = ipvs.servers()?.into_iter().map(|server| server.scheduler).next();
-        let scheduler = loaded.unwrap_or_else(|| FALLBACK_SCHEDULER.into());
-        let addresses = left.into_keys().filter(|ip| !theirs.contains(ip));
-        let servers = addresses.flat_map(|ip| refusing(ip, &scheduler));
-        // What is refused is there already.
-        ipvs.apply(&servers.map(Command::Add).collect::<Vec<_>>())?;
-        Ok(())
+        Ok(left.into_keys().filter(|ip| !theirs.contains(ip)).collect())
     }
 
     /// As [`Self::cleanup`] for another backend that serves from now on: a virtual server with
     /// connections gets no new ones, and stays until the next call, so that short ones can end. So
-    /// does its address's route, and what [`Self::refuse_others`] made there. Kube-proxy's are left
-    /// to it, here too.
+    /// does its address's route. Kube-proxy's are left to it, here too.
     ///
     /// # Errors
     /// [`ServersError::Draining`] if any stays.
@@ -140,7 +119,6 @@ impl Kernel {
         }
         ipvs.apply(&idle)?;
         remove(&mut routes, left.into_keys().filter(|ip| !used.contains(ip)))?;
-        gone.retain(|key| key.at.port() != 0 || !used.contains(&key.at.ip()));
         ipvs.apply(&gone.into_iter().map(Command::Remove).collect::<Vec<_>>())?;
         match used.len() {
             0 => Ok(()),
@@ -225,15 +203,6 @@ fn ours(
         routes.contains_key(&ip) && !theirs.contains(&ip)
     };
     Ok(ipvs.servers()?.into_iter().filter(is_ours).collect())
-}
-
-/// Virtual servers without real servers, which refuse what comes to the ports of this address that
-/// have none.
-fn refusing(ip: IpAddr, scheduler: &Arc<str>) -> [VirtualServer; 3] {
-    Protocol::ALL.map(|protocol| {
-        let key = ServerKey { at: SocketAddr::new(ip, 0), protocol: protocol.number() };
-        VirtualServer { key, scheduler: scheduler.clone(), flags: PERSISTENT }
-    })
 }
 
 fn remove(

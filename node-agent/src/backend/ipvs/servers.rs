@@ -17,7 +17,7 @@ use super::state::{Order, RealState, ServerState, note, subject};
 use leaving::Leaving;
 
 /// The scheduler that takes the place of one that the kernel does not have.
-pub(super) const FALLBACK_SCHEDULER: &str = "rr";
+const FALLBACK_SCHEDULER: &str = "rr";
 
 /// The schedulers whose tables depend on the order of real servers.
 const HASHING: [&str; 3] = ["mh", "sh", "dh"];

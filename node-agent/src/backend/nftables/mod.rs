@@ -12,6 +12,7 @@ mod client;
 mod draw;
 mod element;
 mod error;
+mod leaving;
 mod local;
 mod lower;
 mod name;

@@ -27,7 +27,7 @@ const RAW_PRIORITY: i32 = -300;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
 /// `filter`: before IPVS (`NF_IP_PRI_NAT_SRC - 1`, 99).
-const INPUT_PRIORITY: i32 = 0;
+const INPUT: BaseChain = BaseChain { kind: Kind::Filter, hook: Hook::Input, priority: 0 };
 
 /// The constant chains, each before those that refer to it.
 pub fn chains(table_family: TableFamily, config: &TableConfig) -> Vec<Chain> {
@@ -142,8 +142,27 @@ fn untranslated() -> Chain {
     let among_stale =
         |rule: Rule| Rule::new(rule.why, stale.iter().cloned().chain(rule.matches), rule.actions);
     let rules = [tcp, others].map(among_stale).into();
-    let base_chain = BaseChain { kind: Kind::Filter, hook: Hook::Input, priority: INPUT_PRIORITY };
-    base(ChainName::Input, base_chain, Why::Untranslated, rules)
+    base(ChainName::Input, INPUT, Why::Untranslated, rules)
+}
+
+/// All that is left of the rules while connections of the backend ipvs go on after it: what is new
+/// to its cluster IPs is refused, or is to come again if that `must_wait`.
+pub fn only_old_connections(must_wait: bool) -> Chain {
+    let why = Why::OnlyOldConnections;
+    let answers = match must_wait {
+        true => vec![Rule::new(why, [], [Action::Count, Action::Drop])],
+        false => refuse(why, why).into(),
+    };
+    // Connection tracking knows what the node itself sends before it comes in again.
+    let own = [Match::InputInterface("lo".into()), Match::Unanswered];
+    let new = [&[Match::FirstPacket][..], &own].into_iter();
+    let rules = new.flat_map(|new| {
+        answers.iter().map(move |Rule { matches, actions, .. }| {
+            let new = [Match::In(SetName::ClusterIps)].into_iter().chain(new.iter().cloned());
+            Rule::new(why, new.chain(matches.iter().cloned()), actions.iter().copied())
+        })
+    });
+    base(ChainName::Input, INPUT, why, rules.collect())
 }
 
 /// The kernel answers ARP for every address with a local route, on every link. It does not answer

@@ -45,6 +45,8 @@ pub enum Match {
     Destination(IpNetwork),
     /// This is the first packet of a connection.
     FirstPacket,
+    /// Its connection has not been answered yet.
+    Unanswered,
     /// It is not the first packet of its connection.
     LaterPacket,
     /// The connection's answers come from an address in this set, whose key is the destination.

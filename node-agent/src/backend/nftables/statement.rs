@@ -31,6 +31,7 @@ impl Rule {
 }
 
 // enum ip_conntrack_status
+const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_CONFIRMED: u32 = 1 << 3;
 const IPS_DST_NAT: u32 = 1 << 5;
 
@@ -61,6 +62,7 @@ impl Statements {
             Match::Source(range) => within(Field::Source, *range),
             Match::Destination(range) => within(Field::Destination, *range),
             Match::FirstPacket => bits(Field::ConnectionStatus, IPS_CONFIRMED, true, 0),
+            Match::Unanswered => bits(Field::ConnectionStatus, IPS_SEEN_REPLY, true, 0),
             Match::LaterPacket => bits(Field::ConnectionStatus, IPS_CONFIRMED, false, 0),
             Match::AnsweredFrom(set) => {
                 let source = Field::AnswerSource(set.family(self.table_family).into());

@@ -334,6 +334,6 @@ fn member(set: SetName, key: Key, comment: Option<Arc<str>>) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment }
 }
 
-fn cluster_ip(ip: IpAddr) -> Element {
+pub(super) fn cluster_ip(ip: IpAddr) -> Element {
     member(SetName::ClusterIps, Key::EMPTY.address(ip), None)
 }

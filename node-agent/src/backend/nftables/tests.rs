@@ -3,6 +3,7 @@
 mod carried;
 mod choice;
 mod kernel;
+mod leaving;
 mod rejected;
 mod slots;
 mod tables;

@@ -69,9 +69,13 @@ pub(super) fn empty(
     seen: &Observed,
     chains: &[ChainName],
 ) -> Result<(), NftablesError> {
-    let names = chains.iter().map(|chain| chain.to_string().into());
-    let full: Vec<Arc<str>> = names.filter(|name: &Arc<str>| seen.has_rules(name)).collect();
     Ok(kernel.write(schema.family, |batch| {
-        full.iter().for_each(|name| batch.flush_chain(schema.name, name));
+        full(seen, chains).iter().for_each(|name| batch.flush_chain(schema.name, name));
     })?)
+}
+
+/// The names of those `chains` that are there and have rules.
+pub(super) fn full(seen: &Observed, chains: &[ChainName]) -> Vec<Arc<str>> {
+    let names = chains.iter().map(|chain| chain.to_string().into());
+    names.filter(|name: &Arc<str>| seen.has_rules(name)).collect()
 }

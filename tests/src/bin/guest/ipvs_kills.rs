@@ -4,10 +4,12 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
 use denizen_tests::cluster::serve;
+use denizen_tests::cni::give;
 use denizen_tests::effort::in_full;
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::lasting::{self, MEMBERS};
@@ -15,7 +17,9 @@ use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::Netns;
 use denizen_tests::probe::{Outcome, Probe, Protocol};
 use denizen_tests::server::{Listen, Server};
-use denizen_tests::traced::{Sent, stopped_behind};
+use denizen_tests::traced::{Sent, at_each_message, stopped_behind};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
 /// A port where only the node itself listens, at all its addresses.
@@ -204,12 +208,37 @@ impl Killed {
         }
     }
 
+    /// What must hold wherever `cleanup` is killed. How many were served.
+    fn look_at_remains(&self) -> Result<usize> {
+        let mut served = 0;
+        for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
+            for number in [WEB, EXTRA] {
+                let outcome = self.ask(who, number, like, OWN_PORT)?;
+                let said = || format!("{who:?} to the node's own port at {number}: {outcome:?}");
+                ensure!(outcome.endpoint().is_none(), said());
+            }
+            served += usize::from(self.is_served(who, &self.ask(who, WEB, like, 80)?)?);
+        }
+        Ok(served)
+    }
+
     fn cleanup(&self) -> Result<()> {
         self.node().output(
             &denizen_tests::binary::ours("denizen-agent")?.to_string_lossy(),
             &["cleanup"],
         )?;
         Ok(())
+    }
+
+    /// A `cleanup` of this process id, and what has it begin.
+    fn waiting_cleanup(&self) -> Result<(impl FnOnce() -> Result<()>, Pid)> {
+        let agent = denizen_tests::binary::ours("denizen-agent")?;
+        let mut command = Command::new("sh");
+        command.args(["-c", "read -r go; exec \"$0\" cleanup"]).arg(agent);
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut child = self.node().run(|| command.spawn())??;
+        let pid = Pid::from_raw(i32::try_from(child.id())?);
+        Ok((move || Ok(give(&mut child, b"go\n")), pid))
     }
 }
 
@@ -276,5 +305,37 @@ pub(crate) fn changes() -> Result<()> {
         ensure!(*hit > 0, "{what}: never disturbed");
     }
     agent.terminate()?;
+    Ok(())
+}
+
+/// Clients look between any two messages of a `cleanup`. Another one is killed, and the next one
+/// finishes.
+pub(crate) fn cleanups() -> Result<()> {
+    let killed = Killed::new()?;
+    killed.extra(&MEMBERS)?;
+    killed.started()?.kill()?;
+    let mut served = Vec::new();
+    let (begin, pid) = killed.waiting_cleanup()?;
+    let messages = at_each_message(pid, begin, |sent| {
+        let count = killed.look_at_remains().with_context(|| format!("behind {sent} messages"))?;
+        served.push(count);
+        Ok(())
+    })?;
+    println!("  asked behind {messages} messages, of which clients were served: {served:?}");
+    ensure!(served.first() == Some(&(2 * CLIENTS.len())), "not all are served when it begins");
+    ensure!(served.last() == Some(&0), "some are served when it ends");
+    for turn in 0..count(messages) {
+        let place = place(turn, messages);
+        let said = || format!("killed behind {place} of {messages} messages");
+        killed.started().with_context(said)?.kill()?;
+        let (begin, pid) = killed.waiting_cleanup()?;
+        ensure!(stopped_behind(pid, place, begin)? == Sent::Stopped, "it ended before {place}");
+        kill(pid, Signal::SIGKILL)?;
+        waitpid(pid, None)?;
+        killed.cleanup().with_context(said)?;
+        let servers = killed.node().output("ipvsadm", &["--save", "--numeric"])?;
+        let tables = killed.node().output("nft", &["list", "tables"])?;
+        ensure!(servers.is_empty() && !tables.contains("denizen"), "left: {servers}{tables}");
+    }
     Ok(())
 }

@@ -76,7 +76,7 @@ const NODE: [Play; 9] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 19] = [
+const IPVS: [Play; 20] = [
     ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs_backend::serves),
     ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
@@ -89,6 +89,7 @@ const IPVS: [Play; 19] = [
     ("neighbours do not learn services' addresses", ipvs_neighbours::are_not_told),
     ("an agent is killed in its first load", ipvs_kills::first_load),
     ("an agent is killed in a change", ipvs_kills::changes),
+    ("a cleanup is killed", ipvs_kills::cleanups),
     ("what drains is shown", ipvs_draining::is_shown),
     ("ipvs takes over from ipvs, and back", ipvs_handover::nobody_notices),
     ("packets through IPVS are followed", observe::packets_through_ipvs_are_followed),
