@@ -5,7 +5,7 @@ mod reading;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Bound;
+use std::ops::{Bound, RangeInclusive};
 use std::sync::Arc;
 
 use denizen_ipvs::{Command, Refused, ServerKey, VirtualServer};
@@ -190,7 +190,8 @@ impl<H: Host> Servers<H> {
     pub fn problems(&self) -> Vec<String> {
         let refused = self.refused.iter();
         let refused = refused.map(|(key, errno)| format!("virtual server {key}: {errno}"));
-        let occupied = self.wanted.keys().filter(|key| self.foreign.contains(key));
+        // There are few of them, and this is asked for after every change.
+        let occupied = self.foreign.iter().filter(|key| self.wanted.contains_key(key));
         let occupied =
             occupied.map(|key| format!("virtual server {key}: another program has made one"));
         let missing = self.missing.iter().map(|name| {
@@ -348,7 +349,7 @@ impl<H: Host> Servers<H> {
         }
         let refused = self.host.add_routes(&routes)?;
         for (ip, source) in &routes {
-            let keys = of.iter().filter(|key| key.at.ip() == *ip);
+            let keys = of.range(at(*ip));
             self.reconsidered.extend(keys.clone());
             match refused.get(ip) {
                 None => drop(self.routes.insert(*ip, Some(*source))),
@@ -388,4 +389,10 @@ impl<H: Host> Servers<H> {
         }
         wanted
     }
+}
+
+/// The virtual servers at an address.
+fn at(ip: IpAddr) -> RangeInclusive<ServerKey> {
+    let key = |port, protocol| ServerKey { at: SocketAddr::new(ip, port), protocol };
+    key(0, 0)..=key(u16::MAX, u8::MAX)
 }
