@@ -35,6 +35,7 @@ pub mod iptables;
 pub mod kube_proxy;
 pub mod lasting;
 pub mod linkerd_init;
+pub mod links;
 pub mod load;
 pub mod manifest;
 pub mod matrix;

@@ -13,8 +13,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail, ensure};
-use denizen_netlink::{Socket, Writer};
-use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -22,14 +20,13 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::links::Links;
+
 /// Where `ip netns` keeps its names, so that `ip netns exec` works on ours.
 const FOLDER: &str = "/run/netns";
 
 /// The namespace that the thread which asks is in.
 const THIS_THREADS: &str = "/proc/thread-self/ns/net";
-
-/// The index of every namespace's loopback interface (`LOOPBACK_IFINDEX`).
-const LOOPBACK: u32 = 1;
 
 /// What a bind mount has no use for.
 const NOTHING: Option<&str> = None;
@@ -95,7 +92,7 @@ impl Netns {
                 fs::write(Path::new("/proc/sys/net/ipv6/conf/default").join(key), "0")?;
             }
         }
-        set_loopback_up()
+        Links::open()?.up("lo")
     }
 
     /// Its name, as `ip netns exec` takes it.
@@ -151,6 +148,11 @@ impl Netns {
         let path = Path::new("/proc/sys").join(key.replace('.', "/"));
         self.run(|| fs::write(&path, value))?
             .with_context(|| format!("cannot set {key} in {}", self.name))
+    }
+
+    /// Changes its links, addresses and routes without a program.
+    pub fn change(&self, work: impl FnOnce(&mut Links) -> Result<()> + Send) -> Result<()> {
+        self.run(|| work(&mut Links::open()?))?.with_context(|| format!("in {}", self.name))
     }
 
     /// Runs `ip` in here, one command a line.
@@ -224,21 +226,6 @@ fn share_folder() {
     let name = unique("first");
     let _ = Command::new("ip").args(["netns", "add", &name]).status();
     remove(&name);
-}
-
-/// `ip link set lo up` for this thread's namespace.
-fn set_loopback_up() -> Result<()> {
-    // `struct ifinfomsg`: no family and no type; the index; the flags, and which of them change.
-    let up = (libc::IFF_UP as u32).to_ne_bytes();
-    let header = [[0; 4], LOOPBACK.to_ne_bytes(), up, up].concat();
-    let mut socket = Socket::route()?;
-    let sequence = socket.sequences(1);
-    let mut request = Writer::default();
-    let kind = libc::RTM_NEWLINK;
-    let message = request.begin_message_with(kind, libc::NLM_F_ACK as u16, sequence, &header);
-    request.end_message(message);
-    socket.send(request.bytes())?;
-    Ok(socket.outcome(sequence)?)
 }
 
 /// Removes the namespace `name` and first ends whatever still runs in it.

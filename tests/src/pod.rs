@@ -1,9 +1,8 @@
 //! Pods of the node: attached through the real CNI chain, or wired by hand where a test needs one
 //! exact address; recorded by the real `denizen` plugin either way.
 
-use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,14 +11,21 @@ use nix::net::if_::if_nametoindex;
 use serde_json::{Value, json};
 
 use crate::cni::{Added, CNI_VERSION, Call, Chain, POD_INTERFACE, Refusal};
+use crate::links::{Mac, Peer, Way};
 use crate::netns::Netns;
-use crate::world::{host_length, nodad};
+use crate::world::host_length;
 
 /// The bridge of bridged pods.
 pub const BRIDGE: &str = "cni0";
 
 /// Where it is made by hand: the kernel's own choice changes with the bridge's ports.
-const BRIDGE_MAC: &str = "02:00:00:00:00:01";
+const BRIDGE_MAC: Mac = [0x02, 0, 0, 0, 0, 0x01];
+
+/// The node's addresses towards its pods, of each family.
+const GATEWAYS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1)),
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)),
+];
 
 /// How a pod's packets reach the node's stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,12 +145,13 @@ impl Pod {
         self.forget(node)?;
         // The plugin that made the interface has removed it, and has made no such routes; what was
         // made by hand is still there.
-        let mut commands = String::new();
-        for address in &self.addresses {
-            writeln!(commands, "route del {address} dev {}", self.input_interface)?;
-        }
-        let _ = node.ip(&format!("{commands}link del {}", self.host_interface));
-        Ok(())
+        node.change(|links| {
+            for address in &self.addresses {
+                let _ = links.remove_route(Way::to(*address, &self.input_interface));
+            }
+            let _ = links.remove(&self.host_interface);
+            Ok(())
+        })
     }
 
     /// The beginning of a DEL: what is chained to a pod that was wired by hand has done its part,
@@ -191,12 +198,11 @@ fn addresses_of(result: &Value) -> Vec<IpAddr> {
 
 /// A MAC address that goes with a pod's addresses: whoever knows them from a pod that had them
 /// before still finds them.
-fn mac_of(addresses: &[IpAddr]) -> String {
+fn mac_of(addresses: &[IpAddr]) -> Mac {
     let mut hasher = DefaultHasher::new();
     addresses.hash(&mut hasher);
-    let bytes = hasher.finish().to_be_bytes();
-    let octets = bytes[..5].iter().map(|byte| format!(":{byte:02x}"));
-    format!("02{}", octets.collect::<String>())
+    let [a, b, c, d, e, ..] = hasher.finish().to_be_bytes();
+    [0x02, a, b, c, d, e]
 }
 
 /// The node's side. Gateways are link-scoped: they are in nobody's range, whatever the pods'
@@ -208,58 +214,43 @@ fn wire_node(
     wiring: Wiring,
     addresses: &[IpAddr],
 ) -> Result<()> {
-    let gateway = |device: &str| {
-        format!(
-            "addr replace 169.254.1.1/32 dev {device}\naddr replace fe80::1/64 dev {device} nodad\n"
-        )
-    };
-    let mac = mac_of(addresses);
-    // One program's start: an emulated processor takes long for each.
-    let mut commands = format!(
-        "link add {veth} type veth peer name {POD_INTERFACE} address {mac} netns {}\n",
-        pod.name()
-    );
-    let device = match wiring {
-        Wiring::Routed => {
-            write!(commands, "link set {veth} up\n{}", gateway(veth))?;
-            veth
-        }
-        Wiring::Bridged => {
-            if node.run(|| if_nametoindex(BRIDGE))?.is_err() {
-                writeln!(commands, "link add {BRIDGE} address {BRIDGE_MAC} type bridge")?;
-                writeln!(commands, "link set {BRIDGE} up")?;
+    node.change(|links| {
+        let mac = Some(mac_of(addresses));
+        links.veth(veth, Peer { name: POD_INTERFACE, mac, netns: pod })?;
+        let device = match wiring {
+            Wiring::Routed => veth,
+            Wiring::Bridged => {
+                if if_nametoindex(BRIDGE).is_err() {
+                    links.bridge(BRIDGE, BRIDGE_MAC)?;
+                    links.up(BRIDGE)?;
+                }
+                links.enslave(veth, BRIDGE)?;
+                BRIDGE
             }
-            // Also where the `bridge` plugin made it and gave it gateways of its own.
-            commands += &gateway(BRIDGE);
-            writeln!(
-                commands,
-                "link set {veth} master {BRIDGE}\nlink set {veth} type bridge_slave hairpin on"
-            )?;
-            writeln!(commands, "link set {veth} up")?;
-            BRIDGE
-        }
-    };
-    for address in addresses {
-        writeln!(commands, "route add {address} dev {device}")?;
-    }
-    node.ip(&commands)
+        };
+        links.up(veth)?;
+        // Also where the `bridge` plugin made it and gave it gateways of its own.
+        links.address(device, GATEWAYS[0], 32)?;
+        links.address(device, GATEWAYS[1], 64)?;
+        addresses.iter().try_for_each(|address| links.route(Way::to(*address, device)))
+    })
 }
 
 /// The pod's side. Bridged pods see their neighbours on the link and answer them past the node's
 /// routing, as pods behind the `bridge` plugin do; routed pods see only their gateway.
 fn wire_pod(pod: &Netns, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
-    let mut commands = format!("link set {POD_INTERFACE} up\n");
-    for address in addresses {
-        let length = match (wiring, address) {
-            (Wiring::Bridged, IpAddr::V4(_)) => 24,
-            (Wiring::Bridged, IpAddr::V6(_)) => 64,
-            (Wiring::Routed, _) => host_length(*address),
-        };
-        let nodad = nodad(*address);
-        writeln!(commands, "addr add {address}/{length} dev {POD_INTERFACE} {nodad}")?;
-        let gateway = if address.is_ipv4() { "169.254.1.1" } else { "fe80::1" };
-        let onlink = if address.is_ipv4() { "onlink" } else { "" };
-        writeln!(commands, "route add default via {gateway} dev {POD_INTERFACE} {onlink}")?;
-    }
-    pod.ip(&commands)
+    pod.change(|links| {
+        links.up(POD_INTERFACE)?;
+        for address in addresses {
+            let length = match (wiring, address) {
+                (Wiring::Bridged, IpAddr::V4(_)) => 24,
+                (Wiring::Bridged, IpAddr::V6(_)) => 64,
+                (Wiring::Routed, _) => host_length(*address),
+            };
+            links.address(POD_INTERFACE, *address, length)?;
+            let gateway = GATEWAYS[usize::from(address.is_ipv6())];
+            links.route(Way::out(gateway, POD_INTERFACE))?;
+        }
+        Ok(())
+    })
 }

@@ -11,9 +11,8 @@
 //! address that nobody has is answered with "no route", so that an untouched packet is not mistaken
 //! for a dropped one.
 
-use std::fmt::Write;
 use std::fs::DirBuilder;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +20,7 @@ use anyhow::{Context, Result};
 use nix::ifaddrs::getifaddrs;
 use tempfile::TempDir;
 
+use crate::links::{Links, Peer, Way};
 use crate::netns::{self, Netns};
 use crate::server::socket_address;
 
@@ -60,8 +60,19 @@ table inet fabric {
 }
 "#;
 
-/// A host's way to everybody over IPv4.
-const GATEWAY: &str = "route replace default via 169.254.0.1 dev eth0 onlink";
+/// The fabric's addresses, the same on every link: nobody's traffic goes to them, only their MAC is
+/// asked for.
+const GATEWAYS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 0, 1)),
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)),
+];
+
+/// Every host's link-local address.
+const LINK_LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2));
+
+/// What the fabric's ICMPv6 errors come from: nobody forwards one that comes from a link-local
+/// address.
+const FABRIC: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0xfab, 0, 0, 0, 0, 0, 1));
 
 /// Parses an address that a test wrote down.
 ///
@@ -195,11 +206,12 @@ impl World {
         if changes.is_empty() {
             return Ok(());
         }
-        let mut commands: String = changes.iter().map(|change| change.on_host()).collect();
-        // It went with the last IPv4 address, if that went.
-        commands += GATEWAY;
-        host.ip(&commands)?;
-        self.fabric.ip(&changes.iter().map(|change| change.on_fabric(link)).collect::<String>())
+        host.change(|links| {
+            changes.iter().try_for_each(|change| change.on_host(links))?;
+            // It went with the last IPv4 address, if that went.
+            links.route(Way::out(GATEWAYS[0], "eth0"))
+        })?;
+        self.fabric.change(|links| changes.iter().try_for_each(|it| it.on_fabric(links, link)))
     }
 
     /// Has the node's connection tracking forget connections soon after they end. Thousands a
@@ -227,55 +239,52 @@ impl World {
     }
 
     fn lay_links(&self) -> Result<()> {
-        // What its ICMPv6 errors come from: nobody forwards one that comes from a link-local
-        // address.
-        let mut commands = "addr add fd00:fab::1/128 dev lo nodad\n".to_owned();
-        for (link, peer) in
-            [("node", &self.node), ("client", &self.client), ("remote", &self.remote)]
-        {
-            let (near, far) = (format!("to-{link}"), peer.name());
-            writeln!(commands, "link add {near} type veth peer name eth0 netns {far}")?;
-            // The same gateway address on every link: nobody's traffic goes to it, only its MAC is
-            // asked for.
-            writeln!(commands, "addr add 169.254.0.1/32 dev {near}\nlink set {near} up")?;
-            writeln!(commands, "addr add fe80::1/64 dev {near} nodad")?;
-        }
-        self.fabric.ip(&commands)
+        self.fabric.change(|links| {
+            links.address("lo", FABRIC, host_length(FABRIC))?;
+            for (near, netns) in
+                [("to-node", &self.node), ("to-client", &self.client), ("to-remote", &self.remote)]
+            {
+                links.veth(near, Peer { name: "eth0", mac: None, netns })?;
+                links.up(near)?;
+                links.address(near, GATEWAYS[0], 32)?;
+                links.address(near, GATEWAYS[1], 64)?;
+            }
+            Ok(())
+        })
     }
 
-    /// Each host's own side: a command is a program's start, so that there are few of them.
+    /// Each host's own side.
     fn address_hosts(&self) -> Result<()> {
         let Addresses { node, client, remote } = &self.addresses;
         // The node sends from its first address.
-        let first = node.iter().find(|address| address.is_ipv4());
-        let source = first.map(|first| format!("src {first}")).unwrap_or_default();
-        for (host, addresses, source) in [
-            (&self.node, node, source.as_str()),
-            (&self.client, client, ""),
-            (&self.remote, remote, ""),
-        ] {
-            let mut commands = "link set eth0 up\naddr add fe80::2/64 dev eth0 nodad\n".to_owned();
-            commands.extend(addresses.iter().map(|address| Place::Add(*address).on_host()));
-            writeln!(commands, "{GATEWAY} {source}\nroute add default via fe80::1 dev eth0")?;
-            host.ip(&commands)?;
+        let first = node.iter().find(|address| address.is_ipv4()).copied();
+        for (host, addresses, source) in
+            [(&self.node, node, first), (&self.client, client, None), (&self.remote, remote, None)]
+        {
+            host.change(|links| {
+                links.up("eth0")?;
+                links.address("eth0", LINK_LOCAL, 64)?;
+                addresses.iter().try_for_each(|it| Place::Add(*it).on_host(links))?;
+                links.route(Way { source, ..Way::out(GATEWAYS[0], "eth0") })?;
+                links.route(Way::out(GATEWAYS[1], "eth0"))
+            })?;
         }
         Ok(())
     }
 
     fn route(&self) -> Result<()> {
         let Addresses { node, client, remote } = &self.addresses;
-        let mut commands = String::new();
-        for address in node {
-            writeln!(commands, "route add {address} dev to-node")?;
-        }
-        if let Some(first) = node.iter().find(|address| address.is_ipv4()) {
-            writeln!(commands, "route add default via {first} dev to-node onlink")?;
-        }
-        writeln!(commands, "route add default via fe80::2 dev to-node")?;
-        for (link, addresses) in [("client", client), ("remote", remote)] {
-            commands.extend(addresses.iter().map(|address| Place::Add(*address).on_fabric(link)));
-        }
-        self.fabric.ip(&commands)?;
+        self.fabric.change(|links| {
+            node.iter().try_for_each(|address| links.route(Way::to(*address, "to-node")))?;
+            let first = node.iter().find(|address| address.is_ipv4()).copied();
+            for via in first.into_iter().chain([LINK_LOCAL]) {
+                links.route(Way::out(via, "to-node"))?;
+            }
+            for (link, addresses) in [("client", client), ("remote", remote)] {
+                addresses.iter().try_for_each(|it| Place::Add(*it).on_fabric(links, link))?;
+            }
+            Ok(())
+        })?;
         // By nft, since the kernel's own "no route" answers are limited to one a second.
         self.fabric.nft(NO_WAY_BACK)
     }
@@ -289,22 +298,24 @@ enum Place {
 }
 
 impl Place {
-    fn on_host(self) -> String {
-        let (verb, address, nodad) = match self {
-            Self::Add(address) => ("add", address, nodad(address)),
-            Self::Remove(address) => ("del", address, ""),
-        };
-        format!("addr {verb} {address}/{} dev eth0 {nodad}\n", host_length(address))
+    fn on_host(self, links: &mut Links) -> Result<()> {
+        match self {
+            Self::Add(address) => links.address("eth0", address, host_length(address)),
+            Self::Remove(address) => links.remove_address("eth0", address, host_length(address)),
+        }
     }
 
     /// The fabric's way to it.
-    fn on_fabric(self, link: &str) -> String {
-        let (verb, address) = match self {
-            Self::Add(address) => ("add", address),
-            Self::Remove(address) => ("del", address),
+    fn on_fabric(self, links: &mut Links, link: &str) -> Result<()> {
+        let device = format!("to-{link}");
+        let way = |to: IpAddr| {
+            let via = to.is_ipv6().then_some(LINK_LOCAL);
+            Way { via, ..Way::to(to, &device) }
         };
-        let via = if address.is_ipv4() { "" } else { "via fe80::2" };
-        format!("route {verb} {address} {via} dev to-{link}\n")
+        match self {
+            Self::Add(address) => links.route(way(address)),
+            Self::Remove(address) => links.remove_route(way(address)),
+        }
     }
 }
 
@@ -315,9 +326,4 @@ fn changes(from: &[IpAddr], to: &[IpAddr]) -> Vec<Place> {
     };
     let new = missing(to, from).into_iter().map(Place::Add);
     new.chain(missing(from, to).into_iter().map(Place::Remove)).collect()
-}
-
-/// The keyword that makes an IPv6 address usable at once; IPv4 knows no such delay.
-pub(crate) fn nodad(address: IpAddr) -> &'static str {
-    if address.is_ipv4() { "" } else { "nodad" }
 }

@@ -238,7 +238,11 @@ impl Killed {
         command.stdin(Stdio::piped()).stdout(Stdio::null());
         let mut child = self.node().run(|| command.spawn())??;
         let pid = Pid::from_raw(i32::try_from(child.id())?);
-        Ok((move || Ok(give(&mut child, b"go\n")), pid))
+        let begin = move || {
+            give(&mut child, b"go\n");
+            Ok(())
+        };
+        Ok((begin, pid))
     }
 }
 
