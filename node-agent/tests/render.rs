@@ -24,12 +24,13 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-/// The program, through the emulator where it is compiled for another processor (`tests/arm64`).
+/// The program; for `tests/arm64` the one that it has compiled, in an emulator.
 fn agent() -> Command {
-    let program = env!("CARGO_BIN_EXE_denizen-agent");
-    let Some(emulator) = std::env::var_os("DENIZEN_EMULATOR") else { return Command::new(program) };
+    let Some(emulator) = std::env::var_os("DENIZEN_EMULATOR") else {
+        return Command::new(env!("CARGO_BIN_EXE_denizen-agent"));
+    };
     let mut agent = Command::new(emulator);
-    agent.arg(program);
+    agent.args(std::env::var_os("DENIZEN_AGENT"));
     agent
 }
 

@@ -1,7 +1,6 @@
 //! Cases of the table as a world: its hosts, its pods, its servers, its agent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
@@ -123,16 +122,14 @@ impl FlowContext {
         let from_node = case.flows.iter().filter(|flow| flow.from_kind == From::Node);
         let is_borrowed = |ip: &IpAddr| !ip.is_loopback() && !case.node.ips.contains(ip);
         let wanted: BTreeSet<_> = from_node.map(|flow| flow.from).filter(is_borrowed).collect();
-        let mut commands = String::new();
-        for (verb, changed) in
-            [("del", &self.borrowed - &wanted), ("add", &wanted - &self.borrowed)]
-        {
-            for ip in changed {
-                writeln!(commands, "addr {verb} {ip}/{} dev lo", host_length(ip))?;
+        let before = std::mem::replace(&mut self.borrowed, wanted);
+        self.world.node.change(|links| {
+            for ip in &before - &self.borrowed {
+                links.remove_address("lo", ip, host_length(ip))?;
             }
-        }
-        self.borrowed = wanted;
-        if commands.is_empty() { Ok(()) } else { self.world.node.ip(&commands) }
+            let new = &self.borrowed - &before;
+            new.into_iter().try_for_each(|ip| links.address("lo", ip, host_length(ip)))
+        })
     }
 
     /// Writes the case's objects where the agent finds them, all in one step, and one more by which
