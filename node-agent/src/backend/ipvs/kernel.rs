@@ -51,9 +51,9 @@ impl Kernel {
         Ok(Self { ipvs, routes: Routes::open(PROTOCOL)? })
     }
 
-    /// Removes all that an earlier run left: the routes of virtual servers' addresses, and then the
-    /// virtual servers. Returns how many there were. Those at addresses of kube-proxy's device are
-    /// left to it.
+    /// Removes all that an earlier run left: the virtual servers, and then the routes of their
+    /// addresses, by which the next call would know them. Returns how many there were. Those at
+    /// addresses of kube-proxy's device are left to it.
     ///
     /// # Errors
     /// [`ServersError`].
@@ -69,9 +69,10 @@ impl Kernel {
             return Ok(0);
         };
         let ours = ours(&mut ipvs, &left)?.into_iter();
-        remove(&mut routes, left.into_keys())?;
         let commands: Vec<Command> = ours.map(|it| Command::Remove(it.key)).collect();
-        Ok(commands.len() - ipvs.apply(&commands)?.len())
+        let count = commands.len() - ipvs.apply(&commands)?.len();
+        remove(&mut routes, left.into_keys())?;
+        Ok(count)
     }
 
     /// The addresses that an earlier run routed to this node for virtual servers, without those of
@@ -118,8 +119,8 @@ impl Kernel {
             }
         }
         ipvs.apply(&idle)?;
-        remove(&mut routes, left.into_keys().filter(|ip| !used.contains(ip)))?;
         ipvs.apply(&gone.into_iter().map(Command::Remove).collect::<Vec<_>>())?;
+        remove(&mut routes, left.into_keys().filter(|ip| !used.contains(ip)))?;
         match used.len() {
             0 => Ok(()),
             addresses => Err(ServersError::Draining { addresses }),
