@@ -1,5 +1,5 @@
-//! Changes of a namespace's links, addresses and routes, by netlink. In an emulated machine the start
-//! of one program `ip` takes as long as a hundred of these.
+//! Changes of a namespace's links, addresses and routes, by netlink. In an emulated machine the
+//! start of one program `ip` takes as long as a hundred of these.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -151,7 +151,7 @@ impl Links {
             .with_context(|| format!("cannot remove {name}"))
     }
 
-    /// Gives an interface an address, which can be used at once. That it has it already is no error.
+    /// Gives an interface an address, which can be used at once. It may have it already.
     pub fn address(&mut self, device: &str, address: IpAddr, length: u8) -> Result<()> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
         self.change_address(libc::RTM_NEWADDR, flags, device, address, length)

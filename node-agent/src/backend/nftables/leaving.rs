@@ -14,8 +14,8 @@ use crate::model::Family;
 use denizen_nft::{Element, Kernel, Schema};
 
 impl Nftables {
-    /// From now on the IP tables do nothing but refuse new connections to these addresses. What
-    /// IPVS carries goes on. Of an address family without any, the table stays as it is.
+    /// From now on the IP tables choose no service, and refuse new connections to these addresses.
+    /// What IPVS carries goes on. Of an address family without any, the table stays as it is.
     ///
     /// # Errors
     /// The kernel's.

@@ -145,8 +145,8 @@ fn untranslated() -> Chain {
     base(ChainName::Input, INPUT, Why::Untranslated, rules)
 }
 
-/// All that is left of the rules while connections of the backend ipvs go on after it: what is new
-/// to its cluster IPs is refused, or is to come again if that `must_wait`.
+/// What takes the place of the choice of a service while connections of the backend ipvs go on
+/// after it: what is new to its cluster IPs is refused, or, if it `must_wait`, is to come again.
 pub fn only_old_connections(must_wait: bool) -> Chain {
     let why = Why::OnlyOldConnections;
     let answers = match must_wait {

@@ -1,5 +1,6 @@
 //! An agent with the backend ipvs is killed between any two messages to the kernel. Whatever state
-//! that leaves, no client is answered as it should not be, and the next agent repairs it.
+//! that leaves, no client is answered as it should not be, and the next agent repairs it. So it is
+//! with `cleanup`.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -328,6 +329,7 @@ pub(crate) fn cleanups() -> Result<()> {
     println!("  asked behind {messages} messages, of which clients were served: {served:?}");
     ensure!(served.first() == Some(&(2 * CLIENTS.len())), "not all are served when it begins");
     let nobody = served.iter().position(|count| *count == 0).context("some are always served")?;
+    ensure!(served.last() == Some(&0), "some are served when it ends");
     let spread = (0..count(messages)).map(|turn| place(turn, messages));
     // Virtual servers go, or their routes: what the next one knows them by.
     for place in spread.chain([nobody]) {

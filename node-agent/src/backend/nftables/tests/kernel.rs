@@ -1,6 +1,5 @@
 use std::io::ErrorKind;
 use std::net::UdpSocket;
-use std::process::Command;
 
 use nix::sched::{CloneFlags, unshare};
 
@@ -9,6 +8,7 @@ use crate::backend::nftables::name::{Class, Group, Known, TableFamily};
 use crate::backend::nftables::program::{chains, class_chains};
 use crate::backend::nftables::table::{Difference, Table};
 use crate::backend::nftables::table_config::TableConfig;
+use crate::backend::nftables::tests::with_addresses_routed_here;
 use crate::backend::nftables::write::load;
 use crate::fixture::ip;
 use crate::model::{Egress, Family, Protocol};
@@ -97,13 +97,7 @@ fn the_kernel_gives_every_rule_back_as_it_was_sent() {
 #[test]
 fn a_table_that_is_being_replaced_lets_nothing_pass_to_unused_ports() {
     const SERVICE: &str = "10.96.0.10";
-    let alone = std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
-        for command in ["link set lo up", "route add local 10.96.0.10/32 dev lo"] {
-            #[expect(clippy::disallowed_methods, reason = "the judge is a program")]
-            let done = Command::new("ip").args(command.split(' ')).status().unwrap();
-            assert!(done.success(), "{command}");
-        }
+    with_addresses_routed_here("10.96.0.10/32", || {
         let own = UdpSocket::bind("0.0.0.0:0").unwrap();
         let to = (SERVICE, own.local_addr().unwrap().port());
         let send = || UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"hi", to);
@@ -130,5 +124,4 @@ fn a_table_that_is_being_replaced_lets_nothing_pass_to_unused_ports() {
         let chains = table.lowered_chains();
         assert_eq!(seen.structure(&table.schema, &chains), Some(Structure::default()));
     });
-    alone.join().unwrap();
 }

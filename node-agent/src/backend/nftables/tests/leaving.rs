@@ -2,15 +2,13 @@
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
-use std::process::Command;
 use std::time::Duration;
-
-use nix::sched::{CloneFlags, unshare};
 
 use crate::backend::nftables::name::{Known, TableFamily};
 use crate::backend::nftables::sync::Nftables;
 use crate::backend::nftables::table::{Difference, Table};
 use crate::backend::nftables::table_config::TableConfig;
+use crate::backend::nftables::tests::with_addresses_routed_here;
 use crate::backend::nftables::write::load;
 use crate::fixture::ip;
 use crate::model::Family;
@@ -35,13 +33,7 @@ fn refusal(own: &UdpSocket, at: &str) -> Option<ErrorKind> {
 
 #[test]
 fn what_is_new_to_a_virtual_server_is_refused_and_nothing_else() {
-    let alone = std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
-        for command in ["link set lo up", "route add local 10.96.0.0/24 dev lo"] {
-            #[expect(clippy::disallowed_methods, reason = "the judge is a program")]
-            let done = Command::new("ip").args(command.split(' ')).status().unwrap();
-            assert!(done.success(), "{command}");
-        }
+    with_addresses_routed_here("10.96.0.0/24", || {
         let own = UdpSocket::bind("0.0.0.0:0").unwrap();
         let mut kernel = Kernel::open().unwrap();
         let mut only_refuse = || Nftables::only_refuse(&mut kernel, &[ip(ROUTED)].into()).unwrap();
@@ -64,5 +56,4 @@ fn what_is_new_to_a_virtual_server_is_refused_and_nothing_else() {
         assert_eq!(Nftables::remove_all_but_arp(&mut other).unwrap(), 1);
         assert_eq!(refusal(&own, ROUTED), None);
     });
-    alone.join().unwrap();
 }
