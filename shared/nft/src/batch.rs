@@ -356,18 +356,18 @@ fn describe_set(w: &mut Writer, set: &Set) {
 
 /// A key, or the first and the last key of a range.
 fn put_key(w: &mut Writer, set: &Set, key: &Key) {
-    let mut put = |kind, key: &Key| {
+    let mut put = |kind, key: &[u8]| {
         let open = w.begin(kind);
-        w.put(1, key.as_bytes());
+        w.put(1, key);
         w.end(open);
     };
     match set.range() {
         Some(range) => {
             let (first, last) = set.ordered(*key).bounds(range);
-            put(1, &first);
-            put(10, &last);
+            put(1, first.as_bytes());
+            put(10, last.as_bytes());
         }
-        None => put(1, key),
+        None => put(1, &key.as_bytes()[..set.key_type().1 as usize]),
     }
 }
 

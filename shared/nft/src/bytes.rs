@@ -34,7 +34,9 @@ impl<const N: usize> Bytes<N> {
 
     /// What the kernel sent; `None` when it is longer than any of ours.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut whole = Self { length: u8::try_from(bytes.len()).ok()?, bytes: [0; N] };
+        // A key of one short field is sent without what fills its register.
+        let length = u8::try_from(bytes.len().next_multiple_of(4)).ok()?;
+        let mut whole = Self { length, bytes: [0; N] };
         whole.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
         Some(whole)
     }
@@ -57,6 +59,11 @@ impl<const N: usize> Bytes<N> {
             IpAddr::V4(ip) => self.push(&ip.octets()),
             IpAddr::V6(ip) => self.push(&ip.octets()),
         }
+    }
+
+    /// With an Ethernet address.
+    pub fn ether(self, address: [u8; 6]) -> Self {
+        self.push(&address)
     }
 
     /// With a number of one byte: a protocol, a type.

@@ -38,8 +38,13 @@ const CMP_GTE: u32 = 5;
 
 /// Writes a rule's statements as expressions into an open list.
 pub(crate) fn statements(writer: &mut Writer, family: Family, statements: &[Statement]) {
-    let mut out = Expressions { writer, family };
-    statements.iter().for_each(|statement| out.statement(statement));
+    let mut out = Expressions { writer, family, frame: None };
+    for statement in statements {
+        out.statement(statement);
+        if let Statement::Equals(Field::FrameType, value) = statement {
+            out.frame = Some(*value);
+        }
+    }
 }
 
 /// Writes a verdict that goes to a chain, as the value of a map's element.
@@ -66,6 +71,8 @@ fn register(word: u32) -> u32 {
 struct Expressions<'a> {
     writer: &'a mut Writer,
     family: Family,
+    /// What the rule has asked for of the frame's own type: what it carries needs no more asking.
+    frame: Option<Key>,
 }
 
 impl Expressions<'_> {
@@ -127,16 +134,24 @@ impl Expressions<'_> {
     fn depend(&mut self, key: &[Field]) {
         let version = key.iter().find_map(|field| field.address());
         match (self.family, version) {
-            (Family::Bridge, Some(version)) => self.statement(&Statement::carries(version)),
+            (Family::Bridge, Some(version)) => self.carries(version.ether_type()),
             (Family::Inet, Some(version)) => self.statement(&Statement::is_of(version)),
             (Family::Ip | Family::Ip6 | Family::Arp, _) | (_, None) => {}
         }
-        if key.contains(&Field::ArpSender) {
-            self.statement(&Statement::carries_arp());
+        if key.contains(&Field::ArpSender) || key.contains(&Field::ArpSenderEther) {
+            self.carries(Field::ARP);
         }
         if key.contains(&Field::Icmpv6Type) {
             let protocol = Key::EMPTY.byte(libc::IPPROTO_ICMPV6 as u8);
             self.statement(&Statement::Equals(Field::Protocol, protocol));
+        }
+    }
+
+    /// Asks what a frame carries, unless the rule knows.
+    fn carries(&mut self, ether_type: u16) {
+        let value = Key::EMPTY.port(ether_type);
+        if self.frame != Some(value) {
+            self.statement(&Statement::Equals(Field::EtherType, value));
         }
     }
 

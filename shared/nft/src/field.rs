@@ -8,10 +8,19 @@ use crate::user_data::{expression, numbers};
 /// A value that the kernel reads, or draws, for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Field {
+    /// The Ethernet address that a frame comes from.
+    EtherSource,
+    /// The Ethernet address that a frame is for.
+    EtherDestination,
+    /// The EtherType in the frame's own header: of a tagged frame, the tag's.
+    FrameType,
     /// The source address.
     Source(IpVersion),
     /// The destination address.
     Destination(IpVersion),
+    /// The Ethernet address that an ARP message says its sender has. A rule that reads it matches
+    /// ARP alone.
+    ArpSenderEther,
     /// The IPv4 address that an ARP message says its sender has. A rule that reads it matches ARP
     /// alone.
     ArpSender,
@@ -25,6 +34,14 @@ pub enum Field {
     TransportByte(u8),
     /// The type of an ICMPv6 message. A rule that reads it matches ICMPv6 alone.
     Icmpv6Type,
+    /// The address that a neighbour solicitation asks for, or an advertisement announces (RFC 4861,
+    /// 4.3 and 4.4). nft 1.0.6 has no name for it, so a set has it as its type. The rule asks for
+    /// the type of the message first.
+    NeighbourTarget,
+    /// IPv6's hop limit. A rule that reads it matches IPv6 alone.
+    HopLimit,
+    /// How long the packet is, in bytes, from the header of its network protocol on.
+    Length,
     /// The name of the input interface.
     InputInterface,
     /// The name of the output interface.
@@ -52,6 +69,8 @@ pub enum Field {
     ConnectionStatus,
     /// The connection's mark.
     ConnectionMark,
+    /// The address from which the connection was begun.
+    OriginalSource(IpVersion),
     /// The address from which the connection's answers come.
     AnswerSource(IpVersion),
     /// A random number below this one.
@@ -78,10 +97,13 @@ pub(crate) enum Load {
     Random(u32),
 }
 
+/// `enum nft_payload_bases`.
+const LINK_HEADER: u32 = 0;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 
-/// `IP_CT_DIR_REPLY`.
+/// `IP_CT_DIR_ORIGINAL` and `IP_CT_DIR_REPLY`.
+const ORIGINAL: Option<u8> = Some(0);
 const REPLY: Option<u8> = Some(1);
 
 impl Field {
@@ -99,18 +121,23 @@ impl Field {
     /// Bytes of its value.
     pub(crate) fn size(self) -> usize {
         match self {
-            Self::Source(version) | Self::Destination(version) | Self::AnswerSource(version) => {
-                version.address_len()
-            }
+            Self::Source(version)
+            | Self::Destination(version)
+            | Self::OriginalSource(version)
+            | Self::AnswerSource(version) => version.address_len(),
+            Self::NeighbourTarget => IpVersion::V6.address_len(),
             Self::Protocol
             | Self::TransportByte(_)
             | Self::Icmpv6Type
+            | Self::HopLimit
             | Self::PacketType
             | Self::IpFamily => 1,
-            Self::DestinationPort | Self::EtherType => 2,
+            Self::DestinationPort | Self::EtherType | Self::FrameType => 2,
+            Self::EtherSource | Self::EtherDestination | Self::ArpSenderEther => 6,
             Self::InputInterface | Self::OutputInterface | Self::InputKind => 16,
             Self::ArpSender
             | Self::ArpTarget
+            | Self::Length
             | Self::Mark
             | Self::Priority
             | Self::SocketUser
@@ -138,15 +165,23 @@ impl Field {
     /// The version of the address that it is.
     pub(crate) fn address(self) -> Option<IpVersion> {
         match self {
-            Self::Source(version) | Self::Destination(version) | Self::AnswerSource(version) => {
-                Some(version)
-            }
-            Self::ArpSender
+            Self::Source(version)
+            | Self::Destination(version)
+            | Self::OriginalSource(version)
+            | Self::AnswerSource(version) => Some(version),
+            Self::EtherSource
+            | Self::EtherDestination
+            | Self::FrameType
+            | Self::ArpSenderEther
+            | Self::ArpSender
             | Self::ArpTarget
             | Self::Protocol
             | Self::DestinationPort
             | Self::TransportByte(_)
             | Self::Icmpv6Type
+            | Self::NeighbourTarget
+            | Self::HopLimit
+            | Self::Length
             | Self::InputInterface
             | Self::OutputInterface
             | Self::InputKind
@@ -170,12 +205,19 @@ impl Field {
             Self::Source(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 8),
             Self::Destination(IpVersion::V4) => Load::Payload(NETWORK_HEADER, 16),
             Self::Destination(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 24),
-            // Behind the fixed part of the header and an Ethernet address.
+            Self::EtherDestination => Load::Payload(LINK_HEADER, 0),
+            Self::EtherSource => Load::Payload(LINK_HEADER, 6),
+            Self::FrameType => Load::Payload(LINK_HEADER, 12),
+            Self::HopLimit => Load::Payload(NETWORK_HEADER, 7),
+            // Behind the fixed part of the header, and an Ethernet address.
+            Self::ArpSenderEther => Load::Payload(NETWORK_HEADER, 8),
             Self::ArpSender => Load::Payload(NETWORK_HEADER, 14),
             Self::ArpTarget => Load::Payload(NETWORK_HEADER, 24),
             Self::DestinationPort => Load::Payload(TRANSPORT_HEADER, 2),
             Self::TransportByte(at) => Load::Payload(TRANSPORT_HEADER, u32::from(at)),
             Self::Icmpv6Type => Load::Payload(TRANSPORT_HEADER, 0),
+            Self::NeighbourTarget => Load::Payload(TRANSPORT_HEADER, 8),
+            Self::Length => Load::Meta(0),
             Self::EtherType => Load::Meta(1),
             Self::Priority => Load::Meta(2),
             Self::Mark => Load::Meta(3),
@@ -190,6 +232,8 @@ impl Field {
             Self::ConnectionState => Load::Connection(0, None),
             Self::ConnectionStatus => Load::Connection(2, None),
             Self::ConnectionMark => Load::Connection(3, None),
+            Self::OriginalSource(IpVersion::V4) => Load::Connection(19, ORIGINAL),
+            Self::OriginalSource(IpVersion::V6) => Load::Connection(21, ORIGINAL),
             Self::AnswerSource(IpVersion::V4) => Load::Connection(19, REPLY),
             Self::AnswerSource(IpVersion::V6) => Load::Connection(21, REPLY),
             Self::Random(below) => Load::Random(below),
@@ -198,17 +242,25 @@ impl Field {
 
     pub(crate) fn byte_order(self) -> ByteOrder {
         match self {
-            Self::Source(_)
+            Self::EtherSource
+            | Self::EtherDestination
+            | Self::FrameType
+            | Self::Source(_)
             | Self::Destination(_)
+            | Self::OriginalSource(_)
             | Self::AnswerSource(_)
+            | Self::ArpSenderEther
             | Self::ArpSender
             | Self::ArpTarget
             | Self::Protocol
             | Self::DestinationPort
             | Self::TransportByte(_)
             | Self::Icmpv6Type
+            | Self::NeighbourTarget
+            | Self::HopLimit
             | Self::EtherType => ByteOrder::Network,
-            Self::InputInterface
+            Self::Length
+            | Self::InputInterface
             | Self::OutputInterface
             | Self::InputKind
             | Self::PacketType
@@ -234,13 +286,22 @@ impl Field {
     pub(crate) fn data_type(self) -> (u32, &'static str) {
         match self {
             Self::IpFamily => (1, "nf_proto"),
-            Self::TransportByte(_) | Self::Random(_) => (4, "integer"),
+            Self::TransportByte(_)
+            | Self::NeighbourTarget
+            | Self::HopLimit
+            | Self::Length
+            | Self::Random(_) => (4, "integer"),
             Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) => (7, "ipv4_addr"),
             Self::ArpSender | Self::ArpTarget => (7, "ipv4_addr"),
-            Self::AnswerSource(IpVersion::V4) => (7, "ipv4_addr"),
-            Self::AnswerSource(IpVersion::V6) => (8, "ipv6_addr"),
+            Self::OriginalSource(IpVersion::V4) | Self::AnswerSource(IpVersion::V4) => {
+                (7, "ipv4_addr")
+            }
+            Self::OriginalSource(IpVersion::V6) | Self::AnswerSource(IpVersion::V6) => {
+                (8, "ipv6_addr")
+            }
             Self::Source(IpVersion::V6) | Self::Destination(IpVersion::V6) => (8, "ipv6_addr"),
-            Self::EtherType => (10, "ether_type"),
+            Self::EtherSource | Self::EtherDestination | Self::ArpSenderEther => (9, "ether_addr"),
+            Self::EtherType | Self::FrameType => (10, "ether_type"),
             Self::Protocol => (12, "inet_proto"),
             Self::DestinationPort => (13, "inet_service"),
             Self::Mark | Self::ConnectionMark => (19, "mark"),
@@ -266,6 +327,15 @@ impl Field {
         // Payload: nft's number of the header (`enum proto_desc_id`), and of the field in it.
         let payload = |header, field| expression(PAYLOAD, &numbers(&[header, field]));
         match (self, self.load()) {
+            // No field that nft 1.0.6 has a name for: base, offset and length in bits.
+            (Self::NeighbourTarget, _) => {
+                expression(PAYLOAD, &numbers(&[0, 0, TRANSPORT_HEADER + 1, 64, 128]))
+            }
+            (Self::EtherDestination, _) => payload(17, 1),
+            (Self::EtherSource, _) => payload(17, 2),
+            (Self::FrameType, _) => payload(17, 3),
+            (Self::HopLimit, _) => payload(13, 7),
+            (Self::ArpSenderEther, _) => payload(15, 6),
             (Self::Source(IpVersion::V4), _) => payload(12, 11),
             (Self::Destination(IpVersion::V4), _) => payload(12, 12),
             (Self::Source(IpVersion::V6), _) => payload(13, 8),

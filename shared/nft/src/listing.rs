@@ -13,7 +13,16 @@ use crate::field::{Field, Load};
 use crate::read::{Decision, ExpressionView, RuleView};
 
 /// Fields that are printed as nft does. Others have a name here, or are numbers.
-const FIELDS: [Field; 21] = [
+const FIELDS: [Field; 30] = [
+    Field::EtherSource,
+    Field::EtherDestination,
+    Field::FrameType,
+    Field::ArpSenderEther,
+    Field::NeighbourTarget,
+    Field::HopLimit,
+    Field::Length,
+    Field::OriginalSource(IpVersion::V4),
+    Field::OriginalSource(IpVersion::V6),
     Field::Source(IpVersion::V4),
     Field::Destination(IpVersion::V4),
     Field::Source(IpVersion::V6),
@@ -38,14 +47,8 @@ const FIELDS: [Field; 21] = [
 ];
 
 /// `enum nft_meta_keys`, where [`FIELDS`] have none.
-const META: [(u32, &str); 6] = [
-    (0, "meta length"),
-    (4, "iif"),
-    (5, "oif"),
-    (8, "meta iiftype"),
-    (12, "meta nftrace"),
-    (17, "meta iifgroup"),
-];
+const META: [(u32, &str); 5] =
+    [(4, "iif"), (5, "oif"), (8, "meta iiftype"), (12, "meta nftrace"), (17, "meta iifgroup")];
 
 /// What a register holds.
 #[derive(Debug, Clone)]

@@ -155,7 +155,12 @@ impl Set {
 
     /// The kernel's number for the key's type, and the key's length.
     pub(crate) fn key_type(&self) -> (u32, u32) {
-        (type_of(&self.key), len_of(&self.key))
+        let length = match self.key[..] {
+            // Whole registers only where there are several.
+            [field] => field.size() as u32,
+            _ => len_of(&self.key),
+        };
+        (type_of(&self.key), length)
     }
 
     /// The same of the data.

@@ -12,8 +12,18 @@ impl Field {
         let number = || value.first_chunk().copied().map(u32::from_ne_bytes);
         let short = || value.first_chunk().copied().map(u16::from_be_bytes);
         match self {
-            Self::Source(version) | Self::Destination(version) | Self::AnswerSource(version) => {
-                or_unknown(f, read_address(version, value))
+            Self::Source(version)
+            | Self::Destination(version)
+            | Self::OriginalSource(version)
+            | Self::AnswerSource(version) => or_unknown(f, read_address(version, value)),
+            Self::EtherSource | Self::EtherDestination | Self::ArpSenderEther => {
+                let bytes = value.first_chunk::<6>();
+                let text = bytes.map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
+                or_unknown(f, text)
+            }
+            Self::NeighbourTarget => {
+                let target = value.first_chunk().copied().map(u128::from_be_bytes);
+                or_unknown(f, target.map(|target| format!("{target:#034x}")))
             }
             Self::ArpSender | Self::ArpTarget => or_unknown(f, read_address(IpVersion::V4, value)),
             Self::Protocol => match value.first() {
@@ -23,7 +33,9 @@ impl Field {
                 number => or_unknown(f, number),
             },
             Self::DestinationPort => or_unknown(f, short()),
-            Self::TransportByte(_) | Self::Icmpv6Type => or_unknown(f, value.first()),
+            Self::TransportByte(_) | Self::Icmpv6Type | Self::HopLimit => {
+                or_unknown(f, value.first())
+            }
             Self::PacketType => match value.first() {
                 Some(&Self::UNICAST) => f.write_str("host"),
                 Some(&Self::BROADCAST) => f.write_str("broadcast"),
@@ -35,12 +47,12 @@ impl Field {
                 let version = IpVersion::BOTH.into_iter().find(is);
                 or_unknown(f, version.map(|version| version.to_string().to_lowercase()))
             }
-            Self::EtherType => {
+            Self::EtherType | Self::FrameType => {
                 let is = |version: &IpVersion| Some(version.ether_type()) == short();
                 match IpVersion::BOTH.into_iter().find(is) {
                     Some(version) => f.write_str(version.header()),
                     None if short() == Some(Self::ARP) => f.write_str("arp"),
-                    None => or_unknown(f, short()),
+                    None => or_unknown(f, short().map(|number| format!("{number:#06x}"))),
                 }
             }
             Self::InputInterface | Self::OutputInterface | Self::InputKind => {
@@ -58,7 +70,9 @@ impl Field {
             Self::ConnectionState | Self::ConnectionStatus => {
                 or_unknown(f, number().map(|bits| self.bit_names(bits).unwrap_or_default()))
             }
-            Self::SocketUser | Self::SocketGroup | Self::Random(_) => or_unknown(f, number()),
+            Self::Length | Self::SocketUser | Self::SocketGroup | Self::Random(_) => {
+                or_unknown(f, number())
+            }
         }
     }
 
@@ -70,9 +84,17 @@ impl Field {
                 &[(1 << 1, "established"), (1 << 2, "related"), (1 << 3, "new")]
             }
             Self::ConnectionStatus => &[(1 << 3, "confirmed"), (1 << 5, "dnat")],
-            Self::Source(_)
+            Self::EtherSource
+            | Self::EtherDestination
+            | Self::FrameType
+            | Self::Source(_)
             | Self::Destination(_)
+            | Self::OriginalSource(_)
             | Self::AnswerSource(_)
+            | Self::ArpSenderEther
+            | Self::NeighbourTarget
+            | Self::HopLimit
+            | Self::Length
             | Self::ArpSender
             | Self::ArpTarget
             | Self::Protocol
@@ -111,6 +133,13 @@ impl fmt::Display for Field {
     /// As nft writes the expression that reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::EtherSource => f.write_str("ether saddr"),
+            Self::EtherDestination => f.write_str("ether daddr"),
+            Self::FrameType => f.write_str("ether type"),
+            Self::ArpSenderEther => f.write_str("arp saddr ether"),
+            Self::NeighbourTarget => f.write_str("@th,64,128"),
+            Self::HopLimit => f.write_str("ip6 hoplimit"),
+            Self::Length => f.write_str("meta length"),
             Self::Source(version) => write!(f, "{} saddr", version.header()),
             Self::Destination(version) => write!(f, "{} daddr", version.header()),
             Self::ArpSender => f.write_str("arp saddr ip"),
@@ -132,6 +161,9 @@ impl fmt::Display for Field {
             Self::ConnectionState => f.write_str("ct state"),
             Self::ConnectionStatus => f.write_str("ct status"),
             Self::ConnectionMark => f.write_str("ct mark"),
+            Self::OriginalSource(version) => {
+                write!(f, "ct original {} saddr", version.header())
+            }
             Self::AnswerSource(version) => write!(f, "ct reply {} saddr", version.header()),
             Self::Random(below) => write!(f, "numgen random mod {below}"),
         }

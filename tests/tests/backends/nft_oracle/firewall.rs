@@ -18,6 +18,8 @@ const PORTS: SetId = SetId(2);
 const ANY_PEER: SetId = SetId(3);
 const PEERS: SetId = SetId(4);
 const OUT: SetId = SetId(5);
+const MACS: SetId = SetId(6);
+const TARGETS: SetId = SetId(7);
 
 struct Table {
     schema: Schema,
@@ -147,7 +149,11 @@ fn elements(version: IpVersion) -> Vec<Element> {
 }
 
 fn bridged() -> Table {
-    let sets = vec![set(OUT, "out", &[Field::OutputInterface])];
+    let sets = vec![
+        set(OUT, "out", &[Field::OutputInterface]),
+        set(MACS, "macs", &[Field::EtherSource]),
+        set(TARGETS, "targets", &[Field::InputInterface, Field::NeighbourTarget]),
+    ];
     let schema = Schema { family: Family::Bridge, name: "some", comment: "for a test", sets };
     let base = BaseChain { kind: Kind::Filter, hook: Hook::Forward, priority: -5 };
     let leaves = Statement::In(schema.set(OUT).lookup());
@@ -171,10 +177,37 @@ fn bridged() -> Table {
         )]),
     ]);
     rules.extend(frames());
+    rules.extend(ethernet(&schema));
     let chains = vec![chain("forward", Some(base), rules)];
     let key = Key::EMPTY.interface("veth1");
-    let elements = vec![Element { set: OUT, key, value: Value::Member, comment: None }];
-    Table { schema, chains, elements }
+    let target = key.address([0xfd00, 0, 0, 0, 0, 0, 0, 1].into());
+    let elements = [(OUT, key), (MACS, Key::EMPTY.ether([2; 6])), (TARGETS, target)];
+    let element = |(set, key)| Element { set, key, value: Value::Member, comment: None };
+    Table { schema, chains, elements: elements.map(element).into() }
+}
+
+/// Asks about frames, and about messages that only they carry.
+fn ethernet(schema: &Schema) -> Vec<Rule> {
+    let frame = |kind| Statement::Equals(Field::FrameType, Key::EMPTY.port(kind));
+    let macs = schema.set(MACS);
+    let kind = |number| Statement::Equals(Field::Icmpv6Type, Key::EMPTY.byte(number));
+    let short = |equal| Statement::Bits { field: Field::Length, mask: !127, equal, value: 0 };
+    vec![
+        accept([frame(0x0800), Statement::In(macs.lookup())]),
+        accept([frame(0x8100)]),
+        accept([frame(0x88a8)]),
+        accept([Statement::NotEquals(Field::FrameType, Key::EMPTY.port(0x0806))]),
+        accept([Statement::In(macs.lookup_of(vec![Field::ArpSenderEther]))]),
+        accept([Statement::In(macs.lookup_of(vec![Field::EtherDestination]))]),
+        accept([
+            Statement::carries(IpVersion::V6),
+            kind(136),
+            Statement::In(schema.set(TARGETS).lookup()),
+        ]),
+        accept([frame(0x86dd), kind(135), short(true)]),
+        accept([frame(0x0806), short(false)]),
+        accept([frame(0x86dd), Statement::Equals(Field::Protocol, Key::EMPTY.byte(58))]),
+    ]
 }
 
 #[test]

@@ -127,6 +127,11 @@ fn text_makes_what_netlink_makes() -> Result<()> {
             without_idle_firewall(&by_agent).with_context(|| feature.name.clone())?;
         }
         by_nft.nft(&rendered).with_context(|| feature.name.clone())?;
+        if rendered.contains("table bridge denizen-firewall") {
+            // Without a kernel nobody knows the bridges' addresses.
+            by_agent.nft("flush set bridge denizen-firewall taken-macs")?;
+            by_nft.nft("flush set bridge denizen-firewall taken-macs")?;
+        }
         have_the_same(&by_agent, &by_nft).with_context(|| feature.name.clone())?;
     }
     Ok(())
@@ -157,8 +162,10 @@ fn what_nft_lists_it_reads_back() -> Result<()> {
 /// Whether nft reads back what it lists, and it is the same then.
 fn is_read_back(at: &Netns) -> Result<()> {
     let listed = at.output("nft", &["list", "ruleset"])?;
+    // The target of an ICMPv6 message has no name in nft before 1.0.9, which reads this back.
+    let named = listed.replace("@th,64,128", "");
     for nonsense in ["@nh,", "@th,", "@ih,", "unknown", "(null)", "[invalid", "expression"] {
-        ensure!(!listed.contains(nonsense), "{nonsense} in\n{listed}");
+        ensure!(!named.contains(nonsense), "{nonsense} in\n{listed}");
     }
     let state = || -> Result<Vec<_>> {
         let of = |family| Ok((table_of(at, family)?, rules_in_order(at, family)?));
