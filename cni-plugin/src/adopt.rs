@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use thiserror::Error;
 
 use crate::environment::{is_if_name, is_name, pod};
-use crate::kernel::{Attached, Links, Netns, at, attached, only};
+use crate::kernel::{Attached, Link, Links, Netns, at, attached, only};
 use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
 
@@ -74,6 +74,18 @@ impl Adopter {
     pub fn adopt(&mut self, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
         adopt(&mut self.node, remembered)
     }
+
+    /// The MAC address of the pod's interface of a record that has none, as the kernel says; `None`
+    /// if its link is gone or is no veth.
+    ///
+    /// # Errors
+    /// When the kernel cannot be queried.
+    pub fn mac(&mut self, record: &Attachment) -> io::Result<Option<String>> {
+        let Some(recorded) = &record.host_interface else { return Ok(None) };
+        let host = self.node.at(recorded.index)?;
+        let host = host.filter(|link| link.name == recorded.name);
+        host.as_ref().map_or(Ok(None), mac_behind)
+    }
 }
 
 fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
@@ -101,6 +113,7 @@ fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, No
         l3_interface: attached.l3_interface,
         bridge: attached.bridge,
         ips,
+        mac: attached.mac.or(prev_result.mac),
         added_at: remembered.added_at.clone(),
         adopted: true,
         redirect: None,
@@ -219,6 +232,13 @@ fn inside(
     Ok((attached(node, Some(&container), netns, &prev_result.host_links)?, ips))
 }
 
+/// The MAC address of the other end of a veth that leads into another namespace.
+fn mac_behind(host: &Link) -> io::Result<Option<String>> {
+    let Some((nsid, index)) = host.lower_nsid.zip(host.lower) else { return Ok(None) };
+    let pod = Links::of_namespace(nsid)?.at(index)?;
+    Ok(pod.filter(|link| link.is("veth") && !link.mac.is_empty()).map(|link| link.mac_text()))
+}
+
 /// Without the pod's namespace: the only link on the node in the result leads into some namespace,
 /// and the node's routes to the addresses lead to that link, or to its bridge.
 fn outside(
@@ -231,7 +251,9 @@ fn outside(
             "no link of this node can be matched to it with certainty".to_owned(),
         ));
     };
+    let mac = mac_behind(&host)?;
     let (name, attached) = (host.name.clone(), at(node, Some(host))?);
+    let attached = Attached { mac, ..attached };
     let input = attached.l3_interface.as_ref().or(attached.bridge.as_ref()).unwrap_or(&name);
     let input = node.named(input)?.map(|link| link.index);
     let mut ips = Vec::new();

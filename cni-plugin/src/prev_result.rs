@@ -21,6 +21,8 @@ pub(crate) struct PrevResult {
     pub(crate) ips: Vec<IpAddr>,
     /// The gateways of those addresses.
     pub(crate) gateways: Vec<IpAddr>,
+    /// The MAC address of the interface.
+    pub(crate) mac: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -34,6 +36,7 @@ struct RawResult {
 #[derive(Deserialize)]
 struct RawInterface {
     name: String,
+    mac: Option<String>,
     sandbox: Option<String>,
 }
 
@@ -88,13 +91,16 @@ impl PrevResult {
                 gateways.extend(ip.gateway.and_then(|gateway| gateway.parse::<IpAddr>().ok()));
             }
         }
-        let has_interface = interfaces.iter().any(ours);
+        let own = interfaces.iter().find(|interface| ours(interface));
+        let has_interface = own.is_some();
+        let mac = own.and_then(|interface| interface.mac.clone()).filter(|mac| !mac.is_empty());
         let on_node = interfaces.into_iter().filter(|interface| !interface.is_in_sandbox());
         Ok(PrevResult {
             host_links: on_node.map(|interface| interface.name).collect(),
             has_interface,
             ips,
             gateways,
+            mac,
         })
     }
 }

@@ -97,6 +97,7 @@ fn record(number: usize) -> Attachment {
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
         redirect: None,
+        mac: None,
         obsolete_redirects: Vec::new(),
         unknown: unknown(),
     }

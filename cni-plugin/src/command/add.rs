@@ -60,6 +60,7 @@ pub(crate) fn add(
         l3_interface: seen.attached.l3_interface,
         bridge: seen.attached.bridge,
         ips: prev_result.ips,
+        mac: seen.attached.mac.or(prev_result.mac),
         added_at: rfc3339(now),
         adopted: false,
         redirect,

@@ -16,6 +16,8 @@ pub(crate) struct Attached {
     pub(crate) host_interface: Option<HostInterface>,
     pub(crate) bridge: Option<String>,
     pub(crate) l3_interface: Option<String>,
+    /// The MAC address of the pod's interface, where the kernel showed it.
+    pub(crate) mac: Option<String>,
 }
 
 /// Where `container`, the pod's interface in `netns`, is attached to the node whose links are
@@ -37,7 +39,8 @@ pub(crate) fn attached(
         },
         Some(_) | None => only(node, prev_result)?,
     };
-    at(node, host)
+    let mac = container.filter(|link| !link.mac.is_empty()).map(Link::mac_text);
+    Ok(Attached { mac, ..at(node, host)? })
 }
 
 /// Where a pod with the link `host` on the node is attached.
@@ -66,6 +69,7 @@ pub(crate) fn at(node: &mut Links, host: Option<Link>) -> io::Result<Attached> {
         }),
         bridge: bridge.map(|bridge| bridge.name),
         l3_interface,
+        mac: None,
     })
 }
 

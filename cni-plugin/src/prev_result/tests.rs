@@ -7,7 +7,7 @@ fn prev_result(version: CniVersion, text: &str) -> Result<PrevResult, CniError> 
 #[test]
 fn addresses_of_other_interfaces_are_ignored() {
     let text = r#"{"interfaces": [
-            {"name": "br0"}, {"name": "veth1", "sandbox": ""}, {"name": "eth0", "sandbox": "/x"}, {"name": "eth1", "sandbox": "/x"}
+            {"name": "br0"}, {"name": "veth1", "sandbox": ""}, {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/x"}, {"name": "eth1", "sandbox": "/x"}
         ], "ips": [
             {"address": "10.0.0.1/24", "interface": 0}, {"address": "10.0.0.2/24", "interface": 2, "gateway": "10.0.0.1"},
             {"address": "10.0.0.3/24", "interface": 3}, {"address": "fd00::2/64", "gateway": "x"}
@@ -18,6 +18,7 @@ fn addresses_of_other_interfaces_are_ignored() {
             has_interface: true,
             ips: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
             gateways: vec!["10.0.0.1".parse().unwrap()],
+            mac: Some("02:00:00:00:00:01".to_owned()),
         };
         assert_eq!(prev_result(version, text).unwrap(), expected, "{version:?}");
     }
@@ -26,7 +27,7 @@ fn addresses_of_other_interfaces_are_ignored() {
 #[test]
 fn a_result_may_be_empty() {
     let (host_links, ips, gateways) = (vec![], vec![], vec![]);
-    let nothing = PrevResult { host_links, has_interface: false, ips, gateways };
+    let nothing = PrevResult { host_links, has_interface: false, ips, gateways, mac: None };
     for text in ["{}", r#"{"interfaces": null, "ips": null, "cniVersion": "1.0.0"}"#] {
         assert_eq!(prev_result(CniVersion::V1_0_0, text).unwrap(), nothing, "{text}");
     }

@@ -28,12 +28,48 @@ pub fn adopt_pods(config: &Config) -> Result<(), StateError> {
         other => other?,
     };
     let recorded = state.map(|state| state.attachments).unwrap_or_default();
+    add_macs(&dir, &recorded)?;
     let found = remembered(config, |_| true, |id| recorded.contains_key(id));
     found.left_out.iter().for_each(warn_of);
     if !found.records.is_empty() {
         insert_in(&dir, found.records)?;
     }
     Ok(())
+}
+
+/// Adds the MAC addresses of pods to records of an older plugin, which left them out.
+fn add_macs(dir: &RunDir, recorded: &BTreeMap<AttachmentId, Attachment>) -> Result<(), StateError> {
+    let lacking = || recorded.iter().filter(|(_, record)| record.mac.is_none());
+    if lacking().next().is_none() {
+        return Ok(());
+    }
+    let mut macs = BTreeMap::new();
+    match Adopter::open() {
+        Ok(mut kernel) => {
+            for (id, record) in lacking() {
+                match kernel.mac(record) {
+                    Ok(Some(mac)) => drop(macs.insert(id.clone(), (record, mac))),
+                    Ok(None) => {}
+                    Err(error) => {
+                        debug!(attachment = id.0, %error, "cannot ask for its MAC address")
+                    }
+                }
+            }
+        }
+        Err(error) => debug!(%error, "cannot ask for the MAC addresses of pods"),
+    }
+    if macs.is_empty() {
+        return Ok(());
+    }
+    info!(records = macs.len(), "MAC addresses added to records of an older plugin");
+    let update = |state: &mut State| {
+        for (id, (record, mac)) in macs {
+            if let Some(same) = state.attachments.get_mut(&id).filter(|same| *same == record) {
+                same.mac = Some(mac);
+            }
+        }
+    };
+    dir.update(LOCK_WAIT, update).map(drop)
 }
 
 /// What to search for while the agent runs.

@@ -99,6 +99,10 @@ pub struct Attachment {
     pub bridge: Option<String>,
     /// The pod's addresses on this interface, of both families.
     pub ips: Vec<IpAddr>,
+    /// The MAC address of the interface inside the pod, as `ip` prints it; `None` in records of
+    /// older plugins, and for interfaces that have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
     /// When the plugin recorded this, RFC 3339 in UTC.
     pub added_at: String,
     /// The pod was attached without denizen, and the agent adopted it from the runtime's cache.

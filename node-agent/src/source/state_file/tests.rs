@@ -55,6 +55,7 @@ fn attachment(
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
         redirect: None,
+        mac: None,
         obsolete_redirects: Vec::new(),
         unknown: Default::default(),
     }

@@ -24,7 +24,7 @@ prop_compose! {
         netns in prop::option::of(text()), l3_interface in prop::option::of(text()),
         host in prop::option::of((text(), any::<u32>(), text(), unknown())),
         bridge in prop::option::of(text()), ips in prop::collection::vec(any::<IpAddr>(), 0..3),
-        added_at in text(), adopted in any::<bool>(), profile in prop::option::of(text()), obsolete_profile in prop::option::of(text()), unknown in unknown(),
+        mac in prop::option::of(text()), added_at in text(), adopted in any::<bool>(), profile in prop::option::of(text()), obsolete_profile in prop::option::of(text()), unknown in unknown(),
     ) -> Attachment {
         let redirect = profile.map(|profile| Redirect { profile, ..Redirect::default() });
         let obsolete = |profile| Redirect { profile, backend: Backend::Iptables, ..Redirect::default() };
@@ -32,7 +32,7 @@ prop_compose! {
         let pod = pod.map(|(namespace, name, uid, unknown)| Pod { namespace, name, uid, unknown });
         let host_interface = host.map(|(name, index, mac, unknown)| HostInterface { name, index, mac, unknown });
         Attachment {
-            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, added_at, adopted, redirect, obsolete_redirects, unknown,
+            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, mac, added_at, adopted, redirect, obsolete_redirects, unknown,
         }
     }
 }
