@@ -347,6 +347,7 @@ impl Agent {
     /// are cut off from their neighbours. Returns whether that changes the rules.
     fn filter_bridges(&mut self, check: bool) -> bool {
         self.bridge_filter.keep(self.engine.restricted_bridges(), check);
+        self.bridge_filter.keep_from_learning(self.engine.guarded_bridges(), check);
         let without = self.bridge_filter.problems().keys().cloned().collect();
         self.engine.set_without_netfilter(without)
     }

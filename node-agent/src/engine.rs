@@ -375,6 +375,14 @@ impl<B: Backend> Engine<B> {
         restricted.map(|pod| pod.interface.clone()).collect()
     }
 
+    /// The bridges with recorded pods, while policies are in force.
+    pub fn guarded_bridges(&self) -> BTreeSet<Arc<str>> {
+        let plan = self.plan();
+        let is_enforced = plan.firewall().is_some_and(FirewallPlan::is_enforced);
+        let bridged = plan.recorded().iter().filter(|pod| is_enforced && pod.port.is_some());
+        bridged.map(|pod| pod.interface.clone()).collect()
+    }
+
     /// The bridges whose frames IP rules do not see. Returns whether that changes the rules.
     pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
         self.firewall.as_mut().is_some_and(|firewall| firewall.set_without_netfilter(bridges))

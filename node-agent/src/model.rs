@@ -7,6 +7,7 @@ mod egress;
 mod endpoint;
 mod event;
 mod labels;
+mod link;
 mod network_policy;
 mod node;
 mod pod;
@@ -14,6 +15,7 @@ mod range;
 mod service;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
@@ -25,6 +27,7 @@ pub use egress::Egress;
 pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
 pub use event::{Event, Listing};
 pub use labels::{Labels, Operator, Requirement, Selector};
+pub use link::{Mac, NodeLinks, NotEthernet, Tunnel};
 pub use network_policy::{
     Block, Namespaces, NetworkPolicy, Peer, Peers, PolicyName, PolicyPort, PolicyRule, PortMatch,
     Ports,
@@ -48,6 +51,10 @@ pub struct Change {
     pub pods: bool,
     /// The node's addresses changed.
     pub addresses: bool,
+    /// The node's bridges or tunnels changed.
+    pub links: bool,
+    /// The addresses of nodes changed, as [`Model::node_addresses`] has them.
+    pub node_addresses: bool,
     /// The ranges of cluster IPs changed.
     pub service_ranges: bool,
     /// The egress configuration changed.
@@ -76,6 +83,8 @@ impl Change {
         self.cluster_pods.clear();
         self.network_policies.clear();
         self.refused = false;
+        self.links = false;
+        self.node_addresses = false;
     }
 
     /// Whether anything about this node changed.
@@ -102,8 +111,11 @@ pub struct Model {
     pods: Option<Arc<PodSet>>,
     egress: Option<Egress>,
     addresses: Vec<NodeAddress>,
+    links: NodeLinks,
     namespaces: BTreeMap<Arc<str>, Namespace>,
     cluster_pods: BTreeMap<PodName, ClusterPod>,
+    /// How many pods say of each address that it is their node's.
+    host_ips: BTreeMap<IpAddr, usize>,
     network_policies: BTreeMap<PolicyName, NetworkPolicy>,
     /// Policies that are deleted, and stay in force: see [`Self::apply_network_policy`].
     outliving: BTreeSet<PolicyName>,
@@ -125,11 +137,14 @@ impl Model {
             }
             Event::Node(node) => {
                 self.node_gone = node.is_none() && (self.node_gone || self.node.is_some());
-                change.node |= replace(&mut self.node, node);
+                if replace(&mut self.node, node) {
+                    (change.node, change.node_addresses) = (true, true);
+                }
             }
-            // No rule depends on them: see [`Self::nodes`].
+            // No service depends on them: see [`Self::nodes`].
             Event::OtherNode(name, node) => {
                 if self.other_nodes.get(&name) != node.as_ref() {
+                    change.node_addresses = true;
                     set(Arc::make_mut(&mut self.other_nodes), &name, node);
                 }
             }
@@ -146,16 +161,15 @@ impl Model {
                     change.namespaces.insert(name);
                 }
             }
-            Event::ClusterPod(name, pod) => {
-                if set(&mut self.cluster_pods, &name, pod) {
-                    change.cluster_pods.insert(name);
-                }
-            }
+            Event::ClusterPod(name, pod) => self.apply_cluster_pod(name, pod, change),
             Event::NetworkPolicy(name, policy) => self.apply_network_policy(name, policy, change),
             Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods.into())),
             Event::Addresses(addresses) => {
-                change.addresses |= replace(&mut self.addresses, addresses)
+                if replace(&mut self.addresses, addresses) {
+                    (change.addresses, change.node_addresses) = (true, true);
+                }
             }
+            Event::Links(links) => change.links |= replace(&mut self.links, links),
             Event::Egress(egress) => change.egress |= replace(&mut self.egress, Some(egress)),
             Event::Listed(listing) => {
                 self.listed.insert(listing);
@@ -210,6 +224,27 @@ impl Model {
         }
     }
 
+    fn apply_cluster_pod(&mut self, name: PodName, pod: Option<ClusterPod>, change: &mut Change) {
+        let before = self.cluster_pods.get(&name);
+        let ips = |pod: Option<&ClusterPod>| pod.map(|pod| pod.host_ips.clone());
+        let (old, new) = (ips(before).unwrap_or_default(), ips(pod.as_ref()).unwrap_or_default());
+        if old != new {
+            for ip in &*new {
+                *self.host_ips.entry(*ip).or_default() += 1;
+            }
+            for ip in &*old {
+                if let Some(count) = self.host_ips.get_mut(ip) {
+                    *count -= 1;
+                }
+            }
+            self.host_ips.retain(|_, count| *count > 0);
+            change.node_addresses = true;
+        }
+        if set(&mut self.cluster_pods, &name, pod) {
+            change.cluster_pods.insert(name);
+        }
+    }
+
     /// The pods of the last readable state file; `None` if it was never readable. Pods are
     /// programmed even if nothing else is known.
     pub fn pods(&self) -> Option<&Arc<PodSet>> {
@@ -225,6 +260,23 @@ impl Model {
     /// The addresses of this node's links.
     pub fn addresses(&self) -> &[NodeAddress] {
         &self.addresses
+    }
+
+    /// This node's bridges and tunnels.
+    pub fn links(&self) -> &NodeLinks {
+        &self.links
+    }
+
+    /// The addresses of this node's links and, as far as they are known, those of other nodes: by
+    /// their objects, where these are wanted, and by what pods say of their nodes.
+    pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let own = self.addresses.iter().map(|own| own.address);
+        let node = self.node.iter().flat_map(|node| &node.addresses);
+        let others = self.other_nodes.values();
+        let others = others.flat_map(|node| node.internal.iter().chain(&node.external));
+        let all = own.chain(node.chain(others).chain(self.host_ips.keys()).copied());
+        // No packet has those anywhere else.
+        all.filter(|ip| !ip.is_loopback())
     }
 
     /// All nodes, where they are wanted; `None` before the first list.

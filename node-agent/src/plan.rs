@@ -213,8 +213,8 @@ impl Plan {
         if let Some(firewall) = &mut self.firewall {
             changes.network_policies = !change.network_policies.is_empty();
             changes.firewall = firewall.update(model, self.pods.as_deref(), change);
-            change.firewall_is_decided();
         }
+        change.firewall_is_decided();
         let moved = match changes.complete || change.is_about_node() {
             true => self.update_node(model, &mut changes),
             false => BTreeSet::new(),

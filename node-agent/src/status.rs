@@ -209,9 +209,11 @@ impl fmt::Display for NetworkPolicyStatus {
         }
         let Self { policies, isolated, pending, dropped, .. } = self;
         write!(f, "{policies} in force, {isolated} pods isolated, {pending} pending, ")?;
-        let Dropped { ingress, egress, pending, forbidden, spoofed } = dropped;
+        let Dropped { ingress, egress, pending, forbidden, spoofed, frame, router, tunnel } =
+            dropped;
         write!(f, "dropped: {ingress} ingress, {egress} egress, {pending} pending, ")?;
-        write!(f, "{forbidden} forbidden, {spoofed} spoofed")
+        write!(f, "{forbidden} forbidden, {spoofed} spoofed, {frame} frames of other kinds, ")?;
+        write!(f, "{router} of pods as routers, {tunnel} for tunnels")
     }
 }
 

@@ -28,6 +28,7 @@ pub mod firewall;
 pub mod fixture;
 pub mod flood;
 pub mod flows;
+pub mod frame;
 #[cfg(test)]
 mod harness;
 pub mod http;

@@ -37,6 +37,7 @@ impl History {
                 Event::OtherNode(..)
                 | Event::Triggered(..)
                 | Event::Listed(_)
+                | Event::Links(_)
                 | Event::Refused(_) => continue,
             };
             *self.due.entry(what).or_default() += 1;

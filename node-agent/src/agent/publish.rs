@@ -107,6 +107,7 @@ impl Publisher {
                 | Event::ClusterPod(..)
                 | Event::NetworkPolicy(..)
                 | Event::Listed(_)
+                | Event::Links(_)
                 | Event::Refused(_) => continue,
             };
             total.inc();

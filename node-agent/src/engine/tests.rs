@@ -108,6 +108,7 @@ fn subject(event: &Event) -> String {
         Event::ServiceCidr(name, _) => format!("range {name}"),
         Event::Pods(_) => "pods".to_owned(),
         Event::Addresses(_) => "addresses".to_owned(),
+        Event::Links(_) => "links".to_owned(),
         Event::Egress(_) => "egress".to_owned(),
         Event::Namespace(name, _) => format!("namespace {name}"),
         Event::ClusterPod(name, _) => format!("pod {name}"),

@@ -104,7 +104,8 @@ fn spoofed(plan: &Plan, packet: &Packet) -> Option<String> {
     let pod = plan.recorded().iter().find(|pod| {
         is_its(pod.port.as_deref()) || !pod.shares_interface() && is_its(Some(&*pod.interface))
     })?;
-    (!pod.ips.contains(&packet.source)).then(|| pod.to_string())
+    let firewall = plan.firewall()?;
+    firewall.is_forged(pod, packet.source).then(|| pod.to_string())
 }
 
 impl PolicyRow {

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
+use super::attached::Attached;
 use super::schema::SetName;
+use super::tunnel::{self, TunnelKey};
 use crate::model::LocalPod;
 use crate::plan::{Direction, FirewallPlan, IdentityId, Isolation, Permission, PortKey, Sides};
 use denizen_nft::{Data, Element, IpVersion, Key, Value};
@@ -89,18 +91,38 @@ pub fn of_block(range: IpNetwork, number: u32) -> Element {
 }
 
 /// Where the packets of routed pods come in, and with which addresses.
-pub fn of_interfaces<'a>(
-    pods: impl Iterator<Item = &'a LocalPod>,
-    version: IpVersion,
-) -> Vec<Element> {
+pub fn of_interfaces(plan: &FirewallPlan, pods: &[LocalPod], version: IpVersion) -> Vec<Element> {
     let mut elements = Vec::new();
-    for pod in pods.filter(|pod| !pod.shares_interface()) {
+    for pod in pods.iter().filter(|pod| !pod.shares_interface()) {
         let interface = Key::EMPTY.interface(&pod.interface);
         elements.push(member(SetName::PodInterfaces, interface));
-        let ips = pod.ips.iter().filter(|ip| IpVersion::of(**ip) == version);
-        elements.extend(ips.map(|ip| member(SetName::PodAddresses, interface.address(*ip))));
+        let ips = plan.addresses_of(pod).into_iter().filter(|ip| IpVersion::of(*ip) == version);
+        elements.extend(ips.map(|ip| member(SetName::PodAddresses, interface.address(ip))));
+        if plan.is_restricted(pod) {
+            elements.push(member(SetName::RestrictedInterfaces, interface));
+        }
+        let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
+        if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
+            elements.push(member(SetName::IsolatedInterfaces, interface));
+        }
     }
     elements
+}
+
+/// What is there for nodes and tunnels.
+pub fn of_surroundings(plan: &FirewallPlan, version: IpVersion) -> Vec<Element> {
+    let ends = plan.tunnel_ends().filter(|ip| IpVersion::of(*ip) == version);
+    let ends = ends.map(|ip| member(SetName::Nodes, Key::EMPTY.address(ip)));
+    let tunnels = plan.links().tunnels.iter().map(|tunnel| match tunnel::key(*tunnel) {
+        TunnelKey::Port(key) => member(SetName::TunnelPorts, key),
+        TunnelKey::Protocol(key) => member(SetName::TunnelProtocols, key),
+    });
+    ends.chain(tunnels).collect()
+}
+
+/// An address that is a pod's or a node's.
+pub fn of_taken(address: IpAddr) -> Element {
+    member(SetName::Taken, Key::EMPTY.address(address))
 }
 
 /// Every element that should be there.
@@ -114,7 +136,11 @@ pub fn all(
         return Vec::new();
     }
     let is_ours = |address: IpAddr| IpVersion::of(address) == version;
-    let mut elements = of_interfaces(pods.iter(), version);
+    let mut elements = of_interfaces(plan, pods, version);
+    elements.extend(of_surroundings(plan, version));
+    if Attached::of(pods).routed {
+        elements.extend(plan.taken().into_iter().filter(|ip| is_ours(*ip)).map(of_taken));
+    }
     let identities = plan.identities().filter(|(address, _)| is_ours(*address));
     elements.extend(identities.map(|(address, id)| of_identity(address, number(id))));
     let blocks = plan.blocks().filter(|(range, _)| is_ours(range.network()));

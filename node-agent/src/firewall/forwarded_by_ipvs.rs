@@ -3,7 +3,7 @@
 //! IPVS takes a packet in the input hook, translates it, and sends it on through the output hook,
 //! where the input interface is not known. The forward hook sees the answers alone.
 
-use super::program::{POLICY_PRIORITY, Program, base, forbidden, has_any, known, rule, to};
+use super::program::{POLICY_PRIORITY, Program, base, forbidden, has_any, rule, to};
 use crate::plan::MarkBit;
 use denizen_nft::{Assigned, Chain, Field, Hook, Rule, Statement, Variable, Verdict};
 
@@ -24,7 +24,7 @@ const FORWARDED_BY_IPVS: u32 = MarkBit::FORWARDED_BY_IPVS.mask();
 impl Program {
     /// The chains. The first two find out which connections IPVS forwards; the third one judges
     /// them. `to_node`: rules about what pods send to their own node.
-    pub(super) fn by_ipvs(&self, to_node: Option<Vec<Rule>>) -> [Chain; 3] {
+    pub(super) fn by_ipvs(&self, to_node: Vec<Rule>) -> [Chain; 3] {
         let is_new = || has_any(Field::ConnectionState, NEW);
         let assign = |assigned| Statement::Assign(Variable::ConnectionMark, assigned);
         let mark = rule(
@@ -40,7 +40,7 @@ impl Program {
                 Hook::Input,
                 BEHIND_IPVS,
                 "what ends on this node, behind IPVS",
-                [clear].into_iter().chain(to_node.into_iter().flatten()).collect(),
+                [clear].into_iter().chain(to_node).collect(),
             ),
             self.output(),
         ]
@@ -62,16 +62,16 @@ impl Program {
             has_any(Field::ConnectionMark, MarkBit::FORBIDDEN.mask()),
             has_any(Field::ConnectionState, NEW | ESTABLISHED),
         ];
-        let mut rules = vec![
-            forbidden(is_forbidden),
-            known(),
+        let mut rules = vec![forbidden(is_forbidden)];
+        rules.extend(self.known());
+        rules.extend([
             // It has no connection whose mark could be asked.
             rule(
                 "the node's own: neighbour discovery, and what the host exempts from tracking",
                 [has_any(Field::ConnectionState, UNTRACKED), to(Verdict::Return)],
             ),
             rule("the node's own: it always reaches its pods", [own, to(Verdict::Return)]),
-        ];
+        ]);
         rules.extend(self.judged());
         let why = "what IPVS forwards, with the endpoint as its destination";
         base("output", Hook::Output, POLICY_PRIORITY, why, rules)

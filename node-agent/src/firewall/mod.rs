@@ -5,6 +5,7 @@
 //! each IP version, and one for bridges. Whatever is not found is dropped: see
 //! [`crate::plan::FirewallPlan`] for what is decided.
 
+mod attached;
 mod bridge;
 mod element;
 mod forwarded_by_ipvs;
@@ -18,6 +19,7 @@ mod schema;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod tunnel;
 mod write;
 
 pub use denizen_state::firewall::TABLE;

@@ -1,8 +1,10 @@
 //! The chains of the tables of IP packets: the same whatever pods and policies there are.
 
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use super::schema::SetName;
+use super::tunnel;
 use crate::plan::{Direction, FirewallPlan, FirewallSettings, MarkBit, ToNode};
 use denizen_nft::{
     Assigned, BaseChain, Chain, Field, Hook, IpVersion, Key, Kind, Reject, Rule, Statement,
@@ -16,10 +18,12 @@ const RAW_PRIORITY: i32 = -300;
 pub(super) const POLICY_PRIORITY: i32 = -5;
 
 /// ESTABLISHED and RELATED (`NF_CT_STATE_BIT`).
-const ESTABLISHED: u32 = 0b110;
-/// IPPROTO_TCP and IPPROTO_ICMPV6.
+const ESTABLISHED: u32 = 0b010;
+const RELATED: u32 = 0b100;
+/// `IPS_DST_NAT` (`enum ip_conntrack_status`).
+const DST_NAT: u32 = 1 << 5;
+/// IPPROTO_TCP.
 const TCP: u8 = 6;
-const ICMPV6: u8 = 58;
 /// TCP's flags, and FIN among them (RFC 9293).
 const TCP_FLAGS: Field = Field::TransportByte(13);
 const FIN: u32 = 1;
@@ -35,16 +39,25 @@ pub enum DropReason {
     Forbidden,
     /// The source is not the pod's.
     Spoofed,
+    /// A frame that no rule can look into: tagged, or neither IPv4, IPv6 nor ARP.
+    Frame,
+    /// It announces a route: pods are no routers.
+    Router,
+    /// It is for a tunnel of a node, where it would come out with any source.
+    Tunnel,
 }
 
 impl DropReason {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 8] = [
         Self::Refused(Direction::Ingress),
         Self::Refused(Direction::Egress),
         Self::Pending,
         Self::Forbidden,
         Self::Spoofed,
+        Self::Frame,
+        Self::Router,
+        Self::Tunnel,
     ];
 
     /// Why, beside the rule on the node.
@@ -54,6 +67,9 @@ impl DropReason {
             Self::Refused(Direction::Egress) => "no policy permits the pod to reach this",
             Self::Pending => "the pod's policies are not known yet",
             Self::Forbidden => "a policy forbids this connection since it was established",
+            Self::Frame => "tagged, or neither IPv4, IPv6 nor ARP: no rule can look into it",
+            Self::Router => "announces a route, and pods are no routers",
+            Self::Tunnel => "for a tunnel of a node, where it would come out with any source",
             Self::Spoofed => "a pod's interface sends with no address of the pod",
         }
     }
@@ -69,19 +85,20 @@ pub fn all(version: IpVersion, settings: FirewallSettings) -> Vec<Chain> {
     let out = Program { version };
     let refused = Direction::BOTH.map(|it| out.refused(it));
     let asked = Direction::BOTH.map(|it| out.policies(it));
-    let to_node = match settings.to_node {
-        ToNode::Enforce => Some(out.to_node()),
-        ToNode::Allow => None,
-    };
+    let mut to_node = Vec::from(out.translated_to_tunnel());
+    match settings.to_node {
+        ToNode::Enforce => to_node.extend(out.to_node()),
+        ToNode::Allow => {}
+    }
     let here = match settings.by_ipvs {
         true => out.by_ipvs(to_node).into(),
-        false => Vec::from_iter(to_node.map(input)),
+        false => vec![input(to_node)],
     };
-    [out.permitted(), out.forbidden()]
+    [out.permitted(), out.forbidden(), out.tunnels()]
         .into_iter()
         .chain(refused)
         .chain(asked)
-        .chain([out.spoofed(), out.forward()])
+        .chain([out.sources(), out.forward()])
         .chain(here)
         .collect()
 }
@@ -119,7 +136,7 @@ pub(super) fn base(
     }
 }
 
-fn chain(name: Arc<str>, why: &'static str, rules: Vec<Rule>) -> Chain {
+pub(super) fn chain(name: Arc<str>, why: &'static str, rules: Vec<Rule>) -> Chain {
     Chain { name, base: None, why, rules }
 }
 
@@ -136,44 +153,65 @@ pub(super) fn has_any(field: Field, mask: u32) -> Statement {
     Statement::Bits { field, mask, equal: false, value: 0 }
 }
 
-/// Asks whether a packet is of this protocol.
-fn is_icmpv6() -> Statement {
-    Statement::Equals(Field::Protocol, Key::EMPTY.byte(ICMPV6))
-}
-
-/// Neighbour discovery and multicast listener discovery, without which nothing is reachable: types
-/// 130 to 137 (RFC 2710, RFC 4861) and 143 (RFC 3810).
-pub(super) fn neighbour_discovery() -> [Rule; 2] {
-    let why = "neighbour and listener discovery: nothing is reachable without";
+/// Asks whether a number lies between these two or is one of them.
+pub(super) fn types(field: Field, first: u8, last: u8) -> Statement {
     let kind = |number| Key::EMPTY.byte(number);
-    [
-        Statement::Between(Field::Icmpv6Type, kind(130), kind(137)),
-        Statement::Equals(Field::Icmpv6Type, kind(143)),
-    ]
-    .map(|is_it| rule(why, [is_it, to(Verdict::Return)]))
+    match first == last {
+        true => Statement::Equals(field, kind(first)),
+        false => Statement::Between(field, kind(first), kind(last)),
+    }
 }
 
-/// Link-local and unspecified sources of ICMPv6, which every pod uses on its own link.
-pub(super) fn link_local() -> [Rule; 2] {
-    let why = "neighbour discovery comes from link-local and unspecified addresses";
-    [("fe80::", 10), ("::", 128)].map(|(address, prefix)| {
-        let address = address.parse().expect("an address");
-        let source = Statement::Within(Field::Source(IpVersion::V6), address, prefix);
-        rule(why, [is_icmpv6(), source, to(Verdict::Return)])
-    })
+/// Asks whether the source is the unspecified IPv6 address.
+pub(super) fn is_unspecified() -> Statement {
+    let unspecified = Key::EMPTY.address(Ipv6Addr::UNSPECIFIED.into());
+    Statement::Equals(Field::Source(IpVersion::V6), unspecified)
+}
+
+/// Asks for the sources of those that have no address of this link yet, or need none.
+fn from_link() -> [Statement; 2] {
+    let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
+    let source = Field::Source(IpVersion::V6);
+    [Statement::Within(source, link_local.into(), 10), is_unspecified()]
+}
+
+/// Neighbour and multicast listener discovery, without which nothing is reachable.
+///
+/// Messages of the first have the largest hop limit, or else came through a router and are none
+/// (RFC 4861, 6.1 and 7.1). Those of the second come from a link-local address, or from none
+/// (RFC 2710, 3; RFC 3810, 5.2.13). Otherwise both would carry anything to anybody through every
+/// router.
+fn neighbour_discovery() -> Vec<Rule> {
+    let why = "neighbour and listener discovery: nothing is reachable without";
+    let on_link = Statement::Equals(Field::HopLimit, Key::EMPTY.byte(255));
+    let mut rules =
+        vec![rule(why, [types(Field::Icmpv6Type, 133, 137), on_link, to(Verdict::Return)])];
+    for from in from_link() {
+        for (first, last) in [(130, 132), (143, 143)] {
+            let kind = types(Field::Icmpv6Type, first, last);
+            rules.push(rule(why, [kind, from.clone(), to(Verdict::Return)]));
+        }
+    }
+    rules
+}
+
+/// What every host sends without an address of its own that others know.
+pub(super) fn discovery_from_link() -> Vec<Rule> {
+    let why = "neighbour and listener discovery, as every host does it on its own link";
+    let mut rules = Vec::new();
+    for from in from_link() {
+        for (first, last) in [(131, 133), (135, 136), (143, 143)] {
+            let kind = types(Field::Icmpv6Type, first, last);
+            rules.push(rule(why, [kind, from.clone(), to(Verdict::Return)]));
+        }
+    }
+    rules
 }
 
 /// What belongs to a connection that is not permitted any more.
 pub(super) fn forbidden(asked: Vec<Statement>) -> Rule {
     let goto = to(Verdict::Goto("forbidden".into()));
     rule("connections that are not permitted any more", asked.into_iter().chain([goto]))
-}
-
-/// What belongs to a connection that was permitted.
-pub(super) fn known() -> Rule {
-    let is_known = has_any(Field::ConnectionState, ESTABLISHED);
-    let why = "connections that were permitted, and errors about them";
-    rule(why, [is_known, to(Verdict::Return)])
 }
 
 impl Program {
@@ -190,21 +228,34 @@ impl Program {
     fn neighbour_discovery(&self) -> Vec<Rule> {
         match self.version {
             IpVersion::V4 => Vec::new(),
-            IpVersion::V6 => neighbour_discovery().into(),
+            IpVersion::V6 => neighbour_discovery(),
         }
     }
 
-    /// A pod's packets must have an address of the pod. On bridges, the bridge's table sees to it.
-    fn spoofed(&self) -> Chain {
+    /// What routed pods send. On bridges, the bridge's table sees to it. Of a pod that no policy
+    /// restricts, only that is dropped by which it would pass for another pod, for a node or for a
+    /// router.
+    fn sources(&self) -> Chain {
         let foreign = Statement::NotIn(SetName::PodInterfaces.declared(self.version).lookup());
-        let mut rules = vec![
-            rule("does not come from a pod's interface", [foreign, to(Verdict::Return)]),
-            rule("an address of the pod", [self.is_in(SetName::PodAddresses), to(Verdict::Return)]),
-        ];
+        let mut rules =
+            vec![rule("does not come from a pod's interface", [foreign, to(Verdict::Return)])];
+        rules.extend(tunnel::asked(
+            self.is_in(SetName::TunnelPorts),
+            self.is_in(SetName::TunnelProtocols),
+        ));
         if self.version == IpVersion::V6 {
-            rules.extend(link_local());
+            let router = [134, 137].map(|kind| types(Field::Icmpv6Type, kind, kind));
+            rules.extend(router.map(|asked| dropped(DropReason::Router, vec![asked])));
         }
-        rules.push(dropped(DropReason::Spoofed, Vec::new()));
+        let spoofed = |set| dropped(DropReason::Spoofed, vec![self.is_in(set)]);
+        rules.extend([
+            rule("an address of the pod", [self.is_in(SetName::PodAddresses), to(Verdict::Return)]),
+            spoofed(SetName::Taken),
+        ]);
+        if self.version == IpVersion::V6 {
+            rules.extend(discovery_from_link());
+        }
+        rules.push(spoofed(SetName::RestrictedInterfaces));
         base(
             "prerouting",
             Hook::Prerouting,
@@ -214,10 +265,54 @@ impl Program {
         )
     }
 
+    /// A packet in a packet would come out at the node with any source, and be judged by that.
+    fn tunnels(&self) -> Chain {
+        let rules = vec![
+            dropped(DropReason::Tunnel, vec![self.is_destination_in(SetName::Nodes)]),
+            dropped(DropReason::Tunnel, vec![tunnel::is_multicast(self.version)]),
+        ];
+        let why = "what pods send to where nodes take packets out of packets";
+        chain("tunnels".into(), why, rules)
+    }
+
+    /// The same through a service. Whoever sends it: nobody reaches a tunnel by a service.
+    fn translated_to_tunnel(&self) -> [Rule; 2] {
+        let is_translated = has_any(Field::ConnectionStatus, DST_NAT);
+        let is_for = |set| vec![is_translated.clone(), self.is_in(set)];
+        [SetName::TunnelPorts, SetName::TunnelProtocols].map(|set| {
+            let node = self.is_destination_in(SetName::Nodes);
+            dropped(DropReason::Tunnel, [is_for(set), vec![node]].concat())
+        })
+    }
+
     /// What belongs to a connection that was permitted once passes, unless it is forbidden now.
-    fn established(&self) -> [Rule; 2] {
+    pub(super) fn established(&self) -> Vec<Rule> {
         let is_forbidden = has_any(Field::ConnectionMark, MarkBit::FORBIDDEN.mask());
-        [forbidden(vec![is_forbidden]), known()]
+        let mut rules = vec![forbidden(vec![is_forbidden])];
+        rules.extend(self.known());
+        rules
+    }
+
+    /// What belongs to a connection that was permitted. An error about one of others would end it:
+    /// whoever may send nothing may send errors about its own connections alone.
+    pub(super) fn known(&self) -> [Rule; 3] {
+        let is = |state| has_any(Field::ConnectionState, state);
+        let itself = SetName::Itself.declared(self.version);
+        let source = Field::Source(self.version);
+        let is_no_end = |end: Field| Statement::NotIn(itself.lookup_of(vec![end, source]));
+        [
+            rule("connections that were permitted", [is(ESTABLISHED), to(Verdict::Return)]),
+            dropped(
+                DropReason::Refused(Direction::Egress),
+                vec![
+                    is(RELATED),
+                    self.is_in(SetName::Isolated(Direction::Egress)),
+                    is_no_end(Field::OriginalSource(self.version)),
+                    is_no_end(Field::AnswerSource(self.version)),
+                ],
+            ),
+            rule("errors about permitted connections", [is(RELATED), to(Verdict::Return)]),
+        ]
     }
 
     /// An end that closes its connection gets a reset. Without it, that end would go on to send what
@@ -237,11 +332,26 @@ impl Program {
     /// `return`, never `accept`: what another table drops stays dropped, and a permitted direction
     /// does not permit the other one.
     fn forward(&self) -> Chain {
-        let mut rules = Vec::from(self.established());
+        let mut rules = self.established();
         rules.extend(self.neighbour_discovery());
+        rules.extend(self.translated_to_tunnel());
+        rules.push(self.to_foreign_address());
         rules.extend(self.judged());
         let why = "what is sent on to pods and from pods; the node itself always reaches its pods";
         base("forward", Hook::Forward, POLICY_PRIORITY, why, rules)
+    }
+
+    /// A route leads another address to an isolated pod. Its policies are about its own addresses.
+    fn to_foreign_address(&self) -> Rule {
+        let interface = Field::OutputInterface;
+        let isolated = SetName::IsolatedInterfaces.declared(self.version);
+        let own = SetName::PodAddresses.declared(self.version);
+        let destination = Field::Destination(self.version);
+        let asked = vec![
+            Statement::In(isolated.lookup_of(vec![interface])),
+            Statement::NotIn(own.lookup_of(vec![interface, destination])),
+        ];
+        dropped(DropReason::Refused(Direction::Ingress), asked)
     }
 
     /// Asks both directions about the first packets of connections.
@@ -265,7 +375,7 @@ impl Program {
 
     /// The rules about what pods send to their own node.
     fn to_node(&self) -> Vec<Rule> {
-        let mut rules = Vec::from(self.established());
+        let mut rules = self.established();
         rules.extend(self.neighbour_discovery());
         let jump = to(Verdict::Jump(Direction::Egress.to_string().into()));
         rules.extend([

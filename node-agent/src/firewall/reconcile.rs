@@ -8,7 +8,7 @@ use super::bridge;
 use super::element::{all, of_sides};
 use super::program;
 use super::schema::{SetName, schema};
-use super::sync::{Firewall, FirewallError};
+use super::sync::{Firewall, FirewallError, surroundings};
 use super::write::{Steps, Wanted, load, numbers_seen, repair};
 use crate::backend::Repair;
 use crate::plan::{FirewallPlan, Plan};
@@ -32,6 +32,7 @@ impl Firewall {
             self.restore_numbers(firewall)?;
         }
         self.interfaces = self.of_interfaces(plan, firewall).into_iter().collect();
+        self.surroundings = surroundings(firewall).into_iter().collect();
         let (mut repair, mut elements) = (Repair::default(), 0);
         self.rejected.clear();
         let mut result = Ok(());

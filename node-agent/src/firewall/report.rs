@@ -20,6 +20,15 @@ pub struct Dropped {
     pub forbidden: u64,
     /// A pod's interface sent them with another address.
     pub spoofed: u64,
+    /// Frames of pods that no rule can look into: tagged, or neither IPv4, IPv6 nor ARP.
+    #[serde(default)]
+    pub frame: u64,
+    /// Pods announced routes.
+    #[serde(default)]
+    pub router: u64,
+    /// Pods sent them to tunnels of nodes.
+    #[serde(default)]
+    pub tunnel: u64,
 }
 
 /// How the firewall stands.
@@ -44,6 +53,9 @@ impl Dropped {
             DropReason::Pending => &mut self.pending,
             DropReason::Forbidden => &mut self.forbidden,
             DropReason::Spoofed => &mut self.spoofed,
+            DropReason::Frame => &mut self.frame,
+            DropReason::Router => &mut self.router,
+            DropReason::Tunnel => &mut self.tunnel,
         }
     }
 

@@ -30,11 +30,23 @@ pub enum SetName {
     PodInterfaces,
     /// The same, each with an address that its pod has.
     PodAddresses,
+    /// The node's ends of the links of routed pods that a policy restricts.
+    RestrictedInterfaces,
+    /// The same of those that one isolates for ingress.
+    IsolatedInterfaces,
+    /// Addresses of pods and nodes: nobody else may send from them.
+    Taken,
+    /// Addresses of nodes, where tunnels may end.
+    Nodes,
+    /// Protocols and ports at which the node takes packets out of packets.
+    TunnelPorts,
+    /// The same for protocols without ports.
+    TunnelProtocols,
 }
 
 impl SetName {
     /// All of them, in the order in which they are made.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 22] = [
         Self::Pending,
         Self::Isolated(Direction::Ingress),
         Self::Isolated(Direction::Egress),
@@ -51,6 +63,12 @@ impl SetName {
         Self::PortRanges(Direction::Egress),
         Self::PodInterfaces,
         Self::PodAddresses,
+        Self::RestrictedInterfaces,
+        Self::IsolatedInterfaces,
+        Self::Taken,
+        Self::Nodes,
+        Self::TunnelPorts,
+        Self::TunnelProtocols,
     ];
 
     /// Its number in the schema.
@@ -78,6 +96,12 @@ impl SetName {
             Self::PortRanges(Direction::Egress) => "egress-port-ranges",
             Self::PodInterfaces => "pod-interfaces",
             Self::PodAddresses => "pod-addresses",
+            Self::RestrictedInterfaces => "restricted-interfaces",
+            Self::IsolatedInterfaces => "isolated-interfaces",
+            Self::Taken => "taken",
+            Self::Nodes => "nodes",
+            Self::TunnelPorts => "tunnel-ports",
+            Self::TunnelProtocols => "tunnel-protocols",
         }
     }
 
@@ -94,7 +118,13 @@ impl SetName {
             Self::Ports(_) => "pod, protocol, destination port and peer; peer 0 is everybody",
             Self::PortRanges(_) => "pod, protocol, destination ports and peer; peer 0 is everybody",
             Self::PodInterfaces => "the node's ends of local pods' links",
-            Self::PodAddresses => "the addresses that may come in through each of them",
+            Self::PodAddresses => "the addresses of the pod behind each of them",
+            Self::RestrictedInterfaces => "those of pods that a policy restricts",
+            Self::IsolatedInterfaces => "those of pods that a policy isolates for ingress",
+            Self::Taken => "addresses of pods and nodes: nobody else may send from them",
+            Self::Nodes => "addresses of nodes, where tunnels may end",
+            Self::TunnelPorts => "where the node takes packets out of packets",
+            Self::TunnelProtocols => "by which the node takes packets out of packets",
         }
     }
 
@@ -107,7 +137,7 @@ impl SetName {
             Direction::Egress => source,
         };
         let key = match self {
-            Self::Pending | Self::Identities => vec![source],
+            Self::Pending | Self::Identities | Self::Taken | Self::Nodes => vec![source],
             Self::Isolated(direction) => vec![pod(direction)],
             Self::Itself => vec![source, destination],
             // Ranges are of the last of several fields.
@@ -117,7 +147,11 @@ impl SetName {
             Self::Ports(direction) | Self::PortRanges(direction) => {
                 vec![pod(direction), Protocol, DestinationPort, Priority]
             }
-            Self::PodInterfaces => vec![InputInterface],
+            Self::PodInterfaces | Self::RestrictedInterfaces | Self::IsolatedInterfaces => {
+                vec![InputInterface]
+            }
+            Self::TunnelPorts => vec![Protocol, DestinationPort],
+            Self::TunnelProtocols => vec![Protocol],
             Self::PodAddresses => vec![InputInterface, source],
         };
         Set {

@@ -7,8 +7,11 @@ use std::sync::Arc;
 use thiserror::Error;
 use tracing::{debug, info};
 
+use super::attached::Attached;
 use super::bridge;
-use super::element::{all, of_block, of_identity, of_interfaces, of_sides};
+use super::element::{
+    all, of_block, of_identity, of_interfaces, of_sides, of_surroundings, of_taken,
+};
 use super::neighbour::{drop_waiting, restricted};
 use super::number::Numbers;
 use super::program;
@@ -62,8 +65,12 @@ pub struct Firewall {
     pub(super) unknown: bool,
     /// What is not in the kernel yet, by table.
     pub(super) pending: BTreeMap<Family, Delta>,
-    /// What changes as a whole, as it was written last.
+    /// What changes as a whole, as it was written last: what is there for recorded pods.
     pub(super) interfaces: BTreeMap<Family, Vec<Element>>,
+    /// The same of what is there for nodes, bridges and tunnels.
+    pub(super) surroundings: BTreeMap<Family, Vec<Element>>,
+    /// How pods were attached when this was last updated.
+    attached: Attached,
     /// Bridges whose frames IP rules do not see.
     pub(super) without_netfilter: BTreeSet<Arc<str>>,
     pub(super) elements: usize,
@@ -85,6 +92,8 @@ impl Firewall {
             unknown: true,
             pending: BTreeMap::new(),
             interfaces: BTreeMap::new(),
+            surroundings: BTreeMap::new(),
+            attached: Attached::default(),
             without_netfilter: BTreeSet::new(),
             elements: 0,
             rejected: Vec::new(),
@@ -141,6 +150,8 @@ impl Firewall {
             return;
         }
         self.note_newcomers(plan, changes);
+        let attached = Attached::of(plan.recorded());
+        self.unknown |= std::mem::replace(&mut self.attached, attached) != attached;
         self.unknown |= of_firewall.state || !firewall.is_known();
         if self.unknown || !firewall.is_enforced() {
             self.numbers.retire(&of_firewall.forgotten);
@@ -196,11 +207,26 @@ impl Firewall {
             let after = change.after.map(|id| element(numbers.number(id)));
             delta(change.of.network(), Vec::from_iter(before), Vec::from_iter(after));
         }
-        if changes.pods || !of_firewall.sides.is_empty() {
-            for (family, after) in self.of_interfaces(plan, firewall) {
-                let before = self.interfaces.insert(family, after.clone()).unwrap_or_default();
+        let attached = self.attached;
+        for (address, is_taken) in &of_firewall.taken {
+            let of_bridges = bridge::of_taken(*address).into_iter().filter(|_| attached.bridged);
+            let of_family = [of_taken(*address)].into_iter().filter(|_| attached.routed);
+            for (family, elements) in [
+                (Family::Bridge, of_bridges.collect::<Vec<_>>()),
+                (IpVersion::of(*address).into(), of_family.collect()),
+            ] {
+                let (before, after) =
+                    if *is_taken { (Vec::new(), elements) } else { (elements, Vec::new()) };
                 self.pending.entry(family).or_default().extend(before, after);
             }
+        }
+        if of_firewall.surroundings {
+            let all = surroundings(firewall);
+            replace(&mut self.surroundings, &mut self.pending, all);
+        }
+        if changes.pods || !of_firewall.sides.is_empty() {
+            let all = self.of_interfaces(plan, firewall);
+            replace(&mut self.interfaces, &mut self.pending, all);
         }
     }
 
@@ -212,9 +238,9 @@ impl Firewall {
     ) -> Vec<(Family, Vec<Element>)> {
         let pods = plan.recorded();
         let mut all: Vec<_> = IpVersion::BOTH
-            .map(|version| (Family::from(version), of_interfaces(pods.iter(), version)))
+            .map(|version| (Family::from(version), of_interfaces(firewall, pods, version)))
             .into();
-        all.push((Family::Bridge, bridge::elements(firewall, pods, &self.without_netfilter)));
+        all.push((Family::Bridge, bridge::of_pods(firewall, pods, &self.without_netfilter)));
         all
     }
 
@@ -378,6 +404,27 @@ pub fn remove_left_over() -> bool {
         info!(tables, "NetworkPolicies are enforced no more: their tables are removed");
     }
     tables > 0
+}
+
+/// What is there for nodes, bridges and tunnels, by table.
+pub(super) fn surroundings(firewall: &FirewallPlan) -> Vec<(Family, Vec<Element>)> {
+    let ip = IpVersion::BOTH.map(|it| (Family::from(it), of_surroundings(firewall, it)));
+    ip.into_iter().chain([(Family::Bridge, bridge::of_surroundings(firewall))]).collect()
+}
+
+/// Notes the difference between what was written of each table and what should be there.
+fn replace(
+    written: &mut BTreeMap<Family, Vec<Element>>,
+    pending: &mut BTreeMap<Family, Delta>,
+    wanted: Vec<(Family, Vec<Element>)>,
+) {
+    for (family, mut after) in wanted {
+        // Two records may have one interface.
+        after.sort_unstable_by_key(|element| (element.set, element.key));
+        after.dedup_by_key(|element| (element.set, element.key));
+        let before = written.insert(family, after.clone()).unwrap_or_default();
+        pending.entry(family).or_default().extend(before, after);
+    }
 }
 
 fn schemas() -> [Schema; 3] {

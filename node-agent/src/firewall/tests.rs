@@ -13,9 +13,9 @@ use proptest::test_runner::{Config, TestRunner};
 use super::Firewall;
 use crate::fixture::{CAPABLE, policy};
 use crate::model::{
-    Block, ClusterPod, Event, Labels, Listing, LocalPod, NamedPort, Namespace, Namespaces,
-    NetworkPolicy, Operator, Peer, Peers, PodName, PodSet, PolicyName, PolicyPort, PolicyRule,
-    PortMatch, Ports, Protocol, Requirement, SandboxUids, Selector,
+    Block, ClusterPod, Event, Labels, Listing, LocalPod, Mac, NamedPort, Namespace, Namespaces,
+    NetworkPolicy, NodeAddress, NodeLinks, Operator, Peer, Peers, PodName, PodSet, PolicyName,
+    PolicyPort, PolicyRule, PortMatch, Ports, Protocol, Requirement, SandboxUids, Selector, Tunnel,
 };
 use crate::plan::{Changes, FirewallPlan, FirewallSettings, Flow, Planner, Policy};
 
@@ -134,10 +134,32 @@ fn event() -> impl Strategy<Value = Vec<Event>> {
         vec![Event::Namespace(name, Some(namespace))]
     });
     let recorded = (0..8_u8).prop_map(|which| vec![Event::Pods(recorded(which))]);
-    prop_oneof![4 => policy, 4 => pod, 1 => namespace, 2 => recorded]
+    let links = (0..3_u8).prop_map(|which| {
+        let tunnels = [Tunnel::Udp(4789), Tunnel::Protocol(4)];
+        vec![Event::Links(NodeLinks {
+            bridges: [Mac([2, 0, 0, 0, 1, which])].into(),
+            tunnels: tunnels.into_iter().take(which.into()).collect(),
+            broadcasts: [].into(),
+        })]
+    });
+    let addresses = (0..3_u8).prop_map(|which| {
+        // The last one is a pod's too.
+        let address = if which == 2 { address(1, 0) } else { [192, 0, 2, which + 1].into() };
+        vec![Event::Addresses(vec![NodeAddress {
+            address,
+            interface: "eth0".into(),
+            dummy: false,
+        }])]
+    });
+    prop_oneof![4 => policy, 4 => pod, 1 => namespace, 2 => recorded, 1 => links, 1 => addresses]
 }
 
 fn cluster_pod(namespace: u8, name: u8, label: u8, web: u8) -> ClusterPod {
+    // One that is nobody's, and one that a pod of the other namespace has.
+    let additional = match web {
+        0 => [].into(),
+        _ => [IpAddr::from([10, 9, 0, 1]), address(1, label)].into(),
+    };
     let web =
         NamedPort { name: "web".into(), protocol: Protocol::Tcp, port: port(80 + u16::from(web)) };
     ClusterPod {
@@ -146,6 +168,9 @@ fn cluster_pod(namespace: u8, name: u8, label: u8, web: u8) -> ClusterPod {
         ips: [address(namespace, name)].into(),
         ports: [web].into(),
         created: 0,
+        host_network: false,
+        host_ips: [format!("192.0.2.{}", label + 1).parse().unwrap()].into(),
+        additional,
         here: (namespace == 0).then(|| SandboxUids { uid: "u".into(), config_hash: None }),
     }
 }
@@ -159,6 +184,7 @@ fn recorded(which: u8) -> PodSet {
         port: (name == 2).then(|| "veth2".into()),
         bridge: (name == 2).then(|| "cni0".into()),
         ips: vec![address(0, name)],
+        mac: Some(Mac([2, 0, 0, 0, 0, name])),
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,
         redirect: None,
@@ -223,6 +249,7 @@ fn with_ends(mut events: Vec<Vec<Event>>) -> Vec<Vec<Event>> {
             | Event::ClusterPod(..)
             | Event::NetworkPolicy(..)
             | Event::Addresses(_)
+            | Event::Links(_)
             | Event::Egress(_)
             | Event::Listed(_)
             | Event::Refused(_) => None,

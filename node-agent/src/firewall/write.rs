@@ -109,7 +109,13 @@ pub(super) fn is_garbage(
         | SetName::Identities
         | SetName::Blocks
         | SetName::PodInterfaces
-        | SetName::PodAddresses => return false,
+        | SetName::PodAddresses
+        | SetName::RestrictedInterfaces
+        | SetName::IsolatedInterfaces
+        | SetName::Taken
+        | SetName::Nodes
+        | SetName::TunnelPorts
+        | SetName::TunnelProtocols => return false,
     };
     let bytes = key.as_bytes();
     let behind = if matches!(name, SetName::PortRanges(_)) { 4 } else { 0 };

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Change, ClusterPod, Labels, Listing, Model, NetworkPolicy, PodName, PolicyName, set};
+use super::{
+    Change, ClusterPod, Labels, Listing, LocalPod, Model, NetworkPolicy, PodName, PolicyName, set,
+};
 
 impl Model {
     /// When a namespace is deleted, its policies go before its pods have ended. They stay in force
@@ -69,12 +71,18 @@ impl<'a> Cluster<'a> {
 
     /// One pod.
     pub fn pod(&self, name: &PodName) -> Option<&'a ClusterPod> {
-        self.model.cluster_pods.get(name)
+        self.model.cluster_pods.get(name).filter(|pod| !pod.host_network)
+    }
+
+    /// The object of a recorded pod, if it is this very pod's and not that of one of the same name.
+    pub fn pod_of(&self, recorded: &LocalPod) -> Option<&'a ClusterPod> {
+        let object = self.pod(recorded.pod.as_ref()?)?;
+        object.here.as_ref()?.covers(recorded.uid.as_deref()).then_some(object)
     }
 
     /// Every pod, by name.
     pub fn pods(&self) -> impl Iterator<Item = &'a ClusterPod> + use<'a> {
-        self.model.cluster_pods.values()
+        self.model.cluster_pods.values().filter(|pod| !pod.host_network)
     }
 
     /// One NetworkPolicy.

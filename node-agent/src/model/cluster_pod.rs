@@ -25,8 +25,11 @@ impl fmt::Display for PodName {
 
 /// A pod of the cluster, on any node, as the API has it.
 ///
-/// Pods of the host's network and pods whose containers have all ended (phase Succeeded or Failed)
-/// are none: the former count as their node, the latter's address may be another pod's already.
+/// Pods whose containers have all ended (phase Succeeded or Failed) are none: their address may be
+/// another pod's already. A pod of the host's network counts as its node: [`Cluster`] does not have
+/// it, and only [`Self::host_ips`] are used.
+///
+/// [`Cluster`]: super::Cluster
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClusterPod {
     /// Its name.
@@ -40,6 +43,13 @@ pub struct ClusterPod {
     /// `metadata.creationTimestamp`, seconds since 1970. Of two pods that claim one address, the
     /// younger one has it.
     pub created: i64,
+    /// It uses its node's network. Then it has neither labels nor addresses here.
+    pub host_network: bool,
+    /// `status.hostIPs`: addresses of its node.
+    pub host_ips: Arc<[IpAddr]>,
+    /// The annotation `denizen.io/additional-addresses` of a pod of this node: further addresses
+    /// that it may send from.
+    pub additional: Arc<[IpAddr]>,
     /// Which pod sandbox is this pod's; `None` for pods of other nodes.
     pub here: Option<SandboxUids>,
 }

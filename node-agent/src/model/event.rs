@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use super::cluster_pod::{ClusterPod, Namespace, PodName};
 use super::egress::Egress;
 use super::endpoint::{Slice, SliceName};
+use super::link::NodeLinks;
 use super::network_policy::{NetworkPolicy, PolicyName};
 use super::node::{Node, NodeAddress, OtherNode};
 use super::pod::PodSet;
@@ -85,6 +86,8 @@ pub enum Event {
     Pods(PodSet),
     /// The addresses of the kernel's links, sorted.
     Addresses(Vec<NodeAddress>),
+    /// The kernel's bridges and tunnels.
+    Links(NodeLinks),
     /// The egress configuration.
     Egress(Egress),
     /// The first full list of these objects is complete.

@@ -12,7 +12,9 @@
 mod table;
 #[cfg(test)]
 mod tests;
+mod tunnel;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -37,7 +39,7 @@ use self::table::Table;
 pub use self::table::{Link, LinkKind};
 use super::{Closed, Outlet, RETRY};
 use crate::describe::describe;
-use crate::model::{Event, Listing, NodeAddress};
+use crate::model::{Event, Listing, NodeAddress, NodeLinks, Tunnel};
 
 /// After a notification, the source collects further ones until none came for this long …
 const QUIET: Duration = Duration::from_millis(5);
@@ -50,6 +52,10 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 /// How often a list that a change interrupted is repeated at once.
 const LOOKS: u32 = 10;
+
+/// How often the ports of Foo-over-UDP are listed: the kernel does not tell when they change. Every
+/// change of a link is an occasion as well.
+const FOO_OVER_UDP: Duration = Duration::from_secs(5);
 
 /// Receive buffer in bytes: the notifications of some thousand links that appear at once.
 const RECEIVE_BUFFER: usize = 4 << 20;
@@ -100,7 +106,7 @@ impl From<NodeError> for Stop {
 /// `links` is empty until the first list. From then on, an attachment whose link is not in it has
 /// lost its link.
 pub async fn run(outlet: Outlet, links: latest::Sender<Arc<[Link]>>) {
-    let mut source = Source { outlet, links, sent: None };
+    let mut source = Source { outlet, links, sent: None, sent_links: NodeLinks::default() };
     loop {
         match source.listen().await {
             Stop::Closed => return,
@@ -117,6 +123,7 @@ struct Source {
     outlet: Outlet,
     links: latest::Sender<Arc<[Link]>>,
     sent: Option<Vec<NodeAddress>>,
+    sent_links: NodeLinks,
 }
 
 impl Source {
@@ -161,6 +168,10 @@ impl Source {
             let first = tokio::select! {
                 () = self.outlet.closed() => return Stop::Closed,
                 message = messages.next() => message,
+                () = sleep(FOO_OVER_UDP) => {
+                    table = Some(current);
+                    continue;
+                }
             };
             match collect(first, &mut messages, &mut current).await {
                 Ok(Heard::All) => table = Some(current),
@@ -180,15 +191,33 @@ impl Source {
             differs
         });
         let addresses = table.addresses();
-        if self.sent.as_ref() == Some(&addresses) {
-            return Ok(());
+        let mut batch = Vec::new();
+        if self.sent.as_ref() != Some(&addresses) {
+            batch.push(Event::Addresses(addresses.clone()));
+            if self.sent.is_none() {
+                batch.push(Event::Listed(Listing::Addresses));
+            }
+            self.sent = Some(addresses);
         }
-        let mut batch = vec![Event::Addresses(addresses.clone())];
-        if self.sent.is_none() {
-            batch.push(Event::Listed(Listing::Addresses));
+        let mut links = table.node_links();
+        links.tunnels.extend(self.foo_over_udp());
+        if self.sent_links != links {
+            self.sent_links = links.clone();
+            batch.push(Event::Links(links));
         }
-        self.sent = Some(addresses);
-        self.outlet.send(batch).await
+        match batch.is_empty() {
+            true => Ok(()),
+            false => self.outlet.send(batch).await,
+        }
+    }
+
+    /// What cannot be listed is as it was.
+    fn foo_over_udp(&self) -> BTreeSet<Tunnel> {
+        tunnel::foo_over_udp().unwrap_or_else(|error| {
+            debug!(error = describe(&error), "cannot list the ports of Foo-over-UDP");
+            let udp = |tunnel: &&Tunnel| matches!(tunnel, Tunnel::Udp(_));
+            self.sent_links.tunnels.iter().filter(udp).copied().collect()
+        })
     }
 
     /// Reports the current problem, and logs it once.

@@ -201,6 +201,7 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
         interface,
         port: port.map(|link| link.name.as_str().into()),
         ips,
+        mac: attachment.mac.as_deref().and_then(|mac| mac.parse().ok()),
         added_at: attachment.added_at.as_str().into(),
         adopted: attachment.adopted,
         redirect: attachment.redirect.clone().map(Arc::new),

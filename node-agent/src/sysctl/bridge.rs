@@ -26,6 +26,13 @@ const INDEX: usize = 4;
 /// `IFLA_BR_NF_CALL_IPTABLES`, `IFLA_BR_NF_CALL_IP6TABLES`, which libc lacks.
 const SWITCHES: [u16; 2] = [36, 37];
 
+/// `IFLA_BR_MULTI_BOOLOPT`, which libc lacks; since Linux 5.0. Values, then which of them count
+/// (`struct br_boolopt_multi`).
+const OPTIONS: u16 = 46;
+/// `BR_BOOLOPT_NO_LL_LEARN`: a bridge does not learn who is behind a port from frames to its own
+/// groups (01:80:c2:00:00:00 to 0f). It learns from LLDP's before any rule sees them.
+const NO_LINK_LOCAL_LEARNING: u32 = 1;
+
 /// Time limit for an answer of the kernel, which comes at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -61,6 +68,8 @@ pub struct BridgeFilter {
     sysctls: PathBuf,
     former: FormerSwitches,
     wanted: BTreeSet<Arc<str>>,
+    /// The bridges that are kept from learning from frames to their own groups.
+    unlearning: BTreeSet<Arc<str>>,
     problems: BTreeMap<Arc<str>, String>,
 }
 
@@ -72,6 +81,7 @@ impl BridgeFilter {
             sysctls: sysctls.to_owned(),
             former: FormerSwitches::of(run_dir),
             wanted: BTreeSet::new(),
+            unlearning: BTreeSet::new(),
             problems: BTreeMap::new(),
         }
     }
@@ -96,6 +106,35 @@ impl BridgeFilter {
         (self.wanted, self.problems) = (wanted, problems);
     }
 
+    /// Keeps these bridges from learning from frames to their own groups, which no rule sees: with
+    /// them a pod would take a neighbour's traffic. `check` as for [`Self::keep`].
+    pub fn keep_from_learning(&mut self, bridges: BTreeSet<Arc<str>>, check: bool) {
+        if self.unlearning == bridges && !check {
+            return;
+        }
+        for bridge in &bridges {
+            if let Err(error) = self.stop_learning(bridge) {
+                let error = describe(&error);
+                warn!(%bridge, error, "a pod can take a neighbour's traffic by frames of LLDP");
+            }
+        }
+        self.unlearning = bridges;
+    }
+
+    fn stop_learning(&self, bridge: &str) -> Result<(), BridgeError> {
+        let mut socket = open()?;
+        let BridgeLink { header, switches, learns } = read(&mut socket, bridge)?;
+        if learns != Some(true) {
+            return Ok(());
+        }
+        self.former.remember(bridge, index_in(&header), switches);
+        self.former.note_learning(bridge);
+        write(&mut socket, &header, |data| {
+            data.put(OPTIONS, &[NO_LINK_LOCAL_LEARNING; 2].map(u32::to_ne_bytes).concat());
+        })
+        .map_err(BridgeError::Write)
+    }
+
     /// The bridges whose frames do not pass the hooks, and why.
     pub fn problems(&self) -> &BTreeMap<Arc<str>, String> {
         &self.problems
@@ -107,15 +146,16 @@ impl BridgeFilter {
             return Err(BridgeError::NoModule);
         }
         let mut socket = open()?;
-        let (header, switches) = read(&mut socket, bridge)?;
+        let BridgeLink { header, switches, .. } = read(&mut socket, bridge)?;
         if switches == [true; 2] {
             return Ok(());
         }
         self.former.remember(bridge, index_in(&header), switches);
-        write(&mut socket, &header, [true; 2]).map_err(BridgeError::Write)?;
+        let on = |data: &mut Writer| put_switches(data, [true; 2]);
+        write(&mut socket, &header, on).map_err(BridgeError::Write)?;
         info!(%bridge, from = ?switches, "nf_call_iptables and nf_call_ip6tables are on for this bridge");
-        match read(&mut socket, bridge)? {
-            (_, [true, true]) => Ok(()),
+        match read(&mut socket, bridge)?.switches {
+            [true, true] => Ok(()),
             _ => Err(BridgeError::NotSet),
         }
     }
@@ -154,7 +194,7 @@ pub fn is_module_loaded(sysctls: &Path) -> bool {
 /// # Errors
 /// [`BridgeError`] if there is no such bridge, or it cannot be read.
 pub fn switches(bridge: &str) -> Result<[bool; 2], BridgeError> {
-    Ok(read(&mut open()?, bridge)?.1)
+    Ok(read(&mut open()?, bridge)?.switches)
 }
 
 fn open() -> Result<Socket, BridgeError> {
@@ -166,14 +206,21 @@ fn open() -> Result<Socket, BridgeError> {
 /// Returns whether it changed anything: the bridge may be gone, or another one have its name.
 fn set_back(former: &Former) -> Result<bool, BridgeError> {
     let mut socket = open()?;
-    let (header, switches) = match read(&mut socket, &former.bridge) {
+    let BridgeLink { header, switches, learns } = match read(&mut socket, &former.bridge) {
         Err(BridgeError::Read(error)) if error.errno() == Some(Errno::ENODEV) => return Ok(false),
         found => found?,
     };
-    if index_in(&header) != former.index || switches == former.switches {
+    let learns_again = former.learned && learns == Some(false);
+    if index_in(&header) != former.index || switches == former.switches && !learns_again {
         return Ok(false);
     }
-    write(&mut socket, &header, former.switches).map_err(BridgeError::Write)?;
+    let as_before = |data: &mut Writer| {
+        put_switches(data, former.switches);
+        if learns_again {
+            data.put(OPTIONS, &[0, NO_LINK_LOCAL_LEARNING].map(u32::to_ne_bytes).concat());
+        }
+    };
+    write(&mut socket, &header, as_before).map_err(BridgeError::Write)?;
     Ok(true)
 }
 
@@ -182,8 +229,16 @@ fn index_in(header: &[u8; IFINFOMSG]) -> u32 {
     u32::from_ne_bytes(*index)
 }
 
-/// The header of a request about a bridge, and its switches.
-fn read(socket: &mut Socket, bridge: &str) -> Result<([u8; IFINFOMSG], [bool; 2]), BridgeError> {
+/// A bridge, as the kernel has it.
+struct BridgeLink {
+    /// Of a request about it.
+    header: [u8; IFINFOMSG],
+    switches: [bool; 2],
+    /// Whether it learns from frames to its own groups; `None` if that cannot be changed.
+    learns: Option<bool>,
+}
+
+fn read(socket: &mut Socket, bridge: &str) -> Result<BridgeLink, BridgeError> {
     let sequence = socket.sequences(1);
     let mut request = Writer::default();
     let open = request.begin_message_with(libc::RTM_GETLINK, 0, sequence, &[0; IFINFOMSG]);
@@ -193,7 +248,7 @@ fn read(socket: &mut Socket, bridge: &str) -> Result<([u8; IFINFOMSG], [bool; 2]
     found.map_err(BridgeError::Read)?.ok_or(BridgeError::NoSwitch)
 }
 
-fn parse(link: &Message<'_>) -> Option<([u8; IFINFOMSG], [bool; 2])> {
+fn parse(link: &Message<'_>) -> Option<BridgeLink> {
     let info: Attributes<'_> = link.attributes_after(IFINFOMSG).nested(libc::IFLA_LINKINFO);
     if info.find_str(libc::IFLA_INFO_KIND) != Some("bridge") {
         return None;
@@ -201,13 +256,25 @@ fn parse(link: &Message<'_>) -> Option<([u8; IFINFOMSG], [bool; 2])> {
     let mut header = [0; IFINFOMSG];
     header[INDEX..INDEX + 4].copy_from_slice(link.payload.get(INDEX..INDEX + 4)?);
     let is_on = |kind| Some(*info.nested(libc::IFLA_INFO_DATA).find(kind)?.first()? != 0);
-    Some((header, [is_on(SWITCHES[0])?, is_on(SWITCHES[1])?]))
+    let options = info.nested(libc::IFLA_INFO_DATA).find(OPTIONS);
+    let options = options.and_then(|data| data.first_chunk().copied()).map(u32::from_ne_bytes);
+    Some(BridgeLink {
+        header,
+        switches: [is_on(SWITCHES[0])?, is_on(SWITCHES[1])?],
+        learns: options.map(|options| options & NO_LINK_LOCAL_LEARNING == 0),
+    })
+}
+
+fn put_switches(data: &mut Writer, switches: [bool; 2]) {
+    for (switch, is_on) in SWITCHES.into_iter().zip(switches) {
+        data.put(switch, &[u8::from(is_on)]);
+    }
 }
 
 fn write(
     socket: &mut Socket,
     header: &[u8; IFINFOMSG],
-    switches: [bool; 2],
+    fill: impl FnOnce(&mut Writer),
 ) -> Result<(), NetlinkError> {
     let sequence = socket.sequences(1);
     let mut request = Writer::default();
@@ -216,9 +283,7 @@ fn write(
     let info = request.begin(libc::IFLA_LINKINFO);
     request.put_str(libc::IFLA_INFO_KIND, "bridge");
     let data = request.begin(libc::IFLA_INFO_DATA);
-    for (switch, is_on) in SWITCHES.into_iter().zip(switches) {
-        request.put(switch, &[u8::from(is_on)]);
-    }
+    fill(&mut request);
     request.end(data);
     request.end(info);
     request.end_message(open);

@@ -25,6 +25,9 @@ pub(super) struct Former {
     pub(super) index: u32,
     /// `nf_call_iptables` and `nf_call_ip6tables`.
     pub(super) switches: [bool; 2],
+    /// It learned from frames to its own groups, and does not any more.
+    #[serde(default)]
+    pub(super) learned: bool,
 }
 
 /// The file.
@@ -49,7 +52,15 @@ impl FormerSwitches {
             return;
         }
         all.retain(|former| former.bridge != bridge);
-        all.push(Former { bridge: bridge.to_owned(), index, switches });
+        all.push(Former { bridge: bridge.to_owned(), index, switches, learned: false });
+        self.write(&all);
+    }
+
+    /// Notes that a bridge that is remembered learned from frames to its own groups.
+    pub(super) fn note_learning(&self, bridge: &str) {
+        let mut all = self.read();
+        let known = all.iter_mut().filter(|former| former.bridge == bridge);
+        known.for_each(|former| former.learned = true);
         self.write(&all);
     }
 

@@ -110,6 +110,7 @@ impl Cluster {
             port: None,
             bridge: None,
             ips: vec![local_ip(n).into()],
+            mac: None,
             added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,
             redirect: None,
@@ -155,6 +156,9 @@ fn pod(name: PodName, labels: Labels, n: u32, is_here: bool) -> Event {
         ips: [IpAddr::V4(ip)].into(),
         ports: [].into(),
         created: 0,
+        host_network: false,
+        host_ips: [].into(),
+        additional: [].into(),
         here: is_here.then(|| SandboxUids { uid: format!("{n}").into(), config_hash: None }),
     };
     Event::ClusterPod(name, Some(pod))

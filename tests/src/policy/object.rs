@@ -48,6 +48,9 @@ pub struct Metadata {
     pub uid: String,
     /// Its labels.
     pub labels: Labels,
+    /// Its annotations.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
     /// RFC 3339, in UTC, so that later ones sort last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_timestamp: Option<String>,

@@ -28,6 +28,10 @@ pub struct Packet {
     pub protocol: u8,
     /// The type of an ICMPv6 message.
     pub icmpv6_type: Option<u8>,
+    /// IPv6's hop limit.
+    pub hop_limit: u8,
+    /// The Ethernet address that its frame comes from, where that is known.
+    pub ether: Option<[u8; 6]>,
     /// Of a connection that passed before; else it is a first packet.
     pub established: bool,
     /// Where it comes in: empty for what the node itself sends.
@@ -67,6 +71,8 @@ impl Packet {
             port: destination.port(),
             protocol,
             icmpv6_type: None,
+            hop_limit: 64,
+            ether: None,
             established: false,
             interface: String::new(),
             output: None,

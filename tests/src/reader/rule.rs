@@ -198,14 +198,29 @@ impl Rules<'_> {
         match &*first {
             "iifname" => return Ok(Expr::Field(Field::InputInterface)),
             "oifname" => return Ok(Expr::Field(Field::OutputInterface)),
+            "@th,64,128" => return Ok(Expr::Field(Field::NeighbourTarget)),
             "@th,104,8" => return Ok(Expr::Field(Field::TcpFlags)),
             _ => {}
         }
         let second = words.text()?;
         let field = match (&*first, &*second) {
-            ("arp", "saddr") if self.family == "bridge" => {
-                words.expect("ip")?;
-                Field::ArpSender
+            ("arp", "saddr") if self.family == "bridge" => match &*words.text()? {
+                "ip" => Field::ArpSender,
+                "ether" => Field::ArpSenderEther,
+                other => bail!("arp saddr {other} is not known, {}", words.place()),
+            },
+            ("ether", "saddr") => Field::EtherSource,
+            ("ether", "daddr") => Field::EtherDestination,
+            ("ether", "type") => Field::FrameType,
+            ("ip6", "hoplimit") => Field::HopLimit,
+            ("meta", "length") => Field::Length,
+            ("ct", direction @ ("original" | "reply")) => {
+                let version = self.version(&words.text()?)?;
+                words.expect("saddr")?;
+                match direction {
+                    "original" => Field::OriginalSource(version),
+                    _ => Field::AnswerSource(version),
+                }
             }
             (version, "saddr") => Field::Source(self.version(version)?),
             (version, "daddr") if version != "fib" => Field::Destination(self.version(version)?),

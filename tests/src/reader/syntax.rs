@@ -133,7 +133,18 @@ pub enum Field {
     TcpFlags,
     /// Guarded by nft: only ICMPv6 has it.
     Icmpv6Type,
+    /// What a neighbour advertisement announces. Rules ask for the type first.
+    NeighbourTarget,
+    HopLimit,
+    /// Of the packet, in bytes.
+    Length,
+    EtherSource,
+    EtherDestination,
+    /// In the frame's own header.
+    FrameType,
     /// Guarded by nft: only ARP has it.
+    ArpSenderEther,
+    /// The same.
     ArpSender,
     InputInterface,
     OutputInterface,
@@ -144,6 +155,10 @@ pub enum Field {
     ConntrackState,
     ConntrackStatus,
     ConntrackMark,
+    /// From which address the connection was begun.
+    OriginalSource(Version),
+    /// From which its answers come.
+    AnswerSource(Version),
     /// What kind of address the destination is here.
     DestinationType,
 }
@@ -160,16 +175,22 @@ impl Field {
     /// Of what type its values are.
     pub fn kind(self) -> Kind {
         match self {
-            Self::Source(Version::V4) | Self::Destination(Version::V4) | Self::ArpSender => {
-                Kind::Ipv4
-            }
-            Self::Source(Version::V6) | Self::Destination(Version::V6) => Kind::Ipv6,
+            Self::Source(version)
+            | Self::Destination(version)
+            | Self::OriginalSource(version)
+            | Self::AnswerSource(version) => match version {
+                Version::V4 => Kind::Ipv4,
+                Version::V6 => Kind::Ipv6,
+            },
+            Self::ArpSender => Kind::Ipv4,
+            Self::EtherSource | Self::EtherDestination | Self::ArpSenderEther => Kind::Ether,
+            Self::NeighbourTarget | Self::HopLimit | Self::Length => Kind::Integer,
             Self::Protocol => Kind::Protocol,
             Self::Port => Kind::Port,
             Self::TcpFlags => Kind::Integer,
             Self::Icmpv6Type => Kind::Icmpv6Type,
             Self::InputInterface | Self::OutputInterface => Kind::Interface,
-            Self::EtherType => Kind::EtherType,
+            Self::EtherType | Self::FrameType => Kind::EtherType,
             Self::PacketType => Kind::PacketType,
             Self::Mark | Self::ConntrackMark => Kind::Mark,
             Self::Priority => Kind::Class,

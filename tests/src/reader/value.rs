@@ -24,6 +24,8 @@ pub enum Kind {
     Icmpv6Type,
     Interface,
     EtherType,
+    /// An Ethernet address.
+    Ether,
     /// Whom a frame is addressed to.
     PacketType,
     /// A traffic class: `major:minor`, in hexadecimal.
@@ -94,6 +96,7 @@ impl Kind {
             "inet_proto" => Self::Protocol,
             "inet_service" => Self::Port,
             "ifname" => Self::Interface,
+            "ether_addr" => Self::Ether,
             "classid" => Self::Class,
             "mark" => Self::Mark,
             "integer" => Self::Integer,
@@ -119,8 +122,11 @@ impl Kind {
                 "ip" => ETHER_IPV4,
                 "ip6" => ETHER_IPV6,
                 "arp" => ETHER_ARP,
-                other => bail!("what a frame carries: {other} is not known"),
+                other => integer(other).context("what a frame carries")?,
             },
+            Self::Ether => text.split(':').try_fold(0, |address, byte| -> Result<u128> {
+                Ok(address << 8 | u128::from(u8::from_str_radix(byte, 16).context("a byte")?))
+            })?,
             Self::PacketType => match text {
                 "host" => PacketType::Host as u128,
                 "broadcast" => PacketType::Broadcast as u128,
@@ -169,7 +175,7 @@ impl Kind {
             let rest = 1_u128.checked_shl(free).map_or(u128::MAX, |size| size - 1);
             return Ok(Pattern::Between(address & !rest, address | rest));
         }
-        if [Self::Port, Self::Icmpv6Type, Self::PacketType].contains(&self)
+        if [Self::Port, Self::Icmpv6Type, Self::PacketType, Self::Ether].contains(&self)
             && let Some((first, last)) = text.split_once('-')
         {
             let (first, last) = (self.atom(first)?.number()?, self.atom(last)?.number()?);

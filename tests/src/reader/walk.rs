@@ -15,6 +15,10 @@ use super::value::{
     UNICAST,
 };
 
+/// The length of every packet here, and the Ethernet address that frames are for.
+const SHORT: u128 = 60;
+const SOMEBODY: u128 = 0x0200_0000_0001;
+
 /// `NFT_JUMP_STACK_SIZE` of the kernel.
 const DEEPEST: usize = 16;
 
@@ -264,8 +268,19 @@ impl Walk<'_> {
             Field::Source(version) => return Ok(of_version(packet.source, version)),
             Field::Destination(version) => return Ok(of_version(packet.destination, version)),
             Field::Icmpv6Type if packet.protocol != ICMPV6 => return Ok(None),
-            // Packets carry IP here.
-            Field::ArpSender => return Ok(None),
+            // Packets carry IP here, and announce nothing.
+            Field::ArpSender | Field::ArpSenderEther | Field::NeighbourTarget => return Ok(None),
+            Field::HopLimit if packet.source.is_ipv4() => return Ok(None),
+            Field::HopLimit => Atom::Number(packet.hop_limit.into()),
+            Field::Length => Atom::Number(SHORT),
+            Field::EtherSource => {
+                let ether = packet.ether.context("from where the frame comes is not known here")?;
+                Atom::Number(ether.iter().fold(0, |whole, byte| whole << 8 | u128::from(*byte)))
+            }
+            Field::EtherDestination => Atom::Number(SOMEBODY),
+            Field::OriginalSource(_) | Field::AnswerSource(_) => {
+                bail!("whose connection it is about is not known here")
+            }
             Field::Icmpv6Type => {
                 Atom::Number(packet.icmpv6_type.context("an ICMPv6 message has a type")?.into())
             }
@@ -283,7 +298,7 @@ impl Walk<'_> {
             Field::OutputInterface => {
                 Atom::Name(packet.output.clone().context("where it leaves is not known here")?)
             }
-            Field::EtherType => Atom::Number(match packet.destination {
+            Field::EtherType | Field::FrameType => Atom::Number(match packet.destination {
                 IpAddr::V4(_) => ETHER_IPV4,
                 IpAddr::V6(_) => ETHER_IPV6,
             }),

@@ -3,10 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::cluster::Cluster;
+use denizen_tests::cni::POD_INTERFACE;
 use denizen_tests::eventually::eventually;
+use denizen_tests::frame::{self, FrameSocket};
 use denizen_tests::pod::{Pod, Wiring};
 use denizen_tests::probe::{Probe, SILENCE};
 use serde_json::{Value, json};
@@ -79,28 +81,36 @@ fn a_pod_takes_no_neighbours_address_over() -> Result<()> {
     eventually("the victim is found again", BOUND, || Ok(ask(&client, stolen)? == mac(&victim)?))
 }
 
+/// With its own Ethernet address alone: a policy selects it.
 #[test]
 fn a_pod_announces_its_own_address_and_may_ask_before_it_takes_one() -> Result<()> {
     let cluster = Cluster::new("np-garp", &json!({ "timeout": "10s", "onTimeout": "fail" }))?;
     let agent = cluster.start_agent()?;
     let pod = |name| cluster.add_pod(name, Wiring::Bridged);
-    let (moving, client) = (pod("moving")?, pod("client")?);
+    let (announcing, client) = (pod("announcing")?, pod("client")?);
     put_in_force(&cluster, &agent)?;
-    let own = address(&moving)?;
-    assert_eq!(ask(&client, own)?, mac(&moving)?);
-    client.netns.sysctl("net.ipv4.neigh.eth0.locktime", "0")?;
-    moving.netns.sysctl("net.ipv4.conf.eth0.arp_notify", "1")?;
-    moving.netns.ip("link set eth0 address 02:00:00:00:00:77")?;
-    let has_heard = || Ok(known(&client, own)?.as_deref() == Some("02:00:00:00:00:77"));
-    eventually("the client has heard it", BOUND, has_heard)?;
-
-    let asked = address(&client)?;
-    moving
-        .netns
-        .ip(&format!("address flush dev eth0 to {own}/32\nneigh replace {asked} dev eth0 use"))?;
-    eventually("it knows the new link-layer address", BOUND, || {
-        Ok(known(&moving, asked)? == mac(&client)?)
-    })?;
-    assert_eq!(spoofed(&agent)?, 0);
+    let IpAddr::V4(own) = address(&announcing)? else { bail!("an IPv4 address") };
+    let [from, to] = [&announcing, &client].map(|pod| FrameSocket::open(&pod.netns, POD_INTERFACE));
+    let (from, to) = (from?, to?);
+    let mac = frame::mac_of(&announcing.netns, POD_INTERFACE)?;
+    let other = [2, 0, 0, 0, 0, 0x77];
+    let says = |ether, mac, address: [u8; 4], marker: &str| {
+        let message = frame::arp(mac, address, (frame::BROADCAST, address));
+        let message = [&message, marker.as_bytes()].concat();
+        frame::frame(ether, frame::BROADCAST, &[], frame::ARP, &message)
+    };
+    let said = [
+        ("an announcement", says(mac, mac, own.octets(), "an announcement"), true),
+        ("a question", says(mac, mac, [0; 4], "a question"), true),
+        ("from elsewhere", says(other, mac, own.octets(), "from elsewhere"), false),
+        ("of another", says(mac, other, own.octets(), "of another"), false),
+    ];
+    said.iter().try_for_each(|(_, frame, _)| from.send(frame))?;
+    let names: Vec<_> = said.iter().map(|(name, ..)| (*name).to_owned()).collect();
+    let heard = to.heard(&names, Duration::from_secs(1))?;
+    for (number, (name, _, arrives)) in said.iter().enumerate() {
+        ensure!(heard.contains(&number) == *arrives, "{name}: {heard:?}");
+    }
+    assert_eq!(spoofed(&agent)?, 2);
     Ok(())
 }

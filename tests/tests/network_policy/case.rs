@@ -33,6 +33,7 @@ pub struct Expected {
 
 /// One change.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant, reason = "few are there at a time")]
 pub enum Change {
     Put(NetworkPolicy),
     Delete {

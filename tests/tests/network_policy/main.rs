@@ -11,6 +11,7 @@ mod churn;
 mod cyclonus;
 mod e2e;
 mod ending;
+mod escape;
 mod explained;
 mod first_packet;
 mod hosts;

@@ -121,6 +121,7 @@ fn pod(draw: &mut Draw<'_>, number: usize) -> Pod {
     let timestamp = |minute| format!("2026-11-20T12:{minute:02}:00Z");
     Pod {
         metadata: Metadata {
+            annotations: std::collections::BTreeMap::new(),
             namespace: namespace.to_owned(),
             name: format!("pod-{number}"),
             uid: format!("uid-{number}"),

@@ -58,7 +58,7 @@ mod restart;
 mod rules;
 mod selecting;
 mod small;
-mod there;
+pub mod there;
 
 use std::collections::BTreeSet;
 use std::fs;

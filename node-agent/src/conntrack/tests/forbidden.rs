@@ -52,6 +52,9 @@ fn client_is_a_pod() -> Event {
         ips: [ip(CLIENT)].into(),
         ports: [].into(),
         created: 0,
+        host_network: false,
+        host_ips: [].into(),
+        additional: [].into(),
         here: None,
     };
     Event::ClusterPod(name, Some(pod))

@@ -19,7 +19,8 @@ pub(super) fn section(status: &Status) -> Markup {
 }
 
 fn figures(status: &NetworkPolicyStatus) -> Markup {
-    let Dropped { ingress, egress, pending, forbidden, spoofed } = status.dropped;
+    let Dropped { ingress, egress, pending, forbidden, spoofed, frame, router, tunnel } =
+        status.dropped;
     let rows = [
         ("waiting for", status.waiting_for.join(", ")),
         ("policies in force", status.policies.to_string()),
@@ -33,6 +34,9 @@ fn figures(status: &NetworkPolicyStatus) -> Markup {
         ("packets dropped, policies not known yet", pending.to_string()),
         ("packets dropped, connections forbidden since", forbidden.to_string()),
         ("packets dropped, forged source", spoofed.to_string()),
+        ("packets dropped, neither IPv4, IPv6 nor ARP, or tagged", frame.to_string()),
+        ("packets dropped, a pod as a router", router.to_string()),
+        ("packets dropped, for a tunnel of a node", tunnel.to_string()),
         ("bridges whose restricted pods are cut off", status.unfiltered_bridges.join(", ")),
     ];
     html! {

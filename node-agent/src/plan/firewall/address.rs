@@ -17,6 +17,9 @@ use denizen_state::AttachmentId;
 /// Who claims an address. The greatest has it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Claimant {
+    /// A recorded pod of this node whose annotation names the address: when it was recorded, and
+    /// its attachment. Whoever really has the address comes before it.
+    Additional(Arc<str>, AttachmentId),
     /// A pod of the API: when it was created, and its name.
     Cluster(i64, PodName),
     /// A recorded pod of this node: when it was recorded, and its attachment.
@@ -36,6 +39,8 @@ struct Held {
     /// Who claims it; the last one has it.
     claims: Vec<Claim>,
     identity: Option<IdentityId>,
+    /// Whether it had claims when this was last settled.
+    was_claimed: bool,
 }
 
 impl Held {
@@ -44,8 +49,14 @@ impl Held {
     }
 }
 
-/// An address' identity before and after.
-pub(super) type IdentityChange = (IpAddr, Option<IdentityId>, Option<IdentityId>);
+/// What became of addresses.
+#[derive(Debug, Default)]
+pub(super) struct AddressChanges {
+    /// Their identities before and after.
+    pub identities: Vec<(IpAddr, Option<IdentityId>, Option<IdentityId>)>,
+    /// Those that are a pod's from now on (`true`), or none's any more.
+    pub claimed: Vec<(IpAddr, bool)>,
+}
 
 /// The addresses of all known pods.
 #[derive(Debug, Default)]
@@ -83,7 +94,8 @@ impl Addresses {
         change: impl FnOnce(&mut Vec<Claim>),
     ) {
         self.touched.insert(address);
-        let unclaimed = || Held { claims: Vec::with_capacity(1), identity: None };
+        let unclaimed =
+            || Held { claims: Vec::with_capacity(1), identity: None, was_claimed: false };
         let held = self.held.entry(address).or_insert_with(unclaimed);
         let before = held.group();
         change(&mut held.claims);
@@ -92,6 +104,17 @@ impl Addresses {
             before.into_iter().for_each(|group| groups.note_address(group, address, false));
             after.into_iter().for_each(|group| groups.note_address(group, address, true));
         }
+    }
+
+    /// Whether a pod has it.
+    pub fn is_claimed(&self, address: IpAddr) -> bool {
+        self.held.contains_key(&address)
+    }
+
+    /// Whether this claimant has it.
+    pub fn is_of(&self, address: IpAddr, claimant: &Claimant) -> bool {
+        let last = self.held.get(&address).and_then(|held| held.claims.last());
+        last.is_some_and(|claim| claim.by == *claimant)
     }
 
     /// Every address that a pod has.
@@ -105,8 +128,8 @@ impl Addresses {
         groups: &Groups,
         pieces: &Pieces,
         identities: &mut Identities,
-    ) -> Vec<IdentityChange> {
-        let mut changes = Vec::new();
+    ) -> AddressChanges {
+        let mut changes = AddressChanges::default();
         for address in std::mem::take(&mut self.touched) {
             let Some(held) = self.held.get_mut(&address) else { continue };
             let group = held.group().and_then(|group| groups.get(group));
@@ -115,7 +138,11 @@ impl Addresses {
             held.identity = identities.acquire(key);
             before.into_iter().for_each(|before| identities.release(before));
             if held.identity != before {
-                changes.push((address, before, held.identity));
+                changes.identities.push((address, before, held.identity));
+            }
+            let is_claimed = !held.claims.is_empty();
+            if std::mem::replace(&mut held.was_claimed, is_claimed) != is_claimed {
+                changes.claimed.push((address, is_claimed));
             }
             if held.claims.is_empty() {
                 self.held.remove(&address);

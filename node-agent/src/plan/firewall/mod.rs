@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use self::address::Addresses;
+use self::address::{Addresses, Claimant};
 use self::blocks::Pieces;
 use self::group::{GroupId, Groups, PortNames};
 use self::identity::Identities;
@@ -45,7 +45,7 @@ use self::peer::PeerTable;
 use self::permission::{ClassKey, Permissions};
 use self::rules::Rules;
 use self::side::{Decision, Described};
-use crate::model::{LocalPod, PodName, PolicyName};
+use crate::model::{LocalPod, NodeLinks, PodName, PolicyName};
 use denizen_state::AttachmentId;
 
 pub use self::identity::IdentityId;
@@ -101,6 +101,10 @@ pub struct FirewallPlan {
     earlier: Option<BTreeSet<AttachmentId>>,
     /// The node's own addresses.
     own: BTreeSet<IpAddr>,
+    /// The addresses of all nodes that are known.
+    nodes: BTreeSet<IpAddr>,
+    /// This node's bridges and tunnels.
+    links: NodeLinks,
     subjects: BTreeMap<AttachmentId, Subject>,
     sides: BTreeMap<IpAddr, Sides>,
     owners: BTreeMap<IpAddr, AttachmentId>,
@@ -127,7 +131,10 @@ type Blocks = BTreeMap<IpAddr, (IpNetwork, IdentityId)>;
 struct Subject {
     pod: Option<PodName>,
     uid: Option<Arc<str>>,
+    /// Those that it was recorded with, and the link-local one.
     ips: Vec<IpAddr>,
+    /// Those that its annotation asks for.
+    additional: Arc<[IpAddr]>,
     added_at: Arc<str>,
     described: Option<Described>,
     group: Option<GroupId>,
@@ -176,6 +183,10 @@ pub struct FirewallChanges {
     pub identities: Vec<IdentityChange<IpAddr>>,
     /// Ranges of `ipBlock`s.
     pub blocks: Vec<IdentityChange<IpNetwork>>,
+    /// Addresses that nobody but their owner may send from: whether they begin or cease to be so.
+    pub taken: Vec<(IpAddr, bool)>,
+    /// [`FirewallPlan::nodes`] or [`FirewallPlan::links`] differ.
+    pub surroundings: bool,
     /// Identities that no address and no range has any more.
     pub forgotten: Vec<IdentityId>,
     /// Addresses of which established connections may be forbidden now.
@@ -253,6 +264,61 @@ impl FirewallPlan {
         self.blocks.values().copied()
     }
 
+    /// The addresses that a recorded pod may send from: those of its record, the link-local one of
+    /// its MAC address, and those of its annotation that are nobody else's.
+    pub fn addresses_of(&self, pod: &LocalPod) -> Vec<IpAddr> {
+        let mut addresses = own_addresses(pod);
+        if let Some(subject) = self.subjects.get(&pod.id) {
+            addresses.extend(self.granted(&pod.id, subject));
+        }
+        addresses
+    }
+
+    /// The additional addresses of a pod that are nobody else's.
+    fn granted<'a>(
+        &'a self,
+        id: &AttachmentId,
+        subject: &'a Subject,
+    ) -> impl Iterator<Item = IpAddr> + 'a {
+        let by = Claimant::Additional(subject.added_at.clone(), id.clone());
+        let is_free = move |ip: &IpAddr| self.addresses.is_of(*ip, &by) && !self.nodes.contains(ip);
+        subject.additional.iter().copied().filter(is_free)
+    }
+
+    /// Whether a recorded pod may not send a packet with this source: a restricted pod may use its
+    /// own addresses alone, another one those that are no pod's and no node's as well.
+    pub fn is_forged(&self, pod: &LocalPod, source: IpAddr) -> bool {
+        !self.addresses_of(pod).contains(&source)
+            && (self.is_restricted(pod) || self.is_taken(source))
+    }
+
+    /// Whether a policy restricts any direction of a recorded pod, or may do so.
+    pub fn is_restricted(&self, pod: &LocalPod) -> bool {
+        pod.ips.iter().any(|ip| self.sides(*ip).is_some_and(Sides::is_restricted))
+    }
+
+    /// Whether an address is a pod's or a node's, as far as they are known.
+    pub fn is_taken(&self, address: IpAddr) -> bool {
+        self.addresses.is_claimed(address) || self.nodes.contains(&address)
+    }
+
+    /// Every address that is a pod's or a node's.
+    pub fn taken(&self) -> BTreeSet<IpAddr> {
+        self.addresses.all().chain(self.nodes.iter().copied()).collect()
+    }
+
+    /// Where tunnels of nodes may end: their addresses, and the broadcast addresses of this node's
+    /// networks.
+    pub fn tunnel_ends(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let broadcasts = self.links.broadcasts.iter().map(|ip| IpAddr::V4(*ip));
+        self.nodes.iter().copied().chain(broadcasts)
+    }
+
+    /// This node's bridges and tunnels.
+    pub fn links(&self) -> &NodeLinks {
+        &self.links
+    }
+
     /// How many identities are in use.
     pub fn identity_count(&self) -> usize {
         self.identities.len()
@@ -285,4 +351,11 @@ impl FirewallPlan {
             subject.ingress.is_open_ended || subject.egress.is_open_ended || self.rules.len() > 0;
         is_pod && matters
     }
+}
+
+/// The addresses of a pod's record, and the link-local one that Linux makes of its MAC address.
+fn own_addresses(pod: &LocalPod) -> Vec<IpAddr> {
+    let link_local = pod.mac.map(|mac| IpAddr::V6(mac.link_local()));
+    let link_local = link_local.filter(|ip| !pod.ips.contains(ip));
+    pod.ips.iter().copied().chain(link_local).collect()
 }

@@ -13,6 +13,9 @@ fn pod(number: u32) -> Event {
         ips: [ip(&format!("10.64.{}.{}", number / 256, number % 256))].into(),
         ports: [].into(),
         created: 0,
+        host_network: false,
+        host_ips: [].into(),
+        additional: [].into(),
         here: None,
     };
     Event::ClusterPod(name, Some(pod))
@@ -50,12 +53,22 @@ fn one_more_remote_pod_is_one_more_identity() {
     planner.apply(Listing::FIREWALL.map(Event::Listed).into());
     assert!(planner.update().firewall.identities.len() >= 500);
     planner.apply(vec![pod(500)]);
-    let FirewallChanges { state, sides, identities, blocks, forgotten, narrowed, departed } =
-        planner.update().firewall;
+    let FirewallChanges {
+        state,
+        sides,
+        identities,
+        blocks,
+        taken,
+        surroundings,
+        forgotten,
+        narrowed,
+        departed,
+    } = planner.update().firewall;
     let [IdentityChange { of, before: None, after: Some(_) }] = identities[..] else {
         panic!("{identities:?}")
     };
     assert_eq!(of, ip("10.64.1.244"));
+    assert_eq!((&taken[..], surroundings), (&[(of, true)][..], false));
     assert!(!state && sides.is_empty() && blocks.is_empty() && forgotten.is_empty());
     assert!(narrowed.is_empty() && departed.is_empty());
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
@@ -16,7 +17,7 @@ use super::rules::Direction;
 use super::side::{Decision, Described, Side, Sides, decide};
 use super::{
     Blocks, ClusterClaim, FirewallChanges, FirewallPlan, IdentityChange, IfRefused, SidesChange,
-    Subject,
+    Subject, own_addresses,
 };
 use crate::model::{Change, Cluster, LocalPod, Model, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
@@ -34,6 +35,7 @@ impl FirewallPlan {
         if change.addresses {
             self.own = model.addresses().iter().map(|own| own.address).collect();
         }
+        self.update_surroundings(model, change, &mut changes);
         let recorded = recorded.map(|set| &*set.pods).unwrap_or_default();
         match model.cluster() {
             Some(cluster) => self.update_known(cluster, recorded, change, &mut changes),
@@ -45,6 +47,25 @@ impl FirewallPlan {
         }
         changes.state = was != (self.known, self.left_open, self.is_enforced());
         changes
+    }
+
+    fn update_surroundings(
+        &mut self,
+        model: &Model,
+        change: &Change,
+        changes: &mut FirewallChanges,
+    ) {
+        if change.node_addresses {
+            let before = std::mem::replace(&mut self.nodes, model.node_addresses().collect());
+            let differ = before.symmetric_difference(&self.nodes);
+            let differ = differ.filter(|ip| !self.addresses.is_claimed(**ip));
+            changes.taken.extend(differ.map(|ip| (*ip, self.nodes.contains(ip))));
+            changes.surroundings |= before != self.nodes;
+        }
+        if change.links && self.links != *model.links() {
+            self.links = model.links().clone();
+            changes.surroundings = true;
+        }
     }
 
     /// Pods that come before anything is known wait. Those that were there before this agent are
@@ -94,9 +115,17 @@ impl FirewallPlan {
         let blocks_changed = self.update_identities(cluster, change, changes);
         let identities = self.identities.settle();
         changes.forgotten = identities.gone;
-        if !touched.is_empty() || !changed.is_empty() || !identities.keys.is_empty() {
+        // Others may have, or not have any more, what annotations ask for.
+        let others_changed = changes.surroundings || !names.is_empty();
+        let are_granted =
+            others_changed && self.subjects.values().any(|subject| !subject.additional.is_empty());
+        if !touched.is_empty() || !changed.is_empty() || !identities.keys.is_empty() || are_granted
+        {
             self.update_permissions(&changed, &identities.keys);
-            let owners = owners(&self.subjects);
+            let mut owners = owners(&self.subjects);
+            for (id, subject) in &self.subjects {
+                owners.extend(self.granted(id, subject).map(|ip| (ip, id.clone())));
+            }
             changes.departed = handed_over(&self.owners, &owners).collect();
             self.owners = owners;
             self.set_sides(self.all_sides(), changes);
@@ -178,10 +207,7 @@ impl FirewallPlan {
 
     fn remove_subject(&mut self, id: &AttachmentId, cluster: Cluster<'_>) -> Option<PodName> {
         let subject = self.subjects.remove(id)?;
-        let by = Claimant::Recorded(subject.added_at.clone(), id.clone());
-        for ip in &subject.ips {
-            self.addresses.disclaim(*ip, &by, &mut self.groups);
-        }
+        self.disclaim(id, &subject);
         subject.group.into_iter().for_each(|group| self.groups.release(group));
         // Its address may be another pod's from now on, although the API still shows it as its own.
         let name = subject.pod?;
@@ -196,10 +222,7 @@ impl FirewallPlan {
         let described = described(pod, cluster)
             // It runs as long as it is recorded, although its object may be gone.
             .or_else(|| before.as_ref().filter(|it| it.uid == pod.uid)?.described.clone());
-        let by = Claimant::Recorded(pod.added_at.clone(), pod.id.clone());
-        for ip in before.iter().flat_map(|subject| &subject.ips) {
-            self.addresses.disclaim(*ip, &by, &mut self.groups);
-        }
+        before.iter().for_each(|before| self.disclaim(&pod.id, before));
         let group = pod.pod.as_ref().zip(described.as_ref()).map(|(name, described)| {
             self.groups.acquire(GroupKey {
                 namespace: name.namespace.clone(),
@@ -207,8 +230,17 @@ impl FirewallPlan {
                 ports: described.ports.clone(),
             })
         });
-        for ip in &pod.ips {
-            self.addresses.claim(*ip, by.clone(), group, &mut self.groups);
+        let additional = cluster
+            .pod_of(pod)
+            .map(|object| object.additional.clone())
+            .or_else(|| before.as_ref().map(|subject| subject.additional.clone()))
+            .unwrap_or_default();
+        let ips = own_addresses(pod);
+        let [recorded, annotated] = claimants(&pod.id, &pod.added_at);
+        for (addresses, by) in [(&ips[..], recorded), (&additional, annotated)] {
+            for ip in addresses {
+                self.addresses.claim(*ip, by.clone(), group, &mut self.groups);
+            }
         }
         before.and_then(|it| it.group).into_iter().for_each(|group| self.groups.release(group));
         let [ingress, egress] = Direction::BOTH.map(|direction| {
@@ -218,7 +250,8 @@ impl FirewallPlan {
         let subject = Subject {
             pod: pod.pod.clone(),
             uid: pod.uid.clone(),
-            ips: pod.ips.clone(),
+            ips,
+            additional,
             added_at: pod.added_at.clone(),
             described,
             group,
@@ -226,6 +259,16 @@ impl FirewallPlan {
             egress,
         };
         self.subjects.insert(pod.id.clone(), subject);
+    }
+
+    /// A recorded pod has its addresses no more.
+    fn disclaim(&mut self, id: &AttachmentId, subject: &Subject) {
+        let [recorded, annotated] = claimants(id, &subject.added_at);
+        for (addresses, by) in [(&subject.ips[..], recorded), (&subject.additional, annotated)] {
+            for ip in addresses {
+                self.addresses.disclaim(*ip, &by, &mut self.groups);
+            }
+        }
     }
 
     /// What the API says of a pod's addresses counts for pods of other nodes, and for those here
@@ -296,9 +339,11 @@ impl FirewallPlan {
             self.update_blocks(changes);
         }
         let changed = self.addresses.identify(&self.groups, &self.pieces, &mut self.identities);
-        let changed = changed.into_iter();
+        let identities = changed.identities.into_iter();
         changes.identities =
-            changed.map(|(of, before, after)| IdentityChange { of, before, after }).collect();
+            identities.map(|(of, before, after)| IdentityChange { of, before, after }).collect();
+        let claimed = changed.claimed.into_iter().filter(|(ip, _)| !self.nodes.contains(ip));
+        changes.taken.extend(claimed);
         has_blocks
     }
 
@@ -380,14 +425,20 @@ impl Subject {
     /// Whether it is recorded as before.
     fn is(&self, pod: &LocalPod) -> bool {
         (&self.pod, &self.uid, &self.ips, &self.added_at)
-            == (&pod.pod, &pod.uid, &pod.ips, &pod.added_at)
+            == (&pod.pod, &pod.uid, &own_addresses(pod), &pod.added_at)
     }
+}
+
+/// As who a recorded pod claims the addresses of its record, and those of its annotation.
+pub(super) fn claimants(id: &AttachmentId, added_at: &Arc<str>) -> [Claimant; 2] {
+    [
+        Claimant::Recorded(added_at.clone(), id.clone()),
+        Claimant::Additional(added_at.clone(), id.clone()),
+    ]
 }
 
 /// What the API says of a recorded pod, if its object is this very pod's.
 fn described(pod: &LocalPod, cluster: Cluster<'_>) -> Option<Described> {
-    let object = cluster.pod(pod.pod.as_ref()?)?;
-    let here = object.here.as_ref()?;
-    let described = Described { labels: object.labels.clone(), ports: object.ports.clone() };
-    here.covers(pod.uid.as_deref()).then_some(described)
+    let object = cluster.pod_of(pod)?;
+    Some(Described { labels: object.labels.clone(), ports: object.ports.clone() })
 }

@@ -10,14 +10,15 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use crate::model::NodeAddress;
+use super::tunnel::tunnels_of;
+use crate::model::{NodeAddress, NodeLinks, Tunnel};
 
 /// A link of this node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,6 +77,8 @@ pub(super) struct Table {
     links: BTreeMap<u32, Link>,
     /// The indices of dummy devices.
     dummies: BTreeSet<u32>,
+    /// Tunnels, by the index of their link.
+    tunnels: BTreeMap<u32, BTreeSet<Tunnel>>,
     /// Link, address and prefix length: one address may be on a link with several lengths.
     addresses: BTreeSet<(u32, IpAddr, u8)>,
 }
@@ -117,6 +120,10 @@ impl Table {
         if message.attributes.iter().any(is_dummy) {
             self.dummies.insert(index);
         }
+        match tunnels_of(message) {
+            none if none.is_empty() => drop(self.tunnels.remove(&index)),
+            tunnels => drop(self.tunnels.insert(index, tunnels)),
+        }
         // Most notifications change nothing: keep the known name.
         let known = self.links.get(&index).filter(|link| *link.name == *name);
         let link = Link {
@@ -135,6 +142,7 @@ impl Table {
             let index = message.header.index;
             self.links.remove(&index);
             self.dummies.remove(&index);
+            self.tunnels.remove(&index);
             self.addresses.retain(|(link, _, _)| *link != index);
         }
     }
@@ -160,9 +168,29 @@ impl Table {
         addresses
     }
 
+    /// The bridges' Ethernet addresses, and the tunnels.
+    pub(super) fn node_links(&self) -> NodeLinks {
+        let bridges = self.links.values().filter(|link| link.kind == LinkKind::Bridge);
+        NodeLinks {
+            bridges: bridges.filter_map(|bridge| bridge.mac.parse().ok()).collect(),
+            tunnels: self.tunnels.values().flatten().copied().collect(),
+            broadcasts: self.addresses.iter().filter_map(broadcast).collect(),
+        }
+    }
+
     /// The links, sorted by index.
     pub(super) fn links(&self) -> Vec<Link> {
         self.links.values().cloned().collect()
+    }
+}
+
+/// The broadcast address of a network with more than two addresses.
+fn broadcast((_, address, prefix): &(u32, IpAddr, u8)) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(ip) if *prefix < 31 && !ip.is_loopback() => {
+            Some(Ipv4Addr::from(u32::from(*ip) | u32::MAX >> *prefix))
+        }
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
     }
 }
 

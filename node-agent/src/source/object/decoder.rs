@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::hash::Hash;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::model::{Labels, NamedPort};
@@ -16,6 +17,7 @@ pub struct Decoder {
     texts: Copies<Arc<str>>,
     labels: Copies<Labels>,
     ports: Copies<Arc<[NamedPort]>>,
+    addresses: Copies<Arc<[IpAddr]>>,
 }
 
 impl Decoder {
@@ -27,6 +29,7 @@ impl Decoder {
             texts: Copies::default(),
             labels: Copies::default(),
             ports: Copies::default(),
+            addresses: Copies::default(),
         }
     }
 
@@ -58,6 +61,14 @@ impl Decoder {
             return known.clone();
         }
         self.ports.share(ports.into(), |copy| Arc::strong_count(copy) > 1)
+    }
+
+    /// The shared copy of a node's addresses, which all its pods name.
+    pub(super) fn addresses(&mut self, addresses: &[IpAddr]) -> Arc<[IpAddr]> {
+        if let Some(known) = self.addresses.known.get(addresses) {
+            return known.clone();
+        }
+        self.addresses.share(addresses.into(), |copy| Arc::strong_count(copy) > 1)
     }
 }
 

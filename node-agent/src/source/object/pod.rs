@@ -8,13 +8,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::address::usable_address;
+use super::address::{parse_address, parse_range, special_address, usable_address};
 use super::service::{port_number, protocol};
 use super::{Decoder, Kind, Notes, ObjectError, Warning, elements, namespace_or_default};
-use crate::model::{ClusterPod, NamedPort, PodName, SandboxUids};
+use crate::model::{ClusterPod, Labels, NamedPort, PodName, SandboxUids};
 
 /// A Pod, reduced to the fields that are used.
 #[derive(Debug, Default, Deserialize)]
@@ -49,6 +50,8 @@ struct PodAnnotations<'a> {
     /// On the mirror of a static pod in the API: the same.
     #[serde(rename = "kubernetes.io/config.mirror")]
     mirror: Option<Text<'a>>,
+    #[serde(rename = "denizen.io/additional-addresses")]
+    additional: Option<Text<'a>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -89,6 +92,11 @@ struct PodStatus<'a> {
     pod_ip: Option<Text<'a>>,
     #[serde(rename = "podIPs")]
     pod_ips: Option<Vec<PodIp<'a>>>,
+    /// The first of [`Self::host_ips`], which API servers before 1.28 do not have.
+    #[serde(rename = "hostIP")]
+    host_ip: Option<Text<'a>>,
+    #[serde(rename = "hostIPs")]
+    host_ips: Option<Vec<PodIp<'a>>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -97,8 +105,11 @@ struct PodIp<'a> {
     ip: Text<'a>,
 }
 
-/// The pod in the model's terms; `None` if its containers have all ended, or if it uses its node's
-/// network.
+/// How many addresses [`additional`] may come to: each costs the node's kernel as much as one that
+/// the pod has.
+const MOST_ADDITIONAL: u32 = 16;
+
+/// The pod in the model's terms; `None` if its containers have all ended.
 pub fn pod(
     raw: &Pod<'_>,
     decoder: &mut Decoder,
@@ -110,10 +121,24 @@ pub fn pod(
     let name = PodName { namespace: decoder.text(namespace), name: (*metadata.name.0).into() };
     let (spec, status) = (raw.spec.as_ref(), raw.status.as_ref());
     let phase = status.and_then(|status| text(&status.phase));
-    if matches!(phase, Some("Succeeded" | "Failed"))
-        || spec.is_some_and(|spec| spec.host_network == Some(true))
-    {
+    if matches!(phase, Some("Succeeded" | "Failed")) {
         return Ok((name, None));
+    }
+    let host_ips = status.map(|status| host_ips(status, &mut notes)).unwrap_or_default();
+    let host_ips = decoder.addresses(&host_ips);
+    if spec.is_some_and(|spec| spec.host_network == Some(true)) {
+        let pod = ClusterPod {
+            name: name.clone(),
+            labels: Labels::default(),
+            ips: [].into(),
+            ports: [].into(),
+            created: 0,
+            host_network: true,
+            host_ips,
+            additional: [].into(),
+            here: None,
+        };
+        return Ok((name, Some(pod)));
     }
     let labels = metadata.labels.iter().flatten();
     let is_here = spec.and_then(|spec| text(&spec.node_name)) == Some(&*decoder.node_name);
@@ -123,6 +148,12 @@ pub fn pod(
         ips: status.map(|status| ips(status, &mut notes)).unwrap_or_default(),
         ports: ports(spec, decoder, &mut notes),
         created: created(metadata, &mut notes),
+        host_network: false,
+        host_ips,
+        additional: match is_here {
+            true => additional(metadata, &mut notes).into(),
+            false => [].into(),
+        },
         here: is_here.then(|| sandbox_uids(metadata)),
     };
     Ok((name, Some(pod)))
@@ -153,7 +184,22 @@ fn created(metadata: &PodMetadata<'_>, notes: &mut Notes<'_>) -> i64 {
 
 fn ips(status: &PodStatus<'_>, notes: &mut Notes<'_>) -> Box<[IpAddr]> {
     let several = elements(status.pod_ips.as_ref());
-    let one = text(&status.pod_ip).filter(|ip| several.is_empty() && !ip.is_empty());
+    addresses("status.podIPs", text(&status.pod_ip), several, notes).into()
+}
+
+fn host_ips(status: &PodStatus<'_>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+    let several = elements(status.host_ips.as_ref());
+    addresses("status.hostIPs", text(&status.host_ip), several, notes)
+}
+
+/// The addresses of a list; of the older field for one address if the list is empty.
+fn addresses(
+    field: &str,
+    one: Option<&str>,
+    several: &[PodIp<'_>],
+    notes: &mut Notes<'_>,
+) -> Vec<IpAddr> {
+    let one = one.filter(|ip| several.is_empty() && !ip.is_empty());
     let written = one.into_iter().chain(several.iter().map(|ip| &*ip.ip.0));
     let mut ips = Vec::new();
     for (index, written) in written.enumerate() {
@@ -161,11 +207,42 @@ fn ips(status: &PodStatus<'_>, notes: &mut Notes<'_>) -> Box<[IpAddr]> {
             Ok(ip) if !ips.contains(&ip) => ips.push(ip),
             Ok(_) => {}
             Err(problem) => {
-                notes.warn(format_args!("status.podIPs[{index}].ip"), written, problem);
+                notes.warn(format_args!("{field}[{index}].ip"), written, problem);
             }
         }
     }
-    ips.into()
+    ips
+}
+
+/// Further addresses that the pod may send from: single ones and small ranges, with commas between.
+fn additional(metadata: &PodMetadata<'_>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+    let annotations = metadata.annotations.as_ref();
+    let written = annotations.and_then(|annotations| text(&annotations.additional));
+    let written = written.unwrap_or_default().split(',').map(str::trim);
+    let mut ips: Vec<IpAddr> = Vec::new();
+    for part in written.filter(|part| !part.is_empty()) {
+        const FIELD: &str = "annotation denizen.io/additional-addresses";
+        let range = parse_range(part).or_else(|| parse_address(part).map(IpNetwork::from));
+        let Some(range) = range else {
+            notes.warn(FIELD, part, "neither an address nor a range: left out");
+            continue;
+        };
+        let longest = if range.is_ipv4() { 32 } else { 128 };
+        let count = 1_u32.checked_shl(longest - u32::from(range.prefix()));
+        let room = MOST_ADDITIONAL.saturating_sub(ips.len() as u32);
+        if count.is_none_or(|count| count > room) {
+            notes.warn(FIELD, part, "a pod has at most 16 additional addresses: left out");
+            continue;
+        }
+        for ip in range.iter() {
+            match special_address(ip) {
+                None if !ips.contains(&ip) => ips.push(ip),
+                None => {}
+                Some(problem) => notes.warn(FIELD, part, problem),
+            }
+        }
+    }
+    ips
 }
 
 /// The named ports of the containers that run as long as the pod.

@@ -65,7 +65,8 @@ impl NetworkPolicy {
         from_zero(&metrics.pods, "state", &["isolated", "pending"]);
         let help = "Packets dropped since the rules were made, by reason";
         registry.register("dropped_packets", help, metrics.dropped.clone());
-        let reasons = ["ingress", "egress", "pending", "forbidden", "spoofed"];
+        let reasons =
+            ["ingress", "egress", "pending", "forbidden", "spoofed", "frame", "router", "tunnel"];
         from_zero(&metrics.dropped, "reason", &reasons);
         let help = "From the arrival of a changed NetworkPolicy to the rules in the kernel";
         let programming = metrics.programming.clone();
@@ -89,13 +90,17 @@ impl NetworkPolicy {
         for (state, number) in [("isolated", status.isolated), ("pending", status.pending)] {
             self.pods.get_or_create(&[("state", state)]).set(gauge(number));
         }
-        let Dropped { ingress, egress, pending, forbidden, spoofed } = status.dropped;
+        let Dropped { ingress, egress, pending, forbidden, spoofed, frame, router, tunnel } =
+            status.dropped;
         for (reason, packets) in [
             ("ingress", ingress),
             ("egress", egress),
             ("pending", pending),
             ("forbidden", forbidden),
             ("spoofed", spoofed),
+            ("frame", frame),
+            ("router", router),
+            ("tunnel", tunnel),
         ] {
             let counter = self.dropped.get_or_create(&[("reason", reason)]);
             counter.inner().store(packets, Ordering::Relaxed);

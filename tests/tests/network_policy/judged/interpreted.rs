@@ -1,5 +1,6 @@
 //! The tables of one node, read and walked: what they do with a packet that comes to that node.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
@@ -7,7 +8,7 @@ use denizen_tests::policy::{Packet, Transport, World};
 use denizen_tests::probe::Protocol;
 use denizen_tests::reader::{self, Layer, PacketType, Reader, Stop};
 
-use super::planned::{Link, links};
+use super::planned::{Link, has_network, links};
 use crate::random::addresses;
 
 /// The node's link to others.
@@ -57,24 +58,35 @@ impl Interpreted {
     fn passes_as(&self, packet: Packet, established: bool) -> Result<bool> {
         let (from, to) = (self.end(packet.from), self.end(packet.to));
         let (way, is_switched) = way(from, to);
+        let ether = match from {
+            End::Pod(link) => Some(link.mac),
+            End::Node | End::Elsewhere => None,
+        };
         let packet = reader::Packet {
             established,
+            ether,
             packet_type: Some(if is_switched { PacketType::Other } else { PacketType::Host }),
             ..as_read(packet)
         };
         self.reader.passes(&packet, &way)
     }
 
-    /// No pod's packets come in with another's address.
+    /// No pod's packets come in with another pod's address, or a node's.
     pub fn drops_forged(&self, world: &World) -> Result<()> {
+        let pods = world.pods.iter().filter(|pod| has_network(pod));
+        let pods = pods.flat_map(|pod| &pod.status.pod_ips).map(|found| found.ip);
+        let taken: BTreeSet<IpAddr> = pods.chain(self.own.iter().copied()).collect();
         for link in &self.links {
-            for from in addresses(world) {
+            for from in addresses(world).into_iter().filter(|from| taken.contains(from)) {
                 let to = self.own.iter().find(|to| to.is_ipv4() == from.is_ipv4());
                 let to = *to.context("a node has addresses of both versions")?;
                 let packet = Packet { from, to, transport: Transport::Other };
                 let (way, _) = way(End::Pod(link), End::Elsewhere);
-                let packet =
-                    reader::Packet { packet_type: Some(PacketType::Host), ..as_read(packet) };
+                let packet = reader::Packet {
+                    packet_type: Some(PacketType::Host),
+                    ether: Some(link.mac),
+                    ..as_read(packet)
+                };
                 let enters = self.reader.passes(&packet, &way[..entrance(link)])?;
                 ensure!(enters == link.ips.contains(&from), "{from} enters by {link:?}: {enters}");
             }

@@ -121,6 +121,8 @@ pub struct Link {
     pub veth: String,
     /// The bridge that has it as a port.
     pub bridge: Option<&'static str>,
+    /// The Ethernet address of the pod's end.
+    pub mac: [u8; 6],
 }
 
 /// The links of a node's pods: those that have not ended, and whose addresses are still theirs.
@@ -137,14 +139,15 @@ pub fn links(world: &World, node: &str) -> Vec<(usize, Link)> {
     let link = |(number, pod): (usize, &Pod)| {
         let ips = pod.status.pod_ips.iter().map(|it| it.ip).collect();
         let bridge = number.is_multiple_of(2).then_some("cni0");
-        (number, Link { ips, veth: format!("veth{number}"), bridge })
+        let mac = [2, 0, 0, 0, 1, number as u8];
+        (number, Link { ips, veth: format!("veth{number}"), bridge, mac })
     };
     here.map(link).collect()
 }
 
 /// The state file (design.md, section 3).
 fn state_file_of(world: &World, node: &str) -> Value {
-    let attachment = |(number, Link { ips, veth, bridge }): (usize, Link)| {
+    let attachment = |(number, Link { ips, veth, bridge, mac }): (usize, Link)| {
         let (id, pod) = (format!("c{number}"), &world.pods[number]);
         let attachment = json!({
             "containerId": id, "ifName": "eth0", "network": "pods", "netns": "/run/netns/x",
@@ -152,7 +155,7 @@ fn state_file_of(world: &World, node: &str) -> Value {
                 "namespace": pod.metadata.namespace, "name": pod.metadata.name,
                 "uid": pod.metadata.uid,
             },
-            "bridge": bridge, "ips": ips,
+            "bridge": bridge, "ips": ips, "mac": mac.map(|byte| format!("{byte:02x}")).join(":"),
             "addedAt": format!("2026-11-20T12:{number:02}:00Z"),
             "hostInterface": { "name": veth, "index": 10 + number, "mac": "02:00:00:00:00:01" },
         });
@@ -163,6 +166,7 @@ fn state_file_of(world: &World, node: &str) -> Value {
     json!({ "version": 1, "epoch": "model", "generation": 1, "attachments": attachments })
 }
 
-fn has_network(pod: &Pod) -> bool {
+/// Whether a pod has addresses of its own now.
+pub fn has_network(pod: &Pod) -> bool {
     !pod.spec.host_network && pod.status.phase == "Running" && !pod.status.pod_ips.is_empty()
 }

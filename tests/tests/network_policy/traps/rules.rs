@@ -30,6 +30,20 @@ fn everything() -> World {
     world([inward, out])
 }
 
+/// Sets whose elements forbid. They come and go, and none is replaced.
+const NEVER_REPLACED: [&str; 10] = [
+    "pending",
+    "ingress-isolated",
+    "egress-isolated",
+    "pod-interfaces",
+    "restricted-interfaces",
+    "isolated-interfaces",
+    "taken",
+    "nodes",
+    "taken6",
+    "nodes6",
+];
+
 /// A lookup may miss an element that is being replaced, in kernels before 6.17. Whatever element of
 /// identities and permissions is missing: no packet passes that did not pass before.
 #[test]
@@ -43,7 +57,7 @@ fn a_lookup_that_misses_permits_nothing() -> Result<()> {
     let passed = packets.iter().map(|it| whole.passes(*it)).collect::<Result<Vec<_>>>()?;
     let (mut tried, mut narrowed) = (BTreeSet::new(), 0);
     for (set, element) in elements(&rules) {
-        if ["pending", "ingress-isolated", "egress-isolated", "pod-interfaces"].contains(&set)
+        if NEVER_REPLACED.contains(&set)
             || !rules.split("table bridge").next().is_some_and(|ip| ip.contains(element))
         {
             continue;
@@ -110,31 +124,50 @@ fn comments_fit_and_name_no_object() -> Result<()> {
     Ok(())
 }
 
-/// Without neighbour and listener discovery nothing is reachable; an echo needs a permission.
+/// Without neighbour and listener discovery nothing is reachable; an echo needs a permission. As
+/// the RFCs have them: with the largest hop limit, or from a link-local address.
 #[test]
 fn discovery_passes_isolated_pods_and_an_echo_does_not() -> Result<()> {
     let deny = NetworkPolicy::new("x", "deny", Selector::default()).ingress([]).egress([]);
     let world = world([deny]);
     let rules = Judged::new(&world)?.rules().next().context("the first node has rules")?;
     let reader = Reader::new(&rules, &[])?;
-    let stop = |layer, input: &str, output: &str| Stop {
-        layer,
-        hook: "forward",
-        input: input.to_owned(),
-        output: Some(output.to_owned()),
+    let stop = |layer, input: &str, output: &str| {
+        let (hook, output) = ("forward", Some(output.to_owned()));
+        [Stop { layer, hook, input: input.to_owned(), output }]
     };
-    let stops = [stop(Layer::Ip, "cni0", "cni0"), stop(Layer::Bridge, "veth1", "veth0")];
+    let routed = stop(Layer::Ip, "cni0", "cni0");
+    let from_pod = stop(Layer::Bridge, "veth0", "veth0");
+    let from_router = stop(Layer::Bridge, "uplink", "veth0");
     for kind in 0..=255 {
-        let is_discovery = (130..=137).contains(&kind) || kind == 143;
-        for to in [XA[1], "ff02::1"] {
-            let to = std::net::SocketAddr::new(ip(to), 0);
-            let packet = reader::Packet {
-                icmpv6_type: Some(kind),
-                packet_type: Some(PacketType::Multicast),
-                ..reader::Packet::new(ip(XB[1]), to, 58)
-            };
-            let passes = reader.passes(&packet, &stops)?;
-            ensure!(passes == is_discovery, "type {kind} to {to} passes: {passes}");
+        let finds = [135, 136].contains(&kind);
+        let is_discovery = (133..=137).contains(&kind);
+        let listens = (130..=132).contains(&kind) || kind == 143;
+        for (from, hop_limit) in [(XB[1], 255), (XB[1], 64), ("fe80::9", 255), ("fe80::9", 1)] {
+            for to in [XA[1], "ff02::1"] {
+                let to = std::net::SocketAddr::new(ip(to), 0);
+                let packet = reader::Packet {
+                    icmpv6_type: Some(kind),
+                    packet_type: Some(PacketType::Multicast),
+                    hop_limit,
+                    ..reader::Packet::new(ip(from), to, 58)
+                };
+                let is_local = from.starts_with("fe80");
+                let is_other = !is_discovery && !listens;
+                let is_its = to.ip() == ip(XA[1]);
+                for (stops, expected) in [
+                    // Nobody of this node's pods has either address.
+                    (&routed, is_discovery && hop_limit == 255 || is_local && (listens || !is_its)),
+                    (&from_pod, finds || is_other && is_its),
+                    (&from_router, finds || [130, 134, 137].contains(&kind) || is_other && is_its),
+                ] {
+                    let passes = reader.passes(&packet, stops)?;
+                    ensure!(
+                        passes == expected,
+                        "type {kind} from {from} to {to}, hop limit {hop_limit}, {stops:?}: {passes}"
+                    );
+                }
+            }
         }
     }
     Ok(())

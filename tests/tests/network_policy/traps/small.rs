@@ -47,6 +47,7 @@ pub fn namespace(name: &str) -> Namespace {
 pub fn pod(namespace: &str, name: &str, node: usize, addresses: [&str; 2]) -> Pod {
     Pod {
         metadata: Metadata {
+            annotations: std::collections::BTreeMap::new(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             uid: format!("uid-{}", addresses[0]),

@@ -86,7 +86,11 @@ impl Latest {
                 Event::ClusterPod(name, pod) => (format!("pod {name}"), pod.is_none()),
                 Event::NetworkPolicy(name, it) => (format!("policy {name}"), it.is_none()),
                 Event::Listed(_) | Event::Refused(_) => continue,
-                Event::Pods(_) | Event::Addresses(_) | Event::Egress(_) | Event::Triggered(..) => {
+                Event::Pods(_)
+                | Event::Addresses(_)
+                | Event::Links(_)
+                | Event::Egress(_)
+                | Event::Triggered(..) => {
                     panic!("not of manifests: {event:?}")
                 }
             };

@@ -56,7 +56,8 @@ fn pods_that_do_not_count() {
         ("of its own network", json!({ "hostNetwork": false }), json!({}), true),
     ];
     for (name, spec, status, counts) in cases {
-        assert_eq!(converted(&pod(spec, status)).0.is_some(), counts, "{name}");
+        let found = converted(&pod(spec, status)).0;
+        assert_eq!(found.is_some_and(|pod| !pod.host_network), counts, "{name}");
     }
     let mut terminating = pod(json!({}), json!({}));
     terminating["metadata"]["deletionTimestamp"] = "2026-11-22T00:00:00Z".into();

@@ -1,0 +1,77 @@
+//! What the pod firewall needs to know of this node's links.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+/// An Ethernet address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// The link-local IPv6 address that Linux makes of it (EUI-64; RFC 4291, appendix A).
+    pub fn link_local(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0.map(u16::from);
+        let first = (a ^ 0x02) << 8 | b;
+        Ipv6Addr::new(0xfe80, 0, 0, 0, first, c << 8 | 0xff, 0xfe00 | d, e << 8 | f)
+    }
+}
+
+impl FromStr for Mac {
+    type Err = NotEthernet;
+
+    fn from_str(text: &str) -> Result<Self, NotEthernet> {
+        let mut parts = text.split(':').map(|part| u8::from_str_radix(part, 16));
+        let mut bytes = [0; 6];
+        for byte in &mut bytes {
+            *byte = parts.next().and_then(Result::ok).ok_or(NotEthernet)?;
+        }
+        if parts.next().is_some() { Err(NotEthernet) } else { Ok(Self(bytes)) }
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.map(|byte| format!("{byte:02x}")).join(":"))
+    }
+}
+
+/// A text is no Ethernet address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotEthernet;
+
+/// Where a tunnel of the node takes packets out of packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tunnel {
+    /// At a UDP port: VXLAN, Geneve, Foo-over-UDP and others.
+    Udp(u16),
+    /// By an IP protocol: IPIP, GRE and others.
+    Protocol(u8),
+}
+
+/// This node's links, as far as the pod firewall needs them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeLinks {
+    /// The Ethernet addresses of its bridges: those of the node towards its bridged pods.
+    pub bridges: BTreeSet<Mac>,
+    /// Its tunnels.
+    pub tunnels: BTreeSet<Tunnel>,
+    /// The broadcast addresses of its networks.
+    pub broadcasts: BTreeSet<Ipv4Addr>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mac_address_is_read_shown_and_makes_a_link_local_address() {
+        let mac: Mac = "02:42:ac:11:00:02".parse().unwrap();
+        assert_eq!(mac.to_string(), "02:42:ac:11:00:02");
+        assert_eq!(mac.link_local().to_string(), "fe80::42:acff:fe11:2");
+        for wrong in ["", "02:42", "02:42:ac:11:00:02:03", "02:42:ac:11:00:zz", "0200::1"] {
+            assert_eq!(wrong.parse::<Mac>(), Err(NotEthernet), "{wrong}");
+        }
+    }
+}

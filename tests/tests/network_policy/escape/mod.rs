@@ -1,0 +1,142 @@
+//! Every way by which a pod's packet can reach another pod, its node or the wire past its policies,
+//! as far as we know: the pods at both ends deny everything. Each way is shown to be one first:
+//! without policies it leads there.
+//!
+//! | what | file |
+//! | --- | --- |
+//! | frames from port to port of a bridge | `switched` |
+//! | packets that the node routes, or answers itself | `routed` |
+//! | a pod that passes for another pod, for the node or for a router | `identity` |
+//! | what a pod may do all the same, and what is permitted by name | `permitted` |
+//! | packets in packets, and errors about others' connections | `indirect` |
+
+mod identity;
+mod indirect;
+mod permitted;
+mod routed;
+mod switched;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::cni::POD_INTERFACE;
+use denizen_tests::ctnetlink;
+use denizen_tests::frame::{self, FrameSocket, Mac};
+use denizen_tests::netns::Netns;
+use denizen_tests::pod::BRIDGE;
+use denizen_tests::policy::{NetworkPolicy, Selector};
+
+use crate::traps::there::There;
+
+/// What has not come by then never will.
+const PATIENCE: Duration = Duration::from_millis(700);
+
+/// A port that nobody listens at.
+const PORT: u16 = 4000;
+
+/// One end.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    mac: Mac,
+    v4: IpAddr,
+    v6: IpAddr,
+    link_local: IpAddr,
+}
+
+impl End {
+    fn of(there: &There, pod: &str) -> Result<Self> {
+        let [v4, v6] = there.addresses(pod);
+        let mac = frame::mac_of(there.netns(pod), POD_INTERFACE)?;
+        Ok(Self { mac, v4, v6, link_local: frame::link_local(mac).into() })
+    }
+
+    /// The node, as bridged pods see it.
+    fn bridge(there: &There) -> Result<Self> {
+        let mac = frame::mac_of(there.node(0), BRIDGE)?;
+        let link_local = frame::link_local(mac).into();
+        Ok(Self { mac, v4: "10.10.1.1".parse()?, v6: "fd00:10:1::1".parse()?, link_local })
+    }
+
+    /// The node, as a routed pod on it sees it.
+    fn gateway(there: &There, pod: &str) -> Result<Self> {
+        let (pod, _) = there.play.pod(pod);
+        let mac = frame::mac_of(there.node(0), pod.host_interface())?;
+        let link_local = frame::link_local(mac).into();
+        Ok(Self { mac, v4: "10.11.1.1".parse()?, v6: "fd00:11:1::1".parse()?, link_local })
+    }
+}
+
+fn at(address: IpAddr) -> SocketAddr {
+    SocketAddr::new(address, PORT)
+}
+
+/// Frames under the name of the way that they try.
+#[derive(Debug, Default)]
+struct Ways(Vec<Way>);
+
+#[derive(Debug)]
+struct Way {
+    name: String,
+    /// A text that no other frame has.
+    marker: String,
+    frame: Vec<u8>,
+}
+
+impl Ways {
+    /// `frame` is made with the text that is looked for at the other end.
+    fn add(&mut self, name: impl Into<String>, frame: impl FnOnce(&[u8]) -> Vec<u8>) {
+        let marker = format!("<way {:04} of escape>", self.0.len());
+        let frame = frame(marker.as_bytes());
+        self.0.push(Way { name: name.into(), marker, frame });
+    }
+
+    /// Sends all of them. Returns the names of those that are heard.
+    fn lead(&self, from: &FrameSocket, to: &FrameSocket) -> Result<BTreeSet<&str>> {
+        to.drain()?;
+        for way in &self.0 {
+            from.send(&way.frame).with_context(|| way.name.clone())?;
+        }
+        let markers: Vec<_> = self.0.iter().map(|way| way.marker.clone()).collect();
+        let heard = to.heard(&markers, PATIENCE)?;
+        Ok(heard.into_iter().map(|number| &*self.0[number].name).collect())
+    }
+
+    /// Those whose names do not have these words.
+    fn without(mut self, words: &str) -> Self {
+        self.0.retain(|way| !way.name.contains(words));
+        self
+    }
+
+    fn names(&self) -> BTreeSet<&str> {
+        self.0.iter().map(|way| &*way.name).collect()
+    }
+}
+
+/// A text that is looked for, with 700 bytes behind it.
+fn long(marker: &[u8]) -> Vec<u8> {
+    [marker, &[b'.'; 700]].concat()
+}
+
+fn open(netns: &Netns) -> Result<FrameSocket> {
+    FrameSocket::open(netns, POD_INTERFACE)
+}
+
+/// Namespace x denies everything.
+fn deny_all() -> NetworkPolicy {
+    NetworkPolicy::new("x", "deny", Selector::default()).ingress([]).egress([])
+}
+
+/// These policies hold from now on, for what was under way before too.
+fn put(there: &mut There, policies: impl IntoIterator<Item = NetworkPolicy>) -> Result<()> {
+    there.put(policies)?;
+    (0..2).try_for_each(|node| there.node(node).run(ctnetlink::forget)?)
+}
+
+/// No way leads there.
+fn none_leads(ways: &Ways, from: &FrameSocket, to: &FrameSocket, when: &str) -> Result<()> {
+    let lead = ways.lead(from, to)?;
+    ensure!(lead.is_empty(), "{when}: {lead:#?}");
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! Packets that the node routes to another pod, or answers itself.
+
+use std::net::IpAddr;
+
+use anyhow::{Result, ensure};
+use denizen_tests::frame::{ether_type, frame as framed, icmp, packet, udp};
+
+use super::switched::DISCOVERY;
+use super::{End, Ways, at, deny_all, long, none_leads, open, put};
+use crate::traps::there::There;
+
+/// Through `via`.
+fn ways(from: End, via: End, to: End) -> Ways {
+    let mut ways = Ways::default();
+    let sent = |packet: &[u8], to: IpAddr| framed(from.mac, via.mac, &[], ether_type(to), packet);
+    for (source, target) in [(from.v4, to.v4), (from.v6, to.v6)] {
+        ways.add(format!("UDP to {target}"), |marker| {
+            sent(&udp(at(source), at(target), marker), target)
+        });
+        ways.add(format!("an unknown protocol to {target}"), |marker| {
+            sent(&packet(source, target, 253, 64, marker), target)
+        });
+    }
+    for kind in DISCOVERY {
+        for hop_limit in [2, 64, 255] {
+            ways.add(format!("ICMPv6 {kind}, hop limit {hop_limit}"), |marker| {
+                sent(&icmp(from.v6, to.v6, hop_limit, kind, 0, &long(marker)), to.v6)
+            });
+        }
+    }
+    ways
+}
+
+/// What is answered carries the question, or a part of it.
+fn questions(from: End, node: End) -> Ways {
+    let mut ways = Ways::default();
+    let sent = |packet: &[u8], to: IpAddr| framed(from.mac, node.mac, &[], ether_type(to), packet);
+    for (source, target) in [
+        (from.v4, node.v4),
+        (from.v6, node.v6),
+        (from.v6, node.link_local),
+        (from.link_local, node.v6),
+        (from.link_local, node.link_local),
+    ] {
+        let echo = if target.is_ipv4() { 8 } else { 128 };
+        ways.add(format!("a ping from {source} to {target}"), |marker| {
+            sent(&icmp(source, target, 64, echo, 0, marker), target)
+        });
+        ways.add(format!("UDP from {source} to {target}"), |marker| {
+            sent(&udp(at(source), at(target), marker), target)
+        });
+    }
+    ways
+}
+
+#[test]
+fn nothing_is_routed_between_pods_that_deny_everything() -> Result<()> {
+    let mut there = There::new("escape-routed")?;
+    let [a, b] = [End::of(&there, "x/a")?, End::of(&there, "x/b")?];
+    let to_b = ways(a, End::bridge(&there)?, b);
+    let to_a = ways(b, End::gateway(&there, "x/b")?, a);
+    let (at_a, at_b) = (open(there.netns("x/a"))?, open(there.netns("x/b"))?);
+    for (ways, from, to) in [(&to_b, &at_a, &at_b), (&to_a, &at_b, &at_a)] {
+        let lead = ways.lead(from, to)?;
+        ensure!(lead == ways.names(), "only {lead:#?}");
+    }
+    put(&mut there, [deny_all()])?;
+    none_leads(&to_b, &at_a, &at_b, "from the bridge")?;
+    none_leads(&to_a, &at_b, &at_a, "to the bridge")
+}
+
+#[test]
+fn the_node_answers_nothing_of_a_pod_that_may_send_nothing() -> Result<()> {
+    let mut there = There::new("escape-node")?;
+    // Every answer counts.
+    there.node(0).sysctl("net.ipv4.icmp_ratelimit", "0")?;
+    there.node(0).sysctl("net.ipv6.icmp.ratelimit", "0")?;
+    let [a, b] = [End::of(&there, "x/a")?, End::of(&there, "x/b")?];
+    let bridged = questions(a, End::bridge(&there)?);
+    let routed = questions(b, End::gateway(&there, "x/b")?);
+    let (at_a, at_b) = (open(there.netns("x/a"))?, open(there.netns("x/b"))?);
+    for (ways, pod) in [(&bridged, &at_a), (&routed, &at_b)] {
+        let lead = ways.lead(pod, pod)?;
+        ensure!(lead == ways.names(), "only {lead:#?}");
+    }
+    put(&mut there, [deny_all()])?;
+    none_leads(&bridged, &at_a, &at_a, "bridged")?;
+    none_leads(&routed, &at_b, &at_b, "routed")
+}
