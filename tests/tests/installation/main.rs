@@ -12,3 +12,4 @@ mod containerd;
 mod helm;
 mod install_cni;
 mod privileges;
+mod programs;
