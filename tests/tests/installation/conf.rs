@@ -179,14 +179,11 @@ fn the_component_beside_kube_proxy_changes_the_agent_and_its_role_alone() -> Res
                 arguments.extend(
                     [
                         "--services=off",
-                        "--healthz-bind-address=127.0.0.1:20256",
+                        "--healthz-bind-address=",
                         "--metrics-bind-address=127.0.0.1:20249",
                     ]
                     .map(Value::from),
                 );
-                for probe in ["readinessProbe", "livenessProbe"] {
-                    agent[probe]["httpGet"]["port"] = 20256.into();
-                }
             }
             _ => {}
         }
@@ -275,16 +272,67 @@ fn the_agent_alone_has_a_token() -> Result<()> {
     Ok(())
 }
 
+/// And where no kube-proxy does, by none of the paths that kube-proxy has.
 #[test]
-fn the_agent_is_asked_where_it_answers() -> Result<()> {
+fn the_agent_is_asked_where_only_it_answers() -> Result<()> {
     let containers = containers(DAEMON_SET)?;
     let agent = containers.iter().find(|it| it["name"] == "agent");
     let agent = agent.context("no agent")?;
-    for (probe, path) in [("readinessProbe", "/healthz"), ("livenessProbe", "/livez")] {
-        assert_eq!(agent[probe]["httpGet"]["path"], path);
-        assert_eq!(agent[probe]["httpGet"]["port"], 10256);
+    for (probe, path) in [("readinessProbe", "/denizen/ready"), ("livenessProbe", "/denizen/live")]
+    {
+        let get = &agent[probe]["httpGet"];
+        assert_eq!(get["path"], path);
+        let at = format!("{}:{}", get["host"].as_str().context("a host")?, get["port"]);
+        let command = denizen_agent::cli::command();
+        let run = command.find_subcommand("run").context("no command `run`")?;
+        let flag = run.get_arguments().find(|flag| flag.get_id() == "probe_bind_address");
+        let values = flag.context("no such flag")?.get_default_values();
+        assert_eq!(values.first().and_then(|value| value.to_str()), Some(&*at));
     }
     assert!(agent["resources"]["requests"]["memory"].is_string());
+    Ok(())
+}
+
+/// The values of `run --backend`.
+pub(crate) fn backends() -> Result<Vec<String>> {
+    let command = denizen_agent::cli::command();
+    let run = command.find_subcommand("run").context("no command `run`")?;
+    let flag = run.get_arguments().find(|flag| flag.get_id() == "backend");
+    let values = flag.context("no flag --backend")?.get_possible_values();
+    Ok(values.iter().map(|value| value.get_name().to_owned()).collect())
+}
+
+#[test]
+fn every_list_of_backends_is_that_of_the_flag() -> Result<()> {
+    let backends = backends()?;
+    let schema: Value = serde_json::from_str(&text("helm/denizen/values.schema.json")?)?;
+    assert_eq!(schema["properties"]["backend"]["enum"], serde_json::json!(backends));
+    // What an operator reads, and where: from these words on to those.
+    let lists = [
+        ("helm/denizen/values.yaml", "\n# auto, ", "\nbackend:"),
+        ("agent/config.yaml", "\n# auto, ", "\nbackend:"),
+        ("MIGRATION.md", "\n| `mode", "\n| `iptables.masqueradeAll`"),
+        ("REFERENCE.md", "\n| `--backend` |", "\n| `--"),
+        ("../README.md", "\n| `--backend` |", "\n| `--"),
+    ];
+    for (file, begin, end) in lists {
+        let text = text(file)?;
+        let at = text.find(begin).with_context(|| format!("{file}: no {begin:?}"))?;
+        let rest = &text[at + 1..];
+        let list = &rest[..rest.find(end).with_context(|| format!("{file}: no {end:?}"))?];
+        for backend in &backends {
+            ensure!(list.contains(backend.as_str()), "{file}: no {backend}: {list}");
+        }
+    }
+    Ok(())
+}
+
+/// kube-proxy's settings that have a flag are not said to have none.
+#[test]
+fn the_migration_names_the_flag_of_each_setting_of_kube_proxys_ipvs_mode() -> Result<()> {
+    let text = text("MIGRATION.md")?;
+    let row = text.lines().find(|line| line.starts_with("| `ipvs.scheduler`")).context("no row")?;
+    ensure!(row.contains("`--ipvs-scheduler`"), "{row}");
     Ok(())
 }
 
