@@ -49,8 +49,9 @@ pub struct Published {
 enum Site {
     /// `/healthz` and `/livez`.
     Health,
-    /// `/denizen/ready` and `/denizen/live`, for kubelet's probes: on this node's loopback interface,
-    /// which other hosts and pods cannot reach, and at a port and by paths that kube-proxy has not.
+    /// `/denizen/ready` and `/denizen/live`, for kubelet's probes: on this node's loopback
+    /// interface, which other hosts and pods cannot reach, and at a port and by paths that
+    /// kube-proxy has not.
     Probe,
     /// The status page, `/metrics`, and kube-proxy's other paths at this address.
     Metrics,

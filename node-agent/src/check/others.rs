@@ -131,8 +131,8 @@ fn ports(subject: &Subject) -> Vec<Finding> {
 /// Where the running agent cannot listen, while kube-proxy, whose ports these are, is here too.
 /// That ends with kube-proxy. Without kube-proxy it is a failure that the agent's status reports.
 fn kube_proxys_ports(subject: &Subject, status: &Status) -> Vec<Finding> {
-    const ADVICE: &str = "kube-proxy has the same ports: the agent listens as soon as it is stopped. \
-                          If it is, `ss -ltnp` shows who listens there";
+    const ADVICE: &str = "kube-proxy has the same ports: the agent listens as soon as it is \
+                          stopped. If it is, `ss -ltnp` shows who listens there";
     let Listen { health, metrics, probe: _ } = subject.listen;
     let begins: Vec<String> = [health, metrics].into_iter().flatten().map(cannot_listen).collect();
     let is_listener = |error: &&String| begins.iter().any(|begin| error.starts_with(begin));

@@ -10,7 +10,7 @@ use denizen_tests::conf::{built, built_with, containers_of, documents, folder, t
 use denizen_tests::netns::checked;
 use serde_json::{Value, json};
 
-use crate::conf::backends;
+use crate::backends::backends;
 
 /// What `helm template` writes for these values.
 const RENDER: &str = r#"

@@ -38,8 +38,8 @@ pub(super) fn remove(run_dir: &Path) -> anyhow::Result<()> {
     }
     if !kept.is_empty() {
         println!(
-            "kept {} in {} until the next boot: the runtime still calls the plugin for pods that it \
-             has recorded",
+            "kept {} in {} until the next boot: the runtime still calls the plugin for pods that \
+             it has recorded",
             kept.join(", "),
             run_dir.display()
         );

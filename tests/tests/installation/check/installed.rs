@@ -205,7 +205,7 @@ fn that_the_plugin_was_called_is_remembered() -> Result<()> {
     let agent = cluster.start_agent()?;
     node.check(&[])?.ensure_only("records", "warning", "all 1 recorded pods were adopted")?;
     let later = cluster.add_pod("later", Wiring::Routed)?;
-    eventually("the call is noted", BOUND, || Ok(was_called(cluster)?))?;
+    eventually("the call is noted", BOUND, || was_called(cluster))?;
     later.detach(&cluster.world.node)?;
     let well = "the plugin was called; of the pods that it recorded, none is left";
     node.check(&[])?.ensure("records", "ok", well)?;
