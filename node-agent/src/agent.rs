@@ -31,6 +31,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
+pub(crate) use self::alone::named as process_named;
 pub use self::alone::{AloneError, alone_here};
 use self::announcing::Announcer;
 use self::flush::Flush;

@@ -154,9 +154,12 @@ pub enum ControlError {
         /// The time limit.
         within: Duration,
     },
-    /// The agent's answer is not valid, or an error.
+    /// The agent's answer is not valid.
     #[error("the agent's answer cannot be read: {0}")]
     Answer(String),
+    /// The agent's answer is why it does not do what was asked for.
+    #[error("{0}")]
+    Refused(String),
 }
 
 /// Size limit of a request in bytes. Requests are small.
@@ -265,7 +268,7 @@ async fn lines(answers: Vec<oneshot::Receiver<serde_json::Value>>) -> Option<Str
 ///
 /// # Errors
 /// [`ControlError::Nobody`] if no agent runs, [`ControlError::Silent`] if it does not answer in
-/// time, [`ControlError::Answer`] with the agent's error if it refuses the request.
+/// time, [`ControlError::Refused`] with the agent's reason if it refuses the request.
 pub async fn ask(run_dir: &Path, request: &Request) -> Result<serde_json::Value, ControlError> {
     ask_within(ANSWER_TIME, run_dir, request).await
 }
@@ -292,7 +295,7 @@ async fn ask_within(
     let answer: serde_json::Value =
         serde_json::from_str(&answer).map_err(|error| ControlError::Answer(error.to_string()))?;
     match answer.get("error").and_then(|error| error.as_str()) {
-        Some(error) => Err(ControlError::Answer(error.to_owned())),
+        Some(error) => Err(ControlError::Refused(error.to_owned())),
         None => Ok(answer),
     }
 }

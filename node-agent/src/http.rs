@@ -17,6 +17,7 @@ mod response;
 mod slots;
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 
@@ -48,13 +49,19 @@ pub struct Published {
 enum Site {
     /// `/healthz` and `/livez`.
     Health,
-    /// The same on this node's loopback interface, for kubelet's probes. Other hosts and pods
-    /// cannot reach it.
+    /// `/denizen/ready` and `/denizen/live`, for kubelet's probes: on this node's loopback
+    /// interface, which other hosts and pods cannot reach, and at a port and by paths that
+    /// kube-proxy has not.
     Probe,
     /// The status page, `/metrics`, and kube-proxy's other paths at this address.
     Metrics,
     /// A health-check node port, for the service that has it at the time of the request.
     HealthCheck,
+}
+
+/// How the text of a problem begins: `at` cannot be listened at.
+pub fn cannot_listen(at: SocketAddr) -> String {
+    listeners::cannot_listen(at)
 }
 
 /// Serves until the loop stops publishing. Each receiver holds what cannot be served now, and why,

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
+use denizen_tests::bench::{Chosen, Sizes};
 use denizen_tests::vm::{self, FAST_PATH, NEWEST_KERNEL, Processors, STOCK_KERNEL};
 
 /// The kernels' folders, by the words that choose them.
@@ -17,13 +18,12 @@ const BOUND: Duration = Duration::from_secs(2 * 60 * 60);
 
 fn main() -> Result<ExitCode> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let is_named = |word: &str| words.iter().any(|it| it == word);
-    if !is_named("--bench") {
+    if !words.iter().any(|word| word == "--bench") {
         println!("not run: this is a bench, and `cargo test` builds it only");
         return Ok(ExitCode::SUCCESS);
     }
-    let all = !KERNELS.iter().any(|(word, _)| is_named(word));
-    for (_, folder) in KERNELS.iter().filter(|(word, _)| all || is_named(word)) {
+    let chosen = Chosen::of(&words, &KERNELS.map(|(kernel, _)| kernel), Sizes::Of(&[]))?;
+    for (_, folder) in KERNELS.iter().filter(|(kernel, _)| chosen.has(kernel)) {
         vm::run_kernel(folder, BOUND, Processors::OfItsOwnTime, FAST_PATH, "")?;
     }
     Ok(ExitCode::SUCCESS)

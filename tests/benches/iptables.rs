@@ -33,6 +33,7 @@ use denizen_agent::engine::Engine;
 use denizen_agent::iptables::Variant;
 use denizen_agent::model::{Event, Slice};
 use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
+use denizen_tests::bench::{Chosen, Sizes};
 use denizen_tests::cni::Namespace;
 use denizen_tests::kube_proxy::service_chain;
 
@@ -52,15 +53,20 @@ fn main() -> ExitCode {
         println!("not run: this is a bench, and `cargo test` builds it only");
         return ExitCode::SUCCESS;
     }
-    let services = words.iter().find_map(|word| word.parse().ok()).unwrap_or(SERVICES);
-    let named = |name: &str| words.iter().any(|word| word == name);
+    let chosen = match Chosen::of(&words, &["legacy", "nft"], Sizes::Any) {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let services = chosen.sizes.first().copied().unwrap_or(SERVICES);
     let folder = manifests::folder(services);
     let facts = manifests::facts(folder.path());
     println!("\n## iptables, {services} services of 4 endpoints\n");
     let variants = [("legacy", Variant::Legacy), ("nft", Variant::Nft)];
-    let all = !named("legacy") && !named("nft");
     let mut is_met = true;
-    for (name, variant) in variants.into_iter().filter(|(name, _)| all || named(name)) {
+    for (name, variant) in variants.into_iter().filter(|(name, _)| chosen.has(name)) {
         let facts = facts.clone();
         let own = facts.clone();
         let took = Namespace::new().run(move || measured(name, variant, own));

@@ -10,18 +10,23 @@
 
 use std::process::ExitCode;
 
+use denizen_tests::bench::{Chosen, Sizes};
 use denizen_tests::vm::{self, BENCH, Processors, SERVICES};
 
 /// How many services, if nobody says it.
-const MANY: u32 = 10_000;
+const MANY: usize = 10_000;
 
 fn main() -> ExitCode {
-    if !std::env::args().any(|word| word == "--bench") {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if !words.iter().any(|word| word == "--bench") {
         println!("not run: this is a bench, and `cargo test` builds it only");
         return ExitCode::SUCCESS;
     }
-    let services = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(MANY);
-    match vm::run(Processors::OfItsOwnTime, BENCH, &format!("{SERVICES}={services}")) {
+    let measured = Chosen::of(&words, &[], Sizes::Any).and_then(|chosen| {
+        let services = chosen.sizes.first().copied().unwrap_or(MANY);
+        vm::run(Processors::OfItsOwnTime, BENCH, &format!("{SERVICES}={services}"))
+    });
+    match measured {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");

@@ -12,6 +12,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod bench;
 pub mod binary;
 pub mod bird;
 pub mod checking;

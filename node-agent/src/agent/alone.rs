@@ -40,14 +40,17 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The groups of this network namespace, and the netlink portid that has each.
 const GROUPS: &str = "/proc/thread-self/net/netfilter/nfnetlink_log";
 
+/// The netlink sockets of this network namespace (net/netlink/af_netlink.c).
+const SOCKETS: &str = "/proc/thread-self/net/netlink";
+
 /// Why the lock cannot be taken.
 #[derive(Debug, Error)]
 pub enum AloneError {
     /// Another process has it.
-    #[error("another agent (process {process}) runs in this network namespace")]
+    #[error("another agent ({}) runs in this network namespace", named(*.process))]
     Another {
-        /// The portid of its netlink socket: its process id, as its own process namespace counts.
-        process: u32,
+        /// Its id; `None` if this process does not see it: it is in another container, for example.
+        process: Option<u32>,
     },
     /// It cannot be taken, typically without `CAP_NET_ADMIN`.
     #[error("cannot take the lock of this network namespace, which needs CAP_NET_ADMIN")]
@@ -94,7 +97,7 @@ fn take() -> Result<Alone, AloneError> {
         // The kernel's answer for a group of another process, and also without the capability.
         Err(error) if error.errno() == Some(Errno::EPERM) => {
             return Err(match holder() {
-                Some(process) => AloneError::Another { process },
+                Some(portid) => AloneError::Another { process: process_of(portid) },
                 None => AloneError::Lock(error),
             });
         }
@@ -128,6 +131,38 @@ fn holder() -> Option<u32> {
     })
 }
 
+/// The process that has the netlink socket of this portid. The portid itself is a process id only
+/// for a process's first socket, and as the process's own namespace counts.
+#[expect(clippy::disallowed_methods, reason = "only this file says which process holds the lock")]
+fn process_of(portid: u32) -> Option<u32> {
+    let sockets = fs::read_to_string(SOCKETS).ok()?;
+    let inode = sockets.lines().find_map(|line| inode_of(line, portid))?;
+    let link = format!("socket:[{inode}]");
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.find(|process: &u32| {
+        let files = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+        let mut links = files.filter_map(|file| fs::read_link(file.path()).ok());
+        links.any(|file| file.to_str() == Some(&link))
+    })
+}
+
+/// `sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode`: the inode, if the line is of this socket.
+fn inode_of(line: &str, portid: u32) -> Option<&str> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let is_wanted = fields.get(1)?.parse() == Ok(libc::NETLINK_NETFILTER)
+        && fields.get(2)?.parse() == Ok(portid);
+    fields.get(9).copied().filter(|_| is_wanted)
+}
+
+/// How a message names it.
+pub(crate) fn named(process: Option<u32>) -> String {
+    match process {
+        Some(process) => format!("process {process}"),
+        None => "a process that is not seen from here".to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use nix::sched::{CloneFlags, unshare};
@@ -159,13 +194,14 @@ mod tests {
     #[test]
     fn one_agent_holds_the_lock_until_it_drops_it() {
         in_a_namespace(|| {
+            // The kernel gives the process id to a process's first socket, and this is not it.
+            let own = Socket::open().unwrap();
             let first = alone_here().unwrap();
-            let portid = first._socket.portid();
+            assert!([&own, &first._socket].iter().any(|it| it.portid() != std::process::id()));
             for _ in 0..2 {
-                match alone_here() {
-                    Err(AloneError::Another { process }) => assert_eq!(process, portid),
-                    other => panic!("{other:?}"),
-                }
+                let error = alone_here().unwrap_err();
+                let named = format!("another agent (process {})", std::process::id());
+                assert!(error.to_string().starts_with(&named), "{error}");
             }
             let elsewhere = in_a_namespace(alone_here).unwrap();
             drop((first, elsewhere));

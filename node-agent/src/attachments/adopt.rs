@@ -10,6 +10,7 @@ use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError};
 use tracing::{debug, info, warn};
 
 use super::cache::{self, Entry, LeftOut};
+use super::called::has_called;
 use super::{Config, LOCK_WAIT};
 use crate::describe::describe;
 
@@ -111,8 +112,11 @@ fn insert_in(dir: &RunDir, records: BTreeMap<AttachmentId, Attachment>) -> Resul
     dir.update(LOCK_WAIT, |state| insert(state, records)).map(drop)
 }
 
-fn warn_of((path, why): &LeftOut) {
-    warn!(path = %path.display(), why, "cached cni result left out");
+/// What is just being written is read again: by [`super::find()`], whose first search reads all.
+fn warn_of(LeftOut { path, why, is_being_written }: &LeftOut) {
+    if !is_being_written {
+        warn!(path = %path.display(), why, "cached cni result left out");
+    }
 }
 
 /// Rebuilds the state file: from its `last` content, if that is known, and from the runtime's
@@ -126,6 +130,7 @@ pub fn rebuild(config: &Config, last: Option<&State>) -> Result<(), StateError> 
     if let Some(aside) = dir.set_aside(LOCK_WAIT, &now("%Y%m%dT%H%M%SZ"))? {
         warn!(moved_to = %aside.display(), "invalid state file moved away");
     }
+    let was_called = last.is_some_and(|state| state.plugin_was_called || has_called(state));
     let mut records = last.map(|state| state.attachments.clone()).unwrap_or_default();
     let found = remembered(config, |_| true, |id| records.contains_key(id));
     found.left_out.iter().for_each(warn_of);
@@ -137,6 +142,7 @@ pub fn rebuild(config: &Config, last: Option<&State>) -> Result<(), StateError> 
             state.unknown.insert(REBUILT_AT.to_owned(), now("%FT%TZ").into());
         }
         insert(state, records);
+        state.plugin_was_called |= was_called;
         (anew, state.attachments.len())
     })?;
     if anew {
@@ -189,7 +195,7 @@ fn remembered(
                 }
             }
             Ok(None) => {}
-            Err(why) => left_out.push((entry.path, why)),
+            Err(why) => left_out.push(LeftOut::for_good(entry.path, why)),
         }
     }
     Found { records, left_out }

@@ -11,13 +11,14 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use data_encoding::BASE64;
 use denizen_cni::ANNOTATIONS;
 use denizen_state::Attachment;
 use denizen_state::regular;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -45,8 +46,18 @@ pub(super) struct Entry {
     pub(super) result: Box<RawValue>,
 }
 
-/// A cached result that cannot be used: its path, and why.
-pub(super) type LeftOut = (PathBuf, String);
+/// A cached result that cannot be used.
+#[derive(Debug)]
+pub(super) struct LeftOut {
+    pub(super) path: PathBuf,
+    pub(super) why: String,
+    /// It ends too early, and was written just now: the runtime, which writes it in place, may not
+    /// be done.
+    pub(super) is_being_written: bool,
+}
+
+/// A runtime that is not done after this time since it last wrote never will be.
+const WRITING: Duration = Duration::from_secs(2);
 
 /// The folders below the cache folder `folder` that contain results, or in which such folders may
 /// be created.
@@ -72,7 +83,7 @@ pub(super) fn entries(
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => {
-                bad.push((place, error.to_string()));
+                bad.push(LeftOut::for_good(place, error.to_string()));
                 continue;
             }
         };
@@ -81,31 +92,62 @@ pub(super) fn entries(
             match read(&path) {
                 Ok(Some(entry)) => entries.push(entry),
                 Ok(None) => {}
-                Err(why) => bad.push((path, why)),
+                Err(Unusable { why, written }) => {
+                    let is_being_written = written.is_some_and(is_recent);
+                    bad.push(LeftOut { path, why, is_being_written });
+                }
             }
         }
     }
     (entries, bad)
 }
 
+impl LeftOut {
+    pub(super) fn for_good(path: PathBuf, why: String) -> Self {
+        Self { path, why, is_being_written: false }
+    }
+}
+
+/// Why a file cannot be used.
+#[derive(Debug)]
+struct Unusable {
+    why: String,
+    /// When it was last written, if it is only that it ends too early.
+    written: Option<SystemTime>,
+}
+
+impl<E: ToString> From<E> for Unusable {
+    fn from(error: E) -> Self {
+        Self { why: error.to_string(), written: None }
+    }
+}
+
+fn is_recent(written: SystemTime) -> bool {
+    // A time in the future is of another clock.
+    SystemTime::now().duration_since(written).is_ok_and(|age| age < WRITING)
+}
+
 /// The entry in the file `path`; `None` if it is gone by now, or only about a loopback interface.
-fn read(path: &Path) -> Result<Option<Entry>, String> {
+fn read(path: &Path) -> Result<Option<Entry>, Unusable> {
     let file = match regular::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error.into()),
     };
-    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    let metadata = file.metadata()?;
     // Whoever can write here decides which pods exist, as far as the kernel does not.
     if metadata.uid() != nix::unistd::geteuid().as_raw() && metadata.uid() != 0
         || metadata.mode() & 0o022 != 0
     {
-        return Err("users other than root may write to it".to_owned());
+        return Err("users other than root may write to it".into());
     }
     let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    let text = regular::opened_to_string(file, LARGEST).map_err(|error| error.to_string())?;
+    let text = regular::opened_to_string(file, LARGEST)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let entry = parse(&name, &text, path, written)?;
+    let entry = parse(&name, &text, path, written).map_err(|why| {
+        let ends_early = serde_json::from_str::<IgnoredAny>(&text).is_err_and(|e| e.is_eof());
+        Unusable { why, written: ends_early.then_some(written) }
+    })?;
     Ok(Some(entry).filter(|entry| entry.if_name != "lo"))
 }
 
@@ -264,11 +306,13 @@ mod tests {
         // A read that waited for this one would block the agent's start for ever.
         nix::unistd::mkfifo(&results.join("pods-d-eth0"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let (good, mut bad) = entries(folder.path(), |name| name != "pods-unasked-eth0");
-        bad.sort();
+        bad.sort_by(|one, other| one.path.cmp(&other.path));
+        let partial: Vec<bool> = bad.iter().map(|bad| bad.is_being_written).collect();
+        assert_eq!(partial, [true, false, false], "it was written just now");
         let good: Vec<&str> = good.iter().map(|entry| entry.container_id.as_str()).collect();
         assert_eq!(good, ["a"]);
         let names: Vec<_> =
-            bad.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
+            bad.iter().map(|bad| bad.path.file_name().unwrap().to_str().unwrap()).collect();
         assert_eq!(names, ["pods-b-eth0", "pods-c-eth0", "pods-d-eth0"]);
         assert!(
             entries(Path::new("/nonexistent"), |_| true).1.is_empty(),

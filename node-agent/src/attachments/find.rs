@@ -9,8 +9,8 @@
 //! work on the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -97,13 +97,18 @@ struct Finder {
     /// `None`: the cache must be read for it first.
     selection: Option<Selection>,
     pause: Duration,
-    /// When all cached results are read next, if an interface has no record by then.
+    /// When all cached results are read next, if an interface has no record by then; else those
+    /// that are left out.
     all_due: Instant,
     backoff: Duration,
     /// Whether all cached results were read once.
     has_read_all: bool,
     /// Cached results that cannot be used, and why.
     left_out: BTreeMap<PathBuf, String>,
+    /// Cached results that the runtime is just writing, …
+    partial: BTreeSet<PathBuf>,
+    /// … and when they are read again, if nothing hints at them before.
+    partial_due: Instant,
     /// Interfaces without a record that were logged.
     named: BTreeSet<String>,
 }
@@ -120,6 +125,8 @@ impl Finder {
             backoff: SHORTEST,
             has_read_all: false,
             left_out: BTreeMap::new(),
+            partial: BTreeSet::new(),
+            partial_due: Instant::now(),
             named: BTreeSet::new(),
         }
     }
@@ -127,8 +134,10 @@ impl Finder {
     /// When to search again even if nothing changes.
     fn due(&self) -> Instant {
         let now = Instant::now();
-        let search = (!self.missing.is_empty()).then_some(self.all_due);
-        let due = search.into_iter().chain(self.missing.next_for_long(now)).min();
+        let searches = !self.missing.is_empty() || !self.left_out.is_empty();
+        let again = (!self.partial.is_empty()).then_some(self.partial_due);
+        let search = searches.then_some(self.all_due).into_iter().chain(again);
+        let due = search.chain(self.missing.next_for_long(now)).min();
         due.unwrap_or(now + LONGEST)
     }
 
@@ -170,7 +179,8 @@ impl Finder {
         self.selection = self.during(state_file, read).await.ok();
     }
 
-    /// Searches the cache for interfaces without a record.
+    /// Searches the cache for interfaces without a record, and looks whether what is left out can
+    /// be used by now, or is gone.
     async fn search(
         &mut self,
         now: Instant,
@@ -178,41 +188,71 @@ impl Finder {
         state_file: &mut latest::Receiver<Seen>,
     ) -> Result<(), String> {
         self.pause = PAUSE;
-        if self.missing.is_empty() && self.has_read_all {
-            return Ok(());
-        }
-        let reads_all = hints.overflow || self.all_due <= now || !self.has_read_all;
+        let is_due = hints.overflow || self.all_due <= now || !self.has_read_all;
+        let reads_all = is_due && (!self.missing.is_empty() || !self.has_read_all);
+        let names = self.names(hints.names, is_due, now);
         if reads_all {
             self.has_read_all = true;
             self.cache.renew();
-        } else if hints.names.is_empty() {
+        } else if names.is_empty() {
             return Ok(());
         }
         let config = self.config.clone();
-        let search =
-            Search { results: (!reads_all).then_some(hints.names), links: self.missing.links() };
+        let results = (!reads_all).then_some(names);
+        let search = Search { results: results.clone(), links: self.missing.links() };
         let search = spawn_blocking(move || adopt::adopt_late(&config, &search));
         let result = self.during(state_file, search).await;
         let took = now.elapsed();
         debug!(elapsed = ?took, reads_all, "searched for pods attached without denizen");
         self.pause = PAUSE.max(took * REST);
-        if reads_all {
+        if is_due {
             self.all_due = Instant::now() + self.backoff.max(took * REST);
             self.backoff = (self.backoff * 2).min(LONGEST);
         }
         let left_out = result.map_err(|error| describe(&error))?;
-        self.leave_out(left_out.map_err(|error| describe(&error))?, reads_all);
+        self.leave_out(left_out.map_err(|error| describe(&error))?, results.as_ref());
         Ok(())
     }
 
-    /// Remembers which cached results cannot be used, and logs each once. `all` says whether these
-    /// are all of them, or additional ones.
-    fn leave_out(&mut self, left_out: Vec<LeftOut>, all: bool) {
-        let before = self.left_out.clone();
-        if all {
-            self.left_out.clear();
+    /// The names of the results to read, if not all are: those that have `changed`, as far as they
+    /// may be of an interface without a record or are left out, and what is due.
+    fn names(
+        &self,
+        mut changed: BTreeSet<OsString>,
+        is_due: bool,
+        now: Instant,
+    ) -> BTreeSet<OsString> {
+        let left_out = names_of(self.left_out.keys());
+        let partial = names_of(&self.partial);
+        if self.missing.is_empty() {
+            changed.retain(|name| left_out.contains(name) || partial.contains(name));
         }
-        self.left_out.extend(left_out);
+        if is_due {
+            changed.extend(left_out);
+        }
+        if self.partial_due <= now {
+            changed.extend(partial);
+        }
+        changed
+    }
+
+    /// Remembers which of the results that were `read` cannot be used, and logs each once; `None`:
+    /// all were read.
+    fn leave_out(&mut self, left_out: Vec<LeftOut>, read: Option<&BTreeSet<OsString>>) {
+        let before = self.left_out.clone();
+        let was_read = |path: &Path| {
+            read.is_none_or(|names| path.file_name().is_some_and(|name| names.contains(name)))
+        };
+        self.left_out.retain(|path, _| !was_read(path));
+        self.partial.retain(|path| !was_read(path));
+        for LeftOut { path, why, is_being_written } in left_out {
+            if is_being_written {
+                self.partial.insert(path);
+            } else {
+                self.left_out.insert(path, why);
+            }
+        }
+        self.partial_due = Instant::now() + SHORTEST;
         for (path, why) in self.left_out.iter().filter(|(path, _)| !before.contains_key(*path)) {
             warn!(path = %path.display(), why, "cached cni result left out");
         }
@@ -253,6 +293,10 @@ impl Finder {
             differs
         });
     }
+}
+
+fn names_of<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> BTreeSet<OsString> {
+    paths.into_iter().filter_map(|path| path.file_name().map(OsStr::to_owned)).collect()
 }
 
 /// Watches the folders of the cache. None of them needs to exist yet.

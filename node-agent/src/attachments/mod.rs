@@ -1,7 +1,8 @@
 //! The agent's changes to the state file, beside those of the CNI plugin. It adds pods that were
 //! attached without denizen, at start ([`adopt`]) and later ([`find()`]); follows interfaces that
 //! are renamed or moved ([`follow()`]); removes records that no DEL will remove ([`prune`]); and
-//! rebuilds a lost file. It also tells which pods the plugin's `redirect` selects.
+//! rebuilds a lost file, and notes that the plugin was called. It also tells which pods the
+//! plugin's `redirect` selects.
 //!
 //! It runs beside the sources and sends the model nothing: its changes come in through
 //! [`crate::source::state_file`], like every other change of the file. Blocking work (waiting for
@@ -12,6 +13,7 @@
 
 pub mod adopt;
 mod cache;
+mod called;
 mod find;
 mod follow;
 mod links;
@@ -98,12 +100,11 @@ pub async fn keep(config: Config, mut shown: Shown, outlet: Outlet) {
         }
         let links = shown.links.borrow_and_update().clone();
         let seen = shown.state_file.borrow().clone();
+        let noted = called::remember(&config.run_dir, &seen).await;
         let rebuilt = if seen.is_lost { rebuild(&config, seen).await } else { Ok(()) };
         let pruned = prune::prune(&config.run_dir, &links).await;
-        let problems: Vec<String> = [rebuilt.err(), pruned.err().map(|error| describe(&error))]
-            .into_iter()
-            .flatten()
-            .collect();
+        let changed = [noted, pruned].map(|result| result.err().map(|error| describe(&error)));
+        let problems: Vec<String> = [rebuilt.err()].into_iter().chain(changed).flatten().collect();
         if outlet.report(problems.clone())
             && let Some(error) = problems.first()
         {

@@ -1,5 +1,7 @@
 //! The Kubernetes API, or the manifests in its place.
 
+use std::path::Path;
+
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Check, Finding, Subject, Topic};
@@ -87,7 +89,11 @@ async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
         Ok(missing) => {
             let accepted = Finding::ok("the API server accepts them");
             checks.push(Check::new(Topic::Credentials, accepted));
-            checks.push(Check::new(Topic::Rights, rights(&missing)));
+            let rights = match (subject.is_before_installation, access.kubeconfig()) {
+                (true, Some(file)) if !missing.is_empty() => not_the_agents(file, &missing),
+                _ => rights(&missing),
+            };
+            checks.push(Check::new(Topic::Rights, rights));
             checks.push(Check::new(Topic::Node, node(subject, &look).await));
         }
     }
@@ -123,18 +129,29 @@ fn release(written: Option<&str>) -> Finding {
 fn rights(missing: &[Right]) -> Finding {
     const ADVICE: &str = "apply conf/kubernetes/rbac.yaml of this release";
     let (events, vital): (Vec<_>, Vec<_>) = missing.iter().partition(|it| it.is_for_events());
-    let named =
-        |rights: &[&Right]| rights.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match (vital.is_empty(), events.is_empty()) {
         (true, true) => Finding::ok("the role permits all that the agent asks for"),
         (true, false) => {
-            Finding::warning(format!("the role does not permit: {}", named(&events)), ADVICE)
+            Finding::warning(format!("the role does not permit: {}", listed(&events)), ADVICE)
         }
         (false, _) => Finding::failure(
-            format!("the role does not permit: {}", named(&[vital, events].concat())),
+            format!("the role does not permit: {}", listed(&[vital, events].concat())),
             ADVICE,
         ),
     }
+}
+
+/// Before the installation the credentials are somebody else's: the kubelet's, for example.
+fn not_the_agents(kubeconfig: &Path, missing: &[Right]) -> Finding {
+    let file = kubeconfig.display();
+    Finding::skipped(format!(
+        "{file} does not permit: {}. The installation brings a role of the agent's own",
+        listed(missing)
+    ))
+}
+
+fn listed<T: ToString>(rights: &[T]) -> String {
+    rights.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 async fn node(subject: &Subject, look: &Look) -> Finding {
@@ -145,6 +162,9 @@ async fn node(subject: &Subject, look: &Look) -> Finding {
             format!("the API has no Node {name}"),
             "give --node-name the name of this node's Node object, here and to the agent",
         ),
+        Err(error) if subject.is_before_installation && error.is_forbidden() => {
+            Finding::skipped(describe(&error))
+        }
         Err(error) => unknown(&error),
     }
 }

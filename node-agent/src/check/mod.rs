@@ -72,6 +72,8 @@ pub struct Subject {
     pub cni_bin_dir: PathBuf,
     /// The recorded pods; `None` if there is no state file.
     pub records: Result<Option<PodSet>, StateError>,
+    /// Whether the agent has noted that the runtime calls the plugin.
+    pub plugin_was_called: bool,
     /// What the running agent says of itself.
     pub agent: Result<Status, ControlError>,
 }

@@ -7,10 +7,12 @@ use super::kernel::not_permitted;
 use super::routing::announcing;
 use super::{Check, Finding, Subject, Topic};
 use crate::backend::iptables::processes_called;
-use crate::config::NetworkPolicyMode;
+use crate::config::{Listen, NetworkPolicyMode};
 use crate::describe::describe;
 use crate::firewall::other_engine::other_engine;
 use crate::forward::{Findings, inspect};
+use crate::http::cannot_listen;
+use crate::status::Status;
 use crate::takeover::{ipvs, kube_proxys};
 
 pub(super) fn checks(subject: &Subject) -> Vec<Check> {
@@ -104,23 +106,42 @@ fn forward_chains(subject: &Subject) -> Vec<Finding> {
     }
 }
 
-/// Whether the agent could listen.
+/// Whether the agent can listen.
 fn ports(subject: &Subject) -> Vec<Finding> {
-    if subject.is_agent_running() {
-        return vec![Finding::skipped(
-            "the running agent listens; its status says where it cannot",
-        )];
+    let (found, otherwise) = match &subject.agent {
+        Ok(status) => (
+            kube_proxys_ports(subject, status),
+            Finding::skipped("the running agent listens; its status says where it cannot"),
+        ),
+        Err(_) => {
+            let flags = [
+                ("--healthz-bind-address", subject.listen.health),
+                ("--metrics-bind-address", subject.listen.metrics),
+                ("--probe-bind-address", subject.listen.probe),
+            ];
+            (
+                flags.iter().filter_map(|(flag, at)| taken(flag, (*at)?)).collect(),
+                Finding::ok("nobody else listens where the agent will"),
+            )
+        }
+    };
+    if found.is_empty() { vec![otherwise] } else { found }
+}
+
+/// Where the running agent cannot listen, while kube-proxy, whose ports these are, is here too.
+/// That ends with kube-proxy. Without kube-proxy it is a failure that the agent's status reports.
+fn kube_proxys_ports(subject: &Subject, status: &Status) -> Vec<Finding> {
+    const ADVICE: &str = "kube-proxy has the same ports: the agent listens as soon as it is \
+                          stopped. If it is, `ss -ltnp` shows who listens there";
+    let Listen { health, metrics, probe: _ } = subject.listen;
+    let begins: Vec<String> = [health, metrics].into_iter().flatten().map(cannot_listen).collect();
+    let is_listener = |error: &&String| begins.iter().any(|begin| error.starts_with(begin));
+    let errors: Vec<&String> = status.errors.iter().filter(is_listener).collect();
+    let is_kube_proxy_here = || kube_proxys().is_ok_and(|found| !found.is_empty());
+    if errors.is_empty() || not_permitted().is_some() || !is_kube_proxy_here() {
+        return Vec::new();
     }
-    let flags = [
-        ("--healthz-bind-address", subject.listen.health),
-        ("--metrics-bind-address", subject.listen.metrics),
-    ];
-    let taken = flags.iter().filter_map(|(flag, at)| taken(flag, (*at)?));
-    let taken: Vec<Finding> = taken.collect();
-    if taken.is_empty() {
-        return vec![Finding::ok("nobody else listens where the agent will")];
-    }
-    taken
+    errors.into_iter().map(|error| Finding::warning(error, ADVICE)).collect()
 }
 
 fn taken(flag: &str, at: SocketAddr) -> Option<Finding> {

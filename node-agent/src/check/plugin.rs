@@ -100,6 +100,9 @@ fn records(subject: &Subject) -> Finding {
     };
     let adopted = records.iter().filter(|pod| pod.adopted).count();
     match records.len() - adopted {
+        0 if subject.plugin_was_called => Finding::ok(format!(
+            "the plugin was called; of the pods that it recorded, none is left ({adopted} adopted)"
+        )),
         0 if adopted > 0 => Finding::warning(
             format!("all {adopted} recorded pods were adopted, none by an ADD"),
             TRY,

@@ -112,6 +112,7 @@ impl CheckArgs {
             cni_conf_dir: self.cni_conf_dir.clone(),
             cni_bin_dir: self.cni_bin_dir.clone(),
             records: state_file::read(&config),
+            plugin_was_called: state_file::plugin_was_called(&config),
             agent,
         })
     }

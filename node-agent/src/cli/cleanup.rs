@@ -1,5 +1,7 @@
 //! `cleanup`: removes what denizen, and if requested kube-proxy, left on this node.
 
+mod files;
+
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
@@ -9,7 +11,7 @@ use anyhow::Context;
 use clap::Args;
 
 use super::{ask, block_on};
-use crate::agent::{AloneError, alone_here};
+use crate::agent::{AloneError, alone_here, process_named};
 use crate::backend::ipvs::Kernel;
 use crate::backend::nftables::Nftables;
 use crate::bird;
@@ -51,7 +53,7 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     match &alone {
         Ok(_) => results.extend(remove_denizens(args)),
         Err(AloneError::Another { process }) if args.kube_proxy => {
-            println!("an agent is running (process {process}): its rules are kept");
+            println!("an agent is running ({}): its rules are kept", process_named(*process));
             planned = virtual_servers_of_agent(&args.run_dir.run_dir);
         }
         Err(AloneError::Another { .. }) => {
@@ -92,6 +94,7 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
         routes().map(|routes| print_removed(routes, "route")),
         learned(run_dir),
         release_plugin(run_dir),
+        files::remove(run_dir),
     ]
 }
 

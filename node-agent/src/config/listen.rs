@@ -9,17 +9,24 @@ use super::ConfigError;
 /// kube-proxy's ports.
 const HEALTH_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
+/// A port that kube-proxy does not have.
+const PROBE_PORT: u16 = 20257;
 
 /// The addresses that serve HTTP, as written.
 #[derive(Debug, Clone, Args)]
 pub struct ListenArgs {
-    /// Address of /healthz and /livez, which 127.0.0.1 serves at the same port too. Empty: none
+    /// Address of /healthz and /livez, for load balancers. Empty: none
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0:10256")]
     pub healthz_bind_address: String,
 
     /// Address of /metrics. Empty: none
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1:10249")]
     pub metrics_bind_address: String,
+
+    /// Address of /denizen/ready and /denizen/live, for the kubelet's probes of this agent. Empty:
+    /// none
+    #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1:20257")]
+    pub probe_bind_address: String,
 }
 
 /// The addresses that serve HTTP, checked; `None` for none. 0.0.0.0 stands for every address of
@@ -30,10 +37,12 @@ pub struct Listen {
     pub health: Option<SocketAddr>,
     /// `/metrics`.
     pub metrics: Option<SocketAddr>,
+    /// `/denizen/ready` and `/denizen/live`.
+    pub probe: Option<SocketAddr>,
 }
 
 impl ListenArgs {
-    /// Checks both addresses.
+    /// Checks the addresses.
     ///
     /// # Errors
     /// [`ConfigError::Listen`].
@@ -41,6 +50,7 @@ impl ListenArgs {
         Ok(Listen {
             health: address("--healthz-bind-address", &self.healthz_bind_address, HEALTH_PORT)?,
             metrics: address("--metrics-bind-address", &self.metrics_bind_address, METRICS_PORT)?,
+            probe: address("--probe-bind-address", &self.probe_bind_address, PROBE_PORT)?,
         })
     }
 }

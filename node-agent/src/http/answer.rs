@@ -22,6 +22,11 @@ use crate::status::metrics::CONTENT_TYPE as METRICS;
 /// The header in which a load balancer expects this node's weight.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
+/// The same as `/healthz` and `/livez`, by paths that no other program answers: kubelet's probes
+/// must not take kube-proxy for this agent.
+const READY: &str = "/denizen/ready";
+const LIVE: &str = "/denizen/live";
+
 /// Answers requests from what the loop publishes.
 #[derive(Debug)]
 pub(super) struct Answers {
@@ -53,7 +58,7 @@ impl Answers {
             return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n");
         }
         match request.uri().path() {
-            path @ ("/healthz" | "/livez") => self.health(path),
+            path @ ("/healthz" | "/livez" | READY | LIVE) => self.health(path),
             _ if !is_meant_for(local.ip(), request.headers()) => plain(
                 StatusCode::MISDIRECTED_REQUEST,
                 "use this node's address or localhost as the host name\n",
@@ -76,17 +81,17 @@ impl Answers {
         }
     }
 
-    /// kube-proxy's health of itself. As there, any method is accepted.
+    /// Health in kube-proxy's words. As there, any method is accepted.
     fn health(&self, path: &str) -> Answer {
         let pulse = *self.published.pulse.borrow();
-        let answer = match path {
-            "/healthz" => Report::healthz(&pulse, now(), Timestamp::now()),
-            "/livez" => Report::livez(&pulse, now(), Timestamp::now()),
+        let metrics = &self.published.metrics.like_kube_proxy;
+        let ((well, report), answers) = match path {
+            "/healthz" | READY => {
+                (Report::healthz(&pulse, now(), Timestamp::now()), &metrics.healthz)
+            }
+            "/livez" | LIVE => (Report::livez(&pulse, now(), Timestamp::now()), &metrics.livez),
             _ => return plain(StatusCode::NOT_FOUND, "no such page\n"),
         };
-        let (well, report) = answer;
-        let metrics = &self.published.metrics.like_kube_proxy;
-        let answers = if path == "/healthz" { &metrics.healthz } else { &metrics.livez };
         answers.get_or_create(&[("code", if well { "200" } else { "503" })]).inc();
         match serde_json::to_string(&report) {
             Ok(body) => json(well, body),

@@ -56,23 +56,24 @@ pub(super) async fn serve(
 /// Addresses that other hosts and pods may reach.
 pub(super) fn public(listen: Listen, ports: &HealthPorts) -> Wanted {
     let checks = ports.sockets().map(|at| (at, Site::HealthCheck));
-    let health = listen.health.filter(|at| *at != probed(at.port()));
     // The operator's own addresses come last and have precedence.
-    let own = [listen.metrics.map(|at| (at, Site::Metrics)), health.map(|at| (at, Site::Health))];
+    let own =
+        [listen.metrics.map(|at| (at, Site::Metrics)), listen.health.map(|at| (at, Site::Health))];
     checks.chain(own.into_iter().flatten()).collect()
 }
 
 /// The address for kubelet's probes: a socket of its own, so that connections of other hosts and
-/// pods never wait in the kernel's queue before a probe. If metrics have this address, they answer
-/// the probes too.
+/// pods never wait in the kernel's queue before a probe. If something else has this address, it
+/// answers the probes too.
 pub(super) fn for_kubelet(listen: Listen) -> Wanted {
-    let at = listen.health.map(|health| probed(health.port()));
-    let at = at.filter(|at| listen.metrics != Some(*at));
+    let is_shared = |at: &SocketAddr| [listen.health, listen.metrics].contains(&Some(*at));
+    let at = listen.probe.filter(|at| !is_shared(at));
     at.map(|at| (at, Site::Probe)).into_iter().collect()
 }
 
-fn probed(port: u16) -> SocketAddr {
-    SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)
+/// How a problem with `at` begins.
+pub(super) fn cannot_listen(at: SocketAddr) -> String {
+    format!("cannot listen at {at} ")
 }
 
 /// Reports addresses that cannot be bound.
@@ -158,9 +159,10 @@ impl Listeners {
 
     fn problem(&self, site: Site, at: SocketAddr, error: &io::Error) -> Notice {
         let (about, reason, what) = match site {
-            Site::Health | Site::Probe => {
+            Site::Health => {
                 (About::Node, Reason::HealthUnserved, "health of this agent".to_owned())
             }
+            Site::Probe => (About::Node, Reason::HealthUnserved, "probes of this agent".to_owned()),
             Site::Metrics => {
                 (About::Node, Reason::MetricsUnserved, "metrics of this agent".to_owned())
             }
@@ -175,7 +177,7 @@ impl Listeners {
                 }
             }
         };
-        Notice { about, reason, text: format!("cannot listen at {at} for the {what}: {error}") }
+        Notice { about, reason, text: format!("{}for the {what}: {error}", cannot_listen(at)) }
     }
 }
 

@@ -19,6 +19,7 @@ use thiserror::Error;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+pub use self::last_good::NAME as LAST_GOOD;
 use self::last_good::{LONGEST, LastGood};
 use super::watch::{FolderWatch, Hints};
 use super::{Closed, Outlet};

@@ -61,6 +61,12 @@ pub fn read(config: &Config) -> Result<Option<PodSet>, StateError> {
     Ok(RunDir::open(&config.run_dir)?.read()?.map(|state| pod_set(&state)))
 }
 
+/// Whether it is noted in the state file that the runtime calls the plugin.
+pub fn plugin_was_called(config: &Config) -> bool {
+    let state = RunDir::open(&config.run_dir).and_then(|dir| dir.read());
+    state.is_ok_and(|state| state.is_some_and(|state| state.plugin_was_called))
+}
+
 /// Sends the pods, now and after each change, until the receiver is closed. The first [`PodSet`]
 /// comes with the first read that succeeds; until then the pods are unknown, which is not the same
 /// as no pods. `seen` gets the state of the file.

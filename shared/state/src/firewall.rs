@@ -13,7 +13,7 @@ pub const PENDING: &str = "pending";
 
 /// File name, in the run directory, of the note that there is no firewall on this node. Without
 /// the note, a node without the tables is one whose agent has not run yet.
-const OFF: &str = "network-policy.off";
+pub const OFF: &str = "network-policy.off";
 
 /// Writes or removes the note that there is no firewall on this node.
 ///

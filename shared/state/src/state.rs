@@ -26,6 +26,10 @@ pub struct State {
     pub epoch: Epoch,
     /// The number of changes to this file.
     pub generation: Generation,
+    /// The runtime has called the plugin since the file was made: a record was of an ADD. The agent
+    /// notes it, since such records go with their pods.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub plugin_was_called: bool,
     /// Every attachment of this node's pods.
     pub attachments: BTreeMap<AttachmentId, Attachment>,
     /// Fields that a newer program wrote.
@@ -40,6 +44,7 @@ impl State {
             version: VERSION,
             epoch,
             generation: Generation(0),
+            plugin_was_called: false,
             attachments: BTreeMap::new(),
             unknown: Map::new(),
         }

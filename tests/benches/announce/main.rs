@@ -27,6 +27,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
+use denizen_tests::bench::{Chosen, Sizes};
 use denizen_tests::timing::{Samples, text};
 
 /// What has not come about by then never will.
@@ -55,9 +56,8 @@ fn main() -> ExitCode {
 fn measure(words: &[String]) -> Result<()> {
     type Part = fn() -> Result<()>;
     let parts: [(&str, Part); 2] = [("bird", bird::measure), ("direct", direct::measure)];
-    let is_named = |part: &str| words.iter().any(|word| word == part);
-    let is_chosen = !parts.iter().any(|(part, _)| is_named(part));
-    parts.iter().filter(|(part, _)| is_chosen || is_named(part)).try_for_each(|(_, run)| run())
+    let chosen = Chosen::of(words, &parts.map(|(part, _)| part), Sizes::Of(&[]))?;
+    parts.iter().filter(|(part, _)| chosen.has(part)).try_for_each(|(_, run)| run())
 }
 
 /// Median, 90 % and the most of these times.

@@ -22,6 +22,8 @@ mod memory;
 
 use std::process::ExitCode;
 
+use denizen_tests::bench::{Chosen, Sizes};
+
 use crate::cluster::Cluster;
 
 const USUAL: Cluster = Cluster { namespaces: 25, policies: 100, remote: 10_000 };
@@ -41,12 +43,15 @@ fn main() -> ExitCode {
         println!("not run: this is a bench, and `cargo test` builds it only");
         return ExitCode::SUCCESS;
     }
-    let is_named = |part: &str| words.iter().any(|word| word == part);
-    let all = !PARTS.iter().any(|(part, _)| is_named(part));
-    for (part, report) in PARTS {
-        if all || is_named(part) {
-            report();
+    let chosen = match Chosen::of(&words, &PARTS.map(|(part, _)| part), Sizes::Of(&[])) {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
         }
+    };
+    for (_, report) in PARTS.into_iter().filter(|(part, _)| chosen.has(part)) {
+        report();
     }
     ExitCode::SUCCESS
 }

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use denizen_tests::bench::{Chosen, Sizes};
 
 use crate::server::Cluster;
 
@@ -53,14 +54,11 @@ fn main() -> ExitCode {
 }
 
 fn all(words: &[String]) -> Result<()> {
-    let is_named = |part: &str| words.iter().any(|word| word == part);
-    let sizes: Vec<usize> = words.iter().filter_map(|word| word.parse().ok()).collect();
-    let every = !PARTS.iter().any(|(part, _)| is_named(part));
-    for (_, measure) in PARTS.into_iter().filter(|(part, _)| every || is_named(part)) {
-        for cluster in CLUSTERS {
-            if sizes.is_empty() || sizes.contains(&cluster.pods) {
-                measure(cluster)?;
-            }
+    let sizes = CLUSTERS.map(|cluster| cluster.pods);
+    let chosen = Chosen::of(words, &PARTS.map(|(part, _)| part), Sizes::Of(&sizes))?;
+    for (_, measure) in PARTS.into_iter().filter(|(part, _)| chosen.has(part)) {
+        for cluster in CLUSTERS.into_iter().filter(|it| chosen.sizes.contains(&it.pods)) {
+            measure(cluster)?;
         }
     }
     Ok(())

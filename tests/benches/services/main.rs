@@ -1,6 +1,6 @@
 //! What services cost: `cargo bench -p denizen-tests --bench services`, as root.
 //!
-//! From parsed manifests to the kernel, and one change, for 1,000 to 50,000 services of four
+//! From parsed manifests to the kernel, and one change, for 1,000 to 100,000 services of four
 //! endpoints, by the agent's own engine in network namespaces that are made here; next to `nft -f`
 //! of the same services in kube-proxy's shape. Memory, and how long a connection takes to the last
 //! of many services.
@@ -8,7 +8,7 @@
 //! It prints, and asserts nothing: times belong to the machine they were taken on. What can be
 //! carried from one machine to another are the ratios, which is why all of one run is printed
 //! together. Words behind `--` choose parts, and numbers among the sizes: `cargo bench -p
-//! denizen-tests --bench services -- cold 10000`.
+//! denizen-tests --bench services -- cold 10000`. Another word or size is an error.
 //!
 //! All that it makes in the kernel is in nameless network namespaces, which end with it, however it
 //! ends.
@@ -28,11 +28,13 @@ mod programmed;
 
 use std::process::ExitCode;
 
+use denizen_tests::bench::{Chosen, Sizes};
+
 use crate::kube_proxy::Other;
 use crate::programmed::Programmed;
 
-/// How many services; four endpoints each. The last is too much for kube-proxy's shape.
-const SIZES: [usize; 3] = [1_000, 10_000, 50_000];
+/// How many services; four endpoints each. The last two are too much for kube-proxy's shape.
+const SIZES: [usize; 4] = [1_000, 10_000, 50_000, 100_000];
 
 /// The parts, by the words that choose them.
 const PARTS: [&str; 5] = ["cold", "kube-proxy", "listening", "memory", "connect"];
@@ -49,26 +51,31 @@ fn main() -> ExitCode {
         println!("not run: this is a bench, and `cargo test` builds it only");
         return ExitCode::SUCCESS;
     }
-    let chosen: Vec<&str> =
-        PARTS.into_iter().filter(|part| words.iter().any(|word| word == part)).collect();
-    let wants = |part| chosen.is_empty() || chosen.contains(&part);
-    let named: Vec<usize> = words.iter().filter_map(|word| word.parse().ok()).collect();
-    let sizes: Vec<usize> =
-        SIZES.into_iter().filter(|size| named.is_empty() || named.contains(size)).collect();
-    clock::listen_to_spans();
-    let ours = if wants("cold") { programmed::all(&sizes) } else { Vec::new() };
-    let other = if wants("kube-proxy") { kube_proxy::all(&sizes) } else { Vec::new() };
-    ratios(&ours, &other);
-    if wants("listening") {
-        listening::report();
-    }
-    if wants("memory") {
-        memory::report();
-    }
-    if wants("connect") {
-        connect::report();
+    match Chosen::of(&words, &PARTS, Sizes::Of(&SIZES)) {
+        Ok(chosen) => measure(&chosen),
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
     }
     ExitCode::SUCCESS
+}
+
+fn measure(chosen: &Chosen) {
+    clock::listen_to_spans();
+    let sizes = &chosen.sizes;
+    let ours = if chosen.has("cold") { programmed::all(sizes) } else { Vec::new() };
+    let other = if chosen.has("kube-proxy") { kube_proxy::all(sizes) } else { Vec::new() };
+    ratios(&ours, &other);
+    if chosen.has("listening") {
+        listening::report();
+    }
+    if chosen.has("memory") {
+        memory::report();
+    }
+    if chosen.has("connect") {
+        connect::report();
+    }
 }
 
 /// What the figures of this run say of one another.

@@ -179,14 +179,11 @@ fn the_component_beside_kube_proxy_changes_the_agent_and_its_role_alone() -> Res
                 arguments.extend(
                     [
                         "--services=off",
-                        "--healthz-bind-address=127.0.0.1:20256",
+                        "--healthz-bind-address=",
                         "--metrics-bind-address=127.0.0.1:20249",
                     ]
                     .map(Value::from),
                 );
-                for probe in ["readinessProbe", "livenessProbe"] {
-                    agent[probe]["httpGet"]["port"] = 20256.into();
-                }
             }
             _ => {}
         }
@@ -275,14 +272,22 @@ fn the_agent_alone_has_a_token() -> Result<()> {
     Ok(())
 }
 
+/// And where no kube-proxy does, by none of the paths that kube-proxy has.
 #[test]
-fn the_agent_is_asked_where_it_answers() -> Result<()> {
+fn the_agent_is_asked_where_only_it_answers() -> Result<()> {
     let containers = containers(DAEMON_SET)?;
     let agent = containers.iter().find(|it| it["name"] == "agent");
     let agent = agent.context("no agent")?;
-    for (probe, path) in [("readinessProbe", "/healthz"), ("livenessProbe", "/livez")] {
-        assert_eq!(agent[probe]["httpGet"]["path"], path);
-        assert_eq!(agent[probe]["httpGet"]["port"], 10256);
+    for (probe, path) in [("readinessProbe", "/denizen/ready"), ("livenessProbe", "/denizen/live")]
+    {
+        let get = &agent[probe]["httpGet"];
+        assert_eq!(get["path"], path);
+        let at = format!("{}:{}", get["host"].as_str().context("a host")?, get["port"]);
+        let command = denizen_agent::cli::command();
+        let run = command.find_subcommand("run").context("no command `run`")?;
+        let flag = run.get_arguments().find(|flag| flag.get_id() == "probe_bind_address");
+        let values = flag.context("no such flag")?.get_default_values();
+        assert_eq!(values.first().and_then(|value| value.to_str()), Some(&*at));
     }
     assert!(agent["resources"]["requests"]["memory"].is_string());
     Ok(())

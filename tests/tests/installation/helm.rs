@@ -6,9 +6,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
-use denizen_tests::conf::{built, built_with, documents, folder, text};
+use denizen_tests::conf::{built, built_with, containers_of, documents, folder, text};
 use denizen_tests::netns::checked;
 use serde_json::{Value, json};
+
+use crate::backends::backends;
 
 /// What `helm template` writes for these values.
 const RENDER: &str = r#"
@@ -105,8 +107,21 @@ fn what_is_missing_or_wrong_is_an_error_that_says_so() -> Result<()> {
     let without_image = refused(&json!({ "apiServer": "https://192.0.2.1:6443" }))?;
     ensure!(without_image.contains("image.repository is empty"), "{without_image}");
     for (wrong, named) in [("backend", "/backend"), ("service", "'service' not allowed")] {
-        let error = refused(&with(json!({ wrong: "ipvs" }))?)?;
+        let error = refused(&with(json!({ wrong: "userspace" }))?)?;
         ensure!(error.contains(named), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_agent_gets_every_backend_that_its_flag_takes() -> Result<()> {
+    for backend in backends()? {
+        let objects = rendered(&with(json!({ "backend": backend }))?).context(backend.clone())?;
+        let daemon_set = objects.iter().find(|object| object["kind"] == "DaemonSet");
+        let agent = &containers_of(daemon_set.context("no DaemonSet")?)[0];
+        let flag = json!(format!("--backend={backend}"));
+        let is_given = agent["args"].as_array().is_some_and(|words| words.contains(&flag));
+        assert_eq!(is_given, backend != "auto", "{backend}");
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod archive;
+mod backends;
 mod bird;
 mod check;
 mod completions;
@@ -12,3 +13,4 @@ mod containerd;
 mod helm;
 mod install_cni;
 mod privileges;
+mod programs;

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use denizen_state::RunDir;
 use denizen_state::run_dir::SOCKET;
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
@@ -25,6 +25,9 @@ use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 const PORT: u16 = 10256;
+
+/// Where the agent answers the kubelet.
+const PROBES: u16 = 20257;
 
 /// What has not taken effect by then never will.
 const BOUND: Duration = Duration::from_secs(20);
@@ -253,7 +256,7 @@ fn probers(fixture: &Fixture) -> Result<[Prober<'_>; 4]> {
         patience: Duration::from_secs(5),
         promise: Duration::from_secs(1),
     };
-    let kubelet = prober("kubelet", &world.node, &probed_host()?, PORT, "/livez");
+    let kubelet = prober("kubelet", &world.node, "127.0.0.1", PROBES, "/denizen/live");
     let node = world.addresses().node[0].to_string();
     Ok([
         Prober { patience: Duration::from_secs(1), promise: Duration::from_millis(100), ..kubelet },
@@ -297,17 +300,53 @@ fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
     Ok(())
 }
 
-/// Where the shipped DaemonSet has the kubelet ask.
-fn probed_host() -> Result<String> {
+/// Asks as the shipped DaemonSet has the kubelet ask.
+fn probed(node: &Netns, probe: &str) -> Result<Reply> {
     let containers = conf::containers(conf::DAEMON_SET)?;
     let agent = containers.iter().find(|it| it["name"] == "agent").context("no agent")?;
-    let hosts =
-        ["livenessProbe", "readinessProbe"].map(|probe| agent[probe]["httpGet"]["host"].as_str());
-    let [Some(live), Some(ready)] = hosts else {
-        bail!("it asks the node's address: {hosts:?}");
-    };
-    ensure!(live == ready, "{hosts:?}");
-    Ok(live.to_owned())
+    let get = &agent[probe]["httpGet"];
+    let host = get["host"].as_str().context("it asks the node's address")?;
+    let port = u16::try_from(get["port"].as_u64().context("a port")?)?;
+    fetch(node, &url(ip(host), port, get["path"].as_str().context("a path")?), &[])
+}
+
+/// Answers every request at kube-proxy's health port as a well kube-proxy does, until the test
+/// ends.
+fn kube_proxys_health(node: &Netns) -> Result<()> {
+    let listener = node.run(|| TcpListener::bind(("0.0.0.0", PORT)))??;
+    thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let _ = client.read(&mut [0; 4096]);
+            let answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+            let _ = client.write_all(answer.as_bytes());
+        }
+    });
+    Ok(())
+}
+
+/// During a migration kube-proxy has its ports still. A rollout must not succeed without us.
+#[test]
+fn the_kubelets_probes_are_answered_by_the_agent_alone() -> Result<()> {
+    let cluster = Cluster::new("hz-beside", &Value::Null)?;
+    let node = &cluster.world.node;
+    kube_proxys_health(node)?;
+    assert_eq!(ask(&cluster, "/healthz")?.status, 200, "kube-proxy answers");
+    for probe in ["readinessProbe", "livenessProbe"] {
+        let answer = probed(node, probe);
+        ensure!(answer.is_err(), "no agent runs, and {probe} is answered: {answer:?}");
+    }
+    let nowhere = Objects::Manifests(cluster.world.folder().join("nowhere"));
+    let agent = Agent::spawn(node, Settings { objects: nowhere, ..cluster.settings() })?;
+    let is_live = || Ok(probed(node, "livenessProbe").is_ok_and(|reply| reply.status == 200));
+    eventually("it runs", BOUND, is_live)?;
+    assert_eq!(probed(node, "readinessProbe")?.status, 503, "nothing is programmed");
+    agent.terminate()?;
+    let _agent = cluster.start_agent()?;
+    for probe in ["readinessProbe", "livenessProbe"] {
+        let reply = probed(node, probe)?;
+        assert_eq!(reply.status, 200, "{probe}: {reply:?}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, programmed};
+use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::flows::table::Backend;
@@ -14,6 +15,7 @@ use denizen_tests::tracing::{Traced, Tracing};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::time::Duration;
 
 /// What has not taken effect by then never will.
@@ -275,7 +277,22 @@ fn what_cannot_be_followed_is_refused_with_the_reason() -> Result<()> {
         let refused = Tracing::start(node, &agent, &["--from", from, "--to", to]);
         let error = refused.err().with_context(|| format!("{from} to {to} was followed"))?;
         ensure!(error.to_string().contains(reason), "{from} to {to}: {error:#}");
+        // The agent has answered, and its answer was read.
+        ensure!(!error.to_string().contains("cannot be read"), "{from} to {to}: {error:#}");
     }
+    Ok(())
+}
+
+/// The agent's reason, and nothing about its answer.
+#[test]
+fn explain_says_of_a_pod_that_does_not_exist_that_it_does_not() -> Result<()> {
+    let (fixture, agent) = context("explain-refused", &[])?;
+    let mut explain = Command::new(binary::ours("denizen-agent")?);
+    explain.arg("explain").arg("--run-dir").arg(agent.run_dir());
+    explain.args(["--from", "demo/nope", "--to", "default/web:http"]);
+    let output = fixture.cluster.world.node.run(|| explain.output())??;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(said == "denizen-agent: no pod of this node is called demo/nope\n", "{said}");
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Another agent, an older one or a newer one before this one: nothing is lost, and nobody works
 //! against anybody.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
@@ -9,13 +10,13 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::agent::{Agent, CNI_CACHE, Settings};
 use denizen_tests::binary;
 use denizen_tests::cluster::Cluster;
 use denizen_tests::contained::Contained;
 use denizen_tests::fixture::{Fixture, PORT, Who, is_local, service_ips};
 use denizen_tests::manifest::Port;
-use denizen_tests::netns::Netns;
+use denizen_tests::netns::{Netns, checked};
 use denizen_tests::pod::Wiring;
 use denizen_tests::probe::Protocol;
 use denizen_tests::ruleset;
@@ -54,6 +55,43 @@ fn cleanup_refuses_while_an_agent_runs() -> Result<()> {
     agent.terminate()?;
     assert!(cleanup(node)?.status.success());
     assert_eq!(node.output("nft", &["list", "tables"])?, "");
+    Ok(())
+}
+
+/// What the plugin may still need stays, with the reason. Everything else goes.
+#[test]
+fn cleanup_leaves_what_the_plugin_needs_and_says_why() -> Result<()> {
+    let (cluster, _server) = cluster("upgrade-left", &Value::Null)?;
+    let _pod = cluster.add_pod("pod", Wiring::Routed)?;
+    let run_dir = cluster.run_dir();
+    // As after an agent that was killed, that had other flags, and that found a spoilt file.
+    let egress = cluster.world.folder().join("egress.json");
+    fs::write(&egress, r#"{ "nonMasqueradeCIDRs": ["10.0.0.0/8"] }"#)?;
+    let flag = format!("--egress-masquerade-config={}", egress.display());
+    cluster.start_agent_with([flag])?.kill()?;
+    fs::create_dir(run_dir.join("bird"))?;
+    for name in ["bird/bird.conf", "bird/bird.ctl", "pods.json.bad-20261125T120000Z"] {
+        fs::write(run_dir.join(name), "")?;
+    }
+    let files = || -> Result<BTreeSet<String>> {
+        let names = fs::read_dir(run_dir)?.flatten();
+        Ok(names.filter_map(|entry| entry.file_name().into_string().ok()).collect())
+    };
+    // What the tests have put there.
+    let tests = ["agent.log", CNI_CACHE].map(str::to_owned);
+    let stays = ["network-policy.off", "pods.json", "pods.json.lock"].map(str::to_owned);
+    ensure!(files()?.contains("agent.sock") && files()?.contains("egress.json"), "{:?}", files()?);
+    let mut command = Command::new(binary::ours("denizen-agent")?);
+    command.arg("cleanup").arg("--run-dir").arg(run_dir);
+    let output = cluster.world.node.run(|| checked(&mut command))??;
+    let said = String::from_utf8(output.stdout)?;
+    let left: BTreeSet<String> = files()?.into_iter().filter(|it| !tests.contains(it)).collect();
+    assert_eq!(left, BTreeSet::from(stays.clone()), "{said}");
+    let kept = said.lines().find(|line| line.starts_with("kept ")).context("it says nothing")?;
+    for name in stays {
+        ensure!(kept.contains(&name), "{name}: {kept}");
+    }
+    ensure!(kept.contains("plugin"), "{kept}");
     Ok(())
 }
 

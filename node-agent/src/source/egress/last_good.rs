@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::model::Egress;
 
 /// The file's name in the run directory.
-const NAME: &str = "egress.json";
+pub const NAME: &str = "egress.json";
 
 /// Size limit in bytes, more than any list of ranges needs.
 pub(super) const LONGEST: u64 = 1 << 20;

@@ -77,6 +77,14 @@ pub enum AccessError {
 }
 
 impl Access {
+    /// The kubeconfig file, if that is where the credentials come from.
+    pub fn kubeconfig(&self) -> Option<&Path> {
+        match &self.credentials {
+            Credentials::ServiceAccount => None,
+            Credentials::Kubeconfig(path) => Some(path),
+        }
+    }
+
     /// A client, from the current content of the files.
     ///
     /// # Errors

@@ -98,6 +98,11 @@ impl Failure {
         matches!(self, Self::Refused(status) if status.code == 401)
     }
 
+    /// Whether the server does not permit it.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code == 403)
+    }
+
     /// Whether the whole server may be away or overloaded, not only this kind.
     pub(super) fn is_outage(&self) -> bool {
         match self {

@@ -15,8 +15,25 @@ use denizen_tests::world::ip;
 /// What is wrong with a server, and what is found: name, verdict, a part of the reason.
 type Fault = (&'static str, fn(&mut Manners), [&'static str; 3]);
 
-const FAULTS: [Fault; 10] = [
+const FAULTS: [Fault; 6] = [
     ("an unknown token", |it| it.tokens = vec!["x".to_owned()], ["credentials", "failure", "401"]),
+    (
+        "a proxy's page in place of the nodes",
+        |it| it.garbled = vec!["nodes"],
+        ["node", "warning", "answer cannot be read"],
+    ),
+    (
+        "a proxy's page in place of what a role permits",
+        |it| it.garbled = vec!["selfsubjectaccessreviews"],
+        ["rights", "warning", "answer cannot be read"],
+    ),
+    ("an old server", |it| it.release = "v1.20.15", ["server", "failure", "v1.20.15"]),
+    ("a server ahead", |it| it.clock_ahead = 600, ["clock", "warning", "differ by"]),
+    ("a server behind", |it| it.clock_ahead = -600, ["clock", "warning", "differ by"]),
+];
+
+/// What the role of an installation may lack.
+const RIGHTS: [Fault; 4] = [
     (
         "a role without policies",
         |it| it.forbidden = vec!["networkpolicies"],
@@ -37,21 +54,9 @@ const FAULTS: [Fault; 10] = [
         |it| it.unserved = vec!["selfsubjectaccessreviews"],
         ["rights", "warning", "could not find the requested resource"],
     ),
-    (
-        "a proxy's page in place of what a role permits",
-        |it| it.garbled = vec!["selfsubjectaccessreviews"],
-        ["rights", "warning", "answer cannot be read"],
-    ),
-    (
-        "a proxy's page in place of the nodes",
-        |it| it.garbled = vec!["nodes"],
-        ["node", "warning", "answer cannot be read"],
-    ),
-    ("an old server", |it| it.release = "v1.20.15", ["server", "failure", "v1.20.15"]),
-    ("a server ahead", |it| it.clock_ahead = 600, ["clock", "warning", "differ by"]),
-    ("a server behind", |it| it.clock_ahead = -600, ["clock", "warning", "differ by"]),
 ];
 
+/// Before an installation, on a node where nothing else is wrong.
 fn check(on: &Node, kubeconfig: &str) -> Result<Checked> {
     let flags = on.flags().into_iter().chain([format!("--kubeconfig={kubeconfig}")]);
     Checked::on(&on.netns, flags)
@@ -80,6 +85,39 @@ fn each_fault_of_the_api_is_found_and_nothing_else() -> Result<()> {
     api.go_on(&on.netns)?;
     check(&on, &kubeconfig)?.ensure_only("server", "failure", "certificate")?;
     check(&on, "/nowhere")?.ensure_only("credentials", "failure", "/nowhere")
+}
+
+/// A node that is not installed yet has a kubelet's kubeconfig, whose rights are not the agent's.
+#[test]
+fn rights_that_the_installation_brings_are_skipped_before_it() -> Result<()> {
+    let on = Node::new("check-rights")?;
+    let folder = on.path("api");
+    fs::create_dir(&folder)?;
+    let api = ApiServer::start(&on.netns, "127.0.0.1:6443".parse()?, &folder)?;
+    let kubeconfig = api.kubeconfig().display().to_string();
+    api.put(&node(NODE, &[ip("192.168.0.2")], ""))?;
+    api.behave(|manners| manners.forbidden = vec!["services", "networkpolicies", "events"]);
+    let before = check(&on, &kubeconfig)?;
+    before.ensure_well()?;
+    before.ensure("rights", "skipped", &kubeconfig)?;
+    before.ensure("rights", "skipped", "list services")?;
+    before.ensure("credentials", "ok", "accepts them")?;
+    // A kubelet of some clusters may not list Nodes.
+    api.behave(|manners| manners.forbidden.push("nodes"));
+    let before = check(&on, &kubeconfig)?;
+    before.ensure_well()?;
+    before.ensure("node", "skipped", "nodes is forbidden")?;
+    api.behave(|manners| *manners = Manners::default());
+    check(&on, &kubeconfig)?.ensure("rights", "ok", "permits all")?;
+    // After it, nothing is skipped.
+    for (what, misbehave, [name, verdict, words]) in RIGHTS {
+        api.behave(misbehave);
+        let flags = on.flags().into_iter().filter(|flag| flag != "--pre");
+        let found = Checked::on(&on.netns, flags.chain([format!("--kubeconfig={kubeconfig}")]))?;
+        found.ensure(name, verdict, words).context(what)?;
+        api.behave(|manners| *manners = Manners::default());
+    }
+    Ok(())
 }
 
 #[test]

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, Objects, Settings};
 use denizen_tests::binary;
 use denizen_tests::checking::Checked;
-use denizen_tests::cluster::NODE;
+use denizen_tests::cluster::{Cluster, NODE};
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::Fixture;
 use denizen_tests::owned::Owned;
@@ -163,6 +163,63 @@ fn settings_that_differ_beside_a_running_agent_are_found() -> Result<()> {
     assert_eq!(found.code, 1);
     netns.nft("table ip kube-proxy { }")?;
     node.check(&[])?.ensure_only("service-proxies", "warning", "or left its rules")
+}
+
+/// As in step 3 of conf/MIGRATION.md: kube-proxy has its rules and its ports still.
+#[test]
+fn the_ports_of_a_kube_proxy_that_still_runs_are_no_failure() -> Result<()> {
+    const PORTS: [&str; 2] = ["0.0.0.0:10256", "127.0.0.1:10249"];
+    let node = Installed::new("check-migrate")?;
+    let netns = &node.fixture.cluster.world.node;
+    let _taken = PORTS.map(|at| netns.run(|| TcpListener::bind(at)));
+    netns.nft("table ip kube-proxy { }")?;
+    let agent = node.fixture.cluster.start_agent()?;
+    eventually("it says that it cannot listen", BOUND, || {
+        let errors = agent.status()?["errors"].to_string();
+        Ok(PORTS.iter().all(|at| errors.contains(at)))
+    })?;
+    let found = node.check(&[])?;
+    for at in PORTS {
+        found.ensure("ports", "warning", at)?;
+    }
+    assert_eq!((found.code, found.unwell()), (0, vec!["service-proxies", "ports"]), "{found}");
+    // Whoever else has them is in the way for good.
+    netns.nft("delete table ip kube-proxy")?;
+    let found = node.check(&[])?;
+    for at in PORTS {
+        found.ensure("status", "failure", at)?;
+    }
+    Ok(())
+}
+
+/// Pods from before the installation may be the only ones that are left.
+#[test]
+fn that_the_plugin_was_called_is_remembered() -> Result<()> {
+    let node = Installed::new("check-called")?;
+    let cluster = &node.fixture.cluster;
+    let earlier = cluster.add_pod_without_denizen("earlier", Wiring::Routed)?;
+    cluster.remember(&earlier)?;
+    for pod in [&node.fixture.bridged, &node.fixture.routed] {
+        pod.forget(&cluster.world.node)?;
+    }
+    let agent = cluster.start_agent()?;
+    node.check(&[])?.ensure_only("records", "warning", "all 1 recorded pods were adopted")?;
+    let later = cluster.add_pod("later", Wiring::Routed)?;
+    eventually("the call is noted", BOUND, || was_called(cluster))?;
+    later.detach(&cluster.world.node)?;
+    let well = "the plugin was called; of the pods that it recorded, none is left";
+    node.check(&[])?.ensure("records", "ok", well)?;
+    // A lost file is written again.
+    fs::remove_file(cluster.run_dir().join("pods.json"))?;
+    eventually("it is written again", BOUND, || Ok(was_called(cluster).unwrap_or(false)))?;
+    node.check(&[])?.ensure("records", "ok", well)?;
+    agent.terminate()?;
+    Ok(())
+}
+
+fn was_called(cluster: &Cluster) -> Result<bool> {
+    let state: Value = serde_json::from_slice(&fs::read(cluster.run_dir().join("pods.json"))?)?;
+    Ok(state["pluginWasCalled"] == true)
 }
 
 /// What only the agent sees.

@@ -68,6 +68,11 @@ fn a_plugin_that_is_not_called_is_found() -> Result<()> {
     check("warning", "all 1 recorded pods were adopted")?;
     record(&node, &state(&json!({ "a/eth0": adopted, "c/eth0": in_vlan() })))?;
     check("ok", "1 attachments recorded by the plugin, 1 adopted")?;
+    let called = |records: Value| state(&records).replacen('{', r#"{"pluginWasCalled":true,"#, 1);
+    record(&node, &called(json!({ "a/eth0": adopted })))?;
+    check("ok", "the plugin was called; of the pods that it recorded, none is left")?;
+    record(&node, &called(json!({})))?;
+    check("ok", "the plugin was called; of the pods that it recorded, none is left")?;
     record(&node, "{")?;
     check("failure", "cannot be read as a state file")
 }

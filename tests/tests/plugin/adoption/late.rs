@@ -1,7 +1,8 @@
 //! Pods whose ADD goes past the plugin while the agent runs.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::fs;
+use std::io::Write as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,55 @@ fn a_cached_result_that_is_no_regular_file_is_named_in_status() -> Result<()> {
     let warnings = || -> Result<String> { Ok(agent.status()?["warnings"].to_string()) };
     context.wait("named", &agent, || Ok(warnings()?.contains(&named)))?;
     assert_eq!(agent.status()?["errors"], json!([]));
+    Ok(())
+}
+
+/// Whether status names a cached result that cannot be used, whose file is called like that.
+fn left_out(agent: &Agent, name: &str) -> Result<bool> {
+    Ok(agent.status()?["warnings"].to_string().contains(&format!("{name} is left out")))
+}
+
+/// The runtime writes a result in place: whoever reads it meanwhile sees a part.
+#[test]
+fn a_result_that_is_just_being_written_is_read_again() -> Result<()> {
+    let context = AdoptionContext::new("adopt-part")?;
+    let agent = context.cluster.start_agent()?;
+    let pod = context.cluster.add_pod_without_denizen("pod", Wiring::Routed)?;
+    let (name, cached) = pod.cached(pod.netns.path().to_str());
+    let path = context.remember(&name, "")?;
+    let mut file = fs::File::create(&path)?;
+    for part in cached.to_string().as_bytes().chunks(40) {
+        assert!(!left_out(&agent, &name)?, "{}", agent.log());
+        file.write_all(part)?;
+        thread::sleep(Duration::from_millis(100));
+    }
+    drop(file);
+    context.wait("found", &agent, || Ok(is_local(&pod)))?;
+    assert!(!left_out(&agent, &name)?);
+    assert!(!agent.log().contains("cached cni result left out"), "{}", agent.log());
+    Ok(())
+}
+
+/// Also where the agent misses nothing any more.
+#[test]
+fn a_result_that_cannot_be_used_is_named_until_it_is_gone_or_right() -> Result<()> {
+    let context = AdoptionContext::new("adopt-bad")?;
+    let (pod, good) = context.earlier("pod", Wiring::Routed, |_| ())?;
+    let [gone, right] = ["pods-gone-eth0", "pods-right-eth0"];
+    let [to_remove, to_correct] = [context.remember(gone, "{")?, context.remember(right, "{")?];
+    let agent = context.cluster.start_agent()?;
+    assert!(is_local(&pod), "{}", agent.log());
+    for name in [gone, right] {
+        context.wait("named", &agent, || left_out(&agent, name))?;
+    }
+    let changed = Instant::now();
+    fs::remove_file(to_remove)?;
+    fs::copy(good, to_correct)?;
+    for name in [gone, right] {
+        context.wait("not named any more", &agent, || Ok(!left_out(&agent, name)?))?;
+    }
+    let took = changed.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
     Ok(())
 }
 

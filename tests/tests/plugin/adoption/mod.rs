@@ -151,9 +151,9 @@ fn what_the_kernel_does_not_confirm_is_not_adopted() -> Result<()> {
         assert_eq!(context.record(pod)?, None, "{}", pod.attachment());
     }
     assert!(is_local(&good));
-    let log = agent.log();
-    assert!(log.contains(file.to_str().context("UTF-8")?), "the broken file is named: {log}");
-    Ok(())
+    // Not before it is certain that the runtime is not just writing it.
+    let file = file.to_str().context("UTF-8")?;
+    context.wait("the broken file is named", &agent, || Ok(agent.log().contains(file)))
 }
 
 #[test]
