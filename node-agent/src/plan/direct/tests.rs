@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::super::pod_ranges::without_host_bits;
 use super::*;
 use crate::fixture::{ip, node, range};
 
