@@ -47,6 +47,9 @@ pub enum Reason {
     RouteRejected,
     /// An address that somebody asks for is not announced.
     NotAnnounced,
+    /// An address is announced for another Service, and nodes without an endpoint of this one drop
+    /// its connections.
+    SharedAddress,
 }
 
 /// One event.

@@ -123,6 +123,7 @@ pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Slice 
 pub fn node(zone: Option<&str>, addresses: &[&str], pod_cidrs: &[&str]) -> Node {
     Node {
         name: HERE.into(),
+        created: "".into(),
         zone: zone.map(Arc::from),
         addresses: addresses.iter().map(|text| ip(text)).collect(),
         pod_cidrs: pod_cidrs.iter().map(|text| range(text)).collect(),

@@ -10,6 +10,7 @@ mod firewall;
 mod ipvs;
 mod node;
 mod planner;
+mod pod_ranges;
 mod policy;
 mod services;
 #[cfg(test)]
@@ -23,8 +24,8 @@ use jiff::Timestamp;
 
 pub use self::announce::{
     AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcement, Announcements, Announcing,
-    Because, Class, Drain, Excluded, Forbidden, Owner, Recorded, Silent, Surveyed, WhyNot,
-    concerned, is_draining, newest, single_pods,
+    Because, Class, Drain, Dropped, Excluded, Forbidden, Noted, Owner, Recorded, Silent, Surveyed,
+    WhyNot, concerned, is_draining, newest, single_pods,
 };
 pub use self::direct::{
     DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,

@@ -27,7 +27,7 @@ use crate::engine::Engine;
 use crate::events::{About, Notice, Notices, Reason};
 use crate::explain::Announced;
 use crate::model::{LocalPod, OtherNode};
-use crate::plan::{AnnouncePlan, Announcements, Drain, Owner, Silent, Surveyed, newest};
+use crate::plan::{AnnouncePlan, Announcements, Drain, Dropped, Owner, Silent, Surveyed, newest};
 use crate::routes::{AnnouncedRoutes, Published, Unserved};
 use crate::status::AnnouncementsStatus;
 
@@ -199,7 +199,8 @@ impl Announcer {
         Announced::of(address, self.decided.decided(), is_published, failure.map(String::as_str))
     }
 
-    /// For `status`: the state, of a node with these recorded pods, errors, and what is refused.
+    /// For `status`: the state, of a node with these recorded pods, errors, and warnings: what is
+    /// refused, and what is dropped.
     pub(super) fn report(
         &self,
         pods: &[LocalPod],
@@ -212,6 +213,9 @@ impl Announcer {
         }
         let refused = decided.into_iter().flat_map(Announcements::refused).map(refusal);
         let refused: Vec<String> = refused.collect();
+        let dropped = decided.into_iter().flat_map(|decided| decided.dropped.values().flatten());
+        let dropped = dropped.map(ToString::to_string);
+        let warnings = refused.iter().cloned().chain(dropped).collect();
         let status = AnnouncementsStatus {
             is_known: decided.is_some(),
             pod_cidrs: self.pod_cidrs.clone(),
@@ -220,13 +224,13 @@ impl Announcer {
             in_table: self.published.prefixes.len(),
             announced,
             uncovered_pods: decided.map_or(0, |decided| decided.uncovered(pods).count()),
-            refused: refused.clone(),
+            refused,
             is_draining: matches!(self.drained, Drained::Until(_) | Drained::Over),
             repaired: self.repaired,
         };
         let errors = self.failure.iter().chain(&self.unrefused).chain(&self.published.errors);
         let errors = errors.cloned().collect();
-        (status, errors, refused)
+        (status, errors, warnings)
     }
 
     fn decide(&mut self, engine: &mut Engine) -> Result<(), RouteError> {
@@ -243,14 +247,15 @@ impl Announcer {
         let times = newest(&singles).into_iter().map(|(ip, pod)| (ip, pod.added_at.clone()));
         let recorded = self.freshness.update(times, Instant::now(), Timestamp::now());
         let (decided, drain) = (&mut self.decided, self.drained.drain());
-        let Some(refused) = engine.announce(decided, settings, drain, surveyed, &recorded) else {
+        let Some(noted) = engine.announce(decided, settings, drain, surveyed, &recorded) else {
             return Ok(());
         };
         let nodes = engine.nodes().unwrap_or_default();
         self.others = nodes.others;
         let ranges = nodes.own.iter().flat_map(|node| &node.pod_cidrs);
         self.pod_cidrs = ranges.map(ToString::to_string).collect();
-        refused.iter().for_each(|(prefix, silent)| self.note_refusal(prefix, silent));
+        noted.refused.iter().for_each(|(prefix, silent)| self.note_refusal(prefix, silent));
+        noted.dropped.iter().for_each(|dropped| self.note_dropped(dropped));
         Ok(())
     }
 
@@ -263,6 +268,19 @@ impl Announcer {
             Owner::Node | Owner::Pod(_) => About::Node,
         };
         self.notices.send(Notice { about, reason: Reason::NotAnnounced, text });
+    }
+
+    /// Logs and reports what is dropped from now on. The event's text is the same on every such
+    /// node, so there is one event.
+    fn note_dropped(&self, dropped: &Dropped) {
+        warn!(problem = %dropped, "an announced address is shared by a Service without endpoints here");
+        let Dropped { key, service, announced_for } = dropped;
+        let text = format!(
+            "connections to {key} are dropped by each node that announces the address for {announced_for} \
+             and has no endpoint of this Service: its policy is Local"
+        );
+        let about = About::Service(service.clone());
+        self.notices.send(Notice { about, reason: Reason::SharedAddress, text });
     }
 
     fn note_failure(&mut self, failure: Option<RouteError>) {

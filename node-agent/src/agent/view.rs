@@ -26,8 +26,8 @@ impl Agent {
         let problems = problems.chain(errors.into_iter().flatten());
         let pods = self.engine.plan().recorded();
         let reported = self.announcer.as_ref().map(|announcer| announcer.report(pods));
-        let (announcements, errors, refused) = match reported {
-            Some((status, errors, refused)) => (Some(status), errors, refused),
+        let (announcements, errors, unannounced) = match reported {
+            Some((status, errors, warnings)) => (Some(status), errors, warnings),
             None => (None, Vec::new(), Vec::new()),
         };
         let problems = problems.chain(errors);
@@ -62,7 +62,7 @@ impl Agent {
                 unrecorded.warnings(),
                 unredirected,
                 rejected,
-                refused,
+                unannounced,
                 unheard,
             ]
             .concat(),

@@ -29,6 +29,8 @@ pub enum Why {
     OwnAddress,
     /// One lookup finds the service of a node port, on whichever address of the node.
     FindNodePort,
+    /// Every packet is asked, for only those from outside to such a service are handled there.
+    AskLocalPolicy,
     /// `externalTrafficPolicy: Local` restricts only traffic from outside, so local pods go on to
     /// the ordinary rules. (What the node itself sends passes output, not this chain.)
     PodsAreInside,
@@ -53,6 +55,8 @@ pub enum Why {
     OnlyBridged,
     /// The service rules have read the bit. Rules of others must not see it.
     ClearPortBit,
+    /// Every packet is asked, a local pod's as well.
+    AskWhoSends,
     /// If the sender is not a local pod, the source becomes the node's address, so that the answer
     /// comes back through this node and is translated back.
     ComesFromElsewhere,
@@ -196,6 +200,9 @@ pub enum Why {
 
 impl Why {
     /// The comment on the node, at most 100 bytes: nft allows 128, and the rule's id comes first.
+    ///
+    /// `trace` shows it for a packet that the rule matched, so it is true of every such packet. A
+    /// rule that sends packets to a chain which tells them apart says what is asked there.
     pub fn text(self) -> &'static str {
         match self {
             Self::Arriving => "services are chosen before routing: the endpoint decides the route",
@@ -210,6 +217,7 @@ impl Why {
             Self::Unallocated => "in a range of cluster IPs, but no service has it (yet)",
             Self::OwnAddress => "node ports answer on these addresses of the node",
             Self::FindNodePort => "protocol and port name the service",
+            Self::AskLocalPolicy => "asks whether policy Local keeps the connection on this node",
             Self::PodsAreInside => "policy Local does not restrict local pods",
             Self::StayOnNode => {
                 "policy Local: traffic from outside goes only to endpoints on this node, source kept"
@@ -227,12 +235,17 @@ impl Why {
                 "clears the bridge-port bit: this frame is only bridged and never reaches the IP rules"
             }
             Self::ClearPortBit => "clears the bridge-port bit: the service rules have read it",
+            Self::AskWhoSends => {
+                "asks whether the sender is a local pod: all others are masqueraded"
+            }
             Self::ComesFromElsewhere => {
                 "not a local pod: the answer must come back through this node"
             }
             Self::AnyNode => "policy Cluster: the endpoint may be on another node",
             Self::Choose => "one endpoint, each as likely as the others",
-            Self::ChooseAmongFewer => "no endpoint in that slot: draw among fewer",
+            Self::ChooseAmongFewer => {
+                "earlier draws found no endpoint: one of fewer, each as likely as the others"
+            }
             Self::NeverUndone => {
                 "dropped: the lookup raced with a change; the client's retransmission is looked up again"
             }

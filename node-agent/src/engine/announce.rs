@@ -9,14 +9,14 @@ use super::Engine;
 use crate::backend::Backend;
 use crate::model::LocalPod;
 use crate::plan::{
-    AnnouncePlan, AnnounceSettings, Announcing, Changes, Drain, Recorded, Silent, Surveyed,
+    AnnouncePlan, AnnounceSettings, Announcing, Changes, Drain, Noted, Recorded, Surveyed,
     concerned, is_draining, single_pods,
 };
 
 impl<B: Backend> Engine<B> {
-    /// Decides what this node announces, by what has changed since the last call. Returns what is
-    /// refused and was not before; `None`, and nothing is decided, while a first list is missing:
-    /// half a picture would withdraw what is still wanted.
+    /// Decides what this node announces, by what has changed since the last call. Returns what was
+    /// not so before; `None`, and nothing is decided, while a first list is missing: half a picture
+    /// would withdraw what is still wanted.
     pub fn announce(
         &mut self,
         decided: &mut AnnouncePlan,
@@ -24,7 +24,7 @@ impl<B: Backend> Engine<B> {
         drain: Drain,
         surveyed: &Surveyed,
         recorded: &BTreeMap<IpAddr, Recorded>,
-    ) -> Option<Vec<(IpNetwork, Silent)>> {
+    ) -> Option<Noted> {
         let (plan, model) = (self.planner.plan(), self.planner.model());
         let (world, nodes) = (model.snapshot()?, model.nodes()?);
         let (_services, _pods) = (plan.services()?, plan.pods()?);

@@ -111,9 +111,9 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
     (format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"), event)
 }
 
-/// The name of an event about the object `name`. Every node sees the same mistake in a policy, so
-/// the name of that event depends only on its text: the first node writes it, the others find it
-/// there.
+/// The name of an event about the object `name`. Every node sees the same mistake in a policy, and
+/// many the same shared address, so the name of that event depends only on its text: the first node
+/// writes it, the others find it there.
 fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
     let id = match notice.reason {
         Reason::Starting
@@ -122,7 +122,7 @@ fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
         | Reason::HealthCheckUnserved
         | Reason::RouteRejected
         | Reason::NotAnnounced => format!("{:x}", now.as_nanosecond()),
-        Reason::InvalidNetworkPolicy => {
+        Reason::InvalidNetworkPolicy | Reason::SharedAddress => {
             let mut hasher = DefaultHasher::new();
             notice.text.hash(&mut hasher);
             format!("{:x}", hasher.finish())
@@ -142,6 +142,7 @@ impl Reason {
             Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
             Self::RouteRejected => "RouteRejected",
             Self::NotAnnounced => "NotAnnounced",
+            Self::SharedAddress => "SharedAddress",
         }
     }
 
@@ -151,7 +152,7 @@ impl Reason {
             Self::HealthCheckUnserved => "Listen",
             Self::InvalidNetworkPolicy => "Enforce",
             Self::RouteRejected => "Route",
-            Self::NotAnnounced => "Announce",
+            Self::NotAnnounced | Self::SharedAddress => "Announce",
         }
     }
 
@@ -163,7 +164,8 @@ impl Reason {
             | Self::HealthCheckUnserved
             | Self::InvalidNetworkPolicy
             | Self::RouteRejected
-            | Self::NotAnnounced => "Warning",
+            | Self::NotAnnounced
+            | Self::SharedAddress => "Warning",
         }
     }
 }

@@ -29,6 +29,9 @@ pub struct Announced {
     pub reason: Option<String>,
     /// Why it is, or is not, announced.
     pub why: String,
+    /// What this node drops at the address, although it is announced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dropped: Vec<String>,
     /// The BGP peers to which it was exported; `None` if the agent does not know of peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Vec<String>>,
@@ -52,22 +55,26 @@ impl Announced {
             owner: None,
             reason: Some(reason.to_owned()),
             why: why.to_owned(),
+            dropped: Vec::new(),
             peers: None,
         };
         let Some(decided) = decided else {
             return unknown("rules-not-programmed", "a first list is missing: nothing is decided");
         };
+        let wanted = |prefix, wanted| {
+            let dropped = decided.dropped.get(&prefix).into_iter().flatten();
+            let dropped = dropped.map(ToString::to_string).collect();
+            Self { dropped, ..Self::wanted(address, prefix, wanted) }
+        };
         match decided.about(address) {
             None => unknown("unknown", "it is no address of a Service or a pod of this node"),
             Some((prefix, Err(silent))) => Self::silent(address, prefix, silent),
-            Some((prefix, Ok(wanted))) if is_published(&prefix) => {
-                Self::wanted(address, prefix, wanted)
-            }
-            Some((prefix, Ok(wanted))) => Self {
+            Some((prefix, Ok(it))) if is_published(&prefix) => wanted(prefix, it),
+            Some((prefix, Ok(it))) => Self {
                 announced: false,
                 reason: Some("rules-not-programmed".to_owned()),
                 why: failure.unwrap_or("its rules are not all in the kernel yet").to_owned(),
-                ..Self::wanted(address, prefix, wanted)
+                ..wanted(prefix, it)
             },
         }
     }
@@ -82,6 +89,7 @@ impl Announced {
             owner: Some(Owner::from(wanted.because.clone()).to_string()),
             reason: None,
             why: wanted.why(),
+            dropped: Vec::new(),
             peers: None,
         }
     }
@@ -96,6 +104,7 @@ impl Announced {
             owner: Some(silent.owner.to_string()),
             reason: Some(silent.why.code().to_owned()),
             why: silent.why.to_string(),
+            dropped: Vec::new(),
             peers: None,
         }
     }
@@ -116,7 +125,8 @@ impl Announced {
 
 impl fmt::Display for Announced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, announced, prefix, class, metric, owner, reason, why, peers } = self;
+        let Self { address, announced, prefix, class, metric, owner, reason, why, dropped, peers } =
+            self;
         let verdict = if *announced { "announced" } else { "not announced" };
         writeln!(f, "{address} is {verdict}: {}", Printable(why))?;
         let lines = [
@@ -129,7 +139,7 @@ impl fmt::Display for Announced {
         ];
         let known = lines.into_iter().filter_map(|(what, value)| Some((what, value?)));
         known
-            .into_iter()
+            .chain(dropped.iter().map(|dropped| ("but", dropped.clone())))
             .try_for_each(|(what, value)| writeln!(f, "  {what:<8}{}", Printable(&value)))
     }
 }

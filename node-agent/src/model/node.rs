@@ -13,6 +13,8 @@ use super::Labels;
 pub struct Node {
     /// Its name.
     pub name: Arc<str>,
+    /// As [`OtherNode::created`].
+    pub created: Arc<str>,
     /// Label `topology.kubernetes.io/zone`; `None` when missing or empty.
     pub zone: Option<Arc<str>>,
     /// `status.addresses` of type InternalIP, then ExternalIP, in the order of the API. The first

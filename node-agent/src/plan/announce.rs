@@ -21,12 +21,12 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-pub use self::kept::{AnnouncePlan, concerned};
+pub use self::kept::{AnnouncePlan, Noted, concerned};
 pub use self::pods::single_pods;
 pub use self::reason::{Excluded, Forbidden, WhyNot};
 pub use self::recorded::{Recorded, newest};
 use super::Plan;
-use super::services::{Frontend, FrontendKind};
+use super::services::{Frontend, FrontendKey, FrontendKind};
 use crate::model::{LocalPod, Node, Nodes, ServiceName, Snapshot};
 
 /// What to announce, as configured.
@@ -255,6 +255,29 @@ impl fmt::Display for Owner {
     }
 }
 
+/// What this node drops at an address that it announces: policy Local keeps it from the endpoints,
+/// which are on other nodes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Dropped {
+    /// To what the packets are addressed.
+    pub key: FrontendKey,
+    /// The Service whose packets they are.
+    pub service: ServiceName,
+    /// For whose sake the address is announced.
+    pub announced_for: Owner,
+}
+
+impl fmt::Display for Dropped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, service, announced_for } = self;
+        write!(
+            f,
+            "connections to {key} of Service {service} are dropped here: its policy is Local, and no endpoint \
+             on this node serves it; the address is announced for {announced_for}"
+        )
+    }
+}
+
 /// All that is decided about announcements.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Announcements {
@@ -262,6 +285,8 @@ pub struct Announcements {
     pub wanted: BTreeMap<IpNetwork, Announcement>,
     /// What is not, with the one reason that counts.
     pub silent: BTreeMap<IpNetwork, Silent>,
+    /// What is dropped at what is announced.
+    pub dropped: BTreeMap<IpNetwork, BTreeSet<Dropped>>,
 }
 
 /// What the kernel and the engine know beside the plan.

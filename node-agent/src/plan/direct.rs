@@ -16,11 +16,10 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::pod_ranges::{
+    Claimant, PodRanges, SHORTEST_V4, SHORTEST_V6, is_special, is_too_large, overlap,
+};
 use crate::model::{Nodes, OtherNode, family_of};
-
-/// The shortest prefixes of ranges that are taken for one node's pods.
-pub(super) const SHORTEST_V4: u8 = 12;
-pub(super) const SHORTEST_V6: u8 = 32;
 
 /// What the kernel knows of this node's networks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -141,24 +140,28 @@ impl fmt::Display for WhyRejected {
 /// Of two Nodes that claim one range, the older has it, whether it is reached or not: a link that
 /// goes down must not give its range to another.
 pub fn direct(nodes: &Nodes, around: &Neighbourhood) -> DirectRoutes {
-    let addresses = addresses(nodes, around);
-    let mut by_age: Vec<(&Arc<str>, &OtherNode)> = nodes.others.iter().collect();
-    by_age.sort_by_key(|(name, node)| (&node.created, *name));
-    let mut taken: BTreeMap<IpNetwork, &Arc<str>> = BTreeMap::new();
+    let mut ranges = PodRanges::claimed(nodes);
+    let own = nodes.own.iter().flat_map(|node| &node.addresses);
+    let own: BTreeSet<IpAddr> = own.chain(&around.addresses).copied().collect();
     let mut plan = DirectRoutes::default();
-    for (name, node) in by_age {
-        for range in node.pod_cidrs.iter().copied().map(without_host_bits) {
-            let why_not = unusable(range, nodes, &addresses, around)
-                .or_else(|| overlapping(&taken, range))
+    for claimant in ranges.by_age() {
+        let Some(node) = nodes.others.get(claimant.name) else { continue };
+        for range in claimant.ranges() {
+            let why_not = unusable(range, claimant, &ranges, nodes)
+                .or_else(|| own_in(range, &own, around))
+                .or_else(|| {
+                    let (range, by) = ranges.overlapping(range)?;
+                    Some(WhyRejected::Taken { by: Arc::clone(by), range })
+                })
                 .map_or(Ok(()), Err);
             let next_hop = why_not.and_then(|()| {
-                taken.insert(range, name);
+                ranges.take(range, claimant);
                 next_hop(range, node, around)
             });
             match next_hop {
                 Ok(next_hop) => drop(plan.routes.insert(range, next_hop)),
                 Err(why) => {
-                    let node = name.clone();
+                    let node = Arc::clone(claimant.name);
                     plan.rejected.insert(RejectedRange { node, range, why });
                 }
             }
@@ -167,20 +170,12 @@ pub fn direct(nodes: &Nodes, around: &Neighbourhood) -> DirectRoutes {
     plan
 }
 
-/// The addresses of all nodes.
-fn addresses(nodes: &Nodes, around: &Neighbourhood) -> BTreeSet<IpAddr> {
-    let of_others =
-        nodes.others.values().flat_map(|node| node.internal.iter().chain(&node.external));
-    let own = nodes.own.iter().flat_map(|node| &node.addresses);
-    of_others.chain(own).chain(&around.addresses).copied().collect()
-}
-
-/// Why no node's pods can have this range.
+/// Why this node's pods cannot have this range.
 fn unusable(
     range: IpNetwork,
+    of: Claimant<'_>,
+    ranges: &PodRanges<'_>,
     nodes: &Nodes,
-    addresses: &BTreeSet<IpAddr>,
-    around: &Neighbourhood,
 ) -> Option<WhyRejected> {
     if is_special(range) {
         return Some(WhyRejected::Special);
@@ -192,20 +187,16 @@ fn unusable(
     if let Some(own) = own.find(|own| overlap(*own, range)) {
         return Some(WhyRejected::OwnRange(own));
     }
-    if let Some(address) = addresses.range(range.network()..=range.broadcast()).next() {
+    ranges.address_in(range, of).map(|(address, _)| WhyRejected::NodeAddress(address))
+}
+
+/// What this node itself has in a range, whoever is older.
+fn own_in(range: IpNetwork, own: &BTreeSet<IpAddr>, around: &Neighbourhood) -> Option<WhyRejected> {
+    if let Some(address) = own.range(range.network()..=range.broadcast()).next() {
         return Some(WhyRejected::NodeAddress(*address));
     }
     let subnet = around.subnets.iter().find(|subnet| overlap(**subnet, range));
     subnet.copied().map(WhyRejected::Subnet)
-}
-
-/// Which of these ranges, which do not overlap each other, overlaps this one.
-fn overlapping(taken: &BTreeMap<IpNetwork, &Arc<str>>, range: IpNetwork) -> Option<WhyRejected> {
-    // A range that contains this one begins before it or at the same address, and none is between.
-    let before = taken.range(..=range).next_back();
-    let behind = taken.range(range..).next();
-    let other = before.into_iter().chain(behind).find(|(other, _)| overlap(**other, range));
-    other.map(|(range, by)| WhyRejected::Taken { by: Arc::clone(by), range: *range })
 }
 
 fn next_hop(
@@ -224,45 +215,4 @@ fn next_hop(
         }
         None => WhyRejected::NoInternalIp,
     })
-}
-
-/// Whether some of these addresses are no pod's and no service's.
-pub(super) fn is_special(range: IpNetwork) -> bool {
-    special().any(|special| overlap(special, range))
-}
-
-/// Whether a range has more addresses than a node can have pods.
-pub(super) fn is_too_large(range: IpNetwork) -> bool {
-    let shortest = match range {
-        IpNetwork::V4(_) => SHORTEST_V4,
-        IpNetwork::V6(_) => SHORTEST_V6,
-    };
-    range.prefix() < shortest
-}
-
-/// Ranges that no pod's address is in: "this network", loopback, link-local, multicast and reserved
-/// addresses (RFC 6890).
-fn special() -> impl Iterator<Item = IpNetwork> {
-    let special = |octets: [u8; 4], prefix| IpNetwork::new(octets.into(), prefix);
-    let special6 = |first: u16, prefix| IpNetwork::new([first, 0, 0, 0, 0, 0, 0, 0].into(), prefix);
-    [
-        special([0, 0, 0, 0], 8),
-        special([127, 0, 0, 0], 8),
-        special([169, 254, 0, 0], 16),
-        special([224, 0, 0, 0], 3),
-        // With ::1 and IPv4-mapped addresses.
-        special6(0, 8),
-        special6(0xfe80, 10),
-        special6(0xff00, 8),
-    ]
-    .into_iter()
-    .flatten()
-}
-
-pub(super) fn without_host_bits(range: IpNetwork) -> IpNetwork {
-    IpNetwork::new(range.network(), range.prefix()).unwrap_or(range)
-}
-
-pub(super) fn overlap(one: IpNetwork, other: IpNetwork) -> bool {
-    one.contains(other.network()) || other.contains(one.network())
 }

@@ -85,8 +85,8 @@ impl Node {
         Ok(())
     }
 
-    /// What `denizen-agent check` says of it.
-    pub(super) fn check(&self, page: &mut Page) -> Result<()> {
+    /// How to check this node: its CNI configuration is where no other node's is.
+    fn check_flags(&self) -> Result<Vec<String>> {
         let cluster = &self.fixture.cluster;
         let conflists = cluster.world.subfolder("net.d")?;
         fs::write(conflists.join("10-pods.conflist"), cluster.chain(Wiring::Bridged).conflist())?;
@@ -100,7 +100,12 @@ impl Node {
         ];
         let flags = flags.map(|(flag, folder)| format!("--{flag}={}", folder.display()));
         let node = format!("--node-name={}", crate::cluster::NODE);
-        let checked = Checked::on(&cluster.world.node, flags.into_iter().chain([node]))?;
+        Ok(flags.into_iter().chain([node]).collect())
+    }
+
+    /// What `denizen-agent check` says of it.
+    pub(super) fn check(&self, page: &mut Page) -> Result<()> {
+        let checked = Checked::on(&self.fixture.cluster.world.node, self.check_flags()?)?;
         let [ok, warnings, failures] =
             ["ok", "warning", "failure"].map(|verdict| checked.count(verdict));
         page.say(format_args!(
@@ -125,6 +130,7 @@ impl Node {
     /// Leaves everything up, and says how to play with it and how to take it away.
     pub(super) fn leave(mut self, page: &mut Page) -> Result<()> {
         page.title("The node is left up");
+        let check = self.check_flags()?.join(" ");
         for netns in [&mut self.fixture.bridged.netns, &mut self.fixture.routed.netns] {
             netns.keep();
         }
@@ -152,6 +158,8 @@ impl Node {
         page.say(format_args!(
             "    {agent} explain --run-dir {run} --from 10.10.0.2@{BRIDGE} --to 172.30.0.10:80/TCP"
         ));
+        page.say("Check that it is set up as it should be:");
+        page.say(format_args!("    ip netns exec {KEPT}-node {agent} check {check}"));
         page.say("Edit a manifest and see it take effect at once:");
         page.say(format_args!("    $EDITOR {manifests}/web.yaml"));
         page.say("Take it all away:");

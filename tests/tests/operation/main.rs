@@ -12,6 +12,7 @@ mod metrics;
 mod monitoring;
 mod other_release;
 mod page;
+mod quickstart;
 mod restart;
 mod routing;
 mod trace;

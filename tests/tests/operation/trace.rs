@@ -14,6 +14,7 @@ use denizen_tests::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::tracing::{Traced, Tracing};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
@@ -145,6 +146,59 @@ fn who_drops_a_packet_is_named() -> Result<()> {
                 ensure!(difference.contains(part), "no {part:?}, {backend:?}: {packet:#}");
             }
             ensure!(packet["fate"] == "dropped", "{packet:#}");
+        }
+    }
+    Ok(())
+}
+
+/// The reasons of the rules that each followed packet of `who` matched.
+fn reasons(fixture: &Fixture, agent: &Agent, who: Who) -> Result<Vec<Vec<String>>> {
+    const PACKETS: usize = 24;
+    let (from, to) = (fixture.address(who, to_web().ip())?.to_string(), to_web().to_string());
+    let count = PACKETS.to_string();
+    let arguments = ["--from", &from, "--to", &to, "--count", &count];
+    let tracing = Tracing::start(&fixture.cluster.world.node, agent, &arguments)?;
+    for _ in 0..PACKETS {
+        let outcome = Probe::tcp(to_web()).from(from.parse()?).ask_in(fixture.place(who).0);
+        ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
+        // No faster than packets are marked.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let traced = tracing.end()?;
+    traced.ensure_as_predicted()?;
+    let of_packet = |packet: &Value| {
+        let hooks = packet["hooks"].as_array().into_iter().flatten();
+        let rules = hooks.flat_map(|hook| hook["rules"].as_array().into_iter().flatten());
+        rules.filter_map(|rule| rule["reason"].as_str().map(str::to_owned)).collect()
+    };
+    Ok(traced.packets().iter().map(of_packet).collect())
+}
+
+/// A reason is read as what the rule found of the packet that matched it.
+#[test]
+fn reasons_are_true_of_the_packets_that_match_their_rules() -> Result<()> {
+    for backend in TRACED {
+        let (fixture, agent) = context_of("trace-reasons", backend)?;
+        let ports = [Port::tcp("http", 80, PORT)];
+        let everybody = [Who::Bridged, Who::Routed, Who::Remote];
+        let web = fixture.service("web", 10, &ports, &everybody)?;
+        fixture.cluster.manifests.put("services", &web)?;
+        agent.until("endpoints", BOUND, |status| status["endpoints"] == 3)?;
+        for (who, is_pod) in [(Who::Bridged, true), (Who::Routed, true), (Who::Outside, false)] {
+            let all = reasons(&fixture, &agent, who)?;
+            for reasons in &all {
+                let said = |part: &str| reasons.iter().any(|reason| reason.contains(part));
+                let context = || format!("{backend:?}, {who:?}: {reasons:#?}");
+                ensure!(said("not a local pod: ") != is_pod, "{}", context());
+                // It is a cluster IP's, and its service has no policy.
+                ensure!(!said("traffic from outside goes only"), "{}", context());
+                // It was forwarded, so a slot was found.
+                ensure!(!said("no endpoint in that slot"), "{}", context());
+            }
+            let is_later = |reason: &String| reason.starts_with("earlier draws found no endpoint");
+            let later = all.iter().filter(|reasons| reasons.iter().any(is_later)).count();
+            let are_drawn = backend == Backend::Nftables;
+            ensure!((later > 0 && later < all.len()) == are_drawn, "{later} of {all:#?}");
         }
     }
     Ok(())

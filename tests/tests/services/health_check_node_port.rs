@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use denizen_tests::agent::programmed;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::http::{Reply, fetch, url};
@@ -293,5 +294,45 @@ fn the_health_port_counts_addresses_and_no_terminating_ones() -> Result<()> {
         by([Who::Bridged]),
         "those that come are served"
     );
+    Ok(())
+}
+
+/// Rules of node ports come before this node's own sockets: who asks there reaches a service.
+#[test]
+fn a_port_that_is_another_services_node_port_is_named() -> Result<()> {
+    let fixture = Fixture::new("hc-shadow")?;
+    let manifests = &fixture.cluster.manifests;
+    manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Bridged])?)?;
+    let agent = fixture.cluster.start_agent()?;
+    for address in of_node(&fixture)? {
+        until(&fixture, address, says(200, 1))?;
+    }
+    let errors = || Ok(agent.status()?["errors"].clone());
+    let is_named = |errors: &Value| {
+        let said = errors.to_string();
+        said.contains("health-check node port 32100 of default/web")
+            && said.contains("node port 32100/tcp of default/thief:http")
+    };
+    assert_eq!(errors()?, json!([]));
+    // A node port of UDP, and of another number, takes nothing away.
+    let udp = [Port::tcp("dns", 80, PORT).over(Protocol::Udp).at_node(CHECK)];
+    let beside = [Port::tcp("http", 80, PORT).at_node(CHECK + 1)];
+    for (ports, number) in [(udp, 11), (beside, 12)] {
+        let thief = fixture.service("thief", number, &ports, &[Who::Routed])?;
+        programmed(&agent, || manifests.put("thief", &thief), || {})?;
+        assert_eq!(errors()?, json!([]));
+    }
+    let tcp = [Port::tcp("http", 80, PORT).at_node(CHECK)];
+    manifests.put("thief", &fixture.service("thief", 13, &tcp, &[Who::Routed])?)?;
+    let named = observed("named", BOUND, errors, is_named)?;
+    assert_eq!(named.as_array().map(Vec::len), Some(1), "{named}");
+    for address in of_node(&fixture)? {
+        until(&fixture, address, |reply| !says(200, 1)(reply))?;
+    }
+    manifests.remove("thief")?;
+    observed("not named", BOUND, errors, |errors| *errors == json!([]))?;
+    for address in of_node(&fixture)? {
+        until(&fixture, address, says(200, 1))?;
+    }
     Ok(())
 }

@@ -313,7 +313,7 @@ impl<'a> Lowering<'a> {
                     Some((is, test)) => {
                         mark(Why::ComesFromElsewhere, MARK_MASQ).also([(!is, test.clone())])
                     }
-                    None => mark(Why::ComesFromElsewhere, MASQ_IF_NOT_LOCAL),
+                    None => mark(Why::AskWhoSends, MASQ_IF_NOT_LOCAL),
                 },
             });
         }

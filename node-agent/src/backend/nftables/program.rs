@@ -46,7 +46,7 @@ fn ip_chains(config: &TableConfig) -> Vec<Chain> {
     let jumped_to = [
         chain(ChainName::NoEndpoints, Why::Refuse, refuse(Why::RefuseTcp, Why::Refuse).into()),
         chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, vec![drop]),
-        chain(ChainName::MarkUnlessLocal, Why::ComesFromElsewhere, mark_unless_local(config)),
+        chain(ChainName::MarkUnlessLocal, Why::AskWhoSends, mark_unless_local(config)),
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
         chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
         chain(ChainName::UnusedPort, Why::UnusedPort, unused_port()),
@@ -81,9 +81,9 @@ fn base_chains(config: &TableConfig) -> [Chain; 3] {
     let node_ports = at_node(Why::OwnAddress, Action::Goto(ChainName::NodePorts));
     let arriving = vec![
         restricted(),
-        jump(Why::StayOnNode, ChainName::LocalPolicy),
+        jump(Why::AskLocalPolicy, ChainName::LocalPolicy),
         services.clone(),
-        at_node(Why::StayOnNode, Action::Jump(ChainName::NodePortPolicy)),
+        at_node(Why::AskLocalPolicy, Action::Jump(ChainName::NodePortPolicy)),
         node_ports.clone(),
     ];
     // What IPVS translates does not count as translated. Only translation leads a packet from a pod
@@ -227,11 +227,10 @@ fn balance(class: Class) -> Chain {
 /// The chains that mark for masquerade and then balance a class.
 fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
     let go = Rule::new(Why::Choose, [], [Action::Goto(ChainName::Balance(class))]);
-    let unless_local =
-        Rule::new(Why::ComesFromElsewhere, [], [Action::Jump(ChainName::MarkUnlessLocal)]);
+    let unless_local = Rule::new(Why::AskWhoSends, [], [Action::Jump(ChainName::MarkUnlessLocal)]);
     let always = Rule::new(Why::AnyNode, [], [Action::Mark(masquerade)]);
     [
-        chain(ChainName::Cluster(class), Why::ComesFromElsewhere, vec![unless_local, go.clone()]),
+        chain(ChainName::Cluster(class), Why::AskWhoSends, vec![unless_local, go.clone()]),
         chain(ChainName::External(class), Why::AnyNode, vec![always, go]),
     ]
 }

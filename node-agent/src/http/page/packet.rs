@@ -10,7 +10,7 @@ pub(super) fn section(asking: &Asking, explanation: Option<&Reply<Explanation>>)
     html! {
         section #explain {
             h2 { "Explain a packet" }
-            form.packet action="/#explain" {
+            form action="/#explain" {
                 label { "from" input name="from" value=(asking.from) placeholder="10.85.0.5@cni0" required; }
                 label { "to" input name="to" value=(asking.to) placeholder="10.96.0.10:80/tcp" required; }
                 button { "Explain" }
@@ -31,15 +31,17 @@ fn path(asking: &Asking, explanation: &Explanation) -> Markup {
         Verdict::Untouched => "plain",
     };
     html! {
-        ol.section {
-            li.end {
+        div.path {
+            p.end {
                 code { (asking.from) }
                 span.chip { @if explanation.local { "a pod of this node" } @else { "not a pod of this node" } }
             }
-            @for step in &explanation.steps {
-                li { strong { (step.what) } p { (step.why) } }
+            ol {
+                @for step in &explanation.steps {
+                    li { strong { (step.what) } p { (step.why) } }
+                }
             }
-            li.end.(tone) {
+            p.end.(tone) {
                 strong { (explanation.verdict) }
                 @if let Some(service) = &explanation.service { " as " (service) }
                 @if explanation.masquerade { span.chip { "its source becomes this node's address" } }

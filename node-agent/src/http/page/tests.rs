@@ -156,6 +156,63 @@ fn every_value_is_escaped() {
     }
 }
 
+fn explanation() -> Explanation {
+    let step = |what: &str| Step { what: what.to_owned(), why: "so it is".to_owned() };
+    Explanation {
+        verdict: Verdict::Forward,
+        service: Some("default/web:http".to_owned()),
+        endpoints: ["10.1.0.5:8080", "10.1.0.6:8080"].map(str::to_owned).into(),
+        masquerade: true,
+        masqueraded: Vec::new(),
+        local: true,
+        policies: Vec::new(),
+        redirects: Vec::new(),
+        virtual_server: None,
+        steps: vec![step("one"), step("two"), step("three")],
+    }
+}
+
+/// The page with everything that it can show.
+fn full_page() -> String {
+    let asking = Asking { connections: true, every: Some(5), ..Asking::default() };
+    let counted: Reply<Arc<Summary>> = Ok(Arc::new(hostile_summary()));
+    let explanation: Reply<Explanation> = Ok(explanation());
+    draw::document(&asking, &Ok(hostile_view()), Some(&explanation), Some(&counted)).into_string()
+}
+
+/// The list has what explain found, step by step. The sender and the verdict are no steps.
+#[test]
+fn a_packets_path_has_its_ends_beside_its_steps() {
+    let page = full_page();
+    let (_, path) = page.split_once("<div class=\"path\">").expect("a path");
+    let (path, _) = path.split_once("</div>").expect("its end");
+    let (before, rest) = path.split_once("<ol>").expect("steps");
+    let (steps, behind) = rest.split_once("</ol>").expect("their end");
+    assert_eq!(steps.matches("<li>").count(), 3, "{path}");
+    assert!(before.contains("a pod of this node"), "{path}");
+    assert!(behind.contains("forwarded") && behind.contains("default/web:http"), "{path}");
+}
+
+/// A class without a style is a style that was renamed.
+#[test]
+fn every_class_of_the_page_has_a_style() {
+    let page = full_page();
+    let named = page.split("class=\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let classes: std::collections::BTreeSet<&str> = named.flat_map(str::split_whitespace).collect();
+    assert!(classes.len() > 10, "{classes:?}");
+    let style = include_str!("style.css");
+    let is_styled = |class: &&str| {
+        let selector = format!(".{class}");
+        let mut found = style.match_indices(&selector);
+        found.any(|(at, _)| {
+            let next = style[at + selector.len()..].chars().next();
+            next.is_some_and(|next| !next.is_alphanumeric() && next != '-')
+        })
+    };
+    let unstyled: Vec<&str> = classes.into_iter().filter(|class| !is_styled(class)).collect();
+    assert_eq!(unstyled, [""; 0], "in {page}");
+}
+
 #[test]
 fn on_loopback_a_request_for_another_host_is_refused() {
     let cases = [

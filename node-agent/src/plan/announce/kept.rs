@@ -11,17 +11,42 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::super::{Changes, Plan, ServicePlan};
+use super::super::{Changes, FrontendKey, Plan, ServicePlan};
 use super::forbidden::Forbidding;
 use super::services::Of;
 use super::{
-    AnnounceSettings, Announcement, Announcements, Announcing, Class, Drain, Owner, Silent, WhyNot,
-    pods,
+    AnnounceSettings, Announcement, Announcements, Announcing, Class, Drain, Dropped, Owner,
+    Silent, WhyNot, pods,
 };
 use crate::model::{Nodes, ServiceName};
 
 /// What becomes of a prefix, for the sake of one owner.
 pub(super) type Verdict = Result<Announcement, Silent>;
+
+/// A prefix of an owner's.
+#[derive(Debug, PartialEq)]
+pub(super) struct Claim {
+    pub(super) prefix: IpNetwork,
+    pub(super) verdict: Verdict,
+    /// The owner's frontends at which this node drops what comes from outside.
+    pub(super) dropped: Vec<FrontendKey>,
+}
+
+impl Claim {
+    /// At which nothing is dropped.
+    pub(super) fn of(prefix: IpNetwork, verdict: Verdict) -> Self {
+        Self { prefix, verdict, dropped: Vec::new() }
+    }
+}
+
+/// What a decision says that was not so before.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// What is refused.
+    pub refused: Vec<(IpNetwork, Silent)>,
+    /// What is dropped at addresses that are announced.
+    pub dropped: Vec<Dropped>,
+}
 
 /// Who claims prefixes: a Service, or (none) this node for itself and its pods.
 type Claimant = Option<ServiceName>;
@@ -31,8 +56,8 @@ type Claimant = Option<ServiceName>;
 pub struct AnnouncePlan {
     /// `None` before the first decision.
     basis: Option<Basis>,
-    verdicts: BTreeMap<Claimant, Vec<(IpNetwork, Verdict)>>,
-    /// All verdicts on each prefix: their places among the claimant's.
+    claims_of: BTreeMap<Claimant, Vec<Claim>>,
+    /// All claims on each prefix: their places among the claimant's.
     claims: BTreeMap<IpNetwork, Vec<(Claimant, usize)>>,
     /// What is not announced for being too much, and for nothing else.
     surplus: BTreeSet<IpNetwork>,
@@ -93,13 +118,12 @@ impl AnnouncePlan {
     }
 
     /// Decides anew: about services that [`concerned`] has named since the last time, or about
-    /// everything if that is not known or if more differs. Returns what is refused and was not
-    /// before.
+    /// everything if that is not known or if more differs.
     pub fn update(
         &mut self,
         by: &Announcing<'_>,
         concerned: Option<&BTreeSet<ServiceName>>,
-    ) -> Vec<(IpNetwork, Silent)> {
+    ) -> Noted {
         let forbidding = Forbidding::new(by);
         let basis = Basis::of(by, &forbidding);
         // Nobody tells which rules are rejected, one by one.
@@ -107,61 +131,68 @@ impl AnnouncePlan {
         let names = match concerned {
             Some(names) => names.clone(),
             None => {
-                let known = self.verdicts.keys().flatten().cloned();
+                let known = self.claims_of.keys().flatten().cloned();
                 known.chain(by.world.services().map(|service| service.name.clone())).collect()
             }
         };
         self.basis = Some(basis);
         let mut touched = std::mem::take(&mut self.surplus);
-        self.replace(None, pods::verdicts(by, &forbidding), &mut touched);
+        self.replace(None, pods::claims(by, &forbidding), &mut touched);
         let of = Of::new(by, &forbidding);
         for name in names {
             let service = by.world.service(&name);
-            let verdicts = service.map(|service| of.verdicts(service)).unwrap_or_default();
-            self.replace(Some(name), verdicts, &mut touched);
+            let claims = service.map(|service| of.claims(service)).unwrap_or_default();
+            self.replace(Some(name), claims, &mut touched);
         }
         self.settle(&touched, by.settings.most)
     }
 
-    /// Replaces all verdicts of a claimant. Adds the prefixes that they were and are about.
+    /// Replaces all claims of a claimant. Adds the prefixes that they were and are about.
     fn replace(
         &mut self,
         claimant: Claimant,
-        verdicts: Vec<(IpNetwork, Verdict)>,
+        claims: Vec<Claim>,
         touched: &mut BTreeSet<IpNetwork>,
     ) {
-        let before = self.verdicts.get(&claimant);
-        if before.map(Vec::as_slice).unwrap_or_default() == verdicts {
+        let before = self.claims_of.get(&claimant);
+        if before.map(Vec::as_slice).unwrap_or_default() == claims {
             return;
         }
-        for (prefix, _) in before.into_iter().flatten() {
+        for Claim { prefix, .. } in before.into_iter().flatten() {
             touched.insert(*prefix);
-            if let Entry::Occupied(mut claims) = self.claims.entry(*prefix) {
-                claims.get_mut().retain(|(of, _)| *of != claimant);
-                if claims.get().is_empty() {
-                    claims.remove();
+            if let Entry::Occupied(mut places) = self.claims.entry(*prefix) {
+                places.get_mut().retain(|(of, _)| *of != claimant);
+                if places.get().is_empty() {
+                    places.remove();
                 }
             }
         }
-        for (place, (prefix, _)) in verdicts.iter().enumerate() {
+        for (place, Claim { prefix, .. }) in claims.iter().enumerate() {
             touched.insert(*prefix);
             // Nearly every prefix has one claim.
-            let claims = self.claims.entry(*prefix).or_insert_with(|| Vec::with_capacity(1));
-            claims.push((claimant.clone(), place));
+            let places = self.claims.entry(*prefix).or_insert_with(|| Vec::with_capacity(1));
+            places.push((claimant.clone(), place));
         }
-        match verdicts.is_empty() {
-            true => self.verdicts.remove(&claimant),
-            false => self.verdicts.insert(claimant, verdicts),
+        match claims.is_empty() {
+            true => self.claims_of.remove(&claimant),
+            false => self.claims_of.insert(claimant, claims),
         };
     }
 
-    fn settle(&mut self, touched: &BTreeSet<IpNetwork>, most: usize) -> Vec<(IpNetwork, Silent)> {
-        let mut before = BTreeMap::new();
+    fn settle(&mut self, touched: &BTreeSet<IpNetwork>, most: usize) -> Noted {
+        let (mut silent_before, mut dropped_before) = (BTreeMap::new(), BTreeMap::new());
         for prefix in touched {
-            before.extend(self.decided.silent.remove(prefix).map(|silent| (*prefix, silent)));
-            self.decided.wanted.remove(prefix);
+            let decided = &mut self.decided;
+            silent_before.extend(decided.silent.remove(prefix).map(|silent| (*prefix, silent)));
+            dropped_before.extend(decided.dropped.remove(prefix).map(|all| (*prefix, all)));
+            decided.wanted.remove(prefix);
             match self.announcement(prefix).cloned() {
-                Some(announcement) => drop(self.decided.wanted.insert(*prefix, announcement)),
+                Some(announcement) => {
+                    let dropped = self.dropped(prefix, &announcement);
+                    let dropped = Some(dropped).filter(|dropped| !dropped.is_empty());
+                    self.decided.dropped.extend(dropped.map(|dropped| (*prefix, dropped)));
+                    self.decided.wanted.insert(*prefix, announcement);
+                }
                 None => {
                     let silent = self.silents(prefix).min().cloned();
                     self.decided.silent.extend(silent.map(|silent| (*prefix, silent)));
@@ -169,26 +200,49 @@ impl AnnouncePlan {
             }
         }
         self.limit(most);
-        let changed = touched.union(&self.surplus);
-        let silent = changed.filter_map(|at| Some((*at, self.decided.silent.get(at)?)));
-        let new = silent.filter(|(at, it)| it.why.is_refusal() && before.get(at) != Some(*it));
-        new.map(|(prefix, silent)| (prefix, silent.clone())).collect()
+        let changed = || touched.union(&self.surplus);
+        let silent = changed().filter_map(|at| Some((*at, self.decided.silent.get(at)?)));
+        let refused =
+            silent.filter(|(at, it)| it.why.is_refusal() && silent_before.get(at) != Some(*it));
+        let nothing = BTreeSet::new();
+        let dropped = changed().filter_map(|at| Some((at, self.decided.dropped.get(at)?)));
+        let dropped =
+            dropped.flat_map(|(at, all)| all - dropped_before.get(at).unwrap_or(&nothing));
+        Noted {
+            refused: refused.map(|(prefix, silent)| (prefix, silent.clone())).collect(),
+            dropped: dropped.collect(),
+        }
     }
 
-    fn about(&self, prefix: &IpNetwork) -> impl Iterator<Item = &Verdict> {
-        let claims = self.claims.get(prefix).into_iter().flatten();
-        claims.filter_map(|(claimant, place)| Some(&self.verdicts.get(claimant)?.get(*place)?.1))
+    fn about(&self, prefix: &IpNetwork) -> impl Iterator<Item = (&Claimant, &Claim)> {
+        let places = self.claims.get(prefix).into_iter().flatten();
+        places.filter_map(|(claimant, place)| {
+            Some((claimant, self.claims_of.get(claimant)?.get(*place)?))
+        })
+    }
+
+    /// What this node drops at a prefix that is announced, of all its owners.
+    fn dropped(&self, prefix: &IpNetwork, by: &Announcement) -> BTreeSet<Dropped> {
+        let announced_for = Owner::from(by.because.clone());
+        let of_claim = |(claimant, claim): (&Claimant, &Claim)| {
+            let (service, announced_for) = (claimant.clone(), announced_for.clone());
+            claim.dropped.clone().into_iter().filter_map(move |key| {
+                let (service, announced_for) = (service.clone()?, announced_for.clone());
+                Some(Dropped { key, service, announced_for })
+            })
+        };
+        self.about(prefix).flat_map(of_claim).collect()
     }
 
     /// Of two owners of one prefix, the one with the higher class counts, then the first by name.
     fn announcement(&self, prefix: &IpNetwork) -> Option<&Announcement> {
-        let wanted = self.about(prefix).filter_map(|verdict| verdict.as_ref().ok());
+        let wanted = self.about(prefix).filter_map(|(_, claim)| claim.verdict.as_ref().ok());
         wanted.min_by_key(|it| (Reverse(it.class), &it.because))
     }
 
     /// Of several reasons, the first one counts.
     fn silents(&self, prefix: &IpNetwork) -> impl Iterator<Item = &Silent> {
-        self.about(prefix).filter_map(|verdict| verdict.as_ref().err())
+        self.about(prefix).filter_map(|(_, claim)| claim.verdict.as_ref().err())
     }
 
     /// Takes away what is too much: pods stay, then the oldest services.
@@ -200,6 +254,7 @@ impl AnnouncePlan {
         let mut ranked: Vec<_> = wanted.map(|(at, it)| (rank(it), *at)).collect();
         ranked.sort();
         for (_, prefix) in ranked.drain(most..) {
+            self.decided.dropped.remove(&prefix);
             if let Some(Announcement { because, .. }) = self.decided.wanted.remove(&prefix) {
                 let over = Silent { why: WhyNot::OverLimit(most), owner: Owner::from(because) };
                 let silent = self.silents(&prefix).chain([&over]).min().cloned();

@@ -4,11 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnetwork::IpNetwork;
-
-use super::super::direct::without_host_bits;
+use super::super::pod_ranges::without_host_bits;
 use super::forbidden::Forbidding;
-use super::kept::Verdict;
+use super::kept::Claim;
 use super::{
     AnnounceSettings, AnnouncedPods, Announcement, Announcing, Because, Class, Owner, Recorded,
     Silent, WhyNot, newest,
@@ -35,11 +33,8 @@ pub fn single_pods<'a>(
     pods.iter().flat_map(of_pod).collect()
 }
 
-/// The verdicts on this node's podCIDRs and on single pods.
-pub(super) fn verdicts(
-    by: &Announcing<'_>,
-    forbidding: &Forbidding<'_>,
-) -> Vec<(IpNetwork, Verdict)> {
+/// What becomes of this node's podCIDRs and of single pods.
+pub(super) fn claims(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Vec<Claim> {
     let mut found = Vec::new();
     let ranges = by.nodes.own.iter().flat_map(|node| node.pod_cidrs.iter().copied());
     for range in ranges.map(without_host_bits) {
@@ -59,7 +54,7 @@ pub(super) fn verdicts(
                 since: "".into(),
             }),
         };
-        found.push((range, verdict));
+        found.push(Claim::of(range, verdict));
     }
     singles(by, forbidding, &mut found);
     found
@@ -67,11 +62,7 @@ pub(super) fn verdicts(
 
 /// The oldest stay if there are too many: an announcement never ends because of a newer pod. Of
 /// several pods with one address, it is the newest's.
-fn singles(
-    by: &Announcing<'_>,
-    forbidding: &Forbidding<'_>,
-    found: &mut Vec<(IpNetwork, Verdict)>,
-) {
+fn singles(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Vec<Claim>) {
     let AnnounceSettings { most_pods, .. } = *by.settings;
     let mut singles = single_pods(by.settings, by.nodes, by.plan.recorded());
     singles.sort_by(|(a, a_ip), (b, b_ip)| (&a.added_at, a_ip).cmp(&(&b.added_at, b_ip)));
@@ -91,7 +82,8 @@ fn singles(
             (chosen.len() >= most_pods).then_some(WhyNot::OverLimit(most_pods))
         };
         if let Some(why) = why_not {
-            found.push((address.into(), Err(Silent { why, owner: Owner::Pod(name) })));
+            let silent = Silent { why, owner: Owner::Pod(name) };
+            found.push(Claim::of(address.into(), Err(silent)));
             continue;
         }
         chosen.insert(address);
@@ -103,6 +95,6 @@ fn singles(
             recorded: Some(recorded.at),
             since: pod.added_at.clone(),
         };
-        found.push((address.into(), Ok(announcement)));
+        found.push(Claim::of(address.into(), Ok(announcement)));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::super::direct::{SHORTEST_V4, SHORTEST_V6};
+use super::super::pod_ranges::{SHORTEST_V4, SHORTEST_V6};
 
 /// Why a prefix is not announced. Of several owners' reasons, the first one here counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

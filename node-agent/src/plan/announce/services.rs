@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::super::pod_ranges::is_too_large;
 use super::super::services::{
-    FrontendAddress, FrontendKey, FrontendKind, Whereabouts, ready, whereabouts,
+    Frontend, FrontendAddress, FrontendKey, FrontendKind, Outcome, Whereabouts, ready, whereabouts,
 };
 use super::forbidden::Forbidding;
-use super::kept::Verdict;
+use super::kept::Claim;
 use super::{Announcement, Announcing, Because, Class, Drain, Excluded, Owner, Silent, WhyNot};
 use crate::model::{Service, TrafficPolicy, family_of};
 
@@ -20,6 +21,8 @@ pub(super) struct Of<'a> {
     forbidding: &'a Forbidding<'a>,
     /// The ranges of cluster IPs.
     cluster: Vec<IpNetwork>,
+    /// Those of the permitted ranges in which podCIDRs do not count.
+    for_services: Vec<IpNetwork>,
     contested: Vec<(IpNetwork, &'a Arc<str>)>,
     here: Whereabouts<'a>,
 }
@@ -28,17 +31,22 @@ impl<'a> Of<'a> {
     pub(super) fn new(by: &'a Announcing<'a>, forbidding: &'a Forbidding<'a>) -> Self {
         let cluster: Vec<IpNetwork> = by.world.service_ranges().collect();
         let permitted = [&cluster[..], &by.settings.ranges].concat();
-        let contested = forbidding.contested(&permitted);
+        // A range that this node's own pods share, or that is as wide as no node's pods, is not for
+        // services alone: a Service must not take pods' addresses.
+        let (for_services, shared): (Vec<_>, Vec<_>) = permitted
+            .into_iter()
+            .partition(|range| !is_too_large(*range) && !forbidding.has_own_pods(*range));
+        let contested = forbidding.contested(&shared);
         let here = whereabouts(&by.plan.policy().settings, by.world.node());
-        Self { by, forbidding, cluster, contested, here }
+        Self { by, forbidding, cluster, for_services, contested, here }
     }
 
-    /// The verdicts on a service's addresses.
-    pub(super) fn verdicts(&self, service: &Service) -> Vec<(IpNetwork, Verdict)> {
+    /// What becomes of a service's addresses.
+    pub(super) fn claims(&self, service: &Service) -> Vec<Claim> {
         let silent = |why| Silent { why, owner: Owner::Service(service.name.clone()) };
         let proxied = service.proxied_ips.iter();
-        let mut found: Vec<(IpNetwork, Verdict)> =
-            proxied.map(|ip| ((*ip).into(), Err(silent(WhyNot::IpModeProxy)))).collect();
+        let mut found: Vec<Claim> =
+            proxied.map(|ip| Claim::of((*ip).into(), Err(silent(WhyNot::IpModeProxy)))).collect();
         let addresses = [
             (FrontendKind::ClusterIp, &service.cluster_ips),
             (FrontendKind::ExternalIp, &service.external_ips),
@@ -48,7 +56,8 @@ impl<'a> Of<'a> {
             let Some(class) = Class::of(kind) else { continue };
             for address in addresses {
                 let verdict = self.decide(service, kind, class, *address).map_err(silent);
-                found.push(((*address).into(), verdict));
+                let dropped = self.dropped(service, *address);
+                found.push(Claim { dropped, ..Claim::of((*address).into(), verdict) });
             }
         }
         found
@@ -96,16 +105,21 @@ impl<'a> Of<'a> {
         if service.opts_out {
             return Err(WhyNot::OptedOut);
         }
-        if let Some(forbidden) = self.forbidding.service(address, &self.contested) {
-            return Err(WhyNot::Forbidden(forbidden));
-        }
         let ranges = match kind {
             FrontendKind::ClusterIp => &self.cluster,
             FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
                 &settings.ranges
             }
         };
-        if !ranges.iter().any(|range| range.contains(address)) {
+        let within = || ranges.iter().filter(|range| range.contains(address));
+        let contested = match within().any(|range| self.for_services.contains(range)) {
+            true => &[][..],
+            false => &self.contested,
+        };
+        if let Some(forbidden) = self.forbidding.service(address, contested) {
+            return Err(WhyNot::Forbidden(forbidden));
+        }
+        if within().next().is_none() {
             return Err(WhyNot::OutsideRanges);
         }
         match (kind, self.excluded()) {
@@ -126,6 +140,25 @@ impl<'a> Of<'a> {
         } else {
             None
         }
+    }
+
+    /// The service's own frontends at this address.
+    fn frontends(&self, service: &Service, address: IpAddr) -> impl Iterator<Item = &'a Frontend> {
+        let services = self.by.plan.services();
+        service.ports.iter().filter_map(move |port| {
+            let at = FrontendAddress::Ip(address);
+            let key = FrontendKey { address: at, protocol: port.protocol, port: port.port };
+            let frontend = services?.frontend(&key)?;
+            (frontend.service_port.service == service.name).then_some(frontend)
+        })
+    }
+
+    /// Those of them at which this node drops what comes from outside: others have endpoints.
+    fn dropped(&self, service: &Service, address: IpAddr) -> Vec<FrontendKey> {
+        let drops = |frontend: &&Frontend| {
+            *frontend.outside.as_ref().unwrap_or(&frontend.inside) == Outcome::Drop
+        };
+        self.frontends(service, address).filter(drops).map(|frontend| frontend.key).collect()
     }
 
     /// How many addresses are ready behind the service's own ports of this address, and how many of

@@ -1,5 +1,7 @@
 //! What is announced, and why the rest is not.
 
+mod claims;
+mod dropped;
 mod histories;
 mod newest;
 
@@ -125,7 +127,7 @@ impl World {
         planner: &Planner,
         decided: &mut AnnouncePlan,
         concerned: Option<&BTreeSet<ServiceName>>,
-    ) -> Vec<(IpNetwork, Silent)> {
+    ) -> Noted {
         let model = planner.model();
         let world = model.snapshot().expect("all is listed");
         let by = Announcing {
@@ -350,7 +352,8 @@ fn pods_are_announced_by_ranges_and_outside_them_by_themselves() {
 #[test]
 fn a_range_that_somebody_else_has_is_not_announced() {
     let said = |range_of: &str| {
-        let node = Some(node(None, &["192.0.2.1"], &[range_of]));
+        let node = node(None, &["192.0.2.1"], &[range_of]);
+        let node = Some(Node { created: "2026-11-10".into(), ..node });
         let decided = World { node, services: Vec::new(), ..world() }.decide();
         match decided.silent.get(&range(range_of)) {
             Some(silent) => silent.why.to_string(),

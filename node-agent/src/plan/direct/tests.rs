@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::super::pod_ranges::without_host_bits;
 use super::*;
 use crate::fixture::{ip, node, range};
 
@@ -144,6 +145,21 @@ fn a_range_stays_its_owners_while_that_is_not_reached() {
     assert_eq!(direct(&nodes, &around).routes[&range("10.1.3.0/24")], hop("192.0.2.3"));
     around.links.insert(ip("192.0.2.3"), Err(NotNear::Nowhere));
     assert_eq!(direct(&nodes, &around).routes, BTreeMap::new());
+}
+
+/// A Node's InternalIP can be any address too.
+#[test]
+fn the_address_of_a_younger_node_ends_no_route() {
+    let claimed = range("10.1.2.0/24");
+    let beside = |created: &str| {
+        let old = other("2026-01-02T00:00:00Z", &["192.0.2.2"], &["10.1.2.0/24"]);
+        decided(&[("b", old), ("c", other(created, &["10.1.2.77"], &[]))])
+    };
+    let routes = beside("2026-01-03T00:00:00Z").routes;
+    assert_eq!(routes, BTreeMap::from([(claimed, hop("192.0.2.2"))]));
+    let why = WhyRejected::NodeAddress(ip("10.1.2.77"));
+    let rejected = RejectedRange { node: "b".into(), range: claimed, why };
+    assert_eq!(beside("2026-01-01T00:00:00Z").rejected, BTreeSet::from([rejected]));
 }
 
 /// Nothing is known of this node: its networks are still its own.

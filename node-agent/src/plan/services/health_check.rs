@@ -1,6 +1,7 @@
 //! Health-check node ports: where a load balancer asks whether this node has endpoints of a service
 //! whose `externalTrafficPolicy` is Local.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
@@ -85,7 +86,11 @@ impl HealthPorts {
 
 /// Every service's check.
 #[derive(Debug, Default)]
-pub struct HealthChecks(BTreeMap<ServiceName, HealthCheck>);
+pub struct HealthChecks {
+    checks: BTreeMap<ServiceName, HealthCheck>,
+    /// How many services have each port.
+    ports: BTreeMap<NonZeroU16, usize>,
+}
 
 impl HealthChecks {
     /// Replaces a service's check. Returns whether it differs.
@@ -94,20 +99,41 @@ impl HealthChecks {
         service: &ServiceName,
         check: Option<HealthCheck>,
     ) -> bool {
-        if self.0.get(service) == check.as_ref() {
+        if self.checks.get(service) == check.as_ref() {
             return false;
         }
-        match check {
-            Some(check) => self.0.insert(service.clone(), check),
-            None => self.0.remove(service),
+        if let Some(new) = &check {
+            *self.ports.entry(new.port).or_default() += 1;
+        }
+        let before = match check {
+            Some(check) => self.checks.insert(service.clone(), check),
+            None => self.checks.remove(service),
         };
+        if let Some(before) = before
+            && let Entry::Occupied(mut count) = self.ports.entry(before.port)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         true
+    }
+
+    /// All of them, by service.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &HealthCheck> {
+        self.checks.values()
+    }
+
+    /// Whether a service has this port.
+    pub(super) fn have(&self, port: NonZeroU16) -> bool {
+        self.ports.contains_key(&port)
     }
 
     /// The check of each port, and the checks whose port another service has, with that service's
     /// name.
     pub fn settled(&self) -> (BTreeMap<NonZeroU16, HealthCheck>, Vec<(HealthCheck, ServiceName)>) {
-        let mut ranked: Vec<&HealthCheck> = self.0.values().collect();
+        let mut ranked: Vec<&HealthCheck> = self.checks.values().collect();
         ranked.sort_by(|a, b| a.rank().cmp(&b.rank()));
         let (mut ports, mut lost) = (BTreeMap::<_, HealthCheck>::new(), Vec::new());
         for check in ranked {

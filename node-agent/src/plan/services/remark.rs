@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::frontend::FrontendKey;
 use super::service_plan::Surroundings;
-use crate::model::{Family, Service, ServiceName, family_of};
+use crate::model::{Family, Service, ServiceName, ServicePortName, family_of};
 use crate::plan::Scheduler;
 
 /// Something that an owner should know.
@@ -36,6 +38,18 @@ pub enum Remark {
         /// The node's address.
         address: IpAddr,
     },
+    /// Another service has a health-check node port as its own: its rules come before this node's
+    /// sockets, so the check is never asked.
+    ShadowedCheck {
+        /// The service whose check it is.
+        service: ServiceName,
+        /// The port.
+        port: NonZeroU16,
+        /// The frontend that takes it.
+        key: FrontendKey,
+        /// The service port of that frontend.
+        by: ServicePortName,
+    },
     /// A service asks for a scheduler that IPVS does not have. `rr` is used.
     UnknownScheduler {
         /// The service.
@@ -59,6 +73,7 @@ impl Remark {
             Self::OpenFamily { .. } => false,
             Self::OwnAddress { .. }
             | Self::OwnRange { .. }
+            | Self::ShadowedCheck { .. }
             | Self::UnknownScheduler { .. }
             | Self::UnknownSchedulerFlag { .. } => true,
         }
@@ -81,6 +96,11 @@ impl fmt::Display for Remark {
                 f,
                 "ServiceCIDR {range} has this node's own address {address} in it: its unallocated addresses \
                  are left alone"
+            ),
+            Self::ShadowedCheck { service, port, key, by } => write!(
+                f,
+                "health-check node port {port} of {service} is {key} of {by} too: load balancers that ask \
+                 there reach that service, and learn nothing of {service}"
             ),
             Self::UnknownScheduler { service, scheduler } => write!(
                 f,

@@ -10,7 +10,7 @@ use super::decide::{Settings, frontends};
 use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
 use super::health_check::{HealthCheck, HealthChecks};
 use super::remark::{Remark, remarks};
-use crate::model::{LocalPod, ServiceName, ServicePortName, Snapshot};
+use crate::model::{LocalPod, Protocol, ServiceName, ServicePortName, Snapshot, family_of};
 use crate::plan::policy::Capabilities;
 use crate::plan::{Changes, NodePlan, Scheduler};
 
@@ -38,6 +38,8 @@ pub struct ServicePlan {
     remarks: BTreeMap<ServiceName, Vec<Remark>>,
     /// Remarks about the service ranges.
     range_remarks: Vec<Remark>,
+    /// Remarks about health-check node ports that others have.
+    check_remarks: Vec<Remark>,
 }
 
 /// What the decisions depend on.
@@ -97,7 +99,7 @@ impl ServicePlan {
 
     /// All remarks.
     pub fn remarks(&self) -> impl Iterator<Item = &Remark> {
-        self.remarks.values().flatten().chain(&self.range_remarks)
+        self.remarks.values().flatten().chain(&self.range_remarks).chain(&self.check_remarks)
     }
 
     /// The service whose cluster IP is this address of the node, which is therefore not served.
@@ -107,6 +109,7 @@ impl ServicePlan {
             Remark::OwnAddress { .. }
             | Remark::OpenFamily { .. }
             | Remark::OwnRange { .. }
+            | Remark::ShadowedCheck { .. }
             | Remark::UnknownScheduler { .. }
             | Remark::UnknownSchedulerFlag { .. } => None,
         })
@@ -123,6 +126,7 @@ impl ServicePlan {
             self.replan(name, by, changes);
         }
         self.remark_ranges(by, changes);
+        self.remark_checks(by, changes);
         if changes.complete || changes.pods || changes.local_endpoints {
             let pods = by.pods.iter().flat_map(|pod| pod.ips.iter().copied());
             let hairpins = pods.chain(self.local_endpoints.keys().copied()).collect();
@@ -141,10 +145,38 @@ impl ServicePlan {
         let remarks = by.world.service_ranges().filter_map(|range| {
             own_in(range).map(|address| Remark::OwnRange { range, address: *address })
         });
-        let remarks: Vec<Remark> = remarks.collect();
-        let new = remarks.iter().filter(|it| !self.range_remarks.contains(it));
-        changes.remarks.extend(new.cloned());
-        self.range_remarks = remarks;
+        replace(&mut self.range_remarks, remarks.collect(), changes);
+    }
+
+    /// Health-check node ports at which rules of a frontend take what load balancers ask.
+    fn remark_checks(&mut self, by: Surroundings<'_>, changes: &mut Changes) {
+        let concerns =
+            |key: &FrontendKey| key.protocol == Protocol::Tcp && self.health_checks.have(key.port);
+        let differs = changes.health_checks || changes.node || changes.complete;
+        if !differs && !changes.frontends.iter().any(concerns) {
+            return;
+        }
+        let remarks = self.health_checks.iter().filter_map(|check| self.shadowed(check, by));
+        let remarks = remarks.collect();
+        replace(&mut self.check_remarks, remarks, changes);
+    }
+
+    fn shadowed(&self, check: &HealthCheck, by: Surroundings<'_>) -> Option<Remark> {
+        let families = || check.local_endpoints.keys();
+        let at_node = families().map(|family| FrontendAddress::Node(*family));
+        let at_ip = by.node.node_ports.addresses.iter().copied();
+        let at_ip = at_ip.filter(|ip| families().any(|family| *family == family_of(*ip)));
+        let addresses = at_node.chain(at_ip.map(FrontendAddress::Ip));
+        let frontends = addresses.filter_map(|address| {
+            self.frontend(&FrontendKey { address, protocol: Protocol::Tcp, port: check.port })
+        });
+        let frontend = frontends.into_iter().next()?;
+        Some(Remark::ShadowedCheck {
+            service: check.service.clone(),
+            port: check.port,
+            key: frontend.key,
+            by: frontend.service_port.clone(),
+        })
     }
 
     fn replan(&mut self, name: &ServiceName, by: Surroundings<'_>, changes: &mut Changes) {
@@ -226,6 +258,13 @@ impl ServicePlan {
         }
         changes.frontends.insert(*key);
     }
+}
+
+/// Notes the remarks that are new.
+fn replace(held: &mut Vec<Remark>, remarks: Vec<Remark>, changes: &mut Changes) {
+    let new = remarks.iter().filter(|remark| !held.contains(remark));
+    changes.remarks.extend(new.cloned());
+    *held = remarks;
 }
 
 /// Whether it is a cluster IP that the node would lose, since nftables handles all ports of a

@@ -91,6 +91,7 @@ pub fn node(raw: &Node, warnings: &mut Vec<Warning>) -> Result<model::Node, Obje
     addresses.extend(self::addresses(raw, EXTERNAL, &mut notes));
     Ok(model::Node {
         name: raw.metadata.name.as_str().into(),
+        created: created(raw),
         zone: raw.metadata.label(ZONE_LABEL).filter(|zone| !zone.is_empty()).map(Into::into),
         addresses,
         pod_cidrs: pod_cidrs(raw.spec.as_ref(), &mut notes),
@@ -109,12 +110,16 @@ pub fn other_node(
 ) -> Result<(Arc<str>, model::OtherNode), ObjectError> {
     let mut notes = Notes::new(Kind::Node, &raw.metadata, warnings)?;
     let node = model::OtherNode {
-        created: raw.metadata.creation_timestamp.as_deref().unwrap_or_default().into(),
+        created: created(raw),
         internal: addresses(raw, INTERNAL, &mut notes),
         external: addresses(raw, EXTERNAL, &mut notes),
         pod_cidrs: pod_cidrs(raw.spec.as_ref(), &mut notes),
     };
     Ok((raw.metadata.name.as_str().into(), node))
+}
+
+fn created(raw: &Node) -> Arc<str> {
+    raw.metadata.creation_timestamp.as_deref().unwrap_or_default().into()
 }
 
 /// The addresses of this type, in the order of the API.

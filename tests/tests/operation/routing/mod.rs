@@ -3,12 +3,14 @@
 
 mod bgp;
 mod fabric;
+mod greedy;
 mod hostile;
 mod newest;
 mod reboot;
 mod reflector;
 mod rendered;
 mod segment;
+mod shared;
 mod six;
 mod spoiler;
 mod stolen;

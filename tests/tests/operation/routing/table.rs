@@ -59,7 +59,7 @@ pub(super) fn table(netns: &Netns) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-fn until_table(node: &Node, wanted: &[&str]) -> Result<()> {
+pub(super) fn until_table(node: &Node, wanted: &[&str]) -> Result<()> {
     observed("in the table", BOUND, || table(&node.netns), |lines| *lines == wanted).map(drop)
 }
 
@@ -67,12 +67,12 @@ fn announced(vips: &[&str]) -> Vec<String> {
     vips.iter().map(|ip| format!("blackhole {ip}")).collect()
 }
 
-fn explained(node: &Node, address: &str) -> Result<Value> {
+pub(super) fn explained(node: &Node, address: &str) -> Result<Value> {
     node.agent()?.ask_directly(&json!({ "announce": address }))
 }
 
 /// What the kernel says of the table of announcements, the moment it happens.
-struct Monitor {
+pub(super) struct Monitor {
     watch: Watch,
 }
 
@@ -84,7 +84,7 @@ enum Said {
 }
 
 impl Monitor {
-    fn of(netns: &Netns) -> Result<Self> {
+    pub(super) fn of(netns: &Netns) -> Result<Self> {
         Ok(Self { watch: netns.run(|| Watch::open(Vec::new()))?? })
     }
 
@@ -103,6 +103,14 @@ impl Monitor {
             });
         })?;
         Ok(said)
+    }
+
+    /// The addresses that were withdrawn since.
+    pub(super) fn withdrawn(&mut self) -> Result<Vec<IpAddr>> {
+        let said = self.said()?.into_iter();
+        let withdrawn =
+            |said| if let Said::Withdrawn(address) = said { Some(address) } else { None };
+        Ok(said.filter_map(withdrawn).collect())
     }
 
     fn until(&mut self, wanted: &Said) -> Result<()> {

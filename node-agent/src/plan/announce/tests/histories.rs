@@ -128,6 +128,10 @@ fn refused(decided: Option<&Announcements>) -> Vec<(IpNetwork, Silent)> {
     refused.map(|(prefix, silent)| (*prefix, silent.clone())).collect()
 }
 
+fn dropped(decided: Option<&Announcements>) -> BTreeSet<Dropped> {
+    decided.into_iter().flat_map(|decided| decided.dropped.values().flatten()).cloned().collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
@@ -147,11 +151,14 @@ proptest! {
                 noted.extend(concerned(planner.plan(), &changes).cloned());
             }
             let refused_before = refused(kept.decided());
+            let dropped_before = dropped(kept.decided());
             let new = after.decide_again(&planner, &mut kept, Some(&noted));
             prop_assert_eq!(kept.decided(), Some(&after.decide()));
             let mut refused = refused(kept.decided());
             refused.retain(|it| !refused_before.contains(it));
-            prop_assert_eq!(new, refused);
+            prop_assert_eq!(new.refused, refused);
+            let new: BTreeSet<_> = new.dropped.into_iter().collect();
+            prop_assert_eq!(new, &dropped(kept.decided()) - &dropped_before);
         }
         let (last, decided) = (history.last().unwrap(), kept.decided().unwrap());
         prop_assert!(decided.wanted.len() <= last.settings.most);
