@@ -110,6 +110,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
+    let engine = engine.with_records(sources::records(&config.run_dir));
     let speaker = Speaker::start(config.routing.announced(), &config.run_dir)
         .context("cannot make BIRD's directory")?;
     let announcer = routing::announcer(&config.routing, notices, engine.beside()?)?;

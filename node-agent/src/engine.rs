@@ -31,7 +31,7 @@ use crate::conntrack::CandidateTracker;
 use crate::control::Sampled;
 use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
-use crate::firewall::{self, Firewall, FirewallError};
+use crate::firewall::{self, Firewall, FirewallError, Records};
 use crate::iptables::Variant;
 use crate::model::{Event, LocalPod, PodName, PodVersion, ServiceName};
 use crate::names::Names;
@@ -99,6 +99,12 @@ impl Engine {
         let beside = policy.firewall.map(|_| backend.beside()).transpose()?;
         let firewall = beside.map(Firewall::new);
         Ok(Self { firewall, ..Self::new(policy, config.name.capabilities(), backend) })
+    }
+
+    /// With a way to read which pods are recorded, beside the events.
+    pub fn with_records(self, records: Records) -> Self {
+        let firewall = self.firewall.map(|firewall| firewall.with_records(records));
+        Self { firewall, ..self }
     }
 
     /// Watches nf_tables for changes from now on that are neither the backend's nor `beside`'s.
