@@ -331,12 +331,14 @@ impl<B: Backend> Engine<B> {
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel,
     /// and all that is decided about them, and nothing is unknown about the one that was asked for.
     pub fn has_programmed(&self, asked: &WaitFor) -> bool {
-        let (firewall, pod) = (self.plan().firewall(), self.recorded(&asked.wait_for));
-        firewall.zip(pod).is_none_or(|(firewall, pod)| firewall.is_decided(pod))
-            && self.firewall.as_ref().is_none_or(Firewall::has_pods)
-            && self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
-                *epoch == asked.epoch && *generation >= asked.generation
-            })
+        let is_written = self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
+            *epoch == asked.epoch && *generation >= asked.generation
+        });
+        // Hundreds may be waiting whose records have not been read yet.
+        is_written && self.firewall.as_ref().is_none_or(Firewall::has_pods) && {
+            let decided = self.plan().firewall().zip(self.recorded(&asked.wait_for));
+            decided.is_none_or(|(firewall, pod)| firewall.is_decided(pod))
+        }
     }
 
     /// The kernel's settings that services' rules need.
@@ -388,7 +390,9 @@ impl<B: Backend> Engine<B> {
 
     /// A recorded attachment.
     pub fn recorded(&self, attachment: &AttachmentId) -> Option<&LocalPod> {
-        self.plan().recorded().iter().find(|pod| pod.id == *attachment)
+        // They are sorted by id.
+        let pods = self.plan().recorded();
+        pods.get(pods.binary_search_by(|pod| pod.id.cmp(attachment)).ok()?)
     }
 
     /// The local pods whose labels are needed and not known.

@@ -14,6 +14,8 @@ pub mod agent;
 pub mod api;
 pub mod binary;
 pub mod bird;
+pub mod busy_node;
+pub mod cgroup;
 pub mod checking;
 pub mod cluster;
 pub mod cni;
