@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::sys::stat::{SFlag, fstatat};
+use nix::time::{ClockId, clock_gettime};
 
 /// The pause between two attempts to reach an agent whose socket exists but which does not listen:
 /// it may be restarting.
@@ -50,6 +51,7 @@ pub(crate) fn is_listened_to(run_dir: &RunDir) -> bool {
 )]
 pub(crate) fn wait(run_dir: &RunDir, ask: &WaitFor, timeout: Duration) -> Waited {
     let begun = Instant::now();
+    let ask = &WaitFor { asked_at: monotonic(), ..ask.clone() };
     let remaining = || timeout.saturating_sub(begun.elapsed());
     loop {
         if !has_socket(run_dir) {
@@ -134,6 +136,12 @@ fn open(run_dir: &RunDir) -> io::Result<UnixStream> {
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
     Ok(stream)
+}
+
+/// The kernel's `CLOCK_MONOTONIC` in nanoseconds.
+fn monotonic() -> Option<u64> {
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).ok()?);
+    u64::try_from(now.as_nanos()).ok()
 }
 
 /// A valid timeout for the kernel: zero would mean no timeout.

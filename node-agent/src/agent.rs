@@ -19,6 +19,7 @@ mod settings;
 mod sources;
 mod speaking;
 mod stop;
+mod turn;
 mod view;
 
 use std::pin::pin;
@@ -45,6 +46,7 @@ use self::sources::Sources;
 use self::speaking::Speaker;
 use self::stop::Stop;
 pub use self::stop::pause;
+use self::turn::Next;
 use crate::attachments;
 use crate::backend::BackendName;
 use crate::config::Config;
@@ -111,6 +113,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
+    let engine = engine.with_records(sources::records(&config.run_dir));
     let speaker = Speaker::start(config.routing.announced(), &config.run_dir)
         .context("cannot make BIRD's directory")?;
     let announcer = routing::announcer(&config.routing, notices, engine.beside()?)?;
@@ -199,43 +202,32 @@ impl Agent {
         let mut retry = pin!(sleep(NEVER));
         let mut delay = SHORTEST_RETRY;
         loop {
-            let tried = tokio::select! {
+            let next = tokio::select! {
                 () = stop.signalled() => break,
                 batch = events.recv() => match batch {
-                    Some(batch) => self.take(batch, &mut events),
+                    Some(batch) => Next::Events(batch),
                     None => bail!("every source has ended"),
                 },
-                changed = foreign_change(&mut self.watch, &self.elsewhere) => self.repair(changed),
-                step = self.flush.next() => {
-                    let awaited = self.awaited();
-                    self.flush.take(step, &mut self.engine, &awaited);
-                    self.release();
-                    None
+                is_ours = foreign_change(&mut self.watch, &self.elsewhere) => {
+                    Next::ForeignChange(is_ours)
                 }
-                () = self.engine.wait() => Some(self.program(false)),
-                Some(asked) = requests.recv() => self.answer_all(asked, &mut requests),
-                () = self.sampling.expired() => Some(self.end_sampling()),
-                () = announcing::due(&self.announcer) => {
-                    self.announce_again();
-                    None
-                }
-                Some(ticket) = self.sources.policies_read.recv() => {
-                    self.policies_read(ticket, &mut events)
-                }
-                _ = heartbeat.tick() => self.beat().then(|| self.program(false)),
-                Ok(()) = self.run_dir_lost.changed() => {
-                    self.publisher.run_dir_lost(*self.run_dir_lost.borrow_and_update());
-                    None
-                }
-                () = &mut retry => Some(self.program(false)),
-                _ = glance.tick() => self.engine.is_disturbed().then(|| self.program(true)),
-                _ = resync.tick() => {
-                    trim();
-                    let programmed = self.program(true);
-                    resync.reset_after(self.engine.look_every());
-                    Some(programmed)
-                }
+                step = self.flush.next() => Next::Flush(step),
+                () = self.engine.wait() => Next::Continue,
+                Some(asked) = requests.recv() => Next::Request(asked),
+                () = self.sampling.expired() => Next::EndSampling,
+                () = announcing::due(&self.announcer) => Next::Announce,
+                Some(ticket) = self.sources.policies_read.recv() => Next::PoliciesRead(ticket),
+                _ = heartbeat.tick() => Next::Heartbeat,
+                Ok(()) = self.run_dir_lost.changed() => Next::RunDir,
+                () = &mut retry => Next::Retry,
+                _ = glance.tick() => Next::Glance,
+                _ = resync.tick() => Next::Resync,
             };
+            let is_resync = matches!(next, Next::Resync);
+            let tried = self.turn(next, &mut events, &mut requests);
+            if is_resync {
+                resync.reset_after(self.engine.look_every());
+            }
             let Some(programmed) = tried else { continue };
             let pause = if programmed { NEVER } else { delay };
             delay = match programmed {

@@ -31,7 +31,7 @@ use crate::conntrack::CandidateTracker;
 use crate::control::Sampled;
 use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
-use crate::firewall::{self, Firewall, FirewallError};
+use crate::firewall::{self, Firewall, FirewallError, Records};
 use crate::iptables::Variant;
 use crate::model::{Event, LocalPod, PodName, PodVersion, ServiceName};
 use crate::names::Names;
@@ -99,6 +99,12 @@ impl Engine {
         let beside = policy.firewall.map(|_| backend.beside()).transpose()?;
         let firewall = beside.map(Firewall::new);
         Ok(Self { firewall, ..Self::new(policy, config.name.capabilities(), backend) })
+    }
+
+    /// With a way to read which pods are recorded, beside the events.
+    pub fn with_records(self, records: Records) -> Self {
+        let firewall = self.firewall.map(|firewall| firewall.with_records(records));
+        Self { firewall, ..self }
     }
 
     /// Watches nf_tables for changes from now on that are neither the backend's nor `beside`'s.
@@ -325,12 +331,14 @@ impl<B: Backend> Engine<B> {
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel,
     /// and all that is decided about them, and nothing is unknown about the one that was asked for.
     pub fn has_programmed(&self, asked: &WaitFor) -> bool {
-        let (firewall, pod) = (self.plan().firewall(), self.recorded(&asked.wait_for));
-        firewall.zip(pod).is_none_or(|(firewall, pod)| firewall.is_decided(pod))
-            && self.firewall.as_ref().is_none_or(Firewall::has_pods)
-            && self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
-                *epoch == asked.epoch && *generation >= asked.generation
-            })
+        let is_written = self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
+            *epoch == asked.epoch && *generation >= asked.generation
+        });
+        // Hundreds may be waiting whose records have not been read yet.
+        is_written && self.firewall.as_ref().is_none_or(Firewall::has_pods) && {
+            let decided = self.plan().firewall().zip(self.recorded(&asked.wait_for));
+            decided.is_none_or(|(firewall, pod)| firewall.is_decided(pod))
+        }
     }
 
     /// The kernel's settings that services' rules need.
@@ -390,7 +398,9 @@ impl<B: Backend> Engine<B> {
 
     /// A recorded attachment.
     pub fn recorded(&self, attachment: &AttachmentId) -> Option<&LocalPod> {
-        self.plan().recorded().iter().find(|pod| pod.id == *attachment)
+        // They are sorted by id.
+        let pods = self.plan().recorded();
+        pods.get(pods.binary_search_by(|pod| pod.id.cmp(attachment)).ok()?)
     }
 
     /// The local pods whose labels are needed and not known.

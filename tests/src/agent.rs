@@ -289,6 +289,12 @@ impl Agent {
         self.end(Signal::SIGKILL)
     }
 
+    /// SIGKILL, and the end of the process. Its log is still there.
+    pub fn stop_now(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     fn end(&mut self, signal: Signal) -> Result<ExitStatus> {
         kill(Pid::from_raw(i32::try_from(self.child.id())?), signal)?;
         let wait = || Ok(self.child.try_wait()?);
@@ -299,8 +305,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.stop_now();
         if !self.quiet {
             eprintln!("--- denizen-agent's log\n{}---", self.log());
             // A restarted agent appends; what was shown is not shown again.

@@ -15,6 +15,8 @@ pub mod api;
 pub mod bench;
 pub mod binary;
 pub mod bird;
+pub mod busy_node;
+pub mod cgroup;
 pub mod checking;
 pub mod cluster;
 pub mod cni;

@@ -154,7 +154,7 @@ fn recorded(
         Some(before) => &record.clone().in_place_of(before),
         None => record,
     };
-    let ask = WaitFor { wait_for: record.id(), epoch, generation, removed: false };
+    let ask = WaitFor { wait_for: record.id(), epoch, generation, removed: false, asked_at: None };
     let waited = match &config.wait_for_agent {
         Some(how) => wait_for_agent(&run_dir, &ask, how, &record.ips),
         None => Ok(()),

@@ -24,7 +24,7 @@ pub(crate) fn del(call: &Named, config: &Config<'_>) -> Result<(), CniError> {
     if let (Some((epoch, generation)), Some(how)) = (removed, &config.wait_for_agent)
         && is_listened_to(&run_dir)
     {
-        let ask = WaitFor { wait_for: call.id(), epoch, generation, removed: true };
+        let ask = WaitFor { wait_for: call.id(), epoch, generation, removed: true, asked_at: None };
         if let Waited::Not(why) = wait(&run_dir, &ask, how.timeout.min(LONGEST_WAIT)) {
             eprintln!("denizen: {} is removed, but may still be programmed: {why}", ask.wait_for.0);
         }

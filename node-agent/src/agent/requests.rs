@@ -1,11 +1,13 @@
 //! Answers what comes through the agent's socket.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::iter;
 use std::net::IpAddr;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use denizen_state::socket::{WaitAnswer, WaitFor};
+use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
@@ -26,7 +28,7 @@ pub(super) struct Waiting {
 }
 
 /// Whether the policies of a new pod's namespace are as new as its ADD.
-#[derive(PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 enum Read {
     /// Not yet.
     Due,
@@ -34,6 +36,12 @@ enum Read {
     Asked(u64),
     /// They are, or cannot be had in time.
     Done,
+}
+
+/// How long ago this was, in nanoseconds of `CLOCK_MONOTONIC`; `None` if it is yet to come.
+fn since(nanoseconds: u64) -> Option<Duration> {
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).ok()?);
+    now.checked_sub(Duration::from_nanos(nanoseconds))
 }
 
 fn or_error(answer: anyhow::Result<Value>) -> Value {
@@ -54,6 +62,8 @@ impl Agent {
             let Ok(asked) = requests.try_recv() else { break };
             programmed = self.answer(asked).or(programmed);
         }
+        // Once for all of them: hundreds of ADDs may wait.
+        self.release();
         programmed
     }
 
@@ -62,9 +72,12 @@ impl Agent {
         let mut programmed = None;
         let value = match request {
             Request::WaitFor(asked) => {
-                let since = now();
-                self.waiting.push(Waiting { asked, answer, since, read: Read::Due });
-                self.release();
+                self.waiting.push(Waiting {
+                    since: self.asked(&asked),
+                    asked,
+                    answer,
+                    read: Read::Due,
+                });
                 return None;
             }
             Request::Explain { explain } => {
@@ -99,6 +112,14 @@ impl Agent {
         };
         let _ = answer.send(value);
         programmed
+    }
+
+    /// When a plugin asked: now, if it does not say. Notes how late its request is taken.
+    fn asked(&self, asked: &WaitFor) -> Instant {
+        let now = now();
+        let Some(delay) = asked.asked_at.and_then(since) else { return now };
+        self.publisher.metrics.own.plugin_request_delay.observe(delay.as_secs_f64());
+        now.checked_sub(delay).unwrap_or(now)
     }
 
     fn explained(&mut self, query: &ExplainQuery) -> anyhow::Result<(Packet, Explanation)> {
@@ -152,31 +173,43 @@ impl Agent {
     /// Asks for the policies of new pods' namespaces: a policy that was stored before a pod may
     /// come through its watch later.
     fn read_policies(&mut self) {
+        // Pods of one namespace that come together share a read.
+        let mut asked: HashMap<Arc<str>, Read> = HashMap::new();
         for waiting in self.waiting.iter_mut().filter(|it| it.read == Read::Due) {
             let Some(recorded) = self.engine.recorded(&waiting.asked.wait_for) else { continue };
-            self.last_ticket += 1;
-            let ticket = self.last_ticket;
-            let read = recorded.pod.as_ref().map(|pod| {
-                let namespace = pod.namespace.clone();
-                self.sources.read_policies.try_send(PolicyRead { namespace, ticket })
-            });
-            // Nobody reads them if they are not enforced, or come from manifests.
-            waiting.read = match read {
-                Some(Ok(())) => Read::Asked(ticket),
-                Some(Err(_)) | None => Read::Done,
+            let Some(pod) = &recorded.pod else {
+                waiting.read = Read::Done;
+                continue;
             };
+            let read = asked.entry(pod.namespace.clone()).or_insert_with_key(|namespace| {
+                self.last_ticket += 1;
+                let (namespace, ticket) = (namespace.clone(), self.last_ticket);
+                // Nobody reads them if they are not enforced, or come from manifests.
+                match self.sources.read_policies.try_send(PolicyRead { namespace, ticket }) {
+                    Ok(()) => Read::Asked(ticket),
+                    Err(_) => Read::Done,
+                }
+            });
+            waiting.read = *read;
         }
     }
 
-    /// Takes the events that were sent before a read was done. Then its ADD waits only until they
-    /// are programmed.
+    /// Takes the events that were sent before a read was done, and those of the other reads that
+    /// are done. Then their ADDs wait only until the events are programmed.
     pub(super) fn policies_read(
         &mut self,
         ticket: u64,
         events: &mut mpsc::Receiver<Vec<Event>>,
     ) -> Option<bool> {
-        let asked = self.waiting.iter_mut().filter(|it| it.read == Read::Asked(ticket));
-        asked.for_each(|it| it.read = Read::Done);
+        let mut done = HashSet::from([ticket]);
+        while let Ok(ticket) = self.sources.policies_read.try_recv() {
+            done.insert(ticket);
+        }
+        for waiting in &mut self.waiting {
+            if matches!(waiting.read, Read::Asked(ticket) if done.contains(&ticket)) {
+                waiting.read = Read::Done;
+            }
+        }
         let programmed = self.take(Vec::new(), events);
         self.release();
         programmed

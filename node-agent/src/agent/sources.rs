@@ -1,6 +1,7 @@
 //! Starts the sources, each with its configuration, and the writer of events.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -10,6 +11,7 @@ use crate::attachments;
 use crate::config::{Config, Objects};
 use crate::engine::Engine;
 use crate::events::{About, Notice, Notices, Reason};
+use crate::firewall::Records;
 use crate::model::{Event, PodName};
 use crate::source::kube::{PolicyRead, PolicyReads, WrongPolicy};
 use crate::source::{Outlet, egress, kube, manifests, node, state_file};
@@ -132,6 +134,15 @@ pub(super) fn egress_at_start(config: &Config) -> Option<Event> {
         return None;
     };
     egress::at_start(egress).map(Event::Egress)
+}
+
+/// Which pods are recorded, read when the firewall asks: its source may be behind.
+pub(super) fn records(run_dir: &Path) -> Records {
+    let config = state_file::Config { run_dir: run_dir.to_owned() };
+    Records::new(move || {
+        let pods = state_file::read(&config).ok().flatten();
+        pods.into_iter().flat_map(|it| it.pods).flat_map(|pod| pod.ips).collect()
+    })
 }
 
 /// Takes it before any other event.

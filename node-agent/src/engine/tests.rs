@@ -326,7 +326,8 @@ fn refusing() -> Engine<Refusing> {
 /// Asks whether the first of these pods is programmed.
 fn asked(known: &PodSet) -> WaitFor {
     let (epoch, generation) = known.version.clone().unwrap();
-    WaitFor { wait_for: known.pods[0].id.clone(), epoch, generation, removed: false }
+    let wait_for = known.pods[0].id.clone();
+    WaitFor { wait_for, epoch, generation, removed: false, asked_at: None }
 }
 
 /// A change that failed and was then repaired by a look (the kernel's word of a foreign change

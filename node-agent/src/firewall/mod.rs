@@ -14,6 +14,7 @@ mod number;
 pub mod other_engine;
 mod program;
 mod reconcile;
+mod records;
 mod report;
 mod schema;
 mod sync;
@@ -24,5 +25,6 @@ mod write;
 
 pub use denizen_state::firewall::TABLE;
 
+pub use self::records::Records;
 pub use self::report::{Dropped, FirewallReport};
 pub use self::sync::{Firewall, FirewallError, probe, remove_left_over, render};

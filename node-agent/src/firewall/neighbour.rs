@@ -6,6 +6,7 @@
 //! answers, whatever they say. So would what a connection of the address' former pod lets through
 //! until it is deleted.
 
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,9 @@ const STATE: usize = 8;
 const PERMANENT: u16 = 0x80;
 /// `NDA_DST`.
 const DESTINATION: u16 = 1;
+/// More addresses are looked for in a list of all entries. For each question the kernel takes the
+/// lock of all links, which whoever makes and removes pods holds again and again.
+const SINGLE: usize = 4;
 /// Time limit for an answer of the kernel, which comes at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -51,17 +55,43 @@ pub(super) fn drop_waiting(addresses: &[(Arc<str>, IpAddr)]) {
     }
     let dropped = Socket::route().and_then(|mut socket| {
         socket.set_timeout(ANSWER)?;
+        let is_listed = addresses.len() > SINGLE;
+        let listed = is_listed.then(|| entries(&mut socket).ok()).flatten();
+        // Bridged pods share their bridge. Nothing can wait on an interface that is gone.
+        let mut indices = HashMap::new();
         addresses.iter().try_for_each(|(interface, address)| {
-            match if_nametoindex(&**interface) {
-                Ok(index) => delete(&mut socket, index, *address),
-                // Nothing can wait on an interface that is gone.
-                Err(_) => Ok(()),
+            let index = indices.entry(interface).or_insert_with(|| if_nametoindex(&**interface));
+            match *index {
+                Ok(index) if listed.as_ref().is_none_or(|it| it.contains(&(index, *address))) => {
+                    delete(&mut socket, index, *address)
+                }
+                Ok(_) | Err(_) => Ok(()),
             }
         })
     });
     if let Err(error) = dropped {
         debug!(%error, "packets that wait for a new pod's address may reach it");
     }
+}
+
+/// All entries of the neighbour tables: interface and address.
+fn entries(socket: &mut Socket) -> Result<HashSet<(u32, IpAddr)>, NetlinkError> {
+    let sequence = socket.sequences(1);
+    let mut request = Writer::default();
+    let flags = libc::NLM_F_DUMP as u16;
+    let open = request.begin_message_with(libc::RTM_GETNEIGH, flags, sequence, &[0; NDMSG]);
+    request.end_message(open);
+    let mut entries = HashSet::new();
+    socket.dump(request.bytes(), sequence, |entry| entries.extend(parse(&entry)))?;
+    Ok(entries)
+}
+
+fn parse(entry: &Message<'_>) -> Option<(u32, IpAddr)> {
+    let index = entry.payload.get(INDEX..)?.first_chunk().copied().map(u32::from_ne_bytes)?;
+    let address = entry.attributes_after(NDMSG).find(DESTINATION)?;
+    let v4 = || <[u8; 4]>::try_from(address).map(IpAddr::from);
+    let v6 = || <[u8; 16]>::try_from(address).map(IpAddr::from);
+    Some((index, v4().or_else(|_| v6()).ok()?))
 }
 
 /// Removes an entry of the neighbour table, and with it what waits there.
@@ -99,4 +129,48 @@ fn request(kind: u16, flags: u16, sequence: u32, index: u32, address: IpAddr) ->
     request.put(DESTINATION, &bytes);
     request.end_message(open);
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "ip shows what is left")]
+    fn entries_of_many_addresses_are_removed_as_those_of_few() {
+        unshare(CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        let ip = |arguments: &str| {
+            let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+            assert!(output.status.success(), "{arguments}: {output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        ip("link add veth0 type veth peer name veth1");
+        ip("link set veth0 up");
+        let pods: Vec<IpAddr> = (1..=9)
+            .flat_map(|n| [format!("10.0.0.{n}"), format!("fd00::{n}")])
+            .map(|text| text.parse().unwrap())
+            .collect();
+        let mac = "lladdr 02:00:00:00:00:01 dev veth0";
+        let stay: [IpAddr; 2] = ["10.0.0.77".parse().unwrap(), pods[0]];
+        let expected: HashSet<_> = stay.into();
+        for count in [SINGLE, pods.len()] {
+            let some = &pods[1..count];
+            for ip_address in &pods {
+                ip(&format!("neigh replace {ip_address} {mac} nud stale"));
+            }
+            ip(&format!("neigh replace {} {mac} nud stale", stay[0]));
+            ip(&format!("neigh replace {} {mac} nud permanent", stay[1]));
+            let named: Vec<_> = some.iter().map(|ip| (Arc::from("veth0"), *ip)).collect();
+            let configured = (Arc::from("veth0"), pods[0]);
+            drop_waiting(&[named, vec![configured]].concat());
+            let left = entries(&mut Socket::route().unwrap()).unwrap();
+            let left: HashSet<_> = left.into_iter().map(|(_, ip)| ip).collect();
+            let gone = some.iter().filter(|ip| left.contains(*ip)).collect::<Vec<_>>();
+            assert!(gone.is_empty() && expected.is_subset(&left), "{count}: {left:?}");
+        }
+    }
 }

@@ -7,12 +7,13 @@ use tracing::{debug, info};
 use super::bridge;
 use super::element::{all, of_sides};
 use super::program;
+use super::records::Isolated;
 use super::schema::{SetName, schema};
 use super::sync::{Firewall, FirewallError, surroundings};
 use super::write::{Steps, Wanted, load, numbers_seen, repair};
 use crate::backend::Repair;
 use crate::plan::{FirewallPlan, Plan};
-use denizen_nft::{Delta, Element, IpVersion, NftError, Observed};
+use denizen_nft::{Delta, Element, Family, IpVersion, NftError, Observed};
 
 /// How often a repair that others' changes overtook is tried before it is left to the next
 /// occasion.
@@ -38,7 +39,7 @@ impl Firewall {
         let mut result = Ok(());
         for wanted in self.wanted(plan, firewall) {
             elements += wanted.elements.len();
-            match self.reconcile_table(&wanted, firewall) {
+            match self.reconcile_table(&wanted, plan, firewall) {
                 Ok(done) => {
                     repair.rebuilt |= done.rebuilt;
                     repair.chains += done.chains;
@@ -49,7 +50,7 @@ impl Firewall {
         }
         self.elements = elements;
         result?;
-        self.unknown = false;
+        self.unknown = std::mem::take(&mut self.has_unread);
         Ok(repair)
     }
 
@@ -77,13 +78,14 @@ impl Firewall {
     fn reconcile_table(
         &mut self,
         wanted: &Wanted,
+        plan: &Plan,
         firewall: &FirewallPlan,
     ) -> Result<Repair, FirewallError> {
         let family = wanted.schema.family;
         for _ in 0..REPAIR_TRIES {
             let seen = self.kernel.observe(&wanted.schema)?;
             let mark = self.kernel.mark(&seen);
-            match self.repair_table(wanted, firewall, &seen) {
+            match self.repair_table(wanted, plan, firewall, &seen) {
                 Err(NftError::Raced { .. }) => {}
                 Err(NftError::Refused { .. }) => return self.salvage(wanted, firewall, &seen),
                 Err(error) => return Err(error.into()),
@@ -99,6 +101,7 @@ impl Firewall {
     fn repair_table(
         &mut self,
         wanted: &Wanted,
+        plan: &Plan,
         firewall: &FirewallPlan,
         seen: &Observed,
     ) -> Result<Repair, NftError> {
@@ -108,8 +111,13 @@ impl Firewall {
             info!(%family, elements, "the firewall's table is programmed");
             return Ok(Repair { rebuilt: true, chains: wanted.chains.len(), elements });
         };
-        let delta = seen.difference(wanted.elements.iter().cloned(), |_| true);
-        let elements = delta.count();
+        let mut delta = seen.difference(wanted.elements.iter().cloned(), |_| true);
+        let version = IpVersion::BOTH.into_iter().find(|version| Family::from(*version) == family);
+        let isolated = version.map(|it| Isolated::in_delta(&mut delta, plan, it, &self.records));
+        let Isolated { removed, is_left } = isolated.unwrap_or_default();
+        self.has_unread |= is_left;
+        // The plugin's own change is no drift.
+        let elements = delta.add.len().max(delta.delete.len() - removed);
         let steps = self.steps(delta, firewall, family);
         let chains = structure.count() + structure.left_over().len();
         if chains > 0 || !steps.is_empty() {

@@ -15,6 +15,7 @@ use super::element::{
 use super::neighbour::{drop_waiting, restricted};
 use super::number::Numbers;
 use super::program;
+use super::records::Records;
 use super::report::{Dropped, FirewallReport};
 use super::schema::schema;
 use super::write::{Steps, is_garbage};
@@ -63,6 +64,9 @@ pub struct Firewall {
     pub(super) restored: bool,
     /// What the kernel holds is not known: nothing was read yet, or a batch failed.
     pub(super) unknown: bool,
+    pub(super) records: Records,
+    /// The kernel has an isolated pod whose record has not been read: it is compared again.
+    pub(super) has_unread: bool,
     /// What is not in the kernel yet, by table.
     pub(super) pending: BTreeMap<Family, Delta>,
     /// What changes as a whole, as it was written last: what is there for recorded pods.
@@ -90,6 +94,8 @@ impl Firewall {
             numbers: Numbers::default(),
             restored: false,
             unknown: true,
+            records: Records::default(),
+            has_unread: false,
             pending: BTreeMap::new(),
             interfaces: BTreeMap::new(),
             surroundings: BTreeMap::new(),
@@ -100,6 +106,11 @@ impl Firewall {
             samples_drops: false,
             newcomers: Vec::new(),
         }
+    }
+
+    /// With a way to read which pods are recorded.
+    pub fn with_records(self, records: Records) -> Self {
+        Self { records, ..self }
     }
 
     /// The portid by which the kernel's notifications name the firewall's own changes.

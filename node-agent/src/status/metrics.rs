@@ -107,10 +107,14 @@ pub struct Own {
     pub announce_latency: Histogram,
     /// How long ADDs waited for the agent, in seconds.
     pub plugin_wait: Histogram,
+    /// From the request of an ADD or DEL to when the loop took it, in seconds.
+    pub plugin_request_delay: Histogram,
     /// How long DELs waited for the agent, in seconds.
     pub plugin_removal_wait: Histogram,
     /// ADDs that waited for the agent, by outcome.
     pub plugin_waits: Family<Label, Counter>,
+    /// How long the loop's turns take, in seconds.
+    pub loop_turn: Histogram,
     /// Number of repairs after foreign changes.
     pub drift_repaired: Counter,
     /// Packets whose lookups found no endpoint.
@@ -279,6 +283,8 @@ impl Own {
             pod_programming: doubling(0.000_5, 15),
             announce_latency: doubling(0.001, 15),
             plugin_wait: doubling(0.000_5, 18),
+            loop_turn: doubling(0.000_5, 14),
+            plugin_request_delay: doubling(0.000_5, 14),
             plugin_removal_wait: doubling(0.000_5, 12),
             plugin_waits: Family::default(),
             drift_repaired: Counter::default(),
@@ -341,6 +347,16 @@ impl Own {
                 &self.announce_latency,
             ),
             ("plugin_wait_duration", "How long CNI ADDs waited for the rules", &self.plugin_wait),
+            (
+                "plugin_request_delay",
+                "From the request of a CNI ADD or DEL to when the agent took it: long if the agent gets no processor",
+                &self.plugin_request_delay,
+            ),
+            (
+                "loop_turn_duration",
+                "How long one turn of the agent's loop took, during which all else waits",
+                &self.loop_turn,
+            ),
             (
                 "plugin_removal_wait_duration",
                 "How long CNI DELs waited until nothing of the pod was left in the kernel",

@@ -18,6 +18,10 @@ pub struct WaitFor {
     /// nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
+    /// When the plugin asked: nanoseconds of the kernel's `CLOCK_MONOTONIC`, which all processes of
+    /// a machine share. Plugins before this field say nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_at: Option<u64>,
 }
 
 /// The agent's answer.

@@ -157,7 +157,7 @@ fn changes() -> Vec<(&'static str, Value, &'static str, Value)> {
         ("apiServer", json!("https://a"), "/data/DENIZEN_API_SERVER", json!("https://a")),
         ("logLevel", json!("debug"), "/data/RUST_LOG", json!("debug")),
         ("agent.extraArgs", json!([flag]), "/containers/0/args/2", json!(flag)),
-        ("agent.resources", more.clone(), "/containers/0/resources", asked("20m", "64Mi")),
+        ("agent.resources", more.clone(), "/containers/0/resources", asked("250m", "64Mi")),
         ("installCni.extraArgs", json!(["--c"]), "/containers/1/args/3", json!("--c")),
         ("installCni.resources", more.clone(), "/containers/1/resources", asked("1m", "8Mi")),
         ("cniConfDir", json!("/conf"), "/volumes/6/hostPath/path", json!("/conf")),

@@ -4,6 +4,7 @@ mod at_once;
 mod away;
 mod containerd;
 mod reuse;
+mod stopped;
 
 use std::collections::BTreeSet;
 use std::path::Path;

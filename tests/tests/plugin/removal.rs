@@ -39,8 +39,10 @@ fn a_removal_returns_when_the_agent_has_programmed_it() {
         epoch: state.epoch,
         generation: state.generation,
         removed: true,
+        asked_at: None,
     };
-    assert_eq!(serde_json::from_str::<WaitFor>(&ask.recv().unwrap()).unwrap(), expected);
+    let asked: WaitFor = serde_json::from_str(&ask.recv().unwrap()).unwrap();
+    assert_eq!(WaitFor { asked_at: None, ..asked }, expected);
     assert_eq!(context.records(), ["c2/eth0"]);
     del("c1");
     assert!(ask.try_recv().is_err(), "nothing was removed: there is nothing to wait for");

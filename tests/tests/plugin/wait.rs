@@ -76,9 +76,12 @@ fn an_agent_that_has_programmed_the_pod_lets_it_start() {
         epoch: state.epoch,
         generation: state.generation,
         removed: false,
+        asked_at: None,
     };
     let line = ask.recv().unwrap();
-    assert_eq!(serde_json::from_str::<WaitFor>(&line).unwrap(), expected);
+    let asked: WaitFor = serde_json::from_str(&line).unwrap();
+    assert!(asked.asked_at.is_some(), "{line}");
+    assert_eq!(WaitFor { asked_at: None, ..asked }, expected);
     let keys: Value = serde_json::from_str(&line).unwrap();
     assert_eq!(keys["waitFor"], "c2/eth0", "{line}");
     assert_eq!(keys["generation"], 2, "{line}");
