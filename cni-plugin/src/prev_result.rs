@@ -7,7 +7,7 @@ use denizen_state::json;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::error::CniError;
+use crate::error::{CniError, quoted};
 use crate::version::CniVersion;
 
 /// The facts in a `prevResult` about one attachment.
@@ -58,12 +58,12 @@ impl PrevResult {
         version: CniVersion,
         if_name: &str,
     ) -> Result<PrevResult, CniError> {
-        let result: RawResult = json::parse(raw.get()).map_err(|error| {
-            CniError::InvalidConfig(format!("prevResult is malformed: {error}"))
-        })?;
+        let result: RawResult =
+            json::parse(raw.get()).map_err(|error| CniError::malformed("prevResult", &error))?;
         if let Some(other) = result.cni_version.filter(|said| said != version.name()) {
             return Err(CniError::InvalidConfig(format!(
-                "prevResult has cniVersion {other:?}, but the configuration has {:?}",
+                "prevResult has cniVersion {}, but the configuration has {:?}",
+                quoted(&other),
                 version.name()
             )));
         }
@@ -128,7 +128,8 @@ fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
 }
 
 fn malformed(ip: &RawIp, why: &str) -> CniError {
-    CniError::InvalidConfig(format!("prevResult has a bad address: {:?}: {why}", ip.address))
+    let address = quoted(&ip.address);
+    CniError::InvalidConfig(format!("prevResult has a bad address: {address}: {why}"))
 }
 
 #[cfg(test)]
