@@ -60,13 +60,7 @@ impl PrevResult {
     ) -> Result<PrevResult, CniError> {
         let result: RawResult =
             json::parse(raw.get()).map_err(|error| CniError::malformed("prevResult", &error))?;
-        if let Some(other) = result.cni_version.filter(|said| said != version.name()) {
-            return Err(CniError::InvalidConfig(format!(
-                "prevResult has cniVersion {}, but the configuration has {:?}",
-                quoted(&other),
-                version.name()
-            )));
-        }
+        check_version(result.cni_version.as_deref(), version)?;
         let interfaces = result.interfaces.unwrap_or_default();
         let ours =
             |interface: &RawInterface| interface.is_in_sandbox() && interface.name == if_name;
@@ -96,6 +90,24 @@ impl PrevResult {
             ips,
             gateways,
         })
+    }
+}
+
+/// Checks that a result in the version `said` is of the type that a chain in `version` has. As Go's
+/// plugins do, it takes any version of that type: they differ in nothing that is read here.
+fn check_version(said: Option<&str>, version: CniVersion) -> Result<(), CniError> {
+    // Before 1.0.0, results need not say their version; then it is the chain's.
+    let Some(said) = said.filter(|said| !said.is_empty()) else {
+        return Ok(());
+    };
+    match CniVersion::named(said) {
+        Some(result) if result.has_result_type_of(version) => Ok(()),
+        Some(_) | None => Err(CniError::InvalidConfig(format!(
+            "prevResult has cniVersion {}, whose results are of another type than those of the \
+             configuration's {:?}",
+            quoted(said),
+            version.name()
+        ))),
     }
 }
 
