@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 use thiserror::Error;
 
 use crate::environment::{is_if_name, is_name, pod};
+use crate::error::{CniError, quoted};
 use crate::kernel::{Attached, Link, Links, Netns, at, attached, only};
 use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
@@ -90,8 +91,9 @@ impl Adopter {
 
 fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
     let Remembered { container_id, if_name, network, .. } = *remembered;
-    let malformed =
-        |what: &str, text: &str| NotAdopted::Malformed(format!("{what} is malformed: {text:?}"));
+    let malformed = |what: &str, text: &str| {
+        NotAdopted::Malformed(format!("{what} is malformed: {}", quoted(text)))
+    };
     if !is_name(container_id) {
         return Err(malformed("containerId", container_id));
     }
@@ -138,15 +140,17 @@ struct Place {
 
 impl Outline {
     fn parse(result: &RawValue) -> Result<Self, NotAdopted> {
-        json::parse(result.get())
-            .map_err(|error| NotAdopted::Malformed(format!("the result is malformed: {error}")))
+        json::parse(result.get()).map_err(|error| {
+            NotAdopted::Malformed(CniError::malformed("the result", &error).to_string())
+        })
     }
 
     fn version(&self) -> Result<CniVersion, NotAdopted> {
         let name = self.cni_version.as_deref().unwrap_or_default();
         CniVersion::named(name).ok_or_else(|| {
             NotAdopted::Malformed(format!(
-                "the result has cniVersion {name:?}, which does not name interfaces"
+                "the result has cniVersion {}, which does not name interfaces",
+                quoted(name)
             ))
         })
     }

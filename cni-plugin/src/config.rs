@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use crate::environment::is_name;
-use crate::error::CniError;
+use crate::error::{CniError, quoted, shortened};
 use crate::redirect::Entry;
 use crate::version::CniVersion;
 
@@ -52,7 +52,9 @@ impl<'a> RawConfig<'a> {
             ));
         }
         let fields = serde_json::from_slice(input).map_err(|error| {
-            CniError::Decode(format!("standard input is not a network configuration: {error}"))
+            let why = error.to_string();
+            let why = shortened(&why);
+            CniError::Decode(format!("standard input is not a network configuration: {why}"))
         })?;
         Ok(RawConfig { fields })
     }
@@ -71,8 +73,9 @@ impl<'a> RawConfig<'a> {
             ))
         })?;
         CniVersion::named(&name).ok_or_else(|| {
+            let name = quoted(&name);
             CniError::IncompatibleVersion(format!(
-                "cniVersion {name:?} is unknown: this plugin supports {known}"
+                "cniVersion {name} is unknown: this plugin supports {known}"
             ))
         })
     }
@@ -81,9 +84,7 @@ impl<'a> RawConfig<'a> {
         let Some(raw) = self.fields.get(key).filter(|raw| raw.get() != "null") else {
             return Ok(None);
         };
-        json::parse(raw.get())
-            .map(Some)
-            .map_err(|error| CniError::InvalidConfig(format!("{key} is malformed: {error}")))
+        json::parse(raw.get()).map(Some).map_err(|error| CniError::malformed(key, &error))
     }
 
     /// Refuses the first unknown key: whoever wrote it expects an effect.
@@ -139,12 +140,14 @@ impl<'a> Config<'a> {
             .typed("name")?
             .ok_or_else(|| CniError::InvalidConfig("name is missing".to_owned()))?;
         if !is_name(&network) {
-            return Err(CniError::InvalidConfig(format!("name is malformed: {network:?}")));
+            let network = quoted(&network);
+            return Err(CniError::InvalidConfig(format!("name is malformed: {network}")));
         }
         let run_dir = raw.typed("runDir")?.unwrap_or_else(|| PathBuf::from(run_dir::DEFAULT));
         if !Path::new(&run_dir).is_absolute() {
+            let run_dir = quoted(&run_dir.to_string_lossy());
             return Err(CniError::InvalidConfig(format!(
-                "runDir is not an absolute path: {run_dir:?}"
+                "runDir is not an absolute path: {run_dir}"
             )));
         }
         let prev_result = raw.fields.get("prevResult").copied().filter(|raw| raw.get() != "null");
@@ -172,10 +175,8 @@ fn annotations(raw: &RawConfig<'_>) -> Result<Option<BTreeMap<String, String>>, 
         return Ok(None);
     };
     // A pod without annotations has `null`, as Go writes a map that was never made.
-    let annotations: Option<BTreeMap<String, String>> =
-        json::parse(passed.get()).map_err(|error| {
-            CniError::InvalidConfig(format!("runtimeConfig.{ANNOTATIONS} is malformed: {error}"))
-        })?;
+    let annotations: Option<BTreeMap<String, String>> = json::parse(passed.get())
+        .map_err(|error| CniError::malformed(&format!("runtimeConfig.{ANNOTATIONS}"), &error))?;
     Ok(Some(annotations.unwrap_or_default()))
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use denizen_state::{AttachmentId, Pod};
 use serde_json::Map;
 
-use crate::error::CniError;
+use crate::error::{CniError, quoted, shortened};
 
 /// The longest interface name that the kernel accepts, without the terminating zero.
 const LONGEST_IF_NAME: usize = 15;
@@ -50,8 +50,8 @@ impl Environment {
         let name = text("CNI_COMMAND", self.command.as_ref())?;
         let name =
             name.ok_or_else(|| CniError::Environment("CNI_COMMAND is missing".to_owned()))?;
-        Command::named(name)
-            .ok_or_else(|| CniError::Environment(format!("CNI_COMMAND is unknown: {name:?}")))
+        let unknown = || format!("CNI_COMMAND is unknown: {}", quoted(name));
+        Command::named(name).ok_or_else(|| CniError::Environment(unknown()))
     }
 
     /// The attachment's name, which suffices for DEL.
@@ -61,11 +61,12 @@ impl Environment {
         let if_name = text("CNI_IFNAME", self.if_name.as_ref())?.unwrap_or_default();
         if !is_name(container_id) {
             return Err(CniError::Environment(format!(
-                "CNI_CONTAINERID is malformed: {container_id:?} (a letter or digit, then letters, digits, '_', '.' and '-')"
+                "CNI_CONTAINERID is malformed: {} (a letter or digit, then letters, digits, '_', '.' and '-')",
+                quoted(container_id)
             )));
         }
         is_if_name(if_name).map_err(|why| {
-            CniError::Environment(format!("CNI_IFNAME is malformed: {if_name:?} {why}"))
+            CniError::Environment(format!("CNI_IFNAME is malformed: {} {why}", quoted(if_name)))
         })?;
         Ok(Named { container_id: container_id.to_owned(), if_name: if_name.to_owned() })
     }
@@ -147,7 +148,11 @@ fn text<'a>(name: &str, value: Option<&'a OsString>) -> Result<Option<&'a str>, 
         None => Ok(None),
         Some(value) => match value.to_str() {
             Some(value) => Ok(Some(value)),
-            None => Err(CniError::Environment(format!("{name} is not UTF-8: {value:?}"))),
+            None => {
+                let value = format!("{value:?}");
+                let value = shortened(&value);
+                Err(CniError::Environment(format!("{name} is not UTF-8: {value}")))
+            }
         },
     }
 }
@@ -175,7 +180,8 @@ pub(crate) fn pod(args: &str) -> Result<Option<Pod>, CniError> {
     for pair in args.split(';').filter(|pair| !pair.is_empty()) {
         let Some((key, value)) = pair.split_once('=') else {
             return Err(CniError::Environment(format!(
-                "CNI_ARGS is malformed: {pair:?} has no '='"
+                "CNI_ARGS is malformed: {} has no '='",
+                quoted(pair)
             )));
         };
         let place = match key {

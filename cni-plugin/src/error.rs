@@ -1,5 +1,6 @@
 //! The plugin's errors: error objects of the CNI specification.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::io;
 
@@ -17,7 +18,7 @@ pub enum CniError {
     #[error("{0}")]
     IncompatibleVersion(String),
     /// An unknown key, or an unusable value.
-    #[error("unsupported field {key:?}: {value} ({why})")]
+    #[error("unsupported field {}: {} ({why})", quoted(.key), shortened(.value))]
     UnsupportedField {
         /// The key.
         key: String,
@@ -67,6 +68,12 @@ impl CniError {
         CniError::Io { doing: doing.into(), source: source.into() }
     }
 
+    /// A [`CniError::InvalidConfig`]: `what` cannot be decoded.
+    pub(crate) fn malformed(what: &str, error: &serde_json::Error) -> CniError {
+        let why = error.to_string();
+        CniError::InvalidConfig(format!("{what} is malformed: {}", shortened(&why)))
+    }
+
     /// The specification's code.
     pub fn code(&self) -> u32 {
         match self {
@@ -108,11 +115,46 @@ impl CniError {
         let object = Object {
             cni_version: version.name(),
             code: self.code(),
-            msg: self.to_string(),
-            details: causes(self),
+            msg: bounded(&self.to_string()).into(),
+            details: bounded(&causes(self)).into(),
         };
         serde_json::to_string(&object).expect("strings and a number are always JSON")
     }
+}
+
+/// The longest value of a caller that an error shows whole, in characters.
+const LONGEST_VALUE: usize = 100;
+
+/// The longest text of an error, in characters: it goes to logs, and to the pod's events.
+const LONGEST_TEXT: usize = 4_000;
+
+/// `text` of a caller in quotation marks, as an error shows it.
+pub(crate) fn quoted(text: &str) -> String {
+    format!("{:?}", shortened(text))
+}
+
+/// `text` of a caller, as an error shows it: a long one without its middle.
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
+    without_middle(text, LONGEST_VALUE)
+}
+
+/// A whole error, whatever is in it.
+fn bounded(text: &str) -> Cow<'_, str> {
+    without_middle(text, LONGEST_TEXT)
+}
+
+/// `text`, which has at most about `longest` characters: more of its beginning stays than of its
+/// end.
+fn without_middle(text: &str, longest: usize) -> Cow<'_, str> {
+    // There are at least as many bytes.
+    if text.len() <= longest || text.chars().count() <= longest {
+        return text.into();
+    }
+    let end = longest / 3;
+    let begin: String = text.chars().take(longest - end).collect();
+    let end: String = text.chars().rev().take(end).collect();
+    let end: String = end.chars().rev().collect();
+    format!("{begin}… ({} bytes) …{end}", text.len()).into()
 }
 
 /// The message of an error and all its causes on one line.
@@ -128,3 +170,6 @@ fn causes(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
+
+#[cfg(test)]
+mod tests;

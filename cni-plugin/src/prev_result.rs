@@ -7,7 +7,7 @@ use denizen_state::json;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::error::CniError;
+use crate::error::{CniError, quoted};
 use crate::version::CniVersion;
 
 /// The facts in a `prevResult` about one attachment.
@@ -61,15 +61,9 @@ impl PrevResult {
         version: CniVersion,
         if_name: &str,
     ) -> Result<PrevResult, CniError> {
-        let result: RawResult = json::parse(raw.get()).map_err(|error| {
-            CniError::InvalidConfig(format!("prevResult is malformed: {error}"))
-        })?;
-        if let Some(other) = result.cni_version.filter(|said| said != version.name()) {
-            return Err(CniError::InvalidConfig(format!(
-                "prevResult has cniVersion {other:?}, but the configuration has {:?}",
-                version.name()
-            )));
-        }
+        let result: RawResult =
+            json::parse(raw.get()).map_err(|error| CniError::malformed("prevResult", &error))?;
+        check_version(result.cni_version.as_deref(), version)?;
         let interfaces = result.interfaces.unwrap_or_default();
         let ours =
             |interface: &RawInterface| interface.is_in_sandbox() && interface.name == if_name;
@@ -105,6 +99,24 @@ impl PrevResult {
     }
 }
 
+/// Checks that a result in the version `said` is of the type that a chain in `version` has. As Go's
+/// plugins do, it takes any version of that type: they differ in nothing that is read here.
+fn check_version(said: Option<&str>, version: CniVersion) -> Result<(), CniError> {
+    // Before 1.0.0, results need not say their version; then it is the chain's.
+    let Some(said) = said.filter(|said| !said.is_empty()) else {
+        return Ok(());
+    };
+    match CniVersion::named(said) {
+        Some(result) if result.has_result_type_of(version) => Ok(()),
+        Some(_) | None => Err(CniError::InvalidConfig(format!(
+            "prevResult has cniVersion {}, whose results are of another type than those of the \
+             configuration's {:?}",
+            quoted(said),
+            version.name()
+        ))),
+    }
+}
+
 /// The address of `ip`, without its prefix length.
 fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
     let Some((address, prefix)) = ip.address.split_once('/') else {
@@ -134,7 +146,8 @@ fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
 }
 
 fn malformed(ip: &RawIp, why: &str) -> CniError {
-    CniError::InvalidConfig(format!("prevResult has a bad address: {:?}: {why}", ip.address))
+    let address = quoted(&ip.address);
+    CniError::InvalidConfig(format!("prevResult has a bad address: {address}: {why}"))
 }
 
 #[cfg(test)]

@@ -44,6 +44,12 @@ impl CniVersion {
         CniVersion::ALL.into_iter().find(|version| version.name() == name)
     }
 
+    /// Whether results of both versions have the same type. 1.0.0 changed it: no `version` beside
+    /// an address.
+    pub(crate) fn has_result_type_of(self, other: CniVersion) -> bool {
+        (self < CniVersion::V1_0_0) == (other < CniVersion::V1_0_0)
+    }
+
     /// All versions, separated by commas.
     pub(crate) fn list() -> String {
         CniVersion::ALL.map(CniVersion::name).join(", ")

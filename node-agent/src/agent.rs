@@ -4,6 +4,7 @@
 
 mod alone;
 mod announcing;
+mod bridges;
 mod flush;
 mod foreign;
 mod fresh;
@@ -58,7 +59,7 @@ use crate::http;
 use crate::memory::trim;
 use crate::model::Event;
 use crate::status::LastSync;
-use crate::sysctl::{BridgeFilter, Reconciler};
+use crate::sysctl::{BridgeFilter, HairpinPorts, Reconciler};
 use crate::takeover::Predecessor;
 use denizen_nft::Watch;
 
@@ -125,6 +126,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         enforcer,
         settings,
         bridge_filter: BridgeFilter::new(&config.sysctl_dir, &config.run_dir),
+        hairpin_ports: HairpinPorts::new(config.hairpin_mode),
         elsewhere,
         found,
         sources,
@@ -157,6 +159,8 @@ struct Agent {
     settings: Reconciler,
     /// Shows the frames between ports of restricted pods' bridges to IP rules.
     bridge_filter: BridgeFilter,
+    /// Lets bridged pods reach themselves through services.
+    hairpin_ports: HairpinPorts,
     /// Notified of changes in tables that are not ours.
     elsewhere: Arc<Notify>,
     /// Findings in other firewalls' chains.
@@ -272,7 +276,7 @@ impl Agent {
         let begun = *self.begun.get_or_insert_with(now);
         self.settings.keep(self.engine.settings(), look);
         self.publisher.queued(&self.engine, begun);
-        self.filter_bridges(look);
+        self.set_up_bridges(look);
         self.withdraw(look);
         let result = if look {
             self.engine.resync().map(|repair| {
@@ -336,22 +340,13 @@ impl Agent {
         });
     }
 
-    /// Bridges with restricted pods show their frames to IP rules; where they cannot, those pods
-    /// are cut off from their neighbours. Returns whether that changes the rules.
-    fn filter_bridges(&mut self, check: bool) -> bool {
-        self.bridge_filter.keep(self.engine.restricted_bridges(), check);
-        self.bridge_filter.keep_from_learning(self.engine.guarded_bridges(), check);
-        let without = self.bridge_filter.problems().keys().cloned().collect();
-        self.engine.set_without_netfilter(without)
-    }
-
     /// Reports that the loop runs, and continues work that depends on no change. Returns whether
     /// rules must be programmed.
     fn beat(&mut self) -> bool {
         self.predecessor.remove(&mut self.engine, now());
         let left = self.predecessor.problem(now());
         self.publisher.alive(now(), left.is_some());
-        self.filter_bridges(true)
+        self.set_up_bridges(true)
     }
 
     /// Repairs our tables after a foreign change.

@@ -40,8 +40,7 @@ use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
 use crate::plan::{Policy, Scheduler, Settings};
 use crate::source::{Features, egress};
-use crate::sysctl::Conntrack;
-use crate::sysctl::SYSCTLS;
+use crate::sysctl::{Conntrack, HairpinMode, SYSCTLS};
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -149,6 +148,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", default_value = SYSCTLS)]
     pub sysctl_dir: PathBuf,
 
+    /// Hairpin mode of pods' bridge ports, by which a pod reaches itself through a service.
+    /// hairpin-veth: turn it on. none: leave it as it is
+    #[arg(long, value_enum, value_name = "MODE", default_value = "hairpin-veth")]
+    pub hairpin_mode: HairpinMode,
+
     /// Set the kernel's settings, which needs more privileges than nf_tables does, and exit. For an
     /// init container
     #[arg(long)]
@@ -186,6 +190,8 @@ pub struct Config {
     pub egress: Option<egress::Config>,
     /// The directory of the kernel's settings, which contains `net`.
     pub sysctl_dir: PathBuf,
+    /// What is done about the bridge ports of recorded pods.
+    pub hairpin_mode: HairpinMode,
     /// Only set the kernel's settings and exit.
     pub init_only: bool,
     /// The addresses that serve HTTP.
@@ -208,6 +214,7 @@ impl RunArgs {
             not_pods,
             conntrack,
             sysctl_dir,
+            hairpin_mode,
             init_only,
             log_format: _,
         } = self;
@@ -234,6 +241,7 @@ impl RunArgs {
                 false => Conntrack::UNCHANGED,
             },
             sysctl_dir: sysctl_dir.clone(),
+            hairpin_mode: *hairpin_mode,
             init_only: *init_only,
             backend: policy.backend(auto),
             network_policy: policy.firewall.network_policy,

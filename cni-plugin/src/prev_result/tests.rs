@@ -55,3 +55,29 @@ fn an_ipv4_mapped_address_is_the_ipv4_one() {
         assert!(error.contains(why), "{address}: {error}");
     }
 }
+
+/// As Go's plugins take it: each type of results has several versions, and its own decoder.
+#[test]
+fn a_result_has_any_version_of_its_type() {
+    let text = |version: &str| {
+        format!(r#"{{"cniVersion": "{version}", "ips": [{{"address": "10.1.2.3/16"}}]}}"#)
+    };
+    let types: [&[&str]; 2] = [&["0.3.0", "0.3.1", "0.4.0"], &["1.0.0", "1.1.0"]];
+    let of_list = |list: &str| CniVersion::named(list).unwrap();
+    for (list, of_its_type) in
+        types.into_iter().flat_map(|versions| versions.iter().map(move |list| (*list, versions)))
+    {
+        // Before 1.0.0, a result need not say its version: it is the list's.
+        for version in of_its_type.iter().chain(&[""]) {
+            let read = prev_result(of_list(list), &text(version)).unwrap();
+            assert_eq!(read.ips, ["10.1.2.3".parse::<IpAddr>().unwrap()], "{list}: {version}");
+        }
+        let all = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0", "1.2.0"];
+        for version in all.iter().filter(|version| !of_its_type.contains(version)) {
+            let error = prev_result(of_list(list), &text(version)).unwrap_err();
+            assert_eq!(error.code(), 7);
+            let error = error.to_string();
+            assert!(error.contains(version) && error.contains(list), "{list}: {error}");
+        }
+    }
+}

@@ -7,8 +7,9 @@ use denizen_state::json;
 use denizen_state::redirect::Redirect;
 use serde_json::Value;
 
-use super::key::{self, Key, boolean, one, port, set};
+use super::key::{self, Key, boolean, malformed, one, port, set};
 use super::profile::Reads;
+use crate::error::shortened;
 
 const CONFIG: &str = "consul.hashicorp.com/redirect-traffic-config";
 /// There if the pod has a transparent proxy.
@@ -46,7 +47,7 @@ pub(super) fn selects(annotations: &BTreeMap<String, String>) -> bool {
 /// Reads [`CONFIG`], and returns the values that it changed.
 pub(super) fn apply(to: &mut Redirect, text: &str) -> Result<Vec<&'static str>, String> {
     let mut fields: BTreeMap<String, Value> =
-        json::parse(text).map_err(|error| format!("is malformed: {error}"))?;
+        json::parse(text).map_err(|error| malformed(&error))?;
     // Go writes fields that nobody has set.
     fields.retain(|_, value| !is_empty(value));
     check_dns(&fields)?;
@@ -66,7 +67,7 @@ pub(super) fn apply(to: &mut Redirect, text: &str) -> Result<Vec<&'static str>, 
     }
     let is_unknown = |name: &&String| *name != DNS_ADDRESS && !OTHERS.contains(&name.as_str());
     match fields.keys().find(is_unknown) {
-        Some(name) => Err(format!("{name} is unknown")),
+        Some(name) => Err(format!("{} is unknown", shortened(name))),
         None => Ok(changed),
     }
 }
@@ -81,6 +82,8 @@ fn check_dns(fields: &BTreeMap<String, Value>) -> Result<(), String> {
     if is_loopback && fields.contains_key(DNS) {
         return Ok(());
     }
+    let address = address.to_string();
+    let address = shortened(&address);
     Err(format!(
         "{DNS_ADDRESS}: denizen sends DNS only to the proxy in the pod: to the loopback and a \
          {DNS}, and this is {address}"

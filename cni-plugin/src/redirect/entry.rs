@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::iptables;
 use super::key::{KEYS, Key};
 use super::profile::{PREFIX, Profile, REDIRECT};
-use crate::error::CniError;
+use crate::error::{CniError, quoted, shortened};
 
 /// The object `redirect`, checked.
 #[derive(Debug)]
@@ -143,8 +143,9 @@ impl Entry {
             Some("enabled") => return Ok(true),
             Some("disabled") => return Ok(false),
             Some(other) => {
+                let other = quoted(other);
                 return Err(format!(
-                    "annotation {REDIRECT}: {other:?} is neither \"enabled\" nor \"disabled\""
+                    "annotation {REDIRECT}: {other} is neither \"enabled\" nor \"disabled\""
                 ));
             }
             None => {}
@@ -168,7 +169,7 @@ impl Entry {
         let is_unknown =
             |name: &&String| name.starts_with(PREFIX) && !known.iter().any(|(it, _)| it == *name);
         if let Some(unknown) = annotations.keys().find(is_unknown) {
-            return Err(format!("annotation {unknown} is unknown"));
+            return Err(format!("annotation {} is unknown", shortened(unknown)));
         }
         for (name, reads) in known {
             let Some(text) = annotations.get(&name) else { continue };

@@ -9,8 +9,9 @@ use denizen_state::json;
 use denizen_state::redirect::Redirect;
 use serde::Deserialize;
 
-use super::key::{self, Key, cidrs, list, ports, set};
+use super::key::{self, Key, cidrs, list, malformed, ports, set};
 use super::profile::Reads;
+use crate::error::quoted;
 
 /// What the injector did to the pod.
 const STATUS: &str = "sidecar.istio.io/status";
@@ -88,7 +89,7 @@ pub(super) fn selects(annotations: &BTreeMap<String, String>) -> Result<bool, St
         return Ok(false);
     };
     let status: Status =
-        json::parse(text).map_err(|error| format!("annotation {STATUS} is malformed: {error}"))?;
+        json::parse(text).map_err(|error| format!("annotation {STATUS} {}", malformed(&error)))?;
     Ok(status.init_containers.into_iter().flatten().any(|name| name == "istio-validation"))
 }
 
@@ -100,7 +101,7 @@ pub(super) fn complete(
     match annotations.get(MODE).map(|text| text.trim()) {
         None | Some("REDIRECT" | "") => {}
         Some(mode) => {
-            return Err(format!("annotation {MODE}: {mode:?} is not \"REDIRECT\""));
+            return Err(format!("annotation {MODE}: {} is not \"REDIRECT\"", quoted(mode)));
         }
     }
     let is_set = |name: &&&str| annotations.get(**name).is_some_and(|it| !it.trim().is_empty());

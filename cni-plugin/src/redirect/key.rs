@@ -9,6 +9,7 @@ use ipnetwork::IpNetwork;
 use serde_json::Value;
 
 use crate::environment::is_if_name;
+use crate::error::{quoted, shortened};
 
 /// The most entries of one list. Each is a rule, and the first packet of a connection passes them
 /// one after the other.
@@ -89,8 +90,9 @@ pub(super) static INTERFACES: Key =
     list("interfaces", "interfaces", |to, said| set(&mut to.interfaces, interfaces(said)));
 pub(super) static IPV6: Key = one("ipv6", "ipv6", |to, said| set(&mut to.bypass_ipv6, ipv6(said)));
 pub(super) static SKIP_MARK: Key = one("skipMark", "skip-mark", |to, said| {
-    let mark = single(said)
-        .and_then(|text| text.parse().map(Some).map_err(|error| format!("{text:?} {error}")));
+    let mark = single(said).and_then(|text| {
+        text.parse().map(Some).map_err(|error| format!("{} {error}", quoted(text)))
+    });
     set(&mut to.skip_mark, mark)
 });
 pub(super) static HAIRPIN: Key =
@@ -172,6 +174,11 @@ pub(super) fn set<T>(to: &mut T, value: Result<T, String>) -> Result<(), String>
     value.map(|value| *to = value)
 }
 
+/// Why a value in JSON cannot be read.
+pub(super) fn malformed(error: &serde_json::Error) -> String {
+    format!("is malformed: {}", shortened(&error.to_string()))
+}
+
 /// The only entry.
 fn single(said: &[String]) -> Result<&str, String> {
     match said {
@@ -185,7 +192,7 @@ pub(super) fn port(said: &[String]) -> Result<NonZeroU16, String> {
     let range = text.parse::<PortRange>().ok().map(PortRange::bounds);
     let port =
         range.filter(|(first, last)| first == last).and_then(|(port, _)| port.try_into().ok());
-    port.ok_or_else(|| format!("{text:?} is not a port from 1 to 65535"))
+    port.ok_or_else(|| format!("{} is not a port from 1 to 65535", quoted(text)))
 }
 
 /// A user or group. Root is refused: everything that runs as root would pass the proxy by.
@@ -196,31 +203,33 @@ fn id(said: &[String]) -> Result<u32, String> {
         Ok(0) => Err("0 is root: all that runs as root would not be redirected".to_owned()),
         // The last number means nobody at all.
         Ok(id) if digits && id < u32::MAX => Ok(id),
-        Ok(_) | Err(_) => Err(format!("{text:?} is not a number from 1 to 4294967294")),
+        Ok(_) | Err(_) => Err(format!("{} is not a number from 1 to 4294967294", quoted(text))),
     }
 }
 
+/// The union of these ports, in their order. Injectors put the ports of several sources together.
 pub(super) fn ports(said: &[String]) -> Result<Vec<PortRange>, String> {
     let mut ports: Vec<PortRange> = Vec::new();
     for text in said {
-        let range: PortRange = text.parse().map_err(|error| format!("{text:?} {error}"))?;
-        if let Some(other) = ports.iter().find(|other| other.overlaps(range)) {
-            return Err(format!("{other} and {range} overlap"));
-        }
-        ports.push(range);
+        let range: PortRange = text.parse().map_err(|error| format!("{} {error}", quoted(text)))?;
+        let place = ports.iter().position(|other| other.overlaps(range)).unwrap_or(ports.len());
+        let overlapping = ports.extract_if(.., |other| other.overlaps(range));
+        let union = overlapping.fold(range, PortRange::spanning);
+        ports.insert(place, union);
     }
     Ok(ports)
 }
 
 pub(super) fn cidrs(said: &[String]) -> Result<Vec<IpNetwork>, String> {
     let cidr = |text: &String| {
-        let not_one = || format!("{text:?} is neither an address nor a CIDR such as 10.0.0.0/8");
+        let not_one =
+            || format!("{} is neither an address nor a CIDR such as 10.0.0.0/8", quoted(text));
         let cidr: IpNetwork = text.parse().map_err(|_| not_one())?;
         if cidr.ip() == cidr.network() {
             return Ok(cidr);
         }
         let (network, prefix) = (cidr.network(), cidr.prefix());
-        Err(format!("{text:?} is an address within the CIDR {network}/{prefix}"))
+        Err(format!("{} is an address within the CIDR {network}/{prefix}", quoted(text)))
     };
     said.iter().map(cidr).collect()
 }
@@ -232,7 +241,7 @@ fn interfaces(said: &[String]) -> Result<Vec<String>, String> {
     let name = |text: &String| match is_if_name(text) {
         Ok(()) if text.is_empty() => Err("an interface's name is empty".to_owned()),
         Ok(()) => Ok(text.clone()),
-        Err(why) => Err(format!("{text:?} is no interface's name: it {why}")),
+        Err(why) => Err(format!("{} is no interface's name: it {why}", quoted(text))),
     };
     said.iter().map(name).collect()
 }
@@ -241,7 +250,7 @@ fn ipv6(said: &[String]) -> Result<bool, String> {
     match single(said)? {
         "redirect" => Ok(false),
         "bypass" => Ok(true),
-        other => Err(format!("{other:?} is neither \"redirect\" nor \"bypass\"")),
+        other => Err(format!("{} is neither \"redirect\" nor \"bypass\"", quoted(other))),
     }
 }
 
@@ -250,7 +259,9 @@ fn hairpin(said: &[String]) -> Result<Hairpin, String> {
         "direct" => Ok(Hairpin::Direct),
         "inbound" => Ok(Hairpin::Inbound),
         "outbound" => Ok(Hairpin::Outbound),
-        other => Err(format!("{other:?} is none of \"direct\", \"inbound\" and \"outbound\"")),
+        other => {
+            Err(format!("{} is none of \"direct\", \"inbound\" and \"outbound\"", quoted(other)))
+        }
     }
 }
 
@@ -258,7 +269,7 @@ fn backend(said: &[String]) -> Result<Backend, String> {
     match single(said)? {
         "nftables" => Ok(Backend::Nftables),
         "iptables" => Ok(Backend::Iptables),
-        other => Err(format!("{other:?} is neither \"nftables\" nor \"iptables\"")),
+        other => Err(format!("{} is neither \"nftables\" nor \"iptables\"", quoted(other))),
     }
 }
 
@@ -266,7 +277,7 @@ pub(super) fn boolean(said: &[String]) -> Result<bool, String> {
     match single(said)? {
         "true" => Ok(true),
         "false" => Ok(false),
-        other => Err(format!("{other:?} is neither \"true\" nor \"false\"")),
+        other => Err(format!("{} is neither \"true\" nor \"false\"", quoted(other))),
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Agent, QUEUE, now};
 use crate::conntrack::StaleCandidates;
 use crate::control::{Asked, ExplainQuery, Request};
-use crate::explain::{Explanation, Packet};
+use crate::explain::{Explanation, Packet, without_hairpin};
 use crate::model::{Event, LocalPod};
 use crate::source::kube::PolicyRead;
 use crate::trace::Prediction;
@@ -81,7 +81,10 @@ impl Agent {
                 return None;
             }
             Request::Explain { explain } => {
-                or_error(self.explained(&explain).map(|(_, explanation)| json!(explanation)))
+                or_error(self.explained(&explain).map(|(packet, explanation)| {
+                    let off = self.hairpin_ports.off();
+                    json!(without_hairpin(self.engine.plan(), &packet, off, explanation))
+                }))
             }
             Request::Announce { announce } => match (&self.announcer, &self.speaker) {
                 (Some(announcer), Some(speaker)) => {

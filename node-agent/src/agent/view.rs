@@ -39,6 +39,7 @@ impl Agent {
         let rejected = routing.iter().flat_map(|routing| routing.rejected.clone()).collect();
         let settings = self.settings.warnings(self.engine.is_synced());
         let vlans = vlan::problems(self.settings.sysctls(), self.engine.plan().recorded());
+        let without_hairpin = self.hairpin_ports.warnings(self.engine.plan().recorded());
         let unrecorded = self.sources.unrecorded.borrow().clone();
         let status = self.engine.status(problems.collect());
         let selected = self.sources.selected.borrow().clone();
@@ -58,6 +59,7 @@ impl Agent {
                 found.warnings,
                 settings,
                 vlans,
+                without_hairpin,
                 status.warnings,
                 unrecorded.warnings(),
                 unredirected,

@@ -7,6 +7,7 @@ mod announce;
 mod arrival;
 mod carrier;
 mod egress;
+mod hairpin;
 mod masquerade;
 mod name;
 mod packet;
@@ -24,6 +25,7 @@ use thiserror::Error;
 
 pub use announce::Announced;
 pub use carrier::VirtualServerRow;
+pub use hairpin::without_hairpin;
 pub use packet::{Packet, PacketError, Transport};
 pub use policy::PolicyRow;
 pub use redirect::RedirectRow;

@@ -36,7 +36,7 @@ pub enum Unusable {
 
 /// The members of an object, each as it is written. Of a repeated key the last one counts, as in
 /// Go's decoder.
-type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
+pub(super) type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
 
 /// A valid list of plugins.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl<'a> Conflist<'a> {
         if plugins.is_empty() {
             return Err(Unusable::Shape("it has no plugins"));
         }
-        if plugins.iter().any(|plugin| kind(plugin).is_none()) {
+        if plugins.iter().any(|plugin| kind(plugin.get()).is_none()) {
             return Err(Unusable::Shape("one of its plugins has no type"));
         }
         Ok(Self { text, plugins })
@@ -96,6 +96,18 @@ impl<'a> Conflist<'a> {
         Ok(Some(self.replaced(cut, "")))
     }
 
+    /// The lone plugin that this list was made of, as [`wrapped`] makes it.
+    pub(super) fn lone(&self) -> Option<&'a str> {
+        let first = self.plugins.first()?.get();
+        let is_whole = members(first).is_ok_and(|members| check_head(&members).is_ok());
+        (is_whole && self.ends_with_ours() == (2, true)).then_some(first)
+    }
+
+    /// The plugins, as they are written.
+    pub(super) fn plugins(&self) -> &[&'a RawValue] {
+        &self.plugins
+    }
+
     /// The number of plugins, and whether denizen is the last.
     pub fn ends_with_ours(&self) -> (usize, bool) {
         (self.plugins.len(), self.ours() == Some(self.plugins.len() - 1))
@@ -103,7 +115,7 @@ impl<'a> Conflist<'a> {
 
     /// The types of all plugins.
     pub fn kinds(&self) -> Vec<String> {
-        self.plugins.iter().filter_map(|plugin| kind(plugin)).collect()
+        self.plugins.iter().filter_map(|plugin| kind(plugin.get())).collect()
     }
 
     /// Denizen's entry, if there is one.
@@ -112,7 +124,7 @@ impl<'a> Conflist<'a> {
     }
 
     fn ours(&self) -> Option<usize> {
-        self.plugins.iter().position(|plugin| kind(plugin).as_deref() == Some(PLUGIN))
+        self.plugins.iter().position(|plugin| kind(plugin.get()).as_deref() == Some(PLUGIN))
     }
 
     /// The position of the plugin in the text: its raw value is a slice of that text.
@@ -145,7 +157,7 @@ pub fn wrapped(text: &str, entry: &Value) -> Result<String, Unusable> {
     Ok(format!("{{{head}\n  \"plugins\": [\n{},\n{entry}\n  ]\n}}\n", text.trim()))
 }
 
-fn members(text: &str) -> Result<Members<'_>, Unusable> {
+pub(super) fn members(text: &str) -> Result<Members<'_>, Unusable> {
     serde_json::from_str(text).map_err(|error| Unusable::Json(error.to_string()))
 }
 
@@ -171,12 +183,13 @@ fn has_text(members: &Members<'_>, key: &str) -> bool {
     text.is_some_and(|text| !text.is_empty())
 }
 
-fn kind(plugin: &RawValue) -> Option<String> {
-    let members: Members<'_> = serde_json::from_str(plugin.get()).ok()?;
+/// The type of a plugin.
+pub(super) fn kind(plugin: &str) -> Option<String> {
+    let members: Members<'_> = serde_json::from_str(plugin).ok()?;
     string(members.get("type")?).filter(|kind| !kind.is_empty())
 }
 
-fn string(value: &RawValue) -> Option<String> {
+pub(super) fn string(value: &RawValue) -> Option<String> {
     serde_json::from_str(value.get()).ok()
 }
 

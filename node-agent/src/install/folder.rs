@@ -4,8 +4,9 @@
 //! Runtimes use the lexically first file that ends in `.conflist`, `.conf` or `.json` (libcni's
 //! `ConfFiles`, containerd's `loadFromConfDir`). A lone `.conf` is not changed: a
 //! `10-x-and-denizen.conflist`, which sorts before `10-x.conf`, is created beside it, and removed
-//! at the end.
+//! at the end. Behind Multus, the configuration that it delegates to is the active one.
 
+use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
@@ -16,6 +17,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::conflist::{Conflist, Unusable, wrapped};
+use super::multus;
 
 /// The file extensions that runtimes read.
 const ENDINGS: [&str; 3] = ["conflist", "conf", "json"];
@@ -84,48 +86,137 @@ pub struct Active {
 /// # Errors
 /// [`FolderError`].
 pub fn active(folder: &Path) -> Result<Active, FolderError> {
-    let files = candidates(folder, &mut Report::default())?;
+    let files = in_order_of_use(candidates(folder, &mut Report::default())?);
     let first = files.into_iter().find_map(Candidate::active);
     first.ok_or_else(|| FolderError::Nothing(folder.to_owned()))
 }
 
-/// Adds `entry`, denizen's plugin entry, at the end of the active configuration in `folder`.
+/// Adds `entry`, denizen's plugin entry, at the end of the active configuration in `folder`, and of
+/// Multus's copy of it.
 ///
 /// # Errors
 /// [`FolderError`]; the folder is still valid.
 pub fn insert(folder: &Path, entry: &Value) -> Result<Report, FolderError> {
     let mut report = Report::default();
-    let candidates = candidates(folder, &mut report)?;
+    let candidates = in_order_of_use(candidates(folder, &mut report)?);
     let (wraps, owned): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|file| file.is_wrap());
-    let mut active = None;
-    for file in &owned {
-        match file.with(entry) {
-            Ok(wanted) => {
-                active = Some((file, wanted));
-                break;
-            }
-            Err(error) => report.unusable.push((file.path.clone(), error.to_string())),
-        }
-    }
-    let Some((active, wanted)) = active else {
-        return match wraps.is_empty() {
-            true => Err(FolderError::Nothing(folder.to_owned())),
-            // The wrapped configuration was removed; the list with denizen is the only one left.
-            false => Ok(report),
-        };
-    };
-    let target = active.target();
-    if let Some(text) = wanted
-        && replace(&target, active.text_of(&target).as_deref(), &text)?
+    let (of_multus, owned): (Vec<_>, Vec<_>) =
+        owned.into_iter().partition(|file| multus::is_multus(&file.text));
+    let active = first_usable(&owned, entry, &mut report);
+    let target = active.as_ref().map(|(file, _)| file.target());
+    if let (Some((active, Some(text))), Some(target)) = (&active, &target)
+        && replace(target, active.text_of(target).as_deref(), text)?
     {
         report.changed.push(target.clone());
     }
-    // A list for a lone plugin that is no longer active would hide the active configuration.
-    for stale in wraps.iter().filter(|wrap| wrap.path != target) {
+    // After the file, which Multus may copy meanwhile.
+    let delegates = multus_delegates(&of_multus, entry, &mut report)?;
+    let is_used = |wrap: &&Candidate| is_named_by_multus(wrap, &of_multus);
+    if !wraps.iter().any(|wrap| is_used(&wrap)) {
+        report
+            .unusable
+            .extend(of_multus.iter().filter_map(|file| passed_by(file, active.as_ref()?.0)));
+    }
+    if target.is_none() && !delegates && wraps.is_empty() {
+        return Err(FolderError::Nothing(folder.to_owned()));
+    }
+    // A list for a lone plugin that is no longer active would hide the active configuration. If
+    // that plugin's file was removed, its list is the only one left.
+    let is_stale = |wrap: &&Candidate| match &target {
+        Some(target) => wrap.path != *target,
+        None => delegates && multus::is_multus(&wrap.text),
+    };
+    for stale in wraps.iter().filter(|wrap| is_stale(wrap) && !is_used(wrap)) {
         remove(&stale.path)?;
         report.changed.push(stale.path.clone());
     }
     Ok(report)
+}
+
+/// The first file that `entry` can be added to, and what its target then has, unless it has it.
+fn first_usable<'a>(
+    files: &'a [Candidate],
+    entry: &Value,
+    report: &mut Report,
+) -> Option<(&'a Candidate, Option<String>)> {
+    for file in files {
+        match file.with(entry) {
+            Ok(wanted) => return Some((file, wanted)),
+            Err(error) => report.unusable.push((file.path.clone(), error.to_string())),
+        }
+    }
+    None
+}
+
+/// Adds `entry` to Multus's copies of the pods' network. Returns whether there is such a copy.
+fn multus_delegates(
+    of_multus: &[Candidate],
+    entry: &Value,
+    report: &mut Report,
+) -> Result<bool, FolderError> {
+    let mut delegates = false;
+    for file in of_multus {
+        match multus::with(&file.text, entry) {
+            Ok(None) => {}
+            Ok(Some(text)) => {
+                replace(&file.path, Some(&file.text), &text)?;
+                report.changed.push(file.path.clone());
+            }
+            Err(error) => {
+                report.unusable.push((file.path.clone(), error.to_string()));
+                continue;
+            }
+        }
+        delegates |= multus::delegate(&file.text).is_some();
+    }
+    Ok(delegates)
+}
+
+/// Why the file `multus` leads past denizen though `active` has it: it names another file.
+fn passed_by(multus: &Candidate, active: &Candidate) -> Option<(PathBuf, String)> {
+    let named = multus::network_file(&multus.text)?;
+    let target = active.target();
+    if file_name(&target) == named {
+        return None;
+    }
+    let why = match file_name(&active.path) == named {
+        true => {
+            format!(
+                "Multus calls what {named} says: restart Multus, to take {}",
+                file_name(&target)
+            )
+        }
+        false => format!("Multus delegates to {named}: put denizen into that"),
+    };
+    Some((multus.path.clone(), why))
+}
+
+/// Whether Multus's file among `files` names this file, which it reads at each call.
+fn is_named_by_multus(file: &Candidate, files: &[Candidate]) -> bool {
+    let mut named = files.iter().filter_map(|other| multus::network_file(&other.text));
+    named.any(|named| named == file_name(&file.path))
+}
+
+fn file_name(path: &Path) -> Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
+}
+
+/// The files that may be active. Behind Multus, it and those that it may delegate to; what it names
+/// comes first among these.
+fn in_order_of_use(mut files: Vec<Candidate>) -> Vec<Candidate> {
+    let first = files.iter().find(|file| file.is_valid());
+    let Some(multus) = first.filter(|file| multus::is_multus(&file.text)) else {
+        files.retain(|file| !multus::is_multus(&file.text));
+        return files;
+    };
+    let named = multus::network_file(&multus.text);
+    files.retain(|file| !multus::ignores(&file.path));
+    let is_named = |file: &Candidate| {
+        let names = [file_name(&file.path), file_name(&file.target())].map(Cow::into_owned);
+        named.as_ref().is_some_and(|named| names.contains(named))
+    };
+    files.sort_by_key(|file| !multus::is_multus(&file.text) && !is_named(file));
+    files
 }
 
 /// Creates a file with this text; readers see all of it or none. Returns whether it was created.
@@ -145,16 +236,19 @@ pub fn take_out(folder: &Path) -> Result<Report, FolderError> {
     let candidates = candidates(folder, &mut report)?;
     for file in &candidates {
         if file.is_wrap()
+            && !is_named_by_multus(file, &candidates)
             && candidates.iter().any(|other| other.target() == file.path && !other.is_wrap())
         {
             remove(&file.path)?;
             report.changed.push(file.path.clone());
             continue;
         }
-        if !file.is_list() {
-            continue;
-        }
-        match Conflist::parse(&file.text).and_then(|list| list.without()) {
+        let without = match (multus::is_multus(&file.text), file.is_list()) {
+            (true, _) => multus::without(&file.text),
+            (false, true) => Conflist::parse(&file.text).and_then(|list| list.without()),
+            (false, false) => continue,
+        };
+        match without {
             Ok(None) => {}
             Ok(Some(text)) => {
                 replace(&file.path, Some(&file.text), &text)?;
@@ -167,12 +261,20 @@ pub fn take_out(folder: &Path) -> Result<Report, FolderError> {
 }
 
 impl Candidate {
+    fn is_valid(&self) -> bool {
+        match self.is_list() {
+            true => Conflist::parse(&self.text).is_ok(),
+            false => wrapped(&self.text, &Value::Null).is_ok(),
+        }
+    }
+
     fn is_list(&self) -> bool {
         self.path.extension().is_some_and(|ending| ending == "conflist")
     }
 
     fn active(self) -> Option<Active> {
         let (plugins, entry) = match self.is_list() {
+            _ if multus::is_multus(&self.text) => multus::delegate(&self.text)?,
             true => {
                 let list = Conflist::parse(&self.text).ok()?;
                 (list.kinds(), list.entry())

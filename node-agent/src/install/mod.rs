@@ -9,6 +9,7 @@
 pub mod bridge;
 pub mod conflist;
 pub mod folder;
+mod multus;
 pub mod plugin;
 
 use std::path::{Path, PathBuf};

@@ -245,6 +245,12 @@ impl PortRange {
         self.first <= other.last && other.first <= self.last
     }
 
+    /// From the first port of both to the last.
+    #[must_use]
+    pub fn spanning(self, other: PortRange) -> PortRange {
+        PortRange { first: self.first.min(other.first), last: self.last.max(other.last) }
+    }
+
     /// Whether this port is in it.
     pub fn contains(self, port: u16) -> bool {
         (self.first.get()..=self.last.get()).contains(&port)

@@ -57,6 +57,15 @@ impl Chain {
         self
     }
 
+    /// The bridge does not send back to a pod what came from it, as is the plugin's default.
+    #[must_use]
+    pub fn without_hairpin_mode(mut self) -> Self {
+        self.plugins.iter_mut().filter_map(Value::as_object_mut).for_each(|plugin| {
+            plugin.remove("hairpinMode");
+        });
+        self
+    }
+
     /// Debian's `ptp` with `host-local` addresses: a pod that is routed to, without a bridge.
     pub fn routed(ranges: &[(&str, IpAddr)], folder: &Path) -> Self {
         let ptp = json!({ "type": "ptp", "ipam": host_local(ranges, folder) });

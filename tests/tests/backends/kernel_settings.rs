@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_agent::sysctl::BridgeFilter;
+use denizen_agent::sysctl::{BridgeFilter, HairpinMode, HairpinPorts};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::observed;
@@ -260,6 +260,48 @@ fn frames_of_one_bridge_are_filtered_and_what_cannot_be_is_named() -> Result<()>
     let mut filter = BridgeFilter::new(empty.path(), run_dir.path());
     filter.keep(["br0".into()].into(), false);
     assert!(filter.problems()["br0"].contains("br_netfilter"), "{:?}", filter.problems());
+    Ok(())
+}
+
+#[test]
+fn hairpin_mode_is_turned_on_at_new_ports_and_checked_from_time_to_time() -> Result<()> {
+    let node = Netns::new("hairpin-ports")?;
+    node.ip("link add br0 type bridge")?;
+    node.ip("link add port type veth peer name pod")?;
+    node.ip("link add routed type veth peer name other")?;
+    node.ip("link set port master br0")?;
+    let hairpin = || -> Result<bool> {
+        let shown = node.output("ip", &["-d", "-j", "link", "show", "port"])?;
+        let links: Value = serde_json::from_str(&shown)?;
+        links[0]["linkinfo"]["info_slave_data"]["hairpin"].as_bool().context("a port")
+    };
+    let turn_off = || node.ip("link set port type bridge_slave hairpin off");
+    let mut ports = HairpinPorts::new(HairpinMode::HairpinVeth);
+    let mut keep = |names: &[&str], check| {
+        let names: BTreeSet<Arc<str>> = names.iter().map(|name| (*name).into()).collect();
+        node.run(|| ports.keep(names, check))?;
+        Ok::<_, anyhow::Error>(ports.off().clone())
+    };
+    // Neither a pod that is gone nor a routed one needs it.
+    assert!(keep(&["absent", "port", "routed"], false)?.is_empty());
+    assert!(hairpin()?);
+    turn_off()?;
+    keep(&["port"], false)?;
+    assert!(!hairpin()?, "nothing says that it changed");
+    keep(&["port"], true)?;
+    assert!(hairpin()?);
+
+    turn_off()?;
+    let mut ports = HairpinPorts::new(HairpinMode::None);
+    let names = || ["port", "routed"].map(Arc::from).into();
+    node.run(|| ports.keep(names(), false))?;
+    assert!(!hairpin()?);
+    assert_eq!(ports.off().keys().map(|name| &**name).collect::<Vec<_>>(), ["port"]);
+    node.ip("link set port type bridge_slave hairpin on")?;
+    node.run(|| ports.keep(names(), false))?;
+    assert_eq!(ports.off().len(), 1, "nothing says that it changed");
+    node.run(|| ports.keep(names(), true))?;
+    assert!(ports.off().is_empty());
     Ok(())
 }
 

@@ -159,6 +159,44 @@ fn it_waits_for_a_configuration_and_keeps_its_place_in_it() -> Result<()> {
     Ok(())
 }
 
+/// Multus is first by name, and calls what it copied from the network's file when it started:
+/// before denizen was there, and after.
+#[test]
+fn behind_multus_it_is_in_the_network_that_multus_delegates_to() -> Result<()> {
+    let node = Node::new()?;
+    node.write("10-x.conflist", LIST)?;
+    let start_multus = |network: &str| {
+        let network: Value = serde_json::from_str(network)?;
+        let multus = json!({
+            "cniVersion": "0.4.0", "name": "multus-cni-network", "type": "multus",
+            "delegates": [network],
+        });
+        node.write("00-multus.conf", &multus.to_string())
+    };
+    let delegates_to = || -> Result<Vec<String>> {
+        let multus = fs::read_to_string(node.conf().join("00-multus.conf"))?;
+        let multus: Value = serde_json::from_str(&multus)?;
+        let plugins = multus["delegates"][0]["plugins"].as_array().context("a list")?;
+        Ok(plugins.iter().filter_map(|plugin| plugin["type"].as_str().map(str::to_owned)).collect())
+    };
+    start_multus(LIST)?;
+    let running = node.start()?;
+    for round in 0..3 {
+        let what = format!("denizen is called, round {round}");
+        let expected = ["bridge", "portmap", "denizen"];
+        node.wait(&what, || delegates_to().is_ok_and(|types| types == expected))?;
+        assert!(is(&node.conf(), &["multus"]));
+        start_multus(&fs::read_to_string(node.conf().join("10-x.conflist"))?)?;
+    }
+    assert_eq!(delegates_to()?, ["bridge", "portmap", "denizen"], "by Multus itself");
+    drop(running);
+    assert!(node.run(&["--uninstall"])?.status.success());
+    assert_eq!(delegates_to()?, ["bridge", "portmap"]);
+    assert_eq!(fs::read_to_string(node.conf().join("10-x.conflist"))?, LIST);
+    assert_eq!(fs::read_dir(node.conf())?.count(), 2);
+    Ok(())
+}
+
 #[test]
 fn a_plugin_that_does_not_run_is_not_installed() -> Result<()> {
     let node = Node::new()?;

@@ -61,6 +61,26 @@ fn the_result_goes_through_byte_by_byte() {
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
 
+/// The runtime reads each result by the version that it says.
+#[test]
+fn a_result_in_another_version_of_its_type_goes_through_byte_by_byte() {
+    for (list, result) in
+        [("0.4.0", "0.3.1"), ("0.3.1", "0.4.0"), ("1.0.0", "1.1.0"), ("1.1.0", "1.0.0")]
+    {
+        let context = PluginContext::new();
+        let text = format!(r#"{{"cniVersion":"{result}",  "ips":[{{"address":"10.1.0.5/16"}}]}}"#);
+        let run_dir = context.run_dir();
+        let input = format!(
+            r#"{{"cniVersion":"{list}","name":"n","type":"denizen","runDir":{run_dir:?},"prevResult":{text}}}"#
+        );
+        let variables = context.variables("ADD", "c1");
+        let child = start(&context.node, &denizen(), variables, input.as_bytes());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{list}");
+        assert_eq!(context.records(), ["c1/eth0"], "{list}");
+    }
+}
+
 #[test]
 fn version_says_what_is_supported() {
     let node = Namespace::new();

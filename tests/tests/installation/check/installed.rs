@@ -222,6 +222,21 @@ fn was_called(cluster: &Cluster) -> Result<bool> {
     Ok(state["pluginWasCalled"] == true)
 }
 
+/// `--hairpin-mode=none` beside the CNI plugin `bridge` as it is by default.
+#[test]
+fn pods_that_do_not_reach_themselves_are_named() -> Result<()> {
+    let node = Installed::new("check-hairpin")?;
+    let cluster = &node.fixture.cluster;
+    let port = node.fixture.bridged.host_interface();
+    cluster.world.node.ip(&format!("link set {port} type bridge_slave hairpin off"))?;
+    let agent = cluster.start_agent_with(["--hairpin-mode=none"])?;
+    let words = "pod default/bridged cannot reach itself through a service";
+    node.check(&[])?.ensure_only("status", "warning", words)?;
+    agent.terminate()?;
+    let _agent = cluster.start_agent()?;
+    node.check(&[])?.ensure_well()
+}
+
 /// What only the agent sees.
 #[test]
 fn a_warning_of_the_agent_is_repeated() -> Result<()> {
