@@ -223,7 +223,7 @@ impl<B: Backend> Engine<B> {
         let backend = RefCell::new(&mut self.backend);
         let rejected = |frontend: &_| backend.borrow().rejected(frontend);
         let listed = |server: &_| backend.borrow_mut().listed(server);
-        let mut explanation = explain(self.planner.plan(), packet, rejected, &listed)?;
+        let mut explanation = explain(&self.planner, packet, rejected, &listed)?;
         if let Some(error) = self.report.contended.as_ref().or(self.last_error.as_ref()) {
             explanation.steps.push(Step {
                 what: "programming failed; the kernel may have old rules".to_owned(),

@@ -36,8 +36,8 @@ pub use node::{Node, NodeAddress, Nodes, OtherNode};
 pub use pod::{LocalPod, PodSet, PodVersion};
 pub use range::canonical_range;
 pub use service::{
-    Affinity, AskedScheduler, Family, Protocol, Service, ServiceName, ServicePort, ServicePortName,
-    SourceRanges, TrafficPolicy, family_of,
+    Affinity, AskedScheduler, Family, ForeignService, Protocol, Service, ServiceName, ServicePort,
+    ServicePortName, SourceRanges, TrafficPolicy, family_of,
 };
 
 /// What an event touched, so that only that is planned again.
@@ -99,6 +99,8 @@ pub struct Model {
     listed: BTreeSet<Listing>,
     refused: BTreeSet<Listing>,
     services: HashMap<ServiceName, Service>,
+    /// No rule depends on them: see [`Self::foreign_service`].
+    foreign_services: BTreeMap<ServiceName, ForeignService>,
     /// Sorted by name. Most services have one slice, for which a tree would take eleven times the
     /// memory.
     slices: HashMap<ServiceName, Vec<Slice>>,
@@ -125,7 +127,14 @@ impl Model {
     /// Applies a fact, and adds what it changes to `change`. A repeated fact changes nothing.
     pub fn apply(&mut self, event: Event, change: &mut Change) {
         match event {
-            Event::Service(name, service) => self.apply_service(name, service, change),
+            Event::Service(name, service) => {
+                self.foreign_services.remove(&name);
+                self.apply_service(name, service, change);
+            }
+            Event::ForeignService(name, foreign) => {
+                self.apply_service(name.clone(), None, change);
+                self.foreign_services.insert(name, foreign);
+            }
             Event::Slice(name, slice) => self.apply_slice(name, slice, change),
             Event::Triggered(name, at) => {
                 // An unchanged slice, or one without a service, needs no programming, so its
@@ -288,6 +297,11 @@ impl Model {
     /// The egress configuration; `None` if egress masquerade is off.
     pub fn egress(&self) -> Option<&Egress> {
         self.egress.as_ref()
+    }
+
+    /// The Service of another proxy that has this cluster IP.
+    pub fn foreign_service(&self, address: IpAddr) -> Option<(&ServiceName, &ForeignService)> {
+        self.foreign_services.iter().find(|(_, service)| service.cluster_ips.contains(&address))
     }
 
     /// The number of known services.

@@ -149,7 +149,7 @@ fn facts(n: u32) -> [Event; 2] {
 fn stale_of(planner: &Planner, of: &StaleCandidates, mut entries: Vec<Entry>) -> Vec<Entry> {
     let none = HashSet::new();
     let mut filter = StaleFilter::new(of, planner, &none);
-    entries.retain(|entry| filter.treatment(entry) == Some(Treatment::Delete));
+    entries.retain(|entry| filter.treatment(entry).is_some_and(Treatment::deletes));
     entries
 }
 

@@ -188,14 +188,30 @@ impl Probe {
     /// Opens a TCP connection from the namespace that this thread is in and leaves the rest to the
     /// caller.
     pub fn connect(self) -> io::Result<TcpStream> {
+        let socket = self.begin()?;
+        self.until_connected(&socket)?;
+        socket.set_nonblocking(false)?;
+        Ok(TcpStream::from(socket))
+    }
+
+    /// Sends the SYN of a TCP connection from the namespace that this thread is in. The kernel
+    /// sends it again after 1, 3 and 7 seconds.
+    pub fn begin(self) -> io::Result<Socket> {
         let socket = self.bound()?;
         socket.set_nonblocking(true)?;
         match socket.connect(&SockAddr::from(self.to)) {
-            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
-            Ok(()) | Err(_) => self.until_connected(&socket)?,
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            Ok(()) | Err(_) => Ok(socket),
         }
-        socket.set_nonblocking(false)?;
-        Ok(TcpStream::from(socket))
+    }
+
+    /// What became of a connection that [began](Self::begin).
+    pub fn end(self, socket: Socket) -> Outcome {
+        let line = self.until_connected(&socket).and_then(|()| {
+            socket.set_nonblocking(false)?;
+            self.read_line(TcpStream::from(socket))
+        });
+        line.map_or_else(Outcome::from, |line| parse(&line))
     }
 
     /// On one machine a refusal comes back while the kernel is still sending, and is kept as a

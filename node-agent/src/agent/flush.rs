@@ -27,14 +27,14 @@ use crate::status::metrics::LikeKubeProxy;
 
 /// The time that answers to earlier requests get: after its entry is deleted, an answer does not
 /// reach the client, and the endpoint may be draining, not dead.
-const ANSWERED: Duration = Duration::from_millis(200);
+const ANSWERED: Duration = Duration::from_millis(150);
 /// The time between the first and the second search: while the new rules were committed, a packet
 /// may have been on its way through the old ones, and its entry appears afterwards.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 /// The pause after a failed search.
 const RETRY: Duration = Duration::from_secs(5);
 /// The minimum pause after a search. A stream of changes must not keep a processor busy, so the
-/// reader pauses for as long as the search took. A change is thus searched for within 250 ms,
+/// reader pauses for as long as the search took. A change is thus searched for within 200 ms,
 /// however many follow it.
 const SHORTEST_REST: Duration = Duration::from_millis(50);
 /// The maximum pause.
@@ -218,8 +218,7 @@ impl Flush {
                 for (entry, treatment) in engine.treatments(&look.candidates, entries, awaited) {
                     let since = self.waiting.get(&entry).copied().unwrap_or(now);
                     // The next pod with the address waits for what departed.
-                    let may_wait =
-                        treatment == Treatment::Delete && !look.candidates.is_departed(&entry);
+                    let may_wait = treatment.deletes() && !look.candidates.is_departed(&entry);
                     if may_wait && now < since + ANSWERED && later(&entry) {
                         look.waiting.insert(entry, since);
                     } else {

@@ -24,7 +24,7 @@ impl History {
     pub(super) fn taken(&mut self, events: &[Event]) {
         for event in events {
             let what = match event {
-                Event::Service(..) => "service",
+                Event::Service(..) | Event::ForeignService(..) => "service",
                 Event::Slice(..) => "endpoint slice",
                 Event::Node(_) => "node",
                 Event::ServiceCidr(..) => "service range",

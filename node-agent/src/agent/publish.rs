@@ -91,7 +91,9 @@ impl Publisher {
         self.policies_listed |= events.contains(&Event::Listed(Listing::NetworkPolicies));
         for event in events {
             let (total, pending) = match event {
-                Event::Service(..) => &self.metrics.like_kube_proxy.service_changes,
+                Event::Service(..) | Event::ForeignService(..) => {
+                    &self.metrics.like_kube_proxy.service_changes
+                }
                 Event::Slice(..) => &self.metrics.like_kube_proxy.endpoint_changes,
                 Event::Pods(pods) => {
                     self.note_pods(pods);

@@ -22,9 +22,13 @@ pub enum Why {
     /// A commit between the lookup of the service and the lookup of its cluster IP may have added
     /// both. If the cluster IP is there, so is the service.
     FindServiceAgain,
-    /// An address from a range of cluster IPs that no service has, or not yet on this node. Nobody
-    /// would answer. The packet is dropped, not refused, so that the client tries again.
+    /// An address from a range of cluster IPs that no proxy of this node has translated: no service
+    /// has it, or not yet on this node. Nobody would answer. The packet is dropped, not refused, so
+    /// that the client tries again.
     Unallocated,
+    /// Another proxy may serve Services of its own (`service.kubernetes.io/service-proxy-name`). So
+    /// nat does not drop what no service of ours has: this is behind everybody's translation.
+    Untaken,
     /// Node ports answer on the node's own addresses only.
     OwnAddress,
     /// One lookup finds the service of a node port, on whichever address of the node.
@@ -214,7 +218,10 @@ impl Why {
             Self::FindServiceAgain => {
                 "looks again: a service may have been added between the first lookup and this one"
             }
-            Self::Unallocated => "in a range of cluster IPs, but no service has it (yet)",
+            Self::Unallocated => {
+                "in a range of cluster IPs, and no proxy of this node has translated it (yet)"
+            }
+            Self::Untaken => "behind the translation of every proxy: what nobody has translated",
             Self::OwnAddress => "node ports answer on these addresses of the node",
             Self::FindNodePort => "protocol and port name the service",
             Self::AskLocalPolicy => "asks whether policy Local keeps the connection on this node",

@@ -190,7 +190,8 @@ fn conntrack() -> Finding {
         return finding;
     }
     let read = Conntrack::open().map_err(|error| describe(&error)).and_then(|mut conntrack| {
-        let part = Part { family: Family::V4, protocol: Some(Protocol::Sctp) };
+        let part =
+            Part { family: Family::V4, protocol: Some(Protocol::Sctp), unanswered_syns: false };
         let read = conntrack.read(part, |_| {});
         read.map_err(|error| describe(&error))
     });

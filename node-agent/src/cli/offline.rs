@@ -80,7 +80,7 @@ pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
 pub(super) fn explain(facts: &Facts, from: &str, to: &str) -> anyhow::Result<Explanation> {
     let planner = planner(facts)?;
     let packet = Packet::resolve(planner.plan(), from, to)?;
-    Ok(explain::explain(planner.plan(), &packet, |_| Vec::new(), &|_| None)?)
+    Ok(explain::explain(&planner, &packet, |_| Vec::new(), &|_| None)?)
 }
 
 /// A planner that has planned the facts.

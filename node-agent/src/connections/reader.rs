@@ -81,7 +81,7 @@ impl Reader {
         for (family, protocol) in parts {
             let mut request = Writer::default();
             let sequence = self.socket.sequences(1);
-            let part = Part { family: *family, protocol: Some(*protocol) };
+            let part = Part { family: *family, protocol: Some(*protocol), unanswered_syns: false };
             write_dump(&mut request, sequence, part);
             // Kernels before 5.8 ignore the protocol.
             self.dump(&request, sequence, |tracked| {

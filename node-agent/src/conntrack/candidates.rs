@@ -15,7 +15,7 @@ use crate::plan::{
 /// Where stale entries may be. [`super::StaleFilter`] decides whether an entry is stale.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StaleCandidates {
-    /// Frontends that were added, removed, or whose endpoints changed. Never TCP.
+    /// Frontends that were added, removed, or whose endpoints changed.
     keys: BTreeSet<FrontendKey>,
     /// Addresses of pods of this node that are gone.
     pods: BTreeSet<IpAddr>,
@@ -39,11 +39,9 @@ pub struct StaleCandidates {
 }
 
 impl StaleCandidates {
-    /// Adds a frontend, unless it is TCP.
+    /// Adds a frontend.
     pub fn add_frontend(&mut self, key: FrontendKey) {
-        if is_tracked(key.protocol) {
-            self.keys.insert(key);
-        }
+        self.keys.insert(key);
     }
 
     /// Whether there is nothing to search for.
@@ -83,8 +81,13 @@ impl StaleCandidates {
         let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
         let named = keys.chain(self.of_pods.iter().copied());
         let named = named.filter(|(family, _)| !families.contains(family));
-        let named = named.map(|(family, protocol)| Part { family, protocol: Some(protocol) });
-        let whole = families.iter().map(|family| Part { family: *family, protocol: None });
+        let named = named.map(|(family, protocol)| Part {
+            family,
+            protocol: Some(protocol),
+            unanswered_syns: protocol == Protocol::Tcp,
+        });
+        let of_all = |family| Part { family, protocol: None, unanswered_syns: false };
+        let whole = families.iter().copied().map(of_all);
         named.chain(whole).collect()
     }
 
@@ -103,13 +106,17 @@ impl StaleCandidates {
     /// Whether an entry matches any candidate. Every forbidden one does: what is read of the
     /// kernel's table counts.
     pub fn concern(&self, entry: &Entry) -> bool {
-        let keys = keys_of(entry);
         entry.is_forbidden
-            || keys.iter().flatten().any(|key| self.keys.contains(key))
-            || [entry.source, entry.reply_source].iter().any(|end| self.is_pod(end.ip()))
-            || self.is_late(entry.source.ip())
+            || can_move(entry) && self.concern_service_of(entry)
             || self.is_restricted(entry)
             || self.departed_ends(entry).next().is_some()
+    }
+
+    fn concern_service_of(&self, entry: &Entry) -> bool {
+        let keys = keys_of(entry);
+        keys.iter().flatten().any(|key| self.keys.contains(key))
+            || [entry.source, entry.reply_source].iter().any(|end| self.is_pod(end.ip()))
+            || self.is_late(entry.source.ip())
     }
 
     /// Whether an entry that was forbidden may be permitted again.
@@ -203,23 +210,23 @@ pub(super) fn keys_of(entry: &Entry) -> Option<[FrontendKey; 2]> {
     ])
 }
 
-/// Whether flows of this protocol can outlive their endpoint unnoticed. A TCP client connects
-/// again.
-pub(super) fn is_tracked(protocol: Protocol) -> bool {
-    match protocol {
+/// Whether a flow can go on at another endpoint, if its entry is deleted. A TCP connection that was
+/// answered cannot: its endpoint resets it, and the client connects again.
+pub(super) fn can_move(entry: &Entry) -> bool {
+    entry.protocol().is_some_and(|protocol| match protocol {
         Protocol::Udp | Protocol::Sctp => true,
-        Protocol::Tcp => false,
-    }
+        Protocol::Tcp => entry.is_unanswered_syn,
+    })
 }
 
-fn all_tracked() -> BTreeSet<(Family, Protocol)> {
-    let tracked = Protocol::ALL.into_iter().filter(|protocol| is_tracked(*protocol));
-    tracked.flat_map(|protocol| Family::BOTH.map(|family| (family, protocol))).collect()
+fn all_protocols() -> BTreeSet<(Family, Protocol)> {
+    let all = Protocol::ALL.into_iter();
+    all.flat_map(|protocol| Family::BOTH.map(|family| (family, protocol))).collect()
 }
 
 fn served_by(services: &ServicePlan) -> BTreeSet<(Family, Protocol)> {
     let keys = services.frontends().map(|frontend| frontend.key);
-    keys.filter(|key| is_tracked(key.protocol)).map(|key| (key.family(), key.protocol)).collect()
+    keys.map(|key| (key.family(), key.protocol)).collect()
 }
 
 /// Keeps as much of the last state as needed to notice what may have become stale.
@@ -348,7 +355,7 @@ impl CandidateTracker {
     pub fn take(&mut self, plan: &Plan) -> StaleCandidates {
         let mut candidates = std::mem::take(&mut self.candidates);
         if !candidates.pods.is_empty() || !candidates.late.is_empty() {
-            candidates.keep_pods_of(&plan.services().map_or_else(all_tracked, served_by));
+            candidates.keep_pods_of(&plan.services().map_or_else(all_protocols, served_by));
         }
         candidates
     }

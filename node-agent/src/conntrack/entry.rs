@@ -13,16 +13,18 @@ use denizen_netlink::{Attributes, Message, Writer};
 const CHANGE: u16 = 0;
 const GET: u16 = 1;
 const DELETE: u16 = 2;
-/// CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_PROTOINFO, CTA_MARK, CTA_ID, CTA_ZONE, CTA_MARK_MASK,
-/// CTA_FILTER.
+/// CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_PROTOINFO, CTA_MARK, CTA_ID, CTA_ZONE,
+/// CTA_MARK_MASK, CTA_FILTER, CTA_STATUS_MASK.
 const ORIGINAL: u16 = 1;
 const REPLY: u16 = 2;
+const STATUS: u16 = 3;
 const PROTOCOL_INFO: u16 = 4;
 const MARK: u16 = 8;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const MARK_MASK: u16 = 21;
 const FILTER: u16 = 25;
+const STATUS_MASK: u16 = 26;
 /// CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_TUPLE_ZONE.
 const TUPLE_IP: u16 = 1;
 const TUPLE_PROTOCOL: u16 = 2;
@@ -55,11 +57,19 @@ pub struct Entry {
     /// Whether conntrack took a packet from the middle of a TCP connection for its first one: then
     /// its source may be the server.
     pub is_mid_stream: bool,
+    /// Whether it is a TCP connection of which conntrack saw nothing but the client's SYN. If it is
+    /// deleted, no connection ends: the client's next SYN begins anew.
+    pub is_unanswered_syn: bool,
 }
 
-/// CTA_PROTOINFO_TCP, and in it CTA_PROTOINFO_TCP_FLAGS_ORIGINAL and _REPLY.
+/// IPS_SEEN_REPLY.
+const SEEN_REPLY: u32 = 1 << 1;
+/// CTA_PROTOINFO_TCP, and in it CTA_PROTOINFO_TCP_STATE, _TCP_FLAGS_ORIGINAL and _REPLY.
 const TCP_INFO: u16 = 1;
+const TCP_STATE: u16 = 1;
 const TCP_FLAGS: [u16; 2] = [4, 5];
+/// TCP_CONNTRACK_SYN_SENT.
+const SYN_SENT: u8 = 1;
 /// IP_CT_TCP_FLAG_BE_LIBERAL: of both directions if conntrack saw no beginning.
 const IS_LIBERAL: u8 = 0x08;
 
@@ -150,6 +160,8 @@ pub struct Part {
     pub family: Family,
     /// What the entries carry; `None` for everything.
     pub protocol: Option<Protocol>,
+    /// Only [`Entry::is_unanswered_syn`].
+    pub unanswered_syns: bool,
 }
 
 impl Part {
@@ -157,15 +169,22 @@ impl Part {
     pub fn has(&self, entry: &Entry) -> bool {
         self.family == entry.family()
             && self.protocol.is_none_or(|protocol| entry.protocol() == Some(protocol))
+            && (!self.unanswered_syns || entry.is_unanswered_syn)
+    }
+
+    /// Whether an entry is in it for as long as it lasts.
+    pub fn keeps(&self, entry: &Entry) -> bool {
+        !self.unanswered_syns && self.has(entry)
     }
 }
 
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.protocol {
-            Some(protocol) => write!(f, "{}, {protocol}", self.family),
-            None => self.family.fmt(f),
+        self.family.fmt(f)?;
+        if let Some(protocol) = self.protocol {
+            write!(f, ", {protocol}")?;
         }
+        if self.unanswered_syns { f.write_str(", unanswered SYNs") } else { Ok(()) }
     }
 }
 
@@ -174,6 +193,8 @@ impl fmt::Display for Part {
 pub enum Treatment {
     /// It is deleted: the next packet begins a new connection.
     Delete,
+    /// It is deleted unless it is no [`Entry::is_unanswered_syn`] any more.
+    DeleteUnanswered,
     /// It gets [`MarkBit::FORBIDDEN`], so that the firewall drops its packets. If it were deleted,
     /// the next packet of its server would begin a connection, of which the client's packets would
     /// be the answers.
@@ -184,7 +205,15 @@ pub enum Treatment {
 
 impl Treatment {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Delete, Self::Forbid, Self::Permit];
+    pub const ALL: [Self; 4] = [Self::Delete, Self::DeleteUnanswered, Self::Forbid, Self::Permit];
+
+    /// Whether the entry is gone then.
+    pub fn deletes(self) -> bool {
+        match self {
+            Self::Delete | Self::DeleteUnanswered => true,
+            Self::Forbid | Self::Permit => false,
+        }
+    }
 }
 
 impl Entry {
@@ -211,6 +240,7 @@ impl Entry {
                 .find_u32(MARK)
                 .is_some_and(|mark| mark & MarkBit::FORBIDDEN.mask() != 0),
             is_mid_stream: is_mid_stream(attributes),
+            is_unanswered_syn: is_unanswered_syn(attributes),
         })
     }
 
@@ -244,7 +274,7 @@ impl Entry {
     /// permitted, since it goes to another endpoint, is found by the second search.
     pub fn write(&self, treatment: Treatment, writer: &mut Writer, flags: u16, sequence: u32) {
         let change = match treatment {
-            Treatment::Delete => DELETE,
+            Treatment::Delete | Treatment::DeleteUnanswered => DELETE,
             Treatment::Forbid | Treatment::Permit => CHANGE,
         };
         let family = nf_family(self.family());
@@ -252,7 +282,7 @@ impl Entry {
         self.write_tuple(writer);
         let bit = MarkBit::FORBIDDEN.mask();
         let mark = match treatment {
-            Treatment::Delete => None,
+            Treatment::Delete | Treatment::DeleteUnanswered => None,
             Treatment::Forbid => Some(bit),
             Treatment::Permit => Some(0),
         };
@@ -264,6 +294,13 @@ impl Entry {
                 writer.put_u32(MARK_MASK, bit);
             }
         }
+        writer.end_message(message);
+    }
+
+    /// Appends a request for the current state of the entry with these addresses.
+    pub fn write_get(&self, writer: &mut Writer, sequence: u32) {
+        let message = writer.begin_message(kind(GET), 0, sequence, nf_family(self.family()), 0);
+        self.write_tuple(writer);
         writer.end_message(message);
     }
 
@@ -286,7 +323,7 @@ impl Entry {
 }
 
 /// Appends a request for a part of the table. Kernels before 5.8 ignore the protocol and return the
-/// whole family.
+/// whole family; those before 5.15 ignore the status and return what was answered too.
 pub fn write_dump(writer: &mut Writer, sequence: u32, part: Part) {
     const ORIGINAL_FLAGS: u16 = 1;
     /// CTA_FILTER_F_CTA_PROTO_NUM in the kernel's nf_internals.h. (Filters by address do not work:
@@ -304,6 +341,10 @@ pub fn write_dump(writer: &mut Writer, sequence: u32, part: Part) {
         // Unlike other numbers here, this one is in host byte order.
         writer.put(ORIGINAL_FLAGS, &BY_PROTOCOL.to_ne_bytes());
         writer.end(filter);
+    }
+    if part.unanswered_syns {
+        writer.put_u32(STATUS, 0);
+        writer.put_u32(STATUS_MASK, SEEN_REPLY);
     }
     writer.end_message(message);
 }
@@ -323,6 +364,12 @@ fn is_mid_stream(attributes: Attributes<'_>) -> bool {
     let tcp = attributes.nested(PROTOCOL_INFO).nested(TCP_INFO);
     let flags = TCP_FLAGS.map(|kind| tcp.find(kind).and_then(|flags| flags.first()));
     flags.into_iter().all(|flags| flags.is_some_and(|flags| flags & IS_LIBERAL != 0))
+}
+
+fn is_unanswered_syn(attributes: Attributes<'_>) -> bool {
+    let tcp = attributes.nested(PROTOCOL_INFO).nested(TCP_INFO);
+    tcp.find(TCP_STATE) == Some(&[SYN_SENT])
+        && attributes.find_u32(STATUS).is_some_and(|status| status & SEEN_REPLY == 0)
 }
 
 fn two_bytes(attributes: Attributes<'_>, kind: u16) -> Option<u16> {

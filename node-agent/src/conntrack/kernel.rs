@@ -7,7 +7,7 @@ use tracing::trace_span;
 
 use super::entry::{Entry, Part, Treatment, write_dump};
 use crate::model::Family;
-use denizen_netlink::{NetlinkError, Refusal, Socket, Writer};
+use denizen_netlink::{Message, NetlinkError, Refusal, Socket, Writer};
 
 /// Requests in one batch. The kernel answers each that it refuses.
 const AT_ONCE: usize = 512;
@@ -87,6 +87,17 @@ impl Conntrack {
         let failed = |source| ConntrackError::Change { source };
         let mut refused = None;
         for some in entries.chunks(AT_ONCE) {
+            let unanswered: Vec<Entry>;
+            let some = match treatment {
+                Treatment::DeleteUnanswered => {
+                    unanswered = self.still_unanswered(some);
+                    &unanswered
+                }
+                Treatment::Delete | Treatment::Forbid | Treatment::Permit => some,
+            };
+            if some.is_empty() {
+                continue;
+            }
             let refusals = self.treat_some(treatment, some).map_err(failed)?;
             *done += some.len() - refusals.len();
             // An entry that ended by itself meanwhile is no failure.
@@ -94,6 +105,21 @@ impl Conntrack {
             refused = refused.or(others.next());
         }
         refused.map_or(Ok(()), |refusal| Err(failed(NetlinkError::Refused(refusal))))
+    }
+
+    /// Those that nobody has answered since they were read: a dump of a large table takes long
+    /// enough for an answer to come.
+    fn still_unanswered(&mut self, entries: &[Entry]) -> Vec<Entry> {
+        let is_still = |entry: &&Entry| {
+            let mut request = Writer::default();
+            let sequence = self.socket.sequences(1);
+            entry.write_get(&mut request, sequence);
+            let read = |message: Message<'_>| Entry::parse(&message);
+            // An entry that ended by itself meanwhile is refused.
+            let now = self.socket.ask(request.bytes(), sequence, read).ok().flatten();
+            now.is_some_and(|now| now.id == entry.id && now.is_unanswered_syn)
+        };
+        entries.iter().filter(is_still).copied().collect()
     }
 
     fn treat_some(
@@ -121,7 +147,7 @@ impl Conntrack {
     pub fn permit_all(&mut self) -> Result<usize, ConntrackError> {
         let (mut forbidden, mut permitted) = (Vec::new(), 0);
         for family in Family::BOTH {
-            self.read(Part { family, protocol: None }, |entry| {
+            self.read(Part { family, protocol: None, unanswered_syns: false }, |entry| {
                 forbidden.extend(entry.is_forbidden.then_some(entry))
             })?;
         }

@@ -5,8 +5,10 @@
 //! gone, or, if its first packet came before the service, to nobody. `stale` decides which entries
 //! are stale (pure), `entry` parses an entry (pure), `kernel` reads, deletes and marks.
 //!
-//! For services, TCP is left alone: an endpoint that no longer serves resets the connection, and
-//! the client connects again.
+//! A TCP connection to a service is left alone once it was answered: an endpoint that no longer
+//! serves resets it, and the client connects again. But a SYN that nobody answered is sent again for
+//! two minutes (`tcp_syn_retries`), always to the same endpoint, which may be another pod's address
+//! by then. Without its entry, the next one is translated anew.
 //!
 //! The firewall lets pass what belongs to an established connection. When a change of policy
 //! forbids one, its entry gets a mark by which the firewall drops its packets. It is not deleted:

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 
-use super::candidates::{StaleCandidates, is_tracked, keys_of};
+use super::candidates::{StaleCandidates, can_move, keys_of};
 use super::entry::{Entry, Treatment};
 use crate::model::{Family, ServicePortName, Snapshot};
 use crate::plan::{
@@ -55,8 +55,14 @@ impl<'a> StaleFilter<'a> {
 
     /// What is done to an entry, if anything.
     pub fn treatment(&mut self, entry: &Entry) -> Option<Treatment> {
-        if self.is_stale(entry) {
+        if self.is_of_departed_pod(entry) {
             return Some(Treatment::Delete);
+        }
+        if self.is_stale(entry) {
+            return Some(match entry.is_unanswered_syn {
+                true => Treatment::DeleteUnanswered,
+                false => Treatment::Delete,
+            });
         }
         if !entry.is_forbidden && !self.candidates.may_forbid(entry) {
             return None;
@@ -69,14 +75,13 @@ impl<'a> StaleFilter<'a> {
         }
     }
 
-    /// Whether an entry leads to nobody, or to the wrong place. Of TCP, only what departed pods
-    /// left is stale: the rest ends by itself, and must not end before.
+    /// Whether an entry leads to nobody, or to the wrong place. A TCP connection that was answered
+    /// ends by itself, and must not end before.
     fn is_stale(&mut self, entry: &Entry) -> bool {
-        let outlives = entry.protocol().is_some_and(is_tracked)
+        can_move(entry)
             && (self.is_of_gone_pod(entry)
                 || self.hides_a_local_pod(entry)
-                || self.misses_its_service(entry));
-        outlives || self.is_of_departed_pod(entry)
+                || self.misses_its_service(entry))
     }
 
     /// A connection of a pod that is gone. One of the pod that has the address now is not, as soon

@@ -1,5 +1,6 @@
 //! Stale entries, by cases and by a property test.
 
+mod answered;
 mod cases;
 mod forbidden;
 mod late;
@@ -52,7 +53,7 @@ fn flushed(tracked: &Tracked, candidates: &StaleCandidates, entries: &[Entry]) -
         .iter()
         .filter(|entry| parts.iter().any(|part| part.has(entry)))
         .filter(|entry| candidates.concern(entry));
-    let deleted = read.filter(|entry| filter.treatment(entry) == Some(Treatment::Delete));
+    let deleted = read.filter(|entry| filter.treatment(entry).is_some_and(Treatment::deletes));
     deleted.copied().collect()
 }
 
@@ -60,6 +61,7 @@ fn at(text: &str) -> SocketAddr {
     text.parse().expect(text)
 }
 
+/// An entry that is deleted if it is stale: of TCP, one of an unanswered SYN.
 fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str) -> Entry {
     Entry {
         id: 7,
@@ -70,16 +72,17 @@ fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str
         reply_destination: at(source),
         is_forbidden: false,
         is_mid_stream: false,
+        is_unanswered_syn: protocol == Protocol::Tcp,
     }
 }
 
-/// UDP and SCTP at port 53, node port 30053, and TCP beside them.
+/// Every protocol at port 53, and node port 30053.
 fn dns(name: &str, ips: &[&str]) -> Service {
     Service {
         ports: vec![
             service_port("udp", Protocol::Udp, 53, Some(30053)),
             service_port("sctp", Protocol::Sctp, 53, Some(30053)),
-            service_port("tcp", Protocol::Tcp, 53, None),
+            service_port("tcp", Protocol::Tcp, 53, Some(30053)),
         ],
         ..service(name, ips)
     }

@@ -100,7 +100,7 @@ fn without_the_way(block: &str, element: &str) -> String {
 /// What an event is about: the last word about it counts.
 fn subject(event: &Event) -> String {
     match event {
-        Event::Service(name, _) => format!("service {name}"),
+        Event::Service(name, _) | Event::ForeignService(name, _) => format!("service {name}"),
         Event::Slice(name, _) => format!("slice {name}"),
         Event::Triggered(name, _) => format!("trigger {name}"),
         Event::Node(_) => "node".to_owned(),

@@ -1,6 +1,6 @@
 //! What happens to a packet on this node, step by step, and why.
 //!
-//! It is computed from the [`Plan`] alone, as the rules are, so it cannot contradict them. Tests
+//! It is computed from the [`Plan`], as the rules are, so it cannot contradict them. Tests
 //! with real packets compare it with the kernel.
 
 mod announce;
@@ -15,6 +15,7 @@ mod policy;
 mod redirect;
 #[cfg(test)]
 mod tests;
+mod verdict;
 mod words;
 
 use std::net::IpAddr;
@@ -29,43 +30,15 @@ pub use hairpin::without_hairpin;
 pub use packet::{Packet, PacketError, Transport};
 pub use policy::PolicyRow;
 pub use redirect::RedirectRow;
+pub use verdict::Verdict;
 
 use self::arrival::arrival;
-use crate::model::{Affinity, Listing, TrafficPolicy, family_of};
+use crate::model::{Affinity, ForeignService, Listing, ServiceName, TrafficPolicy, family_of};
 use crate::plan::{
-    Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Listed, Outcome, Plan, Remark,
-    ServicePlan,
+    Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Listed, Outcome, Plan,
+    Planner, Remark, ServicePlan,
 };
 use crate::printable::Printable;
-
-/// What happens to a packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// Its destination becomes one of the endpoints.
-    Forward,
-    /// It is refused.
-    Reject,
-    /// It is dropped without an answer.
-    Drop,
-    /// Denizen does nothing to it.
-    Untouched,
-    /// Not known: the kernel rejected rules that decide it. It has older rules in their place, or
-    /// none.
-    Unknown,
-}
-
-impl std::fmt::Display for Verdict {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Forward => "forwarded",
-            Self::Reject => "refused",
-            Self::Drop => "dropped",
-            Self::Untouched => "left alone by services",
-            Self::Unknown => "unknown: the kernel rejected rules of this service",
-        })
-    }
-}
 
 /// One step of a packet's path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,14 +94,16 @@ fn names(owed: &[Listing]) -> String {
 /// # Errors
 /// [`NotYet`] while services are not known.
 pub fn explain(
-    plan: &Plan,
+    planner: &Planner,
     packet: &Packet,
     rejected: impl Fn(&Frontend) -> Vec<String>,
     listed: &dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
 ) -> Result<Explanation, NotYet> {
+    let plan = planner.plan();
     let services = plan.services().ok_or_else(|| NotYet(plan.waiting_for().into()))?;
-    let mut way =
-        Way { plan, services, packet, listed, steps: Vec::new(), masqueraded: Vec::new() };
+    let foreign = planner.model().foreign_service(packet.destination);
+    let (steps, masqueraded) = (Vec::new(), Vec::new());
+    let mut way = Way { plan, services, foreign, packet, listed, steps, masqueraded };
     let sender = way.source();
     let is_kept_out = way.is_kept_out(sender);
     let guards_first = plan.capabilities().guards_loopback_first;
@@ -154,6 +129,8 @@ enum Sender {
 struct Way<'a> {
     plan: &'a Plan,
     services: &'a ServicePlan,
+    /// The other proxy's Service that has the destination.
+    foreign: Option<(&'a ServiceName, &'a ForeignService)>,
     packet: &'a Packet,
     listed: &'a dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
     steps: Vec<Step>,
@@ -244,6 +221,13 @@ impl<'a> Way<'a> {
         } else if self.is_answered(destination) {
             self.step(format!("{to} is refused"), words::unused(self.packet.transport));
             Verdict::Reject
+        } else if let Some((service, ForeignService { proxy, .. })) = self.foreign {
+            let what = format!(
+                "{to} is a cluster IP of {service}, which belongs to another proxy: {proxy:?}"
+            );
+            let is_checked = self.service_range_of(destination).is_some();
+            self.step(what, words::foreign_service(is_checked));
+            Verdict::Foreign
         } else if let Some(range) = self.service_range_of(destination) {
             self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
             Verdict::Drop
@@ -378,7 +362,11 @@ impl std::fmt::Display for Explanation {
         let source = match self.verdict {
             Verdict::Forward | Verdict::Untouched if self.masquerade => ", masqueraded",
             Verdict::Forward => ", source kept",
-            Verdict::Untouched | Verdict::Reject | Verdict::Drop | Verdict::Unknown => "",
+            Verdict::Untouched
+            | Verdict::Foreign
+            | Verdict::Reject
+            | Verdict::Drop
+            | Verdict::Unknown => "",
         };
         writeln!(f, "=> {}{source}", self.verdict)
     }

@@ -56,7 +56,9 @@ pub(super) fn judge(plan: &Plan, packet: &Packet, mut explanation: Explanation) 
             explanation.endpoints.iter().filter_map(|it| it.parse().ok()).map(Some).collect()
         }
         Verdict::Untouched => vec![None],
-        Verdict::Reject | Verdict::Drop | Verdict::Unknown => return explanation,
+        Verdict::Foreign | Verdict::Reject | Verdict::Drop | Verdict::Unknown => {
+            return explanation;
+        }
     };
     let ask = |endpoint| (endpoint, firewall.explain(&flow(packet, endpoint)));
     let asked: Vec<(Option<SocketAddr>, Vec<PolicyStep>)> =

@@ -47,7 +47,7 @@ pub(super) fn inside(plan: &Plan, packet: &Packet, mut explanation: Explanation)
     let ends: Vec<SocketAddr> = match explanation.verdict {
         Verdict::Forward => explanation.endpoints.iter().filter_map(|it| it.parse().ok()).collect(),
         Verdict::Untouched => vec![destination(packet)],
-        Verdict::Reject | Verdict::Drop | Verdict::Unknown => Vec::new(),
+        Verdict::Foreign | Verdict::Reject | Verdict::Drop | Verdict::Unknown => Vec::new(),
     };
     for to in ends {
         let Some((pod, redirect)) = receiver(pods, packet, to.ip()) else { continue };

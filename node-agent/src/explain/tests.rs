@@ -70,7 +70,7 @@ fn planner(detector: Detector, masquerade_all: bool) -> Planner {
 }
 
 fn explained(planner: &Planner, packet: &Packet) -> Explanation {
-    explain(planner.plan(), packet, |_| Vec::new(), &|_| None).unwrap()
+    explain(planner, packet, |_| Vec::new(), &|_| None).unwrap()
 }
 
 #[test]

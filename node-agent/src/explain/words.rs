@@ -87,6 +87,17 @@ pub(super) fn unused(transport: Transport) -> &'static str {
 }
 
 /// Why no service decides; `are_known` is whether any are served.
+/// Why a Service of another proxy is left alone; `is_checked`: its address lies in a ServiceCIDR.
+pub(super) fn foreign_service(is_checked: bool) -> &'static str {
+    match is_checked {
+        true => {
+            "the label service.kubernetes.io/service-proxy-name says so; what that proxy does not \
+             translate on this node is dropped behind its rules"
+        }
+        false => "the label service.kubernetes.io/service-proxy-name says so",
+    }
+}
+
 pub(super) fn no_service(transport: Transport, are_known: bool) -> &'static str {
     match (transport, are_known) {
         (Transport::Port(..), true) => NO_SERVICE,

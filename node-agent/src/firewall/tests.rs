@@ -252,6 +252,7 @@ fn with_ends(mut events: Vec<Vec<Event>>) -> Vec<Vec<Event>> {
             | Event::Links(_)
             | Event::Egress(_)
             | Event::Listed(_)
+            | Event::ForeignService(..)
             | Event::Refused(_) => None,
         });
         let Some(now) = now.map(Iterator::collect) else { continue };

@@ -12,7 +12,7 @@ use super::link::NodeLinks;
 use super::network_policy::{NetworkPolicy, PolicyName};
 use super::node::{Node, NodeAddress, OtherNode};
 use super::pod::PodSet;
-use super::service::{Service, ServiceName};
+use super::service::{ForeignService, Service, ServiceName};
 
 /// The first lists that a feature waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,6 +65,8 @@ impl Listing {
 pub enum Event {
     /// The state of a Service; `None` if it is gone or not served by this proxy.
     Service(ServiceName, Option<Service>),
+    /// The state of a Service that another proxy serves, not this one.
+    ForeignService(ServiceName, ForeignService),
     /// The state of an EndpointSlice; `None` if it is gone.
     Slice(SliceName, Option<Slice>),
     /// The last state of this slice follows a change of a pod or a Service at this time.

@@ -232,6 +232,15 @@ pub struct Service {
     pub opts_out: bool,
 }
 
+/// A Service that `service.kubernetes.io/service-proxy-name` gives to another proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignService {
+    /// The label's value.
+    pub proxy: Arc<str>,
+    /// `spec.clusterIPs`, of both families.
+    pub cluster_ips: Vec<IpAddr>,
+}
+
 /// kube-router's annotations, as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AskedScheduler {

@@ -139,6 +139,10 @@ pub(super) fn compare(
             let why = "the kernel rejected rules of this service".to_owned();
             return Comparison::NotComparable(why);
         }
+        Verdict::Foreign => {
+            let why = "another proxy's rules decide about this service".to_owned();
+            return Comparison::NotComparable(why);
+        }
         Verdict::Forward => forwarded(said, outcome, by),
         Verdict::Untouched => untouched(said, outcome, by),
         Verdict::Reject => ended(Fate::Refused, "refused", outcome, by),

@@ -121,7 +121,11 @@ fn outcome(fate: Fate, is_agents: bool, source: &str, destination: &str) -> Outc
 fn said(verdict: Verdict) -> Explanation {
     let endpoints = match verdict {
         Verdict::Forward => vec![ENDPOINT.to_owned()],
-        Verdict::Reject | Verdict::Drop | Verdict::Untouched | Verdict::Unknown => Vec::new(),
+        Verdict::Reject
+        | Verdict::Drop
+        | Verdict::Untouched
+        | Verdict::Foreign
+        | Verdict::Unknown => Vec::new(),
     };
     Explanation {
         verdict,
@@ -208,7 +212,9 @@ fn what_happened_is_compared_with_what_was_said() {
 #[test]
 fn what_explain_is_not_about_is_not_compared() {
     let sent = outcome(Fate::Sent, false, CLIENT, ENDPOINT);
-    for (verdict, is_known) in [(Verdict::Forward, true), (Verdict::Unknown, false)] {
+    for (verdict, is_known) in
+        [(Verdict::Forward, true), (Verdict::Unknown, false), (Verdict::Foreign, false)]
+    {
         let compared = compare(&said(verdict), &sent, is_known, "");
         assert!(matches!(compared, Comparison::NotComparable(_)), "{compared:?}");
     }

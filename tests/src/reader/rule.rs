@@ -143,6 +143,7 @@ impl Rules<'_> {
             (Kind::Status | Kind::State, Pattern::Is(Atom::Number(bits))) if !said => {
                 Right::Bits(bits)
             }
+            (Kind::Status, pattern) if matches!(left, Expr::And(..)) => Right::Pattern(pattern),
             (Kind::Status | Kind::State, _) => bail!("bits compared as a whole are not known"),
             (_, pattern) => Right::Pattern(pattern),
         };

@@ -80,7 +80,9 @@ pub const ETHER_IPV6: u128 = 0x86dd;
 /// `ETH_P_ARP`.
 const ETHER_ARP: u128 = 0x0806;
 
-/// `IPS_DST_NAT` of the kernel's `enum ip_conntrack_status`.
+/// `IPS_SEEN_REPLY`, `IPS_CONFIRMED` and `IPS_DST_NAT` of the kernel's `enum ip_conntrack_status`.
+pub const SEEN_REPLY: u128 = 1 << 1;
+pub const CONFIRMED: u128 = 1 << 3;
 pub const DST_NAT: u128 = 1 << 5;
 
 /// `RTN_LOCAL` and `RTN_UNICAST` of rtnetlink.
@@ -143,8 +145,10 @@ impl Kind {
             Self::Interface => return Ok(Atom::Name(text.to_owned())),
             Self::Class => class(text)?,
             Self::Status => match text {
+                "seen-reply" => SEEN_REPLY,
+                "confirmed" => CONFIRMED,
                 "dnat" => DST_NAT,
-                other => bail!("the status {other} is not known"),
+                other => integer(other).context("the status of a connection")?,
             },
             Self::RouteType => match text {
                 "local" => LOCAL,

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use super::packet::Packet;
 use super::syntax::{Datum, Expr, Field, Right, Set, Statement, Table, Verdict, Version};
 use super::value::{
-    Atom, DST_NAT, ESTABLISHED, ETHER_IPV4, ETHER_IPV6, ICMPV6, Key, LOCAL, NEW, TCP_ACK, TCP_SYN,
-    UNICAST,
+    Atom, CONFIRMED, DST_NAT, ESTABLISHED, ETHER_IPV4, ETHER_IPV6, ICMPV6, Key, LOCAL, NEW,
+    SEEN_REPLY, TCP_ACK, TCP_SYN, UNICAST,
 };
 
 /// The length of every packet here, and the Ethernet address that frames are for.
@@ -312,7 +312,11 @@ impl Walk<'_> {
             Field::Mark => Atom::Number(packet.mark.into()),
             Field::Priority => Atom::Number(packet.priority.into()),
             Field::ConntrackMark => Atom::Number(packet.connection_mark.into()),
-            Field::ConntrackStatus => Atom::Number(if packet.translated { DST_NAT } else { 0 }),
+            Field::ConntrackStatus => {
+                let translated = if packet.translated { DST_NAT } else { 0 };
+                let known = if packet.established { CONFIRMED | SEEN_REPLY } else { 0 };
+                Atom::Number(translated | known)
+            }
             Field::DestinationType => {
                 let own = self.own.contains(&packet.destination);
                 Atom::Number(if own { LOCAL } else { UNICAST })

@@ -1,6 +1,7 @@
 //! The agent against an API server: what it asks, what it makes of the answers. With a real
 //! kube-apiserver too, where `KUBEBUILDER_ASSETS` names a folder with one.
 
+use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::manifest::{self, Port};
 use denizen_tests::netns::checked;
-use denizen_tests::probe::Outcome;
+use denizen_tests::probe::{Outcome, Protocol};
 use serde_json::{Value, json};
 
 fn services(agent: &Agent) -> Result<u64> {
@@ -41,7 +42,7 @@ fn services_are_served_as_they_change() -> Result<()> {
 }
 
 #[test]
-fn what_is_not_ours_is_not_even_asked_for() -> Result<()> {
+fn what_is_not_ours_is_not_served_and_explain_names_its_proxy() -> Result<()> {
     with_every_api("kube-filter", |context| {
         context.put_node()?;
         context.put_web("web", 10, &[Who::Routed])?;
@@ -53,10 +54,18 @@ fn what_is_not_ours_is_not_even_asked_for() -> Result<()> {
         let mut foreign = manifest::service("foreign", &service_ips(12)[..1], &HTTP);
         foreign["metadata"]["labels"] =
             json!({ "service.kubernetes.io/service-proxy-name": "another" });
-        context.api.put_all(&[headless, foreign])?;
+        context.api.put_all(&[headless, foreign.clone()])?;
         context.put_web("last", 13, &[Who::Routed])?;
         context.until_answered(13, Who::Routed)?;
         assert_eq!(services(&agent)?, before + 1, "the last one alone");
+        let to = SocketAddr::new(service_ips(12)[0], 80);
+        let said = context.fixture.explain(&agent, Who::Outside, to, Protocol::Tcp)?;
+        assert!(said.steps.iter().any(|step| step.what.contains("another proxy: \"another\"")));
+        context.api.delete(&foreign)?;
+        eventually("it is gone", BOUND, || {
+            let said = context.fixture.explain(&agent, Who::Outside, to, Protocol::Tcp)?;
+            Ok(said.verdict != "foreign")
+        })?;
         until_no_error(&agent)
     })
 }

@@ -83,7 +83,7 @@ impl Agent {
             &format!("{}{link}", arrival.source),
             &format!("{}/{protocol}", arrival.destination),
         )?;
-        Ok(explain(self.planner.plan(), &packet, |_| Vec::new(), &|_| None)?)
+        Ok(explain(&self.planner, &packet, |_| Vec::new(), &|_| None)?)
     }
 }
 

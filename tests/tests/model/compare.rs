@@ -60,6 +60,12 @@ fn wanted(
     Ok(match said.verdict {
         Verdict::Reject => BTreeSet::from([(Fate::Reject, said.masquerade)]),
         Verdict::Drop => BTreeSet::from([(Fate::Drop, said.masquerade)]),
+        // No other proxy has rules here, and what it does not translate is dropped in a range.
+        Verdict::Foreign => {
+            let is_checked = said.steps.iter().any(|step| step.why.contains("is dropped"));
+            let fate = if is_checked { Fate::Drop } else { Fate::Untouched };
+            BTreeSet::from([(fate, false)])
+        }
         Verdict::Untouched => BTreeSet::from([(Fate::Untouched, said.masquerade)]),
         Verdict::Unknown => bail!("no kernel is asked, so none rejects anything"),
         Verdict::Forward => {

@@ -99,7 +99,7 @@ fn flows(world: &World, agent: &Agent) -> Result<Vec<Flow>> {
         let said = agent.explain(arrival)?;
         let own = world.addresses.iter().any(|(ip, _)| *ip == arrival.destination.ip());
         // The way to an address of nobody's here leads past the node.
-        if said.verdict == Said::Untouched && !own {
+        if [Said::Untouched, Said::Foreign].contains(&said.verdict) && !own {
             continue;
         }
         let sticky =
@@ -131,7 +131,7 @@ fn flow(world: &World, arrival: &Arrival, said: &Explanation, sticky: bool) -> R
         }
         Said::Reject => Verdict::Nobody(Nobody::Reject),
         Said::Drop => Verdict::Nobody(Nobody::Drop),
-        Said::Untouched => Verdict::Nobody(Nobody::None),
+        Said::Untouched | Said::Foreign => Verdict::Nobody(Nobody::None),
         Said::Unknown => bail!("no kernel is asked, so none rejects anything"),
     };
     Ok(Flow {

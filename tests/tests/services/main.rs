@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
+mod another_proxy;
 mod churn;
 mod cluster_ip;
 mod conflicts;

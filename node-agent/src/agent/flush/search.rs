@@ -49,7 +49,7 @@ impl Looked {
         let parts = candidates.parts();
         // The loop ends only with the process.
         let send = |piece| _ = read.blocking_send(piece);
-        let is_read = |entry: &Entry| parts.iter().any(|part| part.has(entry));
+        let is_read = |entry: &Entry| parts.iter().any(|part| part.keeps(entry));
         let unread = self.forbidden.iter().filter(|entry| !is_read(entry));
         let again: Vec<Entry> =
             unread.filter(|entry| candidates.may_permit(entry)).copied().collect();
@@ -67,7 +67,7 @@ impl Looked {
                 forbidden.extend(entry.is_forbidden.then_some(entry));
             });
             if result.is_ok() {
-                self.forbidden.retain(|entry| !part.has(entry));
+                self.forbidden.retain(|entry| !part.keeps(entry));
             }
             self.forbidden.extend(forbidden);
             self.note(result);
@@ -80,7 +80,7 @@ impl Looked {
             let of_it = decided.iter().filter(|(_, decided)| *decided == treatment);
             let entries: Vec<Entry> = of_it.map(|(entry, _)| *entry).collect();
             let done = match treatment {
-                Treatment::Delete => &mut self.treated.deleted,
+                Treatment::Delete | Treatment::DeleteUnanswered => &mut self.treated.deleted,
                 Treatment::Forbid => &mut self.treated.forbidden,
                 Treatment::Permit => &mut self.treated.permitted,
             };
@@ -93,8 +93,9 @@ impl Looked {
                 Treatment::Delete | Treatment::Permit if result.is_ok() => {
                     entries.iter().for_each(|entry| _ = self.forbidden.remove(entry));
                 }
-                // Those that it was done to are found to be so by the next search.
-                Treatment::Delete | Treatment::Permit => {}
+                // Those that it was done to are found to be so by the next search. One that was
+                // answered meanwhile is still there.
+                Treatment::Delete | Treatment::DeleteUnanswered | Treatment::Permit => {}
             }
             self.note(result);
         }

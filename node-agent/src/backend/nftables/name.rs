@@ -191,6 +191,12 @@ pub enum ChainName {
     MarkUnlessLocal,
     /// Looks again, then refuses.
     UnusedPort,
+    /// Drops what is addressed to a service range.
+    Unallocated,
+    /// Filter forward: what is still addressed to a service range.
+    UnallocatedForward,
+    /// Filter output: the same of what the node itself sends.
+    UnallocatedOutput,
     /// Refuses.
     NoEndpoints,
     /// Drops.
@@ -240,6 +246,9 @@ impl fmt::Display for ChainName {
             Self::NodePortPolicy => f.write_str("nodeport-policy"),
             Self::MarkUnlessLocal => f.write_str("mark-unless-local"),
             Self::UnusedPort => f.write_str("unused-port"),
+            Self::Unallocated => f.write_str("unallocated"),
+            Self::UnallocatedForward => f.write_str("unallocated-forward"),
+            Self::UnallocatedOutput => f.write_str("unallocated-output"),
             Self::NoEndpoints => f.write_str("no-endpoints"),
             Self::NoLocalEndpoints => f.write_str("no-local-endpoints"),
             Self::Cluster(c) => class(f, "cluster", c),

@@ -16,7 +16,7 @@ use crate::backend::why::Why;
 use crate::model::Family;
 use crate::plan::{MarkBit, NodeSide};
 use denizen_nft::{BaseChain, Hook, Kind};
-use ipnetwork::Ipv4Network;
+use ipnetwork::{IpNetwork, Ipv4Network};
 
 /// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still
 /// there.
@@ -50,7 +50,7 @@ fn ip_chains(config: &TableConfig) -> Vec<Chain> {
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
         chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
         chain(ChainName::UnusedPort, Why::UnusedPort, unused_port()),
-        chain(ChainName::Services, Why::Dispatch, dispatch(config)),
+        chain(ChainName::Services, Why::Dispatch, dispatch()),
         chain(
             ChainName::LocalPolicy,
             Why::StayOnNode,
@@ -66,6 +66,7 @@ fn ip_chains(config: &TableConfig) -> Vec<Chain> {
         .into_iter()
         .chain(base_chains(config))
         .chain(egress(config).into_iter().flatten())
+        .chain(unallocated(config).into_iter().flatten())
         .chain(clear_port_bit(config))
         .chain(config.by_ipvs.then(untranslated))
         .collect()
@@ -263,16 +264,35 @@ fn unused_port() -> Vec<Rule> {
     [again].into_iter().chain(refuse).collect()
 }
 
-fn dispatch(config: &TableConfig) -> Vec<Rule> {
+fn dispatch() -> Vec<Rule> {
     let unused = Action::Goto(ChainName::UnusedPort);
-    let unallocated = config.service_ranges.iter().map(|range| {
-        Rule::new(Why::Unallocated, [Match::Destination(*range)], [Action::Count, Action::Drop])
-    });
-    let known = [
+    vec![
         Rule::new(Why::FindService, [], [Action::Lookup(SetName::Services)]),
         Rule::new(Why::UnusedPort, [Match::In(SetName::ClusterIps)], [unused]),
-    ];
-    known.into_iter().chain(unallocated).collect()
+    ]
+}
+
+/// Drops what is still addressed to a service range behind everybody's translation: another proxy
+/// may serve some Services (`service.kubernetes.io/service-proxy-name`). As in kube-proxy's
+/// nftables mode. A packet that is dropped here leaves no conntrack entry, so the next one is
+/// looked up anew.
+fn unallocated(config: &TableConfig) -> Option<[Chain; 3]> {
+    let drop = |range: &IpNetwork| {
+        Rule::new(Why::Unallocated, [Match::Destination(*range)], [Action::Count, Action::Drop])
+    };
+    let drops: Vec<Rule> = config.service_ranges.iter().map(drop).collect();
+    let behind_nat = |name, hook| {
+        let jump = [Action::Jump(ChainName::Unallocated)];
+        let rule = Rule::new(Why::Untaken, [Match::Unanswered], jump);
+        base(name, BaseChain { kind: Kind::Filter, hook, priority: 0 }, Why::Untaken, vec![rule])
+    };
+    (!drops.is_empty()).then(|| {
+        [
+            chain(ChainName::Unallocated, Why::Unallocated, drops),
+            behind_nat(ChainName::UnallocatedForward, Hook::Forward),
+            behind_nat(ChainName::UnallocatedOutput, Hook::Output),
+        ]
+    })
 }
 
 fn mark_unless_local(config: &TableConfig) -> Vec<Rule> {

@@ -67,7 +67,7 @@ fn at_a_frontend_the_reply_source_decides() {
     let mut tracked = Tracked::new();
     let candidates = candidates_after(&mut tracked, a_service_with_endpoints());
     for (name, destination, reply_source, stale) in cases {
-        for protocol in [UDP, Protocol::Sctp] {
+        for protocol in Protocol::ALL {
             let source =
                 if destination.starts_with('[') { "[fd00::9]:4000" } else { "10.9.0.9:4000" };
             let entry = entry(protocol, source, destination, reply_source);
@@ -78,14 +78,22 @@ fn at_a_frontend_the_reply_source_decides() {
 }
 
 #[test]
-fn tcp_is_left_alone() {
+fn tcp_that_was_answered_is_left_alone() {
     let mut tracked = Tracked::new();
-    let candidates = candidates_after(&mut tracked, a_service_with_endpoints());
-    let entry = entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.4:5353");
-    assert!(!candidates.concern(&entry));
-    assert!(
-        candidates.parts().iter().all(|part| part.protocol.is_some_and(|it| it != Protocol::Tcp))
-    );
+    let mut candidates = candidates_after(&mut tracked, a_service_with_endpoints());
+    let ended = vec![Event::Pods(pods(2, &[]))];
+    candidates.absorb(candidates_after(&mut tracked, ended));
+    let syns = [
+        entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.4:5353"),
+        entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:53", "10.96.0.1:53"),
+        entry(Protocol::Tcp, "10.9.0.9:4000", "192.168.0.2:30053", "10.1.0.1:5353"),
+    ];
+    assert_eq!(flushed(&tracked, &candidates, &syns), syns);
+    let answered = syns.map(|syn| Entry { is_unanswered_syn: false, ..syn });
+    assert!(answered.iter().all(|entry| !candidates.concern(entry)));
+    let of_tcp = |part: &Part| part.protocol.is_none_or(|protocol| protocol == Protocol::Tcp);
+    let parts: Vec<Part> = candidates.parts().into_iter().filter(of_tcp).collect();
+    assert!(!parts.is_empty() && parts.iter().all(|part| part.unanswered_syns), "{parts:?}");
 }
 
 /// A plan without open candidates, and an entry through the frontend of a service that will
@@ -164,16 +172,13 @@ fn a_changed_traffic_policy_ends_no_flow() {
 }
 
 #[test]
-fn changes_without_udp_yield_no_candidates() {
+fn changes_of_nothing_that_is_served_yield_no_candidates() {
     let (mut tracked, _) = settled();
-    let web = service("web", &["10.96.0.3"]);
     let mut pod = pods(2, &[("10.1.0.1", "cni0"), ("10.1.0.8", "cni0")]);
     pod.pods.reverse();
     let quiet = [
-        service_is(&web),
         slice_is(&slice("web", "web", vec![endpoint("10.1.0.7", None)])),
         slice_is(&slice("web", "web", vec![])),
-        service_gone(&web),
         Event::Pods(pod),
         Event::Addresses(vec![
             address("10.1.2.1", "cni0"),

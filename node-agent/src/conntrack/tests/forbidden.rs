@@ -12,7 +12,7 @@ use crate::plan::FirewallSettings;
 const POD: &str = "10.1.0.1";
 const CLIENT: &str = "10.9.0.9";
 /// Of IPv4.
-const EVERYTHING: Part = Part { family: Family::V4, protocol: None };
+const EVERYTHING: Part = Part { family: Family::V4, protocol: None, unanswered_syns: false };
 
 fn with_firewall() -> Tracked {
     Tracked::with(Policy { firewall: Some(FirewallSettings::default()), ..policy() })
@@ -142,7 +142,7 @@ fn a_new_agent_searches_everywhere_for_what_was_forbidden_as_soon_as_all_is_know
     assert!(candidates.parts().is_empty());
     assert_eq!(treatments(&tracked, &candidates), [None; 3]);
     let candidates = candidates_after(&mut tracked, listed());
-    let everywhere = Family::BOTH.map(|family| Part { family, protocol: None });
+    let everywhere = Family::BOTH.map(|family| Part { family, ..EVERYTHING });
     assert_eq!(candidates.parts(), everywhere.into());
     assert_eq!(treatments(&tracked, &candidates), [None, Some(Treatment::Permit), None]);
     assert!(candidates.for_second_search().is_empty(), "once");

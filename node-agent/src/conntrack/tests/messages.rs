@@ -60,7 +60,10 @@ fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
     }
     // Another's bits count for nothing.
     writer.put_u32(8, if entry.is_forbidden { u32::MAX } else { !0x20 });
+    // Confirmed, translated, and answered.
+    writer.put_u32(3, if entry.is_unanswered_syn { 0x28 } else { 0x2a });
     let (info, tcp) = (writer.begin(4), writer.begin(1));
+    writer.put(1, &[1]);
     // After a SYN the kernel may be liberal about one direction.
     for (kind, is_liberal) in [(4, true), (5, entry.is_mid_stream)] {
         writer.put(kind, &[if is_liberal { 0x0a } else { 0x02 }, 0]);
@@ -97,7 +100,9 @@ fn samples() -> [Entry; 6] {
 fn dumped_entries_are_parsed() {
     for entry in samples() {
         let marked = Entry { is_forbidden: true, ..entry };
-        for entry in [entry, marked, Entry { is_mid_stream: true, ..entry }] {
+        let (late, syn) =
+            (Entry { is_mid_stream: true, ..entry }, Entry { is_unanswered_syn: true, ..entry });
+        for entry in [entry, marked, late, syn] {
             assert_eq!(parsed(&dumped(&entry, false)), Some(entry));
             assert_eq!(parsed(&dumped(&entry, true)), None, "of another zone");
         }
@@ -122,6 +127,7 @@ fn a_truncated_message_is_no_entry() {
 fn a_request_has_the_whole_tuple_and_the_id_or_one_bit_of_the_mark() {
     let cases = [
         (Treatment::Delete, 0x102, vec![1, 12]),
+        (Treatment::DeleteUnanswered, 0x102, vec![1, 12]),
         (Treatment::Forbid, 0x100, vec![1, 8, 21]),
         (Treatment::Permit, 0x100, vec![1, 8, 21]),
     ];
@@ -137,7 +143,7 @@ fn a_request_has_the_whole_tuple_and_the_id_or_one_bit_of_the_mark() {
             |attributes: Attributes<'_>| attributes.map(|(kind, _)| kind).collect::<Vec<_>>();
         assert_eq!(kinds(attributes), parts);
         let (id, mark, mask) = match treatment {
-            Treatment::Delete => (Some(entry.id), None, None),
+            Treatment::Delete | Treatment::DeleteUnanswered => (Some(entry.id), None, None),
             Treatment::Forbid => (None, Some(0x20), Some(0x20)),
             Treatment::Permit => (None, Some(0), Some(0x20)),
         };
@@ -152,5 +158,33 @@ fn a_request_has_the_whole_tuple_and_the_id_or_one_bit_of_the_mark() {
             Transport::Named(_) | Transport::Other { .. } => vec![1, 2, 3],
         };
         assert_eq!(kinds(tuple.nested(2)), transport);
+    }
+}
+
+/// One that a server sends data on, and from which nothing came back yet.
+#[test]
+fn what_began_without_a_syn_is_no_unanswered_syn() {
+    let syn = entry(Protocol::Tcp, "10.1.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353");
+    let mut bytes = dumped(&syn, false);
+    assert_eq!(parsed(&bytes), Some(syn));
+    let state = [5, 0, 1, 0, 1];
+    let at = bytes.windows(state.len()).position(|window| window == state).expect("its state");
+    bytes[at + 4] = 3;
+    assert_eq!(parsed(&bytes), Some(Entry { is_unanswered_syn: false, ..syn }));
+}
+
+/// The kernel leaves out what was answered, however much that is.
+#[test]
+fn a_dump_of_unanswered_syns_asks_for_them_alone() {
+    let part = |unanswered_syns| Part {
+        family: crate::model::Family::V4,
+        protocol: Some(Protocol::Tcp),
+        unanswered_syns,
+    };
+    for (unanswered, status) in [(false, [None; 2]), (true, [Some(0), Some(2)])] {
+        let mut writer = Writer::default();
+        super::super::write_dump(&mut writer, 1, part(unanswered));
+        let message = parse_messages(writer.bytes()).next().expect("one message");
+        assert_eq!([3, 26].map(|kind| message.attributes().find_u32(kind)), status);
     }
 }

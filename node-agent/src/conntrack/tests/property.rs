@@ -37,6 +37,7 @@ struct Facts {
     endpoints: BTreeMap<u8, BTreeMap<u8, State>>,
 }
 
+const PROTOCOLS: [(&str, Protocol); 2] = [("udp", Protocol::Udp), ("tcp", Protocol::Tcp)];
 const NODE: &str = "192.168.0.2";
 
 fn cluster_ip(service: u8) -> IpAddr {
@@ -98,6 +99,9 @@ impl Facts {
     }
 
     fn is_healthy(&self, entry: &Entry) -> bool {
+        if entry.protocol() == Some(Protocol::Tcp) && !entry.is_unanswered_syn {
+            return true;
+        }
         match self.behind(entry.destination) {
             Some(service) => self
                 .endpoints_in(service, &[State::Ready, State::Draining])
@@ -109,14 +113,17 @@ impl Facts {
 
     /// The frontends in the kernel, as a restarted agent finds them.
     fn keys(&self) -> Vec<FrontendKey> {
-        let key =
-            |address, number| FrontendKey { address, protocol: Protocol::Udp, port: port(number) };
-        let of = |(name, node_port): (&u8, &Option<u16>)| {
+        let of = |protocol, name: u8, node_port: Option<u16>| {
+            let key = |address, number| FrontendKey { address, protocol, port: port(number) };
             let at_node =
                 node_port.map(|port| key(FrontendAddress::Node(crate::model::Family::V4), port));
-            [Some(key(FrontendAddress::Ip(cluster_ip(*name)), 53)), at_node]
+            [Some(key(FrontendAddress::Ip(cluster_ip(name)), 53)), at_node]
         };
-        self.services.iter().flat_map(of).flatten().collect()
+        let services = self.services.iter();
+        let keys = services.flat_map(|(name, node_port)| {
+            PROTOCOLS.into_iter().flat_map(move |(_, protocol)| of(protocol, *name, *node_port))
+        });
+        keys.flatten().collect()
     }
 }
 
@@ -139,7 +146,9 @@ fn event(step: &Step) -> Option<((u8, bool), Event)> {
     match step {
         Step::Service(number, Some(node_port)) => {
             let mut service = service(&format!("s{number}"), &[&cluster_ip(*number).to_string()]);
-            service.ports = vec![service_port("udp", Protocol::Udp, 53, *node_port)];
+            let ports =
+                PROTOCOLS.map(|(name, protocol)| service_port(name, protocol, 53, *node_port));
+            service.ports = ports.into();
             Some(((*number, true), service_is(&service)))
         }
         Step::Service(number, None) => {
@@ -200,8 +209,11 @@ proptest! {
                 Step::Client(key, choice) => {
                     let (destination, source) = (frontend_at(*key), format!("10.9.0.9:{}", 4000 + n));
                     if let Some(reply_source) = programmed.balanced(destination, *choice) {
-                        let flow = entry(Protocol::Udp, &source, "10.0.0.1:1", "10.0.0.1:1");
-                        table.insert(Entry { destination, reply_source, ..flow });
+                        let (_, protocol) = PROTOCOLS[n % PROTOCOLS.len()];
+                        let flow = entry(protocol, &source, "10.0.0.1:1", "10.0.0.1:1");
+                        // Some were answered.
+                        let is_unanswered_syn = flow.is_unanswered_syn && n % 3 > 0;
+                        table.insert(Entry { destination, reply_source, is_unanswered_syn, ..flow });
                     }
                 }
                 Step::Sync => {

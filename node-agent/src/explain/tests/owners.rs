@@ -75,7 +75,7 @@ fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
             let is_web = &*frontend.service_port.service.name == "web";
             Vec::from_iter(is_web.then(|| "no such module".to_owned()))
         };
-        explain(planner.plan(), &packet("8.8.8.8", to), rejected, &|_| None).unwrap()
+        explain(&planner, &packet("8.8.8.8", to), rejected, &|_| None).unwrap()
     };
     let rejected = explained("10.96.0.10:80");
     let text = rejected.to_string();
@@ -90,8 +90,7 @@ fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
 #[test]
 fn nothing_is_explained_from_half_a_picture() {
     let planner = Planner::new(policy(), CAPABLE);
-    let asked =
-        explain(planner.plan(), &packet("10.1.2.3", "10.96.0.10:80"), |_| Vec::new(), &|_| None);
+    let asked = explain(&planner, &packet("10.1.2.3", "10.96.0.10:80"), |_| Vec::new(), &|_| None);
     assert_eq!(
         asked.unwrap_err().to_string(),
         "still waiting for services, endpoint slices, this node's object, service CIDRs, this node's addresses"

@@ -72,7 +72,7 @@ fn a_virtual_server_is_shown_with_its_scheduler_and_who_drains() {
     };
     let ask = |from: &str| {
         let packet = Packet::parse(from, "10.96.0.10:80").unwrap();
-        explain(planner.plan(), &packet, |_| Vec::new(), &listed).unwrap()
+        explain(&planner, &packet, |_| Vec::new(), &listed).unwrap()
     };
     let with_port = ask(&format!("{HERE_1}:40000"));
     let chosen = with_port.virtual_server.as_ref().and_then(|it| it.chosen.as_deref());
@@ -95,7 +95,7 @@ fn whom_a_hash_of_the_service_chooses_is_named() {
     let listed = |_: &FrontendKey| Some(vec![(at("10.9.9.9:8080"), 1), (at("10.1.2.3:8080"), 1)]);
     for from in ["8.8.8.8", "8.8.4.4:40000", HERE_1] {
         let packet = Packet::parse(from, "10.96.0.10:80").unwrap();
-        let said = explain(planner.plan(), &packet, |_| Vec::new(), &listed).unwrap();
+        let said = explain(&planner, &packet, |_| Vec::new(), &listed).unwrap();
         let server = said.virtual_server.as_ref().unwrap();
         assert_eq!(server.chosen.as_deref(), Some("10.9.9.9:8080"), "{said}");
         assert!(said.to_string().contains("so always the same one"), "{said}");

@@ -28,7 +28,7 @@ fn path(asking: &Asking, explanation: &Explanation) -> Markup {
     let tone = match explanation.verdict {
         Verdict::Forward => "good",
         Verdict::Reject | Verdict::Drop | Verdict::Unknown => "bad",
-        Verdict::Untouched => "plain",
+        Verdict::Untouched | Verdict::Foreign => "plain",
     };
     html! {
         div.path {

@@ -1,6 +1,6 @@
 //! Paths and selectors of the requests. Pure.
 //!
-//! Those of services are kube-proxy's: the server does not even send what this node would ignore.
+//! Those of slices are kube-proxy's: the server does not even send what this node would ignore.
 //! (Before that filter, headless slices alone were about 1 TB of watch traffic a day in one
 //! cluster: kubernetes #81060.)
 
@@ -52,14 +52,17 @@ impl Kind {
 
     fn labels(self) -> Option<String> {
         match self {
-            Self::Service => Some("!service.kubernetes.io/service-proxy-name".to_owned()),
             Self::EndpointSlice => Some(
                 "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
                     .to_owned(),
             ),
-            Self::Node | Self::ServiceCidr | Self::Namespace | Self::Pod | Self::NetworkPolicy => {
-                None
-            }
+            // Those of other proxies too: `explain` names them.
+            Self::Service
+            | Self::Node
+            | Self::ServiceCidr
+            | Self::Namespace
+            | Self::Pod
+            | Self::NetworkPolicy => None,
         }
     }
 

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Decoder, EndpointSlice, Key, Kind, ObjectError, Service, Warning, namespace, network_policy,
-    node, other_node, pod, service, service_cidr, slice,
+    Decoder, EndpointSlice, Key, Kind, ObjectError, Service, Warning, foreign_service, namespace,
+    network_policy, node, other_node, pod, service, service_cidr, slice,
 };
 use crate::model::Event;
 
@@ -90,7 +90,11 @@ impl<'a> Found<'a> {
                 let service = service(&raw, warnings)?;
                 let shared = service.as_ref().map(|service| service.name.clone());
                 let name = shared.unwrap_or_else(|| raw.metadata.service_name());
-                (Key::Service(name.clone()), Event::Service(name, service))
+                let key = Key::Service(name.clone());
+                match foreign_service(&raw) {
+                    Some(foreign) => (key, Event::ForeignService(name, foreign)),
+                    None => (key, Event::Service(name, service)),
+                }
             }
             Kind::EndpointSlice => {
                 let raw: EndpointSlice = self.typed()?;

@@ -36,7 +36,7 @@ pub use namespace::{Namespace, namespace};
 pub use network_policy::{NetworkPolicy, network_policy};
 pub use node::{Node, node, other_node};
 pub use pod::{Pod, pod};
-pub use service::{Service, service};
+pub use service::{Service, foreign_service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};
 pub use slice::{EndpointSlice, slice};
 

@@ -6,7 +6,7 @@ mod tests;
 
 use serde::Deserialize;
 
-pub use self::convert::service;
+pub use self::convert::{foreign_service, service};
 pub(super) use self::convert::{port_number, protocol};
 use super::Metadata;
 

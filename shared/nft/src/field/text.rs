@@ -83,7 +83,9 @@ impl Field {
             Self::ConnectionState => {
                 &[(1 << 1, "established"), (1 << 2, "related"), (1 << 3, "new")]
             }
-            Self::ConnectionStatus => &[(1 << 3, "confirmed"), (1 << 5, "dnat")],
+            Self::ConnectionStatus => {
+                &[(1 << 1, "seen-reply"), (1 << 3, "confirmed"), (1 << 5, "dnat")]
+            }
             Self::EtherSource
             | Self::EtherDestination
             | Self::FrameType

@@ -6,10 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, STARTING};
-use denizen_tests::conntrack::Flow;
+use denizen_tests::agent::{Agent, STARTING, programmed};
+use denizen_tests::cluster::serve;
+use denizen_tests::conntrack::{Flow, tracked};
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::fixture::{Fixture, Who, every_protocol, service_ips};
+use denizen_tests::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
 use denizen_tests::lasting::{self, ECHO, Lasting, MEMBERS};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
@@ -22,6 +23,11 @@ const SHORT: u64 = 2;
 /// Which [`service_ips`] the echo service of several pods has, and its load balancer.
 const ECHOES: u8 = 20;
 const BALANCER: u8 = 100;
+
+/// Which the service has whose endpoint is replaced before it answers, and where that one drops
+/// every SYN.
+const MOVED: u8 = 30;
+const HOLE: u16 = 8081;
 
 /// The pods behind it: one after the other is chosen.
 const BEHIND: [Who; 2] = [Who::Bridged, Who::Remote];
@@ -188,6 +194,53 @@ fn flows_move_at_once(context: &Connections) -> Result<()> {
     Ok(())
 }
 
+/// A SYN that IPVS sent to a dead endpoint goes to its successor when it comes again, although IPVS
+/// knows the connection and another application has the dead one's address by then.
+fn unanswered_ones_move(context: &Connections, agent: &Agent) -> Result<()> {
+    let Connections { fixture } = context;
+    let world = &fixture.cluster.world;
+    world.remote.nft(&format!(
+        "table inet hole {{
+            chain input {{
+                type filter hook input priority 0
+                tcp dport {HOLE} drop
+            }}
+        }}"
+    ))?;
+    let is_served_by = |who: Who, target: u16| {
+        let objects = fixture.service("moved", MOVED, &[Port::tcp("web", 80, target)], &[who]);
+        let put = || fixture.cluster.manifests.put("moved", &objects?);
+        programmed(agent, put, || ())
+    };
+    is_served_by(Who::Remote, HOLE)?;
+    let mut attempts = Vec::new();
+    for ip in service_ips(MOVED) {
+        for who in [Who::Routed, Who::Outside, Who::ThisNode] {
+            let probe = Probe::tcp(SocketAddr::new(ip, 80)).from(fixture.address(who, ip)?);
+            let probe = probe.patience(SOON);
+            attempts.push((who, probe, fixture.place(who).0.run(|| probe.begin())??));
+        }
+    }
+    let waiting = || -> Result<usize> {
+        let all = tracked(context.node(), Protocol::Tcp)?;
+        Ok(all.iter().filter(|entry| entry.reply_source.port() == HOLE).count())
+    };
+    eventually("they wait for the dead endpoint", SOON, || Ok(waiting()? == attempts.len()))?;
+    is_served_by(Who::Bridged, PORT)?;
+    let begun = Instant::now();
+    // IPVS would drop the next SYN of one that connection tracking still knows.
+    ensure!(waiting()? == 0, "{} wait for the dead endpoint still", waiting()?);
+    world.remote.nft("delete table inet hole")?;
+    let _stranger = serve(&world.remote, &world.addresses().remote, &[(Protocol::Tcp, HOLE)])?;
+    for (who, probe, socket) in attempts {
+        let outcome = probe.end(socket);
+        let moved = outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip()));
+        ensure!(moved == Some(Who::Bridged), "{who:?} to {}: {outcome:?}", probe.to);
+    }
+    println!("  unanswered ones moved within {:?}", begun.elapsed());
+    Ok(())
+}
+
 /// A client that uses one port for connection after connection waits for none of them.
 fn a_port_is_used_again(context: &Connections) -> Result<()> {
     let mut longest = Duration::ZERO;
@@ -226,6 +279,7 @@ pub(crate) fn live_and_end() -> Result<()> {
     a_port_is_used_again(&context)?;
     two_frontends_from_one_port(&context)?;
     flows_move_at_once(&context)?;
+    unanswered_ones_move(&context, &agent)?;
     let agent = endpoints_drain(&context, agent, streams)?;
     agent.terminate()?;
     Ok(())

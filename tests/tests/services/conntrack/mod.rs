@@ -3,6 +3,7 @@
 
 mod late;
 mod restart;
+mod syn;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -78,6 +78,7 @@ impl Latest {
         for event in events {
             let (key, gone) = match &event {
                 Event::Service(name, service) => (format!("service {name}"), service.is_none()),
+                Event::ForeignService(name, _) => (format!("service {name}"), false),
                 Event::Slice(name, slice) => (format!("slice {name}"), slice.is_none()),
                 Event::Node(node) => ("node".to_owned(), node.is_none()),
                 Event::OtherNode(name, node) => (format!("node {name}"), node.is_none()),

@@ -7,7 +7,8 @@ use std::num::NonZeroU16;
 
 use super::{Service, ServicePort, ServiceSpec, ServiceStatus};
 use crate::model::{
-    self, Affinity, AskedScheduler, Protocol, SourceRanges, TrafficPolicy, family_of,
+    self, Affinity, AskedScheduler, ForeignService, Protocol, SourceRanges, TrafficPolicy,
+    family_of,
 };
 use crate::source::object::address::{special_address, usable_address};
 use crate::source::object::{
@@ -67,6 +68,16 @@ pub fn service(
         scheduler: scheduler(raw.metadata.annotations.as_ref()),
         opts_out: raw.metadata.label(ANNOUNCE_LABEL) == Some("false"),
     }))
+}
+
+/// What is known of a Service that is given to another proxy by label; `None` if it is not, or has
+/// no cluster IP.
+pub fn foreign_service(raw: &Service) -> Option<ForeignService> {
+    let proxy = raw.metadata.label(PROXY_NAME_LABEL)?;
+    let spec = raw.spec.as_ref()?;
+    let written = spec.cluster_ip.iter().chain(elements(spec.cluster_ips.as_ref()));
+    let cluster_ips: Vec<IpAddr> = written.filter_map(|text| parse_address(text)).collect();
+    (!cluster_ips.is_empty()).then(|| ForeignService { proxy: proxy.into(), cluster_ips })
 }
 
 /// The cluster IPs, at most one for each family, in the order of `clusterIPs`, or the older
