@@ -6,6 +6,7 @@
 //! [`crate::plan::FirewallPlan`] for what is decided.
 
 mod bridge;
+mod commit;
 mod element;
 mod forwarded_by_ipvs;
 mod neighbour;

@@ -35,8 +35,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnetwork::IpNetwork;
-
 use self::address::Addresses;
 use self::blocks::Pieces;
 use self::group::{GroupId, Groups, PortNames};
@@ -48,6 +46,7 @@ use self::side::{Decision, Described};
 use crate::model::{LocalPod, PodName, PolicyName};
 use denizen_state::AttachmentId;
 
+pub use self::blocks::AddressRange;
 pub use self::identity::IdentityId;
 pub use self::judge::{Flow, Judged, PolicyStep, Refusal};
 pub use self::permission::{Permission, PortKey};
@@ -120,7 +119,7 @@ pub struct FirewallPlan {
 }
 
 /// The ranges of `ipBlock`s, by first address, with their identities.
-type Blocks = BTreeMap<IpAddr, (IpNetwork, IdentityId)>;
+type Blocks = BTreeMap<IpAddr, (AddressRange, IdentityId)>;
 
 /// A recorded pod.
 #[derive(Debug)]
@@ -175,7 +174,7 @@ pub struct FirewallChanges {
     /// Addresses of pods.
     pub identities: Vec<IdentityChange<IpAddr>>,
     /// Ranges of `ipBlock`s.
-    pub blocks: Vec<IdentityChange<IpNetwork>>,
+    pub blocks: Vec<IdentityChange<AddressRange>>,
     /// Identities that no address and no range has any more.
     pub forgotten: Vec<IdentityId>,
     /// Addresses of which established connections may be forbidden now.
@@ -249,7 +248,7 @@ impl FirewallPlan {
     }
 
     /// The ranges of `ipBlock`s, which do not overlap.
-    pub fn blocks(&self) -> impl Iterator<Item = (IpNetwork, IdentityId)> {
+    pub fn blocks(&self) -> impl Iterator<Item = (AddressRange, IdentityId)> {
         self.blocks.values().copied()
     }
 
