@@ -303,7 +303,7 @@ impl Batch {
                     w.put(6, &comment(text));
                 }
             };
-            self.elements(message, CREATE, schema.name, set, group, |element| &element.key, put);
+            self.elements(message, schema.name, set, group, |element| &element.key, put);
         }
     }
 
@@ -312,20 +312,20 @@ impl Batch {
         for group in keys.chunk_by(|a, b| a.0 == b.0) {
             let set = schema.set(group[0].0);
             let message = libc::NFT_MSG_DELSETELEM;
-            self.elements(message, 0, schema.name, set, group, |(_, key)| key, |_, _| {});
+            self.elements(message, schema.name, set, group, |(_, key)| key, |_, _| {});
         }
     }
 
     fn elements<T>(
         &mut self,
         message: i32,
-        flags: u16,
         table: &str,
         set: &Set,
         items: &[T],
         key_of: impl Fn(&T) -> &Key,
         write_value: impl Fn(&mut Writer, &T),
     ) {
+        let flags = if message == libc::NFT_MSG_NEWSETELEM { CREATE } else { 0 };
         let mut rest = items.iter().peekable();
         while rest.peek().is_some() {
             self.message(message, flags, table, What::Elements(set.name), |w| {
