@@ -31,9 +31,9 @@ pub use self::direct::{
     DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,
 };
 pub use self::firewall::{
-    Direction, FirewallChanges, FirewallPlan, FirewallSettings, Flow, IdentityChange, IdentityId,
-    IfRefused, Isolation, Judged, Permission, PolicyStep, PortKey, Refusal, Side, Sides,
-    SidesChange, ToNode,
+    AddressRange, Direction, FirewallChanges, FirewallPlan, FirewallSettings, Flow, IdentityChange,
+    IdentityId, IfRefused, Isolation, Judged, Permission, PolicyStep, PortKey, Refusal, Side,
+    Sides, SidesChange, ToNode,
 };
 pub use self::ipvs::{
     ByNft, Carrier, HashTable, Hashed, IpvsPlan, Listed, Method, PlannedServer, Scheduler,

@@ -190,6 +190,9 @@ pub struct NetworkPolicyStatus {
     pub identities: usize,
     /// Elements in all sets.
     pub elements: usize,
+    /// Changes of elements that are decided and not programmed yet.
+    #[serde(default)]
+    pub waiting: usize,
     /// Packets dropped.
     pub dropped: Dropped,
     /// Bridges whose frames pass no IP rules: their restricted pods are cut off from the other
@@ -207,8 +210,11 @@ impl fmt::Display for NetworkPolicyStatus {
         if !self.waiting_for.is_empty() {
             return write!(f, "waiting for {}", self.waiting_for.join(", "));
         }
-        let Self { policies, isolated, pending, dropped, .. } = self;
+        let Self { policies, isolated, pending, dropped, waiting, .. } = self;
         write!(f, "{policies} in force, {isolated} pods isolated, {pending} pending, ")?;
+        if *waiting > 0 {
+            write!(f, "{waiting} changes not programmed yet, ")?;
+        }
         let Dropped { ingress, egress, pending, forbidden, spoofed, frame, router, tunnel } =
             dropped;
         write!(f, "dropped: {ingress} ingress, {egress} egress, {pending} pending, ")?;

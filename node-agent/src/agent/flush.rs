@@ -17,11 +17,12 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, error, info};
 
-use self::search::{Looked, Treated, search};
+use self::search::{Looked, MANY, Treated, search};
 use crate::backend::Backend;
-use crate::conntrack::{Conntrack, Entry, StaleCandidates, Treatment};
+use crate::conntrack::{Conntrack, Entry, PackedEntry, StaleCandidates, Treatment};
 use crate::describe::describe;
 use crate::engine::Engine;
+use crate::memory::trim;
 use crate::status::LastSync;
 use crate::status::metrics::LikeKubeProxy;
 
@@ -56,7 +57,7 @@ pub struct Flush {
     waiting: HashMap<Entry, Instant>,
     /// The forbidden connections, as the last search left them: what is permitted again is found
     /// here, not in the kernel's table. A search has them while it runs.
-    forbidden: HashSet<Entry>,
+    forbidden: HashSet<PackedEntry>,
     /// A sync to report once no entry waits that was found stale by then.
     owed: Option<(Instant, LastSync)>,
     rested: Instant,
@@ -83,11 +84,11 @@ struct Look {
     sync: Option<LastSync>,
     begun: Instant,
     entries: mpsc::Receiver<Vec<Entry>>,
-    decided: Vec<(Entry, Treatment)>,
+    decided: Vec<(PackedEntry, Treatment)>,
     /// As [`Flush::waiting`].
     waiting: HashMap<Entry, Instant>,
     /// The channel for what is decided, used when all entries were read.
-    decisions: Option<oneshot::Sender<Vec<(Entry, Treatment)>>>,
+    decisions: Option<oneshot::Sender<Vec<(PackedEntry, Treatment)>>>,
     reader: JoinHandle<Looked>,
 }
 
@@ -222,7 +223,7 @@ impl Flush {
                     if may_wait && now < since + ANSWERED && later(&entry) {
                         look.waiting.insert(entry, since);
                     } else {
-                        look.decided.push((entry, treatment));
+                        look.decided.push(((&entry).into(), treatment));
                     }
                 }
             }
@@ -298,6 +299,9 @@ impl Flush {
             info!(entries = deleted, elapsed = ?took, "stale flows flushed");
         } else {
             debug!(elapsed = ?took, "no stale flows");
+        }
+        if deleted + forbidden + permitted >= MANY {
+            trim();
         }
         if forbidden + permitted > 0 {
             info!(forbidden, permitted, elapsed = ?took, "policies changed connections");

@@ -25,6 +25,7 @@
 mod candidates;
 mod entry;
 mod kernel;
+mod packed;
 mod stale;
 #[cfg(test)]
 mod tests;
@@ -33,4 +34,5 @@ pub use candidates::{CandidateTracker, StaleCandidates};
 pub(crate) use entry::write_dump;
 pub use entry::{Entry, Part, Transport, Treatment};
 pub use kernel::{Conntrack, ConntrackError};
+pub use packed::PackedEntry;
 pub use stale::StaleFilter;

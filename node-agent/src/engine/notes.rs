@@ -147,6 +147,7 @@ impl<B: Backend> Engine<B> {
             pending: count(Sides::is_pending),
             identities: decided.identity_count(),
             elements: report.elements,
+            waiting: report.waiting,
             dropped: report.dropped,
             unfiltered_bridges: firewall.without_netfilter().map(str::to_owned).collect(),
         })

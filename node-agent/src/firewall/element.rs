@@ -2,22 +2,14 @@
 
 use std::net::IpAddr;
 
-use ipnetwork::IpNetwork;
-
 use super::attached::Attached;
 use super::schema::SetName;
 use super::tunnel::{self, TunnelKey};
 use crate::model::LocalPod;
-use crate::plan::{Direction, FirewallPlan, IdentityId, Isolation, Permission, PortKey, Sides};
+use crate::plan::{
+    AddressRange, Direction, FirewallPlan, IdentityId, Isolation, Permission, PortKey, Sides,
+};
 use denizen_nft::{Data, Element, IpVersion, Key, Value};
-
-/// ETH_P_IP and ETH_P_IPV6.
-fn ether_type(address: IpAddr) -> u16 {
-    match address {
-        IpAddr::V4(_) => 0x0800,
-        IpAddr::V6(_) => 0x86dd,
-    }
-}
 
 pub(super) fn member(set: SetName, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
@@ -83,10 +75,9 @@ pub fn of_identity(address: IpAddr, number: u32) -> Element {
 }
 
 /// The number of a range's identity.
-pub fn of_block(range: IpNetwork, number: u32) -> Element {
+pub fn of_block(range: AddressRange, number: u32) -> Element {
     let value = Value::Data(Data::EMPTY.number(number));
-    let carries = Key::EMPTY.port(ether_type(range.network()));
-    let key = carries.range(range.network(), range.prefix());
+    let key = Key::EMPTY.address(range.first).up_to_address(range.last);
     Element { set: SetName::Blocks.id(), key, value, comment: None }
 }
 
@@ -143,7 +134,7 @@ pub fn all(
     }
     let identities = plan.identities().filter(|(address, _)| is_ours(*address));
     elements.extend(identities.map(|(address, id)| of_identity(address, number(id))));
-    let blocks = plan.blocks().filter(|(range, _)| is_ours(range.network()));
+    let blocks = plan.blocks().filter(|(range, _)| is_ours(range.first));
     elements.extend(blocks.map(|(range, id)| of_block(range, number(id))));
     for (address, sides) in plan.pods().filter(|(address, _)| is_ours(*address)) {
         elements.extend(of_sides(address, sides, number));

@@ -7,6 +7,7 @@
 
 mod attached;
 mod bridge;
+mod commit;
 mod element;
 mod forwarded_by_ipvs;
 mod neighbour;

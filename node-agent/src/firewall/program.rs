@@ -426,11 +426,7 @@ impl Program {
             Direction::Ingress => Field::Source(self.version),
             Direction::Egress => Field::Destination(self.version),
         };
-        let key = match map == SetName::Blocks {
-            true => vec![Field::EtherType, peer],
-            false => vec![peer],
-        };
-        let lookup = map.declared(self.version).lookup_of(key);
+        let lookup = map.declared(self.version).lookup_of(vec![peer]);
         rule(why, [Statement::Assign(Variable::Priority, Assigned::Found(lookup))])
     }
 

@@ -121,7 +121,7 @@ impl Firewall {
         let steps = self.steps(delta, firewall, family);
         let chains = structure.count() + structure.left_over().len();
         if chains > 0 || !steps.is_empty() {
-            repair(&mut self.kernel, seen, &wanted.schema, &structure, &steps)?;
+            repair(&mut self.kernel, seen, wanted, &structure, &steps)?;
             info!(%family, chains, elements, "the firewall's table is brought up to date");
         }
         Ok(Repair { rebuilt: false, chains, elements })
@@ -227,7 +227,7 @@ impl Firewall {
             let mut delta = seen.difference(wanted.elements.iter().cloned(), |_| true);
             delta.delete.clear();
             let steps = Steps { first: delta, then: Delta::default() };
-            repair(&mut self.kernel, &seen, &wanted.schema, &structure, &steps)?;
+            repair(&mut self.kernel, &seen, &wanted, &structure, &steps)?;
         }
         self.unknown = false;
         Ok(Repair::default())

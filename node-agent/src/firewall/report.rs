@@ -36,6 +36,8 @@ pub struct Dropped {
 pub struct FirewallReport {
     /// Elements in all sets together.
     pub elements: usize,
+    /// Changes of elements that are decided and not in the kernel yet.
+    pub waiting: usize,
     /// What the kernel rejected, in words.
     pub rejected: Vec<String>,
     /// What was dropped since the rules were made.

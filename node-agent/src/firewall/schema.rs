@@ -130,18 +130,19 @@ impl SetName {
 
     /// As the driver has it.
     pub fn declared(self, version: IpVersion) -> Set {
-        use Field::{DestinationPort, EtherType, InputInterface, Priority, Protocol};
+        use Field::{DestinationPort, InputInterface, Priority, Protocol};
         let (source, destination) = (Field::Source(version), Field::Destination(version));
         let pod = |direction| match direction {
             Direction::Ingress => destination,
             Direction::Egress => source,
         };
         let key = match self {
-            Self::Pending | Self::Identities | Self::Taken | Self::Nodes => vec![source],
+            // Ranges of one field: the kernel takes them away as fast as it adds them.
+            Self::Pending | Self::Identities | Self::Blocks | Self::Taken | Self::Nodes => {
+                vec![source]
+            }
             Self::Isolated(direction) => vec![pod(direction)],
             Self::Itself => vec![source, destination],
-            // Ranges are of the last of several fields.
-            Self::Blocks => vec![EtherType, source],
             Self::All(direction) => vec![pod(direction), Priority],
             Self::Protocols(direction) => vec![pod(direction), Protocol, Priority],
             Self::Ports(direction) | Self::PortRanges(direction) => {

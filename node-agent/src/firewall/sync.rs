@@ -18,10 +18,9 @@ use super::program;
 use super::records::Records;
 use super::report::{Dropped, FirewallReport};
 use super::schema::schema;
-use super::write::{Steps, is_garbage};
 use crate::backend::Repair;
 use crate::describe::describe;
-use crate::plan::{Changes, Direction, FirewallPlan, FirewallSettings, Isolation, Plan, Sides};
+use crate::plan::{Changes, FirewallPlan, FirewallSettings, Isolation, Plan, Sides};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Delta, Element, Family, IpVersion, Kernel, Mark, NftError, Rendering, Schema};
 
@@ -216,7 +215,7 @@ impl Firewall {
             let element = |number| of_block(change.of, number);
             let before = change.before.map(|_| element(0));
             let after = change.after.map(|id| element(numbers.number(id)));
-            delta(change.of.network(), Vec::from_iter(before), Vec::from_iter(after));
+            delta(change.of.first, Vec::from_iter(before), Vec::from_iter(after));
         }
         let attached = self.attached;
         for (address, is_taken) in &of_firewall.taken {
@@ -312,49 +311,6 @@ impl Firewall {
         self.sync(plan)
     }
 
-    /// A change costs what changed: one transaction for all tables, and one for what nothing refers
-    /// to behind it.
-    fn commit(&mut self, firewall: &FirewallPlan) -> Result<(), NftError> {
-        let pending = std::mem::take(&mut self.pending);
-        let mut steps: Vec<(Schema, Steps)> = Vec::new();
-        for schema in schemas() {
-            if let Some(delta) = pending.get(&schema.family) {
-                let delta = Delta { delete: delta.delete.clone(), add: delta.add.clone() };
-                let sorted = self.steps(delta, firewall, schema.family);
-                steps.push((schema, sorted));
-            }
-        }
-        self.unknown = true;
-        let step = |kernel: &mut Kernel, of: fn(&Steps) -> &Delta| {
-            kernel.write(Family::Ip, |batch| {
-                for (schema, steps) in &steps {
-                    batch.about(schema.family);
-                    of(steps).write(batch, schema);
-                }
-            })
-        };
-        step(&mut self.kernel, |steps| &steps.first)?;
-        step(&mut self.kernel, |steps| &steps.then)?;
-        self.unknown = false;
-        for (schema, steps) in &steps {
-            let (add, delete) = (steps.first.add.len(), steps.first.delete.len());
-            debug!(family = %schema.family, add, delete, "elements of the firewall changed");
-            self.elements = (self.elements + add).saturating_sub(delete + steps.then.delete.len());
-        }
-        Ok(())
-    }
-
-    pub(super) fn steps(&self, delta: Delta, firewall: &FirewallPlan, family: Family) -> Steps {
-        let version = IpVersion::BOTH.into_iter().find(|version| Family::from(*version) == family);
-        let is_isolated = |address, direction: Direction| {
-            let sides = firewall.sides(address);
-            sides.is_some_and(|sides| sides.of(direction).isolation != Isolation::Open)
-        };
-        Steps::new(delta, |set, key| {
-            version.is_some_and(|version| is_garbage(set, key, version, &self.numbers, is_isolated))
-        })
-    }
-
     /// Whether this node's pods are in the kernel as they are wanted.
     pub fn has_pods(&self) -> bool {
         !self.unknown && self.pending.is_empty()
@@ -364,6 +320,7 @@ impl Firewall {
     pub fn report(&mut self, plan: &Plan) -> FirewallReport {
         let mut report = FirewallReport {
             elements: self.elements,
+            waiting: self.pending.values().map(Delta::count).sum(),
             rejected: self.rejected.clone(),
             ..FirewallReport::default()
         };
@@ -438,7 +395,7 @@ fn replace(
     }
 }
 
-fn schemas() -> [Schema; 3] {
+pub(super) fn schemas() -> [Schema; 3] {
     [schema(IpVersion::V4), schema(IpVersion::V6), bridge::schema()]
 }
 

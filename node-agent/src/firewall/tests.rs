@@ -10,6 +10,8 @@ use nix::sched::{CloneFlags, unshare};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
+mod ranges;
+
 use super::Firewall;
 use crate::fixture::{CAPABLE, policy};
 use crate::model::{

@@ -36,6 +36,13 @@ pub(super) struct Steps {
     pub then: Delta,
 }
 
+/// Which of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    First,
+    Then,
+}
+
 impl Steps {
     /// Sorts what is to be removed into the steps. `is_garbage` says what nothing refers to.
     pub fn new(delta: Delta, is_garbage: impl Fn(SetId, &Key) -> bool) -> Self {
@@ -59,6 +66,30 @@ impl Steps {
     pub fn is_empty(&self) -> bool {
         self.first.is_empty() && self.then.is_empty()
     }
+
+    /// Puts one phase into a batch. `after` says what a set holds behind both.
+    pub fn write(
+        &self,
+        phase: Phase,
+        batch: &mut Batch,
+        schema: &Schema,
+        chains: impl FnOnce() -> Vec<Chain>,
+        after: impl Fn(SetId) -> Vec<Element>,
+    ) {
+        match phase {
+            Phase::First => self.first.write_within(batch, schema, chains, |set| {
+                let later = self.then.delete.iter().filter(|(id, _)| *id == set);
+                let kept = later.map(|(set, key)| permission(*set, *key));
+                after(set).into_iter().chain(kept).collect()
+            }),
+            Phase::Then => self.then.write_within(batch, schema, chains, after),
+        }
+    }
+}
+
+/// Sets of permissions have no data.
+fn permission(set: SetId, key: Key) -> Element {
+    Element { set, key, value: Value::Member, comment: None }
 }
 
 /// Which numbers the addresses have in the kernel that an earlier run gave them.
@@ -74,11 +105,8 @@ pub(super) fn numbers_seen(
             Some(Value::Member | Value::Goto(_)) | None => None,
         };
         let address = match set {
-            _ if set == SetName::Identities.id() => {
+            _ if set == SetName::Identities.id() || set == SetName::Blocks.id() => {
                 denizen_nft::read_address(version, key.as_bytes())
-            }
-            _ if set == SetName::Blocks.id() => {
-                key.as_bytes().get(4..).and_then(|rest| denizen_nft::read_address(version, rest))
             }
             _ => None,
         };
@@ -142,17 +170,20 @@ pub(super) fn load(
 pub(super) fn repair(
     kernel: &mut Kernel,
     seen: &Observed,
-    wanted: &Schema,
+    wanted: &Wanted,
     structure: &Structure,
     steps: &Steps,
 ) -> Result<(), NftError> {
-    let mut batch = kernel.batch(wanted.family, Some(seen.generation()));
-    structure.write(&mut batch, wanted.name);
-    steps.first.write(&mut batch, wanted);
+    let Wanted { schema, chains, elements } = wanted;
+    let chains = || chains.clone();
+    let after = |set| elements.iter().filter(|element| element.set == set).cloned().collect();
+    let mut batch = kernel.batch(schema.family, Some(seen.generation()));
+    structure.write(&mut batch, schema.name);
+    steps.write(Phase::First, &mut batch, schema, chains, after);
     kernel.commit(batch)?;
     // Before 6.2 a kernel refuses to remove a chain in the batch that removes what refers to it.
-    kernel.write(wanted.family, |batch: &mut Batch| {
-        batch.delete_chains(wanted.name, structure.left_over());
-        steps.then.write(batch, wanted);
+    kernel.write(schema.family, |batch: &mut Batch| {
+        batch.delete_chains(schema.name, structure.left_over());
+        steps.write(Phase::Then, batch, schema, chains, after);
     })
 }

@@ -1,6 +1,7 @@
 //! NetworkPolicies (`networking.k8s.io/v1`), reduced to what decides about packets.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
@@ -93,6 +94,14 @@ pub struct Block {
     pub range: IpNetwork,
     /// `except`, each within [`Self::range`]. Sorted, without duplicates.
     pub except: Vec<IpNetwork>,
+}
+
+impl Block {
+    /// Whether it holds an address.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let is_in = |range: &IpNetwork| range.contains(address);
+        is_in(&self.range) && !self.except.iter().any(is_in)
+    }
 }
 
 /// `ports` of a rule.

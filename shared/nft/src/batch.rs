@@ -24,6 +24,9 @@ const APPEND: u16 = libc::NLM_F_APPEND as u16;
 /// Elements of one set go many to a message; a nested attribute holds at most 65,535 bytes.
 const MESSAGE_ROOM: usize = 60_000;
 
+/// `NFT_SET_ELEM_INTERVAL_END`: the element says where a range ends.
+pub(crate) const INTERVAL_END: u32 = 1;
+
 /// A base chain's policy: `NF_ACCEPT`.
 pub(crate) const ACCEPT: u32 = 1;
 
@@ -258,7 +261,7 @@ impl Batch {
     }
 
     /// Makes a set or map, the batch's `number`th.
-    fn add_set(&mut self, table: &str, set: &Set, number: u32) {
+    pub(crate) fn add_set(&mut self, table: &str, set: &Set, number: u32) {
         self.message(libc::NFT_MSG_NEWSET, CREATE, table, What::Set(set.name), |w| {
             let (key_type, key_len) = set.key_type();
             w.put_str(2, set.name);
@@ -275,13 +278,18 @@ impl Batch {
         });
     }
 
+    /// Removes a set with its elements. No rule may refer to it.
+    pub(crate) fn delete_set(&mut self, schema: &Schema, name: &'static str) {
+        let what = What::Set(name);
+        self.message(libc::NFT_MSG_DELSET, 0, schema.name, what, |w| w.put_str(2, name));
+    }
+
     /// Adds elements, grouped by set in the order given.
     pub fn add_elements(&mut self, schema: &Schema, elements: &[Element]) {
         for group in elements.chunk_by(|a, b| a.set == b.set) {
             let set = schema.set(group[0].set);
             let message = libc::NFT_MSG_NEWSETELEM;
-            self.elements(message, CREATE, schema.name, set, group, |w, element| {
-                put_key(w, set, &element.key);
+            let put = |w: &mut Writer, element: &Element| {
                 match &element.value {
                     Value::Member => {}
                     Value::Goto(chain) => encode::goto_data(w, 2, chain),
@@ -294,7 +302,8 @@ impl Batch {
                 if let Some(text) = &element.comment {
                     w.put(6, &comment(text));
                 }
-            });
+            };
+            self.elements(message, schema.name, set, group, |element| &element.key, put);
         }
     }
 
@@ -303,19 +312,20 @@ impl Batch {
         for group in keys.chunk_by(|a, b| a.0 == b.0) {
             let set = schema.set(group[0].0);
             let message = libc::NFT_MSG_DELSETELEM;
-            self.elements(message, 0, schema.name, set, group, |w, (_, key)| put_key(w, set, key));
+            self.elements(message, schema.name, set, group, |(_, key)| key, |_, _| {});
         }
     }
 
     fn elements<T>(
         &mut self,
         message: i32,
-        flags: u16,
         table: &str,
         set: &Set,
         items: &[T],
-        write: impl Fn(&mut Writer, &T),
+        key_of: impl Fn(&T) -> &Key,
+        write_value: impl Fn(&mut Writer, &T),
     ) {
+        let flags = if message == libc::NFT_MSG_NEWSETELEM { CREATE } else { 0 };
         let mut rest = items.iter().peekable();
         while rest.peek().is_some() {
             self.message(message, flags, table, What::Elements(set.name), |w| {
@@ -324,8 +334,11 @@ impl Batch {
                 while w.nested_len(&list) < MESSAGE_ROOM {
                     let Some(item) = rest.next() else { break };
                     let open = w.begin(1);
-                    write(w, item);
+                    put_key(w, set, key_of(item));
+                    write_value(w, item);
                     w.end(open);
+                    // Where the range ends is an element of its own. They share a message.
+                    put_end(w, set, key_of(item));
                 }
                 w.end(list);
             });
@@ -335,14 +348,14 @@ impl Batch {
 
 /// How large a set may grow, and where the fields of its keys end, where the kernel must know.
 fn describe_set(w: &mut Writer, set: &Set) {
-    if set.room.is_none() && !set.is_ranged {
+    if set.room.is_none() && !set.is_ranged_concatenation() {
         return;
     }
     let description = w.begin(9);
     if let Some(room) = set.room {
         w.put_u32(1, room);
     }
-    if set.is_ranged {
+    if set.is_ranged_concatenation() {
         let fields = w.begin(2);
         for field in &set.key {
             let open = w.begin(1);
@@ -354,7 +367,7 @@ fn describe_set(w: &mut Writer, set: &Set) {
     w.end(description);
 }
 
-/// A key, or the first and the last key of a range.
+/// A key, or the first key of a range, and the last one where the same element has both.
 fn put_key(w: &mut Writer, set: &Set, key: &Key) {
     let mut put = |kind, key: &[u8]| {
         let open = w.begin(kind);
@@ -365,9 +378,25 @@ fn put_key(w: &mut Writer, set: &Set, key: &Key) {
         Some(range) => {
             let (first, last) = set.ordered(*key).bounds(range);
             put(1, first.as_bytes());
-            put(10, last.as_bytes());
+            if set.is_ranged_concatenation() {
+                put(10, last.as_bytes());
+            }
         }
         None => put(1, &key.as_bytes()[..set.key_type().1 as usize]),
+    }
+}
+
+/// In a set of ranges of one field, an element that says where a range ends: the key behind the
+/// last one. A range up to the greatest key has none.
+fn put_end(w: &mut Writer, set: &Set, key: &Key) {
+    let Some(range) = set.range().filter(|_| !set.is_ranged_concatenation()) else { return };
+    if let Some(end) = set.ordered(*key).bounds(range).1.successor() {
+        let element = w.begin(1);
+        let open = w.begin(1);
+        w.put(1, end.as_bytes());
+        w.end(open);
+        w.put_u32(3, INTERVAL_END);
+        w.end(element);
     }
 }
 

@@ -22,8 +22,10 @@ pub type Data = Bytes<20>;
 /// What the elements of a set are ranges of. A key says behind its fields how far its range goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Range {
-    /// Of the last field, an address: by a prefix length.
+    /// Of the last of several fields, an address: by a prefix length.
     Addresses(IpVersion),
+    /// Of the one field, an address: by the last address.
+    Whole(IpVersion),
     /// Of the port that begins at this byte of the key: by the last port.
     Ports { at: usize },
 }
@@ -97,6 +99,12 @@ impl Key {
         self.address(network).push(&[prefix])
     }
 
+    /// With all addresses from the one in the key up to this one, for a set of ranges of addresses
+    /// alone.
+    pub fn up_to_address(self, last: IpAddr) -> Self {
+        self.address(last)
+    }
+
     /// With all ports from the one in the key up to this one, for a set of ranges of ports. Behind
     /// the last field.
     pub fn up_to_port(self, last: u16) -> Self {
@@ -105,7 +113,10 @@ impl Key {
 
     /// The first and the last key of a key that ends in what says how far its range goes.
     pub(crate) fn bounds(&self, range: Range) -> (Self, Self) {
-        let end = usize::from(self.length) - 4;
+        let end = match range {
+            Range::Addresses(_) | Range::Ports { .. } => usize::from(self.length) - 4,
+            Range::Whole(version) => version.address_len(),
+        };
         let mut first = *self;
         first.bytes[end..].fill(0);
         first.length = end as u8;
@@ -117,6 +128,7 @@ impl Key {
                     last.bytes[address + bit / 8] |= 0x80 >> (bit % 8);
                 }
             }
+            Range::Whole(_) => last.bytes[..end].copy_from_slice(&self.bytes[end..end * 2]),
             Range::Ports { at } => {
                 last.bytes[at..at + 2].copy_from_slice(&self.bytes[end..end + 2])
             }
@@ -124,9 +136,41 @@ impl Key {
         (first, last)
     }
 
+    /// The key behind this one, as a number in network order; `None` behind the greatest one.
+    pub(crate) fn successor(mut self) -> Option<Self> {
+        for byte in self.bytes[..usize::from(self.length)].iter_mut().rev() {
+            *byte = byte.wrapping_add(1);
+            if *byte != 0 {
+                return Some(self);
+            }
+        }
+        None
+    }
+
+    /// The greatest key of this length.
+    pub(crate) fn greatest(mut self) -> Self {
+        self.bytes[..usize::from(self.length)].fill(0xff);
+        self
+    }
+
+    /// The key before this one; `None` before zero.
+    pub(crate) fn predecessor(mut self) -> Option<Self> {
+        for byte in self.bytes[..usize::from(self.length)].iter_mut().rev() {
+            *byte = byte.wrapping_sub(1);
+            if *byte != 0xff {
+                return Some(self);
+            }
+        }
+        None
+    }
+
     /// The key with these bounds; `None` when they are not those of a range.
     pub(crate) fn from_bounds(range: Range, first: &[u8], last: &[u8]) -> Option<Self> {
         let end = match range {
+            Range::Whole(version) => {
+                let is_whole = [first, last].iter().all(|end| end.len() == version.address_len());
+                return Self::from_bytes(first).filter(|_| is_whole).map(|key| key.push(last));
+            }
             Range::Addresses(version) => {
                 let differ = first.iter().zip(last).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
                 first.len().checked_sub(version.address_len())?;

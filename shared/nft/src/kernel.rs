@@ -198,9 +198,11 @@ impl Kernel {
         into: &mut Observed,
     ) -> Result<(), NetlinkError> {
         let of = [schema.name, set.name];
-        self.dump(libc::NFT_MSG_GETSETELEM, Some(schema.family), &of, |m| {
+        let read = self.dump(libc::NFT_MSG_GETSETELEM, Some(schema.family), &of, |m| {
             into.set_elements(set, &m)
-        })
+        });
+        into.end_of_set(set);
+        read
     }
 
     /// How many elements a set has. `None` where the set is not there, or the kernel does not tell:

@@ -13,6 +13,7 @@
 mod batch;
 mod bytes;
 mod difference;
+mod edge;
 mod edit;
 mod encode;
 mod expression;
@@ -24,6 +25,7 @@ mod listing;
 mod observed;
 mod part;
 mod read;
+mod replacement;
 mod rule;
 mod rule_id;
 mod set;

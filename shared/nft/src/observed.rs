@@ -9,6 +9,7 @@ use nix::libc;
 
 use crate::batch::ACCEPT;
 use crate::bytes::{Data, Key};
+use crate::edge::{RangeEdge, ranges};
 use crate::expression::{self, Expression};
 use crate::family::Family;
 use crate::rule::{Chain, Rule};
@@ -71,6 +72,8 @@ pub struct Observed {
     pub(crate) elements: HashMap<(SetId, Key), ObservedElement>,
     /// Elements with keys that no set of ours could have.
     pub(crate) strange: usize,
+    /// Where ranges of the set that is being read begin and end.
+    pub(crate) edges: Vec<RangeEdge>,
 }
 
 impl Observed {
@@ -199,6 +202,10 @@ impl Observed {
         for (_, element) in message.attributes().nested(3) {
             let element = Attributes::new(element);
             let first = element.nested(1).find(1);
+            if set.is_ranged && !set.is_ranged_concatenation() {
+                self.edges.extend(first.and_then(|key| RangeEdge::read(set, key, element)));
+                continue;
+            }
             let key = first.and_then(|first| match (set.range(), element.nested(10).find(1)) {
                 (Some(range), Some(last)) => {
                     Key::from_bounds(range, first, last).map(|key| set.ordered(key))
@@ -210,8 +217,19 @@ impl Observed {
                 self.strange += 1;
                 continue;
             };
-            let comment = element.find(6).and_then(comment_in).map(Arc::from);
-            self.elements.insert((set.id, key), (value(set, element), comment));
+            self.elements.insert((set.id, key), observed_element(set, element));
+        }
+    }
+
+    /// All elements of a set were read: of one field's ranges, the edges become ranges.
+    pub(crate) fn end_of_set(&mut self, set: &Set) {
+        let Some(range) = set.range() else { return };
+        let edges = std::mem::take(&mut self.edges);
+        for (first, last, element) in ranges(edges) {
+            match Key::from_bounds(range, first.as_bytes(), last.as_bytes()) {
+                Some(key) => drop(self.elements.insert((set.id, set.ordered(key)), element)),
+                None => self.strange += 1,
+            }
         }
     }
 }
@@ -241,6 +259,11 @@ fn wanted_set(set: &Set) -> ObservedSet {
         data: set.data_type(),
         user_data: without_comment(&set.user_data()),
     }
+}
+
+pub(crate) fn observed_element(set: &Set, element: Attributes<'_>) -> ObservedElement {
+    let comment = element.find(6).and_then(comment_in).map(Arc::from);
+    (value(set, element), comment)
 }
 
 fn value(set: &Set, element: Attributes<'_>) -> Option<Value> {

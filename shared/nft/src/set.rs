@@ -41,9 +41,12 @@ pub struct Set {
     pub comment: &'static str,
     /// The fields that a key consists of.
     pub key: Vec<Field>,
-    /// Whether elements are ranges: of the last of several fields if that is an address
-    /// ([`Key::range`]), else of the destination port ([`Key::up_to_port`]). The ranges do not
-    /// overlap.
+    /// Whether elements are ranges: of the one field, an address ([`Key::up_to_address`]); of the
+    /// last of several if that is an address ([`Key::range`]), else of the destination port
+    /// ([`Key::up_to_port`]). The ranges do not overlap.
+    ///
+    /// Of a single field, the kernel takes ranges away as fast as it adds them; of several, each
+    /// costs as much as the set is large: see [`Delta::write_within`](crate::Delta::write_within).
     pub is_ranged: bool,
     /// What a key leads to.
     pub data: DataType,
@@ -176,10 +179,19 @@ impl Set {
     pub(crate) fn range(&self) -> Option<Range> {
         let last = self.key.last().filter(|_| self.is_ranged)?;
         if let Some(version) = last.address() {
-            return Some(Range::Addresses(version));
+            return Some(match self.key.len() {
+                1 => Range::Whole(version),
+                _ => Range::Addresses(version),
+            });
         }
         let port = self.key.iter().position(|field| *field == Field::DestinationPort)?;
         Some(Range::Ports { at: len_of(&self.key[..port]) as usize })
+    }
+
+    /// Whether its elements are ranges of several fields. The kernel has two kinds of such sets,
+    /// which say their ranges in different ways.
+    pub(crate) fn is_ranged_concatenation(&self) -> bool {
+        self.is_ranged && self.key.len() > 1
     }
 
     /// A key as the kernel has it, or one of the kernel's as it is here: where the kernel compares
@@ -198,7 +210,11 @@ impl Set {
         const DYNAMIC: u32 = 0x20;
         const CONCATENATION: u32 = 0x80;
         let map = if self.data == DataType::None { 0 } else { MAP };
-        let ranged = if self.is_ranged { INTERVAL | CONCATENATION } else { 0 };
+        let ranged = match (self.is_ranged, self.is_ranged_concatenation()) {
+            (_, true) => INTERVAL | CONCATENATION,
+            (true, false) => INTERVAL,
+            (false, false) => 0,
+        };
         let dynamic = if self.room.is_some() { TIMEOUT | DYNAMIC } else { 0 };
         map | ranged | dynamic
     }
@@ -269,8 +285,43 @@ impl fmt::Display for FieldsText<'_> {
         }
         match (self.range, end.first()) {
             (Some(Range::Addresses(_)), Some(prefix)) => write!(f, "/{prefix}"),
-            (Some(Range::Addresses(_)), None) | (Some(Range::Ports { .. }) | None, _) => Ok(()),
+            (Some(Range::Whole(version)), Some(_)) => write_end(f, version, self.bytes, end),
+            (Some(Range::Addresses(_) | Range::Whole(_)), None)
+            | (Some(Range::Ports { .. }) | None, _) => Ok(()),
         }
+    }
+}
+
+/// How far a range of addresses goes, as nft writes it: by a prefix length where there is one.
+fn write_end(
+    f: &mut fmt::Formatter<'_>,
+    version: IpVersion,
+    first: &[u8],
+    last: &[u8],
+) -> fmt::Result {
+    let (Some(first), Some(last)) = (read_address(version, first), read_address(version, last))
+    else {
+        return Ok(());
+    };
+    let differ = match (first, last) {
+        (IpAddr::V4(first), IpAddr::V4(last)) => u128::from(u32::from(first) ^ u32::from(last)),
+        (IpAddr::V6(first), IpAddr::V6(last)) => u128::from(first) ^ u128::from(last),
+        (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => return Ok(()),
+    };
+    let host_bits = differ.count_ones();
+    let prefix = version.address_len() as u32 * 8 - host_bits;
+    let is_prefix = differ.checked_add(1).is_none_or(u128::is_power_of_two);
+    match (host_bits, is_prefix && trailing_zeros(first) >= host_bits) {
+        (0, _) => Ok(()),
+        (_, true) => write!(f, "/{prefix}"),
+        (_, false) => write!(f, "-{last}"),
+    }
+}
+
+fn trailing_zeros(address: IpAddr) -> u32 {
+    match address {
+        IpAddr::V4(address) => u32::from(address).trailing_zeros(),
+        IpAddr::V6(address) => u128::from(address).trailing_zeros(),
     }
 }
 

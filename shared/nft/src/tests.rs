@@ -2,8 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::thread;
+use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
+use nix::time::{ClockId, clock_gettime};
 use proptest::prelude::*;
 
 use super::*;
@@ -18,6 +20,7 @@ const TO: SetId = SetId(3);
 const SEEN: SetId = SetId(4);
 const PORTS: SetId = SetId(5);
 const NETWORKS: SetId = SetId(6);
+const PLAIN: SetId = SetId(7);
 
 fn set(id: SetId, name: &'static str, key: &[Field], data: DataType) -> Set {
     Set { id, name, comment: "a set", key: key.into(), is_ranged: false, data, room: None }
@@ -36,7 +39,8 @@ fn schema(family: Family) -> Schema {
     let seen = set(SEEN, "seen", &[Priority, Source(version)], number.clone());
     let ports =
         set(PORTS, "ports", &[address, Protocol, DestinationPort, Priority], DataType::None);
-    let networks = set(NETWORKS, "networks", &[EtherType, Source(version)], number);
+    let networks = set(NETWORKS, "networks", &[EtherType, Source(version)], number.clone());
+    let plain = set(PLAIN, "plain", &[Source(version)], number);
     let sets = vec![
         set(NAMES, "names", &[InputInterface, Source(version)], DataType::None),
         Set { is_ranged: true, ..ranges },
@@ -45,6 +49,7 @@ fn schema(family: Family) -> Schema {
         Set { room: Some(1024), ..seen },
         Set { is_ranged: true, ..ports },
         Set { is_ranged: true, ..networks },
+        Set { is_ranged: true, ..plain },
     ];
     Schema { family, name: "some", comment: "for a test", sets }
 }
@@ -112,6 +117,7 @@ fn chains(schema: &Schema) -> Vec<Chain> {
             Statement::Verdict(Verdict::Accept),
         ]),
         rule([Statement::Assign(Variable::Priority, Assigned::Found(lookup(NETWORKS)))]),
+        rule([Statement::Assign(Variable::Priority, Assigned::Found(lookup(PLAIN)))]),
         rule([
             Statement::Assign(Variable::Priority, Assigned::Found(of_destination)),
             Statement::Equals(Field::OutputInterface, Key::EMPTY.interface("veth1")),
@@ -161,6 +167,40 @@ fn elements(schema: &Schema) -> Vec<Element> {
         element(NETWORKS, network.range(address, 9), Value::Data(Data::EMPTY.number(0x4000_0007))),
         element(TO, Key::EMPTY.port(80).number(3), Value::Data(endpoint(address, 8080))),
     ]
+    .into_iter()
+    .chain(neighbours(address))
+    .collect()
+}
+
+/// Ranges of one field that touch each other, the first and the last address among them.
+fn neighbours(address: IpAddr) -> impl Iterator<Item = Element> {
+    let at = |top: u8, last: u8| ip_within(address, [top, 0, last]);
+    let greatest = ip_within(address, [255, 255, 255]);
+    let ranges = [
+        (at(0, 0), ip_within(address, [31, 255, 255])),
+        (at(32, 0), at(32, 0)),
+        (at(32, 1), at(32, 8)),
+        (at(64, 0), at(64, 7)),
+        (ip_within(address, [128, 0, 0]), greatest),
+    ];
+    ranges.into_iter().zip(7..).map(|((first, last), number)| Element {
+        set: PLAIN,
+        key: Key::EMPTY.address(first).up_to_address(last),
+        value: Value::Data(Data::EMPTY.number(number)),
+        comment: None,
+    })
+}
+
+/// An address of the same family: its first byte, those between, and its last.
+fn ip_within(address: IpAddr, [first, between, last]: [u8; 3]) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => Ipv4Addr::new(first, between, between, last).into(),
+        IpAddr::V6(_) => {
+            let mut bytes = [between; 16];
+            (bytes[0], bytes[15]) = (first, last);
+            Ipv6Addr::from(bytes).into()
+        }
+    }
 }
 
 fn address_bits(address: IpAddr) -> u8 {
@@ -195,6 +235,92 @@ fn the_kernel_gives_everything_back_as_it_was_sent() {
             assert_eq!(delta, Delta::default(), "{family}: {seen:?}");
         }
     });
+}
+
+/// One of them ends where the next one begins.
+#[test]
+fn ranges_of_one_field_are_replaced_and_removed_one_by_one() {
+    alone(|kernel| {
+        for family in [Family::Ip, Family::Ip6] {
+            let schema = schema(family);
+            let all: Vec<Element> =
+                elements(&schema).into_iter().filter(|element| element.set == PLAIN).collect();
+            kernel
+                .write(family, |batch| batch.replace_table(false, &schema, &chains(&schema)))
+                .unwrap();
+            kernel.write(family, |batch| batch.add_elements(&schema, &all)).unwrap();
+            for n in 0..all.len() {
+                let mut other = all.clone();
+                other[n].value = Value::Data(Data::EMPTY.number(99));
+                let without = [&all[..n], &all[n + 1..]].concat();
+                for wanted in [other, without, all.clone()] {
+                    let seen = kernel.observe(&schema).unwrap();
+                    let delta = seen.difference(wanted.iter().cloned(), |set| set == PLAIN);
+                    assert_eq!(delta.count(), 1);
+                    kernel.write(family, |batch| delta.write(batch, &schema)).unwrap();
+                    let seen = kernel.observe(&schema).unwrap();
+                    let delta = seen.difference(wanted.into_iter(), |set| set == PLAIN);
+                    assert!(delta.is_empty(), "{family}, {n}: {delta:?}");
+                }
+            }
+            let whole = element_of_all(&schema);
+            let seen = kernel.observe(&schema).unwrap();
+            let delta = seen.difference([whole.clone()].into_iter(), |set| set == PLAIN);
+            kernel.write(family, |batch| delta.write(batch, &schema)).unwrap();
+            let seen = kernel.observe(&schema).unwrap();
+            assert!(seen.difference([whole].into_iter(), |set| set == PLAIN).is_empty());
+        }
+    });
+}
+
+/// Removing them one by one takes the kernel a second, and adding them a few milliseconds.
+#[test]
+fn a_set_that_loses_many_ranges_is_made_anew() {
+    alone(|kernel| {
+        for family in [Family::Ip, Family::Ip6] {
+            let schema = schema(family);
+            let chains = chains(&schema);
+            let of_ports = |number: u32, last: u16| {
+                let address = loopback(family);
+                let key = Key::EMPTY.address(address).byte(6).port(80).number(number);
+                let key = key.up_to_port(last);
+                Element { set: PORTS, key, value: Value::Member, comment: None }
+            };
+            let before: Vec<Element> = (0..2_000).map(|number| of_ports(number, 90)).collect();
+            let after: Vec<Element> = (300..2_300).map(|number| of_ports(number, 90)).collect();
+            let all = |ports: &[Element]| [elements(&schema), ports.to_vec()].concat();
+            kernel.write(family, |batch| batch.replace_table(false, &schema, &chains)).unwrap();
+            kernel.write(family, |batch| batch.add_elements(&schema, &all(&before))).unwrap();
+            let seen = kernel.observe(&schema).unwrap();
+            let delta = seen.difference(all(&after).into_iter(), |_| true);
+            assert_eq!((delta.delete.len(), delta.add.len()), (300, 300));
+            let mut batch = kernel.batch(family, None);
+            let of_set = |set| all(&after).into_iter().filter(|it| it.set == set).collect();
+            delta.write_within(&mut batch, &schema, || chains.clone(), of_set);
+            let begun = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap();
+            kernel.commit(batch).unwrap();
+            let took = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap() - begun;
+            assert!(Duration::from(took) < Duration::from_millis(300), "{took}");
+            let seen = kernel.observe(&schema).unwrap();
+            assert_eq!(seen.structure(&schema, &chains), Some(Structure::default()));
+            let delta = seen.difference(all(&after).into_iter(), |_| true);
+            assert!(delta.is_empty(), "{family}: {delta:?}");
+        }
+    });
+}
+
+fn loopback(family: Family) -> IpAddr {
+    match family {
+        Family::Ip6 => Ipv6Addr::LOCALHOST.into(),
+        Family::Ip | Family::Arp | Family::Inet | Family::Bridge => Ipv4Addr::LOCALHOST.into(),
+    }
+}
+
+/// A range that holds every address has no end.
+fn element_of_all(schema: &Schema) -> Element {
+    let [first, last] = [0, 255].map(|byte| ip_within(loopback(schema.family), [byte; 3]));
+    let (value, key) = (Value::Data(Data::EMPTY.number(1)), Key::EMPTY.address(first));
+    Element { set: PLAIN, key: key.up_to_address(last), value, comment: None }
 }
 
 /// Reasons are worded anew in another release. What is recognised by its id stays untouched.
@@ -311,7 +437,7 @@ fn ranges_are_written_as_nft_writes_them() {
     let schema = schema(Family::Ip);
     let text = |element: &Element| schema.set(element.set).key_text(&element.key).to_string();
     let of = |id| elements(&schema).into_iter().filter(move |element| element.set == id);
-    let texts: Vec<_> = [RANGES, PORTS, NETWORKS].into_iter().flat_map(of).collect();
+    let texts: Vec<_> = [RANGES, PORTS, NETWORKS, PLAIN].into_iter().flat_map(of).collect();
     let texts: Vec<_> = texts.iter().map(text).collect();
     assert_eq!(
         texts,
@@ -321,6 +447,11 @@ fn ranges_are_written_as_nft_writes_them() {
             "10.0.0.0 . tcp . 80-90 . 0000:0007",
             "10.0.0.0 . tcp . 80 . 0000:0008",
             "ip . 10.0.0.0/9",
+            "0.0.0.0/3",
+            "32.0.0.0",
+            "32.0.0.1-32.0.0.8",
+            "64.0.0.0/29",
+            "128.0.0.0/1",
         ]
     );
 }

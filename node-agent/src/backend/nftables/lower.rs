@@ -160,6 +160,11 @@ impl FrontendState {
         Class { group, protocol, size: slots.size, affinity: self.affinity }
     }
 
+    /// Whether not all sources are allowed.
+    pub fn is_restricted(&self) -> bool {
+        self.sources.is_some()
+    }
+
     /// The frontend's elements.
     pub fn elements(&self, key: &FrontendKey) -> Vec<Element> {
         let mut elements = Vec::new();

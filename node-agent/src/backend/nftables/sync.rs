@@ -14,7 +14,9 @@ use super::write::load;
 use crate::backend::Repair;
 use crate::plan::{FrontendKey, NodePlan};
 use denizen_netlink::NetlinkError;
-use denizen_nft::{Kernel, Mark, NftError, Observed, Rendering, Structure, Value, read_endpoint};
+use denizen_nft::{
+    Batch, Delta, Kernel, Mark, NftError, Observed, Rendering, Structure, Value, read_endpoint,
+};
 
 /// How often a repair is tried again if others' changes overtake it, before it waits for the next
 /// sync.
@@ -161,10 +163,17 @@ impl Programmed {
         let chains = self.wanted.lowered(&chains.collect::<Vec<_>>());
         let mut batch = kernel.batch(schema.family, None);
         batch.add_chains(schema.name, &chains);
-        elements.write(&mut batch, schema);
+        self.write(&mut batch, &elements);
         kernel.commit(batch)?;
         debug!(family = %table_family, add = elements.add.len(), delete = elements.delete.len(), "elements changed");
         Ok(())
+    }
+
+    /// Puts a difference into a batch.
+    fn write(&self, batch: &mut Batch, elements: &Delta) {
+        let Table { schema, .. } = &self.wanted;
+        let chains = || self.wanted.lowered_chains();
+        elements.write_within(batch, schema, chains, |set| self.wanted.ranges(set));
     }
 
     /// Reads the table and commits the difference to what is wanted.
@@ -220,7 +229,7 @@ impl Programmed {
         let delta = seen.difference(self.wanted.each_element(), covers);
         let mut batch = kernel.batch(schema.family, Some(seen.generation()));
         structure.write(&mut batch, schema.name);
-        delta.write(&mut batch, schema);
+        self.write(&mut batch, &delta);
         let elements = delta.count();
         // At a first load this is as large as the batch, and the kernel is about to allocate as
         // much again.

@@ -121,6 +121,14 @@ impl Table {
         of_frontends.chain(members).chain(cluster_ips)
     }
 
+    /// The desired elements of a set, in no order. Of the sets of ranges there is one, and few
+    /// frontends have any.
+    pub fn ranges(&self, set: SetId) -> Vec<Element> {
+        let restricted = self.keys.iter().filter(|(_, state)| state.is_restricted());
+        let elements = restricted.flat_map(|(key, state)| state.elements(key));
+        elements.filter(|element| element.set == set).collect()
+    }
+
     /// Every desired element, by set and in no order.
     pub fn elements_by_set(&self) -> BTreeMap<SetId, Vec<Element>> {
         let mut all: BTreeMap<SetId, Vec<Element>> = BTreeMap::new();

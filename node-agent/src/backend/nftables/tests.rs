@@ -4,6 +4,7 @@ mod carried;
 mod choice;
 mod kernel;
 mod leaving;
+mod ranges;
 mod rejected;
 mod slots;
 mod tables;

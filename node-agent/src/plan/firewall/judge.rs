@@ -145,7 +145,10 @@ impl FirewallPlan {
             Some(permitting) => Judged::Permitted {
                 policy: permitting.policy.clone(),
                 rule: permitting.index,
-                peer: permitting.peer.and_then(|id| self.peers.covers(id)).map(ToString::to_string),
+                peer: permitting
+                    .peer
+                    .and_then(|id| self.peers.covers(id))
+                    .map(|covers| covers.covering(peer).to_string()),
                 ports: permitting.entry.map(ToString::to_string),
             },
         }
@@ -156,7 +159,7 @@ impl FirewallPlan {
         let own = self.addresses.identity(address);
         own.or_else(|| {
             let piece = piece_of(&self.pieces, address)?;
-            self.blocks.get(&piece.range.network()).map(|(_, id)| *id)
+            self.blocks.get(&piece.range.first).map(|(_, id)| *id)
         })
     }
 

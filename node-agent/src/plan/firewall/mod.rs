@@ -35,8 +35,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnetwork::IpNetwork;
-
 use self::address::{Addresses, Claimant};
 use self::blocks::Pieces;
 use self::group::{GroupId, Groups, PortNames};
@@ -48,6 +46,7 @@ use self::side::{Decision, Described};
 use crate::model::{LocalPod, NodeLinks, PodName, PolicyName};
 use denizen_state::AttachmentId;
 
+pub use self::blocks::AddressRange;
 pub use self::identity::IdentityId;
 pub use self::judge::{Flow, Judged, PolicyStep, Refusal};
 pub use self::permission::{Permission, PortKey};
@@ -124,7 +123,7 @@ pub struct FirewallPlan {
 }
 
 /// The ranges of `ipBlock`s, by first address, with their identities.
-type Blocks = BTreeMap<IpAddr, (IpNetwork, IdentityId)>;
+type Blocks = BTreeMap<IpAddr, (AddressRange, IdentityId)>;
 
 /// A recorded pod.
 #[derive(Debug)]
@@ -182,7 +181,7 @@ pub struct FirewallChanges {
     /// Addresses of pods.
     pub identities: Vec<IdentityChange<IpAddr>>,
     /// Ranges of `ipBlock`s.
-    pub blocks: Vec<IdentityChange<IpNetwork>>,
+    pub blocks: Vec<IdentityChange<AddressRange>>,
     /// Addresses that nobody but their owner may send from: whether they begin or cease to be so.
     pub taken: Vec<(IpAddr, bool)>,
     /// [`FirewallPlan::nodes`] or [`FirewallPlan::links`] differ.
@@ -260,7 +259,7 @@ impl FirewallPlan {
     }
 
     /// The ranges of `ipBlock`s, which do not overlap.
-    pub fn blocks(&self) -> impl Iterator<Item = (IpNetwork, IdentityId)> {
+    pub fn blocks(&self) -> impl Iterator<Item = (AddressRange, IdentityId)> {
         self.blocks.values().copied()
     }
 

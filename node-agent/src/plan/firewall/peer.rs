@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::model::{Block, Labels, Namespaces, Operator, Peer, Selector};
@@ -17,21 +18,36 @@ pub(super) enum Covers {
     Pods(Arc<str>, Selector),
     /// Pods of namespaces with these labels.
     PodsOf(Selector, Selector),
-    /// Addresses.
-    Block(Block),
+    /// Addresses: all `ipBlock`s of one rule, which nothing tells apart. There may be thousands.
+    Blocks(Arc<[Block]>),
 }
 
 impl Covers {
-    /// What a peer in a policy of this namespace covers.
-    pub fn new(peer: &Peer, namespace: &Arc<str>) -> Self {
-        match peer {
-            Peer::Pods { namespaces: Namespaces::Own, pods } => {
-                Self::Pods(namespace.clone(), pods.clone())
+    /// What the peers of a rule in a policy of this namespace cover.
+    pub fn all(peers: &[Peer], namespace: &Arc<str>) -> Vec<Self> {
+        let (mut all, mut blocks) = (Vec::new(), Vec::new());
+        for peer in peers {
+            match peer {
+                Peer::Pods { namespaces: Namespaces::Own, pods } => {
+                    all.push(Self::Pods(namespace.clone(), pods.clone()));
+                }
+                Peer::Pods { namespaces: Namespaces::Selected(namespaces), pods } => {
+                    all.push(Self::PodsOf(namespaces.clone(), pods.clone()));
+                }
+                Peer::Block(block) => blocks.push(block.clone()),
             }
-            Peer::Pods { namespaces: Namespaces::Selected(namespaces), pods } => {
-                Self::PodsOf(namespaces.clone(), pods.clone())
-            }
-            Peer::Block(block) => Self::Block(block.clone()),
+        }
+        all.extend((!blocks.is_empty()).then(|| Self::Blocks(blocks.into())));
+        all
+    }
+
+    /// What of it covers this address: of all `ipBlock`s the one that does.
+    pub fn covering(&self, address: IpAddr) -> Self {
+        match self {
+            Self::Blocks(blocks) => Self::Blocks(
+                blocks.iter().filter(|it| it.contains(address)).take(1).cloned().collect(),
+            ),
+            Self::Pods(..) | Self::PodsOf(..) => self.clone(),
         }
     }
 
@@ -42,7 +58,7 @@ impl Covers {
             Self::PodsOf(namespaces, pods) => {
                 namespaces.selects(of_namespace) && pods.selects(labels)
             }
-            Self::Block(_) => false,
+            Self::Blocks(_) => false,
         }
     }
 }
@@ -66,10 +82,12 @@ impl fmt::Display for Covers {
                     false => write!(f, "namespaces with {}", Words(namespaces)),
                 }
             }
-            Self::Block(Block { range, except }) => {
-                write!(f, "ipBlock {range}")?;
-                for (n, range) in except.iter().enumerate() {
-                    write!(f, "{} {range}", if n == 0 { " except" } else { "," })?;
+            Self::Blocks(blocks) => {
+                for (n, Block { range, except }) in blocks.iter().enumerate() {
+                    write!(f, "{}ipBlock {range}", if n == 0 { "" } else { ", " })?;
+                    for (n, range) in except.iter().enumerate() {
+                        write!(f, "{} {range}", if n == 0 { " except" } else { "," })?;
+                    }
                 }
                 Ok(())
             }
@@ -129,7 +147,7 @@ impl PeerChanges {
     /// Whether peers by address came or went.
     pub fn has_blocks(&self) -> bool {
         let mut all = self.added.iter().chain(&self.removed);
-        all.any(|(_, covers)| matches!(covers, Covers::Block(_)))
+        all.any(|(_, covers)| matches!(covers, Covers::Blocks(_)))
     }
 }
 
@@ -149,7 +167,7 @@ impl PeerTable {
                 self.of_namespace.entry(namespace.clone()).or_default().insert(id);
             }
             Covers::PodsOf(..) => drop(self.of_any.insert(id)),
-            Covers::Block(_) => {}
+            Covers::Blocks(_) => {}
         }
         self.ids.insert(covers.clone(), id);
         self.users.insert(id, (covers, 1));

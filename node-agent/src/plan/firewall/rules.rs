@@ -141,8 +141,8 @@ fn compiled(rule: &PolicyRule, namespace: &Arc<str>, table: &mut PeerTable) -> R
     let peers = match &rule.peers {
         Peers::All => None,
         Peers::These(peers) => {
-            let ids = peers.iter().map(|peer| table.acquire(Covers::new(peer, namespace)));
-            Some(ids.collect())
+            let covers = Covers::all(peers, namespace).into_iter();
+            Some(covers.map(|covers| table.acquire(covers)).collect())
         }
     };
     Rule { index: rule.index, peers, ports: rule.ports.clone() }

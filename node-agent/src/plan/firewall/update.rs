@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnetwork::IpNetwork;
-
 use super::address::Claimant;
-use super::blocks::{Piece, pieces};
+use super::blocks::{AddressRange, Piece, pieces};
 use super::group::{Asked, GroupKey};
 use super::identity::IdentityKey;
 use super::owner::{handed_over, owners};
@@ -349,7 +347,7 @@ impl FirewallPlan {
 
     fn update_blocks(&mut self, changes: &mut FirewallChanges) {
         let blocks = self.peers.iter().filter_map(|(id, covers)| match covers {
-            Covers::Block(block) => Some((id, block)),
+            Covers::Blocks(blocks) => Some((id, &**blocks)),
             Covers::Pods(..) | Covers::PodsOf(..) => None,
         });
         self.pieces = pieces(blocks);
@@ -361,8 +359,8 @@ impl FirewallPlan {
         let before = std::mem::replace(&mut self.blocks, now);
         before.values().for_each(|(_, id)| self.identities.release(*id));
         let ranges = before.values().chain(self.blocks.values()).map(|(range, _)| *range);
-        let of = |blocks: &Blocks, range: IpNetwork| {
-            blocks.get(&range.network()).filter(|(other, _)| *other == range).map(|(_, id)| *id)
+        let of = |blocks: &Blocks, range: AddressRange| {
+            blocks.get(&range.first).filter(|(other, _)| *other == range).map(|(_, id)| *id)
         };
         let changed = ranges.collect::<BTreeSet<_>>().into_iter().map(|range| IdentityChange {
             of: range,

@@ -8,6 +8,7 @@ use ipnetwork::IpNetwork;
 
 use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
 use super::outcome::{Endpoints, Outcome};
+use super::ranges::joined;
 use super::selection::{Selection, Whereabouts, select};
 use crate::model::{
     Family, Node, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of,
@@ -167,14 +168,7 @@ impl Decided<'_> {
         if nodes.into_iter().any(|node| allowed.iter().any(|range| range.contains(*node))) {
             allowed.push(IpNetwork::from(own));
         }
-        // A range within another adds nothing, and the kernel accepts no overlapping ranges.
-        allowed.sort_unstable_by_key(|range| (range.prefix(), range.network()));
-        let mut widest: Vec<IpNetwork> = Vec::new();
-        for range in allowed {
-            if !widest.iter().any(|wider| wider.contains(range.network())) {
-                widest.push(range);
-            }
-        }
-        Some(widest.into())
+        // The kernel accepts no overlapping ranges, and each costs.
+        Some(joined(allowed).into())
     }
 }

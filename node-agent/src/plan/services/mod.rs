@@ -4,6 +4,7 @@ mod decide;
 mod frontend;
 mod health_check;
 mod outcome;
+mod ranges;
 mod remark;
 mod selection;
 mod service_plan;

@@ -1,0 +1,41 @@
+//! Ranges of one field, as the kernel has them: an element where each begins, and one where it ends.
+
+use denizen_netlink::Attributes;
+
+use crate::batch::INTERVAL_END;
+use crate::bytes::Key;
+use crate::observed::{ObservedElement, observed_element};
+use crate::set::Set;
+
+/// Where a range begins, with what it leads to; or the key behind its last one.
+#[derive(Debug)]
+pub(crate) struct RangeEdge {
+    key: Key,
+    /// `None`: a range ends.
+    begins: Option<ObservedElement>,
+}
+
+impl RangeEdge {
+    /// An element that the kernel sent; `None` when its key is longer than any of ours.
+    pub fn read(set: &Set, key: &[u8], element: Attributes<'_>) -> Option<Self> {
+        let is_end = element.find_u32(3).is_some_and(|flags| flags & INTERVAL_END != 0);
+        let begins = (!is_end).then(|| observed_element(set, element));
+        Some(Self { key: Key::from_bytes(key)?, begins })
+    }
+}
+
+/// The first and the last key of each range. A range without an end, as nft writes it where the
+/// next one begins, goes on to the next one, or to the greatest key.
+pub(crate) fn ranges(mut edges: Vec<RangeEdge>) -> Vec<(Key, Key, ObservedElement)> {
+    edges.sort_by_key(|edge| (edge.key, edge.begins.is_some()));
+    let mut found = Vec::with_capacity(edges.len() / 2);
+    let mut open: Option<(Key, ObservedElement)> = None;
+    for RangeEdge { key, begins } in edges {
+        if let (Some((first, element)), Some(last)) = (open.take(), key.predecessor()) {
+            found.push((first, last, element));
+        }
+        open = begins.map(|element| (key, element));
+    }
+    found.extend(open.map(|(first, element)| (first, first.greatest(), element)));
+    found
+}
