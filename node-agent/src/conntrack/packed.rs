@@ -25,6 +25,7 @@ struct Fields<A> {
     transport: Transport,
     is_forbidden: bool,
     is_mid_stream: bool,
+    is_unanswered_syn: bool,
 }
 
 impl From<&Entry> for PackedEntry {
@@ -50,13 +51,14 @@ impl From<&Entry> for PackedEntry {
 
 impl<A: Copy + Into<IpAddr>> Fields<A> {
     fn new(entry: &Entry, ips: [A; 4], ports: [u16; 4]) -> Self {
-        let Entry { id, transport, is_forbidden, is_mid_stream, .. } = *entry;
+        let Entry { id, transport, is_forbidden, is_mid_stream, is_unanswered_syn, .. } = *entry;
         let [a, b, c, d] = [0, 1, 2, 3].map(|end| (ips[end], ports[end]));
-        Self { id, ends: [a, b, c, d], transport, is_forbidden, is_mid_stream }
+        let ends = [a, b, c, d];
+        Self { id, ends, transport, is_forbidden, is_mid_stream, is_unanswered_syn }
     }
 
     fn entry(&self) -> Entry {
-        let Self { id, ends, transport, is_forbidden, is_mid_stream } = *self;
+        let Self { id, ends, transport, is_forbidden, is_mid_stream, is_unanswered_syn } = *self;
         let ends = ends.map(|(ip, port)| SocketAddr::new(ip.into(), port));
         let [source, destination, reply_source, reply_destination] = ends;
         Entry {
@@ -68,6 +70,7 @@ impl<A: Copy + Into<IpAddr>> Fields<A> {
             reply_destination,
             is_forbidden,
             is_mid_stream,
+            is_unanswered_syn,
         }
     }
 }
@@ -109,6 +112,7 @@ mod tests {
                     reply_destination,
                     is_forbidden,
                     is_mid_stream,
+                    is_unanswered_syn: is_mid_stream,
                 };
                 assert_eq!(PackedEntry::from(&entry).entry(), entry);
             }

@@ -234,7 +234,7 @@ impl Firewall {
             let all = surroundings(firewall);
             replace(&mut self.surroundings, &mut self.pending, all);
         }
-        if changes.pods || !of_firewall.sides.is_empty() {
+        if changes.pods || of_firewall.owners || !of_firewall.sides.is_empty() {
             let all = self.of_interfaces(plan, firewall);
             replace(&mut self.interfaces, &mut self.pending, all);
         }

@@ -102,6 +102,7 @@ fn record(node: &Namespace, run_dir: &Path) -> Result<()> {
         }),
         l3_interface: None,
         bridge: None,
+        mac: None,
         ips: vec![POD.parse()?],
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
@@ -123,7 +124,7 @@ fn flow(n: u32) -> Flow {
 
 fn forbidden() -> Result<usize> {
     let mut count = 0;
-    let all = Part { family: Family::V4, protocol: None };
+    let all = Part { family: Family::V4, protocol: None, unanswered_syns: false };
     Conntrack::open()?.read(all, |entry| count += usize::from(entry.is_forbidden))?;
     Ok(count)
 }

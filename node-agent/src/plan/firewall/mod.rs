@@ -184,7 +184,9 @@ pub struct FirewallChanges {
     pub blocks: Vec<IdentityChange<AddressRange>>,
     /// Addresses that nobody but their owner may send from: whether they begin or cease to be so.
     pub taken: Vec<(IpAddr, bool)>,
-    /// [`FirewallPlan::nodes`] or [`FirewallPlan::links`] differ.
+    /// Which recorded pod has which address differs.
+    pub owners: bool,
+    /// Where tunnels end, or [`FirewallPlan::links`], differ.
     pub surroundings: bool,
     /// Identities that no address and no range has any more.
     pub forgotten: Vec<IdentityId>,

@@ -59,6 +59,7 @@ fn one_more_remote_pod_is_one_more_identity() {
         identities,
         blocks,
         taken,
+        owners,
         surroundings,
         forgotten,
         narrowed,
@@ -68,7 +69,7 @@ fn one_more_remote_pod_is_one_more_identity() {
         panic!("{identities:?}")
     };
     assert_eq!(of, ip("10.64.1.244"));
-    assert_eq!((&taken[..], surroundings), (&[(of, true)][..], false));
+    assert_eq!((&taken[..], owners, surroundings), (&[(of, true)][..], false, false));
     assert!(!state && sides.is_empty() && blocks.is_empty() && forgotten.is_empty());
     assert!(narrowed.is_empty() && departed.is_empty());
 }

@@ -125,6 +125,7 @@ impl FirewallPlan {
                 owners.extend(self.granted(id, subject).map(|ip| (ip, id.clone())));
             }
             changes.departed = handed_over(&self.owners, &owners).collect();
+            changes.owners = self.owners != owners;
             self.owners = owners;
             self.set_sides(self.all_sides(), changes);
         }
