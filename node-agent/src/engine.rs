@@ -32,13 +32,13 @@ use crate::control::Sampled;
 use crate::describe::describe;
 use crate::explain::{Explanation, NotYet, Packet, Step, explain};
 use crate::firewall::{self, Firewall, FirewallError, Records};
-use crate::iptables::Variant;
 use crate::model::{Event, LocalPod, PodName, PodVersion, ServiceName};
 use crate::names::Names;
 use crate::plan::{Capabilities, Changes, FirewallPlan, Plan, Planner, Policy, Sides};
 use crate::routes::UNSERVED;
 use crate::status::{LastSync, Since};
 use crate::sysctl::{Setting, live, on_loopback};
+use denizen_iptables::Variant;
 
 /// Why the kernel is not as it should be.
 #[derive(Debug, Error)]

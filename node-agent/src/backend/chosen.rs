@@ -12,8 +12,8 @@ use super::ipvs::{self, IpvsBackend, IpvsBackendError, Kernel as IpvsKernel, Ser
 use super::nftables::{self, Nftables, NftablesError};
 use super::{Backend, BackendName, Figures, Repair, Report};
 use crate::describe::describe;
-use crate::iptables::Variant;
 use crate::plan::{Changes, Detector, Frontend, FrontendKey, Listed, Plan};
+use denizen_iptables::Variant;
 use denizen_netlink::NetlinkError;
 use denizen_nft::Kernel;
 

@@ -7,15 +7,15 @@ use super::{Check, Finding, Subject, Topic};
 use crate::backend::BackendName;
 use crate::backend::iptables::SCHEMA;
 use crate::backend::nftables;
-use crate::capability::Capability;
 use crate::config::NetworkPolicyMode;
 use crate::conntrack::{Conntrack, Part};
 use crate::describe::describe;
 use crate::firewall;
-use crate::iptables::{IptablesError, Programs, Table, Variant, is_spoken, legacy_tables};
 use crate::model::{Family, Protocol};
 use crate::sysctl::bridge;
+use denizen_iptables::{IptablesError, Programs, Table, Variant, is_spoken, legacy_tables};
 use denizen_ipvs::Ipvs;
+use denizen_netlink::Capability;
 use denizen_nft::IpVersion;
 
 /// What to do if nf_tables refuses a table.

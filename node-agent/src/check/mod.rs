@@ -30,12 +30,12 @@ use denizen_state::StateError;
 use crate::backend::BackendName;
 use crate::config::{Listen, NetworkPolicyMode, Objects, ObjectsError, Routing};
 use crate::control::ControlError;
-use crate::iptables::Variant;
 use crate::model::{LocalPod, PodSet};
 use crate::plan::Policy;
 use crate::source::Features;
 use crate::status::Status;
 use crate::sysctl::Conntrack;
+use denizen_iptables::Variant;
 
 pub use self::report::{Check, Finding, Group, Report, Topic, Verdict};
 

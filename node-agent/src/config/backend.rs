@@ -6,8 +6,8 @@ use super::ConfigError;
 use super::cidr::cidrs;
 use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
-use crate::iptables::Variant;
 use crate::plan::{Method, NodePortAddresses};
+use denizen_iptables::Variant;
 
 /// The requested backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

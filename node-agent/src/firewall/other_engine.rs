@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::net::if_::if_nameindex;
 use thiserror::Error;
 
-use crate::iptables::{IptablesError, Programs, Table, Variant, legacy_tables};
+use denizen_iptables::{IptablesError, Programs, Table, Variant, legacy_tables};
 
 /// An engine that seems to enforce policy here.
 #[derive(Debug, Clone, PartialEq, Eq)]

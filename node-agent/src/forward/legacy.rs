@@ -3,8 +3,8 @@
 use super::chain::{Act, Chains, Rule, filter};
 use super::{Chain, ForwardError, OWN, Passing};
 use crate::backend::why::Why;
-use crate::iptables::{IptablesError, Programs, Table, Variant, appended, legacy_tables};
 use crate::plan::MarkBit;
+use denizen_iptables::{IptablesError, Programs, Table, Variant, appended, legacy_tables};
 use denizen_nft::IpVersion;
 
 /// The family's chains; none while nobody uses legacy iptables here.

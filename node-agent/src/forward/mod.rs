@@ -29,8 +29,8 @@ pub use chain::DefaultFate;
 pub use task::run;
 
 use crate::describe::describe;
-use crate::iptables::IptablesError;
 use crate::plan::MarkBit;
+use denizen_iptables::IptablesError;
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Hook, IpVersion, Kernel, NftError};
 

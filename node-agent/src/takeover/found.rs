@@ -2,7 +2,7 @@
 
 use super::owner::Owner;
 use super::{iptables, iptables_nft, ipvs, kube_proxy_nftables};
-use crate::iptables::IptablesError;
+use denizen_iptables::IptablesError;
 use denizen_netlink::NetlinkError;
 use thiserror::Error;
 

@@ -4,7 +4,7 @@
 use super::iptables_nft;
 use super::owner::{CANARY, Owner};
 use crate::backend::iptables::{SCHEMA, SETS, is_a_proxys, is_ours};
-use crate::iptables::{
+use denizen_iptables::{
     ChainId, Delta, IptablesError, Programs, Schema, Sets, Table, Variant, legacy_tables,
 };
 use denizen_netlink::NetlinkError;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::owner::{CANARY, Owner};
 use crate::backend::iptables::{MARK_MASQ, OWNER, is_a_proxys};
-use crate::iptables::{IptablesError, Table};
+use denizen_iptables::{IptablesError, Table};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{ChainView, Family, IpVersion, Kernel, NftError};
 

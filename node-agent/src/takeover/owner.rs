@@ -1,6 +1,6 @@
 //! Which service proxy a chain of iptables belongs to.
 
-use crate::iptables::Table;
+use denizen_iptables::Table;
 
 /// kube-proxy's chain by which it notices that somebody flushed the table.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";

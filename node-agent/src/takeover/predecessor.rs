@@ -14,7 +14,7 @@ use crate::backend::iptables::IptablesError;
 use crate::describe::describe;
 use crate::engine::Engine;
 use crate::forward::{self, ForwardError};
-use crate::iptables::Variant;
+use denizen_iptables::Variant;
 
 /// Between two attempts. An operator, or the end of another program, must remove the cause.
 const RETRY: Duration = Duration::from_secs(60);

@@ -5,8 +5,10 @@
 //! attributes) is what this project exists for. The agent reads links and addresses as they change
 //! through `rtnetlink` instead, which is asynchronous.
 
+mod capability;
 mod message;
 mod socket;
 
+pub use capability::Capability;
 pub use message::{Attributes, Message, Messages, Open, Writer, parse_messages};
 pub use socket::{NetlinkError, Refusal, Socket};

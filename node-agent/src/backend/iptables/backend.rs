@@ -11,8 +11,8 @@ use super::text::Rendering;
 use super::wanted::Wanted;
 use crate::backend::nftables::Nftables;
 use crate::backend::{Backend, Figures, Repair, Report};
-use crate::iptables::Writer;
 use crate::plan::{Changes, Frontend, Plan};
+use denizen_iptables::Writer;
 
 /// Renders a plan. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {

@@ -12,8 +12,8 @@ use super::name::{ChainId, ChainName, EGRESS, FORWARDED};
 use super::rule::{Match, Rule, Target};
 use crate::backend::why::Why;
 use crate::describe::describe;
-use crate::iptables::{IptablesError, Table};
 use crate::model::Family;
+use denizen_iptables::{IptablesError, Table};
 
 impl Shape {
     /// The chains, each after those that jump to it.

@@ -11,9 +11,9 @@ use super::name::{
 };
 use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
-use crate::iptables::Table;
 use crate::model::{Family, Protocol, family_of};
 use crate::plan::{LocalTest, MarkBit, NodePlan, NodePorts, NodeSide};
+use denizen_iptables::Table;
 
 /// What the constant chains and all services' chains depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //!
 //! `service`, `fixed` and `egress` render the plan to rules, `ruleset` knows which chains a change
 //! touches, and the text of a rule (`rule`) is the same that `iptables-save` prints. The driver,
-//! [`crate::iptables`], writes them to the kernel; `schema` describes our chains for it. If the
+//! [`denizen_iptables`], writes them to the kernel; `schema` describes our chains for it. If the
 //! port of a bridge matters, the nftables backend's bridge table passes it on as a bit of the mark.
 
 mod backend;
@@ -35,7 +35,7 @@ pub use text::Rendering;
 pub use wanted::Wanted;
 
 use super::nftables::NftablesError;
-use crate::iptables;
+use denizen_iptables as iptables;
 
 /// Why the rules could not be programmed.
 #[derive(Debug, Error)]

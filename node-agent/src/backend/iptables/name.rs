@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use data_encoding::BASE32;
 use sha2::{Digest, Sha256};
 
-use crate::iptables::{Set, Table};
 use crate::model::ServicePortName;
+use denizen_iptables::{Set, Table};
 use denizen_nft::IpVersion;
 
 /// What a chain of a service port or of an endpoint does.

@@ -1,8 +1,8 @@
 //! Local pods as elements of the rules' sets. Pure.
 
 use super::name::SetName;
-use crate::iptables::{Element, Elements, Set};
 use crate::model::{LocalPod, PodSet};
+use denizen_iptables::{Element, Elements, Set};
 use denizen_nft::IpVersion;
 
 /// The local pods of both families.

@@ -9,9 +9,9 @@ use super::fixed::Shape;
 use super::name::{ChainId, ChainName, Kind};
 use super::rule::Rule;
 use super::service::{Lowered, ServicePort, Shared, lower, lower_shared};
-use crate::iptables::{self, Desired, Fingerprint, Lines, Table};
 use crate::model::ServicePortName;
 use crate::plan::{Frontend, FrontendAddress, FrontendKey};
+use denizen_iptables::{self as iptables, Desired, Fingerprint, Lines, Table};
 use denizen_nft::IpVersion;
 
 /// The rules of one family.

@@ -7,9 +7,9 @@ use super::name::{ChainName, MARK_MASQ, NODE_PORTS, SERVICES, is_a_proxys, is_a_
 use super::rule::{Match, Rule, Target};
 use super::service::Shared;
 use crate::backend::why::Why;
-use crate::iptables::{Extension, OnRejection, Schema, Table};
 use crate::model::Protocol;
 use crate::plan::MarkBit;
+use denizen_iptables::{Extension, OnRejection, Schema, Table};
 use denizen_nft::IpVersion;
 
 /// The chains of a service proxy, ours or kube-proxy's: their names are the same.

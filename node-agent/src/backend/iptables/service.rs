@@ -13,11 +13,11 @@ use super::name::{
 };
 use super::rule::{Match, Rule, Target, Tests, host};
 use crate::backend::why::Why;
-use crate::iptables::Table;
 use crate::model::{Affinity, Protocol, ServicePortName, TrafficPolicy};
 use crate::plan::{
     Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome,
 };
+use denizen_iptables::Table;
 
 /// A chain in which every service has lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -13,9 +13,9 @@ use super::wanted::Wanted;
 use super::{IptablesError, egress, observed};
 use crate::backend::Repair;
 use crate::backend::nftables::{Nftables, NftablesError};
-use crate::iptables::{self, Desired, Done, Outcome, Programs, Sets, Variant, Writer};
 use crate::model::Family;
 use crate::plan::FrontendKey;
+use denizen_iptables::{self as iptables, Desired, Done, Outcome, Programs, Sets, Variant, Writer};
 use denizen_netlink::NetlinkError;
 use denizen_nft::Kernel;
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use super::Wanted;
 use crate::backend::BackendName;
 use crate::fixture::*;
-use crate::iptables::{ChainId, Desired, Lines};
 use crate::model::{Event, Listing, Protocol, Service, Slice, TrafficPolicy};
 use crate::plan::{Changes, NodePortAddresses, Planner, Policy};
+use denizen_iptables::{ChainId, Desired, Lines};
 
 struct Rules {
     planner: Planner,

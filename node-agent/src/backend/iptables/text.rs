@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::name::SetName;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
-use crate::iptables::{Desired, Element, Table};
+use denizen_iptables::{Desired, Element, Table};
 use denizen_nft::IpVersion;
 
 /// The rules of both families.

@@ -9,9 +9,9 @@ use super::{event, last_words};
 use crate::backend::BackendName;
 use crate::backend::iptables::Wanted;
 use crate::fixture::policy;
-use crate::iptables::Desired;
 use crate::model::{Event, Listing};
 use crate::plan::{Changes, Detector, Planner, Policy};
+use denizen_iptables::Desired;
 
 type Written = BTreeMap<String, Vec<String>>;
 

@@ -12,7 +12,7 @@ use super::error::IptablesError;
 use super::probe::{Extension, MissingExtensions, probe};
 use super::save::Observed;
 use super::{Schema, Table};
-use crate::capability::Capability;
+use denizen_netlink::Capability;
 use denizen_nft::IpVersion;
 
 /// Whose tables the programs speak of: a node has both, and its rules should be in one.

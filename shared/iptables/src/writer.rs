@@ -5,6 +5,7 @@
 mod tests;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::error::Error;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,6 @@ use super::rejected_rules::{News, RejectedRules};
 use super::save::Observed;
 use super::worker::{self, Done, Job, Outcome};
 use super::{ChainId, Desired, Schema, Table};
-use crate::describe::describe;
 use denizen_nft::IpVersion;
 
 /// If somebody else rewrites the chains this often in [`WINDOW`], or at one more look than that,
@@ -256,10 +256,11 @@ impl Writer {
     }
 
     fn note_optional(&mut self, failure: Option<IptablesError>, family: IpVersion) {
-        let before = self.optional_failure.take().map(|error| describe(&error));
+        let before = self.optional_failure.take().map(|error| error.to_string());
         self.optional_failure = failure;
-        let now = self.optional_failure.as_ref().map(|error| describe(error));
-        if let Some(error) = now.filter(|now| before.as_ref() != Some(now)) {
+        let now = self.optional_failure.as_ref();
+        if let Some(error) = now.filter(|now| before != Some(now.to_string())) {
+            let error: &(dyn Error + 'static) = error;
             error!(%family, table = %Table::Security, error, "the other tables are as they should be");
         }
     }
