@@ -306,8 +306,9 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Plans what is new, and gives it to the backend.
-    pub(crate) fn decide(&mut self) {
+    /// Plans what is new, and gives it to the backend. What is asked about the plan, and
+    /// [`Self::resync`], are about what this has planned.
+    pub fn decide(&mut self) {
         let mut changes = self.planner.update();
         if changes.complete && self.plan().policy().services {
             info!("everything is known: services are programmed from now on");
@@ -370,9 +371,8 @@ impl<B: Backend> Engine<B> {
         std::mem::take(&mut self.policies_changed)
     }
 
-    /// The bridges on which pods are restricted, by what is known now.
-    pub fn restricted_bridges(&mut self) -> BTreeSet<Arc<str>> {
-        self.decide();
+    /// The bridges on which pods are restricted.
+    pub fn restricted_bridges(&self) -> BTreeSet<Arc<str>> {
         let plan = self.plan();
         let is_restricted = |ip: &IpAddr| {
             let sides = plan.firewall().and_then(|firewall| firewall.sides(*ip));
@@ -387,8 +387,18 @@ impl<B: Backend> Engine<B> {
     pub fn guarded_bridges(&self) -> BTreeSet<Arc<str>> {
         let plan = self.plan();
         let is_enforced = plan.firewall().is_some_and(FirewallPlan::is_enforced);
-        let bridged = plan.recorded().iter().filter(|pod| is_enforced && pod.port.is_some());
-        bridged.map(|pod| pod.interface.clone()).collect()
+        let pods = plan.recorded().iter().filter(|_| is_enforced);
+        pods.filter_map(|pod| pod.bridge.clone()).collect()
+    }
+
+    /// The bridges of restricted pods in VLANs, which are cut off from their neighbours: IP rules
+    /// do not see what a bridge hands on in a VLAN.
+    pub fn cut_off_in_vlans(&self) -> BTreeSet<Arc<str>> {
+        let plan = self.plan();
+        let is_restricted =
+            |pod: &&LocalPod| plan.firewall().is_some_and(|firewall| firewall.is_restricted(pod));
+        let pods = plan.recorded().iter().filter(|pod| pod.is_in_vlan()).filter(is_restricted);
+        pods.filter_map(|pod| pod.bridge.clone()).collect()
     }
 
     /// The bridges whose frames IP rules do not see. Returns whether that changes the rules.

@@ -156,6 +156,7 @@ pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
             interface: interface.into(),
             port: port.map(Arc::from),
             ips: vec![ip(address)],
+            vlan_port: None,
             mac: None,
             added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,

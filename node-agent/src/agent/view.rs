@@ -74,7 +74,11 @@ impl Agent {
 
     /// The bridges whose restricted pods are cut off, and why.
     fn cut_off(&self) -> impl Iterator<Item = String> {
-        self.bridge_filter.problems().iter().map(|(bridge, problem)| {
+        let problems = self.bridge_filter.problems().iter();
+        let problems = problems.map(|(bridge, problem)| (bridge.clone(), problem.clone()));
+        let in_vlans = self.engine.cut_off_in_vlans().into_iter();
+        let unseen = || "IP rules do not see what it hands on in a VLAN".to_owned();
+        problems.chain(in_vlans.map(move |bridge| (bridge, unseen()))).map(|(bridge, problem)| {
             format!(
                 "restricted pods on bridge {bridge} are cut off from its other ports: {problem}"
             )

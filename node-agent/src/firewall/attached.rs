@@ -15,7 +15,7 @@ pub(super) struct Attached {
 impl Attached {
     pub fn of(pods: &[LocalPod]) -> Self {
         Self {
-            bridged: pods.iter().any(|pod| pod.port.is_some()),
+            bridged: pods.iter().any(|pod| pod.bridge_port().is_some()),
             routed: pods.iter().any(|pod| !pod.shares_interface()),
         }
     }

@@ -119,6 +119,13 @@ fn spoofed(asked: Vec<Statement>) -> Rule {
     dropped(DropReason::Spoofed, asked)
 }
 
+/// Every host asks for routers and joins groups all the time: what of that goes astray is not
+/// counted.
+fn not_for_pods(asked: Vec<Statement>) -> Rule {
+    let why = "for routers and listeners, and no pod is one for another";
+    rule(why, asked.into_iter().chain([to(Verdict::Drop)]))
+}
+
 /// What arrives from pods' ports.
 fn prerouting() -> Chain {
     let rules = vec![rule("comes from a pod's port", [SetName::Ports.has(), jump("sources")])];
@@ -305,7 +312,7 @@ fn announcements() -> Chain {
     let routers = "announcements and questions of routers";
     let rules = vec![
         rule("finds the Ethernet address of the pod", asks),
-        dropped(DropReason::Refused(Direction::Ingress), vec![SetName::Ports.has()]),
+        not_for_pods(vec![SetName::Ports.has()]),
         rule(routers, [is(LISTENER_QUERY, LISTENER_QUERY), vec![back()]].concat()),
         rule(routers, [is(ROUTER_ADVERTISEMENT, REDIRECT), vec![back()]].concat()),
         dropped(DropReason::Refused(Direction::Ingress), Vec::new()),
@@ -320,8 +327,8 @@ fn neighbours() -> Chain {
     let icmpv6 = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
     let long = |asked: Vec<Statement>| dropped(why, [asked, vec![is_short(false)]].concat());
     let rules = vec![
-        dropped(why, icmpv6(LISTENER_QUERY, ROUTER_SOLICITATION)),
-        dropped(why, icmpv6(LISTENER_REPORT, LISTENER_REPORT)),
+        not_for_pods(icmpv6(LISTENER_QUERY, ROUTER_SOLICITATION)),
+        not_for_pods(icmpv6(LISTENER_REPORT, LISTENER_REPORT)),
         long(icmpv6(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT)),
         long(vec![is_frame(ARP)]),
     ];
@@ -368,7 +375,7 @@ pub(super) fn of_pods(
     without_netfilter: &BTreeSet<Arc<str>>,
 ) -> Vec<Element> {
     let mut all = Vec::new();
-    for (pod, port) in pods.iter().filter_map(|pod| Some((pod, pod.port.as_ref()?))) {
+    for (pod, port) in pods.iter().filter_map(|pod| Some((pod, pod.bridge_port()?))) {
         let key = Key::EMPTY.interface(port);
         all.push(member(SetName::Ports, key));
         if let Some(mac) = pod.mac {
@@ -390,7 +397,8 @@ pub(super) fn of_pods(
         }
         if plan.is_restricted(pod) {
             all.push(member(SetName::Restricted, key));
-            if without_netfilter.contains(&pod.interface) {
+            // IP rules see no frames in VLANs either.
+            if pod.is_in_vlan() || without_netfilter.contains(&pod.interface) {
                 all.push(member(SetName::CutOff, key));
             }
         }

@@ -186,6 +186,7 @@ fn recorded(which: u8) -> PodSet {
         port: (name == 2).then(|| "veth2".into()),
         bridge: (name == 2).then(|| "cni0".into()),
         ips: vec![address(0, name)],
+        vlan_port: None,
         mac: Some(Mac([2, 0, 0, 0, 0, name])),
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,

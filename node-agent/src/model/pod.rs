@@ -24,6 +24,8 @@ pub struct LocalPod {
     /// the node's end of its veth. `None` for a routed pod. Also `None` for a pod in a VLAN of a
     /// bridge: between that port and the VLAN's interface there may be another bridge's port.
     pub port: Option<Arc<str>>,
+    /// The bridge port of a pod in a VLAN of a bridge.
+    pub vlan_port: Option<Arc<str>>,
     /// The bridge that the pod is behind; `None` for a routed pod.
     pub bridge: Option<Arc<str>>,
     /// The pod's addresses.
@@ -43,6 +45,11 @@ impl LocalPod {
     /// one.
     pub fn shares_interface(&self) -> bool {
         self.bridge.is_some()
+    }
+
+    /// The bridge port through which the pod's frames come, in a VLAN or not.
+    pub fn bridge_port(&self) -> Option<&Arc<str>> {
+        self.port.as_ref().or(self.vlan_port.as_ref())
     }
 
     /// Whether the pod is in a VLAN of a bridge: its packets come in through neither the bridge nor

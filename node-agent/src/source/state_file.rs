@@ -194,8 +194,11 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
         }
     }
     let pod = attachment.pod.as_ref();
-    let is_port = attachment.bridge.is_some() && attachment.l3_interface.is_none();
-    let port = attachment.host_interface.as_ref().filter(|_| is_port);
+    let link = attachment.host_interface.as_ref().filter(|_| attachment.bridge.is_some());
+    let name = |is_in_vlan: bool| {
+        link.filter(|_| attachment.l3_interface.is_some() == is_in_vlan)
+            .map(|link| link.name.as_str().into())
+    };
     Some(LocalPod {
         id: id.clone(),
         bridge: attachment.bridge.as_deref().or(attachment.l3_interface.as_deref()).map(Into::into),
@@ -205,7 +208,8 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
         }),
         uid: pod.and_then(|pod| pod.uid.as_deref()).map(Into::into),
         interface,
-        port: port.map(|link| link.name.as_str().into()),
+        port: name(false),
+        vlan_port: name(true),
         ips,
         mac: attachment.mac.as_deref().and_then(|mac| mac.parse().ok()),
         added_at: attachment.added_at.as_str().into(),

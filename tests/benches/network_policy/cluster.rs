@@ -110,6 +110,7 @@ impl Cluster {
             port: None,
             bridge: None,
             ips: vec![local_ip(n).into()],
+            vlan_port: None,
             mac: None,
             added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,

@@ -116,6 +116,7 @@ pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
         interface: "cni0".into(),
         port: Some(format!("veth{number}").into()),
         ips: vec![IpAddr::V4(spare_ip((1 << 19) + number))],
+        vlan_port: None,
         mac: None,
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,

@@ -60,9 +60,10 @@ const BOOTS: [(&str, &[Play]); 6] = [
 ];
 
 /// A node as many are.
-const NODE: [Play; 9] = [
+const NODE: [Play; 10] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
+    ("policies for pods in a VLAN of a bridge", vlan::isolated_pods_are_cut_off),
     ("packets are followed", observe::packets_are_followed),
     ("faults are found", check::faults_are_found),
     ("a clock that jumps disturbs nothing", clock::jumps),

@@ -3,19 +3,24 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cluster::Cluster;
+use denizen_tests::cluster::{Cluster, serve};
 use denizen_tests::cni::Chain;
+use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{PORT, is_local, service_ips};
 use denizen_tests::manifest::Port;
 use denizen_tests::netns::Netns;
 use denizen_tests::pod::Pod;
-use denizen_tests::probe::Protocol;
+use denizen_tests::probe::{Probe, Protocol, SILENCE};
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 const BRIDGE: &str = "br0";
+
+/// What has not happened by then never will, on an emulated processor.
+const BOUND: Duration = Duration::from_secs(60);
 
 /// VLAN 7, which the plugin joins the node to by a veth, as it does where nothing else is there.
 const JOINED: [(&str, &str); 2] = [("10.7.0.0/16", "10.7.0.1"), ("fd00:10:7::/64", "fd00:10:7::1")];
@@ -68,7 +73,7 @@ fn attached(
     vlan: u16,
     ranges: [(&'static str, &str); 2],
 ) -> Result<Pod> {
-    let data = cluster.world.subfolder(&format!("cni-{name}"))?;
+    let data = cluster.world.subfolder(&format!("cni-vlan{vlan}"))?;
     let ranges: [(&str, IpAddr); 2] = ranges.map(|(range, gateway)| (range, ip(gateway)));
     let chain = Chain::bridged(BRIDGE, &ranges, &data)
         .in_vlan(vlan)
@@ -82,4 +87,35 @@ fn attached(
         "{name}: {record}"
     );
     Ok(pod)
+}
+
+/// IP rules do not see what the bridge hands on in a VLAN: whom a policy restricts is cut off from
+/// its neighbours there, and the node still reaches it.
+pub(crate) fn isolated_pods_are_cut_off() -> Result<()> {
+    let cluster = Cluster::new("vlan-policy", &Value::Null)?;
+    let node = &cluster.world.node;
+    for key in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
+        node.sysctl(&format!("net.bridge.{key}"), "0")?;
+    }
+    let pods = ["one", "two"].map(|name| attached(&cluster, name, 7, JOINED));
+    let [one, two] = pods;
+    let (one, two) = (one?, two?);
+    let _server = serve(&two.netns, &two.addresses, &[(Protocol::Tcp, PORT)])?;
+    let agent = cluster.start_agent()?;
+    let reach = |from: &Netns| -> Vec<bool> {
+        let probes = two.addresses.iter().map(|to| Probe::tcp(SocketAddr::new(*to, PORT)));
+        probes.map(|probe| probe.patience(SILENCE).ask_in(from).endpoint().is_some()).collect()
+    };
+    ensure!(reach(&one.netns) == [true; 2], "without policies");
+    let policy = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "name": "deny", "namespace": "default" },
+        "spec": { "podSelector": {}, "policyTypes": ["Ingress"] },
+    });
+    cluster.manifests.put("deny", &[policy])?;
+    eventually("they are cut off", BOUND, || Ok(reach(&one.netns) == [false; 2]))?;
+    ensure!(reach(node) == [true; 2], "the node reaches its pods");
+    let warnings = agent.status()?["warnings"].to_string();
+    ensure!(warnings.contains("cut off from its other ports"), "{warnings}");
+    Ok(())
 }
