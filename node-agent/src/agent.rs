@@ -271,11 +271,14 @@ impl Agent {
         self.engine.apply(batch);
     }
 
-    /// Programs what is due, or resyncs everything if `look`. Returns whether that succeeded.
+    /// One pass: plans, prepares the node, withdraws announcements, programs what is due (or
+    /// resyncs everything if `look`), and then announces and publishes. Returns whether that
+    /// succeeded.
     fn program(&mut self, look: bool) -> bool {
         let begun = *self.begun.get_or_insert_with(now);
-        self.settings.keep(self.engine.settings(), look);
+        self.engine.decide();
         self.publisher.queued(&self.engine, begun);
+        self.settings.keep(self.engine.settings(), look);
         self.set_up_bridges(look);
         self.withdraw(look);
         let result = if look {
