@@ -181,8 +181,10 @@ impl FlowContext {
             }
         };
         agent.quiet();
-        let (marker, recorded) = (self.marker(case), self.recorded()?);
+        let marker = self.marker(case);
         eventually("programmed", STARTING, || {
+            // The agent writes into the file too.
+            let recorded = self.recorded()?;
             let asked = agent.explain(case.node.ips[0], None, marker, Protocol::Tcp)?;
             let status = agent.ask_directly(&json!({ "status": {} }))?;
             let is_known = asked.verdict == "reject" && status["generation"] == json!(recorded);

@@ -179,7 +179,8 @@ impl Kind {
             let rest = 1_u128.checked_shl(free).map_or(u128::MAX, |size| size - 1);
             return Ok(Pattern::Between(address & !rest, address | rest));
         }
-        if [Self::Port, Self::Icmpv6Type, Self::PacketType, Self::Ether].contains(&self)
+        let has_ranges = [Self::Ipv4, Self::Ipv6, Self::Port, Self::Icmpv6Type, Self::PacketType];
+        if has_ranges.into_iter().chain([Self::Ether]).any(|kind| kind == self)
             && let Some((first, last)) = text.split_once('-')
         {
             let (first, last) = (self.atom(first)?.number()?, self.atom(last)?.number()?);

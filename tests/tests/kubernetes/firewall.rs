@@ -108,12 +108,14 @@ impl Following {
     }
 }
 
-/// The last state of each pod: its name, and the value of its label `app`.
+/// The last state of each pod that has a network of its own: its name, and the value of its label
+/// `app`.
 fn pods(sent: &[Event]) -> BTreeMap<String, String> {
     let mut pods = BTreeMap::new();
     for event in sent {
         let Event::ClusterPod(name, pod) = event else { continue };
         match pod {
+            Some(pod) if pod.host_network => pods.remove(&name.to_string()),
             Some(pod) => {
                 let app = pod.labels.get("app").unwrap_or_default();
                 pods.insert(name.to_string(), app.to_owned())
