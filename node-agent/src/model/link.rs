@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// An Ethernet address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,6 +56,9 @@ pub enum Tunnel {
 pub struct NodeLinks {
     /// The Ethernet addresses of its bridges: those of the node towards its bridged pods.
     pub bridges: BTreeSet<Mac>,
+    /// The bridge ports whose other end is an interface of the node, as the `bridge` plugin joins
+    /// the node to a VLAN.
+    pub ports: BTreeSet<Arc<str>>,
     /// Its tunnels.
     pub tunnels: BTreeSet<Tunnel>,
     /// The broadcast addresses of its networks.

@@ -228,9 +228,11 @@ impl Cri {
         self.call("ExecSync", request)
     }
 
-    /// Ends a sandbox: its network is taken away.
+    /// Ends a sandbox: its network is taken away. Asked again, as kubelet does: the call fails if a
+    /// container ends by itself at the same moment.
     pub fn stop_sandbox(&self, id: &str) -> Result<()> {
-        let Nothing {} = self.call("StopPodSandbox", Named { id: id.to_owned() })?;
+        let stop = || self.call("StopPodSandbox", Named { id: id.to_owned() });
+        let Nothing {} = stop().or_else(|_| stop())?;
         Ok(())
     }
 

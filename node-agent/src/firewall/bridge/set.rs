@@ -37,12 +37,14 @@ pub enum SetName {
     IngressIsolated,
     /// Ports of restricted pods on bridges without bridge netfilter.
     CutOff,
+    /// The ports at whose other ends are interfaces of the node.
+    NodePorts,
 }
 
 /// How a set is declared: which one, its name and what it is for, and its key.
 type Declaration = (SetName, &'static str, &'static str, &'static [Field]);
 
-const SETS: [Declaration; 16] = {
+const SETS: [Declaration; 17] = {
     use Field::{
         DestinationPort, EtherSource, InputInterface, NeighbourTarget, OutputInterface, Protocol,
     };
@@ -120,6 +122,12 @@ const SETS: [Declaration; 16] = {
             SetName::CutOff,
             "cut-off",
             "ports of restricted pods on bridges whose frames IP rules do not see",
+            &[InputInterface],
+        ),
+        (
+            SetName::NodePorts,
+            "node-ports",
+            "ports at whose other ends are interfaces of the node",
             &[InputInterface],
         ),
     ]

@@ -77,6 +77,8 @@ pub(super) struct Table {
     links: BTreeMap<u32, Link>,
     /// The indices of dummy devices.
     dummies: BTreeSet<u32>,
+    /// The links that are the other ends of veths, by the index of a veth.
+    peers: BTreeMap<u32, u32>,
     /// Tunnels, by the index of their link.
     tunnels: BTreeMap<u32, BTreeSet<Tunnel>>,
     /// Link, address and prefix length: one address may be on a link with several lengths.
@@ -116,9 +118,17 @@ impl Table {
             LinkAttribute::Controller(index) => Some(*index),
             _ => None,
         });
+        let peer = message.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Link(index) => Some(*index),
+            _ => None,
+        });
         let Some(name) = name else { return };
         if message.attributes.iter().any(is_dummy) {
             self.dummies.insert(index);
+        }
+        match peer {
+            Some(peer) => drop(self.peers.insert(index, peer)),
+            None => drop(self.peers.remove(&index)),
         }
         match tunnels_of(message) {
             none if none.is_empty() => drop(self.tunnels.remove(&index)),
@@ -142,6 +152,7 @@ impl Table {
             let index = message.header.index;
             self.links.remove(&index);
             self.dummies.remove(&index);
+            self.peers.remove(&index);
             self.tunnels.remove(&index);
             self.addresses.retain(|(link, _, _)| *link != index);
         }
@@ -168,11 +179,24 @@ impl Table {
         addresses
     }
 
-    /// The bridges' Ethernet addresses, and the tunnels.
+    /// The other end of a veth that is a bridge's port, if the node itself uses that end: it is no
+    /// port of anything.
+    fn is_nodes(&self, port: &Link) -> bool {
+        let link = |index: &u32| self.links.get(index);
+        let is_bridge = |master: &Link| master.kind == LinkKind::Bridge;
+        let peer = self.peers.get(&port.index).and_then(link);
+        port.kind == LinkKind::Veth
+            && port.master.as_ref().and_then(link).is_some_and(is_bridge)
+            && peer.is_some_and(|peer| peer.kind == LinkKind::Veth && peer.master.is_none())
+    }
+
+    /// The bridges' Ethernet addresses, the node's own ports of them, and the tunnels.
     pub(super) fn node_links(&self) -> NodeLinks {
         let bridges = self.links.values().filter(|link| link.kind == LinkKind::Bridge);
+        let ports = self.links.values().filter(|link| self.is_nodes(link));
         NodeLinks {
             bridges: bridges.filter_map(|bridge| bridge.mac.parse().ok()).collect(),
+            ports: ports.map(|port| port.name.clone()).collect(),
             tunnels: self.tunnels.values().flatten().copied().collect(),
             broadcasts: self.addresses.iter().filter_map(broadcast).collect(),
         }

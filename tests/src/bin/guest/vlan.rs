@@ -115,7 +115,8 @@ pub(crate) fn isolated_pods_are_cut_off() -> Result<()> {
     cluster.manifests.put("deny", &[policy])?;
     eventually("they are cut off", BOUND, || Ok(reach(&one.netns) == [false; 2]))?;
     ensure!(reach(node) == [true; 2], "the node reaches its pods");
-    let warnings = agent.status()?["warnings"].to_string();
-    ensure!(warnings.contains("cut off from its other ports"), "{warnings}");
+    agent.until("status says so", BOUND, |status| {
+        status["errors"].to_string().contains("cut off from its other ports")
+    })?;
     Ok(())
 }

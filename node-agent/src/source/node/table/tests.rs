@@ -143,6 +143,34 @@ fn a_port_that_joins_a_bridge_and_leaves_it() {
     }
 }
 
+/// A veth between two bridges joins no interface of the node.
+#[test]
+fn the_nodes_own_ports_of_bridges() {
+    let made = |index, name, kind, attributes: &[LinkAttribute]| {
+        let mut message = link(index, name, AddressFamily::Unspec);
+        message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]));
+        message.attributes.extend_from_slice(attributes);
+        RouteNetlinkMessage::NewLink(message)
+    };
+    let of = LinkAttribute::Controller;
+    let peer = LinkAttribute::Link;
+    let mut table = Table::default();
+    for message in [
+        made(1, "br0", InfoKind::Bridge, &[]),
+        made(2, "br1", InfoKind::Bridge, &[]),
+        made(3, "port", InfoKind::Veth, &[of(1), peer(4)]),
+        made(4, "br0.7", InfoKind::Veth, &[peer(3)]),
+        made(5, "to-br1", InfoKind::Veth, &[of(1), peer(6)]),
+        made(6, "to-br0", InfoKind::Veth, &[of(2), peer(5)]),
+        made(7, "pod", InfoKind::Veth, &[of(1), peer(4), LinkAttribute::LinkNetNsId(0)]),
+    ] {
+        table.apply(&message);
+    }
+    assert_eq!(table.node_links().ports, ["port".into()].into());
+    table.apply(&made(4, "br0.7", InfoKind::Veth, &[peer(3), of(2)]));
+    assert!(table.node_links().ports.is_empty());
+}
+
 #[test]
 fn links_with_their_hardware_addresses() {
     let mut table = Table::default();
