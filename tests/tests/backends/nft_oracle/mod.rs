@@ -128,9 +128,11 @@ fn text_makes_what_netlink_makes() -> Result<()> {
         }
         by_nft.nft(&rendered).with_context(|| feature.name.clone())?;
         if rendered.contains("table bridge denizen-firewall") {
-            // Without a kernel nobody knows the bridges' addresses.
-            by_agent.nft("flush set bridge denizen-firewall taken-macs")?;
-            by_nft.nft("flush set bridge denizen-firewall taken-macs")?;
+            // Without a kernel nobody knows the bridges' addresses and the node's own ports.
+            for set in ["taken-macs", "node-ports"] {
+                by_agent.nft(&format!("flush set bridge denizen-firewall {set}"))?;
+                by_nft.nft(&format!("flush set bridge denizen-firewall {set}"))?;
+            }
         }
         have_the_same(&by_agent, &by_nft).with_context(|| feature.name.clone())?;
     }
