@@ -263,8 +263,8 @@ fn forward() -> Chain {
     let to_port = |set: SetName| set.has_of(&[Field::OutputInterface]);
     let judged = "IP rules judge it at the node's interface";
     let mut rules = vec![
-        rule(judged, [SetName::NodePorts.has(), to(Verdict::Accept)]),
-        rule(judged, [to_port(SetName::NodePorts), to(Verdict::Accept)]),
+        rule(judged, [SetName::NodePorts.has(), back()]),
+        rule(judged, [to_port(SetName::NodePorts), back()]),
         rule("goes to an isolated pod", [SetName::IngressIsolated.has(), jump("receiver")]),
         rule(
             "a restricted pod sends to another pod",
