@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use denizen_netlink::Writer;
 use ipnetwork::IpNetwork;
 
 use crate::model::{
@@ -167,4 +168,26 @@ pub fn pods(generation: u64, pods: &[(&str, &str)]) -> PodSet {
         version: Some((Epoch("test".into()), Generation(generation))),
         pods: pods.iter().enumerate().map(pod).collect(),
     }
+}
+
+/// Puts a tuple of a conntrack entry into a request of ctnetlink: `kind` is 1 for the original
+/// direction, 2 for the reply's.
+pub fn put_tuple(
+    request: &mut Writer,
+    kind: u16,
+    protocol: Protocol,
+    source: ([u8; 4], u16),
+    destination: ([u8; 4], u16),
+) {
+    let tuple = request.begin(kind);
+    let addresses = request.begin(1);
+    request.put(1, &source.0);
+    request.put(2, &destination.0);
+    request.end(addresses);
+    let ports = request.begin(2);
+    request.put(1, &[protocol.number()]);
+    request.put(2, &source.1.to_be_bytes());
+    request.put(3, &destination.1.to_be_bytes());
+    request.end(ports);
+    request.end(tuple);
 }

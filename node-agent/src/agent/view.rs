@@ -74,15 +74,16 @@ impl Agent {
 
     /// The bridges whose restricted pods are cut off, and why.
     fn cut_off(&self) -> impl Iterator<Item = String> {
+        let is = |pods: &str, why: &str| {
+            format!("restricted pods {pods} are cut off from its other ports: {why}")
+        };
         let problems = self.bridge_filter.problems().iter();
-        let problems = problems.map(|(bridge, problem)| (bridge.clone(), problem.clone()));
-        let in_vlans = self.engine.cut_off_in_vlans().into_iter();
-        let unseen = || "IP rules do not see what it hands on in a VLAN".to_owned();
-        problems.chain(in_vlans.map(move |bridge| (bridge, unseen()))).map(|(bridge, problem)| {
-            format!(
-                "restricted pods on bridge {bridge} are cut off from its other ports: {problem}"
-            )
-        })
+        let problems = problems.map(move |(bridge, why)| is(&format!("on bridge {bridge}"), why));
+        let in_vlans = self.engine.cut_off_in_vlans().into_iter().map(move |bridge| {
+            let why = "IP rules do not see what a bridge hands on in a VLAN";
+            is(&format!("in VLANs of bridge {bridge}"), why)
+        });
+        problems.chain(in_vlans)
     }
 
     /// Whether another program's ipvs serves services, and policies are enforced.

@@ -263,8 +263,8 @@ fn forward() -> Chain {
     let to_port = |set: SetName| set.has_of(&[Field::OutputInterface]);
     let judged = "IP rules judge it at the node's interface";
     let mut rules = vec![
-        rule(judged, [SetName::NodePorts.has(), back()]),
-        rule(judged, [to_port(SetName::NodePorts), back()]),
+        rule(judged, [SetName::NodeVeths.has(), back()]),
+        rule(judged, [to_port(SetName::NodeVeths), back()]),
         rule("goes to an isolated pod", [SetName::IngressIsolated.has(), jump("receiver")]),
         rule(
             "a restricted pod sends to another pod",
@@ -414,8 +414,8 @@ pub(super) fn of_surroundings(plan: &FirewallPlan) -> Vec<Element> {
     let links = plan.links();
     let bridges =
         links.bridges.iter().map(|mac| member(SetName::TakenMacs, Key::EMPTY.ether(mac.0)));
-    let port = |name: &Arc<str>| member(SetName::NodePorts, Key::EMPTY.interface(name));
-    let ports = links.ports.iter().map(port);
+    let veth = |name: &Arc<str>| member(SetName::NodeVeths, Key::EMPTY.interface(name));
+    let veths = links.veths.iter().map(veth);
     let nodes = plan.tunnel_ends().map(|ip| match ip {
         IpAddr::V4(_) => member(SetName::Nodes4, Key::EMPTY.address(ip)),
         IpAddr::V6(_) => member(SetName::Nodes6, Key::EMPTY.address(ip)),
@@ -424,7 +424,7 @@ pub(super) fn of_surroundings(plan: &FirewallPlan) -> Vec<Element> {
         tunnel::TunnelKey::Port(key) => member(SetName::TunnelPorts, key),
         tunnel::TunnelKey::Protocol(key) => member(SetName::TunnelProtocols, key),
     });
-    bridges.chain(ports).chain(nodes).chain(tunnels).collect()
+    bridges.chain(veths).chain(nodes).chain(tunnels).collect()
 }
 
 /// What is there for an address that is a pod's or a node's.

@@ -140,7 +140,7 @@ fn event() -> impl Strategy<Value = Vec<Event>> {
         let tunnels = [Tunnel::Udp(4789), Tunnel::Protocol(4)];
         vec![Event::Links(NodeLinks {
             bridges: [Mac([2, 0, 0, 0, 1, which])].into(),
-            ports: [format!("veth-br{which}").as_str().into()].into(),
+            veths: [format!("veth-br{which}").as_str().into()].into(),
             tunnels: tunnels.into_iter().take(which.into()).collect(),
             broadcasts: [].into(),
         })]

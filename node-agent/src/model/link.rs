@@ -56,9 +56,9 @@ pub enum Tunnel {
 pub struct NodeLinks {
     /// The Ethernet addresses of its bridges: those of the node towards its bridged pods.
     pub bridges: BTreeSet<Mac>,
-    /// The bridge ports whose other end is an interface of the node, as the `bridge` plugin joins
-    /// the node to a VLAN.
-    pub ports: BTreeSet<Arc<str>>,
+    /// The veths that are bridge ports, and whose other ends are interfaces of the node: so the
+    /// `bridge` plugin joins the node to a VLAN.
+    pub veths: BTreeSet<Arc<str>>,
     /// Its tunnels.
     pub tunnels: BTreeSet<Tunnel>,
     /// The broadcast addresses of its networks.

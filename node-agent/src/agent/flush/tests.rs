@@ -8,7 +8,7 @@ use super::*;
 use crate::backend::BackendName;
 use crate::backend::chosen::BackendConfig;
 use crate::conntrack::Part;
-use crate::fixture::{endpoint, pods, policy, port, service, service_port, slice};
+use crate::fixture::{endpoint, pods, policy, port, put_tuple, service, service_port, slice};
 use crate::model::{
     Event, Family, Listing, NetworkPolicy, PolicyName, Protocol, Selector, Service, Slice,
     SlicePort,
@@ -260,19 +260,8 @@ fn put(port: u16) {
     let flags = (libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
     let message = request.begin_message(0x100, flags, sequence, libc::AF_INET as u8, 0);
     let (client, pod) = ((client, port), (pod, 53));
-    for (kind, (source, destination)) in [(1, (client, pod)), (2, (pod, client))] {
-        let tuple = request.begin(kind);
-        let addresses = request.begin(1);
-        request.put(1, &source.0);
-        request.put(2, &destination.0);
-        request.end(addresses);
-        let ports = request.begin(2);
-        request.put(1, &[Protocol::Udp.number()]);
-        request.put(2, &source.1.to_be_bytes());
-        request.put(3, &destination.1.to_be_bytes());
-        request.end(ports);
-        request.end(tuple);
-    }
+    put_tuple(&mut request, 1, Protocol::Udp, client, pod);
+    put_tuple(&mut request, 2, Protocol::Udp, pod, client);
     request.put_u32(7, 600);
     request.put_u32(8, 0x1000);
     request.end_message(message);

@@ -6,6 +6,7 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::super::Conntrack;
 use super::*;
+use crate::fixture::put_tuple;
 use crate::model::Family;
 
 /// IPS_CONFIRMED, and with it IPS_SEEN_REPLY.
@@ -25,17 +26,7 @@ fn put(port: u16, status: u32, is_new: bool) {
     let (client, service, endpoint) = ([10, 9, 0, 9], [10, 96, 0, 1], [10, 1, 0, 1]);
     let tuples = [(1, (client, port), (service, 80)), (2, (endpoint, 8080), (client, port))];
     for (kind, source, destination) in tuples {
-        let tuple = request.begin(kind);
-        let addresses = request.begin(1);
-        request.put(1, &source.0);
-        request.put(2, &destination.0);
-        request.end(addresses);
-        let ports = request.begin(2);
-        request.put(1, &[Protocol::Tcp.number()]);
-        request.put(2, &source.1.to_be_bytes());
-        request.put(3, &destination.1.to_be_bytes());
-        request.end(ports);
-        request.end(tuple);
+        put_tuple(&mut request, kind, Protocol::Tcp, source, destination);
     }
     request.put_u32(3, status);
     if is_new {

@@ -35,10 +35,11 @@ pub enum SetName {
     TunnelProtocols,
     /// Ports of pods that a policy isolates for ingress.
     IngressIsolated,
-    /// Ports of restricted pods on bridges without bridge netfilter.
+    /// Ports of restricted pods whose frames IP rules do not see: in VLANs, or on bridges without
+    /// bridge netfilter.
     CutOff,
-    /// The ports at whose other ends are interfaces of the node.
-    NodePorts,
+    /// Ports that are veths whose other ends are interfaces of the node.
+    NodeVeths,
 }
 
 /// How a set is declared: which one, its name and what it is for, and its key.
@@ -121,13 +122,13 @@ const SETS: [Declaration; 17] = {
         (
             SetName::CutOff,
             "cut-off",
-            "ports of restricted pods on bridges whose frames IP rules do not see",
+            "ports of restricted pods whose frames IP rules do not see",
             &[InputInterface],
         ),
         (
-            SetName::NodePorts,
-            "node-ports",
-            "ports at whose other ends are interfaces of the node",
+            SetName::NodeVeths,
+            "node-veths",
+            "veths by which the node itself is behind a port",
             &[InputInterface],
         ),
     ]

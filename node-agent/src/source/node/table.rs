@@ -77,7 +77,7 @@ pub(super) struct Table {
     links: BTreeMap<u32, Link>,
     /// The indices of dummy devices.
     dummies: BTreeSet<u32>,
-    /// The links that are the other ends of veths, by the index of a veth.
+    /// The links of which others are made, for a veth its other end, by the index of the others.
     peers: BTreeMap<u32, u32>,
     /// Tunnels, by the index of their link.
     tunnels: BTreeMap<u32, BTreeSet<Tunnel>>,
@@ -179,9 +179,9 @@ impl Table {
         addresses
     }
 
-    /// The other end of a veth that is a bridge's port, if the node itself uses that end: it is no
+    /// Whether it is a veth and a bridge's port, and the node itself uses the other end: that is no
     /// port of anything.
-    fn is_nodes(&self, port: &Link) -> bool {
+    fn joins_the_node(&self, port: &Link) -> bool {
         let link = |index: &u32| self.links.get(index);
         let is_bridge = |master: &Link| master.kind == LinkKind::Bridge;
         let peer = self.peers.get(&port.index).and_then(link);
@@ -190,13 +190,13 @@ impl Table {
             && peer.is_some_and(|peer| peer.kind == LinkKind::Veth && peer.master.is_none())
     }
 
-    /// The bridges' Ethernet addresses, the node's own ports of them, and the tunnels.
+    /// The bridges' Ethernet addresses, the node's own veths to them, and the tunnels.
     pub(super) fn node_links(&self) -> NodeLinks {
         let bridges = self.links.values().filter(|link| link.kind == LinkKind::Bridge);
-        let ports = self.links.values().filter(|link| self.is_nodes(link));
+        let veths = self.links.values().filter(|link| self.joins_the_node(link));
         NodeLinks {
             bridges: bridges.filter_map(|bridge| bridge.mac.parse().ok()).collect(),
-            ports: ports.map(|port| port.name.clone()).collect(),
+            veths: veths.map(|veth| veth.name.clone()).collect(),
             tunnels: self.tunnels.values().flatten().copied().collect(),
             broadcasts: self.addresses.iter().filter_map(broadcast).collect(),
         }

@@ -128,8 +128,8 @@ fn text_makes_what_netlink_makes() -> Result<()> {
         }
         by_nft.nft(&rendered).with_context(|| feature.name.clone())?;
         if rendered.contains("table bridge denizen-firewall") {
-            // Without a kernel nobody knows the bridges' addresses and the node's own ports.
-            for set in ["taken-macs", "node-ports"] {
+            // Without a kernel nobody knows the bridges' addresses and the node's own veths.
+            for set in ["taken-macs", "node-veths"] {
                 by_agent.nft(&format!("flush set bridge denizen-firewall {set}"))?;
                 by_nft.nft(&format!("flush set bridge denizen-firewall {set}"))?;
             }

@@ -145,7 +145,7 @@ fn a_port_that_joins_a_bridge_and_leaves_it() {
 
 /// A veth between two bridges joins no interface of the node.
 #[test]
-fn the_nodes_own_ports_of_bridges() {
+fn the_nodes_own_veths_to_bridges() {
     let made = |index, name, kind, attributes: &[LinkAttribute]| {
         let mut message = link(index, name, AddressFamily::Unspec);
         message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]));
@@ -166,9 +166,9 @@ fn the_nodes_own_ports_of_bridges() {
     ] {
         table.apply(&message);
     }
-    assert_eq!(table.node_links().ports, ["port".into()].into());
+    assert_eq!(table.node_links().veths, ["port".into()].into());
     table.apply(&made(4, "br0.7", InfoKind::Veth, &[peer(3), of(2)]));
-    assert!(table.node_links().ports.is_empty());
+    assert!(table.node_links().veths.is_empty());
 }
 
 #[test]
