@@ -6,6 +6,8 @@
 //! async runtime, and nothing changes but the state file and, if the configuration asks for it, a
 //! table in the pod's own network namespace.
 
+#![deny(missing_docs)]
+
 mod adopt;
 mod command;
 mod config;

@@ -27,12 +27,12 @@ use std::net::IpAddr;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use denizen_agent::backend::BackendName;
-use denizen_agent::backend::chosen::BackendConfig;
 use denizen_agent::engine::Engine;
-use denizen_agent::model::{Event, Slice};
-use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
+use denizen_backend::BackendName;
+use denizen_backend::chosen::BackendConfig;
 use denizen_iptables::Variant;
+use denizen_model::{Event, Slice};
+use denizen_plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
 use denizen_tests::bench::{Chosen, Sizes};
 use denizen_tests::cni::Namespace;
 use denizen_tests::kube_proxy::service_chain;

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use denizen_netlink::NetlinkError;
 use denizen_nft::{
-    DataType, Element, Family, Field, IpVersion, Kernel, Key, NftError, Schema, Set, SetId, Value,
+    DataType, Element, Field, Kernel, Key, NftError, Schema, Set, SetId, TableFamily, Value,
 };
+use denizen_packet::{Family, family_of};
 use denizen_state::firewall::{PENDING, TABLE};
 use nix::errno::Errno;
 use thiserror::Error;
@@ -31,7 +32,7 @@ impl Pending {
 
     /// Whether there are tables.
     pub(crate) fn is_there(&mut self) -> Result<bool, PendingError> {
-        let has_set = |family| matches!(family, Family::Ip | Family::Ip6);
+        let has_set = |family| matches!(family, TableFamily::Ip | TableFamily::Ip6);
         let families = self.0.tables(|table| {
             table.family().filter(|family| table.name() == Some(TABLE) && has_set(*family))
         })?;
@@ -40,9 +41,9 @@ impl Pending {
 
     /// Adds all of these addresses, or none.
     pub(crate) fn add(&mut self, addresses: &[IpAddr]) -> Result<(), PendingError> {
-        let mut batch = self.0.batch(Family::Ip, None);
+        let mut batch = self.0.batch(TableFamily::Ip, None);
         for address in addresses {
-            let schema = schema(IpVersion::of(*address));
+            let schema = schema(family_of(*address));
             let key = Key::EMPTY.address(*address);
             let element = Element { set: SetId(0), key, value: Value::Member, comment: None };
             batch.about(schema.family);
@@ -56,7 +57,7 @@ impl Pending {
 }
 
 /// As far as the plugin knows the table.
-fn schema(version: IpVersion) -> Schema {
+fn schema(version: Family) -> Schema {
     let pending = Set {
         id: SetId(0),
         name: PENDING,

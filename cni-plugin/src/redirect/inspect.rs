@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use denizen_nft::Family;
+use denizen_nft::TableFamily;
 use denizen_state::redirect::{Backend, Direction, Redirect};
 
 use super::install::{differences, found_rule, open, unreadable};
@@ -36,7 +36,7 @@ fn counted(location: &Location<'_>, redirect: &Redirect) -> Result<String, CniEr
     {
         let chain = &wanted.chain.name;
         let seen = kernel
-            .rules(Family::Inet, &location.table, Some(chain), |rule| {
+            .rules(TableFamily::Inet, &location.table, Some(chain), |rule| {
                 let place = found_rule(wanted, rule).place;
                 (rule.chain() == Some(chain)).then(|| (place, rule.packets()))
             })

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use denizen_netlink::NetlinkError;
-use denizen_nft::{At, ChainView, Family, Kernel, NftError, RuleView};
+use denizen_nft::{At, ChainView, Kernel, NftError, RuleView, TableFamily};
 use denizen_state::redirect::{Backend, Redirect};
 use nix::errno::Errno;
 
@@ -50,7 +50,7 @@ impl Installed {
         let undone = match earlier.filter(|earlier| earlier.backend == Backend::Nftables) {
             Some(earlier) => write(&mut kernel, table, earlier),
             None => kernel
-                .write(Family::Inet, |batch| batch.delete_table(table))
+                .write(TableFamily::Inet, |batch| batch.delete_table(table))
                 .map_err(|error| refused(table, &error)),
         };
         match undone {
@@ -104,7 +104,7 @@ pub(crate) fn remove_obsolete(
 ) -> Result<(), CniError> {
     match earlier.backend {
         Backend::Nftables => open(location.netns)?
-            .write(Family::Inet, |batch| {
+            .write(TableFamily::Inet, |batch| {
                 // Somebody may have deleted it.
                 batch.add_table_named(&location.table, COMMENT);
                 batch.delete_table(&location.table);
@@ -139,7 +139,7 @@ fn write(kernel: &mut Kernel, table: &str, redirect: &Redirect) -> Result<(), Cn
         false => invalid_chain(kernel, table)?,
     };
     kernel
-        .write(Family::Inet, |batch| {
+        .write(TableFamily::Inet, |batch| {
             batch.add_table_named(table, COMMENT);
             batch.delete_chains(table, &obsolete);
             for Commented { chain, comments } in chains(redirect) {
@@ -159,7 +159,7 @@ fn invalid_chain(kernel: &mut Kernel, table: &str) -> Result<Vec<Arc<str>>, CniE
         let name = chain.name().filter(|name| *name == INVALID)?;
         is_in(table, chain.family(), chain.table()).then(|| name.into())
     };
-    kernel.chains(Some(Family::Inet), name).map_err(|error| unreadable(table, &error))
+    kernel.chains(Some(TableFamily::Inet), name).map_err(|error| unreadable(table, &error))
 }
 
 /// A connection to nf_tables in `netns`.
@@ -225,7 +225,7 @@ fn nftables_differences(
     let unreadable = |error: NetlinkError| unreadable(table, &error);
     let wanted = chains(redirect);
     let seen = kernel
-        .chains(Some(Family::Inet), |chain| {
+        .chains(Some(TableFamily::Inet), |chain| {
             is_in(table, chain.family(), chain.table())
                 .then(|| found_chain(&wanted, chain))
                 .flatten()
@@ -239,7 +239,7 @@ fn nftables_differences(
             continue;
         }
         let rules = kernel
-            .rules(Family::Inet, table, Some(name), |rule| {
+            .rules(TableFamily::Inet, table, Some(name), |rule| {
                 // Where the kernel does not narrow a dump, it has other chains' rules, too.
                 (rule.chain() == Some(name)).then(|| found_rule(wanted, rule))
             })
@@ -249,8 +249,8 @@ fn nftables_differences(
     Ok(found)
 }
 
-fn is_in(wanted: &str, family: Option<Family>, table: Option<&str>) -> bool {
-    family == Some(Family::Inet) && table == Some(wanted)
+fn is_in(wanted: &str, family: Option<TableFamily>, table: Option<&str>) -> bool {
+    family == Some(TableFamily::Inet) && table == Some(wanted)
 }
 
 /// A chain of the table.
@@ -283,7 +283,7 @@ pub(super) fn found_rule(wanted: &Commented, rule: RuleView<'_>) -> FoundRule {
     let comment = rule.comment().unwrap_or("a rule without a comment");
     let mut both = wanted.chain.rules.iter().zip(&wanted.comments);
     // The comment distinguishes rules, and what the rule does is compared: either can be changed.
-    let place = both.position(|(it, text)| text == comment && rule.does(Family::Inet, it));
+    let place = both.position(|(it, text)| text == comment && rule.does(TableFamily::Inet, it));
     FoundRule { comment: comment.into(), place }
 }
 

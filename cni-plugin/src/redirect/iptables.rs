@@ -3,10 +3,10 @@
 //! It executes the node's `iptables-restore` and `iptables-save` in the pod's network namespace:
 //! one of each per version of IP.
 
+use denizen_packet::{Family, family_of};
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
-use denizen_nft::IpVersion;
 use denizen_state::redirect::{Backend, Hairpin, PortRange, Redirect};
 use ipnetwork::IpNetwork;
 
@@ -30,7 +30,7 @@ const MOST_PORTS: usize = 15;
 const WAIT: &str = "--wait=5";
 
 /// What each version of IP had before, as `iptables-save` listed it.
-pub(super) struct Before(Vec<(IpVersion, String)>);
+pub(super) struct Before(Vec<(Family, String)>);
 
 /// Whether linkerd-init's rules can do what is asked for.
 pub(super) fn can(redirect: &Redirect, if_name: &str) -> bool {
@@ -44,9 +44,9 @@ pub(super) fn can(redirect: &Redirect, if_name: &str) -> bool {
         && redirect.only_outbound_ports.is_empty()
 }
 
-fn versions(redirect: &Redirect) -> impl Iterator<Item = IpVersion> {
-    let is_wanted = |version: &IpVersion| *version == IpVersion::V4 || !redirect.bypass_ipv6;
-    IpVersion::BOTH.into_iter().filter(is_wanted)
+fn versions(redirect: &Redirect) -> impl Iterator<Item = Family> {
+    let is_wanted = |version: &Family| *version == Family::V4 || !redirect.bypass_ipv6;
+    Family::BOTH.into_iter().filter(is_wanted)
 }
 
 /// Programs `redirect` in `netns`, all at once in each version of IP. If one fails, both are as
@@ -81,11 +81,11 @@ pub(super) fn is_left(
 }
 
 /// The versions of IP that had rules `earlier`, and need none for those that are `kept`.
-fn obsolete(earlier: &Redirect, kept: &[&Redirect]) -> impl Iterator<Item = IpVersion> {
+fn obsolete(earlier: &Redirect, kept: &[&Redirect]) -> impl Iterator<Item = Family> {
     let needs = |kept: &Redirect, version| {
         kept.backend == Backend::Iptables && versions(kept).any(|it| it == version)
     };
-    let is_kept = move |version: &IpVersion| kept.iter().any(|it| needs(it, *version));
+    let is_kept = move |version: &Family| kept.iter().any(|it| needs(it, *version));
     versions(earlier).filter(move |version| !is_kept(version))
 }
 
@@ -106,8 +106,8 @@ pub(crate) fn conflict(redirect: &Redirect, others: &[&Redirect]) -> Option<&'st
 /// `iptables-save` lists.
 fn change(
     netns: &Netns,
-    versions: impl Iterator<Item = IpVersion>,
-    input: impl Fn(IpVersion, &str) -> String,
+    versions: impl Iterator<Item = Family>,
+    input: impl Fn(Family, &str) -> String,
 ) -> Result<Before, CniError> {
     let mut before = Before(Vec::new());
     for version in versions {
@@ -226,13 +226,13 @@ fn missing_jumps(text: &str) -> Vec<&'static str> {
 }
 
 /// The rules of both chains, as `iptables-save` lists them.
-fn rules(redirect: &Redirect, version: IpVersion) -> Vec<String> {
+fn rules(redirect: &Redirect, version: Family) -> Vec<String> {
     let mut rules = arriving(redirect, version);
     rules.extend(sent(redirect, version));
     rules
 }
 
-fn arriving(redirect: &Redirect, version: IpVersion) -> Vec<String> {
+fn arriving(redirect: &Redirect, version: Family) -> Vec<String> {
     let Some(port) = redirect.inbound_port else { return Vec::new() };
     let rule = |asks: &str, comment: &str, does: &str| rule(CHAINS[0], asks, comment, does);
     let (always, skipped) = (&redirect.always_skip_inbound_ports, &redirect.skip_inbound_ports);
@@ -253,7 +253,7 @@ fn arriving(redirect: &Redirect, version: IpVersion) -> Vec<String> {
     rules
 }
 
-fn sent(redirect: &Redirect, version: IpVersion) -> Vec<String> {
+fn sent(redirect: &Redirect, version: Family) -> Vec<String> {
     let Some(port) = redirect.outbound_port else { return Vec::new() };
     let rule = |asks: &str, comment: &str, does: &str| rule(CHAINS[1], asks, comment, does);
     let mut rules = Vec::new();
@@ -292,8 +292,8 @@ fn skip_ports<'a>(chain: &str, ranges: impl Iterator<Item = &'a PortRange>) -> V
     multiports(ranges).into_iter().map(rule).collect()
 }
 
-fn of_version(cidrs: &[IpNetwork], version: IpVersion) -> impl Iterator<Item = &IpNetwork> {
-    cidrs.iter().filter(move |cidr| IpVersion::of(cidr.ip()) == version)
+fn of_version(cidrs: &[IpNetwork], version: Family) -> impl Iterator<Item = &IpNetwork> {
+    cidrs.iter().filter(move |cidr| family_of(cidr.ip()) == version)
 }
 
 /// As iptables writes ports.
@@ -320,21 +320,21 @@ fn multiports<'a>(ranges: impl Iterator<Item = &'a PortRange>) -> Vec<String> {
     lists
 }
 
-fn save(netns: &Netns, version: IpVersion) -> Result<String, CniError> {
+fn save(netns: &Netns, version: Family) -> Result<String, CniError> {
     execute(netns, save_program(version), &["-t", "nat"], "")
 }
 
-fn save_program(version: IpVersion) -> &'static str {
+fn save_program(version: Family) -> &'static str {
     match version {
-        IpVersion::V4 => "iptables-save",
-        IpVersion::V6 => "ip6tables-save",
+        Family::V4 => "iptables-save",
+        Family::V6 => "ip6tables-save",
     }
 }
 
-fn restore(netns: &Netns, version: IpVersion, input: &str) -> Result<(), CniError> {
+fn restore(netns: &Netns, version: Family, input: &str) -> Result<(), CniError> {
     let program = match version {
-        IpVersion::V4 => "iptables-restore",
-        IpVersion::V6 => "ip6tables-restore",
+        Family::V4 => "iptables-restore",
+        Family::V6 => "ip6tables-restore",
     };
     execute(netns, program, &["--noflush", WAIT], input).map(drop)
 }

@@ -1,6 +1,7 @@
 //! The kernel's rules for a [`Redirect`]. Pure.
 
-use denizen_nft::{BaseChain, Chain, Field, Hook, IpVersion, Key, Kind, Rule, Statement, Verdict};
+use denizen_nft::{BaseChain, Chain, Field, Hook, Key, Kind, Rule, Statement, Verdict};
+use denizen_packet::{Family, family_of};
 use denizen_state::redirect::{Ask, Direction, Does, PortRange, Protocol, Redirect};
 use nix::libc;
 
@@ -77,19 +78,19 @@ fn invalid() -> Commented {
 
 fn statement(ask: &Ask) -> Statement {
     match ask {
-        Ask::Ipv6 => Statement::is_of(IpVersion::V6),
+        Ask::Ipv6 => Statement::is_of(Family::V6),
         Ask::Protocol(protocol) => is(*protocol),
         Ask::Port(range) => to_ports(*range),
         Ask::From(cidr) => {
-            let field = Field::Source(IpVersion::of(cidr.ip()));
+            let field = Field::Source(family_of(cidr.ip()));
             Statement::Within(field, cidr.network(), cidr.prefix())
         }
         Ask::To(cidr) => {
-            let field = Field::Destination(IpVersion::of(cidr.ip()));
+            let field = Field::Destination(family_of(cidr.ip()));
             Statement::Within(field, cidr.network(), cidr.prefix())
         }
         Ask::NotTo(address) => {
-            let field = Field::Destination(IpVersion::of(*address));
+            let field = Field::Destination(family_of(*address));
             Statement::NotEquals(field, Key::EMPTY.address(*address))
         }
         Ask::Enters(name) => Statement::Equals(Field::InputInterface, Key::EMPTY.interface(name)),

@@ -1,11 +1,11 @@
 //! The proof that the rules work, before any container runs: a connection from the pod arrives at
 //! the proxy's port, and the kernel tells its original destination.
 
+use denizen_packet::{Family, family_of};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use denizen_nft::IpVersion;
 use denizen_state::redirect::Redirect;
 use ipnetwork::IpNetwork;
 use nix::libc;
@@ -38,9 +38,8 @@ pub(super) fn verify(
         return Ok(());
     };
     loopback(netns)?;
-    let versions = IpVersion::BOTH
-        .into_iter()
-        .filter(|version| *version == IpVersion::V4 || !redirect.bypass_ipv6);
+    let versions =
+        Family::BOTH.into_iter().filter(|version| *version == Family::V4 || !redirect.bypass_ipv6);
     for version in versions {
         let targets = targets(redirect, version, gateways);
         netns
@@ -54,7 +53,7 @@ pub(super) fn verify(
 }
 
 /// Destinations that are redirected, the best one first.
-fn targets(redirect: &Redirect, version: IpVersion, gateways: &[IpAddr]) -> Vec<SocketAddr> {
+fn targets(redirect: &Redirect, version: Family, gateways: &[IpAddr]) -> Vec<SocketAddr> {
     let (cidrs, ports) = (&redirect.only_outbound_cidrs, &redirect.only_outbound_ports);
     let is_skipped = |port: &u16| redirect.skip_outbound_ports.iter().any(|it| it.contains(*port));
     // Where networks and ports are listed, either is enough.
@@ -70,7 +69,7 @@ fn targets(redirect: &Redirect, version: IpVersion, gateways: &[IpAddr]) -> Vec<
     };
     candidates
         .into_iter()
-        .filter(|ip| IpVersion::of(*ip) == version)
+        .filter(|ip| family_of(*ip) == version)
         .filter(|ip| !redirect.skip_outbound_cidrs.iter().any(|cidr| cidr.contains(*ip)))
         .map(|ip| SocketAddr::new(ip, port))
         .collect()

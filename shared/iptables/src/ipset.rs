@@ -1,6 +1,7 @@
 //! Sets of addresses and interfaces, by netlink (`linux/netfilter/ipset/ip_set.h`): a pod that is
 //! added must be known before its first packet, so no program is executed for it.
 
+use denizen_packet::Family;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -11,7 +12,6 @@ use nix::libc;
 
 use super::error::IptablesError;
 use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
-use denizen_nft::IpVersion;
 
 /// NFNL_SUBSYS_IPSET.
 const SUBSYSTEM: u16 = 6;
@@ -48,7 +48,7 @@ pub struct Set {
     /// Its name.
     pub name: &'static str,
     /// The family of its addresses.
-    pub family: IpVersion,
+    pub family: Family,
 }
 
 /// What a set matches: a source address, and the interface that the packet came in through.
@@ -188,7 +188,7 @@ impl Sets {
     pub fn destroy_named(&mut self, prefix: &'static str) -> Result<usize, IptablesError> {
         let failed = |source| IptablesError::Set { set: prefix, source };
         let sequence = self.socket.sequences(1);
-        let request = message_of(LIST, libc::NLM_F_DUMP, sequence, IpVersion::V4, |_| {});
+        let request = message_of(LIST, libc::NLM_F_DUMP, sequence, Family::V4, |_| {});
         let mut names = BTreeSet::new();
         self.socket
             .dump(&request, sequence, |answer| {
@@ -198,7 +198,7 @@ impl Sets {
         names.retain(|name| name.starts_with(prefix));
         for name in &names {
             let sequence = self.socket.sequences(1);
-            let request = message_of(DESTROY, libc::NLM_F_ACK, sequence, IpVersion::V4, |writer| {
+            let request = message_of(DESTROY, libc::NLM_F_ACK, sequence, Family::V4, |writer| {
                 writer.put_str(SET_NAME, name);
             });
             self.socket.send(&request).map_err(failed)?;
@@ -245,10 +245,10 @@ impl Sets {
     }
 }
 
-fn inet(family: IpVersion) -> u8 {
+fn inet(family: Family) -> u8 {
     match family {
-        IpVersion::V4 => libc::AF_INET as u8,
-        IpVersion::V6 => libc::AF_INET6 as u8,
+        Family::V4 => libc::AF_INET as u8,
+        Family::V6 => libc::AF_INET6 as u8,
     }
 }
 
@@ -274,7 +274,7 @@ fn message_of(
     what: u16,
     flags: i32,
     sequence: u32,
-    family: IpVersion,
+    family: Family,
     fill: impl FnOnce(&mut Writer),
 ) -> Vec<u8> {
     let mut writer = Writer::default();
@@ -287,18 +287,18 @@ fn message_of(
 }
 
 /// IPSET_ATTR_IPADDR_IPV4 and …_IPV6.
-fn address_kind(family: IpVersion) -> u16 {
+fn address_kind(family: Family) -> u16 {
     match family {
-        IpVersion::V4 => 1,
-        IpVersion::V6 => 2,
+        Family::V4 => 1,
+        Family::V6 => 2,
     }
 }
 
 fn put_element(message: &mut Writer, element: &Element) {
     let address = message.begin(ADDRESS);
     match element.address {
-        IpAddr::V4(ip) => message.put(address_kind(IpVersion::V4) | NET_BYTE_ORDER, &ip.octets()),
-        IpAddr::V6(ip) => message.put(address_kind(IpVersion::V6) | NET_BYTE_ORDER, &ip.octets()),
+        IpAddr::V4(ip) => message.put(address_kind(Family::V4) | NET_BYTE_ORDER, &ip.octets()),
+        IpAddr::V6(ip) => message.put(address_kind(Family::V6) | NET_BYTE_ORDER, &ip.octets()),
     }
     message.end(address);
     message.put_str(INTERFACE, &element.interface);
@@ -306,14 +306,14 @@ fn put_element(message: &mut Writer, element: &Element) {
 
 /// The elements in one piece of a listing. What is not an address and an interface is not ours to
 /// know.
-fn keys<'a>(family: IpVersion, answer: &Message<'a>) -> impl Iterator<Item = Element> + use<'a> {
+fn keys<'a>(family: Family, answer: &Message<'a>) -> impl Iterator<Item = Element> + use<'a> {
     let elements = answer.attributes().nested(ELEMENTS);
     elements.filter_map(move |(_, element)| {
         let element = Attributes::new(element);
         let bytes = element.nested(ADDRESS).find(address_kind(family))?;
         let address = match family {
-            IpVersion::V4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?)),
-            IpVersion::V6 => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?)),
+            Family::V4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?)),
+            Family::V6 => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?)),
         };
         let interface = element.find_str(INTERFACE)?.into();
         Some(Element { address, interface })

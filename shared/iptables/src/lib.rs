@@ -8,6 +8,8 @@
 //! (`rejected_rules`). What the kernel rejects all the same, `search` finds. `writer` puts these
 //! together.
 
+#![deny(missing_docs)]
+
 mod delta;
 mod error;
 #[cfg(test)]
@@ -22,6 +24,7 @@ mod search;
 mod worker;
 mod writer;
 
+use denizen_packet::Family;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -35,8 +38,6 @@ pub use rejected_rules::RejectedRules;
 pub use save::{Observed, appended};
 pub use worker::{Done, Outcome};
 pub use writer::{Repaired, Writer};
-
-use denizen_nft::IpVersion;
 
 /// A table of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -112,7 +113,7 @@ pub struct Schema {
     /// What becomes of a chain when one of its rules is rejected.
     pub on_rejection: fn(Table, &str) -> OnRejection,
     /// Extensions that the client can do without.
-    pub extensions: fn(IpVersion) -> Vec<Extension>,
+    pub extensions: fn(Family) -> Vec<Extension>,
 }
 
 /// What becomes of a chain when one of its rules is rejected.
@@ -131,7 +132,7 @@ pub enum OnRejection {
 /// last asked.
 pub trait Desired {
     /// The family.
-    fn family(&self) -> IpVersion;
+    fn family(&self) -> Family;
 
     /// Calls `each` with every chain and its rules.
     fn for_each(&self, each: impl FnMut(ChainId, Lines));

@@ -1,5 +1,6 @@
 //! Executes the iptables programs: the kernel's own interface for them is theirs, not the world's.
 
+use denizen_packet::Family;
 use std::io::{self, Write};
 use std::process::{Command, Output, Stdio};
 
@@ -13,7 +14,6 @@ use super::probe::{Extension, MissingExtensions, probe};
 use super::save::Observed;
 use super::{Schema, Table};
 use denizen_netlink::Capability;
-use denizen_nft::IpVersion;
 
 /// Whose tables the programs speak of: a node has both, and its rules should be in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -94,16 +94,16 @@ impl Programs {
         Ok(if more { legacy } else { nft })
     }
 
-    fn program(&self, family: IpVersion, what: &str) -> String {
+    fn program(&self, family: Family, what: &str) -> String {
         let name = match family {
-            IpVersion::V4 => "iptables",
-            IpVersion::V6 => "ip6tables",
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
         };
         format!("{name}{}{what}", self.infix)
     }
 
     fn version(&self) -> Result<String, IptablesError> {
-        let program = self.program(IpVersion::V4, "-save");
+        let program = self.program(Family::V4, "-save");
         let output = execute(&program, &["--version"], None)?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -112,12 +112,12 @@ impl Programs {
         let has = |family, name| self.has_chain(family, "mangle", name).unwrap_or(false);
         let hinted =
             |family| has(family, "KUBE-IPTABLES-HINT") || has(family, "KUBE-KUBELET-CANARY");
-        IpVersion::BOTH.into_iter().any(hinted)
+        Family::BOTH.into_iter().any(hinted)
     }
 
     /// The tables to read. Whoever asks ip_tables for another one has it made, and every packet
     /// then goes through it; and asking at all takes a raw socket, and so CAP_NET_RAW.
-    fn tables(&self, family: IpVersion) -> Tables {
+    fn tables(&self, family: Family) -> Tables {
         match self.variant {
             Variant::Legacy => Tables::These(legacy_tables(family)),
             Variant::Nft => Tables::All,
@@ -130,7 +130,7 @@ impl Programs {
     /// [`IptablesError`].
     pub fn has_chain(
         &self,
-        family: IpVersion,
+        family: Family,
         table: &str,
         name: &str,
     ) -> Result<bool, IptablesError> {
@@ -143,7 +143,7 @@ impl Programs {
 
     fn count(&self) -> Result<usize, IptablesError> {
         let mut rules = 0;
-        for family in IpVersion::BOTH {
+        for family in Family::BOTH {
             if self.tables(family).are_none() {
                 continue;
             }
@@ -163,7 +163,7 @@ impl Programs {
     /// [`IptablesError`].
     pub fn save(
         &self,
-        family: IpVersion,
+        family: Family,
         tables: &[Table],
         schema: &'static Schema,
     ) -> Result<Observed, IptablesError> {
@@ -188,7 +188,7 @@ impl Programs {
     ///
     /// # Errors
     /// [`IptablesError`].
-    pub fn saved(&self, family: IpVersion, table: Table) -> Result<String, IptablesError> {
+    pub fn saved(&self, family: Family, table: Table) -> Result<String, IptablesError> {
         let program = self.program(family, "-save");
         let output = execute(&program, &["-t", table.as_str()], None)?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -199,7 +199,7 @@ impl Programs {
     ///
     /// # Errors
     /// [`IptablesError`].
-    pub fn test(&self, family: IpVersion, input: &str) -> Result<String, IptablesError> {
+    pub fn test(&self, family: Family, input: &str) -> Result<String, IptablesError> {
         let program = self.program(family, "-restore");
         let output = execute(&program, &["-w", "5", "--noflush", "--test"], Some(input))?;
         Ok(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "))
@@ -211,7 +211,7 @@ impl Programs {
     /// [`IptablesError`] if it cannot be found out.
     pub fn missing(
         &self,
-        family: IpVersion,
+        family: Family,
         extensions: &[Extension],
     ) -> Result<MissingExtensions, IptablesError> {
         probe(extensions, |input| self.test(family, input))
@@ -221,7 +221,7 @@ impl Programs {
     ///
     /// # Errors
     /// [`IptablesError::Failed`] with the program's own words.
-    pub fn restore(&self, family: IpVersion, input: &str) -> Result<(), IptablesError> {
+    pub fn restore(&self, family: Family, input: &str) -> Result<(), IptablesError> {
         let _span = trace_span!("restore", %family, bytes = input.len()).entered();
         let program = self.program(family, "-restore");
         // The lock that every legacy program takes, for at most so many seconds.
@@ -253,10 +253,10 @@ impl Tables {
 }
 
 /// The tables of legacy iptables that are there.
-pub fn legacy_tables(family: IpVersion) -> Vec<String> {
+pub fn legacy_tables(family: Family) -> Vec<String> {
     let names = match family {
-        IpVersion::V4 => "/proc/thread-self/net/ip_tables_names",
-        IpVersion::V6 => "/proc/thread-self/net/ip6_tables_names",
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
     };
     #[expect(
         clippy::disallowed_methods,
@@ -312,10 +312,10 @@ fn execute(
 
 /// Whether this kernel has the family at all. Without IPv6 (`ipv6.disable=1`) the legacy programs
 /// fail whatever they are asked, and nobody has a packet for their rules.
-pub fn is_spoken(family: IpVersion) -> bool {
+pub fn is_spoken(family: Family) -> bool {
     let domain = match family {
-        IpVersion::V4 => AddressFamily::Inet,
-        IpVersion::V6 => AddressFamily::Inet6,
+        Family::V4 => AddressFamily::Inet,
+        Family::V6 => AddressFamily::Inet6,
     };
     let asked = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
     !matches!(asked, Err(Errno::EAFNOSUPPORT))

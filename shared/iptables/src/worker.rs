@@ -1,6 +1,7 @@
 //! A thread for each family that executes the programs: thousands of rules take them seconds, and
 //! whoever waits for a pod must not wait for rules.
 
+use denizen_packet::Family;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +16,6 @@ use super::rejected_rule::RejectedRule;
 use super::save::Observed;
 use super::search::{self, Kernel};
 use super::{Schema, Table};
-use denizen_nft::IpVersion;
 
 /// What is to be done.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Done {
     /// Whose rules.
-    pub family: IpVersion,
+    pub family: Family,
     /// What came of it.
     pub result: Result<Outcome, IptablesError>,
     /// When it was done.
@@ -63,7 +63,7 @@ pub struct Done {
 pub fn start(
     programs: Programs,
     schema: &'static Schema,
-    family: IpVersion,
+    family: Family,
     done: UnboundedSender<Done>,
 ) -> Sender<Job> {
     let (jobs, todo) = channel();
@@ -89,7 +89,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Node {
     programs: Programs,
     schema: &'static Schema,
-    family: IpVersion,
+    family: Family,
     /// Until when there is time to look closer. The time begins with the first rejection.
     until: Option<Instant>,
 }

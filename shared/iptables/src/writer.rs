@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod tests;
 
+use denizen_packet::Family;
 use std::collections::{BTreeSet, VecDeque};
 use std::error::Error;
 use std::sync::mpsc::Sender;
@@ -19,7 +20,6 @@ use super::rejected_rules::{News, RejectedRules};
 use super::save::Observed;
 use super::worker::{self, Done, Job, Outcome};
 use super::{ChainId, Desired, Schema, Table};
-use denizen_nft::IpVersion;
 
 /// If somebody else rewrites the chains this often in [`WINDOW`], or at one more look than that,
 /// another program writes them too and does not stop.
@@ -73,7 +73,7 @@ impl Writer {
     pub fn start(
         programs: Programs,
         schema: &'static Schema,
-        family: IpVersion,
+        family: Family,
         done: UnboundedSender<Done>,
     ) -> Self {
         Self::new(schema, worker::start(programs, schema, family, done))
@@ -245,7 +245,7 @@ impl Writer {
         Ok(repaired)
     }
 
-    fn report_news(&mut self, family: IpVersion, at: Instant) {
+    fn report_news(&mut self, family: Family, at: Instant) {
         let News { rejected, accepted } = self.rejected.take_news(at);
         for error in rejected {
             error!(%family, error, "all else is written");
@@ -255,7 +255,7 @@ impl Writer {
         }
     }
 
-    fn note_optional(&mut self, failure: Option<IptablesError>, family: IpVersion) {
+    fn note_optional(&mut self, failure: Option<IptablesError>, family: Family) {
         let before = self.optional_failure.take().map(|error| error.to_string());
         self.optional_failure = failure;
         let now = self.optional_failure.as_ref();

@@ -4,6 +4,8 @@
 //! transactions: nothing in the kernel says whose a virtual server is, and each command of a batch
 //! is done or refused by itself.
 
+#![deny(missing_docs)]
+
 mod kernel;
 mod load;
 mod message;

@@ -5,6 +5,8 @@
 //! attributes) is what this project exists for. The agent reads links and addresses as they change
 //! through `rtnetlink` instead, which is asynchronous.
 
+#![deny(missing_docs)]
+
 mod capability;
 mod message;
 mod socket;

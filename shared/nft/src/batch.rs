@@ -7,7 +7,7 @@ use nix::libc;
 
 use crate::bytes::Key;
 use crate::encode;
-use crate::family::Family;
+use crate::family::TableFamily;
 use crate::rule::{Chain, Rule};
 use crate::set::{Element, Schema, Set, SetId, Value};
 use crate::user_data::comment;
@@ -37,10 +37,10 @@ pub(crate) const ACCEPT: u32 = 1;
 #[derive(Debug)]
 pub struct Batch {
     writer: Writer,
-    family: Family,
+    family: TableFamily,
     first: u32,
     count: u32,
-    what: Vec<(Family, What)>,
+    what: Vec<(TableFamily, What)>,
     /// Where the last message begins.
     last_at: usize,
 }
@@ -59,7 +59,7 @@ pub enum At {
 impl Batch {
     /// An empty batch. With `generation`, the kernel refuses it (ERESTART) when anybody has changed
     /// anything since it was read.
-    pub(crate) fn new(family: Family, first: u32, generation: Option<u32>) -> Self {
+    pub(crate) fn new(family: TableFamily, first: u32, generation: Option<u32>) -> Self {
         let mut batch = Self {
             writer: Writer::default(),
             family,
@@ -73,12 +73,12 @@ impl Batch {
     }
 
     /// What follows is about tables of this family.
-    pub fn about(&mut self, family: Family) {
+    pub fn about(&mut self, family: TableFamily) {
         self.family = family;
     }
 
     /// The family of the tables that it is about now.
-    pub(crate) fn family(&self) -> Family {
+    pub(crate) fn family(&self) -> TableFamily {
         self.family
     }
 
@@ -408,12 +408,12 @@ pub(crate) struct Finished {
     first: u32,
     /// The number of the message whose acknowledgement says that the batch was taken.
     pub last: u32,
-    what: Vec<(Family, What)>,
+    what: Vec<(TableFamily, What)>,
 }
 
 impl Finished {
     /// What a refused message was about, and of which family.
-    pub fn what(&self, sequence: u32) -> Option<&(Family, What)> {
+    pub fn what(&self, sequence: u32) -> Option<&(TableFamily, What)> {
         let index = sequence.checked_sub(self.first)?.checked_sub(1)?;
         self.what.get(index as usize)
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::family::IpVersion;
+use denizen_packet::Family;
 
 /// Up to `N` bytes in place: what is in the kernel's registers, in whole 32-bit words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,9 +23,9 @@ pub type Data = Bytes<20>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Range {
     /// Of the last of several fields, an address: by a prefix length.
-    Addresses(IpVersion),
+    Addresses(Family),
     /// Of the one field, an address: by the last address.
-    Whole(IpVersion),
+    Whole(Family),
     /// Of the port that begins at this byte of the key: by the last port.
     Ports { at: usize },
 }
@@ -197,9 +197,9 @@ impl<const N: usize> fmt::Debug for Bytes<N> {
 }
 
 /// The address that some bytes begin with.
-pub fn read_address(version: IpVersion, bytes: &[u8]) -> Option<IpAddr> {
+pub fn read_address(version: Family, bytes: &[u8]) -> Option<IpAddr> {
     Some(match version {
-        IpVersion::V4 => IpAddr::V4(Ipv4Addr::from(*bytes.first_chunk::<4>()?)),
-        IpVersion::V6 => IpAddr::V6(Ipv6Addr::from(*bytes.first_chunk::<16>()?)),
+        Family::V4 => IpAddr::V4(Ipv4Addr::from(*bytes.first_chunk::<4>()?)),
+        Family::V6 => IpAddr::V6(Ipv6Addr::from(*bytes.first_chunk::<16>()?)),
     })
 }

@@ -13,9 +13,10 @@ use nix::libc;
 use self::limit::{limit_data, put_limit};
 use self::reject::reject_data;
 use crate::bytes::Key;
-use crate::family::{Family, IpVersion};
+use crate::family::TableFamily;
 use crate::field::{Field, Load};
 use crate::rule::{Assigned, Lookup, Operation, Statement, Update, Variable, Verdict};
+use denizen_packet::Family;
 
 // Attribute numbers, in the order of the kernel's enums.
 const EXPR_NAME: u16 = 1;
@@ -37,7 +38,7 @@ const CMP_LTE: u32 = 3;
 const CMP_GTE: u32 = 5;
 
 /// Writes a rule's statements as expressions into an open list.
-pub(crate) fn statements(writer: &mut Writer, family: Family, statements: &[Statement]) {
+pub(crate) fn statements(writer: &mut Writer, family: TableFamily, statements: &[Statement]) {
     let mut out = Expressions { writer, family, frame: None };
     for statement in statements {
         out.statement(statement);
@@ -70,7 +71,7 @@ fn register(word: u32) -> u32 {
 
 struct Expressions<'a> {
     writer: &'a mut Writer,
-    family: Family,
+    family: TableFamily,
     /// What the rule has asked for of the frame's own type: what it carries needs no more asking.
     frame: Option<Key>,
 }
@@ -134,9 +135,9 @@ impl Expressions<'_> {
     fn depend(&mut self, key: &[Field]) {
         let version = key.iter().find_map(|field| field.address());
         match (self.family, version) {
-            (Family::Bridge, Some(version)) => self.carries(version.ether_type()),
-            (Family::Inet, Some(version)) => self.statement(&Statement::is_of(version)),
-            (Family::Ip | Family::Ip6 | Family::Arp, _) | (_, None) => {}
+            (TableFamily::Bridge, Some(version)) => self.carries(version.ether_type()),
+            (TableFamily::Inet, Some(version)) => self.statement(&Statement::is_of(version)),
+            (TableFamily::Ip | TableFamily::Ip6 | TableFamily::Arp, _) | (_, None) => {}
         }
         if key.contains(&Field::ArpSender) || key.contains(&Field::ArpSenderEther) {
             self.carries(Field::ARP);
@@ -168,7 +169,7 @@ impl Expressions<'_> {
     /// Compares as many whole bytes of an address as the prefix has, and masks the last one.
     fn within(&mut self, field: Field, network: IpAddr, prefix: u8) {
         // In a bridge's table the client asks for the version itself.
-        if self.family == Family::Inet {
+        if self.family == TableFamily::Inet {
             self.depend(&[field]);
         }
         let network = Key::EMPTY.address(network).as_bytes().to_vec();
@@ -204,12 +205,12 @@ impl Expressions<'_> {
         self.store(variable);
     }
 
-    fn translate(&mut self, version: IpVersion, lookup: &Lookup) {
+    fn translate(&mut self, version: Family, lookup: &Lookup) {
         self.find(lookup, Some(register(0)));
         self.expression("nat", |w| {
             const DESTINATION: u32 = 1;
             w.put_u32(1, DESTINATION);
-            w.put_u32(2, u32::from(Family::from(version).number()));
+            w.put_u32(2, u32::from(TableFamily::from(version).number()));
             w.put_u32(3, register(0));
             w.put_u32(5, register(Field::Destination(version).words()));
         });

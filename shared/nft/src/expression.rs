@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use denizen_netlink::{Attributes, Writer};
 
 use crate::encode;
-use crate::family::Family;
+use crate::family::TableFamily;
 use crate::rule::Rule;
 
 /// An expression: its name, and its attributes that are not zero.
 pub(crate) type Expression = (String, BTreeMap<u16, Vec<u8>>);
 
 /// A rule's expressions as the kernel should give them back.
-pub(crate) fn wanted(family: Family, rule: &Rule) -> Vec<Expression> {
+pub(crate) fn wanted(family: TableFamily, rule: &Rule) -> Vec<Expression> {
     let mut list = Writer::default();
     encode::statements(&mut list, family, &rule.statements);
     observed(Attributes::new(list.bytes()))

@@ -2,8 +2,8 @@
 
 mod text;
 
-use crate::family::IpVersion;
 use crate::user_data::{expression, numbers};
+use denizen_packet::Family;
 
 /// A value that the kernel reads, or draws, for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,9 +15,9 @@ pub enum Field {
     /// The EtherType in the frame's own header: of a tagged frame, the tag's.
     FrameType,
     /// The source address.
-    Source(IpVersion),
+    Source(Family),
     /// The destination address.
-    Destination(IpVersion),
+    Destination(Family),
     /// The Ethernet address that an ARP message says its sender has. A rule that reads it matches
     /// ARP alone.
     ArpSenderEther,
@@ -50,7 +50,8 @@ pub enum Field {
     InputKind,
     /// The EtherType of what a frame carries.
     EtherType,
-    /// The family of the packet that a table of both versions sees ([`IpVersion::family_number`]).
+    /// The family of the packet that a table of both versions sees
+    /// ([`TableFamily::number`](crate::TableFamily::number)).
     IpFamily,
     /// The user who opened the socket that sends the packet, by its number in the user namespace
     /// that owns the network namespace. No packet without a socket of a process matches.
@@ -70,9 +71,9 @@ pub enum Field {
     /// The connection's mark.
     ConnectionMark,
     /// The address from which the connection was begun.
-    OriginalSource(IpVersion),
+    OriginalSource(Family),
     /// The address from which the connection's answers come.
-    AnswerSource(IpVersion),
+    AnswerSource(Family),
     /// A random number below this one.
     Random(u32),
 }
@@ -125,7 +126,7 @@ impl Field {
             | Self::Destination(version)
             | Self::OriginalSource(version)
             | Self::AnswerSource(version) => version.address_len(),
-            Self::NeighbourTarget => IpVersion::V6.address_len(),
+            Self::NeighbourTarget => Family::V6.address_len(),
             Self::Protocol
             | Self::TransportByte(_)
             | Self::Icmpv6Type
@@ -163,7 +164,7 @@ impl Field {
     }
 
     /// The version of the address that it is.
-    pub(crate) fn address(self) -> Option<IpVersion> {
+    pub(crate) fn address(self) -> Option<Family> {
         match self {
             Self::Source(version)
             | Self::Destination(version)
@@ -201,10 +202,10 @@ impl Field {
 
     pub(crate) fn load(self) -> Load {
         match self {
-            Self::Source(IpVersion::V4) => Load::Payload(NETWORK_HEADER, 12),
-            Self::Source(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 8),
-            Self::Destination(IpVersion::V4) => Load::Payload(NETWORK_HEADER, 16),
-            Self::Destination(IpVersion::V6) => Load::Payload(NETWORK_HEADER, 24),
+            Self::Source(Family::V4) => Load::Payload(NETWORK_HEADER, 12),
+            Self::Source(Family::V6) => Load::Payload(NETWORK_HEADER, 8),
+            Self::Destination(Family::V4) => Load::Payload(NETWORK_HEADER, 16),
+            Self::Destination(Family::V6) => Load::Payload(NETWORK_HEADER, 24),
             Self::EtherDestination => Load::Payload(LINK_HEADER, 0),
             Self::EtherSource => Load::Payload(LINK_HEADER, 6),
             Self::FrameType => Load::Payload(LINK_HEADER, 12),
@@ -232,10 +233,10 @@ impl Field {
             Self::ConnectionState => Load::Connection(0, None),
             Self::ConnectionStatus => Load::Connection(2, None),
             Self::ConnectionMark => Load::Connection(3, None),
-            Self::OriginalSource(IpVersion::V4) => Load::Connection(19, ORIGINAL),
-            Self::OriginalSource(IpVersion::V6) => Load::Connection(21, ORIGINAL),
-            Self::AnswerSource(IpVersion::V4) => Load::Connection(19, REPLY),
-            Self::AnswerSource(IpVersion::V6) => Load::Connection(21, REPLY),
+            Self::OriginalSource(Family::V4) => Load::Connection(19, ORIGINAL),
+            Self::OriginalSource(Family::V6) => Load::Connection(21, ORIGINAL),
+            Self::AnswerSource(Family::V4) => Load::Connection(19, REPLY),
+            Self::AnswerSource(Family::V6) => Load::Connection(21, REPLY),
             Self::Random(below) => Load::Random(below),
         }
     }
@@ -291,15 +292,11 @@ impl Field {
             | Self::HopLimit
             | Self::Length
             | Self::Random(_) => (4, "integer"),
-            Self::Source(IpVersion::V4) | Self::Destination(IpVersion::V4) => (7, "ipv4_addr"),
+            Self::Source(Family::V4) | Self::Destination(Family::V4) => (7, "ipv4_addr"),
             Self::ArpSender | Self::ArpTarget => (7, "ipv4_addr"),
-            Self::OriginalSource(IpVersion::V4) | Self::AnswerSource(IpVersion::V4) => {
-                (7, "ipv4_addr")
-            }
-            Self::OriginalSource(IpVersion::V6) | Self::AnswerSource(IpVersion::V6) => {
-                (8, "ipv6_addr")
-            }
-            Self::Source(IpVersion::V6) | Self::Destination(IpVersion::V6) => (8, "ipv6_addr"),
+            Self::OriginalSource(Family::V4) | Self::AnswerSource(Family::V4) => (7, "ipv4_addr"),
+            Self::OriginalSource(Family::V6) | Self::AnswerSource(Family::V6) => (8, "ipv6_addr"),
+            Self::Source(Family::V6) | Self::Destination(Family::V6) => (8, "ipv6_addr"),
             Self::EtherSource | Self::EtherDestination | Self::ArpSenderEther => (9, "ether_addr"),
             Self::EtherType | Self::FrameType => (10, "ether_type"),
             Self::Protocol => (12, "inet_proto"),
@@ -336,10 +333,10 @@ impl Field {
             (Self::FrameType, _) => payload(17, 3),
             (Self::HopLimit, _) => payload(13, 7),
             (Self::ArpSenderEther, _) => payload(15, 6),
-            (Self::Source(IpVersion::V4), _) => payload(12, 11),
-            (Self::Destination(IpVersion::V4), _) => payload(12, 12),
-            (Self::Source(IpVersion::V6), _) => payload(13, 8),
-            (Self::Destination(IpVersion::V6), _) => payload(13, 9),
+            (Self::Source(Family::V4), _) => payload(12, 11),
+            (Self::Destination(Family::V4), _) => payload(12, 12),
+            (Self::Source(Family::V6), _) => payload(13, 8),
+            (Self::Destination(Family::V6), _) => payload(13, 9),
             (Self::Icmpv6Type, _) => payload(14, 1),
             (Self::ArpSender, _) => payload(15, 8),
             (Self::ArpTarget, _) => payload(15, 9),

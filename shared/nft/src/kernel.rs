@@ -10,7 +10,7 @@ use thiserror::Error;
 use tracing::trace_span;
 
 use crate::batch::{Batch, kind};
-use crate::family::Family;
+use crate::family::TableFamily;
 use crate::observed::Observed;
 use crate::set::{Schema, Set};
 use crate::what::What;
@@ -25,7 +25,7 @@ pub enum NftError {
     #[error("nf_tables, {family} table: cannot {doing}")]
     Netlink {
         /// The table's family.
-        family: Family,
+        family: TableFamily,
         /// What was tried.
         doing: &'static str,
         /// Why it failed.
@@ -36,7 +36,7 @@ pub enum NftError {
     #[error("nf_tables, {family} table: the kernel refused {}", what.as_ref().map_or("the batch".to_owned(), What::to_string))]
     Refused {
         /// The table's family.
-        family: Family,
+        family: TableFamily,
         /// What was refused; `None` when it was not a single message.
         what: Option<What>,
         /// The kernel's answer.
@@ -47,7 +47,7 @@ pub enum NftError {
     #[error("nf_tables, {family} table: the ruleset changed while it was being repaired")]
     Raced {
         /// The table's family.
-        family: Family,
+        family: TableFamily,
     },
 }
 
@@ -105,7 +105,7 @@ impl Kernel {
 
     /// A batch about tables of a family, and of others after [`Batch::about`]. With `generation`,
     /// the kernel refuses it when anybody has changed anything since then ([`NftError::Raced`]).
-    pub fn batch(&mut self, family: Family, generation: Option<u32>) -> Batch {
+    pub fn batch(&mut self, family: TableFamily, generation: Option<u32>) -> Batch {
         // A batch has fewer messages than this by far; numbers need only differ from the last
         // batch's.
         const MESSAGES: u32 = 1 << 20;
@@ -144,7 +144,11 @@ impl Kernel {
     ///
     /// # Errors
     /// As [`Self::commit`].
-    pub fn write(&mut self, family: Family, fill: impl FnOnce(&mut Batch)) -> Result<(), NftError> {
+    pub fn write(
+        &mut self,
+        family: TableFamily,
+        fill: impl FnOnce(&mut Batch),
+    ) -> Result<(), NftError> {
         let mut batch = self.batch(family, None);
         fill(&mut batch);
         self.commit(batch)
@@ -263,14 +267,14 @@ impl Kernel {
     pub(crate) fn dump(
         &mut self,
         message: i32,
-        family: Option<Family>,
+        family: Option<TableFamily>,
         of: &[&str],
         mut each: impl FnMut(Message<'_>),
     ) -> Result<(), NetlinkError> {
         let sequence = self.socket.sequences(1);
         let mut request = Writer::default();
         let flags = libc::NLM_F_DUMP as u16;
-        let number = family.map(Family::number);
+        let number = family.map(TableFamily::number);
         let open =
             request.begin_message(kind(message), flags, sequence, number.unwrap_or_default(), 0);
         for (attribute, name) in (1..).zip(of) {
@@ -305,7 +309,7 @@ mod tests {
 
     use super::*;
 
-    fn table(family: Family) -> Schema {
+    fn table(family: TableFamily) -> Schema {
         Schema { family, name: "some", comment: "for a test", sets: Vec::new() }
     }
 
@@ -314,7 +318,7 @@ mod tests {
         let alone = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
             let mut kernel = Kernel::open().unwrap();
-            let (v4, v6) = (table(Family::Ip), table(Family::Ip6));
+            let (v4, v6) = (table(TableFamily::Ip), table(TableFamily::Ip6));
             let seen = kernel.observe(&v4).unwrap();
             let mark = kernel.mark(&seen);
             assert!(kernel.is_undisturbed(mark), "nothing happened");

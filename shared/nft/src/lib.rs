@@ -10,6 +10,8 @@
 //! It knows nothing of what tables are for: no service, no pod, no policy. A rule carries its
 //! client's reason for a person to read, and is recognised by its [`RuleId`] alone.
 
+#![deny(missing_docs)]
+
 mod batch;
 mod bytes;
 mod difference;
@@ -28,6 +30,7 @@ mod read;
 mod replacement;
 mod rule;
 mod rule_id;
+mod sampled;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -40,7 +43,7 @@ mod what;
 pub use batch::{At, Batch};
 pub use bytes::{Bytes, Data, Key, read_address};
 pub use difference::{Delta, Structure};
-pub use family::{Family, IpVersion};
+pub use family::TableFamily;
 pub use field::Field;
 pub use kernel::{Kernel, Mark, NftError};
 pub use observed::Observed;
@@ -51,6 +54,7 @@ pub use rule::{
     Update, Variable, Verdict,
 };
 pub use rule_id::RuleId;
+pub use sampled::sampled;
 pub use set::{DataType, Element, Schema, Set, SetId, Value, endpoint, read_endpoint};
 pub use text::Rendering;
 pub use trace::{TraceEvent, TraceMessage, TraceVerdict, TracedPacket, Tracer};

@@ -8,9 +8,9 @@ use denizen_netlink::Attributes;
 
 use crate::bytes::read_address;
 use crate::encode::VERDICT_REGISTER;
-use crate::family::IpVersion;
 use crate::field::{Field, Load};
 use crate::read::{Decision, ExpressionView, RuleView};
+use denizen_packet::Family;
 
 /// Fields that are printed as nft does. Others have a name here, or are numbers.
 const FIELDS: [Field; 30] = [
@@ -21,12 +21,12 @@ const FIELDS: [Field; 30] = [
     Field::NeighbourTarget,
     Field::HopLimit,
     Field::Length,
-    Field::OriginalSource(IpVersion::V4),
-    Field::OriginalSource(IpVersion::V6),
-    Field::Source(IpVersion::V4),
-    Field::Destination(IpVersion::V4),
-    Field::Source(IpVersion::V6),
-    Field::Destination(IpVersion::V6),
+    Field::OriginalSource(Family::V4),
+    Field::OriginalSource(Family::V6),
+    Field::Source(Family::V4),
+    Field::Destination(Family::V4),
+    Field::Source(Family::V6),
+    Field::Destination(Family::V6),
     Field::Protocol,
     Field::DestinationPort,
     Field::InputInterface,
@@ -42,8 +42,8 @@ const FIELDS: [Field; 30] = [
     Field::ConnectionState,
     Field::ConnectionStatus,
     Field::ConnectionMark,
-    Field::AnswerSource(IpVersion::V4),
-    Field::AnswerSource(IpVersion::V6),
+    Field::AnswerSource(Family::V4),
+    Field::AnswerSource(Family::V6),
 ];
 
 /// `enum nft_meta_keys`, where [`FIELDS`] have none.
@@ -269,8 +269,8 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 fn address_text(text: &str) -> Option<String> {
     let bytes = unhex(text)?;
     let version = match bytes.len() {
-        4 => IpVersion::V4,
-        16 => IpVersion::V6,
+        4 => Family::V4,
+        16 => Family::V6,
         _ => return None,
     };
     read_address(version, &bytes).as_ref().map(IpAddr::to_string)

@@ -11,7 +11,7 @@ use crate::batch::ACCEPT;
 use crate::bytes::{Data, Key};
 use crate::edge::{RangeEdge, ranges};
 use crate::expression::{self, Expression};
-use crate::family::Family;
+use crate::family::TableFamily;
 use crate::rule::{Chain, Rule};
 use crate::rule_id::RuleId;
 use crate::set::{DataType, Element, Schema, Set, SetId, VERDICT, Value, without_comment};
@@ -235,7 +235,7 @@ impl Observed {
 }
 
 /// Everything that a batch makes of a table.
-pub(crate) fn wanted_chain(family: Family, chain: &Chain) -> ObservedChain {
+pub(crate) fn wanted_chain(family: TableFamily, chain: &Chain) -> ObservedChain {
     let rule = |rule: &Rule| ObservedRule {
         id: Some(rule.id(family)),
         expressions: expression::wanted(family, rule),

@@ -5,7 +5,7 @@ use nix::libc;
 
 use crate::encode::{NFTRACE, VERDICT_REGISTER};
 use crate::expression::{observed, wanted};
-use crate::family::Family;
+use crate::family::TableFamily;
 use crate::kernel::{Kernel, retried};
 use crate::observed::about;
 use crate::rule::{Hook, Rule};
@@ -69,7 +69,7 @@ impl Kernel {
     /// [`NetlinkError`].
     pub fn chains<T>(
         &mut self,
-        family: Option<Family>,
+        family: Option<TableFamily>,
         mut each: impl FnMut(ChainView<'_>) -> Option<T>,
     ) -> Result<Vec<T>, NetlinkError> {
         self.read(libc::NFT_MSG_GETCHAIN, family, &[], |message| each(ChainView(message)))
@@ -81,7 +81,7 @@ impl Kernel {
     /// [`NetlinkError`].
     pub fn rules<T>(
         &mut self,
-        family: Family,
+        family: TableFamily,
         table: &str,
         chain: Option<&str>,
         mut each: impl FnMut(RuleView<'_>) -> Option<T>,
@@ -96,7 +96,7 @@ impl Kernel {
     fn read<T>(
         &mut self,
         message: i32,
-        family: Option<Family>,
+        family: Option<TableFamily>,
         of: &[&str],
         mut each: impl FnMut(Message<'_>) -> Option<T>,
     ) -> Result<Vec<T>, NetlinkError> {
@@ -108,14 +108,14 @@ impl Kernel {
     }
 }
 
-fn family_of(message: &Message<'_>) -> Option<Family> {
-    message.family().and_then(Family::from_number)
+fn table_family(message: &Message<'_>) -> Option<TableFamily> {
+    message.family().and_then(TableFamily::from_number)
 }
 
 impl<'a> TableView<'a> {
     /// Its family; `None` for one that Denizen does not know.
-    pub fn family(&self) -> Option<Family> {
-        family_of(&self.0)
+    pub fn family(&self) -> Option<TableFamily> {
+        table_family(&self.0)
     }
 
     /// Its name.
@@ -132,8 +132,8 @@ impl<'a> TableView<'a> {
 
 impl<'a> ChainView<'a> {
     /// The family of its table; `None` for one that Denizen does not know.
-    pub fn family(&self) -> Option<Family> {
-        family_of(&self.0)
+    pub fn family(&self) -> Option<TableFamily> {
+        table_family(&self.0)
     }
 
     /// Its table's name.
@@ -213,7 +213,7 @@ impl<'a> RuleView<'a> {
     }
 
     /// Whether it does what `rule` does in a table of this family, whatever its counters say.
-    pub fn does(&self, family: Family, rule: &Rule) -> bool {
+    pub fn does(&self, family: TableFamily, rule: &Rule) -> bool {
         observed(self.0.attributes().nested(4)) == wanted(family, rule)
     }
 

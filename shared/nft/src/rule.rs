@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::bytes::Key;
-use crate::family::IpVersion;
+use crate::family::TableFamily;
 use crate::field::Field;
+use denizen_packet::Family;
 
 /// A chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,7 +151,7 @@ pub enum Statement {
     GoWhere(Lookup),
     /// Translates the destination to the address and port that the map says; on with the next rule
     /// when it has no such key.
-    Dnat(IpVersion, Lookup),
+    Dnat(Family, Lookup),
     /// Changes an element of a set or map that packets fill; on with the next rule when it is full.
     Update(Update),
     /// Replaces the source by the address of the interface that the packet leaves by, with a random
@@ -173,13 +174,13 @@ pub enum Statement {
 
 impl Statement {
     /// Asks whether a frame carries a packet of this version.
-    pub fn carries(version: IpVersion) -> Self {
+    pub fn carries(version: Family) -> Self {
         Self::Equals(Field::EtherType, Key::EMPTY.port(version.ether_type()))
     }
 
     /// Asks whether what a table of both versions sees is a packet of this version.
-    pub fn is_of(version: IpVersion) -> Self {
-        Self::Equals(Field::IpFamily, Key::EMPTY.byte(version.family_number()))
+    pub fn is_of(version: Family) -> Self {
+        Self::Equals(Field::IpFamily, Key::EMPTY.byte(TableFamily::from(version).number()))
     }
 
     /// Asks whether a frame carries an ARP message.

@@ -5,7 +5,7 @@ use std::fmt;
 use denizen_netlink::Writer;
 
 use crate::encode;
-use crate::family::Family;
+use crate::family::TableFamily;
 use crate::rule::Rule;
 
 /// A rule's id: a hash of the expressions that were sent to the kernel. The kernel does not return
@@ -15,14 +15,14 @@ pub struct RuleId(u32);
 
 impl Rule {
     /// Its id in a table of this family.
-    pub fn id(&self, family: Family) -> RuleId {
+    pub fn id(&self, family: TableFamily) -> RuleId {
         let mut list = Writer::default();
         encode::statements(&mut list, family, &self.statements);
         RuleId::of(list.bytes())
     }
 
     /// Its comment on the node: `<id> <why>`.
-    pub fn comment(&self, family: Family) -> String {
+    pub fn comment(&self, family: TableFamily) -> String {
         format!("{} {}", self.id(family), self.why)
     }
 }

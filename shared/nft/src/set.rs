@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::bytes::{Data, Key, Range, read_address};
-use crate::family::{Family, IpVersion};
+use crate::family::TableFamily;
 use crate::field::{ByteOrder, Field};
 use crate::rule::Lookup;
 use crate::user_data::{expression, find_tlv, tlv, with_nul};
+use denizen_packet::Family;
 
 /// What a client calls one of its sets: a number of its own choice, different from those of the
 /// table's other sets.
@@ -21,7 +22,7 @@ pub struct SetId(pub u8);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schema {
     /// Which packets it sees.
-    pub family: Family,
+    pub family: TableFamily,
     /// Its name.
     pub name: &'static str,
     /// What it is for, beside it on the node.
@@ -295,7 +296,7 @@ impl fmt::Display for FieldsText<'_> {
 /// How far a range of addresses goes, as nft writes it: by a prefix length where there is one.
 fn write_end(
     f: &mut fmt::Formatter<'_>,
-    version: IpVersion,
+    version: Family,
     first: &[u8],
     last: &[u8],
 ) -> fmt::Result {
@@ -331,7 +332,7 @@ pub fn endpoint(address: IpAddr, port: u16) -> Data {
 }
 
 /// The address and the port in a map's data; `None` when it is something else.
-pub fn read_endpoint(version: IpVersion, data: &Data) -> Option<(IpAddr, u16)> {
+pub fn read_endpoint(version: Family, data: &Data) -> Option<(IpAddr, u16)> {
     let bytes = data.as_bytes();
     let port = bytes.get(version.address_len()..)?.first_chunk()?;
     Some((read_address(version, bytes)?, u16::from_be_bytes(*port)))

@@ -1,5 +1,6 @@
 //! A table of every kind of set and statement, and the kernel.
 
+use denizen_packet::{Family, family_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::thread;
 use std::time::Duration;
@@ -26,12 +27,12 @@ fn set(id: SetId, name: &'static str, key: &[Field], data: DataType) -> Set {
     Set { id, name, comment: "a set", key: key.into(), is_ranged: false, data, room: None }
 }
 
-fn schema(family: Family) -> Schema {
+fn schema(family: TableFamily) -> Schema {
     use Field::{
         Destination, DestinationPort, EtherType, InputInterface, Mark, Priority, Protocol, Random,
         Source,
     };
-    let version = if family == Family::Ip { IpVersion::V4 } else { IpVersion::V6 };
+    let version = if family == TableFamily::Ip { Family::V4 } else { Family::V6 };
     let address = Destination(version);
     let to = DataType::Fields(vec![address, DestinationPort]);
     let ranges = set(RANGES, "ranges", &[Mark, Source(version)], DataType::None);
@@ -60,10 +61,10 @@ fn rule(statements: impl Into<Vec<Statement>>) -> Rule {
 
 /// Every kind of statement.
 fn chains(schema: &Schema) -> Vec<Chain> {
-    let version = if schema.family == Family::Ip { IpVersion::V4 } else { IpVersion::V6 };
+    let version = if schema.family == TableFamily::Ip { Family::V4 } else { Family::V6 };
     let network: IpAddr = match version {
-        IpVersion::V4 => Ipv4Addr::new(10, 96, 0, 0).into(),
-        IpVersion::V6 => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0).into(),
+        Family::V4 => Ipv4Addr::new(10, 96, 0, 0).into(),
+        Family::V6 => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0).into(),
     };
     let lookup = |id| schema.set(id).lookup();
     let bits = |field, equal, value| Statement::Bits { field, mask: 6, equal, value };
@@ -147,12 +148,12 @@ fn chains(schema: &Schema) -> Vec<Chain> {
 
 fn elements(schema: &Schema) -> Vec<Element> {
     let address: IpAddr = match schema.family {
-        Family::Ip | Family::Arp => Ipv4Addr::new(10, 0, 0, 0).into(),
-        Family::Ip6 | Family::Inet | Family::Bridge => Ipv6Addr::UNSPECIFIED.into(),
+        TableFamily::Ip | TableFamily::Arp => Ipv4Addr::new(10, 0, 0, 0).into(),
+        TableFamily::Ip6 | TableFamily::Inet | TableFamily::Bridge => Ipv6Addr::UNSPECIFIED.into(),
     };
     let element = |set, key, value| Element { set, key, value, comment: Some("words".into()) };
     let ports = Key::EMPTY.address(address).byte(6).port(80);
-    let network = Key::EMPTY.port(IpVersion::of(address).ether_type());
+    let network = Key::EMPTY.port(family_of(address).ether_type());
     vec![
         element(NAMES, Key::EMPTY.interface("veth1").address(address), Value::Member),
         element(RANGES, Key::EMPTY.number(7).range(address, 9), Value::Member),
@@ -219,12 +220,12 @@ fn alone(test: impl FnOnce(&mut Kernel) + Send + 'static) {
 #[test]
 fn the_kernel_gives_everything_back_as_it_was_sent() {
     alone(|kernel| {
-        for family in [Family::Ip, Family::Ip6] {
+        for family in [TableFamily::Ip, TableFamily::Ip6] {
             let schema = schema(family);
             let (chains, elements) = (chains(&schema), elements(&schema));
             kernel.try_table(&schema, &chains).unwrap();
             assert!(!kernel.observe(&schema).unwrap().is_there(), "it was only tried");
-            let mut batch = kernel.batch(Family::Bridge, None);
+            let mut batch = kernel.batch(TableFamily::Bridge, None);
             batch.about(family);
             batch.replace_table(false, &schema, &chains);
             batch.add_elements(&schema, &elements);
@@ -241,7 +242,7 @@ fn the_kernel_gives_everything_back_as_it_was_sent() {
 #[test]
 fn ranges_of_one_field_are_replaced_and_removed_one_by_one() {
     alone(|kernel| {
-        for family in [Family::Ip, Family::Ip6] {
+        for family in [TableFamily::Ip, TableFamily::Ip6] {
             let schema = schema(family);
             let all: Vec<Element> =
                 elements(&schema).into_iter().filter(|element| element.set == PLAIN).collect();
@@ -277,7 +278,7 @@ fn ranges_of_one_field_are_replaced_and_removed_one_by_one() {
 #[test]
 fn a_set_that_loses_many_ranges_is_made_anew() {
     alone(|kernel| {
-        for family in [Family::Ip, Family::Ip6] {
+        for family in [TableFamily::Ip, TableFamily::Ip6] {
             let schema = schema(family);
             let chains = chains(&schema);
             let of_ports = |number: u32, last: u16| {
@@ -309,10 +310,12 @@ fn a_set_that_loses_many_ranges_is_made_anew() {
     });
 }
 
-fn loopback(family: Family) -> IpAddr {
+fn loopback(family: TableFamily) -> IpAddr {
     match family {
-        Family::Ip6 => Ipv6Addr::LOCALHOST.into(),
-        Family::Ip | Family::Arp | Family::Inet | Family::Bridge => Ipv4Addr::LOCALHOST.into(),
+        TableFamily::Ip6 => Ipv6Addr::LOCALHOST.into(),
+        TableFamily::Ip | TableFamily::Arp | TableFamily::Inet | TableFamily::Bridge => {
+            Ipv4Addr::LOCALHOST.into()
+        }
     }
 }
 
@@ -327,9 +330,9 @@ fn element_of_all(schema: &Schema) -> Element {
 #[test]
 fn other_words_are_no_difference() {
     alone(|kernel| {
-        let before = schema(Family::Ip);
+        let before = schema(TableFamily::Ip);
         kernel
-            .write(Family::Ip, |batch| batch.replace_table(false, &before, &chains(&before)))
+            .write(TableFamily::Ip, |batch| batch.replace_table(false, &before, &chains(&before)))
             .unwrap();
         let mut after = before.clone();
         after.comment = "other words";
@@ -350,9 +353,11 @@ fn other_words_are_no_difference() {
 #[test]
 fn all_but_what_the_kernel_refuses_is_taken() {
     alone(|kernel| {
-        let schema = schema(Family::Ip);
+        let schema = schema(TableFamily::Ip);
         let chains = chains(&schema);
-        kernel.write(Family::Ip, |batch| batch.replace_table(false, &schema, &chains)).unwrap();
+        kernel
+            .write(TableFamily::Ip, |batch| batch.replace_table(false, &schema, &chains))
+            .unwrap();
         let mut wanted = elements(&schema);
         wanted[3].value = Value::Goto("not-there".into());
         let delta = Delta { delete: Vec::new(), add: wanted.clone() };
@@ -369,11 +374,11 @@ fn all_but_what_the_kernel_refuses_is_taken() {
 #[test]
 fn a_batch_about_several_families_is_taken_whole_or_not_at_all() {
     alone(|kernel| {
-        let (v4, v6) = (schema(Family::Ip), schema(Family::Ip6));
+        let (v4, v6) = (schema(TableFamily::Ip), schema(TableFamily::Ip6));
         let mut both = |last: &Element| {
-            let mut batch = kernel.batch(Family::Ip, None);
+            let mut batch = kernel.batch(TableFamily::Ip, None);
             batch.replace_table(false, &v4, &chains(&v4));
-            batch.about(Family::Ip6);
+            batch.about(TableFamily::Ip6);
             batch.replace_table(false, &v6, &chains(&v6));
             batch.add_elements(&v6, std::slice::from_ref(last));
             let sent = kernel.commit(batch);
@@ -383,7 +388,7 @@ fn a_batch_about_several_families_is_taken_whole_or_not_at_all() {
         let element = &mut elements(&v6)[3];
         element.value = Value::Goto("not-there".into());
         let (sent, there) = both(element);
-        let Err(NftError::Refused { family: Family::Ip6, what: Some(what), .. }) = sent else {
+        let Err(NftError::Refused { family: TableFamily::Ip6, what: Some(what), .. }) = sent else {
             panic!("{sent:?}");
         };
         assert_eq!((what, there), (What::Elements("where"), [false, false]));
@@ -398,11 +403,11 @@ fn a_batch_about_several_families_is_taken_whole_or_not_at_all() {
 #[test]
 fn a_table_goes_with_the_socket_that_owns_it() {
     alone(|kernel| {
-        let schema = Schema { sets: Vec::new(), ..schema(Family::Ip) };
+        let schema = Schema { sets: Vec::new(), ..schema(TableFamily::Ip) };
         let mut owner = Kernel::open().unwrap();
-        owner.write(Family::Ip, |batch| batch.add_owned_table(&schema, &[])).unwrap();
+        owner.write(TableFamily::Ip, |batch| batch.add_owned_table(&schema, &[])).unwrap();
         assert_eq!(kernel.observe(&schema).unwrap().owner(), Some(owner.portid()));
-        kernel.write(Family::Ip, |batch| batch.delete_table(schema.name)).unwrap_err();
+        kernel.write(TableFamily::Ip, |batch| batch.delete_table(schema.name)).unwrap_err();
         drop(owner);
         assert!(!kernel.observe(&schema).unwrap().is_there());
     });
@@ -412,10 +417,13 @@ fn a_table_goes_with_the_socket_that_owns_it() {
 #[test]
 fn rules_are_listed_as_far_as_they_are_understood() {
     alone(|kernel| {
-        let schema = schema(Family::Ip);
+        let schema = schema(TableFamily::Ip);
         let chains = chains(&schema);
-        kernel.write(Family::Ip, |batch| batch.replace_table(false, &schema, &chains)).unwrap();
-        let listed = kernel.rules(Family::Ip, schema.name, Some("filter"), |it| Some(it.text()));
+        kernel
+            .write(TableFamily::Ip, |batch| batch.replace_table(false, &schema, &chains))
+            .unwrap();
+        let listed =
+            kernel.rules(TableFamily::Ip, schema.name, Some("filter"), |it| Some(it.text()));
         let listed = listed.unwrap();
         for part in ["ip daddr 10.96.0.0/16", "return"] {
             assert!(listed[1].contains(part), "{}", listed[1]);
@@ -424,7 +432,7 @@ fn rules_are_listed_as_far_as_they_are_understood() {
             assert!(listed[2].contains(part), "{}", listed[2]);
         }
         let forwarded =
-            kernel.rules(Family::Ip, schema.name, Some("forwarded"), |it| Some(it.text()));
+            kernel.rules(TableFamily::Ip, schema.name, Some("forwarded"), |it| Some(it.text()));
         let first = &forwarded.unwrap()[0];
         for part in ["meta pkttype != host", "oifname \"veth*\"", "meta l4proto 58", "accept"] {
             assert!(first.contains(part), "{first}");
@@ -434,7 +442,7 @@ fn rules_are_listed_as_far_as_they_are_understood() {
 
 #[test]
 fn ranges_are_written_as_nft_writes_them() {
-    let schema = schema(Family::Ip);
+    let schema = schema(TableFamily::Ip);
     let text = |element: &Element| schema.set(element.set).key_text(&element.key).to_string();
     let of = |id| elements(&schema).into_iter().filter(move |element| element.set == id);
     let texts: Vec<_> = [RANGES, PORTS, NETWORKS, PLAIN].into_iter().flat_map(of).collect();
@@ -464,7 +472,7 @@ proptest! {
         let v4 = IpAddr::from(Ipv4Addr::from((address & mask(32)) as u32));
         for (ip, bits) in [(v6, bits), (v4, bits.min(32))] {
             let key = Key::EMPTY.number(number).range(ip, bits);
-            let range = Range::Addresses(IpVersion::of(ip));
+            let range = Range::Addresses(family_of(ip));
             let (first, last) = key.bounds(range);
             let found = Key::from_bounds(range, first.as_bytes(), last.as_bytes());
             prop_assert_eq!(found, Some(key));
@@ -476,7 +484,7 @@ proptest! {
         let addresses =
             [IpAddr::from(Ipv6Addr::from(address)), Ipv4Addr::from(address as u32).into()];
         for ip in addresses {
-            let schema = schema(IpVersion::of(ip).into());
+            let schema = schema(family_of(ip).into());
             let set = schema.set(PORTS);
             let fields = Key::EMPTY.address(ip).byte(6).port(a.min(b)).number(number);
             let key = fields.up_to_port(a.max(b));

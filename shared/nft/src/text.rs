@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::family::Family;
+use crate::family::TableFamily;
 use crate::field::Field;
 use crate::rule::{
     Assigned, Chain, Limit, Lookup, Operation, Reject, Rule, Statement, Update, Verdict,
@@ -144,7 +144,7 @@ fn element_text(set: &Set, element: &Element) -> ElementText {
     }
 }
 
-fn chain_text(family: Family, chain: &Chain) -> ChainText {
+fn chain_text(family: TableFamily, chain: &Chain) -> ChainText {
     let hook = chain.base.map(|base| {
         let (kind, hook, priority) = (base.kind.as_str(), base.hook.as_str(), base.priority);
         format!("type {kind} hook {hook} priority {priority}; policy accept;")
@@ -196,7 +196,9 @@ impl fmt::Display for Statement {
                 write!(f, "{field} set {}", assigned_text(field, to))
             }
             Self::GoWhere(lookup) => write!(f, "{} vmap @{}", fields(&lookup.key), lookup.set),
-            Self::Dnat(version, lookup) => write!(f, "dnat {} to {lookup}", version.header()),
+            Self::Dnat(version, lookup) => {
+                write!(f, "dnat {} to {lookup}", TableFamily::from(*version).name())
+            }
             Self::Update(update) => f.write_str(&update_text(update)),
             Self::Masquerade => f.write_str("masquerade fully-random"),
             Self::Redirect(port) => write!(f, "redirect to :{port}"),

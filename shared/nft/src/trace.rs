@@ -14,7 +14,8 @@ use nix::libc;
 
 use crate::batch::kind;
 use crate::bytes::read_address;
-use crate::family::{Family, IpVersion};
+use crate::family::TableFamily;
+use denizen_packet::Family;
 
 /// `NFT_MSG_TRACE` (`enum nf_tables_msg_types`).
 const MESSAGE: i32 = 17;
@@ -28,7 +29,7 @@ pub struct TraceMessage {
     /// keeps its input interface; a later packet may get it again.
     pub id: u32,
     /// The family of the chain's table; `None` for one that Denizen does not know.
-    pub family: Option<Family>,
+    pub family: Option<TableFamily>,
     /// The table.
     pub table: String,
     /// The chain.
@@ -150,7 +151,7 @@ impl TraceMessage {
         let attributes = message.attributes();
         Some(Self {
             id: attributes.find_u32(6)?,
-            family: message.family().and_then(Family::from_number),
+            family: message.family().and_then(TableFamily::from_number),
             table: attributes.find_str(1)?.to_owned(),
             chain: attributes.find_str(2)?.to_owned(),
             event: event(attributes)?,
@@ -197,13 +198,13 @@ fn verdict(code: u32, chain: &str) -> TraceVerdict {
 fn packet(attributes: Attributes<'_>) -> Option<TracedPacket> {
     let header = attributes.find(8)?;
     let version = match header.first()? >> 4 {
-        4 => IpVersion::V4,
-        6 => IpVersion::V6,
+        4 => Family::V4,
+        6 => Family::V6,
         _ => return None,
     };
     let (protocol, addresses, identification) = match version {
-        IpVersion::V4 => (9, 12, header.get(4..6)),
-        IpVersion::V6 => (6, 8, None),
+        Family::V4 => (9, 12, header.get(4..6)),
+        Family::V6 => (6, 8, None),
     };
     let address = |at: usize| read_address(version, header.get(at..)?);
     let transport = attributes.find(9).unwrap_or_default();

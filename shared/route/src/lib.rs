@@ -4,6 +4,8 @@
 //! protocol number a restarted program, which remembers nothing, tells its own routes from
 //! everyone else's. There are no transactions: each command is done or refused by itself.
 
+#![deny(missing_docs)]
+
 mod kernel;
 mod message;
 mod route;
@@ -14,3 +16,6 @@ mod watch;
 pub use kernel::{Refused, RouteError, Routes};
 pub use route::{Command, LOCAL, MAIN, ObservedRoute, Path, Route, RouteKey, Rule, Target};
 pub use watch::{Change, Watch};
+
+/// The protocol number of Denizen's routes. No routing daemon uses it (`/etc/iproute2/rt_protos`).
+pub const PROTOCOL: u8 = 213;

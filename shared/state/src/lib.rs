@@ -5,6 +5,8 @@
 //!
 //! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.
 
+#![deny(missing_docs)]
+
 mod change;
 mod error;
 pub mod firewall;

@@ -6,8 +6,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_agent::conntrack::{Conntrack, Part};
-use denizen_agent::model::Family;
+use denizen_backend::conntrack::{Conntrack, Part};
+use denizen_model::Family;
 use denizen_state::{Attachment, HostInterface, Pod, RunDir};
 use denizen_tests::binary;
 use denizen_tests::cni::Namespace;

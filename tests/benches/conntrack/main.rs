@@ -19,17 +19,15 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use denizen_agent::backend::BackendName;
-use denizen_agent::conntrack::{
+use denizen_backend::BackendName;
+use denizen_backend::conntrack::{
     CandidateTracker, Conntrack, Entry, StaleCandidates, StaleFilter, Treatment,
 };
-use denizen_agent::model::{
+use denizen_model::{
     Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,
     Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
 };
-use denizen_agent::plan::{
-    Detector, NodePortAddresses, NodeSide, Planner, Policy, Scheduler, Settings,
-};
+use denizen_plan::{Detector, NodePortAddresses, NodeSide, Planner, Policy, Scheduler, Settings};
 use denizen_tests::cni::Namespace;
 use denizen_tests::ctnetlink::{self, Flow};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use denizen_agent::model::Event;
+use denizen_model::Event;
 use denizen_tests::cni::Namespace;
 use denizen_tests::timing::{Samples, text};
 

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use denizen_agent::model::{
+use denizen_model::{
     ClusterPod, Event, Labels, Listing, LocalPod, Namespace, Namespaces, NetworkPolicy, Operator,
     Peer, Peers, PodName, PodSet, PolicyName, PolicyPort, PolicyRule, PortMatch, Ports, Protocol,
     Requirement, SandboxUids, Selector,

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use denizen_agent::firewall::Firewall;
-use denizen_agent::model::{Event, Namespaces, NetworkPolicy, Selector};
+use denizen_backend::firewall::Firewall;
+use denizen_model::{Event, Namespaces, NetworkPolicy, Selector};
 use denizen_tests::cni::Namespace;
 use denizen_tests::timing::{Samples, text, timed};
 

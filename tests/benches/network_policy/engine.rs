@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use denizen_agent::firewall::Firewall;
-use denizen_agent::model::Event;
-use denizen_agent::plan::{
+use denizen_backend::firewall::Firewall;
+use denizen_model::Event;
+use denizen_nft::Kernel;
+use denizen_plan::{
     Capabilities, Detector, FirewallSettings, NodePortAddresses, NodeSide, Planner, Policy,
     Scheduler, Settings,
 };
-use denizen_nft::Kernel;
 
 /// What a change took.
 #[derive(Debug, Clone, Copy)]

@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
 
-use denizen_agent::model::{
+use denizen_model::{
     Block, Event, NetworkPolicy, Peer, Peers, PolicyPort, PolicyRule, PortMatch, Ports, Protocol,
     Selector,
 };

@@ -7,10 +7,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use denizen_agent::model::{Change, Event, Listing, Model};
-use denizen_agent::source::Features;
-use denizen_agent::source::kube::access::{Access, Credentials};
-use denizen_agent::source::kube::{self, Config, PolicyReads};
+use denizen_model::{Change, Event, Listing, Model};
+use denizen_source::Features;
+use denizen_source::kube::access::{Access, Credentials};
+use denizen_source::kube::{self, Config, PolicyReads};
 use tokio::sync::{mpsc, watch};
 
 use crate::memory::megabytes;

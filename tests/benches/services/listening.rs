@@ -1,7 +1,7 @@
 //! What it costs that somebody listens to nf_tables' notifications, as the running agent does.
 
-use denizen_agent::backend::nftables::TABLE;
-use denizen_agent::model::Event;
+use denizen_backend::nftables::TABLE;
+use denizen_model::Event;
 use denizen_nft::Watch;
 use denizen_tests::cni::Namespace;
 

@@ -4,9 +4,9 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use denizen_agent::model::{Event, Listing, NodeAddress};
-use denizen_agent::source::Features;
-use denizen_agent::source::manifests::{Config, read};
+use denizen_model::{Event, Listing, NodeAddress};
+use denizen_source::Features;
+use denizen_source::manifests::{Config, read};
 use tempfile::TempDir;
 
 /// Endpoints of each service.
@@ -104,10 +104,10 @@ pub fn facts(folder: &Path) -> Vec<Event> {
 }
 
 /// The pods of this node, and `more` of them.
-pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
-    let pod = |number: usize| denizen_agent::model::LocalPod {
+pub fn programmed_pods(more: usize) -> denizen_model::PodSet {
+    let pod = |number: usize| denizen_model::LocalPod {
         id: denizen_state::AttachmentId(format!("{number:064x}/eth0")),
-        pod: Some(denizen_agent::model::PodName {
+        pod: Some(denizen_model::PodName {
             namespace: "team-0".into(),
             name: format!("pod-{number}").into(),
         }),
@@ -122,8 +122,5 @@ pub fn programmed_pods(more: usize) -> denizen_agent::model::PodSet {
         adopted: false,
         redirect: None,
     };
-    denizen_agent::model::PodSet {
-        version: None,
-        pods: (0..PODS_OF_A_NODE + more).map(pod).collect(),
-    }
+    denizen_model::PodSet { version: None, pods: (0..PODS_OF_A_NODE + more).map(pod).collect() }
 }

@@ -5,11 +5,11 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use denizen_agent::backend::BackendName;
-use denizen_agent::backend::chosen::BackendConfig;
 use denizen_agent::engine::Engine;
-use denizen_agent::model::{Event, Service, ServiceName, Slice};
-use denizen_agent::plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
+use denizen_backend::BackendName;
+use denizen_backend::chosen::BackendConfig;
+use denizen_model::{Event, Service, ServiceName, Slice};
+use denizen_plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
 use denizen_tests::cni::Namespace;
 
 use crate::clock::{Cost, Samples, cost, text, timed};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_agent::sysctl::{BridgeFilter, HairpinMode, HairpinPorts};
+use denizen_backend::sysctl::{BridgeFilter, HairpinMode, HairpinPorts};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::observed;

@@ -1,7 +1,7 @@
 //! Engines that enforce NetworkPolicies, recognised by what they leave in the kernel.
 
 use anyhow::{Context, Result};
-use denizen_agent::firewall::other_engine::{Engine, other_engine};
+use denizen_backend::firewall::other_engine::{Engine, other_engine};
 use denizen_tests::netns::Netns;
 
 /// A command in a namespace.

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use denizen_agent::events::{About, Notice, Notices, Reason};
-use denizen_agent::model::{Event, Listing, PodName};
-use denizen_agent::source::Features;
-use denizen_agent::source::kube::access::{Access, Credentials};
-use denizen_agent::source::kube::{self, PolicyRead, PolicyReads, WrongPolicy};
+use denizen_model::{Event, Listing, PodName};
+use denizen_source::Features;
+use denizen_source::events::{About, Notice, Notices, Reason};
+use denizen_source::kube::access::{Access, Credentials};
+use denizen_source::kube::{self, PolicyRead, PolicyReads, WrongPolicy};
 use denizen_tests::api::context::{ApiContext, BOUND};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::cluster::NODE;
@@ -293,10 +293,8 @@ fn all_nodes_write_one_event_about_a_wrong_policy() -> Result<()> {
         for node in ["node-1", "node-2"] {
             let notices = Notices::to_api(access.clone(), Arc::from(node));
             for text in ["one", "two"] {
-                let policy = denizen_agent::model::PolicyName {
-                    namespace: "shop".into(),
-                    name: "web".into(),
-                };
+                let policy =
+                    denizen_model::PolicyName { namespace: "shop".into(), name: "web".into() };
                 let about = About::NetworkPolicy(policy);
                 let reason = Reason::InvalidNetworkPolicy;
                 notices.send(Notice { about, reason, text: text.to_owned() });

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use denizen_agent::backend::BackendName;
-use denizen_agent::backend::nftables::render;
 use denizen_agent::config::PolicyArgs;
-use denizen_agent::explain::{Explanation, Packet, explain};
-use denizen_agent::model::{Event, Listing, NodeAddress};
-use denizen_agent::plan::Planner;
-use denizen_agent::source::{Features, manifests, state_file};
+use denizen_backend::BackendName;
+use denizen_backend::nftables::render;
+use denizen_model::{Event, Listing, NodeAddress};
+use denizen_plan::Planner;
+use denizen_plan::explain::{Explanation, Packet, explain};
+use denizen_source::{Features, manifests, state_file};
 use serde_json::{Value, json};
 
 use super::place::{HERE, PROTOCOLS};

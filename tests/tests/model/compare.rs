@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail, ensure};
-use denizen_agent::explain::{Explanation, Verdict};
+use denizen_plan::explain::{Explanation, Verdict};
 use serde_json::Value;
 
 use super::agent::Agent;

@@ -5,7 +5,7 @@ mod interpreted;
 mod planned;
 
 use anyhow::{Result, ensure};
-use denizen_agent::model::Event;
+use denizen_model::Event;
 use denizen_tests::policy::{Packet, World, allowed};
 use tempfile::TempDir;
 

@@ -74,9 +74,9 @@ fn every_trap_has_its_test() -> Result<()> {
         "tests/tests/network_policy",
         "tests/tests/network_policy/first_packet",
         "tests/tests/network_policy/traps",
-        "node-agent/src/engine",
-        "node-agent/src/plan/firewall",
-        "node-agent/src/source/object/network_policy",
+        "node-agent/agent/src/engine",
+        "node-agent/plan/src/firewall",
+        "node-agent/source/src/object/network_policy",
     ];
     let mut tests = BTreeSet::new();
     for folder in sources {

@@ -31,7 +31,7 @@ use tempfile::TempDir;
 
 /// Every text of `Why`, as it stands in its source.
 fn texts() -> Vec<&'static str> {
-    let source = include_str!("../../../node-agent/src/backend/why.rs");
+    let source = include_str!("../../../node-agent/backend/src/why.rs");
     let (_, body) = source.split_once("pub fn text(self)").expect("what a rule says");
     body.split('"').skip(1).step_by(2).collect()
 }

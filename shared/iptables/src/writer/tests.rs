@@ -26,8 +26,8 @@ impl Client {
 }
 
 impl Desired for Client {
-    fn family(&self) -> IpVersion {
-        IpVersion::V4
+    fn family(&self) -> Family {
+        Family::V4
     }
 
     fn for_each(&self, mut each: impl FnMut(ChainId, Lines)) {
@@ -114,7 +114,7 @@ impl Context {
 
     fn done(&mut self, outcome: Outcome) -> Repaired {
         let done =
-            Done { family: IpVersion::V4, result: Ok(outcome), at: self.now, took: Duration::ZERO };
+            Done { family: Family::V4, result: Ok(outcome), at: self.now, took: Duration::ZERO };
         self.writer.take(done, &mut self.rules).unwrap()
     }
 

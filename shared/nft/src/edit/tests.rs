@@ -6,14 +6,14 @@ use proptest::test_runner::{Config, TestRunner};
 
 use crate::bytes::Key;
 use crate::difference::Structure;
-use crate::family::Family;
+use crate::family::TableFamily;
 use crate::field::Field;
 use crate::kernel::Kernel;
 use crate::rule::{Chain, Rule, Statement};
 use crate::set::Schema;
 
 const SCHEMA: Schema =
-    Schema { family: Family::Ip, name: "some", comment: "for a test", sets: Vec::new() };
+    Schema { family: TableFamily::Ip, name: "some", comment: "for a test", sets: Vec::new() };
 
 /// A chain of rules, each of which asks for a protocol and counts.
 fn chain(protocols: &[u8]) -> Chain {
@@ -35,12 +35,12 @@ fn edit(before: &[u8], after: &[u8]) -> Result<(), TestCaseError> {
     let kernel = &mut Kernel::open().unwrap();
     let is_there = kernel.observe(&SCHEMA).unwrap().is_there();
     let first = [chain(before)];
-    kernel.write(Family::Ip, |batch| batch.replace_table(is_there, &SCHEMA, &first)).unwrap();
+    kernel.write(TableFamily::Ip, |batch| batch.replace_table(is_there, &SCHEMA, &first)).unwrap();
     let had = handles(kernel);
     let wanted = [chain(after)];
     let seen = kernel.observe(&SCHEMA).unwrap();
     let structure = seen.structure(&SCHEMA, &wanted).unwrap();
-    kernel.write(Family::Ip, |batch| structure.write(batch, SCHEMA.name)).unwrap();
+    kernel.write(TableFamily::Ip, |batch| structure.write(batch, SCHEMA.name)).unwrap();
     let seen = kernel.observe(&SCHEMA).unwrap();
     prop_assert_eq!(seen.structure(&SCHEMA, &wanted), Some(Structure::default()));
     let kept = handles(kernel).iter().filter(|handle| had.contains(handle)).count();

@@ -4,7 +4,8 @@ use std::fmt;
 
 use super::Field;
 use crate::bytes::read_address;
-use crate::family::IpVersion;
+use crate::family::TableFamily;
+use denizen_packet::Family;
 
 impl Field {
     /// Writes a value of it as nft does. Values that are not complete are a question mark.
@@ -25,7 +26,7 @@ impl Field {
                 let target = value.first_chunk().copied().map(u128::from_be_bytes);
                 or_unknown(f, target.map(|target| format!("{target:#034x}")))
             }
-            Self::ArpSender | Self::ArpTarget => or_unknown(f, read_address(IpVersion::V4, value)),
+            Self::ArpSender | Self::ArpTarget => or_unknown(f, read_address(Family::V4, value)),
             Self::Protocol => match value.first() {
                 Some(6) => f.write_str("tcp"),
                 Some(17) => f.write_str("udp"),
@@ -43,14 +44,15 @@ impl Field {
                 number => or_unknown(f, number),
             },
             Self::IpFamily => {
-                let is = |version: &IpVersion| Some(&version.family_number()) == value.first();
-                let version = IpVersion::BOTH.into_iter().find(is);
+                let is =
+                    |version: &Family| Some(&TableFamily::from(*version).number()) == value.first();
+                let version = Family::BOTH.into_iter().find(is);
                 or_unknown(f, version.map(|version| version.to_string().to_lowercase()))
             }
             Self::EtherType | Self::FrameType => {
-                let is = |version: &IpVersion| Some(version.ether_type()) == short();
-                match IpVersion::BOTH.into_iter().find(is) {
-                    Some(version) => f.write_str(version.header()),
+                let is = |version: &Family| Some(version.ether_type()) == short();
+                match Family::BOTH.into_iter().find(is) {
+                    Some(version) => f.write_str(TableFamily::from(version).name()),
                     None if short() == Some(Self::ARP) => f.write_str("arp"),
                     None => or_unknown(f, short().map(|number| format!("{number:#06x}"))),
                 }
@@ -142,8 +144,8 @@ impl fmt::Display for Field {
             Self::NeighbourTarget => f.write_str("@th,64,128"),
             Self::HopLimit => f.write_str("ip6 hoplimit"),
             Self::Length => f.write_str("meta length"),
-            Self::Source(version) => write!(f, "{} saddr", version.header()),
-            Self::Destination(version) => write!(f, "{} daddr", version.header()),
+            Self::Source(version) => write!(f, "{} saddr", TableFamily::from(*version).name()),
+            Self::Destination(version) => write!(f, "{} daddr", TableFamily::from(*version).name()),
             Self::ArpSender => f.write_str("arp saddr ip"),
             Self::ArpTarget => f.write_str("arp daddr ip"),
             Self::Protocol => f.write_str("meta l4proto"),
@@ -164,9 +166,11 @@ impl fmt::Display for Field {
             Self::ConnectionStatus => f.write_str("ct status"),
             Self::ConnectionMark => f.write_str("ct mark"),
             Self::OriginalSource(version) => {
-                write!(f, "ct original {} saddr", version.header())
+                write!(f, "ct original {} saddr", TableFamily::from(*version).name())
             }
-            Self::AnswerSource(version) => write!(f, "ct reply {} saddr", version.header()),
+            Self::AnswerSource(version) => {
+                write!(f, "ct reply {} saddr", TableFamily::from(*version).name())
+            }
             Self::Random(below) => write!(f, "numgen random mod {below}"),
         }
     }

@@ -1,5 +1,6 @@
 //! A table of the family `inet`.
 
+use denizen_packet::Family;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::{alone, rule};
@@ -10,7 +11,8 @@ use crate::*;
 fn a_table_of_both_versions_redirects() {
     alone(|kernel| {
         let sets = Vec::new();
-        let schema = Schema { family: Family::Inet, name: "some", comment: "for a test", sets };
+        let schema =
+            Schema { family: TableFamily::Inet, name: "some", comment: "for a test", sets };
         let tcp = || Statement::Equals(Field::Protocol, Key::EMPTY.byte(6));
         let to = |port| rule([tcp(), Statement::Counter, Statement::Redirect(port)]);
         let user = Statement::Equals(Field::SocketUser, Key::EMPTY.number(2102));
@@ -21,20 +23,22 @@ fn a_table_of_both_versions_redirects() {
         };
         let rules = vec![
             rule([user, group, Statement::Counter, Statement::Verdict(Verdict::Return)]),
-            rule([Statement::is_of(IpVersion::V6), Statement::Verdict(Verdict::Return)]),
-            of(IpVersion::V4, Ipv4Addr::new(10, 0, 0, 0).into(), 9),
-            of(IpVersion::V6, Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0).into(), 16),
+            rule([Statement::is_of(Family::V6), Statement::Verdict(Verdict::Return)]),
+            of(Family::V4, Ipv4Addr::new(10, 0, 0, 0).into(), 9),
+            of(Family::V6, Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0).into(), 16),
             to(4140),
         ];
         let (kind, hook) = (Kind::Nat, Hook::Output);
         let base = Some(BaseChain { kind, hook, priority: -110 });
         let chain = Chain { name: "outbound".into(), base, why: "a chain", rules };
         let chains = vec![chain];
-        kernel.write(Family::Inet, |batch| batch.replace_table(false, &schema, &chains)).unwrap();
+        kernel
+            .write(TableFamily::Inet, |batch| batch.replace_table(false, &schema, &chains))
+            .unwrap();
         let seen = kernel.observe(&schema).unwrap();
         assert_eq!(seen.structure(&schema, &chains), Some(Structure::default()));
-        let listed = kernel.rules(Family::Inet, schema.name, None, |it| {
-            let nth = chains[0].rules.iter().position(|rule| it.does(Family::Inet, rule));
+        let listed = kernel.rules(TableFamily::Inet, schema.name, None, |it| {
+            let nth = chains[0].rules.iter().position(|rule| it.does(TableFamily::Inet, rule));
             Some((nth, it.text()))
         });
         let texts = [

@@ -57,7 +57,7 @@ fn local(input: Option<u32>, output: Option<u32>) -> TracedPacket {
 fn message(chain: &str, event: TraceEvent, packet: Option<TracedPacket>) -> TraceMessage {
     TraceMessage {
         id: 0x5dc5_54bf,
-        family: Some(Family::Ip),
+        family: Some(TableFamily::Ip),
         table: "t".into(),
         chain: chain.into(),
         event,

@@ -114,7 +114,7 @@ impl Feature {
 }
 
 fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../node-agent/tests/golden")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../node-agent/agent/tests/golden")
 }
 
 /// All features: every rule shape there is.

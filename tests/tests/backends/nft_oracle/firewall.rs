@@ -4,9 +4,10 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
+use denizen_model::Family;
 use denizen_nft::{
-    Assigned, BaseChain, Chain, Data, DataType, Element, Family, Field, Hook, IpVersion, Kernel,
-    Key, Kind, Lookup, Rendering, Rule, Schema, Set, SetId, Statement, Value, Variable, Verdict,
+    Assigned, BaseChain, Chain, Data, DataType, Element, Field, Hook, Kernel, Key, Kind, Lookup,
+    Rendering, Rule, Schema, Set, SetId, Statement, TableFamily, Value, Variable, Verdict,
 };
 use denizen_tests::netns::Netns;
 
@@ -33,7 +34,7 @@ fn set(id: SetId, name: &'static str, key: &[Field]) -> Set {
 }
 
 /// The sets: a map of addresses, one of networks, and permissions of every kind.
-fn sets(version: IpVersion) -> Vec<Set> {
+fn sets(version: Family) -> Vec<Set> {
     use Field::{DestinationPort, EtherType, Priority, Protocol};
     let (source, destination) = (Field::Source(version), Field::Destination(version));
     let data = DataType::Fields(vec![Priority]);
@@ -64,7 +65,7 @@ fn accept<const N: usize>(asked: [Statement; N]) -> Rule {
     Rule { statements, why: "it is there for a test" }
 }
 
-fn routed(version: IpVersion) -> Table {
+fn routed(version: Family) -> Table {
     let sets = sets(version);
     let schema = Schema { family: version.into(), name: "some", comment: "for a test", sets };
     let lookup = |id| schema.set(id).lookup();
@@ -96,7 +97,7 @@ fn routed(version: IpVersion) -> Table {
         )]),
     ];
     rules.extend(frames());
-    if version == IpVersion::V6 {
+    if version == Family::V6 {
         rules.extend(icmpv6());
     }
     let chains = vec![chain("forward", Some(base), rules)];
@@ -122,14 +123,14 @@ fn icmpv6() -> Vec<Rule> {
     ]
 }
 
-fn elements(version: IpVersion) -> Vec<Element> {
+fn elements(version: Family) -> Vec<Element> {
     let (pod, prefix): (IpAddr, u8) = match version {
-        IpVersion::V4 => ([10, 0, 0, 1].into(), 9),
-        IpVersion::V6 => ([0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), 9),
+        Family::V4 => ([10, 0, 0, 1].into(), 9),
+        Family::V6 => ([0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), 9),
     };
     let network: IpAddr = match version {
-        IpVersion::V4 => [10, 128, 0, 0].into(),
-        IpVersion::V6 => [0xfd00, 0, 0, 0, 0, 0, 0, 0].into(),
+        Family::V4 => [10, 128, 0, 0].into(),
+        Family::V6 => [0xfd00, 0, 0, 0, 0, 0, 0, 0].into(),
     };
     let identity = 0x4000_0005;
     let number = |value| Value::Data(Data::EMPTY.number(value));
@@ -154,7 +155,7 @@ fn bridged() -> Table {
         set(MACS, "macs", &[Field::EtherSource]),
         set(TARGETS, "targets", &[Field::InputInterface, Field::NeighbourTarget]),
     ];
-    let schema = Schema { family: Family::Bridge, name: "some", comment: "for a test", sets };
+    let schema = Schema { family: TableFamily::Bridge, name: "some", comment: "for a test", sets };
     let base = BaseChain { kind: Kind::Filter, hook: Hook::Forward, priority: -5 };
     let leaves = Statement::In(schema.set(OUT).lookup());
     let carries = Statement::carries;
@@ -162,9 +163,9 @@ fn bridged() -> Table {
     let listener = [130, 137].map(|number| Key::EMPTY.byte(number));
     let listener = Statement::Between(Field::Icmpv6Type, listener[0], listener[1]);
     let mut rules = vec![
-        accept([leaves.clone(), multicast.clone(), carries(IpVersion::V6), listener]),
-        accept([leaves.clone(), carries(IpVersion::V4), multicast.clone()]),
-        accept([carries(IpVersion::V6), leaves, multicast]),
+        accept([leaves.clone(), multicast.clone(), carries(Family::V6), listener]),
+        accept([leaves.clone(), carries(Family::V4), multicast.clone()]),
+        accept([carries(Family::V6), leaves, multicast]),
     ];
     let sender = Key::EMPTY.address([10, 0, 0, 1].into());
     rules.extend([
@@ -200,7 +201,7 @@ fn ethernet(schema: &Schema) -> Vec<Rule> {
         accept([Statement::In(macs.lookup_of(vec![Field::ArpSenderEther]))]),
         accept([Statement::In(macs.lookup_of(vec![Field::EtherDestination]))]),
         accept([
-            Statement::carries(IpVersion::V6),
+            Statement::carries(Family::V6),
             kind(136),
             Statement::In(schema.set(TARGETS).lookup()),
         ]),
@@ -212,12 +213,12 @@ fn ethernet(schema: &Schema) -> Vec<Rule> {
 
 #[test]
 fn nft_lists_and_reads_back_what_a_firewall_needs() -> Result<()> {
-    let [v4, v6] = IpVersion::BOTH.map(routed);
+    let [v4, v6] = Family::BOTH.map(routed);
     let tables = [v4, v6, bridged()];
     let (by_driver, by_nft) = (Netns::new("driver")?, Netns::new("nft")?);
     by_driver.run(|| -> Result<()> {
         let mut kernel = Kernel::open()?;
-        let mut batch = kernel.batch(Family::Ip, None);
+        let mut batch = kernel.batch(TableFamily::Ip, None);
         for Table { schema, chains, elements } in &tables {
             batch.about(schema.family);
             batch.replace_table(false, schema, chains);

@@ -8,12 +8,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use denizen_agent::backend::BackendName;
 use denizen_agent::config::PolicyArgs;
-use denizen_agent::firewall;
-use denizen_agent::model::{Event, Listing, NodeAddress, Protocol as ModelProtocol};
-use denizen_agent::plan::{FirewallPlan, Flow, Planner};
-use denizen_agent::source::{Features, manifests, state_file};
+use denizen_backend::BackendName;
+use denizen_backend::firewall;
+use denizen_model::{Event, Listing, NodeAddress, Protocol as ModelProtocol};
+use denizen_plan::{FirewallPlan, Flow, Planner};
+use denizen_source::{Features, manifests, state_file};
 use denizen_tests::policy::{Packet, Pod, Transport, World};
 use denizen_tests::probe::Protocol;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_agent::model::{ClusterPod, Event, Labels, NetworkPolicy as Decoded, PodName};
+use denizen_model::{ClusterPod, Event, Labels, NetworkPolicy as Decoded, PodName};
 use denizen_tests::effort;
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
 use denizen_tests::random;
@@ -56,7 +56,7 @@ fn an_edit_of_policy_types_changes_both_directions() -> Result<()> {
 fn the_deletion_of_one_policy_leaves_the_other_direction_alone() -> Result<()> {
     let inward = NetworkPolicy::new("x", "in", Selector::default()).ingress([]);
     let world = world([inward]);
-    let name = denizen_agent::model::PolicyName { namespace: "x".into(), name: "out".into() };
+    let name = denizen_model::PolicyName { namespace: "x".into(), name: "out".into() };
     ends_well(&world, |events| {
         let policy = Decoded {
             name: name.clone(),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::process::Stdio;
 
 use anyhow::{Result, ensure};
-use denizen_agent::bird::{BirdConfig, Surroundings, password, render};
+use denizen_routing::bird::{BirdConfig, Surroundings, password, render};
 use denizen_tests::bird::program;
 use denizen_tests::netns;
 use proptest::prelude::*;

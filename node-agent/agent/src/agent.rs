@@ -1,0 +1,396 @@
+//! The loop: only it knows every layer and the clock.
+
+#![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
+
+mod alone;
+mod announcing;
+mod bridges;
+mod flush;
+mod foreign;
+mod fresh;
+mod history;
+mod network_policy;
+mod open_files;
+mod publish;
+mod requests;
+mod routing;
+mod run_dir;
+mod sampling;
+mod settings;
+mod sources;
+mod speaking;
+mod stop;
+mod turn;
+mod view;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{debug, error, info, warn};
+
+pub(crate) use self::alone::named as process_named;
+pub use self::alone::{AloneError, alone_here};
+use self::announcing::Announcer;
+use self::flush::Flush;
+use self::foreign::{foreign_change, pollable, watch_forward};
+use self::network_policy::Enforcer;
+use self::publish::Publisher;
+use self::requests::Waiting;
+use self::routing::Routing;
+use self::sampling::Sampling;
+use self::sources::Sources;
+use self::speaking::Speaker;
+use self::stop::Stop;
+pub use self::stop::pause;
+use self::turn::Next;
+use crate::config::Config;
+use crate::control::Asked;
+use crate::engine::Engine;
+use crate::http;
+use crate::memory::trim;
+use denizen_backend::BackendName;
+use denizen_backend::forward::Findings;
+use denizen_backend::sysctl::{BridgeFilter, HairpinPorts, Reconciler};
+use denizen_backend::takeover::Predecessor;
+use denizen_model::Event;
+use denizen_nft::Watch;
+use denizen_observe::status::LastSync;
+use denizen_source::attachments;
+use denizen_text::describe;
+
+/// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
+const SHORTEST_RETRY: Duration = Duration::from_millis(50);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// How often the loop reports that it runs: often enough for [`denizen_observe::status::health::LATE`].
+const HEARTBEAT: Duration = Duration::from_secs(10);
+/// How often the backend looks for what nobody tells it ([`Engine::is_disturbed`]).
+const GLANCE: Duration = Duration::from_secs(5);
+/// The pause after a success: no retry.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Batches of events that may queue before a source waits.
+const QUEUE: usize = 64;
+
+/// Runs until a signal stops it. The rules stay: that is how an upgrade works. `backend_why` says
+/// why the backend was chosen.
+///
+/// # Errors
+/// When it cannot start: another agent runs here, the run directory cannot be used, or netlink
+/// cannot be opened.
+pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> {
+    let Some(settings) = settings::set_up(&config)? else {
+        return Ok(());
+    };
+    open_files::raise_limit();
+    let _alone = alone_here()?;
+    let (asked, requests) = mpsc::channel(QUEUE);
+    let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
+    let enforcer = network_policy::choose(&mut config);
+    let (event_sender, events) = mpsc::channel(QUEUE);
+    let egress = sources::egress_at_start(&config);
+    // Signals are handled before anything that may wait for long: without a handler, process 1 of a
+    // container ignores SIGTERM.
+    let mut stop = Stop::listen()?;
+    let records = config.records();
+    tokio::select! {
+        () = stop.signalled() => return Ok(()),
+        () = attachments::adopt_at_start(&records) => {}
+    }
+    let (wrong, wrong_policies) = mpsc::channel(QUEUE);
+    let mut sources = sources::start(&config, &wrong, &event_sender).await?;
+    drop(wrong);
+    drop(event_sender);
+    let (publisher, published) = Publisher::new(&config, asked, now());
+    let notices = sources::notices(&config, wrong_policies);
+    let routing = Routing::start(&config.routing, notices.clone());
+    sources.problems.extend(
+        http::start(config.listen, published, notices.clone())
+            .context("cannot start the HTTP servers")?,
+    );
+    sources.problems.push(run_dir.problems);
+    let (elsewhere, found) = watch_forward(&config);
+    let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
+    let engine = engine.with_records(sources::records(&config.run_dir));
+    let speaker = Speaker::start(config.routing.announced(), &config.run_dir)
+        .context("cannot make BIRD's directory")?;
+    let announcer = routing::announcer(&config.routing, notices, engine.beside()?)?;
+    let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
+    let mut agent = Agent {
+        engine: sources::with_egress(engine, egress),
+        backend: config.backend.name,
+        backend_why,
+        enforcer,
+        settings,
+        bridge_filter: BridgeFilter::new(&config.sysctl_dir, &config.run_dir),
+        hairpin_ports: HairpinPorts::new(config.hairpin_mode),
+        elsewhere,
+        found,
+        sources,
+        run_dir_lost: run_dir.is_lost,
+        waiting: Vec::new(),
+        last_ticket: 0,
+        watch: None,
+        begun: None,
+        predecessor: Predecessor::of(config.backend.name),
+        publisher,
+        flush,
+        sampling: Sampling::default(),
+        routing,
+        announcer,
+        speaker,
+    };
+    let result = agent.run_loop(stop, events, requests).await;
+    let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
+    result
+}
+
+struct Agent {
+    engine: Engine,
+    /// The name of its backend.
+    backend: BackendName,
+    /// Why the backend was chosen.
+    backend_why: String,
+    /// Who enforces NetworkPolicies.
+    enforcer: Enforcer,
+    settings: Reconciler,
+    /// Shows the frames between ports of restricted pods' bridges to IP rules.
+    bridge_filter: BridgeFilter,
+    /// Lets bridged pods reach themselves through services.
+    hairpin_ports: HairpinPorts,
+    /// Notified of changes in tables that are not ours.
+    elsewhere: Arc<Notify>,
+    /// Findings in other firewalls' chains.
+    found: watch::Receiver<Findings>,
+    sources: Sources,
+    /// Whether only a restart restores the run directory.
+    run_dir_lost: watch::Receiver<bool>,
+    waiting: Vec<Waiting>,
+    /// The last ticket of a read of policies.
+    last_ticket: u64,
+    /// Watches for foreign changes, once everything is programmed.
+    watch: Option<AsyncFd<Watch>>,
+    /// Since when a change has been waiting to be programmed.
+    begun: Option<Instant>,
+    /// Removes the rules of a previous backend.
+    predecessor: Predecessor,
+    publisher: Publisher,
+    /// Deletes stale conntrack entries.
+    flush: Flush,
+    /// Shows dropped packets.
+    sampling: Sampling,
+    /// Keeps the routes to other nodes' pods; `None` if it is off.
+    routing: Option<Routing>,
+    /// Announces what this node serves; `None` if it is off.
+    announcer: Option<Announcer>,
+    /// Configures BIRD; `None` if it is off.
+    speaker: Option<Speaker>,
+}
+
+impl Agent {
+    async fn run_loop(
+        &mut self,
+        mut stop: Stop,
+        mut events: mpsc::Receiver<Vec<Event>>,
+        mut requests: mpsc::Receiver<Asked>,
+    ) -> anyhow::Result<()> {
+        let mut resync = interval(self.engine.look_every());
+        resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        resync.reset();
+        let mut heartbeat = interval(HEARTBEAT);
+        let mut glance = interval(GLANCE);
+        glance.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut retry = pin!(sleep(NEVER));
+        let mut delay = SHORTEST_RETRY;
+        loop {
+            let next = tokio::select! {
+                () = stop.signalled() => break,
+                batch = events.recv() => match batch {
+                    Some(batch) => Next::Events(batch),
+                    None => bail!("every source has ended"),
+                },
+                is_ours = foreign_change(&mut self.watch, &self.elsewhere) => {
+                    Next::ForeignChange(is_ours)
+                }
+                step = self.flush.next() => Next::Flush(step),
+                () = self.engine.wait() => Next::Continue,
+                Some(asked) = requests.recv() => Next::Request(asked),
+                () = self.sampling.expired() => Next::EndSampling,
+                () = announcing::due(&self.announcer) => Next::Announce,
+                Some(ticket) = self.sources.policies_read.recv() => Next::PoliciesRead(ticket),
+                _ = heartbeat.tick() => Next::Heartbeat,
+                Ok(()) = self.run_dir_lost.changed() => Next::RunDir,
+                () = &mut retry => Next::Retry,
+                _ = glance.tick() => Next::Glance,
+                _ = resync.tick() => Next::Resync,
+            };
+            let is_resync = matches!(next, Next::Resync);
+            let tried = self.turn(next, &mut events, &mut requests);
+            if is_resync {
+                resync.reset_after(self.engine.look_every());
+            }
+            let Some(programmed) = tried else { continue };
+            let pause = if programmed { NEVER } else { delay };
+            delay = match programmed {
+                false => (delay * 2).min(LONGEST_RETRY),
+                true if self.engine.is_settled() => SHORTEST_RETRY,
+                // Programming continues, and may fail again.
+                true => delay,
+            };
+            retry.as_mut().reset(tokio::time::Instant::now() + pause);
+        }
+        self.leave_no_samples();
+        info!("stopping; the rules stay in the kernel");
+        self.predecessor.wait();
+        Ok(())
+    }
+
+    /// Applies all queued batches, so that a burst is one change.
+    fn take(&mut self, batch: Vec<Event>, events: &mut mpsc::Receiver<Vec<Event>>) -> Option<bool> {
+        self.accept(batch);
+        // Bounded, so that a flood of events does not delay other work.
+        for _ in 0..QUEUE {
+            let Ok(batch) = events.try_recv() else { break };
+            self.accept(batch);
+        }
+        self.routing.iter().for_each(|routing| routing.update(&self.engine));
+        self.speaker.iter().for_each(|speaker| speaker.update(&self.engine));
+        if self.engine.is_idle() {
+            self.announce_for_new_nodes();
+            self.publisher.firewall_programmed(now(), false);
+            return None;
+        }
+        Some(self.program(false))
+    }
+
+    fn accept(&mut self, batch: Vec<Event>) {
+        self.publisher.taken(&batch, now());
+        self.engine.apply(batch);
+    }
+
+    /// One pass: plans, prepares the node, withdraws announcements, programs what is due (or
+    /// resyncs everything if `look`), and then announces and publishes. Returns whether that
+    /// succeeded.
+    fn program(&mut self, look: bool) -> bool {
+        let begun = *self.begun.get_or_insert_with(now);
+        self.engine.decide();
+        self.publisher.queued(&self.engine, begun);
+        self.settings.keep(self.engine.settings(), look);
+        self.set_up_bridges(look);
+        self.withdraw(look);
+        let result = if look {
+            self.engine.resync().map(|repair| {
+                if !repair.is_none() {
+                    self.engine.note_repair(begun.elapsed());
+                    warn!(elements = repair.elements, rebuilt = repair.rebuilt, "drift repaired");
+                }
+            })
+        } else {
+            self.engine.sync()
+        };
+        self.note_firewall();
+        let Err(error) = result else {
+            self.follow_rules(begun);
+            return true;
+        };
+        let error = describe(&error);
+        self.publisher.failed(begun, now(), &error);
+        self.release();
+        error!(error, "cannot program the kernel; will retry");
+        false
+    }
+
+    /// Does what waits until the kernel has the rules: announces, serves, and tells what was done.
+    fn follow_rules(&mut self, begun: Instant) {
+        self.engine.note_draining(&timestamp());
+        self.release();
+        if self.engine.is_contended() {
+            return self.publisher.contended(now());
+        }
+        if !self.engine.is_settled() {
+            return;
+        }
+        self.begun = None;
+        if let Some(announcer) = &mut self.announcer
+            && announcer.announce(&mut self.engine)
+        {
+            let latency = &self.publisher.metrics.own.announce_latency;
+            latency.observe(begun.elapsed().as_secs_f64());
+        }
+        let sync = LastSync::new(timestamp(), begun.elapsed());
+        self.flush.after(sync, &mut self.engine);
+        self.release();
+        self.publisher.programmed(&mut self.engine, begun, now());
+        self.settings.keep(self.engine.settings(), false);
+        self.remove_predecessor();
+        self.listen();
+    }
+
+    /// Notes what the attempt to program came to for policies, and which pods' labels are lacking.
+    fn note_firewall(&mut self) {
+        if self.engine.has_firewall() {
+            let is_changed = self.engine.take_policies_changed();
+            self.publisher.firewall_programmed(now(), is_changed);
+        }
+        self.sources.unknown_pods.send_if_modified(|unknown| {
+            let now = self.engine.unknown_pods();
+            let differs = *unknown != now;
+            *unknown = now;
+            differs
+        });
+    }
+
+    fn remove_predecessor(&mut self) {
+        let engine = &mut self.engine;
+        let is_synced = engine.is_synced();
+        self.predecessor.remove(is_synced, || engine.remove_other_tables(), now());
+    }
+
+    /// Reports that the loop runs, and continues work that depends on no change. Returns whether
+    /// rules must be programmed.
+    fn beat(&mut self) -> bool {
+        self.remove_predecessor();
+        let left = self.predecessor.problem(now());
+        self.publisher.alive(now(), left.is_some());
+        self.set_up_bridges(true)
+    }
+
+    /// Repairs our tables after a foreign change.
+    fn repair(&mut self, changed: bool) -> Option<bool> {
+        changed.then(|| {
+            debug!("another program changed our tables");
+            self.engine.disturbed();
+            self.program(true)
+        })
+    }
+
+    /// Watches for foreign changes as soon as everything is programmed: from then on batches are
+    /// small.
+    fn listen(&mut self) {
+        if self.watch.is_some() || !self.engine.is_synced() {
+            return;
+        }
+        let beside = self.announcer.as_ref().map(Announcer::portid);
+        match self.engine.watch(beside).map_err(anyhow::Error::from).and_then(pollable) {
+            Ok(watch) => {
+                self.watch = Some(watch);
+                // Earlier changes were not reported: check once.
+                self.elsewhere.notify_one();
+            }
+            Err(error) => warn!(error = format!("{error:#}"), "cannot watch for foreign changes"),
+        }
+        trim();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the loop alone reads the clock")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn timestamp() -> String {
+    jiff::Timestamp::now().strftime("%FT%TZ").to_string()
+}

@@ -1,0 +1,400 @@
+//! Announces what this node serves: after its rules are in the kernel, and no longer than they are.
+//!
+//! It is a part of the loop, not a task beside it, for the order is what counts: a withdrawal comes
+//! before the rules go, an announcement after they are there.
+
+#![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use denizen_route::{RouteError, Watch};
+use ipnetwork::IpNetwork;
+use jiff::Timestamp;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{error, info, warn};
+
+use super::Agent;
+use super::foreign::pollable;
+use super::fresh::Freshness;
+use crate::config::AnnounceConfig;
+use crate::engine::Engine;
+use denizen_model::{LocalPod, OtherNode};
+use denizen_observe::status::AnnouncementsStatus;
+use denizen_plan::explain::Announced;
+use denizen_plan::{AnnouncePlan, Announcements, Drain, Dropped, Owner, Silent, Surveyed, newest};
+use denizen_routing::routes::{AnnouncedRoutes, Published, Unserved};
+use denizen_source::events::{About, Notice, Notices, Reason};
+use denizen_text::describe;
+
+/// How often to look where nothing was heard: nobody tells of rules (`ip rule`).
+const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+/// After a look another program's changes wait so long for the next one.
+const REST: Duration = Duration::from_millis(50);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What keeps the announcements.
+pub(super) struct Announcer {
+    config: AnnounceConfig,
+    routes: AnnouncedRoutes,
+    unserved: Unserved,
+    /// Why packets that no service takes cannot be refused.
+    unrefused: Option<String>,
+    heard: Arc<Notify>,
+    notices: Notices,
+    drained: Drained,
+    freshness: Freshness,
+    /// The other nodes, as they were when it was decided.
+    others: OtherNodes,
+    /// This node's own podCIDRs.
+    pod_cidrs: Vec<String>,
+    decided: AnnouncePlan,
+    /// What the kernel knows, of these pods.
+    surveyed: Option<(Interfaces, Surveyed)>,
+    published: Published,
+    repaired: u64,
+    /// Why the kernel could not be asked or changed.
+    failure: Option<String>,
+    retry: Option<Instant>,
+}
+
+/// Addresses of pods, each with the interface that leads there.
+type Interfaces = Vec<(IpAddr, Arc<str>)>;
+
+/// All nodes but this one, by name.
+type OtherNodes = Arc<BTreeMap<Arc<str>, OtherNode>>;
+
+/// How far this node is drained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Drained {
+    /// It is not known whether it drains.
+    Unknown,
+    No,
+    Until(Instant),
+    /// It drained when this agent started, or drains for long enough.
+    Over,
+}
+
+impl Announcer {
+    /// Nothing is announced or withdrawn yet.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub(super) fn start(
+        config: &AnnounceConfig,
+        notices: Notices,
+        unserved: Unserved,
+    ) -> Result<Self, RouteError> {
+        let routes = AnnouncedRoutes::open(config.table)?;
+        let heard = Arc::new(Notify::new());
+        tokio::spawn(listen(config.table, routes.portid(), heard.clone()));
+        Ok(Self {
+            config: config.clone(),
+            routes,
+            unserved,
+            unrefused: None,
+            heard,
+            notices,
+            drained: Drained::Unknown,
+            freshness: Freshness::default(),
+            others: OtherNodes::default(),
+            pod_cidrs: Vec::new(),
+            decided: AnnouncePlan::default(),
+            surveyed: None,
+            published: Published::default(),
+            repaired: 0,
+            failure: None,
+            retry: None,
+        })
+    }
+
+    /// Returns when to decide and look again.
+    async fn due(&self) {
+        let drained = match self.drained {
+            Drained::Until(until) => Some(until),
+            Drained::Unknown | Drained::No | Drained::Over => None,
+        };
+        let timer = async {
+            match drained.into_iter().chain(self.freshness.ends()).chain(self.retry).min() {
+                Some(at) => sleep_until(at).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.heard.notified() => {}
+            () = timer => {}
+        }
+    }
+
+    /// Another program may have changed something.
+    pub(super) fn disturbed(&mut self) {
+        self.routes.disturbed();
+        self.surveyed = None;
+        self.retry = None;
+    }
+
+    /// The portid by which notifications name changes of the tables of announced addresses.
+    pub(super) fn portid(&self) -> u32 {
+        self.unserved.portid()
+    }
+
+    fn withdraw(&mut self, engine: &mut Engine) {
+        let withdrawn = self.decide(engine).and_then(|()| match self.decided.decided() {
+            Some(wanted) => self.routes.withdraw(wanted),
+            None => Ok(()),
+        });
+        self.note_failure(withdrawn.err());
+    }
+
+    /// Announces what is decided: after its rules are in the kernel. `engine` has programmed all of
+    /// its plan. Returns whether there are new announcements.
+    pub(super) fn announce(&mut self, engine: &mut Engine) -> bool {
+        if (engine.has_rejected() || self.decided.has_rejected())
+            && let Err(error) = self.decide(engine)
+        {
+            self.note_failure(Some(error));
+            return false;
+        }
+        let Some(wanted) = self.decided.decided().filter(|_| engine.is_synced()) else {
+            return false;
+        };
+        // Before routers send more, and after they were told to send less.
+        let refused = self.unserved.sync(wanted.service_addresses().collect());
+        let unrefused = refused.err().map(|error| {
+            format!("packets that no service takes are not refused: {}", describe(&error))
+        });
+        if let Some(error) = unrefused.as_ref().filter(|_| self.unrefused != unrefused) {
+            error!(error, "cannot keep the table of announced addresses");
+        }
+        self.unrefused = unrefused;
+        match self.routes.sync(wanted) {
+            Ok(published) => {
+                if published.repaired > 0 {
+                    warn!(routes = published.repaired, "repaired announcements");
+                    self.repaired += published.repaired as u64;
+                }
+                let new = published.errors.iter().filter(|it| !self.published.errors.contains(it));
+                new.for_each(|error| error!(error, "cannot announce as decided"));
+                let is_new = published.added > 0;
+                self.published = published;
+                self.note_failure(None);
+                is_new
+            }
+            Err(error) => {
+                self.note_failure(Some(error));
+                false
+            }
+        }
+    }
+
+    /// Why an address is, or is not, announced.
+    pub(super) fn explain(&self, address: IpAddr) -> Announced {
+        let failure = self.failure.iter().chain(&self.published.errors).next();
+        let is_published = |prefix: &_| self.published.prefixes.contains(prefix);
+        Announced::of(address, self.decided.decided(), is_published, failure.map(String::as_str))
+    }
+
+    /// For `status`: the state, of a node with these recorded pods, errors, and warnings: what is
+    /// refused, and what is dropped.
+    pub(super) fn report(
+        &self,
+        pods: &[LocalPod],
+    ) -> (AnnouncementsStatus, Vec<String>, Vec<String>) {
+        let decided = self.decided.decided();
+        let wanted = decided.iter().flat_map(|decided| &decided.wanted);
+        let mut announced: BTreeMap<String, usize> = BTreeMap::new();
+        for (_, it) in wanted.clone().filter(|(at, _)| self.published.prefixes.contains(*at)) {
+            *announced.entry(it.class.as_str().to_owned()).or_default() += 1;
+        }
+        let refused = decided.into_iter().flat_map(Announcements::refused).map(refusal);
+        let refused: Vec<String> = refused.collect();
+        let dropped = decided.into_iter().flat_map(|decided| decided.dropped.values().flatten());
+        let dropped = dropped.map(ToString::to_string);
+        let warnings = refused.iter().cloned().chain(dropped).collect();
+        let status = AnnouncementsStatus {
+            is_known: decided.is_some(),
+            pod_cidrs: self.pod_cidrs.clone(),
+            table: self.config.table,
+            wanted: wanted.count(),
+            in_table: self.published.prefixes.len(),
+            announced,
+            uncovered_pods: decided.map_or(0, |decided| decided.uncovered(pods).count()),
+            refused,
+            is_draining: matches!(self.drained, Drained::Until(_) | Drained::Over),
+            repaired: self.repaired,
+        };
+        let errors = self.failure.iter().chain(&self.unrefused).chain(&self.published.errors);
+        let errors = errors.cloned().collect();
+        (status, errors, warnings)
+    }
+
+    fn decide(&mut self, engine: &mut Engine) -> Result<(), RouteError> {
+        let settings = &self.config.settings;
+        let Some(singles) = engine.single_pods(settings) else { return Ok(()) };
+        let Some(is_draining) = engine.is_draining(settings) else { return Ok(()) };
+        self.drained = self.drained.now(is_draining, self.config.drain_wait);
+        let asked = |(pod, address): &(&LocalPod, IpAddr)| (*address, pod.interface.clone());
+        let asked: Interfaces = singles.iter().map(asked).collect();
+        if self.surveyed.as_ref().is_none_or(|(pods, _)| *pods != asked) {
+            self.surveyed = Some((asked, self.routes.survey(&singles)?));
+        }
+        let Some((_, surveyed)) = &self.surveyed else { return Ok(()) };
+        let times = newest(&singles).into_iter().map(|(ip, pod)| (ip, pod.added_at.clone()));
+        let recorded = self.freshness.update(times, Instant::now(), Timestamp::now());
+        let (decided, drain) = (&mut self.decided, self.drained.drain());
+        let Some(noted) = engine.announce(decided, settings, drain, surveyed, &recorded) else {
+            return Ok(());
+        };
+        let nodes = engine.nodes().unwrap_or_default();
+        self.others = nodes.others;
+        let ranges = nodes.own.iter().flat_map(|node| &node.pod_cidrs);
+        self.pod_cidrs = ranges.map(ToString::to_string).collect();
+        noted.refused.iter().for_each(|(prefix, silent)| self.note_refusal(prefix, silent));
+        noted.dropped.iter().for_each(|dropped| self.note_dropped(dropped));
+        Ok(())
+    }
+
+    /// Logs and reports what is refused from now on.
+    fn note_refusal(&self, prefix: &IpNetwork, silent: &Silent) {
+        let text = refusal((prefix, silent));
+        warn!(problem = text, "an address is not announced");
+        let about = match &silent.owner {
+            Owner::Service(service) => About::Service(service.clone()),
+            Owner::Node | Owner::Pod(_) => About::Node,
+        };
+        self.notices.send(Notice { about, reason: Reason::NotAnnounced, text });
+    }
+
+    /// Logs and reports what is dropped from now on. The event's text is the same on every such
+    /// node, so there is one event.
+    fn note_dropped(&self, dropped: &Dropped) {
+        warn!(problem = %dropped, "an announced address is shared by a Service without endpoints here");
+        let Dropped { key, service, announced_for } = dropped;
+        let text = format!(
+            "connections to {key} are dropped by each node that announces the address for {announced_for} \
+             and has no endpoint of this Service: its policy is Local"
+        );
+        let about = About::Service(service.clone());
+        self.notices.send(Notice { about, reason: Reason::SharedAddress, text });
+    }
+
+    fn note_failure(&mut self, failure: Option<RouteError>) {
+        let failure = failure.map(|error| describe(&error));
+        if let Some(error) = failure.as_ref().filter(|_| self.failure != failure) {
+            error!(error, "cannot keep the announcements; will retry");
+        }
+        self.retry = failure.is_some().then(|| Instant::now() + RETRY);
+        self.failure = failure;
+    }
+}
+
+impl Agent {
+    /// Withdraws what is not to be announced any more: before its rules go. With `look`, all tables
+    /// are compared with the kernel.
+    pub(super) fn withdraw(&mut self, look: bool) {
+        let Some(announcer) = &mut self.announcer else { return };
+        if look {
+            announcer.unserved.disturbed();
+        }
+        announcer.withdraw(&mut self.engine);
+    }
+
+    /// Looks at the announcements again. What is decided and not programmed yet stays as it is.
+    pub(super) fn announce_again(&mut self) {
+        self.announcer.iter_mut().for_each(Announcer::disturbed);
+        self.announce_as_decided();
+    }
+
+    /// The other nodes' addresses and podCIDRs are not announced, and no rule depends on them.
+    pub(super) fn announce_for_new_nodes(&mut self) {
+        let Some(announcer) = &self.announcer else { return };
+        let others = self.engine.nodes().map(|nodes| nodes.others);
+        if others.is_some_and(|others| !Arc::ptr_eq(&others, &announcer.others)) {
+            self.announce_as_decided();
+        }
+    }
+
+    fn announce_as_decided(&mut self) {
+        let Some(announcer) = &mut self.announcer else { return };
+        announcer.withdraw(&mut self.engine);
+        if self.engine.is_idle() && self.engine.is_settled() && !self.engine.is_contended() {
+            announcer.announce(&mut self.engine);
+        }
+    }
+}
+
+/// Returns when to look at the announcements again; never without them.
+pub(super) async fn due(announcer: &Option<Announcer>) {
+    match announcer {
+        Some(announcer) => announcer.due().await,
+        None => pending().await,
+    }
+}
+
+impl Drained {
+    /// How far it is now. What drained before this agent started has drained long enough: a restart
+    /// must not bring back what was withdrawn.
+    fn now(self, is_draining: bool, wait: Duration) -> Self {
+        let now = Instant::now();
+        let next = match (self, is_draining) {
+            (_, false) => Self::No,
+            (Self::Unknown | Self::Over, true) => Self::Over,
+            (Self::No, true) => Self::Until(now + wait),
+            (Self::Until(until), true) if until <= now => Self::Over,
+            (Self::Until(until), true) => Self::Until(until),
+        };
+        if matches!(next, Self::Until(_)) && self == Self::No {
+            info!("this node drains: routers are told to prefer others");
+        }
+        next
+    }
+
+    fn drain(self) -> Drain {
+        match self {
+            Self::Unknown | Self::No => Drain::No,
+            Self::Until(_) => Drain::Begun,
+            Self::Over => Drain::Over,
+        }
+    }
+}
+
+/// A refusal, in words.
+fn refusal((prefix, silent): (&IpNetwork, &Silent)) -> String {
+    format!("{prefix} of {} is not announced: {}", silent.owner, silent.why)
+}
+
+/// Notifies of changes by other programs, and from time to time without any.
+async fn listen(table: u32, portid: u32, heard: Arc<Notify>) {
+    loop {
+        if let Err(error) = pass_on(table, portid, &heard).await {
+            warn!(error = format!("{error:#}"), "cannot listen to changes of routes");
+        }
+        sleep(RETRY).await;
+        heard.notify_one();
+    }
+}
+
+async fn pass_on(table: u32, portid: u32, heard: &Notify) -> anyhow::Result<()> {
+    let mut watch = pollable(Watch::open(vec![portid])?)?;
+    loop {
+        let mut is_relevant = false;
+        tokio::select! {
+            ready = watch.readable_mut() => {
+                let mut ready = ready?;
+                ready.clear_ready();
+                let note = |change| is_relevant |= AnnouncedRoutes::depend_on(&change, table);
+                ready.get_inner_mut().changes(note)?;
+            }
+            () = sleep(AT_LEAST_EVERY) => is_relevant = true,
+        }
+        if is_relevant {
+            heard.notify_one();
+            sleep(REST).await;
+        }
+    }
+}

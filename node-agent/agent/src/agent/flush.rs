@@ -1,0 +1,338 @@
+//! Searches for stale and forbidden conntrack entries after a change, and deletes or marks them.
+//!
+//! Reading a hundred thousand entries takes longer than the loop may pause, so another thread reads
+//! and changes them. The loop decides what becomes of them, piece by piece, by its current state.
+
+mod search;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinError, JoinHandle, spawn_blocking};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, error, info};
+
+use self::search::{Looked, MANY, Treated, search};
+use crate::engine::Engine;
+use crate::memory::trim;
+use denizen_backend::Backend;
+use denizen_backend::conntrack::{Conntrack, Entry, PackedEntry, StaleCandidates, Treatment};
+use denizen_observe::status::LastSync;
+use denizen_observe::status::metrics::LikeKubeProxy;
+use denizen_text::describe;
+
+/// The time that answers to earlier requests get: after its entry is deleted, an answer does not
+/// reach the client, and the endpoint may be draining, not dead.
+const ANSWERED: Duration = Duration::from_millis(150);
+/// The time between the first and the second search: while the new rules were committed, a packet
+/// may have been on its way through the old ones, and its entry appears afterwards.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
+/// The pause after a failed search.
+const RETRY: Duration = Duration::from_secs(5);
+/// The minimum pause after a search. A stream of changes must not keep a processor busy, so the
+/// reader pauses for as long as the search took. A change is thus searched for within 200 ms,
+/// however many follow it.
+const SHORTEST_REST: Duration = Duration::from_millis(50);
+/// The maximum pause.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+/// Pieces that may wait for the loop before the reader waits.
+const PIECES: usize = 4;
+
+/// Schedules the searches.
+pub struct Flush {
+    /// `None` while a search runs.
+    conntrack: Option<Conntrack>,
+    /// Changes to search for, oldest first.
+    fresh: VecDeque<Fresh>,
+    /// Second searches, and when they are due.
+    again: VecDeque<(Instant, StaleCandidates)>,
+    look: Option<Look>,
+    /// Stale entries that were left to the next search, since answers may be on their way, and when
+    /// they were first found stale.
+    waiting: HashMap<Entry, Instant>,
+    /// The forbidden connections, as the last search left them: what is permitted again is found
+    /// here, not in the kernel's table. A search has them while it runs.
+    forbidden: HashSet<PackedEntry>,
+    /// A sync to report once no entry waits that was found stale by then.
+    owed: Option<(Instant, LastSync)>,
+    rested: Instant,
+    problem: Option<String>,
+    metrics: LikeKubeProxy,
+}
+
+/// A change that was programmed.
+struct Fresh {
+    /// When the search is due, unless the reader still pauses.
+    due: Instant,
+    /// The entries that it may have made stale.
+    candidates: StaleCandidates,
+    /// The sync to report after the search.
+    sync: Option<LastSync>,
+}
+
+/// A running search.
+struct Look {
+    candidates: StaleCandidates,
+    /// Whether it is the first one after a change.
+    first: bool,
+    /// The sync to report after it.
+    sync: Option<LastSync>,
+    begun: Instant,
+    entries: mpsc::Receiver<Vec<Entry>>,
+    decided: Vec<(PackedEntry, Treatment)>,
+    /// As [`Flush::waiting`].
+    waiting: HashMap<Entry, Instant>,
+    /// The channel for what is decided, used when all entries were read.
+    decisions: Option<oneshot::Sender<Vec<(PackedEntry, Treatment)>>>,
+    reader: JoinHandle<Looked>,
+}
+
+/// The next step of the loop.
+pub enum Step {
+    /// A search is due.
+    Due,
+    /// Entries were read.
+    Entries(Vec<Entry>),
+    /// All entries were read.
+    AllRead,
+    /// What was decided is done.
+    Done(Result<Looked, JoinError>),
+}
+
+impl Flush {
+    /// Opens netlink to conntrack. There is nothing to search for yet.
+    ///
+    /// # Errors
+    /// When netlink cannot be opened.
+    pub fn open(metrics: LikeKubeProxy) -> anyhow::Result<Self> {
+        let conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
+        Ok(Self {
+            conntrack: Some(conntrack),
+            fresh: VecDeque::new(),
+            again: VecDeque::new(),
+            look: None,
+            waiting: HashMap::new(),
+            forbidden: HashSet::new(),
+            owed: None,
+            rested: Instant::now(),
+            problem: None,
+            metrics,
+        })
+    }
+
+    /// The candidates whose first search is not over.
+    pub fn unsearched(&self) -> impl Iterator<Item = &StaleCandidates> {
+        let looking = self.look.as_ref().filter(|look| look.first);
+        self.fresh.iter().map(|it| &it.candidates).chain(looking.map(|look| &look.candidates))
+    }
+
+    /// The current problem.
+    pub fn problem(&self) -> Option<String> {
+        self.problem.clone()
+    }
+
+    /// Schedules a search after a sync, which is reported once the entries that it made stale are
+    /// gone.
+    pub fn after<B: Backend>(&mut self, sync: LastSync, engine: &mut Engine<B>) {
+        let mut candidates = engine.take_stale_candidates();
+        if self.forbidden.is_empty() && self.look.is_none() {
+            candidates.forget_relaxed();
+        }
+        // A DEL waits for what departed, and nobody for its answers. What is permitted again has
+        // none on their way.
+        let is_urgent = candidates.has_departed() || candidates.parts().is_empty();
+        let pause = if is_urgent { Duration::ZERO } else { ANSWERED };
+        let due = Instant::now() + pause;
+        if let Some(marked) = candidates.take_marked_before() {
+            self.again.push_front((due, marked));
+        }
+        self.fresh.push_back(Fresh { due, candidates, sync: Some(sync) });
+        self.report_syncs(engine);
+    }
+
+    fn report_syncs<B: Backend>(&mut self, engine: &mut Engine<B>) {
+        let looking = self.look.as_ref().is_some_and(|look| look.first);
+        let mut reported = None;
+        while !looking
+            && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.candidates.is_empty())
+        {
+            reported = fresh.sync.or(reported);
+        }
+        // If entries cannot be flushed, syncs are reported without waiting.
+        if self.problem.is_some() {
+            let waiting = self.fresh.iter_mut().filter_map(|fresh| fresh.sync.take());
+            reported = waiting.last().or(reported);
+        }
+        engine.note_flushing(looking || !self.fresh.is_empty());
+        if let Some(sync) = reported {
+            engine.note_sync(sync);
+        }
+    }
+
+    /// Waits for the next step. It can be cancelled without losing anything.
+    pub async fn next(&mut self) -> Step {
+        match &mut self.look {
+            Some(look) if look.decisions.is_some() => match look.entries.recv().await {
+                Some(entries) => Step::Entries(entries),
+                None => Step::AllRead,
+            },
+            Some(look) => Step::Done((&mut look.reader).await),
+            None => match self.due() {
+                Some(due) => {
+                    sleep_until(due).await;
+                    Step::Due
+                }
+                None => std::future::pending().await,
+            },
+        }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        // It is lost if the reader's thread panicked: see `end`.
+        self.conntrack.as_ref()?;
+        // If a first search is pending, it serves as the second one for earlier changes too.
+        let fresh = self.fresh.front().map(|fresh| fresh.due);
+        let again = self.again.front().map(|(due, _)| *due);
+        fresh.or(again).map(|due| due.max(self.rested))
+    }
+
+    /// Executes a step. `awaited`: the addresses of pods whose ADDs wait.
+    pub fn take<B: Backend>(
+        &mut self,
+        step: Step,
+        engine: &mut Engine<B>,
+        awaited: &HashSet<IpAddr>,
+    ) {
+        match (step, &mut self.look) {
+            (Step::Due, _) => self.begin(),
+            (Step::Entries(entries), Some(look)) => {
+                let now = Instant::now();
+                // An entry of a later change may have answers on their way again, and gets a search
+                // of its own.
+                let later =
+                    |entry: &Entry| self.fresh.iter().any(|fresh| fresh.candidates.concern(entry));
+                for (entry, treatment) in engine.treatments(&look.candidates, entries, awaited) {
+                    let since = self.waiting.get(&entry).copied().unwrap_or(now);
+                    // The next pod with the address waits for what departed.
+                    let may_wait = treatment.deletes() && !look.candidates.is_departed(&entry);
+                    if may_wait && now < since + ANSWERED && later(&entry) {
+                        look.waiting.insert(entry, since);
+                    } else {
+                        look.decided.push(((&entry).into(), treatment));
+                    }
+                }
+            }
+            (Step::AllRead, Some(look)) => {
+                if let Some(decisions) = look.decisions.take() {
+                    // A reader that has failed receives nothing.
+                    let _ = decisions.send(std::mem::take(&mut look.decided));
+                }
+            }
+            (Step::Done(done), _) => self.end(done, engine),
+            (Step::Entries(_) | Step::AllRead, None) => {}
+        }
+    }
+
+    fn begin(&mut self) {
+        let Some(conntrack) = self.conntrack.take() else {
+            return;
+        };
+        let now = Instant::now();
+        let (mut candidates, mut sync) = (StaleCandidates::default(), None);
+        while let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.due <= now) {
+            candidates.absorb(fresh.candidates);
+            sync = fresh.sync.or(sync);
+        }
+        let first = !candidates.is_empty();
+        let again = first.then(|| (now + SECOND_LOOK, candidates.for_second_search()));
+        let again = again.filter(|(_, candidates)| !candidates.is_empty());
+        // One search for all second searches that are due soon.
+        while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now + ANSWERED) {
+            candidates.absorb(due);
+        }
+        self.again.extend(again);
+        let (read, entries) = mpsc::channel(PIECES);
+        let (decisions, decided) = oneshot::channel();
+        let wanted = candidates.clone();
+        let forbidden = std::mem::take(&mut self.forbidden);
+        self.look = Some(Look {
+            candidates,
+            first,
+            sync,
+            begun: now,
+            entries,
+            decided: Vec::new(),
+            waiting: HashMap::new(),
+            decisions: Some(decisions),
+            reader: spawn_blocking(move || search(&wanted, conntrack, forbidden, read, decided)),
+        });
+    }
+
+    fn end<B: Backend>(&mut self, done: Result<Looked, JoinError>, engine: &mut Engine<B>) {
+        let Some(look) = self.look.take() else { return };
+        let took = look.begun.elapsed();
+        self.waiting.retain(|entry, _| !look.candidates.concern(entry));
+        self.waiting.extend(look.waiting);
+        self.rested = Instant::now() + took.clamp(SHORTEST_REST, LONGEST_REST);
+        let (treated, problem) = match done {
+            Ok(looked) => {
+                self.conntrack = Some(looked.conntrack);
+                self.forbidden = looked.forbidden;
+                (looked.treated, looked.error.map(|error| describe(&error)))
+            }
+            Err(error) => {
+                let problem = format!("conntrack: stale flows can no longer be flushed: {error}");
+                (Treated::default(), Some(problem))
+            }
+        };
+        engine.searched(&look.candidates);
+        let Treated { deleted, forbidden, permitted } = treated;
+        engine.note_flushed(deleted);
+        self.metrics.conntrack_duration.observe(took.as_secs_f64());
+        self.metrics.conntrack_deleted.inc_by(deleted as u64);
+        if deleted > 0 {
+            info!(entries = deleted, elapsed = ?took, "stale flows flushed");
+        } else {
+            debug!(elapsed = ?took, "no stale flows");
+        }
+        if deleted + forbidden + permitted >= MANY {
+            trim();
+        }
+        if forbidden + permitted > 0 {
+            info!(forbidden, permitted, elapsed = ?took, "policies changed connections");
+        }
+        if problem.is_some() {
+            self.rested = Instant::now() + RETRY;
+            self.fresh.push_front(Fresh {
+                due: self.rested,
+                candidates: look.candidates,
+                sync: None,
+            });
+        }
+        if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
+            error!(error = problem, "cannot flush all stale flows");
+        }
+        self.problem = problem;
+        if let Some(sync) = self.finished(look.sync) {
+            engine.note_sync(sync);
+        }
+        self.report_syncs(engine);
+    }
+
+    /// A search has ended. Returns the sync that can be reported, since no entry waits that it made
+    /// stale.
+    fn finished(&mut self, sync: Option<LastSync>) -> Option<LastSync> {
+        let Some(oldest) = self.waiting.values().min() else {
+            let owed = self.owed.take();
+            return sync.or(owed.map(|(_, sync)| sync));
+        };
+        let reported = self.owed.take_if(|(by, _)| *by < *oldest);
+        self.owed = self.owed.take().or(sync.map(|sync| (Instant::now(), sync)));
+        reported.map(|(_, sync)| sync)
+    }
+}

@@ -1,0 +1,130 @@
+//! One search: what the thread does that may block.
+
+use std::collections::HashSet;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::memory::trim;
+use denizen_backend::conntrack::{
+    Conntrack, ConntrackError, Entry, PackedEntry, StaleCandidates, Treatment,
+};
+
+/// Entries that the loop decides about at once: a fraction of a millisecond's work.
+const PIECE: usize = 1024;
+
+/// After so many decisions, the memory that they took is given back at once.
+pub(super) const MANY: usize = 20_000;
+
+/// The result of a search.
+pub struct Looked {
+    pub(super) conntrack: Conntrack,
+    pub(super) treated: Treated,
+    /// The connections that are forbidden now.
+    pub(super) forbidden: HashSet<PackedEntry>,
+    /// The first error; everything else was done.
+    pub(super) error: Option<ConntrackError>,
+}
+
+/// How many entries were treated, of those that still existed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Treated {
+    pub deleted: usize,
+    pub forbidden: usize,
+    pub permitted: usize,
+}
+
+/// Reads the entries that match the candidates, passes them to the loop, and does what it decides.
+/// `forbidden` are the connections that were forbidden before.
+pub(super) fn search(
+    candidates: &StaleCandidates,
+    conntrack: Conntrack,
+    forbidden: HashSet<PackedEntry>,
+    read: mpsc::Sender<Vec<Entry>>,
+    decided: oneshot::Receiver<Vec<(PackedEntry, Treatment)>>,
+) -> Looked {
+    let treated = Treated::default();
+    let mut looked = Looked { conntrack, treated, forbidden, error: None };
+    looked.read(candidates, &read);
+    drop(read);
+    let decided = decided.blocking_recv().unwrap_or_default();
+    looked.treat(&decided);
+    looked.forbidden.shrink_to_fit();
+    if decided.len() >= MANY {
+        drop(decided);
+        trim();
+    }
+    looked
+}
+
+impl Looked {
+    fn read(&mut self, candidates: &StaleCandidates, read: &mpsc::Sender<Vec<Entry>>) {
+        let parts = candidates.parts();
+        // The loop ends only with the process.
+        let send = |piece| _ = read.blocking_send(piece);
+        let is_read = |entry: &Entry| parts.iter().any(|part| part.keeps(entry));
+        let unread = self.forbidden.iter().map(PackedEntry::entry).filter(|entry| !is_read(entry));
+        let mut again = unread.filter(|entry| candidates.may_permit(entry)).peekable();
+        while again.peek().is_some() {
+            send(again.by_ref().take(PIECE).collect());
+        }
+        drop(again);
+        let mut piece = Vec::with_capacity(PIECE);
+        for part in &parts {
+            let mut forbidden: Vec<PackedEntry> = Vec::new();
+            let result = self.conntrack.read(*part, |entry| {
+                if candidates.concern(&entry) {
+                    piece.push(entry);
+                }
+                if piece.len() == PIECE {
+                    send(std::mem::replace(&mut piece, Vec::with_capacity(PIECE)));
+                }
+                forbidden.extend(entry.is_forbidden.then_some(PackedEntry::from(&entry)));
+            });
+            if result.is_ok() {
+                self.forbidden.retain(|entry| !part.keeps(&entry.entry()));
+            }
+            self.forbidden.extend(forbidden);
+            self.note(result);
+        }
+        send(piece);
+    }
+
+    /// Piece by piece: what is decided may be the kernel's whole table.
+    fn treat(&mut self, decided: &[(PackedEntry, Treatment)]) {
+        for treatment in Treatment::ALL {
+            let of_it = decided.iter().filter(|(_, decided)| *decided == treatment);
+            let mut entries = of_it.map(|(entry, _)| entry.entry()).peekable();
+            while entries.peek().is_some() {
+                self.treat_piece(treatment, &entries.by_ref().take(PIECE).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    fn treat_piece(&mut self, treatment: Treatment, entries: &[Entry]) {
+        let done = match treatment {
+            Treatment::Delete | Treatment::DeleteUnanswered => &mut self.treated.deleted,
+            Treatment::Forbid => &mut self.treated.forbidden,
+            Treatment::Permit => &mut self.treated.permitted,
+        };
+        let result = self.conntrack.treat(treatment, entries, done);
+        match treatment {
+            Treatment::Forbid => {
+                let marked = |entry: &Entry| Entry { is_forbidden: true, ..*entry };
+                self.forbidden.extend(entries.iter().map(|entry| (&marked(entry)).into()));
+            }
+            Treatment::Delete | Treatment::Permit if result.is_ok() => {
+                entries.iter().for_each(|entry| _ = self.forbidden.remove(&entry.into()));
+            }
+            // Those that it was done to are found to be so by the next search. One that was
+            // answered meanwhile is still there.
+            Treatment::Delete | Treatment::DeleteUnanswered | Treatment::Permit => {}
+        }
+        self.note(result);
+    }
+
+    fn note(&mut self, result: Result<(), ConntrackError>) {
+        if let Err(error) = result {
+            self.error.get_or_insert(error);
+        }
+    }
+}

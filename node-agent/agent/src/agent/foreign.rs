@@ -1,0 +1,57 @@
+//! The kernel's notifications of foreign changes, for the loop to wait for.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, watch};
+
+use crate::config::Config;
+use denizen_backend::forward::{self, Findings};
+use denizen_nft::{Changes, Watch};
+
+/// Registers a watch with the loop's runtime.
+///
+/// # Errors
+/// When the socket cannot be registered.
+pub(super) fn pollable<W: AsRawFd + Send + Sync + 'static>(watch: W) -> anyhow::Result<AsyncFd<W>> {
+    // SAFETY: a watch owns its socket for its whole life, and always returns the same descriptor.
+    #[expect(unsafe_code, reason = "AsRawFd alone does not guarantee this")]
+    let pollable = unsafe { AsyncFd::register(watch) };
+    Ok(pollable?)
+}
+
+/// Waits for a notification of a foreign change. Returns whether it was in our tables; changes in
+/// other tables are passed on to `elsewhere`.
+pub(super) async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>, elsewhere: &Notify) -> bool {
+    let Some(watch) = watch else {
+        return std::future::pending().await;
+    };
+    match watch.readable_mut().await {
+        Ok(mut ready) => {
+            ready.clear_ready();
+            let unknown = Changes { table: true, elsewhere: false };
+            let changes = ready.get_inner_mut().changes().unwrap_or(unknown);
+            if changes.elsewhere {
+                elsewhere.notify_one();
+            }
+            changes.table
+        }
+        Err(_) => true,
+    }
+}
+
+/// Starts the task that looks at other firewalls' chains, if services are served. Returns what
+/// wakes it, and its findings.
+pub(super) fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
+    let elsewhere = Arc::new(Notify::new());
+    let (findings, found) = watch::channel(Findings::default());
+    if config.policy.services {
+        let wanted = forward::Wanted {
+            open: config.policy.node_side.open_forward,
+            by_ipvs: config.backend.name.capabilities().balances_by_ipvs,
+        };
+        tokio::spawn(forward::run(wanted, elsewhere.clone(), findings));
+    }
+    (elsewhere, found)
+}

@@ -1,0 +1,219 @@
+//! What the loop publishes for the HTTP servers: health, the health-check node ports, metrics.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Instant, SystemTime};
+
+use denizen_state::AttachmentId;
+use denizen_state::run_dir::STATE_FILE;
+use jiff::Timestamp;
+use tokio::sync::{mpsc, watch};
+
+use super::history::History;
+use crate::config::Config;
+use crate::control::Asked;
+use crate::engine::Engine;
+use crate::http::Published;
+use denizen_backend::Backend;
+use denizen_model::{Event, Listing, PodSet};
+use denizen_observe::status::health::Pulse;
+use denizen_observe::status::metrics::Metrics;
+use denizen_plan::HealthPorts;
+
+/// The loop's end of [`Published`].
+#[derive(Debug)]
+pub(super) struct Publisher {
+    pulse: watch::Sender<Pulse>,
+    ports: watch::Sender<HealthPorts>,
+    pub(super) metrics: Metrics,
+    pub(super) history: History,
+    state_file: PathBuf,
+    /// The attachments of the last pod set.
+    known: Option<BTreeSet<AttachmentId>>,
+    /// When the oldest record was written whose pod is not programmed yet.
+    recorded: Option<SystemTime>,
+    /// NetworkPolicies are listed: what comes now is a change.
+    policies_listed: bool,
+    /// When the oldest change of a NetworkPolicy came that is not programmed yet.
+    policy_changed: Option<Instant>,
+}
+
+impl Publisher {
+    /// A publisher and its receivers. `requests` is the channel to the loop.
+    pub(super) fn new(
+        config: &Config,
+        requests: mpsc::Sender<Asked>,
+        now: Instant,
+    ) -> (Self, Published) {
+        let (pulse, pulse_receiver) = watch::channel(Pulse::starting(now));
+        let (ports, ports_receiver) = watch::channel(HealthPorts::default());
+        let metrics = Metrics::default();
+        let published = Published {
+            pulse: pulse_receiver,
+            ports: ports_receiver,
+            metrics: metrics.clone(),
+            requests,
+        };
+        let publisher = Self {
+            pulse,
+            ports,
+            metrics,
+            history: History::default(),
+            state_file: config.run_dir.join(STATE_FILE),
+            known: None,
+            recorded: None,
+            policies_listed: false,
+            policy_changed: None,
+        };
+        (publisher, published)
+    }
+
+    /// The loop runs. `left`: rules of a previous backend cannot be removed.
+    pub(super) fn alive(&self, now: Instant, left: bool) {
+        self.pulse.send_modify(|pulse| {
+            pulse.alive = now;
+            pulse.left = left;
+        });
+    }
+
+    /// Publishes whether only a restart restores the run directory.
+    pub(super) fn run_dir_lost(&self, lost: bool) {
+        self.pulse.send_modify(|pulse| pulse.run_dir_lost = lost);
+    }
+
+    /// Counts events that were received now.
+    pub(super) fn taken(&mut self, events: &[Event], now: Instant) {
+        self.history.taken(events);
+        let is_policy = |event: &Event| matches!(event, Event::NetworkPolicy(..));
+        if self.policies_listed && events.iter().any(is_policy) {
+            self.policy_changed.get_or_insert(now);
+        }
+        self.policies_listed |= events.contains(&Event::Listed(Listing::NetworkPolicies));
+        for event in events {
+            let (total, pending) = match event {
+                Event::Service(..) | Event::ForeignService(..) => {
+                    &self.metrics.like_kube_proxy.service_changes
+                }
+                Event::Slice(..) => &self.metrics.like_kube_proxy.endpoint_changes,
+                Event::Pods(pods) => {
+                    self.note_pods(pods);
+                    continue;
+                }
+                Event::Triggered(..)
+                | Event::Node(_)
+                | Event::OtherNode(..)
+                | Event::ServiceCidr(..)
+                | Event::Addresses(_)
+                | Event::Egress(_)
+                | Event::Namespace(..)
+                | Event::ClusterPod(..)
+                | Event::NetworkPolicy(..)
+                | Event::Listed(_)
+                | Event::Links(_)
+                | Event::Refused(_) => continue,
+            };
+            total.inc();
+            pending.inc();
+        }
+    }
+
+    /// Notes that all that is decided about NetworkPolicies is in the kernel. `is_changed` says
+    /// whether one differs from before; its labels decide about nothing.
+    pub(super) fn firewall_programmed(&mut self, now: Instant, is_changed: bool) {
+        let changed = self.policy_changed.take();
+        if let Some(changed) = changed.filter(|_| is_changed) {
+            let took = now.saturating_duration_since(changed);
+            self.metrics.network_policy.programming.observe(took.as_secs_f64());
+        }
+    }
+
+    /// The programming of a pod that is added while the agent runs is measured from the time its
+    /// record was written. If a later record has already replaced the file, from that record's
+    /// time.
+    fn note_pods(&mut self, pods: &PodSet) {
+        let now: BTreeSet<AttachmentId> = pods.pods.iter().map(|pod| pod.id.clone()).collect();
+        let is_added = self.known.as_ref().is_some_and(|known| !now.is_subset(known));
+        self.known = Some(now);
+        if is_added && self.recorded.is_none() {
+            let written = std::fs::metadata(&self.state_file).and_then(|file| file.modified());
+            self.recorded = written.ok();
+        }
+    }
+
+    /// Notes that a change is queued.
+    pub(super) fn queued<B>(&self, engine: &Engine<B>, now: Instant) {
+        let metrics = &self.metrics.like_kube_proxy;
+        metrics.last_queued.set(seconds(Timestamp::now()));
+        self.pulse.send_modify(|pulse| {
+            pulse.alive = now;
+            pulse.node_eligible = engine.is_node_eligible();
+            pulse.waiting.get_or_insert(now);
+        });
+    }
+
+    /// Notes that another program keeps writing the same rules, so nothing waits to be programmed.
+    pub(super) fn contended(&self, now: Instant) {
+        self.pulse.send_modify(|pulse| {
+            pulse.alive = now;
+            pulse.waiting = None;
+            pulse.contended = true;
+        });
+    }
+
+    /// Notes that all changes since `begun` are in the kernel. Only now do load balancers hear of
+    /// endpoints.
+    pub(super) fn programmed<B: Backend>(
+        &mut self,
+        engine: &mut Engine<B>,
+        begun: Instant,
+        now: Instant,
+    ) {
+        let clock = Timestamp::now();
+        self.measure(begun, now, clock);
+        for at in engine.take_triggers() {
+            // Another machine's clock may be ahead.
+            let took = clock.duration_since(at).as_secs_f64().max(0.0);
+            self.metrics.like_kube_proxy.network_programming.observe(took);
+        }
+        self.pulse.send_modify(|pulse| {
+            pulse.alive = now;
+            pulse.waiting = None;
+            pulse.updated = Some(clock);
+            pulse.synced = engine.is_synced();
+            pulse.refused = engine.has_rejected();
+            pulse.unserved = !engine.serves();
+        });
+        if let Some(ports) = engine.take_health_ports() {
+            self.ports.send_if_modified(|now| {
+                let differs = *now != ports;
+                *now = ports;
+                differs
+            });
+        }
+    }
+
+    /// Notes that the attempt that began at `begun` has failed.
+    pub(super) fn failed(&mut self, begun: Instant, now: Instant, error: &str) {
+        self.metrics.like_kube_proxy.sync_failures.inc();
+        self.history.tried(Timestamp::now(), now - begun, Some(error.to_owned()));
+    }
+
+    fn measure(&mut self, begun: Instant, now: Instant, clock: Timestamp) {
+        self.history.tried(clock, now - begun, None);
+        let metrics = &self.metrics.like_kube_proxy;
+        metrics.sync_duration.observe((now - begun).as_secs_f64());
+        metrics.last_sync.set(seconds(clock));
+        metrics.service_changes.1.set(0);
+        metrics.endpoint_changes.1.set(0);
+        let recorded = self.recorded.take();
+        // If the clock was set back, there is no measurement.
+        if let Some(Ok(took)) = recorded.map(|at| SystemTime::from(clock).duration_since(at)) {
+            self.metrics.own.pod_programming.observe(took.as_secs_f64());
+        }
+    }
+}
+
+/// Seconds since 1970.
+fn seconds(at: Timestamp) -> f64 {
+    at.as_duration().as_secs_f64()
+}

@@ -1,0 +1,46 @@
+//! The kernel's settings when the agent starts.
+
+use anyhow::ensure;
+use tracing::{info, warn};
+
+use crate::config::Config;
+use denizen_backend::sysctl::{self, Reconciler, Setting};
+use denizen_text::describe;
+
+/// Sets them as `config` says. Returns what keeps them so; `None` if this run is for the settings
+/// alone.
+///
+/// # Errors
+/// When there are none at `--sysctl-dir`.
+pub(super) fn set_up(config: &Config) -> anyhow::Result<Option<Reconciler>> {
+    let sysctls = &config.sysctl_dir;
+    ensure!(
+        sysctls.join("net").is_dir(),
+        "--sysctl-dir {0}: {0}/net does not exist",
+        sysctls.display()
+    );
+    let mut settings = Reconciler::new(sysctls, &config.run_dir, &config.policy.node_ports);
+    let ipvs = for_ipvs(config);
+    if config.init_only {
+        settings.set_all(&config.conntrack, &config.policy.node_ports, ipvs);
+        info!("kernel settings are set up; exiting because of --init-only");
+        return Ok(None);
+    }
+    sysctl::set_up(sysctls, &config.conntrack);
+    if !ipvs.is_empty() {
+        // IPVS is not used without them.
+        settings.keep(ipvs, true);
+    }
+    Ok(Some(settings))
+}
+
+/// The settings of IPVS, if this run uses it. They are there once its module is loaded.
+fn for_ipvs(config: &Config) -> Vec<Setting> {
+    if !config.backend.name.capabilities().balances_by_ipvs {
+        return Vec::new();
+    }
+    if let Err(error) = denizen_ipvs::load() {
+        warn!(problem = describe(&error), "the kernel does not load IPVS");
+    }
+    sysctl::for_ipvs().into()
+}

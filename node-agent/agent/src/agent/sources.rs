@@ -1,0 +1,152 @@
+//! Starts the sources, each with its configuration, and the writer of events.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::sync::{mpsc, watch};
+
+use crate::config::{Config, Objects};
+use crate::engine::Engine;
+use denizen_backend::firewall::Records;
+use denizen_model::{Event, PodName};
+use denizen_source::attachments;
+use denizen_source::events::{About, Notice, Notices, Reason};
+use denizen_source::kube::{PolicyRead, PolicyReads, WrongPolicy};
+use denizen_source::{Outlet, egress, kube, manifests, node, state_file};
+
+/// The current problems of each source.
+pub(super) type Problems = Vec<watch::Receiver<Vec<String>>>;
+
+/// The most reads of policies that wait to be sent, or to be reported.
+const READS: usize = 256;
+
+/// The tasks beside the loop.
+pub(super) struct Sources {
+    pub(super) problems: Problems,
+    /// Interfaces that look like a pod's but have no record.
+    pub(super) unrecorded: watch::Receiver<attachments::Unrecorded>,
+    /// The attachments that the plugin would redirect now.
+    pub(super) selected: watch::Receiver<attachments::Selected>,
+    /// Gets the local pods whose labels are needed and not known.
+    pub(super) unknown_pods: watch::Sender<BTreeSet<PodName>>,
+    /// Gets the namespaces of new pods, whose policies are read.
+    pub(super) read_policies: mpsc::Sender<PolicyRead>,
+    /// Gives the tickets of those that were read, or cannot be read in time.
+    pub(super) policies_read: mpsc::Receiver<u64>,
+}
+
+/// Starts all sources.
+pub(super) async fn start(
+    config: &Config,
+    wrong_policies: &mpsc::Sender<WrongPolicy>,
+    events: &mpsc::Sender<Vec<Event>>,
+) -> anyhow::Result<Sources> {
+    let (unknown_pods, unknown) = watch::channel(BTreeSet::new());
+    let (read_policies, asked) = mpsc::channel(READS);
+    let (done, policies_read) = mpsc::channel(READS);
+    let reads = PolicyReads { asked, done };
+    let mut problems = follow_objects(config, &unknown, reads, wrong_policies, events).await?;
+    let mut outlet = || {
+        let (outlet, found) = Outlet::new(events.clone());
+        problems.push(found);
+        outlet
+    };
+    let (file_sender, state_file) = watch::channel(state_file::Seen::default());
+    tokio::spawn(state_file::run(
+        state_file::Config { run_dir: config.run_dir.clone() },
+        file_sender,
+        outlet(),
+    ));
+    let (links_sender, links) = watch::channel(Arc::default());
+    tokio::spawn(node::run(outlet(), links_sender));
+    let shown = attachments::Shown { links, state_file };
+    let (show_unrecorded, unrecorded) = watch::channel(attachments::Unrecorded::default());
+    let (show_selected, selected) = watch::channel(attachments::Selected::default());
+    let findings = attachments::Findings { unrecorded: show_unrecorded, selected: show_selected };
+    tokio::spawn(attachments::keep(config.records(), shown.clone(), outlet()));
+    tokio::spawn(attachments::follow(config.run_dir.clone(), shown.clone(), outlet()));
+    tokio::spawn(attachments::find(config.records(), shown, findings, outlet()));
+    if let Some(file) = &config.egress {
+        tokio::spawn(egress::run(file.clone(), outlet()));
+    }
+    Ok(Sources { problems, unrecorded, selected, unknown_pods, read_policies, policies_read })
+}
+
+/// Starts the source of the cluster's objects.
+async fn follow_objects(
+    config: &Config,
+    unknown: &watch::Receiver<BTreeSet<PodName>>,
+    reads: PolicyReads,
+    wrong_policies: &mpsc::Sender<WrongPolicy>,
+    events: &mpsc::Sender<Vec<Event>>,
+) -> anyhow::Result<Problems> {
+    let node_name = &config.policy.settings.node_name;
+    match &config.objects {
+        Objects::Manifests(folder) => {
+            let (objects, problems) = Outlet::new(events.clone());
+            let folder = manifests::Config {
+                folder: folder.clone(),
+                node_name: node_name.to_string(),
+                features: config.features,
+            };
+            tokio::spawn(manifests::run(folder, objects));
+            Ok(vec![problems])
+        }
+        Objects::Api(access) => {
+            // Unusable credentials at the start are a mistake that the operator should see at once.
+            access.client().await.context("cannot use the Kubernetes API")?;
+            let config = kube::Config {
+                access: access.clone(),
+                node_name: node_name.clone(),
+                since: jiff::Timestamp::now(),
+                features: config.features,
+            };
+            Ok(kube::start(&config, unknown, reads, wrong_policies, events))
+        }
+    }
+}
+
+/// Starts the writer of events, if objects come from the API. The first event is the agent's start.
+/// Wrong policies are reported as events.
+pub(super) fn notices(config: &Config, mut wrong: mpsc::Receiver<WrongPolicy>) -> Notices {
+    let Objects::Api(access) = &config.objects else {
+        return Notices::nowhere();
+    };
+    let notices = Notices::to_api(access.clone(), config.policy.settings.node_name.clone());
+    notices.send(Notice { about: About::Node, reason: Reason::Starting, text: String::new() });
+    let sender = notices.clone();
+    tokio::spawn(async move {
+        while let Some(WrongPolicy { policy, text }) = wrong.recv().await {
+            let about = About::NetworkPolicy(policy);
+            sender.send(Notice { about, reason: Reason::InvalidNetworkPolicy, text });
+        }
+    });
+    notices
+}
+
+/// The egress configuration before anything is programmed: a restart must not let connections out
+/// for a moment with a pod's address.
+pub(super) fn egress_at_start(config: &Config) -> Option<Event> {
+    let Some(egress) = &config.egress else {
+        egress::forget(&config.run_dir);
+        return None;
+    };
+    egress::at_start(egress).map(Event::Egress)
+}
+
+/// Which pods are recorded, read when the firewall asks: its source may be behind.
+pub(super) fn records(run_dir: &Path) -> Records {
+    let config = state_file::Config { run_dir: run_dir.to_owned() };
+    Records::new(move || {
+        let pods = state_file::read(&config).ok().flatten();
+        pods.into_iter().flat_map(|it| it.pods).flat_map(|pod| pod.ips).collect()
+    })
+}
+
+/// Takes it before any other event.
+pub(super) fn with_egress(mut engine: Engine, egress: Option<Event>) -> Engine {
+    engine.apply(Vec::from_iter(egress));
+    engine
+}

@@ -1,0 +1,379 @@
+//! Configures BIRD (`--routing-mode bird`), and asks how its sessions are.
+//!
+//! BIRD reads the new configuration completely before it takes any of it, so one that it refuses
+//! changes nothing. Only what it has taken gets the place of the file that it starts with.
+
+#![expect(clippy::disallowed_methods, reason = "BIRD is asked from time to time")]
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use denizen_route::RouteError;
+use denizen_state::regular;
+use ipnetwork::IpNetwork;
+use nix::net::if_::if_nametoindex;
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use tokio::time::sleep;
+use tracing::{error, info};
+
+use crate::config::AnnounceConfig;
+use crate::engine::Engine;
+use denizen_model::{Labels, Nodes};
+use denizen_observe::status::BgpStatus;
+use denizen_plan::explain::Announced;
+use denizen_plan::{DirectRoutes, Neighbourhood, WhyRejected, direct};
+use denizen_routing::bird::{
+    BirdConfig, CONFIGURATION, Control, ControlError, FOLDER, NEXT, Peer, Rendered, SOCKET,
+    Session, Surroundings, password, render, sessions,
+};
+use denizen_routing::routes::PodRoutes;
+use denizen_text::describe;
+
+/// How often the sessions are asked for, and the node's networks looked at.
+const EVERY: Duration = Duration::from_secs(5);
+/// Changes come in groups.
+const QUIET: Duration = Duration::from_millis(50);
+/// The most bytes of a configuration, and of a password's file.
+const LONGEST: u64 = 16 << 20;
+const LONGEST_PASSWORD: u64 = 4096;
+
+/// The task that configures BIRD.
+pub(super) struct Speaker {
+    known: watch::Sender<Option<Known>>,
+    state: watch::Receiver<State>,
+    socket: PathBuf,
+}
+
+/// What the cluster says.
+#[derive(Debug, Clone)]
+struct Known {
+    nodes: Nodes,
+    /// The ranges of cluster IPs.
+    services: Vec<IpNetwork>,
+}
+
+/// What the task reports.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct State {
+    status: BgpStatus,
+    errors: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Speaker {
+    /// Starts the task, if BIRD is to be configured.
+    ///
+    /// # Errors
+    /// When there can be no directory for BIRD.
+    pub(super) fn start(
+        config: Option<&AnnounceConfig>,
+        run_dir: &Path,
+    ) -> io::Result<Option<Self>> {
+        let Some((config, bird)) = config.and_then(|it| Some((it, it.bird.clone()?))) else {
+            return Ok(None);
+        };
+        let folder = std::path::absolute(run_dir.join(FOLDER))?;
+        DirBuilder::new().recursive(true).mode(0o750).create(&folder)?;
+        let (known, known_receiver) = watch::channel(None);
+        let (state_sender, state) = watch::channel(State::default());
+        let socket = folder.join(SOCKET);
+        let task = Task {
+            bird,
+            table: config.table,
+            ranges: config.settings.ranges.clone(),
+            folder,
+            known: known_receiver,
+            state: state_sender,
+            refused: None,
+        };
+        tokio::spawn(task.run());
+        Ok(Some(Self { known, state, socket }))
+    }
+
+    /// Passes on what is known.
+    pub(super) fn update(&self, engine: &Engine) {
+        self.known.send_if_modified(|known| {
+            let now = engine.nodes().zip(engine.service_ranges());
+            let now = now.map(|(nodes, services)| Known { nodes, services });
+            let is_same = match (&*known, &now) {
+                (Some(before), Some(now)) => before.is(now),
+                // What was known stays.
+                (_, None) => true,
+                (None, Some(_)) => false,
+            };
+            if !is_same {
+                *known = now;
+            }
+            !is_same
+        });
+    }
+
+    /// For `status`: the state, errors and warnings.
+    pub(super) fn report(&self) -> (BgpStatus, Vec<String>, Vec<String>) {
+        let State { status, errors, warnings } = self.state.borrow().clone();
+        (status, errors, warnings)
+    }
+
+    /// Answers with the peers to which an announced address was exported, without keeping the loop.
+    pub(super) fn answer(&self, announced: Announced, answer: oneshot::Sender<Value>) {
+        let socket = self.socket.clone();
+        tokio::spawn(async move {
+            let _ = answer.send(json!(with_peers(announced, &socket).await));
+        });
+    }
+}
+
+impl Known {
+    fn is(&self, other: &Self) -> bool {
+        self.nodes.own == other.nodes.own
+            && Arc::ptr_eq(&self.nodes.others, &other.nodes.others)
+            && self.services == other.services
+    }
+}
+
+struct Task {
+    bird: BirdConfig,
+    table: u32,
+    /// Addresses of services that this node may announce.
+    ranges: Vec<IpNetwork>,
+    folder: PathBuf,
+    known: watch::Receiver<Option<Known>>,
+    state: watch::Sender<State>,
+    /// The configuration that BIRD refuses, and why.
+    refused: Option<(String, String)>,
+}
+
+impl Task {
+    /// Runs until the loop ends. BIRD stays as it is: that is how an upgrade works.
+    async fn run(mut self) {
+        loop {
+            let state = self.look().await;
+            let known = self.state.borrow().errors.clone();
+            let new = state.errors.iter().filter(|it| !known.contains(it));
+            new.for_each(|error| error!(error, "BIRD"));
+            self.state.send_replace(state);
+            tokio::select! {
+                changed = self.known.changed() => if changed.is_err() {
+                    return;
+                },
+                () = sleep(EVERY) => {}
+            }
+            sleep(QUIET).await;
+        }
+    }
+
+    async fn look(&mut self) -> State {
+        let mut state = State::default();
+        let mut control = Control::connect(&self.folder.join(SOCKET)).await;
+        let known = self.known.borrow_and_update().clone();
+        if let Some(known) = known
+            && let Err(error) = self.keep(&known, control.as_mut().ok(), &mut state).await
+        {
+            state.errors.push(error);
+        }
+        let shown = match &mut control {
+            Ok(control) => control.ask("show protocols all").await,
+            Err(_) => control.map(|_| Vec::new()),
+        };
+        match shown {
+            Ok(lines) => {
+                state.status.is_answering = true;
+                state.status.sessions = sessions(&lines);
+                let problems = state.status.sessions.iter().filter_map(Session::problem);
+                state.warnings.extend(problems);
+            }
+            Err(error) => state.errors.push(describe(&error)),
+        }
+        state
+    }
+
+    /// Brings BIRD to the configuration that it should have.
+    async fn keep(
+        &mut self,
+        known: &Known,
+        control: Option<&mut Control>,
+        state: &mut State,
+    ) -> Result<(), String> {
+        let (around, labels) = self.surroundings(known, state).map_err(|it| describe(&it))?;
+        let own = known.nodes.own.as_ref().map(|node| node.addresses.clone()).unwrap_or_default();
+        let mut peers = Vec::new();
+        let mut is_whole = true;
+        for peer in self.bird.peers_of(&labels, &own) {
+            state.errors.extend(missing(peer));
+            match password_of(peer) {
+                Ok(password) => peers.push((peer, password)),
+                Err(error) => {
+                    is_whole = false;
+                    state.errors.push(error);
+                }
+            }
+        }
+        let Rendered { text, problems } = render(&self.bird, &peers, &around);
+        state.warnings.extend(problems);
+        let running = regular::read_to_string(&self.folder.join(CONFIGURATION), LONGEST).ok();
+        // A password that cannot be read ends no session.
+        if !is_whole && running.is_some() {
+            return Ok(());
+        }
+        state.status.is_current = running.as_ref() == Some(&text);
+        if state.status.is_current {
+            // What comes after it is asked about, also if it was refused before.
+            self.refused = None;
+        } else {
+            self.configure(text, running.is_none(), control).await?;
+            state.status.is_current = true;
+        }
+        Ok(())
+    }
+
+    async fn configure(
+        &mut self,
+        text: String,
+        is_first: bool,
+        control: Option<&mut Control>,
+    ) -> Result<(), String> {
+        if let Some((_, why)) = self.refused.as_ref().filter(|(refused, _)| *refused == text) {
+            return Err(why.clone());
+        }
+        let next = self.folder.join(NEXT);
+        let failed = |error: io::Error| format!("cannot write {}: {error}", next.display());
+        write(&next, &text).map_err(failed)?;
+        match control {
+            Some(control) => {
+                let asked = control.ask(&format!("configure \"{}\"", next.display())).await;
+                if let Err(error) = asked {
+                    let why = format!("BIRD keeps its configuration: {}", describe(&error));
+                    let is_final = matches!(error, ControlError::Refused(_));
+                    self.refused = is_final.then(|| (text, why.clone()));
+                    return Err(why);
+                }
+            }
+            // BIRD starts with it.
+            None if is_first => {}
+            None => return Err("a new configuration waits for BIRD".to_owned()),
+        }
+        self.refused = None;
+        info!(bytes = text.len(), "BIRD has a new configuration");
+        fs::rename(&next, self.folder.join(CONFIGURATION)).map_err(failed)
+    }
+
+    /// What the configuration depends on, and this node's labels.
+    fn surroundings(
+        &self,
+        known: &Known,
+        state: &mut State,
+    ) -> Result<(Surroundings, Labels), RouteError> {
+        let mut nodes = known.nodes.clone();
+        if !self.bird.mesh {
+            nodes.others = Arc::default();
+        }
+        let around = PodRoutes::open()?.neighbourhood(&nodes)?;
+        let DirectRoutes { routes, rejected } = direct(&nodes, &around);
+        let is_near = |why: &WhyRejected| {
+            !matches!(why, WhyRejected::NotANeighbour { .. } | WhyRejected::NoInternalIp)
+        };
+        let rejected = rejected.iter().filter(|it| is_near(&it.why)).map(ToString::to_string);
+        state.warnings.extend(rejected);
+        let own = nodes.own.iter();
+        let mut surroundings = Surroundings {
+            table: self.table,
+            node: own.clone().map(|node| node.name.clone()).next().unwrap_or_default(),
+            addresses: own
+                .clone()
+                .flat_map(|node| node.addresses.iter().copied())
+                .filter(|address| around.addresses.contains(address))
+                .collect(),
+            protected: self.protected(known, &around),
+            ..Surroundings::default()
+        };
+        for (range, next_hop) in routes {
+            surroundings.neighbours.entry(next_hop.address).or_default().insert(range);
+        }
+        let labels = own.map(|node| node.labels.clone()).next().unwrap_or_default();
+        Ok((surroundings, labels))
+    }
+
+    /// What is taken of no peer, without what another of them contains: the networks of bridges
+    /// between pods come and go, and change nothing.
+    fn protected(&self, known: &Known, around: &Neighbourhood) -> BTreeSet<IpNetwork> {
+        let own = known.nodes.own.iter();
+        let addresses = own.clone().flat_map(|node| &node.addresses);
+        let peers = self.bird.peers.iter().map(|peer| peer.address.ip());
+        let hosts = addresses.copied().chain(peers).map(IpNetwork::from);
+        let ranges = own.flat_map(|node| &node.pod_cidrs).chain(&around.subnets);
+        let ranges = ranges.chain(&known.services).chain(&self.ranges).copied();
+        let all: BTreeSet<IpNetwork> = ranges.chain(hosts).collect();
+        let covers = |range: &IpNetwork, other: &IpNetwork| {
+            other != range && other.prefix() <= range.prefix() && other.contains(range.network())
+        };
+        let is_outermost = |range: &&IpNetwork| !all.iter().any(|other| covers(range, other));
+        all.iter().filter(is_outermost).copied().collect()
+    }
+}
+
+/// The interface of a peer that this node does not have. BIRD waits for it.
+fn missing(peer: &Peer) -> Option<String> {
+    let interface = peer.address.interface()?;
+    let Peer { name, address, .. } = peer;
+    let why = if_nametoindex(interface).err()?.desc();
+    Some(format!("no BGP session with {name} ({address}): interface {interface}: {why}"))
+}
+
+fn password_of(peer: &Peer) -> Result<Option<String>, String> {
+    let Some(path) = &peer.password_file else { return Ok(None) };
+    let failed = |why: String| {
+        format!("the password of BGP peer {}, in {}: {why}", peer.name, path.display())
+    };
+    let text =
+        regular::read_to_string(path, LONGEST_PASSWORD).map_err(|it| failed(it.to_string()))?;
+    password(&text).map(|it| Some(it.to_owned())).map_err(failed)
+}
+
+/// Nobody else reads it: it has passwords.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o640).open(path)?;
+    file.write_all(text.as_bytes())
+}
+
+/// Completes the answer about an address that is in the table.
+async fn with_peers(announced: Announced, socket: &Path) -> Announced {
+    let Some(prefix) = announced.prefix.filter(|_| announced.announced) else { return announced };
+    match peers_with(prefix, socket).await {
+        Err(error) => announced.untold("speaker-down", describe(&error)),
+        Ok((0, _)) => announced.untold("peer-down", "no BGP session is up".to_owned()),
+        Ok((_, peers)) => announced.exported_to(peers),
+    }
+}
+
+/// How many sessions are up, and the peers to which a prefix was exported.
+async fn peers_with(
+    prefix: IpNetwork,
+    socket: &Path,
+) -> Result<(usize, Vec<String>), ControlError> {
+    let mut control = Control::connect(socket).await?;
+    let all = sessions(&control.ask("show protocols all").await?);
+    let up: Vec<Session> = all.into_iter().filter(Session::is_up).collect();
+    let mut exported_to = Vec::new();
+    for Session { peer, .. } in &up {
+        match control.ask(&format!("show route {prefix} export '{peer}'")).await {
+            Ok(_) => exported_to.push(peer.clone()),
+            // It was not.
+            Err(ControlError::Refused(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((up.len(), exported_to))
+}

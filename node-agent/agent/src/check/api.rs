@@ -1,0 +1,223 @@
+//! The Kubernetes API, or the manifests in its place.
+
+use std::path::Path;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Check, Finding, Subject, Topic};
+use crate::config::{Objects, ObjectsError};
+use denizen_source::kube::access::Access;
+use denizen_source::kube::look::{Failure, Look, Right};
+use denizen_source::manifests;
+use denizen_text::describe;
+
+/// The oldest release that serves `discovery.k8s.io/v1`.
+const OLDEST: (u32, u32) = (1, 21);
+
+/// Clocks that differ less are together. Certificates and tokens are valid for hours.
+const SKEW: SignedDuration = SignedDuration::from_secs(30);
+
+pub(super) async fn checks(subject: &Subject) -> Vec<Check> {
+    match &subject.objects {
+        Ok(Objects::Manifests(folder)) => {
+            let config = manifests::Config {
+                folder: folder.clone(),
+                node_name: subject.policy.settings.node_name.to_string(),
+                features: subject.features,
+            };
+            in_folder(&config).into_iter().map(|it| Check::new(Topic::Manifests, it)).collect()
+        }
+        Ok(Objects::Api(access)) => of_server(subject, access).await,
+        Err(ObjectsError::NoObjects) => vec![Check::new(
+            Topic::Credentials,
+            Finding::skipped(
+                "there is nothing to ask it with: give --kubeconfig, or check in the agent's container",
+            ),
+        )],
+        Err(error) => {
+            let failed = Finding::failure(describe(error), "correct that flag, or that variable");
+            vec![Check::new(Topic::Credentials, failed)]
+        }
+    }
+}
+
+fn in_folder(config: &manifests::Config) -> Vec<Finding> {
+    match manifests::read(config) {
+        Err(error) => {
+            vec![Finding::failure(describe(&error), "name another folder with --manifests")]
+        }
+        Ok((_, problems)) if problems.is_empty() => {
+            vec![Finding::ok(format!("{} can be read", config.folder.display()))]
+        }
+        Ok((_, problems)) => {
+            let advice = "correct it: it is not used";
+            problems.into_iter().map(|problem| Finding::warning(problem, advice)).collect()
+        }
+    }
+}
+
+async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
+    let look = match Look::open(access).await {
+        Ok(look) => look,
+        Err(error) => {
+            let advice = "give --kubeconfig a file that can be read, or mount the service account";
+            return vec![Check::new(
+                Topic::Credentials,
+                Finding::failure(describe(&error), advice),
+            )];
+        }
+    };
+    let began = Timestamp::now();
+    let server = match look.server().await {
+        Ok(server) => server,
+        Err(error) if error.is_unauthorized() => {
+            return vec![Check::new(Topic::Credentials, not_accepted(&error))];
+        }
+        Err(error) => {
+            let advice = "check the address (--master, DENIZEN_API_SERVER), its certificate, and \
+                          the way there";
+            return vec![Check::new(Topic::Server, Finding::failure(describe(&error), advice))];
+        }
+    };
+    let mut checks = vec![Check::new(Topic::Server, release(server.release.as_deref()))];
+    let clock = clock(server.date, began, Timestamp::now());
+    match look.missing(subject.features).await {
+        Err(error) if error.is_unauthorized() => {
+            checks.push(Check::new(Topic::Credentials, not_accepted(&error)));
+        }
+        Err(error) => checks.push(Check::new(Topic::Rights, unknown(&error))),
+        Ok(missing) => {
+            let accepted = Finding::ok("the API server accepts them");
+            checks.push(Check::new(Topic::Credentials, accepted));
+            let rights = match (subject.is_before_installation, access.kubeconfig()) {
+                (true, Some(file)) if !missing.is_empty() => not_the_agents(file, &missing),
+                _ => rights(&missing),
+            };
+            checks.push(Check::new(Topic::Rights, rights));
+            checks.push(Check::new(Topic::Node, node(subject, &look).await));
+        }
+    }
+    checks.push(Check::new(Topic::Clock, clock));
+    checks
+}
+
+fn not_accepted(error: &Failure) -> Finding {
+    let reason = format!("the API server does not accept them: {}", describe(error));
+    Finding::failure(reason, "renew the token or certificate that the kubeconfig or pod has")
+}
+
+fn unknown(error: &Failure) -> Finding {
+    Finding::warning(describe(error), "see whether the API server is well, and check again")
+}
+
+fn release(written: Option<&str>) -> Finding {
+    let Some(written) = written else {
+        return Finding::ok("the API server answers, and does not say its release");
+    };
+    let mut parts = written.trim_start_matches('v').split('.').map_while(|it| it.parse().ok());
+    match parts.next().zip(parts.next()) {
+        Some(release) if release < OLDEST => Finding::failure(
+            format!(
+                "the API server is Kubernetes {written}, which does not serve all that is read"
+            ),
+            format!("denizen needs Kubernetes {}.{} or later", OLDEST.0, OLDEST.1),
+        ),
+        Some(_) | None => Finding::ok(format!("the API server answers: Kubernetes {written}")),
+    }
+}
+
+fn rights(missing: &[Right]) -> Finding {
+    const ADVICE: &str = "apply conf/kubernetes/rbac.yaml of this release";
+    let (events, vital): (Vec<_>, Vec<_>) = missing.iter().partition(|it| it.is_for_events());
+    match (vital.is_empty(), events.is_empty()) {
+        (true, true) => Finding::ok("the role permits all that the agent asks for"),
+        (true, false) => {
+            Finding::warning(format!("the role does not permit: {}", listed(&events)), ADVICE)
+        }
+        (false, _) => Finding::failure(
+            format!("the role does not permit: {}", listed(&[vital, events].concat())),
+            ADVICE,
+        ),
+    }
+}
+
+/// Before the installation the credentials are somebody else's: the kubelet's, for example.
+fn not_the_agents(kubeconfig: &Path, missing: &[Right]) -> Finding {
+    let file = kubeconfig.display();
+    Finding::skipped(format!(
+        "{file} does not permit: {}. The installation brings a role of the agent's own",
+        listed(missing)
+    ))
+}
+
+fn listed<T: ToString>(rights: &[T]) -> String {
+    rights.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+async fn node(subject: &Subject, look: &Look) -> Finding {
+    let name = &subject.policy.settings.node_name;
+    match look.has_node(name).await {
+        Ok(true) => Finding::ok(format!("this is Node {name}")),
+        Ok(false) => Finding::warning(
+            format!("the API has no Node {name}"),
+            "give --node-name the name of this node's Node object, here and to the agent",
+        ),
+        Err(error) if subject.is_before_installation && error.is_forbidden() => {
+            Finding::skipped(describe(&error))
+        }
+        Err(error) => unknown(&error),
+    }
+}
+
+/// `date`: the server's time, at some time from `began` to `ended`.
+fn clock(date: Option<Timestamp>, began: Timestamp, ended: Timestamp) -> Finding {
+    let Some(date) = date else {
+        return Finding::skipped("the API server does not say its time");
+    };
+    let ahead = began.duration_since(date).max(date.duration_since(ended));
+    if ahead <= SKEW {
+        return Finding::ok("this node's clock and the API server's are together");
+    }
+    Finding::warning(
+        format!("this node's clock and the API server's differ by {} s", ahead.as_secs()),
+        "synchronise the clocks (NTP): tokens, certificates and latency metrics depend on them",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Verdict;
+
+    #[test]
+    fn old_releases_are_named() {
+        let cases = [
+            ("v1.20.15", Verdict::Failure),
+            ("v1.21.0", Verdict::Ok),
+            ("v1.33.2+k3s1", Verdict::Ok),
+            ("v2.0.0", Verdict::Ok),
+            ("devel", Verdict::Ok),
+        ];
+        for (written, expected) in cases {
+            assert_eq!(release(Some(written)).verdict, expected, "{written}");
+        }
+    }
+
+    #[test]
+    fn clocks_are_compared_in_both_directions() {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
+        let cases = [
+            (0, Verdict::Ok),
+            (30, Verdict::Ok),
+            (-30, Verdict::Ok),
+            (33, Verdict::Warning),
+            (-31, Verdict::Warning),
+            (86_400, Verdict::Warning),
+        ];
+        for (date, expected) in cases {
+            let found = clock(Some(at(date)), at(0), at(2));
+            assert_eq!(found.verdict, expected, "{date}: {found:?}");
+        }
+        assert_eq!(clock(None, at(0), at(0)).verdict, Verdict::Skipped);
+    }
+}

@@ -1,0 +1,102 @@
+//! systemd-networkd, which removes routes that others made.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use denizen_state::regular;
+
+use super::Finding;
+use denizen_backend::iptables::processes_called;
+
+/// Its name as the kernel cuts it off: after 15 bytes.
+const NAME: &str = "systemd-network";
+
+/// Where its configuration is, the first of several of one name counts (networkd.conf(5)).
+const FOLDERS: [&str; 4] =
+    ["etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd"];
+
+/// The most bytes of a file.
+const LONGEST: u64 = 1 << 20;
+
+/// One that manages the routes of this thread's network namespace, and does not leave those of
+/// others alone.
+pub(super) fn removes_routes() -> Option<Finding> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let own = namespace("thread-self");
+    let is_here = |process: &u32| namespace(&process.to_string()) == own;
+    let process = processes_called(NAME).into_iter().find(is_here)?;
+    let root = PathBuf::from(format!("/proc/{process}/root"));
+    let is_left_alone = manages_foreign_routes(&root) == Some(false);
+    (!is_left_alone).then(|| {
+        Finding::warning(
+            "systemd-networkd manages links here: when it restarts, it removes the routes of \
+             others, and so the agent's, until the agent makes them again",
+            "set ManageForeignRoutes=no in the section [Network] of /etc/systemd/networkd.conf",
+        )
+    })
+}
+
+/// What is configured beneath the root of its files; `None` if nothing is.
+fn manages_foreign_routes(root: &Path) -> Option<bool> {
+    let folders = || FOLDERS.map(|folder| root.join(folder)).into_iter();
+    let main = folders().map(|folder| folder.join("networkd.conf")).find(|path| path.exists());
+    let mut parts = BTreeMap::new();
+    // Of one name, the last one that is put in stays: the first folder's.
+    for folder in folders().rev() {
+        let entries = fs::read_dir(folder.join("networkd.conf.d")).into_iter().flatten().flatten();
+        parts.extend(entries.map(|entry| (entry.file_name(), entry.path())));
+    }
+    let parts = parts.into_values().filter(|path| path.extension().is_some_and(|it| it == "conf"));
+    let files = main.into_iter().chain(parts);
+    let texts = files.filter_map(|path| regular::read_to_string(&path, LONGEST).ok());
+    texts.filter_map(|text| setting(&text)).next_back()
+}
+
+/// What one file says; the last line counts.
+fn setting(text: &str) -> Option<bool> {
+    let mut section = "";
+    let mut said = None;
+    for line in text.lines().map(str::trim) {
+        if line.starts_with('[') {
+            section = line;
+        } else if let Some((name, value)) = line.split_once('=')
+            && (section, name.trim()) == ("[Network]", "ManageForeignRoutes")
+        {
+            let value = value.trim().to_ascii_lowercase();
+            said = Some(!matches!(&*value, "no" | "n" | "false" | "f" | "off" | "0"));
+        }
+    }
+    said
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests put files there")]
+mod tests {
+    use super::*;
+
+    const NO: &str = "# comment\n[Network]\nManageForeignRoutes = no\n";
+    const YES: &str = "[Network]\nManageForeignRoutes=no\nManageForeignRoutes=yes\n";
+
+    #[test]
+    fn the_last_part_counts_and_the_first_folder_hides_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = || manages_foreign_routes(folder.path());
+        let put = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert_eq!(said(), None);
+        put("usr/lib/systemd/networkd.conf", NO);
+        assert_eq!(said(), Some(false));
+        put("etc/systemd/networkd.conf", "[DHCPv4]\nManageForeignRoutes=no\n");
+        assert_eq!(said(), None, "of another section, and it hides the other file");
+        put("usr/lib/systemd/networkd.conf.d/20-b.conf", YES);
+        put("etc/systemd/networkd.conf.d/10-a.conf", NO);
+        put("etc/systemd/networkd.conf.d/30-c.txt", NO);
+        assert_eq!(said(), Some(true), "the last one by name");
+        put("etc/systemd/networkd.conf.d/20-b.conf", NO);
+        assert_eq!(said(), Some(false), "it hides the one of the same name");
+    }
+}

@@ -1,0 +1,303 @@
+//! What was checked, and what came of it. Pure.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use denizen_text::Printable;
+
+/// What a check is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Group {
+    /// What this kernel, and the programs on it, can do.
+    Kernel,
+    /// The kernel's settings, and its room.
+    Settings,
+    /// Other programs that program the same things.
+    OtherPrograms,
+    /// The CNI plugin and its records.
+    CniPlugin,
+    /// The Kubernetes API, or the manifests in its place.
+    Api,
+    /// The running agent.
+    Agent,
+}
+
+impl Group {
+    fn title(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Settings => "settings",
+            Self::OtherPrograms => "other programs",
+            Self::CniPlugin => "CNI plugin",
+            Self::Api => "API",
+            Self::Agent => "agent",
+        }
+    }
+}
+
+/// One thing that is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "conf/REFERENCE.md describes each under its name")]
+pub enum Topic {
+    Permissions,
+    Nftables,
+    Iptables,
+    Ipvs,
+    BridgePorts,
+    NetworkPolicy,
+    ConntrackNetlink,
+    BridgeModule,
+    Forwarding,
+    ConntrackRoom,
+    ConntrackSettings,
+    BridgeFilter,
+    Vlans,
+    ServiceProxies,
+    PolicyEngines,
+    ForwardChains,
+    Announcing,
+    Ports,
+    CniConfiguration,
+    Plugin,
+    Records,
+    Manifests,
+    Server,
+    Credentials,
+    Rights,
+    Node,
+    Clock,
+    Running,
+    Rules,
+    Status,
+}
+
+impl Topic {
+    /// All of them, in the order in which they are checked.
+    pub const ALL: [Self; 30] = [
+        Self::Permissions,
+        Self::Nftables,
+        Self::Iptables,
+        Self::Ipvs,
+        Self::BridgePorts,
+        Self::NetworkPolicy,
+        Self::ConntrackNetlink,
+        Self::BridgeModule,
+        Self::Forwarding,
+        Self::ConntrackRoom,
+        Self::ConntrackSettings,
+        Self::BridgeFilter,
+        Self::Vlans,
+        Self::ServiceProxies,
+        Self::PolicyEngines,
+        Self::ForwardChains,
+        Self::Announcing,
+        Self::Ports,
+        Self::CniConfiguration,
+        Self::Plugin,
+        Self::Records,
+        Self::Manifests,
+        Self::Server,
+        Self::Credentials,
+        Self::Rights,
+        Self::Node,
+        Self::Clock,
+        Self::Running,
+        Self::Rules,
+        Self::Status,
+    ];
+
+    /// Its group, and its name there.
+    pub fn place(self) -> (Group, &'static str) {
+        match self {
+            Self::Permissions => (Group::Kernel, "permissions"),
+            Self::Nftables => (Group::Kernel, "nftables"),
+            Self::Iptables => (Group::Kernel, "iptables"),
+            Self::Ipvs => (Group::Kernel, "ipvs"),
+            Self::BridgePorts => (Group::Kernel, "bridge-ports"),
+            Self::NetworkPolicy => (Group::Kernel, "network-policy"),
+            Self::ConntrackNetlink => (Group::Kernel, "conntrack-netlink"),
+            Self::BridgeModule => (Group::Kernel, "br-netfilter"),
+            Self::Forwarding => (Group::Settings, "forwarding"),
+            Self::ConntrackRoom => (Group::Settings, "conntrack-room"),
+            Self::ConntrackSettings => (Group::Settings, "conntrack-settings"),
+            Self::BridgeFilter => (Group::Settings, "bridge-filter"),
+            Self::Vlans => (Group::Settings, "vlans"),
+            Self::ServiceProxies => (Group::OtherPrograms, "service-proxies"),
+            Self::PolicyEngines => (Group::OtherPrograms, "policy-engines"),
+            Self::ForwardChains => (Group::OtherPrograms, "forward-chains"),
+            Self::Announcing => (Group::OtherPrograms, "announcing"),
+            Self::Ports => (Group::OtherPrograms, "ports"),
+            Self::CniConfiguration => (Group::CniPlugin, "cni-configuration"),
+            Self::Plugin => (Group::CniPlugin, "plugin"),
+            Self::Records => (Group::CniPlugin, "records"),
+            Self::Manifests => (Group::Api, "manifests"),
+            Self::Credentials => (Group::Api, "credentials"),
+            Self::Server => (Group::Api, "server"),
+            Self::Rights => (Group::Api, "rights"),
+            Self::Node => (Group::Api, "node"),
+            Self::Clock => (Group::Api, "clock"),
+            Self::Running => (Group::Agent, "running"),
+            Self::Rules => (Group::Agent, "rules"),
+            Self::Status => (Group::Agent, "status"),
+        }
+    }
+}
+
+/// What came of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Something may not work, or works worse.
+    Warning,
+    /// Something does not work.
+    Failure,
+    /// It does not apply here, or cannot be known from here.
+    Skipped,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Failure => "FAILURE",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// A verdict, its reason, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// What was found.
+    pub reason: String,
+    /// What to do about it; `None` if there is nothing to do.
+    pub advice: Option<String>,
+}
+
+impl Finding {
+    /// All is well.
+    pub fn ok(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Ok, reason: reason.into(), advice: None }
+    }
+
+    /// It does not apply, or cannot be known.
+    pub fn skipped(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Skipped, reason: reason.into(), advice: None }
+    }
+
+    /// Something may not work.
+    pub fn warning(reason: impl Into<String>, advice: impl Into<String>) -> Self {
+        let (reason, advice) = (reason.into(), Some(advice.into()));
+        Self { verdict: Verdict::Warning, reason, advice }
+    }
+
+    /// Something does not work.
+    pub fn failure(reason: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Failure, ..Self::warning(reason, advice) }
+    }
+}
+
+/// One check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What it is about.
+    pub group: Group,
+    /// Its name. One with several findings comes several times.
+    pub name: &'static str,
+    /// What came of it.
+    #[serde(flatten)]
+    pub finding: Finding,
+}
+
+impl Check {
+    /// The check of `topic`.
+    pub fn new(topic: Topic, finding: Finding) -> Self {
+        let (group, name) = topic.place();
+        Self { group, name, finding }
+    }
+}
+
+/// All checks, by group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The checks.
+    pub checks: Vec<Check>,
+}
+
+impl Report {
+    /// How many checks have this verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.checks.iter().filter(|check| check.finding.verdict == verdict).count()
+    }
+
+    /// Whether a finding about something else has this text already.
+    pub(super) fn says(&self, text: &str) -> bool {
+        self.checks.iter().any(|check| check.finding.reason == text)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut group = None;
+        for Check { group: its, name, finding } in &self.checks {
+            if group.replace(*its) != Some(*its) {
+                writeln!(f, "{}", its.title())?;
+            }
+            let Finding { verdict, reason, advice } = finding;
+            writeln!(f, "  {:<8} {name:<19} {}", verdict.word(), Printable(reason))?;
+            if let Some(advice) = advice {
+                writeln!(f, "  {:<8} {:<19} what to do: {}", "", "", Printable(advice))?;
+            }
+        }
+        let [ok, warnings, failures, skipped] =
+            [Verdict::Ok, Verdict::Warning, Verdict::Failure, Verdict::Skipped]
+                .map(|verdict| self.count(verdict));
+        writeln!(f, "ok {ok}, warning {warnings}, failure {failures}, skipped {skipped}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_a_page_by_group_with_what_to_do() {
+        let checks = vec![
+            Check::new(Topic::Permissions, Finding::ok("CAP_NET_ADMIN is there")),
+            Check::new(Topic::Iptables, Finding::skipped("not needed")),
+            Check::new(Topic::Ports, Finding::warning("taken\u{1b}", "stop it")),
+            Check::new(Topic::Running, Finding::failure("no agent", "start it")),
+        ];
+        let report = Report { checks };
+        let expected = "\
+kernel
+  ok       permissions         CAP_NET_ADMIN is there
+  skipped  iptables            not needed
+other programs
+  warning  ports               taken\\u{1b}
+                               what to do: stop it
+agent
+  FAILURE  running             no agent
+                               what to do: start it
+ok 1, warning 1, failure 1, skipped 1
+";
+        assert_eq!(report.to_string(), expected);
+    }
+
+    #[test]
+    fn topics_are_in_the_order_of_their_groups_and_their_names_differ() {
+        let places = Topic::ALL.map(Topic::place);
+        let mut groups: Vec<Group> = places.iter().map(|(group, _)| *group).collect();
+        groups.dedup();
+        assert_eq!(groups.len(), 6, "{groups:?}");
+        let names: std::collections::BTreeSet<_> = places.iter().map(|(_, name)| name).collect();
+        assert_eq!(names.len(), places.len());
+    }
+}

@@ -1,0 +1,263 @@
+//! `cleanup`: removes what denizen, and if requested kube-proxy, left on this node.
+
+mod files;
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+
+use super::{ask, block_on};
+use crate::agent::{AloneError, alone_here, process_named};
+use crate::config::RunDirArgs;
+use crate::control::{Empty, Request, ServerAddress};
+use denizen_backend::conntrack::Conntrack;
+use denizen_backend::firewall::Firewall;
+use denizen_backend::forward;
+use denizen_backend::ipvs::Kernel;
+use denizen_backend::nftables::Nftables;
+use denizen_backend::sysctl::{BridgeFilter, Loopback, SYSCTLS};
+use denizen_backend::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
+use denizen_ipvs::ServerKey;
+use denizen_nft::Kernel as NfTables;
+use denizen_routing::bird;
+use denizen_routing::routes::{AnnouncedRoutes, LearnedRoutes, PodRoutes, Unserved};
+use denizen_state::firewall::note_whether_off;
+use denizen_text::describe;
+
+#[derive(Debug, Args)]
+pub(super) struct CleanupArgs {
+    /// Also remove what kube-proxy left, of its iptables, ipvs and nftables modes. Stop it first.
+    /// If an agent is running, only that is removed
+    #[arg(long)]
+    kube_proxy: bool,
+
+    #[command(flatten)]
+    run_dir: RunDirArgs,
+
+    /// Directory of the kernel's settings, as for `run`: the setting for node ports on 127.0.0.1 is
+    /// set back
+    #[arg(long, value_name = "DIR", default_value = SYSCTLS)]
+    sysctl_dir: PathBuf,
+}
+
+/// Removes what it can. Returns the first failure.
+pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
+    let mut results = Vec::new();
+    let mut planned = BTreeSet::new();
+    // A running agent would program its rules again; one that starts meanwhile, a part of them.
+    let alone = alone_here();
+    match &alone {
+        Ok(_) => results.extend(remove_denizens(args)),
+        Err(AloneError::Another { process }) if args.kube_proxy => {
+            println!("an agent is running ({}): its rules are kept", process_named(*process));
+            planned = virtual_servers_of_agent(&args.run_dir.run_dir);
+        }
+        Err(AloneError::Another { .. }) => {
+            drop(alone.context("an agent is running: stop it first")?)
+        }
+        Err(AloneError::Lock(_)) => drop(alone?),
+    }
+    if args.kube_proxy {
+        results.extend(remove_kube_proxys_rules(&planned));
+    }
+    results.into_iter().collect()
+}
+
+/// Removes denizen's own rules. With --kube-proxy it searches for chains even if the sets are gone.
+fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
+    // First, since afterwards no rule protects 127.0.0.0/8 from neighbours.
+    let run_dir = &args.run_dir.run_dir;
+    close_loopback(&Loopback::new(&args.sysctl_dir, run_dir));
+    for bridge in BridgeFilter::new(&args.sysctl_dir, run_dir).set_back() {
+        println!("set nf_call_iptables and nf_call_ip6tables of bridge {bridge} back");
+    }
+    vec![
+        // Before the rules: nobody should send more.
+        announcements().map(|routes| print_removed(routes, "announcement")),
+        forward::cleanup()
+            .context("cannot remove denizen's rules from other firewalls' chains")
+            .map(|chains| {
+                if chains > 0 {
+                    println!("removed denizen's rules from {chains} of other firewalls' chains");
+                }
+            }),
+        // Until the addresses are not routed here any more, rules refuse what is new there.
+        only_refuse().context("cannot refuse new connections to virtual servers"),
+        virtual_servers().map(|count| print_removed(count, "virtual server")),
+        tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
+        arp_table().map(|count| print_removed(count, "nftables table of ARP")),
+        chains(args.kube_proxy).map(|chains| print_removed(chains, "iptables chain")),
+        routes().map(|routes| print_removed(routes, "route")),
+        learned(run_dir),
+        release_plugin(run_dir),
+        files::remove(run_dir),
+    ]
+}
+
+/// No ADD need wait for a firewall that is removed, should the plugin still be configured.
+fn release_plugin(run_dir: &Path) -> anyhow::Result<()> {
+    let noted = if run_dir.is_dir() { note_whether_off(run_dir, true) } else { Ok(()) };
+    noted.context("cannot tell the plugin that NetworkPolicies are not enforced any more")
+}
+
+/// Sets `route_localnet` back if denizen set it. Others who need it have rules of their own against
+/// neighbours, as denizen has.
+fn close_loopback(loopback: &Loopback) {
+    match loopback.set_back() {
+        Ok(true) => println!("set net.ipv4.conf.all.route_localnet back to 0"),
+        Ok(false) => {}
+        Err(error) => println!("{}", describe(&error)),
+    }
+    if loopback.is_open() {
+        println!(
+            "net.ipv4.conf.all.route_localnet is still 1, and no rule of denizen protects 127.0.0.0/8 from \
+             neighbours any more. Set it to 0 unless kube-proxy or another program needs it"
+        );
+    }
+}
+
+/// kube-proxy's rules and sets for ipvs go last: without them ipvs still translates, but answers
+/// that are not masqueraded do not find their way back.
+fn remove_kube_proxys_rules(planned: &BTreeSet<ServerKey>) -> [anyhow::Result<()>; 3] {
+    let tables = remove_kube_proxys().context("cannot remove kube-proxy's nftables tables");
+    let ipvs = remove_ipvs(planned);
+    let chains =
+        iptables::cleanup(Owner::KubeProxy).context("cannot remove kube-proxy's iptables chains");
+    [
+        tables.map(|tables| print_removed(tables, "kube-proxy nftables table")),
+        ipvs,
+        chains.map(|chains| print_removed(chains, "kube-proxy iptables chain")),
+    ]
+}
+
+/// The virtual servers that the running agent plans: none with other backends.
+fn virtual_servers_of_agent(run_dir: &Path) -> BTreeSet<ServerKey> {
+    let request = Request::VirtualServers { virtual_servers: Empty {} };
+    let planned: anyhow::Result<Vec<ServerAddress>> = ask(run_dir.to_owned(), request);
+    match planned {
+        Ok(planned) => {
+            planned.into_iter().map(|(protocol, at)| ServerKey { at, protocol }).collect()
+        }
+        Err(error) => {
+            println!("{error:#}: connections that ipvs carries are ended");
+            BTreeSet::new()
+        }
+    }
+}
+
+/// If kube-proxy's device exists, the virtual servers count as its own, and the running agent gets
+/// those that it plans. The device goes last, so
+/// that an interrupted call can be repeated; until then the node treats service addresses as its
+/// own.
+fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
+    let Some(device) = block_on(ipvs::device())? else {
+        let servers = ipvs::virtual_servers();
+        if servers > 0 {
+            println!(
+                "kept {} of ipvs, because they may not be kube-proxy's; `ipvsadm --clear` removes all",
+                counted(servers, "virtual server")
+            );
+        }
+        return Ok(());
+    };
+    let carried = ipvs::connections(&planned.iter().map(|key| key.at).collect());
+    let (before, mut kept) = (ipvs::all_virtual_servers(), 0);
+    if before > 0 {
+        // As in kube-proxy's own clean-up: nothing shows whose they are.
+        kept = Kernel::remove_foreign(planned)
+            .context("cannot remove kube-proxy's virtual servers")?;
+    }
+    block_on(ipvs::remove(device))?;
+    print_removed(1, "kube-proxy ipvs device");
+    print_removed(before.saturating_sub(ipvs::all_virtual_servers()), "virtual server");
+    if kept > 0 {
+        let kept = counted(kept, "virtual server");
+        println!("left {kept} to the agent, with their connections");
+    }
+    if carried > 0 {
+        println!("ended {}, which ipvs carried", counted(carried, "connection"));
+    }
+    Ok(())
+}
+
+fn routes() -> anyhow::Result<usize> {
+    let removed = PodRoutes::open().and_then(|mut routes| routes.remove());
+    removed.context("cannot remove the routes to other nodes' pods")
+}
+
+/// BIRD's configuration, which has passwords, and, once BIRD is gone, what it has learned.
+fn learned(run_dir: &Path) -> anyhow::Result<()> {
+    let folder = run_dir.join(bird::FOLDER);
+    for name in [bird::CONFIGURATION, bird::NEXT] {
+        match std::fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).context("cannot remove BIRD's configuration");
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    if UnixStream::connect(folder.join(bird::SOCKET)).is_ok() {
+        println!(
+            "BIRD is running, and keeps its sessions and its routes: stop it, and run this again"
+        );
+        return Ok(());
+    }
+    let removed = LearnedRoutes::open().and_then(|mut routes| routes.remove());
+    print_removed(
+        removed.context("cannot remove the routes that BIRD has learned")?,
+        "learned route",
+    );
+    Ok(())
+}
+
+fn announcements() -> anyhow::Result<usize> {
+    AnnouncedRoutes::remove_all().context("cannot withdraw the announcements")
+}
+
+fn tables() -> anyhow::Result<usize> {
+    let mut kernel = NfTables::open().context("cannot open netlink to nf_tables")?;
+    let services = Nftables::remove_all_but_arp(&mut kernel)?;
+    let firewall = Firewall::cleanup(&mut kernel)?;
+    if firewall > 0 {
+        let mut conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
+        conntrack.permit_all().context("forbidden connections keep their mark")?;
+    }
+    Ok(services + firewall + Unserved::remove(&mut kernel)?)
+}
+
+fn arp_table() -> anyhow::Result<usize> {
+    let mut kernel = NfTables::open().context("cannot open netlink to nf_tables")?;
+    Ok(Nftables::remove_arp(&mut kernel)?)
+}
+
+fn only_refuse() -> anyhow::Result<()> {
+    let mut kernel = NfTables::open().context("cannot open netlink to nf_tables")?;
+    Ok(Nftables::only_refuse(&mut kernel, &Kernel::routed()?)?)
+}
+
+fn virtual_servers() -> anyhow::Result<usize> {
+    Kernel::cleanup().context("cannot remove denizen's virtual servers")
+}
+
+/// Removes iptables chains. It executes programs only if there may be something to remove.
+fn chains(thoroughly: bool) -> anyhow::Result<usize> {
+    match thoroughly || iptables::was_here() {
+        true => Ok(iptables::cleanup(Owner::Denizen)?),
+        false => Ok(0),
+    }
+}
+
+fn print_removed(count: usize, what: &str) {
+    if count > 0 {
+        println!("removed {}", counted(count, what));
+    }
+}
+
+fn counted(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}

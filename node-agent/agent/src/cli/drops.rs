@@ -1,0 +1,109 @@
+//! `drops`.
+
+#![expect(clippy::disallowed_methods, reason = "the command says to the agent that it still runs")]
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use denizen_nft::Kernel;
+
+use super::{Output, ask, names, show};
+use crate::config::RunDirArgs;
+use crate::control::{ControlError, Empty, Request, Sampled};
+use denizen_backend::BackendName;
+use denizen_observe::drops::{DropWatch, DroppedPacket, count, remove_samples};
+use denizen_observe::names::Names;
+use denizen_observe::status::Status;
+use denizen_text::{Printable, printable_json};
+
+/// How often the command says that it still watches.
+const RENEW: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Args)]
+pub(super) struct DropsArgs {
+    /// Show dropped and refused packets as they come, until interrupted
+    #[arg(long)]
+    watch: bool,
+    #[command(flatten)]
+    run_dir: RunDirArgs,
+    /// Output format
+    #[arg(long, value_enum, default_value = "text")]
+    output: Output,
+}
+
+/// Prints what the rules counted, or packets as they come.
+pub(super) fn drops(args: DropsArgs) -> anyhow::Result<()> {
+    let DropsArgs { watch: watches, run_dir, output } = args;
+    let run_dir = run_dir.run_dir;
+    if watches {
+        return watch(&run_dir, output);
+    }
+    let status: Status = ask(run_dir, Request::Status { status: Empty {} })?;
+    let is_iptables = status.backend == BackendName::Iptables.to_string();
+    let counts = count(&mut Kernel::open()?, is_iptables).context("cannot read the counters")?;
+    show(&counts, output)
+}
+
+fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
+    // First: what the rules show at once is not lost.
+    let mut watch = DropWatch::open()?;
+    let Sampled { services, network_policies } = sample(run_dir)?;
+    let mut names: Names = names(run_dir)?;
+    eprintln!("watching packets that are dropped or refused: at most five a second of each rule");
+    if !services {
+        eprintln!("what the rules of services drop is not shown: they are not denizen's nftables");
+    }
+    if !network_policies {
+        eprintln!("NetworkPolicies are not enforced here");
+    }
+    let mut asked = Instant::now();
+    loop {
+        let mut packets = Vec::new();
+        if watch.hear(RENEW, &names, |packet| packets.push(packet))? {
+            eprintln!("packets are missing: the kernel had more to tell than was read in time");
+        }
+        match print(&packets, output) {
+            // The reader, such as `head`, has read enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            printed => printed.context("cannot write to standard output")?,
+        }
+        if asked.elapsed() >= RENEW {
+            renew(run_dir)?;
+            names = super::names(run_dir)?;
+            asked = Instant::now();
+        }
+    }
+}
+
+/// Says to the agent that the command still watches. If the agent is gone, it was perhaps killed
+/// and could not remove the rules that show packets; then the command does.
+fn renew(run_dir: &Path) -> anyhow::Result<()> {
+    let asked = sample(run_dir).map(drop);
+    let is_gone =
+        |error: &anyhow::Error| matches!(error.downcast_ref(), Some(ControlError::Nobody { .. }));
+    if asked.as_ref().is_err_and(is_gone) {
+        remove_samples(&mut Kernel::open()?)?;
+    }
+    asked
+}
+
+fn sample(run_dir: &Path) -> anyhow::Result<Sampled> {
+    ask(PathBuf::from(run_dir), Request::Sample { sample: Empty {} })
+}
+
+fn print(packets: &[DroppedPacket], output: Output) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for packet in packets {
+        match output {
+            Output::Text => writeln!(out, "{}", Printable(&packet.to_string()))?,
+            Output::Json => {
+                let json = serde_json::to_string(packet).expect("plain data");
+                writeln!(out, "{}", printable_json(&json))?;
+            }
+        }
+    }
+    out.flush()
+}

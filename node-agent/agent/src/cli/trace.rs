@@ -1,0 +1,67 @@
+//! `trace`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::{Args, value_parser};
+
+use super::{Output, ask, show};
+use crate::config::RunDirArgs;
+use crate::control::{ExplainQuery, Request};
+use denizen_observe::trace::{Follower, Prediction, Report, TracedPackets};
+use denizen_text::duration;
+use denizen_text::printable_lines;
+
+#[derive(Debug, Args)]
+pub(super) struct TraceArgs {
+    /// The packets' source (a pod of this node by its name), and their input interface
+    #[arg(long, value_name = "ADDR|NAMESPACE/POD[@INTERFACE]")]
+    from: String,
+    /// The packets' destination: an address, or a service or a pod of this node by its name
+    #[arg(long, value_name = "ADDR:PORT|NAMESPACE/NAME:PORT[/PROTO]")]
+    to: String,
+    /// Stop after this many packets. Of TCP and SCTP connections, only the first packets count
+    #[arg(long, value_name = "N", default_value = "1", value_parser = value_parser!(u16).range(1..=1000))]
+    count: u16,
+    /// Stop after this time
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    timeout: Duration,
+    #[command(flatten)]
+    run_dir: RunDirArgs,
+    /// Output format
+    #[arg(long, value_enum, default_value = "text")]
+    output: Output,
+}
+
+/// Follows packets, and prints each as it ends; as JSON, all of them at the end.
+pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
+    let TraceArgs { from, to, count, timeout, run_dir, output } = args;
+    let prediction = predicted(run_dir.run_dir, from, to)?;
+    let (from, to) = (prediction.from.clone(), prediction.to.clone());
+    let mut follower = Follower::start(prediction, count).context("cannot follow packets")?;
+    eprintln!("following packets from {from} to {to}: at most {count}, for at most {timeout:?}");
+    let mut packets: Vec<Report> = Vec::new();
+    let mut printed = Ok(());
+    follower.follow(timeout, |report| {
+        if output == Output::Text {
+            let text = printable_lines(&report.to_string());
+            printed = io::stdout().write_all(text.as_bytes());
+        }
+        packets.push(report);
+    })?;
+    printed.context("cannot write to standard output")?;
+    if follower.has_lost() {
+        eprintln!("packets are missing: the kernel had more to tell than was read in time");
+    }
+    ensure!(!packets.is_empty(), "no packet of a new connection from {from} to {to} was seen");
+    match output {
+        Output::Text => Ok(()),
+        Output::Json => show(&TracedPackets { packets }, output),
+    }
+}
+
+fn predicted(run_dir: PathBuf, from: String, to: String) -> anyhow::Result<Prediction> {
+    ask(run_dir, Request::Trace { trace: ExplainQuery { from, to } })
+}

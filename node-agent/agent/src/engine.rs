@@ -1,0 +1,426 @@
+//! Joins model, plan and backend: it takes events and programs the kernel. It has no task, no
+//! socket and no clock; `agent` drives it.
+
+mod announce;
+mod connections;
+mod figures;
+mod health;
+mod notes;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use denizen_netlink::NetlinkError;
+use denizen_nft::{Kernel, Watch};
+use denizen_state::AttachmentId;
+use denizen_state::socket::WaitFor;
+use jiff::Timestamp;
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::control::Sampled;
+use denizen_backend::chosen::{BackendConfig, Chosen, ChosenError};
+use denizen_backend::conntrack::CandidateTracker;
+use denizen_backend::firewall::{self, Firewall, FirewallError, Records};
+use denizen_backend::nftables;
+use denizen_backend::sysctl::{Setting, live, on_loopback};
+use denizen_backend::{Backend, Draining, Figures, Repair, Report};
+use denizen_iptables::Variant;
+use denizen_model::{Event, LocalPod, PodName, PodVersion, ServiceName};
+use denizen_observe::names::Names;
+use denizen_observe::status::{LastSync, Since};
+use denizen_plan::explain::{Explanation, NotYet, Packet, Step, explain};
+use denizen_plan::{Capabilities, Changes, FirewallPlan, Plan, Planner, Policy, Sides};
+use denizen_routing::routes::UNSERVED;
+use denizen_text::describe;
+
+/// Why the kernel is not as it should be.
+#[derive(Debug, Error)]
+pub enum EngineError<E: std::error::Error + 'static> {
+    /// The pod firewall's tables are not.
+    #[error(transparent)]
+    Firewall(#[from] FirewallError),
+    /// The backend's rules are not.
+    #[error(transparent)]
+    Backend(E),
+}
+
+/// Model, plan and backend.
+#[derive(Debug)]
+pub struct Engine<B = Chosen> {
+    planner: Planner,
+    backend: B,
+    /// The pod firewall's tables; `None` if it is off.
+    firewall: Option<Firewall>,
+    /// Why they are not as they should be.
+    firewall_error: Option<String>,
+    /// As of the last attempt to program.
+    report: Report,
+    /// As of the last status.
+    figures: Figures,
+    /// Since when each endpoint drains.
+    draining: BTreeMap<Draining, Since>,
+    synced: bool,
+    /// Conntrack entries that may have become stale, or may be forbidden or permitted now.
+    candidate_tracker: CandidateTracker,
+    /// The state file's version whose pods are in the kernel.
+    programmed_pods: Option<PodVersion>,
+    /// Times of the changes that are decided but not programmed yet.
+    decided_triggers: Vec<Timestamp>,
+    /// Times of the changes that were programmed since the last [`Self::take_triggers`].
+    programmed_triggers: Vec<Timestamp>,
+    /// A NetworkPolicy changed since the last [`Self::take_policies_changed`].
+    policies_changed: bool,
+    last_sync: Option<LastSync>,
+    drift_repaired: u64,
+    last_repair: Option<Duration>,
+    flushed: u64,
+    flushing: bool,
+    last_error: Option<String>,
+    /// The result of [`Self::take_health_ports`] may have changed.
+    health_ports_due: bool,
+    /// The services that changes concern; `None` before announcements were decided.
+    concerned: Option<BTreeSet<ServiceName>>,
+}
+
+impl Engine {
+    /// Opens a backend in this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`ChosenError`] if the kernel or the backend's programs cannot be used.
+    pub fn open(policy: Policy, config: BackendConfig) -> Result<Self, ChosenError> {
+        let backend = Chosen::open(config)?;
+        let beside = policy.firewall.map(|_| backend.beside()).transpose()?;
+        let firewall = beside.map(Firewall::new);
+        Ok(Self { firewall, ..Self::new(policy, config.name.capabilities(), backend) })
+    }
+
+    /// With a way to read which pods are recorded, beside the events.
+    pub fn with_records(self, records: Records) -> Self {
+        let firewall = self.firewall.map(|firewall| firewall.with_records(records));
+        Self { firewall, ..self }
+    }
+
+    /// Watches nf_tables for changes from now on that are neither the backend's nor `beside`'s.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn watch(&self, beside: Option<u32>) -> Result<Watch, NetlinkError> {
+        let own = self.backend.portid().into_iter().chain(beside);
+        let own = own.chain(self.firewall.as_ref().map(Firewall::portid));
+        Watch::open(&[nftables::TABLE, firewall::TABLE, UNSERVED], own.collect())
+    }
+
+    /// Another client of nf_tables, whose batches do not count as foreign changes.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
+        self.backend.beside()
+    }
+
+    /// As [`Chosen::remove_other_tables`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, ChosenError> {
+        self.backend.remove_other_tables()
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    /// An engine with a new backend.
+    pub fn new(policy: Policy, capabilities: Capabilities, mut backend: B) -> Self {
+        let planner = Planner::new(policy, capabilities);
+        backend.update(planner.plan(), &Changes::from_nothing(planner.plan()));
+        let report = backend.report();
+        let draining = report.draining.iter().map(|it| (*it, Since::default()));
+        Self {
+            planner,
+            draining: draining.collect(),
+            report,
+            backend,
+            firewall: None,
+            firewall_error: None,
+            figures: Figures::default(),
+            synced: false,
+            candidate_tracker: CandidateTracker::default(),
+            programmed_pods: None,
+            decided_triggers: Vec::new(),
+            programmed_triggers: Vec::new(),
+            policies_changed: false,
+            last_sync: None,
+            drift_repaired: 0,
+            last_repair: None,
+            flushed: 0,
+            flushing: false,
+            last_error: None,
+            health_ports_due: false,
+            concerned: None,
+        }
+    }
+
+    /// Takes facts in. Nothing is programmed before [`Self::sync`].
+    pub fn apply(&mut self, events: Vec<Event>) {
+        self.planner.apply(events);
+    }
+
+    /// Whether there is anything to program.
+    pub fn is_idle(&self) -> bool {
+        self.planner.is_idle() && self.last_error.is_none() && self.firewall_error.is_none()
+    }
+
+    /// Plans what changed and programs it.
+    ///
+    /// # Errors
+    /// [`EngineError`]. What could not be programmed is tried again by the next call.
+    pub fn sync(&mut self) -> Result<(), EngineError<B::Error>> {
+        self.decide();
+        self.program(Firewall::sync, B::sync).map(drop)
+    }
+
+    /// The pod firewall comes first: a pod that is known as local may be asked for at once.
+    fn program(
+        &mut self,
+        firewall: impl FnOnce(&mut Firewall, &Plan) -> Result<Repair, FirewallError>,
+        backend: impl FnOnce(&mut B) -> Result<Repair, B::Error>,
+    ) -> Result<Repair, EngineError<B::Error>> {
+        let plan = self.planner.plan();
+        let of_firewall = self.firewall.as_mut().map(|it| firewall(it, plan)).transpose();
+        self.firewall_error = of_firewall.as_ref().err().map(|error| describe(error));
+        let of_backend = backend(&mut self.backend);
+        self.note_outcome(&of_backend);
+        let (of_firewall, of_backend) = (of_firewall?.unwrap_or_default(), of_backend);
+        Ok(of_firewall + of_backend.map_err(EngineError::Backend)?)
+    }
+
+    /// Notes that another program changed our tables.
+    pub fn disturbed(&mut self) {
+        if let Some(firewall) = &mut self.firewall {
+            firewall.disturbed();
+        }
+    }
+
+    /// Repairs what others changed in our tables. Returns what was repaired.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn resync(&mut self) -> Result<Repair, EngineError<B::Error>> {
+        self.program(Firewall::resync, B::resync)
+    }
+
+    /// Explains what happens to a packet.
+    ///
+    /// # Errors
+    /// [`NotYet`] while a first list is missing.
+    pub fn explain(&mut self, packet: &Packet) -> Result<Explanation, NotYet> {
+        let backend = RefCell::new(&mut self.backend);
+        let rejected = |frontend: &_| backend.borrow().rejected(frontend);
+        let listed = |server: &_| backend.borrow_mut().listed(server);
+        let mut explanation = explain(&self.planner, packet, rejected, &listed)?;
+        if let Some(error) = self.report.contended.as_ref().or(self.last_error.as_ref()) {
+            explanation.steps.push(Step {
+                what: "programming failed; the kernel may have old rules".to_owned(),
+                why: error.clone(),
+            });
+        }
+        Ok(explanation)
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        self.planner.plan()
+    }
+
+    /// Shows packets that rules drop or refuse, or no longer, from the next [`Self::sync`] on.
+    pub fn sample_drops(&mut self, on: bool) -> Sampled {
+        if let Some(firewall) = &mut self.firewall {
+            firewall.sample_drops(on);
+        }
+        let services = self.backend.sample_drops(on);
+        Sampled { services, network_policies: self.firewall.is_some() }
+    }
+
+    /// The names of what the plan is about.
+    pub fn names(&self) -> Names {
+        Names::of(self.plan(), self.planner.model(), &self.draining)
+    }
+
+    /// Whether the whole plan is in the kernel.
+    pub fn is_settled(&self) -> bool {
+        self.report.settled
+    }
+
+    /// Whether another program keeps rewriting the same rules. Then nothing more is written.
+    pub fn is_contended(&self) -> bool {
+        self.report.contended.is_some()
+    }
+
+    /// Whether any rule is rejected.
+    pub fn has_rejected(&self) -> bool {
+        !self.report.rejected.is_empty()
+    }
+
+    /// Whether most services are served in spite of rejected rules.
+    pub fn serves(&self) -> bool {
+        self.report.serves
+    }
+
+    /// How often to look for changes by others.
+    pub fn look_every(&self) -> Duration {
+        self.report.look_every
+    }
+
+    /// Waits until [`Self::sync`] has something to do without a new event.
+    pub async fn wait(&mut self) {
+        self.backend.wait().await;
+    }
+
+    /// A successful resync has programmed the whole plan, as a successful sync has: an ADD that
+    /// waits for a pod must not wait for the next change.
+    fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
+        self.report = self.backend.report();
+        self.last_error = result.as_ref().err().map(|error| describe(error));
+        let is_settled = |it: &FirewallPlan| it.is_known() || it.is_left_open();
+        let is_firewalled =
+            self.plan().firewall().is_none_or(is_settled) && self.firewall_error.is_none();
+        if result.is_ok() && is_firewalled {
+            self.synced |= self.plan().services().is_some() && self.report.settled;
+        }
+        let is_repaired = !self.report.repaired.is_none();
+        self.drift_repaired += u64::from(is_repaired);
+        if is_repaired || result.as_ref().is_ok_and(|repair| !repair.is_none()) {
+            self.candidate_tracker.rules_were_missing(self.planner.plan());
+        }
+        self.candidate_tracker.left(std::mem::take(&mut self.report.left_frontends));
+        let has_pods = self.firewall.as_ref().is_none_or(Firewall::has_pods);
+        if (result.is_ok() || self.report.has_pods) && has_pods {
+            self.programmed_pods = self.plan().pods().and_then(|pods| pods.version.clone());
+            self.programmed_triggers.append(&mut self.decided_triggers);
+        }
+    }
+
+    /// Plans what is new, and gives it to the backend. What is asked about the plan, and
+    /// [`Self::resync`], are about what this has planned.
+    pub fn decide(&mut self) {
+        let mut changes = self.planner.update();
+        if changes.complete && self.plan().policy().services {
+            info!("everything is known: services are programmed from now on");
+        }
+        changes.conflicts.iter().for_each(notes::warn_of);
+        for remark in &changes.remarks {
+            warn!(%remark, "a Service is not served as written");
+        }
+        let plan = self.planner.plan();
+        self.backend.update(plan, &changes);
+        if let Some(firewall) = &mut self.firewall {
+            firewall.update(plan, &changes);
+        }
+        self.candidate_tracker.update(plan, &changes);
+        self.decided_triggers.append(&mut changes.triggers);
+        self.policies_changed |= changes.network_policies;
+        self.health_ports_due |= changes.health_checks || changes.node || changes.complete;
+        self.note_concerned(&changes);
+    }
+
+    /// Whether the pods of this generation of the state file (or a later one) are in the kernel,
+    /// and all that is decided about them, and nothing is unknown about the one that was asked for.
+    pub fn has_programmed(&self, asked: &WaitFor) -> bool {
+        let is_written = self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
+            *epoch == asked.epoch && *generation >= asked.generation
+        });
+        // Hundreds may be waiting whose records have not been read yet.
+        is_written && self.firewall.as_ref().is_none_or(Firewall::has_pods) && {
+            let decided = self.plan().firewall().zip(self.recorded(&asked.wait_for));
+            decided.is_none_or(|(firewall, pod)| firewall.is_decided(pod))
+        }
+    }
+
+    /// The kernel's settings that services' rules need.
+    pub fn settings(&self) -> Vec<Setting> {
+        if !self.plan().policy().services {
+            return Vec::new();
+        }
+        let mut settings = live(self.plan());
+        // Only after the rule that protects 127.0.0.0/8 from neighbours.
+        let asked = &self.plan().policy().node_ports;
+        settings.extend(on_loopback(asked).filter(|_| self.synced));
+        settings
+    }
+
+    /// Times of the pods' and Services' changes that were programmed since the last call: the start
+    /// of kube-proxy's `network_programming_duration_seconds`.
+    pub fn take_triggers(&mut self) -> Vec<Timestamp> {
+        std::mem::take(&mut self.programmed_triggers)
+    }
+
+    /// Whether what is decided about NetworkPolicies is in the kernel.
+    pub fn has_firewall(&self) -> bool {
+        let is_known = self.plan().firewall().is_some_and(FirewallPlan::is_known);
+        is_known && self.firewall.as_ref().is_some_and(Firewall::has_pods)
+    }
+
+    /// Whether a NetworkPolicy changed since the last call.
+    pub fn take_policies_changed(&mut self) -> bool {
+        std::mem::take(&mut self.policies_changed)
+    }
+
+    /// The bridges on which pods are restricted.
+    pub fn restricted_bridges(&self) -> BTreeSet<Arc<str>> {
+        let plan = self.plan();
+        let is_restricted = |ip: &IpAddr| {
+            let sides = plan.firewall().and_then(|firewall| firewall.sides(*ip));
+            sides.is_some_and(Sides::is_restricted)
+        };
+        let bridged = plan.recorded().iter().filter(|pod| pod.port.is_some());
+        let restricted = bridged.filter(|pod| pod.ips.iter().any(is_restricted));
+        restricted.map(|pod| pod.interface.clone()).collect()
+    }
+
+    /// The bridges with recorded pods, while policies are in force.
+    pub fn guarded_bridges(&self) -> BTreeSet<Arc<str>> {
+        let plan = self.plan();
+        let is_enforced = plan.firewall().is_some_and(FirewallPlan::is_enforced);
+        let pods = plan.recorded().iter().filter(|_| is_enforced);
+        pods.filter_map(|pod| pod.bridge.clone()).collect()
+    }
+
+    /// The bridges of restricted pods in VLANs, which are cut off from their neighbours: IP rules
+    /// do not see what a bridge hands on in a VLAN.
+    pub fn cut_off_in_vlans(&self) -> BTreeSet<Arc<str>> {
+        let plan = self.plan();
+        let is_restricted =
+            |pod: &&LocalPod| plan.firewall().is_some_and(|firewall| firewall.is_restricted(pod));
+        let pods = plan.recorded().iter().filter(|pod| pod.is_in_vlan()).filter(is_restricted);
+        pods.filter_map(|pod| pod.bridge.clone()).collect()
+    }
+
+    /// The bridges whose frames IP rules do not see. Returns whether that changes the rules.
+    pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
+        self.firewall.as_mut().is_some_and(|firewall| firewall.set_without_netfilter(bridges))
+    }
+
+    /// A recorded attachment.
+    pub fn recorded(&self, attachment: &AttachmentId) -> Option<&LocalPod> {
+        // They are sorted by id.
+        let pods = self.plan().recorded();
+        pods.get(pods.binary_search_by(|pod| pod.id.cmp(attachment)).ok()?)
+    }
+
+    /// The local pods whose labels are needed and not known.
+    pub fn unknown_pods(&self) -> BTreeSet<PodName> {
+        let firewall = self.plan().firewall();
+        firewall.into_iter().flat_map(FirewallPlan::lacking_labels).cloned().collect()
+    }
+
+    /// Whether the first full set of rules is in the kernel.
+    pub fn is_synced(&self) -> bool {
+        self.synced
+    }
+}

@@ -1,0 +1,179 @@
+//! The status page for people, rendered here without scripts. Its values were written by others
+//! (names of services and pods are whatever a manifest says), so the template escapes each of them,
+//! and the headers forbid the browser to run anything.
+
+mod connections;
+mod draw;
+mod drops;
+mod firewall;
+mod packet;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::uri::Authority;
+use hyper::{Request, StatusCode};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::ask::ask;
+use super::connections::Connections;
+use super::response::{Answer, answer};
+use crate::control::{Asked, Empty, ExplainQuery, Request as Question};
+use denizen_observe::connections::Summary;
+use denizen_observe::status::view::{View, ViewQuery};
+use denizen_plan::explain::Explanation;
+
+/// Headers of the page: run no script, load only our style, send forms only to us, do not show it
+/// in a frame, keep no copy.
+const HEADERS: [(&str, &str); 5] = [
+    (
+        "content-security-policy",
+        "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cache-control", "no-store"),
+];
+
+/// The request's query.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Asking {
+    view: ViewQuery,
+    from: String,
+    to: String,
+    /// Whether connections are counted.
+    connections: bool,
+    /// Seconds after which the browser reloads the page.
+    every: Option<u32>,
+}
+
+/// The agent's reply, or why there is none.
+type Reply<T> = Result<T, String>;
+
+/// The page, or its style.
+pub(super) async fn page(
+    requests: &mpsc::Sender<Asked>,
+    connections: &Connections,
+    request: &Request<Incoming>,
+) -> Answer {
+    let mut page = match request.uri().path() {
+        "/style.css" => answer(
+            StatusCode::OK,
+            "text/css; charset=utf-8",
+            include_str!("page/style.css").to_owned(),
+        ),
+        _ => {
+            let asking = Asking::parse(request.uri().query().unwrap_or_default());
+            rendered(requests, connections, &asking).await
+        }
+    };
+    for (name, value) in HEADERS {
+        page.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    page
+}
+
+async fn rendered(
+    requests: &mpsc::Sender<Asked>,
+    connections: &Connections,
+    asking: &Asking,
+) -> Answer {
+    let view = asking.view.clone();
+    let view: Reply<View> = reply(ask(requests, Question::View { view }).await);
+    let explanation: Option<Reply<Explanation>> = match (asking.from.as_str(), asking.to.as_str()) {
+        ("", _) | (_, "") => None,
+        (from, to) => {
+            let (from, to) = (from.to_owned(), to.to_owned());
+            let explain = ExplainQuery { from, to };
+            Some(reply(ask(requests, Question::Explain { explain }).await))
+        }
+    };
+    let summary: Option<Reply<Arc<Summary>>> = match asking.connections {
+        true => {
+            let names = async { reply(ask(requests, Question::Names { names: Empty {} }).await) };
+            Some(connections.summary(names).await)
+        }
+        false => None,
+    };
+    let status = match view {
+        Ok(_) => StatusCode::OK,
+        Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let page = draw::document(asking, &view, explanation.as_ref(), summary.as_ref());
+    answer(status, "text/html; charset=utf-8", page.into_string())
+}
+
+impl Asking {
+    fn parse(query: &str) -> Self {
+        let mut asking = Self::default();
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            let value = value.trim();
+            match &*name {
+                "q" => asking.view.search = value.to_owned(),
+                "skip" => asking.view.skip = value.parse().unwrap_or_default(),
+                "from" => asking.from = value.to_owned(),
+                "to" => asking.to = value.to_owned(),
+                "connections" => asking.connections = !value.is_empty(),
+                "every" => asking.every = value.parse().ok().map(|every: u32| every.clamp(1, 3600)),
+                _ => {}
+            }
+        }
+        asking
+    }
+
+    /// The address of the page with this query.
+    fn link(&self, part: &str) -> String {
+        let mut query = form_urlencoded::Serializer::for_suffix("/?".to_owned(), 2);
+        let every = self.every.map(|every| every.to_string()).unwrap_or_default();
+        let skip = match self.view.skip {
+            0 => String::new(),
+            skip => skip.to_string(),
+        };
+        let connections = if self.connections { "yes".to_owned() } else { String::new() };
+        let written = [
+            ("q", &self.view.search),
+            ("skip", &skip),
+            ("from", &self.from),
+            ("to", &self.to),
+            ("connections", &connections),
+            ("every", &every),
+        ];
+        for (name, value) in written.into_iter().filter(|(_, value)| !value.is_empty()) {
+            query.append_pair(name, value);
+        }
+        format!("{}#{part}", query.finish())
+    }
+}
+
+fn reply<T: DeserializeOwned>(answer: Option<Value>) -> Reply<T> {
+    let answer = answer.ok_or(
+        "The agent's loop does not answer. The rules that it programmed last stay in the kernel.",
+    )?;
+    match answer.get("error").and_then(Value::as_str) {
+        Some(error) => Err(error.to_owned()),
+        None => serde_json::from_value(answer).map_err(|error| error.to_string()),
+    }
+}
+
+/// Whether a request on loopback is meant for this agent. Another site's page may resolve its own
+/// name to 127.0.0.1, and so read what a browser on this node fetches from here (DNS rebinding).
+/// Such requests name that host, so on loopback only requests to an address or to localhost are
+/// accepted.
+pub(super) fn is_meant_for(local: IpAddr, headers: &HeaderMap) -> bool {
+    if !local.to_canonical().is_loopback() {
+        return true;
+    }
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let Some(authority) = host.and_then(|host| host.parse::<Authority>().ok()) else {
+        return false;
+    };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}

@@ -1,0 +1,217 @@
+//! `denizen-agent install-cni`: installs the plugin's program and its entry in the node's CNI
+//! configuration, and keeps them installed.
+//!
+//! It works on files and knows nothing of services or rules. It runs as a container of its own
+//! beside the agent.
+
+#![expect(clippy::disallowed_methods, reason = "the installation looks again after a while")]
+
+pub mod bridge;
+pub mod conflist;
+pub mod folder;
+mod multus;
+pub mod plugin;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use denizen_cni::ANNOTATIONS;
+use denizen_state::run_dir;
+use serde_json::{Map, Value};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use self::bridge::BridgeError;
+use self::conflist::PLUGIN;
+use self::folder::{FolderError, Report};
+use denizen_source::watch::{FolderWatch, Hints};
+use denizen_text::describe;
+
+/// How often the folder is checked without an event: inotify does not report changes of a link's
+/// target.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// The pause after an event, for a writer that writes several files, or one in pieces.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// `denizen-agent install-cni`, as written.
+#[derive(Debug, Clone, Args)]
+pub struct InstallArgs {
+    /// The folder of the runtime's CNI configurations
+    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
+    pub cni_conf_dir: PathBuf,
+
+    /// The folder of the runtime's CNI plugins
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+    pub cni_bin_dir: PathBuf,
+
+    /// The plugin's program. The default is `denizen` beside this program
+    #[arg(long, value_name = "FILE")]
+    pub plugin: Option<PathBuf>,
+
+    /// The plugin's configuration, as a JSON object
+    #[arg(
+        long,
+        value_name = "JSON",
+        default_value = r#"{"waitForAgent":{"timeout":"1s","onTimeout":"isolate"}}"#
+    )]
+    pub plugin_config: String,
+
+    /// The run directory that the plugin and the agent share
+    #[arg(long, value_name = "DIR", default_value = run_dir::DEFAULT)]
+    pub run_dir: PathBuf,
+
+    /// Give a node without a pod network one: write a CNI configuration of the plugins bridge and
+    /// host-local, with addresses from this node's podCIDRs, which a running agent with
+    /// --routing-mode=direct knows
+    #[arg(long, conflicts_with = "uninstall")]
+    pub with_bridge: bool,
+
+    /// Install once and exit. It is an error if there is no CNI configuration yet
+    #[arg(long)]
+    pub once: bool,
+
+    /// Remove denizen from the CNI configuration. The program stays: pods that were created with it
+    /// may still need it
+    #[arg(long, conflicts_with = "once")]
+    pub uninstall: bool,
+}
+
+impl InstallArgs {
+    /// The plugin's entry in a list of plugins.
+    fn entry(&self) -> anyhow::Result<Value> {
+        let config: Map<String, Value> = serde_json::from_str(&self.plugin_config)
+            .context("--plugin-config is not a JSON object")?;
+        ensure!(!config.contains_key("type"), "--plugin-config: the type is always \"{PLUGIN}\"");
+        let mut entry = Map::from_iter([("type".to_owned(), PLUGIN.into())]);
+        if self.run_dir != Path::new(run_dir::DEFAULT) {
+            entry.insert("runDir".to_owned(), self.run_dir.to_string_lossy().into());
+        }
+        entry.extend(config);
+        if entry.contains_key("redirect") {
+            // Without it, the runtime does not pass the annotations by which pods are selected.
+            let capabilities = entry.entry("capabilities").or_insert_with(|| Map::new().into());
+            capabilities
+                .as_object_mut()
+                .context("--plugin-config: capabilities are not an object")?
+                .insert(ANNOTATIONS.to_owned(), true.into());
+        }
+        Ok(entry.into())
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The error to print.
+pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
+    if args.uninstall {
+        let report = folder::take_out(&args.cni_conf_dir)?;
+        log(&report, "removed denizen from this CNI configuration");
+        return Ok(());
+    }
+    let entry = args.entry()?;
+    let plugin = match &args.plugin {
+        Some(plugin) => plugin.clone(),
+        None => std::env::current_exe().context("--plugin is not given")?.with_file_name(PLUGIN),
+    };
+    // The program first: a configuration that names a missing program prevents every pod from
+    // starting.
+    if plugin::put(&plugin, &args.cni_bin_dir)? {
+        info!(path = %args.cni_bin_dir.join(PLUGIN).display(), "plugin installed");
+    }
+    if args.once {
+        if args.with_bridge {
+            put_bridge(args, &entry).await?;
+        }
+        log(
+            &folder::insert(&args.cni_conf_dir, &entry)?,
+            "added denizen to this CNI configuration",
+        );
+        return Ok(());
+    }
+    keep(args, &entry).await
+}
+
+/// Writes the bridge's configuration, if it is not there.
+async fn put_bridge(args: &InstallArgs, entry: &Value) -> Result<(), BridgeError> {
+    let ranges = bridge::ranges(&args.run_dir).await?;
+    if bridge::put(&args.cni_conf_dir, &args.cni_bin_dir, &ranges, entry)? {
+        info!(path = bridge::FILE, "wrote the CNI configuration of a bridge");
+    }
+    Ok(())
+}
+
+/// Keeps denizen in the configuration until a signal stops this program. The entry stays.
+async fn keep(args: &InstallArgs, entry: &Value) -> anyhow::Result<()> {
+    let folder = args.cni_conf_dir.as_path();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut reported = None;
+    loop {
+        // The watch begins before the check, so that a later write ends the wait.
+        let mut watch = FolderWatch::open(folder).ok();
+        let mut problems = Vec::new();
+        if args.with_bridge
+            && let Err(error) = put_bridge(args, entry).await
+        {
+            problems.push(describe(&error));
+            // Nobody tells when the agent knows.
+            watch = None;
+        }
+        problems.extend(check(folder, entry));
+        if reported.as_ref() != Some(&problems) {
+            problems.iter().for_each(|problem| warn!(problem, "CNI configuration"));
+            reported = Some(problems);
+        }
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            () = change(watch) => sleep(QUIET).await,
+        }
+    }
+}
+
+/// Adds denizen where it is missing. Returns the problems.
+fn check(folder: &Path, entry: &Value) -> Vec<String> {
+    match folder::insert(folder, entry) {
+        Ok(report) => {
+            log(
+                &Report { unusable: Vec::new(), ..report.clone() },
+                "added denizen to this CNI configuration",
+            );
+            report
+                .unusable
+                .iter()
+                .map(|(path, why)| format!("{} is not changed: {why}", path.display()))
+                .collect()
+        }
+        Err(error @ FolderError::Nothing(_)) => vec![format!("{error} yet: waiting for one")],
+        Err(error) => vec![describe(&error)],
+    }
+}
+
+async fn change(watch: Option<FolderWatch>) {
+    match watch {
+        None => sleep(AGAIN / 10).await,
+        Some(watch) => {
+            let mut hints = Hints::default();
+            // A failed watch is opened again after a pause.
+            if let Ok(Err(_)) = timeout(AGAIN, watch.changed(&mut hints)).await {
+                sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+fn log(report: &Report, what: &str) {
+    for path in &report.changed {
+        info!(path = %path.display(), "{what}");
+    }
+    for (path, why) in &report.unusable {
+        warn!(path = %path.display(), why, "file not changed");
+    }
+}

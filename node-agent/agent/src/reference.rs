@@ -1,0 +1,279 @@
+//! conf/REFERENCE.md has every flag, every metric and every field of `status`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::check::{Check, Finding, Topic, Verdict as CheckVerdict};
+use crate::cli::command;
+use denizen_backend::{Affinity, Clients, Crowded};
+use denizen_observe::connections::{Connection, Totals};
+use denizen_observe::drops::{DropCount, DropCounts, DropVerdict, DroppedPacket, PacketReport};
+use denizen_observe::status::metrics::Metrics;
+use denizen_observe::status::{DrainingStatus, IpvsStatus, LastSync, Since, Status};
+use denizen_observe::trace::{
+    Comparison, Fate, HookReport, Place, Report, RuleReport, TracedPackets,
+};
+use denizen_plan::explain::{Explanation, PolicyRow, RedirectRow, Step, Verdict, VirtualServerRow};
+
+const REFERENCE: &str = include_str!("../../../conf/REFERENCE.md");
+
+/// Those that have no `name` in the text. A value or labels may follow the name.
+fn missing(text: &str, names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
+    let is_named = |name: &str| {
+        text.match_indices(&format!("`{name}"))
+            .any(|(at, found)| text[at + found.len()..].starts_with(['`', '{', ' ', '=']))
+    };
+    names.into_iter().filter(|name| !is_named(name)).collect()
+}
+
+/// The section under this heading, up to the next heading of the same level.
+fn section(heading: &str) -> &'static str {
+    let (_, rest) = REFERENCE.split_once(&format!("\n{heading}\n")).expect(heading);
+    let level = heading.split(' ').next().expect(heading);
+    rest.split(&format!("\n{level} ")).next().expect(heading)
+}
+
+#[test]
+fn every_command_and_flag_is_there() {
+    let mut command = command();
+    command.build();
+    let commands = command.get_subcommands().filter(|sub| sub.get_name() != "help");
+    let commands: Vec<&clap::Command> = commands.collect();
+    let flags = commands.iter().flat_map(|sub| sub.get_arguments()).flat_map(|arg| {
+        let aliases = arg.get_visible_aliases().unwrap_or_default();
+        arg.get_long().into_iter().chain(aliases)
+    });
+    let flags = flags.filter(|flag| *flag != "help").map(|flag| format!("--{flag}"));
+    let flags: BTreeSet<String> = flags.collect();
+    assert!(flags.contains("--detect-local") && flags.contains("--kube-proxy"), "{flags:?}");
+    assert_eq!(missing(REFERENCE, flags), BTreeSet::new());
+    let names = commands.iter().map(|sub| sub.get_name().to_owned()).filter(|name| name != "run");
+    assert_eq!(missing(section("### Flags of the other commands"), names), BTreeSet::new());
+}
+
+#[test]
+fn every_metric_is_there() {
+    let metrics = Metrics::default();
+    // A family without a member has no line.
+    let set = [("ip_family", "IPv4".to_owned()), ("set", "services".to_owned())];
+    metrics.own.elements.get_or_create(&set).set(1);
+    metrics.network_policy.set_engine("Denizen");
+    let text = metrics.encode();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let names = types.map(|line| match line.split_once(' ').expect("a name and a type") {
+        (name, "counter") => format!("{name}_total"),
+        (name, "info") => format!("{name}_info"),
+        (name, _) => name.to_owned(),
+    });
+    assert_eq!(missing(section("### Metrics"), names), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_the_status_is_there() {
+    let status = Status {
+        backend: String::new(),
+        backend_why: String::new(),
+        detect_local: String::new(),
+        synced: true,
+        waiting_for: Vec::new(),
+        pods: 0,
+        unrecorded_interfaces: 0,
+        routing: Some(denizen_observe::status::RoutingStatus::default()),
+        announcements: Some(denizen_observe::status::AnnouncementsStatus::default()),
+        bgp: Some(denizen_observe::status::BgpStatus {
+            sessions: vec![denizen_routing::bird::Session::default()],
+            ..denizen_observe::status::BgpStatus::default()
+        }),
+        ipvs: Some(IpvsStatus {
+            draining: vec![DrainingStatus::default()],
+            ..IpvsStatus::default()
+        }),
+        redirected_pods: 0,
+        unredirected_pods: 0,
+        services: 0,
+        endpoints: 0,
+        generation: None,
+        last_sync: Some(LastSync::new(String::new(), Duration::ZERO)),
+        drift_repaired: 0,
+        last_repair_milliseconds: None,
+        missed_lookups: 0,
+        network_policy_why: String::new(),
+        network_policy_engine: None,
+        network_policy: Some(denizen_observe::status::NetworkPolicyStatus::default()),
+        affinity: Affinity {
+            clients: vec![Clients {
+                family: String::new(),
+                map: String::new(),
+                clients: 0,
+                room: 0,
+            }],
+            crowded: Crowded::default(),
+        },
+        flushed: 0,
+        flushing: false,
+        errors: Vec::new(),
+        warnings: Vec::new(),
+    };
+    let mut fields = BTreeSet::new();
+    add_fields(&serde_json::to_value(status).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Status"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_an_explanation_is_there() {
+    let text = || Some(String::new());
+    let explanation = Explanation {
+        verdict: Verdict::Drop,
+        service: None,
+        endpoints: Vec::new(),
+        masquerade: false,
+        masqueraded: vec![String::new()],
+        virtual_server: Some(VirtualServerRow {
+            address: String::new(),
+            scheduler: String::new(),
+            draining: vec![String::new()],
+            chosen: Some(String::new()),
+        }),
+        local: false,
+        policies: vec![PolicyRow {
+            direction: String::new(),
+            pod: String::new(),
+            endpoint: text(),
+            isolated_by: Vec::new(),
+            result: String::new(),
+            policy: text(),
+            rule: Some(0),
+            peer: text(),
+            ports: text(),
+        }],
+        redirects: vec![RedirectRow {
+            direction: String::new(),
+            pod: String::new(),
+            endpoint: text(),
+            port: Some(0),
+            rule: text(),
+        }],
+        steps: vec![Step { what: String::new(), why: String::new() }],
+    };
+    let mut fields = BTreeSet::new();
+    add_fields(&serde_json::to_value(explanation).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Explain"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_a_trace_is_there() {
+    let text = || Some(String::new());
+    let place = || Place { address: ([0, 0, 0, 0], 0).into(), name: text() };
+    let rule = RuleReport {
+        table: String::new(),
+        chain: String::new(),
+        handle: Some(0),
+        rule: text(),
+        reason: text(),
+        is_agents: false,
+        verdict: String::new(),
+    };
+    let hook = HookReport {
+        hook: String::new(),
+        input: text(),
+        output: text(),
+        source: place(),
+        destination: place(),
+        rules: vec![rule],
+    };
+    let packet = Report {
+        number: 1,
+        source: place(),
+        destination: place(),
+        service: text(),
+        virtual_server: text(),
+        hooks: vec![hook],
+        fate: Fate::Dropped,
+        by: text(),
+        last_source: place(),
+        last_destination: place(),
+        output: text(),
+        comparison: Comparison::Differs(Vec::new()),
+    };
+    let mut fields = BTreeSet::new();
+    let packets = TracedPackets { packets: vec![packet] };
+    add_fields(&serde_json::to_value(packets).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Trace"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_a_connection_is_there() {
+    let place = || Place { address: ([0, 0, 0, 0], 0).into(), name: Some(String::new()) };
+    let connection = Connection {
+        protocol: "",
+        state: Some(""),
+        client: place(),
+        destination: place(),
+        service: Some(String::new()),
+        endpoint: Some(place()),
+        draining_since: Some(Since::default()),
+        masqueraded_as: Some(([0, 0, 0, 0], 0).into()),
+        seconds: Some(0),
+    };
+    let mut totals = Totals::default();
+    totals.add(&connection);
+    let mut fields = BTreeSet::new();
+    add_fields(&serde_json::to_value(&connection).expect("plain data"), &mut fields);
+    add_fields(&serde_json::to_value(&totals).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Connections"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_field_of_drops_is_there() {
+    let text = String::new;
+    let place = || Place { address: ([0, 0, 0, 0], 0).into(), name: Some(text()) };
+    let packet = PacketReport {
+        protocol: text(),
+        source: place(),
+        destination: place(),
+        service: Some(text()),
+        input: Some(text()),
+    };
+    let packet = DroppedPacket {
+        verdict: DropVerdict::Dropped,
+        reason: text(),
+        table: text(),
+        packet: Some(packet),
+    };
+    let count =
+        DropCount { table: text(), verdict: DropVerdict::Dropped, reason: text(), packets: 0 };
+    let counts = DropCounts { drops: vec![count], not_counted: Some(text()) };
+    let mut fields = BTreeSet::new();
+    add_fields(&serde_json::to_value(&packet).expect("plain data"), &mut fields);
+    add_fields(&serde_json::to_value(&counts).expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Drops"), fields), BTreeSet::new());
+}
+
+#[test]
+fn every_check_and_its_fields_are_there() {
+    let checks = Topic::ALL.map(|topic| Check::new(topic, Finding::ok("")));
+    let names: BTreeSet<String> = checks.iter().map(|check| check.name.to_owned()).collect();
+    assert_eq!(missing(section("### Check"), names), BTreeSet::new());
+    let mut fields = BTreeSet::new();
+    let report = serde_json::to_value(crate::check::Report { checks: checks.into() });
+    add_fields(&report.expect("plain data"), &mut fields);
+    assert_eq!(missing(section("### Check"), fields), BTreeSet::new());
+    let verdicts =
+        [CheckVerdict::Ok, CheckVerdict::Warning, CheckVerdict::Failure, CheckVerdict::Skipped];
+    let words = verdicts.map(|verdict| serde_json::to_value(verdict).expect("plain data"));
+    let words = words.iter().filter_map(|word| word.as_str().map(str::to_owned));
+    assert_eq!(missing(section("### Check"), words), BTreeSet::new());
+}
+
+fn add_fields(value: &Value, fields: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(map) => map.iter().for_each(|(name, value)| {
+            fields.insert(name.clone());
+            add_fields(value, fields);
+        }),
+        Value::Array(items) => items.iter().for_each(|item| add_fields(item, fields)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}

@@ -1,0 +1,196 @@
+//! Which entries are stale, or forbidden. Pure.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU16;
+
+use super::candidates::{StaleCandidates, can_move, keys_of};
+use super::entry::{Entry, Treatment};
+use denizen_model::{Family, ServicePortName, Snapshot};
+use denizen_plan::{
+    FirewallPlan, Flow, Frontend, Masquerade, Plan, Planner, SeenAs, ServicePlan, serving,
+};
+
+/// The kernel chooses clients' ports from here on (`net.ipv4.ip_local_port_range`).
+const EPHEMERAL: u16 = 32768;
+
+/// Decides what becomes of entries, by the current facts.
+///
+/// An entry is healthy if its reply source serves the service of the frontend in its destination.
+/// That endpoint need not be selected for new connections: hints and readiness decide who gets new
+/// connections, not which existing ones end.
+#[derive(Debug)]
+pub struct StaleFilter<'a> {
+    candidates: &'a StaleCandidates,
+    plan: &'a Plan,
+    /// The plan of services and its facts; `None` while services are not known.
+    known: Option<(&'a ServicePlan, Snapshot<'a>)>,
+    /// The addresses of this node's pods.
+    pods: HashSet<IpAddr>,
+    /// Those of pods that have not begun: their ADDs wait.
+    awaited: &'a HashSet<IpAddr>,
+    /// The serving endpoints, cached for the service ports that were looked up.
+    serving: HashMap<(ServicePortName, Family), BTreeSet<SocketAddr>>,
+}
+
+impl<'a> StaleFilter<'a> {
+    /// A filter for entries that the candidates [concern](StaleCandidates::concern).
+    /// `awaited`: the addresses of pods that have not begun.
+    pub fn new(
+        candidates: &'a StaleCandidates,
+        planner: &'a Planner,
+        awaited: &'a HashSet<IpAddr>,
+    ) -> Self {
+        let plan = planner.plan();
+        let pods = plan.recorded().iter();
+        Self {
+            candidates,
+            plan,
+            known: plan.services().zip(planner.model().snapshot()),
+            pods: pods.flat_map(|pod| pod.ips.iter().copied()).collect(),
+            awaited,
+            serving: HashMap::new(),
+        }
+    }
+
+    /// What is done to an entry, if anything.
+    pub fn treatment(&mut self, entry: &Entry) -> Option<Treatment> {
+        if self.is_of_departed_pod(entry) {
+            return Some(Treatment::Delete);
+        }
+        if self.is_stale(entry) {
+            return Some(match entry.is_unanswered_syn {
+                true => Treatment::DeleteUnanswered,
+                false => Treatment::Delete,
+            });
+        }
+        if !entry.is_forbidden && !self.candidates.may_forbid(entry) {
+            return None;
+        }
+        let firewall = self.plan.firewall().filter(|firewall| firewall.is_known())?;
+        match (entry.is_forbidden, is_refused(firewall, entry)) {
+            (false, true) => Some(Treatment::Forbid),
+            (true, false) => Some(Treatment::Permit),
+            (true, true) | (false, false) => None,
+        }
+    }
+
+    /// Whether an entry leads to nobody, or to the wrong place. A TCP connection that was answered
+    /// ends by itself, and must not end before.
+    fn is_stale(&mut self, entry: &Entry) -> bool {
+        can_move(entry)
+            && (self.is_of_gone_pod(entry)
+                || self.hides_a_local_pod(entry)
+                || self.misses_its_service(entry))
+    }
+
+    /// A connection of a pod that is gone. One of the pod that has the address now is not, as soon
+    /// as that has begun.
+    fn is_of_departed_pod(&self, entry: &Entry) -> bool {
+        let mut departed = self.candidates.departed_ends(entry);
+        departed.any(|ip| !self.pods.contains(&ip) || self.awaited.contains(&ip))
+    }
+
+    /// A flow of a pod that became known late: it was masqueraded as traffic from outside, and
+    /// would not be now.
+    fn hides_a_local_pod(&self, entry: &Entry) -> bool {
+        let (source, reply_source) = (entry.source.ip(), entry.reply_source.ip());
+        let is_hairpin = reply_source == source;
+        if !self.candidates.is_late(source)
+            || !self.pods.contains(&source)
+            || !entry.is_masqueraded()
+            || is_hairpin
+        {
+            return false;
+        }
+        let (Some((services, _)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
+            return false;
+        };
+        let frontend = services.frontend(&key).or_else(|| {
+            let is_served = self.serves_node_ports(entry.destination.ip());
+            services.frontend(&node_port).filter(|_| is_served)
+        });
+        let leaves = self.plan.node().egress.seen_as(reply_source) == Some(SeenAs::Node);
+        !leaves
+            && frontend.is_some_and(|frontend| frontend.masquerade == Masquerade::UnlessLocalPod)
+    }
+
+    /// The address may since have been given to another pod; then it is that pod's.
+    fn is_of_gone_pod(&self, entry: &Entry) -> bool {
+        [entry.source, entry.reply_source].iter().any(|end| {
+            let ip = end.ip();
+            self.candidates.is_pod(ip) && !self.pods.contains(&ip) && !self.is_own(ip)
+        })
+    }
+
+    /// Whether a link of this node has the address.
+    fn is_own(&self, address: IpAddr) -> bool {
+        self.plan.node().addresses.contains(&address)
+    }
+
+    fn serves_node_ports(&self, address: IpAddr) -> bool {
+        self.plan.node().node_ports.addresses.contains(&address)
+    }
+
+    fn misses_its_service(&mut self, entry: &Entry) -> bool {
+        let (Some((services, world)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
+            return false;
+        };
+        let at_node = self.is_own(entry.destination.ip());
+        let claims = [Some(key), at_node.then_some(node_port)].map(|key| services.frontend(&key?));
+        let claimed = claims.iter().flatten();
+        if claimed.clone().count() == 0 {
+            // The frontend is gone. If DNAT did not change the entry, it was not through our rules.
+            let was_ours = self.candidates.is_frontend(&key)
+                || at_node && self.candidates.is_frontend(&node_port);
+            return was_ours && entry.is_translated();
+        }
+        if claimed.clone().any(|claim| self.serves(claim, world, entry.reply_source)) {
+            return false;
+        }
+        // On the node's other addresses the port belongs to another program, unless DNAT changed
+        // the entry.
+        let served = claims[0].is_some() || self.serves_node_ports(entry.destination.ip());
+        served || entry.is_translated()
+    }
+
+    fn serves(&mut self, claim: &Frontend, world: Snapshot<'_>, reply_source: SocketAddr) -> bool {
+        let (name, family) = (&claim.service_port, claim.key.family());
+        let key = (name.clone(), family);
+        let all = self.serving.entry(key).or_insert_with(|| {
+            let service = world.service(&name.service);
+            let mut ports = service.into_iter().flat_map(|service| &service.ports);
+            let port = ports.find(|port| port.name == name.port && port.protocol == name.protocol);
+            port.map(|port| serving(port, family, world.slices(&name.service))).unwrap_or_default()
+        });
+        all.contains(&reply_source)
+    }
+}
+
+/// Whether no policy permits a connection.
+fn is_refused(firewall: &FirewallPlan, entry: &Entry) -> bool {
+    let (client, server) = match is_answer(entry) {
+        true => (entry.reply_source, entry.source),
+        false => (entry.source, entry.reply_source),
+    };
+    let flow = Flow {
+        source: client.ip(),
+        destination: server.ip(),
+        protocol: entry.protocol(),
+        port: NonZeroU16::new(server.port()),
+    };
+    firewall.refusal(&flow).is_some()
+}
+
+/// Whether an entry's first packet came from the server, as far as its ports tell.
+///
+/// A policy may forbid what conntrack has not seen: between pods on one bridge that did not show
+/// its frames until then. The firewall drops what the client sends, and takes the server's next
+/// packet for the first one of a connection from the server to the client, which it mostly permits:
+/// what the client sends would be answers. So this connection is judged the right way round.
+fn is_answer(entry: &Entry) -> bool {
+    entry.is_mid_stream
+        && !entry.is_translated()
+        && entry.source.port() < EPHEMERAL
+        && entry.reply_source.port() >= EPHEMERAL
+}

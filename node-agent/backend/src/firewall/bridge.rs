@@ -1,0 +1,437 @@
+//! The table of bridges: what IP rules cannot see of pods that share a bridge.
+//!
+//! A frame between two ports of a bridge meets IP rules only where bridge netfilter hands it to
+//! them, and those see the bridge, not the port. So the rules here begin from what a recorded port
+//! may send: untagged IPv4, IPv6 and ARP, with the Ethernet and IP addresses of its pod. Of a pod
+//! that no policy restricts, only that is dropped by which it would pass for another pod, for a
+//! node or for a router, and what no rule could look into (tags).
+//!
+//! Whatever goes to an isolated pod is for one of its addresses, and judged by IP rules; beside
+//! that there is only what neighbours need to find each other. Where bridge netfilter cannot be
+//! had, restricted pods are cut off from their neighbours.
+
+mod set;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use self::set::SetName;
+use super::TABLE;
+use super::attached::Attached;
+use super::program::{
+    DropReason, base, chain, discovery_from_link, dropped, is_unspecified, rule, to, types,
+};
+use super::tunnel;
+use denizen_model::{Family, LocalPod};
+use denizen_nft::{
+    Chain, Element, Field, Hook, Key, Rule, Schema, Statement, TableFamily, Value, Verdict,
+};
+use denizen_plan::{Direction, FirewallPlan, Isolation};
+
+/// Before bridge netfilter (`NF_BR_PRI_BRNF`, 0) calls the IP hooks.
+const SOURCE_PRIORITY: i32 = -300;
+/// `filter` of a bridge.
+const FILTER_PRIORITY: i32 = -200;
+
+/// ETH_P_8021Q and ETH_P_8021AD.
+const TAGS: [u16; 2] = [0x8100, 0x88a8];
+/// ETH_P_IP, ETH_P_IPV6 and ETH_P_ARP.
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const ARP: u16 = 0x0806;
+
+/// IPPROTO_ICMPV6.
+const ICMPV6: u8 = 58;
+
+// Types of ICMPv6 messages (RFC 2710, RFC 4861, RFC 3810).
+const LISTENER_QUERY: u8 = 130;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+const LISTENER_REPORT: u8 = 143;
+
+/// Longer messages of ARP and of neighbour discovery carry something else (RFC 826 and RFC 4861
+/// need 28 and 72 bytes).
+const SHORT: u32 = 128;
+
+/// The table.
+pub fn schema() -> Schema {
+    Schema {
+        family: TableFamily::Bridge,
+        name: TABLE,
+        comment: "Denizen: NetworkPolicies for this node's pods on bridges",
+        sets: set::all().map(SetName::declared).collect(),
+    }
+}
+
+/// Its chains. None while no policy exists.
+pub fn chains(plan: &FirewallPlan) -> Vec<Chain> {
+    if plan.is_enforced() { all() } else { Vec::new() }
+}
+
+/// All chains, in an order in which each is made before it is referred to.
+pub fn all() -> Vec<Chain> {
+    vec![
+        tunnels(),
+        macs(),
+        advertised(),
+        discovery(),
+        ipv4(),
+        ipv6(),
+        arp_address(),
+        arp(),
+        frames(),
+        sources(),
+        prerouting(),
+        announcements(),
+        receiver(),
+        neighbours(),
+        forward(),
+    ]
+}
+
+fn jump(chain: &str) -> Statement {
+    to(Verdict::Jump(chain.into()))
+}
+
+fn goto(chain: &str) -> Statement {
+    to(Verdict::Goto(chain.into()))
+}
+
+fn back() -> Statement {
+    to(Verdict::Return)
+}
+
+/// Asks for the type in the frame's own header: that of a tag, if it has one.
+fn is_frame(ether_type: u16) -> Statement {
+    Statement::Equals(Field::FrameType, Key::EMPTY.port(ether_type))
+}
+
+/// Asks whether a message is as short as those of ARP and neighbour discovery are.
+fn is_short(short: bool) -> Statement {
+    Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: short, value: 0 }
+}
+
+fn spoofed(asked: Vec<Statement>) -> Rule {
+    dropped(DropReason::Spoofed, asked)
+}
+
+/// Every host asks for routers and joins groups all the time: what of that goes astray is not
+/// counted.
+fn not_for_pods(asked: Vec<Statement>) -> Rule {
+    let why = "for routers and listeners, and no pod is one for another";
+    rule(why, asked.into_iter().chain([to(Verdict::Drop)]))
+}
+
+/// What arrives from pods' ports.
+fn prerouting() -> Chain {
+    let rules = vec![rule("comes from a pod's port", [SetName::Ports.has(), jump("sources")])];
+    let why = "what arrives from pods' ports, before IP rules see it";
+    base("prerouting", Hook::Prerouting, SOURCE_PRIORITY, why, rules)
+}
+
+/// The rules at the top are all that an ordinary packet meets.
+fn sources() -> Chain {
+    let own = "the Ethernet and the IP address of the pod";
+    let other = "another source, or another Ethernet address";
+    let icmpv6 = types(Field::Protocol, ICMPV6, ICMPV6);
+    let mut rules: Vec<Rule> =
+        tunnel::asked(SetName::TunnelPorts.has(), SetName::TunnelProtocols.has()).into();
+    rules.extend([
+        rule(own, [is_frame(IPV4), SetName::Macs.has(), SetName::Addresses4.has(), back()]),
+        rule("what ICMPv6 announces", [is_frame(IPV6), icmpv6, jump("advertised")]),
+        rule(own, [is_frame(IPV6), SetName::Macs.has(), SetName::Addresses6.has(), back()]),
+        rule(other, [is_frame(IPV4), goto("ipv4")]),
+        rule(other, [is_frame(IPV6), goto("ipv6")]),
+        rule("whose addresses it says it has", [is_frame(ARP), goto("arp-ether")]),
+        rule("tagged, or neither IPv4, IPv6 nor ARP", [goto("frames")]),
+    ]);
+    chain("sources".into(), "what a pod's port may send", rules)
+}
+
+/// A packet in a packet would come out at the node with any source, and be judged by that.
+fn tunnels() -> Chain {
+    let mut rules = vec![
+        dropped(DropReason::Tunnel, vec![SetName::Nodes4.has()]),
+        dropped(DropReason::Tunnel, vec![SetName::Nodes6.has()]),
+    ];
+    rules.extend(Family::BOTH.map(|version| {
+        let asked = vec![Statement::carries(version), tunnel::is_multicast(version)];
+        dropped(DropReason::Tunnel, asked)
+    }));
+    chain("tunnels".into(), "what pods send to where nodes take packets out of packets", rules)
+}
+
+fn macs() -> Chain {
+    let rules = vec![
+        rule("the pod's own", [SetName::Macs.has(), back()]),
+        spoofed(vec![SetName::Restricted.has()]),
+        spoofed(vec![SetName::TakenMacs.has()]),
+    ];
+    chain("macs".into(), "a pod has its own Ethernet address, or at least nobody else's", rules)
+}
+
+/// Pods are no routers; and an advertisement of a neighbour, like a question before an address is
+/// taken, says who has an address.
+fn advertised() -> Chain {
+    let is = |kind| vec![Statement::carries(Family::V6), types(Field::Icmpv6Type, kind, kind)];
+    let with = |asked: &[Statement], more: Vec<Statement>| [asked, &more].concat();
+    let mut rules =
+        [ROUTER_ADVERTISEMENT, REDIRECT].map(|kind| dropped(DropReason::Router, is(kind))).to_vec();
+    let claim = with(&is(NEIGHBOUR_SOLICITATION), vec![is_unspecified()]);
+    for asked in [is(NEIGHBOUR_ADVERTISEMENT), claim] {
+        rules.extend([
+            rule("an address of the pod", with(&asked, vec![SetName::Targets.has(), back()])),
+            spoofed(with(&asked, vec![SetName::Restricted.has()])),
+            spoofed(with(&asked, vec![SetName::TakenTargets.has()])),
+        ]);
+    }
+    let why = "a pod announces its own addresses, or at least nobody else's, and no routes";
+    chain("advertised".into(), why, rules)
+}
+
+fn discovery() -> Chain {
+    let mut rules = carrying_ipv6(discovery_from_link());
+    rules.push(spoofed(Vec::new()));
+    let why = "what a restricted pod may send without one of its addresses";
+    chain("discovery".into(), why, rules)
+}
+
+fn ipv4() -> Chain {
+    let rules = vec![
+        rule("whose Ethernet address", [jump("macs")]),
+        rule("an address of the pod", [SetName::Addresses4.has(), back()]),
+        spoofed(vec![SetName::Restricted.has()]),
+        spoofed(vec![SetName::Taken4.has()]),
+    ];
+    chain("ipv4".into(), "a pod has its own addresses, or at least nobody else's", rules)
+}
+
+fn ipv6() -> Chain {
+    let rules = vec![
+        rule("whose Ethernet address", [jump("macs")]),
+        rule("an address of the pod", [SetName::Addresses6.has(), back()]),
+        spoofed(vec![SetName::Taken6.has()]),
+        rule("a policy restricts the pod", [SetName::Restricted.has(), goto("discovery")]),
+    ];
+    chain("ipv6".into(), "a pod has its own addresses, or at least nobody else's", rules)
+}
+
+fn arp() -> Chain {
+    let own = SetName::Macs.has_of(&[Field::InputInterface, Field::ArpSenderEther]);
+    let rules = vec![
+        rule("whose Ethernet address", [jump("macs")]),
+        rule("says the Ethernet address of the pod", [own, goto("arp-address")]),
+        spoofed(vec![SetName::Restricted.has()]),
+        spoofed(vec![SetName::TakenMacs.has_of(&[Field::ArpSenderEther])]),
+        rule("says another Ethernet address, which is nobody's", [goto("arp-address")]),
+    ];
+    chain("arp-ether".into(), "which Ethernet address an ARP message says its sender has", rules)
+}
+
+/// Before a pod takes an address it asks who has it, with no address of its own (RFC 5227).
+fn arp_address() -> Chain {
+    let own = SetName::Addresses4.has_of(&[Field::InputInterface, Field::ArpSender]);
+    let none = Key::EMPTY.address(Ipv4Addr::UNSPECIFIED.into());
+    let rules = vec![
+        rule("says that it has an address of the pod", [own, back()]),
+        rule(
+            "asks who has an address, before it takes it",
+            [Statement::Equals(Field::ArpSender, none), back()],
+        ),
+        spoofed(vec![SetName::Restricted.has()]),
+        spoofed(vec![SetName::Taken4.has_of(&[Field::ArpSender])]),
+    ];
+    chain("arp-address".into(), "which IPv4 address an ARP message says its sender has", rules)
+}
+
+/// No rule can look behind a tag, and who receives it may take it off.
+fn frames() -> Chain {
+    let mut rules = vec![dropped(DropReason::Frame, vec![SetName::Restricted.has()])];
+    rules.extend(TAGS.map(|tag| dropped(DropReason::Frame, vec![is_frame(tag)])));
+    rules.push(rule("whose Ethernet address", [goto("macs")]));
+    let why = "what no rule can look into: nothing from a restricted pod, and no tags";
+    chain("frames".into(), why, rules)
+}
+
+/// What one port of a bridge sends to another.
+fn forward() -> Chain {
+    let no_frame = |ether_type| Statement::NotEquals(Field::FrameType, Key::EMPTY.port(ether_type));
+    let to_port = |set: SetName| set.has_of(&[Field::OutputInterface]);
+    let judged = "IP rules judge it at the node's interface";
+    let mut rules = vec![
+        rule(judged, [SetName::NodeVeths.has(), back()]),
+        rule(judged, [to_port(SetName::NodeVeths), back()]),
+        rule("goes to an isolated pod", [SetName::IngressIsolated.has(), jump("receiver")]),
+        rule(
+            "a restricted pod sends to another pod",
+            [SetName::Restricted.has(), to_port(SetName::Ports), jump("neighbours")],
+        ),
+        dropped(
+            DropReason::Frame,
+            [vec![to_port(SetName::Restricted)], [IPV4, IPV6, ARP].map(no_frame).into()].concat(),
+        ),
+    ];
+    let why = DropReason::Refused(Direction::Ingress);
+    for field in [Field::InputInterface, Field::OutputInterface] {
+        rules.extend(Family::BOTH.map(|version| {
+            dropped(why, vec![SetName::CutOff.has_of(&[field]), Statement::carries(version)])
+        }));
+    }
+    let why = "what one port of a bridge sends to another";
+    base("forward", Hook::Forward, FILTER_PRIORITY, why, rules)
+}
+
+/// What reaches an isolated pod on a bridge is for one of its addresses, whatever the frame says,
+/// and so it is judged. Beside that there are only questions about its addresses, and what routers
+/// announce.
+fn receiver() -> Chain {
+    let for_it =
+        |set: SetName, version| set.has_of(&[Field::OutputInterface, Field::Destination(version)]);
+    let its = "for an address of the pod: IP rules judge it";
+    let is_unjudged = |(first, last)| {
+        let asked = [is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
+        rule("IP rules do not judge it", asked.into_iter().chain([goto("announcements")]))
+    };
+    let mut rules =
+        vec![rule(its, [is_frame(IPV4), for_it(SetName::Addresses4, Family::V4), back()])];
+    rules.extend([(LISTENER_QUERY, REDIRECT), (LISTENER_REPORT, LISTENER_REPORT)].map(is_unjudged));
+    rules.extend([
+        rule(its, [is_frame(IPV6), for_it(SetName::Addresses6, Family::V6), back()]),
+        rule("finds the Ethernet address of the pod", [is_frame(ARP), is_short(true), back()]),
+        dropped(DropReason::Refused(Direction::Ingress), Vec::new()),
+    ]);
+    chain("receiver".into(), "what may reach an isolated pod on a bridge", rules)
+}
+
+/// Of discovery, neighbours ask for addresses, and routers announce and ask the rest.
+fn announcements() -> Chain {
+    let is = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
+    let mut asks = is(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT);
+    asks.extend([is_short(true), back()]);
+    let routers = "announcements and questions of routers";
+    let rules = vec![
+        rule("finds the Ethernet address of the pod", asks),
+        not_for_pods(vec![SetName::Ports.has()]),
+        rule(routers, [is(LISTENER_QUERY, LISTENER_QUERY), vec![back()]].concat()),
+        rule(routers, [is(ROUTER_ADVERTISEMENT, REDIRECT), vec![back()]].concat()),
+        dropped(DropReason::Refused(Direction::Ingress), Vec::new()),
+    ];
+    chain("announcements".into(), "which discovery may reach an isolated pod on a bridge", rules)
+}
+
+/// Neighbour discovery and ARP are not judged. So they carry nothing else, and what is for routers
+/// does not reach pods.
+fn neighbours() -> Chain {
+    let why = DropReason::Refused(Direction::Egress);
+    let icmpv6 = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
+    let long = |asked: Vec<Statement>| dropped(why, [asked, vec![is_short(false)]].concat());
+    let rules = vec![
+        not_for_pods(icmpv6(LISTENER_QUERY, ROUTER_SOLICITATION)),
+        not_for_pods(icmpv6(LISTENER_REPORT, LISTENER_REPORT)),
+        long(icmpv6(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT)),
+        long(vec![is_frame(ARP)]),
+    ];
+    chain("neighbours".into(), "what a restricted pod may send to other pods unjudged", rules)
+}
+
+/// What these rules ask can only be asked of IPv6.
+fn carrying_ipv6(rules: Vec<Rule>) -> Vec<Rule> {
+    let carries = |rule: Rule| {
+        let statements = [vec![Statement::carries(Family::V6)], rule.statements].concat();
+        Rule { statements, ..rule }
+    };
+    rules.into_iter().map(carries).collect()
+}
+
+fn member(set: SetName, key: Key) -> Element {
+    Element { set: set.id(), key, value: Value::Member, comment: None }
+}
+
+/// Every element that should be there. `without_netfilter`: bridges whose frames IP rules do not
+/// see.
+pub fn elements(
+    plan: &FirewallPlan,
+    pods: &[LocalPod],
+    without_netfilter: &BTreeSet<Arc<str>>,
+) -> Vec<Element> {
+    if !plan.is_enforced() {
+        return Vec::new();
+    }
+    let mut all = of_pods(plan, pods, without_netfilter);
+    all.extend(of_surroundings(plan));
+    if Attached::of(pods).bridged {
+        all.extend(plan.taken().into_iter().flat_map(of_taken));
+    }
+    all.sort_unstable_by_key(|element| (element.set, element.key));
+    all.dedup_by_key(|element| (element.set, element.key));
+    all
+}
+
+/// What is there for recorded pods.
+pub(super) fn of_pods(
+    plan: &FirewallPlan,
+    pods: &[LocalPod],
+    without_netfilter: &BTreeSet<Arc<str>>,
+) -> Vec<Element> {
+    let mut all = Vec::new();
+    for (pod, port) in pods.iter().filter_map(|pod| Some((pod, pod.bridge_port()?))) {
+        let key = Key::EMPTY.interface(port);
+        all.push(member(SetName::Ports, key));
+        if let Some(mac) = pod.mac {
+            all.push(member(SetName::Macs, key.ether(mac.0)));
+            all.push(member(SetName::TakenMacs, Key::EMPTY.ether(mac.0)));
+        }
+        for ip in plan.addresses_of(pod) {
+            match ip {
+                IpAddr::V4(_) => all.push(member(SetName::Addresses4, key.address(ip))),
+                IpAddr::V6(_) => {
+                    let sets = [SetName::Addresses6, SetName::Targets];
+                    all.extend(sets.map(|set| member(set, key.address(ip))));
+                }
+            }
+        }
+        let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
+        if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
+            all.push(member(SetName::IngressIsolated, key));
+        }
+        if plan.is_restricted(pod) {
+            all.push(member(SetName::Restricted, key));
+            // IP rules see no frames in VLANs either.
+            if pod.is_in_vlan() || without_netfilter.contains(&pod.interface) {
+                all.push(member(SetName::CutOff, key));
+            }
+        }
+    }
+    all
+}
+
+/// What is there for nodes, bridges and tunnels.
+pub(super) fn of_surroundings(plan: &FirewallPlan) -> Vec<Element> {
+    let links = plan.links();
+    let bridges =
+        links.bridges.iter().map(|mac| member(SetName::TakenMacs, Key::EMPTY.ether(mac.0)));
+    let veth = |name: &Arc<str>| member(SetName::NodeVeths, Key::EMPTY.interface(name));
+    let veths = links.veths.iter().map(veth);
+    let nodes = plan.tunnel_ends().map(|ip| match ip {
+        IpAddr::V4(_) => member(SetName::Nodes4, Key::EMPTY.address(ip)),
+        IpAddr::V6(_) => member(SetName::Nodes6, Key::EMPTY.address(ip)),
+    });
+    let tunnels = links.tunnels.iter().map(|tunnel| match tunnel::key(*tunnel) {
+        tunnel::TunnelKey::Port(key) => member(SetName::TunnelPorts, key),
+        tunnel::TunnelKey::Protocol(key) => member(SetName::TunnelProtocols, key),
+    });
+    bridges.chain(veths).chain(nodes).chain(tunnels).collect()
+}
+
+/// What is there for an address that is a pod's or a node's.
+pub(super) fn of_taken(address: IpAddr) -> Vec<Element> {
+    let key = Key::EMPTY.address(address);
+    match address {
+        IpAddr::V4(_) => vec![member(SetName::Taken4, key)],
+        IpAddr::V6(_) => vec![member(SetName::Taken6, key), member(SetName::TakenTargets, key)],
+    }
+}

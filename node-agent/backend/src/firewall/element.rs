@@ -1,0 +1,145 @@
+//! What is decided, as elements of the tables of IP packets. Pure.
+
+use std::net::IpAddr;
+
+use super::attached::Attached;
+use super::schema::SetName;
+use super::tunnel::{self, TunnelKey};
+use denizen_model::{Family, LocalPod, family_of};
+use denizen_nft::{Data, Element, Key, Value};
+use denizen_plan::{
+    AddressRange, Direction, FirewallPlan, IdentityId, Isolation, Permission, PortKey, Sides,
+};
+
+pub(super) fn member(set: SetName, key: Key) -> Element {
+    Element { set: set.id(), key, value: Value::Member, comment: None }
+}
+
+/// How a pod's address is judged.
+pub fn of_sides(
+    address: IpAddr,
+    sides: &Sides,
+    number: &mut impl FnMut(IdentityId) -> u32,
+) -> Vec<Element> {
+    let key = Key::EMPTY.address(address);
+    if Direction::BOTH.iter().all(|side| sides.of(*side).isolation == Isolation::Pending) {
+        return vec![member(SetName::Pending, key)];
+    }
+    let mut elements = Vec::new();
+    for direction in Direction::BOTH {
+        let side = sides.of(direction);
+        match side.isolation {
+            Isolation::Open => continue,
+            // Without any permission.
+            Isolation::Pending | Isolation::Isolated => {
+                elements.push(member(SetName::Isolated(direction), key));
+            }
+        }
+        let permissions = side.permissions.iter();
+        elements.extend(permissions.map(|it| of_permission(address, direction, it, number)));
+    }
+    if sides.is_restricted() {
+        elements.push(member(SetName::Itself, key.address(address)));
+    }
+    elements
+}
+
+fn of_permission(
+    pod: IpAddr,
+    direction: Direction,
+    permission: &Permission,
+    number: &mut impl FnMut(IdentityId) -> u32,
+) -> Element {
+    let peer = permission.peer.map_or(0, number);
+    let pod = Key::EMPTY.address(pod);
+    match permission.ports {
+        PortKey::All => member(SetName::All(direction), pod.number(peer)),
+        PortKey::Protocol(protocol) => {
+            member(SetName::Protocols(direction), pod.byte(protocol.number()).number(peer))
+        }
+        PortKey::Range(protocol, first, last) => {
+            let key = pod.byte(protocol.number()).port(first.get()).number(peer);
+            match first == last {
+                true => member(SetName::Ports(direction), key),
+                false => member(SetName::PortRanges(direction), key.up_to_port(last.get())),
+            }
+        }
+    }
+}
+
+/// The number of an address' identity.
+pub fn of_identity(address: IpAddr, number: u32) -> Element {
+    let value = Value::Data(Data::EMPTY.number(number));
+    let key = Key::EMPTY.address(address);
+    Element { set: SetName::Identities.id(), key, value, comment: None }
+}
+
+/// The number of a range's identity.
+pub fn of_block(range: AddressRange, number: u32) -> Element {
+    let value = Value::Data(Data::EMPTY.number(number));
+    let key = Key::EMPTY.address(range.first).up_to_address(range.last);
+    Element { set: SetName::Blocks.id(), key, value, comment: None }
+}
+
+/// Where the packets of routed pods come in, and with which addresses.
+pub fn of_interfaces(plan: &FirewallPlan, pods: &[LocalPod], version: Family) -> Vec<Element> {
+    let mut elements = Vec::new();
+    for pod in pods.iter().filter(|pod| !pod.shares_interface()) {
+        let interface = Key::EMPTY.interface(&pod.interface);
+        elements.push(member(SetName::PodInterfaces, interface));
+        let ips = plan.addresses_of(pod).into_iter().filter(|ip| family_of(*ip) == version);
+        elements.extend(ips.map(|ip| member(SetName::PodAddresses, interface.address(ip))));
+        if plan.is_restricted(pod) {
+            elements.push(member(SetName::RestrictedInterfaces, interface));
+        }
+        let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
+        if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
+            elements.push(member(SetName::IsolatedInterfaces, interface));
+        }
+    }
+    elements
+}
+
+/// What is there for nodes and tunnels.
+pub fn of_surroundings(plan: &FirewallPlan, version: Family) -> Vec<Element> {
+    let ends = plan.tunnel_ends().filter(|ip| family_of(*ip) == version);
+    let ends = ends.map(|ip| member(SetName::Nodes, Key::EMPTY.address(ip)));
+    let tunnels = plan.links().tunnels.iter().map(|tunnel| match tunnel::key(*tunnel) {
+        TunnelKey::Port(key) => member(SetName::TunnelPorts, key),
+        TunnelKey::Protocol(key) => member(SetName::TunnelProtocols, key),
+    });
+    ends.chain(tunnels).collect()
+}
+
+/// An address that is a pod's or a node's.
+pub fn of_taken(address: IpAddr) -> Element {
+    member(SetName::Taken, Key::EMPTY.address(address))
+}
+
+/// Every element that should be there.
+pub fn all(
+    plan: &FirewallPlan,
+    pods: &[LocalPod],
+    version: Family,
+    number: &mut impl FnMut(IdentityId) -> u32,
+) -> Vec<Element> {
+    if !plan.is_enforced() {
+        return Vec::new();
+    }
+    let is_ours = |address: IpAddr| family_of(address) == version;
+    let mut elements = of_interfaces(plan, pods, version);
+    elements.extend(of_surroundings(plan, version));
+    if Attached::of(pods).routed {
+        elements.extend(plan.taken().into_iter().filter(|ip| is_ours(*ip)).map(of_taken));
+    }
+    let identities = plan.identities().filter(|(address, _)| is_ours(*address));
+    elements.extend(identities.map(|(address, id)| of_identity(address, number(id))));
+    let blocks = plan.blocks().filter(|(range, _)| is_ours(range.first));
+    elements.extend(blocks.map(|(range, id)| of_block(range, number(id))));
+    for (address, sides) in plan.pods().filter(|(address, _)| is_ours(*address)) {
+        elements.extend(of_sides(address, sides, number));
+    }
+    elements.sort_unstable_by_key(|element| (element.set, element.key));
+    elements.dedup_by_key(|element| (element.set, element.key));
+    elements
+}

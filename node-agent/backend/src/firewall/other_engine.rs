@@ -1,0 +1,155 @@
+//! Whether another engine enforces NetworkPolicies on this node. Two of them would each refuse what
+//! the other permits, and an operator would look for the reason in the wrong one.
+//!
+//! What an engine leaves in the kernel tells: links, and tables and chains of rules. What is left
+//! over of one that was removed tells the same, so [`Engine::found`] names it.
+//!
+//! Not found: Amazon's agent. Its programs are attached to pods' interfaces and pinned in a file
+//! system that the agent need not see, and its interfaces (`eni…`) are there without it as well.
+
+use denizen_model::Family;
+use denizen_netlink::NetlinkError;
+use denizen_nft::Kernel;
+use nix::errno::Errno;
+use nix::net::if_::if_nameindex;
+use thiserror::Error;
+
+use denizen_iptables::{IptablesError, Programs, Table, Variant, legacy_tables};
+
+/// An engine that seems to enforce policy here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// Its name.
+    pub name: &'static str,
+    /// What it was recognised by.
+    pub found: String,
+}
+
+/// Why it is not known whether there is one.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// Links cannot be listed.
+    #[error("cannot list links to find other engines of NetworkPolicy")]
+    Links(#[source] Errno),
+    /// Tables and chains cannot be read.
+    #[error("cannot read nf_tables to find other engines of NetworkPolicy")]
+    Netlink(#[from] NetlinkError),
+    /// Legacy iptables has chains, and they cannot be read.
+    #[error("cannot read legacy iptables to find other engines of NetworkPolicy")]
+    Iptables(#[from] IptablesError),
+}
+
+/// The other engine that enforces policy on this node, if one does. The network namespace is that
+/// of the calling thread.
+///
+/// # Errors
+/// [`EngineError`].
+pub fn other_engine() -> Result<Option<Engine>, EngineError> {
+    let mut objects = links()?;
+    objects.extend(tables_and_chains()?);
+    for version in Family::BOTH {
+        objects.extend(legacy_chains(version)?);
+    }
+    Ok(recognise(&objects))
+}
+
+/// Something in the kernel by which an engine is recognised, and where it is.
+#[derive(Debug)]
+struct Object {
+    kind: Kind,
+    name: String,
+    /// Behind kind and name.
+    of: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Link,
+    Table,
+    Chain,
+}
+
+/// What a name must be.
+#[derive(Debug, Clone, Copy)]
+enum Named {
+    Exactly(&'static str),
+    Beginning(&'static str),
+}
+
+/// The marks of each engine. Those that are there without policy too, as pods' interfaces are, do
+/// not count.
+const ENGINES: [(&str, Kind, Named); 14] = [
+    ("Calico", Kind::Chain, Named::Beginning("cali-")),
+    ("Calico", Kind::Table, Named::Exactly("calico")),
+    // In place of chains, with Calico's eBPF data plane.
+    ("Calico", Kind::Link, Named::Exactly("bpfin.cali")),
+    ("Cilium", Kind::Link, Named::Exactly("cilium_host")),
+    // k3s and k0s have it built in.
+    ("kube-router", Kind::Chain, Named::Exactly("KUBE-ROUTER-FORWARD")),
+    ("kube-router", Kind::Chain, Named::Beginning("KUBE-NWPLCY-")),
+    ("kube-router", Kind::Chain, Named::Beginning("KUBE-POD-FW-")),
+    ("kube-router", Kind::Table, Named::Beginning("kube-router-filter-")),
+    ("Antrea", Kind::Link, Named::Exactly("antrea-gw0")),
+    ("OVN-Kubernetes", Kind::Link, Named::Exactly("ovn-k8s-mp0")),
+    ("kube-network-policies", Kind::Table, Named::Exactly("kube-network-policies")),
+    // kind's default network plugin has it built in.
+    ("kindnet", Kind::Table, Named::Exactly("kindnet-network-policies")),
+    ("Weave Net", Kind::Chain, Named::Exactly("WEAVE-NPC")),
+    ("Azure NPM", Kind::Chain, Named::Exactly("AZURE-NPM")),
+];
+
+fn recognise(objects: &[Object]) -> Option<Engine> {
+    ENGINES.iter().find_map(|(engine, kind, named)| {
+        let is_named = |name: &str| match named {
+            Named::Exactly(exactly) => name == *exactly,
+            Named::Beginning(beginning) => name.starts_with(beginning),
+        };
+        let object = objects.iter().find(|it| it.kind == *kind && is_named(&it.name))?;
+        let Object { kind, name, of } = object;
+        let kind = match kind {
+            Kind::Link => "link",
+            Kind::Table => "table",
+            Kind::Chain => "chain",
+        };
+        Some(Engine { name: engine, found: format!("{kind} {name}{of}") })
+    })
+}
+
+fn links() -> Result<Vec<Object>, EngineError> {
+    let links = if_nameindex().map_err(EngineError::Links)?;
+    let link = |name: String| Object { kind: Kind::Link, name, of: String::new() };
+    Ok(links.iter().map(|it| link(it.name().to_string_lossy().into_owned())).collect())
+}
+
+fn tables_and_chains() -> Result<Vec<Object>, NetlinkError> {
+    let mut kernel = Kernel::open()?;
+    let mut objects = kernel.tables(|table| {
+        let of = format!(" of family {}", table.family()?);
+        Some(Object { kind: Kind::Table, name: table.name()?.to_owned(), of })
+    })?;
+    objects.extend(kernel.chains(None, |chain| {
+        let of = format!(" of table {} {}", chain.family()?, chain.table()?);
+        Some(Object { kind: Kind::Chain, name: chain.name()?.to_owned(), of })
+    })?);
+    Ok(objects)
+}
+
+/// The chains of legacy iptables' filter table, which have no netlink.
+fn legacy_chains(version: Family) -> Result<Vec<Object>, IptablesError> {
+    // Asking iptables would make the table.
+    if !legacy_tables(version).iter().any(|name| name == Table::Filter.as_str()) {
+        return Ok(Vec::new());
+    }
+    let saved = Programs::installed(Variant::Legacy)?.saved(version, Table::Filter)?;
+    let of = format!(" of table {} of legacy {}", Table::Filter, iptables_of(version));
+    let chain = |name: &str| Object { kind: Kind::Chain, name: name.to_owned(), of: of.clone() };
+    let declared = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
+    Ok(declared.map(chain).collect())
+}
+
+fn iptables_of(version: Family) -> &'static str {
+    match version {
+        Family::V4 => "iptables",
+        Family::V6 => "ip6tables",
+    }
+}

@@ -1,0 +1,444 @@
+//! The chains of the tables of IP packets: the same whatever pods and policies there are.
+
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+
+use super::schema::SetName;
+use super::tunnel;
+use denizen_model::Family;
+use denizen_nft::{
+    Assigned, BaseChain, Chain, Field, Hook, Key, Kind, Reject, Rule, Statement, Variable, Verdict,
+};
+use denizen_plan::{Direction, FirewallPlan, FirewallSettings, MarkBit, ToNode};
+
+/// `raw`: before connection tracking, so that forged packets cost no entry.
+const RAW_PRIORITY: i32 = -300;
+/// Before `filter` (0). Behind the translation of destinations and before that of sources, so that
+/// a policy sees the endpoint and, where this node balances, the true client.
+pub(super) const POLICY_PRIORITY: i32 = -5;
+
+/// ESTABLISHED and RELATED (`NF_CT_STATE_BIT`).
+const ESTABLISHED: u32 = 0b010;
+const RELATED: u32 = 0b100;
+/// `IPS_DST_NAT` (`enum ip_conntrack_status`).
+const DST_NAT: u32 = 1 << 5;
+/// IPPROTO_TCP.
+const TCP: u8 = 6;
+/// TCP's flags, and FIN among them (RFC 9293).
+const TCP_FLAGS: Field = Field::TransportByte(13);
+const FIN: u32 = 1;
+
+/// What a rule drops for, as it is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DropReason {
+    /// No policy permits it.
+    Refused(Direction),
+    /// The pod's policies are not known yet.
+    Pending,
+    /// It belongs to a connection that was permitted, and is not any more.
+    Forbidden,
+    /// The source is not the pod's.
+    Spoofed,
+    /// A frame that no rule can look into: tagged, or neither IPv4, IPv6 nor ARP.
+    Frame,
+    /// It announces a route: pods are no routers.
+    Router,
+    /// It is for a tunnel of a node, where it would come out with any source.
+    Tunnel,
+}
+
+impl DropReason {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Refused(Direction::Ingress),
+        Self::Refused(Direction::Egress),
+        Self::Pending,
+        Self::Forbidden,
+        Self::Spoofed,
+        Self::Frame,
+        Self::Router,
+        Self::Tunnel,
+    ];
+
+    /// Why, beside the rule on the node.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Refused(Direction::Ingress) => "no policy permits this to reach the pod",
+            Self::Refused(Direction::Egress) => "no policy permits the pod to reach this",
+            Self::Pending => "the pod's policies are not known yet",
+            Self::Forbidden => "a policy forbids this connection since it was established",
+            Self::Frame => "tagged, or neither IPv4, IPv6 nor ARP: no rule can look into it",
+            Self::Router => "announces a route, and pods are no routers",
+            Self::Tunnel => "for a tunnel of a node, where it would come out with any source",
+            Self::Spoofed => "a pod's interface sends with no address of the pod",
+        }
+    }
+}
+
+/// The chains. None while no policy exists: rules would only cost time.
+pub fn chains(version: Family, plan: &FirewallPlan) -> Vec<Chain> {
+    if plan.is_enforced() { all(version, plan.settings()) } else { Vec::new() }
+}
+
+/// All chains, in an order in which each is made before it is referred to.
+pub fn all(version: Family, settings: FirewallSettings) -> Vec<Chain> {
+    let out = Program { version };
+    let refused = Direction::BOTH.map(|it| out.refused(it));
+    let asked = Direction::BOTH.map(|it| out.policies(it));
+    let mut to_node = Vec::from(out.translated_to_tunnel());
+    match settings.to_node {
+        ToNode::Enforce => to_node.extend(out.to_node()),
+        ToNode::Allow => {}
+    }
+    let here = match settings.by_ipvs {
+        true => out.by_ipvs(to_node).into(),
+        false => vec![input(to_node)],
+    };
+    [out.permitted(), out.forbidden(), out.tunnels()]
+        .into_iter()
+        .chain(refused)
+        .chain(asked)
+        .chain([out.sources(), out.forward()])
+        .chain(here)
+        .collect()
+}
+
+/// The tables' chains in one IP version.
+pub(super) struct Program {
+    version: Family,
+}
+
+pub(super) fn rule(why: &'static str, statements: impl IntoIterator<Item = Statement>) -> Rule {
+    Rule { statements: statements.into_iter().collect(), why }
+}
+
+pub(super) fn to(verdict: Verdict) -> Statement {
+    Statement::Verdict(verdict)
+}
+
+pub(super) fn dropped(reason: DropReason, asked: Vec<Statement>) -> Rule {
+    let drop = [Statement::Counter, to(Verdict::Drop)];
+    rule(reason.text(), asked.into_iter().chain(drop))
+}
+
+pub(super) fn base(
+    name: &str,
+    hook: Hook,
+    priority: i32,
+    why: &'static str,
+    rules: Vec<Rule>,
+) -> Chain {
+    Chain {
+        name: name.into(),
+        base: Some(BaseChain { kind: Kind::Filter, hook, priority }),
+        why,
+        rules,
+    }
+}
+
+pub(super) fn chain(name: Arc<str>, why: &'static str, rules: Vec<Rule>) -> Chain {
+    Chain { name, base: None, why, rules }
+}
+
+fn input(rules: Vec<Rule>) -> Chain {
+    base("input", Hook::Input, POLICY_PRIORITY, "what pods send to their own node", rules)
+}
+
+fn refused_chain(direction: Direction) -> Arc<str> {
+    format!("{direction}-refused").into()
+}
+
+/// Asks whether any of these bits is set.
+pub(super) fn has_any(field: Field, mask: u32) -> Statement {
+    Statement::Bits { field, mask, equal: false, value: 0 }
+}
+
+/// Asks whether a number lies between these two or is one of them.
+pub(super) fn types(field: Field, first: u8, last: u8) -> Statement {
+    let kind = |number| Key::EMPTY.byte(number);
+    match first == last {
+        true => Statement::Equals(field, kind(first)),
+        false => Statement::Between(field, kind(first), kind(last)),
+    }
+}
+
+/// Asks whether the source is the unspecified IPv6 address.
+pub(super) fn is_unspecified() -> Statement {
+    let unspecified = Key::EMPTY.address(Ipv6Addr::UNSPECIFIED.into());
+    Statement::Equals(Field::Source(Family::V6), unspecified)
+}
+
+/// Asks for the sources of those that have no address of this link yet, or need none.
+fn from_link() -> [Statement; 2] {
+    let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
+    let source = Field::Source(Family::V6);
+    [Statement::Within(source, link_local.into(), 10), is_unspecified()]
+}
+
+/// Neighbour and multicast listener discovery, without which nothing is reachable.
+///
+/// Messages of the first have the largest hop limit, or else came through a router and are none
+/// (RFC 4861, 6.1 and 7.1). Those of the second come from a link-local address, or from none
+/// (RFC 2710, 3; RFC 3810, 5.2.13). Otherwise both would carry anything to anybody through every
+/// router.
+fn neighbour_discovery() -> Vec<Rule> {
+    let why = "neighbour and listener discovery: nothing is reachable without";
+    let on_link = Statement::Equals(Field::HopLimit, Key::EMPTY.byte(255));
+    let mut rules =
+        vec![rule(why, [types(Field::Icmpv6Type, 133, 137), on_link, to(Verdict::Return)])];
+    for from in from_link() {
+        for (first, last) in [(130, 132), (143, 143)] {
+            let kind = types(Field::Icmpv6Type, first, last);
+            rules.push(rule(why, [kind, from.clone(), to(Verdict::Return)]));
+        }
+    }
+    rules
+}
+
+/// What every host sends without an address of its own that others know.
+pub(super) fn discovery_from_link() -> Vec<Rule> {
+    let why = "neighbour and listener discovery, as every host does it on its own link";
+    let mut rules = Vec::new();
+    for from in from_link() {
+        for (first, last) in [(131, 133), (135, 136), (143, 143)] {
+            let kind = types(Field::Icmpv6Type, first, last);
+            rules.push(rule(why, [kind, from.clone(), to(Verdict::Return)]));
+        }
+    }
+    rules
+}
+
+/// What belongs to a connection that is not permitted any more.
+pub(super) fn forbidden(asked: Vec<Statement>) -> Rule {
+    let goto = to(Verdict::Goto("forbidden".into()));
+    rule("connections that are not permitted any more", asked.into_iter().chain([goto]))
+}
+
+impl Program {
+    fn is_in(&self, set: SetName) -> Statement {
+        Statement::In(set.declared(self.version).lookup())
+    }
+
+    /// The destination, in a set that is declared with the source.
+    fn is_destination_in(&self, set: SetName) -> Statement {
+        let destination = Field::Destination(self.version);
+        Statement::In(set.declared(self.version).lookup_of(vec![destination]))
+    }
+
+    fn neighbour_discovery(&self) -> Vec<Rule> {
+        match self.version {
+            Family::V4 => Vec::new(),
+            Family::V6 => neighbour_discovery(),
+        }
+    }
+
+    /// What routed pods send. On bridges, the bridge's table sees to it. Of a pod that no policy
+    /// restricts, only that is dropped by which it would pass for another pod, for a node or for a
+    /// router.
+    fn sources(&self) -> Chain {
+        let foreign = Statement::NotIn(SetName::PodInterfaces.declared(self.version).lookup());
+        let mut rules =
+            vec![rule("does not come from a pod's interface", [foreign, to(Verdict::Return)])];
+        rules.extend(tunnel::asked(
+            self.is_in(SetName::TunnelPorts),
+            self.is_in(SetName::TunnelProtocols),
+        ));
+        if self.version == Family::V6 {
+            let router = [134, 137].map(|kind| types(Field::Icmpv6Type, kind, kind));
+            rules.extend(router.map(|asked| dropped(DropReason::Router, vec![asked])));
+        }
+        let spoofed = |set| dropped(DropReason::Spoofed, vec![self.is_in(set)]);
+        rules.extend([
+            rule("an address of the pod", [self.is_in(SetName::PodAddresses), to(Verdict::Return)]),
+            spoofed(SetName::Taken),
+        ]);
+        if self.version == Family::V6 {
+            rules.extend(discovery_from_link());
+        }
+        rules.push(spoofed(SetName::RestrictedInterfaces));
+        base(
+            "prerouting",
+            Hook::Prerouting,
+            RAW_PRIORITY,
+            "what arrives from pods' own interfaces, before connections are tracked",
+            rules,
+        )
+    }
+
+    /// A packet in a packet would come out at the node with any source, and be judged by that.
+    fn tunnels(&self) -> Chain {
+        let rules = vec![
+            dropped(DropReason::Tunnel, vec![self.is_destination_in(SetName::Nodes)]),
+            dropped(DropReason::Tunnel, vec![tunnel::is_multicast(self.version)]),
+        ];
+        let why = "what pods send to where nodes take packets out of packets";
+        chain("tunnels".into(), why, rules)
+    }
+
+    /// The same through a service. Whoever sends it: nobody reaches a tunnel by a service.
+    fn translated_to_tunnel(&self) -> [Rule; 2] {
+        let is_translated = has_any(Field::ConnectionStatus, DST_NAT);
+        let is_for = |set| vec![is_translated.clone(), self.is_in(set)];
+        [SetName::TunnelPorts, SetName::TunnelProtocols].map(|set| {
+            let node = self.is_destination_in(SetName::Nodes);
+            dropped(DropReason::Tunnel, [is_for(set), vec![node]].concat())
+        })
+    }
+
+    /// What belongs to a connection that was permitted once passes, unless it is forbidden now.
+    pub(super) fn established(&self) -> Vec<Rule> {
+        let is_forbidden = has_any(Field::ConnectionMark, MarkBit::FORBIDDEN.mask());
+        let mut rules = vec![forbidden(vec![is_forbidden])];
+        rules.extend(self.known());
+        rules
+    }
+
+    /// What belongs to a connection that was permitted. An error about one of others would end it:
+    /// whoever may send nothing may send errors about its own connections alone.
+    pub(super) fn known(&self) -> [Rule; 3] {
+        let is = |state| has_any(Field::ConnectionState, state);
+        let itself = SetName::Itself.declared(self.version);
+        let source = Field::Source(self.version);
+        let is_no_end = |end: Field| Statement::NotIn(itself.lookup_of(vec![end, source]));
+        [
+            rule("connections that were permitted", [is(ESTABLISHED), to(Verdict::Return)]),
+            dropped(
+                DropReason::Refused(Direction::Egress),
+                vec![
+                    is(RELATED),
+                    self.is_in(SetName::Isolated(Direction::Egress)),
+                    is_no_end(Field::OriginalSource(self.version)),
+                    is_no_end(Field::AnswerSource(self.version)),
+                ],
+            ),
+            rule("errors about permitted connections", [is(RELATED), to(Verdict::Return)]),
+        ]
+    }
+
+    /// An end that closes its connection gets a reset. Without it, that end would go on to send what
+    /// waits, longer than conntrack remembers a connection that both ends have closed (30 seconds,
+    /// `nf_conntrack_tcp_timeout_last_ack`), and that would be taken for a new one.
+    fn forbidden(&self) -> Chain {
+        let is_tcp = Statement::Equals(Field::Protocol, Key::EMPTY.byte(TCP));
+        let reset = [Statement::Counter, Statement::Reject(Reject::TcpReset)];
+        let closes = [is_tcp, has_any(TCP_FLAGS, FIN)].into_iter().chain(reset);
+        let rules = vec![
+            rule(DropReason::Forbidden.text(), closes),
+            dropped(DropReason::Forbidden, Vec::new()),
+        ];
+        chain("forbidden".into(), "what belongs to a connection that a policy forbids", rules)
+    }
+
+    /// `return`, never `accept`: what another table drops stays dropped, and a permitted direction
+    /// does not permit the other one.
+    fn forward(&self) -> Chain {
+        let mut rules = self.established();
+        rules.extend(self.neighbour_discovery());
+        rules.extend(self.translated_to_tunnel());
+        rules.push(self.to_foreign_address());
+        rules.extend(self.judged());
+        let why = "what is sent on to pods and from pods; the node itself always reaches its pods";
+        base("forward", Hook::Forward, POLICY_PRIORITY, why, rules)
+    }
+
+    /// A route leads another address to an isolated pod. Its policies are about its own addresses.
+    fn to_foreign_address(&self) -> Rule {
+        let interface = Field::OutputInterface;
+        let isolated = SetName::IsolatedInterfaces.declared(self.version);
+        let own = SetName::PodAddresses.declared(self.version);
+        let destination = Field::Destination(self.version);
+        let asked = vec![
+            Statement::In(isolated.lookup_of(vec![interface])),
+            Statement::NotIn(own.lookup_of(vec![interface, destination])),
+        ];
+        dropped(DropReason::Refused(Direction::Ingress), asked)
+    }
+
+    /// Asks both directions about the first packets of connections.
+    pub(super) fn judged(&self) -> [Rule; 5] {
+        let jump = |direction: Direction| {
+            let why = match direction {
+                Direction::Egress => "a policy isolates the sender for egress",
+                Direction::Ingress => "a policy isolates the receiver for ingress",
+            };
+            let chain = Verdict::Jump(direction.to_string().into());
+            rule(why, [self.is_in(SetName::Isolated(direction)), to(chain)])
+        };
+        [
+            rule("a pod reaches itself", [self.is_in(SetName::Itself), to(Verdict::Return)]),
+            dropped(DropReason::Pending, vec![self.is_in(SetName::Pending)]),
+            dropped(DropReason::Pending, vec![self.is_destination_in(SetName::Pending)]),
+            jump(Direction::Egress),
+            jump(Direction::Ingress),
+        ]
+    }
+
+    /// The rules about what pods send to their own node.
+    fn to_node(&self) -> Vec<Rule> {
+        let mut rules = self.established();
+        rules.extend(self.neighbour_discovery());
+        let jump = to(Verdict::Jump(Direction::Egress.to_string().into()));
+        rules.extend([
+            dropped(DropReason::Pending, vec![self.is_in(SetName::Pending)]),
+            rule(
+                "a policy isolates the sender for egress; --policy-to-node enforce",
+                [self.is_in(SetName::Isolated(Direction::Egress)), jump],
+            ),
+        ]);
+        rules
+    }
+
+    /// Asks for what is permitted to everybody, then for what is permitted to the peer: the number
+    /// of its identity travels in the packet's priority.
+    fn policies(&self, direction: Direction) -> Chain {
+        let clear = Statement::Assign(Variable::Priority, Assigned::Zero);
+        let mut rules = vec![rule("0 stands for everybody", [clear])];
+        rules.extend(self.permissions(direction));
+        rules.push(self.identify(direction, SetName::Blocks, "the peer's ipBlocks"));
+        rules.push(self.identify(
+            direction,
+            SetName::Identities,
+            "the peer's pod, whose number covers its ipBlocks too",
+        ));
+        rules.extend(self.permissions(direction));
+        let refused = to(Verdict::Goto(refused_chain(direction)));
+        rules.push(rule("nothing permits it", [refused]));
+        let why = match direction {
+            Direction::Ingress => "what may reach an isolated pod",
+            Direction::Egress => "what an isolated pod may reach",
+        };
+        chain(direction.to_string().into(), why, rules)
+    }
+
+    fn permissions(&self, direction: Direction) -> [Rule; 4] {
+        let permitted = || to(Verdict::Goto("permitted".into()));
+        [
+            (SetName::All(direction), "every port"),
+            (SetName::Protocols(direction), "every port of the protocol"),
+            (SetName::Ports(direction), "this port"),
+            (SetName::PortRanges(direction), "a range with this port"),
+        ]
+        .map(|(set, why)| rule(why, [self.is_in(set), permitted()]))
+    }
+
+    fn identify(&self, direction: Direction, map: SetName, why: &'static str) -> Rule {
+        let peer = match direction {
+            Direction::Ingress => Field::Source(self.version),
+            Direction::Egress => Field::Destination(self.version),
+        };
+        let lookup = map.declared(self.version).lookup_of(vec![peer]);
+        rule(why, [Statement::Assign(Variable::Priority, Assigned::Found(lookup))])
+    }
+
+    /// Comes back to the rule behind the jump.
+    fn permitted(&self) -> Chain {
+        let clear = Statement::Assign(Variable::Priority, Assigned::Zero);
+        let rules = vec![rule("gives the priority back, which held the peer's number", [clear])];
+        chain("permitted".into(), "a policy permits it: on to the other direction", rules)
+    }
+
+    fn refused(&self, direction: Direction) -> Chain {
+        let rules = vec![dropped(DropReason::Refused(direction), Vec::new())];
+        chain(refused_chain(direction), "no policy permits it", rules)
+    }
+}

@@ -1,0 +1,94 @@
+//! What the firewall's tables tell.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::program::DropReason;
+use denizen_nft::{Chain, Kernel, NftError, RuleId, Schema};
+
+/// Packets dropped, by reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Dropped {
+    /// No policy permitted them to reach a pod.
+    pub ingress: u64,
+    /// No policy permitted a pod to send them.
+    pub egress: u64,
+    /// The pod's policies were not known yet.
+    pub pending: u64,
+    /// A policy forbids their connections since these were established.
+    pub forbidden: u64,
+    /// A pod's interface sent them with another address.
+    pub spoofed: u64,
+    /// Frames of pods that no rule can look into: tagged, or neither IPv4, IPv6 nor ARP.
+    #[serde(default)]
+    pub frame: u64,
+    /// Pods announced routes.
+    #[serde(default)]
+    pub router: u64,
+    /// Pods sent them to tunnels of nodes.
+    #[serde(default)]
+    pub tunnel: u64,
+}
+
+/// How the firewall stands.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FirewallReport {
+    /// Elements in all sets together.
+    pub elements: usize,
+    /// Changes of elements that are decided and not in the kernel yet.
+    pub waiting: usize,
+    /// What the kernel rejected, in words.
+    pub rejected: Vec<String>,
+    /// What was dropped since the rules were made.
+    pub dropped: Dropped,
+    /// What could not be found out, and why.
+    pub errors: Vec<String>,
+}
+
+impl Dropped {
+    fn slot(&mut self, reason: DropReason) -> &mut u64 {
+        use denizen_plan::Direction::{Egress, Ingress};
+        match reason {
+            DropReason::Refused(Ingress) => &mut self.ingress,
+            DropReason::Refused(Egress) => &mut self.egress,
+            DropReason::Pending => &mut self.pending,
+            DropReason::Forbidden => &mut self.forbidden,
+            DropReason::Spoofed => &mut self.spoofed,
+            DropReason::Frame => &mut self.frame,
+            DropReason::Router => &mut self.router,
+            DropReason::Tunnel => &mut self.tunnel,
+        }
+    }
+
+    /// Adds what the rules of a table have counted.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn add(
+        &mut self,
+        kernel: &mut Kernel,
+        schema: &Schema,
+        chains: &[Chain],
+    ) -> Result<(), NftError> {
+        let mut reasons: HashMap<(&str, RuleId), DropReason> = HashMap::new();
+        for chain in chains {
+            for rule in &chain.rules {
+                let reason = DropReason::ALL.into_iter().find(|reason| reason.text() == rule.why);
+                let id = rule.id(schema.family);
+                reasons.extend(reason.map(|reason| ((&*chain.name, id), reason)));
+            }
+        }
+        let counted = kernel.rules(schema.family, schema.name, None, |rule| {
+            let (chain, id) = (rule.chain()?.to_owned(), rule.id()?);
+            Some((chain, id, rule.packets()))
+        });
+        let failed = |source| NftError::Netlink { family: schema.family, doing: "read", source };
+        for (chain, id, packets) in counted.map_err(failed)? {
+            if let Some(reason) = reasons.get(&(&*chain, id)) {
+                *self.slot(*reason) += packets;
+            }
+        }
+        Ok(())
+    }
+}

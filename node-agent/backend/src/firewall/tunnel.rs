@@ -1,0 +1,42 @@
+//! Tunnels of the node: what pods send there would come out with any source, and be judged by that.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::program::{rule, to};
+use denizen_model::{Family, Tunnel};
+use denizen_nft::{Field, Key, Rule, Statement, Verdict};
+
+/// IPPROTO_UDP.
+const UDP: u8 = 17;
+
+/// The key of a tunnel's element.
+pub(super) enum TunnelKey {
+    /// Protocol and destination port.
+    Port(Key),
+    /// A protocol.
+    Protocol(Key),
+}
+
+pub(super) fn key(tunnel: Tunnel) -> TunnelKey {
+    match tunnel {
+        Tunnel::Udp(port) => TunnelKey::Port(Key::EMPTY.byte(UDP).port(port)),
+        Tunnel::Protocol(number) => TunnelKey::Protocol(Key::EMPTY.byte(number)),
+    }
+}
+
+/// Asks whether a packet is for a tunnel: by these look-ups of its protocol and port, and of its
+/// protocol.
+pub(super) fn asked(port: Statement, protocol: Statement) -> [Rule; 2] {
+    let why = "may be for a tunnel of a node";
+    [port, protocol].map(|asked| rule(why, [asked, to(Verdict::Jump("tunnels".into()))]))
+}
+
+/// Asks whether a packet is for a group, or for all: a tunnel may listen there too.
+pub(super) fn is_multicast(version: Family) -> Statement {
+    // 224.0.0.0/4 and the reserved addresses behind it, with 255.255.255.255.
+    let (network, prefix): (IpAddr, u8) = match version {
+        Family::V4 => (Ipv4Addr::new(224, 0, 0, 0).into(), 3),
+        Family::V6 => (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0).into(), 8),
+    };
+    Statement::Within(Field::Destination(version), network, prefix)
+}

@@ -1,0 +1,265 @@
+//! Somebody else's chains in the forward hook, where they drop what denizen forwards.
+//!
+//! What one table accepts another may still drop, so a default-deny host is opened only in the
+//! chain that drops. Two rules do, as kube-proxy's KUBE-FORWARD has two: answers (KEP-2450:
+//! `RELATED,ESTABLISHED`, with no CIDR at all), and what was forwarded to an endpoint. kube-proxy
+//! knows the latter by the packet's masquerade mark, which only the first packet has, and only
+//! where the source is replaced; denizen's rules mark the *connection*, so that a second packet
+//! before the first answer, a local pod's connection and one under policy Local pass too, and
+//! nobody else's translated connection does.
+//!
+//! What can be known exactly: whether a chain drops what none of its rules was made for, and
+//! whether it has any rule that lets something through. Whether those rules are made for this
+//! node's services cannot.
+//!
+//! What IPVS carries passes the input hook instead of the forward hook, so where IPVS is used, the
+//! chains there are looked at, too. There one rule is enough: the node's owner lets its own answers
+//! in.
+
+mod chain;
+mod legacy;
+mod nft;
+mod own;
+mod task;
+
+use thiserror::Error;
+use tracing::{info, warn};
+
+pub use chain::DefaultFate;
+pub use task::run;
+
+use denizen_iptables::IptablesError;
+use denizen_model::Family;
+use denizen_netlink::NetlinkError;
+use denizen_nft::{Hook, Kernel, NftError};
+use denizen_plan::MarkBit;
+use denizen_text::describe;
+
+/// What the comments of our rules in other chains begin with. A restarted agent knows them by it,
+/// whatever words follow.
+const OWN: &str = "denizen: ";
+
+/// Why the forward hook cannot be read or opened.
+#[derive(Debug, Error)]
+pub enum ForwardError {
+    /// nf_tables cannot be read.
+    #[error("the forward hook's chains in nf_tables")]
+    Netlink(#[from] NetlinkError),
+    /// nf_tables cannot be changed.
+    #[error("the forward hook's chains in nf_tables")]
+    Refused(#[from] NftError),
+    /// Legacy iptables is in use, and cannot be read or changed.
+    #[error("legacy iptables is in use here")]
+    Legacy(#[from] IptablesError),
+}
+
+/// Which packets a chain sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passing {
+    /// Those that are forwarded.
+    Forward,
+    /// Those for this node, and for virtual servers.
+    Input,
+}
+
+impl Passing {
+    const ALL: [Self; 2] = [Self::Forward, Self::Input];
+
+    fn hook(self) -> Hook {
+        match self {
+            Self::Forward => Hook::Forward,
+            Self::Input => Hook::Input,
+        }
+    }
+
+    /// The name of iptables' chain.
+    fn chain(self) -> &'static str {
+        match self {
+            Self::Forward => "FORWARD",
+            Self::Input => "INPUT",
+        }
+    }
+
+    /// How many rules of ours make a chain open.
+    fn rules(self) -> usize {
+        match self {
+            Self::Forward => 2,
+            Self::Input => 1,
+        }
+    }
+
+    fn matters(self, wanted: Wanted) -> bool {
+        match self {
+            Self::Forward => true,
+            Self::Input => wanted.by_ipvs,
+        }
+    }
+}
+
+/// What is wanted of others' chains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Chains that drop are opened for services' connections.
+    pub open: bool,
+    /// IPVS carries connections.
+    pub by_ipvs: bool,
+}
+
+/// Somebody else's chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Whose, and which.
+    what: String,
+    passing: Passing,
+    /// What it does.
+    default_fate: DefaultFate,
+    /// Our rules in it.
+    own: Vec<u64>,
+}
+
+/// What is wrong with the forward hook.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// What certainly is.
+    pub errors: Vec<String>,
+    /// What may be.
+    pub warnings: Vec<String>,
+}
+
+/// Looks at others' chains and, where the operator asked for it, opens them.
+///
+/// Nothing is remembered: whatever is found is brought to what is wanted, so it may be repeated at
+/// any time.
+pub fn look(wanted: Wanted) -> Findings {
+    let mut findings = Findings::default();
+    let mut note = |result: Result<(), ForwardError>| {
+        findings.errors.extend(result.err().map(|error| describe(&error)));
+    };
+    let mut seen = Vec::new();
+    note(through_netlink(wanted, &mut seen));
+    for family in Family::BOTH {
+        note(through_iptables(family, wanted, &mut seen));
+    }
+    if !wanted.open {
+        let concerned = seen.iter().filter(|chain| chain.passing.matters(wanted));
+        concerned.for_each(|chain| chain.report(&mut findings));
+    }
+    findings
+}
+
+/// Looks at others' chains, and changes nothing. Chains that denizen's rules have opened are well.
+/// `by_ipvs`: IPVS carries connections.
+pub fn inspect(by_ipvs: bool) -> Findings {
+    let wanted = Wanted { open: false, by_ipvs };
+    let mut findings = Findings::default();
+    let mut seen: Vec<Chain> = Vec::new();
+    let read = Kernel::open().and_then(|mut kernel| nft::read(&mut kernel));
+    match read {
+        Ok(chains) => seen.extend(chains.into_iter().map(|(_, chain)| chain)),
+        Err(error) => findings.errors.push(describe(&ForwardError::from(error))),
+    }
+    for family in Family::BOTH {
+        match legacy::read(family) {
+            Ok(chain) => seen.extend(chain),
+            Err(error) => findings.errors.push(describe(&error)),
+        }
+    }
+    let closed = seen.iter().filter(|it| it.passing.matters(wanted) && !it.is_open());
+    closed.for_each(|chain| chain.report(&mut findings));
+    findings
+}
+
+/// Removes our rules from everybody's chains; returns how many chains had some.
+///
+/// # Errors
+/// [`ForwardError`]; everything that could be removed was.
+pub fn cleanup() -> Result<usize, ForwardError> {
+    let mut seen = Vec::new();
+    let nothing = Wanted { open: false, by_ipvs: false };
+    let mut result = through_netlink(nothing, &mut seen);
+    for family in Family::BOTH {
+        result = result.and(through_iptables(family, nothing, &mut seen));
+    }
+    result.map(|()| seen.iter().filter(|chain| !chain.own.is_empty()).count())
+}
+
+fn through_netlink(wanted: Wanted, seen: &mut Vec<Chain>) -> Result<(), ForwardError> {
+    let mut kernel = Kernel::open()?;
+    for (place, chain) in nft::read(&mut kernel)? {
+        let admitted = chain.must_open(wanted).then_some(MarkBit::ADMITTED);
+        let own: &[u64] = if chain.must_close(wanted) { &chain.own } else { &[] };
+        nft::write(&mut kernel, &place, own, admitted)?;
+        seen.push(chain.changed(wanted));
+    }
+    Ok(())
+}
+
+fn through_iptables(
+    family: Family,
+    wanted: Wanted,
+    seen: &mut Vec<Chain>,
+) -> Result<(), ForwardError> {
+    for chain in legacy::read(family)? {
+        if chain.must_close(wanted) {
+            legacy::close(family, chain.passing)?;
+        }
+        if chain.must_open(wanted) {
+            legacy::open(family, chain.passing, MarkBit::ADMITTED)?;
+        }
+        seen.push(chain.changed(wanted));
+    }
+    Ok(())
+}
+
+impl Chain {
+    /// Whether our rules are in it.
+    fn is_open(&self) -> bool {
+        self.own.len() == self.passing.rules()
+    }
+
+    fn is_wanted_open(&self, wanted: Wanted) -> bool {
+        let drops = self.default_fate != DefaultFate::Passes;
+        wanted.open && drops && self.passing.matters(wanted)
+    }
+
+    fn must_close(&self, wanted: Wanted) -> bool {
+        let right = self.is_wanted_open(wanted) && self.is_open();
+        !self.own.is_empty() && !right
+    }
+
+    fn must_open(&self, wanted: Wanted) -> bool {
+        self.is_wanted_open(wanted) && !self.is_open()
+    }
+
+    /// Says what was done to it.
+    fn changed(self, wanted: Wanted) -> Self {
+        if self.must_open(wanted) {
+            warn!(
+                chain = self.what,
+                "added rules that accept services' connections in a chain that drops"
+            );
+        } else if self.must_close(wanted) {
+            info!(chain = self.what, "denizen's rules in it are removed");
+        }
+        self
+    }
+
+    fn report(&self, findings: &mut Findings) {
+        let what = &self.what;
+        let packets = match self.passing {
+            Passing::Forward => "forwarded packets",
+            Passing::Input => "packets for this node",
+        };
+        match self.default_fate {
+            DefaultFate::Passes => {}
+            DefaultFate::Drops { all: true } => findings.errors.push(format!(
+                "{what} drops all {packets}, services' connections too; --open-forward adds \
+                 rules that accept them"
+            )),
+            DefaultFate::Drops { all: false } => findings.warnings.push(format!(
+                "{what} drops by default. Its rules may or may not accept services' connections; \
+                 --open-forward adds rules that accept them"
+            )),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! iptables as the agent sees it: a plan comes in, and a report goes out.
+
+use std::collections::BTreeSet;
+use std::future::pending;
+
+use tokio::time::sleep_until;
+
+use super::IptablesError;
+use super::sync::{Iptables, serves};
+use super::text::Rendering;
+use super::wanted::Wanted;
+use crate::nftables::Nftables;
+use crate::{Backend, Figures, Repair, Report};
+use denizen_iptables::Writer;
+use denizen_plan::{Changes, Frontend, Plan};
+
+/// Renders a plan. Needs no kernel.
+pub fn render(plan: &Plan) -> Rendering {
+    let mut wanted = Wanted::offline();
+    wanted.update(plan, &Changes::from_nothing(plan));
+    wanted.rendering()
+}
+
+impl Iptables {
+    fn is_settled(&self) -> bool {
+        let mut writers = self.writers.iter().zip(&self.wanted.rules);
+        self.wanted.services_known && writers.all(|(writer, rules)| writer.is_settled(rules))
+    }
+
+    fn has_pods(&self) -> bool {
+        let Wanted { bridge, .. } = &self.wanted;
+        let in_bridge = !bridge.is_wanted() || bridge.has_pods();
+        in_bridge
+            && self.wanted.pods_known
+            && !self.wanted.pods_changed
+            && self.sets.are_programmed()
+    }
+}
+
+impl Backend for Iptables {
+    type Error = IptablesError;
+
+    fn update(&mut self, plan: &Plan, changes: &Changes) {
+        self.wanted.update(plan, changes);
+    }
+
+    /// Pods are programmed when it returns; rules are on their way.
+    fn sync(&mut self) -> Result<Repair, IptablesError> {
+        self.program(Nftables::sync).map(|_| Repair::default())
+    }
+
+    fn resync(&mut self) -> Result<Repair, IptablesError> {
+        self.sets.forget();
+        self.writers.iter_mut().for_each(|writer| writer.unknown = true);
+        self.program(Nftables::resync)
+    }
+
+    fn report(&mut self) -> Report {
+        let mut writers = self.writers.iter().zip(&self.wanted.rules);
+        Report {
+            settled: self.is_settled(),
+            has_pods: self.has_pods(),
+            serves: writers.all(|(writer, rules)| serves(writer, rules)),
+            rejected: self.rejected_words(),
+            contended: self.contended.clone(),
+            repaired: std::mem::take(&mut self.repaired),
+            left_frontends: std::mem::take(&mut self.left_frontends),
+            look_every: self.look_every,
+            draining: BTreeSet::new(),
+        }
+    }
+
+    /// No lookup can miss, since every chain ends in an existing endpoint. The number of clients is
+    /// not known.
+    fn figures(&mut self) -> Figures {
+        Figures { sizes: self.wanted.sizes(), ..Figures::default() }
+    }
+
+    fn sample_drops(&mut self, _on: bool) -> bool {
+        false
+    }
+
+    fn rejected(&self, frontend: &Frontend) -> Vec<String> {
+        let at = frontend.key.family() as usize;
+        let own = self.wanted.rules[at].of_frontend(frontend);
+        self.writers[at].rejected.about(&own)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "rejected rules are tried again after a while")]
+    async fn wait(&mut self) {
+        let next = self.writers.iter().filter_map(Writer::next_try).min();
+        let again = async {
+            match next {
+                Some(at) => {
+                    sleep_until(at.into()).await;
+                    at
+                }
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            done = self.news.recv() => match done {
+                Some(done) => self.heard.push(done),
+                None => pending().await,
+            },
+            at = again => self.writers.iter_mut().for_each(|writer| writer.try_again(at)),
+        }
+    }
+}

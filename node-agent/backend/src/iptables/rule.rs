@@ -1,0 +1,354 @@
+//! A rule, and its text exactly as `iptables-save` prints it.
+
+use std::fmt::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::name::{ChainName, OWNER, SetName};
+use crate::why::Why;
+use denizen_model::{Family, Protocol};
+use denizen_plan::MarkBit;
+
+/// A test of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Match {
+    /// Its source is in this range.
+    Source(IpNetwork),
+    /// Its destination is in this range.
+    Destination(IpNetwork),
+    /// It came in through this interface; a `+` at the end stands for any rest.
+    Input(Arc<str>),
+    /// It is of this protocol.
+    Protocol(Protocol),
+    /// It goes to this port (of the protocol that another test names).
+    Port(Protocol, u16),
+    /// Its source is one of the node's own addresses.
+    FromNode,
+    /// Its destination is one of the node's own addresses.
+    ToNode,
+    /// It comes from a recorded pod: source address and input interface are in the set.
+    FromPod,
+    /// The same, and the port of the bridge must match too.
+    FromBridgedPod,
+    /// It came in through a port of a bridge.
+    BridgePort,
+    /// Its mark has this bit.
+    Marked(MarkBit),
+    /// It begins a connection. This test comes before the comment, as in kube-proxy: iptables
+    /// treats rules as different if their order differs, and each program would add its own jump.
+    New,
+    /// Its connection is in one of these states.
+    State(&'static str),
+    /// It is the first packet of its connection, not a retransmission. Only such packets pass nat.
+    FirstPacket,
+    /// One packet in so many.
+    OneIn(u32),
+    /// The client used this endpoint within so many seconds.
+    Recent(ChainName, u32),
+    /// Always matches, and remembers the client with this endpoint.
+    Remember(ChainName),
+}
+
+/// All tests of a rule, each with whether it must hold or must not hold.
+pub type Tests = Vec<(bool, Match)>;
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The packet goes on in that chain.
+    Jump(ChainName),
+    /// Accepts.
+    Accept,
+    /// Drops.
+    Drop,
+    /// Back to the chain that jumped here.
+    Return,
+    /// Refuses, in the protocol's way.
+    Reject(Protocol),
+    /// Sets this bit of the mark.
+    Mark(MarkBit),
+    /// Clears this bit of the mark, which must be set.
+    Unmark(MarkBit),
+    /// Sets this bit of the connection's mark.
+    Admit(MarkBit),
+    /// Clears this bit of the connection's mark.
+    Dismiss(MarkBit),
+    /// The source becomes the node's address.
+    Masquerade,
+    /// The destination becomes this one.
+    Translate(SocketAddr),
+}
+
+/// A rule. Its comment says what it is about and why it is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    about: Arc<str>,
+    why: Why,
+    tests: Tests,
+    target: Target,
+}
+
+/// The kernel's XT_MAX_COMMENT_LEN, without the zero that ends it.
+const LONGEST_COMMENT: usize = 255;
+
+impl Rule {
+    /// The only constructor: each rule has a reason.
+    pub fn new(
+        why: Why,
+        about: &Arc<str>,
+        tests: impl IntoIterator<Item = Match>,
+        target: Target,
+    ) -> Self {
+        Self {
+            about: about.clone(),
+            why,
+            tests: tests.into_iter().map(|it| (true, it)).collect(),
+            target,
+        }
+    }
+
+    /// A rule for every packet, whose comment shows a restarted agent that the chains are ours.
+    pub fn owned(why: Why, target: Target) -> Self {
+        Self::new(why, &OWNER.trim_end_matches(": ").into(), [], target)
+    }
+
+    /// The same, only for packets that do not match this test.
+    #[must_use]
+    pub fn unless(mut self, test: Match) -> Self {
+        self.tests.push((false, test));
+        self
+    }
+
+    /// The same, only for packets that match these tests.
+    #[must_use]
+    pub fn also(mut self, tests: impl IntoIterator<Item = (bool, Match)>) -> Self {
+        self.tests.extend(tests);
+        self
+    }
+
+    /// What follows the chain's name in `iptables-save`.
+    pub fn text(&self, family: Family) -> String {
+        // Longer than most rules, to avoid reallocation.
+        let mut text = String::with_capacity(256);
+        let written = self.write(family, &mut text);
+        written.expect("a string takes everything");
+        text
+    }
+
+    fn write(&self, family: Family, text: &mut String) -> fmt::Result {
+        for at in Place::BEFORE_COMMENT {
+            for (is, test) in self.tests.iter().filter(|(_, test)| test.place() == at) {
+                test.write_plain(*is, text)?;
+            }
+        }
+        write!(text, "-m comment --comment \"")?;
+        write_comment(&self.about, self.why.text(), text)?;
+        write!(text, "\"")?;
+        for (is, test) in &self.tests {
+            test.write_extension(family, *is, text)?;
+        }
+        self.target.write(family, text)
+    }
+}
+
+/// The position at which `iptables-save` prints a test, in whichever order tests are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Source,
+    Destination,
+    Input,
+    Protocol,
+    First,
+    Extension,
+}
+
+impl Place {
+    const BEFORE_COMMENT: [Self; 5] =
+        [Self::Source, Self::Destination, Self::Input, Self::Protocol, Self::First];
+}
+
+impl Match {
+    fn place(&self) -> Place {
+        match self {
+            Self::Source(_) => Place::Source,
+            Self::Destination(_) => Place::Destination,
+            Self::Input(_) => Place::Input,
+            Self::Protocol(_) | Self::Port(..) => Place::Protocol,
+            Self::New => Place::First,
+            Self::FromNode
+            | Self::ToNode
+            | Self::FromPod
+            | Self::FromBridgedPod
+            | Self::BridgePort
+            | Self::Marked(_)
+            | Self::State(_)
+            | Self::FirstPacket
+            | Self::OneIn(_)
+            | Self::Recent(..)
+            | Self::Remember(_) => Place::Extension,
+        }
+    }
+
+    fn write_plain(&self, is: bool, text: &mut String) -> fmt::Result {
+        let not = if is { "" } else { "! " };
+        match self {
+            // `iptables-save` omits tests that every packet passes.
+            Self::Source(range) | Self::Destination(range) if is && range.prefix() == 0 => Ok(()),
+            Self::Source(range) => write!(text, "{not}-s {} ", network(range)),
+            Self::Destination(range) => write!(text, "{not}-d {} ", network(range)),
+            Self::Input(name) => write!(text, "{not}-i {name} "),
+            Self::Protocol(protocol) | Self::Port(protocol, _) => {
+                write!(text, "{not}-p {protocol} ")
+            }
+            Self::New => write!(text, "-m conntrack {not}--ctstate NEW "),
+            Self::FromNode
+            | Self::ToNode
+            | Self::FromPod
+            | Self::FromBridgedPod
+            | Self::BridgePort
+            | Self::Marked(_)
+            | Self::State(_)
+            | Self::FirstPacket
+            | Self::OneIn(_)
+            | Self::Recent(..)
+            | Self::Remember(_) => Ok(()),
+        }
+    }
+
+    fn write_extension(&self, family: Family, is: bool, text: &mut String) -> fmt::Result {
+        let not = if is { "" } else { "! " };
+        match self {
+            Self::Source(_) | Self::Destination(_) | Self::Input(_) | Self::New => Ok(()),
+            Self::Protocol(protocol) => write!(text, " -m {protocol}"),
+            Self::Port(protocol, port) => write!(text, " -m {protocol} --dport {port}"),
+            Self::FromNode => write!(text, " -m addrtype {not}--src-type LOCAL"),
+            Self::ToNode => write!(text, " -m addrtype {not}--dst-type LOCAL"),
+            Self::FromPod => write_set(SetName::Pods(family), is, text),
+            Self::FromBridgedPod => write_set(SetName::BridgedPods(family), is, text),
+            Self::BridgePort => write!(text, " -m physdev {not}--physdev-is-in"),
+            Self::Marked(bit) => write!(text, " -m mark {not}--mark {0:#x}/{0:#x}", bit.mask()),
+            Self::State(states) => write!(text, " -m conntrack {not}--ctstate {states}"),
+            Self::FirstPacket if is => write!(text, " -m conntrack ! --ctstatus CONFIRMED"),
+            Self::FirstPacket => write!(text, " -m conntrack --ctstatus CONFIRMED"),
+            Self::OneIn(n) => {
+                write!(text, " -m statistic --mode random --probability {}", probability(*n))
+            }
+            Self::Recent(name, seconds) => write!(
+                text,
+                " -m recent --rcheck --seconds {seconds} --reap --name {name} --mask {} --rsource",
+                whole_mask(family)
+            ),
+            Self::Remember(name) => write!(
+                text,
+                " -m recent --set --name {name} --mask {} --rsource",
+                whole_mask(family)
+            ),
+        }
+    }
+}
+
+impl Target {
+    fn write(self, family: Family, text: &mut String) -> fmt::Result {
+        match self {
+            Self::Jump(chain) => write!(text, " -j {chain}"),
+            Self::Accept => write!(text, " -j ACCEPT"),
+            Self::Drop => write!(text, " -j DROP"),
+            Self::Return => write!(text, " -j RETURN"),
+            Self::Reject(protocol) => {
+                let with = match (protocol, family) {
+                    (Protocol::Tcp, _) => "tcp-reset",
+                    (Protocol::Udp | Protocol::Sctp, Family::V4) => "icmp-port-unreachable",
+                    (Protocol::Udp | Protocol::Sctp, Family::V6) => "icmp6-port-unreachable",
+                };
+                write!(text, " -j REJECT --reject-with {with}")
+            }
+            Self::Mark(bit) => write!(text, " -j MARK --set-xmark {0:#x}/{0:#x}", bit.mask()),
+            // The bit is set here, so xor clears it.
+            Self::Unmark(bit) => write!(text, " -j MARK --set-xmark {:#x}/0x0", bit.mask()),
+            Self::Admit(bit) => write!(text, " -j CONNMARK --set-xmark {0:#x}/{0:#x}", bit.mask()),
+            Self::Dismiss(bit) => write!(text, " -j CONNMARK --set-xmark 0x0/{:#x}", bit.mask()),
+            Self::Masquerade => write!(text, " -j MASQUERADE --random-fully"),
+            Self::Translate(to) => write!(text, " -j DNAT --to-destination {to}"),
+        }
+    }
+}
+
+fn write_set(set: SetName, is: bool, text: &mut String) -> fmt::Result {
+    let not = if is { "" } else { "! " };
+    write!(text, " -m set {not}--match-set {} src,src", set.as_str())
+}
+
+fn network(range: &IpNetwork) -> String {
+    format!("{}/{}", range.network(), range.prefix())
+}
+
+/// A single address.
+pub fn host(address: IpAddr) -> IpNetwork {
+    IpNetwork::from(address)
+}
+
+/// The probability 1/`n` as the kernel holds it (a fraction of 2³¹), with the precision of
+/// `iptables-save`. With five digits, as kube-proxy once had, the last of a thousand endpoints got
+/// far too many connections.
+fn probability(n: u32) -> String {
+    const WHOLE: f64 = (1_u32 << 31) as f64;
+    format!("{:.11}", (WHOLE / f64::from(n)).round() / WHOLE)
+}
+
+fn whole_mask(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "255.255.255.255",
+        Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+    }
+}
+
+/// Escapes as `iptables-save` does. Characters that a line cannot have become question marks.
+fn write_comment(about: &str, why: &str, text: &mut String) -> fmt::Result {
+    let between = if about.is_empty() { "" } else { ": " };
+    let room = LONGEST_COMMENT - why.len() - between.len();
+    let about = &about[..about.floor_char_boundary(room)];
+    for c in [about, between, why].into_iter().flat_map(str::chars) {
+        match c {
+            '"' | '\\' | '\'' => write!(text, "\\{c}")?,
+            c if c.is_control() => text.write_char('?')?,
+            c => text.write_char(c)?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_what_the_kernel_holds() {
+        let cases = [(2, "0.50000000000"), (3, "0.33333333349"), (1000, "0.00100000016")];
+        for (n, text) in cases {
+            assert_eq!(probability(n), text);
+        }
+    }
+
+    #[test]
+    fn a_range_of_every_address_asks_nothing() {
+        let every = Match::Destination("0.0.0.0/0".parse().unwrap());
+        let rule = Rule::new(Why::StaysInside, &"".into(), [every.clone()], Target::Return);
+        let text = rule.text(Family::V4);
+        assert!(!text.contains("-d"), "{text}");
+        let nobody = Rule::new(Why::StaysInside, &"".into(), [], Target::Return).unless(every);
+        let text = nobody.text(Family::V4);
+        assert!(text.starts_with("! -d 0.0.0.0/0 "), "{text}");
+    }
+
+    #[test]
+    fn a_comment_is_one_line_of_what_the_kernel_takes() {
+        let long: Arc<str> = "ü\n".repeat(200).into();
+        let rule = Rule::new(Why::Hairpin, &long, [], Target::Return);
+        let text = rule.text(Family::V4);
+        let comment = text.split('"').nth(1).unwrap();
+        assert!(comment.len() <= LONGEST_COMMENT && !comment.contains('\n'), "{comment}");
+        assert!(comment.ends_with(Why::Hairpin.text()), "{comment}");
+    }
+}

@@ -1,0 +1,273 @@
+//! The desired rules of one family, and which chains changed since they were last written. Pure.
+//!
+//! It keeps what the rules are made from, and a fingerprint of each chain to detect changes. The
+//! text of a chain is made when it is written.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::fixed::Shape;
+use super::name::{ChainId, ChainName, Kind};
+use super::rule::Rule;
+use super::service::{Lowered, ServicePort, Shared, lower, lower_shared};
+use denizen_iptables::{self as iptables, Desired, Fingerprint, Lines, Table};
+use denizen_model::{Family, ServicePortName};
+use denizen_plan::{Frontend, FrontendAddress, FrontendKey};
+
+/// The rules of one family.
+#[derive(Debug)]
+pub struct Ruleset {
+    shape: Shape,
+    ports: BTreeMap<ServicePortName, Port>,
+    owners: HashMap<FrontendKey, ServicePortName>,
+    /// Chains to be written, or to be removed if they have no text any more.
+    changed: BTreeMap<ChainId, Option<ServicePortName>>,
+    /// Whether the jumps into these chains changed since everything was last compared.
+    jumps_changed: bool,
+}
+
+/// A service port's frontends, and their chains.
+#[derive(Debug, Default)]
+struct Port {
+    keys: BTreeMap<FrontendKey, Frontend>,
+    chains: Box<[(ChainName, Fingerprint)]>,
+    shared: [Option<Fingerprint>; Shared::ALL.len()],
+}
+
+impl Ruleset {
+    /// Without any service.
+    pub fn new(shape: Shape) -> Self {
+        let mut ruleset = Self {
+            shape,
+            ports: BTreeMap::new(),
+            owners: HashMap::new(),
+            changed: BTreeMap::new(),
+            jumps_changed: false,
+        };
+        ruleset.touch_fixed();
+        ruleset
+    }
+
+    /// What every rule depends on.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Changes what every rule depends on.
+    pub fn reshape(&mut self, change: impl FnOnce(&mut Shape)) {
+        let before = self.shape.clone();
+        change(&mut self.shape);
+        if self.shape == before {
+            return;
+        }
+        self.jumps_changed |= self.shape.jumps() != before.jumps();
+        self.touch_fixed();
+        let old = before.chains().into_iter().map(|(id, _)| (id, None));
+        self.changed.extend(old);
+        let names: Vec<ServicePortName> = if self.shape.local != before.local {
+            self.ports.keys().cloned().collect()
+        } else if self.shape.to_node != before.to_node {
+            let has_node_port = |port: &Port| {
+                port.keys.keys().any(|d| matches!(d.address, FrontendAddress::Node(_)))
+            };
+            let ports = self.ports.iter().filter(|(_, port)| has_node_port(port));
+            ports.map(|(name, _)| name.clone()).collect()
+        } else {
+            Vec::new()
+        };
+        names.iter().for_each(|name| self.lower(name));
+    }
+
+    /// How many chains of this kind there are.
+    pub fn chains_of(&self, kind: Kind) -> usize {
+        let names = self.ports.values().flat_map(|port| &*port.chains);
+        let is_one = |name: ChainName| matches!(name, ChainName::Of(its, _) if its == kind);
+        names.filter(|(name, _)| is_one(*name)).count()
+    }
+
+    /// The chains that a packet to this frontend may pass, and its lines in shared chains.
+    pub fn of_frontend(
+        &self,
+        frontend: &Frontend,
+    ) -> BTreeSet<(iptables::ChainId, Option<String>)> {
+        let port =
+            Port { keys: BTreeMap::from([(frontend.key, frontend.clone())]), ..Port::default() };
+        let Lowered { chains, shared } = lower(view(&self.shape, &frontend.service_port, &port));
+        let own = chains.into_keys().map(|chain| ((Table::Nat, chain.to_string()), None));
+        let shared = shared.into_iter().map(|(of, rule)| {
+            let (table, chain) = of.chain();
+            ((table, chain.to_string()), Some(rule.text(self.shape.family)))
+        });
+        own.chain(shared).collect()
+    }
+
+    /// Whether a service has this frontend.
+    pub fn has_frontend(&self, key: &FrontendKey) -> bool {
+        self.owners.contains_key(key)
+    }
+
+    /// Takes changed or removed frontends.
+    pub fn change_frontends<'a>(
+        &mut self,
+        keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
+    ) {
+        let mut touched = BTreeSet::new();
+        for (key, decided) in keys.filter(|(key, _)| key.family() == self.shape.family) {
+            let owner = decided.map(|frontend| frontend.service_port.clone());
+            let before = match owner.clone() {
+                Some(owner) => self.owners.insert(key, owner),
+                None => self.owners.remove(&key),
+            };
+            if let Some(before) = before {
+                if let Some(port) = self.ports.get_mut(&before) {
+                    port.keys.remove(&key);
+                }
+                touched.insert(before);
+            }
+            if let (Some(owner), Some(frontend)) = (owner, decided) {
+                let port = self.ports.entry(owner.clone()).or_default();
+                port.keys.insert(key, frontend.clone());
+                touched.insert(owner);
+            }
+        }
+        touched.iter().for_each(|name| self.lower(name));
+    }
+
+    /// Renders a service port again, and notes which chains changed.
+    fn lower(&mut self, name: &ServicePortName) {
+        let Some(mut port) = self.ports.remove(name) else {
+            return;
+        };
+        let family = self.shape.family;
+        let print = |rules: &[Rule]| Fingerprint::of(rules.iter().map(|rule| rule.text(family)));
+        let Lowered { chains, shared } = lower(view(&self.shape, name, &port));
+        let chains: Vec<_> = chains.into_iter().map(|(id, rules)| (id, print(&rules))).collect();
+        let lists = Shared::ALL.map(|of| {
+            let rules = shared.iter().filter(|(it, _)| *it == of);
+            let lines: Vec<String> = rules.map(|(_, rule)| rule.text(family)).collect();
+            (!lines.is_empty()).then(|| Fingerprint::of(lines))
+        });
+        let stays = |entry: &&(ChainName, Fingerprint), others: &[(ChainName, Fingerprint)]| {
+            others
+                .binary_search_by_key(&entry.0, |(id, _)| *id)
+                .is_ok_and(|at| others[at].1 == entry.1)
+        };
+        let new = chains.iter().filter(|entry| !stays(entry, &port.chains));
+        let old = port.chains.iter().filter(|entry| !stays(entry, &chains));
+        for (chain, _) in old.chain(new) {
+            self.changed.insert((Table::Nat, *chain), Some(name.clone()));
+        }
+        for ((of, before), now) in Shared::ALL.into_iter().zip(port.shared).zip(lists) {
+            if before != now {
+                self.changed.insert(of.chain(), None);
+            }
+        }
+        port.chains = chains.into();
+        port.shared = lists;
+        if !port.keys.is_empty() {
+            self.ports.insert(name.clone(), port);
+        }
+    }
+
+    fn touch_fixed(&mut self) {
+        let fixed = self.shape.chains().into_iter().map(|(id, _)| id);
+        let all = fixed.chain(Shared::ALL.map(Shared::chain));
+        self.changed.extend(all.map(|id| (id, None)));
+    }
+
+    fn lines(&self, rules: &[Rule]) -> Lines {
+        rules.iter().map(|rule| rule.text(self.shape.family)).collect()
+    }
+
+    /// The chains in which every service has lines, sorted by service.
+    fn shared(&self) -> BTreeMap<ChainId, Lines> {
+        let mut found: BTreeMap<ChainId, Lines> =
+            Shared::ALL.into_iter().map(|of| (of.chain(), Vec::new())).collect();
+        for (name, port) in &self.ports {
+            for (of, rule) in lower_shared(view(&self.shape, name, port)) {
+                found.entry(of.chain()).or_default().push(rule.text(self.shape.family));
+            }
+        }
+        let last = self.lines(&self.shape.node_port_jumps());
+        let services = found.entry(Shared::Services.chain()).or_default();
+        services.extend(last);
+        if let Some([first, end]) = self.shape.admission() {
+            services.insert(0, first.text(self.shape.family));
+            services.push(end.text(self.shape.family));
+        }
+        found
+    }
+}
+
+impl Desired for Ruleset {
+    fn family(&self) -> Family {
+        self.shape.family
+    }
+
+    fn for_each(&self, mut each: impl FnMut(iptables::ChainId, Lines)) {
+        let mut each = |(table, chain): ChainId, lines| each((table, chain.to_string()), lines);
+        let fixed = self.shape.chains().into_iter();
+        fixed.for_each(|(id, rules)| each(id, self.lines(&rules)));
+        self.shared().into_iter().for_each(|(id, lines)| each(id, lines));
+        for (name, port) in &self.ports {
+            for (chain, rules) in lower(view(&self.shape, name, port)).chains {
+                each((Table::Nat, chain), self.lines(&rules));
+            }
+        }
+    }
+
+    fn jumps(&self) -> Vec<(iptables::ChainId, String)> {
+        let jumps = self.shape.jumps().into_iter();
+        let line = |rule: Rule| rule.text(self.shape.family);
+        jumps.map(|((table, chain), rule)| ((table, chain.to_string()), line(rule))).collect()
+    }
+
+    fn is_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    fn take_changes(&mut self) -> BTreeMap<iptables::ChainId, Option<Lines>> {
+        let changed = std::mem::take(&mut self.changed);
+        let mut owned: BTreeMap<&ServicePortName, BTreeMap<ChainName, Vec<Rule>>> = BTreeMap::new();
+        for name in changed.values().flatten() {
+            if let Some(port) = self.ports.get(name) {
+                owned.entry(name).or_insert_with(|| lower(view(&self.shape, name, port)).chains);
+            }
+        }
+        let mut fixed: BTreeMap<ChainId, Vec<Rule>> = self.shape.chains().into_iter().collect();
+        let is_shared_changed = Shared::ALL.iter().any(|of| changed.contains_key(&of.chain()));
+        let mut shared = if is_shared_changed { self.shared() } else { BTreeMap::new() };
+        let found = changed.iter().map(|(id, owner)| {
+            let rules = match owner {
+                Some(owner) => owned.get_mut(owner).and_then(|chains| chains.remove(&id.1)),
+                None => fixed.remove(id),
+            };
+            let lines = rules.map(|rules| self.lines(&rules)).or_else(|| shared.remove(id));
+            ((id.0, id.1.to_string()), lines)
+        });
+        found.collect()
+    }
+
+    fn forget_changes(&mut self) {
+        self.changed.clear();
+        self.jumps_changed = false;
+    }
+
+    fn has_changed_jumps(&self) -> bool {
+        self.jumps_changed
+    }
+
+    fn uses(&self, table: Table) -> bool {
+        match table {
+            Table::Filter | Table::Nat => true,
+            Table::Security => self.shape.egress.is_some() || self.jumps_changed,
+        }
+    }
+
+    fn is_changed_in(&self, table: Table) -> bool {
+        self.changed.keys().any(|(its, _)| *its == table)
+    }
+}
+
+fn view<'a>(shape: &'a Shape, name: &'a ServicePortName, port: &'a Port) -> ServicePort<'a> {
+    ServicePort { name, keys: &port.keys, local: &shape.local, to_node: &shape.to_node }
+}

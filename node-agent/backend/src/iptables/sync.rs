@@ -1,0 +1,217 @@
+//! Programs sets and rules, and keeps them in the kernel.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tracing::{error, info, warn};
+
+use super::contender::contender;
+use super::name::{Kind, SETS};
+use super::ruleset::Ruleset;
+use super::schema::SCHEMA;
+use super::wanted::Wanted;
+use super::{IptablesError, egress, observed};
+use crate::Repair;
+use crate::nftables::{Nftables, NftablesError};
+use denizen_iptables::{self as iptables, Desired, Done, Outcome, Programs, Sets, Variant, Writer};
+use denizen_model::Family;
+use denizen_netlink::NetlinkError;
+use denizen_nft::Kernel;
+use denizen_plan::FrontendKey;
+
+/// The interval between two looks at the rules, since ip_tables does not notify of changes. It is
+/// longer if a look is slow: looks take at most a hundredth of the time.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// The longest interval, however slow a look is.
+const LOOK_AT_LEAST: Duration = Duration::from_secs(60);
+
+/// The iptables backend: the desired rules, and what programs them. Pods are written by netlink, at
+/// once; rules by programs, which a thread for each family executes.
+#[derive(Debug)]
+pub struct Iptables {
+    variant: Variant,
+    pub(super) wanted: Wanted<Kernel>,
+    pub(super) sets: Sets,
+    pub(super) writers: [Writer; 2],
+    /// Frontends of an earlier run or of kube-proxy that no longer exist.
+    pub(super) left_frontends: Vec<FrontendKey>,
+    /// The threads' results.
+    pub(super) news: UnboundedReceiver<Done>,
+    pub(super) heard: Vec<Done>,
+    pub(super) look_every: Duration,
+    pub(super) repaired: Repair,
+    /// The sets were right once, so a later difference is another program's change.
+    sets_settled: bool,
+    /// The other program that keeps rewriting the rules.
+    pub(super) contended: Option<String>,
+}
+
+impl Iptables {
+    /// Opens the backend in this thread's network namespace. Nothing is written yet.
+    ///
+    /// # Errors
+    /// When there is no iptables, or no netlink to be had.
+    pub fn open(forced: Option<Variant>) -> Result<Self, IptablesError> {
+        let programs = match forced {
+            Some(variant) => Programs::installed(variant)?,
+            None => Programs::find()?,
+        };
+        info!(variant = ?programs.variant, forced = forced.is_some(), "iptables");
+        let sets = Sets::open(&SETS).map_err(|source| iptables::IptablesError::Set {
+            set: "of this node's pods",
+            source,
+        })?;
+        let (done, news) = unbounded_channel();
+        let writers =
+            Family::BOTH.map(|family| Writer::start(programs, &SCHEMA, family, done.clone()));
+        Ok(Self {
+            variant: programs.variant,
+            wanted: Wanted::new(!is_liberal(), Nftables::open_bridge()?),
+            sets,
+            writers,
+            left_frontends: Vec::new(),
+            news,
+            heard: Vec::new(),
+            look_every: LOOK_EVERY,
+            repaired: Repair::default(),
+            sets_settled: false,
+            contended: None,
+        })
+    }
+
+    /// The variant that it writes to.
+    pub fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    /// The portid by which nf_tables' notifications name this backend's own changes, where it has a
+    /// table there.
+    pub fn portid(&self) -> Option<u32> {
+        let bridge = &self.wanted.bridge;
+        bridge.is_wanted().then(|| bridge.portid())
+    }
+
+    /// A connection to nf_tables whose commits count as this backend's own there.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
+        self.wanted.bridge.beside()
+    }
+
+    /// Removes the nf_tables tables that the nftables backend or another detector left. Returns how
+    /// many there were.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_tables(&mut self) -> Result<usize, IptablesError> {
+        Ok(self.wanted.bridge.remove_others()?)
+    }
+
+    /// Programs pods, calls `program_bridge` for the bridge's table, and starts to write rules.
+    /// Without the bridge's table services still work, but bridged pods are masqueraded.
+    pub(super) fn program(
+        &mut self,
+        program_bridge: impl FnOnce(&mut Nftables) -> Result<Repair, NftablesError>,
+    ) -> Result<Repair, IptablesError> {
+        let bridge = &mut self.wanted.bridge;
+        let bridge_repair =
+            if bridge.is_wanted() { program_bridge(bridge) } else { Ok(Repair::default()) };
+        self.program_pods()?;
+        self.hear()?;
+        if self.wanted.services_known {
+            let writers = self.writers.iter_mut().zip(&mut self.wanted.rules);
+            writers.for_each(|(writer, rules)| writer.go_on(rules));
+        }
+        if self.contended.is_none() && self.writers.iter().any(Writer::is_contended) {
+            let contender = contender();
+            error!(error = contender, "these rules are somebody else's too");
+            self.contended = Some(contender);
+        }
+        Ok(bridge_repair?)
+    }
+
+    fn program_pods(&mut self) -> Result<(), IptablesError> {
+        let Wanted { pods, pods_known, services_known, .. } = &self.wanted;
+        if !self.wanted.pods_changed && self.sets.are_programmed() {
+            return Ok(());
+        }
+        match (pods_known, services_known) {
+            (true, _) => {
+                let written = self.sets.program(|set| pods.of_set(set))?;
+                if std::mem::replace(&mut self.sets_settled, true)
+                    && !self.wanted.pods_changed
+                    && written > 0
+                {
+                    warn!(elements = written, "somebody changed the sets of pods; repaired");
+                    self.repaired.elements += written;
+                }
+            }
+            // Rules refer to the sets, so they must exist.
+            (false, true) => self.sets.create()?,
+            (false, false) => {}
+        }
+        self.wanted.pods_changed = false;
+        Ok(())
+    }
+
+    /// The rejected rules of services and of egress masquerade, as text.
+    pub(super) fn rejected_words(&self) -> Vec<String> {
+        let of_family = |(writer, family): (&Writer, Family)| {
+            let egress = writer.optional_failure().map(|error| egress::words(family, error));
+            writer.rejected.words().into_iter().chain(egress)
+        };
+        self.writers.iter().zip(Family::BOTH).flat_map(of_family).collect()
+    }
+
+    fn hear(&mut self) -> Result<(), IptablesError> {
+        while let Ok(done) = self.news.try_recv() {
+            self.heard.push(done);
+        }
+        let mut result = Ok(());
+        for done in std::mem::take(&mut self.heard) {
+            let at = done.family as usize;
+            if let Ok(Outcome::Seen(_)) = done.result {
+                self.look_every = (done.took * 100).clamp(LOOK_EVERY, LOOK_AT_LEAST);
+            }
+            let (writer, rules) = (&mut self.writers[at], &mut self.wanted.rules[at]);
+            match writer.take(done, rules) {
+                Ok(repaired) => {
+                    self.repaired.chains += repaired.chains;
+                    self.repaired.elements += repaired.jumps;
+                }
+                Err(error) => result = result.and(Err(error.into())),
+            }
+            if let Some(seen) = writer.take_first_seen() {
+                let left = observed::frontends(&seen, rules.family());
+                self.left_frontends.extend(left.filter(|key| !rules.has_frontend(key)));
+                if !seen.is_empty() && !observed::is_ours(&seen) {
+                    info!(family = %rules.family(), "rules of kube-proxy are taken over");
+                }
+            }
+        }
+        result
+    }
+}
+
+/// Whether most services are served: of the chains that choose endpoints, and of those that lead to
+/// them, no more than half have rejected rules.
+pub(super) fn serves(writer: &Writer, rules: &Ruleset) -> bool {
+    let needed: [&[Kind]; 2] = [&[Kind::Service, Kind::Local], &[Kind::Endpoint]];
+    needed.into_iter().all(|kinds| {
+        let of_kinds = |count: &dyn Fn(Kind) -> usize| kinds.iter().copied().map(count).sum();
+        let rejected: usize = of_kinds(&|kind| writer.rejected.chains_of(kind.prefix()));
+        let all: usize = of_kinds(&|kind| rules.chains_of(kind));
+        rejected == 0 || rejected * 2 <= all
+    })
+}
+
+/// With the setting tcp_be_liberal, packets outside a connection's window are not invalid, and
+/// whoever set it wants the others to pass too.
+fn is_liberal() -> bool {
+    const SETTING: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
+    #[expect(clippy::disallowed_methods, reason = "a setting of the kernel that rules depend on")]
+    let text = std::fs::read_to_string(SETTING);
+    text.is_ok_and(|text| text.trim() == "1")
+}

@@ -1,0 +1,104 @@
+//! A plan as rules and sets. Pure.
+
+use std::num::NonZeroU16;
+
+use super::fixed::Shape;
+use super::name::SetName;
+use super::pods::Pods;
+use super::ruleset::Ruleset;
+use super::text::Rendering;
+use crate::SetSize;
+use crate::nftables::{Nftables, NoKernel};
+use denizen_model::Family;
+use denizen_plan::{Changes, Plan};
+
+/// What is wanted in both families, and how much of it is known.
+#[derive(Debug)]
+pub struct Wanted<K = NoKernel> {
+    /// The rules, by family.
+    pub rules: [Ruleset; 2],
+    /// The bridge's table. Wanted only if a pod's port of the bridge must match.
+    pub bridge: Nftables<K>,
+    /// The local pods.
+    pub pods: Pods,
+    /// The pods may differ from what was last written.
+    pub pods_changed: bool,
+    /// Which facts the agent has. What an earlier run programmed from the others is left
+    /// alone: a restart must lose nothing while the API, or the state file, cannot be read.
+    pub pods_known: bool,
+    /// As [`Self::pods_known`], of services.
+    pub services_known: bool,
+}
+
+impl Wanted {
+    /// As [`Self::new`], for rendering only.
+    pub fn offline() -> Self {
+        Self::new(true, Nftables::offline_bridge())
+    }
+
+    /// The rendered rules.
+    pub fn rendering(&self) -> Rendering {
+        let bridge = self.bridge.is_wanted().then(|| self.bridge.rendering());
+        Rendering::of(&self.rules, &self.pods, bridge)
+    }
+}
+
+impl<K> Wanted<K> {
+    /// Nothing is wanted yet. `drop_invalid`: drop packets that connection tracking cannot assign
+    /// to a connection. `bridge` has only the bridge's table.
+    pub fn new(drop_invalid: bool, bridge: Nftables<K>) -> Self {
+        Self {
+            rules: Family::BOTH.map(|family| Ruleset::new(Shape::new(family, drop_invalid))),
+            bridge,
+            pods: Pods::default(),
+            pods_changed: false,
+            pods_known: false,
+            services_known: false,
+        }
+    }
+
+    /// Takes in what is wanted.
+    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+        // Without a pod's own port, iptables itself is enough: `-m physdev`.
+        if plan.node().detection.proves_ports() {
+            self.bridge.update(plan, changes);
+        }
+        if changes.node {
+            self.reshape(|shape| shape.configure(plan.node()));
+        }
+        if let Some(pods) = plan.pods().filter(|_| changes.pods) {
+            let pods = Pods::new(pods, self.bridge.is_wanted());
+            self.pods_changed |= !self.pods_known || self.pods != pods;
+            self.pods_known = true;
+            self.pods = pods;
+        }
+        let Some(services) = plan.services() else {
+            return;
+        };
+        self.services_known = true;
+        for rules in &mut self.rules {
+            let keys = changes.frontends.iter();
+            rules.change_frontends(keys.map(|key| (*key, services.frontend(key))));
+        }
+        if changes.health_checks {
+            let ports = services.health_checks().settled().0.into_keys();
+            let ports: Vec<u16> = ports.map(NonZeroU16::get).collect();
+            self.reshape(|shape| shape.health_ports.clone_from(&ports));
+        }
+    }
+
+    /// How many elements each set should have.
+    pub fn sizes(&self) -> Vec<SetSize> {
+        let size = |set: SetName| SetSize {
+            family: set.family(),
+            set: set.as_str().to_owned(),
+            elements: self.pods.of(set).len(),
+        };
+        let of_bridge = self.bridge.is_wanted().then(|| self.bridge.sizes());
+        SetName::ALL.map(size).into_iter().chain(of_bridge.into_iter().flatten()).collect()
+    }
+
+    fn reshape(&mut self, change: impl Fn(&mut Shape)) {
+        self.rules.iter_mut().for_each(|rules| rules.reshape(&change));
+    }
+}

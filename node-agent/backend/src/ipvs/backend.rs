@@ -1,0 +1,328 @@
+//! Implements `Backend`: nf_tables' rules and IPVS's virtual servers, in an order that is safe to
+//! stop at any point.
+//!
+//! nf_tables balances a service itself until its virtual server is ready, and again before that is
+//! disturbed. So one `sync` gives the rules of the last plan to the kernel and then changes virtual
+//! servers; what became ready by that, the next `update` tells the rules.
+
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use denizen_ipvs::{ServerKey, VirtualServer};
+use thiserror::Error;
+use tracing::{info, warn};
+
+use super::host::ServersError;
+use super::kernel::Kernel;
+use super::servers::{Extent, Servers};
+use super::state::{RealState, ServerState};
+use crate::nftables::{Nftables, NftablesError};
+use crate::{Backend, Draining, Figures, Left, Repair, Report};
+use denizen_model::Protocol;
+use denizen_netlink::NetlinkError;
+use denizen_plan::{
+    Changes, Frontend, FrontendAddress, FrontendKey, Listed, Plan, PlannedServer, Scheduler, Share,
+};
+use denizen_text::describe;
+
+/// IPVS does not notify of changes. What others removed is missed until the next look: the rules
+/// send connections to it.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+/// When others have removed virtual servers so often, nf_tables balances until the next look, and
+/// again whenever they do it once more.
+const CONTENDED: u32 = 3;
+
+/// Why programming failed.
+#[derive(Debug, Error)]
+pub enum IpvsBackendError {
+    /// The rules.
+    #[error(transparent)]
+    Nftables(#[from] NftablesError),
+    /// The virtual servers.
+    #[error(transparent)]
+    Servers(#[from] ServersError),
+}
+
+/// The backend ipvs.
+#[derive(Debug)]
+pub struct IpvsBackend {
+    nftables: Nftables,
+    /// Or why there are none: then nf_tables balances everything.
+    servers: Result<Servers<Kernel>, String>,
+    /// All planned servers are news to [`Self::servers`].
+    is_new: bool,
+    /// The virtual servers that the rules send connections to.
+    used: BTreeSet<ServerKey>,
+    /// Another [`Backend::sync`] has something to do.
+    is_due: bool,
+    /// How often others removed virtual servers, up to [`CONTENDED`]. A look that finds nothing
+    /// begins anew.
+    disturbances: u32,
+}
+
+impl IpvsBackend {
+    /// Opens both in this thread's network namespace, and reads the virtual servers of an earlier
+    /// run. Without IPVS, nf_tables balances everything.
+    ///
+    /// # Errors
+    /// [`NetlinkError`] when nf_tables is not to be had.
+    pub fn open() -> Result<Self, NetlinkError> {
+        let mut backend = Self {
+            nftables: Nftables::open()?,
+            servers: Err(String::new()),
+            is_new: true,
+            used: BTreeSet::new(),
+            is_due: false,
+            disturbances: 0,
+        };
+        backend.look_for_ipvs();
+        Ok(backend)
+    }
+
+    /// The part of nf_tables.
+    pub fn nftables(&self) -> &Nftables {
+        &self.nftables
+    }
+
+    fn look_for_ipvs(&mut self) {
+        self.servers = Kernel::open().and_then(Servers::open).map_err(|error| describe(&error));
+        self.is_new = true;
+        match &self.servers {
+            Ok(_) => info!("IPVS balances what it can"),
+            Err(problem) => warn!(problem, "IPVS cannot be used: nf_tables balances everything"),
+        }
+    }
+
+    fn leave_to_nftables(&mut self) {
+        self.disturbances -= 1;
+        let problem = "another program keeps removing virtual servers".to_owned();
+        warn!(problem, "IPVS cannot be used: nf_tables balances everything");
+        self.servers = Err(problem);
+    }
+
+    /// Gives the plan's virtual servers to [`Self::servers`].
+    fn want(&mut self, plan: &Plan, changes: &Changes) {
+        let (Ok(servers), Some(planned)) = (&mut self.servers, plan.ipvs()) else { return };
+        if changes.node || self.is_new {
+            servers.set_sources(plan.node().route_sources.values().copied().collect());
+        }
+        if changes.pods || self.is_new {
+            servers.set_pods(plan.recorded().iter().flat_map(|pod| pod.ips.clone()).collect());
+        }
+        if plan.services().is_some() {
+            servers.complete();
+        }
+        let all: BTreeSet<FrontendKey>;
+        let keys = if std::mem::take(&mut self.is_new) {
+            all = planned.servers().keys().copied().collect();
+            &all
+        } else {
+            &changes.virtual_servers
+        };
+        for key in keys {
+            if let Some(server) = server_key(key) {
+                let wanted = planned.servers().get(key);
+                servers.want(server, wanted.map(|wanted| state(server, wanted)));
+            }
+        }
+    }
+
+    /// The virtual servers that the rules are to use from now on, or not to use any more.
+    fn reconsider(&mut self) -> BTreeSet<ServerKey> {
+        let Ok(servers) = &mut self.servers else {
+            return std::mem::take(&mut self.used);
+        };
+        let candidates = servers.reconsidered().into_iter();
+        let used = &mut self.used;
+        let differs = |key: &ServerKey| match servers.is_ready(key) {
+            true => used.insert(*key),
+            false => used.remove(key),
+        };
+        candidates.filter(differs).collect()
+    }
+
+    /// Whether the rules or the virtual servers are to follow each other.
+    fn has_more(&self) -> bool {
+        match &self.servers {
+            Ok(servers) => servers.has_more(&self.used) || self.is_new,
+            Err(_) => !self.used.is_empty(),
+        }
+    }
+
+    fn program(&mut self, extent: Extent) -> Result<usize, ServersError> {
+        match &mut self.servers {
+            Ok(servers) => servers.sync(extent),
+            Err(_) => Ok(0),
+        }
+    }
+}
+
+/// The virtual server at a frontend; none at the node's own addresses.
+fn server_key(frontend: &FrontendKey) -> Option<ServerKey> {
+    match frontend.address {
+        FrontendAddress::Ip(ip) => Some(ServerKey {
+            at: SocketAddr::new(ip, frontend.port.get()),
+            protocol: frontend.protocol.number(),
+        }),
+        FrontendAddress::Node(_) => None,
+    }
+}
+
+/// The other way round.
+fn draining(server: ServerKey, endpoint: SocketAddr) -> Option<Draining> {
+    let protocol = Protocol::from_number(server.protocol)?;
+    let (address, port) = (FrontendAddress::Ip(server.at.ip()), server.at.port());
+    let frontend = FrontendKey { address, protocol, port: NonZeroU16::new(port)? };
+    Some(Draining { frontend, endpoint })
+}
+
+/// A planned virtual server in the driver's terms.
+fn state(key: ServerKey, planned: &PlannedServer) -> ServerState {
+    let Scheduler { method, fallback, hashes_port } = planned.scheduler;
+    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    let flags =
+        flag(fallback, denizen_ipvs::FALLBACK) | flag(hashes_port, denizen_ipvs::PORT_HASHED);
+    let weight = |share: &Share| match share {
+        Share::Ready => 1,
+        Share::Draining => 0,
+    };
+    let reals = planned.endpoints.iter();
+    ServerState {
+        server: VirtualServer { key, scheduler: method.name().into(), flags },
+        reals: reals.map(|(at, share)| (*at, RealState::wanted(weight(share)))).collect(),
+    }
+}
+
+/// The frontends of the services that have these virtual servers.
+fn frontends_of(plan: &Plan, servers: &BTreeSet<ServerKey>) -> BTreeSet<FrontendKey> {
+    let (Some(services), Some(ipvs)) = (plan.services(), plan.ipvs()) else {
+        return BTreeSet::new();
+    };
+    let planned = ipvs.servers().iter();
+    let planned =
+        planned.filter(|(key, _)| server_key(key).is_some_and(|it| servers.contains(&it)));
+    planned
+        .flat_map(|(_, server)| services.keys_of(&server.service_port.service))
+        .copied()
+        .collect()
+}
+
+impl Backend for IpvsBackend {
+    type Error = IpvsBackendError;
+
+    fn update(&mut self, plan: &Plan, changes: &Changes) {
+        self.want(plan, changes);
+        let differs = self.reconsider();
+        let Self { nftables, used, .. } = self;
+        let addresses = match &mut self.servers {
+            Ok(servers) => servers.take_addresses(),
+            Err(_) => Some(BTreeSet::new()),
+        };
+        if let Some(addresses) = addresses {
+            nftables.hold_cluster_ips(&addresses);
+        }
+        let is_used = |key: &FrontendKey| server_key(key).is_some_and(|key| used.contains(&key));
+        nftables.update_carried(plan, changes, &is_used);
+        if !differs.is_empty() {
+            let frontends = frontends_of(plan, &differs);
+            let changes = Changes { frontends, ..Changes::default() };
+            nftables.update_carried(plan, &changes, &is_used);
+        }
+        self.is_due = false;
+    }
+
+    fn sync(&mut self) -> Result<Repair, IpvsBackendError> {
+        let rules = self.nftables.sync();
+        let extent = if rules.is_ok() { Extent::Everything } else { Extent::WhatIsSafe };
+        let servers = self.program(extent);
+        self.is_due = rules.is_ok() && servers.is_ok() && self.has_more();
+        let repair = rules?;
+        servers?;
+        Ok(repair)
+    }
+
+    /// A virtual server that is other than it should be is not changed while the rules may send
+    /// connections there: the next [`Backend::sync`] does that.
+    fn resync(&mut self) -> Result<Repair, IpvsBackendError> {
+        let rules = self.nftables.resync();
+        match &mut self.servers {
+            Ok(_) if self.disturbances == CONTENDED => self.leave_to_nftables(),
+            Ok(servers) => servers.doubt(),
+            Err(_) => self.look_for_ipvs(),
+        }
+        let servers = if self.is_new { Ok(0) } else { self.program(Extent::WhatIsSafe) };
+        if self.servers.is_ok() && matches!(servers, Ok(0)) && !self.is_new {
+            self.disturbances = 0;
+        }
+        self.is_due = rules.is_ok() && servers.is_ok() && self.has_more();
+        let repair = rules?;
+        Ok(repair + Repair { elements: servers?, ..Repair::default() })
+    }
+
+    fn is_disturbed(&mut self) -> bool {
+        let missing = self.servers.as_mut().map(Servers::misses_next);
+        let is_missing = matches!(missing, Ok(Ok(true)));
+        self.disturbances += u32::from(is_missing);
+        is_missing
+    }
+
+    fn report(&mut self) -> Report {
+        let mut report = self.nftables.report();
+        report.settled &= !self.is_due;
+        report.look_every = LOOK_EVERY;
+        match &self.servers {
+            Ok(servers) => {
+                report.rejected.extend(servers.problems());
+                report.draining =
+                    servers.draining().filter_map(|it| draining(it.0, it.1)).collect();
+            }
+            Err(problem) => report
+                .rejected
+                .push(format!("IPVS cannot be used, nftables balances everything: {problem}")),
+        }
+        report
+    }
+
+    fn figures(&mut self) -> Figures {
+        let mut figures = self.nftables.figures();
+        figures.ended = self.servers.as_ref().map(Servers::ended_connections).unwrap_or_default();
+        match self.servers.as_mut().map(Servers::read_draining) {
+            Ok(Ok(read)) => {
+                figures.draining = read
+                    .into_iter()
+                    .filter_map(|(key, it)| {
+                        let left = Left { active: it.active, inactive: it.inactive };
+                        Some((draining(key, it.real.at)?, left))
+                    })
+                    .collect();
+            }
+            Ok(Err(error)) => figures.errors.push(describe(&error)),
+            // The report says so.
+            Err(_) => {}
+        }
+        figures
+    }
+
+    fn sample_drops(&mut self, on: bool) -> bool {
+        self.nftables.sample_drops(on)
+    }
+
+    fn rejected(&self, frontend: &Frontend) -> Vec<String> {
+        self.nftables.rejected(frontend)
+    }
+
+    fn listed(&mut self, server: &FrontendKey) -> Option<Vec<Listed>> {
+        let (servers, key) = (self.servers.as_mut().ok()?, server_key(server)?);
+        servers.read_listed(&key).ok().filter(|listed| !listed.is_empty())
+    }
+
+    async fn wait(&mut self) {
+        if !self.is_due {
+            pending().await
+        }
+    }
+}

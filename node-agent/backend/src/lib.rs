@@ -1,0 +1,255 @@
+//! Backends program the kernel from a plan. A backend renders and never decides.
+
+mod affinity;
+pub mod chosen;
+pub mod conntrack;
+pub mod firewall;
+pub mod forward;
+pub mod iptables;
+pub mod ipvs;
+pub mod nftables;
+pub mod sysctl;
+pub mod takeover;
+#[cfg(test)]
+mod tests;
+pub mod why;
+
+pub use self::affinity::{Affinity, Clients, Crowded};
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use denizen_model::Family;
+use denizen_plan::{Capabilities, Changes, Frontend, FrontendKey, Listed, Plan};
+
+/// A backend, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendName {
+    /// Services are data in maps of nf_tables.
+    Nftables,
+    /// Services are chains of iptables, as kube-proxy's.
+    Iptables,
+    /// As [`Self::Nftables`], and IPVS balances where it can.
+    Ipvs,
+    /// Another program serves services.
+    None,
+}
+
+impl fmt::Display for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
+            Self::None => "none",
+        })
+    }
+}
+
+impl BackendName {
+    /// The backend that is written so.
+    pub fn named(text: &str) -> Option<Self> {
+        let all = [Self::Nftables, Self::Iptables, Self::Ipvs, Self::None];
+        all.into_iter().find(|it| it.to_string() == text)
+    }
+
+    /// What it can do. As in kube-proxy's iptables mode, iptables leaves addresses and ports
+    /// without a service alone. It refuses in the filter table, before the nat table's chains
+    /// restrict sources.
+    pub fn capabilities(self) -> Capabilities {
+        let able = match self {
+            Self::Nftables | Self::Ipvs => true,
+            Self::Iptables | Self::None => false,
+        };
+        Capabilities {
+            unused_addresses: able,
+            guards_loopback_first: able,
+            restricts_first: able,
+            balances_by_ipvs: self == Self::Ipvs,
+        }
+    }
+}
+
+/// Renders plans, and keeps the kernel as the last plan says.
+pub trait Backend {
+    /// Why programming failed.
+    type Error: std::error::Error + 'static;
+
+    /// Takes a new plan. `changes` is the difference from the plan before. Pure: nothing is read or
+    /// written.
+    fn update(&mut self, plan: &Plan, changes: &Changes);
+
+    /// Programs the plan. After an error, call it again: it starts from what it observes.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn sync(&mut self) -> Result<Repair, Self::Error>;
+
+    /// Reads our rules from the kernel and repairs what others changed.
+    ///
+    /// # Errors
+    /// As [`Self::sync`].
+    fn resync(&mut self) -> Result<Repair, Self::Error>;
+
+    /// Looks, at hardly any cost, whether others removed what is programmed. Where it is so, call
+    /// [`Self::resync`].
+    fn is_disturbed(&mut self) -> bool {
+        false
+    }
+
+    /// The state after an attempt. Cheap.
+    fn report(&mut self) -> Report;
+
+    /// Figures for status and metrics. May cost time in proportion to what there is.
+    fn figures(&mut self) -> Figures;
+
+    /// Shows packets that rules drop or refuse ([`denizen_nft::sampled`]), or no longer, from the
+    /// next [`Self::sync`] on. Returns whether this backend can.
+    fn sample_drops(&mut self, on: bool) -> bool;
+
+    /// The rejected rules of this frontend, with the reasons; empty if none is known.
+    fn rejected(&self, frontend: &Frontend) -> Vec<String>;
+
+    /// The kernel's real servers of the virtual server at this frontend, in its order; `None` if it
+    /// has none, or they are not as planned.
+    fn listed(&mut self, _server: &FrontendKey) -> Option<Vec<Listed>> {
+        None
+    }
+
+    /// Waits until [`Self::sync`] has something to do without a new plan.
+    fn wait(&mut self) -> impl Future<Output = ()>;
+}
+
+/// The state of a backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The whole plan is in the kernel. A backend that executes programs is not done when
+    /// [`Backend::sync`] returns; [`Backend::wait`] returns when to call it again.
+    pub settled: bool,
+    /// The plan's pods are in the kernel, even if the rest is not.
+    pub has_pods: bool,
+    /// Most services are served in spite of rejected rules.
+    pub serves: bool,
+    /// The rules that the kernel rejects, as text. Everything else is programmed.
+    pub rejected: Vec<String>,
+    /// The other program that keeps rewriting these rules. Nothing more is written or repaired.
+    pub contended: Option<String>,
+    /// Repairs of others' changes since the last report, except those that [`Backend::resync`]
+    /// returned.
+    pub repaired: Repair,
+    /// Frontends of an earlier run that were found in the kernel at the start and no longer exist.
+    /// Flows through them are stale, and nothing else remembers them. Each is reported once.
+    pub left_frontends: Vec<FrontendKey>,
+    /// How often to look for changes by others.
+    pub look_every: Duration,
+    /// The endpoints that drain now.
+    pub draining: BTreeSet<Draining>,
+}
+
+/// An endpoint that keeps its connections and gets no new ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Draining {
+    /// The frontend that chose it.
+    pub frontend: FrontendKey,
+    /// The endpoint.
+    pub endpoint: SocketAddr,
+}
+
+/// The connections that an endpoint has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Established ones.
+    pub active: u32,
+    /// Those that are closing, or were closed and are remembered.
+    pub inactive: u32,
+}
+
+/// Established connections that ended because their endpoint was removed, since IPVS is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndedConnections {
+    /// The endpoint's pod had ended.
+    pub pod_ended: u64,
+    /// They were open for longer than an endpoint drains.
+    pub timed_out: u64,
+}
+
+impl Default for Report {
+    /// No problem is known.
+    fn default() -> Self {
+        Self {
+            settled: true,
+            has_pods: false,
+            serves: true,
+            rejected: Vec::new(),
+            contended: None,
+            repaired: Repair::default(),
+            left_frontends: Vec::new(),
+            // The kernel's notifications come first.
+            look_every: Duration::from_secs(600),
+            draining: BTreeSet::new(),
+        }
+    }
+}
+
+/// Figures of what is programmed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// How many elements each set of the rules should have.
+    pub sizes: Vec<SetSize>,
+    /// Packets that found no endpoint in any slot.
+    pub missed_lookups: u64,
+    /// How many clients are remembered for session affinity.
+    pub affinity: Affinity,
+    /// What each endpoint that drains still has.
+    pub draining: BTreeMap<Draining, Left>,
+    /// The connections that did not outlive that.
+    pub ended: EndedConnections,
+    /// Figures that could not be read, and why.
+    pub errors: Vec<String>,
+}
+
+/// How many elements one set or map of one family should have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetSize {
+    /// The family.
+    pub family: Family,
+    /// The set's name in the kernel.
+    pub set: String,
+    /// How many.
+    pub elements: usize,
+}
+
+/// What a look at the kernel found and repaired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Repair {
+    /// The table's chains or sets were not ours, and everything was programmed again.
+    pub rebuilt: bool,
+    /// Chains that were missing or foreign.
+    pub chains: usize,
+    /// Elements that were missing, wrong or foreign.
+    pub elements: usize,
+}
+
+impl std::ops::Add for Repair {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            rebuilt: self.rebuilt || other.rebuilt,
+            chains: self.chains + other.chains,
+            elements: self.elements + other.elements,
+        }
+    }
+}
+
+impl Repair {
+    /// Nothing was repaired.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}

@@ -1,0 +1,71 @@
+//! What stays of the tables when the backend ipvs has been left, and addresses of virtual servers
+//! are still routed to this node.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::error::NftablesError;
+use super::name::{ChainName, ServiceTable, SetName};
+use super::program::only_old_connections;
+use super::sync::Nftables;
+use super::table::cluster_ip;
+use super::write::full;
+use denizen_model::Family;
+use denizen_nft::{Element, Kernel, Schema};
+
+impl Nftables {
+    /// From now on the IP tables choose no service, and refuse new connections to these addresses.
+    /// What IPVS carries goes on. Of an address family without any, the table stays as it is.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn only_refuse(
+        kernel: &mut Kernel,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<(), NftablesError> {
+        for table_family in [Family::V4, Family::V6].map(ServiceTable::Ip) {
+            let own = addresses.iter().filter(|ip| table_family.holds(**ip));
+            let own: Vec<Element> = own.map(|ip| cluster_ip(*ip)).collect();
+            if !own.is_empty() {
+                only_refuse(kernel, table_family, own)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// In two steps. While the first one is committed, packets that the table has sent to IPVS are on
+/// their way there. They are dropped, not refused: they come again, to whoever serves from now on.
+fn only_refuse(
+    kernel: &mut Kernel,
+    table_family: ServiceTable,
+    addresses: Vec<Element>,
+) -> Result<(), NftablesError> {
+    let declared = SetName::ClusterIps.declared(table_family);
+    let schema = Schema { sets: vec![declared], ..table_family.schema() };
+    let seen = kernel.observe(&schema)?;
+    if seen.owner().is_some() {
+        return Ok(());
+    }
+    let drops = only_old_connections(true).lowered(table_family);
+    let refuses = only_old_connections(false).lowered(table_family);
+    if seen.has_set(&schema.sets[0]) {
+        let emptied = [ChainName::Prerouting, ChainName::Output, ChainName::Input];
+        let emptied = full(&seen, &emptied);
+        let delta = seen.difference(addresses.into_iter(), |_| true);
+        kernel.write(schema.family, |batch| {
+            emptied.iter().for_each(|name| batch.flush_chain(schema.name, name));
+            batch.add_chains(schema.name, std::slice::from_ref(&drops));
+            delta.write(batch, &schema);
+        })?;
+    } else {
+        kernel.write(schema.family, |batch| {
+            batch.replace_table(seen.is_there(), &schema, std::slice::from_ref(&drops));
+            batch.add_elements(&schema, &addresses);
+        })?;
+    }
+    Ok(kernel.write(schema.family, |batch| {
+        batch.flush_chain(schema.name, &refuses.name);
+        batch.add_chains(schema.name, std::slice::from_ref(&refuses));
+    })?)
+}

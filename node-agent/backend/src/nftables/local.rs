@@ -1,0 +1,116 @@
+//! Rules that detect packets of local pods.
+//!
+//! IP rules do not see the port of a bridge: a bridged pod's packets come in through the bridge. A
+//! table of the bridge family sees the port and passes it to the IP tables as one bit of the mark.
+//! Others must not see the bit: it is set when the frame arrives, and cleared right after the chain
+//! that reads it, or when the bridge only forwards the frame.
+
+use std::sync::Arc;
+
+use super::name::{ChainName, SetName};
+use super::rule::{Action, Chain, Match, Rule, base};
+use super::table_config::TableConfig;
+use crate::why::Why;
+use denizen_model::Family;
+use denizen_nft::{BaseChain, Hook, Kind};
+use denizen_plan::LocalTest;
+
+/// Before `filter` (0), where others drop.
+pub(super) const FORWARD_PRIORITY: i32 = -10;
+
+/// `dstnat` of a bridge: before bridge netfilter (`NF_BR_PRI_BRNF`, 0) calls the IP hooks.
+const BRIDGE_PRIORITY: i32 = -300;
+
+/// Right behind the kernel's one hook for all nat chains (`NF_IP_PRI_NAT_DST`, -100): their own
+/// priorities only order them among each other.
+const BEHIND_NAT: i32 = -99;
+
+/// The IP stack's input interface for packets from a bridge's port: the bridge, or a VLAN's device
+/// on it. Packets of others may have any mark.
+const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
+
+/// One rule for each test: a list of values is one chain of returns before one mark (KEP-2450's
+/// MASQ-IF-NOT-LOCAL).
+pub(super) fn local(config: &TableConfig) -> Vec<Vec<Match>> {
+    let has_port_bit = || Match::Marked(config.node_side.port_bit);
+    let rules = |test: &LocalTest| match test {
+        LocalTest::Pod => vec![vec![Match::In(SetName::LocalPods)]],
+        // All pods are in the first set with every detector, so that an earlier run's rules, which
+        // stay while services are not known, detect them as well.
+        LocalTest::PodAtItsPort => vec![vec![has_port_bit(), Match::In(SetName::BridgedPods)]],
+        LocalTest::PodWithoutPort => {
+            vec![vec![Match::In(SetName::LocalPods), Match::NotIn(SetName::BridgedPods)]]
+        }
+        LocalTest::AnyPort => {
+            BEHIND_PORTS.map(|kind| vec![Match::InputKind(kind), has_port_bit()]).into()
+        }
+        LocalTest::Bridge(name) => vec![vec![Match::InputInterface(name.clone())]],
+        LocalTest::Prefix(prefix) => vec![vec![begins_with(prefix.clone())]],
+        LocalTest::Source(range) => vec![vec![Match::Source(*range)]],
+    };
+    config.local.iter().flat_map(rules).collect()
+}
+
+/// A prefix as long as a name can be is the whole name, and nft has no way to write it with a
+/// wildcard.
+fn begins_with(prefix: Arc<str>) -> Match {
+    const LONGEST_NAME: usize = 15;
+    if prefix.len() < LONGEST_NAME {
+        Match::InputPrefix(prefix)
+    } else {
+        Match::InputInterface(prefix)
+    }
+}
+
+/// The chains that clear the port bit, after those that read it. They are chains of their own,
+/// since nat chains see only the first packet of a connection.
+pub(super) fn clear_port_bit(config: &TableConfig) -> Vec<Chain> {
+    let bit = config.node_side.port_bit;
+    let clear = |kind| {
+        let has_bit = [Match::InputKind(kind), Match::Marked(bit)];
+        Rule::new(Why::ClearPortBit, has_bit, [Action::Unmark(bit)])
+    };
+    let behind = |name, hook, priority| {
+        let base_chain = BaseChain { kind: Kind::Filter, hook, priority };
+        base(name, base_chain, Why::ClearPortBit, BEHIND_PORTS.map(clear).into())
+    };
+    match (config.reads_ports(), &config.egress) {
+        (false, _) => Vec::new(),
+        (true, None) => vec![behind(ChainName::ClearPortBit, Hook::Prerouting, BEHIND_NAT)],
+        // Egress masquerade reads the bit too.
+        (true, Some(_)) => vec![
+            behind(ChainName::ClearPortBit, Hook::Forward, FORWARD_PRIORITY + 1),
+            behind(ChainName::ClearPortBitHere, Hook::Input, BRIDGE_PRIORITY),
+        ],
+    }
+}
+
+/// The bridge's table.
+pub(super) fn bridge_chains(config: &TableConfig) -> Vec<Chain> {
+    let bit = config.node_side.port_bit;
+    let tell = |why, is| Rule::new(why, [is], [Action::Mark(bit)]);
+    let arriving = |test: &LocalTest| match test {
+        LocalTest::PodAtItsPort => vec![
+            // A packet may arrive with any mark.
+            Rule::new(Why::PortUnproven, [], [Action::Unmark(bit)]),
+            tell(Why::PodPort, Match::In(SetName::PodPorts)),
+            tell(Why::PodPort, Match::In(SetName::PodPorts6)),
+        ],
+        LocalTest::AnyPort => vec![
+            tell(Why::AnyPort, Match::Carries(Family::V4)),
+            tell(Why::AnyPort, Match::Carries(Family::V6)),
+        ],
+        LocalTest::Pod
+        | LocalTest::PodWithoutPort
+        | LocalTest::Bridge(_)
+        | LocalTest::Prefix(_)
+        | LocalTest::Source(_) => Vec::new(),
+    };
+    let arriving = config.local.iter().flat_map(arriving).collect();
+    let forget = Rule::new(Why::OnlyBridged, [Match::Marked(bit)], [Action::Unmark(bit)]);
+    let at = |hook| BaseChain { kind: Kind::Filter, hook, priority: BRIDGE_PRIORITY };
+    vec![
+        base(ChainName::Prerouting, at(Hook::Prerouting), Why::TellPort, arriving),
+        base(ChainName::Bridged, at(Hook::Forward), Why::OnlyBridged, vec![forget]),
+    ]
+}

@@ -1,0 +1,74 @@
+//! Whether this kernel can do what the rules need.
+
+use super::error::NftablesError;
+use super::name::{Class, Group, ServiceTable};
+use super::program::class_chains;
+use super::rule::Chain;
+use super::table::Table;
+use super::table_config::TableConfig;
+use denizen_model::{Family, Protocol};
+use denizen_nft::Kernel;
+use denizen_plan::{LocalTest, NodeSide};
+
+/// Whether the kernel accepts the IP tables.
+///
+/// # Errors
+/// What the kernel refused, or cannot be asked.
+pub fn probe() -> Result<(), NftablesError> {
+    Family::BOTH.map(ServiceTable::Ip).into_iter().try_for_each(ask)
+}
+
+/// Whether the kernel accepts the bridge's table.
+///
+/// # Errors
+/// As [`probe`].
+pub fn probe_ports() -> Result<(), NftablesError> {
+    ask(ServiceTable::Bridge)
+}
+
+/// Whether the kernel accepts the table of ARP, which the backend ipvs also needs
+/// (`CONFIG_NF_TABLES_ARP`).
+///
+/// # Errors
+/// As [`probe`].
+pub fn probe_arp() -> Result<(), NftablesError> {
+    ask(ServiceTable::Arp)
+}
+
+fn ask(table_family: ServiceTable) -> Result<(), NftablesError> {
+    let opened = Kernel::open();
+    let mut kernel = opened.map_err(NftablesError::netlink(table_family, "open"))?;
+    let schema = table_family.schema();
+    let seen = kernel.observe(&schema)?;
+    match seen.owner() {
+        Some(owner) => Err(NftablesError::Owned { table_family, owner }),
+        // The kernel accepted it.
+        None if seen.is_there() => Ok(()),
+        None => {
+            let chains = chains(table_family);
+            let chains: Vec<_> = chains.iter().map(|chain| chain.lowered(table_family)).collect();
+            Ok(kernel.try_table(&schema, &chains)?)
+        }
+    }
+}
+
+/// The chains that use the newest features of the kernel.
+fn chains(table_family: ServiceTable) -> Vec<Chain> {
+    let class =
+        |affinity| Class { group: Group::Service, protocol: Protocol::Tcp, size: 2, affinity };
+    let config = TableConfig {
+        local: vec![match table_family {
+            ServiceTable::Ip(_) | ServiceTable::Arp => LocalTest::Pod,
+            ServiceTable::Bridge => LocalTest::PodAtItsPort,
+        }],
+        ..TableConfig::default()
+    };
+    let mut chains = Table::new(table_family, config).chains();
+    if let ServiceTable::Ip(_) = table_family {
+        let classes = [None, Some(300)].into_iter();
+        chains.extend(
+            classes.flat_map(|affinity| class_chains(class(affinity), &NodeSide::default())),
+        );
+    }
+    chains
+}

@@ -1,0 +1,127 @@
+use std::io::ErrorKind;
+use std::net::UdpSocket;
+
+use nix::sched::{CloneFlags, unshare};
+
+use crate::nftables::error::NftablesError;
+use crate::nftables::name::{Class, Group, Known, ServiceTable};
+use crate::nftables::program::{chains, class_chains};
+use crate::nftables::table::{Difference, Table};
+use crate::nftables::table_config::TableConfig;
+use crate::nftables::tests::with_addresses_routed_here;
+use crate::nftables::write::load;
+use denizen_fixture::ip;
+use denizen_model::{Egress, Family, Protocol};
+use denizen_nft::{Chain, Kernel, NftError, Structure};
+use denizen_plan::{Detection, Detector, EgressMasquerade, MarkBit, NodePlan, NodeSide};
+
+fn all_chains(table_family: ServiceTable, config: &TableConfig) -> Vec<Chain> {
+    let classes = Group::ALL.into_iter().flat_map(|group| {
+        [None, Some(300)].map(|affinity| Class {
+            group,
+            protocol: Protocol::Tcp,
+            size: 4,
+            affinity,
+        })
+    });
+    let of_classes = classes
+        .filter(|_| matches!(table_family, ServiceTable::Ip(_)))
+        .flat_map(|class| class_chains(class, &config.node_side));
+    let all = chains(table_family, config).into_iter().chain(of_classes);
+    all.map(|chain| chain.lowered(table_family)).collect()
+}
+
+fn config(table_family: ServiceTable, detector: Detector, egress: bool) -> TableConfig {
+    let ranges = match table_family {
+        ServiceTable::Ip(Family::V4) | ServiceTable::Arp => ["10.0.0.0/8", "10.96.0.0/13"],
+        ServiceTable::Ip(Family::V6) | ServiceTable::Bridge => ["fd00::/64", "fd00::/61"],
+    };
+    let ranges = ranges.map(|range| range.parse().unwrap()).to_vec();
+    let asked = egress.then(|| Egress { kept: ranges.clone(), v6: true });
+    let node = NodePlan {
+        detection: Detection::new(&detector, &ranges),
+        service_ranges: ranges,
+        egress: EgressMasquerade::new(asked.as_ref()),
+        node_side: NodeSide {
+            masquerade_bit: MarkBit::new(20).unwrap(),
+            open_forward: true,
+            ..NodeSide::default()
+        },
+        ..NodePlan::default()
+    };
+    TableConfig::new(table_family, &node)
+}
+
+/// Else every look would find a difference, and repair what is right.
+#[test]
+fn the_kernel_gives_every_rule_back_as_it_was_sent() {
+    let detectors = [
+        Detector::PodState,
+        Detector::PodPort,
+        Detector::Bridge(vec!["cni0".into()]),
+        Detector::BridgePort,
+        Detector::InterfacePrefix(vec!["veth".into(), "a-long-name-123".into()]),
+        Detector::NodeCidr(None),
+    ];
+    let alone = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
+        let mut kernel = Kernel::open().unwrap();
+        for (detector, table_family) in detectors
+            .iter()
+            .flat_map(|detector| ServiceTable::ALL.map(|table_family| (detector, table_family)))
+        {
+            for egress in [false, true] {
+                let chains =
+                    all_chains(table_family, &config(table_family, detector.clone(), egress));
+                let schema = table_family.schema();
+                let is_there = kernel.observe(&schema).unwrap().is_there();
+                let write = |batch: &mut denizen_nft::Batch| {
+                    batch.replace_table(is_there, &schema, &chains)
+                };
+                kernel.write(schema.family, write).unwrap();
+                let seen = kernel.observe(&schema).unwrap();
+                let differs = seen.structure(&schema, &chains);
+                assert_eq!(
+                    differs,
+                    Some(Structure::default()),
+                    "{detector:?}, {table_family}: {seen:?}"
+                );
+            }
+        }
+    });
+    alone.join().unwrap();
+}
+
+/// With the backend ipvs, cluster IPs are routed to the node. A table that another change kept from
+/// being replaced must not let packets pass to the node's own ports.
+#[test]
+fn a_table_that_is_being_replaced_lets_nothing_pass_to_unused_ports() {
+    const SERVICE: &str = "10.96.0.10";
+    with_addresses_routed_here("10.96.0.10/32", || {
+        let own = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let to = (SERVICE, own.local_addr().unwrap().port());
+        let send = || UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"hi", to);
+
+        let family = ServiceTable::Ip(Family::V4);
+        let mut table = Table::new(family, TableConfig::default());
+        table.hold_cluster_ips(&[ip(SERVICE)].into(), &mut Difference::default());
+        let mut kernel = Kernel::open().unwrap();
+        let seen = kernel.observe(&table.schema).unwrap();
+        assert!(send().is_ok(), "without rules the node itself answers");
+        load(&mut kernel, &seen, &table, Known::default()).unwrap();
+        let seen = kernel.observe(&table.schema).unwrap();
+        let bridge = ServiceTable::Bridge.schema();
+        kernel.write(bridge.family, |batch| batch.add_table(&bridge)).unwrap();
+
+        let raced = load(&mut kernel, &seen, &table, Known::default());
+        let is_raced = matches!(raced, Err(NftablesError::Driver(NftError::Raced { .. })));
+        assert!(is_raced, "{raced:?}");
+        assert_eq!(send().unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let seen = kernel.observe(&table.schema).unwrap();
+        load(&mut kernel, &seen, &table, Known::default()).unwrap();
+        assert_eq!(send().unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let seen = kernel.observe(&table.schema).unwrap();
+        let chains = table.lowered_chains();
+        assert_eq!(seen.structure(&table.schema, &chains), Some(Structure::default()));
+    });
+}

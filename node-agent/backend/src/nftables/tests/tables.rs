@@ -1,0 +1,208 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use proptest::prelude::*;
+
+use super::super::name::{ChainName, Class, Group, ServiceTable, SetName};
+use super::super::program;
+use super::super::rule::Action;
+use super::super::table::{Difference, Table};
+use super::super::table_config::TableConfig;
+use super::slots::{frontend, key, to};
+use denizen_fixture::{ip, pods, port, range};
+use denizen_model::{Affinity, Family, Protocol};
+use denizen_nft::{Element, Key, SetId, Value};
+use denizen_plan::{
+    Detection, Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade,
+    NodePlan, NodeSide, Outcome,
+};
+
+/// The kernel's sets and chains, with its own strictness.
+#[derive(Default)]
+struct Kernel {
+    elements: HashMap<(SetId, Key), Element>,
+    chains: BTreeSet<String>,
+}
+
+impl Kernel {
+    fn commit(&mut self, table: &Table, delta: &Difference) {
+        let made = delta.classes.iter().flat_map(|class| table.class_chains(*class));
+        for chain in made {
+            assert!(self.chains.insert(chain.name.to_string()), "{} is there already", chain.name);
+        }
+        for key in &delta.elements.delete {
+            assert!(self.elements.remove(key).is_some(), "{key:?} is not there");
+        }
+        for element in &delta.elements.add {
+            let known = self.elements.insert((element.set, element.key), element.clone());
+            assert!(known.is_none(), "{element:?} is there already");
+            if let Value::Goto(chain) = &element.value {
+                assert!(self.chains.contains(&**chain), "{chain} is not there");
+            }
+        }
+        let mut all: Vec<Element> = self.elements.values().cloned().collect();
+        all.sort_by_key(|element| (element.set, element.key));
+        assert_eq!(all, table.elements());
+        let wanted: BTreeSet<String> =
+            table.chains().iter().map(|chain| chain.name.to_string()).collect();
+        assert_eq!(self.chains, wanted);
+    }
+}
+
+fn start() -> (Table, Kernel) {
+    let table = Table::new(ServiceTable::Ip(Family::V4), TableConfig::default());
+    let chains = table.chains().iter().map(|chain| chain.name.to_string()).collect();
+    (table, Kernel { chains, ..Kernel::default() })
+}
+
+/// A decision about one of few frontends; `None` when nobody claims it any more.
+fn decision() -> impl Strategy<Value = (FrontendKey, Option<Frontend>)> {
+    let outcome = || {
+        prop_oneof![
+            1 => Just(Outcome::Reject),
+            1 => Just(Outcome::Drop),
+            4 => proptest::collection::btree_set(0_u16..20, 1..20).prop_map(to),
+        ]
+    };
+    let facts = (0_u8..6, any::<[bool; 4]>(), outcome(), proptest::option::of(outcome()), 0_u8..3);
+    facts.prop_map(|(which, [gone, always, udp, external], inside, outside, extra)| {
+        let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
+        let address = match which {
+            0 => FrontendAddress::Node(Family::V4),
+            1 => FrontendAddress::Node(Family::V6),
+            n => FrontendAddress::Ip(ip(&format!("10.96.0.{}", n / 2))),
+        };
+        let at = FrontendKey { address, protocol, port: port(80 + u16::from(which % 2)) };
+        let masquerade = if always { Masquerade::Always } else { Masquerade::UnlessLocalPod };
+        let decided = Frontend {
+            kind: if external { FrontendKind::ExternalIp } else { FrontendKind::ClusterIp },
+            masquerade,
+            outside,
+            affinity: if extra == 1 { Affinity::ClientIp { seconds: 300 } } else { Affinity::None },
+            sources: (extra == 2).then(|| [range("10.0.0.0/9"), range("192.168.0.0/30")].into()),
+            ..frontend(at, inside)
+        };
+        (at, (!gone).then_some(decided))
+    })
+}
+
+proptest! {
+    /// Whatever is decided in whatever order, several things at once: each delta is one that the
+    /// kernel takes, and what it makes is what the table says.
+    #[test]
+    fn deltas_lead_where_the_table_is(
+        steps in proptest::collection::vec((proptest::collection::vec(decision(), 0..6), 0_usize..4, 0_u8..3, 0_u8..4), 1..30),
+    ) {
+        let (mut table, mut kernel) = start();
+        for (decisions, local, address, held) in steps {
+            let mut delta = Difference::default();
+            let decisions: BTreeMap<FrontendKey, Option<Frontend>> = decisions.into_iter().collect();
+            table.change_frontends(decisions.iter().map(|(key, frontend)| (*key, frontend.as_ref())), &mut delta);
+            let known = [("10.1.2.3", "cni0"), ("10.1.2.4", "cni0"), ("10.1.2.3", "veth1")];
+            table.change_pods(&pods(1, &known[..local]), &mut delta);
+            table.change_hairpins(known[..local].iter().map(|(at, _)| ip(at)), &mut delta);
+            table.change_node_port_addresses(&[ip(&format!("192.168.0.{address}"))], &mut delta);
+            let routed = (0..held).map(|n| ip(&format!("10.96.0.{}", 9 + n))).collect();
+            table.hold_cluster_ips(&routed, &mut delta);
+            delta.elements.sort();
+            kernel.commit(&table, &delta);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_change_is_not_touched() {
+    let (mut table, mut kernel) = start();
+    let at = key("10.96.0.10");
+    let mut change = |outcome: Outcome, kernel: &mut Kernel| {
+        let mut delta = Difference::default();
+        let decided = frontend(at, outcome);
+        table.change_frontends([(at, Some(&decided))].into_iter(), &mut delta);
+        kernel.commit(&table, &delta);
+        (delta.classes.len(), delta.elements.delete.len(), delta.elements.add.len())
+    };
+    assert_eq!(
+        change(to(0..3), &mut kernel),
+        (1, 0, 5),
+        "three endpoints, a verdict and the cluster IP"
+    );
+    assert_eq!(change(to(0..3), &mut kernel), (0, 0, 0), "the same again");
+    assert_eq!(
+        change(to([0, 1, 2, 3]), &mut kernel),
+        (0, 0, 1),
+        "one more in the class: no verdict"
+    );
+    assert_eq!(
+        change(to([0, 1, 3]), &mut kernel),
+        (0, 2, 1),
+        "one less: the last moves into its slot"
+    );
+    assert_eq!(change(to([0, 1, 9]), &mut kernel), (0, 1, 1), "one replaced");
+    assert_eq!(
+        change(Outcome::Reject, &mut kernel),
+        (0, 4, 1),
+        "none left: the verdict is replaced"
+    );
+}
+
+#[test]
+fn every_chain_that_is_named_is_made() {
+    let (mut table, _) = start();
+    let decided = Frontend {
+        affinity: Affinity::ClientIp { seconds: 300 },
+        outside: Some(to(0..2)),
+        ..frontend(key("10.96.0.10"), to(0..5))
+    };
+    table.change_frontends([(decided.key, Some(&decided))].into_iter(), &mut Difference::default());
+    let chains = table.chains();
+    let names: BTreeSet<ChainName> = chains.iter().map(|chain| chain.name).collect();
+    assert_eq!(names.len(), chains.len(), "each once");
+    let texts: BTreeSet<String> = names.iter().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), names.len(), "no two of one name");
+    for action in chains.iter().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.actions) {
+        if let Action::Jump(chain) | Action::Goto(chain) = action {
+            assert!(names.contains(chain), "{chain}");
+        }
+    }
+}
+
+/// What stands beside everything on the node is short enough, and can be read by nft.
+#[test]
+fn every_reason_fits() {
+    let detectors = [
+        Detector::PodState,
+        Detector::PodPort,
+        Detector::BridgePort,
+        Detector::Bridge(vec!["cni0".into()]),
+        Detector::InterfacePrefix(vec!["veth".into()]),
+        Detector::NodeCidr(None),
+    ];
+    let groups = [Group::Service, Group::NodePort, Group::LocalService, Group::LocalNodePort];
+    let classes = groups.iter().flat_map(|group| {
+        [None, Some(86_400)].map(|affinity| Class {
+            group: *group,
+            protocol: Protocol::Sctp,
+            size: 65_536,
+            affinity,
+        })
+    });
+    let mut chains: Vec<_> =
+        classes.flat_map(|class| program::class_chains(class, &NodeSide::default())).collect();
+    for detector in detectors {
+        let detection = Detection::new(&detector, &[range("10.0.0.0/9")]);
+        let node = NodePlan { detection, ..NodePlan::default() };
+        chains.extend(ServiceTable::ALL.into_iter().flat_map(|table_family| {
+            program::chains(table_family, &TableConfig::new(table_family, &node))
+        }));
+    }
+    let rules = chains.iter().flat_map(|chain| &chain.rules);
+    let mut whys: BTreeSet<&str> = rules.clone().map(|rule| rule.why.text()).collect();
+    whys.extend(chains.iter().map(|chain| chain.why.text()));
+    whys.extend(ServiceTable::ALL.into_iter().flat_map(SetName::of).map(|set| set.why()));
+    for text in whys {
+        assert!(text.len() <= 100 && !text.contains('"'), "{} bytes: {text}", text.len());
+    }
+    for rule in rules {
+        let lowered = rule.lowered(ServiceTable::Bridge);
+        assert!(lowered.comment(denizen_nft::TableFamily::Bridge).len() < 128);
+    }
+}

@@ -1,0 +1,120 @@
+//! Keeps the kernel's settings as the facts require, and remembers what it could not set.
+
+use std::path::{Path, PathBuf};
+
+use tracing::warn;
+
+use super::conntrack::Conntrack;
+use super::file::apply;
+use super::loopback::Loopback;
+use super::setting::{Setting, on_loopback, possible};
+use denizen_plan::NodePortAddresses;
+use denizen_text::describe;
+
+/// The warning until the first full set of rules is programmed, whoever set the setting.
+const UNGUARDED: &str = "net.ipv4.conf.all.route_localnet is 1, and the rule that protects 127.0.0.0/8 from neighbours \
+                         may not be programmed yet";
+
+/// The wanted settings, and their problems.
+#[derive(Debug)]
+pub struct Reconciler {
+    /// The folder of the kernel's settings.
+    sysctls: PathBuf,
+    loopback: Loopback,
+    /// Node ports are configured on 127.0.0.1.
+    needs_loopback: bool,
+    wanted: Vec<Setting>,
+    problems: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Reconciler {
+    /// For the settings below the folder `sysctls`; none is wanted yet. If `node_ports` includes
+    /// 127.0.0.1, the setting that an earlier run made for it, and noted in `run_dir`, stays.
+    pub fn new(sysctls: &Path, run_dir: &Path, node_ports: &NodePortAddresses) -> Self {
+        Self {
+            sysctls: sysctls.to_owned(),
+            loopback: Loopback::new(sysctls, run_dir),
+            needs_loopback: on_loopback(node_ports).is_some(),
+            wanted: Vec::new(),
+            problems: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Gives the settings their wanted values. Unchanged settings that were right at the last check
+    /// are only checked again if `check` is true.
+    pub fn keep(&mut self, wanted: Vec<Setting>, check: bool) {
+        if self.wanted == wanted && self.problems.is_empty() && self.warnings.is_empty() && !check {
+            return;
+        }
+        let (vital, others): (Vec<_>, Vec<_>) =
+            wanted.iter().cloned().partition(|setting| setting.is_vital);
+        let set_both = || (set(&self.sysctls, &vital), set(&self.sysctls, &others));
+        let (problems, mut warnings) = self.loopback.remembering(set_both);
+        if !self.needs_loopback {
+            let left = self.loopback.set_back().err();
+            warnings.extend(left.map(|error| describe(&error)));
+        }
+        let is_new = |problem: &&String| {
+            !self.problems.contains(problem) && !self.warnings.contains(problem)
+        };
+        for problem in problems.iter().chain(&warnings).filter(is_new) {
+            warn!(problem, "cannot set a kernel setting");
+        }
+        (self.wanted, self.problems, self.warnings) = (wanted, problems, warnings);
+    }
+
+    /// Sets everything that an agent with these flags may need, for an agent that may not set it.
+    /// That includes what node ports on 127.0.0.1 need, before the agent's rule protects
+    /// 127.0.0.0/8 from neighbours. An agent that may set it itself programs that rule first.
+    pub fn set_all(
+        mut self,
+        conntrack: &Conntrack,
+        node_ports: &NodePortAddresses,
+        ipvs: Vec<Setting>,
+    ) {
+        set_up(&self.sysctls, conntrack);
+        let all = possible().into_iter().chain(on_loopback(node_ports)).chain(ipvs);
+        // Failures are logged.
+        self.keep(all.collect(), true);
+    }
+
+    /// The folder of the kernel's settings.
+    pub fn sysctls(&self) -> &Path {
+        &self.sysctls
+    }
+
+    /// The current errors.
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Other deviations, with which the node still works. The rule that protects loopback addresses
+    /// from neighbours is in the first full set of rules: `guarded` says whether that is in the
+    /// kernel.
+    pub fn warnings(&self, guarded: bool) -> Vec<String> {
+        let unguarded = (!guarded && self.loopback.is_open()).then(|| UNGUARDED.to_owned());
+        self.warnings.iter().cloned().chain(unguarded).collect()
+    }
+}
+
+/// Sets connection tracking up, once. If the kernel does not permit it, that is logged, as in
+/// kube-proxy: the limit belongs to the host's own network namespace, and a container may see these
+/// files read-only.
+pub fn set_up(sysctls: &Path, conntrack: &Conntrack) {
+    for problem in set(sysctls, &conntrack.settings(cpus())) {
+        warn!(problem, "connection tracking is unchanged");
+    }
+}
+
+fn set(sysctls: &Path, settings: &[Setting]) -> Vec<String> {
+    let errors = apply(sysctls, settings);
+    errors.iter().map(|error| describe(error)).collect()
+}
+
+/// The CPUs of the machine, whatever share this process may use.
+pub fn cpus() -> u32 {
+    let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
+    online.ok().flatten().and_then(|n| u32::try_from(n).ok()).unwrap_or(1)
+}

@@ -1,0 +1,125 @@
+//! What kube-proxy's ipvs mode leaves besides chains and sets, which `cleanup --kube-proxy`
+//! removes.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::Context;
+use futures_util::StreamExt;
+use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
+use rtnetlink::new_connection;
+
+use crate::ipvs::Kernel;
+
+/// Why NetworkPolicies and ipvs do not go together: ipvs takes a packet in the input hook, and
+/// sends it on through the output hook.
+pub const PASSES_BY: &str = "ipvs serves services here, and what it forwards does not pass the hook where \
+                             NetworkPolicies are enforced: use another mode of the service proxy";
+
+/// The device that has every service address.
+const DEVICE: &str = "kube-ipvs0";
+
+/// Kube-proxy's device of ipvs, which makes the node believe that services' addresses are its own:
+/// its index, where it is.
+///
+/// # Errors
+/// The kernel's.
+pub async fn device() -> anyhow::Result<Option<u32>> {
+    let (connection, handle, _) = new_connection().context("cannot open netlink to the links")?;
+    tokio::spawn(connection);
+    let mut found = handle.link().get().match_name(DEVICE.to_owned()).execute();
+    match found.next().await {
+        Some(Ok(link)) => Ok(Some(link.header.index)),
+        Some(Err(rtnetlink::Error::NetlinkError(error)))
+            if error.raw_code() == -(Errno::ENODEV as i32) =>
+        {
+            Ok(None)
+        }
+        Some(Err(error)) => Err(error).with_context(|| format!("cannot look for {DEVICE}")),
+        None => Ok(None),
+    }
+}
+
+/// The addresses of the [`device`]; none if there is no such device.
+///
+/// # Errors
+/// The kernel's.
+pub fn addresses() -> Result<BTreeSet<IpAddr>, Errno> {
+    let all = getifaddrs()?.filter(|it| it.interface_name == DEVICE);
+    let ip = |address: SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|it| it.ip().into());
+        v4.or_else(|| address.as_sockaddr_in6().map(|it| it.ip().into()))
+    };
+    Ok(all.filter_map(|it| ip(it.address?)).collect())
+}
+
+/// Removes the [`device`] of this index.
+///
+/// # Errors
+/// The kernel's.
+pub async fn remove(device: u32) -> anyhow::Result<()> {
+    let (connection, handle, _) = new_connection().context("cannot open netlink to the links")?;
+    tokio::spawn(connection);
+    let removed = handle.link().del(device).execute().await;
+    removed.with_context(|| format!("cannot remove {DEVICE}"))
+}
+
+/// How many virtual servers ipvs has, whoever's.
+pub fn all_virtual_servers() -> usize {
+    lines("ip_vs", |line| {
+        ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|kind| line.starts_with(kind))
+    })
+}
+
+/// How many virtual servers ipvs has that are not the backend's.
+pub fn virtual_servers() -> usize {
+    let all = all_virtual_servers();
+    // Where the backend's cannot be told apart, they all count.
+    let ours = if all > 0 { Kernel::count().unwrap_or(0) } else { 0 };
+    all.saturating_sub(ours)
+}
+
+/// How many connections ipvs carries that are open, but for those to `kept` virtual servers.
+pub fn connections(kept: &BTreeSet<SocketAddr>) -> usize {
+    let is_kept = |line: &str| server_of(line).is_some_and(|at| kept.contains(&at));
+    lines("ip_vs_conn", |line| line.contains(" ESTABLISHED ") && !is_kept(line))
+}
+
+/// Where the client of a connection sent to, in a line of `/proc/net/ip_vs_conn`: its fourth and
+/// fifth words, in hexadecimal digits.
+fn server_of(line: &str) -> Option<SocketAddr> {
+    let mut words = line.split_whitespace().skip(3);
+    let (ip, port) = (words.next()?, words.next()?);
+    let ip = match ip.parse() {
+        Ok(ip) => IpAddr::V6(ip),
+        Err(_) => IpAddr::V4(Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?)),
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
+}
+
+fn lines(list: &str, counts: impl Fn(&str) -> bool) -> usize {
+    let list = format!("/proc/net/{list}");
+    #[expect(clippy::disallowed_methods, reason = "the kernel's own lists of what ipvs has")]
+    let list = fs::read_to_string(list).unwrap_or_default();
+    list.lines().filter(|line| counts(line)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connections_virtual_server_is_read() {
+        let v4 = "TCP C0A80001 9C40 0A60000A 0050 0A010203 1F90 ESTABLISHED     863";
+        let v6 = "TCP fd00:0000:0000:0000:0000:0000:0000:0001 9C40 \
+                  fd00:0096:0000:0000:0000:0000:0000:000a 01BB \
+                  fd00:0001:0000:0000:0000:0000:0000:0002 1F90 ESTABLISHED     863";
+        let at = |text: &str| Some(text.parse().expect("an address"));
+        assert_eq!(server_of(v4), at("10.96.0.10:80"));
+        assert_eq!(server_of(v6), at("[fd00:96::a]:443"));
+        assert_eq!(server_of("Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State"), None);
+    }
+}

@@ -1,0 +1,389 @@
+//! The facts: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes
+//! client.
+
+mod cluster;
+mod cluster_pod;
+mod egress;
+mod endpoint;
+mod event;
+mod labels;
+mod link;
+mod network_policy;
+mod node;
+mod pod;
+mod range;
+mod service;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+use jiff::Timestamp;
+
+pub use denizen_packet::{Family, Protocol, family_of};
+
+pub use cluster::Cluster;
+pub use cluster_pod::{ClusterPod, NamedPort, Namespace, PodName, SandboxUids};
+pub use egress::Egress;
+pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
+pub use event::{Event, Listing};
+pub use labels::{Labels, Operator, Requirement, Selector};
+pub use link::{Mac, NodeLinks, NotEthernet, Tunnel};
+pub use network_policy::{
+    Block, Namespaces, NetworkPolicy, Peer, Peers, PolicyName, PolicyPort, PolicyRule, PortMatch,
+    Ports,
+};
+pub use node::{Node, NodeAddress, Nodes, OtherNode};
+pub use pod::{LocalPod, PodSet, PodVersion};
+pub use range::canonical_range;
+pub use service::{
+    Affinity, AskedScheduler, ForeignService, Service, ServiceName, ServicePort, ServicePortName,
+    SourceRanges, TrafficPolicy,
+};
+
+/// What an event touched, so that only that is planned again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Services whose own facts or endpoints changed.
+    pub services: BTreeSet<ServiceName>,
+    /// The Node object changed, which may change the plan of every service.
+    pub node: bool,
+    /// The recorded pods changed.
+    pub pods: bool,
+    /// The node's addresses changed.
+    pub addresses: bool,
+    /// The node's bridges or tunnels changed.
+    pub links: bool,
+    /// The addresses of nodes changed, as [`Model::node_addresses`] has them.
+    pub node_addresses: bool,
+    /// The ranges of cluster IPs changed.
+    pub service_ranges: bool,
+    /// The egress configuration changed.
+    pub egress: bool,
+    /// When the changes happened that led to the new slices of these services.
+    pub triggers: Vec<Timestamp>,
+    /// Namespaces that changed.
+    pub namespaces: BTreeSet<Arc<str>>,
+    /// Pods of the cluster that changed.
+    pub cluster_pods: BTreeSet<PodName>,
+    /// NetworkPolicies that changed.
+    pub network_policies: BTreeSet<PolicyName>,
+    /// The API refuses another kind of object.
+    pub refused: bool,
+}
+
+impl Change {
+    /// Whether nothing changed.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What the pod firewall decides by is decided.
+    pub fn firewall_is_decided(&mut self) {
+        self.namespaces.clear();
+        self.cluster_pods.clear();
+        self.network_policies.clear();
+        self.refused = false;
+        self.links = false;
+        self.node_addresses = false;
+    }
+
+    /// Whether anything about this node changed.
+    pub fn is_about_node(&self) -> bool {
+        self.node || self.pods || self.addresses || self.service_ranges || self.egress
+    }
+}
+
+/// All facts from the sources.
+#[derive(Debug, Default)]
+pub struct Model {
+    listed: BTreeSet<Listing>,
+    refused: BTreeSet<Listing>,
+    services: HashMap<ServiceName, Service>,
+    /// No rule depends on them: see [`Self::foreign_service`].
+    foreign_services: BTreeMap<ServiceName, ForeignService>,
+    /// Sorted by name. Most services have one slice, for which a tree would take eleven times the
+    /// memory.
+    slices: HashMap<ServiceName, Vec<Slice>>,
+    slice_owner: HashMap<SliceName, ServiceName>,
+    node: Option<Node>,
+    /// The Node object was deleted.
+    node_gone: bool,
+    other_nodes: Arc<BTreeMap<Arc<str>, OtherNode>>,
+    service_ranges: BTreeMap<String, Vec<IpNetwork>>,
+    pods: Option<Arc<PodSet>>,
+    egress: Option<Egress>,
+    addresses: Vec<NodeAddress>,
+    links: NodeLinks,
+    namespaces: BTreeMap<Arc<str>, Namespace>,
+    cluster_pods: BTreeMap<PodName, ClusterPod>,
+    /// How many pods say of each address that it is their node's.
+    host_ips: BTreeMap<IpAddr, usize>,
+    network_policies: BTreeMap<PolicyName, NetworkPolicy>,
+    /// Policies that are deleted, and stay in force: see [`Self::apply_network_policy`].
+    outliving: BTreeSet<PolicyName>,
+}
+
+impl Model {
+    /// Applies a fact, and adds what it changes to `change`. A repeated fact changes nothing.
+    pub fn apply(&mut self, event: Event, change: &mut Change) {
+        match event {
+            Event::Service(name, service) => {
+                self.foreign_services.remove(&name);
+                self.apply_service(name, service, change);
+            }
+            Event::ForeignService(name, foreign) => {
+                self.apply_service(name.clone(), None, change);
+                self.foreign_services.insert(name, foreign);
+            }
+            Event::Slice(name, slice) => self.apply_slice(name, slice, change),
+            Event::Triggered(name, at) => {
+                // An unchanged slice, or one without a service, needs no programming, so its
+                // trigger does not count.
+                let owner = self.slice_owner.get(&name);
+                if owner.is_some_and(|owner| change.services.contains(owner)) {
+                    change.triggers.push(at);
+                }
+            }
+            Event::Node(node) => {
+                self.node_gone = node.is_none() && (self.node_gone || self.node.is_some());
+                if replace(&mut self.node, node) {
+                    (change.node, change.node_addresses) = (true, true);
+                }
+            }
+            // No service depends on them: see [`Self::nodes`].
+            Event::OtherNode(name, node) => {
+                if self.other_nodes.get(&name) != node.as_ref() {
+                    change.node_addresses = true;
+                    set(Arc::make_mut(&mut self.other_nodes), &name, node);
+                }
+            }
+            Event::ServiceCidr(name, ranges) => {
+                let before = match ranges {
+                    Some(ranges) => self.service_ranges.insert(name.clone(), ranges),
+                    None => self.service_ranges.remove(&name),
+                };
+                change.service_ranges |= before.as_ref() != self.service_ranges.get(&name);
+            }
+            Event::Namespace(name, namespace) => {
+                if set(&mut self.namespaces, &name, namespace) {
+                    self.end_policies(&name, change);
+                    change.namespaces.insert(name);
+                }
+            }
+            Event::ClusterPod(name, pod) => self.apply_cluster_pod(name, pod, change),
+            Event::NetworkPolicy(name, policy) => self.apply_network_policy(name, policy, change),
+            Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods.into())),
+            Event::Addresses(addresses) => {
+                if replace(&mut self.addresses, addresses) {
+                    (change.addresses, change.node_addresses) = (true, true);
+                }
+            }
+            Event::Links(links) => change.links |= replace(&mut self.links, links),
+            Event::Egress(egress) => change.egress |= replace(&mut self.egress, Some(egress)),
+            Event::Listed(listing) => {
+                self.listed.insert(listing);
+                self.refused.remove(&listing);
+            }
+            // An API server that starts refuses everything for a while. It means this kind alone
+            // once it has permitted what services need.
+            Event::Refused(listing) => {
+                if self.snapshot().is_some() {
+                    change.refused |= self.refused.insert(listing);
+                }
+            }
+        }
+    }
+
+    fn apply_service(&mut self, name: ServiceName, service: Option<Service>, change: &mut Change) {
+        if self.services.get(&name) == service.as_ref() {
+            return;
+        }
+        match service {
+            Some(service) => self.services.insert(name.clone(), service),
+            None => self.services.remove(&name),
+        };
+        change.services.insert(name);
+    }
+
+    /// A slice may move from one service to another: its label is an ordinary label.
+    fn apply_slice(&mut self, name: SliceName, slice: Option<Slice>, change: &mut Change) {
+        let owner = self.slice_owner.get(&name);
+        let before = owner
+            .and_then(|owner| self.slices.get(owner))
+            .and_then(|slices| slices.iter().find(|slice| slice.name == name));
+        if before == slice.as_ref() {
+            return;
+        }
+        if let Some(owner) = self.slice_owner.remove(&name) {
+            if let Some(slices) = self.slices.get_mut(&owner) {
+                slices.retain(|slice| slice.name != name);
+                if slices.is_empty() {
+                    self.slices.remove(&owner);
+                }
+            }
+            change.services.insert(owner);
+        }
+        if let Some(slice) = slice {
+            let owner = slice.service.clone();
+            change.services.insert(owner.clone());
+            self.slice_owner.insert(name, owner.clone());
+            let slices = self.slices.entry(owner).or_insert_with(|| Vec::with_capacity(1));
+            let at = slices.partition_point(|other| other.name < slice.name);
+            slices.insert(at, slice);
+        }
+    }
+
+    fn apply_cluster_pod(&mut self, name: PodName, pod: Option<ClusterPod>, change: &mut Change) {
+        let before = self.cluster_pods.get(&name);
+        let ips = |pod: Option<&ClusterPod>| pod.map(|pod| pod.host_ips.clone());
+        let (old, new) = (ips(before).unwrap_or_default(), ips(pod.as_ref()).unwrap_or_default());
+        if old != new {
+            for ip in &*new {
+                *self.host_ips.entry(*ip).or_default() += 1;
+            }
+            for ip in &*old {
+                if let Some(count) = self.host_ips.get_mut(ip) {
+                    *count -= 1;
+                }
+            }
+            self.host_ips.retain(|_, count| *count > 0);
+            change.node_addresses = true;
+        }
+        if set(&mut self.cluster_pods, &name, pod) {
+            change.cluster_pods.insert(name);
+        }
+    }
+
+    /// The pods of the last readable state file; `None` if it was never readable. Pods are
+    /// programmed even if nothing else is known.
+    pub fn pods(&self) -> Option<&Arc<PodSet>> {
+        self.pods.as_ref()
+    }
+
+    /// Whether load balancers may send to this node: it is not deleted or being deleted. If there
+    /// never was a Node object, they may.
+    pub fn is_node_eligible(&self) -> bool {
+        !self.node_gone && !self.node.as_ref().is_some_and(|node| node.leaving)
+    }
+
+    /// The addresses of this node's links.
+    pub fn addresses(&self) -> &[NodeAddress] {
+        &self.addresses
+    }
+
+    /// This node's bridges and tunnels.
+    pub fn links(&self) -> &NodeLinks {
+        &self.links
+    }
+
+    /// The addresses of this node's links and, as far as they are known, those of other nodes: by
+    /// their objects, where these are wanted, and by what pods say of their nodes.
+    pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let own = self.addresses.iter().map(|own| own.address);
+        let node = self.node.iter().flat_map(|node| &node.addresses);
+        let others = self.other_nodes.values();
+        let others = others.flat_map(|node| node.internal.iter().chain(&node.external));
+        let all = own.chain(node.chain(others).chain(self.host_ips.keys()).copied());
+        // No packet has those anywhere else.
+        all.filter(|ip| !ip.is_loopback())
+    }
+
+    /// All nodes, where they are wanted; `None` before the first list.
+    pub fn nodes(&self) -> Option<Nodes> {
+        let nodes = || Nodes { own: self.node.clone(), others: self.other_nodes.clone() };
+        self.listed.contains(&Listing::Node).then(nodes)
+    }
+
+    /// The egress configuration; `None` if egress masquerade is off.
+    pub fn egress(&self) -> Option<&Egress> {
+        self.egress.as_ref()
+    }
+
+    /// The Service of another proxy that has this cluster IP.
+    pub fn foreign_service(&self, address: IpAddr) -> Option<(&ServiceName, &ForeignService)> {
+        self.foreign_services.iter().find(|(_, service)| service.cluster_ips.contains(&address))
+    }
+
+    /// The number of known services.
+    pub fn service_count(&self) -> usize {
+        self.services.len()
+    }
+
+    /// Those of these first lists that are still missing.
+    pub fn owed<const N: usize>(&self, of: [Listing; N]) -> impl Iterator<Item = Listing> + '_ {
+        of.into_iter().filter(|listing| !self.listed.contains(listing))
+    }
+
+    /// The first lists that are missing because the API refuses them, although it permits all that
+    /// services need.
+    pub fn refused(&self) -> impl Iterator<Item = Listing> + '_ {
+        self.refused.iter().copied()
+    }
+
+    /// The complete facts; `None` while a source's first full list is missing.
+    ///
+    /// A plan made from incomplete facts deletes rules that are still wanted. Planning takes a
+    /// [`Snapshot`], and only this function makes one, so that mistake does not compile.
+    pub fn snapshot(&self) -> Option<Snapshot<'_>> {
+        self.owed(Listing::SERVICES).next().is_none().then_some(Snapshot { model: self })
+    }
+}
+
+/// Stores, or removes, the value of a key. Returns whether it differs from the old one.
+fn set<K: Ord + Clone, V: PartialEq>(map: &mut BTreeMap<K, V>, key: &K, new: Option<V>) -> bool {
+    if map.get(key) == new.as_ref() {
+        return false;
+    }
+    match new {
+        Some(new) => drop(map.insert(key.clone(), new)),
+        None => drop(map.remove(key)),
+    }
+    true
+}
+
+/// Stores `new`. Returns whether it differs from the old value.
+fn replace<T: PartialEq>(slot: &mut T, new: T) -> bool {
+    let differs = *slot != new;
+    *slot = new;
+    differs
+}
+
+/// A complete set of facts.
+#[derive(Debug, Clone, Copy)]
+pub struct Snapshot<'a> {
+    model: &'a Model,
+}
+
+impl<'a> Snapshot<'a> {
+    /// One service.
+    pub fn service(&self, name: &ServiceName) -> Option<&'a Service> {
+        self.model.services.get(name)
+    }
+
+    /// Every service, in no particular order.
+    pub fn services(&self) -> impl Iterator<Item = &'a Service> + use<'a> {
+        self.model.services.values()
+    }
+
+    /// The slices of a service, by name.
+    pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = &'a Slice> + use<'a> {
+        self.model.slices.get(service).into_iter().flatten()
+    }
+
+    /// The Node object of this node, if there is one.
+    pub fn node(&self) -> Option<&'a Node> {
+        self.model.node.as_ref()
+    }
+
+    /// The addresses of this node's links.
+    pub fn addresses(&self) -> &'a [NodeAddress] {
+        &self.model.addresses
+    }
+
+    /// The ranges of cluster IPs, if they are known.
+    pub fn service_ranges(&self) -> impl Iterator<Item = IpNetwork> + use<'a> {
+        self.model.service_ranges.values().flatten().copied()
+    }
+}

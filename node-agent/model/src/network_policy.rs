@@ -1,0 +1,146 @@
+//! NetworkPolicies (`networking.k8s.io/v1`), reduced to what decides about packets.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::labels::Selector;
+use denizen_packet::Protocol;
+
+/// Namespace and name of a NetworkPolicy.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PolicyName {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A NetworkPolicy.
+///
+/// What of it cannot be understood never permits anything: a wrong peer, port or rule is left out,
+/// and a policy whose own selector cannot be understood selects more pods rather than fewer, and
+/// permits nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkPolicy {
+    /// Its name.
+    pub name: PolicyName,
+    /// The pods of its namespace that it selects.
+    pub pods: Selector,
+    /// What may reach the selected pods; `None` if it does not isolate them for ingress.
+    pub ingress: Option<Vec<PolicyRule>>,
+    /// What the selected pods may reach; `None` if it does not isolate them for egress.
+    pub egress: Option<Vec<PolicyRule>>,
+    /// Whether all of it is understood.
+    pub is_understood: bool,
+}
+
+/// One entry of `ingress` or `egress`: it permits these ports for these peers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyRule {
+    /// Its place in the policy's list, counted from 0.
+    pub index: usize,
+    /// Who.
+    pub peers: Peers,
+    /// To which ports of the destination.
+    pub ports: Ports,
+}
+
+/// `from` or `to` of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Peers {
+    /// Missing or empty: everybody, inside and outside the cluster.
+    All,
+    /// These; nobody, if all of them had to be left out.
+    These(Vec<Peer>),
+}
+
+/// One entry of `from` or `to`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Peer {
+    /// Pods, by labels of their own and of their namespace.
+    Pods {
+        /// Which namespaces.
+        namespaces: Namespaces,
+        /// Which pods of them.
+        pods: Selector,
+    },
+    /// Addresses, whoever has them.
+    Block(Block),
+}
+
+/// The namespaces of a peer's pods.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Namespaces {
+    /// Without `namespaceSelector`: the policy's own.
+    Own,
+    /// With one.
+    Selected(Selector),
+}
+
+/// `ipBlock`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Block {
+    /// `cidr`, without host bits.
+    pub range: IpNetwork,
+    /// `except`, each within [`Self::range`]. Sorted, without duplicates.
+    pub except: Vec<IpNetwork>,
+}
+
+impl Block {
+    /// Whether it holds an address.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let is_in = |range: &IpNetwork| range.contains(address);
+        is_in(&self.range) && !self.except.iter().any(is_in)
+    }
+}
+
+/// `ports` of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ports {
+    /// Missing or empty: every port of every protocol, also of those without ports.
+    All,
+    /// These; none, if all of them had to be left out.
+    These(Vec<PolicyPort>),
+}
+
+/// One entry of `ports`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PolicyPort {
+    /// `protocol`, TCP if missing.
+    pub protocol: Protocol,
+    /// `port` and `endPort`.
+    pub port: PortMatch,
+}
+
+/// Which ports of a protocol.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PortMatch {
+    /// Every one.
+    Any,
+    /// From this one to that one, both included.
+    Range(NonZeroU16, NonZeroU16),
+    /// The container ports of the destination pod that have this name and the entry's protocol.
+    Named(Arc<str>),
+}
+
+impl fmt::Display for PolicyPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protocol = self.protocol;
+        match &self.port {
+            PortMatch::Any => write!(f, "every {protocol} port"),
+            PortMatch::Range(first, last) if first == last => write!(f, "{protocol} port {first}"),
+            PortMatch::Range(first, last) => write!(f, "{protocol} ports {first} to {last}"),
+            PortMatch::Named(name) => write!(f, "{protocol} port {name:?}"),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Reads the conntrack table, and hears of its changes.
+
+use std::collections::BTreeSet;
+
+use denizen_netlink::{Message, NetlinkError, Socket, Writer};
+use nix::libc;
+
+use super::Tracked;
+use denizen_backend::conntrack::{Part, write_dump};
+use denizen_model::{Family, Protocol};
+
+/// IPCTNL_MSG_CT_NEW, _GET and _DELETE.
+const NEW: u16 = message(0);
+const GET: u16 = message(1);
+const DELETE: u16 = message(2);
+/// NFNLGRP_CONNTRACK_NEW and _DESTROY.
+const GROUPS: [libc::c_int; 2] = [1, 3];
+
+const fn message(kind: u16) -> u16 {
+    (libc::NFNL_SUBSYS_CTNETLINK as u16) << 8 | kind
+}
+
+/// What happened to a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrackedEvent {
+    /// It began.
+    New(Tracked),
+    /// It ended.
+    Ended(Tracked),
+}
+
+impl TrackedEvent {
+    fn parse(message: &Message<'_>) -> Option<Self> {
+        match message.kind {
+            NEW => Tracked::parse(message).map(Self::New),
+            DELETE => Tracked::parse(message).map(Self::Ended),
+            _ => None,
+        }
+    }
+}
+
+/// A connection to connection tracking, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Reader {
+    socket: Socket,
+}
+
+impl Reader {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]. A lack of permission only shows later.
+    pub fn open() -> Result<Self, NetlinkError> {
+        Socket::open().map(|socket| Self { socket })
+    }
+
+    /// Passes every entry to `each`.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn read_all(&mut self, each: impl FnMut(Tracked)) -> Result<(), NetlinkError> {
+        let mut request = Writer::default();
+        let sequence = self.socket.sequences(1);
+        let every_family = 0;
+        let flags = libc::NLM_F_DUMP as u16;
+        let open = request.begin_message(GET, flags, sequence, every_family, 0);
+        request.end_message(open);
+        self.dump(&request, sequence, each)
+    }
+
+    /// Passes every entry of these families and protocols to `each`. The kernel leaves out the
+    /// others, and walks the whole table for each pair.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn read(
+        &mut self,
+        parts: &BTreeSet<(Family, Protocol)>,
+        mut each: impl FnMut(Tracked),
+    ) -> Result<(), NetlinkError> {
+        for (family, protocol) in parts {
+            let mut request = Writer::default();
+            let sequence = self.socket.sequences(1);
+            let part = Part { family: *family, protocol: Some(*protocol), unanswered_syns: false };
+            write_dump(&mut request, sequence, part);
+            // Kernels before 5.8 ignore the protocol.
+            self.dump(&request, sequence, |tracked| {
+                if part.has(&tracked.entry) {
+                    each(tracked);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn dump(
+        &mut self,
+        request: &Writer,
+        sequence: u32,
+        mut each: impl FnMut(Tracked),
+    ) -> Result<(), NetlinkError> {
+        self.socket.dump(request.bytes(), sequence, |message| {
+            Tracked::parse(&message).into_iter().for_each(&mut each);
+        })
+    }
+
+    /// From now on the kernel reports connections that begin and that end.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Io`].
+    pub fn listen(&self) -> Result<(), NetlinkError> {
+        GROUPS.into_iter().try_for_each(|group| self.socket.join(group))
+    }
+
+    /// Waits for events, and passes each to `each`.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Overflow`] when events were lost, else [`NetlinkError::Io`].
+    pub fn hear(&mut self, mut each: impl FnMut(TrackedEvent)) -> Result<(), NetlinkError> {
+        let heard = self.socket.receive(true, |message| {
+            TrackedEvent::parse(&message).into_iter().for_each(&mut each);
+        });
+        heard.map(drop)
+    }
+}

@@ -1,0 +1,173 @@
+//! Receives what the kernel reports of packets that the agent's rules drop or refuse.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use denizen_netlink::NetlinkError;
+use denizen_nft::{Kernel, NftError, TraceMessage, TraceVerdict, TracedPacket, Tracer};
+use serde::Serialize;
+use thiserror::Error;
+
+use super::DropVerdict;
+use crate::names::Names;
+use crate::trace::{Addresses, Place, Rules, interface, is_agents};
+use denizen_model::Protocol;
+
+/// The most packets whose verdict is awaited. The next message has it.
+const AWAITED: usize = 1024;
+
+/// Why packets cannot be watched.
+#[derive(Debug, Error)]
+pub enum WatchError {
+    /// Netlink's.
+    #[error("cannot receive what the kernel reports of packets")]
+    Netlink(#[from] NetlinkError),
+    /// The rules that an agent left cannot be removed.
+    #[error("cannot remove the rules that show packets")]
+    Left(#[from] NftError),
+}
+
+/// A packet that a rule of the agent dropped or refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DroppedPacket {
+    /// What became of it.
+    pub verdict: DropVerdict,
+    /// The reason for the rule.
+    pub reason: String,
+    /// `<family> <table>` of the rule.
+    pub table: String,
+    /// The packet; missing if it is not IP.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub packet: Option<PacketReport>,
+}
+
+/// A packet as the rule saw it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PacketReport {
+    /// The protocol: `tcp`, `udp`, `sctp`, or its number.
+    pub protocol: String,
+    /// Its source.
+    pub source: Place,
+    /// Its destination; of a service that is not translated yet, the frontend.
+    pub destination: Place,
+    /// The service port that the destination is a frontend of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// The input interface.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input: Option<String>,
+}
+
+/// Packets that are being dropped, while the agent's rules show them.
+pub struct DropWatch {
+    tracer: Tracer,
+    kernel: Kernel,
+    rules: Rules,
+    /// By the kernel's number: packets whose verdict comes next.
+    packets: HashMap<u32, TracedPacket>,
+}
+
+impl DropWatch {
+    /// Receives from now on, in this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`WatchError`].
+    pub fn open() -> Result<Self, WatchError> {
+        let (tracer, kernel) = (Tracer::open()?, Kernel::open()?);
+        Ok(Self { tracer, kernel, rules: Rules::default(), packets: HashMap::new() })
+    }
+
+    /// Waits no longer than this for packets, and passes each to `each`. Returns whether the kernel
+    /// had more to report than was read in time.
+    ///
+    /// # Errors
+    /// [`WatchError`].
+    pub fn hear(
+        &mut self,
+        wait: Duration,
+        names: &Names,
+        mut each: impl FnMut(DroppedPacket),
+    ) -> Result<bool, WatchError> {
+        let mut messages = Vec::new();
+        let heard = self.tracer.receive(wait, |message| messages.push(message));
+        let has_lost = matches!(heard, Err(NetlinkError::Overflow));
+        if !has_lost {
+            heard?;
+        }
+        messages.retain(|message| is_agents(&message.table, &message.chain));
+        self.rules.learn(&mut self.kernel, &messages);
+        for message in messages {
+            self.take(message, names).into_iter().for_each(&mut each);
+        }
+        Ok(has_lost)
+    }
+
+    fn take(&mut self, message: TraceMessage, names: &Names) -> Option<DroppedPacket> {
+        if let Some(packet) = &message.packet {
+            if self.packets.len() >= AWAITED {
+                self.packets.clear();
+            }
+            self.packets.insert(message.id, packet.clone());
+        }
+        if message.verdict() != Some(&TraceVerdict::Drop) {
+            return None;
+        }
+        let rule = self.rules.of(&message)?;
+        let family = message.family?;
+        Some(DroppedPacket {
+            verdict: if rule.refuses { DropVerdict::Refused } else { DropVerdict::Dropped },
+            reason: rule.comment.clone().unwrap_or_else(|| rule.text.clone()),
+            table: format!("{family} {}", message.table),
+            packet: self.packets.remove(&message.id).map(|it| PacketReport::of(&it, names)),
+        })
+    }
+}
+
+impl PacketReport {
+    fn of(packet: &TracedPacket, names: &Names) -> Self {
+        let Addresses { source, destination } = packet.into();
+        let protocol = Protocol::from_number(packet.protocol);
+        let place = |address: std::net::SocketAddr| Place {
+            address,
+            name: names.owner(address.ip()).map(str::to_owned),
+        };
+        let service = protocol.and_then(|protocol| names.service(protocol, destination));
+        Self {
+            protocol: protocol.map_or_else(|| packet.protocol.to_string(), |it| it.to_string()),
+            source: place(source),
+            destination: place(destination),
+            service: service.map(str::to_owned),
+            input: packet.input.map(interface),
+        }
+    }
+}
+
+impl fmt::Display for DroppedPacket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { verdict, reason, table, packet } = self;
+        write!(f, "{verdict} ")?;
+        match packet {
+            Some(packet) => write!(f, "{packet}")?,
+            None => write!(f, "a packet that is not IP")?,
+        }
+        write!(f, ": {reason} ({table})")
+    }
+}
+
+impl fmt::Display for PacketReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { protocol, source, destination, service, input } = self;
+        write!(f, "{protocol} {source} to ")?;
+        match service {
+            Some(service) => write!(f, "{} ({service})", destination.address)?,
+            None => write!(f, "{destination}")?,
+        }
+        match input {
+            Some(input) => write!(f, ", in through {input}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The state of the running agent, for people and programs.
+
+mod bgp;
+pub mod health;
+mod ipvs;
+pub mod metrics;
+pub mod view;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::bgp::BgpStatus;
+pub use self::ipvs::{DrainingStatus, IpvsStatus, Since};
+use denizen_backend::Affinity;
+use denizen_backend::firewall::Dropped;
+use denizen_text::Printable;
+
+/// The answer to `denizen-agent status`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// The backend that programs the kernel.
+    pub backend: String,
+    /// Why this backend was chosen.
+    #[serde(default)]
+    pub backend_why: String,
+    /// How local traffic is detected, as on the command line.
+    pub detect_local: String,
+    /// The first full set of rules is in the kernel.
+    pub synced: bool,
+    /// The first lists that are missing; services are programmed after them.
+    pub waiting_for: Vec<String>,
+    /// Programmed attachments of local pods.
+    pub pods: usize,
+    /// Attachments whose TCP the plugin has redirected to the pod's own proxy.
+    #[serde(default)]
+    pub redirected_pods: usize,
+    /// Attachments that the plugin would redirect now and has not, since they are from before; a
+    /// warning names them.
+    #[serde(default)]
+    pub unredirected_pods: usize,
+    /// Interfaces that have looked like a pod's for a while but have no record; a warning names
+    /// them.
+    #[serde(default)]
+    pub unrecorded_interfaces: usize,
+    /// Known services.
+    pub services: usize,
+    /// Endpoints that connections are forwarded to, counted once for each service port.
+    pub endpoints: usize,
+    /// The programmed generation of the state file; `None` if there is no file.
+    pub generation: Option<u64>,
+    /// The last sync, including the flush of flows that it made stale.
+    pub last_sync: Option<LastSync>,
+    /// Number of repairs after foreign changes of the agent's tables.
+    pub drift_repaired: u64,
+    /// Duration of the last such repair, from the kernel's notification to the repaired table.
+    pub last_repair_milliseconds: Option<f64>,
+    /// Packets dropped because their lookups found no endpoint. Any other value than 0 is a bug.
+    pub missed_lookups: u64,
+    /// Why NetworkPolicies are enforced, or not.
+    #[serde(default)]
+    pub network_policy_why: String,
+    /// Which engine enforces them: `Denizen`, or the other one that was found; `None` if none is
+    /// known.
+    #[serde(default)]
+    pub network_policy_engine: Option<String>,
+    /// The pod firewall; missing if it is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<NetworkPolicyStatus>,
+    /// The routes to other nodes' pods; missing if that is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<RoutingStatus>,
+    /// What is announced; missing unless `--routing-mode` says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announcements: Option<AnnouncementsStatus>,
+    /// The sessions of BIRD; missing unless `--routing-mode` is `bird`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bgp: Option<BgpStatus>,
+    /// What IPVS carries; missing with the other backends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipvs: Option<IpvsStatus>,
+    /// Clients remembered for session affinity.
+    #[serde(default)]
+    pub affinity: Affinity,
+    /// Stale conntrack entries deleted.
+    pub flushed: u64,
+    /// Whether the search for stale entries after the last change is still to come, or running.
+    pub flushing: bool,
+    /// Current errors.
+    pub errors: Vec<String>,
+    /// Possible problems that the agent cannot verify.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
+/// The state of the routes to other nodes' pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RoutingStatus {
+    /// All Nodes are known. Before that no route is made or removed.
+    pub is_known: bool,
+    /// This node's own podCIDRs.
+    pub pod_cidrs: Vec<String>,
+    /// Ranges that have their route in the kernel.
+    pub routes: usize,
+    /// The podCIDRs that get none, each with the reason.
+    pub rejected: Vec<String>,
+    /// Routes that were repaired after another program changed them.
+    pub repaired: u64,
+}
+
+impl fmt::Display for RoutingStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { is_known, pod_cidrs: _, routes, rejected, repaired } = self;
+        if !is_known {
+            return write!(f, "waiting for all nodes");
+        }
+        let rejected = rejected.len();
+        write!(f, "{routes} to other nodes' pods, {rejected} rejected, {repaired} repaired")
+    }
+}
+
+/// The state of announcements.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AnnouncementsStatus {
+    /// All first lists are complete. Before that nothing is announced or withdrawn.
+    pub is_known: bool,
+    /// This node's own podCIDRs.
+    pub pod_cidrs: Vec<String>,
+    /// The kernel's table.
+    pub table: u32,
+    /// Prefixes that are to be announced.
+    pub wanted: usize,
+    /// Prefixes in the table.
+    pub in_table: usize,
+    /// Those of them that are to be there, by what they are.
+    pub announced: BTreeMap<String, usize>,
+    /// Recorded pods with an address that no announcement covers.
+    pub uncovered_pods: usize,
+    /// What somebody asks for and is not announced, each with the reason.
+    pub refused: Vec<String>,
+    /// The node drains.
+    pub is_draining: bool,
+    /// Announcements that were repaired after another program changed them.
+    pub repaired: u64,
+}
+
+impl fmt::Display for AnnouncementsStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { is_known, pod_cidrs: _, table, wanted, in_table, announced, .. } = self;
+        let Self { refused, is_draining, repaired, .. } = self;
+        if !is_known {
+            return write!(f, "waiting for the first lists");
+        }
+        let counts = announced.iter().map(|(class, count)| format!(", {class} {count}"));
+        let counts: String = counts.collect();
+        let draining = if *is_draining { ", draining" } else { "" };
+        let refused = refused.len();
+        write!(
+            f,
+            "{in_table} of {wanted} in table {table}{counts}, {refused} refused, {repaired} \
+             repaired{draining}"
+        )
+    }
+}
+
+/// The state of the pod firewall.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkPolicyStatus {
+    /// The first lists that are missing; nothing is decided before them.
+    pub waiting_for: Vec<String>,
+    /// Those that the API refuses, for which `--network-policy auto` leaves new pods open.
+    #[serde(default)]
+    pub refused: Vec<String>,
+    /// Policies that select a pod of this node.
+    pub policies: usize,
+    /// Policies of the cluster that are not understood in every part.
+    #[serde(default)]
+    pub not_understood: usize,
+    /// Local pods that a policy isolates.
+    pub isolated: usize,
+    /// Local pods whose policies are not known yet: everything is dropped.
+    pub pending: usize,
+    /// Identities in use: what the policies in force can tell about an address.
+    pub identities: usize,
+    /// Elements in all sets.
+    pub elements: usize,
+    /// Changes of elements that are decided and not programmed yet.
+    #[serde(default)]
+    pub waiting: usize,
+    /// Packets dropped.
+    pub dropped: Dropped,
+    /// Bridges whose frames pass no IP rules: their restricted pods are cut off from the other
+    /// ports.
+    #[serde(default)]
+    pub unfiltered_bridges: Vec<String>,
+}
+
+impl fmt::Display for NetworkPolicyStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.refused.is_empty() {
+            let refused = self.refused.join(", ");
+            return write!(f, "not enforced: the API refuses {refused} to the agent");
+        }
+        if !self.waiting_for.is_empty() {
+            return write!(f, "waiting for {}", self.waiting_for.join(", "));
+        }
+        let Self { policies, isolated, pending, dropped, waiting, .. } = self;
+        write!(f, "{policies} in force, {isolated} pods isolated, {pending} pending, ")?;
+        if *waiting > 0 {
+            write!(f, "{waiting} changes not programmed yet, ")?;
+        }
+        let Dropped { ingress, egress, pending, forbidden, spoofed, frame, router, tunnel } =
+            dropped;
+        write!(f, "dropped: {ingress} ingress, {egress} egress, {pending} pending, ")?;
+        write!(f, "{forbidden} forbidden, {spoofed} spoofed, {frame} frames of other kinds, ")?;
+        write!(f, "{router} of pods as routers, {tunnel} for tunnels")
+    }
+}
+
+/// One programming of the kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LastSync {
+    /// When, RFC 3339 in UTC.
+    pub at: String,
+    /// Duration from the last event to the kernel's acknowledgement.
+    pub milliseconds: f64,
+}
+
+impl LastSync {
+    /// A sync at this time (RFC 3339 in UTC) with this duration.
+    pub fn new(at: String, took: Duration) -> Self {
+        Self { at, milliseconds: took.as_secs_f64() * 1e3 }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let synced = match (self.synced, self.waiting_for.is_empty()) {
+            (true, _) => "all programmed".to_owned(),
+            (false, true) => "not programmed yet".to_owned(),
+            (false, false) => format!("waiting for {}", self.waiting_for.join(", ")),
+        };
+        let generation = self.generation.map(|g| format!(" (state file generation {g})"));
+        let last = self
+            .last_sync
+            .as_ref()
+            .map(|last| format!("{} in {:.1} ms", last.at, last.milliseconds));
+        let repair = self.last_repair_milliseconds.map(|ms| format!(", the last in {ms:.1} ms"));
+        let without = match self.unredirected_pods {
+            0 => String::new(),
+            number => format!(", and {number} have a proxy and are not"),
+        };
+        let redirected = format!("{} pods{without}", self.redirected_pods);
+        let times = if self.drift_repaired == 1 { "time" } else { "times" };
+        let lines = [
+            ("state", synced),
+            ("backend", format!("{}: {}", self.backend, self.backend_why)),
+            ("detect-local", self.detect_local.clone()),
+            ("local pods", format!("{}{}", self.pods, generation.unwrap_or_default())),
+            ("redirected", redirected),
+            ("services", self.services.to_string()),
+            ("endpoints", self.endpoints.to_string()),
+            ("last sync", last.unwrap_or("never".to_owned())),
+            (
+                "drift repaired",
+                format!("{} {times}{}", self.drift_repaired, repair.unwrap_or_default()),
+            ),
+            ("missed lookups", self.missed_lookups.to_string()),
+            (
+                "network policy",
+                match &self.network_policy {
+                    Some(status) => status.to_string(),
+                    None => format!("off: {}", self.network_policy_why),
+                },
+            ),
+            ("routes", self.routing.as_ref().map_or("off".to_owned(), ToString::to_string)),
+            ("kept clients", self.affinity.to_string()),
+            (
+                "flushed flows",
+                format!(
+                    "{}{}",
+                    self.flushed,
+                    if self.flushing { ", and searching for more" } else { "" }
+                ),
+            ),
+        ];
+        let announcements = self.announcements.iter().map(|it| ("announcements", it.to_string()));
+        let bgp = self.bgp.iter().flat_map(BgpStatus::lines);
+        let ipvs = self.ipvs.iter().flat_map(IpvsStatus::lines);
+        let errors = self.errors.iter().map(|error| ("error", error.clone()));
+        let warnings = self.warnings.iter().map(|warning| ("warning", warning.clone()));
+        let none = self.errors.is_empty().then(|| ("errors", "none".to_owned()));
+        lines
+            .into_iter()
+            .chain(announcements)
+            .chain(bgp)
+            .chain(ipvs)
+            .chain(errors)
+            .chain(none)
+            .chain(warnings)
+            .try_for_each(|(what, value)| writeln!(f, "{what:<16}{}", Printable(&value)))
+    }
+}

@@ -1,0 +1,32 @@
+//! The state of BGP.
+
+use serde::{Deserialize, Serialize};
+
+use denizen_routing::bird::Session;
+
+/// What is known of BIRD.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BgpStatus {
+    /// BIRD answers.
+    pub is_answering: bool,
+    /// BIRD has the configuration that it should have, or starts with it.
+    pub is_current: bool,
+    /// Its sessions.
+    pub sessions: Vec<Session>,
+}
+
+impl BgpStatus {
+    /// For a person: a line for all, and one for each session.
+    pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
+        let Self { is_answering, is_current, sessions } = self;
+        let (up, all) = (sessions.iter().filter(|it| it.is_up()).count(), sessions.len());
+        let current = if *is_current { "" } else { ", its configuration is not current" };
+        let bird = match is_answering {
+            true => format!("{up} of {all} sessions are up{current}"),
+            false => format!("BIRD does not answer{current}"),
+        };
+        let sessions = sessions.iter().map(|session| ("session", session.to_string()));
+        [("bgp", bird)].into_iter().chain(sessions).collect()
+    }
+}

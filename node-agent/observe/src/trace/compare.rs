@@ -1,0 +1,237 @@
+//! What became of a packet, and whether it is what `explain` says. Pure.
+
+use std::net::{IpAddr, SocketAddr};
+
+use denizen_nft::{TraceMessage, TraceVerdict, TracedPacket};
+use serde::Serialize;
+
+use super::journey::{Journey, is_of_trace};
+use super::rules::{Rules, is_agents};
+use super::table::{DELIVERED, LEAVING};
+use denizen_plan::explain::{Explanation, Verdict};
+
+/// What became of a packet on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fate {
+    /// It left through an interface.
+    Sent,
+    /// It reached a program of this node.
+    Delivered,
+    /// It was refused with an answer.
+    Refused,
+    /// It was dropped.
+    Dropped,
+    /// A program decides about it, or another part of the kernel has it.
+    Taken,
+    /// No rule ended it, and no hook saw it any more: it has no route, or the kernel's own checks
+    /// dropped it (`rp_filter`).
+    Lost,
+}
+
+/// What became of a packet, and by whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub fate: Fate,
+    /// Whose message decided, of those that ended it.
+    pub by: Option<usize>,
+    /// Whether that was a rule of the agent.
+    pub is_agents: bool,
+    /// Whether it came in with an address of this node as its source.
+    pub is_from_node: bool,
+    /// As it came in.
+    pub first: Addresses,
+    /// As it was seen last.
+    pub last: Addresses,
+}
+
+/// Source and destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    pub source: SocketAddr,
+    pub destination: SocketAddr,
+}
+
+impl From<&TracedPacket> for Addresses {
+    fn from(packet: &TracedPacket) -> Self {
+        let (source, destination) = packet.ports.unwrap_or_default();
+        Self {
+            source: SocketAddr::new(packet.source, source),
+            destination: SocketAddr::new(packet.destination, destination),
+        }
+    }
+}
+
+/// What `explain` says next to what happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Comparison {
+    /// The same.
+    AsPredicted,
+    /// Not the same: what, and where.
+    Differs(Vec<String>),
+    /// It cannot be said: why.
+    NotComparable(String),
+}
+
+impl Outcome {
+    /// Of a journey; `None` if the kernel showed no headers.
+    pub fn of(journey: &Journey, rules: &Rules, is_from_node: bool) -> Option<Self> {
+        let ends = journey.messages.iter().enumerate().rev();
+        let end = ends.filter_map(|(at, message)| Some((at, fate(message, rules)?))).next();
+        let (fate, by) = match end {
+            Some((at, fate)) => (fate, Some(at)),
+            None => (Fate::Lost, None),
+        };
+        let decides = matches!(fate, Fate::Refused | Fate::Dropped | Fate::Taken);
+        let by = by.filter(|_| decides);
+        Some(Self {
+            fate,
+            by,
+            is_agents: by.is_some_and(|at| {
+                is_agents(&journey.messages[at].table, &journey.messages[at].chain)
+            }),
+            is_from_node,
+            first: journey.first()?.into(),
+            last: journey.last()?.into(),
+        })
+    }
+}
+
+/// What a message ends a packet with, if it does.
+fn fate(message: &TraceMessage, rules: &Rules) -> Option<Fate> {
+    if is_of_trace(message) {
+        return match &*message.chain {
+            LEAVING => Some(Fate::Sent),
+            DELIVERED => Some(Fate::Delivered),
+            _ => None,
+        };
+    }
+    match message.verdict()? {
+        TraceVerdict::Drop if rules.of(message).is_some_and(|rule| rule.refuses) => {
+            Some(Fate::Refused)
+        }
+        TraceVerdict::Drop => Some(Fate::Dropped),
+        TraceVerdict::Queue | TraceVerdict::Stolen => Some(Fate::Taken),
+        TraceVerdict::Continue
+        | TraceVerdict::Accept
+        | TraceVerdict::Return
+        | TraceVerdict::Jump(_)
+        | TraceVerdict::Goto(_) => None,
+    }
+}
+
+/// Compares. `by` says who ended the packet, or where it was seen last.
+pub(super) fn compare(
+    said: &Explanation,
+    outcome: &Outcome,
+    is_known: bool,
+    by: &str,
+) -> Comparison {
+    if is_known {
+        return Comparison::NotComparable(
+            "the packet belongs to a connection that existed before; explain is about the first one"
+                .to_owned(),
+        );
+    }
+    let differences = match said.verdict {
+        Verdict::Unknown => {
+            let why = "the kernel rejected rules of this service".to_owned();
+            return Comparison::NotComparable(why);
+        }
+        Verdict::Foreign => {
+            let why = "another proxy's rules decide about this service".to_owned();
+            return Comparison::NotComparable(why);
+        }
+        Verdict::Forward => forwarded(said, outcome, by),
+        Verdict::Untouched => untouched(said, outcome, by),
+        Verdict::Reject => ended(Fate::Refused, "refused", outcome, by),
+        Verdict::Drop => ended(Fate::Dropped, "dropped", outcome, by),
+    };
+    match differences.is_empty() {
+        true => Comparison::AsPredicted,
+        false => Comparison::Differs(differences),
+    }
+}
+
+/// What should be ended by a rule of the agent.
+fn ended(expected: Fate, word: &str, outcome: &Outcome, by: &str) -> Vec<String> {
+    match (outcome.fate == expected, outcome.is_agents) {
+        (true, true) => Vec::new(),
+        (true, false) => {
+            vec![format!("it should be {word} by a rule of denizen, and was {word} {by}")]
+        }
+        (false, _) => vec![format!("it should be {word}, and {}", happened(outcome, by))],
+    }
+}
+
+fn forwarded(said: &Explanation, outcome: &Outcome, by: &str) -> Vec<String> {
+    let end = outcome.last.destination;
+    let is_endpoint = said.endpoints.iter().any(|it| *it == end.to_string());
+    let is_refused = said.policies.iter().any(|row| {
+        let is_here = row.endpoint.as_deref() == Some(&*end.to_string());
+        is_here && matches!(&*row.result, "refused" | "pending")
+    });
+    let mut differences = Vec::new();
+    match outcome.fate {
+        Fate::Dropped if is_refused && outcome.is_agents => return differences,
+        Fate::Dropped | Fate::Refused | Fate::Taken | Fate::Lost => {
+            return vec![format!("it should be forwarded, and {}", happened(outcome, by))];
+        }
+        Fate::Sent | Fate::Delivered => {}
+    }
+    if !is_endpoint {
+        let wanted = said.endpoints.join(", ");
+        differences.push(format!("it should go to {wanted}, and went to {end}"));
+    } else if is_refused {
+        differences.push(format!("policies should drop it, and it went to {end}"));
+    }
+    let masquerade = match said.masqueraded.is_empty() {
+        true => said.masquerade,
+        false => said.masqueraded.contains(&end.to_string()),
+    };
+    differences.extend(source(masquerade, outcome));
+    differences
+}
+
+fn untouched(said: &Explanation, outcome: &Outcome, by: &str) -> Vec<String> {
+    match outcome.fate {
+        Fate::Dropped | Fate::Refused | Fate::Taken | Fate::Lost => {
+            return vec![format!("it should pass, and {}", happened(outcome, by))];
+        }
+        Fate::Sent | Fate::Delivered => {}
+    }
+    let mut differences = Vec::new();
+    let (first, last) = (outcome.first.destination, outcome.last.destination);
+    if first != last {
+        differences.push(format!("its destination should stay {first}, and became {last}"));
+    }
+    differences.extend(source(said.masquerade, outcome));
+    differences
+}
+
+/// The source is replaced when a packet leaves. An address of the node may stay the same then.
+fn source(masquerade: bool, outcome: &Outcome) -> Option<String> {
+    let address = |addresses: &Addresses| -> IpAddr { addresses.source.ip() };
+    let (first, last) = (address(&outcome.first), address(&outcome.last));
+    match (masquerade, first == last) {
+        (true, true) if outcome.fate == Fate::Sent && !outcome.is_from_node => {
+            Some(format!("its source should become the node's address, and stayed {first}"))
+        }
+        (false, false) => Some(format!("its source should stay {first}, and became {last}")),
+        (true, true | false) | (false, true) => None,
+    }
+}
+
+fn happened(outcome: &Outcome, by: &str) -> String {
+    match outcome.fate {
+        Fate::Sent => format!("was sent on to {}", outcome.last.destination),
+        Fate::Delivered => format!("reached this node's {}", outcome.last.destination),
+        Fate::Refused => format!("was refused {by}"),
+        Fate::Dropped => format!("was dropped {by}"),
+        Fate::Taken => format!("was taken {by}"),
+        Fate::Lost => format!(
+            "no hook saw it again after {by}: without a route, or dropped by the kernel's own checks"
+        ),
+    }
+}

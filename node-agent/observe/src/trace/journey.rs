@@ -1,0 +1,126 @@
+//! Groups the kernel's messages by packet. Pure.
+//!
+//! The kernel's number of a packet is not enough: it changes with the input interface (from a
+//! bridge's port to the bridge), and later packets get the same again. What begins a packet is the
+//! message of the rule of ours that marked it; what continues it under another number has headers
+//! that tell the same packet.
+
+use std::net::IpAddr;
+use std::time::Instant;
+
+use denizen_nft::{TableFamily, TraceEvent, TraceMessage, TracedPacket};
+
+use super::table::{ARRIVING, KNOWN, SENDING, TABLE_PREFIX};
+
+/// All that the kernel reported of one packet, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Journey {
+    /// The messages. The first one has the packet as it came in.
+    pub messages: Vec<TraceMessage>,
+    /// The kernel's present number of the packet.
+    id: u32,
+    /// What tells the packet from others: not translated on its way in.
+    mark: Mark,
+    /// Whether IP rules have seen it begin.
+    has_begun_in_ip: bool,
+    /// When its last message came.
+    heard: Instant,
+}
+
+/// The source, what counts packets, and the source port.
+type Mark = (IpAddr, u8, Option<u16>, (u16, u32));
+
+fn mark(packet: &TracedPacket) -> Mark {
+    let TracedPacket { source, protocol, ports, serial, .. } = *packet;
+    (source, protocol, ports.map(|(source, _)| source), serial)
+}
+
+/// The packets that are on their way.
+#[derive(Debug)]
+pub(super) struct Journeys {
+    /// The table whose rule marks them: others may trace the same packets.
+    table: &'static str,
+    open: Vec<Journey>,
+}
+
+impl Journeys {
+    /// None yet, of those that this table's rules will mark.
+    pub fn new(table: &'static str) -> Self {
+        Self { table, open: Vec::new() }
+    }
+
+    /// Takes a message in. What belongs to no packet of ours is ignored: others may trace too.
+    pub fn take(&mut self, message: TraceMessage, now: Instant) {
+        let begins = message.table == self.table && is_marked(&message);
+        let (id, found) = (message.id, message.packet.as_ref().map(mark));
+        let is_ip = message.family != Some(TableFamily::Bridge);
+        let continued = match (begins, is_ip) {
+            // A bridge's table is the first that sees a packet.
+            (true, false) => None,
+            (true, true) => self
+                .open
+                .iter_mut()
+                .rev()
+                .find(|journey| !journey.has_begun_in_ip && Some(journey.mark) == found),
+            (false, _) => {
+                let by_id = self.open.iter().rposition(|journey| journey.id == id);
+                let by_mark = || self.open.iter().rposition(|journey| Some(journey.mark) == found);
+                by_id.or_else(by_mark).map(|at| &mut self.open[at])
+            }
+        };
+        match (continued, found) {
+            (Some(journey), _) => {
+                journey.id = id;
+                journey.heard = now;
+                journey.has_begun_in_ip |= begins && is_ip;
+                journey.messages.push(message);
+            }
+            (None, Some(mark)) if begins => {
+                let messages = vec![message];
+                self.open.push(Journey { messages, id, mark, has_begun_in_ip: is_ip, heard: now });
+            }
+            (None, Some(_) | None) => {}
+        }
+    }
+
+    /// Those of which nothing was heard since then; no more messages belong to them.
+    pub fn silent_since(&mut self, then: Instant) -> Vec<Journey> {
+        self.open.extract_if(.., |journey| journey.heard <= then).collect()
+    }
+
+    /// Forgets those that are on their way.
+    pub fn forget(&mut self) {
+        self.open.clear();
+    }
+}
+
+impl Journey {
+    /// The packet as it came in.
+    pub fn first(&self) -> Option<&TracedPacket> {
+        self.messages.iter().find_map(|message| message.packet.as_ref())
+    }
+
+    /// The packet as it was seen last.
+    pub fn last(&self) -> Option<&TracedPacket> {
+        self.messages.iter().rev().find_map(|message| message.packet.as_ref())
+    }
+
+    /// Whether its connection existed already.
+    pub fn is_known(&self) -> bool {
+        self.messages.iter().any(|message| {
+            let is_rule = matches!(message.event, TraceEvent::Rule { .. });
+            is_of_trace(message) && is_rule && KNOWN.contains(&&*message.chain)
+        })
+    }
+}
+
+/// Whether it is from a trace's table, which decides nothing.
+pub(super) fn is_of_trace(message: &TraceMessage) -> bool {
+    message.table.starts_with(TABLE_PREFIX)
+}
+
+/// Whether a rule that marks packets has matched.
+fn is_marked(message: &TraceMessage) -> bool {
+    let is_rule = matches!(message.event, TraceEvent::Rule { .. });
+    is_rule && [ARRIVING, SENDING].contains(&&*message.chain)
+}

@@ -1,0 +1,26 @@
+//! Real packets, followed through every rule of this node by the kernel's own tracing, next to what
+//! `explain` says of them.
+//!
+//! `denizen-agent trace` does it by itself, with netlink sockets of its own; it asks the running
+//! agent only for names and for the explanation. So the tables that mark the packets belong to the
+//! command, the kernel removes them with its socket, however it ends, and the agent's loop never
+//! waits for a trace. It needs `CAP_NET_ADMIN`, which the agent's container has.
+
+mod compare;
+mod follow;
+mod journey;
+mod prediction;
+mod report;
+mod rules;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use compare::Addresses;
+pub use compare::{Comparison, Fate};
+pub use follow::interface;
+pub use follow::{Follower, TraceError};
+pub use prediction::Prediction;
+pub use report::{HookReport, Place, Report, RuleReport, TracedPackets};
+pub use rules::{KUBE, Rules, comment_words, is_agents};
+pub use table::TABLE_PREFIX;

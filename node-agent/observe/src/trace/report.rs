@@ -1,0 +1,321 @@
+//! A followed packet, for a person and for a program.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use denizen_nft::{TableFamily, TraceEvent, TraceMessage, TraceVerdict, TracedPacket};
+use serde::Serialize;
+
+use super::Prediction;
+use super::compare::{Comparison, Fate, Outcome, compare};
+use super::journey::{Journey, is_of_trace};
+use super::rules::{Rules, is_agents};
+
+/// All packets that were followed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TracedPackets {
+    /// The packets, in order.
+    pub packets: Vec<Report>,
+}
+
+/// A packet that was followed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Its number, counted from 1.
+    pub number: usize,
+    /// Its source as it came in.
+    pub source: Place,
+    /// Its destination as it came in.
+    pub destination: Place,
+    /// The service port that its destination is a frontend of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// What each hook did to it, in order.
+    pub hooks: Vec<HookReport>,
+    /// The virtual server of IPVS that gave it its endpoint, between two hooks. No rule does, so
+    /// the kernel's messages do not tell: it is the one that `explain` names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtual_server: Option<String>,
+    /// What became of it.
+    pub fate: Fate,
+    /// Which rule or policy ended it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// Its source as it was seen last.
+    pub last_source: Place,
+    /// Its destination as it was seen last.
+    pub last_destination: Place,
+    /// The output interface.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
+    /// It next to what `explain` says.
+    pub comparison: Comparison,
+}
+
+/// An address and port, and whose they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// `ADDR:PORT`.
+    pub address: SocketAddr,
+    /// A pod of this node, or this node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// A packet at a hook.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HookReport {
+    /// `prerouting` and so on, of a bridge or of the IP stack.
+    pub hook: String,
+    /// The input interface.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input: Option<String>,
+    /// The output interface.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
+    /// Its source when the hook began.
+    pub source: Place,
+    /// Its destination when the hook began.
+    pub destination: Place,
+    /// The rules that matched, and policies that did not accept.
+    pub rules: Vec<RuleReport>,
+}
+
+/// What a rule, or a chain's policy, did to a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuleReport {
+    /// `<family> <table>`.
+    pub table: String,
+    /// The chain.
+    pub chain: String,
+    /// The rule's number in the kernel; missing for a policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handle: Option<u64>,
+    /// What it asks and does, as far as it is understood; missing if it is gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// Its comment. Of a rule of the agent: the reason for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Whether the agent programs it.
+    pub is_agents: bool,
+    /// What it decided.
+    pub verdict: String,
+}
+
+/// What turns numbers and addresses into words.
+pub(super) struct Words<'a> {
+    pub rules: &'a Rules,
+    pub names: &'a BTreeMap<IpAddr, String>,
+    /// The name of the interface with this index.
+    pub interface: &'a dyn Fn(u32) -> String,
+}
+
+impl Report {
+    /// About a journey; `None` if the kernel showed no headers.
+    pub(super) fn of(
+        number: usize,
+        journey: &Journey,
+        said: &Prediction,
+        words: &Words<'_>,
+    ) -> Option<Self> {
+        let outcome = Outcome::of(journey, words.rules, said.is_from_node)?;
+        let hooks = words.hooks(journey);
+        let end = |at: usize| words.rule(&journey.messages[at]).to_string();
+        let by = match outcome.by {
+            Some(at) => format!("by {}", end(at)),
+            None => hooks.last().map(|hook| hook.hook.clone()).unwrap_or_default(),
+        };
+        let output = hooks.last().and_then(|hook| hook.output.clone());
+        let end_reached = outcome.last.destination.to_string();
+        let server = said.explanation.virtual_server.as_ref();
+        let server = server.filter(|_| said.explanation.endpoints.contains(&end_reached));
+        Some(Self {
+            number,
+            source: words.place(outcome.first.source),
+            destination: words.place(outcome.first.destination),
+            service: said.explanation.service.clone(),
+            hooks,
+            virtual_server: server.map(|it| format!("{} by {}", it.address, it.scheduler)),
+            fate: outcome.fate,
+            by: outcome.by.map(end),
+            last_source: words.place(outcome.last.source),
+            last_destination: words.place(outcome.last.destination),
+            output: output.filter(|_| outcome.fate == Fate::Sent),
+            comparison: compare(&said.explanation, &outcome, journey.is_known(), &by),
+        })
+    }
+}
+
+impl Words<'_> {
+    fn place(&self, address: SocketAddr) -> Place {
+        Place { address, name: self.names.get(&address.ip()).cloned() }
+    }
+
+    fn hooks(&self, journey: &Journey) -> Vec<HookReport> {
+        let mut hooks: Vec<HookReport> = Vec::new();
+        for message in &journey.messages {
+            if let Some(packet) = &message.packet {
+                let begun = self.hook(message, packet);
+                if hooks.last().is_none_or(|last| last.hook != begun.hook) {
+                    hooks.push(begun);
+                }
+            }
+            if let Some(hook) = hooks.last_mut().filter(|_| is_worth_telling(message)) {
+                hook.rules.push(self.rule(message));
+            }
+        }
+        hooks
+    }
+
+    fn hook(&self, message: &TraceMessage, packet: &TracedPacket) -> HookReport {
+        let name = self.rules.hook(message).map_or("a hook", |hook| hook.as_str());
+        let named = |index: Option<u32>| index.map(self.interface);
+        let addresses = super::compare::Addresses::from(packet);
+        HookReport {
+            hook: match message.family {
+                Some(TableFamily::Bridge) => format!("bridge {name}"),
+                Some(TableFamily::Ip | TableFamily::Ip6 | TableFamily::Inet | TableFamily::Arp)
+                | None => name.to_owned(),
+            },
+            input: named(packet.input),
+            output: named(packet.output),
+            source: self.place(addresses.source),
+            destination: self.place(addresses.destination),
+            rules: Vec::new(),
+        }
+    }
+
+    fn rule(&self, message: &TraceMessage) -> RuleReport {
+        let found = self.rules.of(message);
+        let family = message.family.map_or("another family's".to_owned(), |it| it.to_string());
+        let (handle, verdict) = match &message.event {
+            TraceEvent::Rule { handle, verdict } => (Some(*handle), words_of(verdict)),
+            TraceEvent::NoRule => (None, "continue".to_owned()),
+            TraceEvent::Return => (None, "return".to_owned()),
+            TraceEvent::Policy(verdict) => (None, words_of(verdict)),
+        };
+        RuleReport {
+            table: format!("{family} {}", message.table),
+            chain: message.chain.clone(),
+            handle,
+            rule: found.map(|found| found.text.clone()),
+            reason: found.and_then(|found| found.comment.clone()),
+            is_agents: is_agents(&message.table, &message.chain),
+            verdict,
+        }
+    }
+}
+
+/// Not the trace's own rules, nor the ends of chains that decided nothing.
+fn is_worth_telling(message: &TraceMessage) -> bool {
+    let decides = match &message.event {
+        TraceEvent::Rule { .. } => true,
+        TraceEvent::NoRule | TraceEvent::Return => false,
+        TraceEvent::Policy(verdict) => *verdict != TraceVerdict::Accept,
+    };
+    decides && !is_of_trace(message)
+}
+
+fn words_of(verdict: &TraceVerdict) -> String {
+    match verdict {
+        TraceVerdict::Continue => "continue".to_owned(),
+        TraceVerdict::Accept => "accept".to_owned(),
+        TraceVerdict::Drop => "drop".to_owned(),
+        TraceVerdict::Return => "return".to_owned(),
+        TraceVerdict::Jump(chain) => format!("jump {chain}"),
+        TraceVerdict::Goto(chain) => format!("goto {chain}"),
+        TraceVerdict::Queue => "queue".to_owned(),
+        TraceVerdict::Stolen => "taken".to_owned(),
+    }
+}
+
+impl fmt::Display for TracedPackets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.packets.iter().try_for_each(|packet| packet.fmt(f))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)?;
+        self.name.as_ref().map_or(Ok(()), |name| write!(f, " ({name})"))
+    }
+}
+
+impl fmt::Display for RuleReport {
+    /// Of the agent's rules the reason is what counts, of others' the rule.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { table, chain, handle, rule, reason, is_agents, verdict } = self;
+        write!(f, "table {table}, chain {chain}")?;
+        match handle {
+            Some(handle) => write!(f, ", rule {handle}: ")?,
+            None => write!(f, ", its policy: ")?,
+        }
+        match (is_agents, reason, rule) {
+            (true, Some(reason), _) => write!(f, "{reason}"),
+            (_, Some(reason), Some(rule)) => write!(f, "{rule} \"{reason}\""),
+            (_, None, Some(rule)) => write!(f, "{rule}"),
+            (_, _, None) => Ok(()),
+        }?;
+        write!(f, " [{verdict}]")
+    }
+}
+
+impl fmt::Display for HookReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "  {}", self.hook)?;
+        if let Some(input) = &self.input {
+            write!(f, ", in through {input}")?;
+        }
+        if let Some(output) = &self.output {
+            write!(f, ", out through {output}")?;
+        }
+        writeln!(f, ": {} to {}", self.source, self.destination)?;
+        self.rules.iter().try_for_each(|rule| writeln!(f, "    {rule}"))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "packet {}: {} to {}", self.number, self.source, self.destination)?;
+        match &self.service {
+            Some(service) => writeln!(f, ", service {service}")?,
+            None => writeln!(f)?,
+        }
+        self.hooks.iter().try_for_each(|hook| write!(f, "{hook}"))?;
+        if let Some(server) = &self.virtual_server {
+            writeln!(f, "  IPVS chose {}, at {server}", self.last_destination)?;
+        }
+        let by = self.by.as_deref().unwrap_or_default();
+        match self.fate {
+            Fate::Sent => {
+                write!(f, "=> sent to {} from {}", self.last_destination, self.last_source)?;
+                let output = self.output.as_deref().unwrap_or("an interface without a name");
+                writeln!(f, ", through {output}")
+            }
+            Fate::Delivered => writeln!(f, "=> reached this node's {}", self.last_destination),
+            Fate::Refused => writeln!(f, "=> refused by {by}"),
+            Fate::Dropped => writeln!(f, "=> dropped by {by}"),
+            Fate::Taken => writeln!(f, "=> taken by {by}"),
+            Fate::Lost => writeln!(f, "=> lost: no hook saw it any more"),
+        }?;
+        write!(f, "{}", self.comparison)
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AsPredicted => writeln!(f, "=> as predicted by explain"),
+            Self::Differs(all) => {
+                all.iter().try_for_each(|it| writeln!(f, "=> differs here: {it}"))
+            }
+            Self::NotComparable(why) => writeln!(f, "=> not compared with explain: {why}"),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What the kernel has under the names and handles of its messages.
+
+use std::collections::{HashMap, HashSet};
+
+use denizen_nft::{
+    ChainView, Hook, Kernel, RuleId, RuleView, TableFamily, TraceEvent, TraceMessage,
+};
+
+use denizen_backend::firewall;
+use denizen_backend::nftables;
+
+/// A rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundRule {
+    /// What it asks and does.
+    pub text: String,
+    /// Its comment: of a rule of ours, the reason for it.
+    pub comment: Option<String>,
+    /// It drops a packet with an answer.
+    pub refuses: bool,
+}
+
+type ChainKey = (TableFamily, String, String);
+
+/// Rules and chains, read when a message first names them.
+#[derive(Debug, Default)]
+pub struct Rules {
+    rules: HashMap<(ChainKey, u64), FoundRule>,
+    hooks: HashMap<ChainKey, Hook>,
+}
+
+/// The agent's own chains in the tables of iptables.
+pub const KUBE: &str = "KUBE-";
+
+/// Whether the agent programs this chain.
+pub fn is_agents(table: &str, chain: &str) -> bool {
+    [nftables::TABLE, firewall::TABLE].contains(&table) || chain.starts_with(KUBE)
+}
+
+/// What a comment says to a person. The id of a rule of the agent is for the agent.
+pub fn comment_words(comment: &str) -> String {
+    match (RuleId::read(comment), comment.split_once(' ')) {
+        (Some(_), Some((_, why))) => why.to_owned(),
+        _ => comment.to_owned(),
+    }
+}
+
+impl Rules {
+    /// Which hook calls each base chain.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn read_hooks(&mut self, kernel: &mut Kernel) -> Result<(), denizen_netlink::NetlinkError> {
+        self.hooks = kernel.chains(None, |chain| hook_of(&chain))?.into_iter().collect();
+        Ok(())
+    }
+
+    /// Whether any table has a chain of this name.
+    pub fn has_chain(&self, kernel: &mut Kernel, name: &str) -> bool {
+        let found = kernel.chains(None, |chain| (chain.name() == Some(name)).then_some(()));
+        found.is_ok_and(|found| !found.is_empty())
+    }
+
+    /// Reads the rules that these messages name, as far as they are there still.
+    pub fn learn(&mut self, kernel: &mut Kernel, messages: &[TraceMessage]) {
+        let is_new = |message: &&TraceMessage| {
+            matches!(message.event, TraceEvent::Rule { .. }) && self.of(message).is_none()
+        };
+        let chains: HashSet<ChainKey> = messages.iter().filter(is_new).filter_map(key).collect();
+        for key in chains {
+            let (family, table, chain) = &key;
+            let rules = kernel.rules(*family, table, Some(chain), |rule| {
+                (rule.chain() == Some(chain)).then(|| (rule.handle(), FoundRule::of(&rule)))
+            });
+            for (handle, rule) in rules.unwrap_or_default() {
+                self.rules.extend(handle.map(|handle| ((key.clone(), handle), rule)));
+            }
+        }
+    }
+
+    /// The rule of a message; `None` if it is about no rule, or the rule is gone.
+    pub fn of(&self, message: &TraceMessage) -> Option<&FoundRule> {
+        match message.event {
+            TraceEvent::Rule { handle, .. } => self.rules.get(&(key(message)?, handle)),
+            TraceEvent::NoRule | TraceEvent::Return | TraceEvent::Policy(_) => None,
+        }
+    }
+
+    /// The hook that calls the message's chain, if it is a base chain.
+    pub fn hook(&self, message: &TraceMessage) -> Option<Hook> {
+        self.hooks.get(&key(message)?).copied()
+    }
+}
+
+fn key(message: &TraceMessage) -> Option<ChainKey> {
+    Some((message.family?, message.table.clone(), message.chain.clone()))
+}
+
+fn hook_of(chain: &ChainView<'_>) -> Option<(ChainKey, Hook)> {
+    let hook = Hook::ALL.into_iter().find(|hook| chain.is_at(*hook))?;
+    Some(((chain.family()?, chain.table()?.to_owned(), chain.name()?.to_owned()), hook))
+}
+
+impl FoundRule {
+    fn of(rule: &RuleView<'_>) -> Self {
+        let comment = rule.comment().or_else(|| rule.xtables_comment());
+        let refuses = rule.expressions().any(|expression| {
+            expression.name() == "reject" || expression.xtables_target() == Some("REJECT")
+        });
+        Self { text: rule.text(), comment: comment.map(comment_words), refuses }
+    }
+}

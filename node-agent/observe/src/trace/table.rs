@@ -1,0 +1,149 @@
+//! The tables that have the kernel follow packets. Nothing is decided in them.
+
+use std::num::NonZeroU16;
+
+use denizen_nft::{
+    BaseChain, Chain, Field, Hook, Key, Kind, Limit, Rule, Schema, Statement, TableFamily,
+};
+
+use super::Prediction;
+use denizen_model::{Family, Protocol, family_of};
+use denizen_plan::explain::Packet;
+
+/// What the tables' name begins with; each trace has its own.
+pub const TABLE_PREFIX: &str = "denizen-trace-";
+
+// The chains, by what their messages mean.
+pub(super) const ARRIVING: &str = "arriving";
+pub(super) const SENDING: &str = "sending";
+pub(super) const KNOWN: [&str; 2] = ["known-arriving", "known-sending"];
+pub(super) const DELIVERED: &str = "delivered";
+pub(super) const LEAVING: &str = "leaving";
+
+/// Behind defragmentation (`NF_IP_PRI_CONNTRACK_DEFRAG`, -400), before `raw` (-300).
+const FIRST: i32 = -350;
+/// Behind connection tracking (-200), before destinations are translated (-100).
+const TRACKED: i32 = -150;
+/// Behind the translation of sources (100), and whatever others do.
+const LAST: i32 = 1000;
+
+/// The most packets that are marked in an hour, whatever there is: the kernel writes some messages
+/// for each.
+const HOURLY: u32 = 10 * 3600;
+/// The most at once.
+const BURST: u32 = 10;
+
+/// Each table of this name with its chains, to follow up to `count` packets to this port.
+pub(super) fn tables(
+    name: &'static str,
+    packet: &Packet,
+    end: (Protocol, NonZeroU16),
+    prediction: &Prediction,
+    count: u16,
+) -> Vec<(Schema, Vec<Chain>)> {
+    let version = family_of(packet.destination);
+    let limit = Limit { burst: BURST.min(count.into()), hourly: HOURLY };
+    let out = Program { version, packet, end, limit };
+    let ip = match &prediction.bridge {
+        Some(bridge) => out.ip(Some(bridge)),
+        None => out.ip(packet.interface.as_deref()),
+    };
+    let mut tables = vec![(schema(name, version.into()), ip)];
+    if prediction.is_bridged {
+        let port = packet.interface.as_deref().filter(|_| prediction.bridge.is_some());
+        tables.push((schema(name, TableFamily::Bridge), out.bridge(port)));
+    }
+    tables
+}
+
+fn schema(name: &'static str, family: TableFamily) -> Schema {
+    let comment = "denizen-agent trace; the kernel removes it when the command ends";
+    Schema { family, name, comment, sets: Vec::new() }
+}
+
+struct Program<'a> {
+    version: Family,
+    packet: &'a Packet,
+    end: (Protocol, NonZeroU16),
+    limit: Limit,
+}
+
+impl Program<'_> {
+    fn ip(&self, interface: Option<&str>) -> Vec<Chain> {
+        let mut chains = vec![
+            base(ARRIVING, Hook::Prerouting, FIRST, vec![self.follow(arriving(interface))]),
+            base(KNOWN[0], Hook::Prerouting, TRACKED, vec![known()]),
+            base(DELIVERED, Hook::Input, LAST, Vec::new()),
+            base(LEAVING, Hook::Postrouting, LAST, Vec::new()),
+        ];
+        // What this node sends comes in through no interface.
+        if interface.is_none() {
+            chains.push(base(SENDING, Hook::Output, FIRST, vec![self.follow(Vec::new())]));
+            chains.push(base(KNOWN[1], Hook::Output, TRACKED, vec![known()]));
+        }
+        chains
+    }
+
+    fn bridge(&self, port: Option<&str>) -> Vec<Chain> {
+        let named = port.map(is_input);
+        vec![
+            base(ARRIVING, Hook::Prerouting, FIRST, vec![self.follow(Vec::from_iter(named))]),
+            base(LEAVING, Hook::Postrouting, LAST, Vec::new()),
+        ]
+    }
+
+    /// Follows the first packets of connections between the two, and of protocols whose packets do
+    /// not say which is the first, all.
+    fn follow(&self, mut statements: Vec<Statement>) -> Rule {
+        let Packet { source, destination, .. } = *self.packet;
+        let (protocol, port) = self.end;
+        let is = |field, key| Statement::Equals(field, key);
+        statements.extend([
+            is(Field::Source(self.version), Key::EMPTY.address(source)),
+            is(Field::Destination(self.version), Key::EMPTY.address(destination)),
+            is(Field::Protocol, Key::EMPTY.byte(protocol.number())),
+            is(Field::DestinationPort, Key::EMPTY.port(port.get())),
+        ]);
+        statements.extend(begins(protocol));
+        statements.extend([Statement::Limit(self.limit), Statement::Trace]);
+        Rule { statements, why: "the packets that denizen-agent trace was asked for" }
+    }
+}
+
+/// What this node sends to itself arrives through lo, and was followed when it was sent.
+fn arriving(interface: Option<&str>) -> Vec<Statement> {
+    vec![match interface {
+        Some(name) => is_input(name),
+        None => Statement::NotEquals(Field::InputInterface, Key::EMPTY.interface("lo")),
+    }]
+}
+
+fn is_input(name: &str) -> Statement {
+    Statement::Equals(Field::InputInterface, Key::EMPTY.interface(name))
+}
+
+fn begins(protocol: Protocol) -> Option<Statement> {
+    // Of FIN, SYN, RST and ACK.
+    const FLAGS: Field = Field::TransportByte(13);
+    const CHUNK: Field = Field::TransportByte(12);
+    const INIT: u8 = 1;
+    match protocol {
+        Protocol::Tcp => Some(Statement::Bits { field: FLAGS, mask: 0x17, equal: true, value: 2 }),
+        Protocol::Sctp => Some(Statement::Equals(CHUNK, Key::EMPTY.byte(INIT))),
+        Protocol::Udp => None,
+    }
+}
+
+/// Its message says that the packet is not the first of its connection. ESTABLISHED and RELATED
+/// (`NF_CT_STATE_BIT`).
+fn known() -> Rule {
+    let field = Field::ConnectionState;
+    let asks = Statement::Bits { field, mask: 0b110, equal: false, value: 0 };
+    Rule { statements: vec![asks], why: "a packet of a connection that exists already" }
+}
+
+fn base(name: &str, hook: Hook, priority: i32, rules: Vec<Rule>) -> Chain {
+    let base = BaseChain { kind: Kind::Filter, hook, priority };
+    let why = "for denizen-agent trace; decides nothing";
+    Chain { name: name.into(), base: Some(base), why, rules }
+}

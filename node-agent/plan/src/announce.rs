@@ -1,0 +1,372 @@
+//! What this node announces to the fabric (`--routing-mode table`): prefixes that it delivers, now.
+//! Pure.
+//!
+//! A set, and a function of the whole state, never of the changes that led there: an address that
+//! two services share cannot leave a stale announcement. What a change does not concern is kept.
+
+mod forbidden;
+mod kept;
+mod pods;
+mod reason;
+mod recorded;
+mod services;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+pub use self::kept::{AnnouncePlan, Noted, concerned};
+pub use self::pods::single_pods;
+pub use self::reason::{Excluded, Forbidden, WhyNot};
+pub use self::recorded::{Recorded, newest};
+use super::Plan;
+use super::services::{Frontend, FrontendKey, FrontendKind};
+use denizen_model::{LocalPod, Node, Nodes, ServiceName, Snapshot};
+
+/// What to announce, as configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnnounceSettings {
+    /// Which pods.
+    pub pods: AnnouncedPods,
+    /// Which addresses of services: cluster IPs, load balancer IPs, external IPs.
+    pub kinds: BTreeSet<FrontendKind>,
+    /// Load balancer IPs and external IPs are announced only if one of these contains them.
+    pub ranges: Vec<IpNetwork>,
+    /// The most prefixes.
+    pub most: usize,
+    /// The most single pods.
+    pub most_pods: usize,
+    /// The label `node.kubernetes.io/exclude-from-external-load-balancers` does not count.
+    pub ignores_exclusion: bool,
+    /// A node with a taint of one of these keys drains.
+    pub drain_taints: Vec<String>,
+    /// The routers with whom this node speaks BGP.
+    pub peers: BTreeSet<IpAddr>,
+}
+
+/// Which pods are announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnnouncedPods {
+    /// None.
+    Off,
+    /// The Node's podCIDRs.
+    NodeCidrs,
+    /// Each recorded pod by itself.
+    Exact,
+    /// The podCIDRs, and each recorded pod outside them.
+    Auto,
+}
+
+/// How far a node is that should lose its traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drain {
+    /// It serves.
+    No,
+    /// Others are preferred for services.
+    Begun,
+    /// What other nodes serve as well is withdrawn.
+    Over,
+}
+
+/// Whether a node should lose its traffic: it leaves, or has a taint that says so.
+pub fn is_draining(node: Option<&Node>, settings: &AnnounceSettings) -> bool {
+    let is_named = |taint: &Arc<str>| settings.drain_taints.iter().any(|key| **key == **taint);
+    node.is_some_and(|node| node.leaving || node.taints.iter().any(is_named))
+}
+
+/// What is announced, sorted as configurations of routers refer to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// A podCIDR.
+    PodRange,
+    /// A pod outside the podCIDRs.
+    Pod,
+    /// The same, recorded not long ago: another node may still announce it.
+    FreshPod,
+    /// A service's cluster IP.
+    ClusterIp,
+    /// A service's external IP.
+    ExternalIp,
+    /// A service's load balancer IP.
+    LoadBalancerIp,
+}
+
+impl Class {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::PodRange,
+        Self::Pod,
+        Self::FreshPod,
+        Self::ClusterIp,
+        Self::ExternalIp,
+        Self::LoadBalancerIp,
+    ];
+
+    /// The class of a kind of service addresses; none for node ports, whose addresses are the
+    /// node's.
+    fn of(kind: FrontendKind) -> Option<Self> {
+        match kind {
+            FrontendKind::ClusterIp => Some(Self::ClusterIp),
+            FrontendKind::NodePort => None,
+            FrontendKind::LoadBalancerIp => Some(Self::LoadBalancerIp),
+            FrontendKind::ExternalIp => Some(Self::ExternalIp),
+        }
+    }
+
+    /// The metric of its routes, by which routing daemons tell classes apart.
+    pub fn metric(self, is_draining: bool) -> u32 {
+        let class = match self {
+            Self::PodRange => 101,
+            Self::Pod => 102,
+            Self::FreshPod => 98,
+            Self::ClusterIp => 103,
+            Self::ExternalIp => 104,
+            Self::LoadBalancerIp => 105,
+        };
+        class + if is_draining { 100 } else { 0 }
+    }
+
+    /// Its name, as status and metrics have it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PodRange => "pod-cidr",
+            Self::Pod => "pod",
+            Self::FreshPod => "fresh-pod",
+            Self::ClusterIp => "cluster-ip",
+            Self::ExternalIp => "external-ip",
+            Self::LoadBalancerIp => "load-balancer-ip",
+        }
+    }
+}
+
+/// A prefix that is announced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announcement {
+    /// What it is.
+    pub class: Class,
+    /// Other nodes are preferred: this one drains.
+    pub is_draining: bool,
+    /// Why this node announces it.
+    pub because: Because,
+    /// For a single pod: when it was recorded, in seconds since 1970. Of two nodes that announce
+    /// it, routers prefer the newest.
+    pub recorded: Option<NonZeroU32>,
+    /// When its object was made, RFC 3339 in UTC. If there are too many, the oldest stay.
+    since: Arc<str>,
+}
+
+impl Announcement {
+    /// The metric of its route.
+    pub fn metric(&self) -> u32 {
+        self.class.metric(self.is_draining)
+    }
+
+    /// Why it is announced, in words.
+    pub fn why(&self) -> String {
+        let Self { class, because, .. } = self;
+        match class {
+            Class::FreshPod => format!(
+                "{because}; it is new here, so routers prefer this node to another one that still \
+                 announces it"
+            ),
+            Class::PodRange
+            | Class::Pod
+            | Class::ClusterIp
+            | Class::ExternalIp
+            | Class::LoadBalancerIp => because.to_string(),
+        }
+    }
+}
+
+/// Why a prefix is announced.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Because {
+    /// It is one of the Node's podCIDRs.
+    PodRange,
+    /// It is the address of this pod, or of the attachment of this id.
+    Pod(Arc<str>),
+    /// It is an address of this Service.
+    Service {
+        /// The Service.
+        service: ServiceName,
+        /// How many addresses serve it, ready and not terminating.
+        ready: usize,
+        /// How many of them on this node.
+        local: usize,
+    },
+}
+
+impl Because {
+    fn is_service(&self) -> bool {
+        match self {
+            Self::Service { .. } => true,
+            Self::PodRange | Self::Pod(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Because {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PodRange => write!(f, "it is a podCIDR of this node"),
+            Self::Pod(pod) => write!(f, "it is the address of pod {pod} of this node"),
+            Self::Service { service, ready, local } => write!(
+                f,
+                "it is an address of Service {service}, which has {ready} ready endpoints, {local} of them on \
+                 this node"
+            ),
+        }
+    }
+}
+
+/// A prefix that somebody may expect to be announced, and is not.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Silent {
+    /// Why not.
+    pub why: WhyNot,
+    /// Whose address it is.
+    pub owner: Owner,
+}
+
+/// Whose a prefix is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Owner {
+    /// This node's: a podCIDR.
+    Node,
+    /// A pod's of this node.
+    Pod(Arc<str>),
+    /// A Service's.
+    Service(ServiceName),
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node => write!(f, "this Node's podCIDR"),
+            Self::Pod(pod) => write!(f, "pod {pod}"),
+            Self::Service(service) => write!(f, "Service {service}"),
+        }
+    }
+}
+
+/// What this node drops at an address that it announces: policy Local keeps it from the endpoints,
+/// which are on other nodes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Dropped {
+    /// To what the packets are addressed.
+    pub key: FrontendKey,
+    /// The Service whose packets they are.
+    pub service: ServiceName,
+    /// For whose sake the address is announced.
+    pub announced_for: Owner,
+}
+
+impl fmt::Display for Dropped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, service, announced_for } = self;
+        write!(
+            f,
+            "connections to {key} of Service {service} are dropped here: its policy is Local, and no endpoint \
+             on this node serves it; the address is announced for {announced_for}"
+        )
+    }
+}
+
+/// All that is decided about announcements.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Announcements {
+    /// What is to be announced.
+    pub wanted: BTreeMap<IpNetwork, Announcement>,
+    /// What is not, with the one reason that counts.
+    pub silent: BTreeMap<IpNetwork, Silent>,
+    /// What is dropped at what is announced.
+    pub dropped: BTreeMap<IpNetwork, BTreeSet<Dropped>>,
+}
+
+/// What the kernel and the engine know beside the plan.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Surveyed {
+    /// The neighbours through whom this node's routes lead.
+    pub gateways: BTreeSet<IpAddr>,
+    /// Those of the asked pods' addresses that the kernel does not deliver to their pod.
+    pub undelivered: BTreeSet<IpAddr>,
+}
+
+/// What announcements are decided by.
+pub struct Announcing<'a> {
+    /// What is configured.
+    pub settings: &'a AnnounceSettings,
+    /// The plan, whose rules are in the kernel or come there.
+    pub plan: &'a Plan,
+    /// The facts.
+    pub world: Snapshot<'a>,
+    /// All nodes.
+    pub nodes: &'a Nodes,
+    /// The Node object was deleted.
+    pub is_gone: bool,
+    /// Whether this node drains.
+    pub drain: Drain,
+    /// What the kernel knows.
+    pub surveyed: &'a Surveyed,
+    /// When the addresses of single pods were recorded.
+    pub recorded: &'a BTreeMap<IpAddr, Recorded>,
+    /// Whether any rules are rejected.
+    pub rejects: bool,
+    /// Whether those of a frontend are.
+    pub is_rejected: &'a dyn Fn(&Frontend) -> bool,
+}
+
+impl Announcements {
+    /// Why an address is, or is not, announced: itself, or else a range around it.
+    pub fn about(&self, address: IpAddr) -> Option<(IpNetwork, Result<&Announcement, &Silent>)> {
+        let exact = IpNetwork::from(address);
+        let wanted = |prefix: &IpNetwork| self.wanted.get(prefix).map(Ok);
+        let silent = |prefix: &IpNetwork| self.silent.get(prefix).map(Err);
+        let at = |prefix: IpNetwork| {
+            wanted(&prefix).or_else(|| silent(&prefix)).map(|found| (prefix, found))
+        };
+        let around = self.wanted.keys().chain(self.silent.keys());
+        at(exact).or_else(|| around.copied().find(|prefix| prefix.contains(address)).and_then(at))
+    }
+
+    /// The addresses of services that are to be announced.
+    pub fn service_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let of_services = self.wanted.iter().filter(|(_, it)| it.because.is_service());
+        of_services.map(|(prefix, _)| prefix.ip())
+    }
+
+    /// Those of these pods that have an address which no announcement covers.
+    pub fn uncovered<'a>(
+        &self,
+        pods: &'a [LocalPod],
+    ) -> impl Iterator<Item = &'a LocalPod> + use<'a, '_> {
+        let ranges = self.wanted.iter().filter(|(_, it)| it.class == Class::PodRange);
+        let ranges: Vec<IpNetwork> = ranges.map(|(range, _)| *range).collect();
+        let is_covered = move |ip: &IpAddr| {
+            ranges.iter().any(|range| range.contains(*ip))
+                || self.wanted.contains_key(&IpNetwork::from(*ip))
+        };
+        pods.iter().filter(move |pod| !pod.ips.iter().all(&is_covered))
+    }
+
+    /// The prefixes that are refused, whatever becomes of endpoints.
+    pub fn refused(&self) -> impl Iterator<Item = (&IpNetwork, &Silent)> {
+        self.silent.iter().filter(|(_, silent)| silent.why.is_refusal())
+    }
+}
+
+impl From<Because> for Owner {
+    fn from(because: Because) -> Self {
+        match because {
+            Because::PodRange => Self::Node,
+            Because::Pod(pod) => Self::Pod(pod),
+            Because::Service { service, .. } => Self::Service(service),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What is never announced, whatever the configuration.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::super::pod_ranges::{PodRanges, is_special, is_too_large, overlap};
+use super::{Announcing, Forbidden};
+use denizen_model::{ServiceName, Slice};
+
+/// The Service of the API server, whose endpoints are the server's own addresses.
+const API_NAMESPACE: &str = "default";
+const API_NAME: &str = "kubernetes";
+
+/// Whose addresses are whose.
+pub(super) struct Forbidding<'a> {
+    /// What the Node objects claim.
+    nodes: PodRanges<'a>,
+    /// All of this node's links, which no service may take.
+    own: &'a BTreeSet<IpAddr>,
+    /// This node's name.
+    name: &'a Arc<str>,
+    api: BTreeSet<IpAddr>,
+    gateways: &'a BTreeSet<IpAddr>,
+    peers: &'a BTreeSet<IpAddr>,
+}
+
+impl<'a> Forbidding<'a> {
+    pub(super) fn new(by: &'a Announcing<'_>) -> Self {
+        let api = ServiceName::new(API_NAMESPACE, API_NAME);
+        let endpoints = by.world.slices(&api).flat_map(|slice: &Slice| &slice.endpoints);
+        Self {
+            nodes: PodRanges::taken(by.nodes),
+            own: &by.plan.node().own,
+            name: &by.plan.policy().settings.node_name,
+            api: endpoints.map(|endpoint| endpoint.address).collect(),
+            gateways: &by.surveyed.gateways,
+            peers: &by.settings.peers,
+        }
+    }
+
+    /// The API server's addresses.
+    pub(super) fn api(&self) -> &BTreeSet<IpAddr> {
+        &self.api
+    }
+
+    /// Why this node's podCIDR is not announced. It may contain addresses of this node's links: a
+    /// bridge of its pods has one.
+    pub(super) fn pod_range(&self, range: IpNetwork) -> Option<Forbidden> {
+        let node = || {
+            let (address, node) = self.nodes.address_in(range, self.nodes.node(self.name)?)?;
+            Some(Forbidden::NodeAddress { address, node: Arc::clone(node) })
+        };
+        let others = self.nodes.ranges().filter(|(_, node)| *node != self.name);
+        unroutable(range)
+            .or_else(node)
+            .or_else(|| self.host_in(range))
+            .or_else(|| overlapping(others, range))
+    }
+
+    /// Whether pods of this node have addresses of this range.
+    pub(super) fn has_own_pods(&self, range: IpNetwork) -> bool {
+        self.nodes.ranges().any(|(at, node)| node == self.name && overlap(at, range))
+    }
+
+    /// Why a pod is not announced by itself. It may be in another node's podCIDR: it has moved.
+    pub(super) fn pod(&self, address: IpAddr) -> Option<Forbidden> {
+        self.of_host(address)
+    }
+
+    /// The podCIDRs that some of these ranges overlap: [`Self::service`] looks at no others.
+    pub(super) fn contested(&self, ranges: &[IpNetwork]) -> Vec<(IpNetwork, &'a Arc<str>)> {
+        let is_contested = |at: IpNetwork| ranges.iter().any(|range| overlap(*range, at));
+        self.nodes.ranges().filter(|(at, _)| is_contested(*at)).collect()
+    }
+
+    /// Why a service's address is not announced.
+    pub(super) fn service(
+        &self,
+        address: IpAddr,
+        contested: &[(IpNetwork, &Arc<str>)],
+    ) -> Option<Forbidden> {
+        let contested = contested.iter().copied();
+        self.of_host(address).or_else(|| overlapping(contested, address.into()))
+    }
+
+    /// Whose address this is, of those that are no pod's and no service's.
+    fn of_host(&self, address: IpAddr) -> Option<Forbidden> {
+        let own = || self.own.contains(&address).then_some(self.name);
+        let node = || {
+            let node = Arc::clone(self.nodes.with_address(address).or_else(own)?);
+            Some(Forbidden::NodeAddress { address, node })
+        };
+        unroutable(address.into()).or_else(node).or_else(|| self.host_in(address.into()))
+    }
+
+    /// An address of the API server, of a gateway or of a peer in a range.
+    fn host_in(&self, range: IpNetwork) -> Option<Forbidden> {
+        let (first, last) = (range.network(), range.broadcast());
+        let first_of = |hosts: &BTreeSet<IpAddr>| hosts.range(first..=last).next().copied();
+        let gateway = || first_of(self.gateways).map(Forbidden::Gateway);
+        let peer = || first_of(self.peers).map(Forbidden::Peer);
+        first_of(&self.api).map(Forbidden::ApiServer).or_else(gateway).or_else(peer)
+    }
+}
+
+fn unroutable(range: IpNetwork) -> Option<Forbidden> {
+    if is_special(range) {
+        return Some(Forbidden::Special);
+    }
+    is_too_large(range).then_some(Forbidden::TooLarge)
+}
+
+fn overlapping<'a>(
+    mut ranges: impl Iterator<Item = (IpNetwork, &'a Arc<str>)>,
+    range: IpNetwork,
+) -> Option<Forbidden> {
+    let (range, node) = ranges.find(|(other, _)| overlap(*other, range))?;
+    Some(Forbidden::PodRange { range, node: Arc::clone(node) })
+}

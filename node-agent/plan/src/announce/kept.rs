@@ -1,0 +1,272 @@
+//! What is decided, kept from change to change: a change decides anew only what it concerns.
+//!
+//! The result is that of a fresh start. The claims of all owners on a prefix are kept, so that the
+//! end of one reveals the others.
+
+use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::super::{Changes, FrontendKey, Plan, ServicePlan};
+use super::forbidden::Forbidding;
+use super::services::Of;
+use super::{
+    AnnounceSettings, Announcement, Announcements, Announcing, Class, Drain, Dropped, Owner,
+    Silent, WhyNot, pods,
+};
+use denizen_model::{Nodes, ServiceName};
+
+/// What becomes of a prefix, for the sake of one owner.
+pub(super) type Verdict = Result<Announcement, Silent>;
+
+/// A prefix of an owner's.
+#[derive(Debug, PartialEq)]
+pub(super) struct Claim {
+    pub(super) prefix: IpNetwork,
+    pub(super) verdict: Verdict,
+    /// The owner's frontends at which this node drops what comes from outside.
+    pub(super) dropped: Vec<FrontendKey>,
+}
+
+impl Claim {
+    /// At which nothing is dropped.
+    pub(super) fn of(prefix: IpNetwork, verdict: Verdict) -> Self {
+        Self { prefix, verdict, dropped: Vec::new() }
+    }
+}
+
+/// What a decision says that was not so before.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// What is refused.
+    pub refused: Vec<(IpNetwork, Silent)>,
+    /// What is dropped at addresses that are announced.
+    pub dropped: Vec<Dropped>,
+}
+
+/// Who claims prefixes: a Service, or (none) this node for itself and its pods.
+type Claimant = Option<ServiceName>;
+
+/// All that is decided about announcements, and what it was decided by.
+#[derive(Debug, Default)]
+pub struct AnnouncePlan {
+    /// `None` before the first decision.
+    basis: Option<Basis>,
+    claims_of: BTreeMap<Claimant, Vec<Claim>>,
+    /// All claims on each prefix: their places among the claimant's.
+    claims: BTreeMap<IpNetwork, Vec<(Claimant, usize)>>,
+    /// What is not announced for being too much, and for nothing else.
+    surplus: BTreeSet<IpNetwork>,
+    decided: Announcements,
+}
+
+/// What the decision about every service depends on, beside its own facts, endpoints and frontends.
+#[derive(Debug, PartialEq)]
+struct Basis {
+    settings: AnnounceSettings,
+    nodes: Nodes,
+    is_gone: bool,
+    drain: Drain,
+    ranges: Vec<IpNetwork>,
+    own: BTreeSet<IpAddr>,
+    api: BTreeSet<IpAddr>,
+    gateways: BTreeSet<IpAddr>,
+    rejects: bool,
+}
+
+impl Basis {
+    fn of(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Self {
+        Self {
+            settings: by.settings.clone(),
+            nodes: by.nodes.clone(),
+            is_gone: by.is_gone,
+            drain: by.drain,
+            ranges: by.world.service_ranges().collect(),
+            own: by.plan.node().own.clone(),
+            api: forbidding.api().clone(),
+            gateways: by.surveyed.gateways.clone(),
+            rejects: by.rejects,
+        }
+    }
+}
+
+/// The services that a change of the plan concerns: those that differ themselves, and those that
+/// claim frontends which differ.
+pub fn concerned<'a>(
+    plan: &'a Plan,
+    changes: &'a Changes,
+) -> impl Iterator<Item = &'a ServiceName> {
+    let claimants = |services: &'a ServicePlan| {
+        changes.frontends.iter().flat_map(|key| services.claimants(key))
+    };
+    changes.services.iter().chain(plan.services().into_iter().flat_map(claimants))
+}
+
+impl AnnouncePlan {
+    /// What is decided; `None` before the first decision.
+    pub fn decided(&self) -> Option<&Announcements> {
+        self.basis.as_ref().map(|_| &self.decided)
+    }
+
+    /// Whether rules were rejected when it was decided. They may be others after each attempt.
+    pub fn has_rejected(&self) -> bool {
+        self.basis.as_ref().is_some_and(|basis| basis.rejects)
+    }
+
+    /// Decides anew: about services that [`concerned`] has named since the last time, or about
+    /// everything if that is not known or if more differs.
+    pub fn update(
+        &mut self,
+        by: &Announcing<'_>,
+        concerned: Option<&BTreeSet<ServiceName>>,
+    ) -> Noted {
+        let forbidding = Forbidding::new(by);
+        let basis = Basis::of(by, &forbidding);
+        // Nobody tells which rules are rejected, one by one.
+        let concerned = concerned.filter(|_| !basis.rejects && self.basis.as_ref() == Some(&basis));
+        let names = match concerned {
+            Some(names) => names.clone(),
+            None => {
+                let known = self.claims_of.keys().flatten().cloned();
+                known.chain(by.world.services().map(|service| service.name.clone())).collect()
+            }
+        };
+        self.basis = Some(basis);
+        let mut touched = std::mem::take(&mut self.surplus);
+        self.replace(None, pods::claims(by, &forbidding), &mut touched);
+        let of = Of::new(by, &forbidding);
+        for name in names {
+            let service = by.world.service(&name);
+            let claims = service.map(|service| of.claims(service)).unwrap_or_default();
+            self.replace(Some(name), claims, &mut touched);
+        }
+        self.settle(&touched, by.settings.most)
+    }
+
+    /// Replaces all claims of a claimant. Adds the prefixes that they were and are about.
+    fn replace(
+        &mut self,
+        claimant: Claimant,
+        claims: Vec<Claim>,
+        touched: &mut BTreeSet<IpNetwork>,
+    ) {
+        let before = self.claims_of.get(&claimant);
+        if before.map(Vec::as_slice).unwrap_or_default() == claims {
+            return;
+        }
+        for Claim { prefix, .. } in before.into_iter().flatten() {
+            touched.insert(*prefix);
+            if let Entry::Occupied(mut places) = self.claims.entry(*prefix) {
+                places.get_mut().retain(|(of, _)| *of != claimant);
+                if places.get().is_empty() {
+                    places.remove();
+                }
+            }
+        }
+        for (place, Claim { prefix, .. }) in claims.iter().enumerate() {
+            touched.insert(*prefix);
+            // Nearly every prefix has one claim.
+            let places = self.claims.entry(*prefix).or_insert_with(|| Vec::with_capacity(1));
+            places.push((claimant.clone(), place));
+        }
+        match claims.is_empty() {
+            true => self.claims_of.remove(&claimant),
+            false => self.claims_of.insert(claimant, claims),
+        };
+    }
+
+    fn settle(&mut self, touched: &BTreeSet<IpNetwork>, most: usize) -> Noted {
+        let (mut silent_before, mut dropped_before) = (BTreeMap::new(), BTreeMap::new());
+        for prefix in touched {
+            let decided = &mut self.decided;
+            silent_before.extend(decided.silent.remove(prefix).map(|silent| (*prefix, silent)));
+            dropped_before.extend(decided.dropped.remove(prefix).map(|all| (*prefix, all)));
+            decided.wanted.remove(prefix);
+            match self.announcement(prefix).cloned() {
+                Some(announcement) => {
+                    let dropped = self.dropped(prefix, &announcement);
+                    let dropped = Some(dropped).filter(|dropped| !dropped.is_empty());
+                    self.decided.dropped.extend(dropped.map(|dropped| (*prefix, dropped)));
+                    self.decided.wanted.insert(*prefix, announcement);
+                }
+                None => {
+                    let silent = self.silents(prefix).min().cloned();
+                    self.decided.silent.extend(silent.map(|silent| (*prefix, silent)));
+                }
+            }
+        }
+        self.limit(most);
+        let changed = || touched.union(&self.surplus);
+        let silent = changed().filter_map(|at| Some((*at, self.decided.silent.get(at)?)));
+        let refused =
+            silent.filter(|(at, it)| it.why.is_refusal() && silent_before.get(at) != Some(*it));
+        let nothing = BTreeSet::new();
+        let dropped = changed().filter_map(|at| Some((at, self.decided.dropped.get(at)?)));
+        let dropped =
+            dropped.flat_map(|(at, all)| all - dropped_before.get(at).unwrap_or(&nothing));
+        Noted {
+            refused: refused.map(|(prefix, silent)| (prefix, silent.clone())).collect(),
+            dropped: dropped.collect(),
+        }
+    }
+
+    fn about(&self, prefix: &IpNetwork) -> impl Iterator<Item = (&Claimant, &Claim)> {
+        let places = self.claims.get(prefix).into_iter().flatten();
+        places.filter_map(|(claimant, place)| {
+            Some((claimant, self.claims_of.get(claimant)?.get(*place)?))
+        })
+    }
+
+    /// What this node drops at a prefix that is announced, of all its owners.
+    fn dropped(&self, prefix: &IpNetwork, by: &Announcement) -> BTreeSet<Dropped> {
+        let announced_for = Owner::from(by.because.clone());
+        let of_claim = |(claimant, claim): (&Claimant, &Claim)| {
+            let (service, announced_for) = (claimant.clone(), announced_for.clone());
+            claim.dropped.clone().into_iter().filter_map(move |key| {
+                let (service, announced_for) = (service.clone()?, announced_for.clone());
+                Some(Dropped { key, service, announced_for })
+            })
+        };
+        self.about(prefix).flat_map(of_claim).collect()
+    }
+
+    /// Of two owners of one prefix, the one with the higher class counts, then the first by name.
+    fn announcement(&self, prefix: &IpNetwork) -> Option<&Announcement> {
+        let wanted = self.about(prefix).filter_map(|(_, claim)| claim.verdict.as_ref().ok());
+        wanted.min_by_key(|it| (Reverse(it.class), &it.because))
+    }
+
+    /// Of several reasons, the first one counts.
+    fn silents(&self, prefix: &IpNetwork) -> impl Iterator<Item = &Silent> {
+        self.about(prefix).filter_map(|(_, claim)| claim.verdict.as_ref().err())
+    }
+
+    /// Takes away what is too much: pods stay, then the oldest services.
+    fn limit(&mut self, most: usize) {
+        if self.decided.wanted.len() <= most {
+            return;
+        }
+        let wanted = self.decided.wanted.iter();
+        let mut ranked: Vec<_> = wanted.map(|(at, it)| (rank(it), *at)).collect();
+        ranked.sort();
+        for (_, prefix) in ranked.drain(most..) {
+            self.decided.dropped.remove(&prefix);
+            if let Some(Announcement { because, .. }) = self.decided.wanted.remove(&prefix) {
+                let over = Silent { why: WhyNot::OverLimit(most), owner: Owner::from(because) };
+                let silent = self.silents(&prefix).chain([&over]).min().cloned();
+                self.decided.silent.extend(silent.map(|silent| (prefix, silent)));
+                self.surplus.insert(prefix);
+            }
+        }
+    }
+}
+
+/// Those with the lowest one stay if there are too many.
+fn rank(announcement: &Announcement) -> (bool, bool, Arc<str>) {
+    let Announcement { class, because, since, .. } = announcement;
+    (because.is_service(), *class != Class::PodRange, since.clone())
+}

@@ -1,0 +1,100 @@
+//! Pods: the Node's podCIDRs, and single pods outside them.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::super::pod_ranges::without_host_bits;
+use super::forbidden::Forbidding;
+use super::kept::Claim;
+use super::{
+    AnnounceSettings, AnnouncedPods, Announcement, Announcing, Because, Class, Owner, Recorded,
+    Silent, WhyNot, newest,
+};
+use denizen_model::{LocalPod, Nodes};
+
+/// The addresses of recorded pods that are announced by themselves, if the kernel delivers them.
+///
+/// Ranges are never derived from addresses that were seen: a pod's address does not show who owns
+/// those around it.
+pub fn single_pods<'a>(
+    settings: &AnnounceSettings,
+    nodes: &Nodes,
+    pods: &'a [LocalPod],
+) -> Vec<(&'a LocalPod, IpAddr)> {
+    let ranges = match settings.pods {
+        AnnouncedPods::Off | AnnouncedPods::NodeCidrs => return Vec::new(),
+        AnnouncedPods::Exact => &[][..],
+        AnnouncedPods::Auto => nodes.own.as_ref().map(|node| &*node.pod_cidrs).unwrap_or_default(),
+    };
+    let is_outside = |ip: &IpAddr| !ranges.iter().any(|range| range.contains(*ip));
+    let of_pod =
+        |pod: &'a LocalPod| pod.ips.iter().filter(|ip| is_outside(ip)).map(move |ip| (pod, *ip));
+    pods.iter().flat_map(of_pod).collect()
+}
+
+/// What becomes of this node's podCIDRs and of single pods.
+pub(super) fn claims(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Vec<Claim> {
+    let mut found = Vec::new();
+    let ranges = by.nodes.own.iter().flat_map(|node| node.pod_cidrs.iter().copied());
+    for range in ranges.map(without_host_bits) {
+        let why_not = match by.settings.pods {
+            AnnouncedPods::Off | AnnouncedPods::Exact => Some(WhyNot::NotChosen),
+            AnnouncedPods::NodeCidrs | AnnouncedPods::Auto => {
+                forbidding.pod_range(range).map(WhyNot::Forbidden)
+            }
+        };
+        let verdict = match why_not {
+            Some(why) => Err(Silent { why, owner: Owner::Node }),
+            None => Ok(Announcement {
+                class: Class::PodRange,
+                is_draining: false,
+                because: Because::PodRange,
+                recorded: None,
+                since: "".into(),
+            }),
+        };
+        found.push(Claim::of(range, verdict));
+    }
+    singles(by, forbidding, &mut found);
+    found
+}
+
+/// The oldest stay if there are too many: an announcement never ends because of a newer pod. Of
+/// several pods with one address, it is the newest's.
+fn singles(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Vec<Claim>) {
+    let AnnounceSettings { most_pods, .. } = *by.settings;
+    let mut singles = single_pods(by.settings, by.nodes, by.plan.recorded());
+    singles.sort_by(|(a, a_ip), (b, b_ip)| (&a.added_at, a_ip).cmp(&(&b.added_at, b_ip)));
+    let newest = newest(&singles);
+    let mut chosen = BTreeSet::new();
+    for (pod, address) in singles {
+        if chosen.contains(&address) {
+            continue;
+        }
+        let owner = newest.get(&address).copied().unwrap_or(pod);
+        let name: Arc<str> = owner.to_string().into();
+        let why_not = if let Some(forbidden) = forbidding.pod(address) {
+            Some(WhyNot::Forbidden(forbidden))
+        } else if by.surveyed.undelivered.contains(&address) {
+            Some(WhyNot::NotDeliveredHere)
+        } else {
+            (chosen.len() >= most_pods).then_some(WhyNot::OverLimit(most_pods))
+        };
+        if let Some(why) = why_not {
+            let silent = Silent { why, owner: Owner::Pod(name) };
+            found.push(Claim::of(address.into(), Err(silent)));
+            continue;
+        }
+        chosen.insert(address);
+        let recorded = by.recorded.get(&address).copied().unwrap_or(Recorded::UNKNOWN);
+        let announcement = Announcement {
+            class: if recorded.is_fresh { Class::FreshPod } else { Class::Pod },
+            is_draining: false,
+            because: Because::Pod(name),
+            recorded: Some(recorded.at),
+            since: pod.added_at.clone(),
+        };
+        found.push(Claim::of(address.into(), Ok(announcement)));
+    }
+}

@@ -1,0 +1,191 @@
+//! Addresses of services: each exactly while this node may serve it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::super::pod_ranges::is_too_large;
+use super::super::services::{
+    Frontend, FrontendAddress, FrontendKey, FrontendKind, Outcome, Whereabouts, ready, whereabouts,
+};
+use super::forbidden::Forbidding;
+use super::kept::Claim;
+use super::{Announcement, Announcing, Because, Class, Drain, Excluded, Owner, Silent, WhyNot};
+use denizen_model::{Service, TrafficPolicy, family_of};
+
+/// What the decision about each address depends on.
+pub(super) struct Of<'a> {
+    by: &'a Announcing<'a>,
+    forbidding: &'a Forbidding<'a>,
+    /// The ranges of cluster IPs.
+    cluster: Vec<IpNetwork>,
+    /// Those of the permitted ranges in which podCIDRs do not count.
+    for_services: Vec<IpNetwork>,
+    contested: Vec<(IpNetwork, &'a Arc<str>)>,
+    here: Whereabouts<'a>,
+}
+
+impl<'a> Of<'a> {
+    pub(super) fn new(by: &'a Announcing<'a>, forbidding: &'a Forbidding<'a>) -> Self {
+        let cluster: Vec<IpNetwork> = by.world.service_ranges().collect();
+        let permitted = [&cluster[..], &by.settings.ranges].concat();
+        // A range that this node's own pods share, or that is as wide as no node's pods, is not for
+        // services alone: a Service must not take pods' addresses.
+        let (for_services, shared): (Vec<_>, Vec<_>) = permitted
+            .into_iter()
+            .partition(|range| !is_too_large(*range) && !forbidding.has_own_pods(*range));
+        let contested = forbidding.contested(&shared);
+        let here = whereabouts(&by.plan.policy().settings, by.world.node());
+        Self { by, forbidding, cluster, for_services, contested, here }
+    }
+
+    /// What becomes of a service's addresses.
+    pub(super) fn claims(&self, service: &Service) -> Vec<Claim> {
+        let silent = |why| Silent { why, owner: Owner::Service(service.name.clone()) };
+        let proxied = service.proxied_ips.iter();
+        let mut found: Vec<Claim> =
+            proxied.map(|ip| Claim::of((*ip).into(), Err(silent(WhyNot::IpModeProxy)))).collect();
+        let addresses = [
+            (FrontendKind::ClusterIp, &service.cluster_ips),
+            (FrontendKind::ExternalIp, &service.external_ips),
+            (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
+        ];
+        for (kind, addresses) in addresses {
+            let Some(class) = Class::of(kind) else { continue };
+            for address in addresses {
+                let verdict = self.decide(service, kind, class, *address).map_err(silent);
+                let dropped = self.dropped(service, *address);
+                found.push(Claim { dropped, ..Claim::of((*address).into(), verdict) });
+            }
+        }
+        found
+    }
+
+    fn decide(
+        &self,
+        service: &Service,
+        kind: FrontendKind,
+        class: Class,
+        address: IpAddr,
+    ) -> Result<Announcement, WhyNot> {
+        self.permit(service, kind, address)?;
+        let (ready, local) = self.ready(service, address)?;
+        let policy = match kind {
+            FrontendKind::ClusterIp => service.internal_policy,
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
+                service.external_policy
+            }
+        };
+        match policy {
+            _ if ready == 0 => return Err(WhyNot::NoEndpoint),
+            TrafficPolicy::Local if local == 0 => return Err(WhyNot::NoReadyLocalEndpoint),
+            // The only node that serves it must not go silent: under Local, it goes with its pods.
+            TrafficPolicy::Cluster if self.by.drain == Drain::Over => {
+                return Err(WhyNot::Draining);
+            }
+            TrafficPolicy::Local | TrafficPolicy::Cluster => {}
+        }
+        Ok(Announcement {
+            class,
+            is_draining: self.by.drain != Drain::No,
+            because: Because::Service { service: service.name.clone(), ready, local },
+            recorded: None,
+            since: service.created.clone(),
+        })
+    }
+
+    /// Whether the address may be announced at all, whatever its endpoints.
+    fn permit(&self, service: &Service, kind: FrontendKind, address: IpAddr) -> Result<(), WhyNot> {
+        let settings = self.by.settings;
+        if !settings.kinds.contains(&kind) {
+            return Err(WhyNot::NotChosen);
+        }
+        if service.opts_out {
+            return Err(WhyNot::OptedOut);
+        }
+        let ranges = match kind {
+            FrontendKind::ClusterIp => &self.cluster,
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
+                &settings.ranges
+            }
+        };
+        let within = || ranges.iter().filter(|range| range.contains(address));
+        let contested = match within().any(|range| self.for_services.contains(range)) {
+            true => &[][..],
+            false => &self.contested,
+        };
+        if let Some(forbidden) = self.forbidding.service(address, contested) {
+            return Err(WhyNot::Forbidden(forbidden));
+        }
+        if within().next().is_none() {
+            return Err(WhyNot::OutsideRanges);
+        }
+        match (kind, self.excluded()) {
+            (FrontendKind::ClusterIp, _) | (_, None) => Ok(()),
+            (_, Some(excluded)) => Err(WhyNot::NodeExcluded(excluded)),
+        }
+    }
+
+    /// Why load balancers are not to use this node.
+    fn excluded(&self) -> Option<Excluded> {
+        let node = self.by.world.node();
+        if self.by.is_gone {
+            Some(Excluded::Deleted)
+        } else if node.is_some_and(|node| node.network_unavailable) {
+            Some(Excluded::NetworkUnavailable)
+        } else if node.is_some_and(|node| node.excluded) && !self.by.settings.ignores_exclusion {
+            Some(Excluded::Label)
+        } else {
+            None
+        }
+    }
+
+    /// The service's own frontends at this address.
+    fn frontends(&self, service: &Service, address: IpAddr) -> impl Iterator<Item = &'a Frontend> {
+        let services = self.by.plan.services();
+        service.ports.iter().filter_map(move |port| {
+            let at = FrontendAddress::Ip(address);
+            let key = FrontendKey { address: at, protocol: port.protocol, port: port.port };
+            let frontend = services?.frontend(&key)?;
+            (frontend.service_port.service == service.name).then_some(frontend)
+        })
+    }
+
+    /// Those of them at which this node drops what comes from outside: others have endpoints.
+    fn dropped(&self, service: &Service, address: IpAddr) -> Vec<FrontendKey> {
+        let drops = |frontend: &&Frontend| {
+            *frontend.outside.as_ref().unwrap_or(&frontend.inside) == Outcome::Drop
+        };
+        self.frontends(service, address).filter(drops).map(|frontend| frontend.key).collect()
+    }
+
+    /// How many addresses are ready behind the service's own ports of this address, and how many of
+    /// them are here.
+    fn ready(&self, service: &Service, address: IpAddr) -> Result<(usize, usize), WhyNot> {
+        let (mut all, mut local) = (BTreeSet::new(), BTreeSet::new());
+        let mut why_none = WhyNot::AnotherService;
+        for port in &service.ports {
+            let at = FrontendAddress::Ip(address);
+            let key = FrontendKey { address: at, protocol: port.protocol, port: port.port };
+            let frontend = self.by.plan.services().and_then(|services| services.frontend(&key));
+            let own = frontend.filter(|it| it.service_port.service == service.name);
+            let Some(frontend) = own else { continue };
+            if (self.by.is_rejected)(frontend) {
+                why_none = WhyNot::RulesRefused;
+                continue;
+            }
+            why_none = WhyNot::NoEndpoint;
+            let slices = self.by.world.slices(&service.name);
+            for (ip, is_local) in ready(port, family_of(address), slices, self.here) {
+                all.insert(ip);
+                local.extend(is_local.then_some(ip));
+            }
+        }
+        match (all.is_empty(), why_none) {
+            (true, why @ (WhyNot::AnotherService | WhyNot::RulesRefused)) => Err(why),
+            _ => Ok((all.len(), local.len())),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Why an address is, or is not, announced.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+use serde::{Deserialize, Serialize};
+
+use crate::{Announcement, Announcements, Owner, Silent};
+use denizen_text::Printable;
+
+/// The answer to `denizen-agent explain --announce`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Announced {
+    /// The address.
+    pub address: IpAddr,
+    /// Whether routing daemons learn it from the kernel's table.
+    pub announced: bool,
+    /// The prefix that contains it; `None` if it is nobody's here.
+    pub prefix: Option<IpNetwork>,
+    /// What the prefix is.
+    pub class: Option<String>,
+    /// The metric of its route.
+    pub metric: Option<u32>,
+    /// Whose it is.
+    pub owner: Option<String>,
+    /// Why it is not announced, of a closed list; `None` if it is.
+    pub reason: Option<String>,
+    /// Why it is, or is not, announced.
+    pub why: String,
+    /// What this node drops at the address, although it is announced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dropped: Vec<String>,
+    /// The BGP peers to which it was exported; `None` if the agent does not know of peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Vec<String>>,
+}
+
+impl Announced {
+    /// From what is decided (`None` while a first list is missing) and what is in the table.
+    /// `failure` is why the table is not as it should be.
+    pub fn of(
+        address: IpAddr,
+        decided: Option<&Announcements>,
+        is_published: impl Fn(&IpNetwork) -> bool,
+        failure: Option<&str>,
+    ) -> Self {
+        let unknown = |reason: &str, why: &str| Self {
+            address,
+            announced: false,
+            prefix: None,
+            class: None,
+            metric: None,
+            owner: None,
+            reason: Some(reason.to_owned()),
+            why: why.to_owned(),
+            dropped: Vec::new(),
+            peers: None,
+        };
+        let Some(decided) = decided else {
+            return unknown("rules-not-programmed", "a first list is missing: nothing is decided");
+        };
+        let wanted = |prefix, wanted| {
+            let dropped = decided.dropped.get(&prefix).into_iter().flatten();
+            let dropped = dropped.map(ToString::to_string).collect();
+            Self { dropped, ..Self::wanted(address, prefix, wanted) }
+        };
+        match decided.about(address) {
+            None => unknown("unknown", "it is no address of a Service or a pod of this node"),
+            Some((prefix, Err(silent))) => Self::silent(address, prefix, silent),
+            Some((prefix, Ok(it))) if is_published(&prefix) => wanted(prefix, it),
+            Some((prefix, Ok(it))) => Self {
+                announced: false,
+                reason: Some("rules-not-programmed".to_owned()),
+                why: failure.unwrap_or("its rules are not all in the kernel yet").to_owned(),
+                ..wanted(prefix, it)
+            },
+        }
+    }
+
+    fn wanted(address: IpAddr, prefix: IpNetwork, wanted: &Announcement) -> Self {
+        Self {
+            address,
+            announced: true,
+            prefix: Some(prefix),
+            class: Some(wanted.class.as_str().to_owned()),
+            metric: Some(wanted.metric()),
+            owner: Some(Owner::from(wanted.because.clone()).to_string()),
+            reason: None,
+            why: wanted.why(),
+            dropped: Vec::new(),
+            peers: None,
+        }
+    }
+
+    fn silent(address: IpAddr, prefix: IpNetwork, silent: &Silent) -> Self {
+        Self {
+            address,
+            announced: false,
+            prefix: Some(prefix),
+            class: None,
+            metric: None,
+            owner: Some(silent.owner.to_string()),
+            reason: Some(silent.why.code().to_owned()),
+            why: silent.why.to_string(),
+            dropped: Vec::new(),
+            peers: None,
+        }
+    }
+
+    /// The same, exported to these peers.
+    #[must_use]
+    pub fn exported_to(self, peers: Vec<String>) -> Self {
+        Self { peers: Some(peers), ..self }
+    }
+
+    /// It is in the table, and nobody hears of it.
+    #[must_use]
+    pub fn untold(self, reason: &str, why: String) -> Self {
+        let (announced, reason) = (false, Some(reason.to_owned()));
+        Self { announced, reason, why, peers: Some(Vec::new()), ..self }
+    }
+}
+
+impl fmt::Display for Announced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, announced, prefix, class, metric, owner, reason, why, dropped, peers } =
+            self;
+        let verdict = if *announced { "announced" } else { "not announced" };
+        writeln!(f, "{address} is {verdict}: {}", Printable(why))?;
+        let lines = [
+            ("reason", reason.clone()),
+            ("prefix", prefix.map(|prefix| prefix.to_string())),
+            ("class", class.clone()),
+            ("metric", metric.map(|metric| metric.to_string())),
+            ("owner", owner.clone()),
+            ("peers", peers.as_ref().map(|peers| peers.join(", "))),
+        ];
+        let known = lines.into_iter().filter_map(|(what, value)| Some((what, value?)));
+        known
+            .chain(dropped.iter().map(|dropped| ("but", dropped.clone())))
+            .try_for_each(|(what, value)| writeln!(f, "  {what:<8}{}", Printable(&value)))
+    }
+}

@@ -1,0 +1,384 @@
+//! What happens to a packet on this node, step by step, and why.
+//!
+//! It is computed from the [`Plan`], as the rules are, so it cannot contradict them. Tests
+//! with real packets compare it with the kernel.
+
+mod announce;
+mod arrival;
+mod carrier;
+mod egress;
+mod hairpin;
+mod masquerade;
+mod name;
+mod packet;
+mod policy;
+mod redirect;
+#[cfg(test)]
+mod tests;
+mod verdict;
+mod words;
+
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+pub use announce::Announced;
+pub use carrier::VirtualServerRow;
+pub use hairpin::without_hairpin;
+pub use packet::{Packet, PacketError, Transport};
+pub use policy::PolicyRow;
+pub use redirect::RedirectRow;
+pub use verdict::Verdict;
+
+use self::arrival::arrival;
+use crate::{
+    Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Listed, Outcome, Plan,
+    Planner, Remark, ServicePlan,
+};
+use denizen_model::{Affinity, ForeignService, Listing, ServiceName, TrafficPolicy, family_of};
+use denizen_text::Printable;
+
+/// One step of a packet's path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// What is found or done.
+    pub what: String,
+    /// Why.
+    pub why: String,
+}
+
+/// The explanation of a packet's path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// What happens to it.
+    pub verdict: Verdict,
+    /// `namespace/name:port` of the service behind its destination.
+    pub service: Option<String>,
+    /// The endpoints that it may go to, each with the same probability.
+    pub endpoints: Vec<String>,
+    /// Whether its source becomes the node's address.
+    pub masquerade: bool,
+    /// The endpoints that see the node's address as the source, if not all or none do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub masqueraded: Vec<String>,
+    /// The virtual server that chooses the endpoint, if IPVS does.
+    #[serde(default, rename = "virtualServer", skip_serializing_if = "Option::is_none")]
+    pub virtual_server: Option<VirtualServerRow>,
+    /// Whether it comes from a pod of this node.
+    pub local: bool,
+    /// What NetworkPolicies of this node's pods say, if any exists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<PolicyRow>,
+    /// What happens inside pods whose TCP is redirected to their own proxy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub redirects: Vec<RedirectRow>,
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+}
+
+/// Why a question cannot be answered.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("still waiting for {}", names(.0))]
+pub struct NotYet(pub Vec<Listing>);
+
+fn names(owed: &[Listing]) -> String {
+    owed.iter().map(Listing::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Explains what happens to the first packet of a connection, or to a ping. `rejected` returns the
+/// rules of a frontend that the kernel rejected, each with the reason; `listed` the kernel's real
+/// servers of a virtual server that is as planned, in the kernel's order.
+///
+/// # Errors
+/// [`NotYet`] while services are not known.
+pub fn explain(
+    planner: &Planner,
+    packet: &Packet,
+    rejected: impl Fn(&Frontend) -> Vec<String>,
+    listed: &dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
+) -> Result<Explanation, NotYet> {
+    let plan = planner.plan();
+    let services = plan.services().ok_or_else(|| NotYet(plan.waiting_for().into()))?;
+    let foreign = planner.model().foreign_service(packet.destination);
+    let (steps, masqueraded) = (Vec::new(), Vec::new());
+    let mut way = Way { plan, services, foreign, packet, listed, steps, masqueraded };
+    let sender = way.source();
+    let is_kept_out = way.is_kept_out(sender);
+    let guards_first = plan.capabilities().guards_loopback_first;
+    let explanation = match way.key() {
+        Some(frontend) if !is_kept_out || !guards_first => {
+            way.through(frontend, sender, &rejected(frontend))
+        }
+        Some(_) | None if is_kept_out => way.kept_out(sender),
+        Some(_) | None => way.past(sender),
+    };
+    let explanation = policy::judge(plan, packet, explanation);
+    Ok(redirect::inside(plan, packet, explanation))
+}
+
+/// The sender, as the rules detect it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sender {
+    Node,
+    Pod,
+    Other,
+}
+
+struct Way<'a> {
+    plan: &'a Plan,
+    services: &'a ServicePlan,
+    /// The other proxy's Service that has the destination.
+    foreign: Option<(&'a ServiceName, &'a ForeignService)>,
+    packet: &'a Packet,
+    listed: &'a dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
+    steps: Vec<Step>,
+    masqueraded: Vec<String>,
+}
+
+impl<'a> Way<'a> {
+    fn step(&mut self, what: impl Into<String>, why: impl Into<String>) {
+        self.steps.push(Step { what: what.into(), why: why.into() });
+    }
+
+    fn source(&mut self) -> Sender {
+        let detection = &self.plan.node().detection;
+        let from = self.packet.source;
+        if self.is_own(from) && self.packet.interface.is_none() {
+            self.step(format!("{from} is this node itself"), words::NODE);
+            return Sender::Node;
+        }
+        let pods = self.plan.recorded();
+        let arrival = arrival(pods, self.packet);
+        let (what, why, sender) = match detection.local(pods, from, arrival) {
+            Some(local) => {
+                let (what, why) = words::local(from, &local, arrival);
+                (what, why, Sender::Pod)
+            }
+            None => {
+                let why = words::not_local(&detection.detector).to_owned();
+                (words::foreign(from, arrival), why, Sender::Other)
+            }
+        };
+        self.step(what, why);
+        sender
+    }
+
+    /// The frontend that the packet is addressed to.
+    fn key(&self) -> Option<&'a Frontend> {
+        let Packet { destination, transport: Transport::Port(protocol, port), .. } = *self.packet
+        else {
+            return None;
+        };
+        let at = |address| self.services.frontend(&FrontendKey { address, protocol, port });
+        at(FrontendAddress::Ip(destination)).or_else(|| {
+            let node_port = self.plan.node().node_ports.addresses.contains(&destination)
+                && !self.is_answered(destination)
+                && self.service_range_of(destination).is_none();
+            if node_port { at(FrontendAddress::Node(family_of(destination))) } else { None }
+        })
+    }
+
+    fn service_range_of(&self, address: IpAddr) -> Option<IpNetwork> {
+        let mut ranges = self.plan.node().service_ranges.iter().copied();
+        ranges.find(|range| range.contains(address))
+    }
+
+    /// Whether it is a cluster IP, and the backend handles all its ports.
+    fn is_answered(&self, address: IpAddr) -> bool {
+        let at = FrontendAddress::Ip(address);
+        let is_it = |f: &Frontend| f.kind == FrontendKind::ClusterIp && f.key.address == at;
+        self.plan.capabilities().unused_addresses && self.services.frontends().any(is_it)
+    }
+
+    /// Whether it is addressed to loopback and comes from outside. IPv6 needs no such rule.
+    fn is_kept_out(&self, sender: Sender) -> bool {
+        let is_guarded = self.plan.policy().services;
+        let is_loopback = matches!(self.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
+        is_guarded
+            && is_loopback
+            && sender != Sender::Node
+            && self.packet.interface.as_deref() != Some("lo")
+    }
+
+    fn kept_out(mut self, sender: Sender) -> Explanation {
+        let to = self.packet.destination_text();
+        self.step(format!("{to} is dropped"), words::LOOPBACK);
+        self.finish(Verdict::Drop, None, None, false, sender)
+    }
+
+    /// No service has this address and port.
+    fn past(mut self, sender: Sender) -> Explanation {
+        let to = self.packet.destination_text();
+        let destination = self.packet.destination;
+        let verdict = if let Some(service) = self.services.claims_own(destination) {
+            let what = format!(
+                "{to} is left alone: it is a cluster IP of {service}, and this node's own address"
+            );
+            self.step(what, words::OWN_ADDRESS);
+            Verdict::Untouched
+        } else if self.is_answered(destination) {
+            self.step(format!("{to} is refused"), words::unused(self.packet.transport));
+            Verdict::Reject
+        } else if let Some((service, ForeignService { proxy, .. })) = self.foreign {
+            let what = format!(
+                "{to} is a cluster IP of {service}, which belongs to another proxy: {proxy:?}"
+            );
+            let is_checked = self.service_range_of(destination).is_some();
+            self.step(what, words::foreign_service(is_checked));
+            Verdict::Foreign
+        } else if let Some(range) = self.service_range_of(destination) {
+            self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
+            Verdict::Drop
+        } else {
+            let are_known = self.plan.policy().services;
+            let why = words::no_service(self.packet.transport, are_known);
+            self.step(format!("{to} is left alone"), why);
+            Verdict::Untouched
+        };
+        let masquerade = verdict == Verdict::Untouched && self.leaves_untouched(sender);
+        self.finish(verdict, None, None, masquerade, sender)
+    }
+
+    fn through(mut self, frontend: &Frontend, sender: Sender, rejected: &[String]) -> Explanation {
+        let service = frontend.service_port.to_string();
+        let to = self.packet.destination_text();
+        self.step(
+            format!("{to} is {} {} of {service}", words::article(frontend.kind), frontend.kind),
+            words::kind(frontend.kind),
+        );
+        if !rejected.is_empty() {
+            for reason in rejected {
+                self.step(words::REJECTED, reason.as_str());
+            }
+            return self.finish(Verdict::Unknown, Some(service), None, false, sender);
+        }
+        if let Some(allowed) = &frontend.sources
+            && !self.may_enter(allowed)
+        {
+            return self.finish(Verdict::Drop, Some(service), None, false, sender);
+        }
+        self.note_open_family(frontend);
+        let bound = frontend.outside.as_ref().filter(|_| sender == Sender::Other);
+        let outcome = bound.unwrap_or(&frontend.inside);
+        self.step(
+            words::policy(frontend, bound.is_some()),
+            words::policy_why(frontend, sender != Sender::Other),
+        );
+        match outcome {
+            Outcome::Reject => {
+                self.step("refused", words::NO_ENDPOINTS);
+                self.finish(Verdict::Reject, Some(service), None, false, sender)
+            }
+            Outcome::Drop => {
+                self.step("dropped without an answer", words::NO_LOCAL_ENDPOINT);
+                self.finish(Verdict::Drop, Some(service), None, false, sender)
+            }
+            Outcome::Forward(endpoints) => {
+                self.forward(frontend, bound.is_some(), endpoints, sender)
+            }
+        }
+    }
+
+    fn forward(
+        mut self,
+        frontend: &Frontend,
+        bound: bool,
+        endpoints: &Endpoints,
+        sender: Sender,
+    ) -> Explanation {
+        let virtual_server = self.choose(frontend, bound, endpoints);
+        if let Affinity::ClientIp { seconds } = frontend.affinity {
+            self.step(words::affinity(seconds), words::AFFINITY);
+        }
+        let masquerade = self.masquerade(frontend, bound, endpoints, sender);
+        let service = Some(frontend.service_port.to_string());
+        let explanation =
+            self.finish(Verdict::Forward, service, Some(endpoints), masquerade, sender);
+        Explanation { virtual_server, ..explanation }
+    }
+
+    /// Whether the source may use the load balancer IP.
+    fn may_enter(&mut self, allowed: &[IpNetwork]) -> bool {
+        let source = self.packet.source;
+        match allowed.iter().find(|range| range.contains(source)) {
+            Some(range) => {
+                self.step(format!("{source} may use it: it lies in {range}"), words::SOURCE_RANGES);
+                true
+            }
+            None => {
+                self.step(format!("{source} may not use it, and is dropped"), words::SOURCE_RANGES);
+                false
+            }
+        }
+    }
+
+    /// All clients may use a load balancer IP of a family without a source range.
+    fn note_open_family(&mut self, frontend: &Frontend) {
+        let family = frontend.key.family();
+        let is_it = |remark: &Remark| {
+            let of = (&frontend.service_port.service, family);
+            matches!(remark, Remark::OpenFamily { service, family } if (service, *family) == of)
+        };
+        if frontend.kind == FrontendKind::LoadBalancerIp && self.services.remarks().any(is_it) {
+            self.step(
+                format!("all clients may use it: the Service has no source range of {family}"),
+                words::OPEN_FAMILY,
+            );
+        }
+    }
+
+    fn finish(
+        self,
+        verdict: Verdict,
+        service: Option<String>,
+        endpoints: Option<&Endpoints>,
+        masquerade: bool,
+        sender: Sender,
+    ) -> Explanation {
+        let endpoints =
+            endpoints.into_iter().flat_map(Endpoints::iter).map(|e| e.address.to_string());
+        Explanation {
+            verdict,
+            service,
+            endpoints: endpoints.collect(),
+            masquerade,
+            masqueraded: self.masqueraded,
+            virtual_server: None,
+            local: sender == Sender::Pod,
+            policies: Vec::new(),
+            redirects: Vec::new(),
+            steps: self.steps,
+        }
+    }
+}
+
+impl std::fmt::Display for Explanation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (n, step) in (1..).zip(&self.steps) {
+            writeln!(f, "{n}. {}\n   {}", Printable(&step.what), Printable(&step.why))?;
+        }
+        let source = match self.verdict {
+            Verdict::Forward | Verdict::Untouched if self.masquerade => ", masqueraded",
+            Verdict::Forward => ", source kept",
+            Verdict::Untouched
+            | Verdict::Foreign
+            | Verdict::Reject
+            | Verdict::Drop
+            | Verdict::Unknown => "",
+        };
+        writeln!(f, "=> {}{source}", self.verdict)
+    }
+}
+
+/// The policy's name and value.
+fn policy_name(kind: FrontendKind, policy: TrafficPolicy) -> String {
+    let which = match kind {
+        FrontendKind::ClusterIp => "internalTrafficPolicy",
+        FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
+            "externalTrafficPolicy"
+        }
+    };
+    format!("{which} {policy:?}")
+}

@@ -1,0 +1,189 @@
+//! Pods and services by name instead of by address.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use super::packet::{Kind, Packet, PacketError, Transport};
+use crate::{Frontend, FrontendAddress, FrontendKind, Plan};
+use denizen_model::{Family, Protocol, ServiceName, family_of};
+
+/// `NAMESPACE/NAME[:PORT][/PROTO]`, or `NAMESPACE/NAME/icmp` or `…/icmpv6`.
+struct Named<'a> {
+    name: &'a str,
+    port: Option<&'a str>,
+    kind: Option<Kind>,
+}
+
+/// Where packets can be sent to.
+type End = (IpAddr, Transport);
+
+impl Packet {
+    /// As [`Packet::parse`]. `from` may also be a pod of this node, `NAMESPACE/POD[@INTERFACE]`,
+    /// and `to` a service or such a pod, `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name
+    /// or number; a ping has none. If several addresses are meant, it is the first pair of one
+    /// family.
+    ///
+    /// # Errors
+    /// [`PacketError`].
+    pub fn resolve(plan: &Plan, from: &str, to: &str) -> Result<Self, PacketError> {
+        let (sender, interface) = match from.split_once('@') {
+            Some((sender, interface)) => (sender, Some(interface)),
+            None => (from, None),
+        };
+        let named_sender = is_name(sender);
+        let destination = Named::parse(to);
+        if !named_sender && destination.is_none() {
+            return Self::parse(from, to);
+        }
+        let mut source_port = None;
+        let sources = match named_sender {
+            true => addresses_of(plan, sender).ok_or_else(|| PacketError::NoPod(sender.into()))?,
+            false => {
+                let sender = Self::parse_source(sender);
+                let (source, port) = sender.ok_or_else(|| PacketError::From(from.to_owned()))?;
+                source_port = port;
+                vec![source]
+            }
+        };
+        let ends = match destination {
+            Some(named) => named.ends(plan).map_err(|error| error.of(to))?,
+            None => vec![Self::parse_end(to)?],
+        };
+        let pairs = ends.iter().flat_map(|end| sources.iter().map(move |source| (*source, *end)));
+        let same = |(source, end): &(IpAddr, End)| family_of(*source) == family_of(end.0);
+        match pairs.clone().find(same).ok_or_else(|| pairs.clone().next()) {
+            Ok((source, (destination, transport))) => {
+                let interface = interface.map(str::to_owned);
+                Ok(Self { source, source_port, interface, destination, transport })
+            }
+            Err(Some((source, end))) => Err(PacketError::Families(source, end.0)),
+            Err(None) => Err(PacketError::NoDestination(to.to_owned())),
+        }
+    }
+
+    /// As [`Packet::parse`] takes it: the source, and the interface if one is named.
+    pub fn source_text(&self) -> String {
+        let source = match self.source_port {
+            Some(port) => SocketAddr::new(self.source, port.get()).to_string(),
+            None => self.source.to_string(),
+        };
+        match &self.interface {
+            Some(interface) => format!("{source}@{interface}"),
+            None => source,
+        }
+    }
+}
+
+/// A namespace and a name. A namespace is a DNS label, so an address with a prefix length is none.
+fn is_name(text: &str) -> bool {
+    let is_label = |text: &str| {
+        !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+    };
+    text.split_once('/').is_some_and(|(namespace, name)| is_label(namespace) && !name.is_empty())
+}
+
+fn addresses_of(plan: &Plan, pod: &str) -> Option<Vec<IpAddr>> {
+    let its = plan.recorded().iter().filter(|it| it.to_string() == pod);
+    let addresses: Vec<IpAddr> = its.flat_map(|it| it.ips.iter().copied()).collect();
+    (!addresses.is_empty()).then_some(addresses)
+}
+
+/// Why a name is no destination.
+enum NotFound {
+    Nothing,
+    WhichPort(String),
+}
+
+impl NotFound {
+    fn of(self, to: &str) -> PacketError {
+        match self {
+            Self::Nothing => PacketError::NoDestination(to.to_owned()),
+            Self::WhichPort(ports) => PacketError::WhichPort(to.to_owned(), ports),
+        }
+    }
+}
+
+impl<'a> Named<'a> {
+    /// `None` if it is an address and a port.
+    fn parse(to: &'a str) -> Option<Self> {
+        let named = to.rsplit_once('/').and_then(|(rest, kind)| Some((rest, Kind::parse(kind)?)));
+        let (rest, kind) = named.map_or((to, None), |(rest, kind)| (rest, Some(kind)));
+        if rest.parse::<SocketAddr>().is_ok() || !is_name(rest) {
+            return None;
+        }
+        match rest.rsplit_once(':') {
+            Some((name, port)) => Some(Self { name, port: Some(port), kind }),
+            None => Some(Self { name: rest, port: None, kind }),
+        }
+    }
+
+    fn ends(&self, plan: &Plan) -> Result<Vec<End>, NotFound> {
+        let ends = match self.kind {
+            Some(Kind::Echo(family)) => self.pinged(plan, family),
+            Some(Kind::Ports(protocol)) => self.ports(plan, Some(protocol))?,
+            None => self.ports(plan, None)?,
+        };
+        if ends.is_empty() { Err(NotFound::Nothing) } else { Ok(ends) }
+    }
+
+    fn ports(&self, plan: &Plan, protocol: Option<Protocol>) -> Result<Vec<End>, NotFound> {
+        let frontends = self.frontends(plan, protocol);
+        if frontends.is_empty() {
+            return Ok(self.pod_ends(plan, protocol.unwrap_or(Protocol::Tcp)).unwrap_or_default());
+        }
+        let ports: BTreeSet<_> = frontends.iter().map(|it| &it.service_port).collect();
+        if ports.len() > 1 {
+            let ports = ports.iter().map(|it| format!("{it}/{}", it.protocol));
+            return Err(NotFound::WhichPort(ports.collect::<Vec<_>>().join(", ")));
+        }
+        let end =
+            |it: &&Frontend| Some((ip_of(it)?, Transport::Port(it.key.protocol, it.key.port)));
+        Ok(frontends.iter().filter_map(end).collect())
+    }
+
+    /// The cluster IPs of a service, or the addresses of a pod, that a ping can be sent to.
+    fn pinged(&self, plan: &Plan, family: Family) -> Vec<End> {
+        if self.port.is_some() {
+            return Vec::new();
+        }
+        let mut addresses: Vec<IpAddr> =
+            self.frontends(plan, None).into_iter().filter_map(ip_of).collect();
+        if addresses.is_empty() {
+            addresses = addresses_of(plan, self.name).unwrap_or_default();
+        }
+        let of_family = addresses.into_iter().filter(|ip| family_of(*ip) == family);
+        of_family.map(|ip| (ip, Transport::Echo)).collect()
+    }
+
+    /// The cluster IPs of the service's port, sorted: IPv4 first.
+    fn frontends<'p>(&self, plan: &'p Plan, protocol: Option<Protocol>) -> Vec<&'p Frontend> {
+        let Some((namespace, name)) = self.name.split_once('/') else { return Vec::new() };
+        let Some(services) = plan.services() else { return Vec::new() };
+        let keys = services.keys_of(&ServiceName::new(namespace, name));
+        let frontends = keys.iter().filter_map(|key| services.frontend(key));
+        let is_meant = |it: &&Frontend| {
+            let port = self.port.is_none_or(|port| {
+                *it.service_port.port == *port || it.key.port.to_string() == port
+            });
+            let is_its = it.service_port.service.to_string() == self.name;
+            let protocol = protocol.is_none_or(|protocol| protocol == it.key.protocol);
+            is_its && it.kind == FrontendKind::ClusterIp && port && protocol
+        };
+        let mut frontends: Vec<&Frontend> = frontends.filter(is_meant).collect();
+        frontends.sort_by_key(|it| it.key);
+        frontends
+    }
+
+    fn pod_ends(&self, plan: &Plan, protocol: Protocol) -> Option<Vec<End>> {
+        let transport = Transport::Port(protocol, self.port?.parse().ok()?);
+        let addresses = addresses_of(plan, self.name)?;
+        Some(addresses.into_iter().map(|ip| (ip, transport)).collect())
+    }
+}
+
+fn ip_of(frontend: &Frontend) -> Option<IpAddr> {
+    match frontend.key.address {
+        FrontendAddress::Ip(ip) => Some(ip),
+        FrontendAddress::Node(_) => None,
+    }
+}

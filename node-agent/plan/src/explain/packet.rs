@@ -1,0 +1,209 @@
+//! The packet that is asked about, as a person writes it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU16;
+
+use thiserror::Error;
+
+use denizen_model::{Family, Protocol, family_of};
+
+/// The first packet of a connection, or a ping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packet {
+    /// Its source.
+    pub source: IpAddr,
+    /// Its source port, if that is said. Only the choice of an endpoint may depend on it.
+    pub source_port: Option<NonZeroU16>,
+    /// The interface that it comes in through; `None` when that is not said.
+    pub interface: Option<String>,
+    /// Its destination.
+    pub destination: IpAddr,
+    /// Its protocol, and what that has.
+    pub transport: Transport,
+}
+
+/// A protocol, and what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// A protocol with ports, and the destination's.
+    Port(Protocol, NonZeroU16),
+    /// An echo request, as `ping` sends it: ICMP's or ICMPv6's, as the addresses are.
+    Echo,
+}
+
+/// What can be asked about by its name behind the last `/`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A protocol with ports.
+    Ports(Protocol),
+    /// `icmp` or `icmpv6`.
+    Echo(Family),
+}
+
+/// What is wrong with the words.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum PacketError {
+    /// `--from` is not `ADDR[:PORT][@INTERFACE]`.
+    #[error(
+        "--from {0:?}: expected an address, perhaps with a port, or a pod of this node, and perhaps an interface: 10.1.2.3@cni0, 10.1.2.3:40000, default/web-0"
+    )]
+    From(String),
+    /// `--to` is neither `ADDR:PORT[/PROTO]` nor `ADDR/icmp` or `ADDR/icmpv6`.
+    #[error(
+        "--to {0:?}: expected an address and a port, and perhaps a protocol, or a service, or what is pinged: 10.96.0.1:443/tcp, [fd00::1]:53/udp, default/web:http, 10.1.2.3/icmp, fd00::1/icmpv6"
+    )]
+    To(String),
+    /// No pod of this node has the name.
+    #[error("no pod of this node is called {0}")]
+    NoPod(String),
+    /// No service or pod of this node has the name, or not this port.
+    #[error("--to {0:?}: no service has this name and port, and no pod of this node this name")]
+    NoDestination(String),
+    /// A service has several ports.
+    #[error("--to {0:?}: name one of the service's ports: {1}")]
+    WhichPort(String, String),
+    /// The two are of different families.
+    #[error("{0} cannot send to {1}: one is IPv4, the other IPv6")]
+    Families(IpAddr, IpAddr),
+}
+
+impl Kind {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        match &*text.to_ascii_lowercase() {
+            "icmp" => Some(Self::Echo(Family::V4)),
+            "icmpv6" => Some(Self::Echo(Family::V6)),
+            _ => Protocol::parse(text).map(Self::Ports),
+        }
+    }
+
+    /// Reads what is before the `/`.
+    fn end(self, text: &str) -> Option<(IpAddr, Transport)> {
+        match self {
+            Self::Ports(protocol) => {
+                let end: SocketAddr = text.parse().ok()?;
+                let port = NonZeroU16::new(end.port())?;
+                Some((end.ip().to_canonical(), Transport::Port(protocol, port)))
+            }
+            Self::Echo(family) => {
+                let address: IpAddr = text.parse().ok()?;
+                let address = address.to_canonical();
+                (family_of(address) == family).then_some((address, Transport::Echo))
+            }
+        }
+    }
+}
+
+impl Packet {
+    /// From `ADDR[:PORT][@INTERFACE]` and `ADDR:PORT[/PROTO]`, TCP where no protocol is named; or
+    /// `ADDR/icmp` or `ADDR/icmpv6` for a ping.
+    ///
+    /// # Errors
+    /// [`PacketError`].
+    pub fn parse(from: &str, to: &str) -> Result<Self, PacketError> {
+        let bad_from = || PacketError::From(from.to_owned());
+        let (address, interface) = match from.split_once('@') {
+            Some((_, "")) => return Err(bad_from()),
+            Some((address, interface)) => (address, Some(interface.to_owned())),
+            None => (from, None),
+        };
+        let (source, source_port) = Self::parse_source(address).ok_or_else(bad_from)?;
+        let (destination, transport) = Self::parse_end(to)?;
+        if family_of(source) != family_of(destination) {
+            return Err(PacketError::Families(source, destination));
+        }
+        Ok(Self { source, source_port, interface, destination, transport })
+    }
+
+    /// The source of [`Self::parse`], without the interface.
+    pub(super) fn parse_source(text: &str) -> Option<(IpAddr, Option<NonZeroU16>)> {
+        let alone = || text.parse().ok().map(|ip: IpAddr| (ip.to_canonical(), None));
+        let with_port = || {
+            let end: SocketAddr = text.parse().ok()?;
+            Some((end.ip().to_canonical(), Some(NonZeroU16::new(end.port())?)))
+        };
+        alone().or_else(with_port)
+    }
+
+    /// The destination of [`Self::parse`].
+    pub(super) fn parse_end(to: &str) -> Result<(IpAddr, Transport), PacketError> {
+        let (end, kind) = match to.rsplit_once('/') {
+            Some((end, kind)) => (end, Kind::parse(kind)),
+            None => (to, Some(Kind::Ports(Protocol::Tcp))),
+        };
+        kind.and_then(|kind| kind.end(end)).ok_or_else(|| PacketError::To(to.to_owned()))
+    }
+
+    /// Address, port and protocol, as [`Self::parse`] takes them.
+    pub fn destination_text(&self) -> String {
+        let destination = self.destination;
+        match (self.transport, family_of(destination)) {
+            (Transport::Port(protocol, port), _) => {
+                format!("{}/{protocol}", SocketAddr::new(destination, port.get()))
+            }
+            (Transport::Echo, Family::V4) => format!("{destination}/icmp"),
+            (Transport::Echo, Family::V6) => format!("{destination}/icmpv6"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_or_named() {
+        let port = |protocol, port| Transport::Port(protocol, NonZeroU16::new(port).unwrap());
+        let bad_to = |to: &str| Err(PacketError::To(to.into()));
+        let bad_from = |from: &str| Err(PacketError::From(from.into()));
+        let cases = [
+            ("an address alone", "10.0.0.1", "10.96.0.1:443", Ok((None, port(Protocol::Tcp, 443)))),
+            (
+                "an interface",
+                "10.0.0.1@cni0",
+                "10.96.0.1:53/udp",
+                Ok((Some("cni0"), port(Protocol::Udp, 53))),
+            ),
+            (
+                "IPv6",
+                "fd00::1@veth1",
+                "[fd00::2]:80/SCTP",
+                Ok((Some("veth1"), port(Protocol::Sctp, 80))),
+            ),
+            ("a ping", "10.0.0.1", "10.96.0.1/icmp", Ok((None, Transport::Echo))),
+            ("IPv6's", "fd00::1@veth1", "fd00::2/ICMPv6", Ok((Some("veth1"), Transport::Echo))),
+            ("a ping to a port", "10.0.0.1", "10.0.0.2:80/icmp", bad_to("10.0.0.2:80/icmp")),
+            ("the other family's", "fd00::1", "fd00::2/icmp", bad_to("fd00::2/icmp")),
+            ("no port", "10.0.0.1", "10.96.0.1", bad_to("10.96.0.1")),
+            ("port 0", "10.0.0.1", "10.96.0.1:0", bad_to("10.96.0.1:0")),
+            ("no such protocol", "10.0.0.1", "10.96.0.1:1/x", bad_to("10.96.0.1:1/x")),
+            (
+                "a source port",
+                "10.0.0.1:4000",
+                "10.96.0.1:443",
+                Ok((None, port(Protocol::Tcp, 443))),
+            ),
+            (
+                "IPv6's",
+                "[fd00::1]:4000@veth1",
+                "[fd00::2]:80",
+                Ok((Some("veth1"), port(Protocol::Tcp, 80))),
+            ),
+            ("source port 0", "10.0.0.1:0", "10.96.0.1:1", bad_from("10.0.0.1:0")),
+            ("empty interface", "10.0.0.1@", "10.96.0.1:1", bad_from("10.0.0.1@")),
+            ("a name", "web", "10.96.0.1:1", bad_from("web")),
+        ];
+        for (name, from, to, expected) in cases {
+            let read = Packet::parse(from, to).map(|p| (p.interface, p.transport));
+            let source = Packet::parse(from, to).ok().and_then(|it| it.source_port);
+            assert_eq!(source.is_some(), read.is_ok() && from.contains(":4000"), "{name}");
+            assert_eq!(read, expected.map(|(i, p)| (i.map(str::to_owned), p)), "{name}");
+        }
+        let families = |to| matches!(Packet::parse("10.0.0.1", to), Err(PacketError::Families(..)));
+        assert!(families("[fd00::1]:1") && families("fd00::1/icmpv6"));
+        assert_eq!(
+            Packet::parse("::ffff:10.0.0.1", "[::ffff:10.96.0.1]:80"),
+            Packet::parse("10.0.0.1", "10.96.0.1:80"),
+            "packets have no IPv4-mapped addresses"
+        );
+    }
+}

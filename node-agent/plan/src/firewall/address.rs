@@ -1,0 +1,174 @@
+//! Who has which address, and with it which identity.
+//!
+//! An address has one owner. The state file knows this node's own pods best. Of two pods of the API
+//! that claim one address, the younger one has it: the other has ended, and its object says so
+//! late.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::blocks::{Pieces, piece_of};
+use super::group::{Group, GroupId, Groups};
+use super::identity::{Identities, IdentityId, IdentityKey};
+use denizen_model::PodName;
+use denizen_state::AttachmentId;
+
+/// Who claims an address. The greatest has it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Claimant {
+    /// A recorded pod of this node whose annotation names the address: when it was recorded, and
+    /// its attachment. Whoever really has the address comes before it.
+    Additional(Arc<str>, AttachmentId),
+    /// A pod of the API: when it was created, and its name.
+    Cluster(i64, PodName),
+    /// A recorded pod of this node: when it was recorded, and its attachment.
+    Recorded(Arc<str>, AttachmentId),
+}
+
+#[derive(Debug)]
+struct Claim {
+    by: Claimant,
+    /// `None` while the pod's labels are unknown.
+    group: Option<GroupId>,
+}
+
+/// What is known of one address.
+#[derive(Debug)]
+struct Held {
+    /// Who claims it; the last one has it.
+    claims: Vec<Claim>,
+    identity: Option<IdentityId>,
+    /// Whether it had claims when this was last settled.
+    was_claimed: bool,
+}
+
+impl Held {
+    fn group(&self) -> Option<GroupId> {
+        self.claims.last()?.group
+    }
+}
+
+/// What became of addresses.
+#[derive(Debug, Default)]
+pub(super) struct AddressChanges {
+    /// Their identities before and after.
+    pub identities: Vec<(IpAddr, Option<IdentityId>, Option<IdentityId>)>,
+    /// Those that are a pod's from now on (`true`), or none's any more.
+    pub claimed: Vec<(IpAddr, bool)>,
+}
+
+/// The addresses of all known pods.
+#[derive(Debug, Default)]
+pub(super) struct Addresses {
+    held: HashMap<IpAddr, Held>,
+    /// Those whose owner, group or blocks may have changed.
+    pub touched: BTreeSet<IpAddr>,
+}
+
+impl Addresses {
+    /// A pod has this address, with these labels as far as they are known.
+    pub fn claim(
+        &mut self,
+        address: IpAddr,
+        by: Claimant,
+        group: Option<GroupId>,
+        groups: &mut Groups,
+    ) {
+        self.change(address, groups, |claims| {
+            claims.retain(|claim| claim.by != by);
+            let at = claims.partition_point(|claim| claim.by < by);
+            claims.insert(at, Claim { by, group });
+        });
+    }
+
+    /// A pod has it no more.
+    pub fn disclaim(&mut self, address: IpAddr, by: &Claimant, groups: &mut Groups) {
+        self.change(address, groups, |claims| claims.retain(|claim| claim.by != *by));
+    }
+
+    fn change(
+        &mut self,
+        address: IpAddr,
+        groups: &mut Groups,
+        change: impl FnOnce(&mut Vec<Claim>),
+    ) {
+        self.touched.insert(address);
+        let unclaimed =
+            || Held { claims: Vec::with_capacity(1), identity: None, was_claimed: false };
+        let held = self.held.entry(address).or_insert_with(unclaimed);
+        let before = held.group();
+        change(&mut held.claims);
+        let after = held.group();
+        if before != after {
+            before.into_iter().for_each(|group| groups.note_address(group, address, false));
+            after.into_iter().for_each(|group| groups.note_address(group, address, true));
+        }
+    }
+
+    /// Whether a pod has it.
+    pub fn is_claimed(&self, address: IpAddr) -> bool {
+        self.held.contains_key(&address)
+    }
+
+    /// Whether this claimant has it.
+    pub fn is_of(&self, address: IpAddr, claimant: &Claimant) -> bool {
+        let last = self.held.get(&address).and_then(|held| held.claims.last());
+        last.is_some_and(|claim| claim.by == *claimant)
+    }
+
+    /// Every address that a pod has.
+    pub fn all(&self) -> impl Iterator<Item = IpAddr> {
+        self.held.keys().copied()
+    }
+
+    /// Gives the touched addresses their identities. Returns what changed.
+    pub fn identify(
+        &mut self,
+        groups: &Groups,
+        pieces: &Pieces,
+        identities: &mut Identities,
+    ) -> AddressChanges {
+        let mut changes = AddressChanges::default();
+        for address in std::mem::take(&mut self.touched) {
+            let Some(held) = self.held.get_mut(&address) else { continue };
+            let group = held.group().and_then(|group| groups.get(group));
+            let key = group.map(|group| key_of(address, group, pieces)).unwrap_or_default();
+            let before = held.identity.take();
+            held.identity = identities.acquire(key);
+            before.into_iter().for_each(|before| identities.release(before));
+            if held.identity != before {
+                changes.identities.push((address, before, held.identity));
+            }
+            let is_claimed = !held.claims.is_empty();
+            if std::mem::replace(&mut held.was_claimed, is_claimed) != is_claimed {
+                changes.claimed.push((address, is_claimed));
+            }
+            if held.claims.is_empty() {
+                self.held.remove(&address);
+            }
+        }
+        changes
+    }
+
+    /// The identity of an address, if it has one of its own: see [`key_of`].
+    pub fn identity(&self, address: IpAddr) -> Option<IdentityId> {
+        self.held.get(&address)?.identity
+    }
+
+    /// Every address that has an identity of its own.
+    pub fn iter(&self) -> impl Iterator<Item = (IpAddr, IdentityId)> {
+        self.held.iter().filter_map(|(address, held)| Some((*address, held.identity?)))
+    }
+}
+
+/// What a pod's address stands for. A pod that policies cannot tell from any other address of the
+/// blocks that hold it needs no identity of its own.
+fn key_of(address: IpAddr, group: &Group, pieces: &Pieces) -> IdentityKey {
+    if group.peers.is_empty() && group.ports.is_empty() {
+        return IdentityKey::default();
+    }
+    let blocks = piece_of(pieces, address).into_iter().flat_map(|piece| &piece.peers);
+    let peers: BTreeSet<_> = group.peers.iter().chain(blocks).copied().collect();
+    IdentityKey { peers: peers.into_iter().collect(), ports: group.ports.clone() }
+}

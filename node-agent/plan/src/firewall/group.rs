@@ -1,0 +1,167 @@
+//! Pods that no policy could tell apart but by address: the same namespace, labels and named ports.
+//! Selectors are asked once for each group, not once for each pod.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::peer::{PeerChanges, PeerId, PeerTable};
+use denizen_model::{Cluster, Labels, NamedPort, Protocol};
+
+/// A group of pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct GroupId(u32);
+
+/// What its pods have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct GroupKey {
+    /// Their namespace.
+    pub namespace: Arc<str>,
+    /// Their labels.
+    pub labels: Labels,
+    /// Their named ports.
+    pub ports: Arc<[NamedPort]>,
+}
+
+/// Named ports that egress rules in force ask for.
+pub(super) type PortNames = BTreeSet<(Arc<str>, Protocol)>;
+
+/// A group.
+#[derive(Debug)]
+pub(super) struct Group {
+    key: GroupKey,
+    /// The peers that cover its pods by labels, sorted.
+    pub peers: Vec<PeerId>,
+    /// Those of its named ports that are asked for.
+    pub ports: Vec<NamedPort>,
+    /// The addresses that its pods have.
+    pub addresses: BTreeSet<IpAddr>,
+    users: usize,
+}
+
+impl Group {
+    fn ask(&mut self, peers: &PeerTable, names: &PortNames, cluster: Cluster<'_>) {
+        let GroupKey { namespace, labels, .. } = &self.key;
+        let of_namespace = cluster.namespace_labels(namespace);
+        let covering = peers
+            .by_labels(namespace)
+            .filter(|(_, peer)| peer.selects(namespace, &of_namespace, labels));
+        self.peers = covering.map(|(id, _)| id).collect();
+        self.peers.sort_unstable();
+        self.name_ports(names);
+    }
+
+    fn name_ports(&mut self, names: &PortNames) {
+        let ports = self.key.ports.iter();
+        let asked = ports.filter(|port| names.contains(&(port.name.clone(), port.protocol)));
+        self.ports = asked.cloned().collect();
+    }
+}
+
+/// The groups of all known pods.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    ids: HashMap<GroupKey, GroupId>,
+    groups: HashMap<GroupId, Group>,
+    next: u32,
+    /// Made since the last [`Self::update`].
+    fresh: Vec<GroupId>,
+}
+
+/// What may have changed about groups.
+pub(super) struct Asked<'a> {
+    /// The peers in use.
+    pub peers: &'a PeerTable,
+    /// Those that came and went.
+    pub changes: &'a PeerChanges,
+    /// The names in use.
+    pub names: &'a PortNames,
+    /// Whether they changed.
+    pub names_changed: bool,
+    /// Namespaces whose labels may have changed.
+    pub namespaces: &'a BTreeSet<Arc<str>>,
+    /// Their labels.
+    pub cluster: Cluster<'a>,
+}
+
+impl Groups {
+    /// A pod belongs to the group of this key.
+    pub fn acquire(&mut self, key: GroupKey) -> GroupId {
+        if let Some(id) = self.ids.get(&key) {
+            if let Some(group) = self.groups.get_mut(id) {
+                group.users += 1;
+            }
+            return *id;
+        }
+        let id = GroupId(self.next);
+        self.next += 1;
+        self.ids.insert(key.clone(), id);
+        let (peers, ports, addresses) = Default::default();
+        self.groups.insert(id, Group { key, peers, ports, addresses, users: 1 });
+        self.fresh.push(id);
+        id
+    }
+
+    /// A pod does not belong to it any more.
+    pub fn release(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        group.users -= 1;
+        if group.users == 0
+            && let Some(group) = self.groups.remove(&id)
+        {
+            self.ids.remove(&group.key);
+        }
+    }
+
+    /// A group in use.
+    pub fn get(&self, id: GroupId) -> Option<&Group> {
+        self.groups.get(&id)
+    }
+
+    /// An address is a pod's of this group from now on, or is not any more.
+    pub fn note_address(&mut self, id: GroupId, address: IpAddr, has: bool) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            match has {
+                true => group.addresses.insert(address),
+                false => group.addresses.remove(&address),
+            };
+        }
+    }
+
+    /// Brings the groups up to date. Adds the addresses of those that changed to `touched`.
+    pub fn update(&mut self, asked: &Asked<'_>, touched: &mut BTreeSet<IpAddr>) {
+        let fresh: BTreeSet<GroupId> = std::mem::take(&mut self.fresh).into_iter().collect();
+        let Asked { peers, changes, names, names_changed, namespaces, cluster } = asked;
+        // The addresses of their pods are touched already.
+        for id in &fresh {
+            if let Some(group) = self.groups.get_mut(id) {
+                group.ask(peers, names, *cluster);
+            }
+        }
+        let peers_changed = !changes.added.is_empty() || !changes.removed.is_empty();
+        if namespaces.is_empty() && !peers_changed && !names_changed {
+            return;
+        }
+        for (_, group) in self.groups.iter_mut().filter(|(id, _)| !fresh.contains(*id)) {
+            let before = (group.peers.clone(), group.ports.clone());
+            if namespaces.contains(&group.key.namespace) {
+                group.ask(peers, names, *cluster);
+            } else if peers_changed || *names_changed {
+                let GroupKey { namespace, labels, .. } = &group.key;
+                group.peers.retain(|peer| peers.covers(*peer).is_some());
+                if !changes.added.is_empty() {
+                    let of_namespace = cluster.namespace_labels(namespace);
+                    let covering = changes.added.iter();
+                    let covering =
+                        covering.filter(|(_, peer)| peer.selects(namespace, &of_namespace, labels));
+                    group.peers.extend(covering.map(|(id, _)| *id));
+                    group.peers.sort_unstable();
+                }
+                group.name_ports(names);
+            }
+            if before != (group.peers.clone(), group.ports.clone()) {
+                touched.extend(&group.addresses);
+            }
+        }
+    }
+}

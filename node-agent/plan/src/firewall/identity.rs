@@ -1,0 +1,145 @@
+//! Identities: what the policies in force on this node can tell about an address.
+//!
+//! Two addresses have one identity if no policy in force here tells them apart: the same peers of
+//! policies cover them, and they have the same named ports. So most pods of a Deployment share one,
+//! and labels that no policy asks for never split it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::peer::PeerId;
+use denizen_model::NamedPort;
+
+/// An identity. It never means anything else, as long as the agent runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdentityId(pub u64);
+
+/// What an identity stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(super) struct IdentityKey {
+    /// The peers that cover the address, sorted.
+    pub peers: Vec<PeerId>,
+    /// The pod's named ports that egress rules in force name, sorted.
+    pub ports: Vec<NamedPort>,
+}
+
+impl IdentityKey {
+    /// Whether no policy in force can name such an address.
+    pub fn is_nobody(&self) -> bool {
+        self.peers.is_empty() && self.ports.is_empty()
+    }
+
+    /// Whether one of these peers covers the address.
+    pub fn is_any_of(&self, peers: &[PeerId]) -> bool {
+        peers.iter().any(|peer| self.peers.binary_search(peer).is_ok())
+    }
+}
+
+#[derive(Debug)]
+struct Known {
+    key: IdentityKey,
+    users: usize,
+}
+
+/// The identities in use.
+#[derive(Debug, Default)]
+pub(super) struct Identities {
+    ids: HashMap<IdentityKey, IdentityId>,
+    known: BTreeMap<IdentityId, Known>,
+    of_peer: HashMap<PeerId, BTreeSet<IdentityId>>,
+    next: u64,
+    /// Made since [`Self::settle`].
+    fresh: Vec<IdentityId>,
+    /// Those that the last address lost since [`Self::settle`]. They may have got another.
+    left: BTreeSet<IdentityId>,
+}
+
+/// What became of the identities.
+#[derive(Debug, Default)]
+pub(super) struct IdentityChanges {
+    /// What those stand for that came or went.
+    pub keys: Vec<IdentityKey>,
+    /// Those that went.
+    pub gone: Vec<IdentityId>,
+}
+
+impl Identities {
+    /// The identity of an address; `None` if no policy in force can name it.
+    pub fn acquire(&mut self, key: IdentityKey) -> Option<IdentityId> {
+        if key.is_nobody() {
+            return None;
+        }
+        if let Some(id) = self.ids.get(&key) {
+            self.known.get_mut(id)?.users += 1;
+            return Some(*id);
+        }
+        let id = IdentityId(self.next);
+        self.next += 1;
+        for peer in &key.peers {
+            self.of_peer.entry(*peer).or_default().insert(id);
+        }
+        self.ids.insert(key.clone(), id);
+        self.known.insert(id, Known { key, users: 1 });
+        self.fresh.push(id);
+        Some(id)
+    }
+
+    /// An address does not have it any more.
+    pub fn release(&mut self, id: IdentityId) {
+        if let Some(known) = self.known.get_mut(&id) {
+            known.users -= 1;
+            if known.users == 0 {
+                self.left.insert(id);
+            }
+        }
+    }
+
+    /// What it stands for.
+    pub fn key(&self, id: IdentityId) -> Option<&IdentityKey> {
+        self.known.get(&id).map(|known| &known.key)
+    }
+
+    /// Those that one of these peers covers, in order.
+    pub fn of(&self, peers: &[PeerId]) -> BTreeSet<IdentityId> {
+        peers.iter().filter_map(|peer| self.of_peer.get(peer)).flatten().copied().collect()
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (IdentityId, &IdentityKey)> {
+        self.known.iter().map(|(id, known)| (*id, &known.key))
+    }
+
+    /// Forgets those that nobody has any more. Returns what came and went since the last call.
+    pub fn settle(&mut self) -> IdentityChanges {
+        let mut changes = IdentityChanges::default();
+        for id in std::mem::take(&mut self.fresh) {
+            changes.keys.extend(self.key(id).cloned());
+        }
+        for id in std::mem::take(&mut self.left) {
+            if self.known.get(&id).is_some_and(|known| known.users == 0)
+                && let Some(Known { key, .. }) = self.known.remove(&id)
+            {
+                self.forget(id, &key);
+                changes.keys.push(key);
+                changes.gone.push(id);
+            }
+        }
+        changes
+    }
+
+    fn forget(&mut self, id: IdentityId, key: &IdentityKey) {
+        self.ids.remove(key);
+        for peer in &key.peers {
+            if let Some(of_peer) = self.of_peer.get_mut(peer) {
+                of_peer.remove(&id);
+                if of_peer.is_empty() {
+                    self.of_peer.remove(peer);
+                }
+            }
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+}

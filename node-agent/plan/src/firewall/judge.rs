@@ -1,0 +1,176 @@
+//! What becomes of one connection, and why: for `explain`, and for connections that are established
+//! when a policy changes.
+
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+
+use super::blocks::piece_of;
+use super::identity::IdentityKey;
+use super::rules::Direction;
+use super::side::{Decision, Isolation, Side};
+use super::{FirewallPlan, IdentityId, ToNode};
+use denizen_model::{PolicyName, Protocol};
+
+/// A connection, by its first packet where policies see it: behind the translation of its
+/// destination, and before that of its source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flow {
+    /// Who began it.
+    pub source: IpAddr,
+    /// The endpoint.
+    pub destination: IpAddr,
+    /// The protocol; `None` for one that no policy can name, as ICMP.
+    pub protocol: Option<Protocol>,
+    /// The endpoint's port; `None` if there is none, or if it is 0.
+    pub port: Option<NonZeroU16>,
+}
+
+/// What one direction says of a flow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyStep {
+    /// Which pod's policies are asked, and for which direction.
+    pub direction: Direction,
+    /// The pod, if the runtime passed its name.
+    pub pod: String,
+    /// The policies that isolate it.
+    pub policies: Vec<PolicyName>,
+    /// What becomes of the flow.
+    pub judged: Judged,
+}
+
+/// What one direction of one pod says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Judged {
+    /// No policy isolates the pod.
+    Open,
+    /// A rule permits it.
+    Permitted {
+        /// Whose rule.
+        policy: PolicyName,
+        /// Its place in the policy's list.
+        rule: usize,
+        /// The peer that covers the other side; `None` if it is for everybody.
+        peer: Option<String>,
+        /// The ports that it is for; `None` if for all.
+        ports: Option<String>,
+    },
+    /// No rule permits it.
+    Refused,
+    /// It is not known yet which policies select the pod.
+    Pending,
+}
+
+/// Who refuses a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// Which policies.
+    pub direction: Direction,
+    /// Of which pod.
+    pub pod: IpAddr,
+}
+
+impl FirewallPlan {
+    /// Who refuses a flow, if anybody does: as the kernel's rules decide.
+    pub fn refusal(&self, flow: &Flow) -> Option<Refusal> {
+        let mut asked = self.asked(flow).into_iter().flatten();
+        asked.find_map(|(direction, pod)| {
+            let side = self.sides.get(&pod)?.of(direction);
+            let is_refused = !self.passes(side, other_end(flow, direction), flow);
+            is_refused.then_some(Refusal { direction, pod })
+        })
+    }
+
+    /// What each direction says of a flow, as far as pods of this node are concerned.
+    pub fn explain(&self, flow: &Flow) -> Vec<PolicyStep> {
+        let asked = self.asked(flow).into_iter().flatten();
+        let steps = asked.filter_map(|(direction, pod)| {
+            let subject = self.subjects.get(self.owners.get(&pod)?)?;
+            let decision = match direction {
+                Direction::Ingress => &subject.ingress,
+                Direction::Egress => &subject.egress,
+            };
+            let class = decision.class.as_ref();
+            Some(PolicyStep {
+                direction,
+                pod: subject.pod.as_ref().map_or_else(|| pod.to_string(), ToString::to_string),
+                policies: class.map(|class| class.policies.clone()).unwrap_or_default(),
+                judged: self.judged(decision, other_end(flow, direction), flow),
+            })
+        });
+        steps.collect()
+    }
+
+    /// The directions that are asked about a flow, each of the pod whose policies count. A pod
+    /// reaches itself, and a node its own pods, always.
+    fn asked(&self, flow: &Flow) -> [Option<(Direction, IpAddr)>; 2] {
+        let is_to_itself = flow.source == flow.destination;
+        let [is_from_node, is_to_node] =
+            [flow.source, flow.destination].map(|end| self.own.contains(&end));
+        let of = |direction, pod: IpAddr, counts: bool| {
+            (counts && !is_to_itself && self.sides.contains_key(&pod)).then_some((direction, pod))
+        };
+        let to_node = match self.settings.to_node {
+            ToNode::Enforce => true,
+            ToNode::Allow => !is_to_node,
+        };
+        [
+            of(Direction::Egress, flow.source, to_node && !is_from_node),
+            of(Direction::Ingress, flow.destination, !is_from_node && !is_to_node),
+        ]
+    }
+
+    fn passes(&self, side: &Side, peer: IpAddr, flow: &Flow) -> bool {
+        match side.isolation {
+            Isolation::Open => true,
+            Isolation::Pending => false,
+            Isolation::Isolated => {
+                let identity = self.identity_of(peer);
+                side.permissions.iter().any(|permission| {
+                    (permission.peer.is_none() || permission.peer == identity)
+                        && permission.ports.covers(flow.protocol, flow.port)
+                })
+            }
+        }
+    }
+
+    fn judged(&self, decision: &Decision, peer: IpAddr, flow: &Flow) -> Judged {
+        let class = match (decision.isolation, &decision.class) {
+            (Isolation::Open, _) => return Judged::Open,
+            (Isolation::Isolated, Some(class)) => class,
+            (Isolation::Pending, _) | (Isolation::Isolated, None) => return Judged::Pending,
+        };
+        let key = self.key_of(peer);
+        match class.permitting(&self.rules, key.as_ref(), flow.protocol, flow.port) {
+            None => Judged::Refused,
+            Some(permitting) => Judged::Permitted {
+                policy: permitting.policy.clone(),
+                rule: permitting.index,
+                peer: permitting
+                    .peer
+                    .and_then(|id| self.peers.covers(id))
+                    .map(|covers| covers.covering(peer).to_string()),
+                ports: permitting.entry.map(ToString::to_string),
+            },
+        }
+    }
+
+    /// The identity of any address.
+    pub fn identity_of(&self, address: IpAddr) -> Option<IdentityId> {
+        let own = self.addresses.identity(address);
+        own.or_else(|| {
+            let piece = piece_of(&self.pieces, address)?;
+            self.blocks.get(&piece.range.first).map(|(_, id)| *id)
+        })
+    }
+
+    fn key_of(&self, address: IpAddr) -> Option<IdentityKey> {
+        self.identities.key(self.identity_of(address)?).cloned()
+    }
+}
+
+fn other_end(flow: &Flow, direction: Direction) -> IpAddr {
+    match direction {
+        Direction::Ingress => flow.source,
+        Direction::Egress => flow.destination,
+    }
+}

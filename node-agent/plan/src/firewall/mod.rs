@@ -1,0 +1,362 @@
+//! The pod firewall: which pod may talk to which, by NetworkPolicies (`networking.k8s.io/v1`).
+//!
+//! Per pod of this node and direction: open, isolated with what is permitted all the same, or
+//! pending. What is permitted is said of *identities* ([`IdentityId`]): the numbers into which this
+//! module sorts addresses, so that one lookup finds a peer's number and one more whether it may.
+//!
+//! | file | decides |
+//! | --- | --- |
+//! | `rules` | which policies are in force here |
+//! | `peer` | the peers that these name, each once |
+//! | `group` | which peers cover which pods, by labels |
+//! | `blocks` | which peers cover which addresses |
+//! | `address` | who has which address, and its identity |
+//! | `owner` | which recorded pod has which address |
+//! | `side` | which pods are isolated |
+//! | `permission` | what an isolated pod may do |
+//! | `judge` | what becomes of one connection, and why |
+//! | `update` | what of this a change of facts touches |
+
+mod address;
+mod blocks;
+mod group;
+mod identity;
+mod judge;
+mod owner;
+mod peer;
+mod permission;
+mod rules;
+mod side;
+#[cfg(test)]
+mod tests;
+mod update;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use self::address::{Addresses, Claimant};
+use self::blocks::Pieces;
+use self::group::{GroupId, Groups, PortNames};
+use self::identity::Identities;
+use self::peer::PeerTable;
+use self::permission::{ClassKey, Permissions};
+use self::rules::Rules;
+use self::side::{Decision, Described};
+use denizen_model::{LocalPod, NodeLinks, PodName, PolicyName};
+use denizen_state::AttachmentId;
+
+pub use self::blocks::AddressRange;
+pub use self::identity::IdentityId;
+pub use self::judge::{Flow, Judged, PolicyStep, Refusal};
+pub use self::permission::{Permission, PortKey};
+pub use self::rules::Direction;
+pub use self::side::{Isolation, Side, Sides};
+
+/// What the operator asked of the pod firewall.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FirewallSettings {
+    /// What pods may send to their own node.
+    pub to_node: ToNode,
+    /// What becomes of new pods while the API refuses policies, pods or namespaces to the agent.
+    pub if_refused: IfRefused,
+    /// IPVS may choose endpoints. What it forwards passes the hooks input and output, and not
+    /// forward.
+    pub by_ipvs: bool,
+}
+
+/// What becomes of new pods of this node while the API refuses to the agent what policies need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IfRefused {
+    /// `--network-policy on`: they are pending.
+    #[default]
+    Pending,
+    /// `--network-policy auto`: they are open, since the operator of an agent whose role is older
+    /// than the pod firewall never asked for it.
+    Open,
+}
+
+/// `--policy-to-node`: whether egress policies apply to what a pod sends to its own node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ToNode {
+    /// They do.
+    #[default]
+    Enforce,
+    /// They do not.
+    Allow,
+}
+
+/// What is decided about which pods may talk to which.
+#[derive(Debug, Default)]
+pub struct FirewallPlan {
+    settings: FirewallSettings,
+    /// Whether all policies, pods and namespaces are known.
+    known: bool,
+    /// Whether pods are open because the API refuses what policies need.
+    left_open: bool,
+    /// Whether there is any policy in the cluster.
+    any_policy: bool,
+    /// The pods that were recorded before this agent started.
+    earlier: Option<BTreeSet<AttachmentId>>,
+    /// The node's own addresses.
+    own: BTreeSet<IpAddr>,
+    /// The addresses of all nodes that are known.
+    nodes: BTreeSet<IpAddr>,
+    /// This node's bridges and tunnels.
+    links: NodeLinks,
+    subjects: BTreeMap<AttachmentId, Subject>,
+    sides: BTreeMap<IpAddr, Sides>,
+    owners: BTreeMap<IpAddr, AttachmentId>,
+    /// Pods of the API, and which addresses they claim.
+    claims: HashMap<PodName, ClusterClaim>,
+    /// Pods whose attachment was removed, and whose object in the API is still there.
+    departed: BTreeMap<PodName, Arc<str>>,
+    rules: Rules,
+    names: PortNames,
+    peers: PeerTable,
+    groups: Groups,
+    addresses: Addresses,
+    identities: Identities,
+    pieces: Pieces,
+    blocks: Blocks,
+    classes: BTreeMap<ClassKey, Permissions>,
+}
+
+/// The ranges of `ipBlock`s, by first address, with their identities.
+type Blocks = BTreeMap<IpAddr, (AddressRange, IdentityId)>;
+
+/// A recorded pod.
+#[derive(Debug)]
+struct Subject {
+    pod: Option<PodName>,
+    uid: Option<Arc<str>>,
+    /// Those that it was recorded with, and the link-local one.
+    ips: Vec<IpAddr>,
+    /// Those that its annotation asks for.
+    additional: Arc<[IpAddr]>,
+    added_at: Arc<str>,
+    described: Option<Described>,
+    group: Option<GroupId>,
+    ingress: Decision,
+    egress: Decision,
+}
+
+#[derive(Debug)]
+struct ClusterClaim {
+    ips: Box<[IpAddr]>,
+    group: GroupId,
+    created: i64,
+}
+
+/// One address of this node's pods is judged otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SidesChange {
+    /// The address.
+    pub address: IpAddr,
+    /// How it was; `None` if it was no pod's.
+    pub before: Option<Sides>,
+    /// How it is now.
+    pub after: Option<Sides>,
+}
+
+/// What of a range or an address has another identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdentityChange<T> {
+    /// The range, or the address.
+    pub of: T,
+    /// The identity that it had.
+    pub before: Option<IdentityId>,
+    /// The identity that it has.
+    pub after: Option<IdentityId>,
+}
+
+/// What differs from the plan before.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct FirewallChanges {
+    /// Policies, pods and namespaces are all known from now on, or refused, or rules are needed
+    /// from now on, or no more.
+    pub state: bool,
+    /// This node's pods that are judged otherwise.
+    pub sides: Vec<SidesChange>,
+    /// Addresses of pods.
+    pub identities: Vec<IdentityChange<IpAddr>>,
+    /// Ranges of `ipBlock`s.
+    pub blocks: Vec<IdentityChange<AddressRange>>,
+    /// Addresses that nobody but their owner may send from: whether they begin or cease to be so.
+    pub taken: Vec<(IpAddr, bool)>,
+    /// Which recorded pod has which address differs.
+    pub owners: bool,
+    /// Where tunnels end, or [`FirewallPlan::links`], differ.
+    pub surroundings: bool,
+    /// Identities that no address and no range has any more.
+    pub forgotten: Vec<IdentityId>,
+    /// Addresses of which established connections may be forbidden now.
+    pub narrowed: BTreeSet<IpAddr>,
+    /// Addresses that are no pod's of this node any more, or another pod's than before. The next
+    /// pod that has one must not get the connections of the last one.
+    pub departed: BTreeSet<IpAddr>,
+}
+
+impl FirewallChanges {
+    /// Whether nothing differs.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl FirewallPlan {
+    /// By what the operator asked for alone.
+    pub fn new(settings: FirewallSettings) -> Self {
+        Self { settings, ..Self::default() }
+    }
+
+    /// What the operator asked for.
+    pub fn settings(&self) -> FirewallSettings {
+        self.settings
+    }
+
+    /// Whether all policies, pods and namespaces are known. Until then only [`Self::pods`] that
+    /// were added since the start are decided about: they are pending.
+    pub fn is_known(&self) -> bool {
+        self.known
+    }
+
+    /// Whether pods are open because the API refuses what policies need. What an earlier run
+    /// enforced stays in the kernel.
+    pub fn is_left_open(&self) -> bool {
+        self.left_open
+    }
+
+    /// Whether rules are needed at all. Without any policy they would only cost time.
+    pub fn is_enforced(&self) -> bool {
+        self.any_policy || self.pods().any(|(_, sides)| sides.is_restricted())
+    }
+
+    /// The addresses of this node's pods, and how they are judged.
+    pub fn pods(&self) -> impl Iterator<Item = (IpAddr, &Sides)> {
+        self.sides.iter().map(|(address, sides)| (*address, sides))
+    }
+
+    /// How an address of this node's pods is judged; `None` if it is none of theirs.
+    pub fn sides(&self, address: IpAddr) -> Option<&Sides> {
+        self.sides.get(&address)
+    }
+
+    /// Whether one direction of a recorded pod is restricted, and the policies that isolate it.
+    pub fn isolation(&self, pod: &LocalPod, direction: Direction) -> (Isolation, &[PolicyName]) {
+        let sides = pod.ips.iter().find_map(|ip| self.sides(*ip));
+        let isolation = sides.map_or(Isolation::Open, |sides| sides.of(direction).isolation);
+        let decision = self.subjects.get(&pod.id).map(|subject| match direction {
+            Direction::Ingress => &subject.ingress,
+            Direction::Egress => &subject.egress,
+        });
+        let class = decision.and_then(|decision| decision.class.as_ref());
+        (isolation, class.map(|class| &*class.policies).unwrap_or_default())
+    }
+
+    /// The addresses of pods that have an identity of their own. Others have that of the
+    /// [block](Self::blocks) that they are in.
+    pub fn identities(&self) -> impl Iterator<Item = (IpAddr, IdentityId)> {
+        self.addresses.iter()
+    }
+
+    /// The ranges of `ipBlock`s, which do not overlap.
+    pub fn blocks(&self) -> impl Iterator<Item = (AddressRange, IdentityId)> {
+        self.blocks.values().copied()
+    }
+
+    /// The addresses that a recorded pod may send from: those of its record, the link-local one of
+    /// its MAC address, and those of its annotation that are nobody else's.
+    pub fn addresses_of(&self, pod: &LocalPod) -> Vec<IpAddr> {
+        let mut addresses = own_addresses(pod);
+        if let Some(subject) = self.subjects.get(&pod.id) {
+            addresses.extend(self.granted(&pod.id, subject));
+        }
+        addresses
+    }
+
+    /// The additional addresses of a pod that are nobody else's.
+    fn granted<'a>(
+        &'a self,
+        id: &AttachmentId,
+        subject: &'a Subject,
+    ) -> impl Iterator<Item = IpAddr> + 'a {
+        let by = Claimant::Additional(subject.added_at.clone(), id.clone());
+        let is_free = move |ip: &IpAddr| self.addresses.is_of(*ip, &by) && !self.nodes.contains(ip);
+        subject.additional.iter().copied().filter(is_free)
+    }
+
+    /// Whether a recorded pod may not send a packet with this source: a restricted pod may use its
+    /// own addresses alone, another one those that are no pod's and no node's as well.
+    pub fn is_forged(&self, pod: &LocalPod, source: IpAddr) -> bool {
+        !self.addresses_of(pod).contains(&source)
+            && (self.is_restricted(pod) || self.is_taken(source))
+    }
+
+    /// Whether a policy restricts any direction of a recorded pod, or may do so.
+    pub fn is_restricted(&self, pod: &LocalPod) -> bool {
+        pod.ips.iter().any(|ip| self.sides(*ip).is_some_and(Sides::is_restricted))
+    }
+
+    /// Whether an address is a pod's or a node's, as far as they are known.
+    pub fn is_taken(&self, address: IpAddr) -> bool {
+        self.addresses.is_claimed(address) || self.nodes.contains(&address)
+    }
+
+    /// Every address that is a pod's or a node's.
+    pub fn taken(&self) -> BTreeSet<IpAddr> {
+        self.addresses.all().chain(self.nodes.iter().copied()).collect()
+    }
+
+    /// Where tunnels of nodes may end: their addresses, and the broadcast addresses of this node's
+    /// networks.
+    pub fn tunnel_ends(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let broadcasts = self.links.broadcasts.iter().map(|ip| IpAddr::V4(*ip));
+        self.nodes.iter().copied().chain(broadcasts)
+    }
+
+    /// This node's bridges and tunnels.
+    pub fn links(&self) -> &NodeLinks {
+        &self.links
+    }
+
+    /// How many identities are in use.
+    pub fn identity_count(&self) -> usize {
+        self.identities.len()
+    }
+
+    /// How many policies select a pod of this node.
+    pub fn policies_in_force(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether nothing is unknown about a recorded pod. While policies, pods or namespaces are not
+    /// known, that holds for no pod, unless pods are [left open](Self::is_left_open).
+    pub fn is_decided(&self, pod: &LocalPod) -> bool {
+        match self.subjects.get(&pod.id) {
+            Some(subject) => !self.lacks_labels(subject),
+            None => self.left_open || pod.pod.is_none(),
+        }
+    }
+
+    /// The recorded pods whose labels are needed and not known.
+    pub fn lacking_labels(&self) -> impl Iterator<Item = &PodName> {
+        let lacking = self.subjects.values().filter(|_| self.known);
+        lacking.filter(|it| self.lacks_labels(it)).filter_map(|subject| subject.pod.as_ref())
+    }
+
+    /// Its labels decide about its isolation, or about what other pods permit it.
+    fn lacks_labels(&self, subject: &Subject) -> bool {
+        let is_pod = subject.pod.is_some() && subject.described.is_none();
+        let matters =
+            subject.ingress.is_open_ended || subject.egress.is_open_ended || self.rules.len() > 0;
+        is_pod && matters
+    }
+}
+
+/// The addresses of a pod's record, and the link-local one that Linux makes of its MAC address.
+fn own_addresses(pod: &LocalPod) -> Vec<IpAddr> {
+    let link_local = pod.mac.map(|mac| IpAddr::V6(mac.link_local()));
+    let link_local = link_local.filter(|ip| !pod.ips.contains(ip));
+    pod.ips.iter().copied().chain(link_local).collect()
+}

@@ -1,0 +1,256 @@
+//! The peers that policies in force on this node name, each once.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use denizen_model::{Block, Labels, Namespaces, Operator, Peer, Selector};
+
+/// A peer of policies in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct PeerId(u32);
+
+/// What a peer covers, whichever policy names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Covers {
+    /// Pods of one namespace.
+    Pods(Arc<str>, Selector),
+    /// Pods of namespaces with these labels.
+    PodsOf(Selector, Selector),
+    /// Addresses: all `ipBlock`s of one rule, which nothing tells apart. There may be thousands.
+    Blocks(Arc<[Block]>),
+}
+
+impl Covers {
+    /// What the peers of a rule in a policy of this namespace cover.
+    pub fn all(peers: &[Peer], namespace: &Arc<str>) -> Vec<Self> {
+        let (mut all, mut blocks) = (Vec::new(), Vec::new());
+        for peer in peers {
+            match peer {
+                Peer::Pods { namespaces: Namespaces::Own, pods } => {
+                    all.push(Self::Pods(namespace.clone(), pods.clone()));
+                }
+                Peer::Pods { namespaces: Namespaces::Selected(namespaces), pods } => {
+                    all.push(Self::PodsOf(namespaces.clone(), pods.clone()));
+                }
+                Peer::Block(block) => blocks.push(block.clone()),
+            }
+        }
+        all.extend((!blocks.is_empty()).then(|| Self::Blocks(blocks.into())));
+        all
+    }
+
+    /// What of it covers this address: of all `ipBlock`s the one that does.
+    pub fn covering(&self, address: IpAddr) -> Self {
+        match self {
+            Self::Blocks(blocks) => Self::Blocks(
+                blocks.iter().filter(|it| it.contains(address)).take(1).cloned().collect(),
+            ),
+            Self::Pods(..) | Self::PodsOf(..) => self.clone(),
+        }
+    }
+
+    /// Whether it covers a pod, by labels alone.
+    pub fn selects(&self, namespace: &str, of_namespace: &Labels, labels: &Labels) -> bool {
+        match self {
+            Self::Pods(own, pods) => **own == *namespace && pods.selects(labels),
+            Self::PodsOf(namespaces, pods) => {
+                namespaces.selects(of_namespace) && pods.selects(labels)
+            }
+            Self::Blocks(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Covers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pods(namespace, pods) if pods.is_empty() => {
+                write!(f, "every pod of namespace {namespace}")
+            }
+            Self::Pods(namespace, pods) => {
+                write!(f, "pods of namespace {namespace} with {}", Words(pods))
+            }
+            Self::PodsOf(namespaces, pods) => {
+                match pods.is_empty() {
+                    true => f.write_str("every pod of ")?,
+                    false => write!(f, "pods with {} of ", Words(pods))?,
+                }
+                match namespaces.is_empty() {
+                    true => f.write_str("every namespace"),
+                    false => write!(f, "namespaces with {}", Words(namespaces)),
+                }
+            }
+            Self::Blocks(blocks) => {
+                for (n, Block { range, except }) in blocks.iter().enumerate() {
+                    write!(f, "{}ipBlock {range}", if n == 0 { "" } else { ", " })?;
+                    for (n, range) in except.iter().enumerate() {
+                        write!(f, "{} {range}", if n == 0 { " except" } else { "," })?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A selector, as `kubectl --selector` writes it.
+struct Words<'a>(&'a Selector);
+
+impl fmt::Display for Words<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, requirement) in self.0.requirements.iter().enumerate() {
+            let key = &requirement.key;
+            let joined = |values: &std::collections::BTreeSet<Arc<str>>| {
+                values.iter().map(|value| &**value).collect::<Vec<_>>().join(",")
+            };
+            f.write_str(if n == 0 { "" } else { "," })?;
+            match &requirement.operator {
+                Operator::In(values) if values.len() == 1 => write!(f, "{key}={}", joined(values))?,
+                Operator::In(values) => write!(f, "{key} in ({})", joined(values))?,
+                Operator::NotIn(values) => write!(f, "{key} notin ({})", joined(values))?,
+                Operator::Exists => write!(f, "{key}")?,
+                Operator::DoesNotExist => write!(f, "!{key}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The peers in use.
+#[derive(Debug, Default)]
+pub(super) struct PeerTable {
+    ids: HashMap<Covers, PeerId>,
+    users: BTreeMap<PeerId, (Covers, usize)>,
+    /// Those that cover pods of one namespace alone, by namespace.
+    of_namespace: HashMap<Arc<str>, BTreeSet<PeerId>>,
+    /// Those that may cover pods of any namespace.
+    of_any: BTreeSet<PeerId>,
+    next: u32,
+    /// Made since [`Self::settle`].
+    fresh: Vec<PeerId>,
+    /// Those that lost their last user since [`Self::settle`]. They may have got another.
+    left: BTreeSet<PeerId>,
+}
+
+/// What became of the peers.
+#[derive(Debug, Default)]
+pub(super) struct PeerChanges {
+    /// In use from now on.
+    pub added: Vec<(PeerId, Covers)>,
+    /// In use no more.
+    pub removed: Vec<(PeerId, Covers)>,
+}
+
+impl PeerChanges {
+    /// Whether peers by address came or went.
+    pub fn has_blocks(&self) -> bool {
+        let mut all = self.added.iter().chain(&self.removed);
+        all.any(|(_, covers)| matches!(covers, Covers::Blocks(_)))
+    }
+}
+
+impl PeerTable {
+    /// A policy in force names this peer.
+    pub fn acquire(&mut self, covers: Covers) -> PeerId {
+        if let Some(id) = self.ids.get(&covers) {
+            if let Some((_, users)) = self.users.get_mut(id) {
+                *users += 1;
+            }
+            return *id;
+        }
+        let id = PeerId(self.next);
+        self.next += 1;
+        match &covers {
+            Covers::Pods(namespace, _) => {
+                self.of_namespace.entry(namespace.clone()).or_default().insert(id);
+            }
+            Covers::PodsOf(..) => drop(self.of_any.insert(id)),
+            Covers::Blocks(_) => {}
+        }
+        self.ids.insert(covers.clone(), id);
+        self.users.insert(id, (covers, 1));
+        self.fresh.push(id);
+        id
+    }
+
+    /// A policy does not name it any more.
+    pub fn release(&mut self, id: PeerId) {
+        if let Some((_, users)) = self.users.get_mut(&id) {
+            *users -= 1;
+            if *users == 0 {
+                self.left.insert(id);
+            }
+        }
+    }
+
+    /// What a peer covers.
+    pub fn covers(&self, id: PeerId) -> Option<&Covers> {
+        self.users.get(&id).map(|(covers, _)| covers)
+    }
+
+    /// Those that may cover pods of this namespace by labels.
+    pub fn by_labels(&self, namespace: &str) -> impl Iterator<Item = (PeerId, &Covers)> {
+        let own = self.of_namespace.get(namespace).into_iter().flatten();
+        own.chain(&self.of_any).filter_map(|id| Some((*id, self.covers(*id)?)))
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (PeerId, &Covers)> {
+        self.users.iter().map(|(id, (covers, _))| (*id, covers))
+    }
+
+    /// Forgets those that no policy names any more; what changed since the last call.
+    pub fn settle(&mut self) -> PeerChanges {
+        let mut removed = Vec::new();
+        for id in std::mem::take(&mut self.left) {
+            if self.users.get(&id).is_some_and(|(_, users)| *users == 0)
+                && let Some((covers, _)) = self.users.remove(&id)
+            {
+                self.forget(id, &covers);
+                removed.push((id, covers));
+            }
+        }
+        let fresh = std::mem::take(&mut self.fresh).into_iter();
+        let added = fresh.filter_map(|id| Some((id, self.covers(id)?.clone()))).collect();
+        PeerChanges { added, removed }
+    }
+
+    fn forget(&mut self, id: PeerId, covers: &Covers) {
+        self.ids.remove(covers);
+        self.of_any.remove(&id);
+        if let Covers::Pods(namespace, _) = covers
+            && let Some(of_namespace) = self.of_namespace.get_mut(namespace)
+        {
+            of_namespace.remove(&id);
+            if of_namespace.is_empty() {
+                self.of_namespace.remove(namespace);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_is_named_again_before_the_change_ends_stays() {
+        let mut table = PeerTable::default();
+        let of = |namespace: &str| Covers::Pods(namespace.into(), Selector::default());
+        let (kept, gone) = (table.acquire(of("a")), table.acquire(of("b")));
+        let any = table.acquire(Covers::PodsOf(Selector::default(), Selector::default()));
+        assert_eq!(table.settle().added.len(), 3);
+        table.release(kept);
+        table.release(gone);
+        assert_eq!(table.acquire(of("a")), kept);
+        let changes = table.settle();
+        assert!(changes.added.is_empty());
+        assert_eq!(changes.removed, [(gone, of("b"))]);
+        for (namespace, expected) in [("a", vec![kept, any]), ("b", vec![any])] {
+            let found = table.by_labels(namespace).map(|(id, _)| id);
+            assert_eq!(found.collect::<Vec<_>>(), expected, "{namespace}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What one class of pods may do: the union of the rules of the policies that select them.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use super::identity::{Identities, IdentityId, IdentityKey};
+use super::rules::{Direction, Rule, Rules};
+use denizen_model::{NamedPort, PolicyName, PolicyPort, PortMatch, Ports, Protocol};
+
+/// One thing that is permitted. All of them together are a union: none takes anything away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Permission {
+    /// For whom; `None` for everybody.
+    pub peer: Option<IdentityId>,
+    /// To which ports of the destination.
+    pub ports: PortKey,
+}
+
+/// Ports of the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PortKey {
+    /// Every port of every protocol, also of protocols without ports.
+    All,
+    /// Every port of a protocol.
+    Protocol(Protocol),
+    /// From this port to that one, both included.
+    Range(Protocol, NonZeroU16, NonZeroU16),
+}
+
+impl PortKey {
+    /// Whether a packet to this port is meant. See [`Flow`](super::Flow) for `None`.
+    pub fn covers(self, protocol: Option<Protocol>, port: Option<NonZeroU16>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Protocol(its) => Some(its) == protocol,
+            Self::Range(its, first, last) => {
+                Some(its) == protocol && port.is_some_and(|port| (first..=last).contains(&port))
+            }
+        }
+    }
+
+    fn named(port: &NamedPort) -> Self {
+        Self::Range(port.protocol, port.port, port.port)
+    }
+}
+
+/// What makes pods have the same permissions in one direction.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ClassKey {
+    pub direction: Direction,
+    /// The policies that select them, sorted.
+    pub policies: Vec<PolicyName>,
+    /// For ingress rules with named ports: the pods' own.
+    pub ports: Vec<NamedPort>,
+}
+
+/// The permissions of a class, sorted.
+pub(super) type Permissions = Arc<[Permission]>;
+
+impl ClassKey {
+    /// What these pods may do.
+    pub fn permissions(&self, rules: &Rules, identities: &Identities) -> Permissions {
+        let mut all = BTreeSet::new();
+        for (_, rule) in self.rules(rules) {
+            self.add(rule, identities, &mut all);
+        }
+        let everything = Permission { peer: None, ports: PortKey::All };
+        if all.contains(&everything) {
+            return Arc::new([everything]);
+        }
+        without_overlaps(all)
+    }
+
+    /// The rules, each with its policy.
+    pub fn rules<'a>(
+        &'a self,
+        rules: &'a Rules,
+    ) -> impl Iterator<Item = (&'a PolicyName, &'a Rule)> {
+        let of = |policy| rules.of(policy, self.direction).iter().map(move |rule| (policy, rule));
+        self.policies.iter().flat_map(of)
+    }
+
+    fn add(&self, rule: &Rule, identities: &Identities, all: &mut BTreeSet<Permission>) {
+        let fixed = self.fixed_ports(rule);
+        let peers: Vec<IdentityId> = match &rule.peers {
+            None => {
+                all.extend(fixed.iter().map(|ports| Permission { peer: None, ports: *ports }));
+                self.has_names(rule).then(|| identities.iter().map(|(id, _)| id).collect())
+            }
+            Some(peers) => Some(identities.of(peers).into_iter().collect()),
+        }
+        .unwrap_or_default();
+        for id in peers {
+            let peer = Some(id);
+            if rule.peers.is_some() {
+                all.extend(fixed.iter().map(|ports| Permission { peer, ports: *ports }));
+            }
+            let key = identities.key(id).into_iter();
+            let named = key.flat_map(|key| self.named_ports(rule, key));
+            all.extend(named.map(|ports| Permission { peer, ports }));
+        }
+    }
+
+    /// Ports that do not depend on the peer.
+    fn fixed_ports(&self, rule: &Rule) -> Vec<PortKey> {
+        let Ports::These(ports) = &rule.ports else { return vec![PortKey::All] };
+        let fixed = ports.iter().flat_map(|port| match &port.port {
+            PortMatch::Any => vec![PortKey::Protocol(port.protocol)],
+            PortMatch::Range(first, last) => vec![PortKey::Range(port.protocol, *first, *last)],
+            PortMatch::Named(name) => match self.direction {
+                Direction::Ingress => {
+                    resolved(&self.ports, name, port.protocol).map(PortKey::named).collect()
+                }
+                Direction::Egress => Vec::new(),
+            },
+        });
+        fixed.collect()
+    }
+
+    fn has_names(&self, rule: &Rule) -> bool {
+        self.direction == Direction::Egress && rule.names().next().is_some()
+    }
+
+    /// Named ports of an egress rule, on a destination of this identity.
+    fn named_ports(&self, rule: &Rule, key: &IdentityKey) -> Vec<PortKey> {
+        if !self.has_names(rule) {
+            return Vec::new();
+        }
+        let names = rule.names();
+        names
+            .flat_map(|(name, protocol)| {
+                let ports = resolved(&key.ports, &name, protocol).map(PortKey::named);
+                ports.collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    /// Whether an identity that came or went may change the permissions.
+    pub fn may_name(&self, key: &IdentityKey, rules: &Rules) -> bool {
+        self.rules(rules).any(|(_, rule)| match &rule.peers {
+            None => self.has_names(rule) && !key.ports.is_empty(),
+            Some(peers) => key.is_any_of(peers),
+        })
+    }
+
+    /// The first rule that permits this, and the peer that covers it (`None`: everybody).
+    pub fn permitting<'a>(
+        &'a self,
+        rules: &'a Rules,
+        peer: Option<&IdentityKey>,
+        protocol: Option<Protocol>,
+        port: Option<NonZeroU16>,
+    ) -> Option<Permitting<'a>> {
+        self.rules(rules).find_map(|(policy, rule)| {
+            let covering = match &rule.peers {
+                None => None,
+                Some(peers) => {
+                    let is_it =
+                        |id: &&super::peer::PeerId| peer.is_some_and(|key| key.is_any_of(&[**id]));
+                    Some(*peers.iter().find(is_it)?)
+                }
+            };
+            let named = peer.map(|key| self.named_ports(rule, key)).unwrap_or_default();
+            let mut ports = self.fixed_ports(rule).into_iter().chain(named);
+            let is_covered = ports.any(|ports| ports.covers(protocol, port));
+            let entry = entry_for(rule, protocol, port);
+            is_covered.then_some(Permitting { policy, index: rule.index, peer: covering, entry })
+        })
+    }
+}
+
+/// Ranges of ports of one peer that overlap become one: the kernel's sets have none.
+fn without_overlaps(all: BTreeSet<Permission>) -> Permissions {
+    let mut merged: Vec<Permission> = Vec::with_capacity(all.len());
+    for next in all {
+        if let Some(Permission { peer, ports: PortKey::Range(protocol, _, last) }) =
+            merged.last_mut()
+            && let PortKey::Range(its, from, to) = next.ports
+            && (*peer, *protocol) == (next.peer, its)
+            && from <= *last
+        {
+            *last = to.max(*last);
+        } else {
+            merged.push(next);
+        }
+    }
+    merged.into()
+}
+
+/// The rule that permits something.
+pub(super) struct Permitting<'a> {
+    pub policy: &'a PolicyName,
+    pub index: usize,
+    pub peer: Option<super::peer::PeerId>,
+    /// The entry of `ports`, if one can be named.
+    pub entry: Option<&'a PolicyPort>,
+}
+
+/// The entry of `ports` that covers a port by its number, or the first name.
+fn entry_for(
+    rule: &Rule,
+    protocol: Option<Protocol>,
+    port: Option<NonZeroU16>,
+) -> Option<&PolicyPort> {
+    let Ports::These(ports) = &rule.ports else { return None };
+    let of_protocol = |entry: &&PolicyPort| Some(entry.protocol) == protocol;
+    let by_number = |entry: &&PolicyPort| match &entry.port {
+        PortMatch::Any => true,
+        PortMatch::Range(first, last) => port.is_some_and(|port| (*first..=*last).contains(&port)),
+        PortMatch::Named(_) => false,
+    };
+    let mut entries = ports.iter().filter(of_protocol);
+    entries.clone().find(by_number).or_else(|| entries.next())
+}
+
+fn resolved<'a>(
+    ports: &'a [NamedPort],
+    name: &'a str,
+    protocol: Protocol,
+) -> impl Iterator<Item = &'a NamedPort> {
+    ports.iter().filter(move |port| *port.name == *name && port.protocol == protocol)
+}

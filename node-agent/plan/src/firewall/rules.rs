@@ -1,0 +1,149 @@
+//! The policies in force on this node: those that select one of its pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::group::PortNames;
+use super::peer::{Covers, PeerId, PeerTable};
+use denizen_model::{NetworkPolicy, Peers, PolicyName, PolicyRule, PortMatch, Ports};
+
+/// Which way a connection is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// To a pod of this node.
+    Ingress,
+    /// From a pod of this node.
+    Egress,
+}
+
+impl Direction {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
+}
+
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        })
+    }
+}
+
+/// A rule of a policy in force.
+#[derive(Debug, Clone)]
+pub(super) struct Rule {
+    /// Its place in the policy's list.
+    pub index: usize,
+    /// For whom; `None` for everybody.
+    pub peers: Option<Vec<PeerId>>,
+    /// To which ports.
+    pub ports: Ports,
+}
+
+impl Rule {
+    /// The entries of `ports`, if there are any.
+    pub fn names(&self) -> impl Iterator<Item = (Arc<str>, denizen_model::Protocol)> {
+        let ports = match &self.ports {
+            Ports::All => &[][..],
+            Ports::These(ports) => ports,
+        };
+        ports.iter().filter_map(|port| match &port.port {
+            PortMatch::Named(name) => Some((name.clone(), port.protocol)),
+            PortMatch::Any | PortMatch::Range(..) => None,
+        })
+    }
+}
+
+/// A policy in force. Per direction: its rules, if it isolates.
+#[derive(Debug)]
+struct InForce {
+    source: NetworkPolicy,
+    ingress: Option<Vec<Rule>>,
+    egress: Option<Vec<Rule>>,
+}
+
+/// All policies in force.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    policies: BTreeMap<PolicyName, InForce>,
+    /// The port names that egress rules ask for: they are resolved on the destination.
+    pub egress_names: PortNames,
+}
+
+impl Rules {
+    /// These policies are in force from now on, and no others. Returns the names of those that
+    /// changed.
+    pub fn set(
+        &mut self,
+        wanted: &BTreeMap<&PolicyName, &NetworkPolicy>,
+        peers: &mut PeerTable,
+    ) -> BTreeSet<PolicyName> {
+        let mut changed = BTreeSet::new();
+        let stays = |name: &PolicyName, policy: &InForce| {
+            wanted.get(name).is_some_and(|wanted| **wanted == policy.source)
+        };
+        // What is named by the new version of a policy too is not forgotten in between.
+        let mut stale = Vec::new();
+        for (name, policy) in self.policies.extract_if(.., |name, policy| !stays(name, policy)) {
+            changed.insert(name);
+            stale.push(policy);
+        }
+        for (name, policy) in wanted {
+            if !self.policies.contains_key(*name) {
+                self.policies.insert((*name).clone(), InForce::new(policy, peers));
+                changed.insert((*name).clone());
+            }
+        }
+        for policy in stale {
+            policy.peers().for_each(|peer| peers.release(peer));
+        }
+        if !changed.is_empty() {
+            let rules = self.policies.values().flat_map(|policy| policy.egress.iter().flatten());
+            self.egress_names = rules.flat_map(Rule::names).collect();
+        }
+        changed
+    }
+
+    /// A policy's rules for a direction.
+    pub fn of(&self, policy: &PolicyName, direction: Direction) -> &[Rule] {
+        let policy = self.policies.get(policy);
+        let rules = policy.and_then(|policy| match direction {
+            Direction::Ingress => policy.ingress.as_deref(),
+            Direction::Egress => policy.egress.as_deref(),
+        });
+        rules.unwrap_or_default()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.policies.len()
+    }
+}
+
+impl InForce {
+    fn new(source: &NetworkPolicy, peers: &mut PeerTable) -> Self {
+        let mut rules = |rules: &Option<Vec<PolicyRule>>| {
+            let rules = rules.as_ref()?.iter();
+            Some(rules.map(|rule| compiled(rule, &source.name.namespace, peers)).collect())
+        };
+        let (ingress, egress) = (rules(&source.ingress), rules(&source.egress));
+        Self { source: source.clone(), ingress, egress }
+    }
+
+    fn peers(&self) -> impl Iterator<Item = PeerId> {
+        let rules = [&self.ingress, &self.egress].into_iter().flatten().flatten();
+        rules.flat_map(|rule| rule.peers.iter().flatten()).copied()
+    }
+}
+
+fn compiled(rule: &PolicyRule, namespace: &Arc<str>, table: &mut PeerTable) -> Rule {
+    let peers = match &rule.peers {
+        Peers::All => None,
+        Peers::These(peers) => {
+            let covers = Covers::all(peers, namespace).into_iter();
+            Some(covers.map(|covers| table.acquire(covers)).collect())
+        }
+    };
+    Rule { index: rule.index, peers, ports: rule.ports.clone() }
+}

@@ -1,0 +1,443 @@
+//! What a change of facts touches. Each step decides anew only what the steps before it changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::address::Claimant;
+use super::blocks::{AddressRange, Piece, pieces};
+use super::group::{Asked, GroupKey};
+use super::identity::IdentityKey;
+use super::owner::{handed_over, owners};
+use super::peer::Covers;
+use super::permission::ClassKey;
+use super::rules::Direction;
+use super::side::{Decision, Described, Side, Sides, decide};
+use super::{
+    Blocks, ClusterClaim, FirewallChanges, FirewallPlan, IdentityChange, IfRefused, SidesChange,
+    Subject, own_addresses,
+};
+use denizen_model::{Change, Cluster, LocalPod, Model, PodName, PodSet, PolicyName};
+use denizen_state::AttachmentId;
+
+impl FirewallPlan {
+    /// Decides anew what `change` touches.
+    pub(crate) fn update(
+        &mut self,
+        model: &Model,
+        recorded: Option<&PodSet>,
+        change: &Change,
+    ) -> FirewallChanges {
+        let mut changes = FirewallChanges::default();
+        let was = (self.known, self.left_open, self.is_enforced());
+        if change.addresses {
+            self.own = model.addresses().iter().map(|own| own.address).collect();
+        }
+        self.update_surroundings(model, change, &mut changes);
+        let recorded = recorded.map(|set| &*set.pods).unwrap_or_default();
+        match model.cluster() {
+            Some(cluster) => self.update_known(cluster, recorded, change, &mut changes),
+            None => {
+                let is_refused = model.refused().next().is_some();
+                self.left_open = is_refused && self.settings.if_refused == IfRefused::Open;
+                self.update_unknown(recorded, change, &mut changes);
+            }
+        }
+        changes.state = was != (self.known, self.left_open, self.is_enforced());
+        changes
+    }
+
+    fn update_surroundings(
+        &mut self,
+        model: &Model,
+        change: &Change,
+        changes: &mut FirewallChanges,
+    ) {
+        if change.node_addresses {
+            let before = std::mem::replace(&mut self.nodes, model.node_addresses().collect());
+            let differ = before.symmetric_difference(&self.nodes);
+            let differ = differ.filter(|ip| !self.addresses.is_claimed(**ip));
+            changes.taken.extend(differ.map(|ip| (*ip, self.nodes.contains(ip))));
+            changes.surroundings |= before != self.nodes;
+        }
+        if change.links && self.links != *model.links() {
+            self.links = model.links().clone();
+            changes.surroundings = true;
+        }
+    }
+
+    /// Pods that come before anything is known wait. Those that were there before this agent are
+    /// left as an earlier run had them.
+    fn update_unknown(
+        &mut self,
+        recorded: &[LocalPod],
+        change: &Change,
+        changes: &mut FirewallChanges,
+    ) {
+        if !change.pods && !change.refused {
+            return;
+        }
+        let now = || recorded.iter().map(|pod| pod.id.clone()).collect();
+        let earlier = self.earlier.get_or_insert_with(now);
+        let late = recorded.iter().filter(|pod| !earlier.contains(&pod.id) && !pod.adopted);
+        let late = late.filter(|_| !self.left_open);
+        let pending = Sides { ingress: Side::pending(), egress: Side::pending() };
+        let ips = late.filter(|pod| pod.pod.is_some()).flat_map(|pod| &pod.ips);
+        let sides = ips.map(|ip| (*ip, pending.clone())).collect();
+        self.set_sides(sides, changes);
+    }
+
+    fn update_known(
+        &mut self,
+        cluster: Cluster<'_>,
+        recorded: &[LocalPod],
+        change: &Change,
+        changes: &mut FirewallChanges,
+    ) {
+        let is_first = !std::mem::replace(&mut self.known, true);
+        self.left_open = false;
+        self.any_policy = cluster.policies().next().is_some();
+        let mut names = change.cluster_pods.clone();
+        if is_first {
+            names.extend(cluster.pods().map(|pod| pod.name.clone()));
+        }
+        let touched = self.update_subjects(cluster, recorded, change, is_first, &mut names);
+        for name in &names {
+            self.update_claims(name, cluster);
+        }
+        let policies_changed = is_first || !change.network_policies.is_empty();
+        let changed = match policies_changed || !touched.is_empty() {
+            true => self.update_rules(cluster),
+            false => BTreeSet::new(),
+        };
+        let blocks_changed = self.update_identities(cluster, change, changes);
+        let identities = self.identities.settle();
+        changes.forgotten = identities.gone;
+        // Others may have, or not have any more, what annotations ask for.
+        let others_changed = changes.surroundings || !names.is_empty();
+        let are_granted =
+            others_changed && self.subjects.values().any(|subject| !subject.additional.is_empty());
+        if !touched.is_empty() || !changed.is_empty() || !identities.keys.is_empty() || are_granted
+        {
+            self.update_permissions(&changed, &identities.keys);
+            let mut owners = owners(&self.subjects);
+            for (id, subject) in &self.subjects {
+                owners.extend(self.granted(id, subject).map(|ip| (ip, id.clone())));
+            }
+            changes.departed = handed_over(&self.owners, &owners).collect();
+            changes.owners = self.owners != owners;
+            self.owners = owners;
+            self.set_sides(self.all_sides(), changes);
+        }
+        self.note_narrowed(is_first || blocks_changed, changes);
+    }
+
+    /// Notes whose established connections may be forbidden now: of `all` restricted pods, or of
+    /// what changed.
+    fn note_narrowed(&self, all: bool, changes: &mut FirewallChanges) {
+        match self.is_enforced() {
+            true => {
+                let gone = changes.sides.iter().filter(|change| change.after.is_none());
+                changes.departed.extend(gone.map(|change| change.address));
+            }
+            false => changes.departed.clear(),
+        }
+        let restricted = || self.pods().filter(|(_, sides)| sides.is_restricted());
+        if restricted().next().is_none() {
+            return;
+        }
+        let narrower = changes.sides.iter().filter(|change| {
+            let Some(after) = &change.after else { return false };
+            match &change.before {
+                // Whoever had the address before may have been open.
+                None => after.is_restricted(),
+                Some(before) => Direction::BOTH
+                    .iter()
+                    .any(|side| after.of(*side).is_narrower_than(before.of(*side))),
+            }
+        });
+        let renamed = changes.identities.iter().filter(|change| change.before.is_some());
+        let mut narrowed: BTreeSet<IpAddr> =
+            narrower.map(|change| change.address).chain(renamed.map(|it| it.of)).collect();
+        if all {
+            narrowed.extend(restricted().map(|(address, _)| address));
+        }
+        changes.narrowed = narrowed;
+    }
+
+    /// Brings the recorded pods up to date. Returns those that are decided about anew. Adds pods
+    /// whose claims at the API's addresses may change to `names`.
+    fn update_subjects(
+        &mut self,
+        cluster: Cluster<'_>,
+        recorded: &[LocalPod],
+        change: &Change,
+        is_first: bool,
+        names: &mut BTreeSet<PodName>,
+    ) -> BTreeSet<AttachmentId> {
+        let mut touched = BTreeSet::new();
+        if change.pods || is_first {
+            let now: BTreeMap<&AttachmentId, &LocalPod> =
+                recorded.iter().map(|pod| (&pod.id, pod)).collect();
+            let gone: Vec<AttachmentId> =
+                self.subjects.keys().filter(|id| !now.contains_key(id)).cloned().collect();
+            for id in gone {
+                names.extend(self.remove_subject(&id, cluster));
+                touched.insert(id);
+            }
+        }
+        let of_policies: BTreeSet<_> =
+            change.network_policies.iter().map(|policy| &policy.namespace).collect();
+        for pod in recorded {
+            let is_other = || self.subjects.get(&pod.id).is_none_or(|subject| !subject.is(pod));
+            let is_named = || {
+                pod.pod.as_ref().is_some_and(|name| {
+                    names.contains(name) || of_policies.contains(&name.namespace)
+                })
+            };
+            if is_first || change.pods && is_other() || is_named() {
+                self.update_subject(pod, cluster);
+                names.extend(pod.pod.clone());
+                touched.insert(pod.id.clone());
+            }
+        }
+        touched
+    }
+
+    fn remove_subject(&mut self, id: &AttachmentId, cluster: Cluster<'_>) -> Option<PodName> {
+        let subject = self.subjects.remove(id)?;
+        self.disclaim(id, &subject);
+        subject.group.into_iter().for_each(|group| self.groups.release(group));
+        // Its address may be another pod's from now on, although the API still shows it as its own.
+        let name = subject.pod?;
+        if let Some(here) = cluster.pod(&name).and_then(|pod| pod.here.as_ref()) {
+            self.departed.insert(name.clone(), here.uid.clone());
+        }
+        Some(name)
+    }
+
+    fn update_subject(&mut self, pod: &LocalPod, cluster: Cluster<'_>) {
+        let before = self.subjects.remove(&pod.id);
+        let described = described(pod, cluster)
+            // It runs as long as it is recorded, although its object may be gone.
+            .or_else(|| before.as_ref().filter(|it| it.uid == pod.uid)?.described.clone());
+        before.iter().for_each(|before| self.disclaim(&pod.id, before));
+        let group = pod.pod.as_ref().zip(described.as_ref()).map(|(name, described)| {
+            self.groups.acquire(GroupKey {
+                namespace: name.namespace.clone(),
+                labels: described.labels.clone(),
+                ports: described.ports.clone(),
+            })
+        });
+        let additional = cluster
+            .pod_of(pod)
+            .map(|object| object.additional.clone())
+            .or_else(|| before.as_ref().map(|subject| subject.additional.clone()))
+            .unwrap_or_default();
+        let ips = own_addresses(pod);
+        let [recorded, annotated] = claimants(&pod.id, &pod.added_at);
+        for (addresses, by) in [(&ips[..], recorded), (&additional, annotated)] {
+            for ip in addresses {
+                self.addresses.claim(*ip, by.clone(), group, &mut self.groups);
+            }
+        }
+        before.and_then(|it| it.group).into_iter().for_each(|group| self.groups.release(group));
+        let [ingress, egress] = Direction::BOTH.map(|direction| {
+            let policies = pod.pod.iter().flat_map(|name| cluster.policies_of(&name.namespace));
+            decide(policies, described.as_ref(), direction)
+        });
+        let subject = Subject {
+            pod: pod.pod.clone(),
+            uid: pod.uid.clone(),
+            ips,
+            additional,
+            added_at: pod.added_at.clone(),
+            described,
+            group,
+            ingress,
+            egress,
+        };
+        self.subjects.insert(pod.id.clone(), subject);
+    }
+
+    /// A recorded pod has its addresses no more.
+    fn disclaim(&mut self, id: &AttachmentId, subject: &Subject) {
+        let [recorded, annotated] = claimants(id, &subject.added_at);
+        for (addresses, by) in [(&subject.ips[..], recorded), (&subject.additional, annotated)] {
+            for ip in addresses {
+                self.addresses.disclaim(*ip, &by, &mut self.groups);
+            }
+        }
+    }
+
+    /// What the API says of a pod's addresses counts for pods of other nodes, and for those here
+    /// that have no record: pods whose packets do not come through an interface of this node.
+    fn update_claims(&mut self, name: &PodName, cluster: Cluster<'_>) {
+        if let Some(ClusterClaim { ips, group, created }) = self.claims.remove(name) {
+            let by = Claimant::Cluster(created, name.clone());
+            ips.iter().for_each(|ip| self.addresses.disclaim(*ip, &by, &mut self.groups));
+            self.groups.release(group);
+        }
+        let pod = cluster.pod(name);
+        let here = pod.and_then(|pod| pod.here.as_ref());
+        let is_departed = here.is_some_and(|here| self.departed.get(name) == Some(&here.uid));
+        if !is_departed {
+            self.departed.remove(name);
+        }
+        let is_recorded =
+            || self.subjects.values().any(|subject| subject.pod.as_ref() == Some(name));
+        let Some(pod) = pod.filter(|_| !is_departed && (here.is_none() || !is_recorded())) else {
+            return;
+        };
+        let group = self.groups.acquire(GroupKey {
+            namespace: name.namespace.clone(),
+            labels: pod.labels.clone(),
+            ports: pod.ports.clone(),
+        });
+        for ip in &pod.ips {
+            let by = Claimant::Cluster(pod.created, name.clone());
+            self.addresses.claim(*ip, by, Some(group), &mut self.groups);
+        }
+        let claim = ClusterClaim { ips: pod.ips.clone(), group, created: pod.created };
+        self.claims.insert(name.clone(), claim);
+    }
+
+    /// The policies in force are those that select a recorded pod. Returns those that changed.
+    fn update_rules(&mut self, cluster: Cluster<'_>) -> BTreeSet<PolicyName> {
+        let decisions = self.subjects.values().flat_map(|it| [&it.ingress, &it.egress]);
+        let selecting = decisions.filter_map(|it| it.class.as_ref()).flat_map(|it| &it.policies);
+        let selecting: BTreeSet<&PolicyName> = selecting.collect();
+        let policies = selecting.into_iter();
+        let policies = policies.filter_map(|name| Some((name, cluster.policy(name)?))).collect();
+        self.rules.set(&policies, &mut self.peers)
+    }
+
+    /// Returns whether ranges changed.
+    fn update_identities(
+        &mut self,
+        cluster: Cluster<'_>,
+        change: &Change,
+        changes: &mut FirewallChanges,
+    ) -> bool {
+        let names_changed = self.names != self.rules.egress_names;
+        if names_changed {
+            self.names.clone_from(&self.rules.egress_names);
+        }
+        let peer_changes = self.peers.settle();
+        let asked = Asked {
+            peers: &self.peers,
+            changes: &peer_changes,
+            names: &self.names,
+            names_changed,
+            namespaces: &change.namespaces,
+            cluster,
+        };
+        self.groups.update(&asked, &mut self.addresses.touched);
+        let has_blocks = peer_changes.has_blocks();
+        if has_blocks {
+            self.update_blocks(changes);
+        }
+        let changed = self.addresses.identify(&self.groups, &self.pieces, &mut self.identities);
+        let identities = changed.identities.into_iter();
+        changes.identities =
+            identities.map(|(of, before, after)| IdentityChange { of, before, after }).collect();
+        let claimed = changed.claimed.into_iter().filter(|(ip, _)| !self.nodes.contains(ip));
+        changes.taken.extend(claimed);
+        has_blocks
+    }
+
+    fn update_blocks(&mut self, changes: &mut FirewallChanges) {
+        let blocks = self.peers.iter().filter_map(|(id, covers)| match covers {
+            Covers::Blocks(blocks) => Some((id, &**blocks)),
+            Covers::Pods(..) | Covers::PodsOf(..) => None,
+        });
+        self.pieces = pieces(blocks);
+        let mut now = BTreeMap::new();
+        for (first, Piece { range, peers }) in &self.pieces {
+            let key = IdentityKey { peers: peers.clone(), ports: Vec::new() };
+            now.extend(self.identities.acquire(key).map(|id| (*first, (*range, id))));
+        }
+        let before = std::mem::replace(&mut self.blocks, now);
+        before.values().for_each(|(_, id)| self.identities.release(*id));
+        let ranges = before.values().chain(self.blocks.values()).map(|(range, _)| *range);
+        let of = |blocks: &Blocks, range: AddressRange| {
+            blocks.get(&range.first).filter(|(other, _)| *other == range).map(|(_, id)| *id)
+        };
+        let changed = ranges.collect::<BTreeSet<_>>().into_iter().map(|range| IdentityChange {
+            of: range,
+            before: of(&before, range),
+            after: of(&self.blocks, range),
+        });
+        changes.blocks = changed.filter(|it| it.before != it.after).collect();
+        self.addresses.touched.extend(self.addresses.all().collect::<Vec<_>>());
+    }
+
+    /// Brings the permissions of the classes in use up to date.
+    fn update_permissions(&mut self, changed: &BTreeSet<PolicyName>, identities: &[IdentityKey]) {
+        let decisions = self.subjects.values().flat_map(|it| [&it.ingress, &it.egress]);
+        let used: BTreeSet<&ClassKey> = decisions.filter_map(|it| it.class.as_ref()).collect();
+        let mut classes = std::mem::take(&mut self.classes);
+        for class in used {
+            let is_changed = || {
+                class.policies.iter().any(|policy| changed.contains(policy))
+                    || identities.iter().any(|key| class.may_name(key, &self.rules))
+            };
+            let permissions = match classes.remove(class) {
+                Some(permissions) if !is_changed() => permissions,
+                Some(_) | None => class.permissions(&self.rules, &self.identities),
+            };
+            self.classes.insert(class.clone(), permissions);
+        }
+    }
+
+    /// How each address of a recorded pod is judged.
+    fn all_sides(&self) -> BTreeMap<IpAddr, Sides> {
+        let owners = self.owners.iter();
+        owners.filter_map(|(ip, id)| Some((*ip, self.sides_of(self.subjects.get(id)?)))).collect()
+    }
+
+    fn sides_of(&self, subject: &Subject) -> Sides {
+        let side = |decision: &Decision| {
+            let permissions = decision.class.as_ref().and_then(|class| self.classes.get(class));
+            Side::new(decision.isolation, permissions.cloned().unwrap_or_default())
+        };
+        Sides { ingress: side(&subject.ingress), egress: side(&subject.egress) }
+    }
+
+    fn set_sides(&mut self, now: BTreeMap<IpAddr, Sides>, changes: &mut FirewallChanges) {
+        let before = std::mem::replace(&mut self.sides, now);
+        let addresses: BTreeSet<&IpAddr> = before.keys().chain(self.sides.keys()).collect();
+        let differ = addresses.into_iter().filter_map(|address| {
+            let (before, after) = (before.get(address), self.sides.get(address));
+            let is_same = before == after;
+            (!is_same).then(|| SidesChange {
+                address: *address,
+                before: before.cloned(),
+                after: after.cloned(),
+            })
+        });
+        changes.sides = differ.collect();
+    }
+}
+
+impl Subject {
+    /// Whether it is recorded as before.
+    fn is(&self, pod: &LocalPod) -> bool {
+        (&self.pod, &self.uid, &self.ips, &self.added_at)
+            == (&pod.pod, &pod.uid, &own_addresses(pod), &pod.added_at)
+    }
+}
+
+/// As who a recorded pod claims the addresses of its record, and those of its annotation.
+pub(super) fn claimants(id: &AttachmentId, added_at: &Arc<str>) -> [Claimant; 2] {
+    [
+        Claimant::Recorded(added_at.clone(), id.clone()),
+        Claimant::Additional(added_at.clone(), id.clone()),
+    ]
+}
+
+/// What the API says of a recorded pod, if its object is this very pod's.
+fn described(pod: &LocalPod, cluster: Cluster<'_>) -> Option<Described> {
+    let object = cluster.pod_of(pod)?;
+    Some(Described { labels: object.labels.clone(), ports: object.ports.clone() })
+}

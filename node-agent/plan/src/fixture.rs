@@ -1,0 +1,28 @@
+//! Settings for tests, also of the crates above.
+
+use crate::{Capabilities, Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
+
+pub fn settings() -> Settings {
+    Settings { node_name: "node-1".into(), node_hints: true, masquerade_all: false }
+}
+
+/// By default, as the agent's flags have it.
+pub fn policy() -> Policy {
+    Policy {
+        settings: settings(),
+        detector: Detector::PodState,
+        node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
+        services: true,
+        firewall: None,
+        scheduler: Scheduler::default(),
+    }
+}
+
+/// A backend that can do everything.
+pub const CAPABLE: Capabilities = Capabilities {
+    unused_addresses: true,
+    guards_loopback_first: true,
+    restricts_first: true,
+    balances_by_ipvs: false,
+};

@@ -1,0 +1,245 @@
+//! All decisions about virtual servers.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::carrier::{ByNft, Carrier};
+use super::scheduler::Scheduler;
+use super::server::{Candidate, PlannedServer, ServicePortKey, candidate};
+use crate::services::{Surroundings, listed};
+use crate::{Changes, EgressMasquerade, Frontend, FrontendKey, FrontendKind, Outcome, ServicePlan};
+use denizen_model::{Family, LocalPod, Protocol, ServiceName, ServicePortName, Snapshot};
+
+/// The virtual servers, and which frontends lead to them.
+///
+/// Of service ports that lead to one endpoint, only the oldest is carried by IPVS: nftables
+/// balances the others entirely.
+#[derive(Debug, Default)]
+pub struct IpvsPlan {
+    servers: BTreeMap<FrontendKey, Arc<PlannedServer>>,
+    candidates: BTreeMap<ServicePortKey, Result<Candidate, ByNft>>,
+    carriers: HashMap<ServicePortKey, Carrier>,
+    /// Who claims an endpoint. Nearly every endpoint has one claim.
+    claims: HashMap<(SocketAddr, Protocol), Vec<ServicePortKey>>,
+    /// Addresses of pods that are no longer recorded, while slices still have them.
+    ended: BTreeSet<IpAddr>,
+    /// In these families node ports are served on loopback, too.
+    loopback: [bool; 2],
+    egress: EgressMasquerade,
+    /// The families in which the node's own connections have a source.
+    sources: BTreeSet<Family>,
+}
+
+impl IpvsPlan {
+    /// Every virtual server, by the frontend at its cluster IP.
+    pub fn servers(&self) -> &BTreeMap<FrontendKey, Arc<PlannedServer>> {
+        &self.servers
+    }
+
+    /// How many service ports with endpoints, in each family, have no virtual server.
+    pub fn carried_by_nftables(&self) -> usize {
+        let is_carried = |carrier: &&Carrier| match carrier {
+            Carrier::Ipvs(_) | Carrier::Nft(ByNft::NoEndpoints) => false,
+            Carrier::Nft(_) => true,
+        };
+        self.carriers.values().filter(is_carried).count()
+    }
+
+    /// Who chooses among a frontend's endpoints.
+    pub fn carrier(&self, frontend: &Frontend) -> Carrier {
+        let key = ServicePortKey::of(frontend);
+        let by_nft = |reason| Carrier::Nft(reason);
+        match (self.carriers.get(&key), self.candidates.get(&key)) {
+            (Some(Carrier::Ipvs(server)), Some(Ok(candidate))) => match &frontend.inside {
+                Outcome::Reject | Outcome::Drop => by_nft(ByNft::NoEndpoints),
+                Outcome::Forward(to) if *to != candidate.ready => by_nft(ByNft::OtherEndpoints),
+                Outcome::Forward(_) if self.is_on_loopback(frontend) => by_nft(ByNft::Loopback),
+                Outcome::Forward(_) => Carrier::Ipvs(*server),
+            },
+            (Some(carrier), _) => carrier.clone(),
+            (None, _) => by_nft(ByNft::NoClusterIp),
+        }
+    }
+
+    fn is_on_loopback(&self, frontend: &Frontend) -> bool {
+        frontend.kind == FrontendKind::NodePort && self.loopback[frontend.key.family() as usize]
+    }
+
+    /// Takes the recorded pods. Returns the services with endpoints that are concerned.
+    ///
+    /// The plugin's DEL is the first to say that a pod has ended. Nobody has its address then, so
+    /// its connections are ended, too.
+    pub(crate) fn change_pods(
+        &mut self,
+        before: &[LocalPod],
+        now: &[LocalPod],
+        world: Snapshot<'_>,
+    ) -> BTreeSet<ServiceName> {
+        let addresses = |pods: &[LocalPod]| -> BTreeSet<IpAddr> {
+            pods.iter().flat_map(|pod| pod.ips.iter().copied()).collect()
+        };
+        let (before, now) = (addresses(before), addresses(now));
+        let back: BTreeSet<IpAddr> = self.ended.intersection(&now).copied().collect();
+        let left: BTreeSet<IpAddr> = before.difference(&now).copied().collect();
+        if left.is_empty() && back.is_empty() {
+            return BTreeSet::new();
+        }
+        let ended: BTreeSet<IpAddr> = self.ended.difference(&back).chain(&left).copied().collect();
+        let (mut names, mut listed) = (BTreeSet::new(), BTreeSet::new());
+        for service in world.services() {
+            let endpoints = world.slices(&service.name).flat_map(|slice| &slice.endpoints);
+            for ip in endpoints.map(|endpoint| endpoint.address) {
+                if left.contains(&ip) || back.contains(&ip) {
+                    names.insert(service.name.clone());
+                }
+                if ended.contains(&ip) {
+                    listed.insert(ip);
+                }
+            }
+        }
+        self.ended = listed;
+        names
+    }
+
+    /// Decides about these services again.
+    pub(crate) fn update(
+        &mut self,
+        mut names: BTreeSet<ServiceName>,
+        services: &ServicePlan,
+        by: Surroundings<'_>,
+        changes: &mut Changes,
+    ) {
+        self.loopback = Family::BOTH.map(|family| by.node.node_ports.are_on_loopback(family));
+        let sources = by.node.route_sources.keys().copied().collect();
+        if self.egress != by.node.egress || self.sources != sources {
+            (self.egress, self.sources) = (by.node.egress.clone(), sources);
+            names.extend(by.world.services().map(|service| service.name.clone()));
+        }
+        let mut touched = BTreeSet::new();
+        for name in names {
+            let mut wanted = self.wanted(&name, services, by);
+            let keys: BTreeSet<ServicePortKey> =
+                self.known(&name).chain(wanted.keys().cloned()).collect();
+            for key in keys {
+                let candidate = wanted.remove(&key);
+                self.put(key, candidate, &mut touched);
+            }
+        }
+        self.decide(&touched, services, changes);
+    }
+
+    /// The service ports of a service that were decided before.
+    fn known(&self, name: &ServiceName) -> impl Iterator<Item = ServicePortKey> + '_ {
+        let service_port =
+            ServicePortName { service: name.clone(), port: "".into(), protocol: Protocol::Tcp };
+        let first = ServicePortKey { service_port, family: Family::V4 };
+        let name = name.clone();
+        let from = self.candidates.range(first..).map(|(key, _)| key);
+        from.take_while(move |key| key.service_port.service == name).cloned()
+    }
+
+    fn wanted(
+        &self,
+        name: &ServiceName,
+        services: &ServicePlan,
+        by: Surroundings<'_>,
+    ) -> BTreeMap<ServicePortKey, Result<Candidate, ByNft>> {
+        let Some(service) = by.world.service(name) else {
+            return BTreeMap::new();
+        };
+        let (scheduler, _) = Scheduler::asked(by.scheduler, service.scheduler.as_deref());
+        let mut frontends: BTreeMap<ServicePortKey, Vec<&Frontend>> = BTreeMap::new();
+        let won = services.keys_of(name).iter().filter_map(|key| services.frontend(key));
+        for frontend in won.filter(|frontend| frontend.service_port.service == *name) {
+            frontends.entry(ServicePortKey::of(frontend)).or_default().push(frontend);
+        }
+        let candidate = |(key, frontends): (ServicePortKey, Vec<&Frontend>)| {
+            let ServicePortName { port, protocol, .. } = &key.service_port;
+            let listed = || listed(port, *protocol, key.family, by.world.slices(name));
+            let decided = candidate(&frontends, scheduler, listed, &self.ended, by.node);
+            (key, decided)
+        };
+        frontends.into_iter().map(candidate).collect()
+    }
+
+    /// Replaces a candidate. Whoever shares an endpoint with it, before or now, is touched.
+    fn put(
+        &mut self,
+        key: ServicePortKey,
+        candidate: Option<Result<Candidate, ByNft>>,
+        touched: &mut BTreeSet<ServicePortKey>,
+    ) {
+        let before = self.candidates.get(&key);
+        if before == candidate.as_ref() {
+            return;
+        }
+        for claim in before.iter().flat_map(|it| it.iter()).flat_map(Candidate::claims) {
+            if let Some(claims) = self.claims.get_mut(&claim) {
+                claims.retain(|other| *other != key);
+                touched.extend(claims.iter().cloned());
+                if claims.is_empty() {
+                    self.claims.remove(&claim);
+                }
+            }
+        }
+        for claim in candidate.iter().flat_map(|it| it.iter()).flat_map(Candidate::claims) {
+            let claims = self.claims.entry(claim).or_insert_with(|| Vec::with_capacity(1));
+            touched.extend(claims.iter().cloned());
+            claims.push(key.clone());
+        }
+        touched.insert(key.clone());
+        match candidate {
+            Some(candidate) => self.candidates.insert(key, candidate),
+            None => self.candidates.remove(&key),
+        };
+    }
+
+    /// Decides who is carried. One service port's address may become another's at once, so all
+    /// servers are taken away before any is put there.
+    fn decide(
+        &mut self,
+        touched: &BTreeSet<ServicePortKey>,
+        services: &ServicePlan,
+        changes: &mut Changes,
+    ) {
+        let mut before = BTreeMap::new();
+        for key in touched {
+            if let Some(Carrier::Ipvs(server)) = self.carriers.remove(key) {
+                before.insert(server, self.servers.remove(&server));
+            }
+        }
+        for key in touched {
+            let keys = services.keys_of(&key.service_port.service).iter();
+            let claimed = keys.filter(|it| services.frontend(it).is_some_and(|it| key.has(it)));
+            changes.frontends.extend(claimed);
+            let Some(candidate) = self.candidates.get(key) else { continue };
+            let carrier = match candidate {
+                Err(reason) => Carrier::Nft(reason.clone()),
+                Ok(candidate) => match self.older(candidate) {
+                    Some(shared) => Carrier::Nft(shared),
+                    None => {
+                        before.entry(candidate.key).or_insert(None);
+                        self.servers.insert(candidate.key, candidate.server.clone());
+                        Carrier::Ipvs(candidate.key)
+                    }
+                },
+            };
+            self.carriers.insert(key.clone(), carrier);
+        }
+        let differs = before.iter().filter(|(key, was)| self.servers.get(key) != was.as_ref());
+        changes.virtual_servers.extend(differs.map(|(key, _)| *key));
+    }
+
+    /// An older candidate that has one of its endpoints, too.
+    fn older(&self, candidate: &Candidate) -> Option<ByNft> {
+        candidate.claims().find_map(|claim| {
+            let others = self.claims.get(&claim)?.iter();
+            let others = others.filter_map(|key| self.candidates.get(key)?.as_ref().ok());
+            let oldest = others.min_by(|a, b| a.rank().cmp(&b.rank()))?;
+            let with = &oldest.server.service_port;
+            let shared = ByNft::SharedEndpoint { endpoint: claim.0, with: with.clone() };
+            (oldest.key != candidate.key).then_some(shared)
+        })
+    }
+}

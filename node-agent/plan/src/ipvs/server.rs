@@ -1,0 +1,124 @@
+//! Virtual servers as they are planned.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::carrier::ByNft;
+use super::scheduler::Scheduler;
+use crate::{Endpoint, Endpoints, Frontend, FrontendKey, FrontendKind, NodePlan, SeenAs};
+use denizen_model::{Affinity, Family, Protocol, ServicePortName};
+
+/// One service port in one family: what has at most one virtual server.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServicePortKey {
+    /// The service port.
+    pub service_port: ServicePortName,
+    /// The family.
+    pub family: Family,
+}
+
+impl ServicePortKey {
+    /// The one that a frontend belongs to.
+    pub fn of(frontend: &Frontend) -> Self {
+        let service_port = frontend.service_port.clone();
+        Self { service_port, family: frontend.key.family() }
+    }
+
+    /// Whether a frontend belongs to it.
+    pub(super) fn has(&self, frontend: &Frontend) -> bool {
+        self.service_port == frontend.service_port && self.family == frontend.key.family()
+    }
+}
+
+/// Which connections an endpoint gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Share {
+    /// New ones: weight 1.
+    Ready,
+    /// No new ones, and it keeps those that it has: weight 0. It is in the slices and not selected.
+    /// A real server that is there stays; none is made.
+    Draining,
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+        })
+    }
+}
+
+/// A virtual server. Its address, protocol and port are those of a cluster IP's frontend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedServer {
+    /// The service port.
+    pub service_port: ServicePortName,
+    /// How it chooses.
+    pub scheduler: Scheduler,
+    /// Who answers, and who still does. An endpoint whose pod the plugin's DEL has ended is not
+    /// among them: its connections end, and nobody gets new ones.
+    pub endpoints: BTreeMap<SocketAddr, Share>,
+}
+
+/// A virtual server as far as its own service decides it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub key: FrontendKey,
+    pub ready: Endpoints,
+    pub server: Arc<PlannedServer>,
+    created: Arc<str>,
+}
+
+impl Candidate {
+    /// Of two candidates with one endpoint, the one that sorts first is carried: the older service,
+    /// then the first by name, on every node and after every restart.
+    pub fn rank(&self) -> impl Ord + '_ {
+        (self.created.is_empty(), &self.created, &self.server.service_port)
+    }
+
+    /// Every endpoint that gets new connections.
+    pub fn claims(&self) -> impl Iterator<Item = (SocketAddr, Protocol)> + '_ {
+        self.ready.iter().map(|endpoint| (endpoint.address, self.key.protocol))
+    }
+}
+
+/// Decides about a service port by the frontends that it has here.
+pub(super) fn candidate(
+    frontends: &[&Frontend],
+    scheduler: Scheduler,
+    in_slices: impl FnOnce() -> BTreeSet<SocketAddr>,
+    ended: &BTreeSet<IpAddr>,
+    node: &NodePlan,
+) -> Result<Candidate, ByNft> {
+    let of_cluster = frontends.iter().filter(|it| it.kind == FrontendKind::ClusterIp);
+    let main = of_cluster.min_by_key(|it| it.key).ok_or(ByNft::NoClusterIp)?;
+    let ready = main.inside.endpoints().ok_or(ByNft::NoEndpoints)?;
+    match main.affinity {
+        Affinity::None => {}
+        Affinity::ClientIp { .. } => return Err(ByNft::Affinity),
+    }
+    let family = main.key.family();
+    node.route_sources.get(&family).ok_or(ByNft::NoSource(family))?;
+    let addresses = || ready.iter().map(|endpoint| endpoint.address);
+    let hides = |at: &SocketAddr| node.egress.seen_as(at.ip()) == Some(SeenAs::Node);
+    if let Some(hidden) = addresses().find(hides) {
+        return Err(ByNft::Egress(hidden));
+    }
+    let mut endpoints: BTreeMap<SocketAddr, Share> = BTreeMap::new();
+    // A silent UDP flow never ends while its client goes on, and IPVS counts none as active.
+    if main.key.protocol == Protocol::Tcp && scheduler.method.passes_by_weight_0() {
+        endpoints.extend(in_slices().into_iter().map(|at| (at, Share::Draining)));
+    }
+    endpoints.retain(|at, _| !ended.contains(&at.ip()));
+    // Another pod may have got the address, on another node.
+    let is_served = |it: &&Endpoint| !it.local || !ended.contains(&it.address.ip());
+    let served = ready.iter().filter(is_served).map(|it| (it.address, Share::Ready));
+    endpoints.extend(served);
+    let service_port = main.service_port.clone();
+    let server = PlannedServer { service_port, scheduler, endpoints };
+    let (ready, created) = (ready.clone(), main.created.clone());
+    Ok(Candidate { key: main.key, ready, server: server.into(), created })
+}

@@ -1,0 +1,302 @@
+//! Decisions: what becomes of a packet at every frontend of every service, and who is local.
+//!
+//! Pure, and no word of any backend: every backend and `explain` read the same [`Plan`], and decide
+//! nothing. What a backend's facility cannot do is among what the plan is made by
+//! ([`Capabilities`]).
+
+mod announce;
+mod direct;
+pub mod explain;
+mod firewall;
+#[cfg(any(test, feature = "fixture"))]
+pub mod fixture;
+mod ipvs;
+mod node;
+mod planner;
+mod pod_ranges;
+mod policy;
+mod services;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+pub use self::announce::{
+    AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcement, Announcements, Announcing,
+    Because, Class, Drain, Dropped, Excluded, Forbidden, Noted, Owner, Recorded, Silent, Surveyed,
+    WhyNot, concerned, is_draining, newest, single_pods,
+};
+pub use self::direct::{
+    DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,
+};
+pub use self::firewall::{
+    AddressRange, Direction, FirewallChanges, FirewallPlan, FirewallSettings, Flow, IdentityChange,
+    IdentityId, IfRefused, Isolation, Judged, Permission, PolicyStep, PortKey, Refusal, Side,
+    Sides, SidesChange, ToNode,
+};
+pub use self::ipvs::{
+    ByNft, Carrier, HashTable, Hashed, IpvsPlan, Listed, Method, PlannedServer, Scheduler,
+    ServicePortKey, Share,
+};
+pub use self::node::{
+    Arrival, Detection, Detector, EgressMasquerade, Local, LocalTest, MarkBit, NodePlan,
+    NodePortAddresses, NodePorts, NodeSide, Port, SeenAs, node_port_addresses,
+};
+pub use self::planner::Planner;
+pub use self::policy::{Capabilities, Policy};
+use self::services::Surroundings;
+pub use self::services::{
+    Conflict, Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind,
+    HealthCheck, HealthChecks, HealthPorts, Masquerade, Outcome, Remark, Selection, ServicePlan,
+    Settings, Whereabouts, frontends, select, serving,
+};
+use denizen_model::{Change, Listing, LocalPod, Model, PodSet, ServiceName, Snapshot};
+
+/// What differs from the plan before.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// [`Plan::pods`] are others, or are known from now on.
+    pub pods: bool,
+    /// [`Plan::node`] differs.
+    pub node: bool,
+    /// [`Plan::services`] are known from now on.
+    pub complete: bool,
+    /// Frontends that are decided otherwise now, or are gone.
+    pub frontends: BTreeSet<FrontendKey>,
+    /// [`IpvsPlan::servers`] that differ, or are gone.
+    pub virtual_servers: BTreeSet<FrontendKey>,
+    /// [`ServicePlan::hairpins`] are others.
+    pub hairpins: bool,
+    /// [`ServicePlan::health_checks`] are others.
+    pub health_checks: bool,
+    /// This node's endpoints are others.
+    pub local_endpoints: bool,
+    /// Services whose own facts or endpoints differ, whatever that changed. (Where a draining
+    /// endpoint ends, no frontend does.)
+    pub services: BTreeSet<ServiceName>,
+    /// When the changes of facts were made that are planned now.
+    pub triggers: Vec<Timestamp>,
+    /// What differs in [`Plan::firewall`].
+    pub firewall: FirewallChanges,
+    /// A NetworkPolicy differs, whatever that changed.
+    pub network_policies: bool,
+    /// Claims that were not there before, and lost.
+    pub conflicts: Vec<Conflict>,
+    /// Remarks that did not hold before.
+    pub remarks: Vec<Remark>,
+}
+
+impl Changes {
+    /// What leads from nothing at all to a plan.
+    pub fn from_nothing(plan: &Plan) -> Self {
+        let known = plan.services.is_some();
+        let frontends = plan.services.iter().flat_map(ServicePlan::frontends);
+        Self {
+            pods: plan.pods.is_some(),
+            node: true,
+            complete: known,
+            frontends: frontends.map(|frontend| frontend.key).collect(),
+            virtual_servers: plan
+                .ipvs()
+                .iter()
+                .flat_map(|it| it.servers())
+                .map(|it| *it.0)
+                .collect(),
+            hairpins: known,
+            health_checks: known,
+            local_endpoints: known,
+            ..Self::default()
+        }
+    }
+}
+
+/// All that is decided.
+///
+/// Its parts have readiness of their own: pods are programmed while nothing is known of services,
+/// and the other way round.
+#[derive(Debug)]
+pub struct Plan {
+    policy: Policy,
+    capabilities: Capabilities,
+    node: NodePlan,
+    pods: Option<Arc<PodSet>>,
+    services: Option<ServicePlan>,
+    ipvs: Option<IpvsPlan>,
+    firewall: Option<FirewallPlan>,
+    waiting_for: Vec<Listing>,
+}
+
+impl Plan {
+    /// By what the operator asked for alone.
+    pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
+        let node = NodePlan::new(&policy, capabilities, None, &[], None);
+        let waiting_for = Listing::SERVICES.into();
+        let firewall = policy.firewall.map(FirewallPlan::new);
+        let ipvs = capabilities.balances_by_ipvs.then(IpvsPlan::default);
+        Self { policy, capabilities, node, pods: None, services: None, ipvs, firewall, waiting_for }
+    }
+
+    /// What the operator asked for.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// What the backend can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// What is decided about this node.
+    pub fn node(&self) -> &NodePlan {
+        &self.node
+    }
+
+    /// This node's pods; `None` while the state file could not be read yet.
+    pub fn pods(&self) -> Option<&PodSet> {
+        self.pods.as_deref()
+    }
+
+    /// The recorded pods; none while the state file could not be read yet.
+    pub fn recorded(&self) -> &[LocalPod] {
+        recorded(&self.pods)
+    }
+
+    /// What is decided about services; `None` while not all of them, of their endpoints and of the
+    /// node are known. (A plan made from half a picture would delete rules that are still wanted.)
+    pub fn services(&self) -> Option<&ServicePlan> {
+        self.services.as_ref()
+    }
+
+    /// What is decided about virtual servers; `None` if the backend has none. Empty while services
+    /// are not known.
+    pub fn ipvs(&self) -> Option<&IpvsPlan> {
+        self.ipvs.as_ref()
+    }
+
+    /// What is decided about which pods may talk to which; `None` if that is not Denizen's
+    /// business.
+    pub fn firewall(&self) -> Option<&FirewallPlan> {
+        self.firewall.as_ref()
+    }
+
+    /// Which first lists [`Self::services`] wait for.
+    pub fn waiting_for(&self) -> &[Listing] {
+        &self.waiting_for
+    }
+
+    /// Where the health-check node ports are served, and what they answer; `None` while services
+    /// are not known.
+    pub fn health_ports(&self) -> Option<HealthPorts> {
+        let services = self.services()?;
+        Some(HealthPorts {
+            addresses: self.node.node_ports.addresses.clone(),
+            checks: services.health_checks().settled().0,
+        })
+    }
+
+    /// Decides anew what `change` touches, and takes out of it what is decided.
+    fn update(&mut self, model: &Model, change: &mut Change) -> Changes {
+        self.waiting_for = model.owed(Listing::SERVICES).collect();
+        let world = model.snapshot();
+        let mut changes = Changes {
+            pods: change.pods,
+            complete: world.is_some() && self.services.is_none(),
+            ..Changes::default()
+        };
+        let mut concerned = BTreeSet::new();
+        if change.pods {
+            let before = std::mem::replace(&mut self.pods, model.pods().cloned());
+            if let (Some(ipvs), Some(world)) = (&mut self.ipvs, world) {
+                concerned = ipvs.change_pods(recorded(&before), recorded(&self.pods), world);
+            }
+        }
+        if let Some(firewall) = &mut self.firewall {
+            changes.network_policies = !change.network_policies.is_empty();
+            changes.firewall = firewall.update(model, self.pods.as_deref(), change);
+        }
+        change.firewall_is_decided();
+        let moved = match changes.complete || change.is_about_node() {
+            true => self.update_node(model, &mut changes),
+            false => BTreeSet::new(),
+        };
+        match world {
+            Some(world) => {
+                self.update_services(world, std::mem::take(change), &moved, &mut changes);
+                self.update_ipvs(world, concerned, &mut changes);
+            }
+            // The rest waits for the whole picture.
+            None => (change.pods, change.egress) = (false, false),
+        }
+        changes
+    }
+
+    /// Returns the addresses that begin or cease to be the node's own.
+    fn update_node(&mut self, model: &Model, changes: &mut Changes) -> BTreeSet<IpAddr> {
+        let (policy, pods, world) = (&self.policy, self.recorded(), model.snapshot());
+        let node = NodePlan::new(policy, self.capabilities, model.egress(), pods, world);
+        changes.node = self.node != node;
+        let before = std::mem::replace(&mut self.node, node);
+        before.own.symmetric_difference(&self.node.own).copied().collect()
+    }
+
+    fn update_services(
+        &mut self,
+        world: Snapshot<'_>,
+        change: Change,
+        moved: &BTreeSet<IpAddr>,
+        changes: &mut Changes,
+    ) {
+        let mut names = change.services.clone();
+        if change.node || changes.complete {
+            names.extend(world.services().map(|service| service.name.clone()));
+            names.extend(self.services.iter().flat_map(ServicePlan::names).cloned());
+        }
+        if !moved.is_empty() {
+            let concerned = world
+                .services()
+                .filter(|service| service.cluster_ips.iter().any(|ip| moved.contains(ip)));
+            names.extend(concerned.map(|service| service.name.clone()));
+        }
+        let mut services = self.services.take().unwrap_or_default();
+        services.update(&names, self.surroundings(world), changes);
+        self.services = Some(services);
+        changes.services = change.services;
+        changes.triggers = change.triggers;
+    }
+
+    fn surroundings<'a>(&'a self, world: Snapshot<'a>) -> Surroundings<'a> {
+        Surroundings {
+            settings: &self.policy.settings,
+            capabilities: self.capabilities,
+            node: &self.node,
+            pods: self.recorded(),
+            world,
+            scheduler: self.policy.scheduler,
+        }
+    }
+
+    /// Decides again about what services' changes touch, and about these services.
+    fn update_ipvs(
+        &mut self,
+        world: Snapshot<'_>,
+        mut names: BTreeSet<ServiceName>,
+        changes: &mut Changes,
+    ) {
+        let (Some(mut ipvs), Some(services)) = (self.ipvs.take(), &self.services) else {
+            return;
+        };
+        names.extend(changes.services.iter().cloned());
+        let claimants = changes.frontends.iter().flat_map(|key| services.claimants(key));
+        names.extend(claimants.cloned());
+        ipvs.update(names, services, self.surroundings(world), changes);
+        self.ipvs = Some(ipvs);
+    }
+}
+
+fn recorded(pods: &Option<Arc<PodSet>>) -> &[LocalPod] {
+    pods.as_ref().map(|set| &*set.pods).unwrap_or_default()
+}

@@ -1,0 +1,57 @@
+//! Facts in, decisions out. Pure.
+
+use super::policy::{Capabilities, Policy};
+use super::{Changes, Plan};
+use denizen_model::{Change, Event, Listing, Model};
+
+/// The facts, those that are not planned yet, and the plan.
+#[derive(Debug)]
+pub struct Planner {
+    model: Model,
+    change: Change,
+    plan: Plan,
+}
+
+impl Planner {
+    /// A planner without facts.
+    pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
+        let (mut model, mut change) = (Model::default(), Change::default());
+        if !policy.services {
+            // Nobody reads them, so there are none.
+            let unread = [Listing::Services, Listing::Slices, Listing::ServiceCidrs];
+            for listing in unread {
+                model.apply(Event::Listed(listing), &mut change);
+            }
+        }
+        Self { model, change, plan: Plan::new(policy, capabilities) }
+    }
+
+    /// Takes facts in. [`Self::update`] decides about them.
+    pub fn apply(&mut self, events: Vec<Event>) {
+        for event in events {
+            self.model.apply(event, &mut self.change);
+        }
+    }
+
+    /// Decides about new facts. Returns what changed in the plan.
+    pub fn update(&mut self) -> Changes {
+        self.plan.update(&self.model, &mut self.change)
+    }
+
+    /// Whether all known facts are decided about.
+    pub fn is_idle(&self) -> bool {
+        let first = self.plan.services().is_none() && self.model.snapshot().is_some();
+        let firewall = self.plan.firewall().is_some_and(|firewall| !firewall.is_known());
+        self.change.is_empty() && !first && !(firewall && self.model.cluster().is_some())
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The facts.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+}

@@ -1,0 +1,146 @@
+//! Services that are not served as their objects say.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use super::frontend::FrontendKey;
+use super::service_plan::Surroundings;
+use crate::Scheduler;
+use denizen_model::{Family, Service, ServiceName, ServicePortName, family_of};
+
+/// Something that an owner should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remark {
+    /// `loadBalancerSourceRanges` restricts only the other family, so all clients may use the
+    /// service's load balancer IPs of this one.
+    OpenFamily {
+        /// The service.
+        service: ServiceName,
+        /// The family that is open.
+        family: Family,
+    },
+    /// A cluster IP is one of the node's own addresses. It is not served: the node would lose it.
+    OwnAddress {
+        /// The service.
+        service: ServiceName,
+        /// Its cluster IP.
+        address: IpAddr,
+    },
+    /// A ServiceCIDR has one of the node's own addresses in it. Its unallocated addresses are left
+    /// alone: the node would lose its own.
+    OwnRange {
+        /// The range.
+        range: IpNetwork,
+        /// The node's address.
+        address: IpAddr,
+    },
+    /// Another service has a health-check node port as its own: its rules come before this node's
+    /// sockets, so the check is never asked.
+    ShadowedCheck {
+        /// The service whose check it is.
+        service: ServiceName,
+        /// The port.
+        port: NonZeroU16,
+        /// The frontend that takes it.
+        key: FrontendKey,
+        /// The service port of that frontend.
+        by: ServicePortName,
+    },
+    /// A service asks for a scheduler that IPVS does not have. `rr` is used.
+    UnknownScheduler {
+        /// The service.
+        service: ServiceName,
+        /// What it asks for.
+        scheduler: Arc<str>,
+    },
+    /// A service asks for a flag that its scheduler does not have. The flag is ignored.
+    UnknownSchedulerFlag {
+        /// The service.
+        service: ServiceName,
+        /// What it asks for.
+        flag: Arc<str>,
+    },
+}
+
+impl Remark {
+    /// Whether it is an error; otherwise it may be intended.
+    pub fn is_error(&self) -> bool {
+        match self {
+            Self::OpenFamily { .. } => false,
+            Self::OwnAddress { .. }
+            | Self::OwnRange { .. }
+            | Self::ShadowedCheck { .. }
+            | Self::UnknownScheduler { .. }
+            | Self::UnknownSchedulerFlag { .. } => true,
+        }
+    }
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OpenFamily { service, family } => write!(
+                f,
+                "Service {service}: spec.loadBalancerSourceRanges has no range of {family}: everybody may use \
+                 its {family} load balancer IPs"
+            ),
+            Self::OwnAddress { service, address } => write!(
+                f,
+                "Service {service}: its cluster IP {address} is this node's own address: not served there"
+            ),
+            Self::OwnRange { range, address } => write!(
+                f,
+                "ServiceCIDR {range} has this node's own address {address} in it: its unallocated addresses \
+                 are left alone"
+            ),
+            Self::ShadowedCheck { service, port, key, by } => write!(
+                f,
+                "health-check node port {port} of {service} is {key} of {by} too: load balancers that ask \
+                 there reach that service, and learn nothing of {service}"
+            ),
+            Self::UnknownScheduler { service, scheduler } => write!(
+                f,
+                "Service {service}: there is no scheduler {scheduler:?}: rr is used instead"
+            ),
+            Self::UnknownSchedulerFlag { service, flag } => write!(
+                f,
+                "Service {service}: its scheduler has no flag {flag:?}: the flag is ignored"
+            ),
+        }
+    }
+}
+
+/// The remarks about one service.
+pub(super) fn remarks(service: &Service, by: Surroundings<'_>) -> Vec<Remark> {
+    let name = || service.name.clone();
+    let taken = service.cluster_ips.iter().filter(|ip| by.node.own.contains(ip));
+    let taken = taken.map(|ip| Remark::OwnAddress { service: name(), address: *ip });
+    let open = Family::BOTH.into_iter().filter(|family| is_open(service, *family));
+    let open = open.map(|family| Remark::OpenFamily { service: name(), family });
+    let asked = service.scheduler.as_deref().filter(|_| by.capabilities.balances_by_ipvs);
+    let (_, unknown) = Scheduler::asked(by.scheduler, asked);
+    let scheduler =
+        unknown.method.map(|it| Remark::UnknownScheduler { service: name(), scheduler: it.into() });
+    let flag =
+        unknown.flag.map(|it| Remark::UnknownSchedulerFlag { service: name(), flag: it.into() });
+    taken.chain(open).chain(scheduler).chain(flag).collect()
+}
+
+/// Whether the source ranges restrict the other family but not load balancer IPs of this one.
+fn is_open(service: &Service, family: Family) -> bool {
+    let ranges = &service.source_ranges;
+    let of_family = |ip: &IpAddr| family_of(*ip) == family;
+    let restricts_other =
+        Family::BOTH.into_iter().any(|other| other != family && ranges.of(other).is_some());
+    let is_named = ranges.ranges.iter().any(|range| of_family(&range.ip()));
+    // The service exists in the families of its cluster IPs.
+    service.cluster_ips.iter().any(of_family)
+        && service.load_balancer_ips.iter().any(of_family)
+        && restricts_other
+        && !is_named
+        && ranges.of(family).is_none()
+}

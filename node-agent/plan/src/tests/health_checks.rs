@@ -1,0 +1,130 @@
+use std::collections::BTreeMap;
+
+use crate::fixture::*;
+use crate::{HealthCheck, HealthChecks, HealthPorts};
+use denizen_fixture::*;
+use denizen_model::{Family, Protocol, Service, ServiceName, Slice, SlicePort, TrafficPolicy};
+
+const PORT: u16 = 32100;
+
+fn balanced(name: &str, cluster_ips: &[&str]) -> Service {
+    Service {
+        external_policy: TrafficPolicy::Local,
+        health_check_node_port: Some(port(PORT)),
+        ..service(name, cluster_ips)
+    }
+}
+
+fn counted(service: &Service, slices: &[Slice]) -> Option<[Option<usize>; 2]> {
+    let slices: Vec<&Slice> = slices.iter().collect();
+    let check = HealthCheck::of(&settings(), None, service, &slices)?;
+    Some(Family::BOTH.map(|family| check.local_endpoints.get(&family).copied()))
+}
+
+#[test]
+fn addresses_on_this_node_count_that_are_ready() {
+    let web = balanced("web", &["10.96.0.1", "fd00::1"]);
+    let here = |ip: &str| endpoint(ip, Some(HERE));
+    let v4 = |endpoints| vec![slice("a", "web", endpoints)];
+    let cases = [
+        ("nobody", vec![], [0, 0]),
+        ("two", v4(vec![here("10.1.0.1"), here("10.1.0.2")]), [2, 0]),
+        (
+            "elsewhere",
+            v4(vec![endpoint("10.1.0.1", Some(AWAY)), endpoint("10.1.0.2", None)]),
+            [0, 0],
+        ),
+        ("draining", v4(vec![draining("10.1.0.1", Some(HERE))]), [0, 0]),
+        ("down", v4(vec![down("10.1.0.1", Some(HERE)), here("10.1.0.2")]), [1, 0]),
+        ("IPv6", vec![slice("b", "web", vec![here("fd00:1::1")])], [0, 1]),
+        (
+            "one in two slices",
+            vec![
+                slice("a", "web", vec![here("10.1.0.1")]),
+                slice("b", "web", vec![here("10.1.0.1")]),
+            ],
+            [1, 0],
+        ),
+        (
+            "terminating in one slice, running in another",
+            vec![
+                slice("a", "web", vec![draining("10.1.0.1", Some(HERE))]),
+                slice("b", "web", vec![here("10.1.0.1")]),
+            ],
+            [1, 0],
+        ),
+    ];
+    for (name, slices, expected) in cases {
+        assert_eq!(counted(&web, &slices), Some(expected.map(Some)), "{name}");
+    }
+}
+
+/// Trap 7: addresses, not addresses and ports.
+#[test]
+fn an_address_counts_once_whatever_its_ports() {
+    let two_ports = Service {
+        ports: vec![
+            service_port("http", Protocol::Tcp, 80, None),
+            service_port("more", Protocol::Tcp, 81, None),
+        ],
+        ..balanced("web", &["10.96.0.1"])
+    };
+    let mut both = slice("a", "web", vec![endpoint("10.1.0.1", Some(HERE))]);
+    both.ports.push(SlicePort { name: "more".into(), protocol: Protocol::Tcp, port: port(8081) });
+    assert_eq!(counted(&two_ports, &[both]), Some([Some(1), None]));
+}
+
+#[test]
+fn only_policy_local_is_asked_for() {
+    let cluster =
+        Service { external_policy: TrafficPolicy::Cluster, ..balanced("web", &["10.96.0.1"]) };
+    assert_eq!(counted(&cluster, &[]), None);
+    assert_eq!(counted(&service("web", &["10.96.0.1"]), &[]), None);
+}
+
+fn check(name: &str, created: &str, cluster_ips: &[&str]) -> HealthCheck {
+    let service = Service { created: created.into(), ..balanced(name, cluster_ips) };
+    HealthCheck::of(&settings(), None, &service, &[]).unwrap()
+}
+
+#[test]
+fn of_two_the_older_has_the_port_in_whatever_order_they_came() {
+    let named = |name: &str| ServiceName::new("default", name);
+    let (new, old, undated) = (
+        check("a", "2026-02-01T00:00:00Z", &["10.96.0.1"]),
+        check("b", "2026-01-01T00:00:00Z", &["10.96.0.2"]),
+        check("0", "", &["10.96.0.3"]),
+    );
+    for order in [[&new, &old, &undated], [&undated, &new, &old], [&old, &undated, &new]] {
+        let mut checks = HealthChecks::default();
+        for check in order {
+            assert!(checks.put(&check.service, Some(check.clone())));
+            assert!(!checks.put(&check.service, Some(check.clone())), "nothing new");
+        }
+        let (ports, lost) = checks.settled();
+        assert_eq!(ports, BTreeMap::from([(port(PORT), old.clone())]));
+        let losers: Vec<_> =
+            lost.into_iter().map(|(check, winner)| (check.service, winner)).collect();
+        assert_eq!(losers, [(named("a"), named("b")), (named("0"), named("b"))]);
+        checks.put(&named("b"), None);
+        assert_eq!(checks.settled().0[&port(PORT)], new);
+    }
+}
+
+#[test]
+fn a_service_is_asked_in_its_families() {
+    let addresses = ["192.168.0.2", "2001:db8::1"].map(ip).to_vec();
+    let cases = [
+        (&["10.96.0.1"][..], &["192.168.0.2:32100"][..]),
+        (&["fd00::1"], &["[2001:db8::1]:32100"]),
+        (&["10.96.0.1", "fd00::1"], &["192.168.0.2:32100", "[2001:db8::1]:32100"]),
+    ];
+    for (cluster_ips, expected) in cases {
+        let ports = HealthPorts {
+            addresses: addresses.clone(),
+            checks: BTreeMap::from([(port(PORT), check("web", "", cluster_ips))]),
+        };
+        let sockets: Vec<_> = ports.sockets().map(|at| at.to_string()).collect();
+        assert_eq!(sockets, expected);
+    }
+}

@@ -1,0 +1,289 @@
+//! Announcements, as routes of a table in which no packet is looked up: routing daemons learn what
+//! to tell others from there (`ip route show table 219`), and the metric says what each is. The
+//! window of a single pod's, which means nothing where no packet is looked up, says when it was
+//! recorded: no other attribute of routes that daemons read is a number for everybody.
+//!
+//! The table is the announcement: what is in it stays announced while no agent runs, and a
+//! restarted one compares it with what it decides.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use denizen_route::{
+    Change, Command, LOCAL, MAIN, ObservedRoute, Refused, Route, RouteError, RouteKey, Routes,
+    Target,
+};
+use ipnetwork::IpNetwork;
+use nix::net::if_::if_nametoindex;
+
+use super::learned::BIRD;
+use super::reconcile::commands;
+use super::{KERNEL, described, is_subnet};
+use denizen_model::LocalPod;
+use denizen_plan::{Announcements, Because, Surveyed};
+use denizen_route::PROTOCOL;
+
+/// The metric of routes to what no pod of this node has of its podCIDRs: behind every other route.
+pub const UNUSED_METRIC: u32 = 20_000;
+
+/// BIRD's and `RTPROT_BGP`: what the fabric says may change all the time, and changes
+/// nothing here.
+const LEARNED: [u8; 2] = [BIRD, 186];
+
+/// The announcements in the kernel.
+#[derive(Debug)]
+pub struct AnnouncedRoutes {
+    kernel: Routes,
+    table: u32,
+    /// Our routes as they were seen or made last; `None` before the first look, and after one by
+    /// another program.
+    known: Option<Vec<ObservedRoute>>,
+    /// What was wanted last, if the kernel had all of it.
+    settled: Option<BTreeMap<RouteKey, Route>>,
+    /// What the last look has found beside them.
+    around: Around,
+}
+
+/// What concerns the table, and is not ours.
+#[derive(Debug, Default)]
+struct Around {
+    subnets: BTreeSet<IpNetwork>,
+    gateways: BTreeSet<IpAddr>,
+    problems: Vec<String>,
+    /// Packets are looked up in the table.
+    is_used: bool,
+}
+
+/// What a sync came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Published {
+    /// What is in the table and is to be announced.
+    pub prefixes: BTreeSet<IpNetwork>,
+    /// What is wrong: changes that the kernel refused, routes of others in the table, rules that
+    /// lead to it.
+    pub errors: Vec<String>,
+    /// How many announcements are new, or differ from before.
+    pub added: usize,
+    /// How many routes another program had changed, or removed.
+    pub repaired: usize,
+}
+
+impl AnnouncedRoutes {
+    /// Opens those of this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn open(table: u32) -> Result<Self, RouteError> {
+        let kernel = Routes::open(PROTOCOL)?;
+        Ok(Self { kernel, table, known: None, settled: None, around: Around::default() })
+    }
+
+    /// The portid by which notifications name our own changes.
+    pub fn portid(&self) -> u32 {
+        self.kernel.portid()
+    }
+
+    /// Another program may have changed what the announcements depend on.
+    pub fn disturbed(&mut self) {
+        self.known = None;
+    }
+
+    /// What the kernel knows of the network, and of these pods' addresses.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn survey(&mut self, pods: &[(&LocalPod, IpAddr)]) -> Result<Surveyed, RouteError> {
+        self.look()?;
+        let mut undelivered: BTreeSet<IpAddr> = pods.iter().map(|(_, address)| *address).collect();
+        for (pod, address) in pods {
+            let path = self.kernel.path(*address)?;
+            let link = if_nametoindex(&*pod.interface).ok();
+            let is_delivered = path.is_some_and(|path| {
+                !path.is_local && path.gateway.is_none() && Some(path.link) == link
+            });
+            // One of the pods that are recorded with it is enough: another one may have ended.
+            if is_delivered {
+                undelivered.remove(address);
+            }
+        }
+        Ok(Surveyed { gateways: self.around.gateways.clone(), undelivered })
+    }
+
+    /// Withdraws what is not wanted any more, and adds nothing: for before its rules go.
+    ///
+    /// # Errors
+    /// [`RouteError`]; the next call starts from what it finds.
+    pub fn withdraw(&mut self, wanted: &Announcements) -> Result<(), RouteError> {
+        let is_unwanted = |route: &&ObservedRoute| {
+            route.key.table != MAIN && !wanted.wanted.contains_key(&route.key.destination)
+        };
+        let known = self.look()?;
+        let removed: Vec<Command> =
+            known.iter().filter(is_unwanted).map(|route| Command::Remove(route.key)).collect();
+        self.apply(&removed).map(drop)
+    }
+
+    /// Brings the table to what is wanted: for after its rules are in the kernel. A prefix whose
+    /// metric changes has both for a moment, so nobody hears of a withdrawal.
+    ///
+    /// # Errors
+    /// [`RouteError`]; the next call starts from what it finds.
+    pub fn sync(&mut self, wanted: &Announcements) -> Result<Published, RouteError> {
+        self.look()?;
+        let wanted = match self.around.is_used {
+            true => BTreeMap::new(),
+            false => self.routes(wanted),
+        };
+        let commands = commands(&wanted, self.known.as_deref().unwrap_or_default());
+        let is_repair = self.settled.as_ref() == Some(&wanted);
+        let refused = self.apply(&commands)?;
+        let is_new = |command: &&Command| match command {
+            Command::Add(route) | Command::Replace(route) => route.key.table == self.table,
+            Command::Remove(_) => false,
+        };
+        let is_done = refused.is_empty() && !is_repair;
+        let added = if is_done { commands.iter().filter(is_new).count() } else { 0 };
+        let errors = [self.around.problems.clone(), refused.clone()].concat();
+        self.settled = refused.is_empty().then_some(wanted);
+        let table = self.table;
+        let announced = self.look()?.iter().filter(|route| route.key.table == table);
+        Ok(Published {
+            prefixes: announced.map(|route| route.key.destination).collect(),
+            errors,
+            added,
+            repaired: if is_repair { commands.len() } else { 0 },
+        })
+    }
+
+    /// Whether a change by another program, or by the kernel, may concern the announcements.
+    pub fn depend_on(change: &Change, table: u32) -> bool {
+        match change {
+            Change::Added(route) | Change::Removed(route) => {
+                let is_learned = LEARNED.contains(&route.protocol);
+                route.key.table == table || (route.key.table == MAIN && !is_learned)
+            }
+            Change::Link { .. } => false,
+            Change::Lost => true,
+        }
+    }
+
+    /// Removes the announcements of any run, whatever its table was. Returns how many there were.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn remove_all() -> Result<usize, RouteError> {
+        let mut kernel = Routes::open(PROTOCOL)?;
+        let own: Vec<_> = kernel.own()?.into_iter().filter(is_ours).collect();
+        // Who else removes them meanwhile does no harm.
+        kernel.apply(&commands(&BTreeMap::new(), &own))?;
+        Ok(own.len())
+    }
+
+    /// The routes that these announcements are, and those that go with them.
+    fn routes(&self, wanted: &Announcements) -> BTreeMap<RouteKey, Route> {
+        let announced = wanted.wanted.iter().map(|(prefix, announcement)| {
+            let key =
+                RouteKey { table: self.table, destination: *prefix, metric: announcement.metric() };
+            let window = announcement.recorded;
+            (key, Route { key, target: Target::Blackhole, source: None, window })
+        });
+        // What nobody has of a podCIDR would go back to where it came from, in a loop. In the main
+        // table, so `unreachable`: a client learns it at once.
+        let ranges = wanted.wanted.iter().filter(|(_, it)| it.because == Because::PodRange);
+        let is_routed = |range: &IpNetwork| {
+            let covers = |subnet: &IpNetwork| {
+                subnet.prefix() <= range.prefix() && subnet.contains(range.network())
+            };
+            self.around.subnets.iter().any(covers)
+        };
+        let unused = ranges.filter(|(range, _)| !is_routed(range));
+        let unused = unused.map(|(range, _)| {
+            let key = RouteKey { table: MAIN, destination: *range, metric: UNUSED_METRIC };
+            (key, Route { key, target: Target::Unreachable, source: None, window: None })
+        });
+        announced.chain(unused).collect()
+    }
+
+    /// Our routes: as they are known, or else as the kernel has them.
+    fn look(&mut self) -> Result<&[ObservedRoute], RouteError> {
+        if self.known.is_none() {
+            let (mut own, table) = (self.kernel.own()?, self.table);
+            own.retain(is_ours);
+            let rules = self.kernel.rules()?;
+            let leading = rules.iter().filter(|rule| rule.table == table);
+            let leading = leading.map(|rule| {
+                format!(
+                    "nothing is announced: routing rule {} (`ip rule`) leads to table {table}, so packets \
+                     to what is announced would be dropped there",
+                    rule.priority
+                )
+            });
+            let foreign = self.kernel.in_table(table)?;
+            let foreign = foreign.iter().filter(|route| !is_ours(route)).map(|route| {
+                format!(
+                    "table {table} is for announcements alone, and another program (protocol {}) has the \
+                     route to {} in it: it stays, and may be announced",
+                    route.protocol, route.key
+                )
+            });
+            let mut problems: BTreeSet<String> = leading.collect();
+            let is_used = !problems.is_empty();
+            problems.extend(foreign);
+            let subnets = self.kernel.of(KERNEL)?.into_iter().filter(is_subnet);
+            self.around = Around {
+                subnets: subnets.map(|route| route.key.destination).collect(),
+                gateways: self.kernel.gateways(MAIN)?,
+                problems: problems.into_iter().collect(),
+                is_used,
+            };
+            self.known = Some(own);
+        }
+        Ok(self.known.as_deref().unwrap_or_default())
+    }
+
+    /// Returns the changes that the kernel refused. What it did is known afterwards.
+    fn apply(&mut self, commands: &[Command]) -> Result<Vec<String>, RouteError> {
+        if commands.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut known = self.known.take().unwrap_or_default();
+        let refused = self.kernel.apply(commands)?;
+        if !refused.is_empty() {
+            // Something was not as it was known: the next call looks.
+            let text = |it: &Refused| described(&commands[it.command], it);
+            return Ok(refused.iter().map(text).collect());
+        }
+        let touched: BTreeSet<RouteKey> = commands.iter().map(key).collect();
+        known.retain(|route| !touched.contains(&route.key));
+        known.extend(commands.iter().filter_map(|command| match *command {
+            Command::Add(Route { key, target, source, window })
+            | Command::Replace(Route { key, target, source, window }) => {
+                let target = Some(target);
+                Some(ObservedRoute { key, protocol: PROTOCOL, target, source, window })
+            }
+            Command::Remove(_) => None,
+        }));
+        self.known = Some(known);
+        Ok(Vec::new())
+    }
+}
+
+/// The place of a change.
+fn key(command: &Command) -> RouteKey {
+    match command {
+        Command::Add(route) | Command::Replace(route) => route.key,
+        Command::Remove(key) => *key,
+    }
+}
+
+/// Whether a route was made here: the backend ipvs has its own in the table of local addresses, and
+/// `PodRoutes` in the main one.
+fn is_ours(route: &ObservedRoute) -> bool {
+    let is_elsewhere = route.key.table != MAIN && route.key.table != LOCAL;
+    let is_announced = is_elsewhere && route.target == Some(Target::Blackhole);
+    let is_unused = route.key.table == MAIN && route.key.metric == UNUSED_METRIC;
+    route.protocol == PROTOCOL && (is_announced || is_unused)
+}

@@ -1,0 +1,200 @@
+//! Routes, by rtnetlink. Here: to the other nodes' pods. What `plan` decides becomes routes of the
+//! main table, and what is not decided any more is removed.
+//!
+//! A restarted agent, which remembers nothing, knows its routes by their protocol number and their
+//! metric. No other route is changed: not where it leads to the same range, nor where it has the
+//! place of a route that is wanted.
+
+mod announced;
+mod learned;
+mod reconcile;
+#[cfg(test)]
+mod tests;
+mod unserved;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use denizen_route::{
+    Change, Command, MAIN, ObservedRoute, PROTOCOL, Refused, Route, RouteError, RouteKey, Routes,
+    Target,
+};
+use ipnetwork::IpNetwork;
+use nix::errno::Errno;
+
+pub use self::announced::{AnnouncedRoutes, Published};
+pub use self::learned::LearnedRoutes;
+use self::reconcile::{commands, wanted};
+pub use self::unserved::{TABLE as UNSERVED, Unserved};
+use denizen_model::Nodes;
+use denizen_plan::{DirectRoutes, Neighbourhood, NotNear, direct};
+
+/// The metric of routes to other nodes' pods: above those of the kernel's own routes (0; 256 and
+/// 1024 in IPv6), so that they never replace the node's own networks.
+pub const METRIC: u32 = 1190;
+
+/// `RTPROT_KERNEL`: routes that come with an address.
+const KERNEL: u8 = 2;
+
+/// The routes to other nodes' pods in the kernel.
+#[derive(Debug)]
+pub struct PodRoutes {
+    kernel: Routes,
+    /// What was wanted last, if the kernel had all of it.
+    settled: Option<BTreeMap<RouteKey, Route>>,
+    /// What a change of makes it necessary to look again.
+    watched: Watched,
+}
+
+/// What a sync came to.
+#[derive(Debug, Default)]
+pub struct Synced {
+    /// What is decided.
+    pub plan: DirectRoutes,
+    /// How many of its routes the kernel has.
+    pub routes: usize,
+    /// The changes that the kernel refused, with its reason.
+    pub refused: Vec<String>,
+    /// How many routes another program had changed, or removed.
+    pub repaired: usize,
+}
+
+/// What the routes depend on.
+#[derive(Debug, Default)]
+struct Watched {
+    next_hops: BTreeSet<IpAddr>,
+    links: BTreeSet<u32>,
+}
+
+impl PodRoutes {
+    /// Opens those of this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn open() -> Result<Self, RouteError> {
+        let kernel = Routes::open(PROTOCOL)?;
+        Ok(Self { kernel, settled: None, watched: Watched::default() })
+    }
+
+    /// The portid by which notifications name changes by [`Self::sync`].
+    pub fn portid(&self) -> u32 {
+        self.kernel.portid()
+    }
+
+    /// Brings the kernel to what these nodes need, whatever it holds.
+    ///
+    /// # Errors
+    /// [`RouteError`]; the next call starts from what it finds.
+    pub fn sync(&mut self, nodes: &Nodes) -> Result<Synced, RouteError> {
+        let around = self.neighbourhood(nodes)?;
+        let plan = direct(nodes, &around);
+        let wanted = wanted(&plan);
+        let commands = commands(&wanted, &self.own()?);
+        let refused = self.kernel.apply(&commands)?;
+        let is_missing = |refused: &&Refused| match commands[refused.command] {
+            Command::Add(_) | Command::Replace(_) => true,
+            Command::Remove(_) => false,
+        };
+        let routes = wanted.len() - refused.iter().filter(is_missing).count();
+        let refused: Vec<String> =
+            refused.iter().map(|refused| described(&commands[refused.command], refused)).collect();
+        let is_repair = self.settled.as_ref() == Some(&wanted);
+        self.settled = refused.is_empty().then_some(wanted);
+        self.watched = Watched {
+            next_hops: around.links.keys().copied().collect(),
+            links: around.links.values().flatten().copied().collect(),
+        };
+        let repaired = if is_repair { commands.len() } else { 0 };
+        Ok(Synced { plan, routes, refused, repaired })
+    }
+
+    /// Removes all of them. Returns how many there were.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn remove(&mut self) -> Result<usize, RouteError> {
+        let commands = commands(&BTreeMap::new(), &self.own()?);
+        // Who else removes them meanwhile does no harm.
+        self.kernel.apply(&commands)?;
+        Ok(commands.len())
+    }
+
+    /// Whether the routes may have to be others after this change by another program, or by the
+    /// kernel.
+    pub fn depend_on(&self, change: &Change) -> bool {
+        match change {
+            Change::Added(route) | Change::Removed(route) => {
+                let leads_to = |address: &IpAddr| route.key.destination.contains(*address);
+                has_place_of_ours(&route.key)
+                    || is_subnet(route)
+                    || self.watched.next_hops.iter().any(leads_to)
+            }
+            Change::Link { index, .. } => self.watched.links.contains(index),
+            Change::Lost => true,
+        }
+    }
+
+    fn own(&mut self) -> Result<Vec<ObservedRoute>, RouteError> {
+        let mut routes = self.kernel.own()?;
+        routes.retain(|route| has_place_of_ours(&route.key));
+        Ok(routes)
+    }
+
+    /// What the kernel knows of this node's networks.
+    ///
+    /// # Errors
+    /// [`RouteError`].
+    pub fn neighbourhood(&mut self, nodes: &Nodes) -> Result<Neighbourhood, RouteError> {
+        let mut around = Neighbourhood::default();
+        for route in self.kernel.of(KERNEL)? {
+            if let Some(Target::Local { .. }) = route.target {
+                around.addresses.insert(route.key.destination.ip());
+            } else if is_subnet(&route) {
+                around.subnets.insert(route.key.destination);
+            }
+        }
+        for address in nodes.others.values().flat_map(|node| &node.internal) {
+            let link = match self.kernel.path(*address)? {
+                None => Err(NotNear::Nowhere),
+                Some(path) if path.is_local => Err(NotNear::Here),
+                Some(path) => path.gateway.map_or(Ok(path.link), |by| Err(NotNear::Gateway(by))),
+            };
+            around.links.insert(*address, link);
+        }
+        Ok(around)
+    }
+}
+
+/// Whether a route is where only routes of ours should be.
+fn has_place_of_ours(key: &RouteKey) -> bool {
+    key.table == MAIN && key.metric == METRIC
+}
+
+/// Whether this is the route to the subnet of a link.
+fn is_subnet(route: &ObservedRoute) -> bool {
+    let is_direct = matches!(route.target, Some(Target::Unicast { gateway: None, .. }));
+    route.protocol == KERNEL && is_direct && is_routed(route.key.destination)
+}
+
+/// Whether packets to these addresses may leave their link: IPv6 makes routes to link-local and
+/// multicast addresses on every link.
+fn is_routed(destination: IpNetwork) -> bool {
+    match destination {
+        IpNetwork::V4(_) => true,
+        IpNetwork::V6(range) => !range.ip().is_unicast_link_local() && !range.ip().is_multicast(),
+    }
+}
+
+fn described(command: &Command, refused: &Refused) -> String {
+    let (key, what) = match command {
+        Command::Add(route) => (route.key, "make"),
+        Command::Replace(route) => (route.key, "change"),
+        Command::Remove(key) => (*key, "remove"),
+    };
+    let why = match (refused.errno, &refused.message) {
+        (Errno::EEXIST, _) => "another program has a route in its place".to_owned(),
+        (errno, Some(message)) => format!("{} ({message})", errno.desc()),
+        (errno, None) => errno.desc().to_owned(),
+    };
+    format!("cannot {what} the route to {key}: {why}")
+}

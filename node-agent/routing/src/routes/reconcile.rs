@@ -1,0 +1,33 @@
+//! What is wanted as routes, and what leads there from what the kernel has. Pure.
+
+use std::collections::BTreeMap;
+
+use denizen_route::{Command, MAIN, ObservedRoute, Route, RouteKey, Target};
+
+use super::METRIC;
+use denizen_plan::{DirectRoutes, NextHop};
+
+/// The routes of this plan.
+pub(super) fn wanted(plan: &DirectRoutes) -> BTreeMap<RouteKey, Route> {
+    let route = |(range, next_hop): (&_, &NextHop)| {
+        let key = RouteKey { table: MAIN, destination: *range, metric: METRIC };
+        let gateway = Some(next_hop.address);
+        let target = Target::Unicast { gateway, link: next_hop.link };
+        (key, Route { key, target, source: None, window: None })
+    };
+    plan.routes.iter().map(route).collect()
+}
+
+/// What leads from our routes as the kernel has them to those that are wanted. Nothing is removed
+/// before everything else is there.
+pub(super) fn commands(wanted: &BTreeMap<RouteKey, Route>, own: &[ObservedRoute]) -> Vec<Command> {
+    let own: BTreeMap<RouteKey, &ObservedRoute> =
+        own.iter().map(|route| (route.key, route)).collect();
+    let written = wanted.values().filter_map(|route| match own.get(&route.key) {
+        None => Some(Command::Add(*route)),
+        Some(observed) if observed.is(route) => None,
+        Some(_other) => Some(Command::Replace(*route)),
+    });
+    let removed = own.keys().filter(|key| !wanted.contains_key(key)).copied().map(Command::Remove);
+    written.chain(removed).collect()
+}

@@ -1,0 +1,360 @@
+//! Finds pods that were attached without denizen while the agent runs. An ADD uses the list of
+//! plugins that it began with. So while denizen is being installed, or when another owner rewrites
+//! that list, some ADDs bypass it.
+//!
+//! libcni writes the result of an ADD into its cache after the last plugin has ended, and denizen
+//! writes its record before that. So a cached result whose link exists but has no record is an ADD
+//! that bypassed the plugin. While a link that looks like a pod's has no record, every new result
+//! is read at once. In addition all results are read again with a back-off, since inotify may not
+//! work on the cache.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use tokio::sync::watch as latest;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{debug, warn};
+
+use super::adopt::{self, Search};
+use super::cache::{self, LeftOut};
+use super::missing::{Missing, Unrecorded};
+use super::selection::{Selected, Selection};
+use super::{Config, Shown};
+use crate::Outlet;
+use crate::state_file::Seen;
+use crate::watch::{FolderWatch, Hints};
+use denizen_text::describe;
+
+/// After a change, the wait for what belongs to it: a link, its record and its cached result appear
+/// one after the other.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// After an interface without a record appears, all cached results are read after this time, then
+/// after twice this time, and so on.
+const SHORTEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// After a search, the pause before the next one is this many times as long as the search took, so
+/// that very many pods do not keep a processor busy.
+const REST: u32 = 4;
+
+/// What [`find()`] publishes.
+#[derive(Debug)]
+pub struct Findings {
+    /// The interfaces that remain without a record, and the cached results that cannot be used.
+    pub unrecorded: latest::Sender<Unrecorded>,
+    /// The attachments that the plugin would redirect now.
+    pub selected: latest::Sender<Selected>,
+}
+
+/// Finds such pods until `outlet` is closed, and those that the plugin's `redirect` selects.
+pub async fn find(config: Config, mut shown: Shown, findings: Findings, outlet: Outlet) {
+    let mut finder = Finder::new(config);
+    loop {
+        let due = finder.due();
+        tokio::select! {
+            () = outlet.closed() => return,
+            _ = shown.links.changed() => {}
+            _ = shown.state_file.changed() => {}
+            () = finder.cache.changed() => {}
+            () = sleep_until(due) => {}
+        }
+        tokio::select! {
+            () = outlet.closed() => return,
+            () = finder.during(&mut shown.state_file, sleep(finder.pause)) => {}
+        }
+        let links = shown.links.borrow_and_update().clone();
+        // A lost state file is rebuilt first.
+        if links.is_empty() || shown.state_file.borrow().is_lost {
+            continue;
+        }
+        let now = Instant::now();
+        if finder.missing.listed(&links, now) {
+            (finder.backoff, finder.all_due) = (SHORTEST, now + SHORTEST);
+        }
+        let hints = finder.cache.take();
+        finder.select(&hints, &mut shown.state_file).await;
+        finder.publish_selected(&findings.selected);
+        let problem = finder.search(now, hints, &mut shown.state_file).await.err();
+        if outlet.report(problem.iter().cloned().collect())
+            && let Some(error) = &problem
+        {
+            warn!(error, "cannot adopt pods that were attached without denizen");
+        }
+        finder.publish(&findings.unrecorded);
+    }
+}
+
+struct Finder {
+    config: Config,
+    cache: CacheWatch,
+    missing: Missing,
+    /// `None`: the cache must be read for it first.
+    selection: Option<Selection>,
+    pause: Duration,
+    /// When all cached results are read next, if an interface has no record by then; else those
+    /// that are left out.
+    all_due: Instant,
+    backoff: Duration,
+    /// Whether all cached results were read once.
+    has_read_all: bool,
+    /// Cached results that cannot be used, and why.
+    left_out: BTreeMap<PathBuf, String>,
+    /// Cached results that the runtime is just writing, …
+    partial: BTreeSet<PathBuf>,
+    /// … and when they are read again, if nothing hints at them before.
+    partial_due: Instant,
+    /// Interfaces without a record that were logged.
+    named: BTreeSet<String>,
+}
+
+impl Finder {
+    fn new(config: Config) -> Self {
+        Self {
+            cache: CacheWatch::open(config.cni_cache.clone()),
+            missing: Missing::new(config.not_pods.clone()),
+            selection: None,
+            config,
+            pause: PAUSE,
+            all_due: Instant::now(),
+            backoff: SHORTEST,
+            has_read_all: false,
+            left_out: BTreeMap::new(),
+            partial: BTreeSet::new(),
+            partial_due: Instant::now(),
+            named: BTreeSet::new(),
+        }
+    }
+
+    /// When to search again even if nothing changes.
+    fn due(&self) -> Instant {
+        let now = Instant::now();
+        let searches = !self.missing.is_empty() || !self.left_out.is_empty();
+        let again = (!self.partial.is_empty()).then_some(self.partial_due);
+        let search = searches.then_some(self.all_due).into_iter().chain(again);
+        let due = search.chain(self.missing.next_for_long(now)).min();
+        due.unwrap_or(now + LONGEST)
+    }
+
+    /// Waits for `what`, and meanwhile notes every record: a pod whose record came and went is
+    /// being deleted.
+    async fn during<T>(
+        &mut self,
+        state_file: &mut latest::Receiver<Seen>,
+        what: impl Future<Output = T>,
+    ) -> T {
+        let mut what = pin!(what);
+        loop {
+            self.missing.recorded(state_file.borrow_and_update().last.as_deref());
+            tokio::select! {
+                done = &mut what => return done,
+                Ok(()) = state_file.changed() => {}
+            }
+        }
+    }
+
+    /// Reads what `hints` name, to know which pods the plugin's `redirect` selects.
+    async fn select(&mut self, hints: &Hints, state_file: &mut latest::Receiver<Seen>) {
+        let Some(folder) = self.config.cni_cache.clone() else { return };
+        // Without watches nothing names what has changed.
+        if hints.overflow || self.cache.watches.is_empty() {
+            self.cache.renew();
+            self.selection = None;
+        }
+        let names = self.selection.is_some().then(|| hints.names.clone());
+        if names.as_ref().is_some_and(BTreeSet::is_empty) {
+            return;
+        }
+        let mut selection = self.selection.take().unwrap_or_default();
+        let read = spawn_blocking(move || {
+            selection.read(&folder, names.as_ref());
+            selection
+        });
+        // If that panicked, all is read anew at the next change.
+        self.selection = self.during(state_file, read).await.ok();
+    }
+
+    /// Searches the cache for interfaces without a record, and looks whether what is left out can
+    /// be used by now, or is gone.
+    async fn search(
+        &mut self,
+        now: Instant,
+        hints: Hints,
+        state_file: &mut latest::Receiver<Seen>,
+    ) -> Result<(), String> {
+        self.pause = PAUSE;
+        let is_due = hints.overflow || self.all_due <= now || !self.has_read_all;
+        let reads_all = is_due && (!self.missing.is_empty() || !self.has_read_all);
+        let names = self.names(hints.names, is_due, now);
+        if reads_all {
+            self.has_read_all = true;
+            self.cache.renew();
+        } else if names.is_empty() {
+            return Ok(());
+        }
+        let config = self.config.clone();
+        let results = (!reads_all).then_some(names);
+        let search = Search { results: results.clone(), links: self.missing.links() };
+        let search = spawn_blocking(move || adopt::adopt_late(&config, &search));
+        let result = self.during(state_file, search).await;
+        let took = now.elapsed();
+        debug!(elapsed = ?took, reads_all, "searched for pods attached without denizen");
+        self.pause = PAUSE.max(took * REST);
+        if is_due {
+            self.all_due = Instant::now() + self.backoff.max(took * REST);
+            self.backoff = (self.backoff * 2).min(LONGEST);
+        }
+        let left_out = result.map_err(|error| describe(&error))?;
+        self.leave_out(left_out.map_err(|error| describe(&error))?, results.as_ref());
+        Ok(())
+    }
+
+    /// The names of the results to read, if not all are: those that have `changed`, as far as they
+    /// may be of an interface without a record or are left out, and what is due.
+    fn names(
+        &self,
+        mut changed: BTreeSet<OsString>,
+        is_due: bool,
+        now: Instant,
+    ) -> BTreeSet<OsString> {
+        let left_out = names_of(self.left_out.keys());
+        let partial = names_of(&self.partial);
+        if self.missing.is_empty() {
+            changed.retain(|name| left_out.contains(name) || partial.contains(name));
+        }
+        if is_due {
+            changed.extend(left_out);
+        }
+        if self.partial_due <= now {
+            changed.extend(partial);
+        }
+        changed
+    }
+
+    /// Remembers which of the results that were `read` cannot be used, and logs each once; `None`:
+    /// all were read.
+    fn leave_out(&mut self, left_out: Vec<LeftOut>, read: Option<&BTreeSet<OsString>>) {
+        let before = self.left_out.clone();
+        let was_read = |path: &Path| {
+            read.is_none_or(|names| path.file_name().is_some_and(|name| names.contains(name)))
+        };
+        self.left_out.retain(|path, _| !was_read(path));
+        self.partial.retain(|path| !was_read(path));
+        for LeftOut { path, why, is_being_written } in left_out {
+            if is_being_written {
+                self.partial.insert(path);
+            } else {
+                self.left_out.insert(path, why);
+            }
+        }
+        self.partial_due = Instant::now() + SHORTEST;
+        for (path, why) in self.left_out.iter().filter(|(path, _)| !before.contains_key(*path)) {
+            warn!(path = %path.display(), why, "cached cni result left out");
+        }
+    }
+
+    /// Publishes the attachments that the plugin's `redirect` selects.
+    fn publish_selected(&self, selected: &latest::Sender<Selected>) {
+        let Some(selection) = &self.selection else { return };
+        let now = selection.attachments();
+        selected.send_if_modified(|shown| {
+            let differs = *shown != now;
+            *shown = now;
+            differs
+        });
+    }
+
+    /// Publishes the interfaces that have had no record for long, and logs each once.
+    fn publish(&mut self, unrecorded: &latest::Sender<Unrecorded>) {
+        let names = self.missing.for_long(Instant::now());
+        self.named.retain(|name| names.contains(name));
+        for interface in &names {
+            if self.named.insert(interface.clone()) {
+                warn!(interface, "interface looks like a pod's and has no record");
+            }
+        }
+        let results = self.left_out.iter();
+        let now = Unrecorded {
+            interfaces: names,
+            results: results
+                .map(|(path, why)| {
+                    format!("the cached CNI result {} is left out: {why}", path.display())
+                })
+                .collect(),
+        };
+        unrecorded.send_if_modified(|shown| {
+            let differs = *shown != now;
+            *shown = now;
+            differs
+        });
+    }
+}
+
+fn names_of<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> BTreeSet<OsString> {
+    paths.into_iter().filter_map(|path| path.file_name().map(OsStr::to_owned)).collect()
+}
+
+/// Watches the folders of the cache. None of them needs to exist yet.
+struct CacheWatch {
+    folder: Option<PathBuf>,
+    watches: Vec<FolderWatch>,
+    hints: Hints,
+}
+
+impl CacheWatch {
+    fn open(folder: Option<PathBuf>) -> Self {
+        let mut watch = Self { folder, watches: Vec::new(), hints: Hints::default() };
+        watch.renew();
+        watch
+    }
+
+    /// Watches the folders that exist now. The caller must search for earlier changes.
+    fn renew(&mut self) {
+        let folders = self.folder.iter().flat_map(|folder| cache::folders(folder));
+        // If a folder cannot be watched, the periodic reads of all results find its changes.
+        self.watches = folders.filter_map(|folder| FolderWatch::open(&folder).ok()).collect();
+    }
+
+    /// Waits until something in one of the folders changes.
+    async fn changed(&mut self) {
+        if self.watches.is_empty() {
+            return std::future::pending().await;
+        }
+        let one = |watch| {
+            Box::pin(async move {
+                let mut hints = Hints::default();
+                FolderWatch::changed(watch, &mut hints).await.map(|()| hints)
+            })
+        };
+        let (changed, ..) = select_all(self.watches.iter().map(one)).await;
+        match changed {
+            Ok(hints) => self.add(hints),
+            Err(_) => {
+                self.watches.clear();
+                self.hints.overflow = true;
+            }
+        }
+    }
+
+    fn add(&mut self, hints: Hints) {
+        // A folder of results was created or removed: all of its content is new.
+        let is_folder = |name: &OsString| name == "results" || name == "cache";
+        self.hints.overflow |= hints.overflow || hints.gone || hints.names.iter().any(is_folder);
+        self.hints.names.extend(hints.names);
+    }
+
+    /// What changed since the last call.
+    fn take(&mut self) -> Hints {
+        let mut more = Hints::default();
+        for watch in &self.watches {
+            self.hints.overflow |= watch.drain(&mut more).is_err();
+        }
+        self.add(more);
+        std::mem::take(&mut self.hints)
+    }
+}

@@ -1,0 +1,91 @@
+//! Events for operators (`kubectl get events`), with kube-proxy's reasons where it has them.
+//!
+//! Sending an event never blocks: a task writes it. Without the Kubernetes API there are no events.
+//! The log, health and `status` have the same information.
+
+#![expect(clippy::disallowed_methods, reason = "events are rate-limited by their own clock")]
+
+mod limit;
+mod write;
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tracing::debug;
+
+use crate::kube::access::Access;
+use denizen_model::{PolicyName, ServiceName};
+
+/// The most events that wait to be written; further ones are lost.
+const WAITING: usize = 64;
+
+/// What an event is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum About {
+    /// This node.
+    Node,
+    /// A Service.
+    Service(ServiceName),
+    /// A NetworkPolicy.
+    NetworkPolicy(PolicyName),
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The agent has started.
+    Starting,
+    /// The agent's health cannot be served.
+    HealthUnserved,
+    /// The agent's metrics cannot be served.
+    MetricsUnserved,
+    /// The health-check node port of a Service cannot be served.
+    HealthCheckUnserved,
+    /// A part of a NetworkPolicy is not understood.
+    InvalidNetworkPolicy,
+    /// Another node's podCIDR gets no route.
+    RouteRejected,
+    /// An address that somebody asks for is not announced.
+    NotAnnounced,
+    /// An address is announced for another Service, and nodes without an endpoint of this one drop
+    /// its connections.
+    SharedAddress,
+}
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Notice {
+    /// What it is about.
+    pub about: About,
+    /// What happened.
+    pub reason: Reason,
+    /// Text for a person; empty if the reason suffices.
+    pub text: String,
+}
+
+/// A handle that sends events.
+#[derive(Debug, Clone)]
+pub struct Notices(Option<mpsc::Sender<Notice>>);
+
+impl Notices {
+    /// Discards all events.
+    pub fn nowhere() -> Self {
+        Self(None)
+    }
+
+    /// Starts a task that writes events to the API until the last handle is dropped.
+    pub fn to_api(access: Access, node_name: Arc<str>) -> Self {
+        let (sender, waiting) = mpsc::channel(WAITING);
+        tokio::spawn(write::run(access, node_name, waiting));
+        Self(Some(sender))
+    }
+
+    /// Sends an event. If too many are waiting, it is lost.
+    pub fn send(&self, notice: Notice) {
+        if let Some(sender) = &self.0
+            && let Err(error) = sender.try_send(notice)
+        {
+            debug!(%error, "event dropped");
+        }
+    }
+}

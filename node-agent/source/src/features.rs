@@ -1,0 +1,49 @@
+//! Which objects are read: those that an enabled feature needs.
+
+use std::sync::Arc;
+
+use super::object::{Decoder, Kind};
+use denizen_model::Event;
+
+/// The enabled features. An object that none of them needs is neither asked for nor decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features {
+    /// Services are programmed.
+    pub services: bool,
+    /// NetworkPolicies are enforced.
+    pub network_policy: bool,
+    /// Routes lead to the other nodes' pods.
+    pub other_nodes: bool,
+}
+
+impl Default for Features {
+    fn default() -> Self {
+        Self { services: true, network_policy: false, other_nodes: false }
+    }
+}
+
+impl Features {
+    /// Whether one of them needs objects of this kind.
+    pub(super) fn need(self, kind: Kind) -> bool {
+        match kind {
+            Kind::Node => self.services || self.network_policy || self.other_nodes,
+            Kind::Service | Kind::EndpointSlice | Kind::ServiceCidr => self.services,
+            Kind::Namespace | Kind::Pod | Kind::NetworkPolicy => self.network_policy,
+        }
+    }
+
+    /// Decodes objects for the node of this name.
+    pub(super) fn decoder(self, node_name: Arc<str>) -> Decoder {
+        Decoder::new(node_name).with_other_nodes(self.other_nodes)
+    }
+
+    /// The kinds that they need.
+    pub fn kinds(self) -> impl Iterator<Item = Kind> {
+        Kind::ALL.into_iter().filter(move |kind| self.need(*kind))
+    }
+
+    /// The events that everything of these kinds was listed.
+    pub(super) fn listed(self) -> impl Iterator<Item = Event> {
+        self.kinds().map(|kind| Event::Listed(kind.listing()))
+    }
+}

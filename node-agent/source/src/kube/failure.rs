@@ -1,0 +1,168 @@
+//! What failed, and what to do about it. Pure.
+
+use std::io;
+use std::time::Duration;
+
+use kube::core::Status;
+use thiserror::Error;
+
+use super::access::AccessError;
+use crate::Closed;
+use crate::object::Kind;
+
+/// Why a list, a watch or a question failed.
+#[derive(Debug, Error)]
+pub enum Failure {
+    /// No client can be made.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// There is no connection.
+    #[error("the API server cannot be reached")]
+    Unreachable(#[source] kube::Error),
+    /// The server refuses.
+    #[error("{} ({} {})", .0.message, .0.code, .0.reason)]
+    Refused(Box<Status>),
+    /// The answer is not what was asked for.
+    #[error("the API server's answer cannot be read")]
+    Answer(#[source] serde_json::Error),
+    /// No answer came within this time.
+    #[error("the API server has been silent for {0:?}")]
+    Silent(Duration),
+    /// A list ended too early.
+    #[error("the API server closed the connection in the middle of a list")]
+    HalfAList,
+    /// A watch ended too early.
+    #[error("the API server ends a watch as soon as it has begun")]
+    ShortWatch,
+}
+
+/// Why a list or watch ended.
+pub(super) enum Stop {
+    Closed,
+    Failed(Failure),
+}
+
+impl From<Closed> for Stop {
+    fn from(Closed: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+impl<E: Into<Failure>> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// What to do after a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Remedy {
+    /// Try the same again.
+    Again,
+    /// The known version is too old to watch from: list again.
+    ListAnew,
+    /// The server does not accept the credentials: read them again.
+    NewCredentials,
+    /// The server does not serve this kind.
+    NotServed,
+    /// Not allowed until an operator changes the roles.
+    Forbidden,
+    /// The server does not accept such a request: it is too old for streamed lists, for example.
+    NotThisWay,
+}
+
+impl Failure {
+    /// What to do about it.
+    pub(super) fn remedy(&self) -> Remedy {
+        match self {
+            Self::Access(_) => Remedy::NewCredentials,
+            Self::Refused(status) => match status.code {
+                401 => Remedy::NewCredentials,
+                403 => Remedy::Forbidden,
+                404 => Remedy::NotServed,
+                410 => Remedy::ListAnew,
+                400 | 405 | 406 | 415 | 422 => Remedy::NotThisWay,
+                _ => Remedy::Again,
+            },
+            Self::Unreachable(error) if is_of_tls(error) => Remedy::NewCredentials,
+            Self::Unreachable(_) | Self::Answer(_) | Self::ShortWatch => Remedy::Again,
+            Self::HalfAList => Remedy::Again,
+            // The server may be waiting for a version that it never reaches: its etcd was restored
+            // from an older copy.
+            Self::Silent(_) => Remedy::ListAnew,
+        }
+    }
+
+    /// Whether the server does not accept the credentials.
+    pub fn is_unauthorized(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code == 401)
+    }
+
+    /// Whether the server does not permit it.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code == 403)
+    }
+
+    /// Whether the whole server may be away or overloaded, not only this kind.
+    pub(super) fn is_outage(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Silent(_) => true,
+            Self::Refused(status) => status.code == 429 || status.code >= 500,
+            Self::Access(_) | Self::Answer(_) | Self::HalfAList | Self::ShortWatch => false,
+        }
+    }
+
+    /// How long the server asks the client to wait.
+    pub(super) fn asked(&self) -> Option<Duration> {
+        let Self::Refused(status) = self else { return None };
+        let seconds = status.details.as_ref()?.retry_after_seconds;
+        Some(Duration::from_secs(u64::from(seconds)))
+    }
+
+    /// What the operator can do about it, if that is known.
+    pub(super) fn advice(&self, kind: Kind) -> String {
+        match self.remedy() {
+            Remedy::Forbidden => {
+                format!(": the agent's ClusterRole must allow list and watch of {}", kind.plural())
+            }
+            Remedy::Again
+            | Remedy::ListAnew
+            | Remedy::NewCredentials
+            | Remedy::NotServed
+            | Remedy::NotThisWay => String::new(),
+        }
+    }
+}
+
+impl From<kube::Error> for Failure {
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "another crate's enum; the other variants need no distinction"
+    )]
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::Refused(status),
+            kube::Error::SerdeError(error) => Self::Answer(error),
+            other => Self::Unreachable(other),
+        }
+    }
+}
+
+/// Whether TLS failed: the certificate is of another authority, or has expired.
+fn is_of_tls(error: &kube::Error) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().is_some_and(is_invalid) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// rustls's errors come inside an I/O error of this kind, which hyper-rustls puts inside another
+/// one. (An I/O error's `source` is the source of its content, not the content.)
+fn is_invalid(error: &io::Error) -> bool {
+    let content = error.get_ref().and_then(|content| content.downcast_ref());
+    error.kind() == io::ErrorKind::InvalidData || content.is_some_and(is_invalid)
+}

@@ -1,0 +1,110 @@
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::super::access::Credentials;
+use super::*;
+use crate::Features;
+use crate::running::in_runtime;
+
+/// A follower of pods that has listed up to this version, and what it sends.
+async fn listed(version: &str) -> (Follower, mpsc::Receiver<Vec<Event>>) {
+    let (events, mut sent) = mpsc::channel(16);
+    let config = Config {
+        access: Access { credentials: Credentials::ServiceAccount, server: None },
+        node_name: "n".into(),
+        since: Timestamp::UNIX_EPOCH,
+        features: Features { services: false, network_policy: true, other_nodes: false },
+    };
+    let (outlet, _problems) = Outlet::new(events);
+    let ends = Ends { outlet, answers: mpsc::channel(1).1, wrong_policies: mpsc::channel(1).0 };
+    let mut follower = Follower::new(Kind::Pod, &config, ends, Recovery::new());
+    if !version.is_empty() {
+        follower.complete(List::default(), version.to_owned()).await.unwrap();
+        sent.recv().await.unwrap();
+    }
+    (follower, sent)
+}
+
+fn pod(number: usize) -> Json {
+    let metadata =
+        json!({ "name": format!("pod-{number}"), "namespace": "shop", "resourceVersion": "1" });
+    let pod = json!({ "metadata": metadata, "status": { "podIP": format!("10.0.{}.{}", number / 256, number % 256) } });
+    serde_json::value::to_raw_value(&pod).unwrap()
+}
+
+/// Nothing else is decided by half a list, but it need not wait here as a whole.
+#[test]
+fn a_large_first_list_is_sent_in_parts_and_any_other_as_one_change() {
+    const PODS: usize = 1_000;
+    in_runtime(async {
+        for (version, first, most) in
+            [("", "nothing was listed before", 300), ("7", "it was", PODS)]
+        {
+            let (mut follower, mut sent) = listed(version).await;
+            let mut list = List::default();
+            for number in 0..PODS {
+                follower.take_listed(&mut list, &pod(number)).await.unwrap();
+            }
+            let early = sent.len();
+            follower.complete(list, "8".to_owned()).await.unwrap();
+            assert_eq!(early > 0, version.is_empty(), "{first}");
+            let mut names = std::collections::BTreeSet::new();
+            while let Ok(events) = sent.try_recv() {
+                assert!(events.len() <= most, "{first}: {}", events.len());
+                names.extend(events.into_iter().filter_map(|event| {
+                    let Event::ClusterPod(name, Some(_)) = event else { return None };
+                    Some(name)
+                }));
+            }
+            assert_eq!(names.len(), PODS, "{first}");
+        }
+    });
+}
+
+/// What a list that broke off had brought is known to be gone if the next one does not have it.
+#[test]
+fn what_only_a_list_that_broke_off_had_is_gone() {
+    in_runtime(async {
+        let (mut follower, mut sent) = listed("").await;
+        let mut broken = List::default();
+        for number in 0..300 {
+            follower.take_listed(&mut broken, &pod(number)).await.unwrap();
+        }
+        drop(broken);
+        let brought = sent.recv().await.unwrap();
+        let Event::ClusterPod(gone, Some(_)) = &brought[0] else { panic!("{brought:?}") };
+        let mut list = List::default();
+        for number in 0..300 {
+            let pod = pod(number);
+            if !pod.get().contains(&format!("\"{}\"", gone.name)) {
+                follower.take_listed(&mut list, &pod).await.unwrap();
+            }
+        }
+        follower.complete(list, "8".to_owned()).await.unwrap();
+        let events = sent.recv().await.unwrap();
+        assert_eq!(events[0], Event::ClusterPod(gone.clone(), None));
+    });
+}
+
+#[test]
+fn an_answer_that_the_watch_has_passed_is_ignored() {
+    let cases = [
+        ("newer", "100", "101", true),
+        ("newer by more digits", "99", "100", true),
+        ("the same", "100", "100", false),
+        ("older: the pod may have been deleted", "100", "99", false),
+        ("before the first list", "", "7", true),
+        ("not a version", "100", "x", false),
+    ];
+    in_runtime(async {
+        for (name, watched, answered, counts) in cases {
+            let (mut follower, mut sent) = listed(watched).await;
+            let pod = json!({ "metadata": { "name": "web", "namespace": "shop", "resourceVersion": answered } });
+            let answer = Answer { text: pod.to_string(), _untaken: None };
+            follower.take_answer(&answer).await.unwrap();
+            assert_eq!(sent.try_recv().is_ok(), counts, "{name}");
+            let version = follower.version.as_deref().unwrap_or_default();
+            assert_eq!(version, watched, "{name}: the watch goes on from where it was");
+        }
+    });
+}

@@ -1,0 +1,195 @@
+//! One look at an API server: what it is, and what it permits. It follows nothing.
+
+use std::fmt;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::Request;
+use jiff::Timestamp;
+use kube::Client;
+use kube::client::Body;
+use kube::core::Status;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::access::{Access, AccessError};
+pub use super::failure::Failure;
+use crate::Features;
+use crate::object::Kind;
+
+/// Time limit for an answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Where a client asks what it may do. Every authenticated client may ask.
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+
+/// Something that a role permits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Right {
+    /// The API group; empty for the core.
+    group: String,
+    /// The resource, as in paths.
+    resource: String,
+    verb: &'static str,
+}
+
+impl Right {
+    /// Whether it is about events, without which everything else works.
+    pub fn is_for_events(&self) -> bool {
+        self.resource == "events"
+    }
+
+    /// `path`: that of a collection of all namespaces, or of one that is not in a namespace.
+    fn to(verb: &'static str, path: &str) -> Self {
+        let mut parts = path.trim_matches('/').split('/');
+        let group = match parts.next() {
+            Some("apis") => parts.next().unwrap_or_default(),
+            Some(_) | None => "",
+        };
+        let resource = parts.next_back().unwrap_or_default();
+        Self { group: group.to_owned(), resource: resource.to_owned(), verb }
+    }
+
+    /// What an agent with these features asks for.
+    fn all(features: Features) -> Vec<Self> {
+        let mut rights = Vec::new();
+        for kind in features.kinds() {
+            let path = kind.request().url_path;
+            rights.extend(["list", "watch"].map(|verb| Self::to(verb, &path)));
+            if kind == Kind::Pod {
+                rights.push(Self::to("get", &path));
+            }
+        }
+        rights.push(Self::to("create", "/apis/events.k8s.io/v1/events"));
+        rights
+    }
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { group, resource, verb } = self;
+        match group.as_str() {
+            "" => write!(f, "{verb} {resource}"),
+            group => write!(f, "{verb} {resource}.{group}"),
+        }
+    }
+}
+
+/// What the server says of itself.
+#[derive(Debug, Clone)]
+pub struct Server {
+    /// Its release, such as `v1.33.1`; `None` if it does not tell this client.
+    pub release: Option<String>,
+    /// Its time, to the second.
+    pub date: Option<Timestamp>,
+}
+
+/// A client that asks.
+pub struct Look {
+    client: Client,
+}
+
+impl Look {
+    /// With these credentials. No connection is made yet.
+    ///
+    /// # Errors
+    /// [`AccessError`].
+    pub async fn open(access: &Access) -> Result<Self, AccessError> {
+        Ok(Self { client: access.client().await? })
+    }
+
+    /// What the server is.
+    ///
+    /// # Errors
+    /// [`Failure`]. That a server does not tell its release is none.
+    pub async fn server(&self) -> Result<Server, Failure> {
+        let request = Request::get("/version").body(Body::empty());
+        let request = request.expect("the path is valid");
+        let answer = async {
+            let response = self.client.send(request).await?;
+            let (head, body) = response.into_parts();
+            Ok::<_, kube::Error>((head, body.collect().await?.to_bytes()))
+        };
+        let (head, body) = timeout(ANSWER, answer).await.map_err(|_| Failure::Silent(ANSWER))??;
+        let code = head.status.as_u16();
+        if code == 401 || code >= 500 {
+            let message = head.status.to_string();
+            let status = Status::failure(&message, "the answer to /version");
+            return Err(Failure::Refused(Box::new(status.with_code(code))));
+        }
+        let version: Option<Value> = serde_json::from_slice(&body).ok();
+        let release = version.and_then(|version| Some(version["gitVersion"].as_str()?.to_owned()));
+        let date = head.headers.get("date").and_then(|date| date.to_str().ok());
+        let date = date.and_then(|date| jiff::fmt::rfc2822::parse(date).ok());
+        Ok(Server { release, date: date.map(|date| date.timestamp()) })
+    }
+
+    /// What an agent with these features asks for, and the server would not permit.
+    ///
+    /// # Errors
+    /// [`Failure`] if the server does not say.
+    pub async fn missing(&self, features: Features) -> Result<Vec<Right>, Failure> {
+        let mut missing = Vec::new();
+        for right in Right::all(features) {
+            if !self.permits(&right).await? {
+                missing.push(right);
+            }
+        }
+        Ok(missing)
+    }
+
+    async fn permits(&self, Right { group, resource, verb }: &Right) -> Result<bool, Failure> {
+        let attributes = json!({ "group": group, "resource": resource, "verb": verb });
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+            "spec": { "resourceAttributes": attributes },
+        });
+        let request = Request::post(REVIEWS).header("content-type", "application/json");
+        let request = request.body(review.to_string().into_bytes()).expect("the path is valid");
+        let answer: Value =
+            serde_json::from_str(&self.ask(request).await?).map_err(Failure::Answer)?;
+        Ok(answer["status"]["allowed"] == true)
+    }
+
+    /// Whether there is a Node of this name.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub async fn has_node(&self, name: &str) -> Result<bool, Failure> {
+        let page = Kind::Node.page(Kind::Node.fields(name, Features::default()), None);
+        let request = Kind::Node.request().list(&page);
+        let request = request.map_err(|error| Failure::from(kube::Error::BuildRequest(error)))?;
+        let list: Value =
+            serde_json::from_str(&self.ask(request).await?).map_err(Failure::Answer)?;
+        Ok(list["items"].as_array().is_some_and(|nodes| !nodes.is_empty()))
+    }
+
+    async fn ask(&self, request: Request<Vec<u8>>) -> Result<String, Failure> {
+        let answer = timeout(ANSWER, self.client.request_text(request)).await;
+        Ok(answer.map_err(|_| Failure::Silent(ANSWER))??)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_are_those_of_the_features() {
+        let named = |features| -> Vec<String> {
+            Right::all(features).iter().map(ToString::to_string).collect()
+        };
+        let services = named(Features::default());
+        for right in ["list services", "watch endpointslices.discovery.k8s.io", "list nodes"] {
+            assert!(services.contains(&right.to_owned()), "{right}: {services:?}");
+        }
+        assert!(!services.contains(&"get pods".to_owned()), "{services:?}");
+        let policies =
+            named(Features { services: false, network_policy: true, other_nodes: false });
+        for right in ["get pods", "watch networkpolicies.networking.k8s.io"] {
+            assert!(policies.contains(&right.to_owned()), "{right}: {policies:?}");
+        }
+        assert!(!policies.contains(&"list services".to_owned()), "{policies:?}");
+        assert_eq!(policies.last().map(String::as_str), Some("create events.events.k8s.io"));
+    }
+}

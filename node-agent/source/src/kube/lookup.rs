@@ -1,0 +1,158 @@
+//! Asks for single pods of this node that the watch has not brought yet: a pod's ADD waits for its
+//! labels.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use hyper::Request;
+use kube::Client;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::debug;
+
+use super::access::Access;
+use super::answer::Answer;
+use super::failure::{Failure, Remedy};
+use super::pace::Pace;
+use crate::object::is_dns_name;
+use denizen_model::PodName;
+use denizen_text::describe;
+
+/// How long the watch has before a pod is asked for. It normally brings the pod before its sandbox
+/// exists.
+const FIRST: Duration = Duration::from_millis(20);
+
+/// The most requests at a time.
+const MAX_REQUESTS: usize = 4;
+
+/// Time limit for an answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// The pause while nothing is due.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The pods that are asked for until nobody needs them any more.
+pub(super) struct Lookup {
+    access: Access,
+    unknown: watch::Receiver<BTreeSet<PodName>>,
+    /// Where the answers go: to whoever knows what the watch has brought.
+    answers: mpsc::Sender<Answer>,
+    client: Option<Client>,
+    attempts: BTreeMap<PodName, Attempt>,
+}
+
+/// The requests for one pod.
+struct Attempt {
+    /// When to send the next one; `None` while one is under way.
+    due: Option<Instant>,
+    pace: Pace,
+}
+
+type Ended = (PodName, Result<String, Failure>);
+
+impl Lookup {
+    pub(super) fn new(
+        access: Access,
+        unknown: watch::Receiver<BTreeSet<PodName>>,
+        answers: mpsc::Sender<Answer>,
+    ) -> Self {
+        Self { access, unknown, answers, client: None, attempts: BTreeMap::new() }
+    }
+
+    /// Runs until nobody names unknown pods, or nobody takes the answers.
+    pub(super) async fn run(mut self) {
+        let mut requests = JoinSet::new();
+        loop {
+            self.update();
+            self.ask(&mut requests).await;
+            let due = self.attempts.values().filter_map(|attempt| attempt.due).min();
+            let next = due.filter(|_| requests.len() < MAX_REQUESTS);
+            tokio::select! {
+                () = self.answers.closed() => return,
+                changed = self.unknown.changed() => if changed.is_err() { return },
+                Some(ended) = requests.join_next() => self.take(ended),
+                () = sleep_until(next.unwrap_or_else(|| Instant::now() + NEVER)) => {}
+            }
+        }
+    }
+
+    /// Takes over the current set of unknown pods. One whose name cannot be in a path is never
+    /// asked for: it is no pod of the API.
+    fn update(&mut self) {
+        let unknown = self.unknown.borrow_and_update();
+        self.attempts.retain(|name, _| unknown.contains(name));
+        for name in unknown.iter().filter(|name| is_in_api(name)) {
+            self.attempts.entry(name.clone()).or_insert_with(|| Attempt {
+                due: Some(Instant::now() + FIRST),
+                pace: Pace::default(),
+            });
+        }
+    }
+
+    /// Sends the requests that are due.
+    async fn ask(&mut self, requests: &mut JoinSet<Ended>) {
+        let now = Instant::now();
+        let is_due = |attempt: &Attempt| attempt.due.is_some_and(|due| due <= now);
+        if self.client.is_none() && self.attempts.values().any(is_due) {
+            match self.access.client().await {
+                Ok(client) => self.client = Some(client),
+                Err(error) => debug!(error = describe(&error), "cannot ask for a pod"),
+            }
+        }
+        for (name, attempt) in &mut self.attempts {
+            if !is_due(attempt) || requests.len() >= MAX_REQUESTS {
+                continue;
+            }
+            match &self.client {
+                Some(client) => {
+                    attempt.due = None;
+                    requests.spawn(request(client.clone(), name.clone()));
+                }
+                None => attempt.due = Some(now + attempt.pace.pause(None)),
+            }
+        }
+    }
+
+    fn take(&mut self, ended: Result<Ended, JoinError>) {
+        let (name, answer) = match ended {
+            Ok(ended) => ended,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_cancelled) => return,
+            },
+        };
+        let mut asked = None;
+        match answer {
+            // If nobody takes it now, it is asked for again.
+            Ok(text) => drop(self.answers.try_send(Answer { text, _untaken: None })),
+            Err(failure) => {
+                debug!(pod = %name, error = describe(&failure), "asked for a pod in vain");
+                if failure.remedy() == Remedy::NewCredentials {
+                    self.client = None;
+                }
+                asked = failure.asked();
+            }
+        }
+        // Even after an answer: it may be about an earlier pod of this name.
+        if let Some(attempt) = self.attempts.get_mut(&name) {
+            attempt.due = Some(Instant::now() + attempt.pace.pause(asked));
+        }
+    }
+}
+
+fn is_in_api(name: &PodName) -> bool {
+    is_dns_name(&name.namespace) && is_dns_name(&name.name)
+}
+
+async fn request(client: Client, name: PodName) -> Ended {
+    let path = format!("/api/v1/namespaces/{}/pods/{}", name.namespace, name.name);
+    let answer = async {
+        let request = Request::get(path).body(Vec::new());
+        let request = request.expect("a path of DNS names is valid");
+        let text = timeout(ANSWER, client.request_text(request)).await;
+        Ok(text.map_err(|_| Failure::Silent(ANSWER))??)
+    };
+    let answer = answer.await;
+    (name, answer)
+}

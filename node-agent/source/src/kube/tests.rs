@@ -1,0 +1,267 @@
+//! The events of an index, for lists and for changes.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::index::{Index, List};
+use crate::object::{Decoder, Kind};
+use denizen_model::{Event, OtherNode, ServiceName};
+
+const NODE: &str = "node-1";
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn index(kind: Kind) -> Index {
+    Index::new(kind, Decoder::new(NODE.into()), at(100))
+}
+
+/// An item of a list, which has no kind of its own.
+fn service(name: u8, variant: u8) -> String {
+    json!({
+        "metadata": { "namespace": "d", "name": format!("s{name}"), "managedFields": [{ "f": variant }] },
+        "spec": { "clusterIP": format!("10.0.{variant}.{name}"), "ports": [{ "port": 80 }] },
+    })
+    .to_string()
+}
+
+/// A service whose ports are not a list, so nothing of it can be used.
+fn broken(name: u8) -> String {
+    service(name, 1).replace("[{\"port\":80}]", "7")
+}
+
+fn slice(name: &str, triggered: &str) -> String {
+    json!({
+        "metadata": {
+            "namespace": "d", "name": name, "labels": { "kubernetes.io/service-name": "s1" },
+            "annotations": { "endpoints.kubernetes.io/last-change-trigger-time": triggered },
+        },
+        "addressType": "IPv4", "ports": [{ "name": "", "port": 80 }], "endpoints": [{ "addresses": ["10.1.0.1"] }],
+    })
+    .to_string()
+}
+
+fn listed(index: &mut Index, objects: &[String]) -> Vec<Event> {
+    let mut list = List::default();
+    objects.iter().for_each(|object| index.list(&mut list, object));
+    index.complete(list)
+}
+
+fn problems(index: &Index) -> Vec<String> {
+    index.problems().cloned().collect()
+}
+
+/// Applies events to a map from name to address.
+fn apply(known: &mut BTreeMap<String, String>, events: Vec<Event>) {
+    for event in events {
+        let Event::Service(name, service) = event else {
+            panic!("not of services: {event:?}");
+        };
+        match service {
+            Some(service) => {
+                known.insert(name.to_string(), service.cluster_ips[0].to_string());
+            }
+            None => assert!(known.remove(&name.to_string()).is_some(), "{name} was never sent"),
+        }
+    }
+}
+
+#[test]
+fn a_list_yields_deletions_first_then_changes() {
+    let mut index = index(Kind::Service);
+    assert_eq!(listed(&mut index, &[service(1, 1), service(2, 1)]).len(), 2);
+    assert_eq!(listed(&mut index, &[service(1, 1), service(2, 1)]), []);
+    let events = listed(&mut index, &[service(2, 2), service(3, 1)]);
+    let gone = ServiceName::new("d", "s1");
+    assert_eq!(events.len(), 3);
+    assert_eq!(events[0], Event::Service(gone, None), "its address may be another's now");
+    assert_eq!(listed(&mut index, &[]).len(), 2);
+    assert_eq!(listed(&mut index, &[]), [], "something is still known");
+}
+
+#[test]
+fn an_incomplete_list_changes_nothing() {
+    let mut index = index(Kind::Service);
+    listed(&mut index, &[service(1, 1)]);
+    let mut half = List::default();
+    index.list(&mut half, &service(1, 2));
+    drop(half);
+    assert_eq!(listed(&mut index, &[service(1, 1)]), []);
+}
+
+#[test]
+fn a_broken_object_is_named_and_keeps_its_last_state() {
+    let mut index = index(Kind::Service);
+    listed(&mut index, &[service(1, 1), service(2, 1)]);
+    assert_eq!(index.changed(&broken(1)), []);
+    let named = problems(&index);
+    assert!(named[0].starts_with("Service d/s1: spec.ports: invalid type"), "{named:?}");
+    assert_eq!(listed(&mut index, &[broken(1), service(2, 1)]), [], "it still exists");
+    assert_eq!(problems(&index), named);
+    assert_eq!(index.deleted(&broken(1)).len(), 1);
+    assert!(problems(&index).is_empty());
+    assert_eq!(index.changed("{\"metadata\":7}"), []);
+    assert!(problems(&index)[0].contains("without a readable name"), "{:?}", problems(&index));
+    assert_eq!(listed(&mut index, &[service(2, 1)]), []);
+    assert!(problems(&index).is_empty());
+}
+
+#[test]
+fn of_many_problems_only_some_are_named() {
+    let mut index = index(Kind::Service);
+    let ports: Vec<_> = (0..5000).map(|_| json!({ "port": 0 })).collect();
+    let object = json!({
+        "metadata": { "namespace": "d", "name": "s" }, "spec": { "clusterIP": "10.0.0.1", "ports": ports },
+    });
+    assert_eq!(index.changed(&object.to_string()).len(), 1);
+    let named = problems(&index);
+    assert_eq!(named.len(), 11);
+    assert_eq!(named[10], "Service d/s: and 4990 more");
+}
+
+#[test]
+fn a_trigger_after_the_start_follows_its_slice() {
+    let cases = [
+        ("after the start", "1970-01-01T00:02:00.5Z", true),
+        ("before the start", "1970-01-01T00:01:00Z", false),
+        ("no time", "yesterday", false),
+    ];
+    for (name, text, counts) in cases {
+        let mut index = index(Kind::EndpointSlice);
+        let events = index.changed(&slice("e", text));
+        assert!(matches!(events[0], Event::Slice(_, Some(_))), "{name}");
+        assert_eq!(events.len(), if counts { 2 } else { 1 }, "{name}");
+        if let [_, Event::Triggered(_, when)] = events[..] {
+            assert_eq!(when, "1970-01-01T00:02:00.5Z".parse().unwrap(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn other_nodes_are_ignored() {
+    let mut index = index(Kind::Node);
+    let node = |name: &str| json!({ "metadata": { "name": name } }).to_string();
+    assert_eq!(index.changed(&node("another")), []);
+    assert!(!index.has_own_node());
+    assert!(matches!(index.changed(&node(NODE))[..], [Event::Node(Some(_))]));
+    assert_eq!(index.deleted(&node("another")), []);
+    assert!(index.has_own_node());
+    assert_eq!(index.deleted(&node(NODE)), [Event::Node(None)]);
+    assert!(!index.has_own_node());
+}
+
+#[test]
+fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
+    let decoder = Decoder::new(NODE.into()).with_other_nodes(true);
+    let mut index = Index::new(Kind::Node, decoder, at(100));
+    let node = |name: &str, range: &str| {
+        let address = json!({ "type": "InternalIP", "address": "192.0.2.7" });
+        json!({ "metadata": { "name": name, "creationTimestamp": "2026-11-20T12:00:00Z" },
+                "spec": { "podCIDRs": [range] }, "status": { "addresses": [address] } })
+        .to_string()
+    };
+    let other = |range: &str| {
+        let node = OtherNode {
+            created: "2026-11-20T12:00:00Z".into(),
+            internal: vec!["192.0.2.7".parse().unwrap()],
+            external: Vec::new(),
+            pod_cidrs: vec![range.parse().unwrap()],
+        };
+        Event::OtherNode("another".into(), Some(node))
+    };
+    let gone = Event::OtherNode("another".into(), None);
+    assert_eq!(index.changed(&node("another", "10.1.2.0/24")), [other("10.1.2.0/24")]);
+    assert_eq!(index.changed(&node("another", "10.1.2.0/24")), []);
+    assert!(!index.has_own_node());
+    assert!(matches!(index.changed(&node(NODE, "10.1.1.0/24"))[..], [Event::Node(Some(_))]));
+    assert_eq!(index.deleted(&node("another", "10.1.2.0/24")), std::slice::from_ref(&gone));
+    assert_eq!(index.changed(&node("another", "10.1.3.0/24")), [other("10.1.3.0/24")]);
+    let mut list = List::default();
+    index.list(&mut list, &node(NODE, "10.1.1.0/24"));
+    assert_eq!(index.complete(list), [gone]);
+    assert!(index.has_own_node());
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Put(u8, u8),
+    Delete(u8),
+    /// A list of the existing objects, with changes during it, as a stream reports them, sent in
+    /// parts.
+    List(Vec<(u8, u8)>),
+    /// The watch misses these changes; a list follows.
+    Away(Vec<(u8, u8)>),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let change = || (0..4_u8, 0..3_u8);
+    let changes = move || proptest::collection::vec(change(), 0..5);
+    prop_oneof![
+        4 => change().prop_map(|(name, variant)| Step::Put(name, variant)),
+        2 => (0..4_u8).prop_map(Step::Delete),
+        1 => changes().prop_map(Step::List),
+        1 => changes().prop_map(Step::Away),
+    ]
+}
+
+/// Variant 0 is a deletion.
+fn change(exist: &mut BTreeMap<u8, u8>, (name, variant): (u8, u8)) {
+    if variant == 0 {
+        exist.remove(&name);
+    } else {
+        exist.insert(name, variant);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    /// Applying all events yields the existing objects.
+    #[test]
+    fn any_changes_yield_the_existing_objects(steps in proptest::collection::vec(step(), 1..30)) {
+        let (mut index, mut exist) = (index(Kind::Service), BTreeMap::new());
+        let mut known = BTreeMap::new();
+        for step in steps {
+            let events = match step {
+                Step::Put(name, variant) => {
+                    exist.insert(name, variant);
+                    index.changed(&service(name, variant))
+                }
+                Step::Delete(name) => match exist.remove(&name) {
+                    Some(variant) => index.deleted(&service(name, variant)),
+                    None => continue,
+                },
+                Step::List(meanwhile) => {
+                    let (mut list, mut events) = (List::default(), Vec::new());
+                    exist.iter().for_each(|(name, variant)| index.list(&mut list, &service(*name, *variant)));
+                    for (name, variant) in meanwhile {
+                        change(&mut exist, (name, variant));
+                        if variant == 0 {
+                            index.unlist(&mut list, &service(name, 1));
+                        } else {
+                            index.list(&mut list, &service(name, variant));
+                        }
+                        events.extend(index.part(&mut list));
+                    }
+                    events.extend(index.complete(list));
+                    events
+                }
+                Step::Away(meanwhile) => {
+                    meanwhile.into_iter().for_each(|one| change(&mut exist, one));
+                    let objects: Vec<_> = exist.iter().map(|(name, variant)| service(*name, *variant)).collect();
+                    listed(&mut index, &objects)
+                }
+            };
+            apply(&mut known, events);
+            let right: BTreeMap<_, _> = exist
+                .iter()
+                .map(|(name, variant)| (format!("d/s{name}"), format!("10.0.{variant}.{name}")))
+                .collect();
+            prop_assert_eq!(&known, &right);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The table of links and addresses, from rtnetlink messages. Pure.
+
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the enums of netlink-packet-route list every message and attribute of the kernel"
+)]
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::tunnel::tunnels_of;
+use denizen_model::{NodeAddress, NodeLinks, Tunnel};
+
+/// A link of this node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Link {
+    /// Its index in the network namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its hardware address, as `ip` prints it; empty for a link that has none.
+    pub mac: String,
+    /// What it is.
+    pub kind: LinkKind,
+    /// The index of the bridge or other device whose port it is.
+    pub master: Option<u32>,
+}
+
+/// What a link is, as far as needed to tell whether it may be a pod's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LinkKind {
+    /// A bridge.
+    Bridge,
+    /// A veth with both ends in this network namespace.
+    Veth,
+    /// A veth whose other end is in another network namespace: a pod's, or another container's.
+    VethToElsewhere,
+    /// Anything else.
+    Other,
+}
+
+impl LinkKind {
+    fn of(message: &LinkMessage) -> Self {
+        let infos = message.attributes.iter().filter_map(|attribute| match attribute {
+            LinkAttribute::LinkInfo(infos) => Some(infos),
+            _ => None,
+        });
+        let kind = infos.flatten().find_map(|info| match info {
+            LinkInfo::Kind(kind) => Some(kind),
+            _ => None,
+        });
+        let is_netns =
+            |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::LinkNetNsId(_));
+        match kind {
+            Some(InfoKind::Bridge) => Self::Bridge,
+            Some(InfoKind::Veth) if message.attributes.iter().any(is_netns) => {
+                Self::VethToElsewhere
+            }
+            Some(InfoKind::Veth) => Self::Veth,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The links and addresses that the kernel has.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Table {
+    links: BTreeMap<u32, Link>,
+    /// The indices of dummy devices.
+    dummies: BTreeSet<u32>,
+    /// The links of which others are made, for a veth its other end, by the index of the others.
+    peers: BTreeMap<u32, u32>,
+    /// Tunnels, by the index of their link.
+    tunnels: BTreeMap<u32, BTreeSet<Tunnel>>,
+    /// Link, address and prefix length: one address may be on a link with several lengths.
+    addresses: BTreeSet<(u32, IpAddr, u8)>,
+}
+
+impl Table {
+    /// Applies a message of the kernel: an element of a list, or a notification.
+    pub(super) fn apply(&mut self, message: &RouteNetlinkMessage) {
+        match message {
+            RouteNetlinkMessage::NewLink(link) => self.link_is(link),
+            RouteNetlinkMessage::DelLink(link) => self.link_is_gone(link),
+            RouteNetlinkMessage::NewAddress(address) => self.address_is(address),
+            RouteNetlinkMessage::DelAddress(address) => {
+                if let Some(key) = key_of(address) {
+                    self.addresses.remove(&key);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn link_is(&mut self, message: &LinkMessage) {
+        if message.header.interface_family != AddressFamily::Unspec {
+            return;
+        }
+        let index = message.header.index;
+        let name = message.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name.as_str()),
+            _ => None,
+        });
+        let mac = message.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Address(bytes) => Some(bytes.as_slice()),
+            _ => None,
+        });
+        let master = message.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Controller(index) => Some(*index),
+            _ => None,
+        });
+        let peer = message.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Link(index) => Some(*index),
+            _ => None,
+        });
+        let Some(name) = name else { return };
+        if message.attributes.iter().any(is_dummy) {
+            self.dummies.insert(index);
+        }
+        match peer {
+            Some(peer) => drop(self.peers.insert(index, peer)),
+            None => drop(self.peers.remove(&index)),
+        }
+        match tunnels_of(message) {
+            none if none.is_empty() => drop(self.tunnels.remove(&index)),
+            tunnels => drop(self.tunnels.insert(index, tunnels)),
+        }
+        // Most notifications change nothing: keep the known name.
+        let known = self.links.get(&index).filter(|link| *link.name == *name);
+        let link = Link {
+            index,
+            name: known.map_or_else(|| name.into(), |link| link.name.clone()),
+            mac: shown(mac.unwrap_or_default()),
+            kind: LinkKind::of(message),
+            master,
+        };
+        self.links.insert(index, link);
+    }
+
+    /// When a port leaves a bridge, the kernel reports it deleted, but in the bridge family only.
+    fn link_is_gone(&mut self, message: &LinkMessage) {
+        if message.header.interface_family == AddressFamily::Unspec {
+            let index = message.header.index;
+            self.links.remove(&index);
+            self.dummies.remove(&index);
+            self.peers.remove(&index);
+            self.tunnels.remove(&index);
+            self.addresses.retain(|(link, _, _)| *link != index);
+        }
+    }
+
+    fn address_is(&mut self, message: &AddressMessage) {
+        let Some(key) = key_of(message) else { return };
+        if answers(message) {
+            self.addresses.insert(key);
+        } else {
+            self.addresses.remove(&key);
+        }
+    }
+
+    /// The addresses, sorted, each once per link.
+    pub(super) fn addresses(&self) -> Vec<NodeAddress> {
+        let named = self.addresses.iter().filter_map(|(index, address, _)| {
+            let interface = self.links.get(index)?.name.clone();
+            Some(NodeAddress { address: *address, interface, dummy: self.dummies.contains(index) })
+        });
+        let mut addresses: Vec<NodeAddress> = named.collect();
+        addresses.sort();
+        addresses.dedup();
+        addresses
+    }
+
+    /// Whether it is a veth and a bridge's port, and the node itself uses the other end: that is no
+    /// port of anything.
+    fn joins_the_node(&self, port: &Link) -> bool {
+        let link = |index: &u32| self.links.get(index);
+        let is_bridge = |master: &Link| master.kind == LinkKind::Bridge;
+        let peer = self.peers.get(&port.index).and_then(link);
+        port.kind == LinkKind::Veth
+            && port.master.as_ref().and_then(link).is_some_and(is_bridge)
+            && peer.is_some_and(|peer| peer.kind == LinkKind::Veth && peer.master.is_none())
+    }
+
+    /// The bridges' Ethernet addresses, the node's own veths to them, and the tunnels.
+    pub(super) fn node_links(&self) -> NodeLinks {
+        let bridges = self.links.values().filter(|link| link.kind == LinkKind::Bridge);
+        let veths = self.links.values().filter(|link| self.joins_the_node(link));
+        NodeLinks {
+            bridges: bridges.filter_map(|bridge| bridge.mac.parse().ok()).collect(),
+            veths: veths.map(|veth| veth.name.clone()).collect(),
+            tunnels: self.tunnels.values().flatten().copied().collect(),
+            broadcasts: self.addresses.iter().filter_map(broadcast).collect(),
+        }
+    }
+
+    /// The links, sorted by index.
+    pub(super) fn links(&self) -> Vec<Link> {
+        self.links.values().cloned().collect()
+    }
+}
+
+/// The broadcast address of a network with more than two addresses.
+fn broadcast((_, address, prefix): &(u32, IpAddr, u8)) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(ip) if *prefix < 31 && !ip.is_loopback() => {
+            Some(Ipv4Addr::from(u32::from(*ip) | u32::MAX >> *prefix))
+        }
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
+    }
+}
+
+/// Whether this attribute says that the link is a dummy device.
+fn is_dummy(attribute: &LinkAttribute) -> bool {
+    match attribute {
+        LinkAttribute::LinkInfo(info) => info.contains(&LinkInfo::Kind(InfoKind::Dummy)),
+        _ => false,
+    }
+}
+
+/// Link, address and prefix length. On a point-to-point link `IFA_ADDRESS` is the other end's.
+fn key_of(message: &AddressMessage) -> Option<(u32, IpAddr, u8)> {
+    let local = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    let address = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Address(address) => Some(*address),
+        _ => None,
+    });
+    Some((message.header.index, local.or(address)?, message.header.prefix_len))
+}
+
+/// Whether the kernel answers at this address. It uses an optimistic address before its duplicate
+/// detection ends.
+fn answers(message: &AddressMessage) -> bool {
+    let flags = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Flags(flags) => Some(*flags),
+        _ => None,
+    });
+    let header = AddressFlags::from_bits_retain(message.header.flags.bits().into());
+    let flags = flags.unwrap_or(header);
+    let waiting =
+        flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic);
+    !waiting && !flags.contains(AddressFlags::Dadfailed)
+}
+
+/// A hardware address as `ip` prints it.
+fn shown(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 3);
+    for (index, byte) in bytes.iter().enumerate() {
+        let colon = if index == 0 { "" } else { ":" };
+        write!(text, "{colon}{byte:02x}").expect("a string takes any text");
+    }
+    text
+}

@@ -1,0 +1,196 @@
+//! An object as it was written, and its conversion to the model's terms.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    Decoder, EndpointSlice, Key, Kind, ObjectError, Service, Warning, foreign_service, namespace,
+    network_policy, node, other_node, pod, service, service_cidr, slice,
+};
+use denizen_model::Event;
+
+/// An object of a known kind that is not decoded yet.
+#[derive(Debug)]
+pub struct Found<'a> {
+    kind: Kind,
+    raw: Raw<'a>,
+}
+
+#[derive(Debug)]
+enum Raw<'a> {
+    Json(&'a str),
+    Tree(Value),
+}
+
+/// A decoded object.
+#[derive(Debug)]
+pub struct Said {
+    /// Which object.
+    pub key: Key,
+    /// A hash of the object's text, and for a pod, whose status often changes, of `event`.
+    pub digest: u64,
+    /// The object in the model's terms.
+    pub event: Event,
+    /// When the change happened that led to this state of a slice (KEP-760's SLI).
+    pub triggered: Option<Timestamp>,
+}
+
+/// The name of an object that is otherwise malformed.
+#[derive(Deserialize)]
+struct Named {
+    metadata: NamedMetadata,
+}
+
+#[derive(Deserialize)]
+struct NamedMetadata {
+    namespace: Option<String>,
+    name: String,
+}
+
+impl<'a> Found<'a> {
+    /// An object as JSON text.
+    pub fn json(kind: Kind, json: &'a str) -> Self {
+        Self { kind, raw: Raw::Json(json) }
+    }
+
+    /// An object as a JSON tree, decoded from another format.
+    pub fn tree(kind: Kind, tree: Value) -> Self {
+        Self { kind, raw: Raw::Tree(tree) }
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// A hash of the object's text.
+    pub fn digest(&self) -> u64 {
+        match &self.raw {
+            Raw::Json(json) => hash(json),
+            Raw::Tree(tree) => hash(tree),
+        }
+    }
+
+    /// Decodes it; `None` for another node's Node, unless those are wanted.
+    ///
+    /// # Errors
+    /// [`ObjectError`] if nothing of it can be used.
+    pub fn said(
+        &self,
+        decoder: &mut Decoder,
+        warnings: &mut Vec<Warning>,
+    ) -> Result<Option<Said>, ObjectError> {
+        let mut triggered = None;
+        let (key, event) = match self.kind {
+            Kind::Service => {
+                let raw: Service = self.typed()?;
+                let service = service(&raw, warnings)?;
+                let shared = service.as_ref().map(|service| service.name.clone());
+                let name = shared.unwrap_or_else(|| raw.metadata.service_name());
+                let key = Key::Service(name.clone());
+                match foreign_service(&raw) {
+                    Some(foreign) => (key, Event::ForeignService(name, foreign)),
+                    None => (key, Event::Service(name, service)),
+                }
+            }
+            Kind::EndpointSlice => {
+                let raw: EndpointSlice = self.typed()?;
+                let slice = slice(&raw, warnings)?;
+                let shared = slice.as_ref().map(|slice| slice.name.clone());
+                let name = shared.unwrap_or_else(|| raw.metadata.slice_name());
+                triggered = raw.metadata.triggered();
+                (Key::Slice(name.clone()), Event::Slice(name, slice))
+            }
+            Kind::Node => {
+                let raw: super::Node = self.typed()?;
+                if raw.metadata.name == *decoder.node_name {
+                    (Key::Node, Event::Node(Some(node(&raw, warnings)?)))
+                } else if decoder.other_nodes {
+                    let (name, node) = other_node(&raw, warnings)?;
+                    (Key::OtherNode(name.clone()), Event::OtherNode(name, Some(node)))
+                } else {
+                    return Ok(None);
+                }
+            }
+            Kind::ServiceCidr => {
+                let (name, ranges) = service_cidr(&self.typed()?, warnings)?;
+                let key = Key::ServiceCidr(name.clone());
+                (key, Event::ServiceCidr(name, Some(ranges)))
+            }
+            Kind::Namespace => {
+                let namespace = namespace(&self.typed()?, decoder, warnings)?;
+                let name = namespace.name.clone();
+                (Key::Namespace(name.clone()), Event::Namespace(name, Some(namespace)))
+            }
+            Kind::Pod => {
+                let (name, pod) = pod(&self.typed()?, decoder, warnings)?;
+                let (key, digest) = (Key::Pod(name.clone()), hash(&pod));
+                let event = Event::ClusterPod(name, pod);
+                return Ok(Some(Said { key, digest, event, triggered }));
+            }
+            Kind::NetworkPolicy => {
+                let policy = network_policy(&self.typed()?, warnings)?;
+                let name = policy.name.clone();
+                (Key::NetworkPolicy(name.clone()), Event::NetworkPolicy(name, Some(policy)))
+            }
+        };
+        let digest = self.digest();
+        Ok(Some(Said { key, digest, event, triggered }))
+    }
+
+    /// Names the object, if at least its name can be read.
+    pub fn key(&self, decoder: &Decoder) -> Option<Key> {
+        let NamedMetadata { namespace, name } = self.named()?;
+        let namespace = namespace.filter(|namespace| !namespace.is_empty());
+        let namespace = namespace.as_deref().unwrap_or("default");
+        Some(Key::new(self.kind, namespace, &name, &decoder.node_name))
+    }
+
+    /// Deserializes the object.
+    fn typed<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
+        // Tracking the path costs time, so it is done only after an error.
+        let typed = match &self.raw {
+            Raw::Json(json) => serde_json::from_str(json),
+            Raw::Tree(tree) => T::deserialize(tree),
+        };
+        typed.or_else(|_| self.typed_with_path())
+    }
+
+    fn typed_with_path<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
+        let typed = match &self.raw {
+            Raw::Json(json) => {
+                serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json))
+            }
+            Raw::Tree(tree) => serde_path_to_error::deserialize(tree),
+        };
+        typed.map_err(|error| ObjectError::Malformed {
+            kind: self.kind,
+            name: match self.named() {
+                Some(NamedMetadata { namespace: Some(namespace), name }) => {
+                    format!("{namespace}/{name}")
+                }
+                Some(NamedMetadata { namespace: None, name }) => name,
+                None => "without a readable name".to_owned(),
+            },
+            field: error.path().to_string(),
+            source: error.into_inner(),
+        })
+    }
+
+    fn named(&self) -> Option<NamedMetadata> {
+        let named = match &self.raw {
+            Raw::Json(json) => serde_json::from_str::<Named>(json),
+            Raw::Tree(tree) => Named::deserialize(tree),
+        };
+        named.ok().map(|named| named.metadata)
+    }
+}
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}

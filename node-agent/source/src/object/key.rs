@@ -1,0 +1,77 @@
+//! The name of an object, as one type for all kinds.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::Kind;
+use denizen_model::{Event, PodName, PolicyName, ServiceName, SliceName};
+
+/// Names an object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Key {
+    /// A Service.
+    Service(ServiceName),
+    /// An EndpointSlice.
+    Slice(SliceName),
+    /// This node's Node.
+    Node,
+    /// Another node's Node.
+    OtherNode(Arc<str>),
+    /// A ServiceCIDR.
+    ServiceCidr(String),
+    /// A Namespace.
+    Namespace(Arc<str>),
+    /// A Pod.
+    Pod(PodName),
+    /// A NetworkPolicy.
+    NetworkPolicy(PolicyName),
+}
+
+impl Key {
+    /// From an object's kind, namespace and name, for the node `here`.
+    pub(super) fn new(kind: Kind, namespace: &str, name: &str, here: &str) -> Self {
+        match kind {
+            Kind::Service => Self::Service(ServiceName::new(namespace, name)),
+            Kind::EndpointSlice => {
+                Self::Slice(SliceName { namespace: namespace.into(), name: name.into() })
+            }
+            Kind::Node if name == here => Self::Node,
+            Kind::Node => Self::OtherNode(name.into()),
+            Kind::ServiceCidr => Self::ServiceCidr(name.to_owned()),
+            Kind::Namespace => Self::Namespace(name.into()),
+            Kind::Pod => Self::Pod(PodName { namespace: namespace.into(), name: name.into() }),
+            Kind::NetworkPolicy => {
+                Self::NetworkPolicy(PolicyName { namespace: namespace.into(), name: name.into() })
+            }
+        }
+    }
+
+    /// The event that the object is gone.
+    pub fn gone(&self) -> Event {
+        match self {
+            Self::Service(name) => Event::Service(name.clone(), None),
+            Self::Slice(name) => Event::Slice(name.clone(), None),
+            Self::Node => Event::Node(None),
+            Self::OtherNode(name) => Event::OtherNode(name.clone(), None),
+            Self::ServiceCidr(name) => Event::ServiceCidr(name.clone(), None),
+            Self::Namespace(name) => Event::Namespace(name.clone(), None),
+            Self::Pod(name) => Event::ClusterPod(name.clone(), None),
+            Self::NetworkPolicy(name) => Event::NetworkPolicy(name.clone(), None),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(name) => write!(f, "Service {name}"),
+            Self::Slice(name) => write!(f, "EndpointSlice {name}"),
+            Self::Node => f.write_str("Node of this node"),
+            Self::OtherNode(name) => write!(f, "Node {name}"),
+            Self::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
+            Self::Namespace(name) => write!(f, "Namespace {name}"),
+            Self::Pod(name) => write!(f, "Pod {name}"),
+            Self::NetworkPolicy(name) => write!(f, "NetworkPolicy {name}"),
+        }
+    }
+}

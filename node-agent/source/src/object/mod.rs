@@ -1,0 +1,304 @@
+//! Objects of the Kubernetes API, reduced to the fields that are used, and their conversion to the
+//! model's terms.
+//!
+//! Plain serde structs and pure functions, which do not know where an object came from (a file, the
+//! API server). A field that cannot be used is left out and named in a [`Warning`]; the rest of the
+//! object is used.
+
+mod address;
+mod decoder;
+mod found;
+mod key;
+mod name;
+mod namespace;
+mod network_policy;
+mod node;
+mod pod;
+mod service;
+mod service_cidr;
+mod slice;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use thiserror::Error;
+
+use denizen_model::{Listing, ServiceName, SliceName};
+
+pub use address::{parse_address, parse_range};
+pub use decoder::Decoder;
+pub use found::{Found, Said};
+pub use key::Key;
+pub use name::is_dns_name;
+pub use namespace::{Namespace, namespace};
+pub use network_policy::{NetworkPolicy, network_policy};
+pub use node::{Node, node, other_node};
+pub use pod::{Pod, pod};
+pub use service::{Service, foreign_service, service};
+pub use service_cidr::{ServiceCidr, service_cidr};
+pub use slice::{EndpointSlice, slice};
+
+/// With any value, this label gives a Service or slice to another proxy.
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+
+/// Metadata, which every object has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// Its name.
+    #[serde(default)]
+    pub name: String,
+    /// Its namespace. The API takes `default` if it is missing.
+    pub namespace: Option<String>,
+    /// Its labels.
+    pub labels: Option<BTreeMap<String, String>>,
+    /// Its annotations.
+    pub annotations: Option<Annotations>,
+    /// When it was created, RFC 3339 in UTC.
+    pub creation_timestamp: Option<String>,
+    /// When its deletion began, if it did.
+    pub deletion_timestamp: Option<String>,
+}
+
+/// The annotations that are used.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Annotations {
+    /// On slices: when the pod or Service changed that led to this state, RFC 3339.
+    #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
+    pub last_change_trigger_time: Option<String>,
+    /// On Services: IPVS's scheduler.
+    #[serde(rename = "kube-router.io/service.scheduler")]
+    pub scheduler: Option<String>,
+    /// On Services: flags of IPVS's scheduler.
+    #[serde(rename = "kube-router.io/service.schedflags")]
+    pub scheduler_flags: Option<String>,
+}
+
+impl Metadata {
+    /// The namespace, `default` if it is missing.
+    pub fn namespace(&self) -> &str {
+        namespace_or_default(self.namespace.as_deref())
+    }
+
+    /// The name of a Service with this metadata.
+    pub fn service_name(&self) -> ServiceName {
+        ServiceName::new(self.namespace(), &self.name)
+    }
+
+    /// The name of an EndpointSlice with this metadata.
+    pub fn slice_name(&self) -> SliceName {
+        SliceName { namespace: self.namespace().into(), name: self.name.as_str().into() }
+    }
+
+    /// When the change happened that led to this state; `None` if the annotation is missing or not
+    /// a time.
+    fn triggered(&self) -> Option<Timestamp> {
+        let annotations = self.annotations.as_ref()?;
+        annotations.last_change_trigger_time.as_deref()?.parse().ok()
+    }
+
+    fn label(&self, name: &str) -> Option<&str> {
+        self.labels.as_ref()?.get(name).map(String::as_str)
+    }
+}
+
+/// A namespace as written, `default` if it is missing.
+fn namespace_or_default(written: Option<&str>) -> &str {
+    match written {
+        None | Some("") => "default",
+        Some(namespace) => namespace,
+    }
+}
+
+/// The kinds of objects that are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// `v1` Service.
+    Service,
+    /// `discovery.k8s.io/v1` EndpointSlice.
+    EndpointSlice,
+    /// `v1` Node.
+    Node,
+    /// `networking.k8s.io/v1` ServiceCIDR.
+    ServiceCidr,
+    /// `v1` Namespace.
+    Namespace,
+    /// `v1` Pod.
+    Pod,
+    /// `networking.k8s.io/v1` NetworkPolicy.
+    NetworkPolicy,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::Node,
+        Self::ServiceCidr,
+        Self::Namespace,
+        Self::Pod,
+        Self::NetworkPolicy,
+    ];
+
+    /// From `apiVersion` and `kind`; `None` for other kinds. Both count: Knative's Service is
+    /// something else.
+    pub fn of(api_version: &str, kind: &str) -> Option<Self> {
+        match (api_version, kind) {
+            ("v1", "Service") => Some(Self::Service),
+            ("discovery.k8s.io/v1", "EndpointSlice") => Some(Self::EndpointSlice),
+            ("v1", "Node") => Some(Self::Node),
+            ("networking.k8s.io/v1" | "networking.k8s.io/v1beta1", "ServiceCIDR") => {
+                Some(Self::ServiceCidr)
+            }
+            ("v1", "Namespace") => Some(Self::Namespace),
+            ("v1", "Pod") => Some(Self::Pod),
+            ("networking.k8s.io/v1", "NetworkPolicy") => Some(Self::NetworkPolicy),
+            (_, _) => None,
+        }
+    }
+
+    /// The listing that the first list of this kind completes.
+    pub fn listing(self) -> Listing {
+        match self {
+            Self::Service => Listing::Services,
+            Self::EndpointSlice => Listing::Slices,
+            Self::Node => Listing::Node,
+            Self::ServiceCidr => Listing::ServiceCidrs,
+            Self::Namespace => Listing::Namespaces,
+            Self::Pod => Listing::Pods,
+            Self::NetworkPolicy => Listing::NetworkPolicies,
+        }
+    }
+
+    /// Several of them, for a person.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Service => "Services",
+            Self::EndpointSlice => "EndpointSlices",
+            Self::Node => "Nodes",
+            Self::ServiceCidr => "ServiceCIDRs",
+            Self::Namespace => "Namespaces",
+            Self::Pod => "Pods",
+            Self::NetworkPolicy => "NetworkPolicies",
+        }
+    }
+
+    /// Whether its objects are in namespaces.
+    fn is_namespaced(self) -> bool {
+        match self {
+            Self::Service | Self::EndpointSlice | Self::Pod | Self::NetworkPolicy => true,
+            Self::Node | Self::ServiceCidr | Self::Namespace => false,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Node => "Node",
+            Self::ServiceCidr => "ServiceCIDR",
+            Self::Namespace => "Namespace",
+            Self::Pod => "Pod",
+            Self::NetworkPolicy => "NetworkPolicy",
+        })
+    }
+}
+
+/// Why nothing of an object can be used.
+#[derive(Debug, Error)]
+pub enum ObjectError {
+    /// It has no name, so a report could not say which one it is.
+    #[error("{kind} without metadata.name")]
+    Unnamed {
+        /// Its kind.
+        kind: Kind,
+    },
+    /// A field has a type that the API does not allow.
+    #[error("{kind} {name}: {field}")]
+    Malformed {
+        /// Its kind.
+        kind: Kind,
+        /// Namespace and name, if they can be read.
+        name: String,
+        /// Path of the field.
+        field: String,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// Something in an object that was left out, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// Kind, namespace and name.
+    pub object: String,
+    /// Path of the field.
+    pub field: String,
+    /// Its value.
+    pub value: String,
+    /// Why the value cannot be used, and the consequence.
+    pub problem: &'static str,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} {:?}: {}", self.object, self.field, self.value, self.problem)
+    }
+}
+
+/// Collects the warnings about one object.
+struct Notes<'a> {
+    kind: Kind,
+    namespace: &'a str,
+    name: &'a str,
+    warnings: &'a mut Vec<Warning>,
+}
+
+impl<'a> Notes<'a> {
+    /// For an object that has a name.
+    fn new(
+        kind: Kind,
+        metadata: &'a Metadata,
+        warnings: &'a mut Vec<Warning>,
+    ) -> Result<Self, ObjectError> {
+        Self::named(kind, metadata.namespace(), &metadata.name, warnings)
+    }
+
+    /// For an object with this namespace, if its kind has one, and this name.
+    fn named(
+        kind: Kind,
+        namespace: &'a str,
+        name: &'a str,
+        warnings: &'a mut Vec<Warning>,
+    ) -> Result<Self, ObjectError> {
+        if name.is_empty() {
+            return Err(ObjectError::Unnamed { kind });
+        }
+        Ok(Self { kind, namespace, name, warnings })
+    }
+
+    fn warn(&mut self, field: impl fmt::Display, value: impl fmt::Display, problem: &'static str) {
+        let Self { kind, namespace, name, .. } = self;
+        let object = match kind.is_namespaced() {
+            true => format!("{kind} {namespace}/{name}"),
+            false => format!("{kind} {name}"),
+        };
+        self.warnings.push(Warning {
+            object,
+            field: field.to_string(),
+            value: value.to_string(),
+            problem,
+        });
+    }
+}
+
+/// The elements of a list field. As in Go, `null` and a missing field are an empty list.
+fn elements<T>(list: Option<&Vec<T>>) -> &[T] {
+    list.map_or(&[], Vec::as_slice)
+}

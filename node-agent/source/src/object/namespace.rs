@@ -1,0 +1,63 @@
+//! Namespace (`v1`).
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::{Decoder, Kind, Notes, ObjectError, Warning};
+
+/// A Namespace, reduced to the fields that are used.
+#[derive(Debug, Default, Deserialize)]
+pub struct Namespace {
+    #[serde(default)]
+    metadata: NamespaceMetadata,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NamespaceMetadata {
+    #[serde(default)]
+    name: String,
+    labels: Option<BTreeMap<String, String>>,
+    deletion_timestamp: Option<IgnoredAny>,
+}
+
+/// The Namespace in the model's terms.
+pub fn namespace(
+    raw: &Namespace,
+    decoder: &mut Decoder,
+    warnings: &mut Vec<Warning>,
+) -> Result<denizen_model::Namespace, ObjectError> {
+    let NamespaceMetadata { name, labels, deletion_timestamp } = &raw.metadata;
+    Notes::named(Kind::Namespace, "", name, warnings)?;
+    let labels = labels.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
+    Ok(denizen_model::Namespace {
+        name: decoder.text(name),
+        labels: decoder.labels(labels),
+        is_ending: deletion_timestamp.is_some(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn converted(json: &str) -> Result<denizen_model::Namespace, ObjectError> {
+        let raw = serde_json::from_str(json).unwrap();
+        namespace(&raw, &mut Decoder::new("n".into()), &mut Vec::new())
+    }
+
+    #[test]
+    fn labels_of_a_namespace() {
+        let found = converted(r#"{"metadata":{"name":"shop","labels":{"team":"a"}}}"#).unwrap();
+        assert_eq!((&*found.name, found.labels.get("team")), ("shop", Some("a")));
+        assert!(!found.is_ending);
+        let ending = r#"{"metadata":{"name":"shop","deletionTimestamp":"2026-01-01T00:00:00Z"}}"#;
+        assert!(converted(ending).unwrap().is_ending);
+        let found = converted(r#"{"metadata":{"name":"shop","labels":null},"spec":7}"#).unwrap();
+        assert_eq!(found.labels.iter().count(), 0);
+        let error = converted(r#"{"metadata":{}}"#).unwrap_err();
+        assert_eq!(error.to_string(), "Namespace without metadata.name");
+    }
+}

@@ -1,0 +1,277 @@
+//! Pod (`v1`). A cluster has many, and their status changes often: only the used fields are
+//! decoded, without a copy of their texts.
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use super::address::{parse_address, parse_range, special_address, usable_address};
+use super::service::{port_number, protocol};
+use super::{Decoder, Kind, Notes, ObjectError, Warning, elements, namespace_or_default};
+use denizen_model::{ClusterPod, Labels, NamedPort, PodName, SandboxUids};
+
+/// A Pod, reduced to the fields that are used.
+#[derive(Debug, Default, Deserialize)]
+pub struct Pod<'a> {
+    #[serde(default, borrow)]
+    metadata: PodMetadata<'a>,
+    spec: Option<PodSpec<'a>>,
+    status: Option<PodStatus<'a>>,
+}
+
+/// A text that is not copied, unless it has escapes.
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodMetadata<'a> {
+    #[serde(default, borrow)]
+    name: Text<'a>,
+    namespace: Option<Text<'a>>,
+    uid: Option<Text<'a>>,
+    labels: Option<BTreeMap<Text<'a>, Text<'a>>>,
+    annotations: Option<PodAnnotations<'a>>,
+    creation_timestamp: Option<Text<'a>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct PodAnnotations<'a> {
+    /// On a static pod: what the kubelet calls its UID.
+    #[serde(rename = "kubernetes.io/config.hash", borrow)]
+    hash: Option<Text<'a>>,
+    /// On the mirror of a static pod in the API: the same.
+    #[serde(rename = "kubernetes.io/config.mirror")]
+    mirror: Option<Text<'a>>,
+    #[serde(rename = "denizen.io/additional-addresses")]
+    additional: Option<Text<'a>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodSpec<'a> {
+    #[serde(borrow)]
+    node_name: Option<Text<'a>>,
+    host_network: Option<bool>,
+    containers: Option<Vec<Container<'a>>>,
+    init_containers: Option<Vec<Container<'a>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Container<'a> {
+    /// `Always` makes an init container a sidecar, which runs as long as the pod.
+    #[serde(borrow)]
+    restart_policy: Option<Text<'a>>,
+    ports: Option<Vec<ContainerPort<'a>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerPort<'a> {
+    #[serde(borrow)]
+    name: Option<Text<'a>>,
+    container_port: Option<i64>,
+    protocol: Option<Text<'a>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodStatus<'a> {
+    #[serde(borrow)]
+    phase: Option<Text<'a>>,
+    /// The first of [`Self::pod_ips`]: the older field, for one address only.
+    #[serde(rename = "podIP")]
+    pod_ip: Option<Text<'a>>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Option<Vec<PodIp<'a>>>,
+    /// The first of [`Self::host_ips`], which API servers before 1.28 do not have.
+    #[serde(rename = "hostIP")]
+    host_ip: Option<Text<'a>>,
+    #[serde(rename = "hostIPs")]
+    host_ips: Option<Vec<PodIp<'a>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct PodIp<'a> {
+    #[serde(default, borrow)]
+    ip: Text<'a>,
+}
+
+/// How many addresses [`additional`] may come to: each costs the node's kernel as much as one that
+/// the pod has.
+const MOST_ADDITIONAL: u32 = 16;
+
+/// The pod in the model's terms; `None` if its containers have all ended.
+pub fn pod(
+    raw: &Pod<'_>,
+    decoder: &mut Decoder,
+    warnings: &mut Vec<Warning>,
+) -> Result<(PodName, Option<ClusterPod>), ObjectError> {
+    let metadata = &raw.metadata;
+    let namespace = namespace_or_default(text(&metadata.namespace));
+    let mut notes = Notes::named(Kind::Pod, namespace, &metadata.name.0, warnings)?;
+    let name = PodName { namespace: decoder.text(namespace), name: (*metadata.name.0).into() };
+    let (spec, status) = (raw.spec.as_ref(), raw.status.as_ref());
+    let phase = status.and_then(|status| text(&status.phase));
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return Ok((name, None));
+    }
+    let host_ips = status.map(|status| host_ips(status, &mut notes)).unwrap_or_default();
+    let host_ips = decoder.addresses(&host_ips);
+    if spec.is_some_and(|spec| spec.host_network == Some(true)) {
+        let pod = ClusterPod {
+            name: name.clone(),
+            labels: Labels::default(),
+            ips: [].into(),
+            ports: [].into(),
+            created: 0,
+            host_network: true,
+            host_ips,
+            additional: [].into(),
+            here: None,
+        };
+        return Ok((name, Some(pod)));
+    }
+    let labels = metadata.labels.iter().flatten();
+    let is_here = spec.and_then(|spec| text(&spec.node_name)) == Some(&*decoder.node_name);
+    let pod = ClusterPod {
+        name: name.clone(),
+        labels: decoder.labels(labels.map(|(key, value)| (&*key.0, &*value.0))),
+        ips: status.map(|status| ips(status, &mut notes)).unwrap_or_default(),
+        ports: ports(spec, decoder, &mut notes),
+        created: created(metadata, &mut notes),
+        host_network: false,
+        host_ips,
+        additional: match is_here {
+            true => additional(metadata, &mut notes).into(),
+            false => [].into(),
+        },
+        here: is_here.then(|| sandbox_uids(metadata)),
+    };
+    Ok((name, Some(pod)))
+}
+
+fn text<'t>(text: &'t Option<Text<'_>>) -> Option<&'t str> {
+    text.as_ref().map(|text| &*text.0)
+}
+
+fn sandbox_uids(metadata: &PodMetadata<'_>) -> SandboxUids {
+    let annotations = metadata.annotations.as_ref();
+    let mirror = annotations.and_then(|annotations| text(&annotations.mirror));
+    let hash = annotations.and_then(|annotations| text(&annotations.hash));
+    SandboxUids {
+        uid: text(&metadata.uid).unwrap_or_default().into(),
+        config_hash: mirror.or(hash).filter(|hash| !hash.is_empty()).map(Into::into),
+    }
+}
+
+fn created(metadata: &PodMetadata<'_>, notes: &mut Notes<'_>) -> i64 {
+    let Some(written) = text(&metadata.creation_timestamp) else { return 0 };
+    written.parse::<Timestamp>().map(Timestamp::as_second).unwrap_or_else(|_| {
+        let problem = "not a time: the pod counts as the oldest that claims its addresses";
+        notes.warn("metadata.creationTimestamp", written, problem);
+        0
+    })
+}
+
+fn ips(status: &PodStatus<'_>, notes: &mut Notes<'_>) -> Box<[IpAddr]> {
+    let several = elements(status.pod_ips.as_ref());
+    addresses("status.podIPs", text(&status.pod_ip), several, notes).into()
+}
+
+fn host_ips(status: &PodStatus<'_>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+    let several = elements(status.host_ips.as_ref());
+    addresses("status.hostIPs", text(&status.host_ip), several, notes)
+}
+
+/// The addresses of a list; of the older field for one address if the list is empty.
+fn addresses(
+    field: &str,
+    one: Option<&str>,
+    several: &[PodIp<'_>],
+    notes: &mut Notes<'_>,
+) -> Vec<IpAddr> {
+    let one = one.filter(|ip| several.is_empty() && !ip.is_empty());
+    let written = one.into_iter().chain(several.iter().map(|ip| &*ip.ip.0));
+    let mut ips = Vec::new();
+    for (index, written) in written.enumerate() {
+        match usable_address(written) {
+            Ok(ip) if !ips.contains(&ip) => ips.push(ip),
+            Ok(_) => {}
+            Err(problem) => {
+                notes.warn(format_args!("{field}[{index}].ip"), written, problem);
+            }
+        }
+    }
+    ips
+}
+
+/// Further addresses that the pod may send from: single ones and small ranges, with commas between.
+fn additional(metadata: &PodMetadata<'_>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+    let annotations = metadata.annotations.as_ref();
+    let written = annotations.and_then(|annotations| text(&annotations.additional));
+    let written = written.unwrap_or_default().split(',').map(str::trim);
+    let mut ips: Vec<IpAddr> = Vec::new();
+    for part in written.filter(|part| !part.is_empty()) {
+        const FIELD: &str = "annotation denizen.io/additional-addresses";
+        let range = parse_range(part).or_else(|| parse_address(part).map(IpNetwork::from));
+        let Some(range) = range else {
+            notes.warn(FIELD, part, "neither an address nor a range: left out");
+            continue;
+        };
+        let longest = if range.is_ipv4() { 32 } else { 128 };
+        let count = 1_u32.checked_shl(longest - u32::from(range.prefix()));
+        let room = MOST_ADDITIONAL.saturating_sub(ips.len() as u32);
+        if count.is_none_or(|count| count > room) {
+            notes.warn(FIELD, part, "a pod has at most 16 additional addresses: left out");
+            continue;
+        }
+        for ip in range.iter() {
+            match special_address(ip) {
+                None if !ips.contains(&ip) => ips.push(ip),
+                None => {}
+                Some(problem) => notes.warn(FIELD, part, problem),
+            }
+        }
+    }
+    ips
+}
+
+/// The named ports of the containers that run as long as the pod.
+fn ports(
+    spec: Option<&PodSpec<'_>>,
+    decoder: &mut Decoder,
+    notes: &mut Notes<'_>,
+) -> std::sync::Arc<[NamedPort]> {
+    let containers = elements(spec.and_then(|spec| spec.containers.as_ref()));
+    let inits = elements(spec.and_then(|spec| spec.init_containers.as_ref()));
+    let sidecar = |init: &&Container<'_>| text(&init.restart_policy) == Some("Always");
+    let mut ports = Vec::new();
+    for container in containers.iter().chain(inits.iter().filter(sidecar)) {
+        for port in elements(container.ports.as_ref()) {
+            let Some(name) = text(&port.name).filter(|name| !name.is_empty()) else { continue };
+            let field = format_args!("container port {name:?}").to_string();
+            let number = port.container_port.unwrap_or_default();
+            let Some(number) = port_number(number) else {
+                notes.warn(field, number, "not a port number: left out");
+                continue;
+            };
+            let written = text(&port.protocol);
+            let Some(protocol) = protocol(format_args!("{field} protocol"), written, notes) else {
+                continue;
+            };
+            ports.push(NamedPort { name: decoder.text(name), protocol, port: number });
+        }
+    }
+    ports.sort();
+    ports.dedup();
+    decoder.ports(&ports)
+}

@@ -1,0 +1,219 @@
+//! The pods of this node, from the state file that the CNI plugin writes.
+//!
+//! A CNI ADD may be waiting for this source, so it reads a change at once, without a pause to
+//! collect others. If the file cannot be read or is lost, the last known pods stay: pods do not
+//! stop running when their record does.
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use denizen_state::run_dir::STATE_FILE;
+use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError};
+use thiserror::Error;
+use tokio::sync::watch as latest;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{info, warn};
+
+use super::watch::{FolderWatch, Hints};
+use super::{Closed, Outlet, RETRY};
+use denizen_model::{Event, LocalPod, PodName, PodSet};
+use denizen_text::describe;
+
+/// The last known state of the file, for the code that rebuilds it.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// Its content when it was last readable.
+    pub last: Option<Arc<State>>,
+    /// The file is gone or is not valid. A file of a newer version, or one that is not ours, does
+    /// not count.
+    pub is_lost: bool,
+}
+
+/// Which run directory.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The run directory. It is created with mode 0700 if it is missing.
+    pub run_dir: PathBuf,
+}
+
+/// Why the pods of this node cannot be updated.
+#[derive(Debug, Error)]
+enum StateFileError {
+    #[error("cannot use the state file")]
+    State(#[from] StateError),
+    #[error("the state file is gone; the last known pods are kept")]
+    Lost,
+    #[error("cannot watch the run directory")]
+    Watch(#[source] io::Error),
+}
+
+/// The pods in the state file, `None` if there is no file: for commands that work offline. Creates
+/// nothing.
+///
+/// # Errors
+/// [`StateError`].
+pub fn read(config: &Config) -> Result<Option<PodSet>, StateError> {
+    Ok(RunDir::open(&config.run_dir)?.read()?.map(|state| pod_set(&state)))
+}
+
+/// Whether it is noted in the state file that the runtime calls the plugin.
+pub fn plugin_was_called(config: &Config) -> bool {
+    let state = RunDir::open(&config.run_dir).and_then(|dir| dir.read());
+    state.is_ok_and(|state| state.is_some_and(|state| state.plugin_was_called))
+}
+
+/// Sends the pods, now and after each change, until the receiver is closed. The first [`PodSet`]
+/// comes with the first read that succeeds; until then the pods are unknown, which is not the same
+/// as no pods. `seen` gets the state of the file.
+pub async fn run(config: Config, seen: latest::Sender<Seen>, outlet: Outlet) {
+    let mut source = Source { outlet, seen, sent: None };
+    loop {
+        if source.watch_run_dir(&config).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            () = source.outlet.closed() => return,
+            () = sleep(RETRY) => {}
+        }
+    }
+}
+
+struct Source {
+    outlet: Outlet,
+    seen: latest::Sender<Seen>,
+    sent: Option<PodSet>,
+}
+
+impl Source {
+    /// Follows the run directory while it exists. If it cannot be watched, reads once.
+    async fn watch_run_dir(&mut self, config: &Config) -> Result<(), Closed> {
+        let dir = match RunDir::create(&config.run_dir) {
+            Ok(dir) => dir,
+            Err(error) => {
+                self.trouble(Some(error.into()));
+                return Ok(());
+            }
+        };
+        match FolderWatch::open(&config.run_dir) {
+            Ok(watch) => self.follow(&dir, &watch).await,
+            Err(error) => {
+                let problem = self.look(&dir).await?;
+                self.trouble(problem.or(Some(StateFileError::Watch(error))));
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads once, and again at every hint, until another directory is at the path.
+    async fn follow(&mut self, dir: &RunDir, watch: &FolderWatch) -> Result<(), Closed> {
+        let mut hints = Hints { overflow: true, ..Hints::default() };
+        let mut check = interval(RETRY);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            if hints.overflow || hints.names.iter().any(|name| name == STATE_FILE) {
+                let problem = self.look(dir).await?;
+                self.trouble(problem);
+            }
+            if hints.gone || !watch.is_current() {
+                return Ok(());
+            }
+            hints = Hints::default();
+            tokio::select! {
+                () = self.outlet.closed() => return Err(Closed),
+                _ = check.tick() => {}
+                changed = watch.changed(&mut hints) => if let Err(error) = changed {
+                    self.trouble(Some(StateFileError::Watch(error)));
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Reads the file and sends the pods if they changed. Returns why it cannot be used.
+    async fn look(&mut self, dir: &RunDir) -> Result<Option<StateFileError>, Closed> {
+        let known = self.sent.as_ref().is_some_and(|sent| sent.version.is_some());
+        let pods = match dir.read() {
+            Ok(Some(state)) => {
+                let state = Arc::new(state);
+                self.seen.send_if_modified(|seen| {
+                    let differs = seen.is_lost || seen.last.as_ref() != Some(&state);
+                    (seen.last, seen.is_lost) = (Some(state.clone()), false);
+                    differs
+                });
+                pod_set(&state)
+            }
+            Ok(None) if known => return Ok(Some(self.lost(StateFileError::Lost))),
+            Ok(None) => PodSet::default(),
+            Err(error @ StateError::Unreadable { .. }) => return Ok(Some(self.lost(error.into()))),
+            Err(error) => return Ok(Some(error.into())),
+        };
+        if self.sent.as_ref() != Some(&pods) {
+            self.sent = Some(pods.clone());
+            self.outlet.send(vec![Event::Pods(pods)]).await?;
+        }
+        Ok(None)
+    }
+
+    fn lost(&self, error: StateFileError) -> StateFileError {
+        self.seen.send_if_modified(|seen| !std::mem::replace(&mut seen.is_lost, true));
+        error
+    }
+
+    /// Reports the current problem, and logs it once.
+    fn trouble(&self, error: Option<StateFileError>) {
+        let problems: Vec<String> = error.iter().map(|error| describe(error)).collect();
+        if self.outlet.report(problems.clone()) {
+            match problems.first() {
+                Some(error) => {
+                    warn!(error, "cannot read this node's pods; keeping the last known ones")
+                }
+                None => info!("the state file can be read again"),
+            }
+        }
+    }
+}
+
+/// The attachments whose packets enter this node's network stack, sorted by id.
+fn pod_set(state: &State) -> PodSet {
+    let pods = state.attachments.iter().filter_map(|(id, attachment)| local_pod(id, attachment));
+    PodSet { pods: pods.collect(), version: Some((state.epoch.clone(), state.generation)) }
+}
+
+fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
+    let interface: Arc<str> = attachment.input_interface()?.into();
+    let mut ips = Vec::with_capacity(attachment.ips.len());
+    // Packets never have IPv4-mapped addresses, but an older plugin may have recorded one.
+    for ip in attachment.ips.iter().map(IpAddr::to_canonical) {
+        if !ips.contains(&ip) {
+            ips.push(ip);
+        }
+    }
+    let pod = attachment.pod.as_ref();
+    let link = attachment.host_interface.as_ref().filter(|_| attachment.bridge.is_some());
+    let name = |is_in_vlan: bool| {
+        link.filter(|_| attachment.l3_interface.is_some() == is_in_vlan)
+            .map(|link| link.name.as_str().into())
+    };
+    Some(LocalPod {
+        id: id.clone(),
+        bridge: attachment.bridge.as_deref().or(attachment.l3_interface.as_deref()).map(Into::into),
+        pod: pod.map(|pod| PodName {
+            namespace: pod.namespace.as_str().into(),
+            name: pod.name.as_str().into(),
+        }),
+        uid: pod.and_then(|pod| pod.uid.as_deref()).map(Into::into),
+        interface,
+        port: name(false),
+        vlan_port: name(true),
+        ips,
+        mac: attachment.mac.as_deref().and_then(|mac| mac.parse().ok()),
+        added_at: attachment.added_at.as_str().into(),
+        adopted: attachment.adopted,
+        redirect: attachment.redirect.clone().map(Arc::new),
+    })
+}

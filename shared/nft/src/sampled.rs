@@ -1,0 +1,56 @@
+//! Rules that show dropped packets while somebody watches. Pure.
+
+use crate::rule::{Chain, Limit, Rule, Statement, Verdict};
+
+/// The most packets of one rule that are shown: for each, the kernel writes two messages.
+const LIMIT: Limit = Limit { burst: 5, hourly: 5 * 3600 };
+
+/// The same chains with a rule before each one that drops or refuses packets. It has the kernel
+/// report the packet ([`Statement::Trace`]), and then what becomes of it.
+///
+/// No such rule is there while nobody watches: it would cost packets time, and as long as any rule
+/// in the kernel traces, every chain of the node asks each packet whether it is traced.
+pub fn sampled(chains: Vec<Chain>) -> Vec<Chain> {
+    chains
+        .into_iter()
+        .map(|chain| {
+            let rules = chain.rules.into_iter();
+            let rules = rules.flat_map(|rule| sample_of(&rule).into_iter().chain([rule])).collect();
+            Chain { rules, ..chain }
+        })
+        .collect()
+}
+
+fn sample_of(rule: &Rule) -> Option<Rule> {
+    let drops =
+        matches!(rule.statements.last()?, Statement::Verdict(Verdict::Drop) | Statement::Reject(_));
+    let asked = rule.statements.iter().filter(|statement| asks(statement)).cloned();
+    let sample = [Statement::Limit(LIMIT), Statement::Trace];
+    drops.then(|| Rule { statements: asked.chain(sample).collect(), why: rule.why })
+}
+
+/// Whether it asks something of a packet, and changes nothing.
+fn asks(statement: &Statement) -> bool {
+    match statement {
+        Statement::Equals(..)
+        | Statement::NotEquals(..)
+        | Statement::Between(..)
+        | Statement::BeginsWith(..)
+        | Statement::Within(..)
+        | Statement::Bits { .. }
+        | Statement::In(_)
+        | Statement::NotIn(_)
+        | Statement::Xtables { .. } => true,
+        Statement::Assign(..)
+        | Statement::GoWhere(_)
+        | Statement::Dnat(..)
+        | Statement::Update(_)
+        | Statement::Masquerade
+        | Statement::Redirect(_)
+        | Statement::Counter
+        | Statement::Limit(_)
+        | Statement::Trace
+        | Statement::Reject(_)
+        | Statement::Verdict(_) => false,
+    }
+}

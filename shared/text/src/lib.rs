@@ -1,0 +1,12 @@
+//! Text for people: errors on one line, text that others wrote made safe to print, durations as Go
+//! writes them.
+
+#![deny(missing_docs)]
+
+mod describe;
+mod duration;
+mod printable;
+
+pub use describe::describe;
+pub use duration::duration;
+pub use printable::{Printable, printable_json, printable_lines};
