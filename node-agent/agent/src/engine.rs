@@ -26,7 +26,6 @@ use tracing::{info, warn};
 
 use crate::control::Sampled;
 use denizen_backend::chosen::{BackendConfig, Chosen, ChosenError};
-use denizen_backend::conntrack::CandidateTracker;
 use denizen_backend::firewall::{self, Firewall, FirewallError, Records};
 use denizen_backend::nftables;
 use denizen_backend::sysctl::{Setting, live, on_loopback};
@@ -35,6 +34,7 @@ use denizen_iptables::Variant;
 use denizen_model::{Event, LocalPod, PodName, PodVersion, ServiceName};
 use denizen_observe::names::Names;
 use denizen_observe::status::{LastSync, Since};
+use denizen_plan::conntrack::CandidateTracker;
 use denizen_plan::explain::{Explanation, NotYet, Packet, Step, explain};
 use denizen_plan::{Capabilities, Changes, FirewallPlan, Plan, Planner, Policy, Sides};
 use denizen_routing::routes::UNSERVED;

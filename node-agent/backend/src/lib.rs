@@ -2,7 +2,6 @@
 
 mod affinity;
 pub mod chosen;
-pub mod conntrack;
 pub mod firewall;
 pub mod forward;
 pub mod iptables;

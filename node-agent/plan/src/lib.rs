@@ -5,6 +5,7 @@
 //! ([`Capabilities`]).
 
 mod announce;
+pub mod conntrack;
 mod direct;
 pub mod explain;
 mod firewall;

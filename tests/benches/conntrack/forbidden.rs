@@ -6,8 +6,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_backend::conntrack::{Conntrack, Part};
+use denizen_conntrack::Conntrack;
 use denizen_model::Family;
+use denizen_packet::FlowSelection;
+use denizen_plan::MarkBit;
 use denizen_state::{Attachment, HostInterface, Pod, RunDir};
 use denizen_tests::binary;
 use denizen_tests::cni::Namespace;
@@ -124,8 +126,9 @@ fn flow(n: u32) -> Flow {
 
 fn forbidden() -> Result<usize> {
     let mut count = 0;
-    let all = Part { family: Family::V4, protocol: None, unanswered_syns: false };
-    Conntrack::open()?.read(all, |entry| count += usize::from(entry.is_forbidden))?;
+    let all = FlowSelection { family: Family::V4, protocol: None, unanswered_syns: false };
+    Conntrack::open(MarkBit::FORBIDDEN.mask())?
+        .read(all, |entry| count += usize::from(entry.is_marked))?;
     Ok(count)
 }
 

@@ -20,13 +20,14 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use denizen_backend::BackendName;
-use denizen_backend::conntrack::{
-    CandidateTracker, Conntrack, Entry, StaleCandidates, StaleFilter, Treatment,
-};
+use denizen_conntrack::Conntrack;
 use denizen_model::{
     Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,
     Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
 };
+use denizen_packet::{TrackedFlow, Treatment};
+use denizen_plan::MarkBit;
+use denizen_plan::conntrack::{CandidateTracker, StaleCandidates, StaleFilter};
 use denizen_plan::{Detector, NodePortAddresses, NodeSide, Planner, Policy, Scheduler, Settings};
 use denizen_tests::cni::Namespace;
 use denizen_tests::ctnetlink::{self, Flow};
@@ -161,7 +162,11 @@ fn facts(n: u32) -> [Event; 2] {
     [Event::Service(name, Some(service)), Event::Slice(slice.name.clone(), Some(slice))]
 }
 
-fn stale_of(planner: &Planner, of: &StaleCandidates, mut entries: Vec<Entry>) -> Vec<Entry> {
+fn stale_of(
+    planner: &Planner,
+    of: &StaleCandidates,
+    mut entries: Vec<TrackedFlow>,
+) -> Vec<TrackedFlow> {
     let none = HashSet::new();
     let mut filter = StaleFilter::new(of, planner, &none);
     entries.retain(|entry| filter.treatment(entry).is_some_and(Treatment::deletes));
@@ -171,7 +176,7 @@ fn stale_of(planner: &Planner, of: &StaleCandidates, mut entries: Vec<Entry>) ->
 /// One look, as the agent does it.
 fn look() -> Duration {
     let (planner, candidates) = known();
-    let mut conntrack = Conntrack::open().expect("a netlink socket");
+    let mut conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask()).expect("a netlink socket");
     let before = memory("VmRSS:");
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let begun = Instant::now();

@@ -21,9 +21,12 @@ use self::search::{Looked, MANY, Treated, search};
 use crate::engine::Engine;
 use crate::memory::trim;
 use denizen_backend::Backend;
-use denizen_backend::conntrack::{Conntrack, Entry, PackedEntry, StaleCandidates, Treatment};
+use denizen_conntrack::Conntrack;
 use denizen_observe::status::LastSync;
 use denizen_observe::status::metrics::LikeKubeProxy;
+use denizen_packet::{PackedFlow, TrackedFlow, Treatment};
+use denizen_plan::MarkBit;
+use denizen_plan::conntrack::StaleCandidates;
 use denizen_text::describe;
 
 /// The time that answers to earlier requests get: after its entry is deleted, an answer does not
@@ -54,10 +57,10 @@ pub struct Flush {
     look: Option<Look>,
     /// Stale entries that were left to the next search, since answers may be on their way, and when
     /// they were first found stale.
-    waiting: HashMap<Entry, Instant>,
+    waiting: HashMap<TrackedFlow, Instant>,
     /// The forbidden connections, as the last search left them: what is permitted again is found
     /// here, not in the kernel's table. A search has them while it runs.
-    forbidden: HashSet<PackedEntry>,
+    forbidden: HashSet<PackedFlow>,
     /// A sync to report once no entry waits that was found stale by then.
     owed: Option<(Instant, LastSync)>,
     rested: Instant,
@@ -83,12 +86,12 @@ struct Look {
     /// The sync to report after it.
     sync: Option<LastSync>,
     begun: Instant,
-    entries: mpsc::Receiver<Vec<Entry>>,
-    decided: Vec<(PackedEntry, Treatment)>,
+    entries: mpsc::Receiver<Vec<TrackedFlow>>,
+    decided: Vec<(PackedFlow, Treatment)>,
     /// As [`Flush::waiting`].
-    waiting: HashMap<Entry, Instant>,
+    waiting: HashMap<TrackedFlow, Instant>,
     /// The channel for what is decided, used when all entries were read.
-    decisions: Option<oneshot::Sender<Vec<(PackedEntry, Treatment)>>>,
+    decisions: Option<oneshot::Sender<Vec<(PackedFlow, Treatment)>>>,
     reader: JoinHandle<Looked>,
 }
 
@@ -97,7 +100,7 @@ pub enum Step {
     /// A search is due.
     Due,
     /// Entries were read.
-    Entries(Vec<Entry>),
+    Entries(Vec<TrackedFlow>),
     /// All entries were read.
     AllRead,
     /// What was decided is done.
@@ -110,7 +113,8 @@ impl Flush {
     /// # Errors
     /// When netlink cannot be opened.
     pub fn open(metrics: LikeKubeProxy) -> anyhow::Result<Self> {
-        let conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
+        let conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask())
+            .context("cannot open netlink to conntrack")?;
         Ok(Self {
             conntrack: Some(conntrack),
             fresh: VecDeque::new(),
@@ -214,8 +218,9 @@ impl Flush {
                 let now = Instant::now();
                 // An entry of a later change may have answers on their way again, and gets a search
                 // of its own.
-                let later =
-                    |entry: &Entry| self.fresh.iter().any(|fresh| fresh.candidates.concern(entry));
+                let later = |entry: &TrackedFlow| {
+                    self.fresh.iter().any(|fresh| fresh.candidates.concern(entry))
+                };
                 for (entry, treatment) in engine.treatments(&look.candidates, entries, awaited) {
                     let since = self.waiting.get(&entry).copied().unwrap_or(now);
                     // The next pod with the address waits for what departed.

@@ -1,13 +1,14 @@
 //! Whether NetworkPolicies are enforced here, settled once at the start.
 
+use denizen_plan::MarkBit;
 use denizen_state::firewall::note_whether_off;
 use tracing::{info, warn};
 
 use crate::config::{Config, NetworkPolicyMode};
-use denizen_backend::conntrack::Conntrack;
 use denizen_backend::firewall::other_engine::other_engine;
 use denizen_backend::firewall::{probe, remove_left_over};
 use denizen_backend::sysctl::BridgeFilter;
+use denizen_conntrack::Conntrack;
 use denizen_plan::FirewallSettings;
 use denizen_text::describe;
 
@@ -52,8 +53,8 @@ pub(super) fn choose(config: &mut Config) -> Enforcer {
 /// Clears the mark of forbidden connections: a later run that enforces policies would drop their
 /// packets until it has judged them.
 fn permit_connections() {
-    let conntrack = Conntrack::open().map_err(|error| describe(&error));
-    let permitted = conntrack.and_then(|mut it| it.permit_all().map_err(|error| describe(&error)));
+    let conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask()).map_err(|error| describe(&error));
+    let permitted = conntrack.and_then(|mut it| it.unmark_all().map_err(|error| describe(&error)));
     match permitted {
         Ok(connections) => info!(connections, "no connection is forbidden any more"),
         Err(error) => warn!(error, "forbidden connections keep their mark"),

@@ -13,9 +13,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Agent, QUEUE, now};
 use crate::control::{Asked, ExplainQuery, Request};
-use denizen_backend::conntrack::StaleCandidates;
 use denizen_model::{Event, LocalPod};
 use denizen_observe::trace::Prediction;
+use denizen_plan::conntrack::StaleCandidates;
 use denizen_plan::explain::{Explanation, Packet, without_hairpin};
 use denizen_source::kube::PolicyRead;
 

@@ -6,15 +6,17 @@
 use super::{Check, Finding, Subject, Topic};
 use crate::config::NetworkPolicyMode;
 use denizen_backend::BackendName;
-use denizen_backend::conntrack::{Conntrack, Part};
 use denizen_backend::firewall;
 use denizen_backend::iptables::SCHEMA;
 use denizen_backend::nftables;
 use denizen_backend::sysctl::bridge;
+use denizen_conntrack::Conntrack;
 use denizen_iptables::{IptablesError, Programs, Table, Variant, is_spoken, legacy_tables};
 use denizen_ipvs::Ipvs;
 use denizen_model::{Family, Protocol};
 use denizen_netlink::Capability;
+use denizen_packet::FlowSelection;
+use denizen_plan::MarkBit;
 use denizen_text::describe;
 
 /// What to do if nf_tables refuses a table.
@@ -188,12 +190,17 @@ fn conntrack() -> Finding {
     if let Some(finding) = not_permitted() {
         return finding;
     }
-    let read = Conntrack::open().map_err(|error| describe(&error)).and_then(|mut conntrack| {
-        let part =
-            Part { family: Family::V4, protocol: Some(Protocol::Sctp), unanswered_syns: false };
-        let read = conntrack.read(part, |_| {});
-        read.map_err(|error| describe(&error))
-    });
+    let read = Conntrack::open(MarkBit::FORBIDDEN.mask())
+        .map_err(|error| describe(&error))
+        .and_then(|mut conntrack| {
+            let part = FlowSelection {
+                family: Family::V4,
+                protocol: Some(Protocol::Sctp),
+                unanswered_syns: false,
+            };
+            let read = conntrack.read(part, |_| {});
+            read.map_err(|error| describe(&error))
+        });
     match read {
         Ok(()) => Finding::ok("connection tracking can be read through netlink"),
         Err(error) => Finding::failure(

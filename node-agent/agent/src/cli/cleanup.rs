@@ -14,15 +14,16 @@ use super::{ask, block_on};
 use crate::agent::{AloneError, alone_here, process_named};
 use crate::config::RunDirArgs;
 use crate::control::{Empty, Request, ServerAddress};
-use denizen_backend::conntrack::Conntrack;
 use denizen_backend::firewall::Firewall;
 use denizen_backend::forward;
 use denizen_backend::ipvs::Kernel;
 use denizen_backend::nftables::Nftables;
 use denizen_backend::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use denizen_backend::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
+use denizen_conntrack::Conntrack;
 use denizen_ipvs::ServerKey;
 use denizen_nft::Kernel as NfTables;
+use denizen_plan::MarkBit;
 use denizen_routing::bird;
 use denizen_routing::routes::{AnnouncedRoutes, LearnedRoutes, PodRoutes, Unserved};
 use denizen_state::firewall::note_whether_off;
@@ -223,8 +224,9 @@ fn tables() -> anyhow::Result<usize> {
     let services = Nftables::remove_all_but_arp(&mut kernel)?;
     let firewall = Firewall::cleanup(&mut kernel)?;
     if firewall > 0 {
-        let mut conntrack = Conntrack::open().context("cannot open netlink to conntrack")?;
-        conntrack.permit_all().context("forbidden connections keep their mark")?;
+        let mut conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask())
+            .context("cannot open netlink to conntrack")?;
+        conntrack.unmark_all().context("forbidden connections keep their mark")?;
     }
     Ok(services + firewall + Unserved::remove(&mut kernel)?)
 }

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use super::Engine;
 use denizen_backend::Backend;
-use denizen_backend::conntrack::{Entry, StaleCandidates, StaleFilter, Treatment};
+use denizen_packet::{TrackedFlow, Treatment};
+use denizen_plan::conntrack::{StaleCandidates, StaleFilter};
 
 impl<B: Backend> Engine<B> {
     /// The conntrack entries that may be stale, now that the plan is in the kernel. Each is
@@ -24,9 +25,9 @@ impl<B: Backend> Engine<B> {
     pub fn treatments(
         &self,
         candidates: &StaleCandidates,
-        entries: Vec<Entry>,
+        entries: Vec<TrackedFlow>,
         awaited: &HashSet<IpAddr>,
-    ) -> Vec<(Entry, Treatment)> {
+    ) -> Vec<(TrackedFlow, Treatment)> {
         let mut filter = StaleFilter::new(candidates, &self.planner, awaited);
         let treated = entries.into_iter();
         treated.filter_map(|entry| Some((entry, filter.treatment(&entry)?))).collect()

@@ -6,8 +6,9 @@ use denizen_netlink::{Message, NetlinkError, Socket, Writer};
 use nix::libc;
 
 use super::Tracked;
-use denizen_backend::conntrack::{Part, write_dump};
+use denizen_conntrack::write_dump;
 use denizen_model::{Family, Protocol};
+use denizen_packet::FlowSelection;
 
 /// IPCTNL_MSG_CT_NEW, _GET and _DELETE.
 const NEW: u16 = message(0);
@@ -81,7 +82,11 @@ impl Reader {
         for (family, protocol) in parts {
             let mut request = Writer::default();
             let sequence = self.socket.sequences(1);
-            let part = Part { family: *family, protocol: Some(*protocol), unanswered_syns: false };
+            let part = FlowSelection {
+                family: *family,
+                protocol: Some(*protocol),
+                unanswered_syns: false,
+            };
             write_dump(&mut request, sequence, part);
             // Kernels before 5.8 ignore the protocol.
             self.dump(&request, sequence, |tracked| {

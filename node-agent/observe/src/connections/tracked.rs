@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use denizen_netlink::{Attributes, Message};
+use denizen_plan::MarkBit;
 
-use denizen_backend::conntrack::Entry;
 use denizen_model::Protocol;
+use denizen_packet::TrackedFlow;
 
 /// CTA_STATUS, CTA_PROTOINFO, CTA_TIMESTAMP.
 const STATUS: u16 = 3;
@@ -53,7 +54,7 @@ const SCTP_STATES: [&str; 10] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tracked {
     /// Its addresses and ports.
-    pub entry: Entry,
+    pub entry: TrackedFlow,
     /// Its protocol.
     pub protocol: Protocol,
     /// Of TCP and SCTP, the kernel's name of the state in lower case. Of UDP: `unanswered`,
@@ -67,10 +68,10 @@ pub struct Tracked {
 }
 
 impl Tracked {
-    /// Parses an entry of a dump or an event; `None` for what [`Entry::parse`] leaves out,
+    /// Parses an entry of a dump or an event; `None` for what [`TrackedFlow::parse`] leaves out,
     /// and for a protocol without ports.
     pub fn parse(message: &Message<'_>) -> Option<Self> {
-        let entry = Entry::parse(message)?;
+        let entry = denizen_conntrack::parse(message, MarkBit::FORBIDDEN.mask())?;
         let attributes = message.attributes();
         let times = attributes.nested(TIMESTAMP);
         let time = |kind| {

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::memory::trim;
-use denizen_backend::conntrack::{
-    Conntrack, ConntrackError, Entry, PackedEntry, StaleCandidates, Treatment,
-};
+use denizen_conntrack::{Conntrack, ConntrackError};
+use denizen_packet::{PackedFlow, TrackedFlow, Treatment};
+use denizen_plan::conntrack::StaleCandidates;
 
 /// Entries that the loop decides about at once: a fraction of a millisecond's work.
 const PIECE: usize = 1024;
@@ -20,7 +20,7 @@ pub struct Looked {
     pub(super) conntrack: Conntrack,
     pub(super) treated: Treated,
     /// The connections that are forbidden now.
-    pub(super) forbidden: HashSet<PackedEntry>,
+    pub(super) forbidden: HashSet<PackedFlow>,
     /// The first error; everything else was done.
     pub(super) error: Option<ConntrackError>,
 }
@@ -38,9 +38,9 @@ pub(super) struct Treated {
 pub(super) fn search(
     candidates: &StaleCandidates,
     conntrack: Conntrack,
-    forbidden: HashSet<PackedEntry>,
-    read: mpsc::Sender<Vec<Entry>>,
-    decided: oneshot::Receiver<Vec<(PackedEntry, Treatment)>>,
+    forbidden: HashSet<PackedFlow>,
+    read: mpsc::Sender<Vec<TrackedFlow>>,
+    decided: oneshot::Receiver<Vec<(PackedFlow, Treatment)>>,
 ) -> Looked {
     let treated = Treated::default();
     let mut looked = Looked { conntrack, treated, forbidden, error: None };
@@ -57,12 +57,12 @@ pub(super) fn search(
 }
 
 impl Looked {
-    fn read(&mut self, candidates: &StaleCandidates, read: &mpsc::Sender<Vec<Entry>>) {
+    fn read(&mut self, candidates: &StaleCandidates, read: &mpsc::Sender<Vec<TrackedFlow>>) {
         let parts = candidates.parts();
         // The loop ends only with the process.
         let send = |piece| _ = read.blocking_send(piece);
-        let is_read = |entry: &Entry| parts.iter().any(|part| part.keeps(entry));
-        let unread = self.forbidden.iter().map(PackedEntry::entry).filter(|entry| !is_read(entry));
+        let is_read = |entry: &TrackedFlow| parts.iter().any(|part| part.keeps(entry));
+        let unread = self.forbidden.iter().map(PackedFlow::flow).filter(|entry| !is_read(entry));
         let mut again = unread.filter(|entry| candidates.may_permit(entry)).peekable();
         while again.peek().is_some() {
             send(again.by_ref().take(PIECE).collect());
@@ -70,7 +70,7 @@ impl Looked {
         drop(again);
         let mut piece = Vec::with_capacity(PIECE);
         for part in &parts {
-            let mut forbidden: Vec<PackedEntry> = Vec::new();
+            let mut forbidden: Vec<PackedFlow> = Vec::new();
             let result = self.conntrack.read(*part, |entry| {
                 if candidates.concern(&entry) {
                     piece.push(entry);
@@ -78,10 +78,10 @@ impl Looked {
                 if piece.len() == PIECE {
                     send(std::mem::replace(&mut piece, Vec::with_capacity(PIECE)));
                 }
-                forbidden.extend(entry.is_forbidden.then_some(PackedEntry::from(&entry)));
+                forbidden.extend(entry.is_marked.then_some(PackedFlow::from(&entry)));
             });
             if result.is_ok() {
-                self.forbidden.retain(|entry| !part.keeps(&entry.entry()));
+                self.forbidden.retain(|entry| !part.keeps(&entry.flow()));
             }
             self.forbidden.extend(forbidden);
             self.note(result);
@@ -90,34 +90,34 @@ impl Looked {
     }
 
     /// Piece by piece: what is decided may be the kernel's whole table.
-    fn treat(&mut self, decided: &[(PackedEntry, Treatment)]) {
+    fn treat(&mut self, decided: &[(PackedFlow, Treatment)]) {
         for treatment in Treatment::ALL {
             let of_it = decided.iter().filter(|(_, decided)| *decided == treatment);
-            let mut entries = of_it.map(|(entry, _)| entry.entry()).peekable();
+            let mut entries = of_it.map(|(entry, _)| entry.flow()).peekable();
             while entries.peek().is_some() {
                 self.treat_piece(treatment, &entries.by_ref().take(PIECE).collect::<Vec<_>>());
             }
         }
     }
 
-    fn treat_piece(&mut self, treatment: Treatment, entries: &[Entry]) {
+    fn treat_piece(&mut self, treatment: Treatment, entries: &[TrackedFlow]) {
         let done = match treatment {
             Treatment::Delete | Treatment::DeleteUnanswered => &mut self.treated.deleted,
-            Treatment::Forbid => &mut self.treated.forbidden,
-            Treatment::Permit => &mut self.treated.permitted,
+            Treatment::Mark => &mut self.treated.forbidden,
+            Treatment::Unmark => &mut self.treated.permitted,
         };
         let result = self.conntrack.treat(treatment, entries, done);
         match treatment {
-            Treatment::Forbid => {
-                let marked = |entry: &Entry| Entry { is_forbidden: true, ..*entry };
+            Treatment::Mark => {
+                let marked = |entry: &TrackedFlow| TrackedFlow { is_marked: true, ..*entry };
                 self.forbidden.extend(entries.iter().map(|entry| (&marked(entry)).into()));
             }
-            Treatment::Delete | Treatment::Permit if result.is_ok() => {
+            Treatment::Delete | Treatment::Unmark if result.is_ok() => {
                 entries.iter().for_each(|entry| _ = self.forbidden.remove(&entry.into()));
             }
             // Those that it was done to are found to be so by the next search. One that was
             // answered meanwhile is still there.
-            Treatment::Delete | Treatment::DeleteUnanswered | Treatment::Permit => {}
+            Treatment::Delete | Treatment::DeleteUnanswered | Treatment::Unmark => {}
         }
         self.note(result);
     }

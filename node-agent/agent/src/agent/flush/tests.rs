@@ -1,19 +1,20 @@
 //! The schedule of searches, and a kernel that refuses.
 
 use denizen_netlink::{Socket, Writer};
+use denizen_plan::MarkBit;
 use nix::libc;
 use nix::sched::{CloneFlags, unshare};
 
 use super::*;
 use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
-use denizen_backend::conntrack::Part;
 use denizen_fixture::{endpoint, pods, port, put_tuple, service, service_port, slice};
 use denizen_model::{
     Event, Family, Listing, NetworkPolicy, PolicyName, Protocol, Selector, Service, Slice,
     SlicePort,
 };
 use denizen_observe::status::metrics::Metrics;
+use denizen_packet::FlowSelection;
 use denizen_plan::fixture::policy;
 use denizen_plan::{FirewallSettings, Policy};
 
@@ -273,10 +274,10 @@ fn put(port: u16) {
 /// How many entries are forbidden, of all.
 fn forbidden() -> [usize; 2] {
     let mut all = Vec::new();
-    let mut conntrack = Conntrack::open().unwrap();
-    let part = Part { family: Family::V4, protocol: None, unanswered_syns: false };
+    let mut conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask()).unwrap();
+    let part = FlowSelection { family: Family::V4, protocol: None, unanswered_syns: false };
     conntrack.read(part, |entry| all.push(entry)).unwrap();
-    [all.iter().filter(|entry| entry.is_forbidden).count(), all.len()]
+    [all.iter().filter(|entry| entry.is_marked).count(), all.len()]
 }
 
 /// A dump would be paid for by every change of a pod, as long as anything is forbidden.

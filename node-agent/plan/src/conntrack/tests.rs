@@ -1,20 +1,19 @@
 //! Stale entries, by cases and by a property test.
 
-mod answered;
 mod cases;
 mod forbidden;
 mod late;
-mod messages;
 mod property;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
 
-use super::{CandidateTracker, Entry, Part, StaleCandidates, StaleFilter, Transport, Treatment};
+use super::{CandidateTracker, StaleCandidates, StaleFilter};
+use crate::fixture::*;
+use crate::{Planner, Policy};
 use denizen_fixture::*;
 use denizen_model::{Event, Listing, Protocol, Service, Slice, SliceEndpoint, SlicePort};
-use denizen_plan::fixture::*;
-use denizen_plan::{Planner, Policy};
+use denizen_packet::{FlowSelection, TrackedFlow, Transport, Treatment};
 
 /// A plan and its candidates. Node ports are on the node's first addresses.
 struct Tracked {
@@ -46,7 +45,11 @@ fn candidates_after(tracked: &mut Tracked, events: Vec<Event>) -> StaleCandidate
 }
 
 /// The entries that a flush would delete.
-fn flushed(tracked: &Tracked, candidates: &StaleCandidates, entries: &[Entry]) -> Vec<Entry> {
+fn flushed(
+    tracked: &Tracked,
+    candidates: &StaleCandidates,
+    entries: &[TrackedFlow],
+) -> Vec<TrackedFlow> {
     let parts = candidates.parts();
     let none = HashSet::new();
     let mut filter = StaleFilter::new(candidates, &tracked.planner, &none);
@@ -63,15 +66,15 @@ fn at(text: &str) -> SocketAddr {
 }
 
 /// An entry that is deleted if it is stale: of TCP, one of an unanswered SYN.
-fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str) -> Entry {
-    Entry {
+fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str) -> TrackedFlow {
+    TrackedFlow {
         id: 7,
         transport: Transport::Named(protocol),
         source: at(source),
         destination: at(destination),
         reply_source: at(reply_source),
         reply_destination: at(source),
-        is_forbidden: false,
+        is_marked: false,
         is_mid_stream: false,
         is_unanswered_syn: protocol == Protocol::Tcp,
     }

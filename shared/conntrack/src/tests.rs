@@ -1,7 +1,31 @@
 //! Netlink messages about entries.
 
-use super::*;
+mod answered;
+
+use std::net::SocketAddr;
+
+use super::message::{parse, write_dump, write_treatment};
 use denizen_netlink::{Attributes, Writer, parse_messages};
+use denizen_packet::{Family, FlowSelection, Protocol, TrackedFlow, Transport, Treatment};
+
+/// The bit of the mark.
+const BIT: u32 = 0x20;
+
+fn entry(protocol: Protocol, source: &str, destination: &str, reply_source: &str) -> TrackedFlow {
+    let [source, destination, reply_source] =
+        [source, destination, reply_source].map(|end| end.parse().expect(end));
+    TrackedFlow {
+        id: 7,
+        transport: Transport::Named(protocol),
+        source,
+        destination,
+        reply_source,
+        reply_destination: source,
+        is_marked: false,
+        is_mid_stream: false,
+        is_unanswered_syn: protocol == Protocol::Tcp,
+    }
+}
 
 /// Of ICMP over IPv4 and IPv6, the kernel has an id, a type and a code. Of protocols that it does
 /// not know it has the number alone.
@@ -39,7 +63,7 @@ fn put_transport(writer: &mut Writer, transport: Transport, ends: [SocketAddr; 2
 }
 
 /// The kernel's message for a flow, in a zone or not.
-fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
+fn dumped(entry: &TrackedFlow, zone: bool) -> Vec<u8> {
     let mut writer = Writer::default();
     let message = writer.begin_message(1 << 8, 0, 1, 2, 0);
     let reply = (entry.reply_source, entry.source);
@@ -59,7 +83,7 @@ fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
         writer.end(tuple);
     }
     // Another's bits count for nothing.
-    writer.put_u32(8, if entry.is_forbidden { u32::MAX } else { !0x20 });
+    writer.put_u32(8, if entry.is_marked { u32::MAX } else { !0x20 });
     // Confirmed, translated, and answered.
     writer.put_u32(3, if entry.is_unanswered_syn { 0x28 } else { 0x2a });
     let (info, tcp) = (writer.begin(4), writer.begin(1));
@@ -78,13 +102,13 @@ fn dumped(entry: &Entry, zone: bool) -> Vec<u8> {
     writer.into_bytes()
 }
 
-fn parsed(bytes: &[u8]) -> Option<Entry> {
-    parse_messages(bytes).next().as_ref().and_then(Entry::parse)
+fn parsed(bytes: &[u8]) -> Option<TrackedFlow> {
+    parse_messages(bytes).next().and_then(|message| parse(&message, BIT))
 }
 
-fn samples() -> [Entry; 6] {
+fn samples() -> [TrackedFlow; 6] {
     let [v4, v6] = ["10.1.0.9:0", "[fd00::9]:0"];
-    let of = |transport, end| Entry { transport, ..entry(Protocol::Udp, end, end, end) };
+    let of = |transport, end| TrackedFlow { transport, ..entry(Protocol::Udp, end, end, end) };
     let icmp = Transport::Icmp { id: 0x1234, kind: 8, code: 0 };
     [
         entry(Protocol::Udp, "10.1.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353"),
@@ -99,9 +123,11 @@ fn samples() -> [Entry; 6] {
 #[test]
 fn dumped_entries_are_parsed() {
     for entry in samples() {
-        let marked = Entry { is_forbidden: true, ..entry };
-        let (late, syn) =
-            (Entry { is_mid_stream: true, ..entry }, Entry { is_unanswered_syn: true, ..entry });
+        let marked = TrackedFlow { is_marked: true, ..entry };
+        let (late, syn) = (
+            TrackedFlow { is_mid_stream: true, ..entry },
+            TrackedFlow { is_unanswered_syn: true, ..entry },
+        );
         for entry in [entry, marked, late, syn] {
             assert_eq!(parsed(&dumped(&entry, false)), Some(entry));
             assert_eq!(parsed(&dumped(&entry, true)), None, "of another zone");
@@ -128,14 +154,14 @@ fn a_request_has_the_whole_tuple_and_the_id_or_one_bit_of_the_mark() {
     let cases = [
         (Treatment::Delete, 0x102, vec![1, 12]),
         (Treatment::DeleteUnanswered, 0x102, vec![1, 12]),
-        (Treatment::Forbid, 0x100, vec![1, 8, 21]),
-        (Treatment::Permit, 0x100, vec![1, 8, 21]),
+        (Treatment::Mark, 0x100, vec![1, 8, 21]),
+        (Treatment::Unmark, 0x100, vec![1, 8, 21]),
     ];
     for (entry, (treatment, kind, parts)) in
         samples().into_iter().flat_map(|entry| cases.clone().map(|case| (entry, case)))
     {
         let mut writer = Writer::default();
-        entry.write(treatment, &mut writer, 0, 3);
+        write_treatment(&mut writer, &entry, treatment, BIT, 0, 3);
         let message = parse_messages(writer.bytes()).next().expect("one message");
         let attributes = message.attributes();
         assert_eq!((message.kind, message.sequence), (kind, 3));
@@ -144,8 +170,8 @@ fn a_request_has_the_whole_tuple_and_the_id_or_one_bit_of_the_mark() {
         assert_eq!(kinds(attributes), parts);
         let (id, mark, mask) = match treatment {
             Treatment::Delete | Treatment::DeleteUnanswered => (Some(entry.id), None, None),
-            Treatment::Forbid => (None, Some(0x20), Some(0x20)),
-            Treatment::Permit => (None, Some(0), Some(0x20)),
+            Treatment::Mark => (None, Some(0x20), Some(0x20)),
+            Treatment::Unmark => (None, Some(0), Some(0x20)),
         };
         assert_eq!([12, 8, 21].map(|kind| attributes.find_u32(kind)), [id, mark, mask]);
         let tuple = attributes.nested(1);
@@ -170,20 +196,20 @@ fn what_began_without_a_syn_is_no_unanswered_syn() {
     let state = [5, 0, 1, 0, 1];
     let at = bytes.windows(state.len()).position(|window| window == state).expect("its state");
     bytes[at + 4] = 3;
-    assert_eq!(parsed(&bytes), Some(Entry { is_unanswered_syn: false, ..syn }));
+    assert_eq!(parsed(&bytes), Some(TrackedFlow { is_unanswered_syn: false, ..syn }));
 }
 
 /// The kernel leaves out what was answered, however much that is.
 #[test]
 fn a_dump_of_unanswered_syns_asks_for_them_alone() {
-    let part = |unanswered_syns| Part {
-        family: denizen_model::Family::V4,
+    let part = |unanswered_syns| FlowSelection {
+        family: Family::V4,
         protocol: Some(Protocol::Tcp),
         unanswered_syns,
     };
     for (unanswered, status) in [(false, [None; 2]), (true, [Some(0), Some(2)])] {
         let mut writer = Writer::default();
-        super::super::write_dump(&mut writer, 1, part(unanswered));
+        write_dump(&mut writer, 1, part(unanswered));
         let message = parse_messages(writer.bytes()).next().expect("one message");
         assert_eq!([3, 26].map(|kind| message.attributes().find_u32(kind)), status);
     }

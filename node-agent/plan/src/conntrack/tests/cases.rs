@@ -91,16 +91,17 @@ fn tcp_that_was_answered_is_left_alone() {
         entry(Protocol::Tcp, "10.9.0.9:4000", "192.168.0.2:30053", "10.1.0.1:5353"),
     ];
     assert_eq!(flushed(&tracked, &candidates, &syns), syns);
-    let answered = syns.map(|syn| Entry { is_unanswered_syn: false, ..syn });
+    let answered = syns.map(|syn| TrackedFlow { is_unanswered_syn: false, ..syn });
     assert!(answered.iter().all(|entry| !candidates.concern(entry)));
-    let of_tcp = |part: &Part| part.protocol.is_none_or(|protocol| protocol == Protocol::Tcp);
-    let parts: Vec<Part> = candidates.parts().into_iter().filter(of_tcp).collect();
+    let of_tcp =
+        |part: &FlowSelection| part.protocol.is_none_or(|protocol| protocol == Protocol::Tcp);
+    let parts: Vec<FlowSelection> = candidates.parts().into_iter().filter(of_tcp).collect();
     assert!(!parts.is_empty() && parts.iter().all(|part| part.unanswered_syns), "{parts:?}");
 }
 
 /// A plan without open candidates, and an entry through the frontend of a service that will
 /// change.
-fn settled() -> (Tracked, Entry) {
+fn settled() -> (Tracked, TrackedFlow) {
     let mut tracked = Tracked::new();
     let flow = entry(UDP, "10.9.0.9:4000", "10.96.0.1:53", "10.1.0.1:5353");
     let candidates = candidates_after(&mut tracked, a_service_with_endpoints());
@@ -112,9 +113,9 @@ fn settled() -> (Tracked, Entry) {
 fn flows_of_a_deleted_service_are_stale() {
     let (mut tracked, flow) = settled();
     let candidates = candidates_after(&mut tracked, vec![service_gone(&dns("dns", &[]))]);
-    let untranslated = Entry { reply_source: flow.destination, ..flow };
-    let at_node = Entry { destination: at("192.168.0.2:30053"), ..flow };
-    let elsewhere = Entry { destination: at("192.168.0.9:30053"), ..flow };
+    let untranslated = TrackedFlow { reply_source: flow.destination, ..flow };
+    let at_node = TrackedFlow { destination: at("192.168.0.2:30053"), ..flow };
+    let elsewhere = TrackedFlow { destination: at("192.168.0.9:30053"), ..flow };
     assert_eq!(
         flushed(&tracked, &candidates, &[flow, untranslated, at_node, elsewhere]),
         [flow, at_node]
@@ -134,7 +135,7 @@ fn flows_of_a_service_without_endpoints_are_stale() {
 #[test]
 fn flows_of_a_draining_endpoint_are_stale_when_it_ends() {
     let (mut tracked, flow) = settled();
-    let flow = Entry { reply_source: at("10.1.0.2:5353"), ..flow };
+    let flow = TrackedFlow { reply_source: at("10.1.0.2:5353"), ..flow };
     let left = vec![endpoint("10.1.0.1", Some(HERE))];
     let candidates = candidates_after(&mut tracked, vec![slice_is(&dns_slice("e4", "dns", left))]);
     assert_eq!(flushed(&tracked, &candidates, &[flow]), [flow]);
@@ -145,7 +146,7 @@ fn flows_of_a_draining_endpoint_are_stale_when_it_ends() {
 #[test]
 fn flows_of_the_previous_owner_of_a_frontend_are_stale() {
     let (mut tracked, flow) = settled();
-    let flow = Entry { destination: at("203.0.113.7:53"), ..flow };
+    let flow = TrackedFlow { destination: at("203.0.113.7:53"), ..flow };
     let other = Service {
         external_ips: vec![ip("203.0.113.7")],
         created: "2020-01-01T00:00:00Z".into(),
@@ -164,7 +165,7 @@ fn flows_of_the_previous_owner_of_a_frontend_are_stale() {
 #[test]
 fn a_changed_traffic_policy_ends_no_flow() {
     let (mut tracked, flow) = settled();
-    let away = Entry { reply_source: at("10.1.0.5:5353"), ..flow };
+    let away = TrackedFlow { reply_source: at("10.1.0.5:5353"), ..flow };
     let local = Service {
         internal_policy: TrafficPolicy::Local,
         ..dns("dns", &["10.96.0.1", "fd00:96::1"])
@@ -198,8 +199,11 @@ fn changes_of_nothing_that_is_served_yield_no_candidates() {
 #[test]
 fn flows_at_a_new_node_port_address_are_candidates() {
     let (mut tracked, flow) = settled();
-    let unserved =
-        Entry { destination: at("10.1.2.1:30053"), reply_source: at("10.1.2.1:30053"), ..flow };
+    let unserved = TrackedFlow {
+        destination: at("10.1.2.1:30053"),
+        reply_source: at("10.1.2.1:30053"),
+        ..flow
+    };
     let other = node(Some("a"), &["10.1.2.1"], &[]);
     let candidates = candidates_after(&mut tracked, vec![Event::Node(Some(other))]);
     assert_eq!(flushed(&tracked, &candidates, &[unserved]), [unserved]);

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
+use crate::{FrontendAddress, FrontendKey};
 use denizen_model::ServiceName;
-use denizen_plan::{FrontendAddress, FrontendKey};
 
 /// One step of the test.
 #[derive(Debug, Clone)]
@@ -98,7 +98,7 @@ impl Facts {
         Some(picked[choice.index(picked.len())])
     }
 
-    fn is_healthy(&self, entry: &Entry) -> bool {
+    fn is_healthy(&self, entry: &TrackedFlow) -> bool {
         if entry.protocol() == Some(Protocol::Tcp) && !entry.is_unanswered_syn {
             return true;
         }
@@ -191,7 +191,7 @@ proptest! {
         restart: Index,
     ) {
         let (mut tracked, mut facts, mut programmed) = (started([]), Facts::default(), Facts::default());
-        let mut table: BTreeSet<Entry> = BTreeSet::new();
+        let mut table: BTreeSet<TrackedFlow> = BTreeSet::new();
         let mut last_words = BTreeMap::new();
         let mut left = StaleCandidates::default();
         let restart = restart.index(story.len());
@@ -213,7 +213,7 @@ proptest! {
                         let flow = entry(protocol, &source, "10.0.0.1:1", "10.0.0.1:1");
                         // Some were answered.
                         let is_unanswered_syn = flow.is_unanswered_syn && n % 3 > 0;
-                        table.insert(Entry { destination, reply_source, is_unanswered_syn, ..flow });
+                        table.insert(TrackedFlow { destination, reply_source, is_unanswered_syn, ..flow });
                     }
                 }
                 Step::Sync => {

@@ -3,16 +3,17 @@
 use denizen_state::AttachmentId;
 
 use super::*;
+use crate::FirewallSettings;
 use denizen_model::{
     ClusterPod, Family, NetworkPolicy, Peer, Peers, PodName, PolicyName, PolicyRule, Ports,
     Selector,
 };
-use denizen_plan::FirewallSettings;
 
 const POD: &str = "10.1.0.1";
 const CLIENT: &str = "10.9.0.9";
 /// Of IPv4.
-const EVERYTHING: Part = Part { family: Family::V4, protocol: None, unanswered_syns: false };
+const EVERYTHING: FlowSelection =
+    FlowSelection { family: Family::V4, protocol: None, unanswered_syns: false };
 
 fn with_firewall() -> Tracked {
     Tracked::with(Policy { firewall: Some(FirewallSettings::default()), ..policy() })
@@ -65,10 +66,10 @@ fn listed() -> Vec<Event> {
 }
 
 /// To the pod, the same after it was forbidden, and what the pod began.
-fn flows() -> [Entry; 3] {
+fn flows() -> [TrackedFlow; 3] {
     let to = entry(Protocol::Tcp, "10.9.0.9:4000", "10.96.0.1:80", "10.1.0.1:8080");
     let from = entry(Protocol::Tcp, "10.1.0.1:4000", "10.9.0.9:80", "10.9.0.9:80");
-    [to, Entry { is_forbidden: true, ..to }, from]
+    [to, TrackedFlow { is_marked: true, ..to }, from]
 }
 
 /// What becomes of each of the [`flows`].
@@ -93,7 +94,7 @@ fn what_a_policy_forbids_is_marked_until_a_change_permits_it() {
     let mut tracked = with_firewall();
     candidates_after(&mut tracked, [vec![recorded(1, &[POD])], listed()].concat());
     let candidates = candidates_after(&mut tracked, vec![policy_is(Some(false))]);
-    assert_eq!(treatments(&tracked, &candidates), [Some(Treatment::Forbid), None, None]);
+    assert_eq!(treatments(&tracked, &candidates), [Some(Treatment::Mark), None, None]);
     assert!(candidates.parts().contains(&EVERYTHING));
     // A change of the policy, of the client, and the policy's end.
     candidates_after(&mut tracked, vec![policy_is(Some(true))]);
@@ -101,7 +102,7 @@ fn what_a_policy_forbids_is_marked_until_a_change_permits_it() {
         let candidates = candidates_after(&mut tracked, vec![change]);
         assert!(candidates.may_permit(&forbidden), "{candidates:?}");
         assert!(candidates.parts().is_empty(), "what was forbidden is remembered");
-        assert_eq!(treatments(&tracked, &candidates), [None, Some(Treatment::Permit), None]);
+        assert_eq!(treatments(&tracked, &candidates), [None, Some(Treatment::Unmark), None]);
     }
     // Then nothing of a pod that is gone counts.
     candidates_after(&mut tracked, vec![policy_is(Some(false))]);
@@ -119,7 +120,7 @@ fn what_began_unseen_is_judged_from_its_client_to_its_server() {
     let mut filter = StaleFilter::new(&candidates, &tracked.planner, &none);
     let mut forbids = |source: &str, destination: &str, is_mid_stream| {
         let entry = entry(Protocol::Tcp, source, destination, destination);
-        filter.treatment(&Entry { is_mid_stream, ..entry }) == Some(Treatment::Forbid)
+        filter.treatment(&TrackedFlow { is_mid_stream, ..entry }) == Some(Treatment::Mark)
     };
     let cases = [
         ("an answer of the pod", "10.1.0.1:80", "10.9.0.9:40000", true),
@@ -128,8 +129,8 @@ fn what_began_unseen_is_judged_from_its_client_to_its_server() {
         ("a question to the pod", "10.9.0.9:40000", "10.1.0.1:80", true),
         ("nobody knows", "10.1.0.1:40000", "10.9.0.9:40001", false),
     ];
-    for (name, source, destination, is_forbidden) in cases {
-        assert_eq!(forbids(source, destination, true), is_forbidden, "{name}");
+    for (name, source, destination, is_marked) in cases {
+        assert_eq!(forbids(source, destination, true), is_marked, "{name}");
     }
     assert!(!forbids("10.1.0.1:80", "10.9.0.9:40000", false), "its beginning was seen");
 }
@@ -142,9 +143,9 @@ fn a_new_agent_searches_everywhere_for_what_was_forbidden_as_soon_as_all_is_know
     assert!(candidates.parts().is_empty());
     assert_eq!(treatments(&tracked, &candidates), [None; 3]);
     let candidates = candidates_after(&mut tracked, listed());
-    let everywhere = Family::BOTH.map(|family| Part { family, ..EVERYTHING });
+    let everywhere = Family::BOTH.map(|family| FlowSelection { family, ..EVERYTHING });
     assert_eq!(candidates.parts(), everywhere.into());
-    assert_eq!(treatments(&tracked, &candidates), [None, Some(Treatment::Permit), None]);
+    assert_eq!(treatments(&tracked, &candidates), [None, Some(Treatment::Unmark), None]);
     assert!(candidates.for_second_search().is_empty(), "once");
     let candidates = candidates_after(&mut tracked, vec![recorded(2, &[POD, "10.1.0.2"])]);
     assert!(candidates.parts().is_empty(), "once");
@@ -163,5 +164,5 @@ fn what_the_former_pod_of_an_address_had_is_deleted_before_the_next_one_begins()
         candidates.has_departed_of(&[ip(POD)]) && !candidates.has_departed_of(&[ip("10.1.0.2")])
     );
     assert_eq!(treatments_beside(&tracked, &candidates, &[POD]), [Some(Treatment::Delete); 3]);
-    assert_eq!(treatments(&tracked, &candidates), [Some(Treatment::Forbid), None, None], "begun");
+    assert_eq!(treatments(&tracked, &candidates), [Some(Treatment::Mark), None, None], "begun");
 }

@@ -1,17 +1,17 @@
-//! Entries in a quarter of the memory: a policy may forbid every connection of a node at once.
+//! Tracked flows in a quarter of the memory: a policy may forbid every connection of a node at once.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::entry::{Entry, Transport};
+use crate::{TrackedFlow, Transport};
 
-/// An [`Entry`] that is kept.
+/// A [`TrackedFlow`] that is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct PackedEntry(Packed);
+pub struct PackedFlow(Packed);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Packed {
     V4(Fields<Ipv4Addr>),
-    /// Else every IPv4 entry would be as large.
+    /// Else every IPv4 flow would be as large.
     V6(Box<Fields<Ipv6Addr>>),
 }
 
@@ -23,64 +23,64 @@ struct Fields<A> {
     id: u32,
     ends: Ends<A>,
     transport: Transport,
-    is_forbidden: bool,
+    is_marked: bool,
     is_mid_stream: bool,
     is_unanswered_syn: bool,
 }
 
-impl From<&Entry> for PackedEntry {
-    fn from(entry: &Entry) -> Self {
-        let Entry { source, destination, reply_source, reply_destination, .. } = *entry;
+impl From<&TrackedFlow> for PackedFlow {
+    fn from(flow: &TrackedFlow) -> Self {
+        let TrackedFlow { source, destination, reply_source, reply_destination, .. } = *flow;
         let ends = [source, destination, reply_source, reply_destination];
         let ports = ends.map(|end| end.port());
         Self(match ends.map(|end| end.ip()) {
             [IpAddr::V4(a), IpAddr::V4(b), IpAddr::V4(c), IpAddr::V4(d)] => {
-                Packed::V4(Fields::new(entry, [a, b, c, d], ports))
+                Packed::V4(Fields::new(flow, [a, b, c, d], ports))
             }
-            // An entry has one family.
+            // An flow has one family.
             ips => {
                 let ips = ips.map(|ip| match ip {
                     IpAddr::V4(ip) => ip.to_ipv6_mapped(),
                     IpAddr::V6(ip) => ip,
                 });
-                Packed::V6(Box::new(Fields::new(entry, ips, ports)))
+                Packed::V6(Box::new(Fields::new(flow, ips, ports)))
             }
         })
     }
 }
 
 impl<A: Copy + Into<IpAddr>> Fields<A> {
-    fn new(entry: &Entry, ips: [A; 4], ports: [u16; 4]) -> Self {
-        let Entry { id, transport, is_forbidden, is_mid_stream, is_unanswered_syn, .. } = *entry;
+    fn new(flow: &TrackedFlow, ips: [A; 4], ports: [u16; 4]) -> Self {
+        let TrackedFlow { id, transport, is_marked, is_mid_stream, is_unanswered_syn, .. } = *flow;
         let [a, b, c, d] = [0, 1, 2, 3].map(|end| (ips[end], ports[end]));
         let ends = [a, b, c, d];
-        Self { id, ends, transport, is_forbidden, is_mid_stream, is_unanswered_syn }
+        Self { id, ends, transport, is_marked, is_mid_stream, is_unanswered_syn }
     }
 
-    fn entry(&self) -> Entry {
-        let Self { id, ends, transport, is_forbidden, is_mid_stream, is_unanswered_syn } = *self;
+    fn flow(&self) -> TrackedFlow {
+        let Self { id, ends, transport, is_marked, is_mid_stream, is_unanswered_syn } = *self;
         let ends = ends.map(|(ip, port)| SocketAddr::new(ip.into(), port));
         let [source, destination, reply_source, reply_destination] = ends;
-        Entry {
+        TrackedFlow {
             id,
             transport,
             source,
             destination,
             reply_source,
             reply_destination,
-            is_forbidden,
+            is_marked,
             is_mid_stream,
             is_unanswered_syn,
         }
     }
 }
 
-impl PackedEntry {
+impl PackedFlow {
     /// What was packed.
-    pub fn entry(&self) -> Entry {
+    pub fn flow(&self) -> TrackedFlow {
         match &self.0 {
-            Packed::V4(fields) => fields.entry(),
-            Packed::V6(fields) => fields.entry(),
+            Packed::V4(fields) => fields.flow(),
+            Packed::V6(fields) => fields.flow(),
         }
     }
 }
@@ -88,7 +88,7 @@ impl PackedEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use denizen_model::Protocol;
+    use crate::Protocol;
 
     #[test]
     fn an_entry_comes_back_as_it_was_packed() {
@@ -99,29 +99,31 @@ mod tests {
             Transport::Icmp { id: 7, kind: 8, code: 0 },
             Transport::Other { number: 47, keys: [1, 2] },
         ];
-        for (ends, transport) in [v4, v6].iter().flat_map(|ends| transports.map(|it| (ends, it))) {
+        for (ends, transport) in
+            [v4, v6].iter().flat_map(|ends| transports.map(|transport| (ends, transport)))
+        {
             let [source, destination, reply_source, reply_destination] =
                 ends.map(|end| end.parse().unwrap());
-            for (is_forbidden, is_mid_stream) in [(true, false), (false, true)] {
-                let entry = Entry {
+            for (is_marked, is_mid_stream) in [(true, false), (false, true)] {
+                let flow = TrackedFlow {
                     id: 0x1234_5678,
                     transport,
                     source,
                     destination,
                     reply_source,
                     reply_destination,
-                    is_forbidden,
+                    is_marked,
                     is_mid_stream,
                     is_unanswered_syn: is_mid_stream,
                 };
-                assert_eq!(PackedEntry::from(&entry).entry(), entry);
+                assert_eq!(PackedFlow::from(&flow).flow(), flow);
             }
         }
     }
 
     #[test]
     fn an_ipv4_entry_takes_a_quarter() {
-        let (packed, whole) = (size_of::<PackedEntry>(), size_of::<Entry>());
+        let (packed, whole) = (size_of::<PackedFlow>(), size_of::<TrackedFlow>());
         assert!(packed <= 40 && packed * 3 < whole, "{packed} of {whole} bytes");
     }
 }

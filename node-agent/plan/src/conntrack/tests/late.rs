@@ -15,7 +15,7 @@ fn masqueraded_flows_of_a_late_pod_are_stale() {
         set.pods.extend(pods(generation, &[("10.1.0.1", "cni0")]).pods);
         Event::Pods(set)
     };
-    let flow = |destination: &str, reply_source: &str, reply_destination: &str| Entry {
+    let flow = |destination: &str, reply_source: &str, reply_destination: &str| TrackedFlow {
         reply_destination: at(reply_destination),
         ..entry(UDP, "10.1.0.9:4000", destination, reply_source)
     };
@@ -28,7 +28,10 @@ fn masqueraded_flows_of_a_late_pod_are_stale() {
         ("no service's", flow("198.51.100.1:53", "198.51.100.1:53", node), false),
         (
             "another's",
-            Entry { source: at("10.1.0.7:4000"), ..flow("10.96.0.1:53", "10.1.0.1:5353", node) },
+            TrackedFlow {
+                source: at("10.1.0.7:4000"),
+                ..flow("10.96.0.1:53", "10.1.0.1:5353", node)
+            },
             false,
         ),
     ];
@@ -42,7 +45,7 @@ fn masqueraded_flows_of_a_late_pod_are_stale() {
     }
     // What is searched for something else may have TCP, too, which a client of TCP notices.
     let masqueraded = flow("10.96.0.1:53", "10.1.0.1:5353", node);
-    let tcp = Entry { transport: Transport::Named(Protocol::Tcp), ..masqueraded };
+    let tcp = TrackedFlow { transport: Transport::Named(Protocol::Tcp), ..masqueraded };
     let none = HashSet::new();
     assert_eq!(StaleFilter::new(&candidates, &tracked.planner, &none).treatment(&tcp), None);
     assert!(candidates_after(&mut tracked, vec![adopted(3, "10.1.0.9")]).is_empty(), "only once");

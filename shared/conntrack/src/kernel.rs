@@ -5,9 +5,9 @@ use nix::libc;
 use thiserror::Error;
 use tracing::trace_span;
 
-use super::entry::{Entry, Part, Treatment, write_dump};
-use denizen_model::Family;
+use crate::message::{parse, write_dump, write_get, write_treatment};
 use denizen_netlink::{Message, NetlinkError, Refusal, Socket, Writer};
+use denizen_packet::{Family, FlowSelection, TrackedFlow, Treatment};
 
 /// Requests in one batch. The kernel answers each that it refuses.
 const AT_ONCE: usize = 512;
@@ -16,10 +16,10 @@ const AT_ONCE: usize = 512;
 #[derive(Debug, Error)]
 pub enum ConntrackError {
     /// The entries could not be read.
-    #[error("conntrack, {part}: cannot read the entries")]
+    #[error("conntrack, {selection}: cannot read the entries")]
     Read {
         /// Which entries.
-        part: Part,
+        selection: FlowSelection,
         /// The cause.
         #[source]
         source: NetlinkError,
@@ -38,17 +38,19 @@ pub enum ConntrackError {
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
+    mark_bit: u32,
     dumps: u64,
 }
 
 impl Conntrack {
-    /// Opens the connection.
+    /// Opens the connection. `mark_bit` is the bit of connections' marks that
+    /// [`TrackedFlow::is_marked`], [`Treatment::Mark`] and [`Treatment::Unmark`] mean.
     ///
     /// # Errors
     /// [`NetlinkError`] if no netlink socket can be opened. Missing connection tracking, or the
     /// lack of permission, only shows later.
-    pub fn open() -> Result<Self, NetlinkError> {
-        Socket::open().map(|socket| Self { socket, dumps: 0 })
+    pub fn open(mark_bit: u32) -> Result<Self, NetlinkError> {
+        Socket::open().map(|socket| Self { socket, mark_bit, dumps: 0 })
     }
 
     /// The number of dumps requested.
@@ -60,18 +62,23 @@ impl Conntrack {
     ///
     /// # Errors
     /// [`ConntrackError::Read`].
-    pub fn read(&mut self, part: Part, mut each: impl FnMut(Entry)) -> Result<(), ConntrackError> {
-        let _span = trace_span!("conntrack", %part).entered();
+    pub fn read(
+        &mut self,
+        selection: FlowSelection,
+        mut each: impl FnMut(TrackedFlow),
+    ) -> Result<(), ConntrackError> {
+        let _span = trace_span!("conntrack", %selection).entered();
         let mut request = Writer::default();
         let sequence = self.socket.sequences(1);
-        write_dump(&mut request, sequence, part);
+        write_dump(&mut request, sequence, selection);
+        let mark_bit = self.mark_bit;
         self.dumps += 1;
         let read = self.socket.dump(request.bytes(), sequence, |message| {
-            if let Some(entry) = Entry::parse(&message).filter(|entry| part.has(entry)) {
+            if let Some(entry) = parse(&message, mark_bit).filter(|entry| selection.has(entry)) {
                 each(entry);
             }
         });
-        read.map_err(|source| ConntrackError::Read { part, source })
+        read.map_err(|source| ConntrackError::Read { selection, source })
     }
 
     /// Treats exactly these entries so, and adds to `done` how many still existed.
@@ -81,19 +88,19 @@ impl Conntrack {
     pub fn treat(
         &mut self,
         treatment: Treatment,
-        entries: &[Entry],
+        entries: &[TrackedFlow],
         done: &mut usize,
     ) -> Result<(), ConntrackError> {
         let failed = |source| ConntrackError::Change { source };
         let mut refused = None;
         for some in entries.chunks(AT_ONCE) {
-            let unanswered: Vec<Entry>;
+            let unanswered: Vec<TrackedFlow>;
             let some = match treatment {
                 Treatment::DeleteUnanswered => {
                     unanswered = self.still_unanswered(some);
                     &unanswered
                 }
-                Treatment::Delete | Treatment::Forbid | Treatment::Permit => some,
+                Treatment::Delete | Treatment::Mark | Treatment::Unmark => some,
             };
             if some.is_empty() {
                 continue;
@@ -109,12 +116,13 @@ impl Conntrack {
 
     /// Those that nobody has answered since they were read: a dump of a large table takes long
     /// enough for an answer to come.
-    fn still_unanswered(&mut self, entries: &[Entry]) -> Vec<Entry> {
-        let is_still = |entry: &&Entry| {
+    fn still_unanswered(&mut self, entries: &[TrackedFlow]) -> Vec<TrackedFlow> {
+        let is_still = |entry: &&TrackedFlow| {
+            let mark_bit = self.mark_bit;
             let mut request = Writer::default();
             let sequence = self.socket.sequences(1);
-            entry.write_get(&mut request, sequence);
-            let read = |message: Message<'_>| Entry::parse(&message);
+            write_get(&mut request, entry, sequence);
+            let read = |message: Message<'_>| parse(&message, mark_bit);
             // An entry that ended by itself meanwhile is refused.
             let now = self.socket.ask(request.bytes(), sequence, read).ok().flatten();
             now.is_some_and(|now| now.id == entry.id && now.is_unanswered_syn)
@@ -125,7 +133,7 @@ impl Conntrack {
     fn treat_some(
         &mut self,
         treatment: Treatment,
-        entries: &[Entry],
+        entries: &[TrackedFlow],
     ) -> Result<Vec<Refusal>, NetlinkError> {
         let mut requests = Writer::default();
         let mut last = 0;
@@ -133,25 +141,24 @@ impl Conntrack {
             let is_last = n + 1 == entries.len();
             let flags = if is_last { libc::NLM_F_ACK as u16 } else { 0 };
             last = self.socket.sequences(1);
-            entry.write(treatment, &mut requests, flags, last);
+            write_treatment(&mut requests, entry, treatment, self.mark_bit, flags, last);
         }
         self.socket.send(requests.bytes())?;
         self.socket.refusals(last)
     }
 
-    /// Clears [`MarkBit::FORBIDDEN`](denizen_plan::MarkBit::FORBIDDEN) everywhere. Returns how many
-    /// entries had it.
+    /// Clears the bit of the mark everywhere. Returns how many entries had it.
     ///
     /// # Errors
     /// [`ConntrackError`].
-    pub fn permit_all(&mut self) -> Result<usize, ConntrackError> {
-        let (mut forbidden, mut permitted) = (Vec::new(), 0);
+    pub fn unmark_all(&mut self) -> Result<usize, ConntrackError> {
+        let (mut marked, mut unmarked) = (Vec::new(), 0);
         for family in Family::BOTH {
-            self.read(Part { family, protocol: None, unanswered_syns: false }, |entry| {
-                forbidden.extend(entry.is_forbidden.then_some(entry))
+            self.read(FlowSelection { family, protocol: None, unanswered_syns: false }, |entry| {
+                marked.extend(entry.is_marked.then_some(entry))
             })?;
         }
-        self.treat(Treatment::Permit, &forbidden, &mut permitted)?;
-        Ok(permitted)
+        self.treat(Treatment::Unmark, &marked, &mut unmarked)?;
+        Ok(unmarked)
     }
 }

@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 
 use super::candidates::{StaleCandidates, can_move, keys_of};
-use super::entry::{Entry, Treatment};
-use denizen_model::{Family, ServicePortName, Snapshot};
-use denizen_plan::{
+use crate::{
     FirewallPlan, Flow, Frontend, Masquerade, Plan, Planner, SeenAs, ServicePlan, serving,
 };
+use denizen_model::{Family, ServicePortName, Snapshot};
+use denizen_packet::{TrackedFlow, Treatment};
 
 /// The kernel chooses clients' ports from here on (`net.ipv4.ip_local_port_range`).
 const EPHEMERAL: u16 = 32768;
@@ -54,7 +54,7 @@ impl<'a> StaleFilter<'a> {
     }
 
     /// What is done to an entry, if anything.
-    pub fn treatment(&mut self, entry: &Entry) -> Option<Treatment> {
+    pub fn treatment(&mut self, entry: &TrackedFlow) -> Option<Treatment> {
         if self.is_of_departed_pod(entry) {
             return Some(Treatment::Delete);
         }
@@ -64,20 +64,20 @@ impl<'a> StaleFilter<'a> {
                 false => Treatment::Delete,
             });
         }
-        if !entry.is_forbidden && !self.candidates.may_forbid(entry) {
+        if !entry.is_marked && !self.candidates.may_forbid(entry) {
             return None;
         }
         let firewall = self.plan.firewall().filter(|firewall| firewall.is_known())?;
-        match (entry.is_forbidden, is_refused(firewall, entry)) {
-            (false, true) => Some(Treatment::Forbid),
-            (true, false) => Some(Treatment::Permit),
+        match (entry.is_marked, is_refused(firewall, entry)) {
+            (false, true) => Some(Treatment::Mark),
+            (true, false) => Some(Treatment::Unmark),
             (true, true) | (false, false) => None,
         }
     }
 
     /// Whether an entry leads to nobody, or to the wrong place. A TCP connection that was answered
     /// ends by itself, and must not end before.
-    fn is_stale(&mut self, entry: &Entry) -> bool {
+    fn is_stale(&mut self, entry: &TrackedFlow) -> bool {
         can_move(entry)
             && (self.is_of_gone_pod(entry)
                 || self.hides_a_local_pod(entry)
@@ -86,14 +86,14 @@ impl<'a> StaleFilter<'a> {
 
     /// A connection of a pod that is gone. One of the pod that has the address now is not, as soon
     /// as that has begun.
-    fn is_of_departed_pod(&self, entry: &Entry) -> bool {
+    fn is_of_departed_pod(&self, entry: &TrackedFlow) -> bool {
         let mut departed = self.candidates.departed_ends(entry);
         departed.any(|ip| !self.pods.contains(&ip) || self.awaited.contains(&ip))
     }
 
     /// A flow of a pod that became known late: it was masqueraded as traffic from outside, and
     /// would not be now.
-    fn hides_a_local_pod(&self, entry: &Entry) -> bool {
+    fn hides_a_local_pod(&self, entry: &TrackedFlow) -> bool {
         let (source, reply_source) = (entry.source.ip(), entry.reply_source.ip());
         let is_hairpin = reply_source == source;
         if !self.candidates.is_late(source)
@@ -116,7 +116,7 @@ impl<'a> StaleFilter<'a> {
     }
 
     /// The address may since have been given to another pod; then it is that pod's.
-    fn is_of_gone_pod(&self, entry: &Entry) -> bool {
+    fn is_of_gone_pod(&self, entry: &TrackedFlow) -> bool {
         [entry.source, entry.reply_source].iter().any(|end| {
             let ip = end.ip();
             self.candidates.is_pod(ip) && !self.pods.contains(&ip) && !self.is_own(ip)
@@ -132,7 +132,7 @@ impl<'a> StaleFilter<'a> {
         self.plan.node().node_ports.addresses.contains(&address)
     }
 
-    fn misses_its_service(&mut self, entry: &Entry) -> bool {
+    fn misses_its_service(&mut self, entry: &TrackedFlow) -> bool {
         let (Some((services, world)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
             return false;
         };
@@ -168,7 +168,7 @@ impl<'a> StaleFilter<'a> {
 }
 
 /// Whether no policy permits a connection.
-fn is_refused(firewall: &FirewallPlan, entry: &Entry) -> bool {
+fn is_refused(firewall: &FirewallPlan, entry: &TrackedFlow) -> bool {
     let (client, server) = match is_answer(entry) {
         true => (entry.reply_source, entry.source),
         false => (entry.source, entry.reply_source),
@@ -188,7 +188,7 @@ fn is_refused(firewall: &FirewallPlan, entry: &Entry) -> bool {
 /// its frames until then. The firewall drops what the client sends, and takes the server's next
 /// packet for the first one of a connection from the server to the client, which it mostly permits:
 /// what the client sends would be answers. So this connection is judged the right way round.
-fn is_answer(entry: &Entry) -> bool {
+fn is_answer(entry: &TrackedFlow) -> bool {
     entry.is_mid_stream
         && !entry.is_translated()
         && entry.source.port() < EPHEMERAL

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use denizen_state::Epoch;
 
-use super::entry::{Entry, Part};
-use denizen_model::{Family, PodSet, Protocol, family_of};
-use denizen_plan::{
+use crate::{
     Changes, FirewallChanges, FirewallPlan, FrontendAddress, FrontendKey, Plan, ServicePlan,
 };
+use denizen_model::{Family, PodSet, Protocol, family_of};
+use denizen_packet::{FlowSelection, TrackedFlow};
 
 /// Where stale entries may be. [`super::StaleFilter`] decides whether an entry is stale.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -72,7 +72,7 @@ impl StaleCandidates {
 
     /// The parts of the kernel's table that must be read. Each costs a dump, in which the kernel
     /// walks the whole table.
-    pub fn parts(&self) -> BTreeSet<Part> {
+    pub fn parts(&self) -> BTreeSet<FlowSelection> {
         let restricted = self.restricted.iter().chain(&self.departed);
         let mut families: BTreeSet<Family> = restricted.map(|ip| family_of(*ip)).collect();
         if self.marked_before {
@@ -81,12 +81,12 @@ impl StaleCandidates {
         let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
         let named = keys.chain(self.of_pods.iter().copied());
         let named = named.filter(|(family, _)| !families.contains(family));
-        let named = named.map(|(family, protocol)| Part {
+        let named = named.map(|(family, protocol)| FlowSelection {
             family,
             protocol: Some(protocol),
             unanswered_syns: protocol == Protocol::Tcp,
         });
-        let of_all = |family| Part { family, protocol: None, unanswered_syns: false };
+        let of_all = |family| FlowSelection { family, protocol: None, unanswered_syns: false };
         let whole = families.iter().copied().map(of_all);
         named.chain(whole).collect()
     }
@@ -105,14 +105,14 @@ impl StaleCandidates {
 
     /// Whether an entry matches any candidate. Every forbidden one does: what is read of the
     /// kernel's table counts.
-    pub fn concern(&self, entry: &Entry) -> bool {
-        entry.is_forbidden
+    pub fn concern(&self, entry: &TrackedFlow) -> bool {
+        entry.is_marked
             || can_move(entry) && self.concern_service_of(entry)
             || self.is_restricted(entry)
             || self.departed_ends(entry).next().is_some()
     }
 
-    fn concern_service_of(&self, entry: &Entry) -> bool {
+    fn concern_service_of(&self, entry: &TrackedFlow) -> bool {
         let keys = keys_of(entry);
         keys.iter().flatten().any(|key| self.keys.contains(key))
             || [entry.source, entry.reply_source].iter().any(|end| self.is_pod(end.ip()))
@@ -120,7 +120,7 @@ impl StaleCandidates {
     }
 
     /// Whether an entry that was forbidden may be permitted again.
-    pub fn may_permit(&self, entry: &Entry) -> bool {
+    pub fn may_permit(&self, entry: &TrackedFlow) -> bool {
         let ends = [entry.source, entry.reply_source];
         self.all_relaxed || ends.iter().any(|end| self.relaxed.contains(&end.ip()))
     }
@@ -162,23 +162,23 @@ impl StaleCandidates {
     }
 
     /// Whether a flow has such an address.
-    pub fn is_departed(&self, entry: &Entry) -> bool {
+    pub fn is_departed(&self, entry: &TrackedFlow) -> bool {
         self.departed_ends(entry).next().is_some()
     }
 
     /// The ends of a flow, its first destination among them, that are such addresses.
-    pub(super) fn departed_ends(&self, entry: &Entry) -> impl Iterator<Item = IpAddr> {
+    pub(super) fn departed_ends(&self, entry: &TrackedFlow) -> impl Iterator<Item = IpAddr> {
         let ends = [entry.source, entry.reply_source, entry.destination];
         ends.into_iter().map(|end| end.ip()).filter(|ip| self.departed.contains(ip))
     }
 
     /// Whether a policy may forbid a flow now that it permitted before.
-    pub(super) fn may_forbid(&self, entry: &Entry) -> bool {
+    pub(super) fn may_forbid(&self, entry: &TrackedFlow) -> bool {
         self.is_restricted(entry) || self.is_departed(entry)
     }
 
     /// Whether one end of a flow is one whose connections a policy may forbid now.
-    fn is_restricted(&self, entry: &Entry) -> bool {
+    fn is_restricted(&self, entry: &TrackedFlow) -> bool {
         let ends = [entry.source, entry.reply_source];
         ends.iter().any(|end| self.restricted.contains(&end.ip()))
     }
@@ -201,7 +201,7 @@ impl StaleCandidates {
 
 /// The two frontends that may match an entry's destination; `None` for port 0, and for what has no
 /// ports.
-pub(super) fn keys_of(entry: &Entry) -> Option<[FrontendKey; 2]> {
+pub(super) fn keys_of(entry: &TrackedFlow) -> Option<[FrontendKey; 2]> {
     let (protocol, port) = (entry.protocol()?, entry.destination.port().try_into().ok()?);
     let at = |address| FrontendKey { address, protocol, port };
     Some([
@@ -212,7 +212,7 @@ pub(super) fn keys_of(entry: &Entry) -> Option<[FrontendKey; 2]> {
 
 /// Whether a flow can go on at another endpoint, if its entry is deleted. A TCP connection that was
 /// answered cannot: its endpoint resets it, and the client connects again.
-pub(super) fn can_move(entry: &Entry) -> bool {
+pub(super) fn can_move(entry: &TrackedFlow) -> bool {
     entry.protocol().is_some_and(|protocol| match protocol {
         Protocol::Udp | Protocol::Sctp => true,
         Protocol::Tcp => entry.is_unanswered_syn,

@@ -1,9 +1,9 @@
-//! Connection tracking: deletes stale entries, and marks those that policies forbid.
+//! Which entries of connection tracking are stale, or forbidden by policies. Pure.
 //!
 //! The kernel applies the NAT chains to a flow's first packet only, and repeats the result as long
 //! as packets come. A UDP sender never starts again, so its flow continues to an endpoint that is
-//! gone, or, if its first packet came before the service, to nobody. `stale` decides which entries
-//! are stale (pure), `entry` parses an entry (pure), `kernel` reads, deletes and marks.
+//! gone, or, if its first packet came before the service, to nobody. [`StaleCandidates`]
+//! says where to search after a change, and [`StaleFilter`] what becomes of each entry.
 //!
 //! A TCP connection to a service is left alone once it was answered: an endpoint that no longer
 //! serves resets it, and the client connects again. But a SYN that nobody answered is sent again for
@@ -23,15 +23,9 @@
 //! way, may arrive when that time is over.
 
 mod candidates;
-mod entry;
-mod kernel;
-mod packed;
 mod stale;
 #[cfg(test)]
 mod tests;
 
 pub use candidates::{CandidateTracker, StaleCandidates};
-pub use entry::{Entry, Part, Transport, Treatment, write_dump};
-pub use kernel::{Conntrack, ConntrackError};
-pub use packed::PackedEntry;
 pub use stale::StaleFilter;

@@ -1,0 +1,27 @@
+//! What is done to a tracked flow.
+
+/// What is done to an entry of the conntrack table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Treatment {
+    /// It is deleted: the next packet begins a new connection.
+    Delete,
+    /// It is deleted unless it is no [`is_unanswered_syn`](crate::TrackedFlow::is_unanswered_syn) any more.
+    DeleteUnanswered,
+    /// It gets the bit of the mark, so that rules can tell its packets.
+    Mark,
+    /// It loses that bit.
+    Unmark,
+}
+
+impl Treatment {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Delete, Self::DeleteUnanswered, Self::Mark, Self::Unmark];
+
+    /// Whether the entry is gone then.
+    pub fn deletes(self) -> bool {
+        match self {
+            Self::Delete | Self::DeleteUnanswered => true,
+            Self::Mark | Self::Unmark => false,
+        }
+    }
+}
