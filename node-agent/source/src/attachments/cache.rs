@@ -174,8 +174,12 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
     let missing = |key: &str| format!("{key} is missing");
     let (path, args) = (path.to_owned(), cached.cni_args.unwrap_or_default());
     let passed = cached.capability_args.and_then(|mut passed| passed.remove(ANNOTATIONS));
-    let annotations = passed.and_then(|it| serde_json::from_value(it).ok()).unwrap_or_default();
-    let list = cached.config.and_then(|it| BASE64.decode(it.as_bytes()).ok()).unwrap_or_default();
+    let annotations =
+        passed.and_then(|arguments| serde_json::from_value(arguments).ok()).unwrap_or_default();
+    let list = cached
+        .config
+        .and_then(|encoded| BASE64.decode(encoded.as_bytes()).ok())
+        .unwrap_or_default();
     let list = String::from_utf8_lossy(&list).into_owned();
     let args: Vec<String> = args.iter().map(|(key, value)| format!("{key}={value}")).collect();
     match cached.kind.as_deref() {

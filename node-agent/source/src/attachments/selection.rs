@@ -66,7 +66,7 @@ impl Selection {
             let newest = self.newest.get(&entry.network);
             let redirection = newest.and_then(|newest| newest.redirection.as_ref());
             let Entry { args, annotations, if_name, .. } = entry;
-            if redirection.is_some_and(|it| it.selects(args, annotations, if_name)) {
+            if redirection.is_some_and(|selection| selection.selects(args, annotations, if_name)) {
                 let id = AttachmentId::new(&entry.container_id, if_name);
                 self.selected.insert(entry.path.file_name().unwrap_or_default().into(), id);
             }

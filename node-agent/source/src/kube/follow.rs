@@ -334,7 +334,7 @@ impl Follower {
         apply: fn(&mut Index, &str) -> Vec<Event>,
     ) -> Result<(), Closed> {
         let versioned = serde_json::from_str::<Versioned>(object.get()).ok();
-        if !versioned.as_ref().is_some_and(|it| self.ahead.has(&it.metadata)) {
+        if !versioned.as_ref().is_some_and(|object| self.ahead.has(&object.metadata)) {
             let events = apply(&mut self.index, object.get());
             self.outlet.send(events).await?;
             self.report();

@@ -154,7 +154,8 @@ fn is_leaving(raw: &Node) -> bool {
 }
 
 fn is_network_unavailable(status: &NodeStatus) -> bool {
-    let is_named = |it: &Condition| it.kind == NETWORK_UNAVAILABLE && it.status == "True";
+    let is_named =
+        |condition: &Condition| condition.kind == NETWORK_UNAVAILABLE && condition.status == "True";
     elements(status.conditions.as_ref()).iter().any(is_named)
 }
 
