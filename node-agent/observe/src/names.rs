@@ -37,7 +37,8 @@ impl Names {
             node: plan.node().addresses.clone(),
             ..Self::default()
         };
-        let mut cluster: Vec<_> = model.cluster().iter().flat_map(|it| it.pods()).collect();
+        let mut cluster: Vec<_> =
+            model.cluster().iter().flat_map(|cluster| cluster.pods()).collect();
         // Of two pods that claim one address, the younger one has it.
         cluster.sort_by_key(|pod| pod.created);
         let of_cluster = cluster.iter().map(|pod| (&pod.ips[..], pod.name.to_string()));

@@ -290,7 +290,8 @@ impl fmt::Display for Status {
                 ),
             ),
         ];
-        let announcements = self.announcements.iter().map(|it| ("announcements", it.to_string()));
+        let announcements =
+            self.announcements.iter().map(|withheld| ("announcements", withheld.to_string()));
         let bgp = self.bgp.iter().flat_map(BgpStatus::lines);
         let ipvs = self.ipvs.iter().flat_map(IpvsStatus::lines);
         let errors = self.errors.iter().map(|error| ("error", error.clone()));

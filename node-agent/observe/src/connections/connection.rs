@@ -56,7 +56,9 @@ impl Connection {
             client: place(entry.source),
             destination: place(entry.destination),
             service: service.map(str::to_owned),
-            draining_since: service.and_then(|it| names.draining(it, entry.reply_source)).cloned(),
+            draining_since: service
+                .and_then(|service| names.draining(service, entry.reply_source))
+                .cloned(),
             endpoint: entry.is_translated().then(|| place(entry.reply_source)),
             masqueraded_as: entry.is_masqueraded().then_some(entry.reply_destination),
             seconds: tracked.age(now).map(|age| age.as_secs()),

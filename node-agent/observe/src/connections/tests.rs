@@ -239,6 +239,7 @@ fn a_summary_has_the_newest_connections_of_a_large_table() {
     let summary = builder.summary();
     assert_eq!(summary.totals.total, 1000);
     assert_eq!(summary.totals.services["default/dns:udp"].connections, 1000);
-    let seconds: Vec<u64> = summary.newest.iter().filter_map(|it| it.seconds).collect();
+    let seconds: Vec<u64> =
+        summary.newest.iter().filter_map(|connection| connection.seconds).collect();
     assert_eq!(seconds, (4001..=4020).collect::<Vec<_>>());
 }

@@ -91,10 +91,12 @@ pub fn count(kernel: &mut Kernel, is_iptables: bool) -> Result<DropCounts, Netli
 }
 
 fn verdict_of(rule: &RuleView<'_>) -> Option<DropVerdict> {
-    rule.expressions().find_map(|it| match (it.name(), it.xtables_target(), it.decision()) {
-        ("reject", _, _) | (_, Some("REJECT"), _) => Some(DropVerdict::Refused),
-        (_, _, Some(Decision::Drop)) => Some(DropVerdict::Dropped),
-        (_, _, Some(_) | None) => None,
+    rule.expressions().find_map(|expression| {
+        match (expression.name(), expression.xtables_target(), expression.decision()) {
+            ("reject", _, _) | (_, Some("REJECT"), _) => Some(DropVerdict::Refused),
+            (_, _, Some(Decision::Drop)) => Some(DropVerdict::Dropped),
+            (_, _, Some(_) | None) => None,
+        }
     })
 }
 

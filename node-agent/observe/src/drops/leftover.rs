@@ -15,8 +15,9 @@ use denizen_backend::nftables;
 /// [`WatchError`], also if an agent that starts at the same time has removed them.
 pub fn remove_samples(kernel: &mut Kernel) -> Result<(), WatchError> {
     let tables = kernel.chains(None, |chain| {
-        let table =
-            [nftables::TABLE, firewall::TABLE].into_iter().find(|it| chain.table() == Some(it));
+        let table = [nftables::TABLE, firewall::TABLE]
+            .into_iter()
+            .find(|table| chain.table() == Some(table));
         chain.family().zip(table)
     })?;
     let tables: BTreeSet<(TableFamily, &'static str)> = tables.into_iter().collect();

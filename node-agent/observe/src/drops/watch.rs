@@ -121,7 +121,7 @@ impl DropWatch {
             verdict: if rule.refuses { DropVerdict::Refused } else { DropVerdict::Dropped },
             reason: rule.comment.clone().unwrap_or_else(|| rule.text.clone()),
             table: format!("{family} {}", message.table),
-            packet: self.packets.remove(&message.id).map(|it| PacketReport::of(&it, names)),
+            packet: self.packets.remove(&message.id).map(|packet| PacketReport::of(&packet, names)),
         })
     }
 }
@@ -136,7 +136,8 @@ impl PacketReport {
         };
         let service = protocol.and_then(|protocol| names.service(protocol, destination));
         Self {
-            protocol: protocol.map_or_else(|| packet.protocol.to_string(), |it| it.to_string()),
+            protocol: protocol
+                .map_or_else(|| packet.protocol.to_string(), |protocol| protocol.to_string()),
             source: place(source),
             destination: place(destination),
             service: service.map(str::to_owned),

@@ -20,7 +20,7 @@ impl BgpStatus {
     /// For a person: a line for all, and one for each session.
     pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
         let Self { is_answering, is_current, sessions } = self;
-        let (up, all) = (sessions.iter().filter(|it| it.is_up()).count(), sessions.len());
+        let (up, all) = (sessions.iter().filter(|session| session.is_up()).count(), sessions.len());
         let current = if *is_current { "" } else { ", its configuration is not current" };
         let bird = match is_answering {
             true => format!("{up} of {all} sessions are up{current}"),

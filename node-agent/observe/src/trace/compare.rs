@@ -167,7 +167,7 @@ fn ended(expected: Fate, word: &str, outcome: &Outcome, by: &str) -> Vec<String>
 
 fn forwarded(said: &Explanation, outcome: &Outcome, by: &str) -> Vec<String> {
     let end = outcome.last.destination;
-    let is_endpoint = said.endpoints.iter().any(|it| *it == end.to_string());
+    let is_endpoint = said.endpoints.iter().any(|endpoint| *endpoint == end.to_string());
     let is_refused = said.policies.iter().any(|row| {
         let is_here = row.endpoint.as_deref() == Some(&*end.to_string());
         is_here && matches!(&*row.result, "refused" | "pending")

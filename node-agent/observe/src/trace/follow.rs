@@ -165,7 +165,7 @@ impl Follower {
 }
 
 fn refuse_many(packet: &Packet) -> Result<(), TraceError> {
-    let is_many = |it: &std::net::IpAddr| it.is_unspecified() || it.is_multicast();
+    let is_many = |ip: &std::net::IpAddr| ip.is_unspecified() || ip.is_multicast();
     match [packet.source, packet.destination].into_iter().find(is_many) {
         Some(address) => Err(TraceError::Broad(address)),
         None => Ok(()),

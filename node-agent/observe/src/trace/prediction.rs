@@ -41,7 +41,8 @@ impl Prediction {
         });
         let is_source = |ips: &[IpAddr]| ips.contains(&packet.source);
         let behind_port = pods.iter().any(|pod| pod.port.is_some() && is_source(&pod.ips));
-        let ends = explanation.endpoints.iter().filter_map(|it| it.parse::<SocketAddr>().ok());
+        let ends =
+            explanation.endpoints.iter().filter_map(|endpoint| endpoint.parse::<SocketAddr>().ok());
         let addresses = ends.map(|end| end.ip()).chain([packet.source, packet.destination]);
         let name = |address: IpAddr| {
             let pod = pods.iter().find(|pod| pod.ips.contains(&address)).map(ToString::to_string);

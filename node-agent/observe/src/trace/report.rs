@@ -140,7 +140,8 @@ impl Report {
             destination: words.place(outcome.first.destination),
             service: said.explanation.service.clone(),
             hooks,
-            virtual_server: server.map(|it| format!("{} by {}", it.address, it.scheduler)),
+            virtual_server: server
+                .map(|server| format!("{} by {}", server.address, server.scheduler)),
             fate: outcome.fate,
             by: outcome.by.map(end),
             last_source: words.place(outcome.last.source),
@@ -192,7 +193,8 @@ impl Words<'_> {
 
     fn rule(&self, message: &TraceMessage) -> RuleReport {
         let found = self.rules.of(message);
-        let family = message.family.map_or("another family's".to_owned(), |it| it.to_string());
+        let family =
+            message.family.map_or("another family's".to_owned(), |family| family.to_string());
         let (handle, verdict) = match &message.event {
             TraceEvent::Rule { handle, verdict } => (Some(*handle), words_of(verdict)),
             TraceEvent::NoRule => (None, "continue".to_owned()),
@@ -313,7 +315,7 @@ impl fmt::Display for Comparison {
         match self {
             Self::AsPredicted => writeln!(f, "=> as predicted by explain"),
             Self::Differs(all) => {
-                all.iter().try_for_each(|it| writeln!(f, "=> differs here: {it}"))
+                all.iter().try_for_each(|difference| writeln!(f, "=> differs here: {difference}"))
             }
             Self::NotComparable(why) => writeln!(f, "=> not compared with explain: {why}"),
         }

@@ -39,7 +39,7 @@ impl Bgp {
     pub fn set(&self, status: &BgpStatus) {
         let Self { speaker_up, down, up, exported, imported } = self;
         speaker_up.set(i64::from(status.is_answering && status.is_current));
-        down.set(gauge(status.sessions.iter().filter(|it| !it.is_up()).count()));
+        down.set(gauge(status.sessions.iter().filter(|session| !session.is_up()).count()));
         for family in [up, exported, imported] {
             family.clear();
         }

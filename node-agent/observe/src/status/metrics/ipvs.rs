@@ -46,7 +46,8 @@ impl Ipvs {
         self.virtual_servers.set(gauge(*virtual_servers));
         self.carried_by_nftables.set(gauge(*carried_by_nftables));
         self.draining_endpoints.set(gauge(draining.len()));
-        self.draining_connections.set(draining.iter().map(|it| i64::from(it.active)).sum());
+        self.draining_connections
+            .set(draining.iter().map(|endpoint| i64::from(endpoint.active)).sum());
         let EndedConnections { pod_ended, timed_out } = *ended_connections;
         for (reason, connections) in [("pod_ended", pod_ended), ("timed_out", timed_out)] {
             let counter = self.ended_connections.get_or_create(&[("reason", reason)]);
