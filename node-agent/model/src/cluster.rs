@@ -98,7 +98,7 @@ impl<'a> Cluster<'a> {
         let first = PolicyName { namespace: namespace.clone(), name: "".into() };
         let namespace = namespace.clone();
         let from = self.model.network_policies.range(first..);
-        from.map(|(_, policy)| policy).take_while(move |it| it.name.namespace == namespace)
+        from.map(|(_, policy)| policy).take_while(move |policy| policy.name.namespace == namespace)
     }
 
     /// Every NetworkPolicy, by namespace and name.
