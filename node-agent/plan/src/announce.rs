@@ -337,7 +337,8 @@ impl Announcements {
 
     /// The addresses of services that are to be announced.
     pub fn service_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        let of_services = self.wanted.iter().filter(|(_, it)| it.because.is_service());
+        let of_services =
+            self.wanted.iter().filter(|(_, announcement)| announcement.because.is_service());
         of_services.map(|(prefix, _)| prefix.ip())
     }
 
@@ -346,7 +347,8 @@ impl Announcements {
         &self,
         pods: &'a [LocalPod],
     ) -> impl Iterator<Item = &'a LocalPod> + use<'a, '_> {
-        let ranges = self.wanted.iter().filter(|(_, it)| it.class == Class::PodRange);
+        let ranges =
+            self.wanted.iter().filter(|(_, announcement)| announcement.class == Class::PodRange);
         let ranges: Vec<IpNetwork> = ranges.map(|(range, _)| *range).collect();
         let is_covered = move |ip: &IpAddr| {
             ranges.iter().any(|range| range.contains(*ip))

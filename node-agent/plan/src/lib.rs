@@ -104,8 +104,8 @@ impl Changes {
             virtual_servers: plan
                 .ipvs()
                 .iter()
-                .flat_map(|it| it.servers())
-                .map(|it| *it.0)
+                .flat_map(|ipvs| ipvs.servers().keys())
+                .copied()
                 .collect(),
             hairpins: known,
             health_checks: known,

@@ -202,8 +202,9 @@ impl AnnouncePlan {
         self.limit(most);
         let changed = || touched.union(&self.surplus);
         let silent = changed().filter_map(|at| Some((*at, self.decided.silent.get(at)?)));
-        let refused =
-            silent.filter(|(at, it)| it.why.is_refusal() && silent_before.get(at) != Some(*it));
+        let refused = silent.filter(|(at, silent)| {
+            silent.why.is_refusal() && silent_before.get(at) != Some(*silent)
+        });
         let nothing = BTreeSet::new();
         let dropped = changed().filter_map(|at| Some((at, self.decided.dropped.get(at)?)));
         let dropped =
@@ -237,7 +238,7 @@ impl AnnouncePlan {
     /// Of two owners of one prefix, the one with the higher class counts, then the first by name.
     fn announcement(&self, prefix: &IpNetwork) -> Option<&Announcement> {
         let wanted = self.about(prefix).filter_map(|(_, claim)| claim.verdict.as_ref().ok());
-        wanted.min_by_key(|it| (Reverse(it.class), &it.because))
+        wanted.min_by_key(|announcement| (Reverse(announcement.class), &announcement.because))
     }
 
     /// Of several reasons, the first one counts.
@@ -251,7 +252,8 @@ impl AnnouncePlan {
             return;
         }
         let wanted = self.decided.wanted.iter();
-        let mut ranked: Vec<_> = wanted.map(|(at, it)| (rank(it), *at)).collect();
+        let mut ranked: Vec<_> =
+            wanted.map(|(at, announcement)| (rank(announcement), *at)).collect();
         ranked.sort();
         for (_, prefix) in ranked.drain(most..) {
             self.decided.dropped.remove(&prefix);

@@ -170,7 +170,7 @@ impl<'a> Of<'a> {
             let at = FrontendAddress::Ip(address);
             let key = FrontendKey { address: at, protocol: port.protocol, port: port.port };
             let frontend = self.by.plan.services().and_then(|services| services.frontend(&key));
-            let own = frontend.filter(|it| it.service_port.service == service.name);
+            let own = frontend.filter(|frontend| frontend.service_port.service == service.name);
             let Some(frontend) = own else { continue };
             if (self.by.is_rejected)(frontend) {
                 why_none = WhyNot::RulesRefused;

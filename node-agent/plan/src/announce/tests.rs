@@ -94,11 +94,13 @@ impl World {
         let cidr = Event::ServiceCidr("kubernetes".to_owned(), Some(vec![range("10.96.0.0/16")]));
         let node = Event::Node(self.node.clone());
         let others = self.others.iter();
-        let others = others.map(|(name, it)| Event::OtherNode((*name).into(), Some(it.clone())));
+        let others =
+            others.map(|(name, node)| Event::OtherNode((*name).into(), Some(node.clone())));
         let services = self.services.iter();
-        let services = services.map(|it| Event::Service(it.name.clone(), Some(it.clone())));
+        let services =
+            services.map(|service| Event::Service(service.name.clone(), Some(service.clone())));
         let slices = self.slices.iter();
-        let slices = slices.map(|it| Event::Slice(it.name.clone(), Some(it.clone())));
+        let slices = slices.map(|slice| Event::Slice(slice.name.clone(), Some(slice.clone())));
         let addresses = Event::Addresses(vec![address("192.0.2.1", "eth0")]);
         let events = [cidr, node, addresses, Event::Pods(self.pods.clone())];
         events.into_iter().chain(others).chain(services).chain(slices).collect()
@@ -215,7 +217,8 @@ fn cluster_ips_follow_the_internal_policy() {
 
 #[test]
 fn only_what_was_asked_for_is_announced() {
-    let without = |kind: FrontendKind| vip(|world| world.settings.kinds.retain(|it| *it != kind));
+    let without =
+        |kind: FrontendKind| vip(|world| world.settings.kinds.retain(|other| *other != kind));
     assert_eq!(without(FrontendKind::LoadBalancerIp), Err("not-chosen"));
     assert_eq!(without(FrontendKind::ExternalIp), Ok(105));
     let ranges = |text: &str| vip(|world| world.settings.ranges = vec![range(text)]);
@@ -275,7 +278,7 @@ fn a_shared_address_stays_while_any_of_its_services_qualifies() {
     let late = Service { load_balancer_ips: vec![ip(VIP)], ..late };
     let first = Service { created: "2026-11-01".into(), ..web() };
     let slices = vec![slice("late", "late", vec![here()])];
-    let said = vip(|it| (it.services, it.slices) = (vec![first, late], slices));
+    let said = vip(|world| (world.services, world.slices) = (vec![first, late], slices));
     assert_eq!(said, Err("no-endpoint"));
 }
 
@@ -339,7 +342,7 @@ fn pods_are_announced_by_ranges_and_outside_them_by_themselves() {
         let world = World { settings: AnnounceSettings { pods, ..announce() }, ..world.clone() };
         world.decide().uncovered(&world.pods.pods).map(|pod| pod.ips.clone()).collect::<Vec<_>>()
     };
-    let all = ["10.1.1.5", "10.9.0.5", "10.9.0.6"].map(|it| vec![ip(it)]);
+    let all = ["10.1.1.5", "10.9.0.5", "10.9.0.6"].map(|address| vec![ip(address)]);
     for (pods, from) in [
         (AnnouncedPods::Auto, 2),
         (AnnouncedPods::Exact, 2),

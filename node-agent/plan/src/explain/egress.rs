@@ -43,7 +43,10 @@ impl Way<'_> {
     /// Explains egress masquerade towards a service's endpoints. Returns whether it applies to all
     /// of them.
     pub(super) fn leaves_for_endpoint(&mut self, sender: Sender, endpoints: &Endpoints) -> bool {
-        let out = endpoints.iter().filter(|it| self.leaves_to(sender, it.address.ip())).count();
+        let out = endpoints
+            .iter()
+            .filter(|endpoint| self.leaves_to(sender, endpoint.address.ip()))
+            .count();
         if out == 0 {
             return false;
         }

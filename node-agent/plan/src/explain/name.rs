@@ -83,8 +83,9 @@ fn is_name(text: &str) -> bool {
 }
 
 fn addresses_of(plan: &Plan, pod: &str) -> Option<Vec<IpAddr>> {
-    let its = plan.recorded().iter().filter(|it| it.to_string() == pod);
-    let addresses: Vec<IpAddr> = its.flat_map(|it| it.ips.iter().copied()).collect();
+    let its = plan.recorded().iter().filter(|attachment| attachment.to_string() == pod);
+    let addresses: Vec<IpAddr> =
+        its.flat_map(|attachment| attachment.ips.iter().copied()).collect();
     (!addresses.is_empty()).then_some(addresses)
 }
 
@@ -131,13 +132,14 @@ impl<'a> Named<'a> {
         if frontends.is_empty() {
             return Ok(self.pod_ends(plan, protocol.unwrap_or(Protocol::Tcp)).unwrap_or_default());
         }
-        let ports: BTreeSet<_> = frontends.iter().map(|it| &it.service_port).collect();
+        let ports: BTreeSet<_> = frontends.iter().map(|frontend| &frontend.service_port).collect();
         if ports.len() > 1 {
-            let ports = ports.iter().map(|it| format!("{it}/{}", it.protocol));
+            let ports = ports.iter().map(|port| format!("{port}/{}", port.protocol));
             return Err(NotFound::WhichPort(ports.collect::<Vec<_>>().join(", ")));
         }
-        let end =
-            |it: &&Frontend| Some((ip_of(it)?, Transport::Port(it.key.protocol, it.key.port)));
+        let end = |frontend: &&Frontend| {
+            Some((ip_of(frontend)?, Transport::Port(frontend.key.protocol, frontend.key.port)))
+        };
         Ok(frontends.iter().filter_map(end).collect())
     }
 
@@ -161,16 +163,16 @@ impl<'a> Named<'a> {
         let Some(services) = plan.services() else { return Vec::new() };
         let keys = services.keys_of(&ServiceName::new(namespace, name));
         let frontends = keys.iter().filter_map(|key| services.frontend(key));
-        let is_meant = |it: &&Frontend| {
+        let is_meant = |frontend: &&Frontend| {
             let port = self.port.is_none_or(|port| {
-                *it.service_port.port == *port || it.key.port.to_string() == port
+                *frontend.service_port.port == *port || frontend.key.port.to_string() == port
             });
-            let is_its = it.service_port.service.to_string() == self.name;
-            let protocol = protocol.is_none_or(|protocol| protocol == it.key.protocol);
-            is_its && it.kind == FrontendKind::ClusterIp && port && protocol
+            let is_its = frontend.service_port.service.to_string() == self.name;
+            let protocol = protocol.is_none_or(|protocol| protocol == frontend.key.protocol);
+            is_its && frontend.kind == FrontendKind::ClusterIp && port && protocol
         };
         let mut frontends: Vec<&Frontend> = frontends.filter(is_meant).collect();
-        frontends.sort_by_key(|it| it.key);
+        frontends.sort_by_key(|frontend| frontend.key);
         frontends
     }
 

@@ -194,7 +194,7 @@ mod tests {
         ];
         for (name, from, to, expected) in cases {
             let read = Packet::parse(from, to).map(|p| (p.interface, p.transport));
-            let source = Packet::parse(from, to).ok().and_then(|it| it.source_port);
+            let source = Packet::parse(from, to).ok().and_then(|packet| packet.source_port);
             assert_eq!(source.is_some(), read.is_ok() && from.contains(":4000"), "{name}");
             assert_eq!(read, expected.map(|(i, p)| (i.map(str::to_owned), p)), "{name}");
         }

@@ -52,9 +52,12 @@ pub(super) fn judge(plan: &Plan, packet: &Packet, mut explanation: Explanation) 
         return explanation;
     }
     let endpoints: Vec<Option<SocketAddr>> = match explanation.verdict {
-        Verdict::Forward => {
-            explanation.endpoints.iter().filter_map(|it| it.parse().ok()).map(Some).collect()
-        }
+        Verdict::Forward => explanation
+            .endpoints
+            .iter()
+            .filter_map(|endpoint| endpoint.parse().ok())
+            .map(Some)
+            .collect(),
         Verdict::Untouched => vec![None],
         Verdict::Foreign | Verdict::Reject | Verdict::Drop | Verdict::Unknown => {
             return explanation;

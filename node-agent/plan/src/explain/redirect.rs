@@ -45,7 +45,9 @@ pub(super) fn inside(plan: &Plan, packet: &Packet, mut explanation: Explanation)
     }
     let is_forwarded = explanation.verdict == Verdict::Forward;
     let ends: Vec<SocketAddr> = match explanation.verdict {
-        Verdict::Forward => explanation.endpoints.iter().filter_map(|it| it.parse().ok()).collect(),
+        Verdict::Forward => {
+            explanation.endpoints.iter().filter_map(|endpoint| endpoint.parse().ok()).collect()
+        }
         Verdict::Untouched => vec![destination(packet)],
         Verdict::Foreign | Verdict::Reject | Verdict::Drop | Verdict::Unknown => Vec::new(),
     };

@@ -342,7 +342,9 @@ impl FirewallPlan {
     /// The recorded pods whose labels are needed and not known.
     pub fn lacking_labels(&self) -> impl Iterator<Item = &PodName> {
         let lacking = self.subjects.values().filter(|_| self.known);
-        lacking.filter(|it| self.lacks_labels(it)).filter_map(|subject| subject.pod.as_ref())
+        lacking
+            .filter(|subject| self.lacks_labels(subject))
+            .filter_map(|subject| subject.pod.as_ref())
     }
 
     /// Its labels decide about its isolation, or about what other pods permit it.

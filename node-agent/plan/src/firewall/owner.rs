@@ -12,7 +12,7 @@ pub(super) fn owners(subjects: &BTreeMap<AttachmentId, Subject>) -> BTreeMap<IpA
     for (id, subject) in subjects {
         for ip in &subject.ips {
             let owner = owners.entry(*ip).or_insert_with(|| id.clone());
-            if subjects.get(owner).is_some_and(|it| it.added_at < subject.added_at) {
+            if subjects.get(owner).is_some_and(|other| other.added_at < subject.added_at) {
                 *owner = id.clone();
             }
         }

@@ -45,7 +45,7 @@ impl Covers {
     pub fn covering(&self, address: IpAddr) -> Self {
         match self {
             Self::Blocks(blocks) => Self::Blocks(
-                blocks.iter().filter(|it| it.contains(address)).take(1).cloned().collect(),
+                blocks.iter().filter(|block| block.contains(address)).take(1).cloned().collect(),
             ),
             Self::Pods(..) | Self::PodsOf(..) => self.clone(),
         }

@@ -40,7 +40,7 @@ impl Side {
             (_, Isolation::Open) | (Isolation::Pending, _) => false,
             (Isolation::Open, Isolation::Isolated | Isolation::Pending) => true,
             (Isolation::Isolated, Isolation::Isolated | Isolation::Pending) => {
-                let stays = |it| self.permissions.binary_search(it).is_ok();
+                let stays = |permission| self.permissions.binary_search(permission).is_ok();
                 !before.permissions.iter().all(stays)
             }
         }

@@ -158,7 +158,7 @@ impl FirewallPlan {
         });
         let renamed = changes.identities.iter().filter(|change| change.before.is_some());
         let mut narrowed: BTreeSet<IpAddr> =
-            narrower.map(|change| change.address).chain(renamed.map(|it| it.of)).collect();
+            narrower.map(|change| change.address).chain(renamed.map(|change| change.of)).collect();
         if all {
             narrowed.extend(restricted().map(|(address, _)| address));
         }
@@ -220,7 +220,9 @@ impl FirewallPlan {
         let before = self.subjects.remove(&pod.id);
         let described = described(pod, cluster)
             // It runs as long as it is recorded, although its object may be gone.
-            .or_else(|| before.as_ref().filter(|it| it.uid == pod.uid)?.described.clone());
+            .or_else(|| {
+                before.as_ref().filter(|subject| subject.uid == pod.uid)?.described.clone()
+            });
         before.iter().for_each(|before| self.disclaim(&pod.id, before));
         let group = pod.pod.as_ref().zip(described.as_ref()).map(|(name, described)| {
             self.groups.acquire(GroupKey {
@@ -241,7 +243,10 @@ impl FirewallPlan {
                 self.addresses.claim(*ip, by.clone(), group, &mut self.groups);
             }
         }
-        before.and_then(|it| it.group).into_iter().for_each(|group| self.groups.release(group));
+        before
+            .and_then(|subject| subject.group)
+            .into_iter()
+            .for_each(|group| self.groups.release(group));
         let [ingress, egress] = Direction::BOTH.map(|direction| {
             let policies = pod.pod.iter().flat_map(|name| cluster.policies_of(&name.namespace));
             decide(policies, described.as_ref(), direction)
@@ -304,8 +309,11 @@ impl FirewallPlan {
 
     /// The policies in force are those that select a recorded pod. Returns those that changed.
     fn update_rules(&mut self, cluster: Cluster<'_>) -> BTreeSet<PolicyName> {
-        let decisions = self.subjects.values().flat_map(|it| [&it.ingress, &it.egress]);
-        let selecting = decisions.filter_map(|it| it.class.as_ref()).flat_map(|it| &it.policies);
+        let decisions =
+            self.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
+        let selecting = decisions
+            .filter_map(|decision| decision.class.as_ref())
+            .flat_map(|class| &class.policies);
         let selecting: BTreeSet<&PolicyName> = selecting.collect();
         let policies = selecting.into_iter();
         let policies = policies.filter_map(|name| Some((name, cluster.policy(name)?))).collect();
@@ -368,14 +376,16 @@ impl FirewallPlan {
             before: of(&before, range),
             after: of(&self.blocks, range),
         });
-        changes.blocks = changed.filter(|it| it.before != it.after).collect();
+        changes.blocks = changed.filter(|change| change.before != change.after).collect();
         self.addresses.touched.extend(self.addresses.all().collect::<Vec<_>>());
     }
 
     /// Brings the permissions of the classes in use up to date.
     fn update_permissions(&mut self, changed: &BTreeSet<PolicyName>, identities: &[IdentityKey]) {
-        let decisions = self.subjects.values().flat_map(|it| [&it.ingress, &it.egress]);
-        let used: BTreeSet<&ClassKey> = decisions.filter_map(|it| it.class.as_ref()).collect();
+        let decisions =
+            self.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
+        let used: BTreeSet<&ClassKey> =
+            decisions.filter_map(|decision| decision.class.as_ref()).collect();
         let mut classes = std::mem::take(&mut self.classes);
         for class in used {
             let is_changed = || {

@@ -174,7 +174,9 @@ impl IpvsPlan {
         if before == candidate.as_ref() {
             return;
         }
-        for claim in before.iter().flat_map(|it| it.iter()).flat_map(Candidate::claims) {
+        for claim in
+            before.iter().flat_map(|candidate| candidate.iter()).flat_map(Candidate::claims)
+        {
             if let Some(claims) = self.claims.get_mut(&claim) {
                 claims.retain(|other| *other != key);
                 touched.extend(claims.iter().cloned());
@@ -183,7 +185,9 @@ impl IpvsPlan {
                 }
             }
         }
-        for claim in candidate.iter().flat_map(|it| it.iter()).flat_map(Candidate::claims) {
+        for claim in
+            candidate.iter().flat_map(|candidate| candidate.iter()).flat_map(Candidate::claims)
+        {
             let claims = self.claims.entry(claim).or_insert_with(|| Vec::with_capacity(1));
             touched.extend(claims.iter().cloned());
             claims.push(key.clone());
@@ -211,7 +215,8 @@ impl IpvsPlan {
         }
         for key in touched {
             let keys = services.keys_of(&key.service_port.service).iter();
-            let claimed = keys.filter(|it| services.frontend(it).is_some_and(|it| key.has(it)));
+            let claimed =
+                keys.filter(|at| services.frontend(at).is_some_and(|frontend| key.has(frontend)));
             changes.frontends.extend(claimed);
             let Some(candidate) = self.candidates.get(key) else { continue };
             let carrier = match candidate {

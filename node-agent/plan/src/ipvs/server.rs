@@ -93,8 +93,8 @@ pub(super) fn candidate(
     ended: &BTreeSet<IpAddr>,
     node: &NodePlan,
 ) -> Result<Candidate, ByNft> {
-    let of_cluster = frontends.iter().filter(|it| it.kind == FrontendKind::ClusterIp);
-    let main = of_cluster.min_by_key(|it| it.key).ok_or(ByNft::NoClusterIp)?;
+    let of_cluster = frontends.iter().filter(|frontend| frontend.kind == FrontendKind::ClusterIp);
+    let main = of_cluster.min_by_key(|frontend| frontend.key).ok_or(ByNft::NoClusterIp)?;
     let ready = main.inside.endpoints().ok_or(ByNft::NoEndpoints)?;
     match main.affinity {
         Affinity::None => {}
@@ -114,8 +114,9 @@ pub(super) fn candidate(
     }
     endpoints.retain(|at, _| !ended.contains(&at.ip()));
     // Another pod may have got the address, on another node.
-    let is_served = |it: &&Endpoint| !it.local || !ended.contains(&it.address.ip());
-    let served = ready.iter().filter(is_served).map(|it| (it.address, Share::Ready));
+    let is_served =
+        |endpoint: &&Endpoint| !endpoint.local || !ended.contains(&endpoint.address.ip());
+    let served = ready.iter().filter(is_served).map(|endpoint| (endpoint.address, Share::Ready));
     endpoints.extend(served);
     let service_port = main.service_port.clone();
     let server = PlannedServer { service_port, scheduler, endpoints };

@@ -123,10 +123,12 @@ pub(super) fn remarks(service: &Service, by: Surroundings<'_>) -> Vec<Remark> {
     let open = open.map(|family| Remark::OpenFamily { service: name(), family });
     let asked = service.scheduler.as_deref().filter(|_| by.capabilities.balances_by_ipvs);
     let (_, unknown) = Scheduler::asked(by.scheduler, asked);
-    let scheduler =
-        unknown.method.map(|it| Remark::UnknownScheduler { service: name(), scheduler: it.into() });
-    let flag =
-        unknown.flag.map(|it| Remark::UnknownSchedulerFlag { service: name(), flag: it.into() });
+    let scheduler = unknown
+        .method
+        .map(|method| Remark::UnknownScheduler { service: name(), scheduler: method.into() });
+    let flag = unknown
+        .flag
+        .map(|flag| Remark::UnknownSchedulerFlag { service: name(), flag: flag.into() });
     taken.chain(open).chain(scheduler).chain(flag).collect()
 }
 

@@ -104,7 +104,9 @@ pub fn listed<'a>(
     for slice in slices.filter(|slice| slice.family == family) {
         let ports = slice.ports.iter().filter(|p| *p.name == *port && p.protocol == protocol);
         for port in ports.map(|port| port.port.get()) {
-            all.extend(slice.endpoints.iter().map(|it| SocketAddr::new(it.address, port)));
+            all.extend(
+                slice.endpoints.iter().map(|endpoint| SocketAddr::new(endpoint.address, port)),
+            );
         }
     }
     all

@@ -46,9 +46,10 @@ impl World {
     /// Who chooses at each frontend of this kind.
     fn carriers(&self, kind: FrontendKind) -> Vec<Carrier> {
         let services = self.planner.plan().services().expect("all is listed");
-        let mut frontends: Vec<_> = services.frontends().filter(|it| it.kind == kind).collect();
-        frontends.sort_by_key(|it| it.key);
-        frontends.into_iter().map(|it| self.ipvs().carrier(it)).collect()
+        let mut frontends: Vec<_> =
+            services.frontends().filter(|frontend| frontend.kind == kind).collect();
+        frontends.sort_by_key(|frontend| frontend.key);
+        frontends.into_iter().map(|frontend| self.ipvs().carrier(frontend)).collect()
     }
 
     /// The endpoints of the server at a cluster IP.
@@ -59,7 +60,8 @@ impl World {
 
     fn everything(&self) -> String {
         let services = self.planner.plan().services().expect("all is listed");
-        let carriers = services.frontends().map(|it| (it.key, self.ipvs().carrier(it)));
+        let carriers =
+            services.frontends().map(|frontend| (frontend.key, self.ipvs().carrier(frontend)));
         let mut carriers: Vec<_> = carriers.collect();
         carriers.sort_by_key(|(key, _)| *key);
         format!("{carriers:?} {:?}", self.ipvs().servers())

@@ -15,7 +15,7 @@ fn what_an_announced_address_drops_is_known() {
         let slices = vec![slice("web", "web", vec![here()]), slice("mail", "mail", of_other)];
         let decided = World { services: vec![first, other.clone()], slices, ..world() }.decide();
         let all = decided.dropped.values().flatten();
-        all.map(|it| format!("{} of {}", it.key, it.service)).collect::<Vec<_>>()
+        all.map(|frontend| format!("{} of {}", frontend.key, frontend.service)).collect::<Vec<_>>()
     };
     let nothing: [&str; 0] = [];
     let mails = ["203.0.113.7:25/tcp of default/mail"];

@@ -10,12 +10,12 @@ use super::*;
 /// A Service of this name, or none: both may have one address.
 fn asked(name: &'static str, cluster: &'static str) -> impl Strategy<Value = Option<Service>> {
     let kinds = [web(), local(), at(VIP), at("192.0.2.2"), at("10.1.3.9")];
-    let named = move |it| Service { name: ServiceName::new("default", name), ..it };
+    let named = move |service| Service { name: ServiceName::new("default", name), ..service };
     let created = select(vec!["", "2026-11-01", "2026-11-02"]);
-    let service = (select(kinds.to_vec()), created).prop_map(move |(it, created)| Service {
+    let service = (select(kinds.to_vec()), created).prop_map(move |(service, created)| Service {
         cluster_ips: vec![ip(cluster)],
         created: created.into(),
-        ..named(it)
+        ..named(service)
     });
     option::of(service)
 }
@@ -23,7 +23,7 @@ fn asked(name: &'static str, cluster: &'static str) -> impl Strategy<Value = Opt
 /// The slice of that Service, or none.
 fn served(name: &'static str) -> impl Strategy<Value = Option<Slice>> {
     let endpoint = select(vec![here(), away(), draining("10.1.1.6", Some(HERE))]);
-    option::of(vec(endpoint, 0..3).prop_map(move |it| slice(name, name, it)))
+    option::of(vec(endpoint, 0..3).prop_map(move |endpoints| slice(name, name, endpoints)))
 }
 
 /// This node and others: they come, go, and hand podCIDRs and addresses on. (That this node's own
@@ -83,11 +83,12 @@ fn removals(before: &World, after: &World) -> Vec<Event> {
     let stays = |name: &&str| after.others.iter().any(|(other, _)| other == name);
     let others = before.others.iter().map(|(name, _)| name).filter(|name| !stays(name));
     let others = others.map(|name| Event::OtherNode((*name).into(), None));
-    let services = before.services.iter().map(|it| &it.name);
-    let services = services.filter(|name| !after.services.iter().any(|it| it.name == **name));
+    let services = before.services.iter().map(|service| &service.name);
+    let services =
+        services.filter(|name| !after.services.iter().any(|service| service.name == **name));
     let services = services.map(|name| Event::Service(name.clone(), None));
-    let slices = before.slices.iter().map(|it| &it.name);
-    let slices = slices.filter(|name| !after.slices.iter().any(|it| it.name == **name));
+    let slices = before.slices.iter().map(|slice| &slice.name);
+    let slices = slices.filter(|name| !after.slices.iter().any(|slice| slice.name == **name));
     let slices = slices.map(|name| Event::Slice(name.clone(), None));
     others.chain(services).chain(slices).collect()
 }
@@ -95,14 +96,17 @@ fn removals(before: &World, after: &World) -> Vec<Event> {
 /// One part of the next state in place of what the last one has: a Service, its endpoints, or pods.
 fn stepped(last: &World, next: World, part: usize) -> World {
     fn replaced<T: Clone>(all: &[T], by: &[T], is_meant: impl Fn(&T) -> bool) -> Vec<T> {
-        let kept = all.iter().filter(|it| !is_meant(it));
-        kept.chain(by.iter().filter(|it| is_meant(it))).cloned().collect()
+        let kept = all.iter().filter(|object| !is_meant(object));
+        kept.chain(by.iter().filter(|object| is_meant(object))).cloned().collect()
     }
     let name = ServiceName::new("default", ["web", "dns"][part % 2]);
     let mut world = last.clone();
     match part / 2 {
-        0 => world.services = replaced(&last.services, &next.services, |it| it.name == name),
-        1 => world.slices = replaced(&last.slices, &next.slices, |it| it.service == name),
+        0 => {
+            world.services =
+                replaced(&last.services, &next.services, |service| service.name == name)
+        }
+        1 => world.slices = replaced(&last.slices, &next.slices, |slice| slice.service == name),
         _ => world.pods = next.pods,
     }
     world
@@ -155,7 +159,7 @@ proptest! {
             let new = after.decide_again(&planner, &mut kept, Some(&noted));
             prop_assert_eq!(kept.decided(), Some(&after.decide()));
             let mut refused = refused(kept.decided());
-            refused.retain(|it| !refused_before.contains(it));
+            refused.retain(|withheld| !refused_before.contains(withheld));
             prop_assert_eq!(new.refused, refused);
             let new: BTreeSet<_> = new.dropped.into_iter().collect();
             prop_assert_eq!(new, &dropped(kept.decided()) - &dropped_before);

@@ -75,11 +75,11 @@ fn a_virtual_server_is_shown_with_its_scheduler_and_who_drains() {
         explain(&planner, &packet, |_| Vec::new(), &listed).unwrap()
     };
     let with_port = ask(&format!("{HERE_1}:40000"));
-    let chosen = with_port.virtual_server.as_ref().and_then(|it| it.chosen.as_deref());
+    let chosen = with_port.virtual_server.as_ref().and_then(|server| server.chosen.as_deref());
     assert_eq!(chosen, Some("10.9.9.9:8080"));
     assert!(with_port.to_string().contains("it gets 10.9.9.9:8080"), "{with_port}");
     let without = ask(HERE_1);
-    assert_eq!(without.virtual_server.as_ref().and_then(|it| it.chosen.as_deref()), None);
+    assert_eq!(without.virtual_server.as_ref().and_then(|server| server.chosen.as_deref()), None);
     assert!(without.to_string().contains("depends on its port"), "{without}");
 }
 
