@@ -289,7 +289,7 @@ fn exports(config: &BirdConfig, peer: &Peer) -> String {
     }
     for class in Class::ALL {
         let communities = peer.communities.get(class.as_str()).into_iter().flatten();
-        let add: String = communities.map(|it| format!(" {it}")).collect();
+        let add: String = communities.map(|community| format!(" {community}")).collect();
         if !add.is_empty() {
             let metrics = metrics(class).map(|metric| format!("krt_metric = {metric}"));
             let _ = writeln!(text, "      if {} then {{{add} }}", metrics.join(" || "));

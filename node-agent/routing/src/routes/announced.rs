@@ -192,7 +192,10 @@ impl AnnouncedRoutes {
         });
         // What nobody has of a podCIDR would go back to where it came from, in a loop. In the main
         // table, so `unreachable`: a client learns it at once.
-        let ranges = wanted.wanted.iter().filter(|(_, it)| it.because == Because::PodRange);
+        let ranges = wanted
+            .wanted
+            .iter()
+            .filter(|(_, announcement)| announcement.because == Because::PodRange);
         let is_routed = |range: &IpNetwork| {
             let covers = |subnet: &IpNetwork| {
                 subnet.prefix() <= range.prefix() && subnet.contains(range.network())
@@ -253,7 +256,7 @@ impl AnnouncedRoutes {
         let refused = self.kernel.apply(commands)?;
         if !refused.is_empty() {
             // Something was not as it was known: the next call looks.
-            let text = |it: &Refused| described(&commands[it.command], it);
+            let text = |refused: &Refused| described(&commands[refused.command], refused);
             return Ok(refused.iter().map(text).collect());
         }
         let touched: BTreeSet<RouteKey> = commands.iter().map(key).collect();

@@ -60,7 +60,7 @@ fn wanted(ranges: &[&str], vips: &[&str], drain: Drain) -> Announcements {
 
 /// What `ip` says of a table, or of `all`, IPv4 first. (It fails for a table that nobody has used.)
 fn said(table: &str) -> Vec<String> {
-    let shown = ["-4", "-6"].map(|it| run(&format!("{it} route show table all proto 213")));
+    let shown = ["-4", "-6"].map(|family| run(&format!("{family} route show table all proto 213")));
     let lines = shown.iter().flat_map(|shown| shown.lines());
     let lines = lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
     let of_table = |line: String| match table {
