@@ -41,16 +41,16 @@ It ends with 0, or with 1 if the pod is not recorded or cannot be looked into.
 
 /// `denizen inspect`, with the arguments after it.
 fn inspected(arguments: &[OsString]) -> ExitCode {
-    let texts: Vec<_> = arguments.iter().map(|it| it.to_string_lossy()).collect();
-    let shown = match texts.iter().map(|it| &**it).collect::<Vec<_>>()[..] {
+    let texts: Vec<_> = arguments.iter().map(|argument| argument.to_string_lossy()).collect();
+    let shown = match texts.iter().map(|argument| &**argument).collect::<Vec<_>>()[..] {
         [.., "--help" | "-h"] => Ok(USAGE.to_owned()),
         [] | ["", ..] => Err(format!("the pod is missing\n\n{USAGE}")),
         [_, _, more, ..] => Err(format!("{more:?} is too much\n\n{USAGE}")),
         [flag, ..] | [_, flag] if flag.starts_with('-') => {
             Err(format!("there is no option {flag}\n\n{USAGE}"))
         }
-        [pod] => inspect(run_dir::DEFAULT.as_ref(), pod).map_err(|it| it.in_full() + "\n"),
-        [pod, _] => inspect(arguments[1].as_ref(), pod).map_err(|it| it.in_full() + "\n"),
+        [pod] => inspect(run_dir::DEFAULT.as_ref(), pod).map_err(|error| error.in_full() + "\n"),
+        [pod, _] => inspect(arguments[1].as_ref(), pod).map_err(|error| error.in_full() + "\n"),
     };
     let (written, code) = match shown {
         Ok(text) => (stdout().write_all(text.as_bytes()), ExitCode::SUCCESS),

@@ -176,13 +176,13 @@ fn remove_all_obsolete(
     }
     let (id, state) = (record.id(), run_dir.read()?);
     let mut kept = Vec::from_iter(&record.redirect);
-    kept.extend(state.iter().flat_map(|it| of_others(it, record.netns.as_deref(), &id)));
+    kept.extend(state.iter().flat_map(|state| of_others(state, record.netns.as_deref(), &id)));
     for earlier in &record.obsolete_redirects {
         remove_obsolete(location, earlier, &kept)?;
     }
     let named = run_dir.update(LOCK_WAIT, |state| {
-        let same = state.attachments.get_mut(&id).filter(|it| *it == record);
-        same.map(|it| it.obsolete_redirects.clear())
+        let same = state.attachments.get_mut(&id).filter(|attachment| *attachment == record);
+        same.map(|attachment| attachment.obsolete_redirects.clear())
     });
     if let Err(error) = named {
         // They are gone, whatever the record says, and the next ADD tries again.

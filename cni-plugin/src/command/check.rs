@@ -26,7 +26,8 @@ pub(crate) fn check(
         Some(run_dir) => run_dir.read()?,
         None => None,
     };
-    let Some((record, state)) = state.as_ref().and_then(|it| Some((it.attachments.get(&id)?, it)))
+    let Some((record, state)) =
+        state.as_ref().and_then(|state| Some((state.attachments.get(&id)?, state)))
     else {
         let run_dir = config.run_dir.display();
         return Err(CniError::Disagreement(format!("{} is not recorded in {run_dir}", id.0)));

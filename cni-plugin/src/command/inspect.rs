@@ -19,9 +19,9 @@ pub fn inspect(run_dir: &Path, container: &str) -> Result<String, CniError> {
         Some(run_dir) => run_dir.read()?,
         None => return Err(StateError::NoRunDir { path: run_dir.to_owned() }.into()),
     };
-    let is_meant = |it: &&Attachment| {
-        let pod = it.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
-        it.container_id.starts_with(container) || pod.as_deref() == Some(container)
+    let is_meant = |attachment: &&Attachment| {
+        let pod = attachment.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
+        attachment.container_id.starts_with(container) || pod.as_deref() == Some(container)
     };
     let mut text = String::new();
     for record in state.iter().flat_map(|state| state.attachments.values()).filter(is_meant) {

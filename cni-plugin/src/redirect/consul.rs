@@ -41,7 +41,9 @@ const OTHERS: [&str; 3] = ["NetNS", "IptablesProvider", "NftablesProvider"];
 
 /// Whether Consul's injector has added a transparent proxy to the pod.
 pub(super) fn selects(annotations: &BTreeMap<String, String>) -> bool {
-    [CONFIG, STATUS].iter().all(|name| annotations.get(*name).is_some_and(|it| !it.is_empty()))
+    [CONFIG, STATUS]
+        .iter()
+        .all(|name| annotations.get(*name).is_some_and(|value| !value.is_empty()))
 }
 
 /// Reads [`CONFIG`], and returns the values that it changed.

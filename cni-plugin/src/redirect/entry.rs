@@ -166,8 +166,9 @@ impl Entry {
         annotations: &BTreeMap<String, String>,
     ) -> Result<(), String> {
         let known = self.profile.annotations();
-        let is_unknown =
-            |name: &&String| name.starts_with(PREFIX) && !known.iter().any(|(it, _)| it == *name);
+        let is_unknown = |name: &&String| {
+            name.starts_with(PREFIX) && !known.iter().any(|(annotation, _)| annotation == *name)
+        };
         if let Some(unknown) = annotations.keys().find(is_unknown) {
             return Err(format!("annotation {} is unknown", shortened(unknown)));
         }
@@ -233,7 +234,7 @@ fn required<T>(value: Option<T>) -> Result<T, CniError> {
 /// Every annotation that is allowed must exist: a mistyped one would forbid the one that is meant.
 fn check_allowed(profile: Profile, allow: Option<&BTreeSet<String>>) -> Result<(), CniError> {
     let known = profile.annotations();
-    let is_unknown = |name: &&String| !known.iter().any(|(it, _)| it == *name);
+    let is_unknown = |name: &&String| !known.iter().any(|(annotation, _)| annotation == *name);
     match allow.into_iter().flatten().find(is_unknown) {
         None => Ok(()),
         Some(name) => {

@@ -195,7 +195,7 @@ fn refused(table: &str, error: &NftError) -> CniError {
 /// Whether the table is dormant; `None` if it is not there.
 fn is_dormant(kernel: &mut Kernel, table: &str) -> Result<Option<bool>, CniError> {
     let found = kernel
-        .tables(|it| is_in(table, it.family(), it.name()).then(|| it.is_dormant()))
+        .tables(|found| is_in(table, found.family(), found.name()).then(|| found.is_dormant()))
         .map_err(|error| unreadable(table, &error))?;
     Ok(found.first().copied())
 }
@@ -261,8 +261,8 @@ struct FoundChain {
 
 fn found_chain(wanted: &[Commented], chain: ChainView<'_>) -> Option<FoundChain> {
     let name = chain.name()?;
-    let is_it = |it: &&Commented| &*it.chain.name == name;
-    let base = wanted.iter().find(is_it).and_then(|it| it.chain.base);
+    let has_name = |chain: &&Commented| &*chain.chain.name == name;
+    let base = wanted.iter().find(has_name).and_then(|found| found.chain.base);
     let is_wanted = base.is_some_and(|base| chain.is_at(base.hook) && !chain.drops_by_policy());
     Some(FoundChain { name: name.to_owned(), is_wanted })
 }
@@ -279,11 +279,12 @@ pub(super) struct FoundRule {
     pub(super) place: Option<usize>,
 }
 
-pub(super) fn found_rule(wanted: &Commented, rule: RuleView<'_>) -> FoundRule {
-    let comment = rule.comment().unwrap_or("a rule without a comment");
+pub(super) fn found_rule(wanted: &Commented, found: RuleView<'_>) -> FoundRule {
+    let comment = found.comment().unwrap_or("a rule without a comment");
     let mut both = wanted.chain.rules.iter().zip(&wanted.comments);
     // The comment distinguishes rules, and what the rule does is compared: either can be changed.
-    let place = both.position(|(it, text)| text == comment && rule.does(TableFamily::Inet, it));
+    let place =
+        both.position(|(rule, text)| text == comment && found.does(TableFamily::Inet, rule));
     FoundRule { comment: comment.into(), place }
 }
 

@@ -83,19 +83,22 @@ pub(super) fn is_left(
 /// The versions of IP that had rules `earlier`, and need none for those that are `kept`.
 fn obsolete(earlier: &Redirect, kept: &[&Redirect]) -> impl Iterator<Item = Family> {
     let needs = |kept: &Redirect, version| {
-        kept.backend == Backend::Iptables && versions(kept).any(|it| it == version)
+        kept.backend == Backend::Iptables && versions(kept).any(|needed| needed == version)
     };
-    let is_kept = move |version: &Family| kept.iter().any(|it| needs(it, *version));
+    let is_kept = move |version: &Family| kept.iter().any(|kept| needs(kept, *version));
     versions(earlier).filter(move |version| !is_kept(version))
 }
 
 /// Why `redirect` cannot be programmed in a pod of which `other` attachments are redirected, too.
 /// The chains are the whole pod's: they know no interfaces.
 pub(crate) fn conflict(redirect: &Redirect, others: &[&Redirect]) -> Option<&'static str> {
-    let all = |it: &Redirect| Vec::from_iter(versions(it).map(|version| rules(it, version)));
+    let all = |redirect: &Redirect| {
+        Vec::from_iter(versions(redirect).map(|version| rules(redirect, version)))
+    };
     let is_other =
         |other: &&&Redirect| other.backend == Backend::Iptables && all(other) != all(redirect);
-    let conflicts = redirect.backend == Backend::Iptables && others.iter().any(|it| is_other(&it));
+    let conflicts =
+        redirect.backend == Backend::Iptables && others.iter().any(|other| is_other(&other));
     conflicts.then_some(
         "redirect.backend is \"iptables\", whose rules are the whole pod's, and another interface \
          of the pod has other ones",
@@ -177,7 +180,8 @@ pub(super) fn differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<Stri
         let jumps = missing_jumps(&text);
         found.extend(jumps.iter().map(|jump| format!("{version} rule is missing: -A {jump}")));
         // iptables-save lists the chains in an order of its own.
-        if found.is_empty() && CHAINS.iter().any(|it| of_chain(&wanted, it) != of_chain(&seen, it))
+        if found.is_empty()
+            && CHAINS.iter().any(|chain| of_chain(&wanted, chain) != of_chain(&seen, chain))
         {
             found.push(format!("the {version} rules are in another order, or twice"));
         }
@@ -222,7 +226,7 @@ fn jumps(text: &str) -> impl Iterator<Item = &'static str> {
 }
 
 fn missing_jumps(text: &str) -> Vec<&'static str> {
-    JUMPS.into_iter().filter(|jump| !jumps(text).any(|it| it == *jump)).collect()
+    JUMPS.into_iter().filter(|jump| !jumps(text).any(|present| present == *jump)).collect()
 }
 
 /// The rules of both chains, as `iptables-save` lists them.

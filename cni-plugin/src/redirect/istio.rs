@@ -104,7 +104,8 @@ pub(super) fn complete(
             return Err(format!("annotation {MODE}: {} is not \"REDIRECT\"", quoted(mode)));
         }
     }
-    let is_set = |name: &&&str| annotations.get(**name).is_some_and(|it| !it.trim().is_empty());
+    let is_set =
+        |name: &&&str| annotations.get(**name).is_some_and(|value| !value.trim().is_empty());
     if let Some(name) = VIRTUAL_INTERFACES.iter().find(is_set) {
         return Err(format!("annotation {name}: denizen does not redirect virtual interfaces"));
     }

@@ -36,7 +36,7 @@ impl Redirection {
     /// not in it, or has no `redirect`, or one with which every ADD fails.
     pub fn of(list: &str) -> Option<Self> {
         let list: List = json::parse(list).ok()?;
-        let plugins = list.plugins.iter().filter_map(|it| json::parse(it.get()).ok());
+        let plugins = list.plugins.iter().filter_map(|plugin| json::parse(plugin.get()).ok());
         let ours = plugins.filter(|plugin: &Plugin| plugin.name == "denizen");
         let said = ours.filter_map(|plugin| plugin.redirect).next()?;
         let entry = Entry::of(serde_json::from_value(said.clone()).ok()?).ok()?;

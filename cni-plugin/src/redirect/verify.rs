@@ -55,10 +55,11 @@ pub(super) fn verify(
 /// Destinations that are redirected, the best one first.
 fn targets(redirect: &Redirect, version: Family, gateways: &[IpAddr]) -> Vec<SocketAddr> {
     let (cidrs, ports) = (&redirect.only_outbound_cidrs, &redirect.only_outbound_ports);
-    let is_skipped = |port: &u16| redirect.skip_outbound_ports.iter().any(|it| it.contains(*port));
+    let is_skipped =
+        |port: &u16| redirect.skip_outbound_ports.iter().any(|skipped| skipped.contains(*port));
     // Where networks and ports are listed, either is enough.
     let is_wanted = |port: &u16| {
-        !cidrs.is_empty() || ports.is_empty() || ports.iter().any(|it| it.contains(*port))
+        !cidrs.is_empty() || ports.is_empty() || ports.iter().any(|range| range.contains(*port))
     };
     let Some(port) = (1..=u16::MAX).find(|port| !is_skipped(port) && is_wanted(port)) else {
         return Vec::new();
