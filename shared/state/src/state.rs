@@ -166,8 +166,9 @@ impl Attachment {
     #[must_use]
     pub fn in_place_of(mut self, before: &Attachment) -> Attachment {
         if self.netns == before.netns {
-            let is_replaced =
-                |it: &Redirect| self.redirect.as_ref().is_some_and(|by| by.replaces(it));
+            let is_replaced = |redirect: &Redirect| {
+                self.redirect.as_ref().is_some_and(|by| by.replaces(redirect))
+            };
             for earlier in before.obsolete_redirects.iter().chain(&before.redirect) {
                 if !is_replaced(earlier) && !self.obsolete_redirects.contains(earlier) {
                     self.obsolete_redirects.push(earlier.clone());

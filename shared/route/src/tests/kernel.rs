@@ -264,7 +264,7 @@ fn gateways_are_those_of_all_next_hops_of_a_table() {
         assert_eq!(Vec::from_iter(routes.gateways(MAIN).expect("gateways")), wanted);
         let own = routes.own().expect("routes");
         assert_eq!(
-            own.iter().map(|it| (it.key, it.target)).collect::<Vec<_>>(),
+            own.iter().map(|route| (route.key, route.target)).collect::<Vec<_>>(),
             [(key("10.1.3.0/24", 9, MAIN), None)]
         );
         done(&mut routes, &[Command::Remove(own[0].key)]);
