@@ -69,9 +69,6 @@ impl Adopter {
     }
 
     /// The record for `remembered`, with the kernel's current values.
-    ///
-    /// # Errors
-    /// [`NotAdopted`].
     pub fn adopt(&mut self, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
         adopt(&mut self.node, remembered)
     }

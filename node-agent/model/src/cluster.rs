@@ -69,7 +69,6 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// One pod.
     pub fn pod(&self, name: &PodName) -> Option<&'a ClusterPod> {
         self.model.cluster_pods.get(name).filter(|pod| !pod.host_network)
     }
@@ -85,7 +84,6 @@ impl<'a> Cluster<'a> {
         self.model.cluster_pods.values().filter(|pod| !pod.host_network)
     }
 
-    /// One NetworkPolicy.
     pub fn policy(&self, name: &PolicyName) -> Option<&'a NetworkPolicy> {
         self.model.network_policies.get(name)
     }

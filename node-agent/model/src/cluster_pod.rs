@@ -11,9 +11,7 @@ use denizen_packet::Protocol;
 /// Namespace and name of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodName {
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
 }
 
@@ -32,9 +30,7 @@ impl fmt::Display for PodName {
 /// [`Cluster`]: super::Cluster
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClusterPod {
-    /// Its name.
     pub name: PodName,
-    /// Its labels.
     pub labels: Labels,
     /// `status.podIPs`; empty until its node has reported them.
     pub ips: Box<[IpAddr]>,
@@ -74,20 +70,15 @@ impl SandboxUids {
 /// A container port that has a name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamedPort {
-    /// Its name.
     pub name: Arc<str>,
-    /// Its protocol.
     pub protocol: Protocol,
     /// Its number.
     pub port: NonZeroU16,
 }
 
-/// A Namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namespace {
-    /// Its name.
     pub name: Arc<str>,
-    /// Its labels.
     pub labels: Labels,
     /// It is being deleted, with all that is in it.
     pub is_ending: bool,

@@ -11,9 +11,7 @@ use denizen_packet::{Family, Protocol};
 /// Namespace and name of an EndpointSlice.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SliceName {
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
 }
 
@@ -39,7 +37,6 @@ pub enum EndpointState {
 }
 
 impl EndpointState {
-    /// From `conditions`.
     pub fn from_conditions(
         ready: Option<bool>,
         serving: Option<bool>,
@@ -65,7 +62,6 @@ impl EndpointState {
     }
 }
 
-/// One entry of `endpoints`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SliceEndpoint {
     /// `addresses[0]`; the API says that the others must not be used.
@@ -88,7 +84,6 @@ pub struct SliceEndpoint {
 pub struct SlicePort {
     /// Matches the name of the Service's port.
     pub name: Arc<str>,
-    /// Its protocol.
     pub protocol: Protocol,
     /// The port at which the endpoints listen.
     pub port: NonZeroU16,
@@ -97,14 +92,11 @@ pub struct SlicePort {
 /// An EndpointSlice of addresses (not of FQDNs) that names its Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slice {
-    /// Its name.
     pub name: SliceName,
     /// Label `kubernetes.io/service-name`.
     pub service: ServiceName,
     /// `addressType`.
     pub family: Family,
-    /// `ports`.
     pub ports: Vec<SlicePort>,
-    /// `endpoints`.
     pub endpoints: Vec<SliceEndpoint>,
 }

@@ -17,7 +17,6 @@ use super::service::{ForeignService, Service, ServiceName};
 /// The first lists that a feature waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Listing {
-    /// All Services.
     Services,
     /// All EndpointSlices.
     Slices,
@@ -28,11 +27,8 @@ pub enum Listing {
     ServiceCidrs,
     /// The addresses of this node's links.
     Addresses,
-    /// All Namespaces.
     Namespaces,
-    /// All pods.
     Pods,
-    /// All NetworkPolicies.
     NetworkPolicies,
 }
 

@@ -75,7 +75,6 @@ impl Selector {
         self.requirements.is_empty()
     }
 
-    /// Whether it selects an object with these labels.
     pub fn selects(&self, labels: &Labels) -> bool {
         self.requirements.iter().all(|requirement| requirement.holds(labels))
     }

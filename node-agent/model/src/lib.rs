@@ -357,7 +357,6 @@ pub struct Snapshot<'a> {
 }
 
 impl<'a> Snapshot<'a> {
-    /// One service.
     pub fn service(&self, name: &ServiceName) -> Option<&'a Service> {
         self.model.services.get(name)
     }
@@ -367,7 +366,6 @@ impl<'a> Snapshot<'a> {
         self.model.services.values()
     }
 
-    /// The slices of a service, by name.
     pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = &'a Slice> + use<'a> {
         self.model.slices.get(service).into_iter().flatten()
     }

@@ -59,7 +59,6 @@ pub struct NodeLinks {
     /// The veths that are bridge ports, and whose other ends are interfaces of the node: so the
     /// `bridge` plugin joins the node to a VLAN.
     pub veths: BTreeSet<Arc<str>>,
-    /// Its tunnels.
     pub tunnels: BTreeSet<Tunnel>,
     /// The broadcast addresses of its networks.
     pub broadcasts: BTreeSet<Ipv4Addr>,

@@ -13,9 +13,7 @@ use denizen_packet::Protocol;
 /// Namespace and name of a NetworkPolicy.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyName {
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
 }
 
@@ -32,7 +30,6 @@ impl fmt::Display for PolicyName {
 /// permits nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkPolicy {
-    /// Its name.
     pub name: PolicyName,
     /// The pods of its namespace that it selects.
     pub pods: Selector,
@@ -40,7 +37,6 @@ pub struct NetworkPolicy {
     pub ingress: Option<Vec<PolicyRule>>,
     /// What the selected pods may reach; `None` if it does not isolate them for egress.
     pub egress: Option<Vec<PolicyRule>>,
-    /// Whether all of it is understood.
     pub is_understood: bool,
 }
 
@@ -49,13 +45,11 @@ pub struct NetworkPolicy {
 pub struct PolicyRule {
     /// Its place in the policy's list, counted from 0.
     pub index: usize,
-    /// Who.
     pub peers: Peers,
     /// To which ports of the destination.
     pub ports: Ports,
 }
 
-/// `from` or `to` of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peers {
     /// Missing or empty: everybody, inside and outside the cluster.
@@ -64,16 +58,10 @@ pub enum Peers {
     These(Vec<Peer>),
 }
 
-/// One entry of `from` or `to`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Peer {
     /// Pods, by labels of their own and of their namespace.
-    Pods {
-        /// Which namespaces.
-        namespaces: Namespaces,
-        /// Which pods of them.
-        pods: Selector,
-    },
+    Pods { namespaces: Namespaces, pods: Selector },
     /// Addresses, whoever has them.
     Block(Block),
 }
@@ -83,7 +71,6 @@ pub enum Peer {
 pub enum Namespaces {
     /// Without `namespaceSelector`: the policy's own.
     Own,
-    /// With one.
     Selected(Selector),
 }
 
@@ -113,7 +100,6 @@ pub enum Ports {
     These(Vec<PolicyPort>),
 }
 
-/// One entry of `ports`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyPort {
     /// `protocol`, TCP if missing.
@@ -125,7 +111,6 @@ pub struct PolicyPort {
 /// Which ports of a protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PortMatch {
-    /// Every one.
     Any,
     /// From this one to that one, both included.
     Range(NonZeroU16, NonZeroU16),

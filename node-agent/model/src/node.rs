@@ -8,10 +8,8 @@ use ipnetwork::IpNetwork;
 
 use super::Labels;
 
-/// The Node object of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
     pub name: Arc<str>,
     /// As [`OtherNode::created`].
     pub created: Arc<str>,
@@ -31,7 +29,6 @@ pub struct Node {
     pub network_unavailable: bool,
     /// The keys of `spec.taints`.
     pub taints: Vec<Arc<str>>,
-    /// Its labels.
     pub labels: Labels,
 }
 
@@ -61,7 +58,6 @@ pub struct Nodes {
 /// An address on a link of this node's network namespace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeAddress {
-    /// The address.
     pub address: IpAddr,
     /// The link's name.
     pub interface: Arc<str>,

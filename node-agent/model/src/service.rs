@@ -11,9 +11,7 @@ use ipnetwork::IpNetwork;
 /// Namespace and name of a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceName {
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
 }
 
@@ -33,7 +31,6 @@ impl fmt::Display for ServiceName {
 /// One port of a Service. Endpoints, affinity and load balancing belong to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {
-    /// The Service.
     pub service: ServiceName,
     /// The port's name; empty for the only port of a Service.
     pub port: Arc<str>,
@@ -109,7 +106,6 @@ impl From<Vec<IpNetwork>> for SourceRanges {
 pub struct ServicePort {
     /// Matches the name of the slices' port; empty for an unnamed port.
     pub name: Arc<str>,
-    /// Its protocol.
     pub protocol: Protocol,
     /// The port on the cluster IP, external IPs and load balancer IPs.
     pub port: NonZeroU16,
@@ -121,7 +117,6 @@ pub struct ServicePort {
 /// do those that `service.kubernetes.io/service-proxy-name` gives to another proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Its name.
     pub name: ServiceName,
     /// `spec.clusterIPs`, of both families.
     pub cluster_ips: Vec<IpAddr>,

@@ -89,7 +89,6 @@ impl Names {
         self.draining.get(service)?.get(&endpoint)
     }
 
-    /// Whether a pod has this name.
     pub fn has_pod(&self, name: &str) -> bool {
         self.pods.values().any(|pod| pod == name)
     }

@@ -137,7 +137,6 @@ pub struct AnnouncementsStatus {
     pub wanted: usize,
     /// Prefixes in the table.
     pub in_table: usize,
-    /// Those of them that are to be there, by what they are.
     pub announced: BTreeMap<String, usize>,
     /// Recorded pods with an address that no announcement covers.
     pub uncovered_pods: usize,

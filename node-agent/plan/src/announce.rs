@@ -32,7 +32,6 @@ use denizen_model::{LocalPod, Node, Nodes, ServiceName, Snapshot};
 /// What to announce, as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnnounceSettings {
-    /// Which pods.
     pub pods: AnnouncedPods,
     /// Which addresses of services: cluster IPs, load balancer IPs, external IPs.
     pub kinds: BTreeSet<FrontendKind>,
@@ -50,7 +49,6 @@ pub struct AnnounceSettings {
     pub peers: BTreeSet<IpAddr>,
 }
 
-/// Which pods are announced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnnouncedPods {
     /// None.
@@ -98,7 +96,6 @@ pub enum Class {
 }
 
 impl Class {
-    /// All of them.
     pub const ALL: [Self; 6] = [
         Self::PodRange,
         Self::Pod,
@@ -148,7 +145,6 @@ impl Class {
 /// A prefix that is announced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
-    /// What it is.
     pub class: Class,
     /// Other nodes are preferred: this one drains.
     pub is_draining: bool,
@@ -193,7 +189,6 @@ pub enum Because {
     Pod(Arc<str>),
     /// It is an address of this Service.
     Service {
-        /// The Service.
         service: ServiceName,
         /// How many addresses serve it, ready and not terminating.
         ready: usize,
@@ -228,7 +223,6 @@ impl fmt::Display for Because {
 /// A prefix that somebody may expect to be announced, and is not.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Silent {
-    /// Why not.
     pub why: WhyNot,
     /// Whose address it is.
     pub owner: Owner,
@@ -306,7 +300,6 @@ pub struct Announcing<'a> {
     pub plan: &'a Plan,
     /// The facts.
     pub world: Snapshot<'a>,
-    /// All nodes.
     pub nodes: &'a Nodes,
     /// The Node object was deleted.
     pub is_gone: bool,
@@ -318,7 +311,6 @@ pub struct Announcing<'a> {
     pub recorded: &'a BTreeMap<IpAddr, Recorded>,
     /// Whether any rules are rejected.
     pub rejects: bool,
-    /// Whether those of a frontend are.
     pub is_rejected: &'a dyn Fn(&Frontend) -> bool,
 }
 

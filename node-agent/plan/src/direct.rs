@@ -24,7 +24,6 @@ use denizen_model::{Nodes, OtherNode, family_of};
 /// What the kernel knows of this node's networks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Neighbourhood {
-    /// Its own addresses.
     pub addresses: BTreeSet<IpAddr>,
     /// The subnets of its links.
     pub subnets: BTreeSet<IpNetwork>,
@@ -35,18 +34,15 @@ pub struct Neighbourhood {
 /// Where packets to an address go that is no neighbour's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotNear {
-    /// To a gateway.
     Gateway(IpAddr),
     /// To this node itself.
     Here,
-    /// Nowhere.
     Nowhere,
 }
 
 /// The neighbour through whom packets go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextHop {
-    /// Its address.
     pub address: IpAddr,
     /// Index of the link that it is on.
     pub link: u32,
@@ -66,9 +62,7 @@ pub struct DirectRoutes {
 pub struct RejectedRange {
     /// The node that has it among its `podCIDRs`.
     pub node: Arc<str>,
-    /// The range.
     pub range: IpNetwork,
-    /// Why.
     pub why: WhyRejected,
 }
 
@@ -92,7 +86,6 @@ pub enum WhyRejected {
     Taken {
         /// That Node.
         by: Arc<str>,
-        /// Its range.
         range: IpNetwork,
     },
     /// It contains the address of a node.

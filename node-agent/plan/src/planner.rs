@@ -45,7 +45,6 @@ impl Planner {
         self.change.is_empty() && !first && !(firewall && self.model.cluster().is_some())
     }
 
-    /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }

@@ -97,7 +97,6 @@ impl<'a> PodRanges<'a> {
         self.nodes.clone()
     }
 
-    /// The Node of this name.
     pub fn node(&self, name: &str) -> Option<Claimant<'a>> {
         self.nodes.iter().find(|node| **node.name == *name).copied()
     }

@@ -33,7 +33,6 @@ const RESYNC: Duration = Duration::from_secs(60);
 /// Path of the file, and of the run directory that keeps the last good content.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The file.
     pub file: PathBuf,
     /// The run directory.
     pub run_dir: PathBuf,
@@ -87,9 +86,6 @@ struct Written {
 
 /// Reads the file. If there is none, ip-masq-agent's default applies: pods keep their address
 /// towards the private IPv4 ranges.
-///
-/// # Errors
-/// [`EgressError`].
 pub fn read(path: &Path) -> Result<File, EgressError> {
     match regular::read_to_string(path, LONGEST) {
         Ok(text) => {

@@ -22,11 +22,8 @@ const WAITING: usize = 64;
 /// What an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum About {
-    /// This node.
     Node,
-    /// A Service.
     Service(ServiceName),
-    /// A NetworkPolicy.
     NetworkPolicy(PolicyName),
 }
 
@@ -55,7 +52,6 @@ pub enum Reason {
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Notice {
-    /// What it is about.
     pub about: About,
     /// What happened.
     pub reason: Reason,

@@ -23,7 +23,6 @@ impl Default for Features {
 }
 
 impl Features {
-    /// Whether one of them needs objects of this kind.
     pub(super) fn need(self, kind: Kind) -> bool {
         match kind {
             Kind::Node => self.services || self.network_policy || self.other_nodes,

@@ -47,7 +47,6 @@ const CHECKS_PER_LOOK: u32 = 10;
 /// Which folder, and for which node.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The folder.
     pub folder: PathBuf,
     /// The node's name: other nodes' Node objects are ignored.
     pub node_name: String,

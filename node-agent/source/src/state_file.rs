@@ -54,9 +54,6 @@ enum StateFileError {
 
 /// The pods in the state file, `None` if there is no file: for commands that work offline. Creates
 /// nothing.
-///
-/// # Errors
-/// [`StateError`].
 pub fn read(config: &Config) -> Result<Option<PodSet>, StateError> {
     Ok(RunDir::open(&config.run_dir)?.read()?.map(|state| pod_set(&state)))
 }

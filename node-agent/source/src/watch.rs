@@ -34,7 +34,6 @@ impl Hints {
     }
 }
 
-/// A folder that is watched.
 #[derive(Debug)]
 pub struct FolderWatch {
     inotify: AsyncFd<Descriptor>,

@@ -96,9 +96,6 @@ impl Ipvs {
     }
 
     /// What it is.
-    ///
-    /// # Errors
-    /// [`IpvsError`].
     pub fn info(&mut self) -> Result<Info, IpvsError> {
         self.ask("ask IPVS what it is", GET_INFO, |answer| {
             read_info(answer.attributes_after(HEADER))
@@ -106,9 +103,6 @@ impl Ipvs {
     }
 
     /// The time-outs of connections.
-    ///
-    /// # Errors
-    /// [`IpvsError`].
     pub fn timeouts(&mut self) -> Result<Timeouts, IpvsError> {
         self.ask("read the time-outs of IPVS", GET_CONFIG, |answer| {
             read_timeouts(answer.attributes_after(HEADER))
@@ -116,9 +110,6 @@ impl Ipvs {
     }
 
     /// Sets the time-outs of connections. They count from a connection's next packet on.
-    ///
-    /// # Errors
-    /// [`IpvsError`].
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), IpvsError> {
         let doing = "set the time-outs of IPVS";
         self.command(SET_CONFIG, |writer| write_timeouts(writer, timeouts))
@@ -129,9 +120,6 @@ impl Ipvs {
     ///
     /// The kernel does not say when its list changed while it was read: a server may be missing, or
     /// be there twice.
-    ///
-    /// # Errors
-    /// [`IpvsError`].
     pub fn servers(&mut self) -> Result<Vec<VirtualServer>, IpvsError> {
         let mut servers = Vec::new();
         self.dump(
@@ -144,9 +132,6 @@ impl Ipvs {
     }
 
     /// Whether there is a virtual server at this key. Cheap, however many there are.
-    ///
-    /// # Errors
-    /// [`IpvsError`].
     pub fn has(&mut self, key: &ServerKey) -> Result<bool, IpvsError> {
         let sequence = self.socket.sequences(1);
         let asked = request(self.family, GET_SERVICE, 0, sequence, |writer| write_key(writer, key));
@@ -161,9 +146,6 @@ impl Ipvs {
     }
 
     /// A virtual server's real servers; none if there is no such virtual server.
-    ///
-    /// # Errors
-    /// [`IpvsError`].
     pub fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, IpvsError> {
         let mut servers = Vec::new();
         self.dump(
@@ -193,9 +175,6 @@ impl Ipvs {
     }
 
     /// Removes all virtual servers, whoever's.
-    ///
-    /// # Errors
-    /// [`IpvsError`].
     pub fn flush(&mut self) -> Result<(), IpvsError> {
         let doing = "remove all virtual servers of IPVS";
         self.command(FLUSH, |_| {}).map_err(IpvsError::netlink(doing))

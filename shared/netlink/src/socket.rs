@@ -116,17 +116,11 @@ impl Socket {
     }
 
     /// Opens one to generic netlink, whose messages have a command where netfilter's have a family.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
     pub fn generic() -> Result<Self, NetlinkError> {
         Self::open_to(SockProtocol::NetlinkGeneric)
     }
 
     /// Opens one to rtnetlink: links, addresses and routes.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
     pub fn route() -> Result<Self, NetlinkError> {
         Self::open_to(SockProtocol::NetlinkRoute)
     }
@@ -150,18 +144,12 @@ impl Socket {
 
     /// From now on the kernel refuses what it does not understand of a request, and heeds more of
     /// it (since Linux 4.20).
-    ///
-    /// # Errors
-    /// [`NetlinkError::Io`].
     pub fn check_strictly(&self) -> Result<(), NetlinkError> {
         self.option(libc::NETLINK_GET_STRICT_CHK, 1)
     }
 
     /// Waits no longer than this for an answer, in whole microseconds; zero waits for ever. The
     /// kernel answers while a request is sent, so this bounds what should not happen.
-    ///
-    /// # Errors
-    /// [`NetlinkError::Io`].
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), NetlinkError> {
         let timeout = TimeVal::new(timeout.as_secs() as i64, i64::from(timeout.subsec_micros()));
         setsockopt(&self.fd, sockopt::ReceiveTimeout, &timeout)
@@ -181,9 +169,6 @@ impl Socket {
     }
 
     /// Sends a datagram of messages, however large.
-    ///
-    /// # Errors
-    /// [`NetlinkError::Io`].
     pub fn send(&self, bytes: &[u8]) -> Result<(), NetlinkError> {
         // The kernel copies a batch into one buffer, charged twice over to the sender.
         let _ = setsockopt(&self.fd, sockopt::SndBufForce, &(bytes.len() * 2).max(1 << 20));
@@ -350,9 +335,6 @@ impl Socket {
     }
 
     /// Receives the notifications of a multicast group (`enum nfnetlink_groups`) from now on.
-    ///
-    /// # Errors
-    /// [`NetlinkError::Io`].
     pub fn join(&self, group: libc::c_int) -> Result<(), NetlinkError> {
         self.option(libc::NETLINK_ADD_MEMBERSHIP, group)
     }

@@ -59,9 +59,6 @@ pub struct Routes {
 impl Routes {
     /// Opens those of this thread's network namespace. What this makes bears `protocol`, and this
     /// removes nothing of another. `protocol` is not 0, which stands for any.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn open(protocol: u8) -> Result<Self, RouteError> {
         assert_ne!(protocol, libc::RTPROT_UNSPEC, "everybody's routes");
         let open = || {
@@ -79,25 +76,16 @@ impl Routes {
     }
 
     /// The routes of this protocol in all tables, of both families.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn own(&mut self) -> Result<Vec<ObservedRoute>, RouteError> {
         self.of(self.protocol)
     }
 
     /// The routes of any protocol (`RTPROT_*`) in all tables, of both families.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn of(&mut self, protocol: u8) -> Result<Vec<ObservedRoute>, RouteError> {
         self.list(protocol, None)
     }
 
     /// The routes of a table, whosever, of both families.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn in_table(&mut self, table: u32) -> Result<Vec<ObservedRoute>, RouteError> {
         self.list(libc::RTPROT_UNSPEC, Some(table))
     }
@@ -117,9 +105,6 @@ impl Routes {
     }
 
     /// The neighbours through whom routes of a table lead.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn gateways(&mut self, table: u32) -> Result<BTreeSet<IpAddr>, RouteError> {
         let mut gateways = BTreeSet::new();
         for family in families() {
@@ -169,9 +154,6 @@ impl Routes {
     }
 
     /// How packets to an address leave this node; none if they do not.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn path(&mut self, to: IpAddr) -> Result<Option<Path>, RouteError> {
         const NO_PATH: [Errno; 5] = [
             Errno::ENETUNREACH,

@@ -41,9 +41,6 @@ pub struct Watch {
 
 impl Watch {
     /// Listens from now on. `own` are the portids of sockets whose changes do not count.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn open(own: Vec<u32>) -> Result<Self, RouteError> {
         let open = || {
             let socket = Socket::route()?;
@@ -56,9 +53,6 @@ impl Watch {
     }
 
     /// Gives all that happened since to `each`, and does not wait.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn changes(&mut self, mut each: impl FnMut(Change)) -> Result<(), RouteError> {
         let Self { socket, own } = self;
         loop {

@@ -15,7 +15,6 @@ use crate::trace::Place;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Connection {
-    /// Its protocol.
     pub protocol: &'static str,
     /// See [`Tracked::state`].
     #[serde(skip_serializing_if = "Option::is_none")]

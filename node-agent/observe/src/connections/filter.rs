@@ -32,9 +32,6 @@ pub enum NoSuchName {
 
 impl ConnectionFilter {
     /// Checks that the names exist.
-    ///
-    /// # Errors
-    /// [`NoSuchName`].
     pub fn check(&self, names: &Names) -> Result<(), NoSuchName> {
         let is_known = |pod: &String| names.has_pod(pod) || pod.parse::<IpAddr>().is_ok();
         match (self.pod.clone().filter(|pod| !is_known(pod)), self.parts(names)) {

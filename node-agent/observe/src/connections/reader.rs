@@ -26,7 +26,6 @@ const fn message(kind: u16) -> u16 {
 pub enum TrackedEvent {
     /// It began.
     New(Tracked),
-    /// It ended.
     Ended(Tracked),
 }
 
@@ -56,9 +55,6 @@ impl Reader {
     }
 
     /// Passes every entry to `each`.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
     pub fn read_all(&mut self, each: impl FnMut(Tracked)) -> Result<(), NetlinkError> {
         let mut request = Writer::default();
         let sequence = self.socket.sequences(1);
@@ -71,9 +67,6 @@ impl Reader {
 
     /// Passes every entry of these families and protocols to `each`. The kernel leaves out the
     /// others, and walks the whole table for each pair.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
     pub fn read(
         &mut self,
         parts: &BTreeSet<(Family, Protocol)>,
@@ -110,9 +103,6 @@ impl Reader {
     }
 
     /// From now on the kernel reports connections that begin and that end.
-    ///
-    /// # Errors
-    /// [`NetlinkError::Io`].
     pub fn listen(&self) -> Result<(), NetlinkError> {
         GROUPS.into_iter().try_for_each(|group| self.socket.join(group))
     }

@@ -10,7 +10,6 @@ use super::Connection;
 /// How many connections were shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
-    /// All of them.
     pub total: u64,
     /// Those of each service port, by name.
     #[serde(serialize_with = "values")]
@@ -22,7 +21,6 @@ pub struct Totals {
 pub struct ServiceTotal {
     /// The service port.
     pub service: String,
-    /// All of them.
     pub connections: u64,
     /// Those whose endpoint sees another source than the client's address.
     pub masqueraded: u64,

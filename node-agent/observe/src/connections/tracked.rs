@@ -55,7 +55,6 @@ const SCTP_STATES: [&str; 10] = [
 pub struct Tracked {
     /// Its addresses and ports.
     pub entry: TrackedFlow,
-    /// Its protocol.
     pub protocol: Protocol,
     /// Of TCP and SCTP, the kernel's name of the state in lower case. Of UDP: `unanswered`,
     /// `answered`, or `assured` (answered, and more came).

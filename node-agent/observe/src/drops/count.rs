@@ -24,7 +24,6 @@ pub struct DropCounts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DropVerdict {
-    /// It was dropped.
     Dropped,
     /// It was dropped, and its sender got an answer.
     Refused,
@@ -58,9 +57,6 @@ const LEGACY: &str = "what the rules of services refuse: they are in ip_tables \
 
 /// Reads the counters of every table in which the agent has rules. With iptables, its chains are in
 /// tables that others made.
-///
-/// # Errors
-/// [`NetlinkError`].
 pub fn count(kernel: &mut Kernel, is_iptables: bool) -> Result<DropCounts, NetlinkError> {
     let is_counted = |table: &str, chain: &str| {
         is_agents(table, chain) && (is_iptables || !chain.starts_with(KUBE))

@@ -49,7 +49,6 @@ pub struct DroppedPacket {
 pub struct PacketReport {
     /// The protocol: `tcp`, `udp`, `sctp`, or its number.
     pub protocol: String,
-    /// Its source.
     pub source: Place,
     /// Its destination; of a service that is not translated yet, the frontend.
     pub destination: Place,
@@ -72,9 +71,6 @@ pub struct DropWatch {
 
 impl DropWatch {
     /// Receives from now on, in this thread's network namespace.
-    ///
-    /// # Errors
-    /// [`WatchError`].
     pub fn open() -> Result<Self, WatchError> {
         let (tracer, kernel) = (Tracer::open()?, Kernel::open()?);
         Ok(Self { tracer, kernel, rules: Rules::default(), packets: HashMap::new() })
@@ -82,9 +78,6 @@ impl DropWatch {
 
     /// Waits no longer than this for packets, and passes each to `each`. Returns whether the kernel
     /// had more to report than was read in time.
-    ///
-    /// # Errors
-    /// [`WatchError`].
     pub fn hear(
         &mut self,
         wait: Duration,

@@ -12,7 +12,6 @@ pub struct BgpStatus {
     pub is_answering: bool,
     /// BIRD has the configuration that it should have, or starts with it.
     pub is_current: bool,
-    /// Its sessions.
     pub sessions: Vec<Session>,
 }
 

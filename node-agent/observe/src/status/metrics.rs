@@ -38,7 +38,6 @@ type Label = [(&'static str, &'static str); 1];
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    /// Metrics of kube-proxy.
     pub like_kube_proxy: LikeKubeProxy,
     /// Metrics that only denizen has.
     pub own: Own,

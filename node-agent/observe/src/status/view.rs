@@ -45,7 +45,6 @@ pub struct Found<T> {
 pub struct PodRow {
     /// `namespace/name`, or the attachment's id if the runtime passed no name.
     pub name: String,
-    /// Its addresses.
     pub ips: Vec<String>,
     /// The input interface of its packets.
     pub interface: String,
@@ -81,18 +80,15 @@ pub enum SideState {
     Pending,
 }
 
-/// A service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceRow {
     /// `namespace/name`.
     pub name: String,
     /// Policies, session affinity, source ranges and health-check node port.
     pub policies: Vec<String>,
-    /// Its frontends.
     pub keys: Vec<FrontendRow>,
 }
 
-/// A frontend of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrontendRow {
     /// `cluster IP`, `node port`, …
@@ -111,7 +107,6 @@ pub struct FrontendRow {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Fate {
-    /// Forwarded to one of these endpoints.
     Forward(Found<EndpointRow>),
     /// Refused.
     Reject,
@@ -119,7 +114,6 @@ pub enum Fate {
     Drop,
 }
 
-/// An endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointRow {
     /// Its address and port.

@@ -20,7 +20,6 @@ pub enum Fate {
     Delivered,
     /// It was refused with an answer.
     Refused,
-    /// It was dropped.
     Dropped,
     /// A program decides about it, or another part of the kernel has it.
     Taken,

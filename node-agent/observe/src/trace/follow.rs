@@ -109,9 +109,6 @@ impl Follower {
 
     /// Gives each packet that has ended to `each`, until there were as many as wanted, or the time
     /// is over.
-    ///
-    /// # Errors
-    /// [`TraceError::Netlink`].
     pub fn follow(
         &mut self,
         timeout: Duration,

@@ -25,7 +25,6 @@ pub struct Prediction {
     pub bridge: Option<String>,
     /// What should happen to them.
     pub explanation: Explanation,
-    /// Names of the addresses that they may have.
     pub names: BTreeMap<IpAddr, String>,
     /// The backend whose rules serve services.
     pub backend: String,

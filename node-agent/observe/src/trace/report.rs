@@ -90,7 +90,6 @@ pub struct HookReport {
 pub struct RuleReport {
     /// `<family> <table>`.
     pub table: String,
-    /// The chain.
     pub chain: String,
     /// The rule's number in the kernel; missing for a policy.
     #[serde(skip_serializing_if = "Option::is_none")]

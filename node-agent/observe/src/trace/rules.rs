@@ -9,7 +9,6 @@ use denizen_nft::{
 use denizen_backend::firewall;
 use denizen_backend::nftables;
 
-/// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundRule {
     /// What it asks and does.

@@ -42,7 +42,6 @@ impl Claim {
 /// What a decision says that was not so before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// What is refused.
     pub refused: Vec<(IpNetwork, Silent)>,
     /// What is dropped at addresses that are announced.
     pub dropped: Vec<Dropped>,

@@ -46,7 +46,6 @@ pub enum Excluded {
     Label,
     /// Its condition `NetworkUnavailable` is true.
     NetworkUnavailable,
-    /// Its object was deleted.
     Deleted,
 }
 
@@ -59,7 +58,6 @@ pub enum Forbidden {
     TooLarge,
     /// A node's.
     NodeAddress {
-        /// The address.
         address: IpAddr,
         /// The node's name.
         node: Arc<str>,

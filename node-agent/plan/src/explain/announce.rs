@@ -13,7 +13,6 @@ use denizen_text::Printable;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Announced {
-    /// The address.
     pub address: IpAddr,
     /// Whether routing daemons learn it from the kernel's table.
     pub announced: bool,
@@ -23,7 +22,6 @@ pub struct Announced {
     pub class: Option<String>,
     /// The metric of its route.
     pub metric: Option<u32>,
-    /// Whose it is.
     pub owner: Option<String>,
     /// Why it is not announced, of a closed list; `None` if it is.
     pub reason: Option<String>,

@@ -45,7 +45,6 @@ use denizen_text::Printable;
 pub struct Step {
     /// What is found or done.
     pub what: String,
-    /// Why.
     pub why: String,
 }
 

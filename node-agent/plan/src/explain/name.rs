@@ -22,9 +22,6 @@ impl Packet {
     /// and `to` a service or such a pod, `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name
     /// or number; a ping has none. If several addresses are meant, it is the first pair of one
     /// family.
-    ///
-    /// # Errors
-    /// [`PacketError`].
     pub fn resolve(plan: &Plan, from: &str, to: &str) -> Result<Self, PacketError> {
         let (sender, interface) = match from.split_once('@') {
             Some((sender, interface)) => (sender, Some(interface)),

@@ -10,13 +10,11 @@ use denizen_model::{Family, Protocol, family_of};
 /// The first packet of a connection, or a ping.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packet {
-    /// Its source.
     pub source: IpAddr,
     /// Its source port, if that is said. Only the choice of an endpoint may depend on it.
     pub source_port: Option<NonZeroU16>,
     /// The interface that it comes in through; `None` when that is not said.
     pub interface: Option<String>,
-    /// Its destination.
     pub destination: IpAddr,
     /// Its protocol, and what that has.
     pub transport: Transport,
@@ -34,7 +32,6 @@ pub enum Transport {
 /// What can be asked about by its name behind the last `/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A protocol with ports.
     Ports(Protocol),
     /// `icmp` or `icmpv6`.
     Echo(Family),
@@ -96,9 +93,6 @@ impl Kind {
 impl Packet {
     /// From `ADDR[:PORT][@INTERFACE]` and `ADDR:PORT[/PROTO]`, TCP where no protocol is named; or
     /// `ADDR/icmp` or `ADDR/icmpv6` for a ping.
-    ///
-    /// # Errors
-    /// [`PacketError`].
     pub fn parse(from: &str, to: &str) -> Result<Self, PacketError> {
         let bad_from = || PacketError::From(from.to_owned());
         let (address, interface) = match from.split_once('@') {

@@ -15,7 +15,6 @@ use crate::{Flow, Judged, Plan, PolicyStep};
 pub struct PolicyRow {
     /// `ingress` or `egress`.
     pub direction: String,
-    /// Whose policies.
     pub pod: String,
     /// To which endpoint, if the packet is forwarded.
     #[serde(default, skip_serializing_if = "Option::is_none")]

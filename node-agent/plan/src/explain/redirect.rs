@@ -18,7 +18,6 @@ use denizen_model::{LocalPod, Protocol};
 pub struct RedirectRow {
     /// `outbound`: before the packet leaves the pod. `inbound`: after it has arrived.
     pub direction: String,
-    /// The pod.
     pub pod: String,
     /// To which endpoint, if the packet is forwarded.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -111,7 +111,6 @@ impl Addresses {
         self.held.contains_key(&address)
     }
 
-    /// Whether this claimant has it.
     pub fn is_of(&self, address: IpAddr, claimant: &Claimant) -> bool {
         let last = self.held.get(&address).and_then(|held| held.claims.last());
         last.is_some_and(|claim| claim.by == *claimant)
@@ -156,7 +155,6 @@ impl Addresses {
         self.held.get(&address)?.identity
     }
 
-    /// Every address that has an identity of its own.
     pub fn iter(&self) -> impl Iterator<Item = (IpAddr, IdentityId)> {
         self.held.iter().filter_map(|(address, held)| Some((*address, held.identity?)))
     }

@@ -16,16 +16,12 @@ pub(super) type Pieces = BTreeMap<IpAddr, Piece>;
 /// Addresses of one family from one to another, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AddressRange {
-    /// The first one.
     pub first: IpAddr,
-    /// The last one.
     pub last: IpAddr,
 }
 
-/// A range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// The range.
     pub range: AddressRange,
     /// The peers whose blocks hold it, sorted.
     pub peers: Vec<PeerId>,
@@ -138,7 +134,6 @@ impl fmt::Display for AddressRange {
     }
 }
 
-/// The piece that an address is in.
 pub(super) fn piece_of(pieces: &Pieces, address: IpAddr) -> Option<&Piece> {
     let (_, piece) = pieces.range(..=address).next_back()?;
     piece.range.contains(address).then_some(piece)

@@ -26,7 +26,6 @@ pub(super) struct GroupKey {
 /// Named ports that egress rules in force ask for.
 pub(super) type PortNames = BTreeSet<(Arc<str>, Protocol)>;
 
-/// A group.
 #[derive(Debug)]
 pub(super) struct Group {
     key: GroupKey,
@@ -76,7 +75,6 @@ pub(super) struct Asked<'a> {
     pub changes: &'a PeerChanges,
     /// The names in use.
     pub names: &'a PortNames,
-    /// Whether they changed.
     pub names_changed: bool,
     /// Namespaces whose labels may have changed.
     pub namespaces: &'a BTreeSet<Arc<str>>,

@@ -103,7 +103,6 @@ impl Identities {
         peers.iter().filter_map(|peer| self.of_peer.get(peer)).flatten().copied().collect()
     }
 
-    /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (IdentityId, &IdentityKey)> {
         self.known.iter().map(|(id, known)| (*id, &known.key))
     }

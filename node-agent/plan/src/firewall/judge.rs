@@ -65,7 +65,6 @@ pub enum Judged {
 pub struct Refusal {
     /// Which policies.
     pub direction: Direction,
-    /// Of which pod.
     pub pod: IpAddr,
 }
 
@@ -154,7 +153,6 @@ impl FirewallPlan {
         }
     }
 
-    /// The identity of any address.
     pub fn identity_of(&self, address: IpAddr) -> Option<IdentityId> {
         let own = self.addresses.identity(address);
         own.or_else(|| {

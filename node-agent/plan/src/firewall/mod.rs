@@ -151,7 +151,6 @@ struct ClusterClaim {
 /// One address of this node's pods is judged otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SidesChange {
-    /// The address.
     pub address: IpAddr,
     /// How it was; `None` if it was no pod's.
     pub before: Option<Sides>,
@@ -164,9 +163,7 @@ pub struct SidesChange {
 pub struct IdentityChange<T> {
     /// The range, or the address.
     pub of: T,
-    /// The identity that it had.
     pub before: Option<IdentityId>,
-    /// The identity that it has.
     pub after: Option<IdentityId>,
 }
 

@@ -185,7 +185,6 @@ impl PeerTable {
         }
     }
 
-    /// What a peer covers.
     pub fn covers(&self, id: PeerId) -> Option<&Covers> {
         self.users.get(&id).map(|(covers, _)| covers)
     }
@@ -196,7 +195,6 @@ impl PeerTable {
         own.chain(&self.of_any).filter_map(|id| Some((*id, self.covers(*id)?)))
     }
 
-    /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (PeerId, &Covers)> {
         self.users.iter().map(|(id, (covers, _))| (*id, covers))
     }

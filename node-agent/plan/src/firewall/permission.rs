@@ -22,7 +22,6 @@ pub struct Permission {
 pub enum PortKey {
     /// Every port of every protocol, also of protocols without ports.
     All,
-    /// Every port of a protocol.
     Protocol(Protocol),
     /// From this port to that one, both included.
     Range(Protocol, NonZeroU16, NonZeroU16),

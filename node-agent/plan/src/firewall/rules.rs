@@ -17,7 +17,6 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both.
     pub const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
 }
 
@@ -37,7 +36,6 @@ pub(super) struct Rule {
     pub index: usize,
     /// For whom; `None` for everybody.
     pub peers: Option<Vec<PeerId>>,
-    /// To which ports.
     pub ports: Ports,
 }
 

@@ -57,7 +57,6 @@ pub struct Sides {
 }
 
 impl Sides {
-    /// One of them.
     pub fn of(&self, direction: Direction) -> &Side {
         match direction {
             Direction::Ingress => &self.ingress,

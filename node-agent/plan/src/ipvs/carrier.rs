@@ -38,7 +38,6 @@ pub enum ByNft {
     /// An older service port leads to this endpoint too. IPVS tells connections apart by client
     /// and endpoint alone, and a client may use one port towards both.
     SharedEndpoint {
-        /// The endpoint.
         endpoint: SocketAddr,
         /// The older service port.
         with: ServicePortName,

@@ -40,7 +40,6 @@ pub enum Method {
 }
 
 impl Method {
-    /// All of them.
     pub const ALL: [Self; 13] = [
         Self::Rr,
         Self::Wrr,
@@ -76,7 +75,6 @@ impl Method {
         }
     }
 
-    /// The one of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|method| method.name() == name)
     }
@@ -97,7 +95,6 @@ impl fmt::Display for Method {
 /// A scheduler with its flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Scheduler {
-    /// Which.
     pub method: Method,
     /// `sh` and `mh`: where the endpoint that a client is hashed to takes no connections, another
     /// one gets the client; otherwise the client is refused.

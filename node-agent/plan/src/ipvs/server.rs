@@ -13,9 +13,7 @@ use denizen_model::{Affinity, Family, Protocol, ServicePortName};
 /// One service port in one family: what has at most one virtual server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortKey {
-    /// The service port.
     pub service_port: ServicePortName,
-    /// The family.
     pub family: Family,
 }
 
@@ -54,7 +52,6 @@ impl fmt::Display for Share {
 /// A virtual server. Its address, protocol and port are those of a cluster IP's frontend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedServer {
-    /// The service port.
     pub service_port: ServicePortName,
     /// How it chooses.
     pub scheduler: Scheduler,

@@ -53,7 +53,6 @@ pub enum Port<'a> {
     None,
     /// A port of the bridge, but which one is not known.
     Unnamed,
-    /// This one.
     Named(&'a str),
 }
 

@@ -7,7 +7,6 @@ use ipnetwork::IpNetwork;
 use super::own_address::is_link_local;
 use denizen_model::{Family, LocalPod, Node, NodeAddress, family_of};
 
-/// `nodePortAddresses`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
     /// The primary address of each family: the first that the Node object names; If it names none,
@@ -18,7 +17,6 @@ pub enum NodePortAddresses {
     /// The node's addresses in these ranges. A family without a range serves no node ports
     /// (kube-proxy would open all of that family's addresses).
     In(Vec<IpNetwork>),
-    /// Every address of the node.
     All {
         /// 127.0.0.0/8 too. IPv4 only: nothing can be forwarded from `::1`.
         localhost: bool,

@@ -13,7 +13,6 @@ use denizen_model::{Affinity, Family, Protocol, ServicePortName, TrafficPolicy, 
 /// The destination address of a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendAddress {
-    /// To this address.
     Ip(IpAddr),
     /// To any of the node's own addresses that serve node ports.
     Node(Family),
@@ -22,11 +21,8 @@ pub enum FrontendAddress {
 /// What identifies a frontend: the destination of its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendKey {
-    /// The address.
     pub address: FrontendAddress,
-    /// The protocol.
     pub protocol: Protocol,
-    /// The port.
     pub port: NonZeroU16,
 }
 
@@ -57,7 +53,6 @@ impl fmt::Display for FrontendKey {
 pub enum FrontendKind {
     /// One of `spec.clusterIPs`.
     ClusterIp,
-    /// The node port.
     NodePort,
     /// One of `status.loadBalancer.ingress`.
     LoadBalancerIp,

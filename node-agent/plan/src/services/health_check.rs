@@ -14,7 +14,6 @@ use denizen_model::{Family, Node, Service, ServiceName, Slice, TrafficPolicy, fa
 /// One service's port and its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// The service.
     pub service: ServiceName,
     /// `spec.healthCheckNodePort`.
     pub port: NonZeroU16,
@@ -69,7 +68,6 @@ impl HealthCheck {
 pub struct HealthPorts {
     /// The node's addresses that serve node ports.
     pub addresses: Vec<IpAddr>,
-    /// The check of each port.
     pub checks: BTreeMap<NonZeroU16, HealthCheck>,
 }
 

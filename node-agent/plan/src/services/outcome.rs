@@ -40,7 +40,6 @@ impl Endpoints {
 /// What happens to a new connection to one frontend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is forwarded to one of these.
     Forward(Endpoints),
     /// There are no endpoints. It is refused at once, so that the client does not wait for a
     /// time-out.

@@ -18,14 +18,12 @@ pub enum Remark {
     /// `loadBalancerSourceRanges` restricts only the other family, so all clients may use the
     /// service's load balancer IPs of this one.
     OpenFamily {
-        /// The service.
         service: ServiceName,
         /// The family that is open.
         family: Family,
     },
     /// A cluster IP is one of the node's own addresses. It is not served: the node would lose it.
     OwnAddress {
-        /// The service.
         service: ServiceName,
         /// Its cluster IP.
         address: IpAddr,
@@ -33,7 +31,6 @@ pub enum Remark {
     /// A ServiceCIDR has one of the node's own addresses in it. Its unallocated addresses are left
     /// alone: the node would lose its own.
     OwnRange {
-        /// The range.
         range: IpNetwork,
         /// The node's address.
         address: IpAddr,
@@ -43,7 +40,6 @@ pub enum Remark {
     ShadowedCheck {
         /// The service whose check it is.
         service: ServiceName,
-        /// The port.
         port: NonZeroU16,
         /// The frontend that takes it.
         key: FrontendKey,
@@ -52,14 +48,12 @@ pub enum Remark {
     },
     /// A service asks for a scheduler that IPVS does not have. `rr` is used.
     UnknownScheduler {
-        /// The service.
         service: ServiceName,
         /// What it asks for.
         scheduler: Arc<str>,
     },
     /// A service asks for a flag that its scheduler does not have. The flag is ignored.
     UnknownSchedulerFlag {
-        /// The service.
         service: ServiceName,
         /// What it asks for.
         flag: Arc<str>,

@@ -17,9 +17,7 @@ use denizen_model::{LocalPod, Protocol, ServiceName, ServicePortName, Snapshot, 
 /// Two service ports claim one frontend, and one of them gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The frontend.
     pub key: FrontendKey,
-    /// The service port that gets it.
     pub winner: ServicePortName,
     /// The service port that does not.
     pub loser: ServicePortName,
@@ -97,7 +95,6 @@ impl ServicePlan {
         &self.health_checks
     }
 
-    /// All remarks.
     pub fn remarks(&self) -> impl Iterator<Item = &Remark> {
         self.remarks.values().flatten().chain(&self.range_remarks).chain(&self.check_remarks)
     }

@@ -60,7 +60,6 @@ fn letters(outcome: &Outcome) -> String {
     }
 }
 
-/// A service with a frontend of every kind.
 fn every_frontend() -> Service {
     Service {
         external_ips: vec![ip("203.0.113.7")],

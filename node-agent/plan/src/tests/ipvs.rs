@@ -77,7 +77,6 @@ fn exists(service: Service) -> Event {
     Event::Service(service.name.clone(), Some(service))
 }
 
-/// The one slice of a service.
 fn endpoints(service: &str, endpoints: Vec<SliceEndpoint>) -> Event {
     let slice = slice(service, service, endpoints);
     Event::Slice(slice.name.clone(), Some(slice))

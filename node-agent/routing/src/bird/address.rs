@@ -33,7 +33,6 @@ impl PeerAddress {
         self.interface.as_deref()
     }
 
-    /// Its family.
     pub fn family(&self) -> Family {
         family_of(self.ip)
     }

@@ -57,7 +57,6 @@ pub struct BirdConfig {
 pub struct Peer {
     /// Its name in status and metrics.
     pub name: String,
-    /// Its address.
     pub address: PeerAddress,
     /// The families whose routes are exchanged, if not that of its address alone.
     #[serde(default, deserialize_with = "families")]

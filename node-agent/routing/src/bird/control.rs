@@ -45,9 +45,6 @@ pub struct Control(BufReader<Take<UnixStream>>);
 
 impl Control {
     /// Connects to this socket.
-    ///
-    /// # Errors
-    /// [`ControlError`].
     pub async fn connect(path: &Path) -> Result<Self, ControlError> {
         let away = |source| ControlError::Away { path: path.display().to_string(), source };
         let connected = timeout(PATIENCE, UnixStream::connect(path)).await;
@@ -58,9 +55,6 @@ impl Control {
     }
 
     /// Asks, and returns the lines of the answer without their codes.
-    ///
-    /// # Errors
-    /// [`ControlError`].
     pub async fn ask(&mut self, words: &str) -> Result<Vec<String>, ControlError> {
         let asked = async {
             let line = format!("{words}\n");
@@ -96,7 +90,6 @@ impl Control {
 pub(super) enum Line<'a> {
     /// Others follow.
     More(&'a str),
-    /// The last one.
     Last(&'a str),
     /// The last one: the code of an error.
     Refusal(&'a str),

@@ -73,9 +73,6 @@ pub struct Published {
 
 impl AnnouncedRoutes {
     /// Opens those of this thread's network namespace.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn open(table: u32) -> Result<Self, RouteError> {
         let kernel = Routes::open(PROTOCOL)?;
         Ok(Self { kernel, table, known: None, settled: None, around: Around::default() })
@@ -92,9 +89,6 @@ impl AnnouncedRoutes {
     }
 
     /// What the kernel knows of the network, and of these pods' addresses.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn survey(&mut self, pods: &[(&LocalPod, IpAddr)]) -> Result<Surveyed, RouteError> {
         self.look()?;
         let mut undelivered: BTreeSet<IpAddr> = pods.iter().map(|(_, address)| *address).collect();
@@ -171,9 +165,6 @@ impl AnnouncedRoutes {
     }
 
     /// Removes the announcements of any run, whatever its table was. Returns how many there were.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn remove_all() -> Result<usize, RouteError> {
         let mut kernel = Routes::open(PROTOCOL)?;
         let own: Vec<_> = kernel.own()?.into_iter().filter(is_ours).collect();

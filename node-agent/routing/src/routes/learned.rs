@@ -14,25 +14,16 @@ pub struct LearnedRoutes(Routes);
 
 impl LearnedRoutes {
     /// Opens those of this thread's network namespace.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn open() -> Result<Self, RouteError> {
         Ok(Self(Routes::open(BIRD)?))
     }
 
     /// How many there are.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn count(&mut self) -> Result<usize, RouteError> {
         Ok(self.keys()?.len())
     }
 
     /// Removes all of them, once BIRD is gone. Returns how many there were.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn remove(&mut self) -> Result<usize, RouteError> {
         let keys = self.keys()?;
         let commands: Vec<Command> = keys.into_iter().map(Command::Remove).collect();

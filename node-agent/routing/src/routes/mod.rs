@@ -68,9 +68,6 @@ struct Watched {
 
 impl PodRoutes {
     /// Opens those of this thread's network namespace.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn open() -> Result<Self, RouteError> {
         let kernel = Routes::open(PROTOCOL)?;
         Ok(Self { kernel, settled: None, watched: Watched::default() })
@@ -109,9 +106,6 @@ impl PodRoutes {
     }
 
     /// Removes all of them. Returns how many there were.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn remove(&mut self) -> Result<usize, RouteError> {
         let commands = commands(&BTreeMap::new(), &self.own()?);
         // Who else removes them meanwhile does no harm.
@@ -141,9 +135,6 @@ impl PodRoutes {
     }
 
     /// What the kernel knows of this node's networks.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     pub fn neighbourhood(&mut self, nodes: &Nodes) -> Result<Neighbourhood, RouteError> {
         let mut around = Neighbourhood::default();
         for route in self.kernel.of(KERNEL)? {

@@ -7,7 +7,6 @@ use denizen_route::{Command, MAIN, ObservedRoute, Route, RouteKey, Target};
 use super::METRIC;
 use denizen_plan::{DirectRoutes, NextHop};
 
-/// The routes of this plan.
 pub(super) fn wanted(plan: &DirectRoutes) -> BTreeMap<RouteKey, Route> {
     let route = |(range, next_hop): (&_, &NextHop)| {
         let key = RouteKey { table: MAIN, destination: *range, metric: METRIC };

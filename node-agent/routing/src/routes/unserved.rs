@@ -68,9 +68,6 @@ impl Unserved {
     }
 
     /// Removes the tables. Returns how many there were.
-    ///
-    /// # Errors
-    /// [`NftError`].
     pub fn remove(kernel: &mut Kernel) -> Result<usize, NftError> {
         let mut removed = 0;
         for schema in Family::BOTH.map(schema) {

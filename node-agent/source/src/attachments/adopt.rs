@@ -122,9 +122,6 @@ fn warn_of(LeftOut { path, why, is_being_written }: &LeftOut) {
 /// Rebuilds the state file: from its `last` content, if that is known, and from the runtime's
 /// cache. Pruning removes records whose link is gone. An invalid file is set aside; a file that is
 /// valid by now is left alone. Blocks.
-///
-/// # Errors
-/// [`StateError`].
 pub fn rebuild(config: &Config, last: Option<&State>) -> Result<(), StateError> {
     let dir = RunDir::open(&config.run_dir)?;
     if let Some(aside) = dir.set_aside(LOCK_WAIT, &now("%Y%m%dT%H%M%SZ"))? {

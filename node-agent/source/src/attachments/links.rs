@@ -30,7 +30,6 @@ impl<'a> Links<'a> {
         Self(links.iter().map(|link| (link.index, link)).collect())
     }
 
-    /// The link at this index.
     pub(super) fn at(&self, index: u32) -> Option<&'a Link> {
         self.0.get(&index).copied()
     }

@@ -6,7 +6,6 @@ use tokio::sync::oneshot;
 
 use super::wire::{Json, Page, Versioned, VersionedMetadata};
 
-/// An answer.
 pub(super) struct Answer {
     /// An object, or a list of them.
     pub(super) text: String,

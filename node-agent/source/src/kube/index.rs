@@ -139,7 +139,6 @@ impl Index {
         events
     }
 
-    /// An object was deleted.
     pub(super) fn deleted(&mut self, json: &str) -> Vec<Event> {
         let Some(key) = Found::json(self.kind, json).key(&self.decoder) else {
             return Vec::new();

@@ -91,9 +91,6 @@ pub struct Look {
 
 impl Look {
     /// With these credentials. No connection is made yet.
-    ///
-    /// # Errors
-    /// [`AccessError`].
     pub async fn open(access: &Access) -> Result<Self, AccessError> {
         Ok(Self { client: access.client().await? })
     }
@@ -151,10 +148,6 @@ impl Look {
         Ok(answer["status"]["allowed"] == true)
     }
 
-    /// Whether there is a Node of this name.
-    ///
-    /// # Errors
-    /// [`Failure`].
     pub async fn has_node(&self, name: &str) -> Result<bool, Failure> {
         let page = Kind::Node.page(Kind::Node.fields(name, Features::default()), None);
         let request = Kind::Node.request().list(&page);

@@ -92,7 +92,6 @@ pub struct Config {
 /// A NetworkPolicy that is not understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongPolicy {
-    /// Which.
     pub policy: PolicyName,
     /// What is wrong, for a person: one line for each mistake.
     pub text: String,

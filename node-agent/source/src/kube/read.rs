@@ -29,7 +29,6 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Asks for the policies of a namespace.
 #[derive(Debug)]
 pub struct PolicyRead {
-    /// The namespace.
     pub namespace: Arc<str>,
     /// What [`PolicyReads`] says when it is done.
     pub ticket: u64,

@@ -23,7 +23,6 @@ pub(super) enum Look {
     /// These, since inotify reported them. A file can be written twice within one tick of the file
     /// system's clock, with the same length.
     Touched(BTreeSet<OsString>),
-    /// Every one.
     Everywhere,
 }
 
@@ -164,7 +163,6 @@ impl Folder {
         Ok(found)
     }
 
-    /// Forgets a file and its objects.
     fn forget(&mut self, name: &FileName, touched: &mut Vec<Key>) {
         let known = self.files.remove(name).unwrap_or_default();
         for key in known.keys {

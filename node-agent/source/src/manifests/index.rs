@@ -37,7 +37,6 @@ pub(super) enum Difference {
 }
 
 impl Index {
-    /// `file` has the object.
     pub(super) fn claim(&mut self, key: Key, file: &FileName, digest: u64) {
         let claims = &mut self.entries.entry(key).or_default().claims;
         match claims.binary_search_by(|(other, _)| other.cmp(file)) {

@@ -65,7 +65,6 @@ impl Problems {
         }
     }
 
-    /// One line for each.
     pub(super) fn lines(&self) -> impl Iterator<Item = String> {
         let file = self.named.first().map_or("", |problem| problem.file.as_str());
         let more = (self.more > 0).then(|| format!("{file}: and {} more", self.more));

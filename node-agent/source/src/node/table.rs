@@ -25,11 +25,9 @@ use denizen_model::{NodeAddress, NodeLinks, Tunnel};
 pub struct Link {
     /// Its index in the network namespace.
     pub index: u32,
-    /// Its name.
     pub name: Arc<str>,
     /// Its hardware address, as `ip` prints it; empty for a link that has none.
     pub mac: String,
-    /// What it is.
     pub kind: LinkKind,
     /// The index of the bridge or other device whose port it is.
     pub master: Option<u32>,
@@ -38,7 +36,6 @@ pub struct Link {
 /// What a link is, as far as needed to tell whether it may be a pod's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkKind {
-    /// A bridge.
     Bridge,
     /// A veth with both ends in this network namespace.
     Veth,

@@ -21,7 +21,6 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// For the node of this name.
     pub fn new(node_name: Arc<str>) -> Self {
         Self {
             node_name,

@@ -28,7 +28,6 @@ enum Raw<'a> {
 /// A decoded object.
 #[derive(Debug)]
 pub struct Said {
-    /// Which object.
     pub key: Key,
     /// A hash of the object's text, and for a pod, whose status often changes, of `event`.
     pub digest: u64,
@@ -51,7 +50,6 @@ struct NamedMetadata {
 }
 
 impl<'a> Found<'a> {
-    /// An object as JSON text.
     pub fn json(kind: Kind, json: &'a str) -> Self {
         Self { kind, raw: Raw::Json(json) }
     }
@@ -61,7 +59,6 @@ impl<'a> Found<'a> {
         Self { kind, raw: Raw::Tree(tree) }
     }
 
-    /// Its kind.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -149,7 +146,6 @@ impl<'a> Found<'a> {
         Some(Key::new(self.kind, namespace, &name, &decoder.node_name))
     }
 
-    /// Deserializes the object.
     fn typed<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
         // Tracking the path costs time, so it is done only after an error.
         let typed = match &self.raw {

@@ -9,7 +9,6 @@ use denizen_model::{Event, PodName, PolicyName, ServiceName, SliceName};
 /// Names an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Key {
-    /// A Service.
     Service(ServiceName),
     /// An EndpointSlice.
     Slice(SliceName),
@@ -17,13 +16,9 @@ pub enum Key {
     Node,
     /// Another node's Node.
     OtherNode(Arc<str>),
-    /// A ServiceCIDR.
     ServiceCidr(String),
-    /// A Namespace.
     Namespace(Arc<str>),
-    /// A Pod.
     Pod(PodName),
-    /// A NetworkPolicy.
     NetworkPolicy(PolicyName),
 }
 
@@ -46,7 +41,6 @@ impl Key {
         }
     }
 
-    /// The event that the object is gone.
     pub fn gone(&self) -> Event {
         match self {
             Self::Service(name) => Event::Service(name.clone(), None),

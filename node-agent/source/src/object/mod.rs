@@ -43,18 +43,14 @@ pub use slice::{EndpointSlice, slice};
 /// With any value, this label gives a Service or slice to another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
-/// Metadata, which every object has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metadata {
-    /// Its name.
     #[serde(default)]
     pub name: String,
     /// Its namespace. The API takes `default` if it is missing.
     pub namespace: Option<String>,
-    /// Its labels.
     pub labels: Option<BTreeMap<String, String>>,
-    /// Its annotations.
     pub annotations: Option<Annotations>,
     /// When it was created, RFC 3339 in UTC.
     pub creation_timestamp: Option<String>,
@@ -82,7 +78,6 @@ impl Metadata {
         namespace_or_default(self.namespace.as_deref())
     }
 
-    /// The name of a Service with this metadata.
     pub fn service_name(&self) -> ServiceName {
         ServiceName::new(self.namespace(), &self.name)
     }
@@ -132,7 +127,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
     pub const ALL: [Self; 7] = [
         Self::Service,
         Self::EndpointSlice,
@@ -214,14 +208,10 @@ impl fmt::Display for Kind {
 pub enum ObjectError {
     /// It has no name, so a report could not say which one it is.
     #[error("{kind} without metadata.name")]
-    Unnamed {
-        /// Its kind.
-        kind: Kind,
-    },
+    Unnamed { kind: Kind },
     /// A field has a type that the API does not allow.
     #[error("{kind} {name}: {field}")]
     Malformed {
-        /// Its kind.
         kind: Kind,
         /// Namespace and name, if they can be read.
         name: String,
@@ -240,7 +230,6 @@ pub struct Warning {
     pub object: String,
     /// Path of the field.
     pub field: String,
-    /// Its value.
     pub value: String,
     /// Why the value cannot be used, and the consequence.
     pub problem: &'static str,

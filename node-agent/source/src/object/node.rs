@@ -21,16 +21,12 @@ const EXTERNAL: &str = "ExternalIP";
 /// A Node, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Node {
-    /// `metadata`.
     #[serde(default)]
     pub metadata: Metadata,
-    /// `spec`.
     pub spec: Option<NodeSpec>,
-    /// `status`.
     pub status: Option<NodeStatus>,
 }
 
-/// `spec`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSpec {
@@ -44,7 +40,6 @@ pub struct NodeSpec {
     pub taints: Option<Vec<Taint>>,
 }
 
-/// One entry of `spec.taints`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Taint {
     /// Its name.
@@ -52,7 +47,6 @@ pub struct Taint {
     pub key: String,
 }
 
-/// `status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct NodeStatus {
     /// The node's addresses and names.
@@ -61,7 +55,6 @@ pub struct NodeStatus {
     pub conditions: Option<Vec<Condition>>,
 }
 
-/// One entry of `status.conditions`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Condition {
     /// Its name.

@@ -13,10 +13,8 @@ use super::Metadata;
 /// A Service, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Service {
-    /// `metadata`.
     #[serde(default)]
     pub metadata: Metadata,
-    /// `spec`.
     #[serde(default)]
     pub spec: Option<ServiceSpec>,
     /// `status`: the load balancer's addresses.
@@ -24,7 +22,6 @@ pub struct Service {
     pub status: Option<ServiceStatus>,
 }
 
-/// `spec`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceSpec {
@@ -42,7 +39,6 @@ pub struct ServiceSpec {
     pub external_ips: Option<Vec<String>>,
     /// The clients that may use the load balancer's addresses.
     pub load_balancer_source_ranges: Option<Vec<String>>,
-    /// The service ports.
     pub ports: Option<Vec<ServicePort>>,
     /// `Cluster` or `Local`.
     pub external_traffic_policy: Option<String>,
@@ -86,7 +82,6 @@ pub struct ClientIpConfig {
     pub timeout_seconds: Option<i64>,
 }
 
-/// `status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceStatus {
@@ -94,7 +89,6 @@ pub struct ServiceStatus {
     pub load_balancer: Option<LoadBalancerStatus>,
 }
 
-/// `status.loadBalancer`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct LoadBalancerStatus {
     /// Its addresses.

@@ -8,14 +8,11 @@ use super::{Kind, Metadata, Notes, ObjectError, Warning, elements, parse_range};
 /// A ServiceCIDR, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct ServiceCidr {
-    /// `metadata`.
     #[serde(default)]
     pub metadata: Metadata,
-    /// `spec`.
     pub spec: Option<ServiceCidrSpec>,
 }
 
-/// `spec`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct ServiceCidrSpec {
     /// At most one range for each family.

@@ -13,7 +13,6 @@ use super::Metadata;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
-    /// `metadata`.
     #[serde(default)]
     pub metadata: Metadata,
     /// `IPv4`, `IPv6` or `FQDN`.
@@ -21,11 +20,9 @@ pub struct EndpointSlice {
     pub address_type: String,
     /// The ports at which the endpoints listen.
     pub ports: Option<Vec<EndpointPort>>,
-    /// The endpoints.
     pub endpoints: Option<Vec<Endpoint>>,
 }
 
-/// One entry of `ports`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct EndpointPort {
     /// Matches the name of the Service's port.
@@ -36,7 +33,6 @@ pub struct EndpointPort {
     pub port: Option<i64>,
 }
 
-/// One entry of `endpoints`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Endpoint {
@@ -50,7 +46,6 @@ pub struct Endpoint {
     pub hints: Option<Hints>,
 }
 
-/// `endpoints[].conditions`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub struct Conditions {
     /// Missing means true.
@@ -65,13 +60,10 @@ pub struct Conditions {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hints {
-    /// Zones.
     pub for_zones: Option<Vec<Hint>>,
-    /// Nodes.
     pub for_nodes: Option<Vec<Hint>>,
 }
 
-/// One entry of a hint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Hint {
     /// The zone or node.

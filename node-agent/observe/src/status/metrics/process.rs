@@ -9,7 +9,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-/// This process.
 #[derive(Debug, Clone)]
 pub(super) struct Process {
     cpu: Counter<f64, AtomicU64>,

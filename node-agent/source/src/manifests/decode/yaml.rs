@@ -9,7 +9,6 @@ use serde_saphyr::{Options, budget, options};
 use super::{DecodeError, ITEMS_NOT_A_LIST, ListKind, NOT_AN_OBJECT, Nature, Place, Sink};
 use crate::object::Found;
 
-/// The objects of one document.
 pub(super) fn document(place: Place, text: &str, sink: &mut Sink<'_>) {
     // A list is decoded item by item. Its kind may come after its items, so look for it first. If
     // it is not found (in `{flow: style}`), the whole document is read at once.

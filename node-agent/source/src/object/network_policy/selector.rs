@@ -12,7 +12,6 @@ use denizen_model::{Operator, Requirement, Selector};
 
 /// How much of a selector is understood.
 pub(super) enum Outcome {
-    /// All of it.
     Understood(Selector),
     /// These requirements, and there are others.
     InPart(Selector),
