@@ -23,9 +23,9 @@ impl fmt::Display for PodName {
 
 /// A pod of the cluster, on any node, as the API has it.
 ///
-/// Pods whose containers have all ended (phase Succeeded or Failed) are none: their address may be
-/// another pod's already. A pod of the host's network counts as its node: [`Cluster`] does not have
-/// it, and only [`Self::host_ips`] are used.
+/// Finished pods (phase Succeeded or Failed) are excluded: another pod may already have their
+/// address. A host-network pod counts as its node: [`Cluster`] excludes it, and only
+/// [`Self::host_ips`] are used.
 ///
 /// [`Cluster`]: super::Cluster
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -46,11 +46,11 @@ pub struct ClusterPod {
     /// The annotation `denizen.io/additional-addresses` of a pod of this node: further addresses
     /// that it may send from.
     pub additional: Arc<[IpAddr]>,
-    /// Which pod sandbox is this pod's; `None` for pods of other nodes.
+    /// The UIDs that its sandbox may be recorded with; `None` for pods of other nodes.
     pub here: Option<SandboxUids>,
 }
 
-/// By what the record of a pod's sandbox is known to be this pod's.
+/// What links the record of a sandbox to its pod in the API.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SandboxUids {
     /// `metadata.uid`.
@@ -67,12 +67,10 @@ impl SandboxUids {
     }
 }
 
-/// A container port that has a name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamedPort {
     pub name: Arc<str>,
     pub protocol: Protocol,
-    /// Its number.
     pub port: NonZeroU16,
 }
 

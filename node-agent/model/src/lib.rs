@@ -95,7 +95,6 @@ impl Change {
     }
 }
 
-/// All facts from the sources.
 #[derive(Debug, Default)]
 pub struct Model {
     listed: BTreeSet<Listing>,
@@ -118,7 +117,7 @@ pub struct Model {
     links: NodeLinks,
     namespaces: BTreeMap<Arc<str>, Namespace>,
     cluster_pods: BTreeMap<PodName, ClusterPod>,
-    /// How many pods say of each address that it is their node's.
+    /// How many pods report each address as their node's (`status.hostIPs`).
     host_ips: BTreeMap<IpAddr, usize>,
     network_policies: BTreeMap<PolicyName, NetworkPolicy>,
     /// Policies that are deleted, and stay in force: see [`Self::apply_network_policy`].
@@ -278,19 +277,19 @@ impl Model {
         &self.links
     }
 
-    /// The addresses of this node's links and, as far as they are known, those of other nodes: by
-    /// their objects, where these are wanted, and by what pods say of their nodes.
+    /// The addresses of this node's links, and the known addresses of other nodes: from their Node
+    /// objects, if these are followed, and from `status.hostIPs` of pods.
     pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         let own = self.addresses.iter().map(|own| own.address);
         let node = self.node.iter().flat_map(|node| &node.addresses);
         let others = self.other_nodes.values();
         let others = others.flat_map(|node| node.internal.iter().chain(&node.external));
         let all = own.chain(node.chain(others).chain(self.host_ips.keys()).copied());
-        // No packet has those anywhere else.
+        // Loopback addresses never name another node.
         all.filter(|ip| !ip.is_loopback())
     }
 
-    /// All nodes, where they are wanted; `None` before the first list.
+    /// All nodes, if their objects are followed; `None` before the first list.
     pub fn nodes(&self) -> Option<Nodes> {
         let nodes = || Nodes { own: self.node.clone(), others: self.other_nodes.clone() };
         self.listed.contains(&Listing::Node).then(nodes)

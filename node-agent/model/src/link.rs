@@ -38,16 +38,16 @@ impl fmt::Display for Mac {
     }
 }
 
-/// A text is no Ethernet address.
+/// The text is not an Ethernet address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotEthernet;
 
-/// Where a tunnel of the node takes packets out of packets.
+/// The outer packets of a tunnel, which this node decapsulates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tunnel {
-    /// At a UDP port: VXLAN, Geneve, Foo-over-UDP and others.
+    /// At this UDP port: VXLAN, Geneve, Foo-over-UDP and others.
     Udp(u16),
-    /// By an IP protocol: IPIP, GRE and others.
+    /// Of this IP protocol: IPIP, GRE and others.
     Protocol(u8),
 }
 
@@ -56,8 +56,8 @@ pub enum Tunnel {
 pub struct NodeLinks {
     /// The Ethernet addresses of its bridges: those of the node towards its bridged pods.
     pub bridges: BTreeSet<Mac>,
-    /// The veths that are bridge ports, and whose other ends are interfaces of the node: so the
-    /// `bridge` plugin joins the node to a VLAN.
+    /// Veths that are bridge ports and whose other end is an interface of the node itself: the
+    /// `bridge` plugin makes such a pair to join the node to a VLAN.
     pub veths: BTreeSet<Arc<str>>,
     pub tunnels: BTreeSet<Tunnel>,
     /// The broadcast addresses of its networks.

@@ -25,8 +25,8 @@ impl fmt::Display for PolicyName {
 
 /// A NetworkPolicy.
 ///
-/// What of it cannot be understood never permits anything: a wrong peer, port or rule is left out,
-/// and a policy whose own selector cannot be understood selects more pods rather than fewer, and
+/// A part that cannot be understood never permits anything: an invalid peer, port or rule is
+/// skipped, and a policy whose own selector is invalid selects more pods rather than fewer, and
 /// permits nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkPolicy {
@@ -43,7 +43,7 @@ pub struct NetworkPolicy {
 /// One entry of `ingress` or `egress`: it permits these ports for these peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyRule {
-    /// Its place in the policy's list, counted from 0.
+    /// Index in the policy's list, from 0.
     pub index: usize,
     pub peers: Peers,
     /// To which ports of the destination.
@@ -54,7 +54,7 @@ pub struct PolicyRule {
 pub enum Peers {
     /// Missing or empty: everybody, inside and outside the cluster.
     All,
-    /// These; nobody, if all of them had to be left out.
+    /// These; empty, and so nobody, if every entry was invalid.
     These(Vec<Peer>),
 }
 
@@ -94,9 +94,9 @@ impl Block {
 /// `ports` of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ports {
-    /// Missing or empty: every port of every protocol, also of those without ports.
+    /// Missing or empty: every port of every protocol, including protocols without ports.
     All,
-    /// These; none, if all of them had to be left out.
+    /// These; empty, and so none, if every entry was invalid.
     These(Vec<PolicyPort>),
 }
 
@@ -112,7 +112,7 @@ pub struct PolicyPort {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PortMatch {
     Any,
-    /// From this one to that one, both included.
+    /// From the first to the second, both included.
     Range(NonZeroU16, NonZeroU16),
     /// The container ports of the destination pod that have this name and the entry's protocol.
     Named(Arc<str>),

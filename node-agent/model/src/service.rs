@@ -124,7 +124,8 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`, without those whose `ipMode` is `Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Those whose `ipMode` is `Proxy`: packets do not arrive with that destination.
+    /// Those whose `ipMode` is `Proxy`: the load balancer rewrites the destination, so no packet
+    /// arrives with it.
     pub proxied_ips: Vec<IpAddr>,
     /// `spec.loadBalancerSourceRanges`.
     pub source_ranges: SourceRanges,
@@ -143,7 +144,7 @@ pub struct Service {
     pub created: Arc<str>,
     /// What its annotations say about IPVS's scheduler.
     pub scheduler: Option<Box<AskedScheduler>>,
-    /// Label `denizen.io/announce` is `false`: routers are not to hear of its addresses.
+    /// Label `denizen.io/announce` is `false`: its addresses are not announced.
     pub opts_out: bool,
 }
 
