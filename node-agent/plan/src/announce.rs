@@ -1,8 +1,9 @@
-//! What this node announces to the fabric (`--routing-mode table`): prefixes that it delivers, now.
-//! Pure.
+//! What this node announces to the fabric (`--routing-mode table`): the prefixes that it delivers
+//! now. Pure.
 //!
-//! A set, and a function of the whole state, never of the changes that led there: an address that
-//! two services share cannot leave a stale announcement. What a change does not concern is kept.
+//! The result depends on the current state alone, never on the history, so an address that two
+//! services share cannot leave a stale announcement. What a change does not concern is not computed
+//! again.
 
 mod forbidden;
 mod kept;
@@ -33,25 +34,24 @@ use denizen_model::{LocalPod, Node, Nodes, ServiceName, Snapshot};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnnounceSettings {
     pub pods: AnnouncedPods,
-    /// Which addresses of services: cluster IPs, load balancer IPs, external IPs.
+    /// The kinds of service addresses: cluster IPs, load balancer IPs, external IPs.
     pub kinds: BTreeSet<FrontendKind>,
     /// Load balancer IPs and external IPs are announced only if one of these contains them.
     pub ranges: Vec<IpNetwork>,
-    /// The most prefixes.
+    /// Maximum number of prefixes.
     pub most: usize,
-    /// The most single pods.
+    /// Maximum number of pods that are announced one by one.
     pub most_pods: usize,
-    /// The label `node.kubernetes.io/exclude-from-external-load-balancers` does not count.
+    /// Ignore the label `node.kubernetes.io/exclude-from-external-load-balancers`.
     pub ignores_exclusion: bool,
     /// A node with a taint of one of these keys drains.
     pub drain_taints: Vec<String>,
-    /// The routers with whom this node speaks BGP.
+    /// This node's BGP peers.
     pub peers: BTreeSet<IpAddr>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnnouncedPods {
-    /// None.
     Off,
     /// The Node's podCIDRs.
     NodeCidrs,
@@ -61,31 +61,32 @@ pub enum AnnouncedPods {
     Auto,
 }
 
-/// How far a node is that should lose its traffic.
+/// Whether, and how far, this node drains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drain {
-    /// It serves.
+    /// It does not drain.
     No,
-    /// Others are preferred for services.
+    /// Routers should prefer other nodes for services.
     Begun,
-    /// What other nodes serve as well is withdrawn.
+    /// Services that other nodes serve as well are withdrawn.
     Over,
 }
 
-/// Whether a node should lose its traffic: it leaves, or has a taint that says so.
+/// Whether a node drains: it is being deleted, or has a taint that says so.
 pub fn is_draining(node: Option<&Node>, settings: &AnnounceSettings) -> bool {
     let is_named = |taint: &Arc<str>| settings.drain_taints.iter().any(|key| **key == **taint);
     node.is_some_and(|node| node.leaving || node.taints.iter().any(is_named))
 }
 
-/// What is announced, sorted as configurations of routers refer to it.
+/// The class of a prefix, in the order in which router configurations refer to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// A podCIDR.
+    /// A podCIDR of this node.
     PodRange,
     /// A pod outside the podCIDRs.
     Pod,
-    /// The same, recorded not long ago: another node may still announce it.
+    /// A pod outside the podCIDRs that was recorded within the last minute: another node may still
+    /// announce it.
     FreshPod,
     /// A service's cluster IP.
     ClusterIp,
@@ -105,7 +106,7 @@ impl Class {
         Self::LoadBalancerIp,
     ];
 
-    /// The class of a kind of service addresses; none for node ports, whose addresses are the
+    /// The class of a kind of service address; `None` for node ports, whose addresses are the
     /// node's.
     fn of(kind: FrontendKind) -> Option<Self> {
         match kind {
@@ -116,7 +117,7 @@ impl Class {
         }
     }
 
-    /// The metric of its routes, by which routing daemons tell classes apart.
+    /// The metric of its routes. Routing daemons tell classes apart by it.
     pub fn metric(self, is_draining: bool) -> u32 {
         let class = match self {
             Self::PodRange => 101,
@@ -129,7 +130,7 @@ impl Class {
         class + if is_draining { 100 } else { 0 }
     }
 
-    /// Its name, as status and metrics have it.
+    /// Its name in status and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PodRange => "pod-cidr",
@@ -146,14 +147,14 @@ impl Class {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     pub class: Class,
-    /// Other nodes are preferred: this one drains.
+    /// This node drains, so routers should prefer others.
     pub is_draining: bool,
     /// Why this node announces it.
     pub because: Because,
-    /// For a single pod: when it was recorded, in seconds since 1970. Of two nodes that announce
-    /// it, routers prefer the newest.
+    /// For a single pod: when it was recorded, in seconds since 1970. If two nodes announce it,
+    /// routers prefer the newer record.
     pub recorded: Option<NonZeroU32>,
-    /// When its object was made, RFC 3339 in UTC. If there are too many, the oldest stay.
+    /// When its object was created, RFC 3339 in UTC. Above the limit, the oldest stay.
     since: Arc<str>,
 }
 
@@ -185,12 +186,13 @@ impl Announcement {
 pub enum Because {
     /// It is one of the Node's podCIDRs.
     PodRange,
-    /// It is the address of this pod, or of the attachment of this id.
+    /// It is the address of this pod (or of the attachment with this id, if the pod's name is
+    /// unknown).
     Pod(Arc<str>),
     /// It is an address of this Service.
     Service {
         service: ServiceName,
-        /// How many addresses serve it, ready and not terminating.
+        /// How many ready endpoint addresses serve it.
         ready: usize,
         /// How many of them on this node.
         local: usize,
@@ -220,7 +222,7 @@ impl fmt::Display for Because {
     }
 }
 
-/// A prefix that somebody may expect to be announced, and is not.
+/// A prefix that somebody may expect to be announced, but is not.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Silent {
     pub why: WhyNot,
@@ -228,7 +230,7 @@ pub struct Silent {
     pub owner: Owner,
 }
 
-/// Whose a prefix is.
+/// Who owns a prefix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// This node's: a podCIDR.
@@ -249,15 +251,15 @@ impl fmt::Display for Owner {
     }
 }
 
-/// What this node drops at an address that it announces: policy Local keeps it from the endpoints,
-/// which are on other nodes.
+/// A frontend at an announced address whose packets this node drops: its policy is Local, and all
+/// its endpoints are on other nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Dropped {
-    /// To what the packets are addressed.
+    /// The frontend.
     pub key: FrontendKey,
-    /// The Service whose packets they are.
+    /// The frontend's Service.
     pub service: ServiceName,
-    /// For whose sake the address is announced.
+    /// The owner for whose sake the address is announced.
     pub announced_for: Owner,
 }
 
@@ -275,47 +277,43 @@ impl fmt::Display for Dropped {
 /// All that is decided about announcements.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Announcements {
-    /// What is to be announced.
+    /// What is announced.
     pub wanted: BTreeMap<IpNetwork, Announcement>,
-    /// What is not, with the one reason that counts.
+    /// What is not announced, each with the first reason that applies.
     pub silent: BTreeMap<IpNetwork, Silent>,
-    /// What is dropped at what is announced.
+    /// The frontends that drop packets, by announced prefix.
     pub dropped: BTreeMap<IpNetwork, BTreeSet<Dropped>>,
 }
 
-/// What the kernel and the engine know beside the plan.
+/// Facts about this node's networks that only the kernel has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Surveyed {
-    /// The neighbours through whom this node's routes lead.
+    /// The gateways of this node's routes.
     pub gateways: BTreeSet<IpAddr>,
-    /// Those of the asked pods' addresses that the kernel does not deliver to their pod.
+    /// Pod addresses that the kernel does not route to their pod.
     pub undelivered: BTreeSet<IpAddr>,
 }
 
-/// What announcements are decided by.
+/// The inputs of the decision.
 pub struct Announcing<'a> {
-    /// What is configured.
     pub settings: &'a AnnounceSettings,
-    /// The plan, whose rules are in the kernel or come there.
+    /// The plan that is in the kernel, or is about to be programmed.
     pub plan: &'a Plan,
-    /// The facts.
     pub world: Snapshot<'a>,
     pub nodes: &'a Nodes,
     /// The Node object was deleted.
     pub is_gone: bool,
-    /// Whether this node drains.
     pub drain: Drain,
-    /// What the kernel knows.
     pub surveyed: &'a Surveyed,
-    /// When the addresses of single pods were recorded.
+    /// When the pods with these addresses were recorded.
     pub recorded: &'a BTreeMap<IpAddr, Recorded>,
-    /// Whether any rules are rejected.
+    /// Whether the backend rejected any rules.
     pub rejects: bool,
     pub is_rejected: &'a dyn Fn(&Frontend) -> bool,
 }
 
 impl Announcements {
-    /// Why an address is, or is not, announced: itself, or else a range around it.
+    /// Why an address is announced or not: by its own prefix, else by a range around it.
     pub fn about(&self, address: IpAddr) -> Option<(IpNetwork, Result<&Announcement, &Silent>)> {
         let exact = IpNetwork::from(address);
         let wanted = |prefix: &IpNetwork| self.wanted.get(prefix).map(Ok);
@@ -327,14 +325,14 @@ impl Announcements {
         at(exact).or_else(|| around.copied().find(|prefix| prefix.contains(address)).and_then(at))
     }
 
-    /// The addresses of services that are to be announced.
+    /// The announced addresses of services.
     pub fn service_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let of_services =
             self.wanted.iter().filter(|(_, announcement)| announcement.because.is_service());
         of_services.map(|(prefix, _)| prefix.ip())
     }
 
-    /// Those of these pods that have an address which no announcement covers.
+    /// The pods with an address that no announcement covers.
     pub fn uncovered<'a>(
         &self,
         pods: &'a [LocalPod],
@@ -349,7 +347,7 @@ impl Announcements {
         pods.iter().filter(move |pod| !pod.ips.iter().all(&is_covered))
     }
 
-    /// The prefixes that are refused, whatever becomes of endpoints.
+    /// The prefixes that somebody asked for in vain: an operator or an owner must act.
     pub fn refused(&self) -> impl Iterator<Item = (&IpNetwork, &Silent)> {
         self.silent.iter().filter(|(_, silent)| silent.why.is_refusal())
     }

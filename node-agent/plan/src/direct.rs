@@ -1,9 +1,9 @@
 //! Routes to the other nodes' pods (`--routing-mode direct`). Pure.
 //!
-//! The pods of a node have addresses of its `podCIDRs`. Where the node is a neighbour, on a network
-//! of this node's, a route through its InternalIP is all that its pods need to be reached.
+//! A node's pods have addresses in its `podCIDRs`. If that node is on a network of this node, a
+//! route through its InternalIP is enough to reach its pods.
 //!
-//! A Node object can claim any range. What would take addresses away from somebody else is
+//! A Node object can claim any range. A range that would take addresses from another owner is
 //! rejected, with the reason.
 
 #[cfg(test)]
@@ -21,17 +21,17 @@ use super::pod_ranges::{
 };
 use denizen_model::{Nodes, OtherNode, family_of};
 
-/// What the kernel knows of this node's networks.
+/// This node's networks, as the kernel reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Neighbourhood {
     pub addresses: BTreeSet<IpAddr>,
     /// The subnets of its links.
     pub subnets: BTreeSet<IpNetwork>,
-    /// The index of the link on which each of the other nodes' InternalIPs is a neighbour's.
+    /// For each InternalIP of the other nodes: the index of the link on which it is a neighbour.
     pub links: BTreeMap<IpAddr, Result<u32, NotNear>>,
 }
 
-/// Where packets to an address go that is no neighbour's.
+/// Where packets go to an address that is not a neighbour's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotNear {
     Gateway(IpAddr),
@@ -48,12 +48,11 @@ pub struct NextHop {
     pub link: u32,
 }
 
-/// The routes to other nodes' pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirectRoutes {
     /// The next hop for each range.
     pub routes: BTreeMap<IpNetwork, NextHop>,
-    /// The ranges that have none, by node and range.
+    /// The ranges without a route, by node and range.
     pub rejected: BTreeSet<RejectedRange>,
 }
 
@@ -82,12 +81,8 @@ pub enum WhyRejected {
     TooLarge,
     /// It overlaps a range of this node's pods.
     OwnRange(IpNetwork),
-    /// It overlaps a range of an older Node, or another one of the same Node.
-    Taken {
-        /// That Node.
-        by: Arc<str>,
-        range: IpNetwork,
-    },
+    /// It overlaps a range of an older Node, or another range of the same Node.
+    Taken { by: Arc<str>, range: IpNetwork },
     /// It contains the address of a node.
     NodeAddress(IpAddr),
     /// It overlaps the subnet of a link of this node.
@@ -130,8 +125,8 @@ impl fmt::Display for WhyRejected {
 
 /// Decides which routes this node has to the other nodes' pods.
 ///
-/// Of two Nodes that claim one range, the older has it, whether it is reached or not: a link that
-/// goes down must not give its range to another.
+/// Of two Nodes that claim one range, the older keeps it even while it cannot be reached: a link
+/// that goes down must not give its range to another node.
 pub fn direct(nodes: &Nodes, around: &Neighbourhood) -> DirectRoutes {
     let mut ranges = PodRanges::claimed(nodes);
     let own = nodes.own.iter().flat_map(|node| &node.addresses);
@@ -163,7 +158,7 @@ pub fn direct(nodes: &Nodes, around: &Neighbourhood) -> DirectRoutes {
     plan
 }
 
-/// Why this node's pods cannot have this range.
+/// Why this range cannot be that of this node's pods.
 fn unusable(
     range: IpNetwork,
     of: Claimant<'_>,
@@ -183,7 +178,7 @@ fn unusable(
     ranges.address_in(range, of).map(|(address, _)| WhyRejected::NodeAddress(address))
 }
 
-/// What this node itself has in a range, whoever is older.
+/// Something of this node itself in a range, whatever the age of the Nodes.
 fn own_in(range: IpNetwork, own: &BTreeSet<IpAddr>, around: &Neighbourhood) -> Option<WhyRejected> {
     if let Some(address) = own.range(range.network()..=range.broadcast()).next() {
         return Some(WhyRejected::NodeAddress(*address));

@@ -1,8 +1,7 @@
-//! Decisions: what becomes of a packet at every frontend of every service, and who is local.
+//! Decisions: what happens to a packet at every frontend of every service, and who is local.
 //!
-//! Pure, and no word of any backend: every backend and `explain` read the same [`Plan`], and decide
-//! nothing. What a backend's facility cannot do is among what the plan is made by
-//! ([`Capabilities`]).
+//! Pure, and the same for every backend: backends and `explain` read one [`Plan`] and decide
+//! nothing. What a backend cannot do is an input ([`Capabilities`]).
 
 mod announce;
 pub mod conntrack;
@@ -60,39 +59,39 @@ use denizen_model::{Change, Listing, LocalPod, Model, PodSet, ServiceName, Snaps
 /// What differs from the plan before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// [`Plan::pods`] are others, or are known from now on.
+    /// [`Plan::pods`] differ, or are known for the first time.
     pub pods: bool,
     /// [`Plan::node`] differs.
     pub node: bool,
-    /// [`Plan::services`] are known from now on.
+    /// [`Plan::services`] are known for the first time.
     pub complete: bool,
-    /// Frontends that are decided otherwise now, or are gone.
+    /// Frontends that are new, decided otherwise, or gone.
     pub frontends: BTreeSet<FrontendKey>,
-    /// [`IpvsPlan::servers`] that differ, or are gone.
+    /// [`IpvsPlan::servers`] that are new, differ, or are gone.
     pub virtual_servers: BTreeSet<FrontendKey>,
-    /// [`ServicePlan::hairpins`] are others.
+    /// [`ServicePlan::hairpins`] differ.
     pub hairpins: bool,
-    /// [`ServicePlan::health_checks`] are others.
+    /// [`ServicePlan::health_checks`] differ.
     pub health_checks: bool,
-    /// This node's endpoints are others.
+    /// This node's endpoints differ.
     pub local_endpoints: bool,
     /// Services whose own facts or endpoints differ, whatever that changed. (Where a draining
     /// endpoint ends, no frontend does.)
     pub services: BTreeSet<ServiceName>,
-    /// When the changes of facts were made that are planned now.
+    /// When the facts changed that are planned now: for the latency metric.
     pub triggers: Vec<Timestamp>,
     /// What differs in [`Plan::firewall`].
     pub firewall: FirewallChanges,
     /// A NetworkPolicy differs, whatever that changed.
     pub network_policies: bool,
-    /// Claims that were not there before, and lost.
+    /// Conflicts that are new.
     pub conflicts: Vec<Conflict>,
-    /// Remarks that did not hold before.
+    /// Remarks that are new.
     pub remarks: Vec<Remark>,
 }
 
 impl Changes {
-    /// What leads from nothing at all to a plan.
+    /// The changes from an empty plan to this one.
     pub fn from_nothing(plan: &Plan) -> Self {
         let known = plan.services.is_some();
         let frontends = plan.services.iter().flat_map(ServicePlan::frontends);
@@ -115,10 +114,10 @@ impl Changes {
     }
 }
 
-/// All that is decided.
+/// All decisions.
 ///
-/// Its parts have readiness of their own: pods are programmed while nothing is known of services,
-/// and the other way round.
+/// Its parts become known independently: pods are programmed while services are unknown, and the
+/// other way round.
 #[derive(Debug)]
 pub struct Plan {
     policy: Policy,
@@ -132,7 +131,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// By what the operator asked for alone.
+    /// Nothing is known yet.
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
         let node = NodePlan::new(&policy, capabilities, None, &[], None);
         let waiting_for = Listing::SERVICES.into();
@@ -141,17 +140,14 @@ impl Plan {
         Self { policy, capabilities, node, pods: None, services: None, ipvs, firewall, waiting_for }
     }
 
-    /// What the operator asked for.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// What the backend can do.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// What is decided about this node.
     pub fn node(&self) -> &NodePlan {
         &self.node
     }
@@ -166,20 +162,19 @@ impl Plan {
         recorded(&self.pods)
     }
 
-    /// What is decided about services; `None` while not all of them, of their endpoints and of the
-    /// node are known. (A plan made from half a picture would delete rules that are still wanted.)
+    /// The decisions about services; `None` while services, their endpoints or the node are not
+    /// fully known. (A plan made from half a picture would delete rules that are still wanted.)
     pub fn services(&self) -> Option<&ServicePlan> {
         self.services.as_ref()
     }
 
-    /// What is decided about virtual servers; `None` if the backend has none. Empty while services
-    /// are not known.
+    /// The decisions about virtual servers; `None` if the backend has none. Empty while services
+    /// are unknown.
     pub fn ipvs(&self) -> Option<&IpvsPlan> {
         self.ipvs.as_ref()
     }
 
-    /// What is decided about which pods may talk to which; `None` if that is not Denizen's
-    /// business.
+    /// The decisions about which pods may talk to which; `None` if the pod firewall is off.
     pub fn firewall(&self) -> Option<&FirewallPlan> {
         self.firewall.as_ref()
     }
@@ -199,7 +194,7 @@ impl Plan {
         })
     }
 
-    /// Decides anew what `change` touches, and takes out of it what is decided.
+    /// Decides again what `change` touches, and removes from it what is decided.
     fn update(&mut self, model: &Model, change: &mut Change) -> Changes {
         self.waiting_for = model.owed(Listing::SERVICES).collect();
         let world = model.snapshot();
@@ -229,7 +224,7 @@ impl Plan {
                 self.update_services(world, std::mem::take(change), &moved, &mut changes);
                 self.update_ipvs(world, concerned, &mut changes);
             }
-            // The rest waits for the whole picture.
+            // The rest waits until all first lists are complete.
             None => (change.pods, change.egress) = (false, false),
         }
         changes
@@ -280,7 +275,7 @@ impl Plan {
         }
     }
 
-    /// Decides again about what services' changes touch, and about these services.
+    /// Decides again about what changes of services touch, and about these services.
     fn update_ipvs(
         &mut self,
         world: Snapshot<'_>,

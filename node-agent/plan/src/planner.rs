@@ -4,7 +4,7 @@ use super::policy::{Capabilities, Policy};
 use super::{Changes, Plan};
 use denizen_model::{Change, Event, Listing, Model};
 
-/// The facts, those that are not planned yet, and the plan.
+/// The facts, those among them that are not planned yet, and the plan.
 #[derive(Debug)]
 pub struct Planner {
     model: Model,
@@ -13,11 +13,10 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner without facts.
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
         let (mut model, mut change) = (Model::default(), Change::default());
         if !policy.services {
-            // Nobody reads them, so there are none.
+            // Nobody lists these then, so they are empty.
             let unread = [Listing::Services, Listing::Slices, Listing::ServiceCidrs];
             for listing in unread {
                 model.apply(Event::Listed(listing), &mut change);
@@ -49,7 +48,6 @@ impl Planner {
         &self.plan
     }
 
-    /// The facts.
     pub fn model(&self) -> &Model {
         &self.model
     }

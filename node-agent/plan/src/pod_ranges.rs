@@ -11,11 +11,11 @@ use ipnetwork::IpNetwork;
 
 use denizen_model::{Node, Nodes, OtherNode};
 
-/// The shortest prefixes of ranges that are taken for one node's pods.
+/// The shortest prefixes that count as the range of one node's pods.
 pub(super) const SHORTEST_V4: u8 = 12;
 pub(super) const SHORTEST_V6: u8 = 32;
 
-/// A Node, and what it claims.
+/// A Node and its claims.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claimant<'a> {
     pub name: &'a Arc<str>,
@@ -50,10 +50,9 @@ impl<'a> Claimant<'a> {
     }
 }
 
-/// All Nodes' addresses, and the podCIDRs that count.
+/// The addresses of all Nodes, and the podCIDRs that count.
 #[derive(Debug)]
 pub(super) struct PodRanges<'a> {
-    /// The oldest Node first.
     nodes: Vec<Claimant<'a>>,
     /// Each address with the oldest Node that has it.
     addresses: BTreeMap<IpAddr, Claimant<'a>>,
@@ -62,7 +61,7 @@ pub(super) struct PodRanges<'a> {
 }
 
 impl<'a> PodRanges<'a> {
-    /// Of these nodes. Nobody has taken a range yet.
+    /// The claims of these nodes. No range is taken yet.
     pub fn claimed(nodes: &'a Nodes) -> Self {
         let own = nodes.own.iter().map(Claimant::from);
         let mut all: Vec<_> = own.chain(nodes.others.iter().map(Claimant::from)).collect();
@@ -75,7 +74,7 @@ impl<'a> PodRanges<'a> {
         Self { nodes: all, addresses, taken: BTreeMap::new() }
     }
 
-    /// Of these nodes. Each range that counts is taken.
+    /// The claims of these nodes. Each range that counts is taken.
     pub fn taken(nodes: &'a Nodes) -> Self {
         let mut all = Self::claimed(nodes);
         for node in all.nodes.clone() {
@@ -106,8 +105,8 @@ impl<'a> PodRanges<'a> {
         self.addresses.get(&address).map(|node| node.name)
     }
 
-    /// An address in a range of this Node that is its own or an older Node's. A younger Node's
-    /// address there takes nothing away.
+    /// An address in a range of this Node, of its own or of an older Node. An address of a younger
+    /// Node there does not matter.
     pub fn address_in(&self, range: IpNetwork, of: Claimant<'_>) -> Option<(IpAddr, &'a Arc<str>)> {
         let mut within = self.addresses.range(range.network()..=range.broadcast());
         let (address, node) = within.find(|(_, node)| node.age() <= of.age())?;
@@ -124,7 +123,7 @@ impl<'a> PodRanges<'a> {
         around.find(|(other, _)| overlap(**other, range)).map(|(range, name)| (*range, *name))
     }
 
-    /// From now on this range is that node's. It overlaps none that is taken.
+    /// Gives a range to a node. No taken range may overlap it.
     pub fn take(&mut self, range: IpNetwork, node: Claimant<'a>) {
         self.taken.insert(range, node.name);
     }
@@ -135,7 +134,7 @@ impl<'a> PodRanges<'a> {
     }
 }
 
-/// Whether some of these addresses are no pod's and no service's.
+/// Whether the range contains addresses that neither a pod nor a service can have.
 pub(super) fn is_special(range: IpNetwork) -> bool {
     special().any(|special| overlap(special, range))
 }

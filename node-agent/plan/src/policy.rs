@@ -16,8 +16,7 @@ pub struct Policy {
     pub node_ports: NodePortAddresses,
     /// Settings of this node.
     pub node_side: NodeSide,
-    /// Whether services are decided about. If not, another program serves them, and there are none
-    /// as far as this agent knows.
+    /// Whether services are planned. If not, another program serves them, and the plan has none.
     pub services: bool,
     /// The pod firewall; `None` if it is off.
     pub firewall: Option<FirewallSettings>,

@@ -1,5 +1,4 @@
-//! Tables: what is decided about which facts (kube-proxy's rules, as `reference.md` §3 and §4 tell
-//! them).
+//! Tables: what is decided about which facts, as kube-proxy decides it.
 
 mod addresses;
 mod claims;

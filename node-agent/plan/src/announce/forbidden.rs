@@ -10,17 +10,16 @@ use super::super::pod_ranges::{PodRanges, is_special, is_too_large, overlap};
 use super::{Announcing, Forbidden};
 use denizen_model::{ServiceName, Slice};
 
-/// The Service of the API server, whose endpoints are the server's own addresses.
+/// The Service of the API server. Its endpoints are the API server's own addresses.
 const API_NAMESPACE: &str = "default";
 const API_NAME: &str = "kubernetes";
 
-/// Whose addresses are whose.
+/// Who owns which addresses, to find out what must never be announced.
 pub(super) struct Forbidding<'a> {
-    /// What the Node objects claim.
+    /// The claims of the Node objects.
     nodes: PodRanges<'a>,
-    /// All of this node's links, which no service may take.
+    /// The addresses of all links of this node. No service may take one.
     own: &'a BTreeSet<IpAddr>,
-    /// This node's name.
     name: &'a Arc<str>,
     api: BTreeSet<IpAddr>,
     gateways: &'a BTreeSet<IpAddr>,
@@ -46,8 +45,8 @@ impl<'a> Forbidding<'a> {
         &self.api
     }
 
-    /// Why this node's podCIDR is not announced. It may contain addresses of this node's links: a
-    /// bridge of its pods has one.
+    /// Why a podCIDR of this node is not announced. It may contain addresses of this node's own
+    /// links: those of its pods' bridge.
     pub(super) fn pod_range(&self, range: IpNetwork) -> Option<Forbidden> {
         let node = || {
             let (address, node) = self.nodes.address_in(range, self.nodes.node(self.name)?)?;
@@ -65,12 +64,13 @@ impl<'a> Forbidding<'a> {
         self.nodes.ranges().any(|(at, node)| node == self.name && overlap(at, range))
     }
 
-    /// Why a pod is not announced by itself. It may be in another node's podCIDR: it has moved.
+    /// Why a single pod is not announced. It may lie in another node's podCIDR: then it has moved
+    /// here.
     pub(super) fn pod(&self, address: IpAddr) -> Option<Forbidden> {
         self.of_host(address)
     }
 
-    /// The podCIDRs that some of these ranges overlap: [`Self::service`] looks at no others.
+    /// The podCIDRs that overlap one of these ranges: [`Self::service`] checks no others.
     pub(super) fn contested(&self, ranges: &[IpNetwork]) -> Vec<(IpNetwork, &'a Arc<str>)> {
         let is_contested = |at: IpNetwork| ranges.iter().any(|range| overlap(*range, at));
         self.nodes.ranges().filter(|(at, _)| is_contested(*at)).collect()
@@ -86,7 +86,7 @@ impl<'a> Forbidding<'a> {
         self.of_host(address).or_else(|| overlapping(contested, address.into()))
     }
 
-    /// Whose address this is, of those that are no pod's and no service's.
+    /// The owner of an address that is neither a pod's nor a service's.
     fn of_host(&self, address: IpAddr) -> Option<Forbidden> {
         let own = || self.own.contains(&address).then_some(self.name);
         let node = || {

@@ -1,7 +1,7 @@
-//! What is decided, kept from change to change: a change decides anew only what it concerns.
+//! Announcements, decided incrementally: a change decides again only what it concerns.
 //!
-//! The result is that of a fresh start. The claims of all owners on a prefix are kept, so that the
-//! end of one reveals the others.
+//! The result is that of a fresh start. All claims on a prefix are remembered, so that the next one
+//! takes effect when one ends.
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
@@ -20,26 +20,26 @@ use super::{
 };
 use denizen_model::{Nodes, ServiceName};
 
-/// What becomes of a prefix, for the sake of one owner.
+/// What the claim of one owner on a prefix comes to.
 pub(super) type Verdict = Result<Announcement, Silent>;
 
-/// A prefix of an owner's.
+/// The claim of one owner on a prefix.
 #[derive(Debug, PartialEq)]
 pub(super) struct Claim {
     pub(super) prefix: IpNetwork,
     pub(super) verdict: Verdict,
-    /// The owner's frontends at which this node drops what comes from outside.
+    /// The owner's frontends at which this node drops packets from outside.
     pub(super) dropped: Vec<FrontendKey>,
 }
 
 impl Claim {
-    /// At which nothing is dropped.
+    /// A claim without dropped frontends.
     pub(super) fn of(prefix: IpNetwork, verdict: Verdict) -> Self {
         Self { prefix, verdict, dropped: Vec::new() }
     }
 }
 
-/// What a decision says that was not so before.
+/// What a decision says for the first time: for the log.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Noted {
     pub refused: Vec<(IpNetwork, Silent)>,
@@ -56,14 +56,14 @@ pub struct AnnouncePlan {
     /// `None` before the first decision.
     basis: Option<Basis>,
     claims_of: BTreeMap<Claimant, Vec<Claim>>,
-    /// All claims on each prefix: their places among the claimant's.
+    /// All claims on each prefix, as indices into the claimant's list.
     claims: BTreeMap<IpNetwork, Vec<(Claimant, usize)>>,
-    /// What is not announced for being too much, and for nothing else.
+    /// Prefixes that are withheld because of the limit alone.
     surplus: BTreeSet<IpNetwork>,
     decided: Announcements,
 }
 
-/// What the decision about every service depends on, beside its own facts, endpoints and frontends.
+/// The inputs that concern every service. If one of them differs, everything is decided again.
 #[derive(Debug, PartialEq)]
 struct Basis {
     settings: AnnounceSettings,
@@ -94,7 +94,7 @@ impl Basis {
 }
 
 /// The services that a change of the plan concerns: those that differ themselves, and those that
-/// claim frontends which differ.
+/// claim a frontend that differs.
 pub fn concerned<'a>(
     plan: &'a Plan,
     changes: &'a Changes,
@@ -111,13 +111,13 @@ impl AnnouncePlan {
         self.basis.as_ref().map(|_| &self.decided)
     }
 
-    /// Whether rules were rejected when it was decided. They may be others after each attempt.
+    /// Whether rules were rejected at the last decision. Each attempt may reject others.
     pub fn has_rejected(&self) -> bool {
         self.basis.as_ref().is_some_and(|basis| basis.rejects)
     }
 
-    /// Decides anew: about services that [`concerned`] has named since the last time, or about
-    /// everything if that is not known or if more differs.
+    /// Decides again about the services that [`concerned`] has named since the last call, or about
+    /// everything if they are unknown or if more differs.
     pub fn update(
         &mut self,
         by: &Announcing<'_>,
@@ -125,7 +125,7 @@ impl AnnouncePlan {
     ) -> Noted {
         let forbidding = Forbidding::new(by);
         let basis = Basis::of(by, &forbidding);
-        // Nobody tells which rules are rejected, one by one.
+        // The backend does not report which rules are no longer rejected.
         let concerned = concerned.filter(|_| !basis.rejects && self.basis.as_ref() == Some(&basis));
         let names = match concerned {
             Some(names) => names.clone(),
@@ -146,7 +146,7 @@ impl AnnouncePlan {
         self.settle(&touched, by.settings.most)
     }
 
-    /// Replaces all claims of a claimant. Adds the prefixes that they were and are about.
+    /// Replaces all claims of a claimant. Adds the prefixes of the old and of the new ones.
     fn replace(
         &mut self,
         claimant: Claimant,
@@ -221,7 +221,7 @@ impl AnnouncePlan {
         })
     }
 
-    /// What this node drops at a prefix that is announced, of all its owners.
+    /// What this node drops at an announced prefix, for all owners.
     fn dropped(&self, prefix: &IpNetwork, by: &Announcement) -> BTreeSet<Dropped> {
         let announced_for = Owner::from(by.because.clone());
         let of_claim = |(claimant, claim): (&Claimant, &Claim)| {
@@ -240,12 +240,12 @@ impl AnnouncePlan {
         wanted.min_by_key(|announcement| (Reverse(announcement.class), &announcement.because))
     }
 
-    /// Of several reasons, the first one counts.
+    /// Sorted by reason: the first one is reported.
     fn silents(&self, prefix: &IpNetwork) -> impl Iterator<Item = &Silent> {
         self.about(prefix).filter_map(|(_, claim)| claim.verdict.as_ref().err())
     }
 
-    /// Takes away what is too much: pods stay, then the oldest services.
+    /// Enforces the limit: pods stay, then the oldest services.
     fn limit(&mut self, most: usize) {
         if self.decided.wanted.len() <= most {
             return;
@@ -266,7 +266,7 @@ impl AnnouncePlan {
     }
 }
 
-/// Those with the lowest one stay if there are too many.
+/// Above the limit, those that sort first stay.
 fn rank(announcement: &Announcement) -> (bool, bool, Arc<str>) {
     let Announcement { class, because, since, .. } = announcement;
     (because.is_service(), *class != Class::PodRange, since.clone())

@@ -13,10 +13,10 @@ use super::{
 };
 use denizen_model::{LocalPod, Nodes};
 
-/// The addresses of recorded pods that are announced by themselves, if the kernel delivers them.
+/// The pod addresses that are announced one by one, if the kernel delivers them.
 ///
-/// Ranges are never derived from addresses that were seen: a pod's address does not show who owns
-/// those around it.
+/// Ranges are never inferred from the addresses of pods: these do not show who owns their
+/// neighbours.
 pub fn single_pods<'a>(
     settings: &AnnounceSettings,
     nodes: &Nodes,
@@ -33,7 +33,7 @@ pub fn single_pods<'a>(
     pods.iter().flat_map(of_pod).collect()
 }
 
-/// What becomes of this node's podCIDRs and of single pods.
+/// The claims on this node's podCIDRs and on single pods.
 pub(super) fn claims(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Vec<Claim> {
     let mut found = Vec::new();
     let ranges = by.nodes.own.iter().flat_map(|node| node.pod_cidrs.iter().copied());
@@ -60,8 +60,8 @@ pub(super) fn claims(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Vec<Cl
     found
 }
 
-/// The oldest stay if there are too many: an announcement never ends because of a newer pod. Of
-/// several pods with one address, it is the newest's.
+/// Above the limit, the oldest stay: a newer pod never ends an announcement. Of several pods with
+/// one address, the newest counts.
 fn singles(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Vec<Claim>) {
     let AnnounceSettings { most_pods, .. } = *by.settings;
     let mut singles = single_pods(by.settings, by.nodes, by.plan.recorded());

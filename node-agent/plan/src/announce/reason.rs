@@ -8,38 +8,39 @@ use ipnetwork::IpNetwork;
 
 use super::super::pod_ranges::{SHORTEST_V4, SHORTEST_V6};
 
-/// Why a prefix is not announced. Of several owners' reasons, the first one here counts.
+/// Why a prefix is not announced. Of several reasons, the first in this order is reported.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WhyNot {
-    /// Whatever the configuration: the fabric would send somebody else's packets here.
+    /// Never, whatever the configuration: packets of another owner would be routed here.
     Forbidden(Forbidden),
-    /// No configured range contains it. Anybody who may write a Service can ask for any address.
+    /// No configured range contains it. Without ranges, whoever may write a Service could claim any
+    /// address.
     OutsideRanges,
-    /// There are as many announcements as are permitted.
+    /// The configured maximum, this number, is reached.
     OverLimit(usize),
-    /// The backend could not program the rules of its ports.
+    /// The backend could not program its rules.
     RulesRefused,
-    /// The kernel would not deliver its packets to the pod.
+    /// The kernel does not route the address to the pod.
     NotDeliveredHere,
-    /// Load balancers are not to use this node.
+    /// Load balancers must not use this node.
     NodeExcluded(Excluded),
     /// The node drains, and other nodes serve it.
     Draining,
-    /// Policy Local, and nobody here is ready.
+    /// Policy Local, and no ready endpoint on this node.
     NoReadyLocalEndpoint,
-    /// Nobody anywhere is ready.
+    /// No ready endpoint on any node.
     NoEndpoint,
-    /// Other Services have all its ports.
+    /// Other Services have claimed all its ports first.
     AnotherService,
     /// The Service's label `denizen.io/announce` is `false`.
     OptedOut,
     /// The load balancer's `ipMode` is `Proxy`: it sends nothing to this address.
     IpModeProxy,
-    /// Nobody has asked for addresses of this kind.
+    /// Addresses of this kind are not configured to be announced.
     NotChosen,
 }
 
-/// Why load balancers are not to use a node.
+/// Why load balancers must not use a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Excluded {
     /// Its label says so.
@@ -49,26 +50,26 @@ pub enum Excluded {
     Deleted,
 }
 
-/// Whose packets would come here.
+/// Who owns the addresses that would be routed here.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Forbidden {
-    /// Nobody's: addresses that are not routed.
+    /// Nobody: special-purpose addresses are never routed.
     Special,
-    /// Those of more addresses than a node can have pods.
+    /// A range with more addresses than one node's pods can have.
     TooLarge,
-    /// A node's.
+    /// A node.
     NodeAddress {
         address: IpAddr,
         /// The node's name.
         node: Arc<str>,
     },
-    /// The API server's.
+    /// The API server.
     ApiServer(IpAddr),
-    /// Those of a neighbour through whom this node's routes lead.
+    /// A gateway of this node's routes.
     Gateway(IpAddr),
-    /// Those of a router with whom this node speaks BGP.
+    /// A BGP peer of this node.
     Peer(IpAddr),
-    /// Pods' of this node, or of another one.
+    /// The pods of this node, or of another one.
     PodRange {
         /// The podCIDR.
         range: IpNetwork,
@@ -78,7 +79,7 @@ pub enum Forbidden {
 }
 
 impl WhyNot {
-    /// Its name, for programs.
+    /// A code for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Forbidden(Forbidden::NodeAddress { .. }) => "node-address",
@@ -98,7 +99,7 @@ impl WhyNot {
         }
     }
 
-    /// Whether somebody asks for what they do not get: an operator or an owner must act.
+    /// Whether somebody asks for this in vain, so that an operator or an owner must act.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Forbidden(_)

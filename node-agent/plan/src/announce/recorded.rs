@@ -1,5 +1,5 @@
-//! When pods were recorded. An address that moves is announced by two nodes for a while, and
-//! routers are to prefer the newest.
+//! When pods were recorded. While an address moves, two nodes announce it, and routers should
+//! prefer the newer record.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,8 +10,7 @@ use jiff::Timestamp;
 
 use denizen_model::LocalPod;
 
-/// So long a record is fresh. Whoever had the address before has withdrawn it by then, in most
-/// cases.
+/// A record is fresh for this long. By then, the previous node has usually withdrawn the address.
 const FRESH: Duration = Duration::from_secs(60);
 
 /// When an address of a pod was recorded.
@@ -19,18 +18,18 @@ const FRESH: Duration = Duration::from_secs(60);
 pub struct Recorded {
     /// In seconds since 1970; 1 if that is not known.
     pub at: NonZeroU32,
-    /// Not long ago.
+    /// It is at most a minute old.
     pub is_fresh: bool,
 }
 
 impl Recorded {
-    /// Of a record whose time is not known.
+    /// For a record without a readable time.
     pub const UNKNOWN: Self = Self { at: NonZeroU32::MIN, is_fresh: false };
 
-    /// Of a record with this time, RFC 3339. Returns for how long it is fresh from now on.
+    /// From the time of a record, RFC 3339. Also returns how long it stays fresh.
     ///
-    /// A clock that was set since, a little, does no harm: whatever it says, nothing is fresh for
-    /// longer than a minute. A record from the future is no newer than any other.
+    /// If the clock was set meanwhile, nothing stays fresh for longer than a minute, and a record
+    /// from the future is not newer than others.
     pub fn of(added_at: &str, now: Timestamp) -> (Self, Duration) {
         let Ok(added) = added_at.parse::<Timestamp>() else {
             return (Self::UNKNOWN, Duration::ZERO);
@@ -43,7 +42,7 @@ impl Recorded {
     }
 }
 
-/// The newest record of each of these addresses: a pod that ended may still be recorded.
+/// The newest record of each of these addresses: an ended pod may still be recorded.
 pub fn newest<'a>(pods: &[(&'a LocalPod, IpAddr)]) -> BTreeMap<IpAddr, &'a LocalPod> {
     let mut newest = BTreeMap::new();
     for (pod, address) in pods {

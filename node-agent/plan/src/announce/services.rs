@@ -1,4 +1,4 @@
-//! Addresses of services: each exactly while this node may serve it.
+//! Service addresses: each is announced while this node may serve it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,13 +15,13 @@ use super::kept::Claim;
 use super::{Announcement, Announcing, Because, Class, Drain, Excluded, Owner, Silent, WhyNot};
 use denizen_model::{Service, TrafficPolicy, family_of};
 
-/// What the decision about each address depends on.
+/// Decides about the addresses of services.
 pub(super) struct Of<'a> {
     by: &'a Announcing<'a>,
     forbidding: &'a Forbidding<'a>,
     /// The ranges of cluster IPs.
     cluster: Vec<IpNetwork>,
-    /// Those of the permitted ranges in which podCIDRs do not count.
+    /// The permitted ranges that are for services alone: podCIDRs in them do not count.
     for_services: Vec<IpNetwork>,
     contested: Vec<(IpNetwork, &'a Arc<str>)>,
     here: Whereabouts<'a>,
@@ -31,8 +31,8 @@ impl<'a> Of<'a> {
     pub(super) fn new(by: &'a Announcing<'a>, forbidding: &'a Forbidding<'a>) -> Self {
         let cluster: Vec<IpNetwork> = by.world.service_ranges().collect();
         let permitted = [&cluster[..], &by.settings.ranges].concat();
-        // A range that this node's own pods share, or that is as wide as no node's pods, is not for
-        // services alone: a Service must not take pods' addresses.
+        // A range that this node's own pods share, or one wider than any node's pods need, is not
+        // for services alone: a Service must not take pods' addresses.
         let (for_services, shared): (Vec<_>, Vec<_>) = permitted
             .into_iter()
             .partition(|range| !is_too_large(*range) && !forbidding.has_own_pods(*range));
@@ -41,7 +41,7 @@ impl<'a> Of<'a> {
         Self { by, forbidding, cluster, for_services, contested, here }
     }
 
-    /// What becomes of a service's addresses.
+    /// The claims of a service on its addresses.
     pub(super) fn claims(&self, service: &Service) -> Vec<Claim> {
         let silent = |why| Silent { why, owner: Owner::Service(service.name.clone()) };
         let proxied = service.proxied_ips.iter();
@@ -81,7 +81,8 @@ impl<'a> Of<'a> {
         match policy {
             _ if ready == 0 => return Err(WhyNot::NoEndpoint),
             TrafficPolicy::Local if local == 0 => return Err(WhyNot::NoReadyLocalEndpoint),
-            // The only node that serves it must not go silent: under Local, it goes with its pods.
+            // The last node that serves it must not withdraw it. Under Local it ends with this
+            // node's pods.
             TrafficPolicy::Cluster if self.by.drain == Drain::Over => {
                 return Err(WhyNot::Draining);
             }
@@ -153,7 +154,8 @@ impl<'a> Of<'a> {
         })
     }
 
-    /// Those of them at which this node drops what comes from outside: others have endpoints.
+    /// Those of them at which this node drops packets from outside, because only other nodes have
+    /// endpoints.
     fn dropped(&self, service: &Service, address: IpAddr) -> Vec<FrontendKey> {
         let drops = |frontend: &&Frontend| {
             *frontend.outside.as_ref().unwrap_or(&frontend.inside) == Outcome::Drop
@@ -161,8 +163,8 @@ impl<'a> Of<'a> {
         self.frontends(service, address).filter(drops).map(|frontend| frontend.key).collect()
     }
 
-    /// How many addresses are ready behind the service's own ports of this address, and how many of
-    /// them are here.
+    /// How many ready endpoint addresses the service's own ports have at this address: on all
+    /// nodes, and on this one.
     fn ready(&self, service: &Service, address: IpAddr) -> Result<(usize, usize), WhyNot> {
         let (mut all, mut local) = (BTreeSet::new(), BTreeSet::new());
         let mut why_none = WhyNot::AnotherService;

@@ -14,16 +14,16 @@ use denizen_text::Printable;
 #[serde(rename_all = "camelCase")]
 pub struct Announced {
     pub address: IpAddr,
-    /// Whether routing daemons learn it from the kernel's table.
+    /// Whether it is in the kernel's table, from which routing daemons learn it.
     pub announced: bool,
-    /// The prefix that contains it; `None` if it is nobody's here.
+    /// The prefix that contains it; `None` if none of this node's does.
     pub prefix: Option<IpNetwork>,
-    /// What the prefix is.
+    /// Its class: see [`Class`](crate::Class).
     pub class: Option<String>,
     /// The metric of its route.
     pub metric: Option<u32>,
     pub owner: Option<String>,
-    /// Why it is not announced, of a closed list; `None` if it is.
+    /// The code of the reason why it is not announced; `None` if it is.
     pub reason: Option<String>,
     /// Why it is, or is not, announced.
     pub why: String,
@@ -113,7 +113,7 @@ impl Announced {
         Self { peers: Some(peers), ..self }
     }
 
-    /// It is in the table, and nobody hears of it.
+    /// It is in the table, but exported to no peer.
     #[must_use]
     pub fn untold(self, reason: &str, why: String) -> Self {
         let (announced, reason) = (false, Some(reason.to_owned()));

@@ -65,7 +65,7 @@ impl Way<'_> {
         Some(VirtualServerRow { address, scheduler, draining, chosen })
     }
 
-    /// Says whom the client gets, if a hash chooses.
+    /// Adds which endpoint the client gets, if a hash chooses it.
     fn hashed(&mut self, server: &FrontendKey, scheduler: Scheduler) -> Option<String> {
         let listed = (self.listed)(server)?;
         let hashed = match (scheduler.method, server.address) {
@@ -93,7 +93,7 @@ impl Way<'_> {
     }
 }
 
-/// How a method chooses. Weights are equal, so methods that differ by weights alone are the same.
+/// How a method chooses. Weights are equal, so methods that differ only in weights are the same.
 fn by(method: Method) -> &'static str {
     match method {
         Method::Rr | Method::Wrr => "one after the other, for each new connection",

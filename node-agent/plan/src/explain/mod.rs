@@ -184,14 +184,14 @@ impl<'a> Way<'a> {
         ranges.find(|range| range.contains(address))
     }
 
-    /// Whether it is a cluster IP, and the backend handles all its ports.
+    /// Whether it is a cluster IP of a backend that answers at all its ports.
     fn is_answered(&self, address: IpAddr) -> bool {
         let at = FrontendAddress::Ip(address);
         let is_it = |f: &Frontend| f.kind == FrontendKind::ClusterIp && f.key.address == at;
         self.plan.capabilities().unused_addresses && self.services.frontends().any(is_it)
     }
 
-    /// Whether it is addressed to loopback and comes from outside. IPv6 needs no such rule.
+    /// Whether it is addressed to loopback but comes from outside. IPv6 needs no such rule.
     fn is_kept_out(&self, sender: Sender) -> bool {
         let is_guarded = self.plan.policy().services;
         let is_loopback = matches!(self.packet.destination, IpAddr::V4(ip) if ip.is_loopback());

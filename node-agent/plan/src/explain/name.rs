@@ -71,7 +71,7 @@ impl Packet {
     }
 }
 
-/// A namespace and a name. A namespace is a DNS label, so an address with a prefix length is none.
+/// Whether this is a namespace and a name. A namespace is a DNS label, so `ADDR/PREFIX` is not.
 fn is_name(text: &str) -> bool {
     let is_label = |text: &str| {
         !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
@@ -86,7 +86,7 @@ fn addresses_of(plan: &Plan, pod: &str) -> Option<Vec<IpAddr>> {
     (!addresses.is_empty()).then_some(addresses)
 }
 
-/// Why a name is no destination.
+/// Why a name does not lead to a destination.
 enum NotFound {
     Nothing,
     WhichPort(String),

@@ -20,7 +20,7 @@ pub struct Packet {
     pub transport: Transport,
 }
 
-/// A protocol, and what it has.
+/// What the packet asks for: a port of a protocol, or an echo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// A protocol with ports, and the destination's.
@@ -29,7 +29,7 @@ pub enum Transport {
     Echo,
 }
 
-/// What can be asked about by its name behind the last `/`.
+/// The word behind the last `/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Ports(Protocol),
@@ -37,7 +37,7 @@ pub(super) enum Kind {
     Echo(Family),
 }
 
-/// What is wrong with the words.
+/// What is wrong with the question.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PacketError {
     /// `--from` is not `ADDR[:PORT][@INTERFACE]`.

@@ -1,4 +1,4 @@
-//! What NetworkPolicies say of a packet, behind the translation of its destination.
+//! What NetworkPolicies say of a packet, after DNAT.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -9,7 +9,7 @@ use super::packet::{Packet, Transport};
 use super::{Explanation, Step, Verdict};
 use crate::{Flow, Judged, Plan, PolicyStep};
 
-/// What one direction of one pod says of the packet.
+/// What the policies of one pod say of the packet, in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyRow {
@@ -26,18 +26,18 @@ pub struct PolicyRow {
     /// The policy that permits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// The place of the rule that permits it, counted from 0.
+    /// The index of the rule that permits it, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<usize>,
-    /// The peer of that rule; missing if it is for everybody.
+    /// The peer of that rule; missing if it permits everybody.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
-    /// The ports of that rule; missing if it is for all.
+    /// The ports of that rule; missing if it permits all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ports: Option<String>,
 }
 
-/// Adds what the policies say, and what follows for the packet.
+/// Adds what the policies say, and what that means for the packet.
 pub(super) fn judge(plan: &Plan, packet: &Packet, mut explanation: Explanation) -> Explanation {
     let Some(firewall) = plan.firewall().filter(|firewall| firewall.is_enforced()) else {
         return explanation;
@@ -87,7 +87,7 @@ impl Explanation {
     }
 }
 
-/// The packet behind the translation of its destination, if that becomes an endpoint.
+/// The packet after DNAT, if its destination becomes an endpoint.
 fn flow(packet: &Packet, endpoint: Option<SocketAddr>) -> Flow {
     let (protocol, port) = match packet.transport {
         Transport::Port(protocol, port) => (Some(protocol), Some(port)),
@@ -101,7 +101,7 @@ fn flow(packet: &Packet, endpoint: Option<SocketAddr>) -> Flow {
     }
 }
 
-/// The pod whose interface the packet comes from with another address.
+/// The pod behind the packet's interface, if the packet's source is not an address of that pod.
 fn spoofed(plan: &Plan, packet: &Packet) -> Option<String> {
     let interface = packet.interface.as_deref()?;
     let is_its = |name: Option<&str>| name == Some(interface);
@@ -140,7 +140,7 @@ impl PolicyRow {
         }
     }
 
-    /// In words; nothing for a direction that is open.
+    /// In words; `None` if the direction is open.
     fn step(&self) -> Option<Step> {
         let Self { direction, pod, .. } = self;
         let to = self.endpoint.as_ref().map(|end| format!(" (to {end})")).unwrap_or_default();

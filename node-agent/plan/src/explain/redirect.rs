@@ -1,6 +1,6 @@
-//! What happens inside pods that the plugin has redirected: before a packet leaves the one, and
-//! after it has arrived in the other. The agent never looks there: it has the plugin's rules from
-//! the record.
+//! What happens inside pods that the plugin has redirected: before a packet leaves the sender, and
+//! after it has arrived at the receiver. The agent never looks into a pod: the record has the
+//! plugin's rules.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,7 +30,7 @@ pub struct RedirectRow {
     pub rule: Option<String>,
 }
 
-/// Adds what happens inside the sender, in front, and inside the receivers.
+/// Adds what happens inside the sender, at the beginning, and inside the receivers.
 pub(super) fn inside(plan: &Plan, packet: &Packet, mut explanation: Explanation) -> Explanation {
     let pods = plan.recorded();
     if let Some((pod, redirect)) = sender(pods, packet) {
@@ -54,7 +54,7 @@ pub(super) fn inside(plan: &Plan, packet: &Packet, mut explanation: Explanation)
         let Some((pod, redirect)) = receiver(pods, packet, to.ip()) else { continue };
         let end = to.to_string();
         let is_masqueraded = explanation.masquerade || explanation.masqueraded.contains(&end);
-        // Which of the node's addresses it has then, the routes decide.
+        // The routes decide which of the node's addresses it has then.
         let source = (!is_masqueraded).then_some(packet.source);
         let connection = connection(packet, source, to, pod.id.if_name());
         let mut row = RedirectRow::of(pod, redirect, Direction::Inbound, &connection);
@@ -91,7 +91,7 @@ fn receiver<'a>(
     to: IpAddr,
 ) -> Option<(&'a LocalPod, &'a Redirect)> {
     let pod = pods.iter().find(|pod| pod.ips.contains(&to))?;
-    // What a pod sends to its own address never leaves it.
+    // What a pod sends to its own address never leaves the pod.
     let is_own = packet.destination == to && pod.ips.contains(&packet.source);
     redirected(pod).filter(|_| !is_own)
 }

@@ -86,7 +86,6 @@ pub(super) fn unused(transport: Transport) -> &'static str {
     }
 }
 
-/// Why no service decides; `are_known` is whether any are served.
 /// Why a Service of another proxy is left alone; `is_checked`: its address lies in a ServiceCIDR.
 pub(super) fn foreign_service(is_checked: bool) -> &'static str {
     match is_checked {
@@ -224,7 +223,7 @@ pub(super) fn affinity(seconds: u32) -> String {
     format!("a client that connected within the last {seconds} s goes to the same endpoint again")
 }
 
-/// At most so many endpoints are named.
+/// Maximum number of endpoints that are named.
 const SHOWN: usize = 8;
 
 pub(super) fn endpoints(endpoints: &Endpoints) -> String {
@@ -232,7 +231,7 @@ pub(super) fn endpoints(endpoints: &Endpoints) -> String {
     to_one_of(endpoints, odds)
 }
 
-/// Endpoints that are not equally likely.
+/// The endpoints, if they are not equally likely.
 pub(super) fn candidates(endpoints: &Endpoints) -> String {
     to_one_of(endpoints, |_| String::new())
 }

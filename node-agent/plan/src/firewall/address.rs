@@ -1,8 +1,8 @@
-//! Who has which address, and with it which identity.
+//! Which pod has which address, and so which identity.
 //!
-//! An address has one owner. The state file knows this node's own pods best. Of two pods of the API
-//! that claim one address, the younger one has it: the other has ended, and its object says so
-//! late.
+//! An address has one owner. The state file is the best source for this node's own pods. If two
+//! pods in the API claim one address, the younger one has it: the other has ended, and its object
+//! is updated late.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -14,11 +14,11 @@ use super::identity::{Identities, IdentityId, IdentityKey};
 use denizen_model::PodName;
 use denizen_state::AttachmentId;
 
-/// Who claims an address. The greatest has it.
+/// Who claims an address. If several do, the greatest wins.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Claimant {
     /// A recorded pod of this node whose annotation names the address: when it was recorded, and
-    /// its attachment. Whoever really has the address comes before it.
+    /// its attachment. It loses to a pod that really has the address.
     Additional(Arc<str>, AttachmentId),
     /// A pod of the API: when it was created, and its name.
     Cluster(i64, PodName),
@@ -33,13 +33,13 @@ struct Claim {
     group: Option<GroupId>,
 }
 
-/// What is known of one address.
+/// The claims on one address, and its identity.
 #[derive(Debug)]
 struct Held {
-    /// Who claims it; the last one has it.
+    /// Sorted: the last one wins.
     claims: Vec<Claim>,
     identity: Option<IdentityId>,
-    /// Whether it had claims when this was last settled.
+    /// Whether it had claims at the last [`Addresses::identify`].
     was_claimed: bool,
 }
 
@@ -49,12 +49,12 @@ impl Held {
     }
 }
 
-/// What became of addresses.
+/// What changed about addresses.
 #[derive(Debug, Default)]
 pub(super) struct AddressChanges {
     /// Their identities before and after.
     pub identities: Vec<(IpAddr, Option<IdentityId>, Option<IdentityId>)>,
-    /// Those that are a pod's from now on (`true`), or none's any more.
+    /// Those that are a pod's from now on (`true`), or no longer are.
     pub claimed: Vec<(IpAddr, bool)>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// A pod has this address, with these labels as far as they are known.
+    /// A pod has this address, and is in this group if its labels are known.
     pub fn claim(
         &mut self,
         address: IpAddr,
@@ -82,7 +82,7 @@ impl Addresses {
         });
     }
 
-    /// A pod has it no more.
+    /// A pod no longer has this address.
     pub fn disclaim(&mut self, address: IpAddr, by: &Claimant, groups: &mut Groups) {
         self.change(address, groups, |claims| claims.retain(|claim| claim.by != *by));
     }
@@ -160,7 +160,7 @@ impl Addresses {
     }
 }
 
-/// What a pod's address stands for. A pod that policies cannot tell from any other address of the
+/// What a pod's address stands for. A pod that policies cannot tell from the other addresses of the
 /// blocks that hold it needs no identity of its own.
 fn key_of(address: IpAddr, group: &Group, pieces: &Pieces) -> IdentityKey {
     if group.peers.is_empty() && group.ports.is_empty() {

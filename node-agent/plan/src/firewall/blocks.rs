@@ -1,5 +1,5 @@
-//! `ipBlock`s in use, cut into ranges that do not overlap: sets of the kernel have no overlapping
-//! ranges, and no `except`.
+//! The `ipBlock`s in use, cut into ranges that do not overlap: the kernel's sets allow neither
+//! overlaps nor `except`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,7 +10,7 @@ use ipnetwork::IpNetwork;
 use super::peer::PeerId;
 use denizen_model::Block;
 
-/// Ranges that do not overlap, by first address, each with the blocks that hold all of it.
+/// Disjoint ranges, by first address, each with the blocks that contain all of it.
 pub(super) type Pieces = BTreeMap<IpAddr, Piece>;
 
 /// Addresses of one family from one to another, both included.
@@ -38,7 +38,7 @@ pub(super) fn pieces<'a>(peers: impl Iterator<Item = (PeerId, &'a [Block])>) -> 
             let of_family = blocks.iter().filter(|block| block.range.is_ipv4() == is_v4);
             for (first, last) in joined(of_family.flat_map(spans).collect()) {
                 edges.push((first, Edge::Begin(peer)));
-                // A range up to the greatest address of all ends nowhere.
+                // A range that ends with the greatest address of all has no edge behind it.
                 edges.extend(last.checked_add(1).map(|behind| (behind, Edge::End(peer))));
             }
         }
@@ -95,7 +95,7 @@ fn joined(mut spans: Vec<Span>) -> Vec<Span> {
     joined
 }
 
-/// Between two edges the same peers' blocks hold every address.
+/// Between two edges, the same peers' blocks contain every address.
 fn sweep(mut edges: Vec<(u128, Edge)>, max: u128, address: impl Fn(u128) -> IpAddr) -> Pieces {
     edges.sort_unstable();
     let (mut pieces, mut peers, mut from) = (Pieces::new(), BTreeSet::new(), 0);
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(shown, [("10.128.0.0-10.254.255.255".to_owned(), vec![0])]);
     }
 
-    /// The kernel pays for each range.
+    /// Every range costs memory in the kernel.
     #[test]
     fn neighbours_that_the_same_peers_hold_are_one_range() {
         let quarters = (0..4).map(|n| format!("10.0.0.{}/26", n * 64));

@@ -1,5 +1,5 @@
-//! Pods that no policy could tell apart but by address: the same namespace, labels and named ports.
-//! Selectors are asked once for each group, not once for each pod.
+//! Groups of pods with the same namespace, labels and named ports: policies can tell them apart by
+//! address alone. A selector is evaluated once for each group, not for each pod.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use denizen_model::{Cluster, Labels, NamedPort, Protocol};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct GroupId(u32);
 
-/// What its pods have in common.
+/// What the pods of a group have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct GroupKey {
     /// Their namespace.
@@ -23,7 +23,7 @@ pub(super) struct GroupKey {
     pub ports: Arc<[NamedPort]>,
 }
 
-/// Named ports that egress rules in force ask for.
+/// Port names that egress rules in force use.
 pub(super) type PortNames = BTreeSet<(Arc<str>, Protocol)>;
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Group {
     key: GroupKey,
     /// The peers that cover its pods by labels, sorted.
     pub peers: Vec<PeerId>,
-    /// Those of its named ports that are asked for.
+    /// Those of its named ports that egress rules in force use.
     pub ports: Vec<NamedPort>,
     /// The addresses that its pods have.
     pub addresses: BTreeSet<IpAddr>,
@@ -63,7 +63,7 @@ pub(super) struct Groups {
     ids: HashMap<GroupKey, GroupId>,
     groups: HashMap<GroupId, Group>,
     next: u32,
-    /// Made since the last [`Self::update`].
+    /// Created since the last [`Self::update`].
     fresh: Vec<GroupId>,
 }
 
@@ -71,19 +71,17 @@ pub(super) struct Groups {
 pub(super) struct Asked<'a> {
     /// The peers in use.
     pub peers: &'a PeerTable,
-    /// Those that came and went.
+    /// The peers that came and went.
     pub changes: &'a PeerChanges,
-    /// The names in use.
     pub names: &'a PortNames,
     pub names_changed: bool,
     /// Namespaces whose labels may have changed.
     pub namespaces: &'a BTreeSet<Arc<str>>,
-    /// Their labels.
     pub cluster: Cluster<'a>,
 }
 
 impl Groups {
-    /// A pod belongs to the group of this key.
+    /// Adds a pod to the group of this key.
     pub fn acquire(&mut self, key: GroupKey) -> GroupId {
         if let Some(id) = self.ids.get(&key) {
             if let Some(group) = self.groups.get_mut(id) {
@@ -100,7 +98,7 @@ impl Groups {
         id
     }
 
-    /// A pod does not belong to it any more.
+    /// Removes a pod from the group.
     pub fn release(&mut self, id: GroupId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         group.users -= 1;
@@ -116,7 +114,7 @@ impl Groups {
         self.groups.get(&id)
     }
 
-    /// An address is a pod's of this group from now on, or is not any more.
+    /// Notes that an address joins (`true`) or leaves the group.
     pub fn note_address(&mut self, id: GroupId, address: IpAddr, has: bool) {
         if let Some(group) = self.groups.get_mut(&id) {
             match has {
@@ -130,7 +128,7 @@ impl Groups {
     pub fn update(&mut self, asked: &Asked<'_>, touched: &mut BTreeSet<IpAddr>) {
         let fresh: BTreeSet<GroupId> = std::mem::take(&mut self.fresh).into_iter().collect();
         let Asked { peers, changes, names, names_changed, namespaces, cluster } = asked;
-        // The addresses of their pods are touched already.
+        // The addresses of their pods are among the touched ones already.
         for id in &fresh {
             if let Some(group) = self.groups.get_mut(id) {
                 group.ask(peers, names, *cluster);

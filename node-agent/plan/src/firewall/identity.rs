@@ -1,15 +1,15 @@
 //! Identities: what the policies in force on this node can tell about an address.
 //!
-//! Two addresses have one identity if no policy in force here tells them apart: the same peers of
-//! policies cover them, and they have the same named ports. So most pods of a Deployment share one,
-//! and labels that no policy asks for never split it.
+//! Two addresses have one identity if the same peers of these policies cover them and if they have
+//! the same named ports. So most pods of a Deployment share an identity, and a label that no policy
+//! uses never splits it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::peer::PeerId;
 use denizen_model::NamedPort;
 
-/// An identity. It never means anything else, as long as the agent runs.
+/// An identity. Its number is never used again while the agent runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdentityId(pub u64);
 
@@ -23,7 +23,7 @@ pub(super) struct IdentityKey {
 }
 
 impl IdentityKey {
-    /// Whether no policy in force can name such an address.
+    /// Whether no policy in force can match such an address.
     pub fn is_nobody(&self) -> bool {
         self.peers.is_empty() && self.ports.is_empty()
     }
@@ -47,23 +47,23 @@ pub(super) struct Identities {
     known: BTreeMap<IdentityId, Known>,
     of_peer: HashMap<PeerId, BTreeSet<IdentityId>>,
     next: u64,
-    /// Made since [`Self::settle`].
+    /// Created since [`Self::settle`].
     fresh: Vec<IdentityId>,
-    /// Those that the last address lost since [`Self::settle`]. They may have got another.
+    /// Those whose last address left since [`Self::settle`]. They may have another one since.
     left: BTreeSet<IdentityId>,
 }
 
-/// What became of the identities.
+/// What changed about identities.
 #[derive(Debug, Default)]
 pub(super) struct IdentityChanges {
-    /// What those stand for that came or went.
+    /// What the new and the removed ones stand for.
     pub keys: Vec<IdentityKey>,
-    /// Those that went.
+    /// The removed ones.
     pub gone: Vec<IdentityId>,
 }
 
 impl Identities {
-    /// The identity of an address; `None` if no policy in force can name it.
+    /// Counts one more address of this identity; `None` if no policy in force can match it.
     pub fn acquire(&mut self, key: IdentityKey) -> Option<IdentityId> {
         if key.is_nobody() {
             return None;
@@ -83,7 +83,7 @@ impl Identities {
         Some(id)
     }
 
-    /// An address does not have it any more.
+    /// Counts one address less.
     pub fn release(&mut self, id: IdentityId) {
         if let Some(known) = self.known.get_mut(&id) {
             known.users -= 1;
@@ -98,7 +98,7 @@ impl Identities {
         self.known.get(&id).map(|known| &known.key)
     }
 
-    /// Those that one of these peers covers, in order.
+    /// Those that any of these peers covers, in order.
     pub fn of(&self, peers: &[PeerId]) -> BTreeSet<IdentityId> {
         peers.iter().filter_map(|peer| self.of_peer.get(peer)).flatten().copied().collect()
     }
@@ -107,7 +107,7 @@ impl Identities {
         self.known.iter().map(|(id, known)| (*id, &known.key))
     }
 
-    /// Forgets those that nobody has any more. Returns what came and went since the last call.
+    /// Forgets unused identities. Returns what changed since the last call.
     pub fn settle(&mut self) -> IdentityChanges {
         let mut changes = IdentityChanges::default();
         for id in std::mem::take(&mut self.fresh) {

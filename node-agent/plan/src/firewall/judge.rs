@@ -1,5 +1,5 @@
-//! What becomes of one connection, and why: for `explain`, and for connections that are established
-//! when a policy changes.
+//! What policies say of one connection, and why: for `explain`, and for connections that are
+//! established when a policy changes.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -11,34 +11,32 @@ use super::side::{Decision, Isolation, Side};
 use super::{FirewallPlan, IdentityId, ToNode};
 use denizen_model::{PolicyName, Protocol};
 
-/// A connection, by its first packet where policies see it: behind the translation of its
-/// destination, and before that of its source.
+/// A connection, by its first packet as policies see it: after DNAT, and before SNAT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
-    /// Who began it.
+    /// The client.
     pub source: IpAddr,
     /// The endpoint.
     pub destination: IpAddr,
-    /// The protocol; `None` for one that no policy can name, as ICMP.
+    /// `None` for a protocol that policies cannot name, such as ICMP.
     pub protocol: Option<Protocol>,
     /// The endpoint's port; `None` if there is none, or if it is 0.
     pub port: Option<NonZeroU16>,
 }
 
-/// What one direction says of a flow.
+/// What the policies of one direction say of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyStep {
-    /// Which pod's policies are asked, and for which direction.
+    /// The direction, seen from the pod whose policies count.
     pub direction: Direction,
     /// The pod, if the runtime passed its name.
     pub pod: String,
     /// The policies that isolate it.
     pub policies: Vec<PolicyName>,
-    /// What becomes of the flow.
     pub judged: Judged,
 }
 
-/// What one direction of one pod says.
+/// What the policies of one pod say in one direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Judged {
     /// No policy isolates the pod.
@@ -47,7 +45,7 @@ pub enum Judged {
     Permitted {
         /// Whose rule.
         policy: PolicyName,
-        /// Its place in the policy's list.
+        /// The rule's index in the policy's list.
         rule: usize,
         /// The peer that covers the other side; `None` if it is for everybody.
         peer: Option<String>,
@@ -60,16 +58,15 @@ pub enum Judged {
     Pending,
 }
 
-/// Who refuses a flow.
+/// The policies that forbid a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// Which policies.
     pub direction: Direction,
     pub pod: IpAddr,
 }
 
 impl FirewallPlan {
-    /// Who refuses a flow, if anybody does: as the kernel's rules decide.
+    /// The policies that forbid a flow, if any do, exactly as the kernel's rules decide.
     pub fn refusal(&self, flow: &Flow) -> Option<Refusal> {
         let mut asked = self.asked(flow).into_iter().flatten();
         asked.find_map(|(direction, pod)| {
@@ -79,7 +76,7 @@ impl FirewallPlan {
         })
     }
 
-    /// What each direction says of a flow, as far as pods of this node are concerned.
+    /// What each direction says of a flow, for pods of this node.
     pub fn explain(&self, flow: &Flow) -> Vec<PolicyStep> {
         let asked = self.asked(flow).into_iter().flatten();
         let steps = asked.filter_map(|(direction, pod)| {
@@ -99,8 +96,8 @@ impl FirewallPlan {
         steps.collect()
     }
 
-    /// The directions that are asked about a flow, each of the pod whose policies count. A pod
-    /// reaches itself, and a node its own pods, always.
+    /// The directions whose policies count for a flow, each with its pod. A pod may always reach
+    /// itself, and a node its own pods.
     fn asked(&self, flow: &Flow) -> [Option<(Direction, IpAddr)>; 2] {
         let is_to_itself = flow.source == flow.destination;
         let [is_from_node, is_to_node] =

@@ -58,14 +58,14 @@ pub use self::side::{Isolation, Side, Sides};
 pub struct FirewallSettings {
     /// What pods may send to their own node.
     pub to_node: ToNode,
-    /// What becomes of new pods while the API refuses policies, pods or namespaces to the agent.
+    /// What happens to new pods while RBAC forbids the agent to read policies, pods or namespaces.
     pub if_refused: IfRefused,
-    /// IPVS may choose endpoints. What it forwards passes the hooks input and output, and not
+    /// IPVS may choose endpoints. Packets that it forwards pass the hooks input and output, not
     /// forward.
     pub by_ipvs: bool,
 }
 
-/// What becomes of new pods of this node while the API refuses to the agent what policies need.
+/// What happens to new pods of this node while RBAC forbids the agent to read what policies need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IfRefused {
     /// `--network-policy on`: they are pending.
@@ -86,13 +86,13 @@ pub enum ToNode {
     Allow,
 }
 
-/// What is decided about which pods may talk to which.
+/// All decisions about which pods may talk to which.
 #[derive(Debug, Default)]
 pub struct FirewallPlan {
     settings: FirewallSettings,
     /// Whether all policies, pods and namespaces are known.
     known: bool,
-    /// Whether pods are open because the API refuses what policies need.
+    /// Whether pods are open because RBAC forbids the agent to read what policies need.
     left_open: bool,
     /// Whether there is any policy in the cluster.
     any_policy: bool,
@@ -107,7 +107,7 @@ pub struct FirewallPlan {
     subjects: BTreeMap<AttachmentId, Subject>,
     sides: BTreeMap<IpAddr, Sides>,
     owners: BTreeMap<IpAddr, AttachmentId>,
-    /// Pods of the API, and which addresses they claim.
+    /// The pods of the API, with the addresses that they claim.
     claims: HashMap<PodName, ClusterClaim>,
     /// Pods whose attachment was removed, and whose object in the API is still there.
     departed: BTreeMap<PodName, Arc<str>>,
@@ -130,9 +130,9 @@ type Blocks = BTreeMap<IpAddr, (AddressRange, IdentityId)>;
 struct Subject {
     pod: Option<PodName>,
     uid: Option<Arc<str>>,
-    /// Those that it was recorded with, and the link-local one.
+    /// The recorded addresses, and the link-local one.
     ips: Vec<IpAddr>,
-    /// Those that its annotation asks for.
+    /// The addresses from its annotation.
     additional: Arc<[IpAddr]>,
     added_at: Arc<str>,
     described: Option<Described>,
@@ -148,20 +148,19 @@ struct ClusterClaim {
     created: i64,
 }
 
-/// One address of this node's pods is judged otherwise.
+/// The decisions about one address of this node's pods differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SidesChange {
     pub address: IpAddr,
-    /// How it was; `None` if it was no pod's.
+    /// `None` if it was not a pod's.
     pub before: Option<Sides>,
-    /// How it is now.
+    /// `None` if it is no longer a pod's.
     pub after: Option<Sides>,
 }
 
-/// What of a range or an address has another identity.
+/// A range or an address has another identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdentityChange<T> {
-    /// The range, or the address.
     pub of: T,
     pub before: Option<IdentityId>,
     pub after: Option<IdentityId>,
@@ -170,27 +169,27 @@ pub struct IdentityChange<T> {
 /// What differs from the plan before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct FirewallChanges {
-    /// Policies, pods and namespaces are all known from now on, or refused, or rules are needed
-    /// from now on, or no more.
+    /// [`FirewallPlan::is_known`], [`is_left_open`](FirewallPlan::is_left_open) or
+    /// [`is_enforced`](FirewallPlan::is_enforced) differs.
     pub state: bool,
-    /// This node's pods that are judged otherwise.
+    /// The addresses of this node's pods about which decisions differ.
     pub sides: Vec<SidesChange>,
     /// Addresses of pods.
     pub identities: Vec<IdentityChange<IpAddr>>,
     /// Ranges of `ipBlock`s.
     pub blocks: Vec<IdentityChange<AddressRange>>,
-    /// Addresses that nobody but their owner may send from: whether they begin or cease to be so.
+    /// Addresses that only their owner may send from: whether they begin or cease to be so.
     pub taken: Vec<(IpAddr, bool)>,
-    /// Which recorded pod has which address differs.
+    /// The owner of an address among the recorded pods differs.
     pub owners: bool,
     /// Where tunnels end, or [`FirewallPlan::links`], differ.
     pub surroundings: bool,
-    /// Identities that no address and no range has any more.
+    /// Identities that no address and no range has any longer.
     pub forgotten: Vec<IdentityId>,
-    /// Addresses of which established connections may be forbidden now.
+    /// Addresses whose established connections may be forbidden now.
     pub narrowed: BTreeSet<IpAddr>,
-    /// Addresses that are no pod's of this node any more, or another pod's than before. The next
-    /// pod that has one must not get the connections of the last one.
+    /// Addresses that are no longer a pod's of this node, or are another pod's than before. The
+    /// next pod with such an address must not inherit the connections of the last one.
     pub departed: BTreeSet<IpAddr>,
 }
 
@@ -202,12 +201,11 @@ impl FirewallChanges {
 }
 
 impl FirewallPlan {
-    /// By what the operator asked for alone.
+    /// Nothing is known yet.
     pub fn new(settings: FirewallSettings) -> Self {
         Self { settings, ..Self::default() }
     }
 
-    /// What the operator asked for.
     pub fn settings(&self) -> FirewallSettings {
         self.settings
     }
@@ -218,8 +216,8 @@ impl FirewallPlan {
         self.known
     }
 
-    /// Whether pods are open because the API refuses what policies need. What an earlier run
-    /// enforced stays in the kernel.
+    /// Whether pods are open because RBAC forbids the agent to read what policies need. What an
+    /// earlier run enforced stays in the kernel.
     pub fn is_left_open(&self) -> bool {
         self.left_open
     }
@@ -229,12 +227,12 @@ impl FirewallPlan {
         self.any_policy || self.pods().any(|(_, sides)| sides.is_restricted())
     }
 
-    /// The addresses of this node's pods, and how they are judged.
+    /// The addresses of this node's pods, with the decisions about them.
     pub fn pods(&self) -> impl Iterator<Item = (IpAddr, &Sides)> {
         self.sides.iter().map(|(address, sides)| (*address, sides))
     }
 
-    /// How an address of this node's pods is judged; `None` if it is none of theirs.
+    /// The decisions about an address; `None` if it is not a pod's of this node.
     pub fn sides(&self, address: IpAddr) -> Option<&Sides> {
         self.sides.get(&address)
     }
@@ -283,8 +281,8 @@ impl FirewallPlan {
         subject.additional.iter().copied().filter(is_free)
     }
 
-    /// Whether a recorded pod may not send a packet with this source: a restricted pod may use its
-    /// own addresses alone, another one those that are no pod's and no node's as well.
+    /// Whether a recorded pod may not send with this source. A restricted pod may use its own
+    /// addresses alone; another one also those that are neither a pod's nor a node's.
     pub fn is_forged(&self, pod: &LocalPod, source: IpAddr) -> bool {
         !self.addresses_of(pod).contains(&source)
             && (self.is_restricted(pod) || self.is_taken(source))
@@ -327,8 +325,8 @@ impl FirewallPlan {
         self.rules.len()
     }
 
-    /// Whether nothing is unknown about a recorded pod. While policies, pods or namespaces are not
-    /// known, that holds for no pod, unless pods are [left open](Self::is_left_open).
+    /// Whether everything about a recorded pod is known. While policies, pods or namespaces are
+    /// unknown, that holds for no pod, unless pods are [left open](Self::is_left_open).
     pub fn is_decided(&self, pod: &LocalPod) -> bool {
         match self.subjects.get(&pod.id) {
             Some(subject) => !self.lacks_labels(subject),
@@ -344,7 +342,7 @@ impl FirewallPlan {
             .filter_map(|subject| subject.pod.as_ref())
     }
 
-    /// Its labels decide about its isolation, or about what other pods permit it.
+    /// Whether its labels decide about its isolation, or about what other pods permit it.
     fn lacks_labels(&self, subject: &Subject) -> bool {
         let is_pod = subject.pod.is_some() && subject.described.is_none();
         let matters =

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::Subject;
 use denizen_state::AttachmentId;
 
-/// The owner of each address. Of two records of one address the later one counts.
+/// The owner of each address. Of two records with one address, the later one counts.
 pub(super) fn owners(subjects: &BTreeMap<AttachmentId, Subject>) -> BTreeMap<IpAddr, AttachmentId> {
     let mut owners: BTreeMap<IpAddr, AttachmentId> = BTreeMap::new();
     for (id, subject) in subjects {
@@ -20,7 +20,7 @@ pub(super) fn owners(subjects: &BTreeMap<AttachmentId, Subject>) -> BTreeMap<IpA
     owners
 }
 
-/// The addresses that are another pod's than before.
+/// The addresses whose owner is another pod than before.
 pub(super) fn handed_over<'a>(
     before: &'a BTreeMap<IpAddr, AttachmentId>,
     now: &'a BTreeMap<IpAddr, AttachmentId>,

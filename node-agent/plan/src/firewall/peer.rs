@@ -1,4 +1,4 @@
-//! The peers that policies in force on this node name, each once.
+//! The peers of the policies in force on this node, each once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -11,14 +11,15 @@ use denizen_model::{Block, Labels, Namespaces, Operator, Peer, Selector};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct PeerId(u32);
 
-/// What a peer covers, whichever policy names it.
+/// What a peer covers, independent of the policy that names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Covers {
     /// Pods of one namespace.
     Pods(Arc<str>, Selector),
     /// Pods of namespaces with these labels.
     PodsOf(Selector, Selector),
-    /// Addresses: all `ipBlock`s of one rule, which nothing tells apart. There may be thousands.
+    /// Addresses: all `ipBlock`s of one rule together. Nothing has to tell them apart, and there
+    /// may be thousands.
     Blocks(Arc<[Block]>),
 }
 
@@ -41,7 +42,7 @@ impl Covers {
         all
     }
 
-    /// What of it covers this address: of all `ipBlock`s the one that does.
+    /// The part that covers this address: of several `ipBlock`s, the one that contains it.
     pub fn covering(&self, address: IpAddr) -> Self {
         match self {
             Self::Blocks(blocks) => Self::Blocks(
@@ -51,7 +52,7 @@ impl Covers {
         }
     }
 
-    /// Whether it covers a pod, by labels alone.
+    /// Whether it covers a pod, by labels.
     pub fn selects(&self, namespace: &str, of_namespace: &Labels, labels: &Labels) -> bool {
         match self {
             Self::Pods(own, pods) => **own == *namespace && pods.selects(labels),
@@ -128,18 +129,16 @@ pub(super) struct PeerTable {
     /// Those that may cover pods of any namespace.
     of_any: BTreeSet<PeerId>,
     next: u32,
-    /// Made since [`Self::settle`].
+    /// Created since [`Self::settle`].
     fresh: Vec<PeerId>,
-    /// Those that lost their last user since [`Self::settle`]. They may have got another.
+    /// Those whose last user left since [`Self::settle`]. They may have another one since.
     left: BTreeSet<PeerId>,
 }
 
-/// What became of the peers.
+/// What changed about peers.
 #[derive(Debug, Default)]
 pub(super) struct PeerChanges {
-    /// In use from now on.
     pub added: Vec<(PeerId, Covers)>,
-    /// In use no more.
     pub removed: Vec<(PeerId, Covers)>,
 }
 
@@ -152,7 +151,7 @@ impl PeerChanges {
 }
 
 impl PeerTable {
-    /// A policy in force names this peer.
+    /// Counts one more user of this peer.
     pub fn acquire(&mut self, covers: Covers) -> PeerId {
         if let Some(id) = self.ids.get(&covers) {
             if let Some((_, users)) = self.users.get_mut(id) {
@@ -175,7 +174,7 @@ impl PeerTable {
         id
     }
 
-    /// A policy does not name it any more.
+    /// Counts one user less.
     pub fn release(&mut self, id: PeerId) {
         if let Some((_, users)) = self.users.get_mut(&id) {
             *users -= 1;
@@ -199,7 +198,7 @@ impl PeerTable {
         self.users.iter().map(|(id, (covers, _))| (*id, covers))
     }
 
-    /// Forgets those that no policy names any more; what changed since the last call.
+    /// Forgets unused peers. Returns what changed since the last call.
     pub fn settle(&mut self) -> PeerChanges {
         let mut removed = Vec::new();
         for id in std::mem::take(&mut self.left) {

@@ -1,4 +1,4 @@
-//! What one class of pods may do: the union of the rules of the policies that select them.
+//! What the pods of one class may do: the union of the rules of the policies that select them.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
@@ -8,12 +8,11 @@ use super::identity::{Identities, IdentityId, IdentityKey};
 use super::rules::{Direction, Rule, Rules};
 use denizen_model::{NamedPort, PolicyName, PolicyPort, PortMatch, Ports, Protocol};
 
-/// One thing that is permitted. All of them together are a union: none takes anything away.
+/// One permission. Permissions only add up: none takes anything away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Permission {
     /// For whom; `None` for everybody.
     pub peer: Option<IdentityId>,
-    /// To which ports of the destination.
     pub ports: PortKey,
 }
 
@@ -28,7 +27,7 @@ pub enum PortKey {
 }
 
 impl PortKey {
-    /// Whether a packet to this port is meant. See [`Flow`](super::Flow) for `None`.
+    /// Whether it covers this port. [`Flow`](super::Flow) says what `None` means.
     pub fn covers(self, protocol: Option<Protocol>, port: Option<NonZeroU16>) -> bool {
         match self {
             Self::All => true,
@@ -44,13 +43,13 @@ impl PortKey {
     }
 }
 
-/// What makes pods have the same permissions in one direction.
+/// Pods with equal keys have equal permissions in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ClassKey {
     pub direction: Direction,
     /// The policies that select them, sorted.
     pub policies: Vec<PolicyName>,
-    /// For ingress rules with named ports: the pods' own.
+    /// The pods' own named ports, if the key is for ingress and rules name ports.
     pub ports: Vec<NamedPort>,
 }
 
@@ -101,7 +100,7 @@ impl ClassKey {
         }
     }
 
-    /// Ports that do not depend on the peer.
+    /// The ports that are the same for every peer.
     fn fixed_ports(&self, rule: &Rule) -> Vec<PortKey> {
         let Ports::These(ports) = &rule.ports else { return vec![PortKey::All] };
         let fixed = ports.iter().flat_map(|port| match &port.port {
@@ -169,7 +168,7 @@ impl ClassKey {
     }
 }
 
-/// Ranges of ports of one peer that overlap become one: the kernel's sets have none.
+/// Merges overlapping port ranges of one peer: the kernel's sets allow no overlaps.
 fn without_overlaps(all: BTreeSet<Permission>) -> Permissions {
     let mut merged: Vec<Permission> = Vec::with_capacity(all.len());
     for next in all {

@@ -7,12 +7,12 @@ use super::group::PortNames;
 use super::peer::{Covers, PeerId, PeerTable};
 use denizen_model::{NetworkPolicy, Peers, PolicyName, PolicyRule, PortMatch, Ports};
 
-/// Which way a connection is looked at.
+/// The direction of a connection, seen from a pod of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
-    /// To a pod of this node.
+    /// To the pod.
     Ingress,
-    /// From a pod of this node.
+    /// From the pod.
     Egress,
 }
 
@@ -32,9 +32,9 @@ impl std::fmt::Display for Direction {
 /// A rule of a policy in force.
 #[derive(Debug, Clone)]
 pub(super) struct Rule {
-    /// Its place in the policy's list.
+    /// Index in the policy's list.
     pub index: usize,
-    /// For whom; `None` for everybody.
+    /// `None` for everybody.
     pub peers: Option<Vec<PeerId>>,
     pub ports: Ports,
 }
@@ -53,7 +53,7 @@ impl Rule {
     }
 }
 
-/// A policy in force. Per direction: its rules, if it isolates.
+/// A policy in force: the rules of each direction that it isolates.
 #[derive(Debug)]
 struct InForce {
     source: NetworkPolicy,
@@ -65,13 +65,12 @@ struct InForce {
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     policies: BTreeMap<PolicyName, InForce>,
-    /// The port names that egress rules ask for: they are resolved on the destination.
+    /// The port names in egress rules: each destination resolves them itself.
     pub egress_names: PortNames,
 }
 
 impl Rules {
-    /// These policies are in force from now on, and no others. Returns the names of those that
-    /// changed.
+    /// Makes these the policies in force. Returns the names of those that differ.
     pub fn set(
         &mut self,
         wanted: &BTreeMap<&PolicyName, &NetworkPolicy>,
@@ -81,7 +80,7 @@ impl Rules {
         let stays = |name: &PolicyName, policy: &InForce| {
             wanted.get(name).is_some_and(|wanted| **wanted == policy.source)
         };
-        // What is named by the new version of a policy too is not forgotten in between.
+        // Old versions are released last, so that peers of both versions keep their ids.
         let mut stale = Vec::new();
         for (name, policy) in self.policies.extract_if(.., |name, policy| !stays(name, policy)) {
             changed.insert(name);
@@ -103,7 +102,7 @@ impl Rules {
         changed
     }
 
-    /// A policy's rules for a direction.
+    /// The rules of a policy in one direction.
     pub fn of(&self, policy: &PolicyName, direction: Direction) -> &[Rule] {
         let policy = self.policies.get(policy);
         let rules = policy.and_then(|policy| match direction {

@@ -4,23 +4,22 @@ use super::permission::{ClassKey, Permissions};
 use super::rules::Direction;
 use denizen_model::{Labels, NamedPort, NetworkPolicy, PolicyName};
 
-/// Whether a direction of a pod is restricted.
+/// Whether one direction of a pod is restricted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
     /// No policy selects the pod for it: everything passes.
     Open,
     /// Only what is permitted passes.
     Isolated,
-    /// Whether a policy selects the pod is not known yet: nothing passes.
+    /// It is not known yet whether a policy selects the pod: nothing passes.
     Pending,
 }
 
 /// One direction of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Side {
-    /// Whether it is restricted.
     pub isolation: Isolation,
-    /// What passes all the same. Empty unless [`Isolation::Isolated`]. Sorted.
+    /// What is permitted; empty unless [`Isolation::Isolated`]. Sorted.
     pub permissions: Permissions,
 }
 
@@ -29,7 +28,7 @@ impl Side {
         Self { isolation, permissions }
     }
 
-    /// Nothing passes, until more is known.
+    /// Nothing passes until more is known.
     pub(super) fn pending() -> Self {
         Self::new(Isolation::Pending, Permissions::default())
     }
@@ -80,7 +79,7 @@ impl Sides {
     }
 }
 
-/// What is known of a recorded pod from the API.
+/// What the API says of a recorded pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Described {
     pub labels: Labels,
@@ -93,7 +92,7 @@ pub(super) struct Decision {
     pub isolation: Isolation,
     /// The class of its permissions, if it is isolated.
     pub class: Option<ClassKey>,
-    /// Whether more policies may select it than are known to.
+    /// Whether policies beyond the known ones may select it.
     pub is_open_ended: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a change of facts touches. Each step decides anew only what the steps before it changed.
+//! What a change of facts touches. Each step decides again only what the steps before it changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use denizen_model::{Change, Cluster, LocalPod, Model, PodName, PodSet, PolicyNam
 use denizen_state::AttachmentId;
 
 impl FirewallPlan {
-    /// Decides anew what `change` touches.
+    /// Decides again what `change` touches.
     pub(crate) fn update(
         &mut self,
         model: &Model,
@@ -66,8 +66,8 @@ impl FirewallPlan {
         }
     }
 
-    /// Pods that come before anything is known wait. Those that were there before this agent are
-    /// left as an earlier run had them.
+    /// While policies are unknown, new pods are pending. Pods that were recorded before this agent
+    /// started stay as an earlier run left them.
     fn update_unknown(
         &mut self,
         recorded: &[LocalPod],
@@ -113,7 +113,7 @@ impl FirewallPlan {
         let blocks_changed = self.update_identities(cluster, change, changes);
         let identities = self.identities.settle();
         changes.forgotten = identities.gone;
-        // Others may have, or not have any more, what annotations ask for.
+        // Whether a pod gets what its annotation asks for depends on what other pods have.
         let others_changed = changes.surroundings || !names.is_empty();
         let are_granted =
             others_changed && self.subjects.values().any(|subject| !subject.additional.is_empty());
@@ -149,7 +149,7 @@ impl FirewallPlan {
         let narrower = changes.sides.iter().filter(|change| {
             let Some(after) = &change.after else { return false };
             match &change.before {
-                // Whoever had the address before may have been open.
+                // The previous owner of the address may have been open.
                 None => after.is_restricted(),
                 Some(before) => Direction::BOTH
                     .iter()
@@ -165,8 +165,8 @@ impl FirewallPlan {
         changes.narrowed = narrowed;
     }
 
-    /// Brings the recorded pods up to date. Returns those that are decided about anew. Adds pods
-    /// whose claims at the API's addresses may change to `names`.
+    /// Updates the recorded pods. Returns those to decide about again. Adds to `names` those whose
+    /// claims on addresses in the API may differ.
     fn update_subjects(
         &mut self,
         cluster: Cluster<'_>,
@@ -208,7 +208,8 @@ impl FirewallPlan {
         let subject = self.subjects.remove(id)?;
         self.disclaim(id, &subject);
         subject.group.into_iter().for_each(|group| self.groups.release(group));
-        // Its address may be another pod's from now on, although the API still shows it as its own.
+        // Another pod may have its address from now on, although the API still shows it as this
+        // pod's.
         let name = subject.pod?;
         if let Some(here) = cluster.pod(&name).and_then(|pod| pod.here.as_ref()) {
             self.departed.insert(name.clone(), here.uid.clone());
@@ -219,7 +220,7 @@ impl FirewallPlan {
     fn update_subject(&mut self, pod: &LocalPod, cluster: Cluster<'_>) {
         let before = self.subjects.remove(&pod.id);
         let described = described(pod, cluster)
-            // It runs as long as it is recorded, although its object may be gone.
+            // A pod runs while it is recorded, even if its object is gone.
             .or_else(|| {
                 before.as_ref().filter(|subject| subject.uid == pod.uid)?.described.clone()
             });
@@ -265,7 +266,7 @@ impl FirewallPlan {
         self.subjects.insert(pod.id.clone(), subject);
     }
 
-    /// A recorded pod has its addresses no more.
+    /// Releases the addresses of a recorded pod.
     fn disclaim(&mut self, id: &AttachmentId, subject: &Subject) {
         let [recorded, annotated] = claimants(id, &subject.added_at);
         for (addresses, by) in [(&subject.ips[..], recorded), (&subject.additional, annotated)] {
@@ -275,8 +276,8 @@ impl FirewallPlan {
         }
     }
 
-    /// What the API says of a pod's addresses counts for pods of other nodes, and for those here
-    /// that have no record: pods whose packets do not come through an interface of this node.
+    /// Addresses from the API count for pods of other nodes, and for pods of this node without a
+    /// record: their packets come in through no interface of this node.
     fn update_claims(&mut self, name: &PodName, cluster: Cluster<'_>) {
         if let Some(ClusterClaim { ips, group, created }) = self.claims.remove(name) {
             let by = Claimant::Cluster(created, name.clone());
@@ -307,7 +308,7 @@ impl FirewallPlan {
         self.claims.insert(name.clone(), claim);
     }
 
-    /// The policies in force are those that select a recorded pod. Returns those that changed.
+    /// Policies that select a recorded pod are in force. Returns those that differ.
     fn update_rules(&mut self, cluster: Cluster<'_>) -> BTreeSet<PolicyName> {
         let decisions =
             self.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
@@ -380,7 +381,7 @@ impl FirewallPlan {
         self.addresses.touched.extend(self.addresses.all().collect::<Vec<_>>());
     }
 
-    /// Brings the permissions of the classes in use up to date.
+    /// Updates the permissions of the classes in use.
     fn update_permissions(&mut self, changed: &BTreeSet<PolicyName>, identities: &[IdentityKey]) {
         let decisions =
             self.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
@@ -400,7 +401,7 @@ impl FirewallPlan {
         }
     }
 
-    /// How each address of a recorded pod is judged.
+    /// The decisions about each address of the recorded pods.
     fn all_sides(&self) -> BTreeMap<IpAddr, Sides> {
         let owners = self.owners.iter();
         owners.filter_map(|(ip, id)| Some((*ip, self.sides_of(self.subjects.get(id)?)))).collect()
@@ -431,14 +432,15 @@ impl FirewallPlan {
 }
 
 impl Subject {
-    /// Whether it is recorded as before.
+    /// Whether its record is unchanged.
     fn is(&self, pod: &LocalPod) -> bool {
         (&self.pod, &self.uid, &self.ips, &self.added_at)
             == (&pod.pod, &pod.uid, &own_addresses(pod), &pod.added_at)
     }
 }
 
-/// As who a recorded pod claims the addresses of its record, and those of its annotation.
+/// The claimants as which a recorded pod claims its recorded addresses, and those of its
+/// annotation.
 pub(super) fn claimants(id: &AttachmentId, added_at: &Arc<str>) -> [Claimant; 2] {
     [
         Claimant::Recorded(added_at.clone(), id.clone()),

@@ -17,20 +17,21 @@ pub enum Carrier {
     Nft(ByNft),
 }
 
-/// Why nf_tables and not IPVS chooses.
+/// Why nf_tables chooses the endpoint, and not IPVS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ByNft {
-    /// There is nothing to choose: it refuses or drops.
+    /// There is nothing to choose: connections are refused or dropped.
     NoEndpoints,
-    /// It remembers clients for all frontends together, and for as long as the Service says. IPVS
-    /// remembers them for longer, and sends them to endpoints that are gone.
+    /// Session affinity. nf_tables remembers a client for all frontends of the service together,
+    /// and for the time that the Service says. IPVS remembers it longer, and sends it to endpoints
+    /// that are gone.
     Affinity,
     /// The service port has no cluster IP here: it is the node's own address, or another service
     /// has that port of it.
     NoClusterIp,
     /// Under policy Local, the cluster IP has other endpoints than this frontend.
     OtherEndpoints,
-    /// Node ports are served on 127.0.0.1, too. IPVS sends nothing from there to other machines.
+    /// Node ports are served on 127.0.0.1, too. IPVS sends nothing from there to other nodes.
     Loopback,
     /// Egress masquerade hides local pods from this endpoint. It marks in the forward hook, which
     /// IPVS's packets do not pass.

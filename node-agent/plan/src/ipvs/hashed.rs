@@ -1,6 +1,6 @@
-//! Whom the kernel's hashing schedulers choose (`net/netfilter/ipvs/ip_vs_mh.c`, `ip_vs_sh.c`,
-//! `ip_vs_dh.c`).
-//! Their hashes have constant keys, so the choice follows from the order of the real servers.
+//! Which endpoint the kernel's hashing schedulers choose (`net/netfilter/ipvs/ip_vs_mh.c`,
+//! `ip_vs_sh.c`, `ip_vs_dh.c`). Their hashes have constant keys, so the choice follows from the
+//! order of the real servers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
@@ -21,14 +21,13 @@ const GOLDEN_RATIO: u32 = 0x61C8_8647;
 /// A real server, in the order in which the kernel lists them.
 pub type Listed = (SocketAddr, u32);
 
-/// Whom a client gets.
+/// Which endpoint a client gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hashed {
-    /// This endpoint.
     To(SocketAddr),
-    /// Nobody: it is refused.
+    /// None: the client is refused.
     Nobody,
-    /// That depends on the client's port, which was not said.
+    /// It depends on the client's port, which is not given.
     ByPort,
 }
 
@@ -37,13 +36,13 @@ pub enum Hashed {
 pub struct HashTable<'a> {
     scheduler: Scheduler,
     reals: &'a [Listed],
-    /// A place in `reals` for each row.
+    /// For each row, an index into `reals`.
     rows: Vec<usize>,
 }
 
 impl<'a> HashTable<'a> {
-    /// The kernel's table for these real servers; `None` for methods that hash nothing, and
-    /// for weights that denizen does not give: others than 1, and 0 where it was 1.
+    /// The kernel's table for these real servers; `None` for methods that do not hash, and for
+    /// weights that denizen never sets: neither 1, nor 0 after 1.
     pub fn new(scheduler: Scheduler, reals: &'a [Listed]) -> Option<Self> {
         if reals.is_empty() || reals.iter().any(|(_, weight)| *weight > 1) {
             return None;
@@ -65,8 +64,8 @@ impl<'a> HashTable<'a> {
         Some(Self { scheduler, reals, rows })
     }
 
-    /// Whom this client gets; with [`Method::Dh`], all clients of the virtual server with this
-    /// address.
+    /// Which endpoint this client gets; with [`Method::Dh`], which one all clients of the virtual
+    /// server with this address get.
     pub fn choose(&self, client: IpAddr, port: Option<NonZeroU16>) -> Hashed {
         let port = match (self.scheduler.hashes_port, port) {
             (false, _) => 0,
@@ -103,8 +102,8 @@ impl<'a> HashTable<'a> {
     }
 }
 
-/// Endpoints take turns, in their order; each takes the next free row of a sequence of its own. One
-/// with weight 0 keeps the turns of its last weight.
+/// Endpoints take turns, in their order: each takes the next free row of its own sequence. One with
+/// weight 0 keeps the turns of its last weight.
 fn mh_rows(reals: &[Listed]) -> Vec<usize> {
     let start = |(at, _): &Listed| {
         let at = folded(at.ip()).wrapping_add(at.port().into());
@@ -144,7 +143,7 @@ fn mh_hash(number: u32, key: u64) -> u32 {
         0x7465_6462_7974_6573,
     ];
     let mut state = initial.map(|word| word ^ key);
-    // The length stands before the bytes.
+    // SipHash puts the message's length above its last bytes.
     let block = (4 << 56) | u64::from(number);
     state[3] ^= block;
     state = mixed(state);
@@ -222,7 +221,7 @@ mod tests {
         }
     }
 
-    /// Services differ in their address, not in their clients. It falls back to nobody.
+    /// `dh` hashes the service's address, not the client's. It has no fallback.
     #[test]
     fn a_services_address_is_hashed_to_all_endpoints_alike() {
         let all = reals(&[1, 1, 0, 1]);

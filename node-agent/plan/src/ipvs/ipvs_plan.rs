@@ -20,14 +20,14 @@ pub struct IpvsPlan {
     servers: BTreeMap<FrontendKey, Arc<PlannedServer>>,
     candidates: BTreeMap<ServicePortKey, Result<Candidate, ByNft>>,
     carriers: HashMap<ServicePortKey, Carrier>,
-    /// Who claims an endpoint. Nearly every endpoint has one claim.
+    /// The service ports that claim an endpoint. Nearly every endpoint has one claim.
     claims: HashMap<(SocketAddr, Protocol), Vec<ServicePortKey>>,
     /// Addresses of pods that are no longer recorded, while slices still have them.
     ended: BTreeSet<IpAddr>,
-    /// In these families node ports are served on loopback, too.
+    /// For each family, whether node ports are served on loopback too.
     loopback: [bool; 2],
     egress: EgressMasquerade,
-    /// The families in which the node's own connections have a source.
+    /// The families in which the node has a source for its own connections.
     sources: BTreeSet<Family>,
 }
 
@@ -66,10 +66,10 @@ impl IpvsPlan {
         frontend.kind == FrontendKind::NodePort && self.loopback[frontend.key.family() as usize]
     }
 
-    /// Takes the recorded pods. Returns the services with endpoints that are concerned.
+    /// Updates the recorded pods. Returns the services with endpoints that are concerned.
     ///
-    /// The plugin's DEL is the first to say that a pod has ended. Nobody has its address then, so
-    /// its connections are ended, too.
+    /// The plugin's DEL is the first news of a pod's end. Nobody has its address then, so its
+    /// connections are ended, too.
     pub(crate) fn change_pods(
         &mut self,
         before: &[LocalPod],
@@ -102,7 +102,7 @@ impl IpvsPlan {
         names
     }
 
-    /// Decides about these services again.
+    /// Decides again about these services.
     pub(crate) fn update(
         &mut self,
         mut names: BTreeSet<ServiceName>,
@@ -129,7 +129,7 @@ impl IpvsPlan {
         self.decide(&touched, services, changes);
     }
 
-    /// The service ports of a service that were decided before.
+    /// The service ports of a service at the last decision.
     fn known(&self, name: &ServiceName) -> impl Iterator<Item = ServicePortKey> + '_ {
         let service_port =
             ServicePortName { service: name.clone(), port: "".into(), protocol: Protocol::Tcp };
@@ -163,7 +163,7 @@ impl IpvsPlan {
         frontends.into_iter().map(candidate).collect()
     }
 
-    /// Replaces a candidate. Whoever shares an endpoint with it, before or now, is touched.
+    /// Replaces a candidate, and touches all that share an endpoint with the old or the new one.
     fn put(
         &mut self,
         key: ServicePortKey,
@@ -199,8 +199,8 @@ impl IpvsPlan {
         };
     }
 
-    /// Decides who is carried. One service port's address may become another's at once, so all
-    /// servers are taken away before any is put there.
+    /// Decides which candidates get a virtual server. All servers are removed before any is added,
+    /// since the address of one service port may become that of another in one pass.
     fn decide(
         &mut self,
         touched: &BTreeSet<ServicePortKey>,
@@ -236,7 +236,7 @@ impl IpvsPlan {
         changes.virtual_servers.extend(differs.map(|(key, _)| *key));
     }
 
-    /// An older candidate that has one of its endpoints, too.
+    /// Why not this one: an older candidate has one of its endpoints.
     fn older(&self, candidate: &Candidate) -> Option<ByNft> {
         candidate.claims().find_map(|claim| {
             let others = self.claims.get(&claim)?.iter();

@@ -10,7 +10,7 @@ use super::scheduler::Scheduler;
 use crate::{Endpoint, Endpoints, Frontend, FrontendKey, FrontendKind, NodePlan, SeenAs};
 use denizen_model::{Affinity, Family, Protocol, ServicePortName};
 
-/// One service port in one family: what has at most one virtual server.
+/// One service port in one family. It has at most one virtual server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortKey {
     pub service_port: ServicePortName,
@@ -35,8 +35,8 @@ impl ServicePortKey {
 pub enum Share {
     /// New ones: weight 1.
     Ready,
-    /// No new ones, and it keeps those that it has: weight 0. It is in the slices and not selected.
-    /// A real server that is there stays; none is made.
+    /// No new connections, but existing ones stay: weight 0. The endpoint is in the slices, but not
+    /// selected. A real server that exists is kept; none is added.
     Draining,
 }
 
@@ -55,12 +55,12 @@ pub struct PlannedServer {
     pub service_port: ServicePortName,
     /// How it chooses.
     pub scheduler: Scheduler,
-    /// Who answers, and who still does. An endpoint whose pod the plugin's DEL has ended is not
-    /// among them: its connections end, and nobody gets new ones.
+    /// The endpoints, including those that only keep existing connections. An endpoint whose pod
+    /// has ended (the plugin's DEL) is not among them: its connections end.
     pub endpoints: BTreeMap<SocketAddr, Share>,
 }
 
-/// A virtual server as far as its own service decides it.
+/// A virtual server as its own service asks for it, before others with the same endpoints count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub key: FrontendKey,
@@ -70,8 +70,8 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Of two candidates with one endpoint, the one that sorts first is carried: the older service,
-    /// then the first by name, on every node and after every restart.
+    /// Of two candidates with one endpoint, the one that sorts first gets a virtual server: the
+    /// older service, then the first by name, on every node and after every restart.
     pub fn rank(&self) -> impl Ord + '_ {
         (self.created.is_empty(), &self.created, &self.server.service_port)
     }
@@ -105,12 +105,13 @@ pub(super) fn candidate(
         return Err(ByNft::Egress(hidden));
     }
     let mut endpoints: BTreeMap<SocketAddr, Share> = BTreeMap::new();
-    // A silent UDP flow never ends while its client goes on, and IPVS counts none as active.
+    // IPVS does not see the end of a UDP flow, nor count the flow as active: it would stay while
+    // its client sends.
     if main.key.protocol == Protocol::Tcp && scheduler.method.passes_by_weight_0() {
         endpoints.extend(in_slices().into_iter().map(|at| (at, Share::Draining)));
     }
     endpoints.retain(|at, _| !ended.contains(&at.ip()));
-    // Another pod may have got the address, on another node.
+    // The address may since have been given to another pod, on another node.
     let is_served =
         |endpoint: &&Endpoint| !endpoint.local || !ended.contains(&endpoint.address.ip());
     let served = ready.iter().filter(is_served).map(|endpoint| (endpoint.address, Share::Ready));

@@ -179,7 +179,7 @@ fn pod<'a>(
     pods.iter().find(is).map(Local::Pod)
 }
 
-/// Whether it came in through the pod's own port. If the port is not known, it counts as that one.
+/// Whether it came in through the pod's own port. An unknown port counts as that one.
 fn is_at(own: &str, port: Port<'_>) -> bool {
     match port {
         Port::None => false,

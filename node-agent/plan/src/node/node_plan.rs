@@ -43,7 +43,6 @@ pub struct NodePlan {
 }
 
 impl NodePlan {
-    /// Decides from what is known.
     pub fn new(
         policy: &Policy,
         capabilities: Capabilities,

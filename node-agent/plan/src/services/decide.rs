@@ -165,7 +165,7 @@ impl Decided<'_> {
         if nodes.into_iter().any(|node| allowed.iter().any(|range| range.contains(*node))) {
             allowed.push(IpNetwork::from(own));
         }
-        // The kernel accepts no overlapping ranges, and each costs.
+        // The kernel's sets allow no overlaps, and fewer ranges cost less.
         Some(joined(allowed).into())
     }
 }

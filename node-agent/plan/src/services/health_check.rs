@@ -56,8 +56,8 @@ impl HealthCheck {
         })
     }
 
-    /// As frontends: the older service wins, then the first by name, on every node and after every
-    /// restart.
+    /// As for frontends: the older service wins, then the first by name, on every node and after
+    /// every restart.
     fn rank(&self) -> impl Ord + '_ {
         (self.created.is_empty(), &self.created, &self.service)
     }
@@ -91,7 +91,7 @@ pub struct HealthChecks {
 }
 
 impl HealthChecks {
-    /// Replaces a service's check. Returns whether it differs.
+    /// Replaces the check of a service. Returns whether it differs.
     pub(crate) fn put(&mut self, service: &ServiceName, check: Option<HealthCheck>) -> bool {
         if self.checks.get(service) == check.as_ref() {
             return false;

@@ -1,4 +1,4 @@
-//! Ranges of addresses that come to as few as can be.
+//! Merges ranges of addresses.
 
 use ipnetwork::IpNetwork;
 

@@ -112,7 +112,7 @@ impl ServicePlan {
         })
     }
 
-    /// Decides about these services again.
+    /// Decides again about these services.
     pub(crate) fn update(
         &mut self,
         names: &BTreeSet<ServiceName>,
@@ -145,7 +145,7 @@ impl ServicePlan {
         replace(&mut self.range_remarks, remarks.collect(), changes);
     }
 
-    /// Health-check node ports at which rules of a frontend take what load balancers ask.
+    /// Remarks on health-check node ports that the rules of a frontend take over.
     fn remark_checks(&mut self, by: Surroundings<'_>, changes: &mut Changes) {
         let concerns =
             |key: &FrontendKey| key.protocol == Protocol::Tcp && self.health_checks.have(key.port);
@@ -264,9 +264,9 @@ fn replace(held: &mut Vec<Remark>, remarks: Vec<Remark>, changes: &mut Changes) 
     *held = remarks;
 }
 
-/// Whether it is a cluster IP that the node would lose, since nftables handles all ports of a
-/// cluster IP. A load balancer's and an external IP may be the node's own (k3s' ServiceLB does so):
-/// they take only the service's ports.
+/// Whether it is a cluster IP that the node would lose: nftables handles all ports of a cluster IP.
+/// A load balancer IP or an external IP may be the node's own (k3s' ServiceLB does so): they take
+/// only the service's ports.
 fn takes_own(frontend: &Frontend, own: &BTreeSet<IpAddr>) -> bool {
     match (frontend.kind, frontend.key.address) {
         (FrontendKind::ClusterIp, FrontendAddress::Ip(ip)) => own.contains(&ip),
@@ -279,9 +279,9 @@ fn refuse_first(frontend: &mut Frontend) {
     frontend.sources.take_if(|_| frontend.inside.endpoints().is_none());
 }
 
-/// Counts a frontend's local endpoints: adds those of the winner, subtracts those of the previous
-/// one. Whether any is new or gone. Adds first, so that an endpoint that stays is neither new nor
-/// gone.
+/// Counts a frontend's local endpoints: adds those of the new winner, subtracts those of the
+/// previous one. Returns whether any is new or gone. It adds first, so that an endpoint that stays
+/// is neither.
 fn recount(
     counts: &mut BTreeMap<IpAddr, usize>,
     before: Option<&Frontend>,

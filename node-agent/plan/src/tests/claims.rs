@@ -110,8 +110,8 @@ fn a_slice_that_moves_takes_its_endpoints_along() {
 }
 
 proptest! {
-    /// Whoever comes and goes in whatever order: owners and local endpoints are those of a fresh
-    /// start, and only frontends that came out otherwise are touched.
+    /// In whatever order services come and go, owners and local endpoints are those of a fresh
+    /// start, and only frontends with another decision are touched.
     #[test]
     fn claims_do_not_depend_on_the_way(steps in proptest::collection::vec((0_u8..5, 0_u8..4), 1..40)) {
         let mut world = World::new();

@@ -59,7 +59,6 @@ fn addresses_on_this_node_count_that_are_ready() {
     }
 }
 
-/// Trap 7: addresses, not addresses and ports.
 #[test]
 fn an_address_counts_once_whatever_its_ports() {
     let two_ports = Service {

@@ -282,8 +282,8 @@ fn a_service_chooses_its_scheduler() {
 }
 
 proptest! {
-    /// Whoever comes and goes in whatever order: carriers and servers are those of a fresh start,
-    /// and what differs is said.
+    /// In whatever order services come and go, carriers and servers are those of a fresh start, and
+    /// every difference is reported.
     #[test]
     fn servers_do_not_depend_on_the_way(
         steps in proptest::collection::vec((0_u8..4, 0_u8..6), 1..30),

@@ -141,8 +141,8 @@ proptest! {
         failure_persistence: None,
         ..ProptestConfig::with_cases(64)
     })]
-    /// Of services that share an address, endpoints, nodes and pods, in any order. What a change
-    /// does not concern is kept, and nobody could tell.
+    /// Services that share an address, endpoints, nodes and pods, in any order: incremental
+    /// decisions equal those of a fresh start.
     #[test]
     fn announcements_are_a_function_of_the_last_state(history in history()) {
         let (mut planner, mut kept) = (history[0].planner(), AnnouncePlan::default());
