@@ -16,7 +16,7 @@ use tracing::debug;
 use crate::kube::access::Access;
 use denizen_model::{PolicyName, ServiceName};
 
-/// The most events that wait to be written; further ones are lost.
+/// Maximum number of events that wait to be written; further ones are lost.
 const WAITING: usize = 64;
 
 /// What an event is about.

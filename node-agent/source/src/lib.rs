@@ -8,9 +8,9 @@
 //! | [`egress`] | ranges to which pods keep their address | a file in ip-masq-agent's format |
 //! | [`node`] | this node's addresses and links | the kernel, by rtnetlink |
 //!
-//! Sources contain no policy, and of the other layers they know only the model's types. Each is one
+//! Sources contain no policy, and of the other crates they know only the model's types. Each is one
 //! async task that runs until the receiver is closed. It sends *the current state* in batches. A
-//! batch is one change: half of it is a state that never existed. Bad input is left out and
+//! batch is one change: half of it is a state that never existed. Bad input is skipped and
 //! reported, never an error. A source that loses what it watches sends nothing: the last state
 //! stays in force. It reports the loss and tries again.
 //!
@@ -39,7 +39,7 @@ use tokio::sync::{mpsc, watch as latest};
 
 use denizen_model::Event;
 
-/// The most problems that one source reports at a time, since a person reads them.
+/// Maximum number of problems that one source reports at a time, since a person reads them.
 const MAX_PROBLEMS: usize = 100;
 
 /// How long a source waits before it tries again what failed.

@@ -3,7 +3,7 @@
 //!
 //! The source reads `*.yaml`, `*.yml` and `*.json`, follows links, skips names that begin with a
 //! dot, and does not descend into subfolders. A YAML file has any number of documents, and any
-//! object may be in a `List`. A broken document, object or field is named and left out; the rest is
+//! object may be in a `List`. A broken document, object or field is named and skipped; the rest is
 //! used. Other kinds are ignored, and those of a feature that is off. If two files have the same
 //! object, the file whose name sorts first wins.
 //!

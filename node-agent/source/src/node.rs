@@ -50,11 +50,11 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// Time limit for an answer. The kernel answers in milliseconds; a lost answer never comes.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How often a list that a change interrupted is repeated at once.
+/// How often a list is repeated at once if a change interrupted it.
 const LOOKS: u32 = 10;
 
-/// How often the ports of Foo-over-UDP are listed: the kernel does not tell when they change. Every
-/// change of a link is an occasion as well.
+/// How often the ports of Foo-over-UDP are listed: the kernel sends no notification when they
+/// change. They are also listed at every change of a link.
 const FOO_OVER_UDP: Duration = Duration::from_secs(5);
 
 /// Receive buffer in bytes: the notifications of some thousand links that appear at once.
@@ -211,7 +211,7 @@ impl Source {
         }
     }
 
-    /// What cannot be listed is as it was.
+    /// If they cannot be listed, the last known ones stay.
     fn foo_over_udp(&self) -> BTreeSet<Tunnel> {
         tunnel::foo_over_udp().unwrap_or_else(|error| {
             debug!(error = describe(&error), "cannot list the ports of Foo-over-UDP");

@@ -112,7 +112,7 @@ fn insert_in(dir: &RunDir, records: BTreeMap<AttachmentId, Attachment>) -> Resul
     dir.update(LOCK_WAIT, |state| insert(state, records)).map(drop)
 }
 
-/// What is just being written is read again: by [`super::find()`], whose first search reads all.
+/// A result that the runtime is still writing is not an error: [`super::find()`] reads it again.
 fn warn_of(LeftOut { path, why, is_being_written }: &LeftOut) {
     if !is_being_written {
         warn!(path = %path.display(), why, "cached cni result left out");
@@ -133,7 +133,7 @@ pub fn rebuild(config: &Config, last: Option<&State>) -> Result<(), StateError> 
     found.left_out.iter().for_each(warn_of);
     records.extend(found.records);
     let ((anew, count), ..) = dir.update(LOCK_WAIT, |state| {
-        // No file is ever written with this generation, so there is none.
+        // No file is ever written with generation 0: there was none.
         let anew = state.generation.0 == 0;
         if anew {
             state.unknown.insert(REBUILT_AT.to_owned(), now("%FT%TZ").into());
@@ -155,7 +155,7 @@ fn insert(state: &mut State, records: BTreeMap<AttachmentId, Attachment>) {
     }
 }
 
-/// The result of reading a cache.
+/// The pods that can be adopted, and the cached results that cannot be used.
 #[derive(Default)]
 struct Found {
     records: BTreeMap<AttachmentId, Attachment>,

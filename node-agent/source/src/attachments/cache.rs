@@ -51,12 +51,12 @@ pub(super) struct Entry {
 pub(super) struct LeftOut {
     pub(super) path: PathBuf,
     pub(super) why: String,
-    /// It ends too early, and was written just now: the runtime, which writes it in place, may not
-    /// be done.
+    /// It ends too early and was written just now: the runtime writes in place, and may not be
+    /// done.
     pub(super) is_being_written: bool,
 }
 
-/// A runtime that is not done after this time since it last wrote never will be.
+/// If a runtime has not written for this long, it will not complete the file.
 const WRITING: Duration = Duration::from_secs(2);
 
 /// The folders below the cache folder `folder` that contain results, or in which such folders may
@@ -112,7 +112,7 @@ impl LeftOut {
 #[derive(Debug)]
 struct Unusable {
     why: String,
-    /// When it was last written, if it is only that it ends too early.
+    /// When it was last written, if its only fault is that it ends too early.
     written: Option<SystemTime>,
 }
 
@@ -123,7 +123,7 @@ impl<E: ToString> From<E> for Unusable {
 }
 
 fn is_recent(written: SystemTime) -> bool {
-    // A time in the future is of another clock.
+    // A time in the future is from another clock.
     SystemTime::now().duration_since(written).is_ok_and(|age| age < WRITING)
 }
 
@@ -135,7 +135,7 @@ fn read(path: &Path) -> Result<Option<Entry>, Unusable> {
         Err(error) => return Err(error.into()),
     };
     let metadata = file.metadata()?;
-    // Whoever can write here decides which pods exist, as far as the kernel does not.
+    // Whoever can write here decides which pods exist, except where the kernel contradicts.
     if metadata.uid() != nix::unistd::geteuid().as_raw() && metadata.uid() != 0
         || metadata.mode() & 0o022 != 0
     {

@@ -28,8 +28,8 @@ pub(super) fn has_called(state: &State) -> bool {
     state.attachments.values().any(|record| !record.adopted)
 }
 
-/// The file may be lost by now: a new one with nothing but this would look like a node without
-/// pods.
+/// If the file was lost meanwhile, nothing is noted: a new file with this note alone would look
+/// like a node without pods.
 fn note(run_dir: &Path) -> Result<(), StateError> {
     let note = |state: &mut State| state.plugin_was_called |= has_called(state);
     RunDir::open(run_dir)?.update(LOCK_WAIT, note).map(drop)

@@ -39,8 +39,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// After a search, the pause before the next one is this many times as long as the search took, so
-/// that very many pods do not keep a processor busy.
+/// After a search, the pause before the next one is this many times as long as the search took: a
+/// node with very many pods does not keep a processor busy.
 const REST: u32 = 4;
 
 /// What [`find()`] publishes.
@@ -109,7 +109,7 @@ struct Finder {
     partial: BTreeSet<PathBuf>,
     /// … and when they are read again, if nothing hints at them before.
     partial_due: Instant,
-    /// Interfaces without a record that were logged.
+    /// Interfaces without a record that were logged already.
     named: BTreeSet<String>,
 }
 
@@ -179,8 +179,8 @@ impl Finder {
         self.selection = self.during(state_file, read).await.ok();
     }
 
-    /// Searches the cache for interfaces without a record, and looks whether what is left out can
-    /// be used by now, or is gone.
+    /// Searches the cache for interfaces without a record, and checks whether unusable results can
+    /// be used by now, or are gone.
     async fn search(
         &mut self,
         now: Instant,
@@ -214,8 +214,8 @@ impl Finder {
         Ok(())
     }
 
-    /// The names of the results to read, if not all are: those that have `changed`, as far as they
-    /// may be of an interface without a record or are left out, and what is due.
+    /// The names of the results to read, if not all are: those that have `changed`, if they may be
+    /// of an interface without a record or were unusable, and those that are due.
     fn names(
         &self,
         mut changed: BTreeSet<OsString>,

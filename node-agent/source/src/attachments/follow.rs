@@ -42,8 +42,8 @@ pub async fn follow(run_dir: PathBuf, mut shown: Shown, outlet: Outlet) {
         }
         tokio::select! {
             () = outlet.closed() => return,
-            // A name that was given, taken back while the records were compared, and given again
-            // is no change of the links that were seen: they are compared again.
+            // If a link was renamed and renamed back while the records were compared, no further
+            // change is seen: compare again.
             () = sleep(RETRY), if is_due => {}
             _ = shown.links.changed() => {}
             _ = shown.state_file.changed() => {}

@@ -11,11 +11,11 @@ use crate::node::{Link, LinkKind};
 /// An interface is reported after it had no record for this long: an ADD in progress takes time.
 pub(super) const REPORT_AFTER: Duration = Duration::from_secs(10);
 
-/// The most interfaces that one warning names.
+/// Maximum number of interfaces that one warning names.
 const NAMED: usize = 5;
 
 /// Interfaces that the operator excludes: by name, or by the name of their bridge. A trailing `*`
-/// stands for any rest.
+/// matches any rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotPods(pub Vec<String>);
 

@@ -1,13 +1,12 @@
 //! The agent's changes to the state file, beside those of the CNI plugin. It adds pods that were
 //! attached without denizen, at start ([`adopt`]) and later ([`find()`]); follows interfaces that
-//! are renamed or moved ([`follow()`]); removes records that no DEL will remove ([`prune`]); and
-//! rebuilds a lost file, and notes that the plugin was called. It also tells which pods the
+//! are renamed or moved ([`follow()`]); removes records that no DEL will remove ([`prune`]);
+//! rebuilds a lost file; and notes that the plugin was called. It also finds the pods that the
 //! plugin's `redirect` selects.
 //!
 //! It runs beside the sources and sends the model nothing: its changes come in through
-//! [`crate::state_file`], like every other change of the file. Blocking work (waiting for
-//! the lock, syncing a file) runs on a thread of its own, since the loop programs the kernel
-//! meanwhile.
+//! [`crate::state_file`], like every other change of the file. Blocking work (waiting for the lock,
+//! syncing a file) runs on a thread of its own, since the loop programs the kernel meanwhile.
 
 #![expect(clippy::disallowed_methods, reason = "the keeping of records is paced by its own clock")]
 

@@ -13,7 +13,7 @@ use denizen_state::AttachmentId;
 use super::cache::{self, Entry};
 use denizen_model::LocalPod;
 
-/// The most pods that the warning names.
+/// Maximum number of pods that the warning names.
 const NAMED: usize = 5;
 
 /// Reads the cache, at first all of it, and then what changes.

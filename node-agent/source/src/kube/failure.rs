@@ -25,7 +25,7 @@ pub enum Failure {
     /// The answer is not what was asked for.
     #[error("the API server's answer cannot be read")]
     Answer(#[source] serde_json::Error),
-    /// No answer came within this time.
+    /// No answer came within this time limit.
     #[error("the API server has been silent for {0:?}")]
     Silent(Duration),
     /// A list ended too early.

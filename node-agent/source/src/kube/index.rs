@@ -10,11 +10,11 @@ use crate::object::{Decoder, Found, Key, Kind, Said};
 use denizen_model::Event;
 use denizen_text::describe;
 
-/// The most problems of one object that are named, since a person reads them.
+/// Maximum number of problems that are named for one object, since a person reads them.
 const MAX_NAMED: usize = 10;
 
-/// So many decoded objects of a list are much. They take 0.1 MB, and a source's queue has room for
-/// 64 times as many.
+/// Flush a partial list after this many decoded objects. They take 0.1 MB, and a source's queue has
+/// room for 64 such batches.
 const PART: usize = 256;
 
 /// The objects that were sent.
@@ -43,7 +43,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Whether much of it waits.
+    /// Whether it should be flushed.
     pub(super) fn is_large(&self) -> bool {
         self.fresh.len() >= PART
     }
@@ -95,7 +95,8 @@ impl Index {
         }
     }
 
-    /// Takes what changed out of a list that is not complete yet. Nothing is known to be gone.
+    /// Takes the changes so far out of an incomplete list. What the list does not have yet may
+    /// still come, so nothing counts as gone.
     pub(super) fn part(&mut self, list: &mut List) -> Vec<Event> {
         let mut events = Vec::with_capacity(list.fresh.len());
         let fresh = list.fresh.drain();

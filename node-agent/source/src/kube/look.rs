@@ -1,4 +1,4 @@
-//! One look at an API server: what it is, and what it permits. It follows nothing.
+//! Asks an API server once: what it is, and what it permits. For `check`.
 
 use std::fmt;
 use std::time::Duration;
@@ -78,7 +78,7 @@ impl fmt::Display for Right {
 /// What the server says of itself.
 #[derive(Debug, Clone)]
 pub struct Server {
-    /// Its release, such as `v1.33.1`; `None` if it does not tell this client.
+    /// Its release, such as `v1.33.1`; `None` if this client may not ask for it.
     pub release: Option<String>,
     /// Its time, to the second.
     pub date: Option<Timestamp>,
@@ -95,10 +95,7 @@ impl Look {
         Ok(Self { client: access.client().await? })
     }
 
-    /// What the server is.
-    ///
-    /// # Errors
-    /// [`Failure`]. That a server does not tell its release is none.
+    /// What the server is. A missing release is not an error.
     pub async fn server(&self) -> Result<Server, Failure> {
         let request = Request::get("/version").body(Body::empty());
         let request = request.expect("the path is valid");

@@ -78,7 +78,7 @@ impl Lookup {
     }
 
     /// Takes over the current set of unknown pods. One whose name cannot be in a path is never
-    /// asked for: it is no pod of the API.
+    /// asked for: the API has no such pod.
     fn update(&mut self) {
         let unknown = self.unknown.borrow_and_update();
         self.attempts.retain(|name, _| unknown.contains(name));

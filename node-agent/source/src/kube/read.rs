@@ -1,9 +1,8 @@
 //! Reads the policies of a namespace as they are now.
 //!
-//! A policy and a pod that it selects may be created together. The watch of policies may bring the
-//! one after the node has got the other: nothing orders the watches of two kinds. So the policies
-//! of a pod's namespace are read when the pod is added. The answer has every policy that was stored
-//! before.
+//! A policy and a pod that it selects may be created together. Nothing orders the watches of two
+//! kinds, so the policy may arrive after the pod. Therefore the policies of a pod's namespace are
+//! read when the pod is added: the answer has every policy that was stored before.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,20 +21,20 @@ use super::failure::{Failure, Remedy};
 use crate::object::is_dns_name;
 use denizen_text::describe;
 
-/// Time limit for an answer, and for sending what it brings. Then a pod's ADD goes on with what is
-/// known.
+/// Time limit for an answer, and for sending what it brings. After that, the pod's ADD goes on with
+/// what is known.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Asks for the policies of a namespace.
 #[derive(Debug)]
 pub struct PolicyRead {
     pub namespace: Arc<str>,
-    /// What [`PolicyReads`] says when it is done.
+    /// [`PolicyReads::done`] gets this when the policies are sent.
     pub ticket: u64,
 }
 
 /// The requests, and where the end of each is reported: its policies are among the events that were
-/// sent, or cannot be had in time.
+/// sent, or could not be had in time.
 #[derive(Debug)]
 pub struct PolicyReads {
     /// The requests.
@@ -51,10 +50,10 @@ pub(super) struct Reader {
     /// Where the answers go: to whoever knows what the watch has brought.
     answers: mpsc::Sender<Answer>,
     client: Option<Client>,
-    /// Those that no request has been sent for.
+    /// Namespaces for which no request has been sent.
     waiting: BTreeMap<Arc<str>, Vec<u64>>,
-    /// Those whose request is under way. One namespace has one request at a time: who comes
-    /// meanwhile waits for the next, which all of them share.
+    /// Namespaces whose request is under way. A namespace has one request at a time: tickets that
+    /// come meanwhile share the next one.
     running: BTreeMap<Arc<str>, Vec<u64>>,
 }
 

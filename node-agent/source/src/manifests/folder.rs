@@ -80,8 +80,8 @@ impl Stamp {
 /// Size limit of a file in bytes, more than the objects of the largest clusters take.
 const LONGEST: u64 = 256 << 20;
 
-/// The most duplicate objects that are named. If a large file exists twice, a person wants to know
-/// that, not every object in it.
+/// Maximum number of duplicate objects that are named. If a large file exists twice, a person wants
+/// to know that, not every object in it.
 const MAX_DUPLICATES: usize = 100;
 
 /// The events of one pass over changed files: for each object, that of the first file by name.

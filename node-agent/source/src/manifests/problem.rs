@@ -27,7 +27,7 @@ pub(super) enum What {
     Duplicate { object: String, winner: String },
 }
 
-/// The most problems of one file that are named, since a person reads them.
+/// Maximum number of problems that are named for one file, since a person reads them.
 const MAX_NAMED: usize = 100;
 
 /// The problems of one file.

@@ -74,7 +74,7 @@ pub(super) struct Table {
     links: BTreeMap<u32, Link>,
     /// The indices of dummy devices.
     dummies: BTreeSet<u32>,
-    /// The links of which others are made, for a veth its other end, by the index of the others.
+    /// By a link's index, that of the link it is made of; for a veth, that of its other end.
     peers: BTreeMap<u32, u32>,
     /// Tunnels, by the index of their link.
     tunnels: BTreeMap<u32, BTreeSet<Tunnel>>,
@@ -176,8 +176,8 @@ impl Table {
         addresses
     }
 
-    /// Whether it is a veth and a bridge's port, and the node itself uses the other end: that is no
-    /// port of anything.
+    /// Whether it is a veth, a bridge's port, and the node itself uses its other end. Then no pod
+    /// is behind it.
     fn joins_the_node(&self, port: &Link) -> bool {
         let link = |index: &u32| self.links.get(index);
         let is_bridge = |master: &Link| master.kind == LinkKind::Bridge;

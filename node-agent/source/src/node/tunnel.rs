@@ -1,5 +1,5 @@
-//! Where tunnels of this node take packets out of packets: by its links, and by the ports of
-//! Foo-over-UDP, which are no links.
+//! What this node decapsulates: packets of its tunnel links, and those at the ports of
+//! Foo-over-UDP, which are not links.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -29,8 +29,8 @@ const AMT: u16 = 2268;
 /// PFCP's port (3GPP TS 29.244).
 const PFCP: u16 = 8805;
 
-/// Where a link takes packets out of packets; empty if it is no tunnel. WireGuard and IPsec are
-/// left out: they accept nothing without a key.
+/// What a link decapsulates; empty if it is not a tunnel. WireGuard and IPsec are excluded: they
+/// accept nothing without a key.
 pub(super) fn tunnels_of(message: &LinkMessage) -> BTreeSet<Tunnel> {
     let infos = message.attributes.iter().filter_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(infos) => Some(infos),
@@ -89,12 +89,12 @@ const FOU_ATTR_PORT: u16 = 1;
 /// Length of `struct genlmsghdr`.
 const GENLMSGHDR: usize = 4;
 
-/// The ports of Foo-over-UDP in this thread's network namespace. The kernel tells nobody when they
-/// change.
+/// The ports of Foo-over-UDP in this thread's network namespace. The kernel sends no notification
+/// when they change.
 pub(super) fn foo_over_udp() -> Result<BTreeSet<Tunnel>, NetlinkError> {
     let mut socket = Socket::generic()?;
     let mut family = None;
-    // Whoever asks for the family by its name has its module loaded.
+    // Asking for the family by its name makes the kernel load its module.
     dump(&mut socket, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, |attributes| {
         if attributes.find_str(CTRL_ATTR_FAMILY_NAME) == Some("fou") {
             let id = attributes.find(CTRL_ATTR_FAMILY_ID).and_then(|id| id.try_into().ok());

@@ -32,7 +32,7 @@ impl Decoder {
         }
     }
 
-    /// Decodes the Nodes of others too, if that is wanted.
+    /// Whether to decode the Nodes of others too.
     pub fn with_other_nodes(self, other_nodes: bool) -> Self {
         Self { other_nodes, ..self }
     }

@@ -2,7 +2,7 @@
 //! model's terms.
 //!
 //! Plain serde structs and pure functions, which do not know where an object came from (a file, the
-//! API server). A field that cannot be used is left out and named in a [`Warning`]; the rest of the
+//! API server). A field that cannot be used is skipped and named in a [`Warning`]; the rest of the
 //! object is used.
 
 mod address;
@@ -223,7 +223,7 @@ pub enum ObjectError {
     },
 }
 
-/// Something in an object that was left out, and why.
+/// A part of an object that is skipped, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
     /// Kind, namespace and name.

@@ -1,6 +1,6 @@
 //! Names, as the API server checks them.
 
-/// The most characters of a DNS name.
+/// Maximum number of characters of a DNS name.
 const LONGEST: usize = 253;
 
 /// Whether it is a DNS name in lower case (RFC 1123), as names of pods are.

@@ -1,10 +1,10 @@
 //! NetworkPolicy (`networking.k8s.io/v1`).
 //!
-//! The API server refuses the mistakes that are named here, but a manifest passes none, an older
-//! server knew fewer rules, and a newer one may have fields that this version does not know. What
-//! is not understood permits nothing: each part is decoded by itself, so that a wrong one leaves
-//! out no more than it must. Unknown fields count as wrong, since ignoring one widens what the rest
-//! says.
+//! The API server rejects the mistakes that are named here. But a manifest passes through no
+//! server, an older server knew fewer rules, and a newer one may have fields that this version does
+//! not know. What is not understood permits nothing. Each part is decoded by itself, so that a
+//! wrong one affects no more than it must. Unknown fields count as wrong, since ignoring one widens
+//! what the rest says.
 
 mod peer;
 mod port;
@@ -91,8 +91,8 @@ fn decoded(
     })
 }
 
-/// The pods that the policy selects, and whether its selector is understood. Of one that is not,
-/// only the understood requirements count, so that it selects more pods rather than fewer.
+/// The pods that the policy selects, and whether its selector is understood. If not, only the
+/// requirements that are understood count, so that it selects more pods rather than fewer.
 fn own_selector(spec: &Value, notes: &mut Notes<'_>) -> (Selector, bool) {
     match spec.get("podSelector").filter(|selector| !selector.is_null()) {
         None => (Selector::default(), true),
@@ -108,7 +108,7 @@ fn own_selector(spec: &Value, notes: &mut Notes<'_>) -> (Selector, bool) {
 /// What a policy does about one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
-    /// Nothing.
+    /// The direction stays open.
     Open,
     /// It isolates, and permits nothing.
     Isolated,
@@ -205,8 +205,8 @@ fn rule(
     })
 }
 
-/// The values of the fields `known` of an object; `null` is as good as missing. `None` if it is no
-/// object or has other fields, of which `problem` says the consequence.
+/// The values of the fields `known` of an object; `null` counts as missing. `None` if it is not an
+/// object or has other fields; `problem` says the consequence.
 fn fields<'v, const N: usize>(
     notes: &mut Notes<'_>,
     path: &str,

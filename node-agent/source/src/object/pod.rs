@@ -105,8 +105,8 @@ struct PodIp<'a> {
     ip: Text<'a>,
 }
 
-/// How many addresses [`additional`] may come to: each costs the node's kernel as much as one that
-/// the pod has.
+/// Maximum number of [`additional`] addresses: each costs the node's kernel as much as one that the
+/// pod has.
 const MOST_ADDITIONAL: u32 = 16;
 
 /// The pod in the model's terms; `None` if its containers have all ended.

@@ -13,7 +13,7 @@ use denizen_model::{Operator, Requirement, Selector};
 /// How much of a selector is understood.
 pub(super) enum Outcome {
     Understood(Selector),
-    /// These requirements, and there are others.
+    /// Only these requirements.
     InPart(Selector),
 }
 
