@@ -10,7 +10,7 @@ use denizen_backend::Draining;
 use denizen_model::{Family, Model, Protocol, family_of};
 use denizen_plan::{FrontendAddress, Plan};
 
-/// What the agent knows by name.
+/// The names that the agent knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Names {

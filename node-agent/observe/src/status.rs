@@ -38,8 +38,8 @@ pub struct Status {
     /// Attachments whose TCP the plugin has redirected to the pod's own proxy.
     #[serde(default)]
     pub redirected_pods: usize,
-    /// Attachments that the plugin would redirect now and has not, since they are from before; a
-    /// warning names them.
+    /// Attachments that the plugin would redirect now, but that were made before its entry had
+    /// `redirect`; a warning names them.
     #[serde(default)]
     pub unredirected_pods: usize,
     /// Interfaces that have looked like a pod's for a while but have no record; a warning names
@@ -140,7 +140,7 @@ pub struct AnnouncementsStatus {
     pub announced: BTreeMap<String, usize>,
     /// Recorded pods with an address that no announcement covers.
     pub uncovered_pods: usize,
-    /// What somebody asks for and is not announced, each with the reason.
+    /// What somebody asks for in vain, each with the reason.
     pub refused: Vec<String>,
     /// The node drains.
     pub is_draining: bool,
@@ -178,7 +178,7 @@ pub struct NetworkPolicyStatus {
     pub refused: Vec<String>,
     /// Policies that select a pod of this node.
     pub policies: usize,
-    /// Policies of the cluster that are not understood in every part.
+    /// Policies of the cluster of which a part is not understood.
     #[serde(default)]
     pub not_understood: usize,
     /// Local pods that a policy isolates.
@@ -189,7 +189,7 @@ pub struct NetworkPolicyStatus {
     pub identities: usize,
     /// Elements in all sets.
     pub elements: usize,
-    /// Changes of elements that are decided and not programmed yet.
+    /// Changes of elements that are planned but not programmed yet.
     #[serde(default)]
     pub waiting: usize,
     /// Packets dropped.

@@ -19,9 +19,9 @@ pub struct Connection {
     /// See [`Tracked::state`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<&'static str>,
-    /// Who sent the first packet.
+    /// Who opened the connection.
     pub client: Place,
-    /// What that was addressed to; of a service, the frontend.
+    /// What the client connected to: of a service, the frontend.
     pub destination: Place,
     /// The service port that the destination is a frontend of.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ pub struct Connection {
     /// The source that the endpoint sees, if that is not the client's address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub masqueraded_as: Option<SocketAddr>,
-    /// How long it lasted, or lasts by now, in seconds; missing if the kernel does not know.
+    /// Its duration so far, or until it ended, in seconds; missing if the kernel does not know.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u64>,
 }

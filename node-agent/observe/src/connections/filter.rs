@@ -1,4 +1,4 @@
-//! Which connections are asked for.
+//! Which connections are shown.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -43,7 +43,7 @@ impl ConnectionFilter {
         }
     }
 
-    /// The parts of the table where those may be that are asked for; `None` for all.
+    /// The families and protocols of the table in which such connections may be; `None` for all.
     pub fn parts(&self, names: &Names) -> Option<BTreeSet<(Family, Protocol)>> {
         let service = self.service.as_deref()?;
         Some(names.parts_of(|name| is_of(name, service)))
@@ -64,7 +64,7 @@ impl ConnectionFilter {
     }
 }
 
-/// Whether a service port belongs to the service that is asked for, or is the port asked for.
+/// Whether a service port belongs to the service, or is the port, that is asked for.
 fn is_of(service_port: &str, wanted: &str) -> bool {
     let rest = service_port.strip_prefix(wanted);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))

@@ -1,4 +1,4 @@
-//! Reads the conntrack table, and hears of its changes.
+//! Reads the conntrack table, and listens to its changes.
 
 use std::collections::BTreeSet;
 
@@ -39,17 +39,14 @@ impl TrackedEvent {
     }
 }
 
-/// A connection to connection tracking, in the network namespace of the thread that opened it.
+/// A socket to connection tracking, in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Reader {
     socket: Socket,
 }
 
 impl Reader {
-    /// Opens it.
-    ///
-    /// # Errors
-    /// [`NetlinkError`]. A lack of permission only shows later.
+    /// A lack of permission only shows with the first request.
     pub fn open() -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket })
     }
@@ -65,8 +62,8 @@ impl Reader {
         self.dump(&request, sequence, each)
     }
 
-    /// Passes every entry of these families and protocols to `each`. The kernel leaves out the
-    /// others, and walks the whole table for each pair.
+    /// Passes every entry of these families and protocols to `each`. The kernel filters, but walks
+    /// the whole table for each pair.
     pub fn read(
         &mut self,
         parts: &BTreeSet<(Family, Protocol)>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Connection, Totals, Tracked};
 use crate::names::Names;
 
-/// How many of the newest connections are kept.
+/// How many of the newest connections are remembered.
 const NEWEST: usize = 20;
 
 /// What a table of any size comes to.
@@ -14,7 +14,7 @@ const NEWEST: usize = 20;
 pub struct Summary {
     /// How many there are, by service.
     pub totals: Totals,
-    /// The newest, the newest first; any where the kernel does not know when they began.
+    /// The newest, the newest first; arbitrary ones if the kernel does not know when they began.
     pub newest: Vec<Connection>,
     /// When the table was read, since 1970.
     pub at: Duration,
@@ -39,7 +39,7 @@ impl<'a> SummaryBuilder<'a> {
     pub fn add(&mut self, tracked: &Tracked) {
         self.totals.add(&Connection::of(tracked, self.names, self.now));
         self.newest.push(*tracked);
-        // Seldom, so that few are sorted again and again.
+        // Not at every addition: sorting costs more.
         if self.newest.len() >= 10 * NEWEST {
             self.keep_newest();
         }
@@ -50,7 +50,6 @@ impl<'a> SummaryBuilder<'a> {
         self.newest.truncate(NEWEST);
     }
 
-    /// What it comes to.
     pub fn summary(mut self) -> Summary {
         self.keep_newest();
         let named = |tracked: &Tracked| Connection::of(tracked, self.names, self.now);

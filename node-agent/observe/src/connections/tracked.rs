@@ -56,8 +56,8 @@ pub struct Tracked {
     /// Its addresses and ports.
     pub entry: TrackedFlow,
     pub protocol: Protocol,
-    /// Of TCP and SCTP, the kernel's name of the state in lower case. Of UDP: `unanswered`,
-    /// `answered`, or `assured` (answered, and more came).
+    /// For TCP and SCTP, the kernel's name of the state in lower case. For UDP: `unanswered`,
+    /// `answered`, or `assured` (answered, and the client sent more).
     pub state: Option<&'static str>,
     /// When it began, since 1970. The kernel knows it if `net.netfilter.nf_conntrack_timestamp` was
     /// on by then.
@@ -67,8 +67,8 @@ pub struct Tracked {
 }
 
 impl Tracked {
-    /// Parses an entry of a dump or an event; `None` for what [`TrackedFlow::parse`] leaves out,
-    /// and for a protocol without ports.
+    /// Parses an entry of a dump or an event; `None` for what [`denizen_conntrack::parse`] skips, and
+    /// for a protocol without ports.
     pub fn parse(message: &Message<'_>) -> Option<Self> {
         let entry = denizen_conntrack::parse(message, MarkBit::FORBIDDEN.mask())?;
         let attributes = message.attributes();
@@ -82,7 +82,7 @@ impl Tracked {
         Some(Self { entry, protocol, state, began: time(START), ended: time(STOP) })
     }
 
-    /// How long it lasted, or lasts by now. Time is since 1970.
+    /// Its duration so far, or until it ended. Times are since 1970.
     pub fn age(&self, now: Duration) -> Option<Duration> {
         Some(self.ended.unwrap_or(now).saturating_sub(self.began?))
     }

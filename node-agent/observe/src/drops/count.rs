@@ -15,7 +15,7 @@ use crate::trace::{KUBE, comment_words, is_agents};
 pub struct DropCounts {
     /// By reason.
     pub drops: Vec<DropCount>,
-    /// What is missing, and why.
+    /// Which packets are not counted, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_counted: Option<String>,
 }
@@ -51,7 +51,7 @@ pub struct DropCount {
     pub packets: u64,
 }
 
-/// What is said of services if their rules are in no table of nf_tables.
+/// The text about services if their rules are not in a table of nf_tables.
 const LEGACY: &str = "what the rules of services refuse: they are in ip_tables \
                       (--iptables-variant legacy), and `iptables -nvL` has their counters";
 

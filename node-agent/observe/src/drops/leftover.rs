@@ -1,4 +1,4 @@
-//! Removes the rules that show packets where no agent is left to do it.
+//! Removes the rules that sample dropped packets when no agent is left to do it.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,11 @@ use super::WatchError;
 use denizen_backend::firewall;
 use denizen_backend::nftables;
 
-/// Removes every rule that shows packets from the tables of an agent that was killed while drops
-/// were watched. What is dropped stays dropped.
+/// Removes every sampling rule from the tables of an agent that was killed while drops were
+/// watched. What is dropped stays dropped.
 ///
 /// # Errors
+///
 /// [`WatchError`], also if an agent that starts at the same time has removed them.
 pub fn remove_samples(kernel: &mut Kernel) -> Result<(), WatchError> {
     let tables = kernel.chains(None, |chain| {

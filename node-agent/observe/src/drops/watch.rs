@@ -14,16 +14,15 @@ use crate::names::Names;
 use crate::trace::{Addresses, Place, Rules, interface, is_agents};
 use denizen_model::Protocol;
 
-/// The most packets whose verdict is awaited. The next message has it.
+/// Maximum number of packets that wait for the message with their verdict.
 const AWAITED: usize = 1024;
 
 /// Why packets cannot be watched.
 #[derive(Debug, Error)]
 pub enum WatchError {
-    /// Netlink's.
     #[error("cannot receive what the kernel reports of packets")]
     Netlink(#[from] NetlinkError),
-    /// The rules that an agent left cannot be removed.
+    /// The sampling rules of a killed agent cannot be removed.
     #[error("cannot remove the rules that show packets")]
     Left(#[from] NftError),
 }
@@ -50,7 +49,7 @@ pub struct PacketReport {
     /// The protocol: `tcp`, `udp`, `sctp`, or its number.
     pub protocol: String,
     pub source: Place,
-    /// Its destination; of a service that is not translated yet, the frontend.
+    /// Its destination; if a service has not translated it yet, the frontend.
     pub destination: Place,
     /// The service port that the destination is a frontend of.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,12 +59,12 @@ pub struct PacketReport {
     pub input: Option<String>,
 }
 
-/// Packets that are being dropped, while the agent's rules show them.
+/// Receives dropped packets while the agent's rules sample them.
 pub struct DropWatch {
     tracer: Tracer,
     kernel: Kernel,
     rules: Rules,
-    /// By the kernel's number: packets whose verdict comes next.
+    /// By the kernel's number of a packet: those whose message with the verdict comes next.
     packets: HashMap<u32, TracedPacket>,
 }
 

@@ -10,7 +10,7 @@ use denizen_routing::bird::Session;
 pub struct BgpStatus {
     /// BIRD answers.
     pub is_answering: bool,
-    /// BIRD has the configuration that it should have, or starts with it.
+    /// BIRD has, or starts with, the current configuration.
     pub is_current: bool,
     pub sessions: Vec<Session>,
 }

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use denizen_model::Family;
 
-/// The agent is unhealthy if a change is not programmed, or the loop does not run, for this long:
-/// twice kube-proxy's `syncPeriod`, as there.
+/// The agent is unhealthy if a change is not programmed, or the loop does not run, for this long.
+/// It is twice kube-proxy's `syncPeriod`, as in kube-proxy.
 pub const LATE: Duration = Duration::from_secs(60);
 
 /// The state that the loop publishes for the health servers, which run beside it and answer even if
@@ -33,8 +33,8 @@ pub struct Pulse {
     pub refused: bool,
     /// So many rules are rejected that most services are not served.
     pub unserved: bool,
-    /// Rules of a previous backend cannot be removed. All of this agent's are programmed, so this
-    /// is reported but does not make the node unhealthy.
+    /// Rules of a previous backend cannot be removed. All rules of this agent are programmed, so
+    /// this is reported but does not make the node unhealthy.
     pub left: bool,
     /// The run directory is gone, and only a restart restores it. Services are still served.
     pub run_dir_lost: bool,
@@ -154,7 +154,7 @@ const REFUSED: &str = "the kernel rejects some rules; `denizen-agent status` nam
 
 const LEFT: &str = "rules of a previous backend cannot be removed; `denizen-agent status` says why";
 
-/// Go's zero time, which kube-proxy writes here: a client parses this field as a time.
+/// Go's zero time, which kube-proxy writes: clients parse this field as a time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
 #[cfg(test)]

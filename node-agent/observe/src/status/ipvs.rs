@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use denizen_backend::EndedConnections;
 
-/// The most endpoints that are named in text.
+/// Maximum number of endpoints that are named in text.
 const MOST_LINES: usize = 20;
 
 /// Who chooses among endpoints, counted by service port and family.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IpvsStatus {
-    /// Planned virtual servers. One that cannot be had is an error.
+    /// Planned virtual servers. If the kernel lacks one, that is an error.
     pub virtual_servers: usize,
-    /// Service ports with endpoints that IPVS cannot carry.
+    /// Service ports with endpoints for which IPVS cannot be used.
     pub carried_by_nftables: usize,
     /// Endpoints that keep their connections and get no new ones.
     #[serde(default)]
@@ -63,7 +63,7 @@ impl fmt::Display for DrainingStatus {
 }
 
 impl IpvsStatus {
-    /// What it says in text, line by line, each with its title.
+    /// The lines of the text form, each with its title.
     pub fn lines(&self) -> impl Iterator<Item = (&'static str, String)> + '_ {
         let Self { virtual_servers, carried_by_nftables: others, draining, ended_connections } =
             self;

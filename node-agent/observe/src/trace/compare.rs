@@ -1,4 +1,4 @@
-//! What became of a packet, and whether it is what `explain` says. Pure.
+//! What happened to a packet, and whether that is what `explain` says. Pure.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,9 +21,9 @@ pub enum Fate {
     /// It was refused with an answer.
     Refused,
     Dropped,
-    /// A program decides about it, or another part of the kernel has it.
+    /// A program decides about it, or it left the path of the hooks for another part of the kernel.
     Taken,
-    /// No rule ended it, and no hook saw it any more: it has no route, or the kernel's own checks
+    /// No rule ended it, but no later hook saw it: it has no route, or the kernel's own checks
     /// dropped it (`rp_filter`).
     Lost,
 }
@@ -32,9 +32,9 @@ pub enum Fate {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub fate: Fate,
-    /// Whose message decided, of those that ended it.
+    /// Index of the message that decided, of those that ended it.
     pub by: Option<usize>,
-    /// Whether that was a rule of the agent.
+    /// Whether that message is from a rule of the agent.
     pub is_agents: bool,
     /// Whether it came in with an address of this node as its source.
     pub is_from_node: bool,
@@ -61,7 +61,7 @@ impl From<&TracedPacket> for Addresses {
     }
 }
 
-/// What `explain` says next to what happened.
+/// What `explain` says, compared with what happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Comparison {
@@ -69,7 +69,7 @@ pub enum Comparison {
     AsPredicted,
     /// Not the same: what, and where.
     Differs(Vec<String>),
-    /// It cannot be said: why.
+    /// They cannot be compared: why.
     NotComparable(String),
 }
 
@@ -97,7 +97,7 @@ impl Outcome {
     }
 }
 
-/// What a message ends a packet with, if it does.
+/// How a message ends a packet, if it does.
 fn fate(message: &TraceMessage, rules: &Rules) -> Option<Fate> {
     if is_of_trace(message) {
         return match &*message.chain {
@@ -120,7 +120,7 @@ fn fate(message: &TraceMessage, rules: &Rules) -> Option<Fate> {
     }
 }
 
-/// Compares. `by` says who ended the packet, or where it was seen last.
+/// Compares. `by` says who ended the packet, or where it was last seen.
 pub(super) fn compare(
     said: &Explanation,
     outcome: &Outcome,
@@ -153,7 +153,7 @@ pub(super) fn compare(
     }
 }
 
-/// What should be ended by a rule of the agent.
+/// The differences where a rule of the agent should have ended the packet.
 fn ended(expected: Fate, word: &str, outcome: &Outcome, by: &str) -> Vec<String> {
     match (outcome.fate == expected, outcome.is_agents) {
         (true, true) => Vec::new(),
@@ -209,7 +209,8 @@ fn untouched(said: &Explanation, outcome: &Outcome, by: &str) -> Vec<String> {
     differences
 }
 
-/// The source is replaced when a packet leaves. An address of the node may stay the same then.
+/// The source is replaced when a packet leaves. If it is an address of the node, it may stay the
+/// same.
 fn source(masquerade: bool, outcome: &Outcome) -> Option<String> {
     let address = |addresses: &Addresses| -> IpAddr { addresses.source.ip() };
     let (first, last) = (address(&outcome.first), address(&outcome.last));

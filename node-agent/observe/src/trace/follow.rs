@@ -1,4 +1,4 @@
-//! Marks packets, and receives what the kernel tells of them.
+//! Marks packets, and receives the kernel's messages about them.
 
 #![expect(clippy::disallowed_methods, reason = "the command bounds its own time")]
 
@@ -16,13 +16,14 @@ use super::{Prediction, Report, table};
 use denizen_backend::BackendName;
 use denizen_plan::explain::{Packet, PacketError, Transport};
 
-/// The hooks call each other without a pause: what is silent for so long has ended.
+/// Hooks run one after the other without a pause: a packet without messages for this long has
+/// ended.
 const SILENCE: Duration = Duration::from_millis(150);
 
 /// Why packets cannot be followed.
 #[derive(Debug, Error)]
 pub enum TraceError {
-    /// The words cannot be read.
+    /// The question is not valid.
     #[error(transparent)]
     Packet(#[from] PacketError),
     /// It would be about more than one client and one destination.
@@ -41,10 +42,8 @@ pub enum TraceError {
     /// The kernel cannot remove the tables by itself when the command ends.
     #[error("this kernel has no tables with an owner: trace needs Linux 5.12")]
     NoOwner(#[source] NftError),
-    /// nf_tables'.
     #[error(transparent)]
     Nft(#[from] NftError),
-    /// Netlink's.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
 }
@@ -58,7 +57,7 @@ pub struct Follower {
     journeys: Journeys,
     count: usize,
     reported: usize,
-    /// Messages were lost, and what is left of them has not all been read.
+    /// Messages were lost, and not all that remain of these packets have been read.
     is_torn: bool,
     has_lost: bool,
 }
@@ -80,9 +79,9 @@ impl Follower {
         if is_iptables && !rules.has_chain(&mut kernel, "KUBE-SERVICES") {
             return Err(TraceError::Legacy);
         }
-        // First: what the table marks at once is not lost.
+        // The tracer comes first, so that no message is lost about what the table marks at once.
         let tracer = Tracer::open()?;
-        // Nobody else in this network namespace has the number of the socket. The driver's names
+        // The socket's number makes the name unique in this network namespace. The driver's names
         // live as long as the process, as this one does.
         let name = Box::leak(format!("{}{}", table::TABLE_PREFIX, kernel.portid()).into());
         let tables = table::tables(name, &packet, (protocol, port), &prediction, count);
@@ -107,7 +106,7 @@ impl Follower {
         self.has_lost
     }
 
-    /// Gives each packet that has ended to `each`, until there were as many as wanted, or the time
+    /// Passes each packet that has ended to `each`, until `count` packets were reported or the time
     /// is over.
     pub fn follow(
         &mut self,
@@ -133,8 +132,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Takes in what the kernel tells, and waits for it no longer than this. What was on its way
-    /// when messages were lost lacks some.
+    /// Waits no longer than this for messages, and takes them in. Packets that were on their way
+    /// when messages were lost are incomplete.
     fn hear(&mut self, wait: Duration) -> Result<(), TraceError> {
         // Zero would wait for ever.
         const SHORTEST: Duration = Duration::from_millis(1);

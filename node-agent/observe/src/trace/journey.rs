@@ -1,9 +1,9 @@
 //! Groups the kernel's messages by packet. Pure.
 //!
 //! The kernel's number of a packet is not enough: it changes with the input interface (from a
-//! bridge's port to the bridge), and later packets get the same again. What begins a packet is the
-//! message of the rule of ours that marked it; what continues it under another number has headers
-//! that tell the same packet.
+//! bridge's port to the bridge), and later packets get the same number again. A packet begins with
+//! the message of our rule that marked it. Messages with another number continue it if their
+//! headers are those of the same packet.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -19,7 +19,7 @@ pub(super) struct Journey {
     pub messages: Vec<TraceMessage>,
     /// The kernel's present number of the packet.
     id: u32,
-    /// What tells the packet from others: not translated on its way in.
+    /// Header fields that identify the packet: those that are not translated on its way in.
     mark: Mark,
     /// Whether IP rules have seen it begin.
     has_begun_in_ip: bool,
@@ -27,7 +27,7 @@ pub(super) struct Journey {
     heard: Instant,
 }
 
-/// The source, what counts packets, and the source port.
+/// The source; the protocol; the source port; and fields that count packets.
 type Mark = (IpAddr, u8, Option<u16>, (u16, u32));
 
 fn mark(packet: &TracedPacket) -> Mark {
@@ -35,10 +35,10 @@ fn mark(packet: &TracedPacket) -> Mark {
     (source, protocol, ports.map(|(source, _)| source), serial)
 }
 
-/// The packets that are on their way.
+/// The packets on their way.
 #[derive(Debug)]
 pub(super) struct Journeys {
-    /// The table whose rule marks them: others may trace the same packets.
+    /// The table whose rule marks them: other programs may trace the same packets.
     table: &'static str,
     open: Vec<Journey>,
 }
@@ -49,13 +49,13 @@ impl Journeys {
         Self { table, open: Vec::new() }
     }
 
-    /// Takes a message in. What belongs to no packet of ours is ignored: others may trace too.
+    /// Takes a message in. Messages about other packets are ignored: other programs may trace, too.
     pub fn take(&mut self, message: TraceMessage, now: Instant) {
         let begins = message.table == self.table && is_marked(&message);
         let (id, found) = (message.id, message.packet.as_ref().map(mark));
         let is_ip = message.family != Some(TableFamily::Bridge);
         let continued = match (begins, is_ip) {
-            // A bridge's table is the first that sees a packet.
+            // Only a bridge's table sees a packet earlier.
             (true, false) => None,
             (true, true) => self
                 .open
@@ -83,12 +83,12 @@ impl Journeys {
         }
     }
 
-    /// Those of which nothing was heard since then; no more messages belong to them.
+    /// The packets without messages since `then`; no more messages belong to them.
     pub fn silent_since(&mut self, then: Instant) -> Vec<Journey> {
         self.open.extract_if(.., |journey| journey.heard <= then).collect()
     }
 
-    /// Forgets those that are on their way.
+    /// Forgets the packets that are on their way.
     pub fn forget(&mut self) {
         self.open.clear();
     }
@@ -114,7 +114,7 @@ impl Journey {
     }
 }
 
-/// Whether it is from a trace's table, which decides nothing.
+/// Whether it is from the table of a trace, which decides nothing.
 pub(super) fn is_of_trace(message: &TraceMessage) -> bool {
     message.table.starts_with(TABLE_PREFIX)
 }

@@ -1,10 +1,10 @@
-//! Real packets, followed through every rule of this node by the kernel's own tracing, next to what
-//! `explain` says of them.
+//! Follows real packets through every rule of this node by the kernel's own tracing, and compares
+//! with what `explain` says of them.
 //!
-//! `denizen-agent trace` does it by itself, with netlink sockets of its own; it asks the running
-//! agent only for names and for the explanation. So the tables that mark the packets belong to the
-//! command, the kernel removes them with its socket, however it ends, and the agent's loop never
-//! waits for a trace. It needs `CAP_NET_ADMIN`, which the agent's container has.
+//! `denizen-agent trace` does this itself, with its own netlink sockets; it asks the running agent
+//! only for names and for the explanation. The tables that mark the packets belong to the command:
+//! the kernel removes them with its socket, however it ends, and the agent's loop never waits for a
+//! trace. It needs `CAP_NET_ADMIN`, which the agent's container has.
 
 mod compare;
 mod follow;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use denizen_plan::Plan;
 use denizen_plan::explain::{Explanation, Packet};
 
-/// The packets that are meant, what should happen to them, and names for what they meet.
+/// Which packets to follow, what should happen to them, and names for their report.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Prediction {
@@ -18,9 +18,9 @@ pub struct Prediction {
     pub to: String,
     /// Whether the source is an address of this node.
     pub is_from_node: bool,
-    /// Whether they come through a port of a bridge, as far as pods are recorded.
+    /// Whether they come through a port of a bridge, according to the recorded pods.
     pub is_bridged: bool,
-    /// The interface of the IP stack behind which the named interface is, if it is a bridge's port.
+    /// If the named interface is a bridge's port, the interface that the IP stack sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
     /// What should happen to them.

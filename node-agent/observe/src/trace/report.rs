@@ -35,23 +35,23 @@ pub struct Report {
     pub service: Option<String>,
     /// What each hook did to it, in order.
     pub hooks: Vec<HookReport>,
-    /// The virtual server of IPVS that gave it its endpoint, between two hooks. No rule does, so
-    /// the kernel's messages do not tell: it is the one that `explain` names.
+    /// The virtual server of IPVS that gave it its endpoint, between two hooks. No rule does that,
+    /// so the kernel has no message about it: it is the one that `explain` names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_server: Option<String>,
-    /// What became of it.
+    /// What happened to it.
     pub fate: Fate,
     /// Which rule or policy ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// Its source as it was seen last.
+    /// Its source when it was last seen.
     pub last_source: Place,
-    /// Its destination as it was seen last.
+    /// Its destination when it was last seen.
     pub last_destination: Place,
     /// The output interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
-    /// It next to what `explain` says.
+    /// Whether `explain` says the same.
     pub comparison: Comparison,
 }
 
@@ -94,7 +94,7 @@ pub struct RuleReport {
     /// The rule's number in the kernel; missing for a policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handle: Option<u64>,
-    /// What it asks and does, as far as it is understood; missing if it is gone.
+    /// What it matches and does, as far as it is understood; missing if it is gone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
     /// Its comment. Of a rule of the agent: the reason for it.
@@ -106,7 +106,7 @@ pub struct RuleReport {
     pub verdict: String,
 }
 
-/// What turns numbers and addresses into words.
+/// Names for addresses, interfaces and rules.
 pub(super) struct Words<'a> {
     pub rules: &'a Rules,
     pub names: &'a BTreeMap<IpAddr, String>,
@@ -115,7 +115,7 @@ pub(super) struct Words<'a> {
 }
 
 impl Report {
-    /// About a journey; `None` if the kernel showed no headers.
+    /// The report of a journey; `None` if the kernel showed no headers.
     pub(super) fn of(
         number: usize,
         journey: &Journey,
@@ -212,7 +212,7 @@ impl Words<'_> {
     }
 }
 
-/// Not the trace's own rules, nor the ends of chains that decided nothing.
+/// Whether it is reported: not the trace's own rules, nor ends of chains that decided nothing.
 fn is_worth_telling(message: &TraceMessage) -> bool {
     let decides = match &message.event {
         TraceEvent::Rule { .. } => true,
@@ -249,7 +249,7 @@ impl fmt::Display for Place {
 }
 
 impl fmt::Display for RuleReport {
-    /// Of the agent's rules the reason is what counts, of others' the rule.
+    /// For a rule of the agent it shows the reason, for others the rule itself.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { table, chain, handle, rule, reason, is_agents, verdict } = self;
         write!(f, "table {table}, chain {chain}")?;

@@ -1,4 +1,4 @@
-//! What the kernel has under the names and handles of its messages.
+//! The rules and chains that the kernel's messages name.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use denizen_backend::nftables;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundRule {
-    /// What it asks and does.
+    /// What it matches and does.
     pub text: String,
     /// Its comment: of a rule of ours, the reason for it.
     pub comment: Option<String>,
@@ -45,10 +45,7 @@ pub fn comment_words(comment: &str) -> String {
 }
 
 impl Rules {
-    /// Which hook calls each base chain.
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// Reads which hook calls each base chain.
     pub fn read_hooks(&mut self, kernel: &mut Kernel) -> Result<(), denizen_netlink::NetlinkError> {
         self.hooks = kernel.chains(None, |chain| hook_of(&chain))?.into_iter().collect();
         Ok(())
@@ -60,7 +57,7 @@ impl Rules {
         found.is_ok_and(|found| !found.is_empty())
     }
 
-    /// Reads the rules that these messages name, as far as they are there still.
+    /// Reads the rules that these messages name, if they still exist.
     pub fn learn(&mut self, kernel: &mut Kernel, messages: &[TraceMessage]) {
         let is_new = |message: &&TraceMessage| {
             matches!(message.event, TraceEvent::Rule { .. }) && self.of(message).is_none()

@@ -1,4 +1,4 @@
-//! The tables that have the kernel follow packets. Nothing is decided in them.
+//! The tables that make the kernel follow packets. They decide nothing.
 
 use std::num::NonZeroU16;
 
@@ -13,7 +13,7 @@ use denizen_plan::explain::Packet;
 /// What the tables' name begins with; each trace has its own.
 pub const TABLE_PREFIX: &str = "denizen-trace-";
 
-// The chains, by what their messages mean.
+// The chains, named for what their messages mean.
 pub(super) const ARRIVING: &str = "arriving";
 pub(super) const SENDING: &str = "sending";
 pub(super) const KNOWN: [&str; 2] = ["known-arriving", "known-sending"];
@@ -27,13 +27,13 @@ const TRACKED: i32 = -150;
 /// Behind the translation of sources (100), and whatever others do.
 const LAST: i32 = 1000;
 
-/// The most packets that are marked in an hour, whatever there is: the kernel writes some messages
-/// for each.
+/// Maximum number of packets that are marked in an hour, whatever the traffic: the kernel writes
+/// some messages for each.
 const HOURLY: u32 = 10 * 3600;
-/// The most at once.
+/// Maximum number of packets that are marked at once.
 const BURST: u32 = 10;
 
-/// Each table of this name with its chains, to follow up to `count` packets to this port.
+/// The tables of this name with their chains, to follow up to `count` packets to this port.
 pub(super) fn tables(
     name: &'static str,
     packet: &Packet,
@@ -92,8 +92,8 @@ impl Program<'_> {
         ]
     }
 
-    /// Follows the first packets of connections between the two, and of protocols whose packets do
-    /// not say which is the first, all.
+    /// Marks the first packets of connections between the two, and all packets of protocols that do
+    /// not show which is the first.
     fn follow(&self, mut statements: Vec<Statement>) -> Rule {
         let Packet { source, destination, .. } = *self.packet;
         let (protocol, port) = self.end;
@@ -110,7 +110,7 @@ impl Program<'_> {
     }
 }
 
-/// What this node sends to itself arrives through lo, and was followed when it was sent.
+/// What this node sends to itself arrives through lo, but was followed when it was sent.
 fn arriving(interface: Option<&str>) -> Vec<Statement> {
     vec![match interface {
         Some(name) => is_input(name),

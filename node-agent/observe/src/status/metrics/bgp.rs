@@ -9,7 +9,7 @@ use crate::status::BgpStatus;
 /// One label with the peer's name.
 type Peer = [(&'static str, String); 1];
 
-/// None while BIRD is not configured by this agent.
+/// Without series while this agent does not configure BIRD.
 #[derive(Debug, Clone, Default)]
 pub struct Bgp {
     speaker_up: Gauge,
