@@ -11,10 +11,10 @@ use denizen_model::{Family, family_of};
 /// The longest name of an interface (`IFNAMSIZ`), in bytes.
 const LONGEST_INTERFACE: usize = 15;
 
-/// `ADDRESS`, or `ADDRESS%INTERFACE` for a link-local one, which means nothing without its interface
-/// (RFC 4007).
+/// `ADDRESS`, or `ADDRESS%INTERFACE` for a link-local one, which means nothing without its
+/// interface (RFC 4007).
 ///
-/// Invariant: a host can have it, and BIRD can read it.
+/// Invariant: it is an address that a host can have, in a form that BIRD can read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct PeerAddress {
@@ -102,7 +102,7 @@ pub(super) fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// What the kernel permits, as far as it is a string of BIRD's.
+/// Whether the kernel permits the name, and BIRD can quote it.
 fn is_interface(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"\"/:".contains(&byte);
     (1..=LONGEST_INTERFACE).contains(&name.len()) && name.bytes().all(is_plain)

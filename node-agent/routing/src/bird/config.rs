@@ -20,9 +20,9 @@ use denizen_text::duration;
 const LONGEST_NAME: usize = 40;
 /// The hold times that BGP permits (RFC 4271, 4.2), in seconds.
 const HOLD: std::ops::RangeInclusive<u64> = 3..=65535;
-/// The longest restart that BGP can tell of (RFC 4724, 3), in seconds.
+/// The longest graceful-restart time that BGP can express (RFC 4724, 3), in seconds.
 const LONGEST_RESTART: u64 = 4095;
-/// Paths longer than that are of no use.
+/// Longer paths are useless.
 const MOST_PREPENDED: u8 = 10;
 
 /// How this node speaks BGP.
@@ -33,17 +33,18 @@ pub struct BirdConfig {
     pub asn: u32,
     /// BGP's identifier of this node; by default its IPv4 InternalIP, or a hash of its name.
     pub router_id: Option<Ipv4Addr>,
-    /// A session ends when nothing was heard for so long.
+    /// A session ends after this much silence.
     #[serde(default = "default_hold", deserialize_with = "of_text")]
     pub hold_time: Duration,
-    /// So long a peer keeps what it has learned while BIRD restarts; 0: it does not.
+    /// Graceful-restart time: how long a peer keeps this node's routes while BIRD restarts; 0
+    /// disables it.
     #[serde(default = "default_restart", deserialize_with = "of_text")]
     pub graceful_restart: Duration,
-    /// So often a draining node puts its autonomous system once more into the path of what it
-    /// announces of services.
+    /// How many times a draining node prepends its autonomous system to the path of its services'
+    /// announcements.
     #[serde(default)]
     pub drain_prepend: u8,
-    /// Sessions with the Nodes that are on a network of this node's.
+    /// Whether to open sessions with the Nodes that are on a network of this node.
     #[serde(default)]
     pub mesh: bool,
     /// Sessions with routers.
@@ -51,14 +52,14 @@ pub struct BirdConfig {
     pub peers: Vec<Peer>,
 }
 
-/// A router.
+/// A router that this node speaks BGP with.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Peer {
     /// Its name in status and metrics.
     pub name: String,
     pub address: PeerAddress,
-    /// The families whose routes are exchanged, if not that of its address alone.
+    /// The families whose routes are exchanged; by default the family of its address.
     #[serde(default, deserialize_with = "families")]
     families: Option<BTreeSet<Family>>,
     /// Its autonomous system.
@@ -66,41 +67,41 @@ pub struct Peer {
     /// Its TCP port.
     #[serde(default = "default_port")]
     pub port: u16,
-    /// Only Nodes with these labels have it.
+    /// Only Nodes with these labels open a session with it.
     #[serde(default)]
     pub node_selector: BTreeMap<String, String>,
     /// A file with the password of its session (TCP MD5, RFC 2385).
     pub password_file: Option<PathBuf>,
-    /// Whether BFD notices its end at once. Then there is no graceful restart.
+    /// Whether BFD detects a broken session at once. Then there is no graceful restart.
     #[serde(default)]
     pub bfd: bool,
-    /// How many hops away it may be; 0: it is on a network of this node's.
+    /// Maximum number of hops to it; 0 if it is on a network of this node.
     #[serde(default)]
     pub multihop: u8,
     /// This node's address in the session; by default that of the link, and the InternalIP for
     /// multihop.
     pub local_address: Option<IpAddr>,
-    /// Only packets that come from as near as they should are taken (RFC 5082).
+    /// Accept only packets whose TTL shows that they come from as near as they should (RFC 5082).
     #[serde(default)]
     pub ttl_security: bool,
     /// This node reflects routes to it (RFC 4456).
     #[serde(default)]
     pub rr_client: bool,
-    /// So often a route that it tells may have passed this node's own autonomous system.
+    /// How many times this node's own autonomous system may occur in the path of its routes.
     #[serde(default)]
     pub allow_local_as: u8,
-    /// What is taken of what it tells.
+    /// Which of its routes are accepted.
     #[serde(default)]
     pub import: Import,
-    /// The most routes that are taken of it.
+    /// Maximum number of routes that are accepted.
     #[serde(default = "default_limit")]
     pub import_limit: u32,
-    /// The communities that announcements of a class get, by [`Class::as_str`].
+    /// The communities for announcements of each class, by [`Class::as_str`].
     #[serde(default)]
     pub communities: BTreeMap<String, Vec<Community>>,
 }
 
-/// What is taken of what a peer tells.
+/// Which routes of a peer are accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Import {
     /// Its default route.
@@ -219,7 +220,7 @@ impl BirdConfig {
         Ok(config)
     }
 
-    /// The peers of a node with these labels and addresses. A node is no peer of its own.
+    /// The peers of a node with these labels and addresses. A node is not a peer of itself.
     pub fn peers_of(&self, labels: &Labels, own: &[IpAddr]) -> impl Iterator<Item = &Peer> {
         let is_selected = |peer: &&Peer| {
             let mut selector = peer.node_selector.iter();
@@ -314,7 +315,7 @@ impl Peer {
                 ".families: IPv6 routes need a peer's IPv6 address, not {address}"
             ));
         }
-        // BIRD looks for a next hop that is no neighbour among what it has learned itself.
+        // BIRD resolves a next hop that is not a neighbour by routes that it has learned itself.
         if self.multihop > 0 && self.import != Import::default() {
             return Err(format!(
                 ".import: with multihop, nothing is taken: {address} is no neighbour"

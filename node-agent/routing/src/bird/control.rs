@@ -1,4 +1,4 @@
-//! BIRD's control socket: one line asks, and lines with a code of four digits answer
+//! BIRD's control socket. A request is one line; the answer's lines begin with codes of four digits
 //! (doc/reply_codes of BIRD 2).
 
 #![expect(clippy::disallowed_methods, reason = "BIRD may not answer")]
@@ -11,15 +11,15 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Take};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// The longest that one answer may take.
+/// Time limit for one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The most bytes of one answer.
+/// Size limit of one answer, in bytes.
 const LONGEST: u64 = 4 << 20;
 
-/// Why BIRD could not be asked, or refuses.
+/// Why BIRD did not answer, or did not do it.
 #[derive(Debug, Error)]
 pub enum ControlError {
-    /// Nobody listens.
+    /// No process listens at the socket.
     #[error("BIRD does not answer at {path}: {source}")]
     Away {
         /// The socket.
@@ -31,10 +31,10 @@ pub enum ControlError {
     /// The connection broke, or the answer is too long.
     #[error("BIRD's answer is incomplete: {0}")]
     Broken(#[from] std::io::Error),
-    /// It takes too long.
+    /// No complete answer came within the time limit.
     #[error("BIRD does not answer within {} s", PATIENCE.as_secs())]
     Late,
-    /// BIRD says no.
+    /// BIRD answers with an error.
     #[error("BIRD refuses: {0}")]
     Refused(String),
 }
@@ -54,7 +54,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Asks, and returns the lines of the answer without their codes.
+    /// Sends a command, and returns the lines of the answer without their codes.
     pub async fn ask(&mut self, words: &str) -> Result<Vec<String>, ControlError> {
         let asked = async {
             let line = format!("{words}\n");
@@ -96,8 +96,8 @@ pub(super) enum Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// `CODE-TEXT` and ` TEXT` have others behind them, `CODE TEXT` has not. Codes from 8000 on are
-    /// errors, and two below them.
+    /// `CODE-TEXT` and ` TEXT` are followed by more lines, `CODE TEXT` is the last. Codes from 8000
+    /// on are errors, and two below.
     pub(super) fn of(line: &'a str) -> Self {
         let is_code = |code: &&str| code.bytes().all(|byte| byte.is_ascii_digit());
         match line.split_at_checked(4).filter(|(code, _)| is_code(code)) {
@@ -112,7 +112,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// 0006: it ends, and takes no configuration. 0016: who asks may only read.
+/// 0006: BIRD shuts down, and takes no configuration. 0016: the socket permits only reading.
 fn is_refusal(code: &str) -> bool {
     code >= "8000" || matches!(code, "0006" | "0016")
 }

@@ -1,9 +1,9 @@
-//! BIRD 2, which speaks BGP for this node: its configuration as text, what it answers on its control
-//! socket, and the state of its sessions.
+//! BIRD 2, which speaks BGP for this node: its configuration, its control socket, and the state of
+//! its sessions.
 //!
-//! BIRD is a process of its own, so that no restart of the agent ends a session. What is announced
-//! is not in its configuration: it learns that from the kernel's table of announcements. So a change
-//! of a service or a pod never configures it anew.
+//! BIRD is a process of its own, so that a restart of the agent ends no session. Its configuration
+//! does not contain the announcements: BIRD learns these from the kernel's table. So a change of a
+//! service or a pod never reconfigures it.
 
 mod address;
 mod config;

@@ -1,5 +1,5 @@
-//! BIRD's configuration. The same facts give the same text: BIRD is configured anew only when a
-//! byte of it differs.
+//! BIRD's configuration. The same facts give the same text: BIRD is reconfigured only when the text
+//! differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -18,19 +18,19 @@ use denizen_route::PROTOCOL;
 /// The longest password of a TCP connection (`TCP_MD5SIG_MAXKEYLEN`, linux/tcp.h), in bytes.
 const LONGEST_PASSWORD: usize = 80;
 
-/// How long BIRD takes no connection of a peer whose session ended by an error, and makes none, in
-/// seconds: after the first error, and at most, for each error within 5 minutes doubles it. A hold
-/// time that is over is such an error, so BIRD's own 60 would keep a node that lost its power out
-/// for a minute after it is back. 5 is what BIRD waits in any case before it connects
-/// (`connect delay time`). A peer that fails again and again is asked once a minute, not every 5
-/// minutes (BIRD's own 300): when it is mended, its routes are not missed for longer.
+/// After an error, BIRD neither opens nor accepts a session with that peer for some time, in
+/// seconds: the first wait, and the longest one, since each error within 5 minutes doubles it. An
+/// expired hold timer is such an error, so BIRD's default of 60 would keep a node that lost power
+/// out for a minute after it is back. 5 is what BIRD waits in any case before it connects (`connect
+/// delay time`). A peer that fails repeatedly is tried once a minute, not every 5 minutes (BIRD's
+/// default of 300), so that its routes are back soon after it is repaired.
 const ERROR_WAIT: &str = "5, 60";
 
-/// What nobody routes, beside this node's own.
+/// Prefixes that are never routed, beside this node's own.
 const SPECIAL: [&str; 2] =
     ["0.0.0.0/8+, 127.0.0.0/8+, 169.254.0.0/16+, 224.0.0.0/3+", "::/8+, fe80::/10+, ff00::/8+"];
 
-/// What this node's configuration depends on, beside what is configured.
+/// Facts about the node that the configuration depends on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// The kernel's table of announcements.
@@ -39,25 +39,23 @@ pub struct Surroundings {
     pub node: Arc<str>,
     /// Its addresses, the primary one of each family first, as far as its links have them.
     pub addresses: Vec<IpAddr>,
-    /// Routes within these are taken of nobody: pods and networks of this node, and services.
+    /// Routes within these are accepted from nobody: pods and networks of this node, and services.
     pub protected: BTreeSet<IpNetwork>,
-    /// The nodes of the mesh, by address, each with the podCIDRs that are taken of it.
+    /// The nodes of the mesh, by address, each with the podCIDRs that are accepted from it.
     pub neighbours: BTreeMap<IpAddr, BTreeSet<IpNetwork>>,
 }
 
-/// The configuration, and what it leaves out.
+/// The configuration, and what could not be rendered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rendered {
     /// The whole file.
     pub text: String,
-    /// Why sessions are left out.
+    /// Why sessions are missing.
     pub problems: Vec<String>,
 }
 
-/// A password as it is in its file, checked: BIRD's strings have no escapes.
-///
-/// # Errors
-/// Why it cannot be one.
+/// Checks a password as it is in its file: BIRD's strings have no escapes. The error says why it
+/// cannot be used.
 pub fn password(text: &str) -> Result<&str, String> {
     let text = text.trim_end_matches(['\n', '\r']);
     if text.is_empty() || text.len() > LONGEST_PASSWORD {
@@ -102,13 +100,13 @@ impl Surroundings {
         self.addresses.iter().copied().find(|address| family_of(*address) == family)
     }
 
-    /// BGP's identifier: an IPv4 address, or, where there is none, a number as good as unique.
+    /// BGP's identifier: an IPv4 address or, if there is none, a hash that is unique in practice.
     fn router_id(&self) -> Ipv4Addr {
         match self.of_family(Family::V4) {
             Some(IpAddr::V4(address)) => address,
             Some(IpAddr::V6(_)) | None => {
                 let hash = Sha256::digest(self.node.as_bytes());
-                // An identifier is not 0.
+                // An identifier must not be 0.
                 Ipv4Addr::new(hash[0] | 1, hash[1], hash[2], hash[3])
             }
         }
@@ -130,7 +128,7 @@ fn local(peer: &Peer, around: &Surroundings) -> Result<Option<IpAddr>, String> {
     }
 }
 
-/// All but the sessions.
+/// Everything but the sessions.
 fn base(config: &BirdConfig, around: &Surroundings) -> String {
     let router_id = config.router_id.unwrap_or_else(|| around.router_id());
     let mut text = format!(
@@ -231,7 +229,7 @@ fn router(
     )
 }
 
-/// What is exchanged with a router of the routes of a family.
+/// Which routes of a family are exchanged with a router.
 fn channel(config: &BirdConfig, peer: &Peer, family: Family) -> String {
     let n = number(family);
     let (import, export, limit) = (imports(peer, n), exports(config, peer), peer.import_limit);
@@ -245,7 +243,7 @@ fn channel(config: &BirdConfig, peer: &Peer, family: Family) -> String {
     )
 }
 
-/// For how long BIRD waits for a peer, and a peer for BIRD.
+/// How long BIRD waits for a peer, and a peer for BIRD.
 fn timers(config: &BirdConfig, restart: u64) -> String {
     let hold = config.hold_time.as_secs();
     let mut text = format!("  hold time {hold};\n  error wait time {ERROR_WAIT};\n");
@@ -258,7 +256,7 @@ fn timers(config: &BirdConfig, restart: u64) -> String {
     text
 }
 
-/// The body of the filter of what a router tells.
+/// The body of the import filter for a router.
 fn imports(peer: &Peer, n: u8) -> String {
     let mut text = String::new();
     if peer.import.default {
@@ -274,14 +272,14 @@ fn imports(peer: &Peer, n: u8) -> String {
     text + "      reject;\n"
 }
 
-/// The body of the filter of what is exported to a router.
+/// The body of the export filter for a router.
 fn exports(config: &BirdConfig, peer: &Peer) -> String {
     let mut text = String::new();
     if peer.rr_client {
         text += "      if source = RTS_BGP then accept;\n";
     }
     text += "      if !announced() then reject;\n";
-    // In its own autonomous system, a path with this one's number would be taken for a loop.
+    // In its own autonomous system, a path with this number would be taken for a loop.
     if config.drain_prepend > 0 && peer.asn != config.asn {
         let prepend = format!(" bgp_path.prepend({});", config.asn);
         let prepend = prepend.repeat(config.drain_prepend.into());
@@ -298,8 +296,8 @@ fn exports(config: &BirdConfig, peer: &Peer) -> String {
     text + "      accept;\n"
 }
 
-/// The metrics of what has the communities of a class: a pod that is new here has those of pods as
-/// well.
+/// The metrics of the announcements with the communities of a class: a pod recorded just now has
+/// those of pods as well.
 fn metrics(class: Class) -> [u32; 2] {
     let metric = class.metric(false);
     match class {
@@ -312,7 +310,7 @@ fn metrics(class: Class) -> [u32; 2] {
     }
 }
 
-/// The session with a node: exactly its podCIDRs are taken of it.
+/// The session with a node: exactly its podCIDRs are accepted.
 fn neighbour(
     config: &BirdConfig,
     address: IpAddr,
@@ -339,7 +337,7 @@ fn number(family: Family) -> u8 {
     }
 }
 
-/// Without host bits, which BIRD takes for a mistake.
+/// Without host bits, which are an error for BIRD.
 fn prefix(range: IpNetwork) -> String {
     format!("{}/{}", range.network(), range.prefix())
 }

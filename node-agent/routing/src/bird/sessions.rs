@@ -14,14 +14,14 @@ pub struct Session {
     pub state: String,
     /// Since when BIRD's protocol is up or down, as BIRD writes it (its local time).
     pub since: String,
-    /// Routes that were taken.
+    /// Number of accepted routes.
     pub imported: usize,
-    /// Routes that were exported to the peer.
+    /// Number of exported routes.
     pub exported: usize,
-    /// More routes came than are taken.
+    /// The peer sends more routes than are accepted.
     pub is_limited: bool,
-    /// The families (`ipv4`, `ipv6`) whose routes are not exchanged. Of a session that is up, the
-    /// peer does not offer them.
+    /// The families (`ipv4`, `ipv6`) whose routes are not exchanged. If the session is up, the peer
+    /// does not offer them.
     #[serde(default)]
     pub families_down: Vec<String>,
     /// Why it ended, or cannot begin.
@@ -34,7 +34,7 @@ impl Session {
         self.state == "Established"
     }
 
-    /// What an operator should know.
+    /// What an operator should know about it.
     pub fn problem(&self) -> Option<String> {
         match (self.is_up(), self.families_down.as_slice()) {
             (false, _) => Some(format!("no BGP session with {self}")),
@@ -57,7 +57,7 @@ impl fmt::Display for Session {
     }
 }
 
-/// Reads the answer to `show protocols all`: of each protocol one line, with details below it.
+/// Reads the answer to `show protocols all`: one line for each protocol, with details below it.
 pub fn sessions(lines: &[String]) -> Vec<Session> {
     let mut found: Vec<Session> = Vec::new();
     let mut is_bgp = false;
@@ -91,12 +91,12 @@ fn session(line: &str) -> Option<Session> {
 }
 
 impl Session {
-    /// Takes a detail of it, or of its channel of a family.
+    /// Takes a detail of the session, or of its channel of a family.
     fn note(&mut self, line: &str, channel: Option<&str>) {
         let Some((what, value)) = line.split_once(':') else { return };
         let value = value.trim();
         match what {
-            // A peer that offers a family, and not its next hops (RFC 8950), gets no address.
+            // A peer that offers a family but not its next hops (RFC 8950) gets no address.
             "BGP Next hop" if value == "::" => {
                 self.families_down.extend(channel.map(str::to_owned));
             }

@@ -1,10 +1,10 @@
-//! Announcements, as routes of a table in which no packet is looked up: routing daemons learn what
-//! to tell others from there (`ip route show table 219`), and the metric says what each is. The
-//! window of a single pod's, which means nothing where no packet is looked up, says when it was
-//! recorded: no other attribute of routes that daemons read is a number for everybody.
+//! Announcements, as routes of a table in which no packet is looked up: routing daemons read it
+//! (`ip route show table 219`), and the metric says what each route is. The window of a single
+//! pod's route, which has no effect where no packet is looked up, says when the pod was recorded:
+//! no other attribute that routing daemons read is a free number.
 //!
 //! The table is the announcement: what is in it stays announced while no agent runs, and a
-//! restarted one compares it with what it decides.
+//! restarted agent compares it with its plan.
 
 #[cfg(test)]
 mod tests;
@@ -26,11 +26,11 @@ use denizen_model::LocalPod;
 use denizen_plan::{Announcements, Because, Surveyed};
 use denizen_route::PROTOCOL;
 
-/// The metric of routes to what no pod of this node has of its podCIDRs: behind every other route.
+/// The metric of the routes for unused addresses of this node's podCIDRs: behind every other route.
 pub const UNUSED_METRIC: u32 = 20_000;
 
-/// BIRD's and `RTPROT_BGP`: what the fabric says may change all the time, and changes
-/// nothing here.
+/// BIRD's protocol and `RTPROT_BGP`: routes from the fabric may change all the time, and do not
+/// matter here.
 const LEARNED: [u8; 2] = [BIRD, 186];
 
 /// The announcements in the kernel.
@@ -38,16 +38,16 @@ const LEARNED: [u8; 2] = [BIRD, 186];
 pub struct AnnouncedRoutes {
     kernel: Routes,
     table: u32,
-    /// Our routes as they were seen or made last; `None` before the first look, and after one by
-    /// another program.
+    /// Our routes as last seen or made; `None` before the first read, and after a change by another
+    /// program.
     known: Option<Vec<ObservedRoute>>,
-    /// What was wanted last, if the kernel had all of it.
+    /// What was last wanted, if the kernel had all of it.
     settled: Option<BTreeMap<RouteKey, Route>>,
-    /// What the last look has found beside them.
+    /// What the last read has found beside them.
     around: Around,
 }
 
-/// What concerns the table, and is not ours.
+/// Foreign routes and rules that concern the table.
 #[derive(Debug, Default)]
 struct Around {
     subnets: BTreeSet<IpNetwork>,
@@ -57,12 +57,12 @@ struct Around {
     is_used: bool,
 }
 
-/// What a sync came to.
+/// The result of a sync.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Published {
-    /// What is in the table and is to be announced.
+    /// The wanted prefixes that are in the table.
     pub prefixes: BTreeSet<IpNetwork>,
-    /// What is wrong: changes that the kernel refused, routes of others in the table, rules that
+    /// What is wrong: changes that the kernel rejected, foreign routes in the table, rules that
     /// lead to it.
     pub errors: Vec<String>,
     /// How many announcements are new, or differ from before.
@@ -83,12 +83,13 @@ impl AnnouncedRoutes {
         self.kernel.portid()
     }
 
-    /// Another program may have changed what the announcements depend on.
+    /// Another program may have changed what the announcements depend on: the next sync reads
+    /// again.
     pub fn disturbed(&mut self) {
         self.known = None;
     }
 
-    /// What the kernel knows of the network, and of these pods' addresses.
+    /// Asks the kernel for this node's gateways, and whether it delivers these pods' addresses.
     pub fn survey(&mut self, pods: &[(&LocalPod, IpAddr)]) -> Result<Surveyed, RouteError> {
         self.look()?;
         let mut undelivered: BTreeSet<IpAddr> = pods.iter().map(|(_, address)| *address).collect();
@@ -98,7 +99,8 @@ impl AnnouncedRoutes {
             let is_delivered = path.is_some_and(|path| {
                 !path.is_local && path.gateway.is_none() && Some(path.link) == link
             });
-            // One of the pods that are recorded with it is enough: another one may have ended.
+            // If several records have the address, one that gets the packets is enough: the others
+            // may have ended.
             if is_delivered {
                 undelivered.remove(address);
             }
@@ -106,9 +108,10 @@ impl AnnouncedRoutes {
         Ok(Surveyed { gateways: self.around.gateways.clone(), undelivered })
     }
 
-    /// Withdraws what is not wanted any more, and adds nothing: for before its rules go.
+    /// Withdraws what is no longer wanted, and adds nothing: this comes before the rules go.
     ///
     /// # Errors
+    ///
     /// [`RouteError`]; the next call starts from what it finds.
     pub fn withdraw(&mut self, wanted: &Announcements) -> Result<(), RouteError> {
         let is_unwanted = |route: &&ObservedRoute| {
@@ -120,10 +123,11 @@ impl AnnouncedRoutes {
         self.apply(&removed).map(drop)
     }
 
-    /// Brings the table to what is wanted: for after its rules are in the kernel. A prefix whose
-    /// metric changes has both for a moment, so nobody hears of a withdrawal.
+    /// Makes the table what is wanted: this comes after the rules are in the kernel. A prefix whose
+    /// metric changes has both routes for a moment, so no router sees a withdrawal.
     ///
     /// # Errors
+    ///
     /// [`RouteError`]; the next call starts from what it finds.
     pub fn sync(&mut self, wanted: &Announcements) -> Result<Published, RouteError> {
         self.look()?;
@@ -164,16 +168,16 @@ impl AnnouncedRoutes {
         }
     }
 
-    /// Removes the announcements of any run, whatever its table was. Returns how many there were.
+    /// Removes the announcements of any run, whichever table it used. Returns how many there were.
     pub fn remove_all() -> Result<usize, RouteError> {
         let mut kernel = Routes::open(PROTOCOL)?;
         let own: Vec<_> = kernel.own()?.into_iter().filter(is_ours).collect();
-        // Who else removes them meanwhile does no harm.
+        // If another program removes them at the same time, that does no harm.
         kernel.apply(&commands(&BTreeMap::new(), &own))?;
         Ok(own.len())
     }
 
-    /// The routes that these announcements are, and those that go with them.
+    /// The routes for these announcements, and those that go with them.
     fn routes(&self, wanted: &Announcements) -> BTreeMap<RouteKey, Route> {
         let announced = wanted.wanted.iter().map(|(prefix, announcement)| {
             let key =
@@ -181,8 +185,8 @@ impl AnnouncedRoutes {
             let window = announcement.recorded;
             (key, Route { key, target: Target::Blackhole, source: None, window })
         });
-        // What nobody has of a podCIDR would go back to where it came from, in a loop. In the main
-        // table, so `unreachable`: a client learns it at once.
+        // Without this, packets to unused addresses of a podCIDR would go back to the router, in a
+        // loop. It is in the main table, so `unreachable`: a client gets an answer at once.
         let ranges = wanted
             .wanted
             .iter()
@@ -201,7 +205,7 @@ impl AnnouncedRoutes {
         announced.chain(unused).collect()
     }
 
-    /// Our routes: as they are known, or else as the kernel has them.
+    /// Our routes: those known, or else read from the kernel.
     fn look(&mut self) -> Result<&[ObservedRoute], RouteError> {
         if self.known.is_none() {
             let (mut own, table) = (self.kernel.own()?, self.table);
@@ -238,7 +242,7 @@ impl AnnouncedRoutes {
         Ok(self.known.as_deref().unwrap_or_default())
     }
 
-    /// Returns the changes that the kernel refused. What it did is known afterwards.
+    /// Returns the changes that the kernel rejected.
     fn apply(&mut self, commands: &[Command]) -> Result<Vec<String>, RouteError> {
         if commands.is_empty() {
             return Ok(Vec::new());
@@ -246,7 +250,7 @@ impl AnnouncedRoutes {
         let mut known = self.known.take().unwrap_or_default();
         let refused = self.kernel.apply(commands)?;
         if !refused.is_empty() {
-            // Something was not as it was known: the next call looks.
+            // The kernel's state was not as expected: the next call reads it.
             let text = |refused: &Refused| described(&commands[refused.command], refused);
             return Ok(refused.iter().map(text).collect());
         }

@@ -1,5 +1,5 @@
-//! What BIRD has learned, as routes of the main table. They are BIRD's, known by its protocol
-//! number and by the metric that its configuration has.
+//! The routes of the main table that BIRD has learned. They are recognised by its protocol number
+//! and by the metric in its configuration.
 
 use denizen_route::{Command, MAIN, RouteError, RouteKey, Routes};
 
@@ -27,7 +27,7 @@ impl LearnedRoutes {
     pub fn remove(&mut self) -> Result<usize, RouteError> {
         let keys = self.keys()?;
         let commands: Vec<Command> = keys.into_iter().map(Command::Remove).collect();
-        // Who else removes them meanwhile does no harm.
+        // If another program removes them at the same time, that does no harm.
         self.0.apply(&commands)?;
         Ok(commands.len())
     }

@@ -1,9 +1,9 @@
-//! Routes, by rtnetlink. Here: to the other nodes' pods. What `plan` decides becomes routes of the
-//! main table, and what is not decided any more is removed.
+//! Routes, by rtnetlink. Here: to the other nodes' pods. Planned routes are added to the main
+//! table, and others of ours are removed.
 //!
-//! A restarted agent, which remembers nothing, knows its routes by their protocol number and their
-//! metric. No other route is changed: not where it leads to the same range, nor where it has the
-//! place of a route that is wanted.
+//! A restarted agent, which remembers nothing, recognises its routes by their protocol number and
+//! their metric. No other route is changed, even if it leads to the same range or takes the place
+//! of a planned one.
 
 mod announced;
 mod learned;
@@ -40,20 +40,20 @@ const KERNEL: u8 = 2;
 #[derive(Debug)]
 pub struct PodRoutes {
     kernel: Routes,
-    /// What was wanted last, if the kernel had all of it.
+    /// What was last wanted, if the kernel had all of it.
     settled: Option<BTreeMap<RouteKey, Route>>,
-    /// What a change of makes it necessary to look again.
+    /// Changes of these require another sync.
     watched: Watched,
 }
 
-/// What a sync came to.
+/// The result of a sync.
 #[derive(Debug, Default)]
 pub struct Synced {
     /// What is decided.
     pub plan: DirectRoutes,
     /// How many of its routes the kernel has.
     pub routes: usize,
-    /// The changes that the kernel refused, with its reason.
+    /// The changes that the kernel rejected, with its reason.
     pub refused: Vec<String>,
     /// How many routes another program had changed, or removed.
     pub repaired: usize,
@@ -78,9 +78,10 @@ impl PodRoutes {
         self.kernel.portid()
     }
 
-    /// Brings the kernel to what these nodes need, whatever it holds.
+    /// Makes the kernel's routes what these nodes need, whatever they are now.
     ///
     /// # Errors
+    ///
     /// [`RouteError`]; the next call starts from what it finds.
     pub fn sync(&mut self, nodes: &Nodes) -> Result<Synced, RouteError> {
         let around = self.neighbourhood(nodes)?;
@@ -108,13 +109,12 @@ impl PodRoutes {
     /// Removes all of them. Returns how many there were.
     pub fn remove(&mut self) -> Result<usize, RouteError> {
         let commands = commands(&BTreeMap::new(), &self.own()?);
-        // Who else removes them meanwhile does no harm.
+        // If another program removes them at the same time, that does no harm.
         self.kernel.apply(&commands)?;
         Ok(commands.len())
     }
 
-    /// Whether the routes may have to be others after this change by another program, or by the
-    /// kernel.
+    /// Whether this change, by another program or by the kernel, may require other routes.
     pub fn depend_on(&self, change: &Change) -> bool {
         match change {
             Change::Added(route) | Change::Removed(route) => {
@@ -134,7 +134,7 @@ impl PodRoutes {
         Ok(routes)
     }
 
-    /// What the kernel knows of this node's networks.
+    /// This node's networks, as the kernel reports them.
     pub fn neighbourhood(&mut self, nodes: &Nodes) -> Result<Neighbourhood, RouteError> {
         let mut around = Neighbourhood::default();
         for route in self.kernel.of(KERNEL)? {
@@ -156,7 +156,7 @@ impl PodRoutes {
     }
 }
 
-/// Whether a route is where only routes of ours should be.
+/// Whether only our routes should be in this place.
 fn has_place_of_ours(key: &RouteKey) -> bool {
     key.table == MAIN && key.metric == METRIC
 }

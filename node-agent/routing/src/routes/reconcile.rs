@@ -1,4 +1,4 @@
-//! What is wanted as routes, and what leads there from what the kernel has. Pure.
+//! The planned routes, and the commands that lead to them. Pure.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ pub(super) fn wanted(plan: &DirectRoutes) -> BTreeMap<RouteKey, Route> {
     plan.routes.iter().map(route).collect()
 }
 
-/// What leads from our routes as the kernel has them to those that are wanted. Nothing is removed
-/// before everything else is there.
+/// The commands from our routes in the kernel to the planned ones. Nothing is removed before
+/// everything else is there.
 pub(super) fn commands(wanted: &BTreeMap<RouteKey, Route>, own: &[ObservedRoute]) -> Vec<Command> {
     let own: BTreeMap<RouteKey, &ObservedRoute> =
         own.iter().map(|route| (route.key, route)).collect();

@@ -23,7 +23,8 @@ pub(super) fn in_namespace(test: impl FnOnce() + Send + 'static) {
         run("addr add 2001:db8::1/64 dev eth0 nodad");
         run("link set there up");
         run("link set eth0 up");
-        // The kernel says a moment later that the link works; nobody may take that for a change.
+        // The kernel reports a moment later that the link is up; tests must not see that as a
+        // change.
         let works = (0..5000).any(|_| {
             thread::sleep(Duration::from_millis(1));
             run("link show eth0").contains("state UP")
