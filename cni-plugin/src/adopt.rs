@@ -121,7 +121,7 @@ fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, No
     })
 }
 
-/// The fields of a result that are needed beside [`PrevResult`].
+/// The fields of a result that are needed beside those of [`PrevResult`].
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Outline {

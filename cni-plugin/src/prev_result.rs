@@ -81,7 +81,7 @@ impl PrevResult {
             };
             if is_ours {
                 ips.push(address);
-                // It is only a destination to try: what is none is not used.
+                // A gateway is only a destination to try, so an invalid one is ignored.
                 gateways.extend(ip.gateway.and_then(|gateway| gateway.parse::<IpAddr>().ok()));
             }
         }
@@ -99,8 +99,9 @@ impl PrevResult {
     }
 }
 
-/// Checks that a result in the version `said` is of the type that a chain in `version` has. As Go's
-/// plugins do, it takes any version of that type: they differ in nothing that is read here.
+/// Checks that a result, which says the version `said`, has the type of results that a chain in
+/// `version` has. Like Go's plugins it accepts every version with that type: they differ in nothing
+/// that is read here.
 fn check_version(said: Option<&str>, version: CniVersion) -> Result<(), CniError> {
     // Before 1.0.0, results need not say their version; then it is the chain's.
     let Some(said) = said.filter(|said| !said.is_empty()) else {
@@ -127,7 +128,7 @@ fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
     if !prefix.parse::<u8>().is_ok_and(|prefix| prefix <= longest) {
         return Err(malformed(ip, "the prefix length is not valid"));
     }
-    // Packets of an IPv4-mapped IPv6 address have the IPv4 address.
+    // The packets of an IPv4-mapped IPv6 address are IPv4 packets.
     let written = address;
     let address = written.to_canonical();
     // Versions 0.3.x and 0.4.0 of the specification repeat the family.

@@ -43,7 +43,7 @@ pub(crate) fn add(
                 }
                 Err(error) => {
                     not_redirected(entry, error)?;
-                    // It is as it was before.
+                    // Nothing was changed.
                     (None, earlier())
                 }
             }
@@ -116,7 +116,7 @@ fn conflict_of(redirect: &Redirect, call: &Attach, config: &Config<'_>) -> Optio
     }
 }
 
-/// The state file. What cannot be read, no ADD can have written.
+/// The state file. If it cannot be read, no ADD can have written to it.
 fn recorded_state(config: &Config<'_>) -> Option<State> {
     existing(&config.run_dir).ok()??.read().ok()?
 }
@@ -159,7 +159,7 @@ fn recorded(
         Some(how) => wait_for_agent(&run_dir, &ask, how, &record.ips),
         None => Ok(()),
     };
-    // At the end, for nothing brings them back. Until then the record names them.
+    // This comes last, since it cannot be undone. Until then the record names these rules.
     waited
         .and_then(|()| remove_all_obsolete(&run_dir, record, location))
         .map_err(|error| undo(&run_dir, record, replaced, error))
@@ -185,7 +185,7 @@ fn remove_all_obsolete(
         same.map(|attachment| attachment.obsolete_redirects.clear())
     });
     if let Err(error) = named {
-        // They are gone, whatever the record says, and the next ADD tries again.
+        // The rules are gone even if the record still names them; the next ADD tries again.
         let error = CniError::from(error).in_full();
         eprintln!("denizen: the record still names rules that are removed: {error}");
     }
@@ -218,7 +218,7 @@ fn wait_for_agent(
             Ok(())
         }
         OnTimeout::Isolate => {
-            // Also if an agent listens: it may hang since before it read the record.
+            // Even if an agent listens: it may have hung before it read the record.
             isolate(addresses).map_err(|error| {
                 let also = in_full(&error);
                 CniError::TryAgainLater(format!("{message}; and it cannot be isolated: {also}"))

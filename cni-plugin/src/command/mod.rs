@@ -28,7 +28,7 @@ use crate::prev_result::PrevResult;
 /// How long a writer waits for others. Then the runtime must try again later.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// One attachment in the kernel.
+/// One attachment, as the kernel has it.
 struct Seen {
     netns: Netns,
     /// The interface inside the pod.
@@ -60,7 +60,7 @@ impl Seen {
     }
 }
 
-/// How the attachments in this network namespace, but `own`, are redirected.
+/// How the other attachments in this network namespace are redirected, all but `own`.
 fn of_others<'a>(state: &'a State, netns: Option<&str>, own: &AttachmentId) -> Vec<&'a Redirect> {
     let all = state.attachments.iter();
     let others = all.filter(|(id, record)| *id != own && record.netns.as_deref() == netns);

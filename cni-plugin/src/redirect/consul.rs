@@ -12,7 +12,7 @@ use super::profile::Reads;
 use crate::error::shortened;
 
 const CONFIG: &str = "consul.hashicorp.com/redirect-traffic-config";
-/// There if the pod has a transparent proxy.
+/// Set if the pod has a transparent proxy.
 const STATUS: &str = "consul.hashicorp.com/transparent-proxy-status";
 
 static DUAL_STACK: Key =
@@ -50,14 +50,14 @@ pub(super) fn selects(annotations: &BTreeMap<String, String>) -> bool {
 pub(super) fn apply(to: &mut Redirect, text: &str) -> Result<Vec<&'static str>, String> {
     let mut fields: BTreeMap<String, Value> =
         json::parse(text).map_err(|error| malformed(&error))?;
-    // Go writes fields that nobody has set.
+    // Go writes unset fields, too.
     fields.retain(|_, value| !is_empty(value));
     check_dns(&fields)?;
     let mut changed = Vec::new();
     for (name, key) in &FIELDS {
         let Some(value) = fields.remove(*name) else { continue };
         let mut entries = key.values(&value).map_err(|why| format!("{name}: {why}"))?;
-        // The injector puts the ports of several sources together.
+        // The injector concatenates the ports of several sources.
         let mut seen = Vec::new();
         entries.retain(|entry| {
             let is_new = !seen.contains(entry);
@@ -74,7 +74,7 @@ pub(super) fn apply(to: &mut Redirect, text: &str) -> Result<Vec<&'static str>, 
     }
 }
 
-/// DNS can go to the proxy in the pod, and nowhere else.
+/// DNS can only be sent to the proxy in the pod.
 fn check_dns(fields: &BTreeMap<String, Value>) -> Result<(), String> {
     let Some(address) = fields.get(DNS_ADDRESS) else { return Ok(()) };
     let is_loopback = address

@@ -30,7 +30,7 @@ pub(crate) struct Entry {
     pub(crate) without_annotations: OnFailure,
 }
 
-/// A value, as somebody wrote it.
+/// A value as written in the conflist or an annotation: what it is, and its entries.
 type Said = (&'static Key, Vec<String>);
 
 /// The annotation by which pods are selected.
@@ -42,7 +42,7 @@ struct Select {
     value: Option<String>,
 }
 
-/// How it is proved that the rules work.
+/// How the rules are tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verify {
@@ -104,7 +104,8 @@ impl Entry {
     /// What is redirected of `pod`, whose interface is `if_name`; `None`: nothing.
     ///
     /// # Errors
-    /// An annotation that cannot be read, or values that do not fit together.
+    ///
+    /// An annotation cannot be read, or values contradict each other.
     pub(crate) fn decide(
         &self,
         pod: &Pod,
@@ -231,7 +232,7 @@ fn required<T>(value: Option<T>) -> Result<T, CniError> {
     value.ok_or_else(|| CniError::InvalidConfig("redirect.profile is missing".to_owned()))
 }
 
-/// Every annotation that is allowed must exist: a mistyped one would forbid the one that is meant.
+/// Every allowed annotation must exist: a mistyped one would forbid the intended one.
 fn check_allowed(profile: Profile, allow: Option<&BTreeSet<String>>) -> Result<(), CniError> {
     let known = profile.annotations();
     let is_unknown = |name: &&String| !known.iter().any(|(annotation, _)| annotation == *name);

@@ -22,7 +22,7 @@ pub(crate) struct Installed {
     redirect: Redirect,
 }
 
-/// What is needed to take it back.
+/// What the undo needs.
 enum Programmed {
     Nftables(Kernel),
     Iptables(Before),
@@ -65,9 +65,9 @@ impl Installed {
     }
 }
 
-/// Programs `redirect` at `location`, in place of what an earlier call did, and tries it as `how`
-/// says. `gateways` are the pod's. If it fails, nothing of it stays: the pod is as it was before,
-/// with what `earlier` tells.
+/// Programs `redirect` at `location`, in place of what an earlier call did, and tests it as `how`
+/// says. `gateways` are the pod's. If it fails, the pod is as it was before, with the rules of
+/// `earlier`.
 pub(crate) fn install(
     location: &Location<'_>,
     redirect: Redirect,
@@ -95,8 +95,8 @@ pub(crate) fn install(
     }
 }
 
-/// Removes what an `earlier` ADD has programmed at `location`, but iptables' rules of those that
-/// are `kept` in the pod.
+/// Removes what an `earlier` ADD has programmed at `location`, except the rules of iptables that
+/// those in `kept` need.
 pub(crate) fn remove_obsolete(
     location: &Location<'_>,
     earlier: &Redirect,
@@ -105,7 +105,7 @@ pub(crate) fn remove_obsolete(
     match earlier.backend {
         Backend::Nftables => open(location.netns)?
             .write(TableFamily::Inet, |batch| {
-                // Somebody may have deleted it.
+                // Another program may have deleted it.
                 batch.add_table_named(&location.table, COMMENT);
                 batch.delete_table(&location.table);
             })
@@ -131,8 +131,8 @@ fn program(location: &Location<'_>, redirect: &Redirect) -> Result<Kernel, CniEr
     write(&mut kernel, &location.table, redirect).map(|()| kernel)
 }
 
-/// Everything is one batch, and chains that are there keep their hooks: no packet meets half of the
-/// rules, or none.
+/// Everything is one batch, and existing chains keep their hooks: every packet meets all of the
+/// rules.
 fn write(kernel: &mut Kernel, table: &str, redirect: &Redirect) -> Result<(), CniError> {
     let obsolete = match redirect.drop_invalid {
         true => Vec::new(),
@@ -240,7 +240,7 @@ fn nftables_differences(
         }
         let rules = kernel
             .rules(TableFamily::Inet, table, Some(name), |rule| {
-                // Where the kernel does not narrow a dump, it has other chains' rules, too.
+                // A kernel that does not filter a dump also sends the rules of other chains.
                 (rule.chain() == Some(name)).then(|| found_rule(wanted, rule))
             })
             .map_err(unreadable)?;
@@ -275,14 +275,14 @@ fn foreign_chains(table: &str, seen: &[FoundChain]) -> Vec<String> {
 /// A rule of a chain.
 pub(super) struct FoundRule {
     comment: Arc<str>,
-    /// What it is in the chain that is wanted; `None` when it does something else.
+    /// Its index among the rules that the chain should have; `None` if it is not one of them.
     pub(super) place: Option<usize>,
 }
 
 pub(super) fn found_rule(wanted: &Commented, found: RuleView<'_>) -> FoundRule {
     let comment = found.comment().unwrap_or("a rule without a comment");
     let mut both = wanted.chain.rules.iter().zip(&wanted.comments);
-    // The comment distinguishes rules, and what the rule does is compared: either can be changed.
+    // A rule is found by its comment, and then compared: either can be changed by others.
     let place =
         both.position(|(rule, text)| text == comment && found.does(TableFamily::Inet, rule));
     FoundRule { comment: comment.into(), place }

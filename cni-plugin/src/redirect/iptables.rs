@@ -23,13 +23,13 @@ const JUMPS: [&str; 2] = [
     "OUTPUT -m comment --comment \"proxy-init/install-proxy-init-output\" -j PROXY_INIT_OUTPUT",
 ];
 
-/// The most ports in one rule, of which a range counts as two: `XT_MULTI_PORTS`.
+/// Maximum number of ports in one rule (`XT_MULTI_PORTS`); a range counts as two.
 const MOST_PORTS: usize = 15;
 
 /// Seconds to wait for other programs that hold iptables' lock.
 const WAIT: &str = "--wait=5";
 
-/// What each version of IP had before, as `iptables-save` listed it.
+/// What each IP version had before, as `iptables-save` listed it.
 pub(super) struct Before(Vec<(Family, String)>);
 
 /// Whether linkerd-init's rules can do what is asked for.
@@ -49,15 +49,15 @@ fn versions(redirect: &Redirect) -> impl Iterator<Item = Family> {
     Family::BOTH.into_iter().filter(is_wanted)
 }
 
-/// Programs `redirect` in `netns`, all at once in each version of IP. If one fails, both are as
-/// they were before.
+/// Programs `redirect` in `netns`, all at once in each IP version. If one fails, both are as they
+/// were before.
 pub(super) fn program(netns: &Netns, redirect: &Redirect) -> Result<Before, CniError> {
     let wanted = |version, text: &str| table(&rules(redirect, version), &missing_jumps(text));
     change(netns, versions(redirect), wanted)
 }
 
-/// Removes what an `earlier` call has programmed, but in the versions of IP of those that are
-/// `kept` in the pod.
+/// Removes what an `earlier` call has programmed, except in the IP versions that those in `kept`
+/// need.
 pub(super) fn remove(
     netns: &Netns,
     earlier: &Redirect,
@@ -80,7 +80,7 @@ pub(super) fn is_left(
     Ok(false)
 }
 
-/// The versions of IP that had rules `earlier`, and need none for those that are `kept`.
+/// The IP versions in which `earlier` had rules, and in which none of `kept` needs any.
 fn obsolete(earlier: &Redirect, kept: &[&Redirect]) -> impl Iterator<Item = Family> {
     let needs = |kept: &Redirect, version| {
         kept.backend == Backend::Iptables && versions(kept).any(|needed| needed == version)
@@ -89,8 +89,8 @@ fn obsolete(earlier: &Redirect, kept: &[&Redirect]) -> impl Iterator<Item = Fami
     versions(earlier).filter(move |version| !is_kept(version))
 }
 
-/// Why `redirect` cannot be programmed in a pod of which `other` attachments are redirected, too.
-/// The chains are the whole pod's: they know no interfaces.
+/// Why `redirect` cannot be programmed in a pod whose attachments `others` are redirected, too.
+/// These chains match no interface, so the whole pod has one set of them.
 pub(crate) fn conflict(redirect: &Redirect, others: &[&Redirect]) -> Option<&'static str> {
     let all = |redirect: &Redirect| {
         Vec::from_iter(versions(redirect).map(|version| rules(redirect, version)))
@@ -125,7 +125,7 @@ fn change(
 }
 
 impl Before {
-    /// Brings back what was there before, for `error`. Returns that, with any failure.
+    /// Restores what was there before, after `error`. Returns the error, with any failure of this.
     pub(super) fn restore(&self, netns: &Netns, mut error: CniError) -> CniError {
         for (version, before) in &self.0 {
             let restored = save(netns, *version)
@@ -141,7 +141,7 @@ impl Before {
     }
 }
 
-/// What `iptables-restore` takes to bring back what `iptables-save` listed as `before`, in place
+/// The input of `iptables-restore` that restores what `iptables-save` listed as `before`, in place
 /// of what it lists `now`.
 fn backwards(before: &str, now: &str) -> String {
     let mut lines = removal(now);
@@ -179,7 +179,7 @@ pub(super) fn differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<Stri
         found.extend(foreign.map(|line| format!("{version} has a foreign rule: {line}")));
         let jumps = missing_jumps(&text);
         found.extend(jumps.iter().map(|jump| format!("{version} rule is missing: -A {jump}")));
-        // iptables-save lists the chains in an order of its own.
+        // iptables-save has its own order of chains.
         if found.is_empty()
             && CHAINS.iter().any(|chain| of_chain(&wanted, chain) != of_chain(&seen, chain))
         {
@@ -189,7 +189,7 @@ pub(super) fn differences(netns: &Netns, redirect: &Redirect) -> Result<Vec<Stri
     Ok(found)
 }
 
-/// What `iptables-restore` takes. A chain that is there is emptied by its declaration.
+/// The input of `iptables-restore`. An existing chain is emptied by its declaration.
 fn table(rules: &[String], jumps: &[&str]) -> String {
     let chains = CHAINS.map(|chain| format!(":{chain} - [0:0]\n")).concat();
     let rules = rules.iter().map(|rule| format!("{rule}\n")).collect::<String>();
@@ -358,7 +358,7 @@ fn execute(
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = netns.within(|| command.spawn()).and_then(|spawned| spawned).map_err(cannot)?;
-    // What cannot be written, the program reports itself.
+    // If this fails, the program reports it itself.
     let _ = child.stdin.take().expect("it is piped").write_all(input.as_bytes());
     let output = child.wait_with_output().map_err(cannot)?;
     if output.status.success() {

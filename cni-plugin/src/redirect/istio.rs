@@ -1,6 +1,6 @@
 //! Istio's annotations, which its injector writes onto each pod with a sidecar.
 //!
-//! What Istio says in the proxy's environment alone does not arrive here: that DNS is captured
+//! What Istio only writes into the proxy's environment is not visible here: that DNS is captured
 //! (`ISTIO_META_DNS_CAPTURE`), and other users than 1337.
 
 use std::collections::BTreeMap;
@@ -17,11 +17,11 @@ use crate::error::quoted;
 const STATUS: &str = "sidecar.istio.io/status";
 const MODE: &str = "sidecar.istio.io/interceptionMode";
 const INCLUDE_RANGES: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
-/// Interfaces whose packets count as the pod's own: of virtual machines in the pod.
+/// Interfaces of virtual machines in the pod, whose packets are treated as outbound.
 const VIRTUAL_INTERFACES: [&str; 2] =
     ["istio.io/reroute-virtual-interfaces", "traffic.sidecar.istio.io/kubevirtInterfaces"];
 
-/// `*`, which stands for everything.
+/// Whether it is `*`, which stands for everything.
 fn is_everything(said: &[String]) -> bool {
     matches!(said, [one] if one == "*")
 }
@@ -49,7 +49,7 @@ static INCLUDE_INBOUND_PORTS: Key = list("onlyInboundPorts", "", |to, said| {
 });
 static INCLUDE_OUTBOUND_PORTS: Key =
     list("onlyOutboundPorts", "", |to, said| set(&mut to.only_outbound_ports, ports(said)));
-/// Read behind the ports, which come in addition to these.
+/// Read after the ports, which are redirected in addition to these ranges.
 static INCLUDE_OUTBOUND_RANGES: Key = list("onlyOutboundCidrs", "", |to, said| {
     if is_everything(said) {
         to.only_outbound_ports.clear();
@@ -76,9 +76,9 @@ pub(super) static ANNOTATIONS: [(&str, Reads); 7] = [
     ("traffic.sidecar.istio.io/excludeInterfaces", Reads::One(&EXCLUDE_INTERFACES)),
 ];
 
-/// Whether the injector counts on a CNI plugin to redirect this pod: then it adds an init container
-/// that validates that. It adds none to gateways, nor where the mode is `NONE`, and with
-/// `istio-init` the pod redirects itself.
+/// Whether the injector relies on a CNI plugin to redirect this pod: then it adds an init container
+/// that checks it. It adds none to gateways, nor in the mode `NONE`; with `istio-init` the pod
+/// redirects itself.
 pub(super) fn selects(annotations: &BTreeMap<String, String>) -> Result<bool, String> {
     #[derive(Deserialize)]
     struct Status {
@@ -93,7 +93,7 @@ pub(super) fn selects(annotations: &BTreeMap<String, String>) -> Result<bool, St
     Ok(status.init_containers.into_iter().flatten().any(|name| name == "istio-validation"))
 }
 
-/// What is said by the annotations together.
+/// What the annotations mean together.
 pub(super) fn complete(
     redirect: &mut Redirect,
     annotations: &BTreeMap<String, String>,

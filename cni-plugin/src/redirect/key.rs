@@ -1,5 +1,5 @@
-//! What can be said of a redirection: each value's name in the conflist and in annotations, and how
-//! it is read.
+//! The values of a redirection: the name of each in the conflist and in annotations, and how it is
+//! parsed.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -11,18 +11,18 @@ use serde_json::Value;
 use crate::environment::is_if_name;
 use crate::error::{quoted, shortened};
 
-/// The most entries of one list. Each is a rule, and the first packet of a connection passes them
-/// one after the other.
+/// Maximum number of entries in one list. Each is a rule, and the first packet of a connection
+/// passes them one after the other.
 const MOST_ENTRIES: usize = 200;
 
 /// A value of a [`Redirect`].
 pub(super) struct Key {
     /// Its name in the conflist, and in the record.
     pub(super) name: &'static str,
-    /// Its name in denizen's own annotations, behind the prefix.
+    /// Its name in denizen's own annotations, after the prefix.
     pub(super) annotation: &'static str,
     pub(super) is_list: bool,
-    /// Replaces the value by these entries; of a value that is no list, there is exactly one.
+    /// Replaces the value by these entries; if it is not a list, there is exactly one.
     apply: fn(&mut Redirect, &[String]) -> Result<(), String>,
 }
 
@@ -126,12 +126,12 @@ pub(super) static KEYS: [&Key; 17] = [
 /// The port of linkerd's proxy for its control plane, which linkerd's annotation moves.
 pub(super) static LINKERD_CONTROL_PORT: Key =
     one("alwaysSkipInboundPorts", "", |to, said| moved(to, 4190, port(said)?));
-/// The same of its port for metrics and probes.
+/// Likewise the port for metrics and probes.
 pub(super) static LINKERD_ADMIN_PORT: Key =
     one("alwaysSkipInboundPorts", "", |to, said| moved(to, 4191, port(said)?));
 
 impl Key {
-    /// Puts a value that somebody wrote into `to`, or says what is wrong with it.
+    /// Sets the value in `to`, or says what is wrong with it.
     pub(super) fn apply(&self, to: &mut Redirect, said: &[String]) -> Result<(), String> {
         match said.len() {
             more if more > MOST_ENTRIES => {
@@ -195,13 +195,13 @@ pub(super) fn port(said: &[String]) -> Result<NonZeroU16, String> {
     port.ok_or_else(|| format!("{} is not a port from 1 to 65535", quoted(text)))
 }
 
-/// A user or group. Root is refused: everything that runs as root would pass the proxy by.
+/// A user or group id. Root is rejected: everything that runs as root would bypass the proxy.
 fn id(said: &[String]) -> Result<u32, String> {
     let text = single(said)?;
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(0) => Err("0 is root: all that runs as root would not be redirected".to_owned()),
-        // The last number means nobody at all.
+        // The greatest number is no id: it stands for "none".
         Ok(id) if digits && id < u32::MAX => Ok(id),
         Ok(_) | Err(_) => Err(format!("{} is not a number from 1 to 4294967294", quoted(text))),
     }

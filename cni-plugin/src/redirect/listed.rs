@@ -10,15 +10,15 @@ use serde_json::value::RawValue;
 use super::Entry;
 use crate::environment::pod;
 
-/// The object `redirect` of denizen's entry in a list of plugins.
+/// The object `redirect` of denizen's entry in a network configuration list.
 #[derive(Debug)]
 pub struct Redirection {
-    /// As it was written: another one may select other pods.
+    /// As written: another object may select other pods.
     said: Value,
     entry: Entry,
 }
 
-/// A network configuration list, as far as it matters here.
+/// A network configuration list, as far as it is read here.
 #[derive(Deserialize)]
 struct List {
     plugins: Vec<Box<RawValue>>,
@@ -44,8 +44,8 @@ impl Redirection {
     }
 
     /// Whether a pod that a runtime attached with these `args` (`CNI_ARGS`), `annotations` and
-    /// interface is to be redirected. That an ADD would fail, since the pod's annotations ask for
-    /// what cannot be done, makes no difference: such a pod, too, wants its proxy.
+    /// interface should be redirected. It counts even if its ADD would fail, because its
+    /// annotations ask for something impossible: such a pod needs its proxy, too.
     pub fn selects(
         &self,
         args: &str,

@@ -1,4 +1,4 @@
-//! Profiles: what is redirected unless somebody says otherwise, and which annotations say so.
+//! Profiles: the defaults of what is redirected, and the annotations that change it.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,11 @@ use serde::Deserialize;
 use super::key::{self, KEYS, Key};
 use super::{consul, istio};
 
-/// The annotation that decides whether the pod is redirected, whatever the profile selects by.
+/// The annotation that decides whether the pod is redirected, whatever the profile's own conditions
+/// are.
 pub(super) const REDIRECT: &str = "denizen.io/redirect";
 
-/// What denizen's other annotations begin with. None of them may be unknown.
+/// The prefix of denizen's other annotations. An unknown annotation with it is an error.
 pub(super) const PREFIX: &str = "redirect.denizen.io/";
 
 /// Whose proxy a pod has.
@@ -28,18 +29,18 @@ pub(super) enum Profile {
     Custom,
 }
 
-/// What an annotation changes.
+/// What an annotation sets.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Reads {
     /// This value.
     One(&'static Key),
-    /// All that Consul's injector says. Returns the values that it changed.
+    /// All that Consul's injector writes. Returns the values that it changed.
     Consul,
 }
 
 impl Reads {
-    /// Changes `redirect` as the annotation's `text` says, and returns the names of the values that
-    /// it has changed; or says what is wrong with the text.
+    /// Applies the annotation's `text` to `redirect`. Returns the names of the changed values, or
+    /// what is wrong with the text.
     pub(super) fn apply(
         self,
         redirect: &mut Redirect,
@@ -60,7 +61,7 @@ static LINKERD: [(&str, Reads); 9] = [
     ("config.linkerd.io/proxy-gid", Reads::One(&key::PROXY_GID)),
     ("config.linkerd.io/skip-inbound-ports", Reads::One(&key::SKIP_INBOUND_PORTS)),
     ("config.linkerd.io/skip-outbound-ports", Reads::One(&key::SKIP_OUTBOUND_PORTS)),
-    // Of what arrives alone, as linkerd-init takes them.
+    // For inbound connections only, as linkerd-init applies them.
     ("config.linkerd.io/skip-subnets", Reads::One(&key::SKIP_INBOUND_CIDRS)),
     ("config.linkerd.io/control-port", Reads::One(&key::LINKERD_CONTROL_PORT)),
     ("config.linkerd.io/admin-port", Reads::One(&key::LINKERD_ADMIN_PORT)),
@@ -77,11 +78,11 @@ impl Profile {
         }
     }
 
-    /// What the profile says itself.
+    /// The profile's default values.
     pub(super) fn defaults(self) -> Vec<(&'static Key, Vec<String>)> {
         let defaults: &[(&'static Key, &[&str])] = match self {
-            // Galera's ports are skipped as the server speaks first there (4567 and 4568), and
-            // those of the proxy's control and metrics are its own.
+            // Galera's ports (4567 and 4568) are skipped, since the server speaks first there; 4190
+            // and 4191 are the proxy's own, for control and metrics.
             Profile::Linkerd => &[
                 (&key::INBOUND_PORT, &["4143"]),
                 (&key::OUTBOUND_PORT, &["4140"]),
@@ -101,7 +102,7 @@ impl Profile {
                 (&key::SKIP_OUTBOUND_PORTS, &["15020"]),
                 (&key::HAIRPIN, &["inbound"]),
             ],
-            // IPv6 is redirected where the injector says that the cluster has both.
+            // IPv6 is redirected if the injector says that the cluster has both families.
             Profile::Consul => &[
                 (&key::INBOUND_PORT, &["20000"]),
                 (&key::OUTBOUND_PORT, &["15001"]),
@@ -115,11 +116,11 @@ impl Profile {
         defaults.iter().map(|(key, said)| (*key, owned(said))).collect()
     }
 
-    /// Whether a pod with these annotations has the profile's proxy, and its traffic is to go
+    /// Whether a pod with these annotations has the profile's proxy, and its traffic should go
     /// through it.
     pub(super) fn selects(self, annotations: &BTreeMap<String, String>) -> Result<bool, String> {
         match self {
-            // Linkerd's injector sets it only where it really adds the proxy.
+            // Linkerd's injector sets it only if it adds the proxy.
             Profile::Linkerd => Ok(annotations.contains_key("linkerd.io/proxy-version")),
             Profile::Istio => istio::selects(annotations),
             Profile::Consul => Ok(consul::selects(annotations)),
@@ -127,7 +128,7 @@ impl Profile {
         }
     }
 
-    /// The annotations that override values, in order: the last one that a pod has counts.
+    /// The annotations that override values, in order: the last one on a pod wins.
     pub(super) fn annotations(self) -> Vec<(String, Reads)> {
         let theirs: &[(&str, Reads)] = match self {
             Profile::Linkerd => &LINKERD,
@@ -140,7 +141,7 @@ impl Profile {
         theirs.chain(ours).collect()
     }
 
-    /// What several annotations say together, or which of them asks for what denizen does not do.
+    /// What several annotations mean together, or which of them asks for something unsupported.
     pub(super) fn complete(
         self,
         redirect: &mut Redirect,
@@ -152,8 +153,8 @@ impl Profile {
         }
     }
 
-    /// Whether nothing of a pod is redirected, and that is no mistake: Istio's annotations can say
-    /// so, for pods that want the proxy's certificates alone.
+    /// Whether it is right that nothing of a pod is redirected: Istio's annotations can say so, for
+    /// pods that only need the proxy's certificates.
     pub(super) fn leaves_alone(self, redirect: &Redirect) -> bool {
         match self {
             Profile::Istio => redirect.inbound_port.is_none() && redirect.outbound_port.is_none(),
@@ -161,7 +162,7 @@ impl Profile {
         }
     }
 
-    /// Nothing but the profile's name and the pod's interface.
+    /// A redirection with nothing but the profile's name and the pod's interface.
     pub(super) fn empty(self, if_name: &str) -> Redirect {
         let (profile, interfaces) = (self.name().to_owned(), vec![if_name.to_owned()]);
         Redirect { profile, interfaces, ..Redirect::default() }

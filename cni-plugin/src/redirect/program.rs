@@ -8,10 +8,10 @@ use nix::libc;
 /// Before `dstnat` (-100), at which the rules of containers inside the pod translate.
 const PRIORITY: i32 = -110;
 
-/// After conntrack (-200), which finds packets invalid.
+/// After conntrack (-200), which marks packets as invalid.
 const INVALID_PRIORITY: i32 = -150;
 
-/// The chain that is there only with [`Redirect::drop_invalid`].
+/// The chain that exists only with [`Redirect::drop_invalid`].
 pub(super) const INVALID: &str = "invalid";
 
 /// A chain, and the comments of its rules.
@@ -43,7 +43,7 @@ fn chain(redirect: &Redirect, direction: Direction, hook: Hook, why: &'static st
             Does::Skip => Statement::Verdict(Verdict::Return),
             Does::Redirect(port) => Statement::Redirect(port.get()),
         };
-        // It counts the first packet of each connection.
+        // The counter counts the first packet of each connection.
         let statements = asks.chain([Statement::Counter, does]).collect();
         rules.push(Rule { statements, why: rule.why });
         comments.push(rule.comment);
@@ -53,8 +53,8 @@ fn chain(redirect: &Redirect, direction: Direction, hook: Hook, why: &'static st
     Commented { chain: Chain { name, base, why, rules }, comments }
 }
 
-/// Of a connection whose translation conntrack has lost, the answers come from an address that the
-/// client does not know: it resets the connection.
+/// If conntrack has lost the translation of a connection, the answers come from an address that the
+/// client does not know, and it resets the connection.
 fn invalid() -> Commented {
     const INVALID_STATE: u32 = 1;
     let is_invalid = Statement::Bits {

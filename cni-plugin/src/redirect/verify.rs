@@ -1,5 +1,5 @@
-//! The proof that the rules work, before any container runs: a connection from the pod arrives at
-//! the proxy's port, and the kernel tells its original destination.
+//! Tests the rules before any container runs: a connection from the pod arrives at the proxy's
+//! port, and the kernel reports its original destination.
 
 use denizen_packet::{Family, family_of};
 use std::io::{self, ErrorKind};
@@ -17,18 +17,18 @@ use crate::kernel::Netns;
 /// redirected may never be answered.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The pause between two attempts at what is not ready yet, and how many there are.
+/// The pause between two attempts, and the number of attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 const ATTEMPTS: u32 = 100;
 
-/// Addresses that are nobody's (RFC 5737, RFC 3849), where no gateway can be used.
+/// Addresses for documentation (RFC 5737, RFC 3849), if no gateway can be used.
 const NOBODY: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// Fails with the reason why what the pod sends does not arrive at its proxy. A version of IP in
-/// which the pod can send nothing yet, without a route or an address, is not tried.
+/// Fails if what the pod sends does not arrive at its proxy, with the reason. An IP version in
+/// which the pod cannot send yet, without a route or an address, is skipped.
 pub(super) fn verify(
     netns: &Netns,
     redirect: &Redirect,
@@ -57,7 +57,7 @@ fn targets(redirect: &Redirect, version: Family, gateways: &[IpAddr]) -> Vec<Soc
     let (cidrs, ports) = (&redirect.only_outbound_cidrs, &redirect.only_outbound_ports);
     let is_skipped =
         |port: &u16| redirect.skip_outbound_ports.iter().any(|skipped| skipped.contains(*port));
-    // Where networks and ports are listed, either is enough.
+    // If networks and ports are listed, either is enough.
     let is_wanted = |port: &u16| {
         !cidrs.is_empty() || ports.is_empty() || ports.iter().any(|range| range.contains(*port))
     };
@@ -76,7 +76,7 @@ fn targets(redirect: &Redirect, version: Family, gateways: &[IpAddr]) -> Vec<Soc
         .collect()
 }
 
-/// An address of the network that a machine can have: the first one can be a broadcast address.
+/// An address of the network that a host can have: the first one may be a broadcast address.
 fn host(cidr: &IpNetwork) -> Option<IpAddr> {
     match cidr {
         IpNetwork::V4(cidr) => cidr.nth(1).or(cidr.nth(0)).map(IpAddr::from),
@@ -84,9 +84,9 @@ fn host(cidr: &IpNetwork) -> Option<IpAddr> {
     }
 }
 
-/// Whether the calling thread's namespace has a route there and an address to send from, by one of
-/// the kernel's look-ups: nothing is sent. While an IPv6 address is tentative (RFC 4862), only a
-/// link-local one may be left.
+/// Whether the calling thread's namespace has a route to it and an address to send from. It asks
+/// the kernel; nothing is sent. While an IPv6 address is tentative (RFC 4862), there may only be a
+/// link-local one.
 fn can_send(target: SocketAddr) -> bool {
     let any: IpAddr = match target {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -119,8 +119,8 @@ fn connect(target: SocketAddr, port: u16) -> Result<(), String> {
         }
         format!("cannot accept at {proxy}: {error}")
     })?;
-    // Both ends are reset: a closed connection would stay for a minute, and keep a proxy that does
-    // not reuse addresses from its port.
+    // Both ends are reset: a closed connection would stay for a minute, and block the port for a
+    // proxy that does not reuse addresses.
     let reset = libc::linger { l_onoff: 1, l_linger: 0 };
     for end in [&accepted, &client] {
         setsockopt(end, sockopt::Linger, &reset)
@@ -133,8 +133,8 @@ fn connect(target: SocketAddr, port: u16) -> Result<(), String> {
     }
 }
 
-/// Listens at `proxy`, once nobody else does: runtimes attach several interfaces of a pod at the
-/// same time, and the ADD of another one may be here, too.
+/// Listens at `proxy`, once the port is free: runtimes attach several interfaces of a pod at the
+/// same time, and the ADD of another one may be testing, too.
 fn listen(proxy: SocketAddr) -> io::Result<TcpListener> {
     for _ in 1..ATTEMPTS {
         match TcpListener::bind(proxy) {
@@ -145,7 +145,7 @@ fn listen(proxy: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(proxy)
 }
 
-/// Waits until the loopback is up: some runtimes call the plugin that does this at the same time.
+/// Waits until the loopback is up: some runtimes call its plugin at the same time.
 fn loopback(netns: &Netns) -> Result<(), String> {
     let unreadable = |error: io::Error| format!("cannot look at the loopback: {error}");
     let mut links = netns.links().map_err(unreadable)?;
@@ -158,7 +158,7 @@ fn loopback(netns: &Netns) -> Result<(), String> {
     Err("the loopback is down".to_owned())
 }
 
-/// Where `accepted`, an end of a connection to `target`, was to go before it was redirected.
+/// The original destination of `accepted`, the proxy's end of a connection to `target`.
 fn original(accepted: &TcpStream, target: SocketAddr) -> nix::Result<SocketAddr> {
     Ok(match target {
         SocketAddr::V4(_) => {

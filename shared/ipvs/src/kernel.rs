@@ -21,8 +21,8 @@ const HEADER: usize = 4;
 /// `IPVS_GENL_VERSION`.
 const VERSION: u8 = 1;
 
-/// How many commands are sent at once. The kernel's answers to as many refusals fit the socket's
-/// buffer.
+/// How many commands are sent at once. If the kernel rejects all of them, its answers still fit the
+/// socket's buffer.
 const BATCH: usize = 1000;
 
 /// Why IPVS did not do what it should.
@@ -31,7 +31,7 @@ pub enum IpvsError {
     /// The kernel has no IPVS: its module `ip_vs` is not loaded.
     #[error("the kernel's module ip_vs is not loaded")]
     Missing,
-    /// Netlink, or a refusal.
+    /// Netlink failed, or the kernel rejected a request.
     #[error("cannot {doing}")]
     Netlink {
         /// What was tried.
@@ -40,7 +40,7 @@ pub enum IpvsError {
         #[source]
         source: NetlinkError,
     },
-    /// The kernel answered something else than it was asked for.
+    /// The kernel's answer is not one to this request.
     #[error("cannot {doing}: the kernel's answer is not understood")]
     Answer {
         /// What was tried.
@@ -54,10 +54,10 @@ impl IpvsError {
     }
 }
 
-/// A command that was refused. Those before and behind it were done.
+/// A command that the kernel rejected. The commands before and after it were done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// Its place among the commands.
+    /// Index of the command.
     pub command: usize,
     /// The kernel's reason.
     pub errno: Errno,
@@ -67,14 +67,15 @@ pub struct Refused {
 #[derive(Debug)]
 pub struct Ipvs {
     socket: Socket,
-    /// The number of generic netlink's family `IPVS`.
+    /// The number of the generic netlink family `IPVS`.
     family: u16,
 }
 
 impl Ipvs {
-    /// Opens that of this thread's network namespace.
+    /// Opens the IPVS of this thread's network namespace.
     ///
     /// # Errors
+    ///
     /// [`IpvsError::Missing`] if the kernel has none.
     pub fn open() -> Result<Self, IpvsError> {
         const DOING: &str = "open netlink to IPVS";
@@ -95,31 +96,31 @@ impl Ipvs {
         }
     }
 
-    /// What it is.
+    /// Its version, and the size of its table.
     pub fn info(&mut self) -> Result<Info, IpvsError> {
         self.ask("ask IPVS what it is", GET_INFO, |answer| {
             read_info(answer.attributes_after(HEADER))
         })
     }
 
-    /// The time-outs of connections.
+    /// The timeouts of connections.
     pub fn timeouts(&mut self) -> Result<Timeouts, IpvsError> {
         self.ask("read the time-outs of IPVS", GET_CONFIG, |answer| {
             read_timeouts(answer.attributes_after(HEADER))
         })
     }
 
-    /// Sets the time-outs of connections. They count from a connection's next packet on.
+    /// Sets the timeouts of connections. An existing connection gets them with its next packet.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), IpvsError> {
         let doing = "set the time-outs of IPVS";
         self.command(SET_CONFIG, |writer| write_timeouts(writer, timeouts))
             .map_err(IpvsError::netlink(doing))
     }
 
-    /// All virtual servers, whoever's, except those that match packets by their mark.
+    /// All virtual servers, of any program, except those that match packets by their mark.
     ///
-    /// The kernel does not say when its list changed while it was read: a server may be missing, or
-    /// be there twice.
+    /// The kernel does not report that its list changed while it was read: a server may be missing,
+    /// or be there twice.
     pub fn servers(&mut self) -> Result<Vec<VirtualServer>, IpvsError> {
         let mut servers = Vec::new();
         self.dump(
@@ -157,9 +158,10 @@ impl Ipvs {
         Ok(servers)
     }
 
-    /// Does these in order. Returns those that the kernel refused.
+    /// Does these in order. Returns those that the kernel rejected.
     ///
     /// # Errors
+    ///
     /// [`IpvsError`] if it is not known what was done.
     pub fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, IpvsError> {
         let mut refused = Vec::new();
@@ -174,7 +176,7 @@ impl Ipvs {
         Ok(refused)
     }
 
-    /// Removes all virtual servers, whoever's.
+    /// Removes all virtual servers, of any program.
     pub fn flush(&mut self) -> Result<(), IpvsError> {
         let doing = "remove all virtual servers of IPVS";
         self.command(FLUSH, |_| {}).map_err(IpvsError::netlink(doing))
@@ -185,7 +187,7 @@ impl Ipvs {
         let mut writer = Writer::default();
         for (command, sequence) in batch.iter().zip(0..) {
             let is_last = sequence as usize + 1 == batch.len();
-            // A refusal is answered in any case.
+            // A rejection is answered in any case.
             let flags = if is_last { libc::NLM_F_ACK as u16 } else { 0 };
             let sequence = first.wrapping_add(sequence);
             write(&mut writer, self.family, command.number(), flags, sequence, |writer| {

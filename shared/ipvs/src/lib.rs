@@ -1,8 +1,8 @@
 //! The driver of IPVS, the kernel's load balancer, by generic netlink (linux/ip_vs.h).
 //!
 //! It knows virtual servers and their real servers, and no service. IPVS has no names and no
-//! transactions: nothing in the kernel says whose a virtual server is, and each command of a batch
-//! is done or refused by itself.
+//! transactions: nothing in the kernel says which program made a virtual server, and each command
+//! of a batch is done or rejected by itself.
 
 #![deny(missing_docs)]
 

@@ -11,15 +11,16 @@ const NAME: u16 = 1;
 const REVISION: u16 = 2;
 const IS_TARGET: u16 = 3;
 
-/// Loads the kernel's module `ip_vs`, if it is not there. (Those of schedulers the kernel loads
-/// itself, when a virtual server wants one.)
+/// Loads the kernel's module `ip_vs`, if it is not there. (The kernel itself loads the modules of
+/// schedulers, when a virtual server needs one.)
 ///
-/// The kernel executes the node's `modprobe` for that, which reads the node's own files and
-/// settings. So the caller needs `CAP_NET_ADMIN` and nothing else. Not every kernel has an alias by
-/// which generic netlink would load the module. But each loads an extension of iptables whose name
-/// it is asked for: `xt_ipvs`, which needs the module.
+/// For this the kernel executes the node's `modprobe`, which reads the node's own files and
+/// settings, so the caller needs only `CAP_NET_ADMIN`. Not every kernel has an alias by which
+/// generic netlink would load the module. But every kernel loads an extension of iptables when
+/// asked for it by name: `xt_ipvs`, which needs the module.
 ///
 /// # Errors
+///
 /// [`IpvsError::Missing`] if the kernel has none afterwards either.
 pub fn load() -> Result<(), IpvsError> {
     match Ipvs::open() {
@@ -34,7 +35,7 @@ pub fn load() -> Result<(), IpvsError> {
     request.put_u32(REVISION, 0);
     request.put_u32(IS_TARGET, 0);
     request.end_message(open);
-    // Whatever is answered, what counts is whether IPVS is there.
+    // The answer does not matter: what counts is whether IPVS is there.
     let _ = socket.ask(request.bytes(), sequence, |_| ());
     Ipvs::open().map(drop)
 }

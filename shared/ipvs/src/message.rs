@@ -56,14 +56,14 @@ const DEST_ADDR_FAMILY: u16 = 11;
 const INFO_VERSION: u16 = 1;
 const INFO_CONN_TAB_SIZE: u16 = 2;
 
-/// `IP_VS_SVC_F_HASHED`: the kernel has the server in its table. Nobody sets it.
+/// `IP_VS_SVC_F_HASHED`: the kernel has the server in its table. Only the kernel sets it.
 const HASHED: u32 = 0x0002;
 /// The bits of `IPVS_DEST_ATTR_FWD_METHOD` that say how packets are sent on
 /// (`IP_VS_CONN_F_FWD_MASK`).
 const FORWARDING: u32 = 0x0007;
 /// `IP_VS_CONN_F_MASQ`.
 const MASQUERADING: u32 = 0;
-/// `IP_VS_CONN_F_LOCALNODE`, which the kernel makes of it for its own addresses.
+/// `IP_VS_CONN_F_LOCALNODE`, which the kernel makes of [`MASQUERADING`] for addresses of its own.
 const LOCAL_NODE: u32 = 1;
 
 impl Command {
@@ -112,7 +112,8 @@ fn write_server(writer: &mut Writer, server: &VirtualServer) {
     // `struct ip_vs_flags`: the flags, and which of them count.
     let [flags, mask] = [server.flags, !HASHED].map(u32::to_ne_bytes);
     writer.put(SVC_FLAGS, &[flags, mask].concat());
-    // Both are for persistent servers alone, but must be there: a client is one address.
+    // Both only matter for persistent servers, but are mandatory. The mask makes one address a
+    // client.
     writer.put(SVC_TIMEOUT, &0_u32.to_ne_bytes());
     let netmask = match server.key.at.ip() {
         IpAddr::V4(_) => u32::MAX,
@@ -151,7 +152,7 @@ fn write_real_address(writer: &mut Writer, at: SocketAddr) {
     writer.put(DEST_PORT, &at.port().to_be_bytes());
 }
 
-/// The time-outs of [`SET_CONFIG`]. (Zero would leave one unchanged.)
+/// The timeouts of a [`SET_CONFIG`]. (Zero would leave one unchanged.)
 pub fn write_timeouts(writer: &mut Writer, timeouts: &Timeouts) {
     let all = [
         (TIMEOUT_TCP, timeouts.tcp),
@@ -178,8 +179,8 @@ pub fn read_server(answer: Attributes<'_>) -> Option<VirtualServer> {
     })
 }
 
-/// The real server in an answer. `server` is the virtual one: a kernel before 3.18 does not say the
-/// family again.
+/// The real server in an answer. `server` is its virtual server: a kernel before 3.18 does not
+/// repeat the family.
 pub fn read_real(answer: Attributes<'_>, server: &ServerKey) -> Option<ObservedServer> {
     let real = answer.nested(DEST);
     let family = u16_of(real, DEST_ADDR_FAMILY).unwrap_or_else(|| family(server.at.ip()));
@@ -196,7 +197,7 @@ pub fn read_real(answer: Attributes<'_>, server: &ServerKey) -> Option<ObservedS
     })
 }
 
-/// What answers [`GET_CONFIG`].
+/// Reads the answer to [`GET_CONFIG`].
 pub fn read_timeouts(answer: Attributes<'_>) -> Option<Timeouts> {
     let seconds = |kind| Some(Duration::from_secs(u32_of(answer, kind)?.into()));
     Some(Timeouts {
@@ -206,7 +207,7 @@ pub fn read_timeouts(answer: Attributes<'_>) -> Option<Timeouts> {
     })
 }
 
-/// What answers [`GET_INFO`].
+/// Reads the answer to [`GET_INFO`].
 pub fn read_info(answer: Attributes<'_>) -> Option<Info> {
     Some(Info {
         version: u32_of(answer, INFO_VERSION)?,

@@ -1,4 +1,4 @@
-//! Virtual servers, the real servers behind them, and what can be done with them.
+//! Virtual servers, the real servers behind them, and the commands that change them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A flag of a virtual server that keeps a client with one real server (`IP_VS_SVC_F_PERSISTENT`).
-/// Only such a one may have port 0, and then takes what comes to the ports of its address that have
+/// Only such a server may have port 0: then it takes packets to all ports of its address that have
 /// no virtual server (`ip_vs_service_find`).
 pub const PERSISTENT: u32 = 0x0001;
 
@@ -39,21 +39,20 @@ impl fmt::Display for ServerKey {
 pub struct VirtualServer {
     /// What packets are addressed to.
     pub key: ServerKey,
-    /// The scheduler's name. The kernel loads the module `ip_vs_<name>`, and refuses the command
+    /// The scheduler's name. The kernel loads the module `ip_vs_<name>`, and rejects the command
     /// with `ENOENT` if there is none. At most 15 bytes.
     pub scheduler: Arc<str>,
-    /// [`PERSISTENT`], [`FALLBACK`], [`PORT_HASHED`], and what others may have set
-    /// (`IP_VS_SVC_F_*`). The bit by which the kernel says that it has the server
-    /// (`IP_VS_SVC_F_HASHED`) is left out.
+    /// [`PERSISTENT`], [`FALLBACK`], [`PORT_HASHED`], and flags that other programs may set
+    /// (`IP_VS_SVC_F_*`), without the kernel's own `IP_VS_SVC_F_HASHED`.
     pub flags: u32,
 }
 
-/// Who answers. It translates addresses and ports (ipvsadm's `--masquerading`).
+/// A real server. Packets to it are translated (ipvsadm's `--masquerading`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RealServer {
     /// Where it listens; of the same family as the virtual server's address.
     pub at: SocketAddr,
-    /// Its share of new connections. With 0 it gets none, and keeps those that it has.
+    /// Its share of new connections. With 0 it gets none, but keeps the existing ones.
     pub weight: u32,
 }
 
@@ -62,8 +61,8 @@ pub struct RealServer {
 pub struct ObservedServer {
     /// Address and weight.
     pub real: RealServer,
-    /// It translates addresses, or it is on this node and its packets need not be sent anywhere.
-    /// Others (`Tunnel`, `Route`) are not made by this driver.
+    /// Whether packets to it are translated, or it is on this node. Others (`Tunnel`, `Route`) are
+    /// not made by this driver.
     pub translates: bool,
     /// Established TCP connections. UDP flows are never active.
     pub active: u32,
@@ -71,7 +70,7 @@ pub struct ObservedServer {
     pub inactive: u32,
 }
 
-/// How long IPVS remembers a silent connection. It forgets connection tracking's entry with it,
+/// How long IPVS remembers a silent connection. Then it also removes the connection tracking entry,
 /// however long that would have lasted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
@@ -88,25 +87,25 @@ pub struct Timeouts {
 pub struct Info {
     /// Its version, `major << 16 | minor << 8 | patch`.
     pub version: u32,
-    /// How many rows the table of connections has.
+    /// How many rows its table of connections has.
     pub connection_rows: u32,
 }
 
 /// A change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Adds a virtual server without real servers. Refused with `EEXIST` if there is one.
+    /// Adds a virtual server without real servers. Rejected with `EEXIST` if there is one.
     Add(VirtualServer),
-    /// Replaces scheduler and flags. Refused with `ESRCH` if there is no such server. For a moment
-    /// no scheduler chooses, and new connections are refused.
+    /// Replaces scheduler and flags. Rejected with `ESRCH` if there is no such server. For a moment
+    /// there is no scheduler, and new connections are refused.
     Change(VirtualServer),
     /// Removes a virtual server and its real servers.
     Remove(ServerKey),
-    /// Adds a real server. Refused with `EEXIST` if there is one.
+    /// Adds a real server. Rejected with `EEXIST` if there is one.
     AddReal(ServerKey, RealServer),
-    /// Replaces its weight. Refused with `ENOENT` if there is no such real server.
+    /// Replaces its weight. Rejected with `ENOENT` if there is no such real server.
     ChangeReal(ServerKey, RealServer),
-    /// Removes a real server. What becomes of its connections, the setting `expire_nodest_conn`
-    /// says: with 1 their next packet ends them, and TCP is reset.
+    /// Removes a real server. The setting `expire_nodest_conn` decides about its connections: with
+    /// 1 their next packet ends them, and TCP is reset.
     RemoveReal(ServerKey, SocketAddr),
 }

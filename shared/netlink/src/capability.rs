@@ -1,16 +1,16 @@
-//! What this process may do.
+//! The capabilities of this process.
 
-/// A capability of Linux, by its number (linux/capability.h).
+/// A capability of Linux, with its number (linux/capability.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
     /// `CAP_NET_ADMIN`: rules, links and the network's settings.
     NetAdmin = 12,
-    /// `CAP_NET_RAW`: raw sockets, through which iptables' programs ask.
+    /// `CAP_NET_RAW`: raw sockets, which iptables' programs use.
     NetRaw = 13,
 }
 
 impl Capability {
-    /// Whether this process has it. If the kernel does not say, an attempt will tell.
+    /// Whether this process has it. True if that is unknown: then an attempt will show.
     pub fn is_held(self) -> bool {
         #[expect(clippy::disallowed_methods, reason = "the kernel's word about this process")]
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

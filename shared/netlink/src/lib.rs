@@ -1,9 +1,8 @@
 //! Netlink as the kernel speaks it: messages, nested attributes, and one blocking socket.
 //!
-//! Both programs use it. It knows no subsystem: what a message means is its caller's business. It
-//! is our own code on `nix`, because what the agent sends through it (one atomic batch of a million
-//! attributes) is what this project exists for. The agent reads links and addresses as they change
-//! through `rtnetlink` instead, which is asynchronous.
+//! Both programs use it. It knows no subsystem: callers know what a message means. It is our own
+//! code on `nix`, since the agent sends unusual amounts (a million attributes in one atomic batch).
+//! The agent follows links and addresses through `rtnetlink` instead, which is asynchronous.
 
 #![deny(missing_docs)]
 

@@ -8,8 +8,8 @@ const NESTED: u16 = libc::NLA_F_NESTED as u16;
 
 /// Appends messages to a buffer.
 ///
-/// An attribute's length has 16 bits: whoever nests more than 65,535 bytes must split before, which
-/// [`Writer::nested_len`] is for.
+/// An attribute's length has 16 bits: a caller that nests more than 65,535 bytes must split them,
+/// and [`Writer::nested_len`] shows how many there are.
 #[derive(Debug, Default)]
 pub struct Writer {
     buffer: Vec<u8>,
@@ -28,7 +28,7 @@ impl Writer {
         &self.buffer
     }
 
-    /// The bytes, for good.
+    /// Ends the writing.
     pub fn into_bytes(self) -> Vec<u8> {
         self.buffer
     }
@@ -79,7 +79,7 @@ impl Writer {
         self.buffer[open.start..open.start + 4].copy_from_slice(&length.to_ne_bytes());
     }
 
-    /// Begins an attribute that holds attributes.
+    /// Begins an attribute that contains attributes.
     pub fn begin(&mut self, kind: u16) -> Open {
         self.header(kind | NESTED)
     }
@@ -91,7 +91,7 @@ impl Writer {
         self.buffer[open.start..open.start + 2].copy_from_slice(&(length as u16).to_ne_bytes());
     }
 
-    /// How many bytes an open attribute holds by now.
+    /// How many bytes an open attribute has so far.
     pub fn nested_len(&self, open: &Open) -> usize {
         self.buffer.len() - open.start
     }
@@ -106,12 +106,12 @@ impl Writer {
         }
     }
 
-    /// A number in network order, as all of nf_tables' are.
+    /// A number in network byte order, as nf_tables has all of its numbers.
     pub fn put_u32(&mut self, kind: u16, value: u32) {
         self.put(kind, &value.to_be_bytes());
     }
 
-    /// A string, with the zero byte that ends it.
+    /// A string with a terminating zero byte.
     pub fn put_str(&mut self, kind: u16, value: &str) {
         let open = self.header(kind);
         self.buffer.extend_from_slice(value.as_bytes());
@@ -141,7 +141,7 @@ pub struct Message<'a> {
     pub sequence: u32,
     /// `nlmsg_pid`: the portid of the socket whose request this is about.
     pub portid: u32,
-    /// What follows the header.
+    /// What follows `struct nlmsghdr`.
     pub payload: &'a [u8],
 }
 

@@ -18,10 +18,10 @@ use crate::message::{Attributes, Message, parse_messages};
 #[cfg(test)]
 mod tests;
 
-/// What went wrong between us and the kernel's netlink.
+/// Why a request of the kernel by netlink failed.
 #[derive(Debug, Error)]
 pub enum NetlinkError {
-    /// The socket does not do what it should.
+    /// A system call failed.
     #[error("netlink: cannot {doing}")]
     Io {
         /// What was tried.
@@ -33,25 +33,25 @@ pub enum NetlinkError {
     /// Answers were lost: the socket's buffer was too small for them.
     #[error("netlink: answers were lost, the receive buffer overflowed")]
     Overflow,
-    /// A dump was torn by a change; it must be taken again.
+    /// The kernel's tables changed during a dump; it must be repeated.
     #[error("netlink: the kernel's tables changed while they were read")]
     Interrupted,
-    /// The kernel refused a request.
+    /// The kernel rejected a request.
     #[error("the kernel refused {}", .0)]
     Refused(Refusal),
-    /// The kernel did not say what became of a request.
+    /// The kernel did not report the result of a request.
     #[error("the kernel never acknowledged the request")]
     Unacknowledged,
 }
 
-/// An error the kernel answered with.
+/// The kernel rejected a message.
 #[derive(Debug, Clone)]
 pub struct Refusal {
-    /// Sequence number of the message it did not like.
+    /// Sequence number of the rejected message.
     pub sequence: u32,
     /// The error.
     pub errno: Errno,
-    /// The kernel's own words, where it has some (extended acknowledgement).
+    /// The kernel's own text, if it has one (extended acknowledgement).
     pub message: Option<String>,
 }
 
@@ -70,7 +70,7 @@ impl NetlinkError {
         move |errno| Self::Io { doing, source: errno.into() }
     }
 
-    /// The error the kernel answered with, if it is that.
+    /// The kernel's error number, if it has rejected a request.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Refused(refusal) => Some(refusal.errno),
@@ -80,7 +80,8 @@ impl NetlinkError {
 }
 
 impl From<NetlinkError> for io::Error {
-    /// Keeps the kernel's error number, by which callers tell "no such device" from other errors.
+    /// Keeps the kernel's error number: callers distinguish "no such device" from other errors by
+    /// it.
     fn from(error: NetlinkError) -> Self {
         match error {
             NetlinkError::Io { source, .. } => source,
@@ -92,9 +93,9 @@ impl From<NetlinkError> for io::Error {
     }
 }
 
-/// What the kernel may hold for us at once: the answers to one batch, or notifications.
+/// Size of the receive buffer in bytes: the answers to one batch, or notifications, must fit.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// One receive returns no more than this (the kernel's dumps come in pieces of at most 32 KiB).
+/// The most bytes of one receive (the kernel's dumps come in pieces of at most 32 KiB).
 const RECEIVE_PIECE: usize = 256 << 10;
 
 /// A netlink socket, in the network namespace of the thread that opened it. It stays in it.
@@ -142,26 +143,26 @@ impl Socket {
         Ok(socket)
     }
 
-    /// From now on the kernel refuses what it does not understand of a request, and heeds more of
-    /// it (since Linux 4.20).
+    /// Makes the kernel reject requests that it does not understand in full, and apply more of
+    /// their filters (since Linux 4.20).
     pub fn check_strictly(&self) -> Result<(), NetlinkError> {
         self.option(libc::NETLINK_GET_STRICT_CHK, 1)
     }
 
-    /// Waits no longer than this for an answer, in whole microseconds; zero waits for ever. The
-    /// kernel answers while a request is sent, so this bounds what should not happen.
+    /// Limits the wait for an answer, in whole microseconds; zero waits for ever. The kernel
+    /// answers while a request is sent, so this limits only what should not happen.
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), NetlinkError> {
         let timeout = TimeVal::new(timeout.as_secs() as i64, i64::from(timeout.subsec_micros()));
         setsockopt(&self.fd, sockopt::ReceiveTimeout, &timeout)
             .map_err(NetlinkError::io("set a time-out"))
     }
 
-    /// The portid by which notifications name who caused them.
+    /// The portid by which notifications identify the socket that caused them.
     pub fn portid(&self) -> u32 {
         self.portid
     }
 
-    /// Numbers for `count` messages to come; returns the first.
+    /// Reserves numbers for `count` messages; returns the first.
     pub fn sequences(&mut self, count: u32) -> u32 {
         let first = self.sequence.wrapping_add(1);
         self.sequence = self.sequence.wrapping_add(count);
@@ -170,7 +171,7 @@ impl Socket {
 
     /// Sends a datagram of messages, however large.
     pub fn send(&self, bytes: &[u8]) -> Result<(), NetlinkError> {
-        // The kernel copies a batch into one buffer, charged twice over to the sender.
+        // The kernel copies a batch into one buffer, and charges the sender twice its size.
         let _ = setsockopt(&self.fd, sockopt::SndBufForce, &(bytes.len() * 2).max(1 << 20));
         let kernel = NetlinkAddr::new(0, 0);
         sendto(self.fd.as_raw_fd(), bytes, &kernel, MsgFlags::empty())
@@ -178,9 +179,10 @@ impl Socket {
             .map_err(NetlinkError::io("send a request"))
     }
 
-    /// Receives what is there, and gives each message to `each`; false when nothing was there.
+    /// Receives pending messages, and passes each to `each`; false if there were none.
     ///
     /// # Errors
+    ///
     /// [`NetlinkError::Overflow`] when answers were lost, else [`NetlinkError::Io`].
     pub fn receive(
         &mut self,
@@ -202,11 +204,12 @@ impl Socket {
         Ok(true)
     }
 
-    /// Sends a dump request (numbered `sequence`) and gives each answer to `each`.
+    /// Sends a dump request (numbered `sequence`) and passes each answer to `each`.
     ///
     /// # Errors
-    /// [`NetlinkError::Interrupted`] when the tables changed meanwhile, [`NetlinkError::Refused`]
-    /// when the kernel ends the dump with an error; what was given is then of no use.
+    ///
+    /// [`NetlinkError::Interrupted`] if the tables changed meanwhile, [`NetlinkError::Refused`] if
+    /// the kernel ends the dump with an error. The answers so far are useless then.
     pub fn dump(
         &mut self,
         request: &[u8],
@@ -239,10 +242,11 @@ impl Socket {
         end.unwrap_or(Ok(()))
     }
 
-    /// Sends a request (numbered `sequence`) that one message answers, and gives it to `read`.
+    /// Sends a request (numbered `sequence`) that one message answers, and passes that to `read`.
     ///
     /// # Errors
-    /// [`NetlinkError::Refused`] when the kernel refuses it.
+    ///
+    /// [`NetlinkError::Refused`] if the kernel rejects it.
     pub fn ask<T>(
         &mut self,
         request: &[u8],
@@ -271,11 +275,12 @@ impl Socket {
         answered.unwrap_or(Err(NetlinkError::Unacknowledged))
     }
 
-    /// Reads what became of a batch that was just sent, whose last message, numbered `last`, asked
-    /// for an acknowledgement. The kernel has answered by the time that sending returns.
+    /// Reads the result of a batch that was just sent. Its last message, numbered `last`, asked for
+    /// an acknowledgement. The kernel answers before the send returns.
     ///
     /// # Errors
-    /// [`NetlinkError::Refused`] with the first refusal; the batch then changed nothing.
+    ///
+    /// [`NetlinkError::Refused`] with the first rejection; then the batch has changed nothing.
     pub fn outcome(&mut self, last: u32) -> Result<(), NetlinkError> {
         let mut refused = None;
         let mut acknowledged = false;
@@ -291,11 +296,12 @@ impl Socket {
         }
     }
 
-    /// Reads what became of requests that were just sent in one datagram and are no batch, so that
-    /// each is done or refused by itself. The last, numbered `last`, asked for an acknowledgement.
+    /// Reads the results of requests that were just sent in one datagram but are not a batch: each
+    /// is done or rejected by itself. The last, numbered `last`, asked for an acknowledgement.
     ///
     /// # Errors
-    /// [`NetlinkError::Unacknowledged`] when the kernel did not get to the last one.
+    ///
+    /// [`NetlinkError::Unacknowledged`] if the kernel did not get to the last one.
     pub fn refusals(&mut self, last: u32) -> Result<Vec<Refusal>, NetlinkError> {
         let mut refusals = Vec::new();
         let mut answered = false;
@@ -306,7 +312,7 @@ impl Socket {
         if answered { Ok(refusals) } else { Err(NetlinkError::Unacknowledged) }
     }
 
-    /// Gives what the kernel has answered by now to `each`, with the number of the request.
+    /// Passes the kernel's answers so far to `each`, with the number of the request.
     fn answers(
         &mut self,
         mut each: impl FnMut(u32, Result<(), Refusal>),
@@ -352,11 +358,8 @@ impl AsRawFd for Socket {
     }
 }
 
-/// What an NLMSG_ERROR message says, an acknowledgement or a refusal, or the NLMSG_DONE message of
-/// a dump, that it is whole or why it ended early.
-///
-/// # Errors
-/// The refusal.
+/// The result in an NLMSG_ERROR message (an acknowledgement or a rejection), or in the NLMSG_DONE
+/// message that ends a dump.
 fn answer(message: &Message<'_>) -> Result<(), Refusal> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     const CODE: usize = 4;
@@ -365,8 +368,8 @@ fn answer(message: &Message<'_>) -> Result<(), Refusal> {
     if code == 0 {
         return Ok(());
     }
-    // With NETLINK_CAP_ACK the original header follows in an error, but not its payload; then the
-    // attributes.
+    // With NETLINK_CAP_ACK, an error contains the original header without its payload; then the
+    // attributes follow.
     let header = if i32::from(message.kind) == libc::NLMSG_ERROR { 16 } else { 0 };
     let attributes = Attributes::new(message.payload.get(CODE + header..).unwrap_or_default());
     Err(Refusal {

@@ -14,14 +14,14 @@ use crate::message::{
 };
 use crate::route::{Command, ObservedRoute, Path, Rule};
 
-/// How many commands are sent at once. The kernel's answers to as many refusals fit the socket's
-/// buffer.
+/// How many commands are sent at once. If the kernel rejects all of them, its answers still fit the
+/// socket's buffer.
 const BATCH: usize = 1000;
 
-/// How often a list is taken that a change interrupts.
+/// How often a list is repeated if changes interrupt it.
 const TRIES: usize = 10;
 
-/// Why the kernel did not do what it should.
+/// Why a request to the kernel failed.
 #[derive(Debug, Error)]
 #[error("cannot {doing}")]
 pub struct RouteError {
@@ -38,18 +38,18 @@ impl RouteError {
     }
 }
 
-/// A command that was refused. Those before and behind it were done.
+/// A command that the kernel rejected. The commands before and after it were done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// Its place among the commands.
+    /// Index of the command.
     pub command: usize,
     /// The kernel's reason.
     pub errno: Errno,
-    /// The kernel's own words, where it has some.
+    /// The kernel's own text, if it has one.
     pub message: Option<String>,
 }
 
-/// The routes of one network namespace, for a client who owns a protocol number.
+/// The routes of one network namespace, for a program that owns a protocol number.
 #[derive(Debug)]
 pub struct Routes {
     socket: Socket,
@@ -57,20 +57,20 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Opens those of this thread's network namespace. What this makes bears `protocol`, and this
-    /// removes nothing of another. `protocol` is not 0, which stands for any.
+    /// Opens the routes of this thread's network namespace. Routes that this makes have `protocol`,
+    /// and it removes no others. `protocol` must not be 0, which stands for any.
     pub fn open(protocol: u8) -> Result<Self, RouteError> {
         assert_ne!(protocol, libc::RTPROT_UNSPEC, "everybody's routes");
         let open = || {
             let socket = Socket::route()?;
-            // Then the kernel itself leaves out what a list is not about.
+            // Then the kernel filters lists itself.
             socket.check_strictly()?;
             Ok(Self { socket, protocol })
         };
         open().map_err(RouteError::netlink("open netlink to the routes"))
     }
 
-    /// The portid by which notifications name who caused them.
+    /// The portid by which notifications identify the socket that caused them.
     pub fn portid(&self) -> u32 {
         self.socket.portid()
     }
@@ -85,7 +85,7 @@ impl Routes {
         self.list(protocol, None)
     }
 
-    /// The routes of a table, whosever, of both families.
+    /// The routes of a table, of any program, of both families.
     pub fn in_table(&mut self, table: u32) -> Result<Vec<ObservedRoute>, RouteError> {
         self.list(libc::RTPROT_UNSPEC, Some(table))
     }
@@ -104,7 +104,7 @@ impl Routes {
         Ok(rules)
     }
 
-    /// The neighbours through whom routes of a table lead.
+    /// The gateways of the routes in a table.
     pub fn gateways(&mut self, table: u32) -> Result<BTreeSet<IpAddr>, RouteError> {
         let mut gateways = BTreeSet::new();
         for family in families() {
@@ -120,7 +120,7 @@ impl Routes {
     }
 
     fn list(&mut self, protocol: u8, table: Option<u32>) -> Result<Vec<ObservedRoute>, RouteError> {
-        // A kernel before 4.20 lists all routes.
+        // A kernel before 4.20 does not filter.
         let is_wanted = |route: &ObservedRoute| {
             (protocol == libc::RTPROT_UNSPEC || route.protocol == protocol)
                 && table.is_none_or(|table| route.key.table == table)
@@ -131,7 +131,7 @@ impl Routes {
             let read = |message: &Message<'_>| read_route(message).filter(is_wanted);
             match self.dump(family, libc::RTM_GETROUTE, &header, table, read) {
                 Ok(listed) => routes.extend(listed),
-                // A table that nobody has used does not exist.
+                // A table that was never used does not exist.
                 Err(error) if table.is_some() && error.errno() == Some(Errno::ENOENT) => {}
                 Err(error) => return Err(RouteError::netlink("list routes")(error)),
             }
@@ -139,9 +139,10 @@ impl Routes {
         Ok(routes)
     }
 
-    /// Does these in order. Returns those that the kernel refused.
+    /// Does these in order. Returns those that the kernel rejected.
     ///
     /// # Errors
+    ///
     /// [`RouteError`] if it is not known what was done.
     pub fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, RouteError> {
         let mut refused = Vec::new();
@@ -153,12 +154,12 @@ impl Routes {
         Ok(refused)
     }
 
-    /// How packets to an address leave this node; none if they do not.
+    /// How packets to an address leave this node; `None` if they do not.
     pub fn path(&mut self, to: IpAddr) -> Result<Option<Path>, RouteError> {
         const NO_PATH: [Errno; 5] = [
             Errno::ENETUNREACH,
             Errno::EHOSTUNREACH,
-            // What `blackhole`, `prohibit` and `throw` say.
+            // The errors for `blackhole`, `prohibit` and `throw`.
             Errno::EINVAL,
             Errno::EACCES,
             Errno::EAGAIN,
@@ -176,8 +177,8 @@ impl Routes {
         }
     }
 
-    /// All that `read` makes of a list's messages of this family. (A kernel without IPv6 lists
-    /// other families instead.)
+    /// The results of `read` for all messages of a list of this family. (A kernel without IPv6
+    /// lists other families instead.)
     fn dump<T>(
         &mut self,
         family: u8,
@@ -213,7 +214,7 @@ impl Routes {
         for (command, sequence) in batch.iter().zip(0..) {
             let is_last = sequence as usize + 1 == batch.len();
             let (kind, flags) = command.kind();
-            // A refusal is answered in any case.
+            // A rejection is answered in any case.
             let flags = if is_last { flags | libc::NLM_F_ACK as u16 } else { flags };
             let header = command.header(self.protocol);
             let sequence = first.wrapping_add(sequence);

@@ -1,8 +1,8 @@
 //! The driver of routes, by rtnetlink (linux/rtnetlink.h).
 //!
-//! It knows routes and their tables, and no service, pod or node. A route has no name: by its
-//! protocol number a restarted program, which remembers nothing, tells its own routes from
-//! everyone else's. There are no transactions: each command is done or refused by itself.
+//! It knows routes and their tables, and no service, pod or node. A route has no name: a restarted
+//! program, which remembers nothing, recognises its own routes by their protocol number. There are
+//! no transactions: each command is done or rejected by itself.
 
 #![deny(missing_docs)]
 

@@ -13,7 +13,7 @@ use crate::route::{Command, ObservedRoute, Path, Route, RouteKey, Rule, Target};
 const RTNEXTHOP: usize = 8;
 /// Length of `struct rtmsg`.
 pub const RTMSG: usize = 12;
-// Offsets in it.
+// Offsets in `struct rtmsg`.
 const FAMILY: usize = 0;
 const PREFIX: usize = 1;
 const SOURCE_PREFIX: usize = 2;
@@ -97,14 +97,14 @@ pub fn list_header(family: u8, protocol: u8) -> [u8; RTMSG] {
     header
 }
 
-/// The header of the question how packets to an address leave.
+/// The header of a request for the path to an address.
 pub fn path_header(to: IpAddr) -> [u8; RTMSG] {
     let mut header = list_header(family(to), libc::RTPROT_UNSPEC);
     header[PREFIX] = IpNetwork::from(to).prefix();
     header
 }
 
-/// The address that a question is about.
+/// The address that a request is about.
 pub fn write_destination(writer: &mut Writer, to: IpAddr) {
     write_address(writer, libc::RTA_DST, to);
 }
@@ -132,7 +132,7 @@ fn write_route(writer: &mut Writer, route: &Route) {
     }
 }
 
-/// The table that a message is about. The header has room for tables up to 255 only.
+/// The table that a message is about. The header only has room for numbers up to 255.
 pub fn write_table(writer: &mut Writer, table: u32) {
     writer.put(libc::RTA_TABLE, &table.to_ne_bytes());
 }
@@ -150,8 +150,8 @@ fn write_address(writer: &mut Writer, attribute: u16, address: IpAddr) {
     }
 }
 
-/// Reads a route; `None` if the message is none, or is of another family, or is no entry of a
-/// table but what a lookup made of one (`RTM_F_CLONED`).
+/// Reads a route; `None` if the message is not one, is of another family, or is a copy that a
+/// lookup made (`RTM_F_CLONED`).
 pub fn read_route(message: &Message<'_>) -> Option<ObservedRoute> {
     let header: &[u8; RTMSG] = message.payload.first_chunk()?;
     let flags = u32::from_ne_bytes(*header[FLAGS..].first_chunk()?);
@@ -186,7 +186,7 @@ pub fn read_route(message: &Message<'_>) -> Option<ObservedRoute> {
     Some(ObservedRoute { key, protocol: header[PROTOCOL], target, source, window })
 }
 
-/// Reads how packets leave; `None` if they do not.
+/// Reads a path; `None` if packets do not leave.
 pub fn read_path(message: &Message<'_>) -> Option<Path> {
     let header: &[u8; RTMSG] = message.payload.first_chunk()?;
     let all = message.attributes_after(RTMSG);
@@ -200,12 +200,12 @@ pub fn read_path(message: &Message<'_>) -> Option<Path> {
     })
 }
 
-/// Reads the neighbours through whom a route leads: one, or those of several next hops.
+/// Reads the gateways of a route: one, or one for each of several next hops.
 pub fn read_gateways(message: &Message<'_>) -> Vec<IpAddr> {
     let all = message.attributes_after(RTMSG);
     let mut gateways = Vec::from_iter(gateway(all));
     let mut hops = all.find(libc::RTA_MULTIPATH).unwrap_or_default();
-    // Each is a `struct rtnexthop`, whose first field is the length of it all, and attributes.
+    // Each is a `struct rtnexthop`, whose first field is its whole length, and attributes.
     while let Some(length) = hops.first_chunk().map(|length| u16::from_ne_bytes(*length)) {
         let Some(hop) = hops.get(..length.into()).filter(|hop| hop.len() >= RTNEXTHOP) else {
             break;
@@ -216,7 +216,7 @@ pub fn read_gateways(message: &Message<'_>) -> Vec<IpAddr> {
     gateways
 }
 
-/// The neighbour that these attributes name. One of the other family is in `RTA_VIA`.
+/// The gateway in these attributes. One of the other family is in `RTA_VIA`.
 fn gateway(attributes: Attributes<'_>) -> Option<IpAddr> {
     let via = attributes.find(RTA_VIA).and_then(|via| address(via.get(2..)?));
     attributes.find(libc::RTA_GATEWAY).and_then(address).or(via)
@@ -233,7 +233,7 @@ pub fn read_rule(message: &Message<'_>) -> Option<Rule> {
     })
 }
 
-/// A family's number.
+/// The number of an address's family (`AF_INET` or `AF_INET6`).
 pub fn family(address: IpAddr) -> u8 {
     let family = match address {
         IpAddr::V4(_) => libc::AF_INET,

@@ -1,4 +1,4 @@
-//! Routes, and what can be done with them.
+//! Routes, and the commands that change them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -20,8 +20,8 @@ pub struct RouteKey {
     pub table: u32,
     /// The addresses that it leads to. Bits behind the prefix are ignored.
     pub destination: IpNetwork,
-    /// Of several routes to one prefix, the lowest metric counts. Zero is not for routes that are
-    /// made: IPv6 makes 1024 of it, and in a removal it stands for any metric.
+    /// Of several routes to one prefix, the one with the lowest metric counts. Routes that are made
+    /// must not have 0: IPv6 makes 1024 of it, and in a removal it stands for any metric.
     pub metric: u32,
 }
 
@@ -31,12 +31,12 @@ impl fmt::Display for RouteKey {
     }
 }
 
-/// What becomes of a packet.
+/// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
     /// It is sent out.
     Unicast {
-        /// The neighbour that it is sent to; none if the destination itself is a neighbour.
+        /// The gateway; `None` if the destination itself is a neighbour.
         gateway: Option<IpAddr>,
         /// Index of the link.
         link: u32,
@@ -55,26 +55,26 @@ pub enum Target {
 /// A route that this driver can make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Route {
-    /// Its place.
+    /// Where it stands in its table.
     pub key: RouteKey,
-    /// What it does.
+    /// What happens to its packets.
     pub target: Target,
-    /// The source address of packets that this node sends along it and that have none yet (`ip
-    /// route`'s `src`). It must be an address of this node.
+    /// The source address for this node's own packets that have none yet (`ip route`'s `src`). It
+    /// must be an address of this node.
     pub source: Option<IpAddr>,
-    /// The largest window of TCP connections along it (`ip route`'s `window`).
+    /// The largest TCP window of connections along it (`ip route`'s `window`).
     pub window: Option<NonZeroU32>,
 }
 
 /// A route as the kernel has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservedRoute {
-    /// Its place.
+    /// Where it stands in its table.
     pub key: RouteKey,
-    /// Whose it is (`RTPROT_*`, `/etc/iproute2/rt_protos`).
+    /// The program that made it (`RTPROT_*`, `/etc/iproute2/rt_protos`).
     pub protocol: u8,
-    /// What it does; none for what this driver does not make: several next hops, tunnels,
-    /// `prohibit`, `throw`, broadcast …
+    /// What happens to its packets; `None` for what this driver does not make: several next hops,
+    /// tunnels, `prohibit`, `throw`, broadcast …
     pub target: Option<Target>,
     /// Its preferred source address.
     pub source: Option<IpAddr>,
@@ -83,7 +83,7 @@ pub struct ObservedRoute {
 }
 
 impl ObservedRoute {
-    /// Whether it is this one, whosever it is.
+    /// Whether it equals this one, whichever program made it.
     pub fn is(&self, route: &Route) -> bool {
         let Route { key, target, source, window } = *route;
         let observed = (self.key, self.target, self.source, self.window);
@@ -96,7 +96,7 @@ impl ObservedRoute {
 pub struct Path {
     /// The link; for an address of this node, the loopback or the link that has it.
     pub link: u32,
-    /// The neighbour that they are sent to; none if the destination is a neighbour or this node.
+    /// The gateway; `None` if the destination is a neighbour or this node.
     pub gateway: Option<IpAddr>,
     /// The source address of packets that have none yet.
     pub source: Option<IpAddr>,
@@ -104,7 +104,8 @@ pub struct Path {
     pub is_local: bool,
 }
 
-/// Which packets are looked up in which table, as far as it is read (`ip rule`).
+/// A rule of policy routing (`ip rule`), as far as it is read: which packets are looked up in which
+/// table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
     /// Rules with a lower one come first.
@@ -113,15 +114,15 @@ pub struct Rule {
     pub table: u32,
 }
 
-/// A change of one route. What is made has the protocol of the [`Routes`](crate::Routes) that
-/// makes it, and only routes of that protocol are removed.
+/// A change of one route. Routes are made with the protocol of the [`Routes`](crate::Routes) that
+/// makes them, and only routes of that protocol are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Makes it. Refused with `EEXIST` if there is one at its place, whosever.
+    /// Adds it. Rejected with `EEXIST` if there is one in its place, of any program.
     Add(Route),
-    /// Makes it in place of the one that is there, if any, *whosever that is*. No packet meets a
-    /// gap.
+    /// Puts it in its place, instead of *any program's* route there. There is no moment without a
+    /// route.
     Replace(Route),
-    /// Removes it. Refused with `ESRCH` if none of this protocol is there.
+    /// Removes it. Rejected with `ESRCH` if none of this protocol is there.
     Remove(RouteKey),
 }

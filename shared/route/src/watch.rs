@@ -1,4 +1,4 @@
-//! The kernel's word of who changed which route, and of links that come and go.
+//! Notifications about changes of routes and links.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -16,23 +16,23 @@ const IFINFOMSG_FLAGS: usize = 8;
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// A route was made, perhaps in place of another one.
+    /// A route was added, perhaps in place of another one.
     Added(ObservedRoute),
     /// A route was removed.
     Removed(ObservedRoute),
-    /// A link was made, changed or removed. When a link goes down, or loses an address, the kernel
-    /// removes its IPv4 routes and says nothing of them.
+    /// A link was added, changed or removed. When a link goes down or loses an address, the kernel
+    /// removes its IPv4 routes without notifications about them.
     Link {
         /// Its index.
         index: u32,
-        /// It can be used (`IFF_UP`).
+        /// It is up (`IFF_UP`).
         is_up: bool,
     },
-    /// Notifications were lost: anything may have happened.
+    /// Notifications were lost: anything may have changed.
     Lost,
 }
 
-/// Listens to what happens to the routes and links of this network namespace.
+/// Listens for changes of the routes and links of this network namespace.
 #[derive(Debug)]
 pub struct Watch {
     socket: Socket,
@@ -40,7 +40,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Listens from now on. `own` are the portids of sockets whose changes do not count.
+    /// Listens from now on. Changes by sockets with the portids `own` are ignored.
     pub fn open(own: Vec<u32>) -> Result<Self, RouteError> {
         let open = || {
             let socket = Socket::route()?;
@@ -52,7 +52,7 @@ impl Watch {
         open().map_err(RouteError::netlink("listen to changes of routes"))
     }
 
-    /// Gives all that happened since to `each`, and does not wait.
+    /// Passes all pending changes to `each`, and does not wait.
     pub fn changes(&mut self, mut each: impl FnMut(Change)) -> Result<(), RouteError> {
         let Self { socket, own } = self;
         loop {

@@ -26,8 +26,8 @@ pub enum StateError {
         /// How long this writer waited.
         waited: Duration,
     },
-    /// The file is truncated, not JSON or of another schema. It is never overwritten and never
-    /// guessed at: an operator must look at it, or the caller sets it aside
+    /// The file is truncated, not JSON or of another schema. It is never overwritten, and its
+    /// content never guessed: an operator must look at it, or the caller sets it aside
     /// ([`RunDir::set_aside`](crate::RunDir::set_aside)).
     #[error("{} cannot be read as a state file: {why}", path.display())]
     Unreadable {

@@ -1,4 +1,4 @@
-//! What the plugin changes of the pod firewall's tables, when no agent does.
+//! The one thing that the plugin changes in the pod firewall's tables, if no agent runs.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -7,8 +7,8 @@ use std::path::Path;
 /// The name of the firewall's tables, one in each IP family.
 pub const TABLE: &str = "denizen-firewall";
 
-/// The set, in each of the tables, of the source addresses of pods about which nothing is decided
-/// yet. Packets from and to them are dropped.
+/// The set, in each of the tables, of the source addresses of pods that are not decided about yet.
+/// Packets from and to them are dropped.
 pub const PENDING: &str = "pending";
 
 /// File name, in the run directory, of the note that there is no firewall on this node. Without

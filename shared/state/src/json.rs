@@ -2,11 +2,12 @@
 
 use serde::Deserialize;
 
-/// Reads `text`, as the bytes that it is: for each kind of input, the compiler makes everything that
-/// reads JSON anew, and text as a second kind beside bytes makes the plugin 25 KB larger.
+/// Parses `text` as bytes. The compiler instantiates everything that reads JSON for each kind of
+/// input: text as a second kind beside bytes would make the plugin 25 KB larger.
 ///
 /// # Errors
-/// When `text` is no JSON, or is not a `T`.
+///
+/// When `text` is not JSON, or not a `T`.
 pub fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> serde_json::Result<T> {
     serde_json::from_slice(text.as_bytes())
 }

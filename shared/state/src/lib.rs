@@ -1,6 +1,6 @@
 //! The contract between Denizen's two programs: their directory ([`RunDir`], [`run_dir`]), the
-//! state file in it ([`State`]), what they say on the agent's socket ([`socket`]), and what both
-//! change in the kernel ([`firewall`]), what the plugin alone changes in a pod ([`redirect`]), and how
+//! state file in it ([`State`]), the messages on the agent's socket ([`socket`]), what both change
+//! in the kernel ([`firewall`]), what the plugin alone changes in a pod ([`redirect`]), and how
 //! JSON is read ([`json`]).
 //!
 //! Nothing here is async, and nothing here knows Kubernetes or a kernel interface.

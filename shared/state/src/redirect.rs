@@ -66,10 +66,10 @@ pub struct Redirect {
     /// See [`Self::only_outbound_cidrs`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub only_outbound_ports: Vec<PortRange>,
-    /// What the pod sends to port 53 of its loopback goes to this port, TCP and UDP.
+    /// TCP and UDP to port 53 of the pod's loopback go to this port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns_port: Option<NonZeroU16>,
-    /// What becomes of connections from the pod to itself.
+    /// What happens to connections from the pod to itself.
     #[serde(default, skip_serializing_if = "Hairpin::is_direct")]
     pub hairpin: Hairpin,
     /// What the rules are made with.
@@ -80,11 +80,11 @@ pub struct Redirect {
     pub drop_invalid: bool,
     /// The pod's interfaces at which it is redirected.
     pub interfaces: Vec<String>,
-    /// Whether IPv6 is left alone.
+    /// Whether IPv6 is not redirected.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub bypass_ipv6: bool,
-    /// The annotation that each value comes from, by the name that the value has in the conflist.
-    /// Values that are not here are the conflist's or the profile's.
+    /// The annotation that each value comes from, by the value's name in the conflist. Values that
+    /// are missing here come from the conflist or the profile.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// Fields that a newer program wrote.
@@ -107,7 +107,7 @@ impl Redirect {
     }
 }
 
-/// What a pod's rules are made with.
+/// What programs a pod's rules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
@@ -127,7 +127,7 @@ impl Backend {
     }
 }
 
-/// What becomes of connections from the pod to one of its own addresses, which never leave it.
+/// What happens to connections from the pod to one of its own addresses, which never leave it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hairpin {
@@ -154,13 +154,13 @@ impl Hairpin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Mark {
-    /// Invariant: not 0, as that is the mark of all that nobody marked.
+    /// Invariant: not 0: that is the mark of every packet that nobody marked.
     value: u32,
     /// Invariant: has all bits of the value.
     mask: u32,
 }
 
-/// Why a text is no [`Mark`].
+/// The text is not a [`Mark`].
 #[derive(Debug, Error)]
 #[error("is neither a mark such as 0x539 nor one with its bits such as 0x500/0xf00, or is 0")]
 pub struct NotMark;
@@ -229,7 +229,7 @@ pub struct PortRange {
     last: NonZeroU16,
 }
 
-/// Why a text is no [`PortRange`].
+/// The text is not a [`PortRange`].
 #[derive(Debug, Error)]
 #[error("is neither a port from 1 to 65535 nor a range of ports such as 4567-4568")]
 pub struct NotPorts;

@@ -1,9 +1,9 @@
-//! The rules of a redirected pod, in order: what each asks of a connection, and what becomes of
-//! one that it matches. Pure. The plugin renders them for the kernel, and the agent's `explain`
-//! finds the one that decides, so the two cannot differ.
+//! The rules of a redirected pod, in order: the conditions of each, and what happens to a
+//! connection that it matches. Pure. The plugin renders them for the kernel, and the agent's
+//! `explain` finds the one that decides, so the two cannot differ.
 //!
-//! Comments are those of linkerd's own rules where there is one, so that its documentation, and
-//! whoever knows it, finds them. What is denizen's alone begins with `denizen/`.
+//! Comments are those of linkerd's own rules if there is one, so that they are found by linkerd's
+//! documentation and by people who know it. Those of denizen's own rules begin with `denizen/`.
 
 use std::fmt::{self, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -32,20 +32,20 @@ impl Display for Direction {
     }
 }
 
-/// One rule.
+/// A rule of a redirected pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Its name without what it is about: the beginning of [`Self::comment`].
+    /// The beginning of [`Self::comment`], without what it is about.
     pub why: &'static str,
-    /// Its name, unique in its chain but for the version of IP and the interface.
+    /// Unique in its chain, except that both IP versions and several interfaces may have it.
     pub comment: String,
     /// All of this must hold.
     pub asks: Vec<Ask>,
-    /// What becomes of the connection then.
+    /// What happens to the connection then.
     pub does: Does,
 }
 
-/// A question to a connection's first packet.
+/// A condition for a connection's first packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
     /// It is IPv6.
@@ -58,7 +58,7 @@ pub enum Ask {
     From(IpNetwork),
     /// Its destination is one of these.
     To(IpNetwork),
-    /// Its destination is of this version of IP, and not this address.
+    /// Its destination has this IP version, but is not this address.
     NotTo(IpAddr),
     /// It comes in through this interface.
     Enters(String),
@@ -84,25 +84,25 @@ pub enum Protocol {
 /// What a rule does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Does {
-    /// The connection goes where it was to go.
+    /// The connection keeps its destination.
     Skip,
     /// It goes to this port of the pod.
     Redirect(NonZeroU16),
 }
 
-/// The first packet of a connection without a mark, sent by a user and a group that no rule asks
-/// for: neither the proxy's nor those that are skipped.
+/// The first packet of a connection without a mark, sent by a user and a group that no rule names:
+/// neither the proxy's nor those that are skipped.
 #[derive(Debug, Clone, Copy)]
 pub struct Connection<'a> {
     /// The interface of the pod through which it comes in, or leaves.
     pub interface: &'a str,
-    /// Its source; `None` if that is not known: then no rule that asks for it matches.
+    /// `None` if it is not known: then no rule with a condition on it matches.
     pub source: Option<IpAddr>,
     /// Its destination.
     pub destination: IpAddr,
     /// Its destination port.
     pub port: u16,
-    /// Its protocol; `None` if it is neither.
+    /// `None` if it is neither.
     pub protocol: Option<Protocol>,
 }
 
@@ -177,7 +177,8 @@ impl Redirect {
 const LOOPBACK: &str = "lo";
 const LOOPBACKS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// From where Envoy connects to the pod's server when it passes on what arrived: 127.0.0.6 and ::6.
+/// Envoy's source addresses when it passes inbound connections on to the pod's server: 127.0.0.6
+/// and ::6.
 const PASSED_ON: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6)), IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6))];
 
@@ -187,7 +188,7 @@ const TCP: Ask = Ask::Protocol(Protocol::Tcp);
 struct Rules(Vec<Rule>);
 
 impl Rules {
-    /// Adds a rule. One that is there already matches nothing more: it is not added twice.
+    /// Adds a rule, unless it is there already: then it would match nothing more.
     fn add(
         &mut self,
         why: &'static str,
@@ -202,7 +203,7 @@ impl Rules {
         }
     }
 
-    /// Leaves alone what it matches.
+    /// Adds a rule that excepts what it matches.
     fn skip(&mut self, why: &'static str, of: impl Display, asks: impl IntoIterator<Item = Ask>) {
         self.add(why, of, asks, Does::Skip);
     }
