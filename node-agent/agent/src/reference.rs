@@ -1,4 +1,4 @@
-//! conf/REFERENCE.md has every flag, every metric and every field of `status`.
+//! conf/reference/ has every flag, every metric and every field of `status`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +17,12 @@ use denizen_observe::trace::{
 };
 use denizen_plan::explain::{Explanation, PolicyRow, RedirectRow, Step, Verdict, VirtualServerRow};
 
-const REFERENCE: &str = include_str!("../../../conf/REFERENCE.md");
+/// A page of the reference.
+macro_rules! page {
+    ($name:literal) => {
+        include_str!(concat!("../../../conf/reference/", $name))
+    };
+}
 
 /// Those that have no `name` in the text. A value or labels may follow the name.
 fn missing(text: &str, names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
@@ -28,11 +33,13 @@ fn missing(text: &str, names: impl IntoIterator<Item = String>) -> BTreeSet<Stri
     names.into_iter().filter(|name| !is_named(name)).collect()
 }
 
-/// The section under this heading, up to the next heading of the same level.
-fn section(heading: &str) -> &'static str {
-    let (_, rest) = REFERENCE.split_once(&format!("\n{heading}\n")).expect(heading);
-    let level = heading.split(' ').next().expect(heading);
-    rest.split(&format!("\n{level} ")).next().expect(heading)
+/// The flags of a command, `--help` apart.
+fn flags(command: &clap::Command) -> impl Iterator<Item = String> + '_ {
+    let names = command.get_arguments().flat_map(|arg| {
+        let aliases = arg.get_visible_aliases().unwrap_or_default();
+        arg.get_long().into_iter().chain(aliases)
+    });
+    names.filter(|name| *name != "help").map(|name| format!("--{name}"))
 }
 
 #[test]
@@ -40,17 +47,24 @@ fn every_command_and_flag_is_there() {
     let mut command = command();
     command.build();
     let commands = command.get_subcommands().filter(|sub| sub.get_name() != "help");
-    let commands: Vec<&clap::Command> = commands.collect();
-    let flags = commands.iter().flat_map(|sub| sub.get_arguments()).flat_map(|arg| {
-        let aliases = arg.get_visible_aliases().unwrap_or_default();
-        arg.get_long().into_iter().chain(aliases)
-    });
-    let flags = flags.filter(|flag| *flag != "help").map(|flag| format!("--{flag}"));
-    let flags: BTreeSet<String> = flags.collect();
-    assert!(flags.contains("--detect-local") && flags.contains("--kube-proxy"), "{flags:?}");
-    assert_eq!(missing(REFERENCE, flags), BTreeSet::new());
-    let names = commands.iter().map(|sub| sub.get_name().to_owned()).filter(|name| name != "run");
-    assert_eq!(missing(section("### Flags of the other commands"), names), BTreeSet::new());
+    let (plugin, others): (Vec<_>, Vec<_>) =
+        commands.partition(|sub| sub.get_name() == "install-cni");
+    let of_plugin: BTreeSet<String> = plugin.into_iter().flat_map(flags).collect();
+    assert!(of_plugin.contains("--with-bridge"), "{of_plugin:?}");
+    assert_eq!(missing(page!("plugin.md"), of_plugin), BTreeSet::new());
+    let of_others: BTreeSet<String> = others.iter().copied().flat_map(flags).collect();
+    assert!(
+        of_others.contains("--detect-local") && of_others.contains("--kube-proxy"),
+        "{of_others:?}"
+    );
+    assert_eq!(missing(page!("flags.md"), of_others), BTreeSet::new());
+    let (_, section) = page!("flags.md")
+        .split_once("\n## Flags of the other commands\n")
+        .expect("a section about the other commands");
+    let section = section.split("\n## ").next().expect("text before the next section");
+    let names = command.get_subcommands().map(clap::Command::get_name);
+    let names = names.filter(|name| !["run", "help"].contains(name)).map(str::to_owned);
+    assert_eq!(missing(section, names), BTreeSet::new());
 }
 
 #[test]
@@ -67,7 +81,7 @@ fn every_metric_is_there() {
         (name, "info") => format!("{name}_info"),
         (name, _) => name.to_owned(),
     });
-    assert_eq!(missing(section("### Metrics"), names), BTreeSet::new());
+    assert_eq!(missing(page!("metrics.md"), names), BTreeSet::new());
 }
 
 #[test]
@@ -118,7 +132,7 @@ fn every_field_of_the_status_is_there() {
     };
     let mut fields = BTreeSet::new();
     add_fields(&serde_json::to_value(status).expect("plain data"), &mut fields);
-    assert_eq!(missing(section("### Status"), fields), BTreeSet::new());
+    assert_eq!(missing(page!("status.md"), fields), BTreeSet::new());
 }
 
 #[test]
@@ -159,7 +173,7 @@ fn every_field_of_an_explanation_is_there() {
     };
     let mut fields = BTreeSet::new();
     add_fields(&serde_json::to_value(explanation).expect("plain data"), &mut fields);
-    assert_eq!(missing(section("### Explain"), fields), BTreeSet::new());
+    assert_eq!(missing(page!("explain.md"), fields), BTreeSet::new());
 }
 
 #[test]
@@ -200,7 +214,7 @@ fn every_field_of_a_trace_is_there() {
     let mut fields = BTreeSet::new();
     let packets = TracedPackets { packets: vec![packet] };
     add_fields(&serde_json::to_value(packets).expect("plain data"), &mut fields);
-    assert_eq!(missing(section("### Trace"), fields), BTreeSet::new());
+    assert_eq!(missing(page!("trace.md"), fields), BTreeSet::new());
 }
 
 #[test]
@@ -222,7 +236,7 @@ fn every_field_of_a_connection_is_there() {
     let mut fields = BTreeSet::new();
     add_fields(&serde_json::to_value(&connection).expect("plain data"), &mut fields);
     add_fields(&serde_json::to_value(&totals).expect("plain data"), &mut fields);
-    assert_eq!(missing(section("### Connections"), fields), BTreeSet::new());
+    assert_eq!(missing(page!("connections.md"), fields), BTreeSet::new());
 }
 
 #[test]
@@ -248,23 +262,23 @@ fn every_field_of_drops_is_there() {
     let mut fields = BTreeSet::new();
     add_fields(&serde_json::to_value(&packet).expect("plain data"), &mut fields);
     add_fields(&serde_json::to_value(&counts).expect("plain data"), &mut fields);
-    assert_eq!(missing(section("### Drops"), fields), BTreeSet::new());
+    assert_eq!(missing(page!("drops.md"), fields), BTreeSet::new());
 }
 
 #[test]
 fn every_check_and_its_fields_are_there() {
     let checks = Topic::ALL.map(|topic| Check::new(topic, Finding::ok("")));
     let names: BTreeSet<String> = checks.iter().map(|check| check.name.to_owned()).collect();
-    assert_eq!(missing(section("### Check"), names), BTreeSet::new());
+    assert_eq!(missing(page!("check.md"), names), BTreeSet::new());
     let mut fields = BTreeSet::new();
     let report = serde_json::to_value(crate::check::Report { checks: checks.into() });
     add_fields(&report.expect("plain data"), &mut fields);
-    assert_eq!(missing(section("### Check"), fields), BTreeSet::new());
+    assert_eq!(missing(page!("check.md"), fields), BTreeSet::new());
     let verdicts =
         [CheckVerdict::Ok, CheckVerdict::Warning, CheckVerdict::Failure, CheckVerdict::Skipped];
     let words = verdicts.map(|verdict| serde_json::to_value(verdict).expect("plain data"));
     let words = words.iter().filter_map(|word| word.as_str().map(str::to_owned));
-    assert_eq!(missing(section("### Check"), words), BTreeSet::new());
+    assert_eq!(missing(page!("check.md"), words), BTreeSet::new());
 }
 
 fn add_fields(value: &Value, fields: &mut BTreeSet<String>) {

@@ -48,8 +48,8 @@ impl Affinity {
         let full = self.clients.iter().filter(|it| it.clients >= it.room);
         full.map(|Clients { family, map, room, .. }| {
             format!(
-                "session affinity: the map {map} ({family}) is full with {room} clients; see \"Session \
-                 affinity\" in REFERENCE"
+                "session affinity: the map {map} ({family}) is full with {room} clients; see \
+                 conf/reference/session-affinity.md"
             )
         })
     }

@@ -23,7 +23,7 @@ fn every_list_of_backends_is_that_of_the_flag() -> Result<()> {
         ("helm/denizen/values.yaml", "\n# auto, ", "\nbackend:"),
         ("agent/config.yaml", "\n# auto, ", "\nbackend:"),
         ("MIGRATION.md", "\n| `mode", "\n| `iptables.masqueradeAll`"),
-        ("REFERENCE.md", "\n| `--backend` |", "\n| `--"),
+        ("reference/flags.md", "\n| `--backend` |", "\n| `--"),
         ("../README.md", "\n| `--backend` |", "\n| `--"),
     ];
     for (file, begin, end) in lists {

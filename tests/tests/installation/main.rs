@@ -10,6 +10,7 @@ mod check;
 mod completions;
 mod conf;
 mod containerd;
+mod documents;
 mod helm;
 mod install_cni;
 mod privileges;

@@ -39,7 +39,7 @@ impl Group {
 
 /// One thing that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "conf/REFERENCE.md describes each under its name")]
+#[expect(missing_docs, reason = "conf/reference/check.md describes each under its name")]
 pub enum Topic {
     Permissions,
     Nftables,
