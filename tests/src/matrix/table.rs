@@ -42,9 +42,9 @@ pub struct Row {
 }
 
 const YES: bool = true;
-/// An error of the mode's own: see README's table.
+/// An error of the mode's own: see the table in conf/reference/local-pods.md.
 const ERRS: bool = false;
-/// A deception that the mode cannot see: see README's table.
+/// A deception that the mode cannot see: see the table in conf/reference/local-pods.md.
 const DECEIVED: bool = true;
 const NO: bool = false;
 
