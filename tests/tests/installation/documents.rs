@@ -97,6 +97,23 @@ fn the_index_of_the_reference_lists_every_page() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_architecture_has_a_line_for_each_crate() -> Result<()> {
+    let root = root()?;
+    let page = fs::read_to_string(root.join("node-agent/README.md"))?;
+    let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
+    let names = manifest.lines().filter_map(|line| {
+        let member = line.trim().strip_suffix("\",")?.strip_prefix('"')?;
+        member.strip_prefix("node-agent/").or_else(|| member.strip_prefix("shared/"))
+    });
+    let names: Vec<&str> = names.collect();
+    ensure!(names.contains(&"plan") && names.contains(&"nft"), "{names:?}");
+    for name in names {
+        ensure!(page.contains(&format!("\n| `{name}` |")), "no line for {name}");
+    }
+    Ok(())
+}
+
 /// What the programs, the manifests and the alerts name is there.
 #[test]
 fn every_page_that_is_named_in_the_tree_exists() -> Result<()> {
