@@ -3,26 +3,23 @@
 #![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
 
 mod alone;
-mod announcing;
 mod bridges;
 mod flush;
 mod foreign;
-mod fresh;
 mod history;
 mod network_policy;
 mod open_files;
 mod publish;
 mod requests;
-mod routing;
 mod run_dir;
 mod sampling;
 mod settings;
 mod sources;
-mod speaking;
 mod stop;
 mod turn;
 mod view;
 
+use std::future::pending;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,16 +32,13 @@ use tracing::{debug, error, info, warn};
 
 pub(crate) use self::alone::named as process_named;
 pub use self::alone::{AloneError, alone_here};
-use self::announcing::Announcer;
 use self::flush::Flush;
-use self::foreign::{foreign_change, pollable, watch_forward};
+use self::foreign::{foreign_change, watch_forward};
 use self::network_policy::Enforcer;
 use self::publish::Publisher;
 use self::requests::Waiting;
-use self::routing::Routing;
 use self::sampling::Sampling;
 use self::sources::Sources;
-use self::speaking::Speaker;
 use self::stop::Stop;
 pub use self::stop::pause;
 use self::turn::Next;
@@ -60,6 +54,8 @@ use denizen_backend::takeover::Predecessor;
 use denizen_model::Event;
 use denizen_nft::Watch;
 use denizen_observe::status::LastSync;
+use denizen_routing::bird::BirdController;
+use denizen_routing::{Announcer, DirectRouter, SendNotice, pollable};
 use denizen_source::attachments;
 use denizen_text::describe;
 
@@ -106,18 +102,21 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     drop(event_sender);
     let (publisher, published) = Publisher::new(&config, asked, now());
     let notices = sources::notices(&config, wrong_policies);
-    let routing = Routing::start(&config.routing, notices.clone());
+    let send_notice: SendNotice = {
+        let notices = notices.clone();
+        Arc::new(move |notice| notices.send(notice))
+    };
+    let direct_router = DirectRouter::start(&config.routing, send_notice.clone());
     sources.problems.extend(
-        http::start(config.listen, published, notices.clone())
-            .context("cannot start the HTTP servers")?,
+        http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
     );
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
     let engine = engine.with_records(sources::records(&config.run_dir));
-    let speaker = Speaker::start(config.routing.announced(), &config.run_dir)
+    let bird = BirdController::start(config.routing.announced(), &config.run_dir)
         .context("cannot make BIRD's directory")?;
-    let announcer = routing::announcer(&config.routing, notices, engine.beside()?)?;
+    let announcer = Announcer::open(&config.routing, send_notice, engine.beside()?)?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine: sources::with_egress(engine, egress),
@@ -139,9 +138,9 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         publisher,
         flush,
         sampling: Sampling::default(),
-        routing,
+        direct_router,
         announcer,
-        speaker,
+        bird,
     };
     let result = agent.run_loop(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
@@ -183,11 +182,11 @@ struct Agent {
     /// Shows dropped packets.
     sampling: Sampling,
     /// Keeps the routes to other nodes' pods; `None` if it is off.
-    routing: Option<Routing>,
+    direct_router: Option<DirectRouter>,
     /// Announces what this node serves; `None` if it is off.
     announcer: Option<Announcer>,
     /// Configures BIRD; `None` if it is off.
-    speaker: Option<Speaker>,
+    bird: Option<BirdController>,
 }
 
 impl Agent {
@@ -219,7 +218,7 @@ impl Agent {
                 () = self.engine.wait() => Next::Continue,
                 Some(asked) = requests.recv() => Next::Request(asked),
                 () = self.sampling.expired() => Next::EndSampling,
-                () = announcing::due(&self.announcer) => Next::Announce,
+                () = announcements_due(self.announcer.as_ref()) => Next::Announce,
                 Some(ticket) = self.sources.policies_read.recv() => Next::PoliciesRead(ticket),
                 _ = heartbeat.tick() => Next::Heartbeat,
                 Ok(()) = self.run_dir_lost.changed() => Next::RunDir,
@@ -256,8 +255,12 @@ impl Agent {
             let Ok(batch) = events.try_recv() else { break };
             self.accept(batch);
         }
-        self.routing.iter().for_each(|routing| routing.update(&self.engine));
-        self.speaker.iter().for_each(|speaker| speaker.update(&self.engine));
+        if let Some(router) = &self.direct_router {
+            router.update(self.engine.nodes());
+        }
+        if let Some(bird) = &self.bird {
+            bird.update(self.engine.model());
+        }
         if self.engine.is_idle() {
             self.announce_for_new_nodes();
             self.publisher.firewall_programmed(now(), false);
@@ -276,11 +279,16 @@ impl Agent {
     /// succeeded.
     fn program(&mut self, look: bool) -> bool {
         let begun = *self.begun.get_or_insert_with(now);
-        self.engine.decide();
+        let changes = self.engine.decide();
+        if let Some(announcer) = &mut self.announcer {
+            announcer.update(self.engine.plan(), &changes);
+        }
         self.publisher.queued(&self.engine, begun);
         self.settings.keep(self.engine.settings(), look);
         self.set_up_bridges(look);
-        self.withdraw(look);
+        if let Some(announcer) = &mut self.announcer {
+            announcer.withdraw(&self.engine, look);
+        }
         let result = if look {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
@@ -315,7 +323,7 @@ impl Agent {
         }
         self.begun = None;
         if let Some(announcer) = &mut self.announcer
-            && announcer.announce(&mut self.engine)
+            && announcer.announce(&self.engine)
         {
             let latency = &self.publisher.metrics.own.announce_latency;
             latency.observe(begun.elapsed().as_secs_f64());
@@ -341,6 +349,28 @@ impl Agent {
             *unknown = now;
             differs
         });
+    }
+
+    /// Looks at the announcements again. What is decided and not programmed yet stays as it is.
+    fn announce_again(&mut self) {
+        self.announcer.iter_mut().for_each(Announcer::disturbed);
+        self.announce_as_decided();
+    }
+
+    /// The other nodes' addresses and podCIDRs are not announced, and no rule depends on them.
+    fn announce_for_new_nodes(&mut self) {
+        let Some(announcer) = &self.announcer else { return };
+        if self.engine.nodes().is_some_and(|nodes| announcer.differs(&nodes)) {
+            self.announce_as_decided();
+        }
+    }
+
+    fn announce_as_decided(&mut self) {
+        let Some(announcer) = &mut self.announcer else { return };
+        announcer.withdraw(&self.engine, false);
+        if self.engine.is_idle() && self.engine.is_settled() && !self.engine.is_contended() {
+            announcer.announce(&self.engine);
+        }
     }
 
     fn remove_predecessor(&mut self) {
@@ -383,6 +413,14 @@ impl Agent {
             Err(error) => warn!(error = format!("{error:#}"), "cannot watch for foreign changes"),
         }
         trim();
+    }
+}
+
+/// Returns when to look at the announcements again; never without them.
+async fn announcements_due(announcer: Option<&Announcer>) {
+    match announcer {
+        Some(announcer) => announcer.due().await,
+        None => pending().await,
     }
 }
 

@@ -22,9 +22,7 @@ pub use error::ConfigError;
 pub use firewall::{FirewallArgs, NetworkPolicyMode, PolicyToNode};
 pub use node_side::NodeSideArgs;
 pub use objects::{InCluster, Objects, ObjectsArgs, ObjectsError};
-pub use routing::{
-    AnnounceConfig, AnnouncePods, AnnounceServices, Routing, RoutingArgs, RoutingMode,
-};
+pub use routing::{AnnouncePods, AnnounceServices, RoutingArgs, RoutingMode};
 pub use services::{ServicesArgs, ServicesMode};
 
 use std::path::PathBuf;
@@ -39,6 +37,7 @@ use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
 use denizen_backend::sysctl::{Conntrack, HairpinMode, SYSCTLS};
 use denizen_plan::{Policy, Scheduler, Settings};
+use denizen_routing::RoutingSettings;
 use denizen_source::attachments::{self, NotPods};
 use denizen_source::{Features, egress};
 
@@ -183,7 +182,7 @@ pub struct Config {
     /// Whether NetworkPolicies are enforced.
     pub network_policy: NetworkPolicyMode,
     /// How this node reaches the pods of other nodes, and what it announces.
-    pub routing: Routing,
+    pub routing: RoutingSettings,
     /// Settings of connection tracking.
     pub conntrack: Conntrack,
     /// The egress file; `None` if egress masquerade is off.

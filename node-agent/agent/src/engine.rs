@@ -1,7 +1,6 @@
 //! Joins model, plan and backend: it takes events and programs the kernel. It has no task, no
 //! socket and no clock; `agent` drives it.
 
-mod announce;
 mod connections;
 mod figures;
 mod health;
@@ -31,12 +30,13 @@ use denizen_backend::nftables;
 use denizen_backend::sysctl::{Setting, live, on_loopback};
 use denizen_backend::{Backend, Draining, Figures, Repair, Report};
 use denizen_iptables::Variant;
-use denizen_model::{Event, LocalPod, PodName, PodVersion, ServiceName};
+use denizen_model::{Event, LocalPod, Model, PodName, PodVersion};
 use denizen_observe::names::Names;
 use denizen_observe::status::{LastSync, Since};
 use denizen_plan::conntrack::CandidateTracker;
 use denizen_plan::explain::{Explanation, NotYet, Packet, Step, explain};
-use denizen_plan::{Capabilities, Changes, FirewallPlan, Plan, Planner, Policy, Sides};
+use denizen_plan::{Capabilities, Changes, FirewallPlan, Frontend, Plan, Planner, Policy, Sides};
+use denizen_routing::ProgrammedPlan;
 use denizen_routing::routes::UNSERVED;
 use denizen_text::describe;
 
@@ -85,8 +85,6 @@ pub struct Engine<B = Chosen> {
     last_error: Option<String>,
     /// The result of [`Self::take_health_ports`] may have changed.
     health_ports_due: bool,
-    /// The services that changes concern; `None` before announcements were decided.
-    concerned: Option<BTreeSet<ServiceName>>,
 }
 
 impl Engine {
@@ -162,7 +160,6 @@ impl<B: Backend> Engine<B> {
             flushing: false,
             last_error: None,
             health_ports_due: false,
-            concerned: None,
         }
     }
 
@@ -231,6 +228,11 @@ impl<B: Backend> Engine<B> {
             });
         }
         Ok(explanation)
+    }
+
+    /// The facts.
+    pub fn model(&self) -> &Model {
+        self.planner.model()
     }
 
     /// The plan.
@@ -308,7 +310,7 @@ impl<B: Backend> Engine<B> {
 
     /// Plans what is new, and gives it to the backend. What is asked about the plan, and
     /// [`Self::resync`], are about what this has planned.
-    pub fn decide(&mut self) {
+    pub fn decide(&mut self) -> Changes {
         let mut changes = self.planner.update();
         if changes.complete && self.plan().policy().services {
             info!("everything is known: services are programmed from now on");
@@ -326,7 +328,7 @@ impl<B: Backend> Engine<B> {
         self.decided_triggers.append(&mut changes.triggers);
         self.policies_changed |= changes.network_policies;
         self.health_ports_due |= changes.health_checks || changes.node || changes.complete;
-        self.note_concerned(&changes);
+        changes
     }
 
     /// Whether the pods of this generation of the state file (or a later one) are in the kernel,
@@ -422,5 +424,23 @@ impl<B: Backend> Engine<B> {
     /// Whether the first full set of rules is in the kernel.
     pub fn is_synced(&self) -> bool {
         self.synced
+    }
+}
+
+impl<B: Backend> ProgrammedPlan for Engine<B> {
+    fn planner(&self) -> &Planner {
+        &self.planner
+    }
+
+    fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    fn has_rejected(&self) -> bool {
+        !self.report.rejected.is_empty()
+    }
+
+    fn is_rejected(&self, frontend: &Frontend) -> bool {
+        !self.backend.rejected(frontend).is_empty()
     }
 }

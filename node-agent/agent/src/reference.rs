@@ -94,11 +94,11 @@ fn every_field_of_the_status_is_there() {
         waiting_for: Vec::new(),
         pods: 0,
         unrecorded_interfaces: 0,
-        routing: Some(denizen_observe::status::RoutingStatus::default()),
-        announcements: Some(denizen_observe::status::AnnouncementsStatus::default()),
-        bgp: Some(denizen_observe::status::BgpStatus {
+        routing: Some(denizen_routing::RoutingStatus::default()),
+        announcements: Some(denizen_routing::AnnouncementsStatus::default()),
+        bgp: Some(denizen_routing::bird::BgpStatus {
             sessions: vec![denizen_routing::bird::Session::default()],
-            ..denizen_observe::status::BgpStatus::default()
+            ..denizen_routing::bird::BgpStatus::default()
         }),
         ipvs: Some(IpvsStatus {
             draining: vec![DrainingStatus::default()],

@@ -10,6 +10,7 @@ mod labels;
 mod link;
 mod network_policy;
 mod node;
+mod notice;
 mod pod;
 mod range;
 mod service;
@@ -35,6 +36,7 @@ pub use network_policy::{
     Ports,
 };
 pub use node::{Node, NodeAddress, Nodes, OtherNode};
+pub use notice::{Notice, NoticeReason, NoticeSubject};
 pub use pod::{LocalPod, PodSet, PodVersion};
 pub use range::canonical_range;
 pub use service::{

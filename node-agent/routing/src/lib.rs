@@ -1,4 +1,25 @@
 //! Routing: routes to other nodes' pods, the addresses that this node announces, and BIRD.
+//!
+//! The agent's loop tells it what is planned and programmed. What operators should hear goes through
+//! [`SendNotice`].
 
+mod announcer;
 pub mod bird;
+mod direct;
+mod pollable;
 pub mod routes;
+mod settings;
+mod status;
+
+use std::sync::Arc;
+
+use denizen_model::Notice;
+
+pub use self::announcer::{Announcer, ProgrammedPlan};
+pub use self::direct::DirectRouter;
+pub use self::pollable::pollable;
+pub use self::settings::{AnnounceConfig, RoutingSettings};
+pub use self::status::{AnnouncementsStatus, RoutingStatus};
+
+/// Sends an event for operators. It never blocks.
+pub type SendNotice = Arc<dyn Fn(Notice) + Send + Sync>;

@@ -14,50 +14,10 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use crate::kube::access::Access;
-use denizen_model::{PolicyName, ServiceName};
+use denizen_model::Notice;
 
 /// Maximum number of events that wait to be written; further ones are lost.
 const WAITING: usize = 64;
-
-/// What an event is about.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum About {
-    Node,
-    Service(ServiceName),
-    NetworkPolicy(PolicyName),
-}
-
-/// What happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// The agent has started.
-    Starting,
-    /// The agent's health cannot be served.
-    HealthUnserved,
-    /// The agent's metrics cannot be served.
-    MetricsUnserved,
-    /// The health-check node port of a Service cannot be served.
-    HealthCheckUnserved,
-    /// A part of a NetworkPolicy is not understood.
-    InvalidNetworkPolicy,
-    /// Another node's podCIDR gets no route.
-    RouteRejected,
-    /// An address that somebody asks for is not announced.
-    NotAnnounced,
-    /// An address is announced for another Service, and nodes without an endpoint of this one drop
-    /// its connections.
-    SharedAddress,
-}
-
-/// One event.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Notice {
-    pub about: About,
-    /// What happened.
-    pub reason: Reason,
-    /// Text for a person; empty if the reason suffices.
-    pub text: String,
-}
 
 /// A handle that sends events.
 #[derive(Debug, Clone)]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use denizen_model::{Event, Listing, PodName};
+use denizen_model::{Notice, NoticeReason, NoticeSubject};
 use denizen_source::Features;
-use denizen_source::events::{About, Notice, Notices, Reason};
+use denizen_source::events::Notices;
 use denizen_source::kube::access::{Access, Credentials};
 use denizen_source::kube::{self, PolicyRead, PolicyReads, WrongPolicy};
 use denizen_tests::api::context::{ApiContext, BOUND};
@@ -295,8 +296,8 @@ fn all_nodes_write_one_event_about_a_wrong_policy() -> Result<()> {
             for text in ["one", "two"] {
                 let policy =
                     denizen_model::PolicyName { namespace: "shop".into(), name: "web".into() };
-                let about = About::NetworkPolicy(policy);
-                let reason = Reason::InvalidNetworkPolicy;
+                let about = NoticeSubject::NetworkPolicy(policy);
+                let reason = NoticeReason::InvalidNetworkPolicy;
                 notices.send(Notice { about, reason, text: text.to_owned() });
             }
         }

@@ -1,6 +1,5 @@
 //! The kernel's notifications of foreign changes, for the loop to wait for.
 
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use tokio::io::unix::AsyncFd;
@@ -9,17 +8,6 @@ use tokio::sync::{Notify, watch};
 use crate::config::Config;
 use denizen_backend::forward::{self, Findings};
 use denizen_nft::{Changes, Watch};
-
-/// Registers a watch with the loop's runtime.
-///
-/// # Errors
-/// When the socket cannot be registered.
-pub(super) fn pollable<W: AsRawFd + Send + Sync + 'static>(watch: W) -> anyhow::Result<AsyncFd<W>> {
-    // SAFETY: a watch owns its socket for its whole life, and always returns the same descriptor.
-    #[expect(unsafe_code, reason = "AsRawFd alone does not guarantee this")]
-    let pollable = unsafe { AsyncFd::register(watch) };
-    Ok(pollable?)
-}
 
 /// Waits for a notification of a foreign change. Returns whether it was in our tables; changes in
 /// other tables are passed on to `elsewhere`.

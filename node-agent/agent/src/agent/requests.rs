@@ -86,9 +86,9 @@ impl Agent {
                     json!(without_hairpin(self.engine.plan(), &packet, off, explanation))
                 }))
             }
-            Request::Announce { announce } => match (&self.announcer, &self.speaker) {
-                (Some(announcer), Some(speaker)) => {
-                    speaker.answer(announcer.explain(announce), answer);
+            Request::Announce { announce } => match (&self.announcer, &self.bird) {
+                (Some(announcer), Some(bird)) => {
+                    bird.answer(announcer.explain(announce), answer);
                     return None;
                 }
                 (Some(announcer), None) => json!(announcer.explain(announce)),

@@ -11,8 +11,9 @@ use crate::config::{Config, Objects};
 use crate::engine::Engine;
 use denizen_backend::firewall::Records;
 use denizen_model::{Event, PodName};
+use denizen_model::{Notice, NoticeReason, NoticeSubject};
 use denizen_source::attachments;
-use denizen_source::events::{About, Notice, Notices, Reason};
+use denizen_source::events::Notices;
 use denizen_source::kube::{PolicyRead, PolicyReads, WrongPolicy};
 use denizen_source::{Outlet, egress, kube, manifests, node, state_file};
 
@@ -115,12 +116,16 @@ pub(super) fn notices(config: &Config, mut wrong: mpsc::Receiver<WrongPolicy>) -
         return Notices::nowhere();
     };
     let notices = Notices::to_api(access.clone(), config.policy.settings.node_name.clone());
-    notices.send(Notice { about: About::Node, reason: Reason::Starting, text: String::new() });
+    notices.send(Notice {
+        about: NoticeSubject::Node,
+        reason: NoticeReason::Starting,
+        text: String::new(),
+    });
     let sender = notices.clone();
     tokio::spawn(async move {
         while let Some(WrongPolicy { policy, text }) = wrong.recv().await {
-            let about = About::NetworkPolicy(policy);
-            sender.send(Notice { about, reason: Reason::InvalidNetworkPolicy, text });
+            let about = NoticeSubject::NetworkPolicy(policy);
+            sender.send(Notice { about, reason: NoticeReason::InvalidNetworkPolicy, text });
         }
     });
     notices

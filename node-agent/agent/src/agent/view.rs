@@ -1,6 +1,6 @@
 //! The content of `status` and of the status page, from the loop's state.
 
-use super::{Agent, Routing, Speaker, now};
+use super::{Agent, now};
 use denizen_backend::BackendName;
 use denizen_backend::sysctl::vlan;
 use denizen_backend::takeover::ipvs;
@@ -9,6 +9,8 @@ use denizen_nft::Kernel;
 use denizen_observe::drops::{DropCounts, count};
 use denizen_observe::status::Status;
 use denizen_observe::status::view::{View, ViewQuery};
+use denizen_routing::DirectRouter;
+use denizen_routing::bird::BirdController;
 use denizen_source::attachments;
 use denizen_text::describe;
 
@@ -22,7 +24,7 @@ impl Agent {
         let left = self.predecessor.problem(now()).map(str::to_owned);
         let problems = problems.chain(self.flush.problem()).chain(left).chain(self.cut_off());
         let problems = problems.chain(self.is_passed_by().then(|| ipvs::PASSES_BY.to_owned()));
-        let (routing, errors) = self.routing.as_ref().map(Routing::report).unzip();
+        let (routing, errors) = self.direct_router.as_ref().map(DirectRouter::report).unzip();
         let problems = problems.chain(errors.into_iter().flatten());
         let pods = self.engine.plan().recorded();
         let reported = self.announcer.as_ref().map(|announcer| announcer.report(pods));
@@ -31,7 +33,7 @@ impl Agent {
             None => (None, Vec::new(), Vec::new()),
         };
         let problems = problems.chain(errors);
-        let (bgp, errors, unheard) = match self.speaker.as_ref().map(Speaker::report) {
+        let (bgp, errors, unheard) = match self.bird.as_ref().map(BirdController::report) {
             Some((status, errors, warnings)) => (Some(status), errors, warnings),
             None => (None, Vec::new(), Vec::new()),
         };

@@ -27,7 +27,7 @@ use std::path::PathBuf;
 
 use denizen_state::StateError;
 
-use crate::config::{Listen, NetworkPolicyMode, Objects, ObjectsError, Routing};
+use crate::config::{Listen, NetworkPolicyMode, Objects, ObjectsError};
 use crate::control::ControlError;
 use denizen_backend::BackendName;
 use denizen_backend::sysctl::Conntrack;
@@ -35,6 +35,7 @@ use denizen_iptables::Variant;
 use denizen_model::{LocalPod, PodSet};
 use denizen_observe::status::Status;
 use denizen_plan::Policy;
+use denizen_routing::RoutingSettings;
 use denizen_source::Features;
 
 pub use self::report::{Check, Finding, Group, Report, Topic, Verdict};
@@ -61,7 +62,7 @@ pub struct Subject {
     /// The addresses that serve HTTP.
     pub listen: Listen,
     /// What is announced.
-    pub routing: Routing,
+    pub routing: RoutingSettings,
     /// The folder of the kernel's settings.
     pub sysctls: PathBuf,
     /// The run directory.

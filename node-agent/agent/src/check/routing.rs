@@ -8,13 +8,13 @@ use denizen_route::Routes;
 
 use super::networkd::removes_routes;
 use super::{Finding, Subject};
-use crate::config::Routing;
 use denizen_route::PROTOCOL;
+use denizen_routing::RoutingSettings;
 use denizen_routing::bird::{BGP_PORT, FOLDER, SOCKET};
 use denizen_text::describe;
 
 pub(super) fn announcing(subject: &Subject) -> Vec<Finding> {
-    if subject.routing == Routing::Off {
+    if subject.routing == RoutingSettings::Off {
         return vec![Finding::skipped("nothing is routed or announced: see --routing-mode")];
     }
     let announced = subject.routing.announced();

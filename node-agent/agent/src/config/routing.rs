@@ -9,6 +9,7 @@ use ipnetwork::IpNetwork;
 use super::ConfigError;
 use denizen_plan::{AnnounceSettings, AnnouncedPods, FrontendKind};
 use denizen_routing::bird::BirdConfig;
+use denizen_routing::{AnnounceConfig, RoutingSettings};
 use denizen_text::duration;
 
 /// `--routing-mode`.
@@ -103,40 +104,6 @@ pub struct RoutingArgs {
     pub drain_wait: Duration,
 }
 
-/// The flags, checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Routing {
-    /// Nothing is routed, and nothing announced.
-    Off,
-    /// Routes to the other nodes' pods.
-    Direct,
-    /// Announcements.
-    Table(Box<AnnounceConfig>),
-}
-
-/// What is announced, and where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AnnounceConfig {
-    /// The kernel's table.
-    pub table: u32,
-    /// What is announced.
-    pub settings: AnnounceSettings,
-    /// How long a draining node still announces what others serve too.
-    pub drain_wait: Duration,
-    /// How BIRD is configured; `None` if it, or another daemon, is somebody else's.
-    pub bird: Option<BirdConfig>,
-}
-
-impl Routing {
-    /// What is announced; `None` for nothing.
-    pub fn announced(&self) -> Option<&AnnounceConfig> {
-        match self {
-            Self::Off | Self::Direct => None,
-            Self::Table(config) => Some(config.as_ref()),
-        }
-    }
-}
-
 impl RoutingArgs {
     /// Whether there is something to do. Then the Nodes of others are needed.
     pub(super) fn is_on(&self) -> bool {
@@ -158,14 +125,14 @@ impl RoutingArgs {
     ///
     /// # Errors
     /// [`ConfigError::NoAnnounceRanges`], [`ConfigError::NoBird`].
-    pub fn check(&self) -> Result<Routing, ConfigError> {
+    pub fn check(&self) -> Result<RoutingSettings, ConfigError> {
         match self.routing_mode {
-            RoutingMode::Off => Ok(Routing::Off),
-            RoutingMode::Direct => Ok(Routing::Direct),
-            RoutingMode::Table => Ok(Routing::Table(Box::new(self.announced(None)?))),
+            RoutingMode::Off => Ok(RoutingSettings::Off),
+            RoutingMode::Direct => Ok(RoutingSettings::Direct),
+            RoutingMode::Table => Ok(RoutingSettings::Table(Box::new(self.announced(None)?))),
             RoutingMode::Bird => {
                 let bird = self.bird.clone().ok_or(ConfigError::NoBird)?;
-                Ok(Routing::Table(Box::new(self.announced(Some(bird))?)))
+                Ok(RoutingSettings::Table(Box::new(self.announced(Some(bird))?)))
             }
         }
     }

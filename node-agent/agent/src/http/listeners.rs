@@ -20,8 +20,9 @@ use super::answer::Answers;
 use super::connection::accept;
 use super::slots::Slots;
 use crate::config::Listen;
+use denizen_model::{Notice, NoticeReason, NoticeSubject};
 use denizen_plan::HealthPorts;
-use denizen_source::events::{About, Notice, Notices, Reason};
+use denizen_source::events::Notices;
 
 /// Time until an address that cannot be bound is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -159,21 +160,29 @@ impl Listeners {
 
     fn problem(&self, site: Site, at: SocketAddr, error: &io::Error) -> Notice {
         let (about, reason, what) = match site {
-            Site::Health => {
-                (About::Node, Reason::HealthUnserved, "health of this agent".to_owned())
-            }
-            Site::Probe => (About::Node, Reason::HealthUnserved, "probes of this agent".to_owned()),
-            Site::Metrics => {
-                (About::Node, Reason::MetricsUnserved, "metrics of this agent".to_owned())
-            }
+            Site::Health => (
+                NoticeSubject::Node,
+                NoticeReason::HealthUnserved,
+                "health of this agent".to_owned(),
+            ),
+            Site::Probe => (
+                NoticeSubject::Node,
+                NoticeReason::HealthUnserved,
+                "probes of this agent".to_owned(),
+            ),
+            Site::Metrics => (
+                NoticeSubject::Node,
+                NoticeReason::MetricsUnserved,
+                "metrics of this agent".to_owned(),
+            ),
             Site::HealthCheck => {
                 let port = format!("health-check node port {}", at.port());
                 match self.answers.owner(at.port()) {
                     Some(service) => {
                         let what = format!("{port} of {service}");
-                        (About::Service(service), Reason::HealthCheckUnserved, what)
+                        (NoticeSubject::Service(service), NoticeReason::HealthCheckUnserved, what)
                     }
-                    None => (About::Node, Reason::HealthCheckUnserved, port),
+                    None => (NoticeSubject::Node, NoticeReason::HealthCheckUnserved, port),
                 }
             }
         };

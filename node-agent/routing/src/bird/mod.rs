@@ -8,16 +8,20 @@
 mod address;
 mod config;
 mod control;
+mod controller;
 mod render;
 mod sessions;
+mod status;
 #[cfg(test)]
 mod tests;
 
 pub use self::address::PeerAddress;
 pub use self::config::{BirdConfig, Peer};
 pub use self::control::{Control, ControlError};
+pub use self::controller::BirdController;
 pub use self::render::{Rendered, Surroundings, password, render};
 pub use self::sessions::{Session, sessions};
+pub use self::status::BgpStatus;
 
 /// BGP's port.
 pub const BGP_PORT: u16 = 179;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Notice;
+use denizen_model::Notice;
 
 /// The same event is not written again within this time, and …
 const WINDOW: Duration = Duration::from_secs(300);
@@ -33,13 +33,13 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::{About, Reason};
     use denizen_model::ServiceName;
+    use denizen_model::{NoticeReason, NoticeSubject};
 
     fn about(service: usize) -> Notice {
         Notice {
-            about: About::Service(ServiceName::new("default", &format!("s{service}"))),
-            reason: Reason::HealthCheckUnserved,
+            about: NoticeSubject::Service(ServiceName::new("default", &format!("s{service}"))),
+            reason: NoticeReason::HealthCheckUnserved,
             text: String::new(),
         }
     }

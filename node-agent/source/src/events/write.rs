@@ -12,9 +12,9 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::limit::Limit;
-use super::{About, Notice, Reason};
 use crate::kube::access::Access;
 use crate::kube::pace::Pace;
+use denizen_model::{Notice, NoticeReason, NoticeSubject};
 
 /// Attempts before an event is given up, as in client-go.
 const ATTEMPTS: usize = 12;
@@ -82,15 +82,15 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
     // Events about objects without a namespace go to this one. (Its UID is its name, as in kubelet
     // and kube-proxy.)
     let (namespace, name, regarding) = match &notice.about {
-        About::Node => {
+        NoticeSubject::Node => {
             ("default", node_name, json!({ "kind": "Node", "name": node_name, "uid": node_name }))
         }
-        About::Service(service) => (
+        NoticeSubject::Service(service) => (
             &*service.namespace,
             &*service.name,
             json!({ "apiVersion": "v1", "kind": "Service", "namespace": &*service.namespace, "name": &*service.name }),
         ),
-        About::NetworkPolicy(policy) => (
+        NoticeSubject::NetworkPolicy(policy) => (
             &*policy.namespace,
             &*policy.name,
             json!({
@@ -116,13 +116,13 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
 /// writes it, the others find it there.
 fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
     let id = match notice.reason {
-        Reason::Starting
-        | Reason::HealthUnserved
-        | Reason::MetricsUnserved
-        | Reason::HealthCheckUnserved
-        | Reason::RouteRejected
-        | Reason::NotAnnounced => format!("{:x}", now.as_nanosecond()),
-        Reason::InvalidNetworkPolicy | Reason::SharedAddress => {
+        NoticeReason::Starting
+        | NoticeReason::HealthUnserved
+        | NoticeReason::MetricsUnserved
+        | NoticeReason::HealthCheckUnserved
+        | NoticeReason::RouteRejected
+        | NoticeReason::NotAnnounced => format!("{:x}", now.as_nanosecond()),
+        NoticeReason::InvalidNetworkPolicy | NoticeReason::SharedAddress => {
             let mut hasher = DefaultHasher::new();
             notice.text.hash(&mut hasher);
             format!("{:x}", hasher.finish())
@@ -130,44 +130,6 @@ fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
     };
     let end = name.floor_char_boundary(LONGEST_NAME - 1 - id.len());
     format!("{}.{id}", name[..end].trim_end_matches(['-', '.']))
-}
-
-impl Reason {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Starting => "Starting",
-            Self::HealthUnserved => "FailedToStartProxierHealthcheck",
-            Self::MetricsUnserved => "FailedToStartMetricServer",
-            Self::HealthCheckUnserved => "FailedToStartServiceHealthcheck",
-            Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
-            Self::RouteRejected => "RouteRejected",
-            Self::NotAnnounced => "NotAnnounced",
-            Self::SharedAddress => "SharedAddress",
-        }
-    }
-
-    fn action(self) -> &'static str {
-        match self {
-            Self::Starting | Self::HealthUnserved | Self::MetricsUnserved => "StartKubeProxy",
-            Self::HealthCheckUnserved => "Listen",
-            Self::InvalidNetworkPolicy => "Enforce",
-            Self::RouteRejected => "Route",
-            Self::NotAnnounced | Self::SharedAddress => "Announce",
-        }
-    }
-
-    fn kind(self) -> &'static str {
-        match self {
-            Self::Starting => "Normal",
-            Self::HealthUnserved
-            | Self::MetricsUnserved
-            | Self::HealthCheckUnserved
-            | Self::InvalidNetworkPolicy
-            | Self::RouteRejected
-            | Self::NotAnnounced
-            | Self::SharedAddress => "Warning",
-        }
-    }
 }
 
 #[cfg(test)]
@@ -178,16 +140,23 @@ mod tests {
     #[test]
     fn an_event_is_valid_for_the_api() {
         let now: Timestamp = "2026-11-20T12:00:00.123456789Z".parse().unwrap();
-        let about = About::Service(ServiceName::new("shop", "web"));
-        let notice =
-            Notice { about, reason: Reason::HealthCheckUnserved, text: "ü".repeat(LONGEST_NOTE) };
+        let about = NoticeSubject::Service(ServiceName::new("shop", "web"));
+        let notice = Notice {
+            about,
+            reason: NoticeReason::HealthCheckUnserved,
+            text: "ü".repeat(LONGEST_NOTE),
+        };
         let (path, written) = event(&notice, "node-1", now);
         assert_eq!(path, "/apis/events.k8s.io/v1/namespaces/shop/events");
         assert_eq!(written["metadata"]["namespace"], written["regarding"]["namespace"]);
         assert_eq!(written["eventTime"], "2026-11-20T12:00:00.123456Z");
         assert_eq!(written["note"].as_str().unwrap().len(), LONGEST_NOTE);
         let (path, written) = event(
-            &Notice { about: About::Node, reason: Reason::Starting, text: String::new() },
+            &Notice {
+                about: NoticeSubject::Node,
+                reason: NoticeReason::Starting,
+                text: String::new(),
+            },
             "node-1",
             now,
         );
@@ -200,9 +169,9 @@ mod tests {
     fn every_node_gives_one_mistake_of_a_policy_the_same_name() {
         let name = |policy: &str, text: &str, now: i64| {
             let name = PolicyName { namespace: "shop".into(), name: policy.into() };
-            let about = About::NetworkPolicy(name);
+            let about = NoticeSubject::NetworkPolicy(name);
             let notice =
-                Notice { about, reason: Reason::InvalidNetworkPolicy, text: text.to_owned() };
+                Notice { about, reason: NoticeReason::InvalidNetworkPolicy, text: text.to_owned() };
             let now = Timestamp::from_second(now).unwrap();
             let (_, written) = event(&notice, "n", now);
             assert_eq!(written["regarding"]["kind"], "NetworkPolicy");

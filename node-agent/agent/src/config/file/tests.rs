@@ -12,8 +12,9 @@ use clap::{ArgMatches, FromArgMatches};
 use super::denizen::{WITHOUT_FIELD, field_of};
 use super::*;
 use crate::cli::command;
-use crate::config::{Config, Routing, RunArgs};
+use crate::config::{Config, RunArgs};
 use denizen_backend::BackendName;
+use denizen_routing::RoutingSettings;
 
 const HEAD: &str = "apiVersion: denizen.io/v1alpha1\nkind: DenizenConfiguration\nmanifests: /m\n";
 
@@ -133,7 +134,9 @@ fn a_section_within_routing_says_how_bird_speaks() {
     let peer = "{name: tor-a, address: 192.0.2.9, asn: 65001, import: [default, 10.0.0.0/8]}";
     let text =
         format!("{HEAD}routing:\n  mode: bird\n  bird: {{asn: 1, mesh: true, peers: [{peer}]}}\n");
-    let Routing::Table(config) = checked(&text, &[]).routing else { panic!("announcements") };
+    let RoutingSettings::Table(config) = checked(&text, &[]).routing else {
+        panic!("announcements")
+    };
     let bird = config.bird.expect("BIRD is configured");
     assert!(bird.mesh && bird.peers[0].import.default && bird.peers[0].import.prefixes.len() == 1);
     // Nobody announces a peer's address.
@@ -151,12 +154,14 @@ fn the_section_of_routing_says_what_is_announced() {
         "{HEAD}routing: {{mode: table, table: 200, pods: exact, services: [external-ips, \
          cluster-ips], ranges: ['203.0.113.0/24', '2001:db8::/64'], most: 7, drainWait: 2s}}\n"
     );
-    let Routing::Table(config) = checked(&text, &[]).routing else { panic!("announcements") };
+    let RoutingSettings::Table(config) = checked(&text, &[]).routing else {
+        panic!("announcements")
+    };
     assert_eq!((config.table, config.drain_wait.as_secs(), config.settings.most), (200, 2, 7));
     assert_eq!((config.settings.kinds.len(), config.settings.ranges.len()), (2, 2));
     assert_eq!(config.settings.pods, denizen_plan::AnnouncedPods::Exact);
     let alone = format!("{HEAD}services: 'off'\nnetworkPolicy: 'off'\nrouting: {{mode: direct}}\n");
-    assert_eq!(checked(&alone, &[]).routing, Routing::Direct);
+    assert_eq!(checked(&alone, &[]).routing, RoutingSettings::Direct);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::status::BgpStatus;
+use denizen_routing::bird::BgpStatus;
 
 /// One label with the peer's name.
 type Peer = [(&'static str, String); 1];

@@ -8,8 +8,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::Label;
-use crate::status::{AnnouncementsStatus, RoutingStatus};
 use denizen_plan::Class;
+use denizen_routing::{AnnouncementsStatus, RoutingStatus};
 
 /// All are 0 while it is off.
 #[derive(Debug, Clone, Default)]

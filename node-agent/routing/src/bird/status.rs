@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use denizen_routing::bird::Session;
+use super::Session;
 
 /// What is known of BIRD.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub struct BgpStatus {
 
 impl BgpStatus {
     /// For a person: a line for all, and one for each session.
-    pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
         let Self { is_answering, is_current, sessions } = self;
         let (up, all) = (sessions.iter().filter(|session| session.is_up()).count(), sessions.len());
         let current = if *is_current { "" } else { ", its configuration is not current" };

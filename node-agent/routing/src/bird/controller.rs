@@ -25,17 +25,15 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use tracing::{error, info};
 
-use crate::config::AnnounceConfig;
-use crate::engine::Engine;
-use denizen_model::{Labels, Nodes};
-use denizen_observe::status::BgpStatus;
+use super::{
+    BgpStatus, BirdConfig, CONFIGURATION, Control, ControlError, FOLDER, NEXT, Peer, Rendered,
+    SOCKET, Session, Surroundings, password, render, sessions,
+};
+use crate::AnnounceConfig;
+use crate::routes::PodRoutes;
+use denizen_model::{Labels, Model, Nodes};
 use denizen_plan::explain::Announced;
 use denizen_plan::{DirectRoutes, Neighbourhood, WhyRejected, direct};
-use denizen_routing::bird::{
-    BirdConfig, CONFIGURATION, Control, ControlError, FOLDER, NEXT, Peer, Rendered, SOCKET,
-    Session, Surroundings, password, render, sessions,
-};
-use denizen_routing::routes::PodRoutes;
 use denizen_text::describe;
 
 /// How often the sessions are asked for, and the node's networks looked at.
@@ -47,15 +45,15 @@ const LONGEST: u64 = 16 << 20;
 const LONGEST_PASSWORD: u64 = 4096;
 
 /// The task that configures BIRD.
-pub(super) struct Speaker {
-    known: watch::Sender<Option<Known>>,
+pub struct BirdController {
+    known: watch::Sender<Option<ClusterFacts>>,
     state: watch::Receiver<State>,
     socket: PathBuf,
 }
 
 /// What the cluster says.
 #[derive(Debug, Clone)]
-struct Known {
+struct ClusterFacts {
     nodes: Nodes,
     /// The ranges of cluster IPs.
     services: Vec<IpNetwork>,
@@ -69,16 +67,14 @@ struct State {
     warnings: Vec<String>,
 }
 
-impl Speaker {
+impl BirdController {
     /// Starts the task, if BIRD is to be configured.
     ///
     /// # Errors
     /// When there can be no directory for BIRD.
-    pub(super) fn start(
-        config: Option<&AnnounceConfig>,
-        run_dir: &Path,
-    ) -> io::Result<Option<Self>> {
-        let Some((config, bird)) = config.and_then(|it| Some((it, it.bird.clone()?))) else {
+    pub fn start(config: Option<&AnnounceConfig>, run_dir: &Path) -> io::Result<Option<Self>> {
+        let Some((config, bird)) = config.and_then(|config| Some((config, config.bird.clone()?)))
+        else {
             return Ok(None);
         };
         let folder = std::path::absolute(run_dir.join(FOLDER))?;
@@ -100,10 +96,11 @@ impl Speaker {
     }
 
     /// Passes on what is known.
-    pub(super) fn update(&self, engine: &Engine) {
+    pub fn update(&self, model: &Model) {
         self.known.send_if_modified(|known| {
-            let now = engine.nodes().zip(engine.service_ranges());
-            let now = now.map(|(nodes, services)| Known { nodes, services });
+            let services = model.snapshot().map(|facts| facts.service_ranges().collect());
+            let now = model.nodes().zip(services);
+            let now = now.map(|(nodes, services)| ClusterFacts { nodes, services });
             let is_same = match (&*known, &now) {
                 (Some(before), Some(now)) => before.is(now),
                 // What was known stays.
@@ -118,13 +115,13 @@ impl Speaker {
     }
 
     /// For `status`: the state, errors and warnings.
-    pub(super) fn report(&self) -> (BgpStatus, Vec<String>, Vec<String>) {
+    pub fn report(&self) -> (BgpStatus, Vec<String>, Vec<String>) {
         let State { status, errors, warnings } = self.state.borrow().clone();
         (status, errors, warnings)
     }
 
     /// Answers with the peers to which an announced address was exported, without keeping the loop.
-    pub(super) fn answer(&self, announced: Announced, answer: oneshot::Sender<Value>) {
+    pub fn answer(&self, announced: Announced, answer: oneshot::Sender<Value>) {
         let socket = self.socket.clone();
         tokio::spawn(async move {
             let _ = answer.send(json!(with_peers(announced, &socket).await));
@@ -132,7 +129,7 @@ impl Speaker {
     }
 }
 
-impl Known {
+impl ClusterFacts {
     fn is(&self, other: &Self) -> bool {
         self.nodes.own == other.nodes.own
             && Arc::ptr_eq(&self.nodes.others, &other.nodes.others)
@@ -146,7 +143,7 @@ struct Task {
     /// Addresses of services that this node may announce.
     ranges: Vec<IpNetwork>,
     folder: PathBuf,
-    known: watch::Receiver<Option<Known>>,
+    known: watch::Receiver<Option<ClusterFacts>>,
     state: watch::Sender<State>,
     /// The configuration that BIRD refuses, and why.
     refused: Option<(String, String)>,
@@ -158,7 +155,7 @@ impl Task {
         loop {
             let state = self.look().await;
             let known = self.state.borrow().errors.clone();
-            let new = state.errors.iter().filter(|it| !known.contains(it));
+            let new = state.errors.iter().filter(|error| !known.contains(error));
             new.for_each(|error| error!(error, "BIRD"));
             self.state.send_replace(state);
             tokio::select! {
@@ -199,11 +196,11 @@ impl Task {
     /// Brings BIRD to the configuration that it should have.
     async fn keep(
         &mut self,
-        known: &Known,
+        known: &ClusterFacts,
         control: Option<&mut Control>,
         state: &mut State,
     ) -> Result<(), String> {
-        let (around, labels) = self.surroundings(known, state).map_err(|it| describe(&it))?;
+        let (around, labels) = self.surroundings(known, state).map_err(|error| describe(&error))?;
         let own = known.nodes.own.as_ref().map(|node| node.addresses.clone()).unwrap_or_default();
         let mut peers = Vec::new();
         let mut is_whole = true;
@@ -269,7 +266,7 @@ impl Task {
     /// What the configuration depends on, and this node's labels.
     fn surroundings(
         &self,
-        known: &Known,
+        known: &ClusterFacts,
         state: &mut State,
     ) -> Result<(Surroundings, Labels), RouteError> {
         let mut nodes = known.nodes.clone();
@@ -281,7 +278,7 @@ impl Task {
         let is_near = |why: &WhyRejected| {
             !matches!(why, WhyRejected::NotANeighbour { .. } | WhyRejected::NoInternalIp)
         };
-        let rejected = rejected.iter().filter(|it| is_near(&it.why)).map(ToString::to_string);
+        let rejected = rejected.iter().filter(|range| is_near(&range.why)).map(ToString::to_string);
         state.warnings.extend(rejected);
         let own = nodes.own.iter();
         let mut surroundings = Surroundings {
@@ -304,7 +301,7 @@ impl Task {
 
     /// What is taken of no peer, without what another of them contains: the networks of bridges
     /// between pods come and go, and change nothing.
-    fn protected(&self, known: &Known, around: &Neighbourhood) -> BTreeSet<IpNetwork> {
+    fn protected(&self, known: &ClusterFacts, around: &Neighbourhood) -> BTreeSet<IpNetwork> {
         let own = known.nodes.own.iter();
         let addresses = own.clone().flat_map(|node| &node.addresses);
         let peers = self.bird.peers.iter().map(|peer| peer.address.ip());
@@ -333,9 +330,9 @@ fn password_of(peer: &Peer) -> Result<Option<String>, String> {
     let failed = |why: String| {
         format!("the password of BGP peer {}, in {}: {why}", peer.name, path.display())
     };
-    let text =
-        regular::read_to_string(path, LONGEST_PASSWORD).map_err(|it| failed(it.to_string()))?;
-    password(&text).map(|it| Some(it.to_owned())).map_err(failed)
+    let text = regular::read_to_string(path, LONGEST_PASSWORD)
+        .map_err(|error| failed(error.to_string()))?;
+    password(&text).map(|password| Some(password.to_owned())).map_err(failed)
 }
 
 /// Nobody else reads it: it has passwords.

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use denizen_nft::Kernel;
 use denizen_route::{RouteError, Watch};
 use ipnetwork::IpNetwork;
 use tokio::io::unix::AsyncFd;
@@ -15,15 +14,11 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use super::announcing::Announcer;
-use super::foreign::pollable;
-use crate::config::Routing as RoutingConfig;
-use crate::engine::Engine;
-use denizen_model::Nodes;
-use denizen_observe::status::RoutingStatus;
+use crate::pollable::pollable;
+use crate::routes::PodRoutes;
+use crate::{RoutingSettings, RoutingStatus, SendNotice};
+use denizen_model::{Nodes, Notice, NoticeReason, NoticeSubject};
 use denizen_plan::RejectedRange;
-use denizen_routing::routes::{AnnouncedRoutes, PodRoutes, Unserved};
-use denizen_source::events::{About, Notice, Notices, Reason};
 use denizen_text::describe;
 
 /// Changes come in groups: all addresses of a link, all Nodes of a list.
@@ -37,7 +32,7 @@ const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The task that keeps the routes.
-pub(super) struct Routing {
+pub struct DirectRouter {
     nodes: watch::Sender<Option<Nodes>>,
     state: watch::Receiver<State>,
 }
@@ -49,19 +44,19 @@ struct State {
     errors: Vec<String>,
 }
 
-impl Routing {
+impl DirectRouter {
     /// Starts the task, if routes are wanted. Otherwise removes those that an earlier run has left:
     /// nobody would follow the nodes any more.
-    pub(super) fn start(config: &RoutingConfig, notices: Notices) -> Option<Self> {
-        match config {
-            RoutingConfig::Off | RoutingConfig::Table(_) => {
+    pub fn start(settings: &RoutingSettings, send_notice: SendNotice) -> Option<Self> {
+        match settings {
+            RoutingSettings::Off | RoutingSettings::Table(_) => {
                 note_removed(PodRoutes::open().and_then(|mut routes| routes.remove()));
                 None
             }
-            RoutingConfig::Direct => {
+            RoutingSettings::Direct => {
                 let (nodes, nodes_receiver) = watch::channel(None);
                 let (sender, state) = watch::channel(State::default());
-                let task = Task { nodes: nodes_receiver, state: sender, notices };
+                let task = Task { nodes: nodes_receiver, state: sender, send_notice };
                 tokio::spawn(task.run());
                 Some(Self { nodes, state })
             }
@@ -69,9 +64,8 @@ impl Routing {
     }
 
     /// Passes on what is known of the nodes.
-    pub(super) fn update(&self, engine: &Engine) {
+    pub fn update(&self, now: Option<Nodes>) {
         self.nodes.send_if_modified(|nodes| {
-            let now = engine.nodes();
             let is_same = match (&*nodes, &now) {
                 (Some(before), Some(now)) => {
                     before.own == now.own && Arc::ptr_eq(&before.others, &now.others)
@@ -85,36 +79,14 @@ impl Routing {
     }
 
     /// For `status`: the state, and errors.
-    pub(super) fn report(&self) -> (RoutingStatus, Vec<String>) {
+    pub fn report(&self) -> (RoutingStatus, Vec<String>) {
         let State { status, errors } = self.state.borrow().clone();
         (status, errors)
     }
 }
 
-/// What announces, if that is wanted. Otherwise withdraws what an earlier run has left.
-///
-/// # Errors
-/// When netlink cannot be opened.
-pub(super) fn announcer(
-    config: &RoutingConfig,
-    notices: Notices,
-    mut kernel: Kernel,
-) -> Result<Option<Announcer>, RouteError> {
-    match config {
-        RoutingConfig::Off | RoutingConfig::Direct => {
-            note_removed(AnnouncedRoutes::remove_all());
-            if let Err(error) = Unserved::remove(&mut kernel) {
-                warn!(error = describe(&error), "cannot look for old tables");
-            }
-            Ok(None)
-        }
-        RoutingConfig::Table(config) => {
-            Announcer::start(config, notices, Unserved::new(kernel)).map(Some)
-        }
-    }
-}
-
-fn note_removed(removed: Result<usize, RouteError>) {
+/// Logs what an earlier run had left.
+pub(crate) fn note_removed(removed: Result<usize, RouteError>) {
     match removed {
         Ok(0) => {}
         Ok(count) => info!(count, "removed routes of an earlier --routing-mode"),
@@ -125,7 +97,7 @@ fn note_removed(removed: Result<usize, RouteError>) {
 struct Task {
     nodes: watch::Receiver<Option<Nodes>>,
     state: watch::Sender<State>,
-    notices: Notices,
+    send_notice: SendNotice,
 }
 
 impl Task {
@@ -184,7 +156,11 @@ impl Task {
 
     fn note(&self, text: String) {
         warn!(problem = text, "a podCIDR gets no route");
-        self.notices.send(Notice { about: About::Node, reason: Reason::RouteRejected, text });
+        (self.send_notice)(Notice {
+            about: NoticeSubject::Node,
+            reason: NoticeReason::RouteRejected,
+            text,
+        });
     }
 
     /// Reports these errors, none if all is well.

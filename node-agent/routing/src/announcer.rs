@@ -1,11 +1,13 @@
 //! Announces what this node serves: after its rules are in the kernel, and no longer than they are.
 //!
-//! It is a part of the loop, not a task beside it, for the order is what counts: a withdrawal comes
-//! before the rules go, an announcement after they are there.
+//! The agent's loop drives it, for the order is what counts: a withdrawal comes before the rules go,
+//! an announcement after they are there.
 
-#![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
+#![expect(clippy::disallowed_methods, reason = "announcements are paced, and a drain takes time")]
 
-use std::collections::BTreeMap;
+mod fresh;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,17 +20,18 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{error, info, warn};
 
-use super::Agent;
-use super::foreign::pollable;
-use super::fresh::Freshness;
-use crate::config::AnnounceConfig;
-use crate::engine::Engine;
-use denizen_model::{LocalPod, OtherNode};
-use denizen_observe::status::AnnouncementsStatus;
+use self::fresh::Freshness;
+use crate::direct::note_removed;
+use crate::pollable::pollable;
+use crate::routes::{AnnouncedRoutes, Published, Unserved};
+use crate::{AnnounceConfig, AnnouncementsStatus, RoutingSettings, SendNotice};
+use denizen_model::{LocalPod, Nodes, Notice, NoticeReason, NoticeSubject, OtherNode, ServiceName};
+use denizen_nft::Kernel;
 use denizen_plan::explain::Announced;
-use denizen_plan::{AnnouncePlan, Announcements, Drain, Dropped, Owner, Silent, Surveyed, newest};
-use denizen_routing::routes::{AnnouncedRoutes, Published, Unserved};
-use denizen_source::events::{About, Notice, Notices, Reason};
+use denizen_plan::{
+    AnnouncePlan, Announcements, Announcing, Changes, Drain, Dropped, Frontend, Owner, Plan,
+    Planner, Silent, Surveyed, concerned, is_draining, newest, single_pods,
+};
 use denizen_text::describe;
 
 /// How often to look where nothing was heard: nobody tells of rules (`ip rule`).
@@ -38,15 +41,31 @@ const REST: Duration = Duration::from_millis(50);
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What keeps the announcements.
-pub(super) struct Announcer {
+/// The plan, and how much of it the kernel has.
+pub trait ProgrammedPlan {
+    fn planner(&self) -> &Planner;
+
+    /// Whether the whole plan is in the kernel.
+    fn is_synced(&self) -> bool;
+
+    /// Whether the kernel rejects any rule.
+    fn has_rejected(&self) -> bool;
+
+    /// Whether the kernel rejects a rule of this frontend.
+    fn is_rejected(&self, frontend: &Frontend) -> bool;
+}
+
+/// Keeps the announcements.
+pub struct Announcer {
     config: AnnounceConfig,
     routes: AnnouncedRoutes,
     unserved: Unserved,
     /// Why packets that no service takes cannot be refused.
     unrefused: Option<String>,
     heard: Arc<Notify>,
-    notices: Notices,
+    send_notice: SendNotice,
+    /// The services that changes concern since the last decision; `None` before the first.
+    concerned: Option<BTreeSet<ServiceName>>,
     drained: Drained,
     freshness: Freshness,
     /// The other nodes, as they were when it was decided.
@@ -81,13 +100,36 @@ enum Drained {
 }
 
 impl Announcer {
+    /// Starts it, if anything is to be announced. Otherwise withdraws what an earlier run has left.
+    ///
+    /// # Errors
+    /// When netlink cannot be opened.
+    pub fn open(
+        settings: &RoutingSettings,
+        send_notice: SendNotice,
+        mut kernel: Kernel,
+    ) -> Result<Option<Self>, RouteError> {
+        match settings {
+            RoutingSettings::Off | RoutingSettings::Direct => {
+                note_removed(AnnouncedRoutes::remove_all());
+                if let Err(error) = Unserved::remove(&mut kernel) {
+                    warn!(error = describe(&error), "cannot look for old tables");
+                }
+                Ok(None)
+            }
+            RoutingSettings::Table(config) => {
+                Self::start(config, send_notice, Unserved::new(kernel)).map(Some)
+            }
+        }
+    }
+
     /// Nothing is announced or withdrawn yet.
     ///
     /// # Errors
     /// [`RouteError`].
-    pub(super) fn start(
+    fn start(
         config: &AnnounceConfig,
-        notices: Notices,
+        send_notice: SendNotice,
         unserved: Unserved,
     ) -> Result<Self, RouteError> {
         let routes = AnnouncedRoutes::open(config.table)?;
@@ -99,7 +141,8 @@ impl Announcer {
             unserved,
             unrefused: None,
             heard,
-            notices,
+            send_notice,
+            concerned: None,
             drained: Drained::Unknown,
             freshness: Freshness::default(),
             others: OtherNodes::default(),
@@ -114,7 +157,7 @@ impl Announcer {
     }
 
     /// Returns when to decide and look again.
-    async fn due(&self) {
+    pub async fn due(&self) {
         let drained = match self.drained {
             Drained::Until(until) => Some(until),
             Drained::Unknown | Drained::No | Drained::Over => None,
@@ -132,35 +175,52 @@ impl Announcer {
     }
 
     /// Another program may have changed something.
-    pub(super) fn disturbed(&mut self) {
+    pub fn disturbed(&mut self) {
         self.routes.disturbed();
         self.surveyed = None;
         self.retry = None;
     }
 
     /// The portid by which notifications name changes of the tables of announced addresses.
-    pub(super) fn portid(&self) -> u32 {
+    pub fn portid(&self) -> u32 {
         self.unserved.portid()
     }
 
-    fn withdraw(&mut self, engine: &mut Engine) {
-        let withdrawn = self.decide(engine).and_then(|()| match self.decided.decided() {
+    /// Notes what a change of the plan concerns.
+    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+        if let Some(noted) = &mut self.concerned {
+            noted.extend(concerned(plan, changes).cloned());
+        }
+    }
+
+    /// Whether the other nodes are not as they were when it was decided.
+    pub fn differs(&self, nodes: &Nodes) -> bool {
+        !Arc::ptr_eq(&nodes.others, &self.others)
+    }
+
+    /// Withdraws what is not to be announced any more: before its rules go. With `look`, all tables
+    /// are compared with the kernel.
+    pub fn withdraw(&mut self, programmed: &impl ProgrammedPlan, look: bool) {
+        if look {
+            self.unserved.disturbed();
+        }
+        let withdrawn = self.decide(programmed).and_then(|()| match self.decided.decided() {
             Some(wanted) => self.routes.withdraw(wanted),
             None => Ok(()),
         });
         self.note_failure(withdrawn.err());
     }
 
-    /// Announces what is decided: after its rules are in the kernel. `engine` has programmed all of
-    /// its plan. Returns whether there are new announcements.
-    pub(super) fn announce(&mut self, engine: &mut Engine) -> bool {
-        if (engine.has_rejected() || self.decided.has_rejected())
-            && let Err(error) = self.decide(engine)
+    /// Announces what is decided: after its rules are in the kernel. Returns whether there are new
+    /// announcements.
+    pub fn announce(&mut self, programmed: &impl ProgrammedPlan) -> bool {
+        if (programmed.has_rejected() || self.decided.has_rejected())
+            && let Err(error) = self.decide(programmed)
         {
             self.note_failure(Some(error));
             return false;
         }
-        let Some(wanted) = self.decided.decided().filter(|_| engine.is_synced()) else {
+        let Some(wanted) = self.decided.decided().filter(|_| programmed.is_synced()) else {
             return false;
         };
         // Before routers send more, and after they were told to send less.
@@ -178,7 +238,8 @@ impl Announcer {
                     warn!(routes = published.repaired, "repaired announcements");
                     self.repaired += published.repaired as u64;
                 }
-                let new = published.errors.iter().filter(|it| !self.published.errors.contains(it));
+                let new =
+                    published.errors.iter().filter(|error| !self.published.errors.contains(error));
                 new.for_each(|error| error!(error, "cannot announce as decided"));
                 let is_new = published.added > 0;
                 self.published = published;
@@ -193,7 +254,7 @@ impl Announcer {
     }
 
     /// Why an address is, or is not, announced.
-    pub(super) fn explain(&self, address: IpAddr) -> Announced {
+    pub fn explain(&self, address: IpAddr) -> Announced {
         let failure = self.failure.iter().chain(&self.published.errors).next();
         let is_published = |prefix: &_| self.published.prefixes.contains(prefix);
         Announced::of(address, self.decided.decided(), is_published, failure.map(String::as_str))
@@ -201,15 +262,14 @@ impl Announcer {
 
     /// For `status`: the state, of a node with these recorded pods, errors, and warnings: what is
     /// refused, and what is dropped.
-    pub(super) fn report(
-        &self,
-        pods: &[LocalPod],
-    ) -> (AnnouncementsStatus, Vec<String>, Vec<String>) {
+    pub fn report(&self, pods: &[LocalPod]) -> (AnnouncementsStatus, Vec<String>, Vec<String>) {
         let decided = self.decided.decided();
         let wanted = decided.iter().flat_map(|decided| &decided.wanted);
         let mut announced: BTreeMap<String, usize> = BTreeMap::new();
-        for (_, it) in wanted.clone().filter(|(at, _)| self.published.prefixes.contains(*at)) {
-            *announced.entry(it.class.as_str().to_owned()).or_default() += 1;
+        for (_, announcement) in
+            wanted.clone().filter(|(at, _)| self.published.prefixes.contains(*at))
+        {
+            *announced.entry(announcement.class.as_str().to_owned()).or_default() += 1;
         }
         let refused = decided.into_iter().flat_map(Announcements::refused).map(refusal);
         let refused: Vec<String> = refused.collect();
@@ -233,11 +293,17 @@ impl Announcer {
         (status, errors, warnings)
     }
 
-    fn decide(&mut self, engine: &mut Engine) -> Result<(), RouteError> {
+    /// Decides what this node announces, by what has changed since the last time. Nothing is decided
+    /// while a first list is missing: half a picture would withdraw what is still wanted.
+    fn decide(&mut self, programmed: &impl ProgrammedPlan) -> Result<(), RouteError> {
         let settings = &self.config.settings;
-        let Some(singles) = engine.single_pods(settings) else { return Ok(()) };
-        let Some(is_draining) = engine.is_draining(settings) else { return Ok(()) };
-        self.drained = self.drained.now(is_draining, self.config.drain_wait);
+        let planner = programmed.planner();
+        let (plan, model) = (planner.plan(), planner.model());
+        let (Some(world), Some(nodes)) = (model.snapshot(), model.nodes()) else { return Ok(()) };
+        let (Some(_pods), Some(_services)) = (plan.pods(), plan.services()) else { return Ok(()) };
+        let singles = single_pods(settings, &nodes, plan.recorded());
+        self.drained =
+            self.drained.now(is_draining(world.node(), settings), self.config.drain_wait);
         let asked = |(pod, address): &(&LocalPod, IpAddr)| (*address, pod.interface.clone());
         let asked: Interfaces = singles.iter().map(asked).collect();
         if self.surveyed.as_ref().is_none_or(|(pods, _)| *pods != asked) {
@@ -246,11 +312,20 @@ impl Announcer {
         let Some((_, surveyed)) = &self.surveyed else { return Ok(()) };
         let times = newest(&singles).into_iter().map(|(ip, pod)| (ip, pod.added_at.clone()));
         let recorded = self.freshness.update(times, Instant::now(), Timestamp::now());
-        let (decided, drain) = (&mut self.decided, self.drained.drain());
-        let Some(noted) = engine.announce(decided, settings, drain, surveyed, &recorded) else {
-            return Ok(());
+        let concerned = self.concerned.replace(BTreeSet::new());
+        let by = Announcing {
+            settings,
+            plan,
+            world,
+            nodes: &nodes,
+            is_gone: world.node().is_none() && !model.is_node_eligible(),
+            drain: self.drained.drain(),
+            surveyed,
+            recorded: &recorded,
+            rejects: programmed.has_rejected(),
+            is_rejected: &|frontend| programmed.is_rejected(frontend),
         };
-        let nodes = engine.nodes().unwrap_or_default();
+        let noted = self.decided.update(&by, concerned.as_ref());
         self.others = nodes.others;
         let ranges = nodes.own.iter().flat_map(|node| &node.pod_cidrs);
         self.pod_cidrs = ranges.map(ToString::to_string).collect();
@@ -264,10 +339,10 @@ impl Announcer {
         let text = refusal((prefix, silent));
         warn!(problem = text, "an address is not announced");
         let about = match &silent.owner {
-            Owner::Service(service) => About::Service(service.clone()),
-            Owner::Node | Owner::Pod(_) => About::Node,
+            Owner::Service(service) => NoticeSubject::Service(service.clone()),
+            Owner::Node | Owner::Pod(_) => NoticeSubject::Node,
         };
-        self.notices.send(Notice { about, reason: Reason::NotAnnounced, text });
+        (self.send_notice)(Notice { about, reason: NoticeReason::NotAnnounced, text });
     }
 
     /// Logs and reports what is dropped from now on. The event's text is the same on every such
@@ -279,8 +354,8 @@ impl Announcer {
             "connections to {key} are dropped by each node that announces the address for {announced_for} \
              and has no endpoint of this Service: its policy is Local"
         );
-        let about = About::Service(service.clone());
-        self.notices.send(Notice { about, reason: Reason::SharedAddress, text });
+        let about = NoticeSubject::Service(service.clone());
+        (self.send_notice)(Notice { about, reason: NoticeReason::SharedAddress, text });
     }
 
     fn note_failure(&mut self, failure: Option<RouteError>) {
@@ -290,49 +365,6 @@ impl Announcer {
         }
         self.retry = failure.is_some().then(|| Instant::now() + RETRY);
         self.failure = failure;
-    }
-}
-
-impl Agent {
-    /// Withdraws what is not to be announced any more: before its rules go. With `look`, all tables
-    /// are compared with the kernel.
-    pub(super) fn withdraw(&mut self, look: bool) {
-        let Some(announcer) = &mut self.announcer else { return };
-        if look {
-            announcer.unserved.disturbed();
-        }
-        announcer.withdraw(&mut self.engine);
-    }
-
-    /// Looks at the announcements again. What is decided and not programmed yet stays as it is.
-    pub(super) fn announce_again(&mut self) {
-        self.announcer.iter_mut().for_each(Announcer::disturbed);
-        self.announce_as_decided();
-    }
-
-    /// The other nodes' addresses and podCIDRs are not announced, and no rule depends on them.
-    pub(super) fn announce_for_new_nodes(&mut self) {
-        let Some(announcer) = &self.announcer else { return };
-        let others = self.engine.nodes().map(|nodes| nodes.others);
-        if others.is_some_and(|others| !Arc::ptr_eq(&others, &announcer.others)) {
-            self.announce_as_decided();
-        }
-    }
-
-    fn announce_as_decided(&mut self) {
-        let Some(announcer) = &mut self.announcer else { return };
-        announcer.withdraw(&mut self.engine);
-        if self.engine.is_idle() && self.engine.is_settled() && !self.engine.is_contended() {
-            announcer.announce(&mut self.engine);
-        }
-    }
-}
-
-/// Returns when to look at the announcements again; never without them.
-pub(super) async fn due(announcer: &Option<Announcer>) {
-    match announcer {
-        Some(announcer) => announcer.due().await,
-        None => pending().await,
     }
 }
 

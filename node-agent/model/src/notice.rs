@@ -1,0 +1,89 @@
+//! What the agent tells operators as Kubernetes events.
+
+use super::network_policy::PolicyName;
+use super::service::ServiceName;
+
+/// What an event is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum NoticeSubject {
+    /// This node.
+    Node,
+    /// A Service.
+    Service(ServiceName),
+    /// A NetworkPolicy.
+    NetworkPolicy(PolicyName),
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NoticeReason {
+    /// The agent has started.
+    Starting,
+    /// The agent's health cannot be served.
+    HealthUnserved,
+    /// The agent's metrics cannot be served.
+    MetricsUnserved,
+    /// The health-check node port of a Service cannot be served.
+    HealthCheckUnserved,
+    /// A part of a NetworkPolicy is not understood.
+    InvalidNetworkPolicy,
+    /// Another node's podCIDR gets no route.
+    RouteRejected,
+    /// An address that somebody asks for is not announced.
+    NotAnnounced,
+    /// An address is announced for another Service, and nodes without an endpoint of this one drop
+    /// its connections.
+    SharedAddress,
+}
+
+/// One event for operators (`kubectl get events`).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Notice {
+    /// What it is about.
+    pub about: NoticeSubject,
+    /// What happened.
+    pub reason: NoticeReason,
+    /// Text for a person; empty if the reason suffices.
+    pub text: String,
+}
+
+impl NoticeReason {
+    /// The event's `reason`: kube-proxy's where it has one.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "Starting",
+            Self::HealthUnserved => "FailedToStartProxierHealthcheck",
+            Self::MetricsUnserved => "FailedToStartMetricServer",
+            Self::HealthCheckUnserved => "FailedToStartServiceHealthcheck",
+            Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
+            Self::RouteRejected => "RouteRejected",
+            Self::NotAnnounced => "NotAnnounced",
+            Self::SharedAddress => "SharedAddress",
+        }
+    }
+
+    /// The event's `action`.
+    pub fn action(self) -> &'static str {
+        match self {
+            Self::Starting | Self::HealthUnserved | Self::MetricsUnserved => "StartKubeProxy",
+            Self::HealthCheckUnserved => "Listen",
+            Self::InvalidNetworkPolicy => "Enforce",
+            Self::RouteRejected => "Route",
+            Self::NotAnnounced | Self::SharedAddress => "Announce",
+        }
+    }
+
+    /// The event's `type`.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Starting => "Normal",
+            Self::HealthUnserved
+            | Self::MetricsUnserved
+            | Self::HealthCheckUnserved
+            | Self::InvalidNetworkPolicy
+            | Self::RouteRejected
+            | Self::NotAnnounced
+            | Self::SharedAddress => "Warning",
+        }
+    }
+}

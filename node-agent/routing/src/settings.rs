@@ -1,0 +1,41 @@
+//! What is routed and announced, as the flags say.
+
+use std::time::Duration;
+
+use denizen_plan::AnnounceSettings;
+
+use crate::bird::BirdConfig;
+
+/// `--routing-mode` and its flags, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RoutingSettings {
+    /// Nothing is routed, and nothing announced.
+    Off,
+    /// Routes to the other nodes' pods.
+    Direct,
+    /// Announcements.
+    Table(Box<AnnounceConfig>),
+}
+
+/// What is announced, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnnounceConfig {
+    /// The kernel's table.
+    pub table: u32,
+    /// What is announced.
+    pub settings: AnnounceSettings,
+    /// How long a draining node still announces what others serve too.
+    pub drain_wait: Duration,
+    /// How BIRD is configured; `None` if it, or another daemon, is somebody else's.
+    pub bird: Option<BirdConfig>,
+}
+
+impl RoutingSettings {
+    /// What is announced; `None` for nothing.
+    pub fn announced(&self) -> Option<&AnnounceConfig> {
+        match self {
+            Self::Off | Self::Direct => None,
+            Self::Table(config) => Some(config.as_ref()),
+        }
+    }
+}
