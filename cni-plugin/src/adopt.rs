@@ -126,11 +126,11 @@ fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, No
 #[serde(rename_all = "camelCase")]
 struct Outline {
     cni_version: Option<String>,
-    interfaces: Option<Vec<Place>>,
+    interfaces: Option<Vec<ResultInterface>>,
 }
 
 #[derive(Deserialize)]
-struct Place {
+struct ResultInterface {
     name: String,
     sandbox: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Standard input: [`RawConfig`] as written, [`Config`] checked.
+//! Standard input: [`RawConfig`] as written, [`PluginConfig`] checked.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::environment::is_name;
 use crate::error::{CniError, quoted, shortened};
-use crate::redirect::Entry;
+use crate::redirect::RedirectConfig;
 use crate::version::CniVersion;
 
 /// The default timeout of an ADD that waits for the agent.
@@ -109,33 +109,38 @@ impl<'a> RawConfig<'a> {
 
 /// A checked configuration.
 #[derive(Debug)]
-pub(crate) struct Config<'a> {
+pub(crate) struct PluginConfig<'a> {
     pub(crate) network: String,
     pub(crate) run_dir: PathBuf,
     pub(crate) wait_for_agent: Option<WaitForAgent>,
-    pub(crate) redirect: Option<Entry>,
+    pub(crate) redirect: Option<RedirectConfig>,
     /// The pod's annotations; `None` if the runtime passed none, not even that there are none.
     pub(crate) annotations: Option<BTreeMap<String, String>>,
     /// The previous plugin's result, unchanged.
     pub(crate) prev_result: Option<&'a RawValue>,
 }
 
-impl<'a> Config<'a> {
+impl<'a> PluginConfig<'a> {
     /// The whole configuration, for ADD, CHECK and STATUS.
-    pub(crate) fn whole(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
+    pub(crate) fn whole(raw: &RawConfig<'a>) -> Result<PluginConfig<'a>, CniError> {
         raw.refuse_unknown()?;
         let wait_for_agent = raw.typed("waitForAgent")?.map(WaitForAgent::of).transpose()?;
-        let redirect = raw.typed("redirect")?.map(Entry::of).transpose()?;
+        let redirect = raw.typed("redirect")?.map(RedirectConfig::of).transpose()?;
         let annotations = match redirect {
             Some(_) => annotations(raw)?,
             None => None,
         };
-        Ok(Config { wait_for_agent, redirect, annotations, ..Config::for_removal(raw)? })
+        Ok(PluginConfig {
+            wait_for_agent,
+            redirect,
+            annotations,
+            ..PluginConfig::for_removal(raw)?
+        })
     }
 
     /// The part that removal needs. Other keys are not checked, and a bad `waitForAgent` counts as
     /// none: a mistyped key must not keep a pod from being deleted.
-    pub(crate) fn for_removal(raw: &RawConfig<'a>) -> Result<Config<'a>, CniError> {
+    pub(crate) fn for_removal(raw: &RawConfig<'a>) -> Result<PluginConfig<'a>, CniError> {
         let network: String = raw
             .typed("name")?
             .ok_or_else(|| CniError::InvalidConfig("name is missing".to_owned()))?;
@@ -154,7 +159,7 @@ impl<'a> Config<'a> {
         let wait_for_agent = raw.typed("waitForAgent").ok().flatten();
         let wait_for_agent = wait_for_agent.and_then(|fields| WaitForAgent::of(fields).ok());
         let (redirect, annotations) = (None, None);
-        Ok(Config { network, run_dir, wait_for_agent, redirect, annotations, prev_result })
+        Ok(PluginConfig { network, run_dir, wait_for_agent, redirect, annotations, prev_result })
     }
 
     /// The previous plugin's result, which exists only in a chain.

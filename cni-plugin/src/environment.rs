@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use denizen_state::{AttachmentId, Pod};
+use denizen_state::{AttachmentId, PodRef};
 use serde_json::Map;
 
 use crate::error::{CniError, quoted, shortened};
@@ -46,16 +46,16 @@ impl Environment {
     }
 
     /// The command that the plugin is called for.
-    pub(crate) fn command(&self) -> Result<Command, CniError> {
+    pub(crate) fn command(&self) -> Result<CniCommand, CniError> {
         let name = text("CNI_COMMAND", self.command.as_ref())?;
         let name =
             name.ok_or_else(|| CniError::Environment("CNI_COMMAND is missing".to_owned()))?;
         let unknown = || format!("CNI_COMMAND is unknown: {}", quoted(name));
-        Command::named(name).ok_or_else(|| CniError::Environment(unknown()))
+        CniCommand::named(name).ok_or_else(|| CniError::Environment(unknown()))
     }
 
     /// The attachment's name, which suffices for DEL.
-    pub(crate) fn named(&self) -> Result<Named, CniError> {
+    pub(crate) fn named(&self) -> Result<AttachmentName, CniError> {
         self.present(&[("CNI_CONTAINERID", &self.container_id), ("CNI_IFNAME", &self.if_name)])?;
         let container_id = text("CNI_CONTAINERID", self.container_id.as_ref())?.unwrap_or_default();
         let if_name = text("CNI_IFNAME", self.if_name.as_ref())?.unwrap_or_default();
@@ -68,7 +68,7 @@ impl Environment {
         is_if_name(if_name).map_err(|why| {
             CniError::Environment(format!("CNI_IFNAME is malformed: {} {why}", quoted(if_name)))
         })?;
-        Ok(Named { container_id: container_id.to_owned(), if_name: if_name.to_owned() })
+        Ok(AttachmentName { container_id: container_id.to_owned(), if_name: if_name.to_owned() })
     }
 
     /// The attachment, with everything that ADD and CHECK need.
@@ -99,7 +99,7 @@ impl Environment {
 
 /// A command of the specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Command {
+pub(crate) enum CniCommand {
     Add,
     Del,
     Check,
@@ -108,15 +108,15 @@ pub(crate) enum Command {
     Version,
 }
 
-impl Command {
-    fn named(name: &str) -> Option<Command> {
+impl CniCommand {
+    fn named(name: &str) -> Option<CniCommand> {
         Some(match name {
-            "ADD" => Command::Add,
-            "DEL" => Command::Del,
-            "CHECK" => Command::Check,
-            "GC" => Command::Gc,
-            "STATUS" => Command::Status,
-            "VERSION" => Command::Version,
+            "ADD" => CniCommand::Add,
+            "DEL" => CniCommand::Del,
+            "CHECK" => CniCommand::Check,
+            "GC" => CniCommand::Gc,
+            "STATUS" => CniCommand::Status,
+            "VERSION" => CniCommand::Version,
             _ => return None,
         })
     }
@@ -124,12 +124,12 @@ impl Command {
 
 /// The name of one attachment of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Named {
+pub(crate) struct AttachmentName {
     pub(crate) container_id: String,
     pub(crate) if_name: String,
 }
 
-impl Named {
+impl AttachmentName {
     pub(crate) fn id(&self) -> AttachmentId {
         AttachmentId::new(&self.container_id, &self.if_name)
     }
@@ -138,9 +138,9 @@ impl Named {
 /// One attachment of one container, with its namespace and its pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Attach {
-    pub(crate) named: Named,
+    pub(crate) named: AttachmentName,
     pub(crate) netns: PathBuf,
-    pub(crate) pod: Option<Pod>,
+    pub(crate) pod: Option<PodRef>,
 }
 
 fn text<'a>(name: &str, value: Option<&'a OsString>) -> Result<Option<&'a str>, CniError> {
@@ -175,7 +175,7 @@ pub(crate) fn is_if_name(name: &str) -> Result<(), &'static str> {
 }
 
 /// The pod that `CNI_ARGS` names. Other arguments are for other plugins and are ignored.
-pub(crate) fn pod(args: &str) -> Result<Option<Pod>, CniError> {
+pub(crate) fn pod(args: &str) -> Result<Option<PodRef>, CniError> {
     let (mut namespace, mut name, mut uid) = (None, None, None);
     for pair in args.split(';').filter(|pair| !pair.is_empty()) {
         let Some((key, value)) = pair.split_once('=') else {
@@ -192,7 +192,7 @@ pub(crate) fn pod(args: &str) -> Result<Option<Pod>, CniError> {
         };
         *place = (!value.is_empty()).then(|| value.to_owned());
     }
-    Ok(namespace.zip(name).map(|(namespace, name)| Pod {
+    Ok(namespace.zip(name).map(|(namespace, name)| PodRef {
         namespace,
         name,
         uid,

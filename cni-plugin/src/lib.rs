@@ -27,5 +27,5 @@ pub use config::ANNOTATIONS;
 pub use environment::Environment;
 pub use error::CniError;
 pub use redirect::Redirection;
-pub use run::{Outcome, run, understand};
+pub use run::{CallResult, run, understand};
 pub use version::CniVersion;

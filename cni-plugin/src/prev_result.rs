@@ -99,20 +99,20 @@ impl PrevResult {
     }
 }
 
-/// Checks that a result, which says the version `said`, has the type of results that a chain in
+/// Checks that a result, which says the version `stated`, has the type of results that a chain in
 /// `version` has. Like Go's plugins it accepts every version with that type: they differ in nothing
 /// that is read here.
-fn check_version(said: Option<&str>, version: CniVersion) -> Result<(), CniError> {
+fn check_version(stated: Option<&str>, version: CniVersion) -> Result<(), CniError> {
     // Before 1.0.0, results need not say their version; then it is the chain's.
-    let Some(said) = said.filter(|said| !said.is_empty()) else {
+    let Some(stated) = stated.filter(|stated| !stated.is_empty()) else {
         return Ok(());
     };
-    match CniVersion::named(said) {
+    match CniVersion::named(stated) {
         Some(result) if result.has_result_type_of(version) => Ok(()),
         Some(_) | None => Err(CniError::InvalidConfig(format!(
             "prevResult has cniVersion {}, whose results are of another type than those of the \
              configuration's {:?}",
-            quoted(said),
+            quoted(stated),
             version.name()
         ))),
     }
@@ -132,10 +132,10 @@ fn address(ip: &RawIp) -> Result<IpAddr, CniError> {
     let written = address;
     let address = written.to_canonical();
     // Versions 0.3.x and 0.4.0 of the specification repeat the family.
-    let is_of = |said: &str, address: IpAddr| said == if address.is_ipv4() { "4" } else { "6" };
-    if let Some(said) = &ip.version
-        && !is_of(said, written)
-        && !is_of(said, address)
+    let is_of = |stated: &str, address: IpAddr| stated == if address.is_ipv4() { "4" } else { "6" };
+    if let Some(stated) = &ip.version
+        && !is_of(stated, written)
+        && !is_of(stated, address)
     {
         return Err(malformed(ip, "address and version (IPv4 or IPv6) disagree"));
     }

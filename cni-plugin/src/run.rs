@@ -7,8 +7,8 @@ use denizen_state::AttachmentId;
 use serde::Serialize;
 
 use crate::command::{add, check, del, gc, status};
-use crate::config::{Config, RawConfig, valid_attachments};
-use crate::environment::{Attach, Command, Environment, Named};
+use crate::config::{PluginConfig, RawConfig, valid_attachments};
+use crate::environment::{Attach, AttachmentName, CniCommand, Environment};
 use crate::error::CniError;
 use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
@@ -18,7 +18,7 @@ const LONGEST_INPUT: u64 = 16 << 20;
 
 /// The result of a call.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CallResult {
     /// It succeeded. This goes to standard output.
     Done(String),
     /// It failed. This error object goes to standard output.
@@ -28,15 +28,15 @@ pub enum Outcome {
 }
 
 /// Executes the call in `environment` and `input`, at the time `now`.
-pub fn run(environment: &Environment, input: impl Read, now: SystemTime) -> Outcome {
+pub fn run(environment: &Environment, input: impl Read, now: SystemTime) -> CallResult {
     if environment.is_empty() {
-        return Outcome::ByHand(about());
+        return CallResult::ByHand(about());
     }
     // An error has the format of the caller's version, once that is known.
     let mut version = CniVersion::NEWEST;
     match call(environment, input, now, &mut version) {
-        Ok(output) => Outcome::Done(output),
-        Err(error) => Outcome::Failed(error.object(version)),
+        Ok(output) => CallResult::Done(output),
+        Err(error) => CallResult::Failed(error.object(version)),
     }
 }
 
@@ -50,11 +50,11 @@ pub fn understand(environment: &Environment, input: &[u8]) -> Result<(), String>
 
 /// A fully checked call.
 enum Call<'a> {
-    Add(Attach, Config<'a>, PrevResult),
-    Del(Named, Config<'a>),
-    Check(Attach, Config<'a>, PrevResult),
-    Gc(Config<'a>, Vec<AttachmentId>),
-    Status(Config<'a>),
+    Add(Attach, PluginConfig<'a>, PrevResult),
+    Del(AttachmentName, PluginConfig<'a>),
+    Check(Attach, PluginConfig<'a>, PrevResult),
+    Gc(PluginConfig<'a>, Vec<AttachmentId>),
+    Status(PluginConfig<'a>),
     Version(String),
 }
 
@@ -82,7 +82,7 @@ fn parse<'a>(
     version: &mut CniVersion,
 ) -> Result<Call<'a>, CniError> {
     let command = environment.command()?;
-    if command == Command::Version {
+    if command == CniCommand::Version {
         // Only the version in its input matters, and this plugin need not support it.
         return versions(input).map(Call::Version);
     }
@@ -90,20 +90,20 @@ fn parse<'a>(
     *version = raw.version()?;
     knows(*version, command)?;
     let attached = || {
-        let (attach, config) = (environment.attach()?, Config::whole(&raw)?);
+        let (attach, config) = (environment.attach()?, PluginConfig::whole(&raw)?);
         let prev_result =
             PrevResult::parse(config.prev_result()?, *version, &attach.named.if_name)?;
         Ok::<_, CniError>((attach, config, prev_result))
     };
     Ok(match command {
-        Command::Add => attached()
+        CniCommand::Add => attached()
             .map(|(attach, config, prev_result)| Call::Add(attach, config, prev_result))?,
-        Command::Check => attached()
+        CniCommand::Check => attached()
             .map(|(attach, config, prev_result)| Call::Check(attach, config, prev_result))?,
-        Command::Del => Call::Del(environment.named()?, Config::for_removal(&raw)?),
-        Command::Gc => Call::Gc(Config::for_removal(&raw)?, valid_attachments(&raw)?),
-        Command::Status => Call::Status(Config::whole(&raw)?),
-        Command::Version => versions(input).map(Call::Version)?,
+        CniCommand::Del => Call::Del(environment.named()?, PluginConfig::for_removal(&raw)?),
+        CniCommand::Gc => Call::Gc(PluginConfig::for_removal(&raw)?, valid_attachments(&raw)?),
+        CniCommand::Status => Call::Status(PluginConfig::whole(&raw)?),
+        CniCommand::Version => versions(input).map(Call::Version)?,
     })
 }
 
@@ -122,11 +122,11 @@ fn read(input: impl Read) -> Result<Vec<u8>, CniError> {
 }
 
 /// Refuses a command that is newer than the configuration's version.
-fn knows(version: CniVersion, command: Command) -> Result<(), CniError> {
+fn knows(version: CniVersion, command: CniCommand) -> Result<(), CniError> {
     let since = match command {
-        Command::Add | Command::Del | Command::Version => CniVersion::V0_3_0,
-        Command::Check => CniVersion::V0_4_0,
-        Command::Gc | Command::Status => CniVersion::V1_1_0,
+        CniCommand::Add | CniCommand::Del | CniCommand::Version => CniVersion::V0_3_0,
+        CniCommand::Check => CniVersion::V0_4_0,
+        CniCommand::Gc | CniCommand::Status => CniVersion::V1_1_0,
     };
     if version >= since {
         return Ok(());

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use denizen_state::{Attachment, HostInterface, Pod, RunDir};
+use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
 use denizen_tests::binary;
 use denizen_tests::cni::{Call, PluginContext, Variables, installed, run_here};
 use serde_json::{Map, Value, json};
@@ -75,7 +75,7 @@ fn record(number: usize) -> Attachment {
         container_id: id.clone(),
         if_name: "eth0".to_owned(),
         network: "pods".to_owned(),
-        pod: Some(Pod {
+        pod: Some(PodRef {
             namespace: format!("namespace-{}", number % 20),
             name: format!("web-frontend-6d4cf56db6-{number:05}"),
             uid: Some(format!("6f5d3c1e-9a3b-4c58-8b2d-{number:012x}")),

@@ -4,18 +4,18 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use denizen_state::firewall::is_off;
-use denizen_state::redirect::{Backend, Redirect};
+use denizen_state::redirect::{Redirect, RedirectBackend};
 use denizen_state::socket::WaitFor;
 use denizen_state::{Attachment, RunDir, State};
 use serde_json::Map;
 
-use super::{LOCK_WAIT, Seen, existing, of_others};
-use crate::config::{ANNOTATIONS, Config, OnTimeout, WaitForAgent};
+use super::{LOCK_WAIT, ObservedAttachment, existing, of_others};
+use crate::config::{ANNOTATIONS, OnTimeout, PluginConfig, WaitForAgent};
 use crate::environment::Attach;
 use crate::error::{CniError, in_full};
 use crate::kernel::{Pending, PendingError};
 use crate::prev_result::PrevResult;
-use crate::redirect::{Entry, Location, OnFailure, conflict, install, remove_obsolete};
+use crate::redirect::{Location, OnFailure, RedirectConfig, conflict, install, remove_obsolete};
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
 
@@ -24,13 +24,13 @@ use crate::wait::{Waited, wait};
 /// did. A pod that is recorded is redirected: that comes first.
 pub(crate) fn add(
     call: &Attach,
-    config: &Config<'_>,
+    config: &PluginConfig<'_>,
     prev_result: PrevResult,
     now: SystemTime,
 ) -> Result<String, CniError> {
     let result = config.prev_result()?;
     let redirect = redirect_of(call, config)?;
-    let seen = Seen::of(call, &prev_result)?;
+    let seen = ObservedAttachment::of(call, &prev_result)?;
     let location = Location::of(&seen.netns, &call.named.if_name);
     let earlier = || earlier(call, config);
     let (installed, redirect) = match redirect {
@@ -77,8 +77,8 @@ pub(crate) fn add(
 /// What is to be redirected of the pod of `call`, if anything, and by which entry.
 fn redirect_of<'a>(
     call: &Attach,
-    config: &'a Config<'_>,
-) -> Result<Option<(&'a Entry, Redirect)>, CniError> {
+    config: &'a PluginConfig<'_>,
+) -> Result<Option<(&'a RedirectConfig, Redirect)>, CniError> {
     let (Some(entry), Some(pod)) = (&config.redirect, &call.pod) else {
         return Ok(None);
     };
@@ -106,10 +106,14 @@ fn redirect_of<'a>(
 }
 
 /// Why `redirect` does not fit what the pod's other attachments have.
-fn conflict_of(redirect: &Redirect, call: &Attach, config: &Config<'_>) -> Option<&'static str> {
+fn conflict_of(
+    redirect: &Redirect,
+    call: &Attach,
+    config: &PluginConfig<'_>,
+) -> Option<&'static str> {
     match redirect.backend {
-        Backend::Nftables => None,
-        Backend::Iptables => {
+        RedirectBackend::Nftables => None,
+        RedirectBackend::Iptables => {
             let (state, netns) = (recorded_state(config)?, call.netns.display().to_string());
             conflict(redirect, &of_others(&state, Some(&netns), &call.named.id()))
         }
@@ -117,18 +121,18 @@ fn conflict_of(redirect: &Redirect, call: &Attach, config: &Config<'_>) -> Optio
 }
 
 /// The state file. If it cannot be read, no ADD can have written to it.
-fn recorded_state(config: &Config<'_>) -> Option<State> {
+fn recorded_state(config: &PluginConfig<'_>) -> Option<State> {
     existing(&config.run_dir).ok()??.read().ok()?
 }
 
 /// What an earlier ADD of `call` has programmed in the pod, by the record.
-fn earlier(call: &Attach, config: &Config<'_>) -> Option<Redirect> {
+fn earlier(call: &Attach, config: &PluginConfig<'_>) -> Option<Redirect> {
     let record = recorded_state(config)?.attachments.remove(&call.named.id())?;
     (record.netns == Some(call.netns.display().to_string())).then_some(record.redirect)?
 }
 
 /// Whether the pod may start although it cannot be redirected; `error` if not.
-fn not_redirected(entry: &Entry, error: CniError) -> Result<(), CniError> {
+fn not_redirected(entry: &RedirectConfig, error: CniError) -> Result<(), CniError> {
     match entry.on_error {
         OnFailure::Fail => Err(error),
         OnFailure::Proceed => {
@@ -144,7 +148,7 @@ fn not_redirected(entry: &Entry, error: CniError) -> Result<(), CniError> {
 /// Writes `record`, waits for the agent as configured, and removes the rules at `location` that
 /// only earlier ADDs needed. If that fails, there is no record.
 fn recorded(
-    config: &Config<'_>,
+    config: &PluginConfig<'_>,
     record: &Attachment,
     location: &Location<'_>,
 ) -> Result<(), CniError> {

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use denizen_state::Attachment;
 use denizen_state::redirect::Redirect;
 
-use super::{Seen, existing, of_others};
-use crate::config::Config;
+use super::{ObservedAttachment, existing, of_others};
+use crate::config::PluginConfig;
 use crate::environment::Attach;
 use crate::error::CniError;
 use crate::kernel::Netns;
@@ -18,7 +18,7 @@ use crate::redirect::{Location, differences, is_left};
 /// Fails with all disagreements about the attachment of `call`.
 pub(crate) fn check(
     call: &Attach,
-    config: &Config<'_>,
+    config: &PluginConfig<'_>,
     prev_result: &PrevResult,
 ) -> Result<(), CniError> {
     let id = call.named.id();
@@ -32,7 +32,7 @@ pub(crate) fn check(
         let run_dir = config.run_dir.display();
         return Err(CniError::Disagreement(format!("{} is not recorded in {run_dir}", id.0)));
     };
-    let seen = Seen::of(call, prev_result)?;
+    let seen = ObservedAttachment::of(call, prev_result)?;
     let mut found = Vec::new();
     compare_call(record, call, config, prev_result, &mut found);
     let others = of_others(state, record.netns.as_deref(), &id);
@@ -48,7 +48,7 @@ pub(crate) fn check(
 fn compare_call(
     record: &Attachment,
     call: &Attach,
-    config: &Config<'_>,
+    config: &PluginConfig<'_>,
     prev_result: &PrevResult,
     found: &mut Vec<String>,
 ) {
@@ -86,7 +86,7 @@ fn compare_rules(
 fn compare_kernel(
     record: &Attachment,
     prev_result: &PrevResult,
-    mut seen: Seen,
+    mut seen: ObservedAttachment,
     found: &mut Vec<String>,
 ) -> Result<(), CniError> {
     let name = &record.if_name;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use denizen_state::socket::WaitFor;
 
 use super::{LOCK_WAIT, existing};
-use crate::config::Config;
-use crate::environment::Named;
+use crate::config::PluginConfig;
+use crate::environment::AttachmentName;
 use crate::error::CniError;
 use crate::wait::{Waited, is_listened_to, wait};
 
@@ -16,7 +16,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(500);
 /// Removes the record of `call`, if there is one. With `waitForAgent` and an agent that listens, it
 /// returns when the kernel is programmed without the pod: a plugin before this one in the chain is
 /// called next, and may give the pod's addresses to another pod.
-pub(crate) fn del(call: &Named, config: &Config<'_>) -> Result<(), CniError> {
+pub(crate) fn del(call: &AttachmentName, config: &PluginConfig<'_>) -> Result<(), CniError> {
     let Some(run_dir) = existing(&config.run_dir)? else {
         return Ok(());
     };

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use denizen_state::{Attachment, AttachmentId, State};
 
 use super::{LOCK_WAIT, existing};
-use crate::config::Config;
+use crate::config::PluginConfig;
 use crate::error::CniError;
 
 /// Removes the records of the configuration's network that are not in `valid`.
-pub(crate) fn gc(config: &Config<'_>, valid: Vec<AttachmentId>) -> Result<(), CniError> {
+pub(crate) fn gc(config: &PluginConfig<'_>, valid: Vec<AttachmentId>) -> Result<(), CniError> {
     let valid: BTreeSet<AttachmentId> = valid.into_iter().collect();
     let is_gone = |id: &AttachmentId, record: &Attachment| {
         record.network == config.network && !valid.contains(id)

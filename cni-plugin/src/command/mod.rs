@@ -29,7 +29,7 @@ use crate::prev_result::PrevResult;
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// One attachment, as the kernel has it.
-struct Seen {
+struct ObservedAttachment {
     netns: Netns,
     /// The interface inside the pod.
     container: Option<Link>,
@@ -38,8 +38,8 @@ struct Seen {
     attached: Attached,
 }
 
-impl Seen {
-    fn of(call: &Attach, prev_result: &PrevResult) -> Result<Seen, CniError> {
+impl ObservedAttachment {
+    fn of(call: &Attach, prev_result: &PrevResult) -> Result<ObservedAttachment, CniError> {
         let path = call.netns.display();
         let not_one =
             |why| CniError::Environment(format!("CNI_NETNS cannot be used: {path}: {why}"));
@@ -56,7 +56,7 @@ impl Seen {
             .map_err(|error| {
                 CniError::io(format!("cannot look at the node's end of {if_name} in {path}"), error)
             })?;
-        Ok(Seen { netns, container, pod, attached })
+        Ok(ObservedAttachment { netns, container, pod, attached })
     }
 }
 

@@ -5,13 +5,13 @@ use denizen_state::run_dir::SOCKET;
 use denizen_state::{RunDir, StateError};
 
 use super::LOCK_WAIT;
-use crate::config::{Config, OnTimeout};
+use crate::config::{OnTimeout, PluginConfig};
 use crate::error::{CniError, in_full};
 use crate::kernel::{Pending, PendingError};
 use crate::wait::is_listened_to;
 
 /// Fails with the reason why an ADD would fail.
-pub(crate) fn status(config: &Config<'_>) -> Result<(), CniError> {
+pub(crate) fn status(config: &PluginConfig<'_>) -> Result<(), CniError> {
     let run_dir = ready(config).map_err(|error| {
         CniError::NotAvailable(format!(
             "no pod can be recorded: {}",
@@ -42,7 +42,7 @@ fn isolation() -> Result<(), PendingError> {
     if Pending::open()?.is_there()? { Ok(()) } else { Err(PendingError::NoTable) }
 }
 
-fn ready(config: &Config<'_>) -> Result<RunDir, StateError> {
+fn ready(config: &PluginConfig<'_>) -> Result<RunDir, StateError> {
     let run_dir = RunDir::create(&config.run_dir)?;
     run_dir.rehearse(LOCK_WAIT)?;
     Ok(run_dir)

@@ -3,7 +3,7 @@ use super::*;
 fn whole(text: &str) -> Result<(String, PathBuf, Option<WaitForAgent>), CniError> {
     let raw = RawConfig::parse(text.as_bytes())?;
     raw.version()?;
-    Config::whole(&raw).map(|config| (config.network, config.run_dir, config.wait_for_agent))
+    PluginConfig::whole(&raw).map(|config| (config.network, config.run_dir, config.wait_for_agent))
 }
 
 #[test]

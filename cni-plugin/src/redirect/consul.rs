@@ -7,7 +7,7 @@ use denizen_state::json;
 use denizen_state::redirect::Redirect;
 use serde_json::Value;
 
-use super::key::{self, Key, boolean, malformed, one, port, set};
+use super::key::{self, RedirectKey, boolean, malformed, one, port, set};
 use super::profile::Reads;
 use crate::error::shortened;
 
@@ -15,16 +15,17 @@ const CONFIG: &str = "consul.hashicorp.com/redirect-traffic-config";
 /// Set if the pod has a transparent proxy.
 const STATUS: &str = "consul.hashicorp.com/transparent-proxy-status";
 
-static DUAL_STACK: Key =
-    one("ipv6", "", |to, said| set(&mut to.bypass_ipv6, boolean(said).map(|both| !both)));
-static DNS_PORT: Key = one("dnsPort", "", |to, said| set(&mut to.dns_port, port(said).map(Some)));
+static DUAL_STACK: RedirectKey =
+    one("ipv6", "", |to, entries| set(&mut to.bypass_ipv6, boolean(entries).map(|both| !both)));
+static DNS_PORT: RedirectKey =
+    one("dnsPort", "", |to, entries| set(&mut to.dns_port, port(entries).map(Some)));
 
 /// The annotations that say what is redirected.
 pub(super) static ANNOTATIONS: [(&str, Reads); 2] =
     [(CONFIG, Reads::Consul), ("consul.hashicorp.com/dual-stack", Reads::One(&DUAL_STACK))];
 
 /// The fields of the annotation, as the type `iptables.Config` of Consul's SDK has them.
-static FIELDS: [(&str, &Key); 8] = [
+static FIELDS: [(&str, &RedirectKey); 8] = [
     ("ProxyUserID", &key::PROXY_UID),
     ("ProxyInboundPort", &key::INBOUND_PORT),
     ("ProxyOutboundPort", &key::OUTBOUND_PORT),

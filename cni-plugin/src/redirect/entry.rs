@@ -2,25 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use denizen_state::Pod;
-use denizen_state::redirect::{Backend, Redirect};
+use denizen_state::PodRef;
+use denizen_state::redirect::{Redirect, RedirectBackend};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::iptables;
-use super::key::{KEYS, Key};
+use super::key::{KEYS, RedirectKey};
 use super::profile::{PREFIX, Profile, REDIRECT};
 use crate::error::{CniError, quoted, shortened};
 
 /// The object `redirect`, checked.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct RedirectConfig {
     profile: Profile,
     select: Option<Select>,
-    said: Vec<Said>,
+    values: Vec<WrittenValue>,
     /// `None`: pods of this namespace are never redirected.
-    namespaces: BTreeMap<String, Option<Vec<Said>>>,
+    namespaces: BTreeMap<String, Option<Vec<WrittenValue>>>,
     /// The annotations that may override values; `None`: all.
     allow: Option<BTreeSet<String>>,
     pub(crate) verify: Verify,
@@ -31,7 +31,7 @@ pub(crate) struct Entry {
 }
 
 /// A value as written in the conflist or an annotation: what it is, and its entries.
-type Said = (&'static Key, Vec<String>);
+type WrittenValue = (&'static RedirectKey, Vec<String>);
 
 /// The annotation by which pods are selected.
 #[derive(Debug, Deserialize)]
@@ -64,11 +64,11 @@ pub(crate) enum OnFailure {
     Proceed,
 }
 
-type Fields = BTreeMap<String, Value>;
+type JsonFields = BTreeMap<String, Value>;
 
-impl Entry {
+impl RedirectConfig {
     /// Checks the object's `fields`.
-    pub(crate) fn of(mut fields: Fields) -> Result<Entry, CniError> {
+    pub(crate) fn of(mut fields: JsonFields) -> Result<RedirectConfig, CniError> {
         let profiles = "\"linkerd\", \"istio\", \"consul\" or \"custom\"";
         let profile: Profile = required(take(&mut fields, "profile", profiles)?)?;
         let either = "\"fail\" or \"proceed\"";
@@ -80,19 +80,19 @@ impl Entry {
         let select = take(&mut fields, "select", "an object: \"annotation\", \"value\"")?;
         let allow = take(&mut fields, "allow", "a list of annotations")?;
         check_allowed(profile, allow.as_ref())?;
-        let namespaces: BTreeMap<String, Option<Fields>> =
+        let namespaces: BTreeMap<String, Option<JsonFields>> =
             take(&mut fields, "namespaces", "an object of objects or null")?.unwrap_or_default();
-        let of_namespace = |(name, fields): (String, Option<Fields>)| {
+        let of_namespace = |(name, fields): (String, Option<JsonFields>)| {
             let key = format!("redirect.namespaces.{name}");
-            Ok((name, fields.map(|fields| said(&key, profile, fields)).transpose()?))
+            Ok((name, fields.map(|fields| values_of(&key, profile, fields)).transpose()?))
         };
         let namespaces =
             namespaces.into_iter().map(of_namespace).collect::<Result<_, CniError>>()?;
-        let said = said("redirect", profile, fields)?;
-        Ok(Entry {
+        let values = values_of("redirect", profile, fields)?;
+        Ok(RedirectConfig {
             profile,
             select,
-            said,
+            values,
             namespaces,
             allow,
             verify,
@@ -108,7 +108,7 @@ impl Entry {
     /// An annotation cannot be read, or values contradict each other.
     pub(crate) fn decide(
         &self,
-        pod: &Pod,
+        pod: &PodRef,
         annotations: &BTreeMap<String, String>,
         if_name: &str,
     ) -> Result<Option<Redirect>, CniError> {
@@ -117,7 +117,7 @@ impl Entry {
         };
         let of_namespace = match self.namespaces.get(&pod.namespace) {
             Some(None) => return Ok(None),
-            Some(Some(said)) => said.as_slice(),
+            Some(Some(values)) => values.as_slice(),
             None => &[],
         };
         if !self.selects(annotations).map_err(of_pod)? {
@@ -125,8 +125,8 @@ impl Entry {
         }
         let mut redirect = self.profile.empty(if_name);
         let defaults = self.profile.defaults();
-        for (key, said) in defaults.iter().chain(&self.said).chain(of_namespace) {
-            key.apply(&mut redirect, said).map_err(|why| of_pod(format!("{key:?}: {why}")))?;
+        for (key, entries) in defaults.iter().chain(&self.values).chain(of_namespace) {
+            key.apply(&mut redirect, entries).map_err(|why| of_pod(format!("{key:?}: {why}")))?;
         }
         self.annotate(&mut redirect, annotations).map_err(of_pod)?;
         if self.profile.leaves_alone(&redirect) {
@@ -195,7 +195,7 @@ fn unfit(redirect: &Redirect, if_name: &str) -> Option<&'static str> {
              redirect.denizen.io/interfaces",
         );
     }
-    if redirect.backend == Backend::Iptables && !iptables::can(redirect, if_name) {
+    if redirect.backend == RedirectBackend::Iptables && !iptables::can(redirect, if_name) {
         return Some(
             "redirect.backend is \"iptables\", which has linkerd-init's rules: it knows no \
              interfaces, hairpin, skipMark and dropInvalid, nor what Istio and Consul need",
@@ -218,7 +218,7 @@ fn refused(key: &str, value: &Value, why: impl Into<String>) -> CniError {
 
 /// Takes a typed field out of `fields`.
 fn take<T: DeserializeOwned>(
-    fields: &mut Fields,
+    fields: &mut JsonFields,
     key: &str,
     why: &str,
 ) -> Result<Option<T>, CniError> {
@@ -246,7 +246,11 @@ fn check_allowed(profile: Profile, allow: Option<&BTreeSet<String>>) -> Result<(
 }
 
 /// The values in an object, each tried once.
-fn said(parent: &str, profile: Profile, fields: Fields) -> Result<Vec<Said>, CniError> {
+fn values_of(
+    parent: &str,
+    profile: Profile,
+    fields: JsonFields,
+) -> Result<Vec<WrittenValue>, CniError> {
     let mut all = Vec::new();
     for (name, value) in fields {
         let path = format!("{parent}.{name}");

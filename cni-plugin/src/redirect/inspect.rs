@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use denizen_nft::TableFamily;
-use denizen_state::redirect::{Backend, Direction, Redirect};
+use denizen_state::redirect::{ChainDirection, Redirect, RedirectBackend};
 
 use super::install::{differences, found_rule, open, unreadable};
 use super::iptables;
@@ -15,8 +15,8 @@ use crate::error::CniError;
 /// from it.
 pub(crate) fn inspect(location: &Location<'_>, redirect: &Redirect) -> Result<String, CniError> {
     let mut text = match redirect.backend {
-        Backend::Nftables => counted(location, redirect)?,
-        Backend::Iptables => iptables::counted(location.netns, redirect)?,
+        RedirectBackend::Nftables => counted(location, redirect)?,
+        RedirectBackend::Iptables => iptables::counted(location.netns, redirect)?,
     };
     for (value, annotation) in &redirect.annotations {
         let _ = writeln!(text, "{value} is from the annotation {annotation}");
@@ -32,7 +32,7 @@ fn counted(location: &Location<'_>, redirect: &Redirect) -> Result<String, CniEr
     let mut kernel = open(location.netns)?;
     let mut text = String::new();
     for (wanted, direction) in
-        chains(redirect).iter().zip([Direction::Inbound, Direction::Outbound])
+        chains(redirect).iter().zip([ChainDirection::Inbound, ChainDirection::Outbound])
     {
         let chain = &wanted.chain.name;
         let seen = kernel

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use denizen_netlink::NetlinkError;
 use denizen_nft::{At, ChainView, Kernel, NftError, RuleView, TableFamily};
-use denizen_state::redirect::{Backend, Redirect};
+use denizen_state::redirect::{Redirect, RedirectBackend};
 use nix::errno::Errno;
 
 use super::entry::Verify;
@@ -18,12 +18,12 @@ use crate::kernel::Netns;
 
 /// A redirection that is in the kernel, and can still be taken back.
 pub(crate) struct Installed {
-    programmed: Programmed,
+    programmed: UndoWith,
     redirect: Redirect,
 }
 
 /// What the undo needs.
-enum Programmed {
+enum UndoWith {
     Nftables(Kernel),
     Iptables(Before),
 }
@@ -43,11 +43,11 @@ impl Installed {
         error: CniError,
     ) -> CniError {
         let mut kernel = match self.programmed {
-            Programmed::Nftables(kernel) => kernel,
-            Programmed::Iptables(before) => return before.restore(location.netns, error),
+            UndoWith::Nftables(kernel) => kernel,
+            UndoWith::Iptables(before) => return before.restore(location.netns, error),
         };
         let table = &location.table;
-        let undone = match earlier.filter(|earlier| earlier.backend == Backend::Nftables) {
+        let undone = match earlier.filter(|earlier| earlier.backend == RedirectBackend::Nftables) {
             Some(earlier) => write(&mut kernel, table, earlier),
             None => kernel
                 .write(TableFamily::Inet, |batch| batch.delete_table(table))
@@ -76,8 +76,10 @@ pub(crate) fn install(
     earlier: impl Fn() -> Option<Redirect>,
 ) -> Result<Installed, CniError> {
     let programmed = match redirect.backend {
-        Backend::Nftables => Programmed::Nftables(program(location, &redirect)?),
-        Backend::Iptables => Programmed::Iptables(iptables::program(location.netns, &redirect)?),
+        RedirectBackend::Nftables => UndoWith::Nftables(program(location, &redirect)?),
+        RedirectBackend::Iptables => {
+            UndoWith::Iptables(iptables::program(location.netns, &redirect)?)
+        }
     };
     let installed = Installed { programmed, redirect };
     let verified = match how {
@@ -103,14 +105,14 @@ pub(crate) fn remove_obsolete(
     kept: &[&Redirect],
 ) -> Result<(), CniError> {
     match earlier.backend {
-        Backend::Nftables => open(location.netns)?
+        RedirectBackend::Nftables => open(location.netns)?
             .write(TableFamily::Inet, |batch| {
                 // Another program may have deleted it.
                 batch.add_table_named(&location.table, COMMENT);
                 batch.delete_table(&location.table);
             })
             .map_err(|error| refused(&location.table, &error)),
-        Backend::Iptables => iptables::remove(location.netns, earlier, kept),
+        RedirectBackend::Iptables => iptables::remove(location.netns, earlier, kept),
     }
 }
 
@@ -121,8 +123,10 @@ pub(crate) fn is_left(
     kept: &[&Redirect],
 ) -> Result<bool, CniError> {
     match earlier.backend {
-        Backend::Nftables => Ok(is_dormant(&mut open(location.netns)?, &location.table)?.is_some()),
-        Backend::Iptables => iptables::is_left(location.netns, earlier, kept),
+        RedirectBackend::Nftables => {
+            Ok(is_dormant(&mut open(location.netns)?, &location.table)?.is_some())
+        }
+        RedirectBackend::Iptables => iptables::is_left(location.netns, earlier, kept),
     }
 }
 
@@ -206,8 +210,8 @@ pub(crate) fn differences(
     redirect: &Redirect,
 ) -> Result<Vec<String>, CniError> {
     match redirect.backend {
-        Backend::Nftables => nftables_differences(location, redirect),
-        Backend::Iptables => iptables::differences(location.netns, redirect),
+        RedirectBackend::Nftables => nftables_differences(location, redirect),
+        RedirectBackend::Iptables => iptables::differences(location.netns, redirect),
     }
 }
 

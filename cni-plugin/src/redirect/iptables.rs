@@ -7,7 +7,7 @@ use denizen_packet::{Family, family_of};
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
-use denizen_state::redirect::{Backend, Hairpin, PortRange, Redirect};
+use denizen_state::redirect::{Hairpin, PortRange, Redirect, RedirectBackend};
 use ipnetwork::IpNetwork;
 
 use crate::error::CniError;
@@ -83,7 +83,7 @@ pub(super) fn is_left(
 /// The IP versions in which `earlier` had rules, and in which none of `kept` needs any.
 fn obsolete(earlier: &Redirect, kept: &[&Redirect]) -> impl Iterator<Item = Family> {
     let needs = |kept: &Redirect, version| {
-        kept.backend == Backend::Iptables && versions(kept).any(|needed| needed == version)
+        kept.backend == RedirectBackend::Iptables && versions(kept).any(|needed| needed == version)
     };
     let is_kept = move |version: &Family| kept.iter().any(|kept| needs(kept, *version));
     versions(earlier).filter(move |version| !is_kept(version))
@@ -95,10 +95,11 @@ pub(crate) fn conflict(redirect: &Redirect, others: &[&Redirect]) -> Option<&'st
     let all = |redirect: &Redirect| {
         Vec::from_iter(versions(redirect).map(|version| rules(redirect, version)))
     };
-    let is_other =
-        |other: &&&Redirect| other.backend == Backend::Iptables && all(other) != all(redirect);
-    let conflicts =
-        redirect.backend == Backend::Iptables && others.iter().any(|other| is_other(&other));
+    let is_other = |other: &&&Redirect| {
+        other.backend == RedirectBackend::Iptables && all(other) != all(redirect)
+    };
+    let conflicts = redirect.backend == RedirectBackend::Iptables
+        && others.iter().any(|other| is_other(&other));
     conflicts.then_some(
         "redirect.backend is \"iptables\", whose rules are the whole pod's, and another interface \
          of the pod has other ones",
@@ -364,11 +365,11 @@ fn execute(
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    let users = match said.contains("Invalid argument") {
+    let message = String::from_utf8_lossy(&output.stderr);
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let users = match message.contains("Invalid argument") {
         true => " (in a pod with hostUsers: false, iptables cannot ask for users)",
         false => "",
     };
-    Err(CniError::io(format!("{program} failed{users}"), io::Error::other(said)))
+    Err(CniError::io(format!("{program} failed{users}"), io::Error::other(message)))
 }

@@ -9,7 +9,7 @@ use denizen_state::json;
 use denizen_state::redirect::Redirect;
 use serde::Deserialize;
 
-use super::key::{self, Key, cidrs, list, malformed, ports, set};
+use super::key::{self, RedirectKey, cidrs, list, malformed, ports, set};
 use super::profile::Reads;
 use crate::error::quoted;
 
@@ -22,46 +22,46 @@ const VIRTUAL_INTERFACES: [&str; 2] =
     ["istio.io/reroute-virtual-interfaces", "traffic.sidecar.istio.io/kubevirtInterfaces"];
 
 /// Whether it is `*`, which stands for everything.
-fn is_everything(said: &[String]) -> bool {
-    matches!(said, [one] if one == "*")
+fn is_everything(entries: &[String]) -> bool {
+    matches!(entries, [one] if one == "*")
 }
 
-static EXCLUDE_INBOUND_PORTS: Key = list("skipInboundPorts", "", |to, said| {
-    if is_everything(said) {
+static EXCLUDE_INBOUND_PORTS: RedirectKey = list("skipInboundPorts", "", |to, entries| {
+    if is_everything(entries) {
         to.inbound_port = None;
         return Ok(());
     }
-    set(&mut to.skip_inbound_ports, ports(said))
+    set(&mut to.skip_inbound_ports, ports(entries))
 });
-static EXCLUDE_OUTBOUND_PORTS: Key = list("skipOutboundPorts", "", |to, said| {
-    if is_everything(said) {
+static EXCLUDE_OUTBOUND_PORTS: RedirectKey = list("skipOutboundPorts", "", |to, entries| {
+    if is_everything(entries) {
         to.outbound_port = None;
         return Ok(());
     }
-    set(&mut to.skip_outbound_ports, ports(said))
+    set(&mut to.skip_outbound_ports, ports(entries))
 });
-static INCLUDE_INBOUND_PORTS: Key = list("onlyInboundPorts", "", |to, said| {
-    if said.is_empty() {
+static INCLUDE_INBOUND_PORTS: RedirectKey = list("onlyInboundPorts", "", |to, entries| {
+    if entries.is_empty() {
         to.inbound_port = None;
     }
-    let said = if is_everything(said) { &[] } else { said };
-    set(&mut to.only_inbound_ports, ports(said))
+    let entries = if is_everything(entries) { &[] } else { entries };
+    set(&mut to.only_inbound_ports, ports(entries))
 });
-static INCLUDE_OUTBOUND_PORTS: Key =
-    list("onlyOutboundPorts", "", |to, said| set(&mut to.only_outbound_ports, ports(said)));
+static INCLUDE_OUTBOUND_PORTS: RedirectKey =
+    list("onlyOutboundPorts", "", |to, entries| set(&mut to.only_outbound_ports, ports(entries)));
 /// Read after the ports, which are redirected in addition to these ranges.
-static INCLUDE_OUTBOUND_RANGES: Key = list("onlyOutboundCidrs", "", |to, said| {
-    if is_everything(said) {
+static INCLUDE_OUTBOUND_RANGES: RedirectKey = list("onlyOutboundCidrs", "", |to, entries| {
+    if is_everything(entries) {
         to.only_outbound_ports.clear();
         return Ok(());
     }
-    if said.is_empty() && to.only_outbound_ports.is_empty() {
+    if entries.is_empty() && to.only_outbound_ports.is_empty() {
         to.outbound_port = None;
     }
-    set(&mut to.only_outbound_cidrs, cidrs(said))
+    set(&mut to.only_outbound_cidrs, cidrs(entries))
 });
-static EXCLUDE_INTERFACES: Key = list("interfaces", "", |to, said| {
-    to.interfaces.retain(|interface| !said.contains(interface));
+static EXCLUDE_INTERFACES: RedirectKey = list("interfaces", "", |to, entries| {
+    to.interfaces.retain(|interface| !entries.contains(interface));
     Ok(())
 });
 
@@ -81,14 +81,14 @@ pub(super) static ANNOTATIONS: [(&str, Reads); 7] = [
 /// redirects itself.
 pub(super) fn selects(annotations: &BTreeMap<String, String>) -> Result<bool, String> {
     #[derive(Deserialize)]
-    struct Status {
+    struct IstioStatus {
         #[serde(rename = "initContainers")]
         init_containers: Option<Vec<String>>,
     }
     let Some(text) = annotations.get(STATUS) else {
         return Ok(false);
     };
-    let status: Status =
+    let status: IstioStatus =
         json::parse(text).map_err(|error| format!("annotation {STATUS} {}", malformed(&error)))?;
     Ok(status.init_containers.into_iter().flatten().any(|name| name == "istio-validation"))
 }

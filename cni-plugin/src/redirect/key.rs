@@ -4,7 +4,7 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
-use denizen_state::redirect::{Backend, Hairpin, PortRange, Redirect};
+use denizen_state::redirect::{Hairpin, PortRange, Redirect, RedirectBackend};
 use ipnetwork::IpNetwork;
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ use crate::error::{quoted, shortened};
 const MOST_ENTRIES: usize = 200;
 
 /// A value of a [`Redirect`].
-pub(super) struct Key {
+pub(super) struct RedirectKey {
     /// Its name in the conflist, and in the record.
     pub(super) name: &'static str,
     /// Its name in denizen's own annotations, after the prefix.
@@ -26,7 +26,7 @@ pub(super) struct Key {
     apply: fn(&mut Redirect, &[String]) -> Result<(), String>,
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for RedirectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
@@ -36,74 +36,77 @@ pub(super) const fn one(
     name: &'static str,
     annotation: &'static str,
     apply: fn(&mut Redirect, &[String]) -> Result<(), String>,
-) -> Key {
-    Key { name, annotation, is_list: false, apply }
+) -> RedirectKey {
+    RedirectKey { name, annotation, is_list: false, apply }
 }
 
 pub(super) const fn list(
     name: &'static str,
     annotation: &'static str,
     apply: fn(&mut Redirect, &[String]) -> Result<(), String>,
-) -> Key {
-    Key { name, annotation, is_list: true, apply }
+) -> RedirectKey {
+    RedirectKey { name, annotation, is_list: true, apply }
 }
 
-pub(super) static INBOUND_PORT: Key =
-    one("inboundPort", "inbound-port", |to, said| set(&mut to.inbound_port, port(said).map(Some)));
-pub(super) static OUTBOUND_PORT: Key = one("outboundPort", "outbound-port", |to, said| {
-    set(&mut to.outbound_port, port(said).map(Some))
+pub(super) static INBOUND_PORT: RedirectKey = one("inboundPort", "inbound-port", |to, entries| {
+    set(&mut to.inbound_port, port(entries).map(Some))
 });
-pub(super) static PROXY_UID: Key =
-    one("proxyUid", "proxy-uid", |to, said| set(&mut to.proxy_uid, id(said).map(Some)));
-pub(super) static PROXY_GID: Key =
-    one("proxyGid", "proxy-gid", |to, said| set(&mut to.proxy_gid, id(said).map(Some)));
-pub(super) static ALWAYS_SKIP_INBOUND_PORTS: Key =
-    list("alwaysSkipInboundPorts", "always-skip-inbound-ports", |to, said| {
-        set(&mut to.always_skip_inbound_ports, ports(said))
+pub(super) static OUTBOUND_PORT: RedirectKey =
+    one("outboundPort", "outbound-port", |to, entries| {
+        set(&mut to.outbound_port, port(entries).map(Some))
     });
-pub(super) static SKIP_INBOUND_PORTS: Key =
-    list("skipInboundPorts", "skip-inbound-ports", |to, said| {
-        set(&mut to.skip_inbound_ports, ports(said))
+pub(super) static PROXY_UID: RedirectKey =
+    one("proxyUid", "proxy-uid", |to, entries| set(&mut to.proxy_uid, id(entries).map(Some)));
+pub(super) static PROXY_GID: RedirectKey =
+    one("proxyGid", "proxy-gid", |to, entries| set(&mut to.proxy_gid, id(entries).map(Some)));
+pub(super) static ALWAYS_SKIP_INBOUND_PORTS: RedirectKey =
+    list("alwaysSkipInboundPorts", "always-skip-inbound-ports", |to, entries| {
+        set(&mut to.always_skip_inbound_ports, ports(entries))
     });
-pub(super) static ONLY_INBOUND_PORTS: Key =
-    list("onlyInboundPorts", "only-inbound-ports", |to, said| {
-        set(&mut to.only_inbound_ports, ports(said))
+pub(super) static SKIP_INBOUND_PORTS: RedirectKey =
+    list("skipInboundPorts", "skip-inbound-ports", |to, entries| {
+        set(&mut to.skip_inbound_ports, ports(entries))
     });
-pub(super) static SKIP_INBOUND_CIDRS: Key =
-    list("skipInboundCidrs", "skip-inbound-cidrs", |to, said| {
-        set(&mut to.skip_inbound_cidrs, cidrs(said))
+pub(super) static ONLY_INBOUND_PORTS: RedirectKey =
+    list("onlyInboundPorts", "only-inbound-ports", |to, entries| {
+        set(&mut to.only_inbound_ports, ports(entries))
     });
-pub(super) static SKIP_OUTBOUND_PORTS: Key =
-    list("skipOutboundPorts", "skip-outbound-ports", |to, said| {
-        set(&mut to.skip_outbound_ports, ports(said))
+pub(super) static SKIP_INBOUND_CIDRS: RedirectKey =
+    list("skipInboundCidrs", "skip-inbound-cidrs", |to, entries| {
+        set(&mut to.skip_inbound_cidrs, cidrs(entries))
     });
-pub(super) static SKIP_OUTBOUND_CIDRS: Key =
-    list("skipOutboundCidrs", "skip-outbound-cidrs", |to, said| {
-        set(&mut to.skip_outbound_cidrs, cidrs(said))
+pub(super) static SKIP_OUTBOUND_PORTS: RedirectKey =
+    list("skipOutboundPorts", "skip-outbound-ports", |to, entries| {
+        set(&mut to.skip_outbound_ports, ports(entries))
     });
-pub(super) static SKIP_OUTBOUND_UIDS: Key =
-    list("skipOutboundUids", "skip-outbound-uids", |to, said| {
-        let ids = said.iter().map(|entry| id(std::slice::from_ref(entry))).collect();
+pub(super) static SKIP_OUTBOUND_CIDRS: RedirectKey =
+    list("skipOutboundCidrs", "skip-outbound-cidrs", |to, entries| {
+        set(&mut to.skip_outbound_cidrs, cidrs(entries))
+    });
+pub(super) static SKIP_OUTBOUND_UIDS: RedirectKey =
+    list("skipOutboundUids", "skip-outbound-uids", |to, entries| {
+        let ids = entries.iter().map(|entry| id(std::slice::from_ref(entry))).collect();
         set(&mut to.skip_outbound_uids, ids)
     });
-pub(super) static INTERFACES: Key =
-    list("interfaces", "interfaces", |to, said| set(&mut to.interfaces, interfaces(said)));
-pub(super) static IPV6: Key = one("ipv6", "ipv6", |to, said| set(&mut to.bypass_ipv6, ipv6(said)));
-pub(super) static SKIP_MARK: Key = one("skipMark", "skip-mark", |to, said| {
-    let mark = single(said).and_then(|text| {
+pub(super) static INTERFACES: RedirectKey =
+    list("interfaces", "interfaces", |to, entries| set(&mut to.interfaces, interfaces(entries)));
+pub(super) static IPV6: RedirectKey =
+    one("ipv6", "ipv6", |to, entries| set(&mut to.bypass_ipv6, ipv6(entries)));
+pub(super) static SKIP_MARK: RedirectKey = one("skipMark", "skip-mark", |to, entries| {
+    let mark = single(entries).and_then(|text| {
         text.parse().map(Some).map_err(|error| format!("{} {error}", quoted(text)))
     });
     set(&mut to.skip_mark, mark)
 });
-pub(super) static HAIRPIN: Key =
-    one("hairpin", "hairpin", |to, said| set(&mut to.hairpin, hairpin(said)));
-pub(super) static DROP_INVALID: Key =
-    one("dropInvalid", "drop-invalid", |to, said| set(&mut to.drop_invalid, boolean(said)));
-pub(super) static BACKEND: Key =
-    one("backend", "backend", |to, said| set(&mut to.backend, backend(said)));
+pub(super) static HAIRPIN: RedirectKey =
+    one("hairpin", "hairpin", |to, entries| set(&mut to.hairpin, hairpin(entries)));
+pub(super) static DROP_INVALID: RedirectKey =
+    one("dropInvalid", "drop-invalid", |to, entries| set(&mut to.drop_invalid, boolean(entries)));
+pub(super) static BACKEND: RedirectKey =
+    one("backend", "backend", |to, entries| set(&mut to.backend, backend(entries)));
 
 /// Every key of the conflist.
-pub(super) static KEYS: [&Key; 17] = [
+pub(super) static KEYS: [&RedirectKey; 17] = [
     &INBOUND_PORT,
     &OUTBOUND_PORT,
     &PROXY_UID,
@@ -124,20 +127,20 @@ pub(super) static KEYS: [&Key; 17] = [
 ];
 
 /// The port of linkerd's proxy for its control plane, which linkerd's annotation moves.
-pub(super) static LINKERD_CONTROL_PORT: Key =
-    one("alwaysSkipInboundPorts", "", |to, said| moved(to, 4190, port(said)?));
+pub(super) static LINKERD_CONTROL_PORT: RedirectKey =
+    one("alwaysSkipInboundPorts", "", |to, entries| moved(to, 4190, port(entries)?));
 /// Likewise the port for metrics and probes.
-pub(super) static LINKERD_ADMIN_PORT: Key =
-    one("alwaysSkipInboundPorts", "", |to, said| moved(to, 4191, port(said)?));
+pub(super) static LINKERD_ADMIN_PORT: RedirectKey =
+    one("alwaysSkipInboundPorts", "", |to, entries| moved(to, 4191, port(entries)?));
 
-impl Key {
+impl RedirectKey {
     /// Sets the value in `to`, or says what is wrong with it.
-    pub(super) fn apply(&self, to: &mut Redirect, said: &[String]) -> Result<(), String> {
-        match said.len() {
+    pub(super) fn apply(&self, to: &mut Redirect, entries: &[String]) -> Result<(), String> {
+        match entries.len() {
             more if more > MOST_ENTRIES => {
                 Err(format!("has {more} entries; at most {MOST_ENTRIES} are allowed"))
             }
-            _ => (self.apply)(to, said),
+            _ => (self.apply)(to, entries),
         }
     }
 
@@ -180,15 +183,15 @@ pub(super) fn malformed(error: &serde_json::Error) -> String {
 }
 
 /// The only entry.
-fn single(said: &[String]) -> Result<&str, String> {
-    match said {
+fn single(entries: &[String]) -> Result<&str, String> {
+    match entries {
         [one] => Ok(one),
         several => Err(format!("has {} values instead of one", several.len())),
     }
 }
 
-pub(super) fn port(said: &[String]) -> Result<NonZeroU16, String> {
-    let text = single(said)?;
+pub(super) fn port(entries: &[String]) -> Result<NonZeroU16, String> {
+    let text = single(entries)?;
     let range = text.parse::<PortRange>().ok().map(PortRange::bounds);
     let port =
         range.filter(|(first, last)| first == last).and_then(|(port, _)| port.try_into().ok());
@@ -196,8 +199,8 @@ pub(super) fn port(said: &[String]) -> Result<NonZeroU16, String> {
 }
 
 /// A user or group id. Root is rejected: everything that runs as root would bypass the proxy.
-fn id(said: &[String]) -> Result<u32, String> {
-    let text = single(said)?;
+fn id(entries: &[String]) -> Result<u32, String> {
+    let text = single(entries)?;
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(0) => Err("0 is root: all that runs as root would not be redirected".to_owned()),
@@ -208,9 +211,9 @@ fn id(said: &[String]) -> Result<u32, String> {
 }
 
 /// The union of these ports, in their order. Injectors put the ports of several sources together.
-pub(super) fn ports(said: &[String]) -> Result<Vec<PortRange>, String> {
+pub(super) fn ports(entries: &[String]) -> Result<Vec<PortRange>, String> {
     let mut ports: Vec<PortRange> = Vec::new();
-    for text in said {
+    for text in entries {
         let range: PortRange = text.parse().map_err(|error| format!("{} {error}", quoted(text)))?;
         let place = ports.iter().position(|other| other.overlaps(range)).unwrap_or(ports.len());
         let overlapping = ports.extract_if(.., |other| other.overlaps(range));
@@ -220,7 +223,7 @@ pub(super) fn ports(said: &[String]) -> Result<Vec<PortRange>, String> {
     Ok(ports)
 }
 
-pub(super) fn cidrs(said: &[String]) -> Result<Vec<IpNetwork>, String> {
+pub(super) fn cidrs(entries: &[String]) -> Result<Vec<IpNetwork>, String> {
     let cidr = |text: &String| {
         let not_one =
             || format!("{} is neither an address nor a CIDR such as 10.0.0.0/8", quoted(text));
@@ -231,11 +234,11 @@ pub(super) fn cidrs(said: &[String]) -> Result<Vec<IpNetwork>, String> {
         let (network, prefix) = (cidr.network(), cidr.prefix());
         Err(format!("{} is an address within the CIDR {network}/{prefix}", quoted(text)))
     };
-    said.iter().map(cidr).collect()
+    entries.iter().map(cidr).collect()
 }
 
-fn interfaces(said: &[String]) -> Result<Vec<String>, String> {
-    if said.is_empty() {
+fn interfaces(entries: &[String]) -> Result<Vec<String>, String> {
+    if entries.is_empty() {
         return Err("is empty: nothing would be redirected".to_owned());
     }
     let name = |text: &String| match is_if_name(text) {
@@ -243,19 +246,19 @@ fn interfaces(said: &[String]) -> Result<Vec<String>, String> {
         Ok(()) => Ok(text.clone()),
         Err(why) => Err(format!("{} is no interface's name: it {why}", quoted(text))),
     };
-    said.iter().map(name).collect()
+    entries.iter().map(name).collect()
 }
 
-fn ipv6(said: &[String]) -> Result<bool, String> {
-    match single(said)? {
+fn ipv6(entries: &[String]) -> Result<bool, String> {
+    match single(entries)? {
         "redirect" => Ok(false),
         "bypass" => Ok(true),
         other => Err(format!("{} is neither \"redirect\" nor \"bypass\"", quoted(other))),
     }
 }
 
-fn hairpin(said: &[String]) -> Result<Hairpin, String> {
-    match single(said)? {
+fn hairpin(entries: &[String]) -> Result<Hairpin, String> {
+    match single(entries)? {
         "direct" => Ok(Hairpin::Direct),
         "inbound" => Ok(Hairpin::Inbound),
         "outbound" => Ok(Hairpin::Outbound),
@@ -265,16 +268,16 @@ fn hairpin(said: &[String]) -> Result<Hairpin, String> {
     }
 }
 
-fn backend(said: &[String]) -> Result<Backend, String> {
-    match single(said)? {
-        "nftables" => Ok(Backend::Nftables),
-        "iptables" => Ok(Backend::Iptables),
+fn backend(entries: &[String]) -> Result<RedirectBackend, String> {
+    match single(entries)? {
+        "nftables" => Ok(RedirectBackend::Nftables),
+        "iptables" => Ok(RedirectBackend::Iptables),
         other => Err(format!("{} is neither \"nftables\" nor \"iptables\"", quoted(other))),
     }
 }
 
-pub(super) fn boolean(said: &[String]) -> Result<bool, String> {
-    match single(said)? {
+pub(super) fn boolean(entries: &[String]) -> Result<bool, String> {
+    match single(entries)? {
         "true" => Ok(true),
         "false" => Ok(false),
         other => Err(format!("{} is neither \"true\" nor \"false\"", quoted(other))),

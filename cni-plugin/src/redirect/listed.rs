@@ -7,20 +7,20 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::Entry;
+use super::RedirectConfig;
 use crate::environment::pod;
 
 /// The object `redirect` of denizen's entry in a network configuration list.
 #[derive(Debug)]
 pub struct Redirection {
     /// As written: another object may select other pods.
-    said: Value,
-    entry: Entry,
+    object: Value,
+    entry: RedirectConfig,
 }
 
 /// A network configuration list, as far as it is read here.
 #[derive(Deserialize)]
-struct List {
+struct NetworkList {
     plugins: Vec<Box<RawValue>>,
 }
 
@@ -35,12 +35,12 @@ impl Redirection {
     /// The one in `list`, a network configuration list. `None` if it does not redirect: denizen is
     /// not in it, or has no `redirect`, or one with which every ADD fails.
     pub fn of(list: &str) -> Option<Self> {
-        let list: List = json::parse(list).ok()?;
+        let list: NetworkList = json::parse(list).ok()?;
         let plugins = list.plugins.iter().filter_map(|plugin| json::parse(plugin.get()).ok());
         let ours = plugins.filter(|plugin: &Plugin| plugin.name == "denizen");
-        let said = ours.filter_map(|plugin| plugin.redirect).next()?;
-        let entry = Entry::of(serde_json::from_value(said.clone()).ok()?).ok()?;
-        Some(Self { said, entry })
+        let object = ours.filter_map(|plugin| plugin.redirect).next()?;
+        let entry = RedirectConfig::of(serde_json::from_value(object.clone()).ok()?).ok()?;
+        Some(Self { object, entry })
     }
 
     /// Whether a pod that a runtime attached with these `args` (`CNI_ARGS`), `annotations` and
@@ -60,7 +60,7 @@ impl Redirection {
 
 impl PartialEq for Redirection {
     fn eq(&self, other: &Self) -> bool {
-        self.said == other.said
+        self.object == other.object
     }
 }
 

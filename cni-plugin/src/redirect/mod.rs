@@ -1,6 +1,6 @@
 //! The redirection of a pod's TCP to the pod's own proxy, in the pod's network namespace.
 //!
-//! The conflist's [`Entry`] and the pod's annotations decide what is redirected: [`Entry::decide`],
+//! The conflist's [`RedirectConfig`] and the pod's annotations decide what is redirected: [`RedirectConfig::decide`],
 //! which is pure. An [`Installed`](install::Installed) one is in the kernel.
 
 mod consul;
@@ -16,7 +16,7 @@ mod profile;
 mod program;
 mod verify;
 
-pub(crate) use entry::{Entry, OnFailure};
+pub(crate) use entry::{OnFailure, RedirectConfig};
 pub(crate) use inspect::inspect;
 pub(crate) use install::{differences, install, is_left, remove_obsolete};
 pub(crate) use iptables::conflict;

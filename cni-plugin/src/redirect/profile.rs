@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use denizen_state::redirect::Redirect;
 use serde::Deserialize;
 
-use super::key::{self, KEYS, Key};
+use super::key::{self, KEYS, RedirectKey};
 use super::{consul, istio};
 
 /// The annotation that decides whether the pod is redirected, whatever the profile's own conditions
@@ -33,7 +33,7 @@ pub(super) enum Profile {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Reads {
     /// This value.
-    One(&'static Key),
+    One(&'static RedirectKey),
     /// All that Consul's injector writes. Returns the values that it changed.
     Consul,
 }
@@ -79,8 +79,8 @@ impl Profile {
     }
 
     /// The profile's default values.
-    pub(super) fn defaults(self) -> Vec<(&'static Key, Vec<String>)> {
-        let defaults: &[(&'static Key, &[&str])] = match self {
+    pub(super) fn defaults(self) -> Vec<(&'static RedirectKey, Vec<String>)> {
+        let defaults: &[(&'static RedirectKey, &[&str])] = match self {
             // Galera's ports (4567 and 4568) are skipped, since the server speaks first there; 4190
             // and 4191 are the proxy's own, for control and metrics.
             Profile::Linkerd => &[
@@ -112,8 +112,9 @@ impl Profile {
             ],
             Profile::Custom => &[],
         };
-        let owned = |said: &[&str]| said.iter().map(|said| (*said).to_owned()).collect();
-        defaults.iter().map(|(key, said)| (*key, owned(said))).collect()
+        let owned =
+            |entries: &[&str]| entries.iter().map(|entries| (*entries).to_owned()).collect();
+        defaults.iter().map(|(key, entries)| (*key, owned(entries))).collect()
     }
 
     /// Whether a pod with these annotations has the profile's proxy, and its traffic should go

@@ -2,7 +2,7 @@
 
 use denizen_nft::{BaseChain, Chain, Field, Hook, Key, Kind, Rule, Statement, Verdict};
 use denizen_packet::{Family, family_of};
-use denizen_state::redirect::{Ask, Direction, Does, PortRange, Protocol, Redirect};
+use denizen_state::redirect::{Ask, ChainDirection, Does, PortRange, Redirect, RedirectProtocol};
 use nix::libc;
 
 /// Before `dstnat` (-100), at which the rules of containers inside the pod translate.
@@ -26,8 +26,8 @@ pub(super) const COMMENT: &str = "the pod's TCP goes to its proxy; by denizen's 
 /// The table's chains.
 pub(super) fn chains(redirect: &Redirect) -> Vec<Commented> {
     let mut chains = vec![
-        chain(redirect, Direction::Inbound, Hook::Prerouting, "what arrives for the pod"),
-        chain(redirect, Direction::Outbound, Hook::Output, "what the pod's processes send"),
+        chain(redirect, ChainDirection::Inbound, Hook::Prerouting, "what arrives for the pod"),
+        chain(redirect, ChainDirection::Outbound, Hook::Output, "what the pod's processes send"),
     ];
     if redirect.drop_invalid {
         chains.push(invalid());
@@ -35,7 +35,12 @@ pub(super) fn chains(redirect: &Redirect) -> Vec<Commented> {
     chains
 }
 
-fn chain(redirect: &Redirect, direction: Direction, hook: Hook, why: &'static str) -> Commented {
+fn chain(
+    redirect: &Redirect,
+    direction: ChainDirection,
+    hook: Hook,
+    why: &'static str,
+) -> Commented {
     let (mut rules, mut comments) = (Vec::new(), Vec::new());
     for rule in redirect.rules(direction) {
         let asks = rule.asks.iter().map(statement);
@@ -65,7 +70,7 @@ fn invalid() -> Commented {
     };
     let drop = Statement::Verdict(Verdict::Drop);
     let why = "denizen/drop-invalid";
-    let statements = vec![is(Protocol::Tcp), is_invalid, Statement::Counter, drop];
+    let statements = vec![is(RedirectProtocol::Tcp), is_invalid, Statement::Counter, drop];
     let base = BaseChain { kind: Kind::Filter, hook: Hook::Prerouting, priority: INVALID_PRIORITY };
     let chain = Chain {
         name: INVALID.into(),
@@ -104,10 +109,10 @@ fn statement(ask: &Ask) -> Statement {
     }
 }
 
-fn is(protocol: Protocol) -> Statement {
+fn is(protocol: RedirectProtocol) -> Statement {
     let number = match protocol {
-        Protocol::Tcp => libc::IPPROTO_TCP,
-        Protocol::Udp => libc::IPPROTO_UDP,
+        RedirectProtocol::Tcp => libc::IPPROTO_TCP,
+        RedirectProtocol::Udp => libc::IPPROTO_UDP,
     };
     Statement::Equals(Field::Protocol, Key::EMPTY.byte(number as u8))
 }

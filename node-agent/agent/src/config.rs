@@ -186,7 +186,7 @@ pub struct Config {
     /// Settings of connection tracking.
     pub conntrack: Conntrack,
     /// The egress file; `None` if egress masquerade is off.
-    pub egress: Option<egress::Config>,
+    pub egress: Option<egress::EgressConfig>,
     /// The directory of the kernel's settings, which contains `net`.
     pub sysctl_dir: PathBuf,
     /// What is done about the bridge ports of recorded pods.
@@ -231,9 +231,8 @@ impl RunArgs {
             features: Features { other_nodes: routing.is_on(), ..policy.features() },
             routing: routing.check()?,
             objects: objects.check(InCluster::from_environment(), policy.services.are_served())?,
-            egress: policy.node_side.egress_masquerade_config.as_ref().map(|file| egress::Config {
-                file: file.clone(),
-                run_dir: run_dir.run_dir.clone(),
+            egress: policy.node_side.egress_masquerade_config.as_ref().map(|file| {
+                egress::EgressConfig { file: file.clone(), run_dir: run_dir.run_dir.clone() }
             }),
             conntrack: match policy.services.are_served() {
                 true => conntrack.asked(),
@@ -251,9 +250,9 @@ impl RunArgs {
 
 impl Config {
     /// The configuration for pod records and adoption.
-    pub fn records(&self) -> attachments::Config {
+    pub fn records(&self) -> attachments::AttachmentsConfig {
         let cache = &self.cni_cache_dir;
-        attachments::Config {
+        attachments::AttachmentsConfig {
             run_dir: self.run_dir.clone(),
             cni_cache: (!cache.as_os_str().is_empty()).then(|| cache.clone()),
             not_pods: self.not_pods.clone(),

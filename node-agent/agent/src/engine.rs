@@ -32,10 +32,12 @@ use denizen_backend::{Backend, Draining, Figures, Repair, Report};
 use denizen_iptables::Variant;
 use denizen_model::{Event, LocalPod, Model, PodName, PodVersion};
 use denizen_observe::names::Names;
-use denizen_observe::status::{LastSync, Since};
+use denizen_observe::status::{DrainingSince, LastSync};
 use denizen_plan::conntrack::CandidateTracker;
-use denizen_plan::explain::{Explanation, NotYet, Packet, Step, explain};
-use denizen_plan::{Capabilities, Changes, FirewallPlan, Frontend, Plan, Planner, Policy, Sides};
+use denizen_plan::explain::{ExplainStep, Explanation, FirstPacket, NotYet, explain};
+use denizen_plan::{
+    Capabilities, FirewallPlan, Frontend, Plan, PlanChanges, Planner, Policy, Sides,
+};
 use denizen_routing::ProgrammedPlan;
 use denizen_routing::routes::UNSERVED;
 use denizen_text::describe;
@@ -65,7 +67,7 @@ pub struct Engine<B = Chosen> {
     /// As of the last status.
     figures: Figures,
     /// Since when each endpoint drains.
-    draining: BTreeMap<Draining, Since>,
+    draining: BTreeMap<Draining, DrainingSince>,
     synced: bool,
     /// Conntrack entries that may have become stale, or may be forbidden or permitted now.
     candidate_tracker: CandidateTracker,
@@ -136,9 +138,9 @@ impl<B: Backend> Engine<B> {
     /// An engine with a new backend.
     pub fn new(policy: Policy, capabilities: Capabilities, mut backend: B) -> Self {
         let planner = Planner::new(policy, capabilities);
-        backend.update(planner.plan(), &Changes::from_nothing(planner.plan()));
+        backend.update(planner.plan(), &PlanChanges::from_nothing(planner.plan()));
         let report = backend.report();
-        let draining = report.draining.iter().map(|it| (*it, Since::default()));
+        let draining = report.draining.iter().map(|it| (*it, DrainingSince::default()));
         Self {
             planner,
             draining: draining.collect(),
@@ -216,13 +218,13 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// [`NotYet`] while a first list is missing.
-    pub fn explain(&mut self, packet: &Packet) -> Result<Explanation, NotYet> {
+    pub fn explain(&mut self, packet: &FirstPacket) -> Result<Explanation, NotYet> {
         let backend = RefCell::new(&mut self.backend);
         let rejected = |frontend: &_| backend.borrow().rejected(frontend);
         let listed = |server: &_| backend.borrow_mut().listed(server);
         let mut explanation = explain(&self.planner, packet, rejected, &listed)?;
         if let Some(error) = self.report.contended.as_ref().or(self.last_error.as_ref()) {
-            explanation.steps.push(Step {
+            explanation.steps.push(ExplainStep {
                 what: "programming failed; the kernel may have old rules".to_owned(),
                 why: error.clone(),
             });
@@ -310,7 +312,7 @@ impl<B: Backend> Engine<B> {
 
     /// Plans what is new, and gives it to the backend. What is asked about the plan, and
     /// [`Self::resync`], are about what this has planned.
-    pub fn decide(&mut self) -> Changes {
+    pub fn decide(&mut self) -> PlanChanges {
         let mut changes = self.planner.update();
         if changes.complete && self.plan().policy().services {
             info!("everything is known: services are programmed from now on");

@@ -8,14 +8,16 @@ use serde_json::Value;
 use crate::check::{Check, Finding, Topic, Verdict as CheckVerdict};
 use crate::cli::command;
 use denizen_backend::{Affinity, Clients, Crowded};
-use denizen_observe::connections::{Connection, Totals};
+use denizen_observe::connections::{NamedConnection, Totals};
 use denizen_observe::drops::{DropCount, DropCounts, DropVerdict, DroppedPacket, PacketReport};
 use denizen_observe::status::metrics::Metrics;
-use denizen_observe::status::{DrainingStatus, IpvsStatus, LastSync, Since, Status};
+use denizen_observe::status::{DrainingSince, DrainingStatus, IpvsStatus, LastSync, Status};
 use denizen_observe::trace::{
-    Comparison, Fate, HookReport, Place, Report, RuleReport, TracedPackets,
+    Comparison, HookReport, NamedAddress, PacketFate, RuleReport, TraceReport, TracedPackets,
 };
-use denizen_plan::explain::{Explanation, PolicyRow, RedirectRow, Step, Verdict, VirtualServerRow};
+use denizen_plan::explain::{
+    ExplainStep, Explanation, PacketVerdict, PolicyRow, RedirectRow, VirtualServerRow,
+};
 
 /// A page of the reference.
 macro_rules! page {
@@ -139,7 +141,7 @@ fn every_field_of_the_status_is_there() {
 fn every_field_of_an_explanation_is_there() {
     let text = || Some(String::new());
     let explanation = Explanation {
-        verdict: Verdict::Drop,
+        verdict: PacketVerdict::Drop,
         service: None,
         endpoints: Vec::new(),
         masquerade: false,
@@ -169,7 +171,7 @@ fn every_field_of_an_explanation_is_there() {
             port: Some(0),
             rule: text(),
         }],
-        steps: vec![Step { what: String::new(), why: String::new() }],
+        steps: vec![ExplainStep { what: String::new(), why: String::new() }],
     };
     let mut fields = BTreeSet::new();
     add_fields(&serde_json::to_value(explanation).expect("plain data"), &mut fields);
@@ -179,7 +181,7 @@ fn every_field_of_an_explanation_is_there() {
 #[test]
 fn every_field_of_a_trace_is_there() {
     let text = || Some(String::new());
-    let place = || Place { address: ([0, 0, 0, 0], 0).into(), name: text() };
+    let place = || NamedAddress { address: ([0, 0, 0, 0], 0).into(), name: text() };
     let rule = RuleReport {
         table: String::new(),
         chain: String::new(),
@@ -197,14 +199,14 @@ fn every_field_of_a_trace_is_there() {
         destination: place(),
         rules: vec![rule],
     };
-    let packet = Report {
+    let packet = TraceReport {
         number: 1,
         source: place(),
         destination: place(),
         service: text(),
         virtual_server: text(),
         hooks: vec![hook],
-        fate: Fate::Dropped,
+        fate: PacketFate::Dropped,
         by: text(),
         last_source: place(),
         last_destination: place(),
@@ -219,15 +221,15 @@ fn every_field_of_a_trace_is_there() {
 
 #[test]
 fn every_field_of_a_connection_is_there() {
-    let place = || Place { address: ([0, 0, 0, 0], 0).into(), name: Some(String::new()) };
-    let connection = Connection {
+    let place = || NamedAddress { address: ([0, 0, 0, 0], 0).into(), name: Some(String::new()) };
+    let connection = NamedConnection {
         protocol: "",
         state: Some(""),
         client: place(),
         destination: place(),
         service: Some(String::new()),
         endpoint: Some(place()),
-        draining_since: Some(Since::default()),
+        draining_since: Some(DrainingSince::default()),
         masqueraded_as: Some(([0, 0, 0, 0], 0).into()),
         seconds: Some(0),
     };
@@ -242,7 +244,7 @@ fn every_field_of_a_connection_is_there() {
 #[test]
 fn every_field_of_drops_is_there() {
     let text = String::new;
-    let place = || Place { address: ([0, 0, 0, 0], 0).into(), name: Some(text()) };
+    let place = || NamedAddress { address: ([0, 0, 0, 0], 0).into(), name: Some(text()) };
     let packet = PacketReport {
         protocol: text(),
         source: place(),

@@ -23,7 +23,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use denizen_model::Family;
-use denizen_plan::{Capabilities, Changes, Frontend, FrontendKey, Listed, Plan};
+use denizen_plan::{Capabilities, Frontend, FrontendKey, Listed, Plan, PlanChanges};
 
 /// A backend, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub trait Backend {
 
     /// Takes a new plan. `changes` is the difference from the plan before. Pure: nothing is read or
     /// written.
-    fn update(&mut self, plan: &Plan, changes: &Changes);
+    fn update(&mut self, plan: &Plan, changes: &PlanChanges);
 
     /// Programs the plan. After an error, call it again: it starts from what it observes.
     ///

@@ -8,7 +8,7 @@ use super::{BackendName, SetSize};
 use denizen_fixture::{pods, range};
 use denizen_model::Event;
 use denizen_plan::fixture::policy;
-use denizen_plan::{Changes, Detector, Planner, Policy};
+use denizen_plan::{Detector, PlanChanges, Planner, Policy};
 
 /// Two sizes of one set would be one time series with two values.
 #[test]
@@ -40,7 +40,7 @@ fn sizes(backend: BackendName, detector: Detector) -> Vec<SetSize> {
     ))]);
     planner.update();
     let plan = planner.plan();
-    let changes = Changes::from_nothing(plan);
+    let changes = PlanChanges::from_nothing(plan);
     match backend {
         BackendName::Nftables => {
             let mut nftables = Nftables::offline();

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Change, ClusterPod, Labels, Listing, LocalPod, Model, NetworkPolicy, PodName, PolicyName, set,
+    ClusterPod, Labels, Listing, LocalPod, Model, ModelChange, NetworkPolicy, PodName, PolicyName,
+    set,
 };
 
 impl Model {
@@ -13,7 +14,7 @@ impl Model {
         &mut self,
         name: PolicyName,
         policy: Option<NetworkPolicy>,
-        change: &mut Change,
+        change: &mut ModelChange,
     ) {
         if policy.is_none() && self.is_ending(&name.namespace) {
             self.outliving.insert(name);
@@ -26,7 +27,7 @@ impl Model {
     }
 
     /// Removes the policies that outlived their deletion, unless their namespace is still ending.
-    pub(super) fn end_policies(&mut self, namespace: &Arc<str>, change: &mut Change) {
+    pub(super) fn end_policies(&mut self, namespace: &Arc<str>, change: &mut ModelChange) {
         if self.is_ending(namespace) {
             return;
         }
@@ -43,18 +44,18 @@ impl Model {
 
     /// The Namespaces, the pods of the cluster and the NetworkPolicies; `None` while one of their
     /// first full lists is missing: half a list of policies leaves open what is forbidden.
-    pub fn cluster(&self) -> Option<Cluster<'_>> {
-        self.owed(Listing::FIREWALL).next().is_none().then_some(Cluster { model: self })
+    pub fn cluster(&self) -> Option<ClusterFacts<'_>> {
+        self.owed(Listing::FIREWALL).next().is_none().then_some(ClusterFacts { model: self })
     }
 }
 
 /// The complete facts that NetworkPolicies need.
 #[derive(Debug, Clone, Copy)]
-pub struct Cluster<'a> {
+pub struct ClusterFacts<'a> {
     model: &'a Model,
 }
 
-impl<'a> Cluster<'a> {
+impl<'a> ClusterFacts<'a> {
     /// The labels of a namespace. The API server sets one on every Namespace; it is there without
     /// any object too, as for hand written manifests.
     pub fn namespace_labels(&self, name: &str) -> Labels {

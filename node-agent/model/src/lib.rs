@@ -24,7 +24,7 @@ use jiff::Timestamp;
 
 pub use denizen_packet::{Family, Protocol, family_of};
 
-pub use cluster::Cluster;
+pub use cluster::ClusterFacts;
 pub use cluster_pod::{ClusterPod, NamedPort, Namespace, PodName, SandboxUids};
 pub use egress::Egress;
 pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
@@ -32,21 +32,21 @@ pub use event::{Event, Listing};
 pub use labels::{Labels, Operator, Requirement, Selector};
 pub use link::{Mac, NodeLinks, NotEthernet, Tunnel};
 pub use network_policy::{
-    Block, Namespaces, NetworkPolicy, Peer, Peers, PolicyName, PolicyPort, PolicyRule, PortMatch,
-    Ports,
+    Block, Namespaces, NetworkPolicy, Peers, PolicyName, PolicyPeer, PolicyPort, PolicyRule,
+    PortMatch, Ports,
 };
 pub use node::{Node, NodeAddress, Nodes, OtherNode};
 pub use notice::{Notice, NoticeReason, NoticeSubject};
 pub use pod::{LocalPod, PodSet, PodVersion};
 pub use range::canonical_range;
 pub use service::{
-    Affinity, AskedScheduler, ForeignService, Service, ServiceName, ServicePort, ServicePortName,
-    SourceRanges, TrafficPolicy,
+    AskedScheduler, ForeignService, Service, ServiceName, ServicePort, ServicePortName,
+    SessionAffinity, SourceRanges, TrafficPolicy,
 };
 
 /// What an event touched, so that only that is planned again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct ModelChange {
     /// Services whose own facts or endpoints changed.
     pub services: BTreeSet<ServiceName>,
     /// The Node object changed, which may change the plan of every service.
@@ -75,7 +75,7 @@ pub struct Change {
     pub refused: bool,
 }
 
-impl Change {
+impl ModelChange {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -128,7 +128,7 @@ pub struct Model {
 
 impl Model {
     /// Applies a fact, and adds what it changes to `change`. A repeated fact changes nothing.
-    pub fn apply(&mut self, event: Event, change: &mut Change) {
+    pub fn apply(&mut self, event: Event, change: &mut ModelChange) {
         match event {
             Event::Service(name, service) => {
                 self.foreign_services.remove(&name);
@@ -197,7 +197,12 @@ impl Model {
         }
     }
 
-    fn apply_service(&mut self, name: ServiceName, service: Option<Service>, change: &mut Change) {
+    fn apply_service(
+        &mut self,
+        name: ServiceName,
+        service: Option<Service>,
+        change: &mut ModelChange,
+    ) {
         if self.services.get(&name) == service.as_ref() {
             return;
         }
@@ -209,7 +214,7 @@ impl Model {
     }
 
     /// A slice may move from one service to another: its label is an ordinary label.
-    fn apply_slice(&mut self, name: SliceName, slice: Option<Slice>, change: &mut Change) {
+    fn apply_slice(&mut self, name: SliceName, slice: Option<Slice>, change: &mut ModelChange) {
         let owner = self.slice_owner.get(&name);
         let before = owner
             .and_then(|owner| self.slices.get(owner))
@@ -236,7 +241,12 @@ impl Model {
         }
     }
 
-    fn apply_cluster_pod(&mut self, name: PodName, pod: Option<ClusterPod>, change: &mut Change) {
+    fn apply_cluster_pod(
+        &mut self,
+        name: PodName,
+        pod: Option<ClusterPod>,
+        change: &mut ModelChange,
+    ) {
         let before = self.cluster_pods.get(&name);
         let ips = |pod: Option<&ClusterPod>| pod.map(|pod| pod.host_ips.clone());
         let (old, new) = (ips(before).unwrap_or_default(), ips(pod.as_ref()).unwrap_or_default());

@@ -55,11 +55,11 @@ pub enum Peers {
     /// Missing or empty: everybody, inside and outside the cluster.
     All,
     /// These; empty, and so nobody, if every entry was invalid.
-    These(Vec<Peer>),
+    These(Vec<PolicyPeer>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Peer {
+pub enum PolicyPeer {
     /// Pods, by labels of their own and of their namespace.
     Pods { namespaces: Namespaces, pods: Selector },
     /// Addresses, whoever has them.

@@ -59,7 +59,7 @@ pub enum TrafficPolicy {
 
 /// `sessionAffinity`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Affinity {
+pub enum SessionAffinity {
     /// Every connection is balanced independently.
     #[default]
     None,
@@ -136,7 +136,7 @@ pub struct Service {
     /// `spec.internalTrafficPolicy`.
     pub internal_policy: TrafficPolicy,
     /// `spec.sessionAffinity`.
-    pub affinity: Affinity,
+    pub affinity: SessionAffinity,
     /// `spec.healthCheckNodePort`.
     pub health_check_node_port: Option<NonZeroU16>,
     /// `metadata.creationTimestamp` as the API writes it (RFC 3339 in UTC, so it sorts); empty in

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::status::Since;
+use crate::status::DrainingSince;
 use denizen_backend::Draining;
 use denizen_model::{Family, Model, Protocol, family_of};
 use denizen_plan::{FrontendAddress, Plan};
@@ -26,12 +26,12 @@ pub struct Names {
     node: BTreeSet<IpAddr>,
     /// Since when endpoints drain, by service port.
     #[serde(default)]
-    draining: BTreeMap<String, BTreeMap<SocketAddr, Since>>,
+    draining: BTreeMap<String, BTreeMap<SocketAddr, DrainingSince>>,
 }
 
 impl Names {
     /// All names that are known now.
-    pub fn of(plan: &Plan, model: &Model, draining: &BTreeMap<Draining, Since>) -> Self {
+    pub fn of(plan: &Plan, model: &Model, draining: &BTreeMap<Draining, DrainingSince>) -> Self {
         let mut names = Self {
             node_ports: plan.node().node_ports.addresses.iter().copied().collect(),
             node: plan.node().addresses.clone(),
@@ -85,7 +85,7 @@ impl Names {
     }
 
     /// Since when a service port's endpoint drains; `None` if it does not.
-    pub fn draining(&self, service: &str, endpoint: SocketAddr) -> Option<&Since> {
+    pub fn draining(&self, service: &str, endpoint: SocketAddr) -> Option<&DrainingSince> {
         self.draining.get(service)?.get(&endpoint)
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::ipvs::{DrainingStatus, IpvsStatus, Since};
+pub use self::ipvs::{DrainingSince, DrainingStatus, IpvsStatus};
 use denizen_backend::Affinity;
 use denizen_backend::firewall::Dropped;
 use denizen_routing::bird::BgpStatus;

@@ -6,7 +6,7 @@
 //! again.
 
 mod forbidden;
-mod kept;
+mod incremental;
 mod pods;
 mod reason;
 mod recorded;
@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-pub use self::kept::{AnnouncePlan, Noted, concerned};
+pub use self::incremental::{AnnouncePlan, Noted, concerned};
 pub use self::pods::single_pods;
-pub use self::reason::{Excluded, Forbidden, WhyNot};
+pub use self::reason::{Excluded, Forbidden, WithheldReason};
 pub use self::recorded::{Recorded, newest};
 use super::Plan;
 use super::services::{Frontend, FrontendKey, FrontendKind};
@@ -80,7 +80,7 @@ pub fn is_draining(node: Option<&Node>, settings: &AnnounceSettings) -> bool {
 
 /// The class of a prefix, in the order in which router configurations refer to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
+pub enum AnnouncementClass {
     /// A podCIDR of this node.
     PodRange,
     /// A pod outside the podCIDRs.
@@ -96,7 +96,7 @@ pub enum Class {
     LoadBalancerIp,
 }
 
-impl Class {
+impl AnnouncementClass {
     pub const ALL: [Self; 6] = [
         Self::PodRange,
         Self::Pod,
@@ -146,11 +146,11 @@ impl Class {
 /// A prefix that is announced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
-    pub class: Class,
+    pub class: AnnouncementClass,
     /// This node drains, so routers should prefer others.
     pub is_draining: bool,
     /// Why this node announces it.
-    pub because: Because,
+    pub reason: AnnouncementReason,
     /// For a single pod: when it was recorded, in seconds since 1970. If two nodes announce it,
     /// routers prefer the newer record.
     pub recorded: Option<NonZeroU32>,
@@ -166,24 +166,24 @@ impl Announcement {
 
     /// Why it is announced, in words.
     pub fn why(&self) -> String {
-        let Self { class, because, .. } = self;
+        let Self { class, reason, .. } = self;
         match class {
-            Class::FreshPod => format!(
-                "{because}; it is new here, so routers prefer this node to another one that still \
+            AnnouncementClass::FreshPod => format!(
+                "{reason}; it is new here, so routers prefer this node to another one that still \
                  announces it"
             ),
-            Class::PodRange
-            | Class::Pod
-            | Class::ClusterIp
-            | Class::ExternalIp
-            | Class::LoadBalancerIp => because.to_string(),
+            AnnouncementClass::PodRange
+            | AnnouncementClass::Pod
+            | AnnouncementClass::ClusterIp
+            | AnnouncementClass::ExternalIp
+            | AnnouncementClass::LoadBalancerIp => reason.to_string(),
         }
     }
 }
 
 /// Why a prefix is announced.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Because {
+pub enum AnnouncementReason {
     /// It is one of the Node's podCIDRs.
     PodRange,
     /// It is the address of this pod (or of the attachment with this id, if the pod's name is
@@ -199,7 +199,7 @@ pub enum Because {
     },
 }
 
-impl Because {
+impl AnnouncementReason {
     fn is_service(&self) -> bool {
         match self {
             Self::Service { .. } => true,
@@ -208,7 +208,7 @@ impl Because {
     }
 }
 
-impl fmt::Display for Because {
+impl fmt::Display for AnnouncementReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PodRange => write!(f, "it is a podCIDR of this node"),
@@ -224,15 +224,15 @@ impl fmt::Display for Because {
 
 /// A prefix that somebody may expect to be announced, but is not.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Silent {
-    pub why: WhyNot,
+pub struct Withheld {
+    pub reason: WithheldReason,
     /// Whose address it is.
-    pub owner: Owner,
+    pub owner: PrefixOwner,
 }
 
 /// Who owns a prefix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Owner {
+pub enum PrefixOwner {
     /// This node's: a podCIDR.
     Node,
     /// A pod's of this node.
@@ -241,7 +241,7 @@ pub enum Owner {
     Service(ServiceName),
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for PrefixOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node => write!(f, "this Node's podCIDR"),
@@ -254,16 +254,16 @@ impl fmt::Display for Owner {
 /// A frontend at an announced address whose packets this node drops: its policy is Local, and all
 /// its endpoints are on other nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Dropped {
+pub struct DroppedFrontend {
     /// The frontend.
     pub key: FrontendKey,
     /// The frontend's Service.
     pub service: ServiceName,
     /// The owner for whose sake the address is announced.
-    pub announced_for: Owner,
+    pub announced_for: PrefixOwner,
 }
 
-impl fmt::Display for Dropped {
+impl fmt::Display for DroppedFrontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, service, announced_for } = self;
         write!(
@@ -280,9 +280,9 @@ pub struct Announcements {
     /// What is announced.
     pub wanted: BTreeMap<IpNetwork, Announcement>,
     /// What is not announced, each with the first reason that applies.
-    pub silent: BTreeMap<IpNetwork, Silent>,
+    pub withheld: BTreeMap<IpNetwork, Withheld>,
     /// The frontends that drop packets, by announced prefix.
-    pub dropped: BTreeMap<IpNetwork, BTreeSet<Dropped>>,
+    pub dropped: BTreeMap<IpNetwork, BTreeSet<DroppedFrontend>>,
 }
 
 /// Facts about this node's networks that only the kernel has.
@@ -314,21 +314,21 @@ pub struct Announcing<'a> {
 
 impl Announcements {
     /// Why an address is announced or not: by its own prefix, else by a range around it.
-    pub fn about(&self, address: IpAddr) -> Option<(IpNetwork, Result<&Announcement, &Silent>)> {
+    pub fn about(&self, address: IpAddr) -> Option<(IpNetwork, Result<&Announcement, &Withheld>)> {
         let exact = IpNetwork::from(address);
         let wanted = |prefix: &IpNetwork| self.wanted.get(prefix).map(Ok);
-        let silent = |prefix: &IpNetwork| self.silent.get(prefix).map(Err);
+        let withheld = |prefix: &IpNetwork| self.withheld.get(prefix).map(Err);
         let at = |prefix: IpNetwork| {
-            wanted(&prefix).or_else(|| silent(&prefix)).map(|found| (prefix, found))
+            wanted(&prefix).or_else(|| withheld(&prefix)).map(|found| (prefix, found))
         };
-        let around = self.wanted.keys().chain(self.silent.keys());
+        let around = self.wanted.keys().chain(self.withheld.keys());
         at(exact).or_else(|| around.copied().find(|prefix| prefix.contains(address)).and_then(at))
     }
 
     /// The announced addresses of services.
     pub fn service_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let of_services =
-            self.wanted.iter().filter(|(_, announcement)| announcement.because.is_service());
+            self.wanted.iter().filter(|(_, announcement)| announcement.reason.is_service());
         of_services.map(|(prefix, _)| prefix.ip())
     }
 
@@ -337,8 +337,10 @@ impl Announcements {
         &self,
         pods: &'a [LocalPod],
     ) -> impl Iterator<Item = &'a LocalPod> + use<'a, '_> {
-        let ranges =
-            self.wanted.iter().filter(|(_, announcement)| announcement.class == Class::PodRange);
+        let ranges = self
+            .wanted
+            .iter()
+            .filter(|(_, announcement)| announcement.class == AnnouncementClass::PodRange);
         let ranges: Vec<IpNetwork> = ranges.map(|(range, _)| *range).collect();
         let is_covered = move |ip: &IpAddr| {
             ranges.iter().any(|range| range.contains(*ip))
@@ -348,17 +350,17 @@ impl Announcements {
     }
 
     /// The prefixes that somebody asked for in vain: an operator or an owner must act.
-    pub fn refused(&self) -> impl Iterator<Item = (&IpNetwork, &Silent)> {
-        self.silent.iter().filter(|(_, silent)| silent.why.is_refusal())
+    pub fn refused(&self) -> impl Iterator<Item = (&IpNetwork, &Withheld)> {
+        self.withheld.iter().filter(|(_, withheld)| withheld.reason.needs_action())
     }
 }
 
-impl From<Because> for Owner {
-    fn from(because: Because) -> Self {
-        match because {
-            Because::PodRange => Self::Node,
-            Because::Pod(pod) => Self::Pod(pod),
-            Because::Service { service, .. } => Self::Service(service),
+impl From<AnnouncementReason> for PrefixOwner {
+    fn from(reason: AnnouncementReason) -> Self {
+        match reason {
+            AnnouncementReason::PodRange => Self::Node,
+            AnnouncementReason::Pod(pod) => Self::Pod(pod),
+            AnnouncementReason::Service { service, .. } => Self::Service(service),
         }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::pod_ranges::{
-    Claimant, PodRanges, SHORTEST_V4, SHORTEST_V6, is_special, is_too_large, overlap,
+    PodRanges, RangeClaimant, SHORTEST_V4, SHORTEST_V6, is_special, is_too_large, overlap,
 };
 use denizen_model::{Nodes, OtherNode, family_of};
 
@@ -161,7 +161,7 @@ pub fn direct(nodes: &Nodes, around: &Neighbourhood) -> DirectRoutes {
 /// Why this range cannot be that of this node's pods.
 fn unusable(
     range: IpNetwork,
-    of: Claimant<'_>,
+    of: RangeClaimant<'_>,
     ranges: &PodRanges<'_>,
     nodes: &Nodes,
 ) -> Option<WhyRejected> {

@@ -26,39 +26,40 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 pub use self::announce::{
-    AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcement, Announcements, Announcing,
-    Because, Class, Drain, Dropped, Excluded, Forbidden, Noted, Owner, Recorded, Silent, Surveyed,
-    WhyNot, concerned, is_draining, newest, single_pods,
+    AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcement, AnnouncementClass,
+    AnnouncementReason, Announcements, Announcing, Drain, DroppedFrontend, Excluded, Forbidden,
+    Noted, PrefixOwner, Recorded, Surveyed, Withheld, WithheldReason, concerned, is_draining,
+    newest, single_pods,
 };
 pub use self::direct::{
     DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,
 };
 pub use self::firewall::{
-    AddressRange, Direction, FirewallChanges, FirewallPlan, FirewallSettings, Flow, IdentityChange,
-    IdentityId, IfRefused, Isolation, Judged, Permission, PolicyStep, PortKey, Refusal, Side,
-    Sides, SidesChange, ToNode,
+    AddressRange, Direction, FirewallChanges, FirewallPlan, FirewallSettings, IdentityChange,
+    IdentityId, IfRefused, Isolation, Permission, PolicyFlow, PolicyRejection, PolicyResult,
+    PolicyStep, PortKey, Side, Sides, SidesChange, ToNode,
 };
 pub use self::ipvs::{
-    ByNft, Carrier, HashTable, Hashed, IpvsPlan, Listed, Method, PlannedServer, Scheduler,
+    Carrier, HashTable, Hashed, IpvsPlan, Listed, Method, NotOnIpvs, PlannedServer, Scheduler,
     ServicePortKey, Share,
 };
 pub use self::node::{
-    Arrival, Detection, Detector, EgressMasquerade, Local, LocalTest, MarkBit, NodePlan,
-    NodePortAddresses, NodePorts, NodeSide, Port, SeenAs, node_port_addresses,
+    Arrival, BridgePort, Detection, Detector, EgressMasquerade, Local, LocalTest, MarkBit,
+    NodePlan, NodePortAddresses, NodePorts, NodeSide, SeenAs, node_port_addresses,
 };
 pub use self::planner::Planner;
 pub use self::policy::{Capabilities, Policy};
-use self::services::Surroundings;
+use self::services::PlanInputs;
 pub use self::services::{
-    Conflict, Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind,
-    HealthCheck, HealthChecks, HealthPorts, Masquerade, Outcome, Remark, Selection, ServicePlan,
+    Conflict, Endpoint, EndpointSelection, Endpoints, Frontend, FrontendAddress, FrontendKey,
+    FrontendKind, HealthCheck, HealthChecks, HealthPorts, Masquerade, Outcome, Remark, ServicePlan,
     Settings, Whereabouts, frontends, select, serving,
 };
-use denizen_model::{Change, Listing, LocalPod, Model, PodSet, ServiceName, Snapshot};
+use denizen_model::{Listing, LocalPod, Model, ModelChange, PodSet, ServiceName, Snapshot};
 
 /// What differs from the plan before.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct PlanChanges {
     /// [`Plan::pods`] differ, or are known for the first time.
     pub pods: bool,
     /// [`Plan::node`] differs.
@@ -90,7 +91,7 @@ pub struct Changes {
     pub remarks: Vec<Remark>,
 }
 
-impl Changes {
+impl PlanChanges {
     /// The changes from an empty plan to this one.
     pub fn from_nothing(plan: &Plan) -> Self {
         let known = plan.services.is_some();
@@ -195,13 +196,13 @@ impl Plan {
     }
 
     /// Decides again what `change` touches, and removes from it what is decided.
-    fn update(&mut self, model: &Model, change: &mut Change) -> Changes {
+    fn update(&mut self, model: &Model, change: &mut ModelChange) -> PlanChanges {
         self.waiting_for = model.owed(Listing::SERVICES).collect();
         let world = model.snapshot();
-        let mut changes = Changes {
+        let mut changes = PlanChanges {
             pods: change.pods,
             complete: world.is_some() && self.services.is_none(),
-            ..Changes::default()
+            ..PlanChanges::default()
         };
         let mut concerned = BTreeSet::new();
         if change.pods {
@@ -231,7 +232,7 @@ impl Plan {
     }
 
     /// Returns the addresses that begin or cease to be the node's own.
-    fn update_node(&mut self, model: &Model, changes: &mut Changes) -> BTreeSet<IpAddr> {
+    fn update_node(&mut self, model: &Model, changes: &mut PlanChanges) -> BTreeSet<IpAddr> {
         let (policy, pods, world) = (&self.policy, self.recorded(), model.snapshot());
         let node = NodePlan::new(policy, self.capabilities, model.egress(), pods, world);
         changes.node = self.node != node;
@@ -242,9 +243,9 @@ impl Plan {
     fn update_services(
         &mut self,
         world: Snapshot<'_>,
-        change: Change,
+        change: ModelChange,
         moved: &BTreeSet<IpAddr>,
-        changes: &mut Changes,
+        changes: &mut PlanChanges,
     ) {
         let mut names = change.services.clone();
         if change.node || changes.complete {
@@ -264,8 +265,8 @@ impl Plan {
         changes.triggers = change.triggers;
     }
 
-    fn surroundings<'a>(&'a self, world: Snapshot<'a>) -> Surroundings<'a> {
-        Surroundings {
+    fn surroundings<'a>(&'a self, world: Snapshot<'a>) -> PlanInputs<'a> {
+        PlanInputs {
             settings: &self.policy.settings,
             capabilities: self.capabilities,
             node: &self.node,
@@ -280,7 +281,7 @@ impl Plan {
         &mut self,
         world: Snapshot<'_>,
         mut names: BTreeSet<ServiceName>,
-        changes: &mut Changes,
+        changes: &mut PlanChanges,
     ) {
         let (Some(mut ipvs), Some(services)) = (self.ipvs.take(), &self.services) else {
             return;

@@ -1,20 +1,20 @@
 //! Facts in, decisions out. Pure.
 
 use super::policy::{Capabilities, Policy};
-use super::{Changes, Plan};
-use denizen_model::{Change, Event, Listing, Model};
+use super::{Plan, PlanChanges};
+use denizen_model::{Event, Listing, Model, ModelChange};
 
 /// The facts, those among them that are not planned yet, and the plan.
 #[derive(Debug)]
 pub struct Planner {
     model: Model,
-    change: Change,
+    change: ModelChange,
     plan: Plan,
 }
 
 impl Planner {
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
-        let (mut model, mut change) = (Model::default(), Change::default());
+        let (mut model, mut change) = (Model::default(), ModelChange::default());
         if !policy.services {
             // Nobody lists these then, so they are empty.
             let unread = [Listing::Services, Listing::Slices, Listing::ServiceCidrs];
@@ -33,7 +33,7 @@ impl Planner {
     }
 
     /// Decides about new facts. Returns what changed in the plan.
-    pub fn update(&mut self) -> Changes {
+    pub fn update(&mut self) -> PlanChanges {
         self.plan.update(&self.model, &mut self.change)
     }
 

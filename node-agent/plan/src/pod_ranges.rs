@@ -17,28 +17,28 @@ pub(super) const SHORTEST_V6: u8 = 32;
 
 /// A Node and its claims.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Claimant<'a> {
+pub(super) struct RangeClaimant<'a> {
     pub name: &'a Arc<str>,
     created: &'a Arc<str>,
     addresses: [&'a [IpAddr]; 2],
     pod_cidrs: &'a [IpNetwork],
 }
 
-impl<'a> From<&'a Node> for Claimant<'a> {
+impl<'a> From<&'a Node> for RangeClaimant<'a> {
     fn from(node: &'a Node) -> Self {
         let Node { name, created, addresses, pod_cidrs, .. } = node;
         Self { name, created, addresses: [addresses, &[]], pod_cidrs }
     }
 }
 
-impl<'a> From<(&'a Arc<str>, &'a OtherNode)> for Claimant<'a> {
+impl<'a> From<(&'a Arc<str>, &'a OtherNode)> for RangeClaimant<'a> {
     fn from((name, node): (&'a Arc<str>, &'a OtherNode)) -> Self {
         let OtherNode { created, internal, external, pod_cidrs } = node;
         Self { name, created, addresses: [internal, external], pod_cidrs }
     }
 }
 
-impl<'a> Claimant<'a> {
+impl<'a> RangeClaimant<'a> {
     /// Its podCIDRs.
     pub fn ranges(self) -> impl Iterator<Item = IpNetwork> + use<'a> {
         self.pod_cidrs.iter().copied().map(without_host_bits)
@@ -53,9 +53,9 @@ impl<'a> Claimant<'a> {
 /// The addresses of all Nodes, and the podCIDRs that count.
 #[derive(Debug)]
 pub(super) struct PodRanges<'a> {
-    nodes: Vec<Claimant<'a>>,
+    nodes: Vec<RangeClaimant<'a>>,
     /// Each address with the oldest Node that has it.
-    addresses: BTreeMap<IpAddr, Claimant<'a>>,
+    addresses: BTreeMap<IpAddr, RangeClaimant<'a>>,
     /// No two overlap.
     taken: BTreeMap<IpNetwork, &'a Arc<str>>,
 }
@@ -63,10 +63,10 @@ pub(super) struct PodRanges<'a> {
 impl<'a> PodRanges<'a> {
     /// The claims of these nodes. No range is taken yet.
     pub fn claimed(nodes: &'a Nodes) -> Self {
-        let own = nodes.own.iter().map(Claimant::from);
-        let mut all: Vec<_> = own.chain(nodes.others.iter().map(Claimant::from)).collect();
+        let own = nodes.own.iter().map(RangeClaimant::from);
+        let mut all: Vec<_> = own.chain(nodes.others.iter().map(RangeClaimant::from)).collect();
         all.sort_by_key(|node| node.age());
-        let of_node = |node: &Claimant<'a>| {
+        let of_node = |node: &RangeClaimant<'a>| {
             let node = *node;
             node.addresses.into_iter().flatten().map(move |address| (*address, node))
         };
@@ -92,11 +92,11 @@ impl<'a> PodRanges<'a> {
     }
 
     /// The oldest first.
-    pub fn by_age(&self) -> Vec<Claimant<'a>> {
+    pub fn by_age(&self) -> Vec<RangeClaimant<'a>> {
         self.nodes.clone()
     }
 
-    pub fn node(&self, name: &str) -> Option<Claimant<'a>> {
+    pub fn node(&self, name: &str) -> Option<RangeClaimant<'a>> {
         self.nodes.iter().find(|node| **node.name == *name).copied()
     }
 
@@ -107,7 +107,11 @@ impl<'a> PodRanges<'a> {
 
     /// An address in a range of this Node, of its own or of an older Node. An address of a younger
     /// Node there does not matter.
-    pub fn address_in(&self, range: IpNetwork, of: Claimant<'_>) -> Option<(IpAddr, &'a Arc<str>)> {
+    pub fn address_in(
+        &self,
+        range: IpNetwork,
+        of: RangeClaimant<'_>,
+    ) -> Option<(IpAddr, &'a Arc<str>)> {
         let mut within = self.addresses.range(range.network()..=range.broadcast());
         let (address, node) = within.find(|(_, node)| node.age() <= of.age())?;
         Some((*address, node.name))
@@ -124,7 +128,7 @@ impl<'a> PodRanges<'a> {
     }
 
     /// Gives a range to a node. No taken range may overlap it.
-    pub fn take(&mut self, range: IpNetwork, node: Claimant<'a>) {
+    pub fn take(&mut self, range: IpNetwork, node: RangeClaimant<'a>) {
         self.taken.insert(range, node.name);
     }
 

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use denizen_route::{RouteError, Watch};
+use denizen_route::{RouteError, RouteWatch};
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use tokio::sync::Notify;
@@ -23,14 +23,14 @@ use tracing::{error, info, warn};
 use self::fresh::Freshness;
 use crate::direct::note_removed;
 use crate::pollable::pollable;
-use crate::routes::{AnnouncedRoutes, Published, Unserved};
+use crate::routes::{AnnouncedRoutes, RouteSync, Unserved};
 use crate::{AnnounceConfig, AnnouncementsStatus, RoutingSettings, SendNotice};
 use denizen_model::{LocalPod, Nodes, Notice, NoticeReason, NoticeSubject, OtherNode, ServiceName};
 use denizen_nft::Kernel;
 use denizen_plan::explain::Announced;
 use denizen_plan::{
-    AnnouncePlan, Announcements, Announcing, Changes, Drain, Dropped, Frontend, Owner, Plan,
-    Planner, Silent, Surveyed, concerned, is_draining, newest, single_pods,
+    AnnouncePlan, Announcements, Announcing, Drain, DroppedFrontend, Frontend, Plan, PlanChanges,
+    Planner, PrefixOwner, Surveyed, Withheld, concerned, is_draining, newest, single_pods,
 };
 use denizen_text::describe;
 
@@ -75,7 +75,7 @@ pub struct Announcer {
     decided: AnnouncePlan,
     /// What the kernel knows, of these pods.
     surveyed: Option<(Interfaces, Surveyed)>,
-    published: Published,
+    published: RouteSync,
     repaired: u64,
     /// Why the kernel could not be asked or changed.
     failure: Option<String>,
@@ -149,7 +149,7 @@ impl Announcer {
             pod_cidrs: Vec::new(),
             decided: AnnouncePlan::default(),
             surveyed: None,
-            published: Published::default(),
+            published: RouteSync::default(),
             repaired: 0,
             failure: None,
             retry: None,
@@ -187,7 +187,7 @@ impl Announcer {
     }
 
     /// Notes what a change of the plan concerns.
-    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         if let Some(noted) = &mut self.concerned {
             noted.extend(concerned(plan, changes).cloned());
         }
@@ -329,27 +329,27 @@ impl Announcer {
         self.others = nodes.others;
         let ranges = nodes.own.iter().flat_map(|node| &node.pod_cidrs);
         self.pod_cidrs = ranges.map(ToString::to_string).collect();
-        noted.refused.iter().for_each(|(prefix, silent)| self.note_refusal(prefix, silent));
+        noted.refused.iter().for_each(|(prefix, withheld)| self.note_refusal(prefix, withheld));
         noted.dropped.iter().for_each(|dropped| self.note_dropped(dropped));
         Ok(())
     }
 
     /// Logs and reports what is refused from now on.
-    fn note_refusal(&self, prefix: &IpNetwork, silent: &Silent) {
-        let text = refusal((prefix, silent));
+    fn note_refusal(&self, prefix: &IpNetwork, withheld: &Withheld) {
+        let text = refusal((prefix, withheld));
         warn!(problem = text, "an address is not announced");
-        let about = match &silent.owner {
-            Owner::Service(service) => NoticeSubject::Service(service.clone()),
-            Owner::Node | Owner::Pod(_) => NoticeSubject::Node,
+        let about = match &withheld.owner {
+            PrefixOwner::Service(service) => NoticeSubject::Service(service.clone()),
+            PrefixOwner::Node | PrefixOwner::Pod(_) => NoticeSubject::Node,
         };
         (self.send_notice)(Notice { about, reason: NoticeReason::NotAnnounced, text });
     }
 
     /// Logs and reports what is dropped from now on. The event's text is the same on every such
     /// node, so there is one event.
-    fn note_dropped(&self, dropped: &Dropped) {
+    fn note_dropped(&self, dropped: &DroppedFrontend) {
         warn!(problem = %dropped, "an announced address is shared by a Service without endpoints here");
-        let Dropped { key, service, announced_for } = dropped;
+        let DroppedFrontend { key, service, announced_for } = dropped;
         let text = format!(
             "connections to {key} are dropped by each node that announces the address for {announced_for} \
              and has no endpoint of this Service: its policy is Local"
@@ -396,8 +396,8 @@ impl Drained {
 }
 
 /// A refusal, in words.
-fn refusal((prefix, silent): (&IpNetwork, &Silent)) -> String {
-    format!("{prefix} of {} is not announced: {}", silent.owner, silent.why)
+fn refusal((prefix, withheld): (&IpNetwork, &Withheld)) -> String {
+    format!("{prefix} of {} is not announced: {}", withheld.owner, withheld.reason)
 }
 
 /// Notifies of changes by other programs, and from time to time without any.
@@ -412,7 +412,7 @@ async fn listen(table: u32, portid: u32, heard: Arc<Notify>) {
 }
 
 async fn pass_on(table: u32, portid: u32, heard: &Notify) -> anyhow::Result<()> {
-    let mut watch = pollable(Watch::open(vec![portid])?)?;
+    let mut watch = pollable(RouteWatch::open(vec![portid])?)?;
     loop {
         let mut is_relevant = false;
         tokio::select! {

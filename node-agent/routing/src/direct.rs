@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use denizen_route::{RouteError, Watch};
+use denizen_route::{RouteError, RouteWatch};
 use ipnetwork::IpNetwork;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -114,7 +114,7 @@ impl Task {
     /// Keeps the routes until the loop ends, or netlink fails.
     async fn keep(&mut self) -> anyhow::Result<()> {
         let mut routes = PodRoutes::open()?;
-        let mut heard = pollable(Watch::open(vec![routes.portid()])?)?;
+        let mut heard = pollable(RouteWatch::open(vec![routes.portid()])?)?;
         loop {
             let begun = Instant::now();
             let pause = if self.sync(&mut routes)? { AT_LEAST_EVERY } else { RETRY };
@@ -177,7 +177,7 @@ impl Task {
 }
 
 /// Waits until something happens that the routes depend on.
-async fn relevant(heard: &mut AsyncFd<Watch>, routes: &PodRoutes) -> anyhow::Result<()> {
+async fn relevant(heard: &mut AsyncFd<RouteWatch>, routes: &PodRoutes) -> anyhow::Result<()> {
     loop {
         let mut ready = heard.readable_mut().await?;
         ready.clear_ready();

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 
 pub use self::last_good::NAME as LAST_GOOD;
 use self::last_good::{LONGEST, LastGood};
-use super::watch::{FolderWatch, Hints};
+use super::watch::{FolderHints, FolderWatch};
 use super::{Closed, Outlet};
 use denizen_model::{Egress, Event, Family, canonical_range, family_of};
 use denizen_text::describe;
@@ -32,7 +32,7 @@ const RESYNC: Duration = Duration::from_secs(60);
 
 /// Path of the file, and of the run directory that keeps the last good content.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct EgressConfig {
     pub file: PathBuf,
     /// The run directory.
     pub run_dir: PathBuf,
@@ -73,7 +73,7 @@ pub struct File {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Written {
+struct EgressDocument {
     #[serde(rename = "nonMasqueradeCIDRs")]
     non_masquerade_cidrs: Option<Vec<String>>,
     masq_link_local: Option<bool>,
@@ -98,7 +98,8 @@ pub fn read(path: &Path) -> Result<File, EgressError> {
 
 fn without_file() -> File {
     let private = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"].map(str::to_owned);
-    let written = Written { non_masquerade_cidrs: Some(private.into()), ..Written::default() };
+    let written =
+        EgressDocument { non_masquerade_cidrs: Some(private.into()), ..EgressDocument::default() };
     checked(written).expect("these are CIDRs")
 }
 
@@ -108,13 +109,13 @@ fn parse(text: &str) -> Result<File, String> {
         line.is_empty() || line == "---" || line.starts_with('#')
     });
     if is_empty {
-        return checked(Written::default());
+        return checked(EgressDocument::default());
     }
     let written = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     checked(written)
 }
 
-fn checked(written: Written) -> Result<File, String> {
+fn checked(written: EgressDocument) -> Result<File, String> {
     let named = written.non_masquerade_cidrs.unwrap_or_default();
     let mut kept = named.iter().map(|text| cidr(text)).collect::<Result<Vec<_>, _>>()?;
     let v6 = kept.iter().any(|range| family_of(range.ip()) == Family::V6);
@@ -152,7 +153,7 @@ fn cidr(text: &str) -> Result<IpNetwork, String> {
 
 /// What is in force at start: the file or, if that cannot be used, the last good one. `None` if
 /// there was no good file since the last boot.
-pub fn at_start(config: &Config) -> Option<Egress> {
+pub fn at_start(config: &EgressConfig) -> Option<Egress> {
     match read(&config.file) {
         Ok(file) => Some(file.egress),
         Err(_) => kept_in(&LastGood::of(&config.run_dir)),
@@ -173,9 +174,9 @@ pub fn forget(run_dir: &Path) {
 
 /// Sends the content of the file, now and after each change, until the receiver is closed. A file
 /// that cannot be used is reported, and the last good content stays in force.
-pub async fn run(config: Config, outlet: Outlet) {
+pub async fn run(config: EgressConfig, outlet: Outlet) {
     let last_good = LastGood::of(&config.run_dir);
-    let mut source = Source {
+    let mut source = EgressSource {
         path: config.file,
         outlet,
         has_good: kept_in(&last_good).is_some(),
@@ -185,7 +186,7 @@ pub async fn run(config: Config, outlet: Outlet) {
     while source.read_and_wait().await.is_ok() {}
 }
 
-struct Source {
+struct EgressSource {
     path: PathBuf,
     outlet: Outlet,
     last_good: LastGood,
@@ -194,14 +195,14 @@ struct Source {
     sent: Option<Egress>,
 }
 
-impl Source {
+impl EgressSource {
     /// Reads the file once, then waits until there is a reason to read it again.
     async fn read_and_wait(&mut self) -> Result<(), Closed> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         // The watch begins before the read, so that no change is missed in between.
         let watch = FolderWatch::open(folder.unwrap_or(Path::new(".")));
-        let resync = self.look().await?;
-        let mut hints = Hints::default();
+        let resync = self.read_and_send().await?;
+        let mut hints = FolderHints::default();
         let hint = async {
             match &watch {
                 Ok(watch) => watch.changed(&mut hints).await,
@@ -232,7 +233,7 @@ impl Source {
     }
 
     /// Reads the file and sends what changed. Returns the time until the next read.
-    async fn look(&mut self) -> Result<Duration, Closed> {
+    async fn read_and_send(&mut self) -> Result<Duration, Closed> {
         let file = match read(&self.path) {
             Ok(file) => file,
             Err(error) => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::object::{Decoder, Kind};
+use super::object::{Decoder, ObjectKind};
 use denizen_model::Event;
 
 /// The enabled features. An object that none of them needs is neither asked for nor decoded.
@@ -23,11 +23,15 @@ impl Default for Features {
 }
 
 impl Features {
-    pub(super) fn need(self, kind: Kind) -> bool {
+    pub(super) fn need(self, kind: ObjectKind) -> bool {
         match kind {
-            Kind::Node => self.services || self.network_policy || self.other_nodes,
-            Kind::Service | Kind::EndpointSlice | Kind::ServiceCidr => self.services,
-            Kind::Namespace | Kind::Pod | Kind::NetworkPolicy => self.network_policy,
+            ObjectKind::Node => self.services || self.network_policy || self.other_nodes,
+            ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::ServiceCidr => {
+                self.services
+            }
+            ObjectKind::Namespace | ObjectKind::Pod | ObjectKind::NetworkPolicy => {
+                self.network_policy
+            }
         }
     }
 
@@ -37,8 +41,8 @@ impl Features {
     }
 
     /// The kinds that they need.
-    pub fn kinds(self) -> impl Iterator<Item = Kind> {
-        Kind::ALL.into_iter().filter(move |kind| self.need(*kind))
+    pub fn kinds(self) -> impl Iterator<Item = ObjectKind> {
+        ObjectKind::ALL.into_iter().filter(move |kind| self.need(*kind))
     }
 
     /// The events that everything of these kinds was listed.

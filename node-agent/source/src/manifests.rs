@@ -28,8 +28,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
-use self::folder::{Folder, Look};
-use super::watch::{FolderWatch, Hints};
+use self::folder::{Folder, Reread};
+use super::watch::{FolderHints, FolderWatch};
 use super::{Closed, Features, Outlet, RETRY};
 use denizen_model::Event;
 use denizen_text::describe;
@@ -42,11 +42,11 @@ const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The folder is read after this many checks without a hint: the target of a link may be outside,
 /// and some file systems send no hints.
-const CHECKS_PER_LOOK: u32 = 10;
+const CHECKS_PER_READ: u32 = 10;
 
 /// Which folder, and for which node.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct ManifestsConfig {
     pub folder: PathBuf,
     /// The node's name: other nodes' Node objects are ignored.
     pub node_name: String,
@@ -78,9 +78,9 @@ pub enum ManifestsError {
 }
 
 /// The whole content of the folder, and the problems in it: for commands that work offline.
-pub fn read(config: &Config) -> Result<(Vec<Event>, Vec<String>), ManifestsError> {
+pub fn read(config: &ManifestsConfig) -> Result<(Vec<Event>, Vec<String>), ManifestsError> {
     let mut folder = Folder::new(config);
-    let mut events = folder.scan(&Look::Everywhere)?;
+    let mut events = folder.scan(&Reread::Everywhere)?;
     events.extend(config.features.listed());
     Ok((events, folder.problems()))
 }
@@ -88,8 +88,8 @@ pub fn read(config: &Config) -> Result<(Vec<Event>, Vec<String>), ManifestsError
 /// Sends the content of the folder, now and after each change, until the receiver is closed. While
 /// the folder cannot be read, the last content stays in force. Until the first read succeeds, the
 /// source sends nothing and waits.
-pub async fn run(config: Config, outlet: Outlet) {
-    let mut source = Source {
+pub async fn run(config: ManifestsConfig, outlet: Outlet) {
+    let mut source = ManifestsSource {
         folder: Some(Folder::new(&config)),
         path: config.folder,
         features: config.features,
@@ -100,9 +100,9 @@ pub async fn run(config: Config, outlet: Outlet) {
     };
     loop {
         match source.watch_folder().await {
-            Stop::Closed => return,
-            Stop::Replaced => continue,
-            Stop::Failed(error) => source.trouble(Some(&error)),
+            FolderLost::Closed => return,
+            FolderLost::Replaced => continue,
+            FolderLost::Failed(error) => source.trouble(Some(&error)),
         }
         tokio::select! {
             () = source.outlet.closed() => return,
@@ -112,20 +112,20 @@ pub async fn run(config: Config, outlet: Outlet) {
 }
 
 /// Why the source stops following this folder.
-enum Stop {
+enum FolderLost {
     Closed,
     /// Another folder, or none, is at the path now.
     Replaced,
     Failed(ManifestsError),
 }
 
-impl From<Closed> for Stop {
+impl From<Closed> for FolderLost {
     fn from(Closed: Closed) -> Self {
         Self::Closed
     }
 }
 
-struct Source {
+struct ManifestsSource {
     path: PathBuf,
     features: Features,
     /// `None` only while a read is in progress.
@@ -136,12 +136,13 @@ struct Source {
     trouble: Option<String>,
 }
 
-impl Source {
+impl ManifestsSource {
     /// Follows the folder while it exists. If it cannot be watched, reads it once.
-    async fn watch_folder(&mut self) -> Stop {
+    async fn watch_folder(&mut self) -> FolderLost {
         let watch = FolderWatch::open(&self.path);
-        let look = if watch.is_ok() { Look::Everywhere } else { Look::Touched(BTreeSet::new()) };
-        if let Err(stop) = self.look(look).await {
+        let look =
+            if watch.is_ok() { Reread::Everywhere } else { Reread::Touched(BTreeSet::new()) };
+        if let Err(stop) = self.read_and_send(look).await {
             return stop;
         }
         match watch {
@@ -149,34 +150,40 @@ impl Source {
                 self.trouble(None);
                 self.follow(&watch).await
             }
-            Err(source) => Stop::Failed(ManifestsError::Watch { path: self.path.clone(), source }),
+            Err(source) => {
+                FolderLost::Failed(ManifestsError::Watch { path: self.path.clone(), source })
+            }
         }
     }
 
     /// Reads again at every hint, until another folder is at the path.
-    async fn follow(&mut self, watch: &FolderWatch) -> Stop {
+    async fn follow(&mut self, watch: &FolderWatch) -> FolderLost {
         let mut check = interval(RETRY);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut checks = 0;
         loop {
-            let mut hints = Hints::default();
+            let mut hints = FolderHints::default();
             let hinted = tokio::select! {
-                () = self.outlet.closed() => return Stop::Closed,
+                () = self.outlet.closed() => return FolderLost::Closed,
                 _ = check.tick() => Ok(()),
                 hinted = collect(watch, &mut hints) => hinted,
             };
             if let Err(source) = hinted {
-                return Stop::Failed(ManifestsError::Watch { path: self.path.clone(), source });
+                return FolderLost::Failed(ManifestsError::Watch {
+                    path: self.path.clone(),
+                    source,
+                });
             }
             if hints.gone || !watch.is_current() {
-                return Stop::Replaced;
+                return FolderLost::Replaced;
             }
             checks = if hints.is_empty() { checks + 1 } else { 0 };
-            if hints.is_empty() && checks % CHECKS_PER_LOOK != 0 {
+            if hints.is_empty() && checks % CHECKS_PER_READ != 0 {
                 continue;
             }
-            let look = if hints.overflow { Look::Everywhere } else { Look::Touched(hints.names) };
-            if let Err(stop) = self.look(look).await {
+            let look =
+                if hints.overflow { Reread::Everywhere } else { Reread::Touched(hints.names) };
+            if let Err(stop) = self.read_and_send(look).await {
                 return stop;
             }
         }
@@ -184,7 +191,7 @@ impl Source {
 
     /// Reads the folder and sends what changed. It runs in a blocking thread: parsing a large file
     /// takes a while, and a CNI ADD must not wait for it.
-    async fn look(&mut self, look: Look) -> Result<(), Stop> {
+    async fn read_and_send(&mut self, look: Reread) -> Result<(), FolderLost> {
         let mut folder = self.folder.take().expect("reads do not overlap, and each puts it back");
         let looked = spawn_blocking(move || {
             let events = folder.scan(&look);
@@ -194,12 +201,12 @@ impl Source {
             Ok(looked) => looked,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_cancelled) => return Err(Stop::Closed),
+                Err(_cancelled) => return Err(FolderLost::Closed),
             },
         };
         self.problems = folder.problems();
         self.folder = Some(folder);
-        let mut events = events.map_err(Stop::Failed)?;
+        let mut events = events.map_err(FolderLost::Failed)?;
         if !self.listed {
             self.listed = true;
             // One read of the folder completes all lists.
@@ -231,7 +238,7 @@ impl Source {
 }
 
 /// Waits for a hint, and collects those that follow closely.
-async fn collect(watch: &FolderWatch, hints: &mut Hints) -> io::Result<()> {
+async fn collect(watch: &FolderWatch, hints: &mut FolderHints) -> io::Result<()> {
     watch.changed(hints).await?;
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {

@@ -35,7 +35,7 @@ use tokio::sync::watch as latest;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
-use self::table::Table;
+use self::table::LinkTable;
 pub use self::table::{Link, LinkKind};
 use super::{Closed, Outlet, RETRY};
 use denizen_model::{Event, Listing, NodeAddress, NodeLinks, Tunnel};
@@ -51,7 +51,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// How often a list is repeated at once if a change interrupted it.
-const LOOKS: u32 = 10;
+const LIST_ATTEMPTS: u32 = 10;
 
 /// How often the ports of Foo-over-UDP are listed: the kernel sends no notification when they
 /// change. They are also listed at every change of a link.
@@ -75,7 +75,7 @@ pub enum NodeError {
     #[error("the kernel refused to list links and addresses: {0}")]
     Refused(ErrorMessage),
     #[error("the kernel did not list its links and addresses in time")]
-    Silent,
+    TimedOut,
     #[error("links and addresses change faster than they can be listed")]
     Disturbed,
     #[error("the kernel's notifications ended")]
@@ -83,18 +83,18 @@ pub enum NodeError {
 }
 
 /// Why the source stops listening.
-enum Stop {
+enum ListenEnd {
     Closed,
     Failed(NodeError),
 }
 
-impl From<Closed> for Stop {
+impl From<Closed> for ListenEnd {
     fn from(Closed: Closed) -> Self {
         Self::Closed
     }
 }
 
-impl From<NodeError> for Stop {
+impl From<NodeError> for ListenEnd {
     fn from(error: NodeError) -> Self {
         Self::Failed(error)
     }
@@ -106,11 +106,11 @@ impl From<NodeError> for Stop {
 /// `links` is empty until the first list. From then on, an attachment whose link is not in it has
 /// lost its link.
 pub async fn run(outlet: Outlet, links: latest::Sender<Arc<[Link]>>) {
-    let mut source = Source { outlet, links, sent: None, sent_links: NodeLinks::default() };
+    let mut source = NodeSource { outlet, links, sent: None, sent_links: NodeLinks::default() };
     loop {
         match source.listen().await {
-            Stop::Closed => return,
-            Stop::Failed(error) => source.trouble(Some(&error)),
+            ListenEnd::Closed => return,
+            ListenEnd::Failed(error) => source.trouble(Some(&error)),
         }
         tokio::select! {
             () = source.outlet.closed() => return,
@@ -119,16 +119,16 @@ pub async fn run(outlet: Outlet, links: latest::Sender<Arc<[Link]>>) {
     }
 }
 
-struct Source {
+struct NodeSource {
     outlet: Outlet,
     links: latest::Sender<Arc<[Link]>>,
     sent: Option<Vec<NodeAddress>>,
     sent_links: NodeLinks,
 }
 
-impl Source {
+impl NodeSource {
     /// Listens on a socket of its own until that fails.
-    async fn listen(&mut self) -> Stop {
+    async fn listen(&mut self) -> ListenEnd {
         let (mut connection, handle, messages) = match new_multicast_connection(&GROUPS) {
             Ok(opened) => opened,
             Err(error) => return NodeError::Open(error).into(),
@@ -151,7 +151,7 @@ impl Source {
         &mut self,
         handle: Handle,
         messages: impl Stream<Item = (NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
-    ) -> Stop {
+    ) -> ListenEnd {
         let mut messages = pin!(messages);
         let mut table = None;
         loop {
@@ -166,7 +166,7 @@ impl Source {
                 return closed.into();
             }
             let first = tokio::select! {
-                () = self.outlet.closed() => return Stop::Closed,
+                () = self.outlet.closed() => return ListenEnd::Closed,
                 message = messages.next() => message,
                 () = sleep(FOO_OVER_UDP) => {
                     table = Some(current);
@@ -182,7 +182,7 @@ impl Source {
     }
 
     /// Sends what changed.
-    async fn send(&mut self, table: &Table) -> Result<(), Closed> {
+    async fn send(&mut self, table: &LinkTable) -> Result<(), Closed> {
         self.trouble(None);
         self.links.send_if_modified(|links| {
             let now = table.links();
@@ -240,7 +240,7 @@ enum Heard {
 async fn collect(
     first: Option<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
     messages: &mut (impl Stream<Item = (NetlinkMessage<RouteNetlinkMessage>, SocketAddr)> + Unpin),
-    table: &mut Table,
+    table: &mut LinkTable,
 ) -> Result<Heard, NodeError> {
     let deadline = Instant::now() + PATIENCE;
     let mut next = first;
@@ -281,17 +281,17 @@ pub async fn links() -> Result<Vec<Link>, NodeError> {
 }
 
 /// All links and addresses that the kernel has now.
-async fn list_all(handle: &Handle) -> Result<Table, NodeError> {
-    for _ in 0..LOOKS {
-        let mut table = Table::default();
+async fn list_all(handle: &Handle) -> Result<LinkTable, NodeError> {
+    for _ in 0..LIST_ATTEMPTS {
+        let mut table = LinkTable::default();
         let mut links = LinkMessage::default();
         // Statistics are the largest part of a link's message.
         links.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         let links = list(handle, RouteNetlinkMessage::GetLink(links), &mut table);
-        let undisturbed = timeout(ANSWER, links).await.map_err(|_| NodeError::Silent)??;
+        let undisturbed = timeout(ANSWER, links).await.map_err(|_| NodeError::TimedOut)??;
         let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         let addresses = list(handle, addresses, &mut table);
-        if timeout(ANSWER, addresses).await.map_err(|_| NodeError::Silent)?? && undisturbed {
+        if timeout(ANSWER, addresses).await.map_err(|_| NodeError::TimedOut)?? && undisturbed {
             return Ok(table);
         }
     }
@@ -302,7 +302,7 @@ async fn list_all(handle: &Handle) -> Result<Table, NodeError> {
 async fn list(
     handle: &Handle,
     what: RouteNetlinkMessage,
-    table: &mut Table,
+    table: &mut LinkTable,
 ) -> Result<bool, NodeError> {
     let mut request = NetlinkMessage::from(what);
     request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;

@@ -14,13 +14,13 @@ use denizen_model::Event;
 pub(super) const LONG: Duration = Duration::from_secs(30);
 
 /// A running source.
-pub(super) struct Running<T> {
+pub(super) struct RunningSource<T> {
     pub(super) events: mpsc::Receiver<Vec<Event>>,
     pub(super) problems: latest::Receiver<Vec<String>>,
     pub(super) task: JoinHandle<T>,
 }
 
-impl<T: Send + 'static> Running<T> {
+impl<T: Send + 'static> RunningSource<T> {
     pub(super) fn start<F>(source: impl FnOnce(Outlet) -> F) -> Self
     where
         F: Future<Output = T> + Send + 'static,

@@ -19,14 +19,14 @@ use tokio::sync::watch as latest;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
-use super::watch::{FolderWatch, Hints};
+use super::watch::{FolderHints, FolderWatch};
 use super::{Closed, Outlet, RETRY};
 use denizen_model::{Event, LocalPod, PodName, PodSet};
 use denizen_text::describe;
 
 /// The last known state of the file, for the code that rebuilds it.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
+pub struct LastState {
     /// Its content when it was last readable.
     pub last: Option<Arc<State>>,
     /// The file is gone or is not valid. A file of a newer version, or one that is not ours, does
@@ -36,7 +36,7 @@ pub struct Seen {
 
 /// Which run directory.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct StateFileConfig {
     /// The run directory. It is created with mode 0700 if it is missing.
     pub run_dir: PathBuf,
 }
@@ -54,12 +54,12 @@ enum StateFileError {
 
 /// The pods in the state file, `None` if there is no file: for commands that work offline. Creates
 /// nothing.
-pub fn read(config: &Config) -> Result<Option<PodSet>, StateError> {
+pub fn read(config: &StateFileConfig) -> Result<Option<PodSet>, StateError> {
     Ok(RunDir::open(&config.run_dir)?.read()?.map(|state| pod_set(&state)))
 }
 
 /// Whether it is noted in the state file that the runtime calls the plugin.
-pub fn plugin_was_called(config: &Config) -> bool {
+pub fn plugin_was_called(config: &StateFileConfig) -> bool {
     let state = RunDir::open(&config.run_dir).and_then(|dir| dir.read());
     state.is_ok_and(|state| state.is_some_and(|state| state.plugin_was_called))
 }
@@ -67,8 +67,8 @@ pub fn plugin_was_called(config: &Config) -> bool {
 /// Sends the pods, now and after each change, until the receiver is closed. The first [`PodSet`]
 /// comes with the first read that succeeds; until then the pods are unknown, which is not the same
 /// as no pods. `seen` gets the state of the file.
-pub async fn run(config: Config, seen: latest::Sender<Seen>, outlet: Outlet) {
-    let mut source = Source { outlet, seen, sent: None };
+pub async fn run(config: StateFileConfig, seen: latest::Sender<LastState>, outlet: Outlet) {
+    let mut source = StateFileSource { outlet, seen, sent: None };
     loop {
         if source.watch_run_dir(&config).await.is_err() {
             return;
@@ -80,15 +80,15 @@ pub async fn run(config: Config, seen: latest::Sender<Seen>, outlet: Outlet) {
     }
 }
 
-struct Source {
+struct StateFileSource {
     outlet: Outlet,
-    seen: latest::Sender<Seen>,
+    seen: latest::Sender<LastState>,
     sent: Option<PodSet>,
 }
 
-impl Source {
+impl StateFileSource {
     /// Follows the run directory while it exists. If it cannot be watched, reads once.
-    async fn watch_run_dir(&mut self, config: &Config) -> Result<(), Closed> {
+    async fn watch_run_dir(&mut self, config: &StateFileConfig) -> Result<(), Closed> {
         let dir = match RunDir::create(&config.run_dir) {
             Ok(dir) => dir,
             Err(error) => {
@@ -99,7 +99,7 @@ impl Source {
         match FolderWatch::open(&config.run_dir) {
             Ok(watch) => self.follow(&dir, &watch).await,
             Err(error) => {
-                let problem = self.look(&dir).await?;
+                let problem = self.read_and_send(&dir).await?;
                 self.trouble(problem.or(Some(StateFileError::Watch(error))));
                 Ok(())
             }
@@ -108,18 +108,18 @@ impl Source {
 
     /// Reads once, and again at every hint, until another directory is at the path.
     async fn follow(&mut self, dir: &RunDir, watch: &FolderWatch) -> Result<(), Closed> {
-        let mut hints = Hints { overflow: true, ..Hints::default() };
+        let mut hints = FolderHints { overflow: true, ..FolderHints::default() };
         let mut check = interval(RETRY);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             if hints.overflow || hints.names.iter().any(|name| name == STATE_FILE) {
-                let problem = self.look(dir).await?;
+                let problem = self.read_and_send(dir).await?;
                 self.trouble(problem);
             }
             if hints.gone || !watch.is_current() {
                 return Ok(());
             }
-            hints = Hints::default();
+            hints = FolderHints::default();
             tokio::select! {
                 () = self.outlet.closed() => return Err(Closed),
                 _ = check.tick() => {}
@@ -132,7 +132,7 @@ impl Source {
     }
 
     /// Reads the file and sends the pods if they changed. Returns why it cannot be used.
-    async fn look(&mut self, dir: &RunDir) -> Result<Option<StateFileError>, Closed> {
+    async fn read_and_send(&mut self, dir: &RunDir) -> Result<Option<StateFileError>, Closed> {
         let known = self.sent.as_ref().is_some_and(|sent| sent.version.is_some());
         let pods = match dir.read() {
             Ok(Some(state)) => {

@@ -18,7 +18,7 @@ use tokio::io::unix::AsyncFd;
 
 /// What may have changed.
 #[derive(Debug, Default)]
-pub struct Hints {
+pub struct FolderHints {
     /// Entries of the folder that were written, created, renamed or removed.
     pub names: BTreeSet<OsString>,
     /// Hints were lost: anything may have changed.
@@ -27,7 +27,7 @@ pub struct Hints {
     pub gone: bool,
 }
 
-impl Hints {
+impl FolderHints {
     /// Whether nothing may have changed.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty() && !self.overflow && !self.gone
@@ -77,7 +77,7 @@ impl FolderWatch {
     }
 
     /// Waits for hints, and adds all pending ones to `hints`.
-    pub async fn changed(&self, hints: &mut Hints) -> io::Result<()> {
+    pub async fn changed(&self, hints: &mut FolderHints) -> io::Result<()> {
         loop {
             let mut ready = self.inotify.readable().await?;
             if self.drain(hints)? {
@@ -88,7 +88,7 @@ impl FolderWatch {
     }
 
     /// Adds the pending hints to `hints`. Returns whether there were any.
-    pub fn drain(&self, hints: &mut Hints) -> io::Result<bool> {
+    pub fn drain(&self, hints: &mut FolderHints) -> io::Result<bool> {
         let mut any = false;
         loop {
             let events = match self.inotify.get_ref().0.read_events() {

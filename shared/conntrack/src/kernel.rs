@@ -6,7 +6,7 @@ use thiserror::Error;
 use tracing::trace_span;
 
 use crate::message::{parse, write_dump, write_get, write_treatment};
-use denizen_netlink::{Message, NetlinkError, Refusal, Socket, Writer};
+use denizen_netlink::{KernelRejection, Message, NetlinkError, Socket, Writer};
 use denizen_packet::{Family, FlowSelection, TrackedFlow, Treatment};
 
 /// Requests in one batch. The kernel answers each that it refuses.
@@ -134,7 +134,7 @@ impl Conntrack {
         &mut self,
         treatment: Treatment,
         entries: &[TrackedFlow],
-    ) -> Result<Vec<Refusal>, NetlinkError> {
+    ) -> Result<Vec<KernelRejection>, NetlinkError> {
         let mut requests = Writer::default();
         let mut last = 0;
         for (n, entry) in entries.iter().enumerate() {

@@ -6,20 +6,20 @@ use nix::libc;
 use thiserror::Error;
 
 use super::message::{
-    FLUSH, GET_CONFIG, GET_DEST, GET_INFO, GET_SERVICE, SET_CONFIG, read_info, read_real,
-    read_server, read_timeouts, write_key, write_timeouts,
+    IPVS_CMD_FLUSH, IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DEST, IPVS_CMD_GET_INFO,
+    IPVS_CMD_GET_SERVICE, IPVS_CMD_SET_CONFIG, read_info, read_real, read_server, read_timeouts,
+    write_key, write_timeouts,
 };
-use super::server::{Command, Info, ObservedServer, ServerKey, Timeouts, VirtualServer};
+use super::server::{Info, IpvsCommand, ObservedServer, ServerKey, Timeouts, VirtualServer};
 
 /// linux/genetlink.h.
 const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-/// `struct genlmsghdr`.
-const HEADER: usize = 4;
-/// `IPVS_GENL_VERSION`.
-const VERSION: u8 = 1;
+/// Length of `struct genlmsghdr`.
+const GENLMSGHDR: usize = 4;
+const IPVS_GENL_VERSION: u8 = 1;
 
 /// How many commands are sent at once. If the kernel rejects all of them, its answers still fit the
 /// socket's buffer.
@@ -56,7 +56,7 @@ impl IpvsError {
 
 /// A command that the kernel rejected. The commands before and after it were done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RejectedCommand {
     /// Index of the command.
     pub command: usize,
     /// The kernel's reason.
@@ -85,7 +85,7 @@ impl Ipvs {
             writer.put_str(CTRL_ATTR_FAMILY_NAME, "IPVS");
         });
         let found = socket.ask(&asked, sequence, |answer| {
-            let id = answer.attributes_after(HEADER).find(CTRL_ATTR_FAMILY_ID);
+            let id = answer.attributes_after(GENLMSGHDR).find(CTRL_ATTR_FAMILY_ID);
             id.and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes)
         });
         match found {
@@ -98,22 +98,22 @@ impl Ipvs {
 
     /// Its version, and the size of its table.
     pub fn info(&mut self) -> Result<Info, IpvsError> {
-        self.ask("ask IPVS what it is", GET_INFO, |answer| {
-            read_info(answer.attributes_after(HEADER))
+        self.ask("ask IPVS what it is", IPVS_CMD_GET_INFO, |answer| {
+            read_info(answer.attributes_after(GENLMSGHDR))
         })
     }
 
     /// The timeouts of connections.
     pub fn timeouts(&mut self) -> Result<Timeouts, IpvsError> {
-        self.ask("read the time-outs of IPVS", GET_CONFIG, |answer| {
-            read_timeouts(answer.attributes_after(HEADER))
+        self.ask("read the time-outs of IPVS", IPVS_CMD_GET_CONFIG, |answer| {
+            read_timeouts(answer.attributes_after(GENLMSGHDR))
         })
     }
 
     /// Sets the timeouts of connections. An existing connection gets them with its next packet.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), IpvsError> {
         let doing = "set the time-outs of IPVS";
-        self.command(SET_CONFIG, |writer| write_timeouts(writer, timeouts))
+        self.command(IPVS_CMD_SET_CONFIG, |writer| write_timeouts(writer, timeouts))
             .map_err(IpvsError::netlink(doing))
     }
 
@@ -124,9 +124,9 @@ impl Ipvs {
     pub fn servers(&mut self) -> Result<Vec<VirtualServer>, IpvsError> {
         let mut servers = Vec::new();
         self.dump(
-            GET_SERVICE,
+            IPVS_CMD_GET_SERVICE,
             |_| {},
-            |answer| servers.extend(read_server(answer.attributes_after(HEADER))),
+            |answer| servers.extend(read_server(answer.attributes_after(GENLMSGHDR))),
         )
         .map_err(IpvsError::netlink("list the virtual servers of IPVS"))?;
         Ok(servers)
@@ -135,10 +135,12 @@ impl Ipvs {
     /// Whether there is a virtual server at this key. Cheap, however many there are.
     pub fn has(&mut self, key: &ServerKey) -> Result<bool, IpvsError> {
         let sequence = self.socket.sequences(1);
-        let asked = request(self.family, GET_SERVICE, 0, sequence, |writer| write_key(writer, key));
+        let asked = request(self.family, IPVS_CMD_GET_SERVICE, 0, sequence, |writer| {
+            write_key(writer, key)
+        });
         match self
             .socket
-            .ask(&asked, sequence, |answer| read_server(answer.attributes_after(HEADER)))
+            .ask(&asked, sequence, |answer| read_server(answer.attributes_after(GENLMSGHDR)))
         {
             Ok(found) => Ok(found.is_some()),
             Err(error) if error.errno() == Some(Errno::ESRCH) => Ok(false),
@@ -150,9 +152,9 @@ impl Ipvs {
     pub fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, IpvsError> {
         let mut servers = Vec::new();
         self.dump(
-            GET_DEST,
+            IPVS_CMD_GET_DEST,
             |writer| write_key(writer, of),
-            |answer| servers.extend(read_real(answer.attributes_after(HEADER), of)),
+            |answer| servers.extend(read_real(answer.attributes_after(GENLMSGHDR), of)),
         )
         .map_err(IpvsError::netlink("list the real servers of IPVS"))?;
         Ok(servers)
@@ -163,15 +165,13 @@ impl Ipvs {
     /// # Errors
     ///
     /// [`IpvsError`] if it is not known what was done.
-    pub fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, IpvsError> {
+    pub fn apply(&mut self, commands: &[IpvsCommand]) -> Result<Vec<RejectedCommand>, IpvsError> {
         let mut refused = Vec::new();
         for (batch, before) in commands.chunks(BATCH).zip((0..).step_by(BATCH)) {
             let of_batch = self.send(batch).map_err(IpvsError::netlink("change IPVS"))?;
-            refused.extend(
-                of_batch
-                    .into_iter()
-                    .map(|Refused { command, errno }| Refused { command: before + command, errno }),
-            );
+            refused.extend(of_batch.into_iter().map(|RejectedCommand { command, errno }| {
+                RejectedCommand { command: before + command, errno }
+            }));
         }
         Ok(refused)
     }
@@ -179,10 +179,10 @@ impl Ipvs {
     /// Removes all virtual servers, of any program.
     pub fn flush(&mut self) -> Result<(), IpvsError> {
         let doing = "remove all virtual servers of IPVS";
-        self.command(FLUSH, |_| {}).map_err(IpvsError::netlink(doing))
+        self.command(IPVS_CMD_FLUSH, |_| {}).map_err(IpvsError::netlink(doing))
     }
 
-    fn send(&mut self, batch: &[Command]) -> Result<Vec<Refused>, NetlinkError> {
+    fn send(&mut self, batch: &[IpvsCommand]) -> Result<Vec<RejectedCommand>, NetlinkError> {
         let first = self.socket.sequences(batch.len() as u32);
         let mut writer = Writer::default();
         for (command, sequence) in batch.iter().zip(0..) {
@@ -197,9 +197,10 @@ impl Ipvs {
         self.socket.send(writer.bytes())?;
         let refusals = self.socket.refusals(first.wrapping_add(batch.len() as u32 - 1))?;
         let place = |sequence: u32| sequence.wrapping_sub(first) as usize;
-        let refused = refusals
-            .into_iter()
-            .map(|refusal| Refused { command: place(refusal.sequence), errno: refusal.errno });
+        let refused = refusals.into_iter().map(|refusal| RejectedCommand {
+            command: place(refusal.sequence),
+            errno: refusal.errno,
+        });
         Ok(refused.collect())
     }
 
@@ -255,7 +256,8 @@ fn write(
     sequence: u32,
     fill: impl FnOnce(&mut Writer),
 ) {
-    let open = writer.begin_message_with(family, flags, sequence, &[command, VERSION, 0, 0]);
+    let open =
+        writer.begin_message_with(family, flags, sequence, &[command, IPVS_GENL_VERSION, 0, 0]);
     fill(writer);
     writer.end_message(open);
 }

@@ -13,9 +13,9 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-pub use kernel::{Ipvs, IpvsError, Refused};
+pub use kernel::{Ipvs, IpvsError, RejectedCommand};
 pub use load::load;
 pub use server::{
-    Command, FALLBACK, Info, ObservedServer, PERSISTENT, PORT_HASHED, RealServer, ServerKey,
+    FALLBACK, Info, IpvsCommand, ObservedServer, PERSISTENT, PORT_HASHED, RealServer, ServerKey,
     Timeouts, VirtualServer,
 };

@@ -93,7 +93,7 @@ pub struct Info {
 
 /// A change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
+pub enum IpvsCommand {
     /// Adds a virtual server without real servers. Rejected with `EEXIST` if there is one.
     Add(VirtualServer),
     /// Replaces scheduler and flags. Rejected with `ESRCH` if there is no such server. For a moment

@@ -5,7 +5,7 @@ use std::time::Duration;
 use denizen_netlink::{Attributes, Writer};
 
 use super::message::{
-    GET_CONFIG, read_info, read_real, read_server, read_timeouts, write_timeouts,
+    IPVS_CMD_GET_CONFIG, read_info, read_real, read_server, read_timeouts, write_timeouts,
 };
 use super::*;
 
@@ -55,27 +55,31 @@ fn commands_are_written_as_the_kernel_reads_them() {
     let (v4, v6) = (key("10.96.0.10:80"), key("[fd96::10]:80"));
     let cases = [
         (
-            Command::Add(server("10.96.0.10:80", PORT_HASHED | FALLBACK)),
+            IpvsCommand::Add(server("10.96.0.10:80", PORT_HASHED | FALLBACK)),
             1,
             format!("1[{V4} 6=6d6800 7=18000000fdffffff 8=00000000 9=ffffffff]"),
         ),
         (
-            Command::Change(server("[fd96::10]:80", 0)),
+            IpvsCommand::Change(server("[fd96::10]:80", 0)),
             2,
             format!("1[{V6} 6=6d6800 7=00000000fdffffff 8=00000000 9=80000000]"),
         ),
-        (Command::Remove(v6), 3, format!("1[{V6}]")),
+        (IpvsCommand::Remove(v6), 3, format!("1[{V6}]")),
         (
-            Command::AddReal(v4, real("10.1.0.2:8080", 1)),
+            IpvsCommand::AddReal(v4, real("10.1.0.2:8080", 1)),
             5,
             format!("1[{V4}] 2[{REAL4} 3=00000000 4=01000000 5=00000000 6=00000000]"),
         ),
         (
-            Command::ChangeReal(v6, real("[fd01::2]:8080", 0)),
+            IpvsCommand::ChangeReal(v6, real("[fd01::2]:8080", 0)),
             6,
             format!("1[{V6}] 2[{REAL6} 3=00000000 4=00000000 5=00000000 6=00000000]"),
         ),
-        (Command::RemoveReal(v4, real("10.1.0.2:8080", 1).at), 7, format!("1[{V4}] 2[{REAL4}]")),
+        (
+            IpvsCommand::RemoveReal(v4, real("10.1.0.2:8080", 1).at),
+            7,
+            format!("1[{V4}] 2[{REAL4}]"),
+        ),
     ];
     for (command, number, bytes) in cases {
         assert_eq!((command.number(), written(|out| command.write(out))), (number, bytes));
@@ -86,7 +90,7 @@ fn commands_are_written_as_the_kernel_reads_them() {
         udp: Duration::from_secs(300),
     };
     let bytes = written(|out| write_timeouts(out, &timeouts));
-    assert_eq!((GET_CONFIG, &*bytes), (13, "4=80510100 5=78000000 6=2c010000"));
+    assert_eq!((IPVS_CMD_GET_CONFIG, &*bytes), (13, "4=80510100 5=78000000 6=2c010000"));
 }
 
 /// What is written, and what the kernel adds to it, is read back.
@@ -95,7 +99,7 @@ fn answers_are_read_back() {
     for (at, flags) in [("10.96.0.10:80", 0), ("[fd96::10]:53", PORT_HASHED)] {
         let wanted = server(at, flags);
         let mut writer = Writer::default();
-        Command::Add(wanted.clone()).write(&mut writer);
+        IpvsCommand::Add(wanted.clone()).write(&mut writer);
         assert_eq!(read_server(Attributes::new(writer.bytes())), Some(wanted));
     }
     let observed = |method: u32| {
@@ -152,8 +156,8 @@ fn what_is_no_server_is_not_read() {
     assert_eq!(read_server(Attributes::new(writer.bytes())), None);
 
     let mut writer = Writer::default();
-    Command::Add(server("[fd96::10]:80", 0)).write(&mut writer);
-    Command::AddReal(key("10.96.0.10:80"), real("10.1.0.2:80", 1)).write(&mut writer);
+    IpvsCommand::Add(server("[fd96::10]:80", 0)).write(&mut writer);
+    IpvsCommand::AddReal(key("10.96.0.10:80"), real("10.1.0.2:80", 1)).write(&mut writer);
     for end in 0..writer.bytes().len() {
         let cut = Attributes::new(&writer.bytes()[..end]);
         let _ = (read_server(cut), read_real(cut, &key("10.96.0.10:80")));

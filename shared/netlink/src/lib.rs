@@ -12,4 +12,4 @@ mod socket;
 
 pub use capability::Capability;
 pub use message::{Attributes, Message, Messages, Open, Writer, parse_messages};
-pub use socket::{NetlinkError, Refusal, Socket};
+pub use socket::{KernelRejection, NetlinkError, Socket};

@@ -38,7 +38,7 @@ pub enum NetlinkError {
     Interrupted,
     /// The kernel rejected a request.
     #[error("the kernel refused {}", .0)]
-    Refused(Refusal),
+    Refused(KernelRejection),
     /// The kernel did not report the result of a request.
     #[error("the kernel never acknowledged the request")]
     Unacknowledged,
@@ -46,7 +46,7 @@ pub enum NetlinkError {
 
 /// The kernel rejected a message.
 #[derive(Debug, Clone)]
-pub struct Refusal {
+pub struct KernelRejection {
     /// Sequence number of the rejected message.
     pub sequence: u32,
     /// The error.
@@ -55,7 +55,7 @@ pub struct Refusal {
     pub message: Option<String>,
 }
 
-impl std::fmt::Display for Refusal {
+impl std::fmt::Display for KernelRejection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "message {}: {}", self.sequence, self.errno.desc())?;
         match &self.message {
@@ -302,7 +302,7 @@ impl Socket {
     /// # Errors
     ///
     /// [`NetlinkError::Unacknowledged`] if the kernel did not get to the last one.
-    pub fn refusals(&mut self, last: u32) -> Result<Vec<Refusal>, NetlinkError> {
+    pub fn refusals(&mut self, last: u32) -> Result<Vec<KernelRejection>, NetlinkError> {
         let mut refusals = Vec::new();
         let mut answered = false;
         self.answers(|sequence, answer| {
@@ -315,7 +315,7 @@ impl Socket {
     /// Passes the kernel's answers so far to `each`, with the number of the request.
     fn answers(
         &mut self,
-        mut each: impl FnMut(u32, Result<(), Refusal>),
+        mut each: impl FnMut(u32, Result<(), KernelRejection>),
     ) -> Result<(), NetlinkError> {
         while self.receive(false, |message| {
             if i32::from(message.kind) == libc::NLMSG_ERROR {
@@ -360,7 +360,7 @@ impl AsRawFd for Socket {
 
 /// The result in an NLMSG_ERROR message (an acknowledgement or a rejection), or in the NLMSG_DONE
 /// message that ends a dump.
-fn answer(message: &Message<'_>) -> Result<(), Refusal> {
+fn answer(message: &Message<'_>) -> Result<(), KernelRejection> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     const CODE: usize = 4;
     let code =
@@ -372,7 +372,7 @@ fn answer(message: &Message<'_>) -> Result<(), Refusal> {
     // attributes follow.
     let header = if i32::from(message.kind) == libc::NLMSG_ERROR { 16 } else { 0 };
     let attributes = Attributes::new(message.payload.get(CODE + header..).unwrap_or_default());
-    Err(Refusal {
+    Err(KernelRejection {
         sequence: message.sequence,
         errno: Errno::from_raw(-code),
         message: attributes.find_str(NLMSGERR_ATTR_MSG).map(str::to_owned),

@@ -12,7 +12,7 @@ use crate::message::{
     family, list_header, path_header, read_gateways, read_path, read_route, read_rule,
     write_destination, write_table,
 };
-use crate::route::{Command, ObservedRoute, Path, Rule};
+use crate::route::{ObservedRoute, Path, PolicyRoutingRule, RouteCommand};
 
 /// How many commands are sent at once. If the kernel rejects all of them, its answers still fit the
 /// socket's buffer.
@@ -40,7 +40,7 @@ impl RouteError {
 
 /// A command that the kernel rejected. The commands before and after it were done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RejectedRoute {
     /// Index of the command.
     pub command: usize,
     /// The kernel's reason.
@@ -94,7 +94,7 @@ impl Routes {
     ///
     /// # Errors
     /// [`RouteError`], also where the kernel has one table alone (`CONFIG_IP_MULTIPLE_TABLES`).
-    pub fn rules(&mut self) -> Result<Vec<Rule>, RouteError> {
+    pub fn rules(&mut self) -> Result<Vec<PolicyRoutingRule>, RouteError> {
         let mut rules = Vec::new();
         for family in families() {
             let header = list_header(family, libc::RTPROT_UNSPEC);
@@ -144,11 +144,14 @@ impl Routes {
     /// # Errors
     ///
     /// [`RouteError`] if it is not known what was done.
-    pub fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, RouteError> {
+    pub fn apply(&mut self, commands: &[RouteCommand]) -> Result<Vec<RejectedRoute>, RouteError> {
         let mut refused = Vec::new();
         for (batch, before) in commands.chunks(BATCH).zip((0..).step_by(BATCH)) {
             let of_batch = self.send(batch).map_err(RouteError::netlink("change routes"))?;
-            let place = |refusal: Refused| Refused { command: before + refusal.command, ..refusal };
+            let place = |refusal: RejectedRoute| RejectedRoute {
+                command: before + refusal.command,
+                ..refusal
+            };
             refused.extend(of_batch.into_iter().map(place));
         }
         Ok(refused)
@@ -208,7 +211,7 @@ impl Routes {
         Err(NetlinkError::Interrupted)
     }
 
-    fn send(&mut self, batch: &[Command]) -> Result<Vec<Refused>, NetlinkError> {
+    fn send(&mut self, batch: &[RouteCommand]) -> Result<Vec<RejectedRoute>, NetlinkError> {
         let first = self.socket.sequences(batch.len() as u32);
         let mut writer = Writer::default();
         for (command, sequence) in batch.iter().zip(0..) {
@@ -224,7 +227,7 @@ impl Routes {
         }
         self.socket.send(writer.bytes())?;
         let refusals = self.socket.refusals(first.wrapping_add(batch.len() as u32 - 1))?;
-        let refused = refusals.into_iter().map(|refusal| Refused {
+        let refused = refusals.into_iter().map(|refusal| RejectedRoute {
             command: refusal.sequence.wrapping_sub(first) as usize,
             errno: refusal.errno,
             message: refusal.message,

@@ -13,9 +13,11 @@ mod route;
 mod tests;
 mod watch;
 
-pub use kernel::{Refused, RouteError, Routes};
-pub use route::{Command, LOCAL, MAIN, ObservedRoute, Path, Route, RouteKey, Rule, Target};
-pub use watch::{Change, Watch};
+pub use kernel::{RejectedRoute, RouteError, Routes};
+pub use route::{
+    LOCAL, MAIN, ObservedRoute, Path, PolicyRoutingRule, Route, RouteCommand, RouteKey, RouteTarget,
+};
+pub use watch::{RouteChange, RouteWatch};
 
 /// The protocol number of Denizen's routes. No routing daemon uses it (`/etc/iproute2/rt_protos`).
 pub const PROTOCOL: u8 = 213;

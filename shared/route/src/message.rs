@@ -7,7 +7,9 @@ use denizen_netlink::{Attributes, Message, Writer};
 use ipnetwork::IpNetwork;
 use nix::libc;
 
-use crate::route::{Command, ObservedRoute, Path, Route, RouteKey, Rule, Target};
+use crate::route::{
+    ObservedRoute, Path, PolicyRoutingRule, Route, RouteCommand, RouteKey, RouteTarget,
+};
 
 /// Length of `struct rtnexthop`.
 const RTNEXTHOP: usize = 8;
@@ -33,10 +35,10 @@ const RTA_NH_ID: u16 = 30;
 const FRA_PRIORITY: u16 = 6;
 const FRA_TABLE: u16 = 15;
 
-/// Attributes of routes whose target is none of [`Target`].
+/// Attributes of routes whose target is none of [`RouteTarget`].
 const ELSEWHERE: [u16; 4] = [libc::RTA_MULTIPATH, RTA_VIA, RTA_ENCAP, RTA_NH_ID];
 
-impl Command {
+impl RouteCommand {
     /// The message's type and its flags.
     pub(crate) fn kind(&self) -> (u16, u16) {
         let flags = match self {
@@ -55,15 +57,15 @@ impl Command {
         match self {
             Self::Add(route) | Self::Replace(route) => {
                 let (kind, scope) = match route.target {
-                    Target::Unicast { gateway: Some(_), .. } => {
+                    RouteTarget::Unicast { gateway: Some(_), .. } => {
                         (libc::RTN_UNICAST, libc::RT_SCOPE_UNIVERSE)
                     }
-                    Target::Unicast { gateway: None, .. } => {
+                    RouteTarget::Unicast { gateway: None, .. } => {
                         (libc::RTN_UNICAST, libc::RT_SCOPE_LINK)
                     }
-                    Target::Local { .. } => (libc::RTN_LOCAL, libc::RT_SCOPE_HOST),
-                    Target::Blackhole => (libc::RTN_BLACKHOLE, libc::RT_SCOPE_UNIVERSE),
-                    Target::Unreachable => (libc::RTN_UNREACHABLE, libc::RT_SCOPE_UNIVERSE),
+                    RouteTarget::Local { .. } => (libc::RTN_LOCAL, libc::RT_SCOPE_HOST),
+                    RouteTarget::Blackhole => (libc::RTN_BLACKHOLE, libc::RT_SCOPE_UNIVERSE),
+                    RouteTarget::Unreachable => (libc::RTN_UNREACHABLE, libc::RT_SCOPE_UNIVERSE),
                 };
                 header(&route.key, protocol, kind, scope)
             }
@@ -112,9 +114,9 @@ pub fn write_destination(writer: &mut Writer, to: IpAddr) {
 fn write_route(writer: &mut Writer, route: &Route) {
     write_key(writer, &route.key);
     let (gateway, link) = match route.target {
-        Target::Unicast { gateway, link } => (gateway, Some(link)),
-        Target::Local { link } => (None, Some(link)),
-        Target::Blackhole | Target::Unreachable => (None, None),
+        RouteTarget::Unicast { gateway, link } => (gateway, Some(link)),
+        RouteTarget::Local { link } => (None, Some(link)),
+        RouteTarget::Blackhole | RouteTarget::Unreachable => (None, None),
     };
     if let Some(gateway) = gateway {
         write_address(writer, libc::RTA_GATEWAY, gateway);
@@ -174,10 +176,10 @@ pub fn read_route(message: &Message<'_>) -> Option<ObservedRoute> {
     let gateway = all.find(libc::RTA_GATEWAY).and_then(address);
     let target = match (header[TYPE], number(libc::RTA_OIF)) {
         _ if is_elsewhere => None,
-        (libc::RTN_UNICAST, Some(link)) => Some(Target::Unicast { gateway, link }),
-        (libc::RTN_LOCAL, Some(link)) => Some(Target::Local { link }),
-        (libc::RTN_BLACKHOLE, _) => Some(Target::Blackhole),
-        (libc::RTN_UNREACHABLE, _) => Some(Target::Unreachable),
+        (libc::RTN_UNICAST, Some(link)) => Some(RouteTarget::Unicast { gateway, link }),
+        (libc::RTN_LOCAL, Some(link)) => Some(RouteTarget::Local { link }),
+        (libc::RTN_BLACKHOLE, _) => Some(RouteTarget::Blackhole),
+        (libc::RTN_UNREACHABLE, _) => Some(RouteTarget::Unreachable),
         _ => None,
     };
     let source = all.find(libc::RTA_PREFSRC).and_then(address);
@@ -223,11 +225,11 @@ fn gateway(attributes: Attributes<'_>) -> Option<IpAddr> {
 }
 
 /// Reads a rule (`struct fib_rule_hdr`, whose fields up to the table are those of `struct rtmsg`).
-pub fn read_rule(message: &Message<'_>) -> Option<Rule> {
+pub fn read_rule(message: &Message<'_>) -> Option<PolicyRoutingRule> {
     let header: &[u8; RTMSG] = message.payload.first_chunk()?;
     let all = message.attributes_after(RTMSG);
     let number = |attribute| all.find(attribute).and_then(u32_of);
-    Some(Rule {
+    Some(PolicyRoutingRule {
         priority: number(FRA_PRIORITY).unwrap_or(0),
         table: number(FRA_TABLE).unwrap_or_else(|| header[TABLE].into()),
     })

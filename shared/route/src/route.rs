@@ -33,7 +33,7 @@ impl fmt::Display for RouteKey {
 
 /// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Target {
+pub enum RouteTarget {
     /// It is sent out.
     Unicast {
         /// The gateway; `None` if the destination itself is a neighbour.
@@ -58,7 +58,7 @@ pub struct Route {
     /// Where it stands in its table.
     pub key: RouteKey,
     /// What happens to its packets.
-    pub target: Target,
+    pub target: RouteTarget,
     /// The source address for this node's own packets that have none yet (`ip route`'s `src`). It
     /// must be an address of this node.
     pub source: Option<IpAddr>,
@@ -75,7 +75,7 @@ pub struct ObservedRoute {
     pub protocol: u8,
     /// What happens to its packets; `None` for what this driver does not make: several next hops,
     /// tunnels, `prohibit`, `throw`, broadcast …
-    pub target: Option<Target>,
+    pub target: Option<RouteTarget>,
     /// Its preferred source address.
     pub source: Option<IpAddr>,
     /// The largest window of TCP connections along it.
@@ -107,7 +107,7 @@ pub struct Path {
 /// A rule of policy routing (`ip rule`), as far as it is read: which packets are looked up in which
 /// table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule {
+pub struct PolicyRoutingRule {
     /// Rules with a lower one come first.
     pub priority: u32,
     /// The table's number; 0 if the rule leads to none.
@@ -117,7 +117,7 @@ pub struct Rule {
 /// A change of one route. Routes are made with the protocol of the [`Routes`](crate::Routes) that
 /// makes them, and only routes of that protocol are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
+pub enum RouteCommand {
     /// Adds it. Rejected with `EEXIST` if there is one in its place, of any program.
     Add(Route),
     /// Puts it in its place, instead of *any program's* route there. There is no moment without a

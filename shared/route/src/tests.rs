@@ -25,7 +25,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// The header, then each attribute's number and bytes.
-fn written(command: &Command) -> String {
+fn written(command: &RouteCommand) -> String {
     let mut writer = Writer::default();
     command.write(&mut writer);
     let attributes = Attributes::new(writer.bytes())
@@ -38,12 +38,12 @@ fn written(command: &Command) -> String {
 #[cfg(target_endian = "little")]
 #[test]
 fn commands_are_written_as_the_kernel_reads_them() {
-    let unicast = Target::Unicast { gateway: Some(address("192.0.2.7")), link: 3 };
-    let neighbour = Target::Unicast { gateway: None, link: 3 };
+    let unicast = RouteTarget::Unicast { gateway: Some(address("192.0.2.7")), link: 3 };
+    let neighbour = RouteTarget::Unicast { gateway: None, link: 3 };
     let source = Some(address("192.0.2.1"));
     let cases = [
         (
-            Command::Add(Route {
+            RouteCommand::Add(Route {
                 key: key("10.1.2.0/24", 1190, 254),
                 target: unicast,
                 source,
@@ -53,7 +53,7 @@ fn commands_are_written_as_the_kernel_reads_them() {
              7=c0000201",
         ),
         (
-            Command::Replace(Route {
+            RouteCommand::Replace(Route {
                 key: key("10.1.2.0/24", 1190, 254),
                 target: neighbour,
                 source: None,
@@ -62,9 +62,9 @@ fn commands_are_written_as_the_kernel_reads_them() {
             "0218000000d5fd0100000000 15=fe000000 1=0a010200 6=a6040000 4=03000000",
         ),
         (
-            Command::Add(Route {
+            RouteCommand::Add(Route {
                 key: key("fd96::10/128", 1, 255),
-                target: Target::Local { link: 1 },
+                target: RouteTarget::Local { link: 1 },
                 source: None,
                 window: None,
             }),
@@ -72,34 +72,34 @@ fn commands_are_written_as_the_kernel_reads_them() {
              4=01000000",
         ),
         (
-            Command::Add(Route {
+            RouteCommand::Add(Route {
                 key: key("203.0.113.7/32", 105, 1000),
-                target: Target::Blackhole,
+                target: RouteTarget::Blackhole,
                 source: None,
                 window: None,
             }),
             "0220000000d5000600000000 15=e8030000 1=cb007107 6=69000000",
         ),
         (
-            Command::Add(Route {
+            RouteCommand::Add(Route {
                 key: key("10.9.0.5/32", 98, 219),
-                target: Target::Blackhole,
+                target: RouteTarget::Blackhole,
                 source: None,
                 window: NonZeroU32::new(7),
             }),
             "0220000000d5000600000000 15=db000000 1=0a090005 6=62000000 8=0800030007000000",
         ),
         (
-            Command::Add(Route {
+            RouteCommand::Add(Route {
                 key: key("10.1.2.9/24", 20000, 254),
-                target: Target::Unreachable,
+                target: RouteTarget::Unreachable,
                 source: None,
                 window: None,
             }),
             "0218000000d5000700000000 15=fe000000 1=0a010200 6=204e0000",
         ),
         (
-            Command::Remove(key("10.1.2.0/24", 1190, 254)),
+            RouteCommand::Remove(key("10.1.2.0/24", 1190, 254)),
             "0218000000d5ff0000000000 15=fe000000 1=0a010200 6=a6040000",
         ),
     ];
@@ -129,8 +129,8 @@ fn what_this_driver_does_not_make_has_no_target() {
     let to: Written<'_> = (1, &[10, 1, 2, 0]);
     let link: Written<'_> = (4, &3_u32.to_ne_bytes());
     let gateway: Written<'_> = (5, &[192, 0, 2, 7]);
-    let unicast = Target::Unicast { gateway: Some(address("192.0.2.7")), link: 3 };
-    let cases: [(&str, u8, &[Written<'_>], Option<Target>); 7] = [
+    let unicast = RouteTarget::Unicast { gateway: Some(address("192.0.2.7")), link: 3 };
+    let cases: [(&str, u8, &[Written<'_>], Option<RouteTarget>); 7] = [
         ("unicast", 1, &[to, link, gateway], Some(unicast)),
         ("several next hops", 1, &[to, (9, &[0; 8])], None),
         ("a next hop of the other family", 1, &[to, link, (18, &[10, 0])], None),

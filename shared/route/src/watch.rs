@@ -15,7 +15,7 @@ const IFINFOMSG_FLAGS: usize = 8;
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum RouteChange {
     /// A route was added, perhaps in place of another one.
     Added(ObservedRoute),
     /// A route was removed.
@@ -34,12 +34,12 @@ pub enum Change {
 
 /// Listens for changes of the routes and links of this network namespace.
 #[derive(Debug)]
-pub struct Watch {
+pub struct RouteWatch {
     socket: Socket,
     own: Vec<u32>,
 }
 
-impl Watch {
+impl RouteWatch {
     /// Listens from now on. Changes by sockets with the portids `own` are ignored.
     pub fn open(own: Vec<u32>) -> Result<Self, RouteError> {
         let open = || {
@@ -53,7 +53,7 @@ impl Watch {
     }
 
     /// Passes all pending changes to `each`, and does not wait.
-    pub fn changes(&mut self, mut each: impl FnMut(Change)) -> Result<(), RouteError> {
+    pub fn changes(&mut self, mut each: impl FnMut(RouteChange)) -> Result<(), RouteError> {
         let Self { socket, own } = self;
         loop {
             let more = socket.receive(false, |message| {
@@ -64,7 +64,7 @@ impl Watch {
             match more {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
-                Err(NetlinkError::Overflow) => each(Change::Lost),
+                Err(NetlinkError::Overflow) => each(RouteChange::Lost),
                 Err(error) => {
                     return Err(RouteError::netlink("listen to changes of routes")(error));
                 }
@@ -73,21 +73,21 @@ impl Watch {
     }
 }
 
-impl AsRawFd for Watch {
+impl AsRawFd for RouteWatch {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
 }
 
-fn change(message: &Message<'_>) -> Option<Change> {
+fn change(message: &Message<'_>) -> Option<RouteChange> {
     let number = |at: usize| Some(u32::from_ne_bytes(*message.payload.get(at..)?.first_chunk()?));
     match message.kind {
-        libc::RTM_NEWROUTE => read_route(message).map(Change::Added),
-        libc::RTM_DELROUTE => read_route(message).map(Change::Removed),
+        libc::RTM_NEWROUTE => read_route(message).map(RouteChange::Added),
+        libc::RTM_DELROUTE => read_route(message).map(RouteChange::Removed),
         libc::RTM_NEWLINK | libc::RTM_DELLINK => {
             let is_up = message.kind == libc::RTM_NEWLINK
                 && number(IFINFOMSG_FLAGS)? & libc::IFF_UP as u32 != 0;
-            Some(Change::Link { index: number(IFINFOMSG_INDEX)?, is_up })
+            Some(RouteChange::Link { index: number(IFINFOMSG_INDEX)?, is_up })
         }
         _ => None,
     }

@@ -33,18 +33,18 @@ const LONGEST: u64 = 1 << 20;
 /// The change that one writer requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Change {
+pub(crate) enum StateChange {
     /// Adds this record, or puts it in place of the one with its id.
     Put(Box<Attachment>),
     /// Removes the record with this id.
     Remove(AttachmentId),
 }
 
-impl Change {
+impl StateChange {
     /// Makes the change, and raises the generation by one if the state differs.
     pub(crate) fn apply(&self, state: &mut State) {
         let differs = match self {
-            Change::Put(record) => {
+            StateChange::Put(record) => {
                 let mut record = Attachment::clone(record);
                 let before = state.attachments.remove(&record.id());
                 if let Some(before) = &before {
@@ -54,7 +54,7 @@ impl Change {
                 state.attachments.insert(record.id(), record);
                 differs
             }
-            Change::Remove(id) => state.attachments.remove(id).is_some(),
+            StateChange::Remove(id) => state.attachments.remove(id).is_some(),
         };
         state.generation.0 += u64::from(differs);
     }
@@ -63,25 +63,25 @@ impl Change {
     /// removal: it may still be added.
     pub(crate) fn is_in(&self, state: &State) -> bool {
         match self {
-            Change::Put(record) => state.attachments.get(&record.id()) == Some(record),
-            Change::Remove(_) => false,
+            StateChange::Put(record) => state.attachments.get(&record.id()) == Some(record),
+            StateChange::Remove(_) => false,
         }
     }
 }
 
 /// A change that this process has requested. Dropping this withdraws it.
 #[derive(Debug)]
-pub(crate) struct Request<'a> {
+pub(crate) struct ChangeRequest<'a> {
     dir: &'a File,
     name: String,
     /// Locked while this process lives.
     file: File,
 }
 
-impl<'a> Request<'a> {
+impl<'a> ChangeRequest<'a> {
     /// Requests `change` from the holder of the lock. `None` if the file system does not support
     /// that; then this process must get the lock itself.
-    pub(crate) fn place(dir: &'a File, change: &Change) -> Option<Request<'a>> {
+    pub(crate) fn place(dir: &'a File, change: &StateChange) -> Option<ChangeRequest<'a>> {
         let text = serde_json::to_vec(change).ok()?;
         if text.len() as u64 > LONGEST {
             return None;
@@ -95,7 +95,7 @@ impl<'a> Request<'a> {
         let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
         let follow = AtFlags::AT_SYMLINK_FOLLOW;
         linkat(AT_FDCWD, nameless.as_str(), dir.as_fd(), name.as_str(), follow).ok()?;
-        Some(Request { dir, name, file })
+        Some(ChangeRequest { dir, name, file })
     }
 
     /// Whether the state file contains the change.
@@ -104,7 +104,7 @@ impl<'a> Request<'a> {
     }
 }
 
-impl Drop for Request<'_> {
+impl Drop for ChangeRequest<'_> {
     fn drop(&mut self) {
         let _ = remove(self.dir, &self.name);
     }
@@ -112,16 +112,16 @@ impl Drop for Request<'_> {
 
 /// Requests of other writers, found by the holder of the lock.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting {
-    pub(crate) changes: Vec<Change>,
+pub(crate) struct WaitingRequests {
+    pub(crate) changes: Vec<StateChange>,
     names: Vec<String>,
 }
 
-impl Waiting {
+impl WaitingRequests {
     /// All requests of living writers in `dir`, whose path is `path`. Requests of dead writers are
     /// removed.
-    pub(crate) fn in_dir(dir: &File, path: &Path) -> Waiting {
-        let mut waiting = Waiting::default();
+    pub(crate) fn in_dir(dir: &File, path: &Path) -> WaitingRequests {
+        let mut waiting = WaitingRequests::default();
         // Not through /proc: that costs the kernel more than everything else here.
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let Ok(mut entries) = Dir::openat(dir.as_fd(), ".", flags, Mode::empty()) else {
@@ -153,7 +153,7 @@ impl Waiting {
 }
 
 /// The change in the request `name`, if its writer lives.
-fn living(dir: &File, name: &str, path: &Path) -> Option<Change> {
+fn living(dir: &File, name: &str, path: &Path) -> Option<StateChange> {
     let file = trust::file(dir, name, OFlag::O_RDONLY, &path.join(name)).ok()??;
     // A shared lock, so that another reader is not mistaken for the writer.
     if file.try_lock_shared().is_ok() {

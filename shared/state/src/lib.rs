@@ -26,5 +26,5 @@ mod successor;
 mod trust;
 
 pub use error::StateError;
-pub use state::{Attachment, AttachmentId, Epoch, Generation, HostInterface, Pod, State};
+pub use state::{Attachment, AttachmentId, Epoch, Generation, HostInterface, PodRef, State};
 pub use store::RunDir;

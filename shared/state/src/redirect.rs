@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-pub use self::rules::{Ask, Connection, Direction, Does, Protocol, Rule};
+pub use self::rules::{
+    Ask, ChainDirection, Does, RedirectProtocol, RedirectRule, UnmarkedConnection,
+};
 
 /// What is redirected in one pod, and what is not.
 ///
@@ -58,7 +60,7 @@ pub struct Redirect {
     pub skip_outbound_uids: Vec<u32>,
     /// Packets with this mark that the pod sends are not redirected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub skip_mark: Option<Mark>,
+    pub skip_mark: Option<PacketMark>,
     /// If this or [`Self::only_outbound_ports`] is not empty, what the pod sends is redirected only
     /// to these destinations and ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -73,8 +75,8 @@ pub struct Redirect {
     #[serde(default, skip_serializing_if = "Hairpin::is_direct")]
     pub hairpin: Hairpin,
     /// What the rules are made with.
-    #[serde(default, skip_serializing_if = "Backend::is_nftables")]
-    pub backend: Backend,
+    #[serde(default, skip_serializing_if = "RedirectBackend::is_nftables")]
+    pub backend: RedirectBackend,
     /// Whether TCP that conntrack finds invalid is dropped.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drop_invalid: bool,
@@ -97,12 +99,13 @@ impl Redirect {
     /// attachment.
     pub fn replaces(&self, other: &Redirect) -> bool {
         match (self.backend, other.backend) {
-            (Backend::Nftables, Backend::Nftables) => true,
+            (RedirectBackend::Nftables, RedirectBackend::Nftables) => true,
             // Each version of IP has its own rules.
-            (Backend::Iptables, Backend::Iptables) => other.bypass_ipv6 || !self.bypass_ipv6,
-            (Backend::Nftables, Backend::Iptables) | (Backend::Iptables, Backend::Nftables) => {
-                false
+            (RedirectBackend::Iptables, RedirectBackend::Iptables) => {
+                other.bypass_ipv6 || !self.bypass_ipv6
             }
+            (RedirectBackend::Nftables, RedirectBackend::Iptables)
+            | (RedirectBackend::Iptables, RedirectBackend::Nftables) => false,
         }
     }
 }
@@ -110,7 +113,7 @@ impl Redirect {
 /// What programs a pod's rules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Backend {
+pub enum RedirectBackend {
     /// A table of nf_tables.
     #[default]
     Nftables,
@@ -118,11 +121,11 @@ pub enum Backend {
     Iptables,
 }
 
-impl Backend {
+impl RedirectBackend {
     fn is_nftables(&self) -> bool {
         match self {
-            Backend::Nftables => true,
-            Backend::Iptables => false,
+            RedirectBackend::Nftables => true,
+            RedirectBackend::Iptables => false,
         }
     }
 }
@@ -153,19 +156,19 @@ impl Hairpin {
 /// A packet's mark, or some of its bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub struct Mark {
+pub struct PacketMark {
     /// Invariant: not 0: that is the mark of every packet that nobody marked.
     value: u32,
     /// Invariant: has all bits of the value.
     mask: u32,
 }
 
-/// The text is not a [`Mark`].
+/// The text is not a [`PacketMark`].
 #[derive(Debug, Error)]
 #[error("is neither a mark such as 0x539 nor one with its bits such as 0x500/0xf00, or is 0")]
 pub struct NotMark;
 
-impl Mark {
+impl PacketMark {
     /// Those of the mark's bits that are compared.
     pub fn mask(self) -> u32 {
         self.mask
@@ -177,7 +180,7 @@ impl Mark {
     }
 }
 
-impl FromStr for Mark {
+impl FromStr for PacketMark {
     type Err = NotMark;
 
     fn from_str(text: &str) -> Result<Self, NotMark> {
@@ -194,11 +197,11 @@ impl FromStr for Mark {
             Some((value, mask)) => (number(value)?, number(mask)?),
             None => (number(text)?, u32::MAX),
         };
-        if value != 0 && value & !mask == 0 { Ok(Mark { value, mask }) } else { Err(NotMark) }
+        if value != 0 && value & !mask == 0 { Ok(PacketMark { value, mask }) } else { Err(NotMark) }
     }
 }
 
-impl TryFrom<String> for Mark {
+impl TryFrom<String> for PacketMark {
     type Error = NotMark;
 
     fn try_from(text: String) -> Result<Self, NotMark> {
@@ -206,13 +209,13 @@ impl TryFrom<String> for Mark {
     }
 }
 
-impl From<Mark> for String {
-    fn from(mark: Mark) -> String {
+impl From<PacketMark> for String {
+    fn from(mark: PacketMark) -> String {
         mark.to_string()
     }
 }
 
-impl fmt::Display for Mark {
+impl fmt::Display for PacketMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.mask {
             u32::MAX => write!(f, "{:#x}", self.value),
@@ -321,21 +324,21 @@ mod tests {
     #[test]
     fn marks_are_written_as_they_are_read() {
         for text in ["0x539", "0x500/0xf00", "0xffffffff", "0x1/0x7fffffff"] {
-            assert_eq!(text.parse::<Mark>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<PacketMark>().unwrap().to_string(), text);
         }
-        assert_eq!("1337".parse::<Mark>().unwrap().to_string(), "0x539");
-        assert_eq!("0x1/0xffffffff".parse::<Mark>().unwrap().to_string(), "0x1");
+        assert_eq!("1337".parse::<PacketMark>().unwrap().to_string(), "0x539");
+        assert_eq!("0x1/0xffffffff".parse::<PacketMark>().unwrap().to_string(), "0x1");
         let wrong =
             ["", "0", "0x0/0xff", "0x10/0xf", "+1", "0x+1", "0x", "1/", "/1", "0x1ffffffff"];
         for text in wrong {
-            assert!(text.parse::<Mark>().is_err(), "{text:?}");
+            assert!(text.parse::<PacketMark>().is_err(), "{text:?}");
         }
     }
 
     #[test]
     fn another_backend_or_fewer_versions_of_ip_replace_nothing() {
         let of = |backend, bypass_ipv6| Redirect { backend, bypass_ipv6, ..Redirect::default() };
-        use Backend::{Iptables, Nftables};
+        use RedirectBackend::{Iptables, Nftables};
         let cases = [
             (of(Nftables, true), of(Nftables, false), true),
             (of(Nftables, false), of(Iptables, false), false),

@@ -90,7 +90,7 @@ pub struct Attachment {
     /// The `name` of the CNI network configuration.
     pub network: String,
     /// The pod, if the runtime passed `K8S_POD_*`.
-    pub pod: Option<Pod>,
+    pub pod: Option<PodRef>,
     /// Path of the pod's network namespace.
     pub netns: Option<String>,
     /// The node's end of the pod's veth; `None` if the pod has no interface in this node's network
@@ -128,7 +128,7 @@ pub struct Attachment {
 /// A pod, as the runtime named it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Pod {
+pub struct PodRef {
     /// `K8S_POD_NAMESPACE`.
     pub namespace: String,
     /// `K8S_POD_NAME`.

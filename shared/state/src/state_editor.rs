@@ -30,14 +30,14 @@ pub(crate) struct StateEditor<'a> {
     text: &'a str,
     /// The position of the generation.
     generation_at: Range<usize>,
-    place: Place,
+    place: RecordPosition,
     /// The range of text to replace, and its replacement.
     edit: Option<(Range<usize>, String)>,
 }
 
 /// The position of a record, or where it would be.
 #[derive(Default)]
-struct Place {
+struct RecordPosition {
     /// The position after the opening brace of the records.
     open: usize,
     /// The end of the previous record.
@@ -175,7 +175,7 @@ impl<'a> Cursor<'a> {
             return Some(());
         }
         loop {
-            let (key, _) = self.value::<Text<'a>>()?;
+            let (key, _) = self.value::<BorrowedText<'a>>()?;
             self.take(b':')?;
             member(&key.0, self)?;
             if self.take(b'}').is_some() {
@@ -186,9 +186,9 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads the object of records here, checks each, and finds the position of `id`.
-    fn place(&mut self, id: &str) -> Option<Place> {
+    fn place(&mut self, id: &str) -> Option<RecordPosition> {
         self.take(b'{')?;
-        let mut place = Place { open: self.at, ..Place::default() };
+        let mut place = RecordPosition { open: self.at, ..RecordPosition::default() };
         let mut last: Option<Cow<'a, str>> = None;
         if self.take(b'}').is_some() {
             return Some(place);
@@ -222,7 +222,7 @@ impl<'a> Cursor<'a> {
             let record = begin + record.start..self.at;
             return Some((Cow::Borrowed(id), Member { begin, record }));
         }
-        let (id, _) = self.value::<Text<'a>>()?;
+        let (id, _) = self.value::<BorrowedText<'a>>()?;
         self.take(b':')?;
         self.skip_space();
         let (container, interface, record) = self.record()?;
@@ -274,7 +274,7 @@ struct Checked<'a> {
     host_interface: Option<CheckedInterface>,
     l3_interface: Option<AnyText>,
     bridge: Option<AnyText>,
-    ips: Addresses,
+    ips: AnyAddresses,
     added_at: AnyText,
 }
 
@@ -298,7 +298,7 @@ struct CheckedInterface {
 
 /// A string, copied only if it has escapes.
 #[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// A string whose value is not needed.
 struct AnyText;
@@ -320,19 +320,19 @@ impl<'de> Deserialize<'de> for AnyText {
 }
 
 /// A list of addresses whose values are not needed.
-struct Addresses;
+struct AnyAddresses;
 
-impl<'de> Deserialize<'de> for Addresses {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Addresses, D::Error> {
+impl<'de> Deserialize<'de> for AnyAddresses {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<AnyAddresses, D::Error> {
         struct Every;
         impl<'de> Visitor<'de> for Every {
-            type Value = Addresses;
+            type Value = AnyAddresses;
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a list of addresses")
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Addresses, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<AnyAddresses, A::Error> {
                 while list.next_element::<IpAddr>()?.is_some() {}
-                Ok(Addresses)
+                Ok(AnyAddresses)
             }
         }
         deserializer.deserialize_seq(Every)

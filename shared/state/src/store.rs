@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use nix::fcntl::{OFlag, renameat};
 
-use crate::change::{Change, Request, Waiting, random};
+use crate::change::{ChangeRequest, StateChange, WaitingRequests, random};
 use crate::error::StateError;
 use crate::format;
 use crate::lock::Lock;
@@ -174,7 +174,7 @@ impl RunDir {
         record: &Attachment,
     ) -> Result<(Option<Attachment>, Epoch, Generation), StateError> {
         let id = record.id();
-        let change = Change::Put(Box::new(record.clone()));
+        let change = StateChange::Put(Box::new(record.clone()));
         let _lock = match self.turn(wait, &change, &id)? {
             Turn::Lock(lock) => lock,
             Turn::Done => {
@@ -189,7 +189,7 @@ impl RunDir {
                 self.lock(wait)?
             }
         };
-        let waiting = Waiting::in_dir(&self.dir, &self.path);
+        let waiting = WaitingRequests::in_dir(&self.dir, &self.path);
         let text = self.text(&self.path.join(STATE_FILE))?;
         let editor = text.as_deref().and_then(|text| StateEditor::parse(text, &id));
         let Some(mut editor) = editor.filter(|_| waiting.changes.is_empty()) else {
@@ -222,12 +222,12 @@ impl RunDir {
         if !self.has(id)? && !is_written {
             return Ok(None);
         }
-        let change = Change::Remove(id.clone());
+        let change = StateChange::Remove(id.clone());
         let _lock = match self.turn(wait, &change, id)? {
             Turn::Lock(lock) => lock,
             Turn::Done => return Ok(self.read()?.map(|state| (state.epoch, state.generation))),
         };
-        let waiting = Waiting::in_dir(&self.dir, &self.path);
+        let waiting = WaitingRequests::in_dir(&self.dir, &self.path);
         let text = self.text(&self.path.join(STATE_FILE))?;
         let editor = text.as_deref().and_then(|text| StateEditor::parse(text, id));
         let Some(mut editor) = editor.filter(|_| waiting.changes.is_empty()) else {
@@ -257,8 +257,8 @@ impl RunDir {
     /// Makes `change` together with the `waiting` ones. The caller holds the lock.
     fn make_with(
         &self,
-        change: Change,
-        mut waiting: Waiting,
+        change: StateChange,
+        mut waiting: WaitingRequests,
     ) -> Result<(Epoch, Generation), StateError> {
         waiting.changes.push(change.clone());
         match self.make(&waiting.changes) {
@@ -271,7 +271,7 @@ impl RunDir {
         }
     }
 
-    fn make(&self, changes: &[Change]) -> Result<(Epoch, Generation), StateError> {
+    fn make(&self, changes: &[StateChange]) -> Result<(Epoch, Generation), StateError> {
         let mut state = self.read()?.unwrap_or_else(|| State::empty(new_epoch()));
         let before = state.generation;
         changes.iter().for_each(|change| change.apply(&mut state));
@@ -320,14 +320,19 @@ impl RunDir {
     }
 
     /// Waits for the lock, or until its holder has made `change` to the record of `id`.
-    fn turn(&self, wait: Duration, change: &Change, id: &AttachmentId) -> Result<Turn, StateError> {
+    fn turn(
+        &self,
+        wait: Duration,
+        change: &StateChange,
+        id: &AttachmentId,
+    ) -> Result<Turn, StateError> {
         if let Some(lock) = Lock::try_take(&self.dir, &self.path)? {
             return Ok(Turn::Lock(lock));
         }
         // A writer that replaces a record must return the old one, so it needs the lock itself.
-        let is_simple = matches!(change, Change::Remove(_)) || !self.has(id)?;
-        let request = is_simple.then(|| Request::place(&self.dir, change)).flatten();
-        let is_done = || request.as_ref().is_some_and(Request::is_done);
+        let is_simple = matches!(change, StateChange::Remove(_)) || !self.has(id)?;
+        let request = is_simple.then(|| ChangeRequest::place(&self.dir, change)).flatten();
+        let is_done = || request.as_ref().is_some_and(ChangeRequest::is_done);
         let lock = Lock::take_unless(&is_done, &self.dir, &self.path, wait);
         // Check again even if the lock was taken, or the wait ended, just now.
         if is_done() {

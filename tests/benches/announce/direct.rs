@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use denizen_route::{MAIN, Watch};
+use denizen_route::{MAIN, RouteWatch};
 use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::manifest;
 use denizen_tests::netns::{self, Netns};
@@ -44,7 +44,7 @@ pub fn measure() -> Result<()> {
     let _agent = Agent::start(&here, api.kubeconfig(), folder.path(), &["--routing-mode=direct"])?;
     let [_, all] = counted(&here, OURS, MAIN, NODES - 1)?;
     println!("all, from the agent's start: {}", text(all - begun));
-    let mut watch = here.run(|| Watch::open(Vec::new()))??;
+    let mut watch = here.run(|| RouteWatch::open(Vec::new()))??;
     let mut times = Vec::new();
     for change in 0..CHANGES {
         std::thread::sleep(Duration::from_millis(100));

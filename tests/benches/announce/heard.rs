@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use denizen_route::{Change, MAIN, Routes};
+use denizen_route::{MAIN, RouteChange, Routes};
 use denizen_tests::netns::Netns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -28,8 +28,8 @@ pub struct Times {
 /// Listens to both.
 pub struct Heard {
     rules: denizen_nft::Watch,
-    node: denizen_route::Watch,
-    router: denizen_route::Watch,
+    node: denizen_route::RouteWatch,
+    router: denizen_route::RouteWatch,
     table: u32,
 }
 
@@ -38,8 +38,8 @@ impl Heard {
     pub fn listen(node: &Netns, router: &Netns, table: u32) -> Result<Self> {
         Ok(Self {
             rules: node.run(|| denizen_nft::Watch::open(&[], Vec::new()))??,
-            node: node.run(|| denizen_route::Watch::open(Vec::new()))??,
-            router: router.run(|| denizen_route::Watch::open(Vec::new()))??,
+            node: node.run(|| denizen_route::RouteWatch::open(Vec::new()))??,
+            router: router.run(|| denizen_route::RouteWatch::open(Vec::new()))??,
             table,
         })
     }
@@ -72,10 +72,10 @@ impl Heard {
             for (watch, table, time) in watches {
                 watch.changes(|change| {
                     let (route, is_new) = match change {
-                        Change::Added(route) => (route, true),
-                        Change::Removed(route) => (route, false),
-                        Change::Link { .. } => return,
-                        Change::Lost => return is_lost = true,
+                        RouteChange::Added(route) => (route, true),
+                        RouteChange::Removed(route) => (route, false),
+                        RouteChange::Link { .. } => return,
+                        RouteChange::Lost => return is_lost = true,
                     };
                     if (route.key.table, route.key.destination.ip()) == (table, address)
                         && is_new == is_there
@@ -107,13 +107,13 @@ fn wait<const N: usize>(raw: [RawFd; N], patience: Duration) -> Result<bool> {
 }
 
 /// When a route to this range was made.
-pub fn added(watch: &mut denizen_route::Watch, range: &str) -> Result<Instant> {
+pub fn added(watch: &mut denizen_route::RouteWatch, range: &str) -> Result<Instant> {
     loop {
         ensure!(wait([watch.as_raw_fd()], PATIENCE)?, "no route to {range}");
         let (now, mut is_there) = (Instant::now(), false);
         watch.changes(|change| {
             is_there |=
-                matches!(change, Change::Added(it) if it.key.destination.to_string() == range);
+                matches!(change, RouteChange::Added(it) if it.key.destination.to_string() == range);
         })?;
         if is_there {
             return Ok(now);

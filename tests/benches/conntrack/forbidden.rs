@@ -10,7 +10,7 @@ use denizen_conntrack::Conntrack;
 use denizen_model::Family;
 use denizen_packet::FlowSelection;
 use denizen_plan::MarkBit;
-use denizen_state::{Attachment, HostInterface, Pod, RunDir};
+use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
 use denizen_tests::binary;
 use denizen_tests::cni::Namespace;
 use denizen_tests::ctnetlink::{self, Flow};
@@ -89,7 +89,7 @@ fn record(node: &Namespace, run_dir: &Path) -> Result<()> {
         container_id: "c1".to_owned(),
         if_name: "eth0".to_owned(),
         network: "pods".to_owned(),
-        pod: Some(Pod {
+        pod: Some(PodRef {
             namespace: "default".to_owned(),
             name: "web".to_owned(),
             uid: Some("u-1".to_owned()),

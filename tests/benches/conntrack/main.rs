@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 use denizen_backend::BackendName;
 use denizen_conntrack::Conntrack;
 use denizen_model::{
-    Affinity, EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,
-    Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
+    EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,
+    SessionAffinity, Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
 };
 use denizen_packet::{TrackedFlow, Treatment};
 use denizen_plan::MarkBit;
@@ -138,7 +138,7 @@ fn facts(n: u32) -> [Event; 2] {
         }],
         external_policy: TrafficPolicy::Cluster,
         internal_policy: TrafficPolicy::Cluster,
-        affinity: Affinity::None,
+        affinity: SessionAffinity::None,
         health_check_node_port: None,
         created: "".into(),
         scheduler: None,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use denizen_model::{
     ClusterPod, Event, Labels, Listing, LocalPod, Namespace, Namespaces, NetworkPolicy, Operator,
-    Peer, Peers, PodName, PodSet, PolicyName, PolicyPort, PolicyRule, PortMatch, Ports, Protocol,
-    Requirement, SandboxUids, Selector,
+    Peers, PodName, PodSet, PolicyName, PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports,
+    Protocol, Requirement, SandboxUids, Selector,
 };
 use denizen_state::{AttachmentId, Epoch, Generation};
 
@@ -86,7 +86,7 @@ impl Cluster {
     pub fn policy(self, n: u32) -> Event {
         let every = Namespaces::Selected(Selector::default());
         let peers = vec![app(Namespaces::Own, n), app(Namespaces::Own, n + 1), app(every, n + 2)];
-        let all = Peer::Pods { namespaces: Namespaces::Own, pods: Selector::default() };
+        let all = PolicyPeer::Pods { namespaces: Namespaces::Own, pods: Selector::default() };
         let own = PolicyRule { index: 0, peers: Peers::These(vec![all]), ports: Ports::All };
         let dns = Ports::These(vec![port(Protocol::Udp, 53), port(Protocol::Tcp, 53)]);
         let dns = PolicyRule { index: 1, peers: Peers::All, ports: dns };
@@ -171,8 +171,8 @@ fn is(key: &str, value: String) -> Selector {
 }
 
 /// The pods of an app, as a peer.
-pub fn app(namespaces: Namespaces, n: u32) -> Peer {
-    Peer::Pods { namespaces, pods: is("app", format!("app-{}", n % APPS)) }
+pub fn app(namespaces: Namespaces, n: u32) -> PolicyPeer {
+    PolicyPeer::Pods { namespaces, pods: is("app", format!("app-{}", n % APPS)) }
 }
 
 fn port(protocol: Protocol, number: u16) -> PolicyPort {
@@ -181,7 +181,7 @@ fn port(protocol: Protocol, number: u16) -> PolicyPort {
 }
 
 /// An ingress rule for these peers, to two ports.
-pub fn from(peers: Vec<Peer>) -> PolicyRule {
+pub fn from(peers: Vec<PolicyPeer>) -> PolicyRule {
     let ports = Ports::These(vec![port(Protocol::Tcp, 8080), port(Protocol::Tcp, 9090)]);
     PolicyRule { index: 0, peers: Peers::These(peers), ports }
 }

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
 
 use denizen_model::{
-    Block, Event, NetworkPolicy, Peer, Peers, PolicyPort, PolicyRule, PortMatch, Ports, Protocol,
-    Selector,
+    Block, Event, NetworkPolicy, Peers, PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports,
+    Protocol, Selector,
 };
 use denizen_tests::cni::Namespace;
 use denizen_tests::timing::text;
@@ -53,7 +53,7 @@ fn measured(is_v6: bool, is_range: bool) {
 }
 
 fn policy(blocks: std::ops::Range<u32>, is_v6: bool, is_range: bool) -> Event {
-    let peers = Peers::These(blocks.map(|n| Peer::Block(block(n, is_v6))).collect());
+    let peers = Peers::These(blocks.map(|n| PolicyPeer::Block(block(n, is_v6))).collect());
     let port = |number: u16| NonZeroU16::new(number).expect("not 0");
     let range =
         PolicyPort { protocol: Protocol::Tcp, port: PortMatch::Range(port(8000), port(9000)) };

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use denizen_state::{Attachment, HostInterface, Pod, RunDir};
+use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
 use denizen_tests::cni::Namespace;
 use serde_json::Value;
 
@@ -82,7 +82,7 @@ fn record(
             container_id: format!("{number:064x}"),
             if_name: "eth0".to_owned(),
             network: "pods".to_owned(),
-            pod: Some(Pod {
+            pod: Some(PodRef {
                 namespace: namespace_of(cluster, number),
                 name: name(number),
                 uid: Some(uid(number)),

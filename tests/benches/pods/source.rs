@@ -7,10 +7,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use denizen_model::{Change, Event, Listing, Model};
+use denizen_model::{Event, Listing, Model, ModelChange};
 use denizen_source::Features;
 use denizen_source::kube::access::{Access, Credentials};
-use denizen_source::kube::{self, Config, PolicyReads};
+use denizen_source::kube::{self, KubeConfig, PolicyReads};
 use tokio::sync::{mpsc, watch};
 
 use crate::memory::megabytes;
@@ -45,7 +45,7 @@ pub fn follow(kubeconfig: &Path) -> Result<()> {
         let ((_read, asked), (done, _done)) = (mpsc::channel(1), mpsc::channel(1));
         let reads = PolicyReads { asked, done };
         let credentials = Credentials::Kubeconfig(kubeconfig.to_owned());
-        let config = Config {
+        let config = KubeConfig {
             access: Access { credentials, server: None },
             node_name: NODE.into(),
             since: "2026-01-01T00:00:00Z".parse()?,
@@ -57,7 +57,7 @@ pub fn follow(kubeconfig: &Path) -> Result<()> {
         let mut listed = None;
         let mut sent = 0;
         while let Some(batch) = events.recv().await {
-            let mut change = Change::default();
+            let mut change = ModelChange::default();
             for event in batch {
                 sent += usize::from(listed.is_some());
                 let is_last = listed.is_some() && matches!(event, Event::ClusterPod(_, None));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use denizen_model::{Event, Listing, NodeAddress};
 use denizen_source::Features;
-use denizen_source::manifests::{Config, read};
+use denizen_source::manifests::{ManifestsConfig, read};
 use tempfile::TempDir;
 
 /// Endpoints of each service.
@@ -86,7 +86,7 @@ fn document(text: &mut String, service: usize, nodes: usize) {
 
 /// All that the agent must know before it programs anything: the folder's objects, and this node.
 pub fn facts(folder: &Path) -> Vec<Event> {
-    let config = Config {
+    let config = ManifestsConfig {
         folder: folder.to_owned(),
         node_name: NODE.to_owned(),
         features: Features::default(),

@@ -55,7 +55,7 @@ impl Following {
         let (send, events) = mpsc::channel(64);
         let (report, wrong) = mpsc::channel(64);
         let (unknown, names) = watch::channel(BTreeSet::new());
-        let config = kube::Config {
+        let config = kube::KubeConfig {
             access: access(context),
             node_name: NODE.into(),
             since: "2026-01-01T00:00:00Z".parse()?,

@@ -11,7 +11,7 @@ use denizen_backend::BackendName;
 use denizen_backend::nftables::render;
 use denizen_model::{Event, Listing, NodeAddress};
 use denizen_plan::Planner;
-use denizen_plan::explain::{Explanation, Packet, explain};
+use denizen_plan::explain::{Explanation, FirstPacket, explain};
 use denizen_source::{Features, manifests, state_file};
 use serde_json::{Value, json};
 
@@ -79,7 +79,7 @@ impl Agent {
             .iter()
             .find(|(_, number)| *number == arrival.protocol)
             .map_or("", |(name, _)| name);
-        let packet = Packet::parse(
+        let packet = FirstPacket::parse(
             &format!("{}{link}", arrival.source),
             &format!("{}/{protocol}", arrival.destination),
         )?;
@@ -100,12 +100,12 @@ fn read(world: &World, folder: &Path) -> Result<Vec<Event>> {
     let state: PathBuf = run_dir.join("pods.json");
     fs::write(&state, state_file_of(&world.pods).to_string())?;
     fs::set_permissions(&state, Permissions::from_mode(0o600))?;
-    let (mut events, _left_out) = manifests::read(&manifests::Config {
+    let (mut events, _left_out) = manifests::read(&manifests::ManifestsConfig {
         folder: objects,
         node_name: HERE.to_owned(),
         features: Features::default(),
     })?;
-    let pods = state_file::read(&state_file::Config { run_dir })?;
+    let pods = state_file::read(&state_file::StateFileConfig { run_dir })?;
     ensure!(pods.is_some(), "the state file is there");
     events.extend(pods.map(Event::Pods));
     Ok(events)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail, ensure};
-use denizen_plan::explain::{Explanation, Verdict};
+use denizen_plan::explain::{Explanation, PacketVerdict};
 use serde_json::Value;
 
 use super::agent::Agent;
@@ -58,17 +58,17 @@ fn wanted(
     reader: &Reader,
 ) -> Result<BTreeSet<(Fate, bool)>> {
     Ok(match said.verdict {
-        Verdict::Reject => BTreeSet::from([(Fate::Reject, said.masquerade)]),
-        Verdict::Drop => BTreeSet::from([(Fate::Drop, said.masquerade)]),
+        PacketVerdict::Reject => BTreeSet::from([(Fate::Reject, said.masquerade)]),
+        PacketVerdict::Drop => BTreeSet::from([(Fate::Drop, said.masquerade)]),
         // No other proxy has rules here, and what it does not translate is dropped in a range.
-        Verdict::Foreign => {
+        PacketVerdict::Foreign => {
             let is_checked = said.steps.iter().any(|step| step.why.contains("is dropped"));
             let fate = if is_checked { Fate::Drop } else { Fate::Untouched };
             BTreeSet::from([(fate, false)])
         }
-        Verdict::Untouched => BTreeSet::from([(Fate::Untouched, said.masquerade)]),
-        Verdict::Unknown => bail!("no kernel is asked, so none rejects anything"),
-        Verdict::Forward => {
+        PacketVerdict::Untouched => BTreeSet::from([(Fate::Untouched, said.masquerade)]),
+        PacketVerdict::Unknown => bail!("no kernel is asked, so none rejects anything"),
+        PacketVerdict::Forward => {
             ensure!(!said.endpoints.is_empty(), "forwarded to nobody");
             let tells = |words: &str| said.steps.iter().any(|step| step.what.starts_with(words));
             let itself = tells("if the chosen endpoint is the sender itself");

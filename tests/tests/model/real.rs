@@ -7,7 +7,7 @@ use std::slice;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use denizen_plan::explain::{Explanation, Verdict as Said};
+use denizen_plan::explain::{Explanation, PacketVerdict as Said};
 use denizen_tests::effort;
 use denizen_tests::flows;
 use denizen_tests::flows::table::{

@@ -8,21 +8,24 @@ mod istio;
 /// Names and texts.
 type Annotations<'a> = &'a [(&'a str, &'a str)];
 
-fn entry(object: Value) -> Result<Entry, CniError> {
-    Entry::of(serde_json::from_value(object).unwrap())
+fn entry(object: Value) -> Result<RedirectConfig, CniError> {
+    RedirectConfig::of(serde_json::from_value(object).unwrap())
 }
 
-fn decide(entry: &Entry, annotations: Annotations<'_>) -> Result<Option<Redirect>, String> {
+fn decide(
+    entry: &RedirectConfig,
+    annotations: Annotations<'_>,
+) -> Result<Option<Redirect>, String> {
     in_namespace(entry, "shop", annotations)
 }
 
 fn in_namespace(
-    entry: &Entry,
+    entry: &RedirectConfig,
     namespace: &str,
     annotations: Annotations<'_>,
 ) -> Result<Option<Redirect>, String> {
     let (namespace, name, unknown) = (namespace.to_owned(), "web-0".to_owned(), Map::new());
-    let pod = Pod { namespace, name, uid: None, unknown };
+    let pod = PodRef { namespace, name, uid: None, unknown };
     let of = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
     let annotations = annotations.iter().map(of).collect();
     entry.decide(&pod, &annotations, "eth0").map_err(|error| {
@@ -145,7 +148,7 @@ fn pods_are_selected() {
     let mut by_value = custom.clone();
     by_value["select"] = json!({ "annotation": "mesh", "value": "on" });
     let (custom, by_value) = (entry(custom).unwrap(), entry(by_value).unwrap());
-    let cases: [(&str, &Entry, &str, Annotations<'_>, bool); 12] = [
+    let cases: [(&str, &RedirectConfig, &str, Annotations<'_>, bool); 12] = [
         ("no proxy", &linkerd, "shop", &[("linkerd.io/inject", "enabled")], false),
         ("injected", &linkerd, "shop", &[INJECTED], true),
         ("injected, but not wanted", &linkerd, "shop", &[INJECTED, disabled], false),

@@ -16,7 +16,7 @@ use crate::control::{Asked, ExplainQuery, Request};
 use denizen_model::{Event, LocalPod};
 use denizen_observe::trace::Prediction;
 use denizen_plan::conntrack::StaleCandidates;
-use denizen_plan::explain::{Explanation, Packet, without_hairpin};
+use denizen_plan::explain::{Explanation, FirstPacket, without_hairpin};
 use denizen_source::kube::PolicyRead;
 
 /// A plugin's ADD or DEL that waits for its pod.
@@ -125,8 +125,8 @@ impl Agent {
         now.checked_sub(delay).unwrap_or(now)
     }
 
-    fn explained(&mut self, query: &ExplainQuery) -> anyhow::Result<(Packet, Explanation)> {
-        let packet = Packet::resolve(self.engine.plan(), &query.from, &query.to)?;
+    fn explained(&mut self, query: &ExplainQuery) -> anyhow::Result<(FirstPacket, Explanation)> {
+        let packet = FirstPacket::resolve(self.engine.plan(), &query.from, &query.to)?;
         let explanation = self.engine.explain(&packet)?;
         Ok((packet, explanation))
     }

@@ -54,9 +54,9 @@ pub(super) async fn start(
         problems.push(found);
         outlet
     };
-    let (file_sender, state_file) = watch::channel(state_file::Seen::default());
+    let (file_sender, state_file) = watch::channel(state_file::LastState::default());
     tokio::spawn(state_file::run(
-        state_file::Config { run_dir: config.run_dir.clone() },
+        state_file::StateFileConfig { run_dir: config.run_dir.clone() },
         file_sender,
         outlet(),
     ));
@@ -65,7 +65,8 @@ pub(super) async fn start(
     let shown = attachments::Shown { links, state_file };
     let (show_unrecorded, unrecorded) = watch::channel(attachments::Unrecorded::default());
     let (show_selected, selected) = watch::channel(attachments::Selected::default());
-    let findings = attachments::Findings { unrecorded: show_unrecorded, selected: show_selected };
+    let findings =
+        attachments::FindingSenders { unrecorded: show_unrecorded, selected: show_selected };
     tokio::spawn(attachments::keep(config.records(), shown.clone(), outlet()));
     tokio::spawn(attachments::follow(config.run_dir.clone(), shown.clone(), outlet()));
     tokio::spawn(attachments::find(config.records(), shown, findings, outlet()));
@@ -87,7 +88,7 @@ async fn follow_objects(
     match &config.objects {
         Objects::Manifests(folder) => {
             let (objects, problems) = Outlet::new(events.clone());
-            let folder = manifests::Config {
+            let folder = manifests::ManifestsConfig {
                 folder: folder.clone(),
                 node_name: node_name.to_string(),
                 features: config.features,
@@ -98,7 +99,7 @@ async fn follow_objects(
         Objects::Api(access) => {
             // Unusable credentials at the start are a mistake that the operator should see at once.
             access.client().await.context("cannot use the Kubernetes API")?;
-            let config = kube::Config {
+            let config = kube::KubeConfig {
                 access: access.clone(),
                 node_name: node_name.clone(),
                 since: jiff::Timestamp::now(),
@@ -143,7 +144,7 @@ pub(super) fn egress_at_start(config: &Config) -> Option<Event> {
 
 /// Which pods are recorded, read when the firewall asks: its source may be behind.
 pub(super) fn records(run_dir: &Path) -> Records {
-    let config = state_file::Config { run_dir: run_dir.to_owned() };
+    let config = state_file::StateFileConfig { run_dir: run_dir.to_owned() };
     Records::new(move || {
         let pods = state_file::read(&config).ok().flatten();
         pods.into_iter().flat_map(|it| it.pods).flat_map(|pod| pod.ips).collect()

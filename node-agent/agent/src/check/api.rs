@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Check, Finding, Subject, Topic};
 use crate::config::{Objects, ObjectsError};
 use denizen_source::kube::access::Access;
-use denizen_source::kube::look::{Failure, Look, Right};
+use denizen_source::kube::probe::{Failure, Right, ServerProbe};
 use denizen_source::manifests;
 use denizen_text::describe;
 
@@ -20,7 +20,7 @@ const SKEW: SignedDuration = SignedDuration::from_secs(30);
 pub(super) async fn checks(subject: &Subject) -> Vec<Check> {
     match &subject.objects {
         Ok(Objects::Manifests(folder)) => {
-            let config = manifests::Config {
+            let config = manifests::ManifestsConfig {
                 folder: folder.clone(),
                 node_name: subject.policy.settings.node_name.to_string(),
                 features: subject.features,
@@ -41,7 +41,7 @@ pub(super) async fn checks(subject: &Subject) -> Vec<Check> {
     }
 }
 
-fn in_folder(config: &manifests::Config) -> Vec<Finding> {
+fn in_folder(config: &manifests::ManifestsConfig) -> Vec<Finding> {
     match manifests::read(config) {
         Err(error) => {
             vec![Finding::failure(describe(&error), "name another folder with --manifests")]
@@ -57,7 +57,7 @@ fn in_folder(config: &manifests::Config) -> Vec<Finding> {
 }
 
 async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
-    let look = match Look::open(access).await {
+    let look = match ServerProbe::open(access).await {
         Ok(look) => look,
         Err(error) => {
             let advice = "give --kubeconfig a file that can be read, or mount the service account";
@@ -154,7 +154,7 @@ fn listed<T: ToString>(rights: &[T]) -> String {
     rights.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-async fn node(subject: &Subject, look: &Look) -> Finding {
+async fn node(subject: &Subject, look: &ServerProbe) -> Finding {
     let name = &subject.policy.settings.node_name;
     match look.has_node(name).await {
         Ok(true) => Finding::ok(format!("this is Node {name}")),

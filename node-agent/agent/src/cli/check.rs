@@ -92,7 +92,7 @@ impl CheckArgs {
         };
         let is_served = backend != Some(BackendName::None);
         let policy = self.policy.check(backend.unwrap_or(BackendName::Nftables))?;
-        let config = state_file::Config { run_dir: run_dir.clone() };
+        let config = state_file::StateFileConfig { run_dir: run_dir.clone() };
         Ok(Subject {
             is_before_installation: self.pre,
             policy: Policy { services: is_served, ..policy },

@@ -13,7 +13,9 @@ use serde::Serialize;
 
 use super::{Output, names};
 use crate::config::RunDirArgs;
-use denizen_observe::connections::{Connection, ConnectionFilter, Reader, Totals, TrackedEvent};
+use denizen_observe::connections::{
+    ConnectionFilter, ConnectionReader, NamedConnection, Totals, TrackedEvent,
+};
 use denizen_observe::names::Names;
 use denizen_text::{Printable, printable_json, printable_lines};
 
@@ -44,7 +46,7 @@ pub(super) fn connections(args: ConnectionsArgs) -> anyhow::Result<()> {
     let filter = ConnectionFilter { pod, service };
     let names = names(&run_dir.run_dir)?;
     filter.check(&names)?;
-    let mut reader = Reader::open()?;
+    let mut reader = ConnectionReader::open()?;
     let out = BufWriter::new(io::stdout().lock());
     let mut show = Show { out, output, filter, names, failed: None };
     let done = match watch {
@@ -69,7 +71,7 @@ fn now() -> Duration {
 struct Event<'a> {
     event: &'static str,
     #[serde(flatten)]
-    connection: &'a Connection,
+    connection: &'a NamedConnection,
 }
 
 struct Show<W> {
@@ -94,7 +96,7 @@ impl<W: Write> Show<W> {
         }
     }
 
-    fn list(&mut self, reader: &mut Reader) -> anyhow::Result<()> {
+    fn list(&mut self, reader: &mut ConnectionReader) -> anyhow::Result<()> {
         let now = now();
         let mut totals = Totals::default();
         let parts = self.filter.parts(&self.names);
@@ -102,7 +104,7 @@ impl<W: Write> Show<W> {
             self.write("{\"connections\":[");
         }
         let each = |tracked| {
-            let connection = Connection::of(&tracked, &self.names, now);
+            let connection = NamedConnection::of(&tracked, &self.names, now);
             if self.failed.is_none() && self.filter.selects(&connection) {
                 self.row(&connection, totals.total == 0);
                 totals.add(&connection);
@@ -126,7 +128,7 @@ impl<W: Write> Show<W> {
         Ok(())
     }
 
-    fn row(&mut self, connection: &Connection, is_first: bool) {
+    fn row(&mut self, connection: &NamedConnection, is_first: bool) {
         match self.output {
             Output::Text => {
                 let line = format!("{}\n", Printable(&connection.to_string()));
@@ -141,7 +143,7 @@ impl<W: Write> Show<W> {
     }
 
     /// Until the output is closed, or the command is interrupted.
-    fn watch(&mut self, reader: &mut Reader, run_dir: &Path) -> anyhow::Result<()> {
+    fn watch(&mut self, reader: &mut ConnectionReader, run_dir: &Path) -> anyhow::Result<()> {
         reader.listen().context("cannot watch connections")?;
         eprintln!("watching connections that begin and end");
         let mut named = Instant::now();
@@ -170,7 +172,7 @@ impl<W: Write> Show<W> {
             TrackedEvent::New(tracked) => ("new", tracked),
             TrackedEvent::Ended(tracked) => ("ended", tracked),
         };
-        let connection = &Connection::of(tracked, &self.names, now);
+        let connection = &NamedConnection::of(tracked, &self.names, now);
         if !self.filter.selects(connection) {
             return;
         }

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use denizen_backend::firewall;
 use denizen_model::{Event, Listing, Node, NodeAddress};
-use denizen_plan::explain::{self, Explanation, Packet};
+use denizen_plan::explain::{self, Explanation, FirstPacket};
 use denizen_plan::{FirewallPlan, Planner};
 use denizen_source::{egress, manifests, state_file};
 use denizen_text::Printable;
@@ -79,14 +79,14 @@ pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
 /// Explains what would happen to a packet.
 pub(super) fn explain(facts: &Facts, from: &str, to: &str) -> anyhow::Result<Explanation> {
     let planner = planner(facts)?;
-    let packet = Packet::resolve(planner.plan(), from, to)?;
+    let packet = FirstPacket::resolve(planner.plan(), from, to)?;
     Ok(explain::explain(&planner, &packet, |_| Vec::new(), &|_| None)?)
 }
 
 /// A planner that has planned the facts.
 fn planner(facts: &Facts) -> anyhow::Result<Planner> {
     let policy = facts.policy.check(AUTO)?;
-    let (mut events, problems) = manifests::read(&manifests::Config {
+    let (mut events, problems) = manifests::read(&manifests::ManifestsConfig {
         folder: facts.manifests.clone(),
         node_name: policy.settings.node_name.to_string(),
         features: facts.policy.features(),
@@ -101,7 +101,7 @@ fn planner(facts: &Facts) -> anyhow::Result<Planner> {
     }
     if let Some(run_dir) = &facts.run_dir {
         let run_dir = run_dir.clone();
-        let pods = state_file::read(&state_file::Config { run_dir })
+        let pods = state_file::read(&state_file::StateFileConfig { run_dir })
             .context("cannot use the state file")?;
         events.extend(pods.map(Event::Pods));
     }

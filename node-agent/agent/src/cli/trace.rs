@@ -10,7 +10,7 @@ use clap::{Args, value_parser};
 use super::{Output, ask, show};
 use crate::config::RunDirArgs;
 use crate::control::{ExplainQuery, Request};
-use denizen_observe::trace::{Follower, Prediction, Report, TracedPackets};
+use denizen_observe::trace::{PacketFollower, Prediction, TraceReport, TracedPackets};
 use denizen_text::duration;
 use denizen_text::printable_lines;
 
@@ -40,9 +40,9 @@ pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
     let TraceArgs { from, to, count, timeout, run_dir, output } = args;
     let prediction = predicted(run_dir.run_dir, from, to)?;
     let (from, to) = (prediction.from.clone(), prediction.to.clone());
-    let mut follower = Follower::start(prediction, count).context("cannot follow packets")?;
+    let mut follower = PacketFollower::start(prediction, count).context("cannot follow packets")?;
     eprintln!("following packets from {from} to {to}: at most {count}, for at most {timeout:?}");
-    let mut packets: Vec<Report> = Vec::new();
+    let mut packets: Vec<TraceReport> = Vec::new();
     let mut printed = Ok(());
     follower.follow(timeout, |report| {
         if output == Output::Text {

@@ -9,7 +9,7 @@ use super::Engine;
 use denizen_backend::{Backend, Figures};
 use denizen_model::Listing;
 use denizen_observe::status::{
-    DrainingStatus, IpvsStatus, LastSync, NetworkPolicyStatus, Since, Status,
+    DrainingSince, DrainingStatus, IpvsStatus, LastSync, NetworkPolicyStatus, Status,
 };
 use denizen_plan::{Conflict, Remark, ServicePlan, Sides};
 
@@ -35,7 +35,7 @@ impl<B> Engine<B> {
     pub fn note_draining(&mut self, at: &str) {
         let mut before = std::mem::take(&mut self.draining);
         for it in &self.report.draining {
-            let since = before.remove(it).unwrap_or_else(|| Since(Some(at.to_owned())));
+            let since = before.remove(it).unwrap_or_else(|| DrainingSince(Some(at.to_owned())));
             self.draining.insert(*it, since);
         }
     }

@@ -18,7 +18,7 @@ use denizen_model::{
 };
 use denizen_plan::fixture::*;
 use denizen_plan::{
-    Changes, Detector, FirewallSettings, Frontend, IfRefused, Plan, Planner, Policy,
+    Detector, FirewallSettings, Frontend, IfRefused, Plan, PlanChanges, Planner, Policy,
 };
 
 /// A plan and its rules.
@@ -33,7 +33,7 @@ impl Rules {
         let policy = Policy { detector: Detector::NodeCidr(None), ..policy() };
         let planner = Planner::new(policy, BackendName::Nftables.capabilities());
         let mut nftables = Nftables::offline();
-        nftables.update(planner.plan(), &Changes::from_nothing(planner.plan()));
+        nftables.update(planner.plan(), &PlanChanges::from_nothing(planner.plan()));
         Self { planner, nftables }
     }
 
@@ -141,7 +141,7 @@ fn a_service(name: u8, variant: u8) -> Event {
         },
         4 => Service {
             internal_policy: TrafficPolicy::Local,
-            affinity: denizen_model::Affinity::ClientIp { seconds: 300 },
+            affinity: denizen_model::SessionAffinity::ClientIp { seconds: 300 },
             ..base()
         },
         _ => Service {
@@ -291,7 +291,7 @@ struct Refused;
 impl Backend for Refusing {
     type Error = Refused;
 
-    fn update(&mut self, _: &Plan, _: &Changes) {}
+    fn update(&mut self, _: &Plan, _: &PlanChanges) {}
 
     fn sync(&mut self) -> Result<Repair, Refused> {
         if std::mem::take(&mut self.refuses) { Err(Refused) } else { Ok(Repair::default()) }

@@ -4,9 +4,10 @@ use std::net::IpAddr;
 
 use super::Engine;
 use crate::control::ServerAddress;
-use denizen_model::{Affinity, LocalPod, Nodes, Service, TrafficPolicy};
+use denizen_model::{LocalPod, Nodes, Service, SessionAffinity, TrafficPolicy};
 use denizen_observe::status::view::{
-    EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SideRow, SideState, ViewQuery,
+    ConnectionFate, EndpointRow, FrontendRow, PodRow, ResultPart, ServiceRow, SideRow, SideState,
+    ViewQuery,
 };
 use denizen_plan::{
     Direction, Endpoints, FirewallPlan, FrontendAddress, FrontendKey, FrontendKind, Isolation,
@@ -41,7 +42,7 @@ impl<B> Engine<B> {
     }
 
     /// Local pods, up to a limit.
-    pub fn view_pods(&self, query: &ViewQuery) -> Found<PodRow> {
+    pub fn view_pods(&self, query: &ViewQuery) -> ResultPart<PodRow> {
         let all = self.planner.model().pods().into_iter().flat_map(|pods| &pods.pods);
         let mut pods: Vec<&LocalPod> = all
             .filter(|pod| {
@@ -60,18 +61,18 @@ impl<B> Engine<B> {
             redirect: pod.redirect.as_deref().map(|redirect| redirect.profile.clone()),
             policy: firewall.map(|firewall| sides(firewall, pod)).unwrap_or_default(),
         };
-        Found { total: pods.len(), shown: pods.iter().take(2 * ROWS).map(row).collect() }
+        ResultPart { total: pods.len(), shown: pods.iter().take(2 * ROWS).map(row).collect() }
     }
 
     /// Services; none before all of them are known.
-    pub fn view_services(&self, query: &ViewQuery) -> Found<ServiceRow> {
+    pub fn view_services(&self, query: &ViewQuery) -> ResultPart<ServiceRow> {
         let known = self.planner.model().snapshot();
         let all = known.iter().flat_map(|world| world.services());
         let mut services: Vec<&Service> =
             all.filter(|service| is_meant(service, &query.search)).collect();
         services.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let shown = services.iter().skip(query.skip).take(ROWS);
-        Found {
+        ResultPart {
             total: services.len(),
             shown: shown.map(|service| self.view_service(service)).collect(),
         }
@@ -157,28 +158,28 @@ fn keys(service: &Service) -> impl Iterator<Item = (FrontendKind, FrontendKey)> 
     })
 }
 
-fn fate(outcome: &Outcome) -> Fate {
+fn fate(outcome: &Outcome) -> ConnectionFate {
     match outcome {
-        Outcome::Forward(endpoints) => Fate::Forward(rows(endpoints)),
-        Outcome::Reject => Fate::Reject,
-        Outcome::Drop => Fate::Drop,
+        Outcome::Forward(endpoints) => ConnectionFate::Forward(rows(endpoints)),
+        Outcome::Reject => ConnectionFate::Reject,
+        Outcome::Drop => ConnectionFate::Drop,
     }
 }
 
-fn rows(endpoints: &Endpoints) -> Found<EndpointRow> {
+fn rows(endpoints: &Endpoints) -> ResultPart<EndpointRow> {
     let shown = endpoints
         .iter()
         .take(ENDPOINTS)
         .map(|endpoint| EndpointRow { at: endpoint.address.to_string(), local: endpoint.local });
-    Found { total: endpoints.count(), shown: shown.collect() }
+    ResultPart { total: endpoints.count(), shown: shown.collect() }
 }
 
 /// Fields that differ from their defaults, in the API's words.
 fn policies(service: &Service) -> Vec<String> {
     let local = |policy| policy == TrafficPolicy::Local;
     let affinity = match service.affinity {
-        Affinity::ClientIp { seconds } => Some(format!("session affinity {seconds} s")),
-        Affinity::None => None,
+        SessionAffinity::ClientIp { seconds } => Some(format!("session affinity {seconds} s")),
+        SessionAffinity::None => None,
     };
     let ranges: Vec<String> =
         service.source_ranges.ranges.iter().map(ToString::to_string).collect();

@@ -16,7 +16,7 @@ use super::response::{Answer, answer, plain};
 use super::{Published, Site};
 use crate::control::{Empty, Request as Question};
 use denizen_model::{ServiceName, family_of};
-use denizen_observe::status::health::Report;
+use denizen_observe::status::health::HealthReport;
 use denizen_observe::status::metrics::CONTENT_TYPE as METRICS;
 
 /// The header in which a load balancer expects this node's weight.
@@ -87,9 +87,11 @@ impl Answers {
         let metrics = &self.published.metrics.like_kube_proxy;
         let ((well, report), answers) = match path {
             "/healthz" | READY => {
-                (Report::healthz(&pulse, now(), Timestamp::now()), &metrics.healthz)
+                (HealthReport::healthz(&pulse, now(), Timestamp::now()), &metrics.healthz)
             }
-            "/livez" | LIVE => (Report::livez(&pulse, now(), Timestamp::now()), &metrics.livez),
+            "/livez" | LIVE => {
+                (HealthReport::livez(&pulse, now(), Timestamp::now()), &metrics.livez)
+            }
             _ => return plain(StatusCode::NOT_FOUND, "no such page\n"),
         };
         answers.get_or_create(&[("code", if well { "200" } else { "503" })]).inc();

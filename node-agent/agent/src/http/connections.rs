@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use denizen_netlink::NetlinkError;
 use tokio::sync::Mutex;
 
-use denizen_observe::connections::{Reader, Summary, SummaryBuilder};
+use denizen_observe::connections::{ConnectionReader, Summary, SummaryBuilder};
 use denizen_observe::names::Names;
 use denizen_text::describe;
 
@@ -61,7 +61,7 @@ impl Connections {
 fn read(names: &Names) -> Result<Summary, NetlinkError> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut builder = SummaryBuilder::new(names, now);
-    Reader::open()?.read_all(|tracked| builder.add(&tracked))?;
+    ConnectionReader::open()?.read_all(|tracked| builder.add(&tracked))?;
     Ok(builder.summary())
 }
 

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use self::bridge::BridgeError;
 use self::conflist::PLUGIN;
 use self::folder::{FolderError, Report};
-use denizen_source::watch::{FolderWatch, Hints};
+use denizen_source::watch::{FolderHints, FolderWatch};
 use denizen_text::describe;
 
 /// How often the folder is checked without an event: inotify does not report changes of a link's
@@ -198,7 +198,7 @@ async fn change(watch: Option<FolderWatch>) {
     match watch {
         None => sleep(AGAIN / 10).await,
         Some(watch) => {
-            let mut hints = Hints::default();
+            let mut hints = FolderHints::default();
             // A failed watch is opened again after a pause.
             if let Ok(Err(_)) = timeout(AGAIN, watch.changed(&mut hints)).await {
                 sleep(AGAIN).await;

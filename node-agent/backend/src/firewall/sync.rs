@@ -22,7 +22,7 @@ use crate::Repair;
 use denizen_model::{Family, family_of};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Delta, Element, Kernel, Mark, NftError, Rendering, Schema, TableFamily};
-use denizen_plan::{Changes, FirewallPlan, FirewallSettings, Isolation, Plan, Sides};
+use denizen_plan::{FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, Sides};
 use denizen_text::describe;
 
 /// Why the kernel's tables are not as they should be.
@@ -154,7 +154,7 @@ impl Firewall {
     }
 
     /// Takes in what is wanted. Nothing is read or written.
-    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         let Some(firewall) = plan.firewall() else { return };
         let of_firewall = &changes.firewall;
         if !changes.pods && of_firewall.is_empty() {
@@ -171,7 +171,7 @@ impl Firewall {
         self.add_changes(plan, firewall, changes);
     }
 
-    fn note_newcomers(&mut self, plan: &Plan, changes: &Changes) {
+    fn note_newcomers(&mut self, plan: &Plan, changes: &PlanChanges) {
         let was_open = |sides: &Sides| sides.ingress.isolation == Isolation::Open;
         let all = changes.firewall.sides.iter();
         let isolated = all.filter(|change| change.before.as_ref().is_none_or(was_open));
@@ -179,7 +179,7 @@ impl Firewall {
         self.newcomers.extend(restricted(plan, isolated.map(|it| it.address).chain(handed_over)));
     }
 
-    fn add_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &Changes) {
+    fn add_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
         let of_firewall = &changes.firewall;
         let known = |numbers: &Numbers, id| numbers.known(id).unwrap_or_default();
         let before: Vec<Vec<Element>> = of_firewall

@@ -15,11 +15,12 @@ mod ranges;
 use super::Firewall;
 use denizen_model::{
     Block, ClusterPod, Event, Labels, Listing, LocalPod, Mac, NamedPort, Namespace, Namespaces,
-    NetworkPolicy, NodeAddress, NodeLinks, Operator, Peer, Peers, PodName, PodSet, PolicyName,
-    PolicyPort, PolicyRule, PortMatch, Ports, Protocol, Requirement, SandboxUids, Selector, Tunnel,
+    NetworkPolicy, NodeAddress, NodeLinks, Operator, Peers, PodName, PodSet, PolicyName,
+    PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports, Protocol, Requirement, SandboxUids,
+    Selector, Tunnel,
 };
 use denizen_plan::fixture::{CAPABLE, policy};
-use denizen_plan::{Changes, FirewallPlan, FirewallSettings, Flow, Planner, Policy};
+use denizen_plan::{FirewallPlan, FirewallSettings, PlanChanges, Planner, Policy, PolicyFlow};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const NAMESPACES: [&str; 2] = ["x", "y"];
@@ -63,16 +64,16 @@ fn port(number: u16) -> std::num::NonZeroU16 {
     number.try_into().unwrap()
 }
 
-fn peer(kind: u8, label: u8) -> Peer {
+fn peer(kind: u8, label: u8) -> PolicyPeer {
     let pods = selector(label);
     match kind {
-        0 => Peer::Pods { namespaces: Namespaces::Own, pods },
-        1 => Peer::Pods { namespaces: Namespaces::Selected(selector(label % 3)), pods },
-        2 => Peer::Block(Block {
+        0 => PolicyPeer::Pods { namespaces: Namespaces::Own, pods },
+        1 => PolicyPeer::Pods { namespaces: Namespaces::Selected(selector(label % 3)), pods },
+        2 => PolicyPeer::Block(Block {
             range: "10.0.0.0/8".parse().unwrap(),
             except: vec![format!("10.{}.0.0/30", label % 2).parse().unwrap()],
         }),
-        _ => Peer::Block(Block {
+        _ => PolicyPeer::Block(Block {
             range: format!("10.{}.0.{}/32", label % 2, label).parse().unwrap(),
             except: Vec::new(),
         }),
@@ -217,7 +218,7 @@ fn isolating() -> Event {
 }
 
 /// What becomes of every flow between all addresses.
-fn judgements(plan: &FirewallPlan) -> Vec<(Flow, bool)> {
+fn judgements(plan: &FirewallPlan) -> Vec<(PolicyFlow, bool)> {
     let mut addresses: Vec<IpAddr> =
         (0..2).flat_map(|namespace| (0..3).map(move |name| address(namespace, name))).collect();
     addresses.extend(["10.0.0.4", "10.1.0.4", "192.0.2.1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
@@ -228,8 +229,9 @@ fn judgements(plan: &FirewallPlan) -> Vec<(Flow, bool)> {
                 [(Protocol::Tcp, 80), (Protocol::Tcp, 81), (Protocol::Tcp, 75), (Protocol::Udp, 80)]
             {
                 let (protocol, port) = (Some(protocol), Some(port(number)));
-                let flow = Flow { source: *source, destination: *destination, protocol, port };
-                all.push((flow, plan.refusal(&flow).is_some()));
+                let flow =
+                    PolicyFlow { source: *source, destination: *destination, protocol, port };
+                all.push((flow, plan.rejection(&flow).is_some()));
             }
         }
     }
@@ -319,7 +321,7 @@ fn any_path_of_changes_ends_where_a_fresh_start_does() {
             let mut fresh = Planner::new(with_firewall(), CAPABLE);
             fresh.apply(listed());
             fresh.apply(events.concat());
-            let changes: Changes = fresh.update();
+            let changes: PlanChanges = fresh.update();
             let (plan, other) =
                 (planner.plan().firewall().unwrap(), fresh.plan().firewall().unwrap());
             let (was, is) = (judgements(plan), judgements(other));

@@ -12,12 +12,12 @@ use super::wanted::Wanted;
 use crate::nftables::Nftables;
 use crate::{Backend, Figures, Repair, Report};
 use denizen_iptables::Writer;
-use denizen_plan::{Changes, Frontend, Plan};
+use denizen_plan::{Frontend, Plan, PlanChanges};
 
 /// Renders a plan. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
     let mut wanted = Wanted::offline();
-    wanted.update(plan, &Changes::from_nothing(plan));
+    wanted.update(plan, &PlanChanges::from_nothing(plan));
     wanted.rendering()
 }
 
@@ -40,7 +40,7 @@ impl Iptables {
 impl Backend for Iptables {
     type Error = IptablesError;
 
-    fn update(&mut self, plan: &Plan, changes: &Changes) {
+    fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         self.wanted.update(plan, changes);
     }
 

@@ -14,7 +14,7 @@ use super::name::{
 use super::rule::{Match, Rule, Target, Tests, host};
 use crate::why::Why;
 use denizen_iptables::Table;
-use denizen_model::{Affinity, Protocol, ServicePortName, TrafficPolicy};
+use denizen_model::{Protocol, ServicePortName, SessionAffinity, TrafficPolicy};
 use denizen_plan::{
     Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome,
 };
@@ -260,8 +260,8 @@ impl<'a> Lowering<'a> {
     fn affinity(&self) -> Option<u32> {
         let affinity = self.port.keys.values().next().map(|frontend| frontend.affinity);
         match affinity {
-            Some(Affinity::ClientIp { seconds }) => Some(seconds),
-            Some(Affinity::None) | None => None,
+            Some(SessionAffinity::ClientIp { seconds }) => Some(seconds),
+            Some(SessionAffinity::None) | None => None,
         }
     }
 

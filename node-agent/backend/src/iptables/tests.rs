@@ -8,7 +8,7 @@ use denizen_fixture::*;
 use denizen_iptables::{ChainId, Desired, Lines};
 use denizen_model::{Event, Listing, Protocol, Service, Slice, TrafficPolicy};
 use denizen_plan::fixture::*;
-use denizen_plan::{Changes, NodePortAddresses, Planner, Policy};
+use denizen_plan::{NodePortAddresses, PlanChanges, Planner, Policy};
 
 struct Rules {
     planner: Planner,
@@ -22,7 +22,7 @@ impl Rules {
         let planner = Planner::new(policy, BackendName::Iptables.capabilities());
         let mut rules = Self { planner, wanted: Wanted::offline() };
         let plan = rules.planner.plan();
-        rules.wanted.update(plan, &Changes::from_nothing(plan));
+        rules.wanted.update(plan, &PlanChanges::from_nothing(plan));
         rules.take(events);
         rules.take(Listing::SERVICES.map(Event::Listed).into());
         rules

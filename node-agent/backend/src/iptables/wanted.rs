@@ -10,7 +10,7 @@ use super::text::Rendering;
 use crate::SetSize;
 use crate::nftables::{Nftables, NoKernel};
 use denizen_model::Family;
-use denizen_plan::{Changes, Plan};
+use denizen_plan::{Plan, PlanChanges};
 
 /// What is wanted in both families, and how much of it is known.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl<K> Wanted<K> {
     }
 
     /// Takes in what is wanted.
-    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         // Without a pod's own port, iptables itself is enough: `-m physdev`.
         if plan.node().detection.proves_ports() {
             self.bridge.update(plan, changes);

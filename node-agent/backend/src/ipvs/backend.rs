@@ -24,7 +24,8 @@ use crate::{Backend, Draining, Figures, Left, Repair, Report};
 use denizen_model::Protocol;
 use denizen_netlink::NetlinkError;
 use denizen_plan::{
-    Changes, Frontend, FrontendAddress, FrontendKey, Listed, Plan, PlannedServer, Scheduler, Share,
+    Frontend, FrontendAddress, FrontendKey, Listed, Plan, PlanChanges, PlannedServer, Scheduler,
+    Share,
 };
 use denizen_text::describe;
 
@@ -105,7 +106,7 @@ impl IpvsBackend {
     }
 
     /// Gives the plan's virtual servers to [`Self::servers`].
-    fn want(&mut self, plan: &Plan, changes: &Changes) {
+    fn want(&mut self, plan: &Plan, changes: &PlanChanges) {
         let (Ok(servers), Some(planned)) = (&mut self.servers, plan.ipvs()) else { return };
         if changes.node || self.is_new {
             servers.set_sources(plan.node().route_sources.values().copied().collect());
@@ -214,7 +215,7 @@ fn frontends_of(plan: &Plan, servers: &BTreeSet<ServerKey>) -> BTreeSet<Frontend
 impl Backend for IpvsBackend {
     type Error = IpvsBackendError;
 
-    fn update(&mut self, plan: &Plan, changes: &Changes) {
+    fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         self.want(plan, changes);
         let differs = self.reconsider();
         let Self { nftables, used, .. } = self;
@@ -229,7 +230,7 @@ impl Backend for IpvsBackend {
         nftables.update_carried(plan, changes, &is_used);
         if !differs.is_empty() {
             let frontends = frontends_of(plan, &differs);
-            let changes = Changes { frontends, ..Changes::default() };
+            let changes = PlanChanges { frontends, ..PlanChanges::default() };
             nftables.update_carried(plan, &changes, &is_used);
         }
         self.is_due = false;

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use denizen_ipvs::{Command, IpvsError, ObservedServer, Refused, ServerKey, VirtualServer};
+use denizen_ipvs::{
+    IpvsCommand, IpvsError, ObservedServer, RejectedCommand, ServerKey, VirtualServer,
+};
 use denizen_route::RouteError;
 use nix::errno::Errno;
 use thiserror::Error;
@@ -58,7 +60,7 @@ pub trait Host {
     ///
     /// # Errors
     /// [`ServersError`] if it is not known what was done.
-    fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, ServersError>;
+    fn apply(&mut self, commands: &[IpvsCommand]) -> Result<Vec<RejectedCommand>, ServersError>;
 
     /// Our local routes: each address, and the source that the node's own connections to it have.
     ///

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use denizen_ipvs::{
-    Command, Ipvs, IpvsError, ObservedServer, RealServer, Refused, ServerKey, Timeouts,
+    Ipvs, IpvsCommand, IpvsError, ObservedServer, RealServer, RejectedCommand, ServerKey, Timeouts,
     VirtualServer,
 };
-use denizen_route::{Route, RouteKey, Routes, Target};
+use denizen_route::{Route, RouteKey, RouteTarget, Routes};
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use nix::libc;
@@ -69,7 +69,7 @@ impl Kernel {
             return Ok(0);
         };
         let ours = ours(&mut ipvs, &left)?.into_iter();
-        let commands: Vec<Command> = ours.map(|it| Command::Remove(it.key)).collect();
+        let commands: Vec<IpvsCommand> = ours.map(|it| IpvsCommand::Remove(it.key)).collect();
         let count = commands.len() - ipvs.apply(&commands)?.len();
         remove(&mut routes, left.into_keys())?;
         Ok(count)
@@ -112,14 +112,15 @@ impl Kernel {
                 reals.iter().map(|it| it.real).filter(|real| real.weight > 0).collect();
             if !weighed.is_empty() && reals.iter().any(|it| it.active + it.inactive > 0) {
                 used.insert(key.at.ip());
-                let idle_real = |real| Command::ChangeReal(key, RealServer { weight: 0, ..real });
+                let idle_real =
+                    |real| IpvsCommand::ChangeReal(key, RealServer { weight: 0, ..real });
                 idle.extend(weighed.into_iter().map(idle_real));
             } else {
                 gone.push(key);
             }
         }
         ipvs.apply(&idle)?;
-        ipvs.apply(&gone.into_iter().map(Command::Remove).collect::<Vec<_>>())?;
+        ipvs.apply(&gone.into_iter().map(IpvsCommand::Remove).collect::<Vec<_>>())?;
         remove(&mut routes, left.into_keys().filter(|ip| !used.contains(ip)))?;
         match used.len() {
             0 => Ok(()),
@@ -160,10 +161,10 @@ impl Kernel {
             ipvs.flush()?;
             return Ok(0);
         }
-        ipvs.apply(&gone.into_iter().map(Command::Remove).collect::<Vec<_>>())?;
+        ipvs.apply(&gone.into_iter().map(IpvsCommand::Remove).collect::<Vec<_>>())?;
         let addresses: BTreeSet<IpAddr> = kept.iter().map(|key| key.at.ip()).collect();
         let new = addresses.into_iter().filter(|ip| !ours.contains_key(ip));
-        let route = |ip| denizen_route::Command::Replace(local(ip, None));
+        let route = |ip| denizen_route::RouteCommand::Replace(local(ip, None));
         routes.apply(&new.map(route).collect::<Vec<_>>())?;
         Ok(kept.len())
     }
@@ -188,7 +189,7 @@ fn setting(path: &str) -> Option<u64> {
 fn own(routes: &mut Routes) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, ServersError> {
     let own = routes.own()?.into_iter();
     let ours = own.filter(|it| it.key == key(it.key.destination.ip()));
-    let ours = ours.filter(|it| it.target == Some(Target::Local { link: LOOPBACK }));
+    let ours = ours.filter(|it| it.target == Some(RouteTarget::Local { link: LOOPBACK }));
     Ok(ours.map(|it| (it.key.destination.ip(), it.source)).collect())
 }
 
@@ -210,7 +211,7 @@ fn remove(
     routes: &mut Routes,
     addresses: impl Iterator<Item = IpAddr>,
 ) -> Result<(), ServersError> {
-    let remove = |ip| denizen_route::Command::Remove(key(ip));
+    let remove = |ip| denizen_route::RouteCommand::Remove(key(ip));
     // What is refused is gone already.
     routes.apply(&addresses.map(remove).collect::<Vec<_>>())?;
     Ok(())
@@ -229,7 +230,7 @@ impl Host for Kernel {
         Ok(self.ipvs.real_servers(of)?)
     }
 
-    fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, ServersError> {
+    fn apply(&mut self, commands: &[IpvsCommand]) -> Result<Vec<RejectedCommand>, ServersError> {
         Ok(self.ipvs.apply(commands)?)
     }
 
@@ -242,7 +243,7 @@ impl Host for Kernel {
         routes: &[(IpAddr, IpAddr)],
     ) -> Result<BTreeMap<IpAddr, Errno>, ServersError> {
         let route = |(ip, source): &(IpAddr, IpAddr)| {
-            denizen_route::Command::Replace(local(*ip, Some(*source)))
+            denizen_route::RouteCommand::Replace(local(*ip, Some(*source)))
         };
         let commands: Vec<_> = routes.iter().map(route).collect();
         let refused = self.routes.apply(&commands)?;
@@ -256,7 +257,7 @@ impl Host for Kernel {
 
 /// Our route of an address, and the source that the node's own connections to it have.
 fn local(ip: IpAddr, source: Option<IpAddr>) -> Route {
-    Route { key: key(ip), target: Target::Local { link: LOOPBACK }, source, window: None }
+    Route { key: key(ip), target: RouteTarget::Local { link: LOOPBACK }, source, window: None }
 }
 
 /// What names our route of an address. Its metric is the next to 0, which is for the kernel's own

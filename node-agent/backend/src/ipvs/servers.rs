@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::{Bound, RangeInclusive};
 use std::sync::Arc;
 
-use denizen_ipvs::{Command, Refused, ServerKey, VirtualServer};
+use denizen_ipvs::{IpvsCommand, RejectedCommand, ServerKey, VirtualServer};
 use nix::errno::Errno;
 use tracing::{debug, warn};
 
@@ -289,7 +289,7 @@ impl<H: Host> Servers<H> {
     }
 
     /// Does these commands; whether the kernel was as it was known.
-    fn apply(&mut self, commands: &[Command]) -> Result<bool, ServersError> {
+    fn apply(&mut self, commands: &[IpvsCommand]) -> Result<bool, ServersError> {
         if commands.is_empty() {
             return Ok(true);
         }
@@ -297,7 +297,7 @@ impl<H: Host> Servers<H> {
             .host
             .apply(commands)?
             .into_iter()
-            .map(|Refused { command, errno }| (command, errno))
+            .map(|RejectedCommand { command, errno }| (command, errno))
             .collect();
         let mut is_as_known = true;
         for (index, command) in commands.iter().enumerate() {
@@ -317,10 +317,10 @@ impl<H: Host> Servers<H> {
     }
 
     /// Whether the refusal is known to be no sign of others' changes.
-    fn note_refusal(&mut self, command: &Command, errno: Errno) -> bool {
+    fn note_refusal(&mut self, command: &IpvsCommand, errno: Errno) -> bool {
         let key = subject(command);
         match (command, errno) {
-            (Command::Add(server) | Command::Change(server), Errno::ENOENT)
+            (IpvsCommand::Add(server) | IpvsCommand::Change(server), Errno::ENOENT)
                 if &*server.scheduler != FALLBACK_SCHEDULER =>
             {
                 warn!(scheduler = %server.scheduler, "the kernel has no such scheduler");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 
-use denizen_ipvs::{Command, ObservedServer, RealServer, ServerKey, VirtualServer};
+use denizen_ipvs::{IpvsCommand, ObservedServer, RealServer, ServerKey, VirtualServer};
 
 /// A virtual server with its real servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,11 +70,13 @@ impl ServerState {
     /// The commands that lead here from `now`, the kernel's state. A real server is added before
     /// another one goes, so that there is always one for new connections. One with weight 0 that is
     /// not there has no connections to keep: it is not made.
-    pub fn commands_from(&self, now: Option<&Self>, order: Order) -> Vec<Command> {
+    pub fn commands_from(&self, now: Option<&Self>, order: Order) -> Vec<IpvsCommand> {
         let key = self.server.key;
         let header = match now {
-            None => Some(Command::Add(self.server.clone())),
-            Some(now) if now.server != self.server => Some(Command::Change(self.server.clone())),
+            None => Some(IpvsCommand::Add(self.server.clone())),
+            Some(now) if now.server != self.server => {
+                Some(IpvsCommand::Change(self.server.clone()))
+            }
             Some(_) => None,
         };
         let nothing = BTreeMap::new();
@@ -84,36 +86,36 @@ impl ServerState {
         let new = self.reals.iter().filter(|(at, state)| state.weight > 0 && !now.contains_key(at));
         let mut new: Vec<_> = new.collect();
         new.sort_by_key(|(at, _)| order.rank(at));
-        let new = new.into_iter().map(|(at, state)| Command::AddReal(key, real(at, state)));
+        let new = new.into_iter().map(|(at, state)| IpvsCommand::AddReal(key, real(at, state)));
         let other =
             self.reals.iter().filter(|(at, state)| now.get(at).is_some_and(|it| it != *state));
-        let other = other.map(|(at, state)| Command::ChangeReal(key, real(at, state)));
+        let other = other.map(|(at, state)| IpvsCommand::ChangeReal(key, real(at, state)));
         let gone = now.keys().filter(|at| !self.reals.contains_key(at));
-        let gone = gone.map(|at| Command::RemoveReal(key, *at));
+        let gone = gone.map(|at| IpvsCommand::RemoveReal(key, *at));
         header.into_iter().chain(new).chain(other).chain(gone).collect()
     }
 }
 
 /// Notes that the kernel has done this command.
-pub fn note(known: &mut BTreeMap<ServerKey, ServerState>, command: &Command) {
+pub fn note(known: &mut BTreeMap<ServerKey, ServerState>, command: &IpvsCommand) {
     match command {
-        Command::Add(server) => {
+        IpvsCommand::Add(server) => {
             known.insert(server.key, ServerState::new(server.clone()));
         }
-        Command::Change(server) => {
+        IpvsCommand::Change(server) => {
             if let Some(state) = known.get_mut(&server.key) {
                 state.server = server.clone();
             }
         }
-        Command::Remove(key) => {
+        IpvsCommand::Remove(key) => {
             known.remove(key);
         }
-        Command::AddReal(key, real) | Command::ChangeReal(key, real) => {
+        IpvsCommand::AddReal(key, real) | IpvsCommand::ChangeReal(key, real) => {
             if let Some(state) = known.get_mut(key) {
                 state.reals.insert(real.at, RealState::wanted(real.weight));
             }
         }
-        Command::RemoveReal(key, at) => {
+        IpvsCommand::RemoveReal(key, at) => {
             if let Some(state) = known.get_mut(key) {
                 state.reals.remove(at);
             }
@@ -122,12 +124,12 @@ pub fn note(known: &mut BTreeMap<ServerKey, ServerState>, command: &Command) {
 }
 
 /// The virtual server that a command is about.
-pub fn subject(command: &Command) -> ServerKey {
+pub fn subject(command: &IpvsCommand) -> ServerKey {
     match command {
-        Command::Add(server) | Command::Change(server) => server.key,
-        Command::Remove(key)
-        | Command::AddReal(key, _)
-        | Command::ChangeReal(key, _)
-        | Command::RemoveReal(key, _) => *key,
+        IpvsCommand::Add(server) | IpvsCommand::Change(server) => server.key,
+        IpvsCommand::Remove(key)
+        | IpvsCommand::AddReal(key, _)
+        | IpvsCommand::ChangeReal(key, _)
+        | IpvsCommand::RemoveReal(key, _) => *key,
     }
 }

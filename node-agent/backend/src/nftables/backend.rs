@@ -12,7 +12,7 @@ use super::sync::{Nftables, Programmed};
 use crate::why::Why;
 use crate::{Backend, Figures, Repair, Report, SetSize};
 use denizen_nft::Rendering;
-use denizen_plan::{Changes, Frontend, FrontendAddress, FrontendKey, Plan};
+use denizen_plan::{Frontend, FrontendAddress, FrontendKey, Plan, PlanChanges};
 use denizen_text::describe;
 
 /// Renders a plan, as if its virtual servers were in the kernel. Needs no kernel.
@@ -24,13 +24,13 @@ pub fn render(plan: &Plan) -> Rendering {
         FrontendAddress::Node(_) => None,
     });
     backend.hold_cluster_ips(&addresses.collect());
-    backend.update_carried(plan, &Changes::from_nothing(plan), &|_| true);
+    backend.update_carried(plan, &PlanChanges::from_nothing(plan), &|_| true);
     backend.rendering()
 }
 
 impl<K> Nftables<K> {
     /// Takes a new plan. Rules choose all endpoints.
-    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         self.update_carried(plan, changes, &|_| false);
     }
 
@@ -41,7 +41,7 @@ impl<K> Nftables<K> {
     pub fn update_carried(
         &mut self,
         plan: &Plan,
-        changes: &Changes,
+        changes: &PlanChanges,
         ready: &dyn Fn(&FrontendKey) -> bool,
     ) {
         if changes.node {
@@ -83,7 +83,7 @@ impl<K> Nftables<K> {
 }
 
 impl Programmed {
-    fn update(&mut self, plan: &Plan, changes: &Changes, ready: &dyn Fn(&FrontendKey) -> bool) {
+    fn update(&mut self, plan: &Plan, changes: &PlanChanges, ready: &dyn Fn(&FrontendKey) -> bool) {
         if let Some(pods) = plan.pods().filter(|_| changes.pods) {
             self.unknown |= !std::mem::replace(&mut self.known.pods, true);
             self.wanted.change_pods(pods, &mut self.pending);
@@ -101,7 +101,7 @@ impl Programmed {
     fn update_services(
         &mut self,
         plan: &Plan,
-        changes: &Changes,
+        changes: &PlanChanges,
         ready: &dyn Fn(&FrontendKey) -> bool,
     ) {
         let Self { wanted, pending, unknown, .. } = self;
@@ -130,7 +130,7 @@ impl Programmed {
 impl Backend for Nftables {
     type Error = NftablesError;
 
-    fn update(&mut self, plan: &Plan, changes: &Changes) {
+    fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         Self::update(self, plan, changes);
     }
 

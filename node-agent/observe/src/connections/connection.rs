@@ -8,30 +8,30 @@ use serde::Serialize;
 
 use super::Tracked;
 use crate::names::Names;
-use crate::status::Since;
-use crate::trace::Place;
+use crate::status::DrainingSince;
+use crate::trace::NamedAddress;
 
 /// A tracked connection with names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Connection {
+pub struct NamedConnection {
     pub protocol: &'static str,
     /// See [`Tracked::state`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<&'static str>,
     /// Who opened the connection.
-    pub client: Place,
+    pub client: NamedAddress,
     /// What the client connected to: of a service, the frontend.
-    pub destination: Place,
+    pub destination: NamedAddress,
     /// The service port that the destination is a frontend of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
     /// Where it goes, if that is not the destination.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub endpoint: Option<Place>,
+    pub endpoint: Option<NamedAddress>,
     /// Since when that endpoint drains, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub draining_since: Option<Since>,
+    pub draining_since: Option<DrainingSince>,
     /// The source that the endpoint sees, if that is not the client's address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub masqueraded_as: Option<SocketAddr>,
@@ -40,11 +40,11 @@ pub struct Connection {
     pub seconds: Option<u64>,
 }
 
-impl Connection {
+impl NamedConnection {
     /// Names a connection. `now` is the time since 1970.
     pub fn of(tracked: &Tracked, names: &Names, now: Duration) -> Self {
         let entry = &tracked.entry;
-        let place = |address: SocketAddr| Place {
+        let place = |address: SocketAddr| NamedAddress {
             address,
             name: names.owner(address.ip()).map(str::to_owned),
         };
@@ -65,7 +65,7 @@ impl Connection {
     }
 }
 
-impl fmt::Display for Connection {
+impl fmt::Display for NamedConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.protocol)?;
         if let Some(state) = self.state {

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use thiserror::Error;
 
-use super::Connection;
+use super::NamedConnection;
 use crate::names::Names;
-use crate::trace::Place;
+use crate::trace::NamedAddress;
 use denizen_model::{Family, Protocol};
 
 /// Selects connections; the default selects all.
@@ -50,9 +50,9 @@ impl ConnectionFilter {
     }
 
     /// Whether a connection is asked for.
-    pub fn selects(&self, connection: &Connection) -> bool {
-        let Connection { client, destination, endpoint, .. } = connection;
-        let is_pod = |pod: &str, place: &Place| {
+    pub fn selects(&self, connection: &NamedConnection) -> bool {
+        let NamedConnection { client, destination, endpoint, .. } = connection;
+        let is_pod = |pod: &str, place: &NamedAddress| {
             let is_address = || pod.parse() == Ok(place.address.ip());
             place.name.as_deref() == Some(pod) || is_address()
         };

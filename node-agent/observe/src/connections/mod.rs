@@ -14,9 +14,9 @@ mod tests;
 mod totals;
 mod tracked;
 
-pub use connection::Connection;
+pub use connection::NamedConnection;
 pub use filter::{ConnectionFilter, NoSuchName};
-pub use reader::{Reader, TrackedEvent};
+pub use reader::{ConnectionReader, TrackedEvent};
 pub use summary::{Summary, SummaryBuilder};
 pub use totals::{ServiceTotal, Totals};
 pub use tracked::Tracked;

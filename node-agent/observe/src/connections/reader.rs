@@ -10,12 +10,11 @@ use denizen_conntrack::write_dump;
 use denizen_model::{Family, Protocol};
 use denizen_packet::FlowSelection;
 
-/// IPCTNL_MSG_CT_NEW, _GET and _DELETE.
-const NEW: u16 = message(0);
-const GET: u16 = message(1);
-const DELETE: u16 = message(2);
-/// NFNLGRP_CONNTRACK_NEW and _DESTROY.
-const GROUPS: [libc::c_int; 2] = [1, 3];
+const IPCTNL_MSG_CT_NEW: u16 = message(0);
+const IPCTNL_MSG_CT_GET: u16 = message(1);
+const IPCTNL_MSG_CT_DELETE: u16 = message(2);
+const NFNLGRP_CONNTRACK_NEW: libc::c_int = 1;
+const NFNLGRP_CONNTRACK_DESTROY: libc::c_int = 3;
 
 const fn message(kind: u16) -> u16 {
     (libc::NFNL_SUBSYS_CTNETLINK as u16) << 8 | kind
@@ -32,8 +31,8 @@ pub enum TrackedEvent {
 impl TrackedEvent {
     fn parse(message: &Message<'_>) -> Option<Self> {
         match message.kind {
-            NEW => Tracked::parse(message).map(Self::New),
-            DELETE => Tracked::parse(message).map(Self::Ended),
+            IPCTNL_MSG_CT_NEW => Tracked::parse(message).map(Self::New),
+            IPCTNL_MSG_CT_DELETE => Tracked::parse(message).map(Self::Ended),
             _ => None,
         }
     }
@@ -41,11 +40,11 @@ impl TrackedEvent {
 
 /// A socket to connection tracking, in the network namespace of the thread that opened it.
 #[derive(Debug)]
-pub struct Reader {
+pub struct ConnectionReader {
     socket: Socket,
 }
 
-impl Reader {
+impl ConnectionReader {
     /// A lack of permission only shows with the first request.
     pub fn open() -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket })
@@ -57,7 +56,7 @@ impl Reader {
         let sequence = self.socket.sequences(1);
         let every_family = 0;
         let flags = libc::NLM_F_DUMP as u16;
-        let open = request.begin_message(GET, flags, sequence, every_family, 0);
+        let open = request.begin_message(IPCTNL_MSG_CT_GET, flags, sequence, every_family, 0);
         request.end_message(open);
         self.dump(&request, sequence, each)
     }
@@ -101,7 +100,8 @@ impl Reader {
 
     /// From now on the kernel reports connections that begin and that end.
     pub fn listen(&self) -> Result<(), NetlinkError> {
-        GROUPS.into_iter().try_for_each(|group| self.socket.join(group))
+        let groups = [NFNLGRP_CONNTRACK_NEW, NFNLGRP_CONNTRACK_DESTROY];
+        groups.into_iter().try_for_each(|group| self.socket.join(group))
     }
 
     /// Waits for events, and passes each to `each`.

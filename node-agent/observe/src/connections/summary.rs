@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use super::{Connection, Totals, Tracked};
+use super::{NamedConnection, Totals, Tracked};
 use crate::names::Names;
 
 /// How many of the newest connections are remembered.
@@ -15,7 +15,7 @@ pub struct Summary {
     /// How many there are, by service.
     pub totals: Totals,
     /// The newest, the newest first; arbitrary ones if the kernel does not know when they began.
-    pub newest: Vec<Connection>,
+    pub newest: Vec<NamedConnection>,
     /// When the table was read, since 1970.
     pub at: Duration,
 }
@@ -37,7 +37,7 @@ impl<'a> SummaryBuilder<'a> {
 
     /// Takes in one more.
     pub fn add(&mut self, tracked: &Tracked) {
-        self.totals.add(&Connection::of(tracked, self.names, self.now));
+        self.totals.add(&NamedConnection::of(tracked, self.names, self.now));
         self.newest.push(*tracked);
         // Not at every addition: sorting costs more.
         if self.newest.len() >= 10 * NEWEST {
@@ -52,7 +52,7 @@ impl<'a> SummaryBuilder<'a> {
 
     pub fn summary(mut self) -> Summary {
         self.keep_newest();
-        let named = |tracked: &Tracked| Connection::of(tracked, self.names, self.now);
+        let named = |tracked: &Tracked| NamedConnection::of(tracked, self.names, self.now);
         Summary {
             newest: self.newest.iter().map(named).collect(),
             totals: self.totals,

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use denizen_netlink::{Open, Writer, parse_messages};
 
-use super::{Connection, ConnectionFilter, SummaryBuilder, Totals, Tracked};
+use super::{ConnectionFilter, NamedConnection, SummaryBuilder, Totals, Tracked};
 use crate::names::Names;
-use crate::status::Since;
+use crate::status::DrainingSince;
 use denizen_backend::Draining;
 use denizen_fixture::*;
 use denizen_model::{Event, Listing, Protocol, Service};
@@ -134,7 +134,7 @@ fn connections_are_named_and_counted() {
     let mut totals = Totals::default();
     let mut show = |ends| {
         let tracked = entry(Protocol::Udp, ends, |_| {}).expect("an entry");
-        let connection = Connection::of(&tracked, &names, Duration::ZERO);
+        let connection = NamedConnection::of(&tracked, &names, Duration::ZERO);
         totals.add(&connection);
         connection.to_string()
     };
@@ -184,19 +184,19 @@ fn connections_to_a_draining_endpoint_are_shown() {
         protocol: Protocol::Tcp,
         port: port(53),
     };
-    let said = |since: Since| {
+    let shown = |since: DrainingSince| {
         let draining = Draining { frontend: server("10.96.0.10"), endpoint: at(ENDPOINT) };
         let draining = BTreeMap::from([(draining, since)]);
         let names = Names::of(planner.plan(), planner.model(), &draining);
         ["10.96.0.10:53", "10.96.0.11:53"].map(|to| {
             let entry = entry(Protocol::Tcp, [CLIENT, to, ENDPOINT, CLIENT], |_| {});
-            let connection = Connection::of(&entry.expect("an entry"), &names, Duration::ZERO);
+            let connection = NamedConnection::of(&entry.expect("an entry"), &names, Duration::ZERO);
             connection.to_string().split(", ").skip(2).collect::<String>()
         })
     };
-    assert_eq!(said(Since::default()), ["draining since before the agent started", ""]);
+    assert_eq!(shown(DrainingSince::default()), ["draining since before the agent started", ""]);
     let at = "2026-11-23T20:00:00Z".to_owned();
-    assert_eq!(said(Since(Some(at))), ["draining since 2026-11-23T20:00:00Z", ""]);
+    assert_eq!(shown(DrainingSince(Some(at))), ["draining since 2026-11-23T20:00:00Z", ""]);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn names_select_connections() {
         service: (!service.is_empty()).then(|| service.to_owned()),
     };
     let tracked = entry(Protocol::Udp, [CLIENT, FRONTEND, ENDPOINT, CLIENT], |_| {});
-    let connection = Connection::of(&tracked.expect("an entry"), &names, Duration::ZERO);
+    let connection = NamedConnection::of(&tracked.expect("an entry"), &names, Duration::ZERO);
     let cases = [
         ("", "", true, true),
         ("default/pod-0", "", true, true),

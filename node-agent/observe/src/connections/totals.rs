@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use super::Connection;
+use super::NamedConnection;
 
 /// How many connections were shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -28,7 +28,7 @@ pub struct ServiceTotal {
 
 impl Totals {
     /// Counts one more.
-    pub fn add(&mut self, connection: &Connection) {
+    pub fn add(&mut self, connection: &NamedConnection) {
         self.total += 1;
         let Some(service) = &connection.service else { return };
         if !self.services.contains_key(service) {

@@ -8,20 +8,18 @@ use denizen_plan::MarkBit;
 use denizen_model::Protocol;
 use denizen_packet::TrackedFlow;
 
-/// CTA_STATUS, CTA_PROTOINFO, CTA_TIMESTAMP.
-const STATUS: u16 = 3;
-const PROTOCOL_INFO: u16 = 4;
-const TIMESTAMP: u16 = 20;
-/// CTA_PROTOINFO_TCP, CTA_PROTOINFO_SCTP; CTA_PROTOINFO_TCP_STATE, CTA_PROTOINFO_SCTP_STATE.
-const TCP_INFO: u16 = 1;
-const SCTP_INFO: u16 = 3;
+// linux/netfilter/nfnetlink_conntrack.h.
+const CTA_STATUS: u16 = 3;
+const CTA_PROTOINFO: u16 = 4;
+const CTA_TIMESTAMP: u16 = 20;
+const CTA_PROTOINFO_TCP: u16 = 1;
+const CTA_PROTOINFO_SCTP: u16 = 3;
+/// `CTA_PROTOINFO_TCP_STATE` and `CTA_PROTOINFO_SCTP_STATE`.
 const INFO_STATE: u16 = 1;
-/// CTA_TIMESTAMP_START, CTA_TIMESTAMP_STOP.
-const START: u16 = 1;
-const STOP: u16 = 2;
-/// IPS_SEEN_REPLY, IPS_ASSURED.
-const SEEN_REPLY: u32 = 1 << 1;
-const ASSURED: u32 = 1 << 2;
+const CTA_TIMESTAMP_START: u16 = 1;
+const CTA_TIMESTAMP_STOP: u16 = 2;
+const IPS_SEEN_REPLY: u32 = 1 << 1;
+const IPS_ASSURED: u32 = 1 << 2;
 
 /// `enum tcp_conntrack`.
 const TCP_STATES: [&str; 10] = [
@@ -72,14 +70,20 @@ impl Tracked {
     pub fn parse(message: &Message<'_>) -> Option<Self> {
         let entry = denizen_conntrack::parse(message, MarkBit::FORBIDDEN.mask())?;
         let attributes = message.attributes();
-        let times = attributes.nested(TIMESTAMP);
+        let times = attributes.nested(CTA_TIMESTAMP);
         let time = |kind| {
             let nanoseconds = times.find(kind)?.try_into().ok().map(u64::from_be_bytes)?;
             Some(Duration::from_nanos(nanoseconds))
         };
         let protocol = entry.protocol()?;
         let state = state(protocol, attributes);
-        Some(Self { entry, protocol, state, began: time(START), ended: time(STOP) })
+        Some(Self {
+            entry,
+            protocol,
+            state,
+            began: time(CTA_TIMESTAMP_START),
+            ended: time(CTA_TIMESTAMP_STOP),
+        })
     }
 
     /// Its duration so far, or until it ended. Times are since 1970.
@@ -90,15 +94,15 @@ impl Tracked {
 
 fn state(protocol: Protocol, attributes: Attributes<'_>) -> Option<&'static str> {
     let named = |info, names: &[&'static str]| {
-        let number = attributes.nested(PROTOCOL_INFO).nested(info).find(INFO_STATE)?;
+        let number = attributes.nested(CTA_PROTOINFO).nested(info).find(INFO_STATE)?;
         names.get(usize::from(*number.first()?)).copied()
     };
     match protocol {
-        Protocol::Tcp => named(TCP_INFO, &TCP_STATES),
-        Protocol::Sctp => named(SCTP_INFO, &SCTP_STATES),
-        Protocol::Udp => attributes.find_u32(STATUS).map(|status| match status {
-            status if status & SEEN_REPLY == 0 => "unanswered",
-            status if status & ASSURED == 0 => "answered",
+        Protocol::Tcp => named(CTA_PROTOINFO_TCP, &TCP_STATES),
+        Protocol::Sctp => named(CTA_PROTOINFO_SCTP, &SCTP_STATES),
+        Protocol::Udp => attributes.find_u32(CTA_STATUS).map(|status| match status {
+            status if status & IPS_SEEN_REPLY == 0 => "unanswered",
+            status if status & IPS_ASSURED == 0 => "answered",
             _ => "assured",
         }),
     }

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::DropVerdict;
 use crate::names::Names;
-use crate::trace::{Addresses, Place, Rules, interface, is_agents};
+use crate::trace::{NamedAddress, PacketAddresses, TracedRules, interface, is_agents};
 use denizen_model::Protocol;
 
 /// Maximum number of packets that wait for the message with their verdict.
@@ -48,9 +48,9 @@ pub struct DroppedPacket {
 pub struct PacketReport {
     /// The protocol: `tcp`, `udp`, `sctp`, or its number.
     pub protocol: String,
-    pub source: Place,
+    pub source: NamedAddress,
     /// Its destination; if a service has not translated it yet, the frontend.
-    pub destination: Place,
+    pub destination: NamedAddress,
     /// The service port that the destination is a frontend of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
@@ -63,7 +63,7 @@ pub struct PacketReport {
 pub struct DropWatch {
     tracer: Tracer,
     kernel: Kernel,
-    rules: Rules,
+    rules: TracedRules,
     /// By the kernel's number of a packet: those whose message with the verdict comes next.
     packets: HashMap<u32, TracedPacket>,
 }
@@ -72,7 +72,7 @@ impl DropWatch {
     /// Receives from now on, in this thread's network namespace.
     pub fn open() -> Result<Self, WatchError> {
         let (tracer, kernel) = (Tracer::open()?, Kernel::open()?);
-        Ok(Self { tracer, kernel, rules: Rules::default(), packets: HashMap::new() })
+        Ok(Self { tracer, kernel, rules: TracedRules::default(), packets: HashMap::new() })
     }
 
     /// Waits no longer than this for packets, and passes each to `each`. Returns whether the kernel
@@ -120,9 +120,9 @@ impl DropWatch {
 
 impl PacketReport {
     fn of(packet: &TracedPacket, names: &Names) -> Self {
-        let Addresses { source, destination } = packet.into();
+        let PacketAddresses { source, destination } = packet.into();
         let protocol = Protocol::from_number(packet.protocol);
-        let place = |address: std::net::SocketAddr| Place {
+        let place = |address: std::net::SocketAddr| NamedAddress {
             address,
             name: names.owner(address.ip()).map(str::to_owned),
         };

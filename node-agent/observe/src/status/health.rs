@@ -84,7 +84,7 @@ impl Pulse {
 /// The body of kube-proxy's `/healthz` and `/livez` (`ProxyHealth` of its `pkg/proxy/healthcheck`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct HealthReport {
     last_updated: String,
     current_time: String,
     /// In `/healthz` only.
@@ -105,7 +105,7 @@ struct FamilyReport {
     healthy: bool,
 }
 
-impl Report {
+impl HealthReport {
     /// Whether `/healthz` answers 200 (ready, and the node may get traffic), and its body.
     pub fn healthz(pulse: &Pulse, now: Instant, clock: Timestamp) -> (bool, Self) {
         let healthy = pulse.is_ready(now);

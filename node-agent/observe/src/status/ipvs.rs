@@ -34,7 +34,7 @@ pub struct DrainingStatus {
     /// The endpoint's address and port.
     pub endpoint: String,
     /// Since when.
-    pub since: Since,
+    pub since: DrainingSince,
     /// Its established connections.
     pub active: u32,
     /// Its connections that are closing, or were closed and are remembered.
@@ -44,9 +44,9 @@ pub struct DrainingStatus {
 /// When the agent made an endpoint drain, RFC 3339 in UTC. `None`: it drained when the agent
 /// started. (The kernel does not know since when.)
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Since(pub Option<String>);
+pub struct DrainingSince(pub Option<String>);
 
-impl fmt::Display for Since {
+impl fmt::Display for DrainingSince {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Some(at) => write!(f, "since {at}"),
@@ -74,10 +74,10 @@ impl IpvsStatus {
         let draining = draining.map(|line| ("draining", line));
         let EndedConnections { pod_ended, timed_out } = ended_connections;
         let ended = (pod_ended + timed_out > 0).then(|| {
-            let said = format!(
+            let text = format!(
                 "{pod_ended} when their pod had ended, {timed_out} after a quarter of an hour"
             );
-            ("ended connections", said)
+            ("ended connections", text)
         });
         [("virtual servers", counts)].into_iter().chain(draining).chain(ended)
     }
@@ -92,7 +92,7 @@ mod tests {
         let one = |last| DrainingStatus {
             service: "default/web:http".to_owned(),
             endpoint: format!("10.1.2.{last}:80"),
-            since: Since((last > 1).then(|| "2026-11-23T20:00:00Z".to_owned())),
+            since: DrainingSince((last > 1).then(|| "2026-11-23T20:00:00Z".to_owned())),
             active: 3,
             inactive: 2,
         };
@@ -105,14 +105,14 @@ mod tests {
             lines[0],
             ("virtual servers", "4; nftables carries 1 other service ports".into())
         );
-        let said = "default/web:http at 10.1.2.1:80 since before the agent started: \
+        let text = "default/web:http at 10.1.2.1:80 since before the agent started: \
                     3 connections, 2 closed";
-        assert_eq!(lines[1], ("draining", said.into()));
+        assert_eq!(lines[1], ("draining", text.into()));
         assert!(lines[2].1.contains("10.1.2.2:80 since 2026-11-23T20:00:00Z: 3"), "{lines:?}");
         assert_eq!(lines.len(), 23);
         assert_eq!(lines[21], ("draining", "and 2 more like these".into()));
-        let said = "3 when their pod had ended, 1 after a quarter of an hour";
-        assert_eq!(lines[22], ("ended connections", said.into()));
+        let text = "3 when their pod had ended, 1 after a quarter of an hour";
+        assert_eq!(lines[22], ("ended connections", text.into()));
         assert_eq!(IpvsStatus::default().lines().count(), 1);
     }
 }

@@ -21,10 +21,10 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::bgp::Bgp;
-use self::ipvs::Ipvs;
-use self::network_policy::NetworkPolicy;
+use self::ipvs::IpvsMetrics;
+use self::network_policy::NetworkPolicyMetrics;
 use self::process::Process;
-use self::routing::Routing;
+use self::routing::RoutingMetrics;
 
 /// The type of [`Metrics::encode`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -42,13 +42,13 @@ pub struct Metrics {
     /// Metrics that only denizen has.
     pub own: Own,
     /// Metrics of the pod firewall.
-    pub network_policy: NetworkPolicy,
+    pub network_policy: NetworkPolicyMetrics,
     /// Metrics of the routes to other nodes' pods.
-    pub routing: Routing,
+    pub routing: RoutingMetrics,
     /// Metrics of BGP sessions.
     pub bgp: Bgp,
     /// Metrics of virtual servers.
-    pub ipvs: Ipvs,
+    pub ipvs: IpvsMetrics,
     process: Process,
 }
 
@@ -134,11 +134,12 @@ impl Default for Metrics {
             LikeKubeProxy::register(registry.sub_registry_with_prefix("kubeproxy"));
         let own = Own::register(registry.sub_registry_with_prefix("denizen"));
         let prefix = "denizen_network_policy";
-        let network_policy = NetworkPolicy::register(registry.sub_registry_with_prefix(prefix));
+        let network_policy =
+            NetworkPolicyMetrics::register(registry.sub_registry_with_prefix(prefix));
         let prefix = "denizen_routing";
-        let routing = Routing::register(registry.sub_registry_with_prefix(prefix));
+        let routing = RoutingMetrics::register(registry.sub_registry_with_prefix(prefix));
         let bgp = Bgp::register(registry.sub_registry_with_prefix("denizen_bgp"));
-        let ipvs = Ipvs::register(registry.sub_registry_with_prefix("denizen_ipvs"));
+        let ipvs = IpvsMetrics::register(registry.sub_registry_with_prefix("denizen_ipvs"));
         let process = Process::register(registry.sub_registry_with_prefix("process"));
         Self {
             registry: Arc::new(registry),

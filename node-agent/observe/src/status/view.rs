@@ -22,9 +22,9 @@ pub struct View {
     /// The output of `denizen-agent status`.
     pub status: Status,
     /// Local pods, by name.
-    pub pods: Found<PodRow>,
+    pub pods: ResultPart<PodRow>,
     /// Services, by name.
-    pub services: Found<ServiceRow>,
+    pub services: ResultPart<ServiceRow>,
     /// The output of `denizen-agent drops`.
     pub drops: DropCounts,
     /// The last syncs, newest first.
@@ -33,7 +33,7 @@ pub struct View {
 
 /// A part of a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found<T> {
+pub struct ResultPart<T> {
     /// The size of the whole result.
     pub total: usize,
     /// The shown part.
@@ -98,16 +98,16 @@ pub struct FrontendRow {
     /// The other service that this frontend is served for, if any.
     pub taken_by: Option<String>,
     /// What happens to connections of this node and its pods.
-    pub inside: Fate,
+    pub inside: ConnectionFate,
     /// What happens to connections from outside, if that differs.
-    pub outside: Option<Fate>,
+    pub outside: Option<ConnectionFate>,
 }
 
 /// What happens to a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Fate {
-    Forward(Found<EndpointRow>),
+pub enum ConnectionFate {
+    Forward(ResultPart<EndpointRow>),
     /// Refused.
     Reject,
     /// Dropped.

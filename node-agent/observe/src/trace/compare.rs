@@ -6,14 +6,14 @@ use denizen_nft::{TraceMessage, TraceVerdict, TracedPacket};
 use serde::Serialize;
 
 use super::journey::{Journey, is_of_trace};
-use super::rules::{Rules, is_agents};
+use super::rules::{TracedRules, is_agents};
 use super::table::{DELIVERED, LEAVING};
-use denizen_plan::explain::{Explanation, Verdict};
+use denizen_plan::explain::{Explanation, PacketVerdict};
 
 /// What became of a packet on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Fate {
+pub enum PacketFate {
     /// It left through an interface.
     Sent,
     /// It reached a program of this node.
@@ -30,8 +30,8 @@ pub enum Fate {
 
 /// What became of a packet, and by whom.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Outcome {
-    pub fate: Fate,
+pub(super) struct PacketOutcome {
+    pub fate: PacketFate,
     /// Index of the message that decided, of those that ended it.
     pub by: Option<usize>,
     /// Whether that message is from a rule of the agent.
@@ -39,19 +39,19 @@ pub(super) struct Outcome {
     /// Whether it came in with an address of this node as its source.
     pub is_from_node: bool,
     /// As it came in.
-    pub first: Addresses,
+    pub first: PacketAddresses,
     /// As it was seen last.
-    pub last: Addresses,
+    pub last: PacketAddresses,
 }
 
 /// Source and destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Addresses {
+pub struct PacketAddresses {
     pub source: SocketAddr,
     pub destination: SocketAddr,
 }
 
-impl From<&TracedPacket> for Addresses {
+impl From<&TracedPacket> for PacketAddresses {
     fn from(packet: &TracedPacket) -> Self {
         let (source, destination) = packet.ports.unwrap_or_default();
         Self {
@@ -73,16 +73,16 @@ pub enum Comparison {
     NotComparable(String),
 }
 
-impl Outcome {
+impl PacketOutcome {
     /// Of a journey; `None` if the kernel showed no headers.
-    pub fn of(journey: &Journey, rules: &Rules, is_from_node: bool) -> Option<Self> {
+    pub fn of(journey: &Journey, rules: &TracedRules, is_from_node: bool) -> Option<Self> {
         let ends = journey.messages.iter().enumerate().rev();
         let end = ends.filter_map(|(at, message)| Some((at, fate(message, rules)?))).next();
         let (fate, by) = match end {
             Some((at, fate)) => (fate, Some(at)),
-            None => (Fate::Lost, None),
+            None => (PacketFate::Lost, None),
         };
-        let decides = matches!(fate, Fate::Refused | Fate::Dropped | Fate::Taken);
+        let decides = matches!(fate, PacketFate::Refused | PacketFate::Dropped | PacketFate::Taken);
         let by = by.filter(|_| decides);
         Some(Self {
             fate,
@@ -98,20 +98,20 @@ impl Outcome {
 }
 
 /// How a message ends a packet, if it does.
-fn fate(message: &TraceMessage, rules: &Rules) -> Option<Fate> {
+fn fate(message: &TraceMessage, rules: &TracedRules) -> Option<PacketFate> {
     if is_of_trace(message) {
         return match &*message.chain {
-            LEAVING => Some(Fate::Sent),
-            DELIVERED => Some(Fate::Delivered),
+            LEAVING => Some(PacketFate::Sent),
+            DELIVERED => Some(PacketFate::Delivered),
             _ => None,
         };
     }
     match message.verdict()? {
         TraceVerdict::Drop if rules.of(message).is_some_and(|rule| rule.refuses) => {
-            Some(Fate::Refused)
+            Some(PacketFate::Refused)
         }
-        TraceVerdict::Drop => Some(Fate::Dropped),
-        TraceVerdict::Queue | TraceVerdict::Stolen => Some(Fate::Taken),
+        TraceVerdict::Drop => Some(PacketFate::Dropped),
+        TraceVerdict::Queue | TraceVerdict::Stolen => Some(PacketFate::Taken),
         TraceVerdict::Continue
         | TraceVerdict::Accept
         | TraceVerdict::Return
@@ -122,8 +122,8 @@ fn fate(message: &TraceMessage, rules: &Rules) -> Option<Fate> {
 
 /// Compares. `by` says who ended the packet, or where it was last seen.
 pub(super) fn compare(
-    said: &Explanation,
-    outcome: &Outcome,
+    explanation: &Explanation,
+    outcome: &PacketOutcome,
     is_known: bool,
     by: &str,
 ) -> Comparison {
@@ -133,19 +133,19 @@ pub(super) fn compare(
                 .to_owned(),
         );
     }
-    let differences = match said.verdict {
-        Verdict::Unknown => {
+    let differences = match explanation.verdict {
+        PacketVerdict::Unknown => {
             let why = "the kernel rejected rules of this service".to_owned();
             return Comparison::NotComparable(why);
         }
-        Verdict::Foreign => {
+        PacketVerdict::Foreign => {
             let why = "another proxy's rules decide about this service".to_owned();
             return Comparison::NotComparable(why);
         }
-        Verdict::Forward => forwarded(said, outcome, by),
-        Verdict::Untouched => untouched(said, outcome, by),
-        Verdict::Reject => ended(Fate::Refused, "refused", outcome, by),
-        Verdict::Drop => ended(Fate::Dropped, "dropped", outcome, by),
+        PacketVerdict::Forward => forwarded(explanation, outcome, by),
+        PacketVerdict::Untouched => untouched(explanation, outcome, by),
+        PacketVerdict::Reject => ended(PacketFate::Refused, "refused", outcome, by),
+        PacketVerdict::Drop => ended(PacketFate::Dropped, "dropped", outcome, by),
     };
     match differences.is_empty() {
         true => Comparison::AsPredicted,
@@ -154,7 +154,7 @@ pub(super) fn compare(
 }
 
 /// The differences where a rule of the agent should have ended the packet.
-fn ended(expected: Fate, word: &str, outcome: &Outcome, by: &str) -> Vec<String> {
+fn ended(expected: PacketFate, word: &str, outcome: &PacketOutcome, by: &str) -> Vec<String> {
     match (outcome.fate == expected, outcome.is_agents) {
         (true, true) => Vec::new(),
         (true, false) => {
@@ -164,58 +164,58 @@ fn ended(expected: Fate, word: &str, outcome: &Outcome, by: &str) -> Vec<String>
     }
 }
 
-fn forwarded(said: &Explanation, outcome: &Outcome, by: &str) -> Vec<String> {
+fn forwarded(explanation: &Explanation, outcome: &PacketOutcome, by: &str) -> Vec<String> {
     let end = outcome.last.destination;
-    let is_endpoint = said.endpoints.iter().any(|endpoint| *endpoint == end.to_string());
-    let is_refused = said.policies.iter().any(|row| {
+    let is_endpoint = explanation.endpoints.iter().any(|endpoint| *endpoint == end.to_string());
+    let is_refused = explanation.policies.iter().any(|row| {
         let is_here = row.endpoint.as_deref() == Some(&*end.to_string());
         is_here && matches!(&*row.result, "refused" | "pending")
     });
     let mut differences = Vec::new();
     match outcome.fate {
-        Fate::Dropped if is_refused && outcome.is_agents => return differences,
-        Fate::Dropped | Fate::Refused | Fate::Taken | Fate::Lost => {
+        PacketFate::Dropped if is_refused && outcome.is_agents => return differences,
+        PacketFate::Dropped | PacketFate::Refused | PacketFate::Taken | PacketFate::Lost => {
             return vec![format!("it should be forwarded, and {}", happened(outcome, by))];
         }
-        Fate::Sent | Fate::Delivered => {}
+        PacketFate::Sent | PacketFate::Delivered => {}
     }
     if !is_endpoint {
-        let wanted = said.endpoints.join(", ");
+        let wanted = explanation.endpoints.join(", ");
         differences.push(format!("it should go to {wanted}, and went to {end}"));
     } else if is_refused {
         differences.push(format!("policies should drop it, and it went to {end}"));
     }
-    let masquerade = match said.masqueraded.is_empty() {
-        true => said.masquerade,
-        false => said.masqueraded.contains(&end.to_string()),
+    let masquerade = match explanation.masqueraded.is_empty() {
+        true => explanation.masquerade,
+        false => explanation.masqueraded.contains(&end.to_string()),
     };
     differences.extend(source(masquerade, outcome));
     differences
 }
 
-fn untouched(said: &Explanation, outcome: &Outcome, by: &str) -> Vec<String> {
+fn untouched(explanation: &Explanation, outcome: &PacketOutcome, by: &str) -> Vec<String> {
     match outcome.fate {
-        Fate::Dropped | Fate::Refused | Fate::Taken | Fate::Lost => {
+        PacketFate::Dropped | PacketFate::Refused | PacketFate::Taken | PacketFate::Lost => {
             return vec![format!("it should pass, and {}", happened(outcome, by))];
         }
-        Fate::Sent | Fate::Delivered => {}
+        PacketFate::Sent | PacketFate::Delivered => {}
     }
     let mut differences = Vec::new();
     let (first, last) = (outcome.first.destination, outcome.last.destination);
     if first != last {
         differences.push(format!("its destination should stay {first}, and became {last}"));
     }
-    differences.extend(source(said.masquerade, outcome));
+    differences.extend(source(explanation.masquerade, outcome));
     differences
 }
 
 /// The source is replaced when a packet leaves. If it is an address of the node, it may stay the
 /// same.
-fn source(masquerade: bool, outcome: &Outcome) -> Option<String> {
-    let address = |addresses: &Addresses| -> IpAddr { addresses.source.ip() };
+fn source(masquerade: bool, outcome: &PacketOutcome) -> Option<String> {
+    let address = |addresses: &PacketAddresses| -> IpAddr { addresses.source.ip() };
     let (first, last) = (address(&outcome.first), address(&outcome.last));
     match (masquerade, first == last) {
-        (true, true) if outcome.fate == Fate::Sent && !outcome.is_from_node => {
+        (true, true) if outcome.fate == PacketFate::Sent && !outcome.is_from_node => {
             Some(format!("its source should become the node's address, and stayed {first}"))
         }
         (false, false) => Some(format!("its source should stay {first}, and became {last}")),
@@ -223,14 +223,14 @@ fn source(masquerade: bool, outcome: &Outcome) -> Option<String> {
     }
 }
 
-fn happened(outcome: &Outcome, by: &str) -> String {
+fn happened(outcome: &PacketOutcome, by: &str) -> String {
     match outcome.fate {
-        Fate::Sent => format!("was sent on to {}", outcome.last.destination),
-        Fate::Delivered => format!("reached this node's {}", outcome.last.destination),
-        Fate::Refused => format!("was refused {by}"),
-        Fate::Dropped => format!("was dropped {by}"),
-        Fate::Taken => format!("was taken {by}"),
-        Fate::Lost => format!(
+        PacketFate::Sent => format!("was sent on to {}", outcome.last.destination),
+        PacketFate::Delivered => format!("reached this node's {}", outcome.last.destination),
+        PacketFate::Refused => format!("was refused {by}"),
+        PacketFate::Dropped => format!("was dropped {by}"),
+        PacketFate::Taken => format!("was taken {by}"),
+        PacketFate::Lost => format!(
             "no hook saw it again after {by}: without a route, or dropped by the kernel's own checks"
         ),
     }

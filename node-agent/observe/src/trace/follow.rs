@@ -10,11 +10,11 @@ use nix::errno::Errno;
 use thiserror::Error;
 
 use super::journey::{Journey, Journeys};
-use super::report::Words;
-use super::rules::Rules;
-use super::{Prediction, Report, table};
+use super::report::ReportNames;
+use super::rules::TracedRules;
+use super::{Prediction, TraceReport, table};
 use denizen_backend::BackendName;
-use denizen_plan::explain::{Packet, PacketError, Transport};
+use denizen_plan::explain::{FirstPacket, PacketError, Transport};
 
 /// Hooks run one after the other without a pause: a packet without messages for this long has
 /// ended.
@@ -49,10 +49,10 @@ pub enum TraceError {
 }
 
 /// Packets that are being followed. Dropping it removes the tables that mark them.
-pub struct Follower {
+pub struct PacketFollower {
     tracer: Tracer,
     kernel: Kernel,
-    rules: Rules,
+    rules: TracedRules,
     prediction: Prediction,
     journeys: Journeys,
     count: usize,
@@ -62,19 +62,19 @@ pub struct Follower {
     has_lost: bool,
 }
 
-impl Follower {
+impl PacketFollower {
     /// Follows up to `count` packets from now on, in this thread's network namespace.
     ///
     /// # Errors
     /// [`TraceError`]. Nothing is left behind then.
     pub fn start(prediction: Prediction, count: u16) -> Result<Self, TraceError> {
-        let packet = Packet::parse(&prediction.from, &prediction.to)?;
+        let packet = FirstPacket::parse(&prediction.from, &prediction.to)?;
         refuse_many(&packet)?;
         let Transport::Port(protocol, port) = packet.transport else {
             return Err(TraceError::Ping);
         };
         let mut kernel = Kernel::open()?;
-        let mut rules = Rules::default();
+        let mut rules = TracedRules::default();
         let is_iptables = prediction.backend == BackendName::Iptables.to_string();
         if is_iptables && !rules.has_chain(&mut kernel, "KUBE-SERVICES") {
             return Err(TraceError::Legacy);
@@ -111,7 +111,7 @@ impl Follower {
     pub fn follow(
         &mut self,
         timeout: Duration,
-        mut each: impl FnMut(Report),
+        mut each: impl FnMut(TraceReport),
     ) -> Result<(), TraceError> {
         let deadline = Instant::now() + timeout;
         while self.reported < self.count {
@@ -150,17 +150,17 @@ impl Follower {
         Ok(())
     }
 
-    fn report(&mut self, journey: &Journey) -> Option<Report> {
+    fn report(&mut self, journey: &Journey) -> Option<TraceReport> {
         self.rules.learn(&mut self.kernel, &journey.messages);
         let (rules, names) = (&self.rules, &self.prediction.names);
-        let words = Words { rules, names, interface: &interface };
-        let report = Report::of(self.reported + 1, journey, &self.prediction, &words)?;
+        let words = ReportNames { rules, names, interface: &interface };
+        let report = TraceReport::of(self.reported + 1, journey, &self.prediction, &words)?;
         self.reported += 1;
         Some(report)
     }
 }
 
-fn refuse_many(packet: &Packet) -> Result<(), TraceError> {
+fn refuse_many(packet: &FirstPacket) -> Result<(), TraceError> {
     let is_many = |ip: &std::net::IpAddr| ip.is_unspecified() || ip.is_multicast();
     match [packet.source, packet.destination].into_iter().find(is_many) {
         Some(address) => Err(TraceError::Broad(address)),

@@ -20,7 +20,7 @@ pub(super) struct Journey {
     /// The kernel's present number of the packet.
     id: u32,
     /// Header fields that identify the packet: those that are not translated on its way in.
-    mark: Mark,
+    mark: JourneyMark,
     /// Whether IP rules have seen it begin.
     has_begun_in_ip: bool,
     /// When its last message came.
@@ -28,9 +28,9 @@ pub(super) struct Journey {
 }
 
 /// The source; the protocol; the source port; and fields that count packets.
-type Mark = (IpAddr, u8, Option<u16>, (u16, u32));
+type JourneyMark = (IpAddr, u8, Option<u16>, (u16, u32));
 
-fn mark(packet: &TracedPacket) -> Mark {
+fn mark(packet: &TracedPacket) -> JourneyMark {
     let TracedPacket { source, protocol, ports, serial, .. } = *packet;
     (source, protocol, ports.map(|(source, _)| source), serial)
 }

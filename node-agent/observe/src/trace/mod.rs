@@ -16,11 +16,11 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use compare::Addresses;
-pub use compare::{Comparison, Fate};
+pub use compare::PacketAddresses;
+pub use compare::{Comparison, PacketFate};
 pub use follow::interface;
-pub use follow::{Follower, TraceError};
+pub use follow::{PacketFollower, TraceError};
 pub use prediction::Prediction;
-pub use report::{HookReport, Place, Report, RuleReport, TracedPackets};
-pub use rules::{KUBE, Rules, comment_words, is_agents};
+pub use report::{HookReport, NamedAddress, RuleReport, TraceReport, TracedPackets};
+pub use rules::{KUBE, TracedRules, comment_words, is_agents};
 pub use table::TABLE_PREFIX;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use denizen_plan::Plan;
-use denizen_plan::explain::{Explanation, Packet};
+use denizen_plan::explain::{Explanation, FirstPacket};
 
 /// Which packets to follow, what should happen to them, and names for their report.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -14,7 +14,7 @@ use denizen_plan::explain::{Explanation, Packet};
 pub struct Prediction {
     /// `ADDR[@INTERFACE]`.
     pub from: String,
-    /// As [`Packet::destination_text`].
+    /// As [`FirstPacket::destination_text`].
     pub to: String,
     /// Whether the source is an address of this node.
     pub is_from_node: bool,
@@ -32,7 +32,12 @@ pub struct Prediction {
 
 impl Prediction {
     /// About a packet, from the plan. Pure.
-    pub fn of(plan: &Plan, packet: &Packet, explanation: Explanation, backend: String) -> Self {
+    pub fn of(
+        plan: &Plan,
+        packet: &FirstPacket,
+        explanation: Explanation,
+        backend: String,
+    ) -> Self {
         let pods = plan.recorded();
         let bridge = packet.interface.as_deref().and_then(|named| {
             let pod = pods.iter().find(|pod| pod.port.as_deref() == Some(named))?;

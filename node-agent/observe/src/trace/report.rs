@@ -8,28 +8,28 @@ use denizen_nft::{TableFamily, TraceEvent, TraceMessage, TraceVerdict, TracedPac
 use serde::Serialize;
 
 use super::Prediction;
-use super::compare::{Comparison, Fate, Outcome, compare};
+use super::compare::{Comparison, PacketFate, PacketOutcome, compare};
 use super::journey::{Journey, is_of_trace};
-use super::rules::{Rules, is_agents};
+use super::rules::{TracedRules, is_agents};
 
 /// All packets that were followed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TracedPackets {
     /// The packets, in order.
-    pub packets: Vec<Report>,
+    pub packets: Vec<TraceReport>,
 }
 
 /// A packet that was followed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct TraceReport {
     /// Its number, counted from 1.
     pub number: usize,
     /// Its source as it came in.
-    pub source: Place,
+    pub source: NamedAddress,
     /// Its destination as it came in.
-    pub destination: Place,
+    pub destination: NamedAddress,
     /// The service port that its destination is a frontend of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
@@ -40,14 +40,14 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_server: Option<String>,
     /// What happened to it.
-    pub fate: Fate,
+    pub fate: PacketFate,
     /// Which rule or policy ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
     /// Its source when it was last seen.
-    pub last_source: Place,
+    pub last_source: NamedAddress,
     /// Its destination when it was last seen.
-    pub last_destination: Place,
+    pub last_destination: NamedAddress,
     /// The output interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
@@ -57,7 +57,7 @@ pub struct Report {
 
 /// An address and port, and whose they are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct NamedAddress {
     /// `ADDR:PORT`.
     pub address: SocketAddr,
     /// A pod of this node, or this node.
@@ -77,9 +77,9 @@ pub struct HookReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
     /// Its source when the hook began.
-    pub source: Place,
+    pub source: NamedAddress,
     /// Its destination when the hook began.
-    pub destination: Place,
+    pub destination: NamedAddress,
     /// The rules that matched, and policies that did not accept.
     pub rules: Vec<RuleReport>,
 }
@@ -107,22 +107,22 @@ pub struct RuleReport {
 }
 
 /// Names for addresses, interfaces and rules.
-pub(super) struct Words<'a> {
-    pub rules: &'a Rules,
+pub(super) struct ReportNames<'a> {
+    pub rules: &'a TracedRules,
     pub names: &'a BTreeMap<IpAddr, String>,
     /// The name of the interface with this index.
     pub interface: &'a dyn Fn(u32) -> String,
 }
 
-impl Report {
+impl TraceReport {
     /// The report of a journey; `None` if the kernel showed no headers.
     pub(super) fn of(
         number: usize,
         journey: &Journey,
-        said: &Prediction,
-        words: &Words<'_>,
+        prediction: &Prediction,
+        words: &ReportNames<'_>,
     ) -> Option<Self> {
-        let outcome = Outcome::of(journey, words.rules, said.is_from_node)?;
+        let outcome = PacketOutcome::of(journey, words.rules, prediction.is_from_node)?;
         let hooks = words.hooks(journey);
         let end = |at: usize| words.rule(&journey.messages[at]).to_string();
         let by = match outcome.by {
@@ -131,13 +131,13 @@ impl Report {
         };
         let output = hooks.last().and_then(|hook| hook.output.clone());
         let end_reached = outcome.last.destination.to_string();
-        let server = said.explanation.virtual_server.as_ref();
-        let server = server.filter(|_| said.explanation.endpoints.contains(&end_reached));
+        let server = prediction.explanation.virtual_server.as_ref();
+        let server = server.filter(|_| prediction.explanation.endpoints.contains(&end_reached));
         Some(Self {
             number,
             source: words.place(outcome.first.source),
             destination: words.place(outcome.first.destination),
-            service: said.explanation.service.clone(),
+            service: prediction.explanation.service.clone(),
             hooks,
             virtual_server: server
                 .map(|server| format!("{} by {}", server.address, server.scheduler)),
@@ -145,15 +145,15 @@ impl Report {
             by: outcome.by.map(end),
             last_source: words.place(outcome.last.source),
             last_destination: words.place(outcome.last.destination),
-            output: output.filter(|_| outcome.fate == Fate::Sent),
-            comparison: compare(&said.explanation, &outcome, journey.is_known(), &by),
+            output: output.filter(|_| outcome.fate == PacketFate::Sent),
+            comparison: compare(&prediction.explanation, &outcome, journey.is_known(), &by),
         })
     }
 }
 
-impl Words<'_> {
-    fn place(&self, address: SocketAddr) -> Place {
-        Place { address, name: self.names.get(&address.ip()).cloned() }
+impl ReportNames<'_> {
+    fn place(&self, address: SocketAddr) -> NamedAddress {
+        NamedAddress { address, name: self.names.get(&address.ip()).cloned() }
     }
 
     fn hooks(&self, journey: &Journey) -> Vec<HookReport> {
@@ -165,7 +165,7 @@ impl Words<'_> {
                     hooks.push(begun);
                 }
             }
-            if let Some(hook) = hooks.last_mut().filter(|_| is_worth_telling(message)) {
+            if let Some(hook) = hooks.last_mut().filter(|_| is_reported(message)) {
                 hook.rules.push(self.rule(message));
             }
         }
@@ -175,7 +175,7 @@ impl Words<'_> {
     fn hook(&self, message: &TraceMessage, packet: &TracedPacket) -> HookReport {
         let name = self.rules.hook(message).map_or("a hook", |hook| hook.as_str());
         let named = |index: Option<u32>| index.map(self.interface);
-        let addresses = super::compare::Addresses::from(packet);
+        let addresses = super::compare::PacketAddresses::from(packet);
         HookReport {
             hook: match message.family {
                 Some(TableFamily::Bridge) => format!("bridge {name}"),
@@ -213,7 +213,7 @@ impl Words<'_> {
 }
 
 /// Whether it is reported: not the trace's own rules, nor ends of chains that decided nothing.
-fn is_worth_telling(message: &TraceMessage) -> bool {
+fn is_reported(message: &TraceMessage) -> bool {
     let decides = match &message.event {
         TraceEvent::Rule { .. } => true,
         TraceEvent::NoRule | TraceEvent::Return => false,
@@ -241,7 +241,7 @@ impl fmt::Display for TracedPackets {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for NamedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.address)?;
         self.name.as_ref().map_or(Ok(()), |name| write!(f, " ({name})"))
@@ -281,7 +281,7 @@ impl fmt::Display for HookReport {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for TraceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "packet {}: {} to {}", self.number, self.source, self.destination)?;
         match &self.service {
@@ -294,16 +294,18 @@ impl fmt::Display for Report {
         }
         let by = self.by.as_deref().unwrap_or_default();
         match self.fate {
-            Fate::Sent => {
+            PacketFate::Sent => {
                 write!(f, "=> sent to {} from {}", self.last_destination, self.last_source)?;
                 let output = self.output.as_deref().unwrap_or("an interface without a name");
                 writeln!(f, ", through {output}")
             }
-            Fate::Delivered => writeln!(f, "=> reached this node's {}", self.last_destination),
-            Fate::Refused => writeln!(f, "=> refused by {by}"),
-            Fate::Dropped => writeln!(f, "=> dropped by {by}"),
-            Fate::Taken => writeln!(f, "=> taken by {by}"),
-            Fate::Lost => writeln!(f, "=> lost: no hook saw it any more"),
+            PacketFate::Delivered => {
+                writeln!(f, "=> reached this node's {}", self.last_destination)
+            }
+            PacketFate::Refused => writeln!(f, "=> refused by {by}"),
+            PacketFate::Dropped => writeln!(f, "=> dropped by {by}"),
+            PacketFate::Taken => writeln!(f, "=> taken by {by}"),
+            PacketFate::Lost => writeln!(f, "=> lost: no hook saw it any more"),
         }?;
         write!(f, "{}", self.comparison)
     }

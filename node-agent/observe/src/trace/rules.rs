@@ -10,7 +10,7 @@ use denizen_backend::firewall;
 use denizen_backend::nftables;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundRule {
+pub struct TracedRule {
     /// What it matches and does.
     pub text: String,
     /// Its comment: of a rule of ours, the reason for it.
@@ -23,8 +23,8 @@ type ChainKey = (TableFamily, String, String);
 
 /// Rules and chains, read when a message first names them.
 #[derive(Debug, Default)]
-pub struct Rules {
-    rules: HashMap<(ChainKey, u64), FoundRule>,
+pub struct TracedRules {
+    rules: HashMap<(ChainKey, u64), TracedRule>,
     hooks: HashMap<ChainKey, Hook>,
 }
 
@@ -44,7 +44,7 @@ pub fn comment_words(comment: &str) -> String {
     }
 }
 
-impl Rules {
+impl TracedRules {
     /// Reads which hook calls each base chain.
     pub fn read_hooks(&mut self, kernel: &mut Kernel) -> Result<(), denizen_netlink::NetlinkError> {
         self.hooks = kernel.chains(None, |chain| hook_of(&chain))?.into_iter().collect();
@@ -66,7 +66,7 @@ impl Rules {
         for key in chains {
             let (family, table, chain) = &key;
             let rules = kernel.rules(*family, table, Some(chain), |rule| {
-                (rule.chain() == Some(chain)).then(|| (rule.handle(), FoundRule::of(&rule)))
+                (rule.chain() == Some(chain)).then(|| (rule.handle(), TracedRule::of(&rule)))
             });
             for (handle, rule) in rules.unwrap_or_default() {
                 self.rules.extend(handle.map(|handle| ((key.clone(), handle), rule)));
@@ -75,7 +75,7 @@ impl Rules {
     }
 
     /// The rule of a message; `None` if it is about no rule, or the rule is gone.
-    pub fn of(&self, message: &TraceMessage) -> Option<&FoundRule> {
+    pub fn of(&self, message: &TraceMessage) -> Option<&TracedRule> {
         match message.event {
             TraceEvent::Rule { handle, .. } => self.rules.get(&(key(message)?, handle)),
             TraceEvent::NoRule | TraceEvent::Return | TraceEvent::Policy(_) => None,
@@ -97,7 +97,7 @@ fn hook_of(chain: &ChainView<'_>) -> Option<(ChainKey, Hook)> {
     Some(((chain.family()?, chain.table()?.to_owned(), chain.name()?.to_owned()), hook))
 }
 
-impl FoundRule {
+impl TracedRule {
     fn of(rule: &RuleView<'_>) -> Self {
         let comment = rule.comment().or_else(|| rule.xtables_comment());
         let refuses = rule.expressions().any(|expression| {

@@ -8,7 +8,7 @@ use denizen_nft::{
 
 use super::Prediction;
 use denizen_model::{Family, Protocol, family_of};
-use denizen_plan::explain::Packet;
+use denizen_plan::explain::FirstPacket;
 
 /// What the tables' name begins with; each trace has its own.
 pub const TABLE_PREFIX: &str = "denizen-trace-";
@@ -36,14 +36,14 @@ const BURST: u32 = 10;
 /// The tables of this name with their chains, to follow up to `count` packets to this port.
 pub(super) fn tables(
     name: &'static str,
-    packet: &Packet,
+    packet: &FirstPacket,
     end: (Protocol, NonZeroU16),
     prediction: &Prediction,
     count: u16,
 ) -> Vec<(Schema, Vec<Chain>)> {
     let version = family_of(packet.destination);
     let limit = Limit { burst: BURST.min(count.into()), hourly: HOURLY };
-    let out = Program { version, packet, end, limit };
+    let out = MarkingTable { version, packet, end, limit };
     let ip = match &prediction.bridge {
         Some(bridge) => out.ip(Some(bridge)),
         None => out.ip(packet.interface.as_deref()),
@@ -61,14 +61,14 @@ fn schema(name: &'static str, family: TableFamily) -> Schema {
     Schema { family, name, comment, sets: Vec::new() }
 }
 
-struct Program<'a> {
+struct MarkingTable<'a> {
     version: Family,
-    packet: &'a Packet,
+    packet: &'a FirstPacket,
     end: (Protocol, NonZeroU16),
     limit: Limit,
 }
 
-impl Program<'_> {
+impl MarkingTable<'_> {
     fn ip(&self, interface: Option<&str>) -> Vec<Chain> {
         let mut chains = vec![
             base(ARRIVING, Hook::Prerouting, FIRST, vec![self.follow(arriving(interface))]),
@@ -95,7 +95,7 @@ impl Program<'_> {
     /// Marks the first packets of connections between the two, and all packets of protocols that do
     /// not show which is the first.
     fn follow(&self, mut statements: Vec<Statement>) -> Rule {
-        let Packet { source, destination, .. } = *self.packet;
+        let FirstPacket { source, destination, .. } = *self.packet;
         let (protocol, port) = self.end;
         let is = |field, key| Statement::Equals(field, key);
         statements.extend([

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use denizen_nft::{TableFamily, TraceEvent, TraceMessage, TraceVerdict, TracedPacket};
 
-use super::compare::{Addresses, Comparison, Fate, Outcome, compare};
+use super::compare::{Comparison, PacketAddresses, PacketFate, PacketOutcome, compare};
 use super::journey::Journeys;
-use denizen_plan::explain::{Explanation, PolicyRow, Verdict};
+use denizen_plan::explain::{Explanation, PacketVerdict, PolicyRow};
 
 const OWN: &str = "denizen-trace-7";
 const CLIENT: &str = "10.1.2.3:4000";
@@ -102,13 +102,13 @@ fn messages_of_one_packet_are_put_together() {
     }
 }
 
-fn addresses(source: &str, destination: &str) -> Addresses {
+fn addresses(source: &str, destination: &str) -> PacketAddresses {
     (&packet(source, destination, 0)).into()
 }
 
-fn outcome(fate: Fate, is_agents: bool, source: &str, destination: &str) -> Outcome {
+fn outcome(fate: PacketFate, is_agents: bool, source: &str, destination: &str) -> PacketOutcome {
     let first = addresses(CLIENT, SERVICE);
-    Outcome {
+    PacketOutcome {
         fate,
         by: None,
         is_agents,
@@ -118,14 +118,14 @@ fn outcome(fate: Fate, is_agents: bool, source: &str, destination: &str) -> Outc
     }
 }
 
-fn said(verdict: Verdict) -> Explanation {
+fn explanation(verdict: PacketVerdict) -> Explanation {
     let endpoints = match verdict {
-        Verdict::Forward => vec![ENDPOINT.to_owned()],
-        Verdict::Reject
-        | Verdict::Drop
-        | Verdict::Untouched
-        | Verdict::Foreign
-        | Verdict::Unknown => Vec::new(),
+        PacketVerdict::Forward => vec![ENDPOINT.to_owned()],
+        PacketVerdict::Reject
+        | PacketVerdict::Drop
+        | PacketVerdict::Untouched
+        | PacketVerdict::Foreign
+        | PacketVerdict::Unknown => Vec::new(),
     };
     Explanation {
         verdict,
@@ -153,16 +153,16 @@ fn refused_by_policy() -> Explanation {
         peer: None,
         ports: None,
     };
-    Explanation { policies: vec![row], ..said(Verdict::Forward) }
+    Explanation { policies: vec![row], ..explanation(PacketVerdict::Forward) }
 }
 
 /// A falsified plan must be reported, and a right one must not.
 #[test]
 fn what_happened_is_compared_with_what_was_said() {
-    use Fate::{Delivered, Dropped, Lost, Refused, Sent, Taken};
-    let masqueraded = || Explanation { masquerade: true, ..said(Verdict::Forward) };
+    use PacketFate::{Delivered, Dropped, Lost, Refused, Sent, Taken};
+    let masqueraded = || Explanation { masquerade: true, ..explanation(PacketVerdict::Forward) };
     let only = |end: &str| Explanation { masqueraded: vec![end.into()], ..masqueraded() };
-    let forward = || said(Verdict::Forward);
+    let forward = || explanation(PacketVerdict::Forward);
     let elsewhere = "10.1.2.5:8080";
     let cases = [
         (forward(), outcome(Sent, false, CLIENT, ENDPOINT), None),
@@ -173,7 +173,7 @@ fn what_happened_is_compared_with_what_was_said() {
         (masqueraded(), outcome(Sent, false, CLIENT, ENDPOINT), Some("become the node's")),
         (
             masqueraded(),
-            Outcome { is_from_node: true, ..outcome(Sent, false, CLIENT, ENDPOINT) },
+            PacketOutcome { is_from_node: true, ..outcome(Sent, false, CLIENT, ENDPOINT) },
             None,
         ),
         (only(ENDPOINT), outcome(Sent, false, NODE, ENDPOINT), None),
@@ -186,36 +186,54 @@ fn what_happened_is_compared_with_what_was_said() {
         (refused_by_policy(), outcome(Dropped, true, CLIENT, ENDPOINT), None),
         (refused_by_policy(), outcome(Dropped, false, CLIENT, ENDPOINT), Some("was dropped by X")),
         (refused_by_policy(), outcome(Sent, false, CLIENT, ENDPOINT), Some("policies should drop")),
-        (said(Verdict::Reject), outcome(Refused, true, CLIENT, SERVICE), None),
+        (explanation(PacketVerdict::Reject), outcome(Refused, true, CLIENT, SERVICE), None),
         (
-            said(Verdict::Reject),
+            explanation(PacketVerdict::Reject),
             outcome(Refused, false, CLIENT, SERVICE),
             Some("a rule of denizen"),
         ),
-        (said(Verdict::Reject), outcome(Sent, false, CLIENT, SERVICE), Some("was sent on")),
-        (said(Verdict::Drop), outcome(Dropped, true, CLIENT, SERVICE), None),
-        (said(Verdict::Drop), outcome(Delivered, true, CLIENT, SERVICE), Some("reached this node")),
-        (said(Verdict::Untouched), outcome(Sent, false, CLIENT, SERVICE), None),
-        (said(Verdict::Untouched), outcome(Sent, false, CLIENT, ENDPOINT), Some("and became")),
-        (said(Verdict::Untouched), outcome(Dropped, false, CLIENT, SERVICE), Some("should pass")),
+        (
+            explanation(PacketVerdict::Reject),
+            outcome(Sent, false, CLIENT, SERVICE),
+            Some("was sent on"),
+        ),
+        (explanation(PacketVerdict::Drop), outcome(Dropped, true, CLIENT, SERVICE), None),
+        (
+            explanation(PacketVerdict::Drop),
+            outcome(Delivered, true, CLIENT, SERVICE),
+            Some("reached this node"),
+        ),
+        (explanation(PacketVerdict::Untouched), outcome(Sent, false, CLIENT, SERVICE), None),
+        (
+            explanation(PacketVerdict::Untouched),
+            outcome(Sent, false, CLIENT, ENDPOINT),
+            Some("and became"),
+        ),
+        (
+            explanation(PacketVerdict::Untouched),
+            outcome(Dropped, false, CLIENT, SERVICE),
+            Some("should pass"),
+        ),
     ];
-    for (said, outcome, expected) in cases {
-        let compared = compare(&said, &outcome, false, "by X");
+    for (explanation, outcome, expected) in cases {
+        let compared = compare(&explanation, &outcome, false, "by X");
         match (&compared, expected) {
             (Comparison::AsPredicted, None) => {}
             (Comparison::Differs(all), Some(part)) if all.join("\n").contains(part) => {}
-            _ => panic!("{compared:?} instead of {expected:?}: {said:?} {outcome:?}"),
+            _ => panic!("{compared:?} instead of {expected:?}: {explanation:?} {outcome:?}"),
         }
     }
 }
 
 #[test]
 fn what_explain_is_not_about_is_not_compared() {
-    let sent = outcome(Fate::Sent, false, CLIENT, ENDPOINT);
-    for (verdict, is_known) in
-        [(Verdict::Forward, true), (Verdict::Unknown, false), (Verdict::Foreign, false)]
-    {
-        let compared = compare(&said(verdict), &sent, is_known, "");
+    let sent = outcome(PacketFate::Sent, false, CLIENT, ENDPOINT);
+    for (verdict, is_known) in [
+        (PacketVerdict::Forward, true),
+        (PacketVerdict::Unknown, false),
+        (PacketVerdict::Foreign, false),
+    ] {
+        let compared = compare(&explanation(verdict), &sent, is_known, "");
         assert!(matches!(compared, Comparison::NotComparable(_)), "{compared:?}");
     }
     let client: IpAddr = "10.1.2.3".parse().unwrap();

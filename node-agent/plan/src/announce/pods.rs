@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::super::pod_ranges::without_host_bits;
 use super::forbidden::Forbidding;
-use super::kept::Claim;
+use super::incremental::PrefixClaim;
 use super::{
-    AnnounceSettings, AnnouncedPods, Announcement, Announcing, Because, Class, Owner, Recorded,
-    Silent, WhyNot, newest,
+    AnnounceSettings, AnnouncedPods, Announcement, AnnouncementClass, AnnouncementReason,
+    Announcing, PrefixOwner, Recorded, Withheld, WithheldReason, newest,
 };
 use denizen_model::{LocalPod, Nodes};
 
@@ -34,27 +34,27 @@ pub fn single_pods<'a>(
 }
 
 /// The claims on this node's podCIDRs and on single pods.
-pub(super) fn claims(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Vec<Claim> {
+pub(super) fn claims(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Vec<PrefixClaim> {
     let mut found = Vec::new();
     let ranges = by.nodes.own.iter().flat_map(|node| node.pod_cidrs.iter().copied());
     for range in ranges.map(without_host_bits) {
-        let why_not = match by.settings.pods {
-            AnnouncedPods::Off | AnnouncedPods::Exact => Some(WhyNot::NotChosen),
+        let withheld = match by.settings.pods {
+            AnnouncedPods::Off | AnnouncedPods::Exact => Some(WithheldReason::NotChosen),
             AnnouncedPods::NodeCidrs | AnnouncedPods::Auto => {
-                forbidding.pod_range(range).map(WhyNot::Forbidden)
+                forbidding.pod_range(range).map(WithheldReason::Forbidden)
             }
         };
-        let verdict = match why_not {
-            Some(why) => Err(Silent { why, owner: Owner::Node }),
+        let verdict = match withheld {
+            Some(reason) => Err(Withheld { reason, owner: PrefixOwner::Node }),
             None => Ok(Announcement {
-                class: Class::PodRange,
+                class: AnnouncementClass::PodRange,
                 is_draining: false,
-                because: Because::PodRange,
+                reason: AnnouncementReason::PodRange,
                 recorded: None,
                 since: "".into(),
             }),
         };
-        found.push(Claim::of(range, verdict));
+        found.push(PrefixClaim::of(range, verdict));
     }
     singles(by, forbidding, &mut found);
     found
@@ -62,7 +62,7 @@ pub(super) fn claims(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Vec<Cl
 
 /// Above the limit, the oldest stay: a newer pod never ends an announcement. Of several pods with
 /// one address, the newest counts.
-fn singles(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Vec<Claim>) {
+fn singles(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Vec<PrefixClaim>) {
     let AnnounceSettings { most_pods, .. } = *by.settings;
     let mut singles = single_pods(by.settings, by.nodes, by.plan.recorded());
     singles.sort_by(|(a, a_ip), (b, b_ip)| (&a.added_at, a_ip).cmp(&(&b.added_at, b_ip)));
@@ -74,27 +74,31 @@ fn singles(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Vec<Cla
         }
         let owner = newest.get(&address).copied().unwrap_or(pod);
         let name: Arc<str> = owner.to_string().into();
-        let why_not = if let Some(forbidden) = forbidding.pod(address) {
-            Some(WhyNot::Forbidden(forbidden))
+        let reason = if let Some(forbidden) = forbidding.pod(address) {
+            Some(WithheldReason::Forbidden(forbidden))
         } else if by.surveyed.undelivered.contains(&address) {
-            Some(WhyNot::NotDeliveredHere)
+            Some(WithheldReason::NotDeliveredHere)
         } else {
-            (chosen.len() >= most_pods).then_some(WhyNot::OverLimit(most_pods))
+            (chosen.len() >= most_pods).then_some(WithheldReason::OverLimit(most_pods))
         };
-        if let Some(why) = why_not {
-            let silent = Silent { why, owner: Owner::Pod(name) };
-            found.push(Claim::of(address.into(), Err(silent)));
+        if let Some(reason) = reason {
+            let withheld = Withheld { reason, owner: PrefixOwner::Pod(name) };
+            found.push(PrefixClaim::of(address.into(), Err(withheld)));
             continue;
         }
         chosen.insert(address);
         let recorded = by.recorded.get(&address).copied().unwrap_or(Recorded::UNKNOWN);
         let announcement = Announcement {
-            class: if recorded.is_fresh { Class::FreshPod } else { Class::Pod },
+            class: if recorded.is_fresh {
+                AnnouncementClass::FreshPod
+            } else {
+                AnnouncementClass::Pod
+            },
             is_draining: false,
-            because: Because::Pod(name),
+            reason: AnnouncementReason::Pod(name),
             recorded: Some(recorded.at),
             since: pod.added_at.clone(),
         };
-        found.push(Claim::of(address.into(), Ok(announcement)));
+        found.push(PrefixClaim::of(address.into(), Ok(announcement)));
     }
 }

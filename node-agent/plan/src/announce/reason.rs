@@ -10,7 +10,7 @@ use super::super::pod_ranges::{SHORTEST_V4, SHORTEST_V6};
 
 /// Why a prefix is not announced. Of several reasons, the first in this order is reported.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum WhyNot {
+pub enum WithheldReason {
     /// Never, whatever the configuration: packets of another owner would be routed here.
     Forbidden(Forbidden),
     /// No configured range contains it. Without ranges, whoever may write a Service could claim any
@@ -78,7 +78,7 @@ pub enum Forbidden {
     },
 }
 
-impl WhyNot {
+impl WithheldReason {
     /// A code for programs.
     pub fn code(&self) -> &'static str {
         match self {
@@ -100,7 +100,7 @@ impl WhyNot {
     }
 
     /// Whether somebody asks for this in vain, so that an operator or an owner must act.
-    pub fn is_refusal(&self) -> bool {
+    pub fn needs_action(&self) -> bool {
         match self {
             Self::Forbidden(_)
             | Self::OutsideRanges
@@ -119,7 +119,7 @@ impl WhyNot {
     }
 }
 
-impl fmt::Display for WhyNot {
+impl fmt::Display for WithheldReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Forbidden(forbidden) => forbidden.fmt(f),

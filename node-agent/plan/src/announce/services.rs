@@ -11,12 +11,15 @@ use super::super::services::{
     Frontend, FrontendAddress, FrontendKey, FrontendKind, Outcome, Whereabouts, ready, whereabouts,
 };
 use super::forbidden::Forbidding;
-use super::kept::Claim;
-use super::{Announcement, Announcing, Because, Class, Drain, Excluded, Owner, Silent, WhyNot};
+use super::incremental::PrefixClaim;
+use super::{
+    Announcement, AnnouncementClass, AnnouncementReason, Announcing, Drain, Excluded, PrefixOwner,
+    Withheld, WithheldReason,
+};
 use denizen_model::{Service, TrafficPolicy, family_of};
 
 /// Decides about the addresses of services.
-pub(super) struct Of<'a> {
+pub(super) struct ServiceAnnouncer<'a> {
     by: &'a Announcing<'a>,
     forbidding: &'a Forbidding<'a>,
     /// The ranges of cluster IPs.
@@ -27,7 +30,7 @@ pub(super) struct Of<'a> {
     here: Whereabouts<'a>,
 }
 
-impl<'a> Of<'a> {
+impl<'a> ServiceAnnouncer<'a> {
     pub(super) fn new(by: &'a Announcing<'a>, forbidding: &'a Forbidding<'a>) -> Self {
         let cluster: Vec<IpNetwork> = by.world.service_ranges().collect();
         let permitted = [&cluster[..], &by.settings.ranges].concat();
@@ -42,22 +45,24 @@ impl<'a> Of<'a> {
     }
 
     /// The claims of a service on its addresses.
-    pub(super) fn claims(&self, service: &Service) -> Vec<Claim> {
-        let silent = |why| Silent { why, owner: Owner::Service(service.name.clone()) };
+    pub(super) fn claims(&self, service: &Service) -> Vec<PrefixClaim> {
+        let withheld =
+            |reason| Withheld { reason, owner: PrefixOwner::Service(service.name.clone()) };
         let proxied = service.proxied_ips.iter();
-        let mut found: Vec<Claim> =
-            proxied.map(|ip| Claim::of((*ip).into(), Err(silent(WhyNot::IpModeProxy)))).collect();
+        let mut found: Vec<PrefixClaim> = proxied
+            .map(|ip| PrefixClaim::of((*ip).into(), Err(withheld(WithheldReason::IpModeProxy))))
+            .collect();
         let addresses = [
             (FrontendKind::ClusterIp, &service.cluster_ips),
             (FrontendKind::ExternalIp, &service.external_ips),
             (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
         ];
         for (kind, addresses) in addresses {
-            let Some(class) = Class::of(kind) else { continue };
+            let Some(class) = AnnouncementClass::of(kind) else { continue };
             for address in addresses {
-                let verdict = self.decide(service, kind, class, *address).map_err(silent);
+                let verdict = self.decide(service, kind, class, *address).map_err(withheld);
                 let dropped = self.dropped(service, *address);
-                found.push(Claim { dropped, ..Claim::of((*address).into(), verdict) });
+                found.push(PrefixClaim { dropped, ..PrefixClaim::of((*address).into(), verdict) });
             }
         }
         found
@@ -67,9 +72,9 @@ impl<'a> Of<'a> {
         &self,
         service: &Service,
         kind: FrontendKind,
-        class: Class,
+        class: AnnouncementClass,
         address: IpAddr,
-    ) -> Result<Announcement, WhyNot> {
+    ) -> Result<Announcement, WithheldReason> {
         self.permit(service, kind, address)?;
         let (ready, local) = self.ready(service, address)?;
         let policy = match kind {
@@ -79,32 +84,37 @@ impl<'a> Of<'a> {
             }
         };
         match policy {
-            _ if ready == 0 => return Err(WhyNot::NoEndpoint),
-            TrafficPolicy::Local if local == 0 => return Err(WhyNot::NoReadyLocalEndpoint),
+            _ if ready == 0 => return Err(WithheldReason::NoEndpoint),
+            TrafficPolicy::Local if local == 0 => return Err(WithheldReason::NoReadyLocalEndpoint),
             // The last node that serves it must not withdraw it. Under Local it ends with this
             // node's pods.
             TrafficPolicy::Cluster if self.by.drain == Drain::Over => {
-                return Err(WhyNot::Draining);
+                return Err(WithheldReason::Draining);
             }
             TrafficPolicy::Local | TrafficPolicy::Cluster => {}
         }
         Ok(Announcement {
             class,
             is_draining: self.by.drain != Drain::No,
-            because: Because::Service { service: service.name.clone(), ready, local },
+            reason: AnnouncementReason::Service { service: service.name.clone(), ready, local },
             recorded: None,
             since: service.created.clone(),
         })
     }
 
     /// Whether the address may be announced at all, whatever its endpoints.
-    fn permit(&self, service: &Service, kind: FrontendKind, address: IpAddr) -> Result<(), WhyNot> {
+    fn permit(
+        &self,
+        service: &Service,
+        kind: FrontendKind,
+        address: IpAddr,
+    ) -> Result<(), WithheldReason> {
         let settings = self.by.settings;
         if !settings.kinds.contains(&kind) {
-            return Err(WhyNot::NotChosen);
+            return Err(WithheldReason::NotChosen);
         }
         if service.opts_out {
-            return Err(WhyNot::OptedOut);
+            return Err(WithheldReason::OptedOut);
         }
         let ranges = match kind {
             FrontendKind::ClusterIp => &self.cluster,
@@ -118,14 +128,14 @@ impl<'a> Of<'a> {
             false => &self.contested,
         };
         if let Some(forbidden) = self.forbidding.service(address, contested) {
-            return Err(WhyNot::Forbidden(forbidden));
+            return Err(WithheldReason::Forbidden(forbidden));
         }
         if within().next().is_none() {
-            return Err(WhyNot::OutsideRanges);
+            return Err(WithheldReason::OutsideRanges);
         }
         match (kind, self.excluded()) {
             (FrontendKind::ClusterIp, _) | (_, None) => Ok(()),
-            (_, Some(excluded)) => Err(WhyNot::NodeExcluded(excluded)),
+            (_, Some(excluded)) => Err(WithheldReason::NodeExcluded(excluded)),
         }
     }
 
@@ -165,9 +175,9 @@ impl<'a> Of<'a> {
 
     /// How many ready endpoint addresses the service's own ports have at this address: on all
     /// nodes, and on this one.
-    fn ready(&self, service: &Service, address: IpAddr) -> Result<(usize, usize), WhyNot> {
+    fn ready(&self, service: &Service, address: IpAddr) -> Result<(usize, usize), WithheldReason> {
         let (mut all, mut local) = (BTreeSet::new(), BTreeSet::new());
-        let mut why_none = WhyNot::AnotherService;
+        let mut reason_none = WithheldReason::AnotherService;
         for port in &service.ports {
             let at = FrontendAddress::Ip(address);
             let key = FrontendKey { address: at, protocol: port.protocol, port: port.port };
@@ -175,18 +185,20 @@ impl<'a> Of<'a> {
             let own = frontend.filter(|frontend| frontend.service_port.service == service.name);
             let Some(frontend) = own else { continue };
             if (self.by.is_rejected)(frontend) {
-                why_none = WhyNot::RulesRefused;
+                reason_none = WithheldReason::RulesRefused;
                 continue;
             }
-            why_none = WhyNot::NoEndpoint;
+            reason_none = WithheldReason::NoEndpoint;
             let slices = self.by.world.slices(&service.name);
             for (ip, is_local) in ready(port, family_of(address), slices, self.here) {
                 all.insert(ip);
                 local.extend(is_local.then_some(ip));
             }
         }
-        match (all.is_empty(), why_none) {
-            (true, why @ (WhyNot::AnotherService | WhyNot::RulesRefused)) => Err(why),
+        match (all.is_empty(), reason_none) {
+            (true, reason @ (WithheldReason::AnotherService | WithheldReason::RulesRefused)) => {
+                Err(reason)
+            }
             _ => Ok((all.len(), local.len())),
         }
     }

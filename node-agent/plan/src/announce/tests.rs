@@ -149,21 +149,21 @@ impl World {
     }
 
     /// The metric with which an address is announced, or the reason why it is not.
-    fn said(&self, address: &str) -> Result<u32, &'static str> {
+    fn decision(&self, address: &str) -> Result<u32, &'static str> {
         let decided = self.decide();
         match decided.about(ip(address)) {
             Some((_, Ok(announcement))) => Ok(announcement.metric()),
-            Some((_, Err(silent))) => Err(silent.why.code()),
+            Some((_, Err(withheld))) => Err(withheld.reason.code()),
             None => Err("unknown"),
         }
     }
 }
 
-/// What is said of [`VIP`] in a changed world.
+/// The decision about [`VIP`] in a changed world.
 fn vip(change: impl FnOnce(&mut World)) -> Result<u32, &'static str> {
     let mut world = world();
     change(&mut world);
-    world.said(VIP)
+    world.decision(VIP)
 }
 
 #[test]
@@ -202,17 +202,17 @@ fn an_address_is_announced_exactly_while_this_node_may_serve_it() {
 
 #[test]
 fn cluster_ips_follow_the_internal_policy() {
-    let said = |service: Service, endpoints: Vec<SliceEndpoint>| {
+    let decision = |service: Service, endpoints: Vec<SliceEndpoint>| {
         let slices = vec![slice("web", "web", endpoints)];
-        World { services: vec![service], slices, ..world() }.said("10.96.0.10")
+        World { services: vec![service], slices, ..world() }.decision("10.96.0.10")
     };
-    assert_eq!(said(web(), vec![away()]), Ok(103));
+    assert_eq!(decision(web(), vec![away()]), Ok(103));
     let inside = Service { internal_policy: TrafficPolicy::Local, ..web() };
-    assert_eq!(said(inside.clone(), vec![away()]), Err("no-ready-local-endpoint"));
-    assert_eq!(said(inside, vec![here()]), Ok(103));
+    assert_eq!(decision(inside.clone(), vec![away()]), Err("no-ready-local-endpoint"));
+    assert_eq!(decision(inside, vec![here()]), Ok(103));
     // The service ranges are known, and do not contain it.
     let foreign = World { services: vec![service("web", &["172.30.0.1"])], ..world() };
-    assert_eq!(foreign.said("172.30.0.1"), Err("outside-ranges"));
+    assert_eq!(foreign.decision("172.30.0.1"), Err("outside-ranges"));
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn only_what_was_asked_for_is_announced() {
     let ranges = |text: &str| vip(|world| world.settings.ranges = vec![range(text)]);
     assert_eq!(ranges("203.0.113.8/29"), Err("outside-ranges"));
     assert_eq!(ranges("203.0.113.0/29"), Ok(105));
-    assert_eq!(world().said("198.51.100.1"), Err("unknown"));
+    assert_eq!(world().decision("198.51.100.1"), Err("unknown"));
 }
 
 /// `spec.externalIPs` is any user's field: whatever they write, nobody's packets come here.
@@ -234,11 +234,11 @@ fn addresses_of_others_are_never_announced() {
         service: ServiceName::new("default", "kubernetes"),
         ..slice("api", "kubernetes", vec![endpoint("198.51.100.6", None)])
     };
-    let said = |address: &str| {
+    let decision = |address: &str| {
         let mut settings = announce();
         settings.ranges = vec![range("0.0.0.0/0"), range("::/0")];
         let slices = vec![slice("web", "web", vec![here()]), api.clone()];
-        World { settings, services: vec![at(address)], slices, ..world() }.said(address)
+        World { settings, services: vec![at(address)], slices, ..world() }.decision(address)
     };
     let cases = [
         ("192.0.2.1", "node-address"),
@@ -252,9 +252,9 @@ fn addresses_of_others_are_never_announced() {
         ("240.0.0.1", "forbidden"),
     ];
     for (address, reason) in cases {
-        assert_eq!(said(address), Err(reason), "{address}");
+        assert_eq!(decision(address), Err(reason), "{address}");
     }
-    assert_eq!(said("198.51.100.7"), Ok(104), "nobody's");
+    assert_eq!(decision("198.51.100.7"), Ok(104), "nobody's");
 }
 
 #[test]
@@ -278,8 +278,8 @@ fn a_shared_address_stays_while_any_of_its_services_qualifies() {
     let late = Service { load_balancer_ips: vec![ip(VIP)], ..late };
     let first = Service { created: "2026-11-01".into(), ..web() };
     let slices = vec![slice("late", "late", vec![here()])];
-    let said = vip(|world| (world.services, world.slices) = (vec![first, late], slices));
-    assert_eq!(said, Err("no-endpoint"));
+    let decision = vip(|world| (world.services, world.slices) = (vec![first, late], slices));
+    assert_eq!(decision, Err("no-endpoint"));
 }
 
 #[test]
@@ -290,12 +290,12 @@ fn excluded_nodes_announce_no_external_addresses() {
         world
     };
     let excluded = node(|node| node.excluded = true);
-    assert_eq!(excluded.said(VIP), Err("node-excluded"));
-    assert_eq!(excluded.said("10.96.0.10"), Ok(103));
+    assert_eq!(excluded.decision(VIP), Err("node-excluded"));
+    assert_eq!(excluded.decision("10.96.0.10"), Ok(103));
     let mut anyway = excluded;
     anyway.settings.ignores_exclusion = true;
-    assert_eq!(anyway.said(VIP), Ok(105));
-    assert_eq!(node(|node| node.network_unavailable = true).said(VIP), Err("node-excluded"));
+    assert_eq!(anyway.decision(VIP), Ok(105));
+    assert_eq!(node(|node| node.network_unavailable = true).decision(VIP), Err("node-excluded"));
     // A Node object that was there, and is gone. That there never was one means nothing.
     let gone = world();
     let mut planner = gone.planner();
@@ -303,18 +303,22 @@ fn excluded_nodes_announce_no_external_addresses() {
     planner.update();
     let decided = gone.decide_by(&planner);
     let (_, why) = decided.about(ip(VIP)).unwrap();
-    assert_eq!(why.unwrap_err().why, WhyNot::NodeExcluded(Excluded::Deleted));
-    assert_eq!(World { node: None, ..world() }.said(VIP), Ok(105));
+    assert_eq!(why.unwrap_err().reason, WithheldReason::NodeExcluded(Excluded::Deleted));
+    assert_eq!(World { node: None, ..world() }.decision(VIP), Ok(105));
 }
 
 #[test]
 fn a_draining_node_is_preferred_less_and_the_only_one_is_not_silenced() {
-    let said = |service: Service, drain| World { services: vec![service], drain, ..world() };
-    assert_eq!(said(web(), Drain::Begun).said(VIP), Ok(205));
-    assert_eq!(said(web(), Drain::Over).said(VIP), Err("draining"));
-    assert_eq!(said(local(), Drain::Begun).said(VIP), Ok(205));
-    assert_eq!(said(local(), Drain::Over).said(VIP), Ok(205));
-    assert_eq!(said(web(), Drain::Over).said("10.1.1.9"), Ok(101), "pods have no other way");
+    let decision = |service: Service, drain| World { services: vec![service], drain, ..world() };
+    assert_eq!(decision(web(), Drain::Begun).decision(VIP), Ok(205));
+    assert_eq!(decision(web(), Drain::Over).decision(VIP), Err("draining"));
+    assert_eq!(decision(local(), Drain::Begun).decision(VIP), Ok(205));
+    assert_eq!(decision(local(), Drain::Over).decision(VIP), Ok(205));
+    assert_eq!(
+        decision(web(), Drain::Over).decision("10.1.1.9"),
+        Ok(101),
+        "pods have no other way"
+    );
     let with = |taint: &str| Node { taints: vec![taint.into()], ..node(None, &[], &[]) };
     assert!(!is_draining(Some(&with("example.com/other")), &announce()));
     assert!(is_draining(Some(&with("example.com/away")), &announce()));
@@ -326,18 +330,18 @@ fn pods_are_announced_by_ranges_and_outside_them_by_themselves() {
     let mut world = world();
     world.pods = pods(1, &[("10.1.1.5", "v1"), ("10.9.0.5", "v2"), ("10.9.0.6", "v3")]);
     world.surveyed.undelivered = [ip("10.9.0.6")].into();
-    let said = |world: &World| {
-        ["10.1.1.5", "10.1.1.99", "10.9.0.5", "10.9.0.6"].map(|address| world.said(address))
+    let decision = |world: &World| {
+        ["10.1.1.5", "10.1.1.99", "10.9.0.5", "10.9.0.6"].map(|address| world.decision(address))
     };
-    assert_eq!(said(&world), [Ok(101), Ok(101), Ok(102), Err("not-delivered-here")]);
+    assert_eq!(decision(&world), [Ok(101), Ok(101), Ok(102), Err("not-delivered-here")]);
     world.settings.pods = AnnouncedPods::Exact;
     let exact = [Ok(102), Err("not-chosen"), Ok(102), Err("not-delivered-here")];
-    assert_eq!(said(&world), exact);
+    assert_eq!(decision(&world), exact);
     world.settings.pods = AnnouncedPods::NodeCidrs;
-    assert_eq!(said(&world), [Ok(101), Ok(101), Err("unknown"), Err("unknown")]);
+    assert_eq!(decision(&world), [Ok(101), Ok(101), Err("unknown"), Err("unknown")]);
     world.settings.pods = AnnouncedPods::Off;
     let off = [Err("not-chosen"), Err("not-chosen"), Err("unknown"), Err("unknown")];
-    assert_eq!(said(&world), off);
+    assert_eq!(decision(&world), off);
     let uncovered = |pods: AnnouncedPods| {
         let world = World { settings: AnnounceSettings { pods, ..announce() }, ..world.clone() };
         world.decide().uncovered(&world.pods.pods).map(|pod| pod.ips.clone()).collect::<Vec<_>>()
@@ -355,16 +359,16 @@ fn pods_are_announced_by_ranges_and_outside_them_by_themselves() {
 
 #[test]
 fn a_range_that_somebody_else_has_is_not_announced() {
-    let said = |range_of: &str| {
+    let decision = |range_of: &str| {
         let node = node(None, &["192.0.2.1"], &[range_of]);
         let node = Some(Node { created: "2026-11-10".into(), ..node });
         let decided = World { node, services: Vec::new(), ..world() }.decide();
-        match decided.silent.get(&range(range_of)) {
-            Some(silent) => silent.why.to_string(),
+        match decided.withheld.get(&range(range_of)) {
+            Some(withheld) => withheld.reason.to_string(),
             None => format!("{:?}", decided.wanted[&range(range_of)].class),
         }
     };
-    assert_eq!(said("10.1.1.0/24"), "PodRange");
+    assert_eq!(decision("10.1.1.0/24"), "PodRange");
     let cases = [
         ("10.1.2.128/25", "it overlaps 10.1.2.0/24 of Node node-2"),
         ("10.0.0.0/8", "it is too large (shorter than /12 or /32)"),
@@ -373,7 +377,7 @@ fn a_range_that_somebody_else_has_is_not_announced() {
         ("192.0.2.128/25", "192.0.2.254 is a gateway of this node"),
     ];
     for (range_of, why) in cases {
-        assert_eq!(said(range_of), why, "{range_of}");
+        assert_eq!(decision(range_of), why, "{range_of}");
     }
 }
 
@@ -391,14 +395,14 @@ fn of_too_many_the_oldest_stay() {
         (1..=4).map(|n| slice(&format!("s{n}"), &format!("s{n}"), vec![here()])).collect();
     // The podCIDR and two services.
     world.settings.most = 3;
-    let said = (1..=4).map(|n| world.said(&format!("203.0.113.{n}"))).collect::<Vec<_>>();
-    assert_eq!(said, [Err("over-limit"), Err("over-limit"), Ok(105), Ok(105)]);
+    let decision = (1..=4).map(|n| world.decision(&format!("203.0.113.{n}"))).collect::<Vec<_>>();
+    assert_eq!(decision, [Err("over-limit"), Err("over-limit"), Ok(105), Ok(105)]);
     assert_eq!(world.decide().refused().count(), 2);
     let mut many = world.clone();
     many.pods = pods(1, &[("10.9.0.5", "v1"), ("10.9.0.6", "v2"), ("10.9.0.7", "v3")]);
     let newest = many.pods.pods[0].clone();
     many.pods.pods[0] = denizen_model::LocalPod { added_at: "2026-11-21".into(), ..newest };
     many.settings.most_pods = 2;
-    assert_eq!(many.said("10.9.0.5"), Err("over-limit"));
-    assert_eq!(many.said("10.9.0.7"), Ok(102));
+    assert_eq!(many.decision("10.9.0.5"), Err("over-limit"));
+    assert_eq!(many.decision("10.9.0.7"), Ok(102));
 }

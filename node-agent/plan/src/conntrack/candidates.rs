@@ -7,7 +7,7 @@ use std::sync::Arc;
 use denizen_state::Epoch;
 
 use crate::{
-    Changes, FirewallChanges, FirewallPlan, FrontendAddress, FrontendKey, Plan, ServicePlan,
+    FirewallChanges, FirewallPlan, FrontendAddress, FrontendKey, Plan, PlanChanges, ServicePlan,
 };
 use denizen_model::{Family, PodSet, Protocol, family_of};
 use denizen_packet::{FlowSelection, TrackedFlow};
@@ -246,7 +246,7 @@ pub struct CandidateTracker {
 impl CandidateTracker {
     /// Notes what a change of the plan may have made stale. When a draining endpoint ends, its
     /// service changes but no frontend does.
-    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         if let Some(pods) = plan.pods().filter(|_| changes.pods) {
             self.pods_are(pods);
             if plan.policy().detector.goes_by_records() {

@@ -6,7 +6,7 @@ use std::num::NonZeroU16;
 
 use super::candidates::{StaleCandidates, can_move, keys_of};
 use crate::{
-    FirewallPlan, Flow, Frontend, Masquerade, Plan, Planner, SeenAs, ServicePlan, serving,
+    FirewallPlan, Frontend, Masquerade, Plan, Planner, PolicyFlow, SeenAs, ServicePlan, serving,
 };
 use denizen_model::{Family, ServicePortName, Snapshot};
 use denizen_packet::{TrackedFlow, Treatment};
@@ -173,13 +173,13 @@ fn is_refused(firewall: &FirewallPlan, entry: &TrackedFlow) -> bool {
         true => (entry.reply_source, entry.source),
         false => (entry.source, entry.reply_source),
     };
-    let flow = Flow {
+    let flow = PolicyFlow {
         source: client.ip(),
         destination: server.ip(),
         protocol: entry.protocol(),
         port: NonZeroU16::new(server.port()),
     };
-    firewall.refusal(&flow).is_some()
+    firewall.rejection(&flow).is_some()
 }
 
 /// Whether an entry's first packet came from the server, as far as its ports tell.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 
-use crate::{Announcement, Announcements, Owner, Silent};
+use crate::{Announcement, Announcements, PrefixOwner, Withheld};
 use denizen_text::Printable;
 
 /// The answer to `denizen-agent explain --announce`.
@@ -66,7 +66,7 @@ impl Announced {
         };
         match decided.about(address) {
             None => unknown("unknown", "it is no address of a Service or a pod of this node"),
-            Some((prefix, Err(silent))) => Self::silent(address, prefix, silent),
+            Some((prefix, Err(withheld))) => Self::withheld(address, prefix, withheld),
             Some((prefix, Ok(it))) if is_published(&prefix) => wanted(prefix, it),
             Some((prefix, Ok(it))) => Self {
                 announced: false,
@@ -84,7 +84,7 @@ impl Announced {
             prefix: Some(prefix),
             class: Some(wanted.class.as_str().to_owned()),
             metric: Some(wanted.metric()),
-            owner: Some(Owner::from(wanted.because.clone()).to_string()),
+            owner: Some(PrefixOwner::from(wanted.reason.clone()).to_string()),
             reason: None,
             why: wanted.why(),
             dropped: Vec::new(),
@@ -92,16 +92,16 @@ impl Announced {
         }
     }
 
-    fn silent(address: IpAddr, prefix: IpNetwork, silent: &Silent) -> Self {
+    fn withheld(address: IpAddr, prefix: IpNetwork, withheld: &Withheld) -> Self {
         Self {
             address,
             announced: false,
             prefix: Some(prefix),
             class: None,
             metric: None,
-            owner: Some(silent.owner.to_string()),
-            reason: Some(silent.why.code().to_owned()),
-            why: silent.why.to_string(),
+            owner: Some(withheld.owner.to_string()),
+            reason: Some(withheld.reason.code().to_owned()),
+            why: withheld.reason.to_string(),
             dropped: Vec::new(),
             peers: None,
         }
@@ -115,7 +115,7 @@ impl Announced {
 
     /// It is in the table, but exported to no peer.
     #[must_use]
-    pub fn untold(self, reason: &str, why: String) -> Self {
+    pub fn not_exported(self, reason: &str, why: String) -> Self {
         let (announced, reason) = (false, Some(reason.to_owned()));
         Self { announced, reason, why, peers: Some(Vec::new()), ..self }
     }

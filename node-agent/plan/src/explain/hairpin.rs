@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::{Explanation, Packet, Step, Verdict};
+use super::{ExplainStep, Explanation, FirstPacket, PacketVerdict};
 use crate::Plan;
 
 /// The explanation of `packet`, with what becomes of it if it is for its sender. `off`: the bridge
 /// ports where hairpin mode is off, and why.
 pub fn without_hairpin(
     plan: &Plan,
-    packet: &Packet,
+    packet: &FirstPacket,
     off: &BTreeMap<Arc<str>, String>,
     mut explanation: Explanation,
 ) -> Explanation {
     // What IPVS balances does not stay on the bridge: the node sends it.
     let is_bridged = explanation.local && explanation.virtual_server.is_none();
-    if explanation.verdict != Verdict::Forward || !is_bridged {
+    if explanation.verdict != PacketVerdict::Forward || !is_bridged {
         return explanation;
     }
     let mut pods = plan.recorded().iter();
@@ -30,7 +30,7 @@ pub fn without_hairpin(
     let what = match explanation.endpoints.iter().filter(is_itself).count() {
         0 => return explanation,
         all if all == explanation.endpoints.len() => {
-            explanation.verdict = Verdict::Drop;
+            explanation.verdict = PacketVerdict::Drop;
             "the bridge drops it"
         }
         _ => "if the chosen endpoint is the sender itself, the bridge drops it",
@@ -39,6 +39,6 @@ pub fn without_hairpin(
         "hairpin mode of the bridge port {port} is off ({why}), so the bridge sends nothing back \
          to the port that it came from"
     );
-    explanation.steps.push(Step { what: what.to_owned(), why });
+    explanation.steps.push(ExplainStep { what: what.to_owned(), why });
     explanation
 }

@@ -27,22 +27,24 @@ use thiserror::Error;
 pub use announce::Announced;
 pub use carrier::VirtualServerRow;
 pub use hairpin::without_hairpin;
-pub use packet::{Packet, PacketError, Transport};
+pub use packet::{FirstPacket, PacketError, Transport};
 pub use policy::PolicyRow;
 pub use redirect::RedirectRow;
-pub use verdict::Verdict;
+pub use verdict::PacketVerdict;
 
 use self::arrival::arrival;
 use crate::{
     Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Listed, Outcome, Plan,
     Planner, Remark, ServicePlan,
 };
-use denizen_model::{Affinity, ForeignService, Listing, ServiceName, TrafficPolicy, family_of};
+use denizen_model::{
+    ForeignService, Listing, ServiceName, SessionAffinity, TrafficPolicy, family_of,
+};
 use denizen_text::Printable;
 
 /// One step of a packet's path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
+pub struct ExplainStep {
     /// What is found or done.
     pub what: String,
     pub why: String,
@@ -52,7 +54,7 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     /// What happens to it.
-    pub verdict: Verdict,
+    pub verdict: PacketVerdict,
     /// `namespace/name:port` of the service behind its destination.
     pub service: Option<String>,
     /// The endpoints that it may go to, each with the same probability.
@@ -74,7 +76,7 @@ pub struct Explanation {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub redirects: Vec<RedirectRow>,
     /// The steps, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ExplainStep>,
 }
 
 /// Why a question cannot be answered.
@@ -94,7 +96,7 @@ fn names(owed: &[Listing]) -> String {
 /// [`NotYet`] while services are not known.
 pub fn explain(
     planner: &Planner,
-    packet: &Packet,
+    packet: &FirstPacket,
     rejected: impl Fn(&Frontend) -> Vec<String>,
     listed: &dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
 ) -> Result<Explanation, NotYet> {
@@ -113,7 +115,7 @@ pub fn explain(
         Some(_) | None if is_kept_out => way.kept_out(sender),
         Some(_) | None => way.past(sender),
     };
-    let explanation = policy::judge(plan, packet, explanation);
+    let explanation = policy::apply(plan, packet, explanation);
     Ok(redirect::inside(plan, packet, explanation))
 }
 
@@ -130,15 +132,15 @@ struct Way<'a> {
     services: &'a ServicePlan,
     /// The other proxy's Service that has the destination.
     foreign: Option<(&'a ServiceName, &'a ForeignService)>,
-    packet: &'a Packet,
+    packet: &'a FirstPacket,
     listed: &'a dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
-    steps: Vec<Step>,
+    steps: Vec<ExplainStep>,
     masqueraded: Vec<String>,
 }
 
 impl<'a> Way<'a> {
     fn step(&mut self, what: impl Into<String>, why: impl Into<String>) {
-        self.steps.push(Step { what: what.into(), why: why.into() });
+        self.steps.push(ExplainStep { what: what.into(), why: why.into() });
     }
 
     fn source(&mut self) -> Sender {
@@ -166,7 +168,8 @@ impl<'a> Way<'a> {
 
     /// The frontend that the packet is addressed to.
     fn key(&self) -> Option<&'a Frontend> {
-        let Packet { destination, transport: Transport::Port(protocol, port), .. } = *self.packet
+        let FirstPacket { destination, transport: Transport::Port(protocol, port), .. } =
+            *self.packet
         else {
             return None;
         };
@@ -204,7 +207,7 @@ impl<'a> Way<'a> {
     fn kept_out(mut self, sender: Sender) -> Explanation {
         let to = self.packet.destination_text();
         self.step(format!("{to} is dropped"), words::LOOPBACK);
-        self.finish(Verdict::Drop, None, None, false, sender)
+        self.finish(PacketVerdict::Drop, None, None, false, sender)
     }
 
     /// No service has this address and port.
@@ -216,27 +219,27 @@ impl<'a> Way<'a> {
                 "{to} is left alone: it is a cluster IP of {service}, and this node's own address"
             );
             self.step(what, words::OWN_ADDRESS);
-            Verdict::Untouched
+            PacketVerdict::Untouched
         } else if self.is_answered(destination) {
             self.step(format!("{to} is refused"), words::unused(self.packet.transport));
-            Verdict::Reject
+            PacketVerdict::Reject
         } else if let Some((service, ForeignService { proxy, .. })) = self.foreign {
             let what = format!(
                 "{to} is a cluster IP of {service}, which belongs to another proxy: {proxy:?}"
             );
             let is_checked = self.service_range_of(destination).is_some();
             self.step(what, words::foreign_service(is_checked));
-            Verdict::Foreign
+            PacketVerdict::Foreign
         } else if let Some(range) = self.service_range_of(destination) {
             self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
-            Verdict::Drop
+            PacketVerdict::Drop
         } else {
             let are_known = self.plan.policy().services;
             let why = words::no_service(self.packet.transport, are_known);
             self.step(format!("{to} is left alone"), why);
-            Verdict::Untouched
+            PacketVerdict::Untouched
         };
-        let masquerade = verdict == Verdict::Untouched && self.leaves_untouched(sender);
+        let masquerade = verdict == PacketVerdict::Untouched && self.leaves_untouched(sender);
         self.finish(verdict, None, None, masquerade, sender)
     }
 
@@ -251,12 +254,12 @@ impl<'a> Way<'a> {
             for reason in rejected {
                 self.step(words::REJECTED, reason.as_str());
             }
-            return self.finish(Verdict::Unknown, Some(service), None, false, sender);
+            return self.finish(PacketVerdict::Unknown, Some(service), None, false, sender);
         }
         if let Some(allowed) = &frontend.sources
             && !self.may_enter(allowed)
         {
-            return self.finish(Verdict::Drop, Some(service), None, false, sender);
+            return self.finish(PacketVerdict::Drop, Some(service), None, false, sender);
         }
         self.note_open_family(frontend);
         let bound = frontend.outside.as_ref().filter(|_| sender == Sender::Other);
@@ -268,11 +271,11 @@ impl<'a> Way<'a> {
         match outcome {
             Outcome::Reject => {
                 self.step("refused", words::NO_ENDPOINTS);
-                self.finish(Verdict::Reject, Some(service), None, false, sender)
+                self.finish(PacketVerdict::Reject, Some(service), None, false, sender)
             }
             Outcome::Drop => {
                 self.step("dropped without an answer", words::NO_LOCAL_ENDPOINT);
-                self.finish(Verdict::Drop, Some(service), None, false, sender)
+                self.finish(PacketVerdict::Drop, Some(service), None, false, sender)
             }
             Outcome::Forward(endpoints) => {
                 self.forward(frontend, bound.is_some(), endpoints, sender)
@@ -288,13 +291,13 @@ impl<'a> Way<'a> {
         sender: Sender,
     ) -> Explanation {
         let virtual_server = self.choose(frontend, bound, endpoints);
-        if let Affinity::ClientIp { seconds } = frontend.affinity {
+        if let SessionAffinity::ClientIp { seconds } = frontend.affinity {
             self.step(words::affinity(seconds), words::AFFINITY);
         }
         let masquerade = self.masquerade(frontend, bound, endpoints, sender);
         let service = Some(frontend.service_port.to_string());
         let explanation =
-            self.finish(Verdict::Forward, service, Some(endpoints), masquerade, sender);
+            self.finish(PacketVerdict::Forward, service, Some(endpoints), masquerade, sender);
         Explanation { virtual_server, ..explanation }
     }
 
@@ -330,7 +333,7 @@ impl<'a> Way<'a> {
 
     fn finish(
         self,
-        verdict: Verdict,
+        verdict: PacketVerdict,
         service: Option<String>,
         endpoints: Option<&Endpoints>,
         masquerade: bool,
@@ -359,13 +362,13 @@ impl std::fmt::Display for Explanation {
             writeln!(f, "{n}. {}\n   {}", Printable(&step.what), Printable(&step.why))?;
         }
         let source = match self.verdict {
-            Verdict::Forward | Verdict::Untouched if self.masquerade => ", masqueraded",
-            Verdict::Forward => ", source kept",
-            Verdict::Untouched
-            | Verdict::Foreign
-            | Verdict::Reject
-            | Verdict::Drop
-            | Verdict::Unknown => "",
+            PacketVerdict::Forward | PacketVerdict::Untouched if self.masquerade => ", masqueraded",
+            PacketVerdict::Forward => ", source kept",
+            PacketVerdict::Untouched
+            | PacketVerdict::Foreign
+            | PacketVerdict::Reject
+            | PacketVerdict::Drop
+            | PacketVerdict::Unknown => "",
         };
         writeln!(f, "=> {}{source}", self.verdict)
     }

@@ -3,22 +3,22 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::packet::{Kind, Packet, PacketError, Transport};
+use super::packet::{FirstPacket, NamedProtocol, PacketError, Transport};
 use crate::{Frontend, FrontendAddress, FrontendKind, Plan};
 use denizen_model::{Family, Protocol, ServiceName, family_of};
 
 /// `NAMESPACE/NAME[:PORT][/PROTO]`, or `NAMESPACE/NAME/icmp` or `…/icmpv6`.
-struct Named<'a> {
+struct NamedEnd<'a> {
     name: &'a str,
     port: Option<&'a str>,
-    kind: Option<Kind>,
+    kind: Option<NamedProtocol>,
 }
 
 /// Where packets can be sent to.
-type End = (IpAddr, Transport);
+type PacketEnd = (IpAddr, Transport);
 
-impl Packet {
-    /// As [`Packet::parse`]. `from` may also be a pod of this node, `NAMESPACE/POD[@INTERFACE]`,
+impl FirstPacket {
+    /// As [`FirstPacket::parse`]. `from` may also be a pod of this node, `NAMESPACE/POD[@INTERFACE]`,
     /// and `to` a service or such a pod, `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name
     /// or number; a ping has none. If several addresses are meant, it is the first pair of one
     /// family.
@@ -28,7 +28,7 @@ impl Packet {
             None => (from, None),
         };
         let named_sender = is_name(sender);
-        let destination = Named::parse(to);
+        let destination = NamedEnd::parse(to);
         if !named_sender && destination.is_none() {
             return Self::parse(from, to);
         }
@@ -47,7 +47,7 @@ impl Packet {
             None => vec![Self::parse_end(to)?],
         };
         let pairs = ends.iter().flat_map(|end| sources.iter().map(move |source| (*source, *end)));
-        let same = |(source, end): &(IpAddr, End)| family_of(*source) == family_of(end.0);
+        let same = |(source, end): &(IpAddr, PacketEnd)| family_of(*source) == family_of(end.0);
         match pairs.clone().find(same).ok_or_else(|| pairs.clone().next()) {
             Ok((source, (destination, transport))) => {
                 let interface = interface.map(str::to_owned);
@@ -58,7 +58,7 @@ impl Packet {
         }
     }
 
-    /// As [`Packet::parse`] takes it: the source, and the interface if one is named.
+    /// As [`FirstPacket::parse`] takes it: the source, and the interface if one is named.
     pub fn source_text(&self) -> String {
         let source = match self.source_port {
             Some(port) => SocketAddr::new(self.source, port.get()).to_string(),
@@ -101,10 +101,11 @@ impl NotFound {
     }
 }
 
-impl<'a> Named<'a> {
+impl<'a> NamedEnd<'a> {
     /// `None` if it is an address and a port.
     fn parse(to: &'a str) -> Option<Self> {
-        let named = to.rsplit_once('/').and_then(|(rest, kind)| Some((rest, Kind::parse(kind)?)));
+        let named =
+            to.rsplit_once('/').and_then(|(rest, kind)| Some((rest, NamedProtocol::parse(kind)?)));
         let (rest, kind) = named.map_or((to, None), |(rest, kind)| (rest, Some(kind)));
         if rest.parse::<SocketAddr>().is_ok() || !is_name(rest) {
             return None;
@@ -115,16 +116,16 @@ impl<'a> Named<'a> {
         }
     }
 
-    fn ends(&self, plan: &Plan) -> Result<Vec<End>, NotFound> {
+    fn ends(&self, plan: &Plan) -> Result<Vec<PacketEnd>, NotFound> {
         let ends = match self.kind {
-            Some(Kind::Echo(family)) => self.pinged(plan, family),
-            Some(Kind::Ports(protocol)) => self.ports(plan, Some(protocol))?,
+            Some(NamedProtocol::Echo(family)) => self.pinged(plan, family),
+            Some(NamedProtocol::Ports(protocol)) => self.ports(plan, Some(protocol))?,
             None => self.ports(plan, None)?,
         };
         if ends.is_empty() { Err(NotFound::Nothing) } else { Ok(ends) }
     }
 
-    fn ports(&self, plan: &Plan, protocol: Option<Protocol>) -> Result<Vec<End>, NotFound> {
+    fn ports(&self, plan: &Plan, protocol: Option<Protocol>) -> Result<Vec<PacketEnd>, NotFound> {
         let frontends = self.frontends(plan, protocol);
         if frontends.is_empty() {
             return Ok(self.pod_ends(plan, protocol.unwrap_or(Protocol::Tcp)).unwrap_or_default());
@@ -141,7 +142,7 @@ impl<'a> Named<'a> {
     }
 
     /// The cluster IPs of a service, or the addresses of a pod, that a ping can be sent to.
-    fn pinged(&self, plan: &Plan, family: Family) -> Vec<End> {
+    fn pinged(&self, plan: &Plan, family: Family) -> Vec<PacketEnd> {
         if self.port.is_some() {
             return Vec::new();
         }
@@ -173,7 +174,7 @@ impl<'a> Named<'a> {
         frontends
     }
 
-    fn pod_ends(&self, plan: &Plan, protocol: Protocol) -> Option<Vec<End>> {
+    fn pod_ends(&self, plan: &Plan, protocol: Protocol) -> Option<Vec<PacketEnd>> {
         let transport = Transport::Port(protocol, self.port?.parse().ok()?);
         let addresses = addresses_of(plan, self.name)?;
         Some(addresses.into_iter().map(|ip| (ip, transport)).collect())

@@ -9,7 +9,7 @@ use denizen_model::{Family, Protocol, family_of};
 
 /// The first packet of a connection, or a ping.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Packet {
+pub struct FirstPacket {
     pub source: IpAddr,
     /// Its source port, if that is said. Only the choice of an endpoint may depend on it.
     pub source_port: Option<NonZeroU16>,
@@ -31,7 +31,7 @@ pub enum Transport {
 
 /// The word behind the last `/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum NamedProtocol {
     Ports(Protocol),
     /// `icmp` or `icmpv6`.
     Echo(Family),
@@ -64,7 +64,7 @@ pub enum PacketError {
     Families(IpAddr, IpAddr),
 }
 
-impl Kind {
+impl NamedProtocol {
     pub(super) fn parse(text: &str) -> Option<Self> {
         match &*text.to_ascii_lowercase() {
             "icmp" => Some(Self::Echo(Family::V4)),
@@ -90,7 +90,7 @@ impl Kind {
     }
 }
 
-impl Packet {
+impl FirstPacket {
     /// From `ADDR[:PORT][@INTERFACE]` and `ADDR:PORT[/PROTO]`, TCP where no protocol is named; or
     /// `ADDR/icmp` or `ADDR/icmpv6` for a ping.
     pub fn parse(from: &str, to: &str) -> Result<Self, PacketError> {
@@ -121,8 +121,8 @@ impl Packet {
     /// The destination of [`Self::parse`].
     pub(super) fn parse_end(to: &str) -> Result<(IpAddr, Transport), PacketError> {
         let (end, kind) = match to.rsplit_once('/') {
-            Some((end, kind)) => (end, Kind::parse(kind)),
-            None => (to, Some(Kind::Ports(Protocol::Tcp))),
+            Some((end, kind)) => (end, NamedProtocol::parse(kind)),
+            None => (to, Some(NamedProtocol::Ports(Protocol::Tcp))),
         };
         kind.and_then(|kind| kind.end(end)).ok_or_else(|| PacketError::To(to.to_owned()))
     }
@@ -187,16 +187,17 @@ mod tests {
             ("a name", "web", "10.96.0.1:1", bad_from("web")),
         ];
         for (name, from, to, expected) in cases {
-            let read = Packet::parse(from, to).map(|p| (p.interface, p.transport));
-            let source = Packet::parse(from, to).ok().and_then(|packet| packet.source_port);
+            let read = FirstPacket::parse(from, to).map(|p| (p.interface, p.transport));
+            let source = FirstPacket::parse(from, to).ok().and_then(|packet| packet.source_port);
             assert_eq!(source.is_some(), read.is_ok() && from.contains(":4000"), "{name}");
             assert_eq!(read, expected.map(|(i, p)| (i.map(str::to_owned), p)), "{name}");
         }
-        let families = |to| matches!(Packet::parse("10.0.0.1", to), Err(PacketError::Families(..)));
+        let families =
+            |to| matches!(FirstPacket::parse("10.0.0.1", to), Err(PacketError::Families(..)));
         assert!(families("[fd00::1]:1") && families("fd00::1/icmpv6"));
         assert_eq!(
-            Packet::parse("::ffff:10.0.0.1", "[::ffff:10.96.0.1]:80"),
-            Packet::parse("10.0.0.1", "10.96.0.1:80"),
+            FirstPacket::parse("::ffff:10.0.0.1", "[::ffff:10.96.0.1]:80"),
+            FirstPacket::parse("10.0.0.1", "10.96.0.1:80"),
             "packets have no IPv4-mapped addresses"
         );
     }

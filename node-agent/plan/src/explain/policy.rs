@@ -5,9 +5,9 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
-use super::packet::{Packet, Transport};
-use super::{Explanation, Step, Verdict};
-use crate::{Flow, Judged, Plan, PolicyStep};
+use super::packet::{FirstPacket, Transport};
+use super::{ExplainStep, Explanation, PacketVerdict};
+use crate::{Plan, PolicyFlow, PolicyResult, PolicyStep};
 
 /// What the policies of one pod say of the packet, in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,11 @@ pub struct PolicyRow {
 }
 
 /// Adds what the policies say, and what that means for the packet.
-pub(super) fn judge(plan: &Plan, packet: &Packet, mut explanation: Explanation) -> Explanation {
+pub(super) fn apply(
+    plan: &Plan,
+    packet: &FirstPacket,
+    mut explanation: Explanation,
+) -> Explanation {
     let Some(firewall) = plan.firewall().filter(|firewall| firewall.is_enforced()) else {
         return explanation;
     };
@@ -47,18 +51,21 @@ pub(super) fn judge(plan: &Plan, packet: &Packet, mut explanation: Explanation) 
             format!("dropped: {} is no address of {owner}", packet.source),
             "what comes from a pod's interface must have an address of the pod",
         );
-        explanation.verdict = Verdict::Drop;
+        explanation.verdict = PacketVerdict::Drop;
         return explanation;
     }
     let endpoints: Vec<Option<SocketAddr>> = match explanation.verdict {
-        Verdict::Forward => explanation
+        PacketVerdict::Forward => explanation
             .endpoints
             .iter()
             .filter_map(|endpoint| endpoint.parse().ok())
             .map(Some)
             .collect(),
-        Verdict::Untouched => vec![None],
-        Verdict::Foreign | Verdict::Reject | Verdict::Drop | Verdict::Unknown => {
+        PacketVerdict::Untouched => vec![None],
+        PacketVerdict::Foreign
+        | PacketVerdict::Reject
+        | PacketVerdict::Drop
+        | PacketVerdict::Unknown => {
             return explanation;
         }
     };
@@ -66,10 +73,12 @@ pub(super) fn judge(plan: &Plan, packet: &Packet, mut explanation: Explanation) 
     let asked: Vec<(Option<SocketAddr>, Vec<PolicyStep>)> =
         endpoints.into_iter().map(ask).collect();
     let is_refused = |steps: &Vec<PolicyStep>| {
-        steps.iter().any(|step| matches!(step.judged, Judged::Refused | Judged::Pending))
+        steps
+            .iter()
+            .any(|step| matches!(step.result, PolicyResult::Refused | PolicyResult::Pending))
     };
     if !asked.is_empty() && asked.iter().all(|(_, steps)| is_refused(steps)) {
-        explanation.verdict = Verdict::Drop;
+        explanation.verdict = PacketVerdict::Drop;
     }
     let rows = asked.iter().flat_map(|(endpoint, steps)| {
         steps.iter().map(|step| PolicyRow::new(step, endpoint.as_ref().map(SocketAddr::to_string)))
@@ -83,26 +92,28 @@ pub(super) fn judge(plan: &Plan, packet: &Packet, mut explanation: Explanation) 
 
 impl Explanation {
     fn step(&mut self, what: impl Into<String>, why: impl Into<String>) {
-        self.steps.push(Step { what: what.into(), why: why.into() });
+        self.steps.push(ExplainStep { what: what.into(), why: why.into() });
     }
 }
 
 /// The packet after DNAT, if its destination becomes an endpoint.
-fn flow(packet: &Packet, endpoint: Option<SocketAddr>) -> Flow {
+fn flow(packet: &FirstPacket, endpoint: Option<SocketAddr>) -> PolicyFlow {
     let (protocol, port) = match packet.transport {
         Transport::Port(protocol, port) => (Some(protocol), Some(port)),
         Transport::Echo => (None, None),
     };
     let (source, destination) = (packet.source, packet.destination);
-    let sent = Flow { source, destination, protocol, port };
+    let sent = PolicyFlow { source, destination, protocol, port };
     match endpoint {
         None => sent,
-        Some(end) => Flow { destination: end.ip(), port: NonZeroU16::new(end.port()), ..sent },
+        Some(end) => {
+            PolicyFlow { destination: end.ip(), port: NonZeroU16::new(end.port()), ..sent }
+        }
     }
 }
 
 /// The pod behind the packet's interface, if the packet's source is not an address of that pod.
-fn spoofed(plan: &Plan, packet: &Packet) -> Option<String> {
+fn spoofed(plan: &Plan, packet: &FirstPacket) -> Option<String> {
     let interface = packet.interface.as_deref()?;
     let is_its = |name: Option<&str>| name == Some(interface);
     let pod = plan.recorded().iter().find(|pod| {
@@ -125,11 +136,11 @@ impl PolicyRow {
             peer: None,
             ports: None,
         };
-        match &step.judged {
-            Judged::Open => Self { result: "open".to_owned(), ..row },
-            Judged::Refused => Self { result: "refused".to_owned(), ..row },
-            Judged::Pending => Self { result: "pending".to_owned(), ..row },
-            Judged::Permitted { policy, rule, peer, ports } => Self {
+        match &step.result {
+            PolicyResult::Open => Self { result: "open".to_owned(), ..row },
+            PolicyResult::Refused => Self { result: "refused".to_owned(), ..row },
+            PolicyResult::Pending => Self { result: "pending".to_owned(), ..row },
+            PolicyResult::Permitted { policy, rule, peer, ports } => Self {
                 result: "permitted".to_owned(),
                 policy: Some(policy.to_string()),
                 rule: Some(*rule),
@@ -141,7 +152,7 @@ impl PolicyRow {
     }
 
     /// In words; `None` if the direction is open.
-    fn step(&self) -> Option<Step> {
+    fn step(&self) -> Option<ExplainStep> {
         let Self { direction, pod, .. } = self;
         let to = self.endpoint.as_ref().map(|end| format!(" (to {end})")).unwrap_or_default();
         let isolated = format!("NetworkPolicy {}", self.isolated_by.join(", "));
@@ -164,6 +175,6 @@ impl PolicyRow {
             ),
             _ => return None,
         };
-        Some(Step { what, why })
+        Some(ExplainStep { what, why })
     }
 }

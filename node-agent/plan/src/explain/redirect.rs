@@ -4,10 +4,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use denizen_state::redirect::{self as state, Connection, Direction, Does, Redirect};
+use denizen_state::redirect::{self as state, ChainDirection, Does, Redirect, UnmarkedConnection};
 use serde::{Deserialize, Serialize};
 
-use super::{Explanation, Packet, Step, Transport, Verdict, words};
+use super::{ExplainStep, Explanation, FirstPacket, PacketVerdict, Transport, words};
 use crate::Plan;
 use denizen_model::{LocalPod, Protocol};
 
@@ -31,24 +31,31 @@ pub struct RedirectRow {
 }
 
 /// Adds what happens inside the sender, at the beginning, and inside the receivers.
-pub(super) fn inside(plan: &Plan, packet: &Packet, mut explanation: Explanation) -> Explanation {
+pub(super) fn inside(
+    plan: &Plan,
+    packet: &FirstPacket,
+    mut explanation: Explanation,
+) -> Explanation {
     let pods = plan.recorded();
     if let Some((pod, redirect)) = sender(pods, packet) {
         let to = destination(packet);
         let is_own = to.ip().is_loopback() || pod.ips.contains(&to.ip());
         let interface = if is_own { "lo" } else { pod.id.if_name() };
         let connection = connection(packet, Some(packet.source), to, interface);
-        let row = RedirectRow::of(pod, redirect, Direction::Outbound, &connection);
+        let row = RedirectRow::of(pod, redirect, ChainDirection::Outbound, &connection);
         explanation.steps.insert(0, row.step(redirect, &connection));
         explanation.redirects.push(row);
     }
-    let is_forwarded = explanation.verdict == Verdict::Forward;
+    let is_forwarded = explanation.verdict == PacketVerdict::Forward;
     let ends: Vec<SocketAddr> = match explanation.verdict {
-        Verdict::Forward => {
+        PacketVerdict::Forward => {
             explanation.endpoints.iter().filter_map(|endpoint| endpoint.parse().ok()).collect()
         }
-        Verdict::Untouched => vec![destination(packet)],
-        Verdict::Foreign | Verdict::Reject | Verdict::Drop | Verdict::Unknown => Vec::new(),
+        PacketVerdict::Untouched => vec![destination(packet)],
+        PacketVerdict::Foreign
+        | PacketVerdict::Reject
+        | PacketVerdict::Drop
+        | PacketVerdict::Unknown => Vec::new(),
     };
     for to in ends {
         let Some((pod, redirect)) = receiver(pods, packet, to.ip()) else { continue };
@@ -57,7 +64,7 @@ pub(super) fn inside(plan: &Plan, packet: &Packet, mut explanation: Explanation)
         // The routes decide which of the node's addresses it has then.
         let source = (!is_masqueraded).then_some(packet.source);
         let connection = connection(packet, source, to, pod.id.if_name());
-        let mut row = RedirectRow::of(pod, redirect, Direction::Inbound, &connection);
+        let mut row = RedirectRow::of(pod, redirect, ChainDirection::Inbound, &connection);
         row.endpoint = is_forwarded.then_some(end);
         explanation.steps.push(row.step(redirect, &connection));
         explanation.redirects.push(row);
@@ -66,7 +73,7 @@ pub(super) fn inside(plan: &Plan, packet: &Packet, mut explanation: Explanation)
 }
 
 /// Where the packet is to go. A ping has no port, and no rule of a pod matches port 0.
-fn destination(packet: &Packet) -> SocketAddr {
+fn destination(packet: &FirstPacket) -> SocketAddr {
     let port = match packet.transport {
         Transport::Port(_, port) => port.get(),
         Transport::Echo => 0,
@@ -75,7 +82,7 @@ fn destination(packet: &Packet) -> SocketAddr {
 }
 
 /// The redirected pod that sends the packet.
-fn sender<'a>(pods: &'a [LocalPod], packet: &Packet) -> Option<(&'a LocalPod, &'a Redirect)> {
+fn sender<'a>(pods: &'a [LocalPod], packet: &FirstPacket) -> Option<(&'a LocalPod, &'a Redirect)> {
     let comes_from = |pod: &LocalPod| {
         let is_its =
             |name: &String| **name == *pod.interface || pod.port.as_deref() == Some(name.as_str());
@@ -87,7 +94,7 @@ fn sender<'a>(pods: &'a [LocalPod], packet: &Packet) -> Option<(&'a LocalPod, &'
 /// The redirected pod that gets the packet from outside itself.
 fn receiver<'a>(
     pods: &'a [LocalPod],
-    packet: &Packet,
+    packet: &FirstPacket,
     to: IpAddr,
 ) -> Option<(&'a LocalPod, &'a Redirect)> {
     let pod = pods.iter().find(|pod| pod.ips.contains(&to))?;
@@ -101,25 +108,25 @@ fn redirected(pod: &LocalPod) -> Option<(&LocalPod, &Redirect)> {
 }
 
 fn connection<'a>(
-    packet: &Packet,
+    packet: &FirstPacket,
     source: Option<IpAddr>,
     to: SocketAddr,
     interface: &'a str,
-) -> Connection<'a> {
+) -> UnmarkedConnection<'a> {
     let protocol = match packet.transport {
-        Transport::Port(Protocol::Tcp, _) => Some(state::Protocol::Tcp),
-        Transport::Port(Protocol::Udp, _) => Some(state::Protocol::Udp),
+        Transport::Port(Protocol::Tcp, _) => Some(state::RedirectProtocol::Tcp),
+        Transport::Port(Protocol::Udp, _) => Some(state::RedirectProtocol::Udp),
         Transport::Port(Protocol::Sctp, _) | Transport::Echo => None,
     };
-    Connection { interface, source, destination: to.ip(), port: to.port(), protocol }
+    UnmarkedConnection { interface, source, destination: to.ip(), port: to.port(), protocol }
 }
 
 impl RedirectRow {
     fn of(
         pod: &LocalPod,
         redirect: &Redirect,
-        direction: Direction,
-        connection: &Connection<'_>,
+        direction: ChainDirection,
+        connection: &UnmarkedConnection<'_>,
     ) -> Self {
         let rules = redirect.rules(direction);
         let rule = rules.into_iter().find(|rule| rule.matches(connection));
@@ -137,7 +144,7 @@ impl RedirectRow {
     }
 
     /// In words.
-    fn step(&self, redirect: &Redirect, connection: &Connection<'_>) -> Step {
+    fn step(&self, redirect: &Redirect, connection: &UnmarkedConnection<'_>) -> ExplainStep {
         let Self { direction, pod, endpoint, port, rule } = self;
         let to = endpoint.as_ref().map(|end| format!(" (to {end})")).unwrap_or_default();
         let rule = rule.as_ref().map(|rule| format!("rule {rule}"));
@@ -146,12 +153,12 @@ impl RedirectRow {
             (_, Some(rule)) => ("not redirected".to_owned(), rule),
             (_, None) => ("not redirected".to_owned(), words::no_rule(redirect, connection)),
         };
-        if port.is_some() && *direction == Direction::Outbound.to_string() {
+        if port.is_some() && *direction == ChainDirection::Outbound.to_string() {
             why += words::ONWARD;
         }
         if !redirect.skip_inbound_cidrs.is_empty() && connection.source.is_none() {
             why += words::UNKNOWN_SOURCE;
         }
-        Step { what: format!("{direction} inside {pod}{to}: {what}"), why }
+        ExplainStep { what: format!("{direction} inside {pod}{to}: {what}"), why }
     }
 }

@@ -5,11 +5,11 @@ mod owners;
 mod redirects;
 mod virtual_servers;
 
-use super::{Explanation, Packet, Verdict, explain};
+use super::{Explanation, FirstPacket, PacketVerdict, explain};
 use crate::fixture::*;
 use crate::{Detector, Planner, Policy, Settings};
 use denizen_fixture::*;
-use denizen_model::{Affinity, Event, Listing, Protocol, Service, Slice, TrafficPolicy};
+use denizen_model::{Event, Listing, Protocol, Service, SessionAffinity, Slice, TrafficPolicy};
 
 const HERE_1: &str = "10.1.2.3";
 const AWAY_1: &str = "10.9.9.9";
@@ -40,7 +40,7 @@ fn world() -> Vec<Event> {
         ..service(name, &[at])
     };
     let sticky = Service {
-        affinity: Affinity::ClientIp { seconds: 300 },
+        affinity: SessionAffinity::ClientIp { seconds: 300 },
         ..service("sticky", &["10.96.0.13"])
     };
     let mut events = vec![
@@ -70,7 +70,7 @@ fn planner(detector: Detector, masquerade_all: bool) -> Planner {
     planner
 }
 
-fn explained(planner: &Planner, packet: &Packet) -> Explanation {
+fn explained(planner: &Planner, packet: &FirstPacket) -> Explanation {
     explain(planner, packet, |_| Vec::new(), &|_| None).unwrap()
 }
 
@@ -87,8 +87,8 @@ fn without_services_an_address_is_left_to_whoever_serves_it() {
     check(
         &planner,
         &[
-            case("10.1.2.3", "10.96.0.10:80", Verdict::Untouched, false, words),
-            case("10.1.2.3", "127.0.0.1:80", Verdict::Untouched, false, words),
+            case("10.1.2.3", "10.96.0.10:80", PacketVerdict::Untouched, false, words),
+            case("10.1.2.3", "127.0.0.1:80", PacketVerdict::Untouched, false, words),
         ],
     );
 }
@@ -96,7 +96,7 @@ fn without_services_an_address_is_left_to_whoever_serves_it() {
 /// Services have ports only: of an address, pings meet what applies to every packet.
 #[test]
 fn pings_are_for_no_service() {
-    use Verdict::{Drop, Reject, Untouched};
+    use PacketVerdict::{Drop, Reject, Untouched};
     let no_port: &[&str] = &["10.9.9.9/icmp is left alone", "services have ports"];
     let refused: &[&str] = &["10.96.0.10/icmp is refused", "services have ports"];
     let node: &[&str] = &["192.168.0.2/icmp is left alone", "services have ports"];
@@ -113,7 +113,7 @@ fn pings_are_for_no_service() {
 struct Case {
     from: &'static str,
     to: &'static str,
-    verdict: Verdict,
+    verdict: PacketVerdict,
     masquerade: bool,
     /// Words that must be in it, in this order.
     words: &'static [&'static str],
@@ -121,10 +121,10 @@ struct Case {
 
 fn check(planner: &Planner, cases: &[Case]) {
     for Case { from, to, verdict, masquerade, words } in cases {
-        let said = explained(planner, &Packet::parse(from, to).unwrap());
-        let text = said.to_string();
+        let explanation = explained(planner, &FirstPacket::parse(from, to).unwrap());
+        let text = explanation.to_string();
         assert_eq!(
-            (said.verdict, said.masquerade),
+            (explanation.verdict, explanation.masquerade),
             (*verdict, *masquerade),
             "{from} to {to}:\n{text}"
         );
@@ -141,7 +141,7 @@ fn check(planner: &Planner, cases: &[Case]) {
 const fn case(
     from: &'static str,
     to: &'static str,
-    verdict: Verdict,
+    verdict: PacketVerdict,
     masquerade: bool,
     words: &'static [&'static str],
 ) -> Case {
@@ -150,7 +150,7 @@ const fn case(
 
 #[test]
 fn each_situation_has_its_words() {
-    use Verdict::{Drop, Forward, Reject, Untouched};
+    use PacketVerdict::{Drop, Forward, Reject, Untouched};
     let cases = [
         case(
             "10.1.2.3",
@@ -265,7 +265,7 @@ fn each_situation_has_its_words() {
 
 #[test]
 fn other_detectors_say_what_they_go_by() {
-    use Verdict::Forward;
+    use PacketVerdict::Forward;
     let bridge = [
         case(
             "8.8.8.8@cni0",
@@ -306,7 +306,7 @@ fn other_detectors_say_what_they_go_by() {
 
 #[test]
 fn masquerade_all_is_about_cluster_ips() {
-    use Verdict::Forward;
+    use PacketVerdict::Forward;
     let cases = [
         case("10.1.2.3", "10.96.0.10:80", Forward, true, &["--masquerade-all"]),
         case("10.1.2.3", "192.168.0.2:30081", Forward, false, &["source stays"]),

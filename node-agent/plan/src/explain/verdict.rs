@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum PacketVerdict {
     /// Its destination becomes one of the endpoints.
     Forward,
     /// It is refused.
@@ -23,7 +23,7 @@ pub enum Verdict {
     Unknown,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for PacketVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Forward => "forwarded",

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use denizen_state::redirect::{Connection, Protocol, Redirect};
+use denizen_state::redirect::{Redirect, RedirectProtocol, UnmarkedConnection};
 
 use super::{Transport, policy_name};
-use crate::{Arrival, Detector, Endpoints, Frontend, FrontendKind, Local, Port};
+use crate::{Arrival, BridgePort, Detector, Endpoints, Frontend, FrontendKind, Local};
 use denizen_model::TrafficPolicy;
 
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
@@ -146,7 +146,7 @@ pub(super) fn local(
 
 pub(super) fn foreign(from: IpAddr, arrival: Option<Arrival<'_>>) -> String {
     match arrival {
-        Some(Arrival { interface, port: Port::Named(port) }) => {
+        Some(Arrival { interface, port: BridgePort::Named(port) }) => {
             format!("{from}, coming in through {port} of {interface}, is not a pod of this node")
         }
         Some(Arrival { interface, .. }) => {
@@ -252,16 +252,16 @@ fn to_one_of(endpoints: &Endpoints, odds: impl Fn(usize) -> String) -> String {
 }
 
 /// Why no rule inside a pod matches.
-pub(super) fn no_rule(redirect: &Redirect, connection: &Connection<'_>) -> String {
+pub(super) fn no_rule(redirect: &Redirect, connection: &UnmarkedConnection<'_>) -> String {
     match connection.protocol {
-        Some(Protocol::Tcp) => {
+        Some(RedirectProtocol::Tcp) => {
             let interfaces = redirect.interfaces.join(", ");
             format!(
                 "no rule of the pod matches: TCP is redirected at {interfaces}, as far as ports and \
                  networks are not listed, and in the directions for which the proxy has a port"
             )
         }
-        Some(Protocol::Udp) | None => {
+        Some(RedirectProtocol::Udp) | None => {
             "no rule of the pod matches: only TCP is redirected".to_owned()
         }
     }

@@ -9,14 +9,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::blocks::{Pieces, piece_of};
-use super::group::{Group, GroupId, Groups};
+use super::group::{GroupId, Groups, PodGroup};
 use super::identity::{Identities, IdentityId, IdentityKey};
 use denizen_model::PodName;
 use denizen_state::AttachmentId;
 
 /// Who claims an address. If several do, the greatest wins.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Claimant {
+pub(super) enum AddressClaimant {
     /// A recorded pod of this node whose annotation names the address: when it was recorded, and
     /// its attachment. It loses to a pod that really has the address.
     Additional(Arc<str>, AttachmentId),
@@ -27,23 +27,23 @@ pub(super) enum Claimant {
 }
 
 #[derive(Debug)]
-struct Claim {
-    by: Claimant,
+struct AddressClaim {
+    by: AddressClaimant,
     /// `None` while the pod's labels are unknown.
     group: Option<GroupId>,
 }
 
 /// The claims on one address, and its identity.
 #[derive(Debug)]
-struct Held {
+struct AddressState {
     /// Sorted: the last one wins.
-    claims: Vec<Claim>,
+    claims: Vec<AddressClaim>,
     identity: Option<IdentityId>,
-    /// Whether it had claims at the last [`Addresses::identify`].
+    /// Whether it had claims at the last [`PodAddresses::identify`].
     was_claimed: bool,
 }
 
-impl Held {
+impl AddressState {
     fn group(&self) -> Option<GroupId> {
         self.claims.last()?.group
     }
@@ -60,30 +60,30 @@ pub(super) struct AddressChanges {
 
 /// The addresses of all known pods.
 #[derive(Debug, Default)]
-pub(super) struct Addresses {
-    held: HashMap<IpAddr, Held>,
+pub(super) struct PodAddresses {
+    held: HashMap<IpAddr, AddressState>,
     /// Those whose owner, group or blocks may have changed.
     pub touched: BTreeSet<IpAddr>,
 }
 
-impl Addresses {
+impl PodAddresses {
     /// A pod has this address, and is in this group if its labels are known.
     pub fn claim(
         &mut self,
         address: IpAddr,
-        by: Claimant,
+        by: AddressClaimant,
         group: Option<GroupId>,
         groups: &mut Groups,
     ) {
         self.change(address, groups, |claims| {
             claims.retain(|claim| claim.by != by);
             let at = claims.partition_point(|claim| claim.by < by);
-            claims.insert(at, Claim { by, group });
+            claims.insert(at, AddressClaim { by, group });
         });
     }
 
     /// A pod no longer has this address.
-    pub fn disclaim(&mut self, address: IpAddr, by: &Claimant, groups: &mut Groups) {
+    pub fn disclaim(&mut self, address: IpAddr, by: &AddressClaimant, groups: &mut Groups) {
         self.change(address, groups, |claims| claims.retain(|claim| claim.by != *by));
     }
 
@@ -91,11 +91,11 @@ impl Addresses {
         &mut self,
         address: IpAddr,
         groups: &mut Groups,
-        change: impl FnOnce(&mut Vec<Claim>),
+        change: impl FnOnce(&mut Vec<AddressClaim>),
     ) {
         self.touched.insert(address);
         let unclaimed =
-            || Held { claims: Vec::with_capacity(1), identity: None, was_claimed: false };
+            || AddressState { claims: Vec::with_capacity(1), identity: None, was_claimed: false };
         let held = self.held.entry(address).or_insert_with(unclaimed);
         let before = held.group();
         change(&mut held.claims);
@@ -111,7 +111,7 @@ impl Addresses {
         self.held.contains_key(&address)
     }
 
-    pub fn is_of(&self, address: IpAddr, claimant: &Claimant) -> bool {
+    pub fn is_of(&self, address: IpAddr, claimant: &AddressClaimant) -> bool {
         let last = self.held.get(&address).and_then(|held| held.claims.last());
         last.is_some_and(|claim| claim.by == *claimant)
     }
@@ -162,7 +162,7 @@ impl Addresses {
 
 /// What a pod's address stands for. A pod that policies cannot tell from the other addresses of the
 /// blocks that hold it needs no identity of its own.
-fn key_of(address: IpAddr, group: &Group, pieces: &Pieces) -> IdentityKey {
+fn key_of(address: IpAddr, group: &PodGroup, pieces: &Pieces) -> IdentityKey {
     if group.peers.is_empty() && group.ports.is_empty() {
         return IdentityKey::default();
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::peer::{PeerChanges, PeerId, PeerTable};
-use denizen_model::{Cluster, Labels, NamedPort, Protocol};
+use denizen_model::{ClusterFacts, Labels, NamedPort, Protocol};
 
 /// A group of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,7 +27,7 @@ pub(super) struct GroupKey {
 pub(super) type PortNames = BTreeSet<(Arc<str>, Protocol)>;
 
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct PodGroup {
     key: GroupKey,
     /// The peers that cover its pods by labels, sorted.
     pub peers: Vec<PeerId>,
@@ -38,8 +38,8 @@ pub(super) struct Group {
     users: usize,
 }
 
-impl Group {
-    fn ask(&mut self, peers: &PeerTable, names: &PortNames, cluster: Cluster<'_>) {
+impl PodGroup {
+    fn ask(&mut self, peers: &PeerTable, names: &PortNames, cluster: ClusterFacts<'_>) {
         let GroupKey { namespace, labels, .. } = &self.key;
         let of_namespace = cluster.namespace_labels(namespace);
         let covering = peers
@@ -61,14 +61,14 @@ impl Group {
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     ids: HashMap<GroupKey, GroupId>,
-    groups: HashMap<GroupId, Group>,
+    groups: HashMap<GroupId, PodGroup>,
     next: u32,
     /// Created since the last [`Self::update`].
     fresh: Vec<GroupId>,
 }
 
 /// What may have changed about groups.
-pub(super) struct Asked<'a> {
+pub(super) struct GroupQuery<'a> {
     /// The peers in use.
     pub peers: &'a PeerTable,
     /// The peers that came and went.
@@ -77,7 +77,7 @@ pub(super) struct Asked<'a> {
     pub names_changed: bool,
     /// Namespaces whose labels may have changed.
     pub namespaces: &'a BTreeSet<Arc<str>>,
-    pub cluster: Cluster<'a>,
+    pub cluster: ClusterFacts<'a>,
 }
 
 impl Groups {
@@ -93,7 +93,7 @@ impl Groups {
         self.next += 1;
         self.ids.insert(key.clone(), id);
         let (peers, ports, addresses) = Default::default();
-        self.groups.insert(id, Group { key, peers, ports, addresses, users: 1 });
+        self.groups.insert(id, PodGroup { key, peers, ports, addresses, users: 1 });
         self.fresh.push(id);
         id
     }
@@ -110,7 +110,7 @@ impl Groups {
     }
 
     /// A group in use.
-    pub fn get(&self, id: GroupId) -> Option<&Group> {
+    pub fn get(&self, id: GroupId) -> Option<&PodGroup> {
         self.groups.get(&id)
     }
 
@@ -125,9 +125,9 @@ impl Groups {
     }
 
     /// Brings the groups up to date. Adds the addresses of those that changed to `touched`.
-    pub fn update(&mut self, asked: &Asked<'_>, touched: &mut BTreeSet<IpAddr>) {
+    pub fn update(&mut self, asked: &GroupQuery<'_>, touched: &mut BTreeSet<IpAddr>) {
         let fresh: BTreeSet<GroupId> = std::mem::take(&mut self.fresh).into_iter().collect();
-        let Asked { peers, changes, names, names_changed, namespaces, cluster } = asked;
+        let GroupQuery { peers, changes, names, names_changed, namespaces, cluster } = asked;
         // The addresses of their pods are among the touched ones already.
         for id in &fresh {
             if let Some(group) = self.groups.get_mut(id) {

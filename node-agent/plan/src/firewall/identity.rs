@@ -35,7 +35,7 @@ impl IdentityKey {
 }
 
 #[derive(Debug)]
-struct Known {
+struct UsedIdentity {
     key: IdentityKey,
     users: usize,
 }
@@ -44,7 +44,7 @@ struct Known {
 #[derive(Debug, Default)]
 pub(super) struct Identities {
     ids: HashMap<IdentityKey, IdentityId>,
-    known: BTreeMap<IdentityId, Known>,
+    known: BTreeMap<IdentityId, UsedIdentity>,
     of_peer: HashMap<PeerId, BTreeSet<IdentityId>>,
     next: u64,
     /// Created since [`Self::settle`].
@@ -78,7 +78,7 @@ impl Identities {
             self.of_peer.entry(*peer).or_default().insert(id);
         }
         self.ids.insert(key.clone(), id);
-        self.known.insert(id, Known { key, users: 1 });
+        self.known.insert(id, UsedIdentity { key, users: 1 });
         self.fresh.push(id);
         Some(id)
     }
@@ -115,7 +115,7 @@ impl Identities {
         }
         for id in std::mem::take(&mut self.left) {
             if self.known.get(&id).is_some_and(|known| known.users == 0)
-                && let Some(Known { key, .. }) = self.known.remove(&id)
+                && let Some(UsedIdentity { key, .. }) = self.known.remove(&id)
             {
                 self.forget(id, &key);
                 changes.keys.push(key);

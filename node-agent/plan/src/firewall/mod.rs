@@ -14,14 +14,14 @@
 //! | `owner` | which recorded pod has which address |
 //! | `side` | which pods are isolated |
 //! | `permission` | what an isolated pod may do |
-//! | `judge` | what becomes of one connection, and why |
+//! | `flow` | what becomes of one connection, and why |
 //! | `update` | what of this a change of facts touches |
 
 mod address;
 mod blocks;
+mod flow;
 mod group;
 mod identity;
-mod judge;
 mod owner;
 mod peer;
 mod permission;
@@ -35,20 +35,20 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use self::address::{Addresses, Claimant};
+use self::address::{AddressClaimant, PodAddresses};
 use self::blocks::Pieces;
 use self::group::{GroupId, Groups, PortNames};
 use self::identity::Identities;
 use self::peer::PeerTable;
 use self::permission::{ClassKey, Permissions};
-use self::rules::Rules;
-use self::side::{Decision, Described};
+use self::rules::PoliciesInForce;
+use self::side::{Described, SideDecision};
 use denizen_model::{LocalPod, NodeLinks, PodName, PolicyName};
 use denizen_state::AttachmentId;
 
 pub use self::blocks::AddressRange;
+pub use self::flow::{PolicyFlow, PolicyRejection, PolicyResult, PolicyStep};
 pub use self::identity::IdentityId;
-pub use self::judge::{Flow, Judged, PolicyStep, Refusal};
 pub use self::permission::{Permission, PortKey};
 pub use self::rules::Direction;
 pub use self::side::{Isolation, Side, Sides};
@@ -104,18 +104,18 @@ pub struct FirewallPlan {
     nodes: BTreeSet<IpAddr>,
     /// This node's bridges and tunnels.
     links: NodeLinks,
-    subjects: BTreeMap<AttachmentId, Subject>,
+    subjects: BTreeMap<AttachmentId, FirewallPod>,
     sides: BTreeMap<IpAddr, Sides>,
     owners: BTreeMap<IpAddr, AttachmentId>,
     /// The pods of the API, with the addresses that they claim.
     claims: HashMap<PodName, ClusterClaim>,
     /// Pods whose attachment was removed, and whose object in the API is still there.
     departed: BTreeMap<PodName, Arc<str>>,
-    rules: Rules,
+    rules: PoliciesInForce,
     names: PortNames,
     peers: PeerTable,
     groups: Groups,
-    addresses: Addresses,
+    addresses: PodAddresses,
     identities: Identities,
     pieces: Pieces,
     blocks: Blocks,
@@ -127,7 +127,7 @@ type Blocks = BTreeMap<IpAddr, (AddressRange, IdentityId)>;
 
 /// A recorded pod.
 #[derive(Debug)]
-struct Subject {
+struct FirewallPod {
     pod: Option<PodName>,
     uid: Option<Arc<str>>,
     /// The recorded addresses, and the link-local one.
@@ -137,8 +137,8 @@ struct Subject {
     added_at: Arc<str>,
     described: Option<Described>,
     group: Option<GroupId>,
-    ingress: Decision,
-    egress: Decision,
+    ingress: SideDecision,
+    egress: SideDecision,
 }
 
 #[derive(Debug)]
@@ -274,9 +274,9 @@ impl FirewallPlan {
     fn granted<'a>(
         &'a self,
         id: &AttachmentId,
-        subject: &'a Subject,
+        subject: &'a FirewallPod,
     ) -> impl Iterator<Item = IpAddr> + 'a {
-        let by = Claimant::Additional(subject.added_at.clone(), id.clone());
+        let by = AddressClaimant::Additional(subject.added_at.clone(), id.clone());
         let is_free = move |ip: &IpAddr| self.addresses.is_of(*ip, &by) && !self.nodes.contains(ip);
         subject.additional.iter().copied().filter(is_free)
     }
@@ -343,7 +343,7 @@ impl FirewallPlan {
     }
 
     /// Whether its labels decide about its isolation, or about what other pods permit it.
-    fn lacks_labels(&self, subject: &Subject) -> bool {
+    fn lacks_labels(&self, subject: &FirewallPod) -> bool {
         let is_pod = subject.pod.is_some() && subject.described.is_none();
         let matters =
             subject.ingress.is_open_ended || subject.egress.is_open_ended || self.rules.len() > 0;

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::Subject;
+use super::FirewallPod;
 use denizen_state::AttachmentId;
 
 /// The owner of each address. Of two records with one address, the later one counts.
-pub(super) fn owners(subjects: &BTreeMap<AttachmentId, Subject>) -> BTreeMap<IpAddr, AttachmentId> {
+pub(super) fn owners(
+    subjects: &BTreeMap<AttachmentId, FirewallPod>,
+) -> BTreeMap<IpAddr, AttachmentId> {
     let mut owners: BTreeMap<IpAddr, AttachmentId> = BTreeMap::new();
     for (id, subject) in subjects {
         for ip in &subject.ips {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use denizen_model::{Block, Labels, Namespaces, Operator, Peer, Selector};
+use denizen_model::{Block, Labels, Namespaces, Operator, PolicyPeer, Selector};
 
 /// A peer of policies in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,17 +25,17 @@ pub(super) enum Covers {
 
 impl Covers {
     /// What the peers of a rule in a policy of this namespace cover.
-    pub fn all(peers: &[Peer], namespace: &Arc<str>) -> Vec<Self> {
+    pub fn all(peers: &[PolicyPeer], namespace: &Arc<str>) -> Vec<Self> {
         let (mut all, mut blocks) = (Vec::new(), Vec::new());
         for peer in peers {
             match peer {
-                Peer::Pods { namespaces: Namespaces::Own, pods } => {
+                PolicyPeer::Pods { namespaces: Namespaces::Own, pods } => {
                     all.push(Self::Pods(namespace.clone(), pods.clone()));
                 }
-                Peer::Pods { namespaces: Namespaces::Selected(namespaces), pods } => {
+                PolicyPeer::Pods { namespaces: Namespaces::Selected(namespaces), pods } => {
                     all.push(Self::PodsOf(namespaces.clone(), pods.clone()));
                 }
-                Peer::Block(block) => blocks.push(block.clone()),
+                PolicyPeer::Block(block) => blocks.push(block.clone()),
             }
         }
         all.extend((!blocks.is_empty()).then(|| Self::Blocks(blocks.into())));
@@ -71,16 +71,16 @@ impl fmt::Display for Covers {
                 write!(f, "every pod of namespace {namespace}")
             }
             Self::Pods(namespace, pods) => {
-                write!(f, "pods of namespace {namespace} with {}", Words(pods))
+                write!(f, "pods of namespace {namespace} with {}", SelectorText(pods))
             }
             Self::PodsOf(namespaces, pods) => {
                 match pods.is_empty() {
                     true => f.write_str("every pod of ")?,
-                    false => write!(f, "pods with {} of ", Words(pods))?,
+                    false => write!(f, "pods with {} of ", SelectorText(pods))?,
                 }
                 match namespaces.is_empty() {
                     true => f.write_str("every namespace"),
-                    false => write!(f, "namespaces with {}", Words(namespaces)),
+                    false => write!(f, "namespaces with {}", SelectorText(namespaces)),
                 }
             }
             Self::Blocks(blocks) => {
@@ -97,9 +97,9 @@ impl fmt::Display for Covers {
 }
 
 /// A selector, as `kubectl --selector` writes it.
-struct Words<'a>(&'a Selector);
+struct SelectorText<'a>(&'a Selector);
 
-impl fmt::Display for Words<'_> {
+impl fmt::Display for SelectorText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, requirement) in self.0.requirements.iter().enumerate() {
             let key = &requirement.key;

@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::identity::{Identities, IdentityId, IdentityKey};
-use super::rules::{Direction, Rule, Rules};
+use super::rules::{Direction, PoliciesInForce, RuleInForce};
 use denizen_model::{NamedPort, PolicyName, PolicyPort, PortMatch, Ports, Protocol};
 
 /// One permission. Permissions only add up: none takes anything away.
@@ -58,7 +58,7 @@ pub(super) type Permissions = Arc<[Permission]>;
 
 impl ClassKey {
     /// What these pods may do.
-    pub fn permissions(&self, rules: &Rules, identities: &Identities) -> Permissions {
+    pub fn permissions(&self, rules: &PoliciesInForce, identities: &Identities) -> Permissions {
         let mut all = BTreeSet::new();
         for (_, rule) in self.rules(rules) {
             self.add(rule, identities, &mut all);
@@ -73,13 +73,13 @@ impl ClassKey {
     /// The rules, each with its policy.
     pub fn rules<'a>(
         &'a self,
-        rules: &'a Rules,
-    ) -> impl Iterator<Item = (&'a PolicyName, &'a Rule)> {
+        rules: &'a PoliciesInForce,
+    ) -> impl Iterator<Item = (&'a PolicyName, &'a RuleInForce)> {
         let of = |policy| rules.of(policy, self.direction).iter().map(move |rule| (policy, rule));
         self.policies.iter().flat_map(of)
     }
 
-    fn add(&self, rule: &Rule, identities: &Identities, all: &mut BTreeSet<Permission>) {
+    fn add(&self, rule: &RuleInForce, identities: &Identities, all: &mut BTreeSet<Permission>) {
         let fixed = self.fixed_ports(rule);
         let peers: Vec<IdentityId> = match &rule.peers {
             None => {
@@ -101,7 +101,7 @@ impl ClassKey {
     }
 
     /// The ports that are the same for every peer.
-    fn fixed_ports(&self, rule: &Rule) -> Vec<PortKey> {
+    fn fixed_ports(&self, rule: &RuleInForce) -> Vec<PortKey> {
         let Ports::These(ports) = &rule.ports else { return vec![PortKey::All] };
         let fixed = ports.iter().flat_map(|port| match &port.port {
             PortMatch::Any => vec![PortKey::Protocol(port.protocol)],
@@ -116,12 +116,12 @@ impl ClassKey {
         fixed.collect()
     }
 
-    fn has_names(&self, rule: &Rule) -> bool {
+    fn has_names(&self, rule: &RuleInForce) -> bool {
         self.direction == Direction::Egress && rule.names().next().is_some()
     }
 
     /// Named ports of an egress rule, on a destination of this identity.
-    fn named_ports(&self, rule: &Rule, key: &IdentityKey) -> Vec<PortKey> {
+    fn named_ports(&self, rule: &RuleInForce, key: &IdentityKey) -> Vec<PortKey> {
         if !self.has_names(rule) {
             return Vec::new();
         }
@@ -135,7 +135,7 @@ impl ClassKey {
     }
 
     /// Whether an identity that came or went may change the permissions.
-    pub fn may_name(&self, key: &IdentityKey, rules: &Rules) -> bool {
+    pub fn may_name(&self, key: &IdentityKey, rules: &PoliciesInForce) -> bool {
         self.rules(rules).any(|(_, rule)| match &rule.peers {
             None => self.has_names(rule) && !key.ports.is_empty(),
             Some(peers) => key.is_any_of(peers),
@@ -145,7 +145,7 @@ impl ClassKey {
     /// The first rule that permits this, and the peer that covers it (`None`: everybody).
     pub fn permitting<'a>(
         &'a self,
-        rules: &'a Rules,
+        rules: &'a PoliciesInForce,
         peer: Option<&IdentityKey>,
         protocol: Option<Protocol>,
         port: Option<NonZeroU16>,
@@ -197,7 +197,7 @@ pub(super) struct Permitting<'a> {
 
 /// The entry of `ports` that covers a port by its number, or the first name.
 fn entry_for(
-    rule: &Rule,
+    rule: &RuleInForce,
     protocol: Option<Protocol>,
     port: Option<NonZeroU16>,
 ) -> Option<&PolicyPort> {

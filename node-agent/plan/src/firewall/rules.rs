@@ -31,7 +31,7 @@ impl std::fmt::Display for Direction {
 
 /// A rule of a policy in force.
 #[derive(Debug, Clone)]
-pub(super) struct Rule {
+pub(super) struct RuleInForce {
     /// Index in the policy's list.
     pub index: usize,
     /// `None` for everybody.
@@ -39,7 +39,7 @@ pub(super) struct Rule {
     pub ports: Ports,
 }
 
-impl Rule {
+impl RuleInForce {
     /// The entries of `ports`, if there are any.
     pub fn names(&self) -> impl Iterator<Item = (Arc<str>, denizen_model::Protocol)> {
         let ports = match &self.ports {
@@ -57,19 +57,19 @@ impl Rule {
 #[derive(Debug)]
 struct InForce {
     source: NetworkPolicy,
-    ingress: Option<Vec<Rule>>,
-    egress: Option<Vec<Rule>>,
+    ingress: Option<Vec<RuleInForce>>,
+    egress: Option<Vec<RuleInForce>>,
 }
 
 /// All policies in force.
 #[derive(Debug, Default)]
-pub(super) struct Rules {
+pub(super) struct PoliciesInForce {
     policies: BTreeMap<PolicyName, InForce>,
     /// The port names in egress rules: each destination resolves them itself.
     pub egress_names: PortNames,
 }
 
-impl Rules {
+impl PoliciesInForce {
     /// Makes these the policies in force. Returns the names of those that differ.
     pub fn set(
         &mut self,
@@ -97,13 +97,13 @@ impl Rules {
         }
         if !changed.is_empty() {
             let rules = self.policies.values().flat_map(|policy| policy.egress.iter().flatten());
-            self.egress_names = rules.flat_map(Rule::names).collect();
+            self.egress_names = rules.flat_map(RuleInForce::names).collect();
         }
         changed
     }
 
     /// The rules of a policy in one direction.
-    pub fn of(&self, policy: &PolicyName, direction: Direction) -> &[Rule] {
+    pub fn of(&self, policy: &PolicyName, direction: Direction) -> &[RuleInForce] {
         let policy = self.policies.get(policy);
         let rules = policy.and_then(|policy| match direction {
             Direction::Ingress => policy.ingress.as_deref(),
@@ -134,7 +134,7 @@ impl InForce {
     }
 }
 
-fn compiled(rule: &PolicyRule, namespace: &Arc<str>, table: &mut PeerTable) -> Rule {
+fn compiled(rule: &PolicyRule, namespace: &Arc<str>, table: &mut PeerTable) -> RuleInForce {
     let peers = match &rule.peers {
         Peers::All => None,
         Peers::These(peers) => {
@@ -142,5 +142,5 @@ fn compiled(rule: &PolicyRule, namespace: &Arc<str>, table: &mut PeerTable) -> R
             Some(covers.map(|covers| table.acquire(covers)).collect())
         }
     };
-    Rule { index: rule.index, peers, ports: rule.ports.clone() }
+    RuleInForce { index: rule.index, peers, ports: rule.ports.clone() }
 }

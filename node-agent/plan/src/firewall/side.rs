@@ -88,7 +88,7 @@ pub(super) struct Described {
 
 /// How one direction of a pod is decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Decision {
+pub(super) struct SideDecision {
     pub isolation: Isolation,
     /// The class of its permissions, if it is isolated.
     pub class: Option<ClassKey>,
@@ -102,7 +102,7 @@ pub(super) fn decide<'a>(
     policies: impl Iterator<Item = &'a NetworkPolicy>,
     pod: Option<&Described>,
     direction: Direction,
-) -> Decision {
+) -> SideDecision {
     let isolating = policies.filter(|policy| match direction {
         Direction::Ingress => policy.ingress.is_some(),
         Direction::Egress => policy.egress.is_some(),
@@ -129,7 +129,7 @@ pub(super) fn decide<'a>(
     let ports = ports.map(|pod| pod.ports.to_vec()).unwrap_or_default();
     let class = ClassKey { direction, policies: selecting, ports };
     let class = (isolation == Isolation::Isolated).then_some(class);
-    Decision { isolation, class, is_open_ended }
+    SideDecision { isolation, class, is_open_ended }
 }
 
 /// Whether a policy's rules for a direction name ports.

@@ -2,8 +2,8 @@ use crate::fixture::{CAPABLE, policy};
 use crate::{FirewallChanges, FirewallSettings, IdentityChange, Planner, Policy};
 use denizen_fixture::ip;
 use denizen_model::{
-    ClusterPod, Event, Labels, Listing, NetworkPolicy, Operator, Peer, Peers, PodName, PolicyName,
-    PolicyRule, Ports, Requirement, Selector,
+    ClusterPod, Event, Labels, Listing, NetworkPolicy, Operator, Peers, PodName, PolicyName,
+    PolicyPeer, PolicyRule, Ports, Requirement, Selector,
 };
 
 fn pod(number: u32) -> Event {
@@ -36,7 +36,7 @@ fn one_more_remote_pod_is_one_more_identity() {
     let own = set.pods[0].pod.clone().expect("the runtime passed its name");
     let operator = Operator::In(["web".into()].into());
     let web = Selector { requirements: [Requirement { key: "app".into(), operator }].into() };
-    let peer = Peer::Pods {
+    let peer = PolicyPeer::Pods {
         namespaces: denizen_model::Namespaces::Selected(Selector::default()),
         pods: web,
     };

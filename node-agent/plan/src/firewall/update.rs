@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::address::Claimant;
+use super::address::AddressClaimant;
 use super::blocks::{AddressRange, Piece, pieces};
-use super::group::{Asked, GroupKey};
+use super::group::{GroupKey, GroupQuery};
 use super::identity::IdentityKey;
 use super::owner::{handed_over, owners};
 use super::peer::Covers;
 use super::permission::ClassKey;
 use super::rules::Direction;
-use super::side::{Decision, Described, Side, Sides, decide};
+use super::side::{Described, Side, SideDecision, Sides, decide};
 use super::{
-    Blocks, ClusterClaim, FirewallChanges, FirewallPlan, IdentityChange, IfRefused, SidesChange,
-    Subject, own_addresses,
+    Blocks, ClusterClaim, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused,
+    SidesChange, own_addresses,
 };
-use denizen_model::{Change, Cluster, LocalPod, Model, PodName, PodSet, PolicyName};
+use denizen_model::{ClusterFacts, LocalPod, Model, ModelChange, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
 
 impl FirewallPlan {
@@ -26,7 +26,7 @@ impl FirewallPlan {
         &mut self,
         model: &Model,
         recorded: Option<&PodSet>,
-        change: &Change,
+        change: &ModelChange,
     ) -> FirewallChanges {
         let mut changes = FirewallChanges::default();
         let was = (self.known, self.left_open, self.is_enforced());
@@ -50,7 +50,7 @@ impl FirewallPlan {
     fn update_surroundings(
         &mut self,
         model: &Model,
-        change: &Change,
+        change: &ModelChange,
         changes: &mut FirewallChanges,
     ) {
         if change.node_addresses {
@@ -71,7 +71,7 @@ impl FirewallPlan {
     fn update_unknown(
         &mut self,
         recorded: &[LocalPod],
-        change: &Change,
+        change: &ModelChange,
         changes: &mut FirewallChanges,
     ) {
         if !change.pods && !change.refused {
@@ -89,9 +89,9 @@ impl FirewallPlan {
 
     fn update_known(
         &mut self,
-        cluster: Cluster<'_>,
+        cluster: ClusterFacts<'_>,
         recorded: &[LocalPod],
-        change: &Change,
+        change: &ModelChange,
         changes: &mut FirewallChanges,
     ) {
         let is_first = !std::mem::replace(&mut self.known, true);
@@ -169,9 +169,9 @@ impl FirewallPlan {
     /// claims on addresses in the API may differ.
     fn update_subjects(
         &mut self,
-        cluster: Cluster<'_>,
+        cluster: ClusterFacts<'_>,
         recorded: &[LocalPod],
-        change: &Change,
+        change: &ModelChange,
         is_first: bool,
         names: &mut BTreeSet<PodName>,
     ) -> BTreeSet<AttachmentId> {
@@ -204,7 +204,7 @@ impl FirewallPlan {
         touched
     }
 
-    fn remove_subject(&mut self, id: &AttachmentId, cluster: Cluster<'_>) -> Option<PodName> {
+    fn remove_subject(&mut self, id: &AttachmentId, cluster: ClusterFacts<'_>) -> Option<PodName> {
         let subject = self.subjects.remove(id)?;
         self.disclaim(id, &subject);
         subject.group.into_iter().for_each(|group| self.groups.release(group));
@@ -217,7 +217,7 @@ impl FirewallPlan {
         Some(name)
     }
 
-    fn update_subject(&mut self, pod: &LocalPod, cluster: Cluster<'_>) {
+    fn update_subject(&mut self, pod: &LocalPod, cluster: ClusterFacts<'_>) {
         let before = self.subjects.remove(&pod.id);
         let described = described(pod, cluster)
             // A pod runs while it is recorded, even if its object is gone.
@@ -252,7 +252,7 @@ impl FirewallPlan {
             let policies = pod.pod.iter().flat_map(|name| cluster.policies_of(&name.namespace));
             decide(policies, described.as_ref(), direction)
         });
-        let subject = Subject {
+        let subject = FirewallPod {
             pod: pod.pod.clone(),
             uid: pod.uid.clone(),
             ips,
@@ -267,7 +267,7 @@ impl FirewallPlan {
     }
 
     /// Releases the addresses of a recorded pod.
-    fn disclaim(&mut self, id: &AttachmentId, subject: &Subject) {
+    fn disclaim(&mut self, id: &AttachmentId, subject: &FirewallPod) {
         let [recorded, annotated] = claimants(id, &subject.added_at);
         for (addresses, by) in [(&subject.ips[..], recorded), (&subject.additional, annotated)] {
             for ip in addresses {
@@ -278,9 +278,9 @@ impl FirewallPlan {
 
     /// Addresses from the API count for pods of other nodes, and for pods of this node without a
     /// record: their packets come in through no interface of this node.
-    fn update_claims(&mut self, name: &PodName, cluster: Cluster<'_>) {
+    fn update_claims(&mut self, name: &PodName, cluster: ClusterFacts<'_>) {
         if let Some(ClusterClaim { ips, group, created }) = self.claims.remove(name) {
-            let by = Claimant::Cluster(created, name.clone());
+            let by = AddressClaimant::Cluster(created, name.clone());
             ips.iter().for_each(|ip| self.addresses.disclaim(*ip, &by, &mut self.groups));
             self.groups.release(group);
         }
@@ -301,7 +301,7 @@ impl FirewallPlan {
             ports: pod.ports.clone(),
         });
         for ip in &pod.ips {
-            let by = Claimant::Cluster(pod.created, name.clone());
+            let by = AddressClaimant::Cluster(pod.created, name.clone());
             self.addresses.claim(*ip, by, Some(group), &mut self.groups);
         }
         let claim = ClusterClaim { ips: pod.ips.clone(), group, created: pod.created };
@@ -309,7 +309,7 @@ impl FirewallPlan {
     }
 
     /// Policies that select a recorded pod are in force. Returns those that differ.
-    fn update_rules(&mut self, cluster: Cluster<'_>) -> BTreeSet<PolicyName> {
+    fn update_rules(&mut self, cluster: ClusterFacts<'_>) -> BTreeSet<PolicyName> {
         let decisions =
             self.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
         let selecting = decisions
@@ -324,8 +324,8 @@ impl FirewallPlan {
     /// Returns whether ranges changed.
     fn update_identities(
         &mut self,
-        cluster: Cluster<'_>,
-        change: &Change,
+        cluster: ClusterFacts<'_>,
+        change: &ModelChange,
         changes: &mut FirewallChanges,
     ) -> bool {
         let names_changed = self.names != self.rules.egress_names;
@@ -333,7 +333,7 @@ impl FirewallPlan {
             self.names.clone_from(&self.rules.egress_names);
         }
         let peer_changes = self.peers.settle();
-        let asked = Asked {
+        let asked = GroupQuery {
             peers: &self.peers,
             changes: &peer_changes,
             names: &self.names,
@@ -407,8 +407,8 @@ impl FirewallPlan {
         owners.filter_map(|(ip, id)| Some((*ip, self.sides_of(self.subjects.get(id)?)))).collect()
     }
 
-    fn sides_of(&self, subject: &Subject) -> Sides {
-        let side = |decision: &Decision| {
+    fn sides_of(&self, subject: &FirewallPod) -> Sides {
+        let side = |decision: &SideDecision| {
             let permissions = decision.class.as_ref().and_then(|class| self.classes.get(class));
             Side::new(decision.isolation, permissions.cloned().unwrap_or_default())
         };
@@ -431,7 +431,7 @@ impl FirewallPlan {
     }
 }
 
-impl Subject {
+impl FirewallPod {
     /// Whether its record is unchanged.
     fn is(&self, pod: &LocalPod) -> bool {
         (&self.pod, &self.uid, &self.ips, &self.added_at)
@@ -441,15 +441,15 @@ impl Subject {
 
 /// The claimants as which a recorded pod claims its recorded addresses, and those of its
 /// annotation.
-pub(super) fn claimants(id: &AttachmentId, added_at: &Arc<str>) -> [Claimant; 2] {
+pub(super) fn claimants(id: &AttachmentId, added_at: &Arc<str>) -> [AddressClaimant; 2] {
     [
-        Claimant::Recorded(added_at.clone(), id.clone()),
-        Claimant::Additional(added_at.clone(), id.clone()),
+        AddressClaimant::Recorded(added_at.clone(), id.clone()),
+        AddressClaimant::Additional(added_at.clone(), id.clone()),
     ]
 }
 
 /// What the API says of a recorded pod, if its object is this very pod's.
-fn described(pod: &LocalPod, cluster: Cluster<'_>) -> Option<Described> {
+fn described(pod: &LocalPod, cluster: ClusterFacts<'_>) -> Option<Described> {
     let object = cluster.pod_of(pod)?;
     Some(Described { labels: object.labels.clone(), ports: object.ports.clone() })
 }

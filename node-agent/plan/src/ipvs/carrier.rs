@@ -14,12 +14,12 @@ pub enum Carrier {
     /// IPVS, at the virtual server at this cluster IP.
     Ipvs(FrontendKey),
     /// nf_tables.
-    Nft(ByNft),
+    Nft(NotOnIpvs),
 }
 
 /// Why nf_tables chooses the endpoint, and not IPVS.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ByNft {
+pub enum NotOnIpvs {
     /// There is nothing to choose: connections are refused or dropped.
     NoEndpoints,
     /// Session affinity. nf_tables remembers a client for all frontends of the service together,
@@ -48,7 +48,7 @@ pub enum ByNft {
     NoSource(Family),
 }
 
-impl fmt::Display for ByNft {
+impl fmt::Display for NotOnIpvs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoEndpoints => f.write_str("there are no endpoints"),

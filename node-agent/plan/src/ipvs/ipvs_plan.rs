@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::carrier::{ByNft, Carrier};
+use super::carrier::{Carrier, NotOnIpvs};
 use super::scheduler::Scheduler;
-use super::server::{Candidate, PlannedServer, ServicePortKey, candidate};
-use crate::services::{Surroundings, listed};
-use crate::{Changes, EgressMasquerade, Frontend, FrontendKey, FrontendKind, Outcome, ServicePlan};
+use super::server::{PlannedServer, ServerCandidate, ServicePortKey, candidate};
+use crate::services::{PlanInputs, listed};
+use crate::{
+    EgressMasquerade, Frontend, FrontendKey, FrontendKind, Outcome, PlanChanges, ServicePlan,
+};
 use denizen_model::{Family, LocalPod, Protocol, ServiceName, ServicePortName, Snapshot};
 
 /// The virtual servers, and which frontends lead to them.
@@ -18,7 +20,7 @@ use denizen_model::{Family, LocalPod, Protocol, ServiceName, ServicePortName, Sn
 #[derive(Debug, Default)]
 pub struct IpvsPlan {
     servers: BTreeMap<FrontendKey, Arc<PlannedServer>>,
-    candidates: BTreeMap<ServicePortKey, Result<Candidate, ByNft>>,
+    candidates: BTreeMap<ServicePortKey, Result<ServerCandidate, NotOnIpvs>>,
     carriers: HashMap<ServicePortKey, Carrier>,
     /// The service ports that claim an endpoint. Nearly every endpoint has one claim.
     claims: HashMap<(SocketAddr, Protocol), Vec<ServicePortKey>>,
@@ -40,7 +42,7 @@ impl IpvsPlan {
     /// How many service ports with endpoints, in each family, have no virtual server.
     pub fn carried_by_nftables(&self) -> usize {
         let is_carried = |carrier: &&Carrier| match carrier {
-            Carrier::Ipvs(_) | Carrier::Nft(ByNft::NoEndpoints) => false,
+            Carrier::Ipvs(_) | Carrier::Nft(NotOnIpvs::NoEndpoints) => false,
             Carrier::Nft(_) => true,
         };
         self.carriers.values().filter(is_carried).count()
@@ -52,13 +54,13 @@ impl IpvsPlan {
         let by_nft = |reason| Carrier::Nft(reason);
         match (self.carriers.get(&key), self.candidates.get(&key)) {
             (Some(Carrier::Ipvs(server)), Some(Ok(candidate))) => match &frontend.inside {
-                Outcome::Reject | Outcome::Drop => by_nft(ByNft::NoEndpoints),
-                Outcome::Forward(to) if *to != candidate.ready => by_nft(ByNft::OtherEndpoints),
-                Outcome::Forward(_) if self.is_on_loopback(frontend) => by_nft(ByNft::Loopback),
+                Outcome::Reject | Outcome::Drop => by_nft(NotOnIpvs::NoEndpoints),
+                Outcome::Forward(to) if *to != candidate.ready => by_nft(NotOnIpvs::OtherEndpoints),
+                Outcome::Forward(_) if self.is_on_loopback(frontend) => by_nft(NotOnIpvs::Loopback),
                 Outcome::Forward(_) => Carrier::Ipvs(*server),
             },
             (Some(carrier), _) => carrier.clone(),
-            (None, _) => by_nft(ByNft::NoClusterIp),
+            (None, _) => by_nft(NotOnIpvs::NoClusterIp),
         }
     }
 
@@ -107,8 +109,8 @@ impl IpvsPlan {
         &mut self,
         mut names: BTreeSet<ServiceName>,
         services: &ServicePlan,
-        by: Surroundings<'_>,
-        changes: &mut Changes,
+        by: PlanInputs<'_>,
+        changes: &mut PlanChanges,
     ) {
         self.loopback = Family::BOTH.map(|family| by.node.node_ports.are_on_loopback(family));
         let sources = by.node.route_sources.keys().copied().collect();
@@ -143,8 +145,8 @@ impl IpvsPlan {
         &self,
         name: &ServiceName,
         services: &ServicePlan,
-        by: Surroundings<'_>,
-    ) -> BTreeMap<ServicePortKey, Result<Candidate, ByNft>> {
+        by: PlanInputs<'_>,
+    ) -> BTreeMap<ServicePortKey, Result<ServerCandidate, NotOnIpvs>> {
         let Some(service) = by.world.service(name) else {
             return BTreeMap::new();
         };
@@ -167,7 +169,7 @@ impl IpvsPlan {
     fn put(
         &mut self,
         key: ServicePortKey,
-        candidate: Option<Result<Candidate, ByNft>>,
+        candidate: Option<Result<ServerCandidate, NotOnIpvs>>,
         touched: &mut BTreeSet<ServicePortKey>,
     ) {
         let before = self.candidates.get(&key);
@@ -175,7 +177,7 @@ impl IpvsPlan {
             return;
         }
         for claim in
-            before.iter().flat_map(|candidate| candidate.iter()).flat_map(Candidate::claims)
+            before.iter().flat_map(|candidate| candidate.iter()).flat_map(ServerCandidate::claims)
         {
             if let Some(claims) = self.claims.get_mut(&claim) {
                 claims.retain(|other| *other != key);
@@ -185,8 +187,10 @@ impl IpvsPlan {
                 }
             }
         }
-        for claim in
-            candidate.iter().flat_map(|candidate| candidate.iter()).flat_map(Candidate::claims)
+        for claim in candidate
+            .iter()
+            .flat_map(|candidate| candidate.iter())
+            .flat_map(ServerCandidate::claims)
         {
             let claims = self.claims.entry(claim).or_insert_with(|| Vec::with_capacity(1));
             touched.extend(claims.iter().cloned());
@@ -205,7 +209,7 @@ impl IpvsPlan {
         &mut self,
         touched: &BTreeSet<ServicePortKey>,
         services: &ServicePlan,
-        changes: &mut Changes,
+        changes: &mut PlanChanges,
     ) {
         let mut before = BTreeMap::new();
         for key in touched {
@@ -237,13 +241,13 @@ impl IpvsPlan {
     }
 
     /// Why not this one: an older candidate has one of its endpoints.
-    fn older(&self, candidate: &Candidate) -> Option<ByNft> {
+    fn older(&self, candidate: &ServerCandidate) -> Option<NotOnIpvs> {
         candidate.claims().find_map(|claim| {
             let others = self.claims.get(&claim)?.iter();
             let others = others.filter_map(|key| self.candidates.get(key)?.as_ref().ok());
             let oldest = others.min_by(|a, b| a.rank().cmp(&b.rank()))?;
             let with = &oldest.server.service_port;
-            let shared = ByNft::SharedEndpoint { endpoint: claim.0, with: with.clone() };
+            let shared = NotOnIpvs::SharedEndpoint { endpoint: claim.0, with: with.clone() };
             (oldest.key != candidate.key).then_some(shared)
         })
     }

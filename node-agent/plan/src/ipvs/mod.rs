@@ -12,7 +12,7 @@ mod ipvs_plan;
 mod scheduler;
 mod server;
 
-pub use carrier::{ByNft, Carrier};
+pub use carrier::{Carrier, NotOnIpvs};
 pub use hashed::{HashTable, Hashed, Listed};
 pub use ipvs_plan::IpvsPlan;
 pub use scheduler::{Method, Scheduler};

@@ -81,7 +81,7 @@ impl Method {
 
     /// Whether an endpoint may stay with weight 0. `dh` would refuse the clients that it hashes to
     /// such an endpoint.
-    pub(super) fn passes_by_weight_0(self) -> bool {
+    pub(super) fn supports_weight_0(self) -> bool {
         self != Self::Dh
     }
 }

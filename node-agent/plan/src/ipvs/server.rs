@@ -5,10 +5,10 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::carrier::ByNft;
+use super::carrier::NotOnIpvs;
 use super::scheduler::Scheduler;
 use crate::{Endpoint, Endpoints, Frontend, FrontendKey, FrontendKind, NodePlan, SeenAs};
-use denizen_model::{Affinity, Family, Protocol, ServicePortName};
+use denizen_model::{Family, Protocol, ServicePortName, SessionAffinity};
 
 /// One service port in one family. It has at most one virtual server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,14 +62,14 @@ pub struct PlannedServer {
 
 /// A virtual server as its own service asks for it, before others with the same endpoints count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Candidate {
+pub(super) struct ServerCandidate {
     pub key: FrontendKey,
     pub ready: Endpoints,
     pub server: Arc<PlannedServer>,
     created: Arc<str>,
 }
 
-impl Candidate {
+impl ServerCandidate {
     /// Of two candidates with one endpoint, the one that sorts first gets a virtual server: the
     /// older service, then the first by name, on every node and after every restart.
     pub fn rank(&self) -> impl Ord + '_ {
@@ -89,25 +89,25 @@ pub(super) fn candidate(
     in_slices: impl FnOnce() -> BTreeSet<SocketAddr>,
     ended: &BTreeSet<IpAddr>,
     node: &NodePlan,
-) -> Result<Candidate, ByNft> {
+) -> Result<ServerCandidate, NotOnIpvs> {
     let of_cluster = frontends.iter().filter(|frontend| frontend.kind == FrontendKind::ClusterIp);
-    let main = of_cluster.min_by_key(|frontend| frontend.key).ok_or(ByNft::NoClusterIp)?;
-    let ready = main.inside.endpoints().ok_or(ByNft::NoEndpoints)?;
+    let main = of_cluster.min_by_key(|frontend| frontend.key).ok_or(NotOnIpvs::NoClusterIp)?;
+    let ready = main.inside.endpoints().ok_or(NotOnIpvs::NoEndpoints)?;
     match main.affinity {
-        Affinity::None => {}
-        Affinity::ClientIp { .. } => return Err(ByNft::Affinity),
+        SessionAffinity::None => {}
+        SessionAffinity::ClientIp { .. } => return Err(NotOnIpvs::Affinity),
     }
     let family = main.key.family();
-    node.route_sources.get(&family).ok_or(ByNft::NoSource(family))?;
+    node.route_sources.get(&family).ok_or(NotOnIpvs::NoSource(family))?;
     let addresses = || ready.iter().map(|endpoint| endpoint.address);
     let hides = |at: &SocketAddr| node.egress.seen_as(at.ip()) == Some(SeenAs::Node);
     if let Some(hidden) = addresses().find(hides) {
-        return Err(ByNft::Egress(hidden));
+        return Err(NotOnIpvs::Egress(hidden));
     }
     let mut endpoints: BTreeMap<SocketAddr, Share> = BTreeMap::new();
     // IPVS does not see the end of a UDP flow, nor count the flow as active: it would stay while
     // its client sends.
-    if main.key.protocol == Protocol::Tcp && scheduler.method.passes_by_weight_0() {
+    if main.key.protocol == Protocol::Tcp && scheduler.method.supports_weight_0() {
         endpoints.extend(in_slices().into_iter().map(|at| (at, Share::Draining)));
     }
     endpoints.retain(|at, _| !ended.contains(&at.ip()));
@@ -119,5 +119,5 @@ pub(super) fn candidate(
     let service_port = main.service_port.clone();
     let server = PlannedServer { service_port, scheduler, endpoints };
     let (ready, created) = (ready.clone(), main.created.clone());
-    Ok(Candidate { key: main.key, ready, server: server.into(), created })
+    Ok(ServerCandidate { key: main.key, ready, server: server.into(), created })
 }

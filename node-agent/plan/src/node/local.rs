@@ -43,12 +43,12 @@ pub struct Arrival<'a> {
     /// bridge, or a VLAN's device on it.
     pub interface: &'a str,
     /// The port of the bridge, if it came in through one.
-    pub port: Port<'a>,
+    pub port: BridgePort<'a>,
 }
 
 /// The port of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Port<'a> {
+pub enum BridgePort<'a> {
     /// There is no bridge.
     None,
     /// A port of the bridge, but which one is not known.
@@ -152,8 +152,8 @@ impl LocalTest {
             }
             Self::PodWithoutPort => pod(pods, source, arrival?, |own| own.is_none()),
             Self::AnyPort => match arrival?.port {
-                Port::None => None,
-                Port::Unnamed | Port::Named(_) => Some(Local::Port),
+                BridgePort::None => None,
+                BridgePort::Unnamed | BridgePort::Named(_) => Some(Local::Port),
             },
             Self::Bridge(name) => found(**name == *arrival?.interface, Local::Bridge(name)),
             Self::Prefix(prefix) => {
@@ -180,10 +180,10 @@ fn pod<'a>(
 }
 
 /// Whether it came in through the pod's own port. An unknown port counts as that one.
-fn is_at(own: &str, port: Port<'_>) -> bool {
+fn is_at(own: &str, port: BridgePort<'_>) -> bool {
     match port {
-        Port::None => false,
-        Port::Unnamed => true,
-        Port::Named(named) => own == named,
+        BridgePort::None => false,
+        BridgePort::Unnamed => true,
+        BridgePort::Named(named) => own == named,
     }
 }

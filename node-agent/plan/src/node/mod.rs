@@ -12,7 +12,7 @@ mod source_address;
 
 pub use detector::Detector;
 pub use egress::{EgressMasquerade, SeenAs};
-pub use local::{Arrival, Detection, Local, LocalTest, Port};
+pub use local::{Arrival, BridgePort, Detection, Local, LocalTest};
 pub use node_plan::NodePlan;
 pub use node_port::{NodePortAddresses, NodePorts, node_port_addresses};
 pub use node_side::{MarkBit, NodeSide};

@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
 use super::outcome::{Endpoints, Outcome};
 use super::ranges::joined;
-use super::selection::{Selection, Whereabouts, select};
+use super::selection::{EndpointSelection, Whereabouts, select};
 use denizen_model::{
     Family, Node, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of,
 };
@@ -68,7 +68,7 @@ struct Decided<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     family: Family,
-    selection: Selection,
+    selection: EndpointSelection,
 }
 
 impl Decided<'_> {

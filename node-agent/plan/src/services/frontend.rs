@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::outcome::Outcome;
-use denizen_model::{Affinity, Family, Protocol, ServicePortName, TrafficPolicy, family_of};
+use denizen_model::{Family, Protocol, ServicePortName, SessionAffinity, TrafficPolicy, family_of};
 
 /// The destination address of a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,7 +105,7 @@ pub struct Frontend {
     /// They are never masqueraded.
     pub outside: Option<Outcome>,
     /// The session affinity.
-    pub affinity: Affinity,
+    pub affinity: SessionAffinity,
     /// When the service was created; the older of two that claim a frontend wins.
     pub created: Arc<str>,
 }

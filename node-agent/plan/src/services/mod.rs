@@ -15,7 +15,7 @@ pub use frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquer
 pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
 pub use outcome::{Endpoint, Endpoints, Outcome};
 pub use remark::Remark;
-pub use selection::{Selection, Whereabouts, select, serving};
+pub use selection::{EndpointSelection, Whereabouts, select, serving};
 pub(super) use selection::{listed, ready};
-pub(super) use service_plan::Surroundings;
+pub(super) use service_plan::PlanInputs;
 pub use service_plan::{Conflict, ServicePlan};

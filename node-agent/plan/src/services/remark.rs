@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::frontend::FrontendKey;
-use super::service_plan::Surroundings;
+use super::service_plan::PlanInputs;
 use crate::Scheduler;
 use denizen_model::{Family, Service, ServiceName, ServicePortName, family_of};
 
@@ -109,7 +109,7 @@ impl fmt::Display for Remark {
 }
 
 /// The remarks about one service.
-pub(super) fn remarks(service: &Service, by: Surroundings<'_>) -> Vec<Remark> {
+pub(super) fn remarks(service: &Service, by: PlanInputs<'_>) -> Vec<Remark> {
     let name = || service.name.clone();
     let taken = service.cluster_ips.iter().filter(|ip| by.node.own.contains(ip));
     let taken = taken.map(|ip| Remark::OwnAddress { service: name(), address: *ip });

@@ -9,7 +9,7 @@ use denizen_model::{EndpointState, Family, Protocol, ServicePort, Slice, SliceEn
 
 /// The endpoints of one service port in one family, sorted by what may use them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Selection {
+pub struct EndpointSelection {
     /// For policy Cluster: the ready ones that the topology hints leave; else the draining ones.
     pub cluster: Option<Endpoints>,
     /// For policy Local: the ready ones on this node; else the draining ones on this node.
@@ -64,7 +64,7 @@ pub fn select<'a>(
     family: Family,
     slices: impl Iterator<Item = &'a Slice>,
     here: Whereabouts<'_>,
-) -> Selection {
+) -> EndpointSelection {
     let all = merged(port, family, slices);
     let is_local = |e: &SliceEndpoint| here.has(e);
     let pick = |state: EndpointState, wanted: &dyn Fn(&SliceEndpoint) -> bool| {
@@ -74,7 +74,7 @@ pub fn select<'a>(
         )
     };
     let hinted = topology(&all, here);
-    Selection {
+    EndpointSelection {
         cluster: pick(EndpointState::Ready, &*hinted)
             .or_else(|| pick(EndpointState::Draining, &|_| true)),
         local: pick(EndpointState::Ready, &is_local)

@@ -11,7 +11,7 @@ use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
 use super::health_check::{HealthCheck, HealthChecks};
 use super::remark::{Remark, remarks};
 use crate::policy::Capabilities;
-use crate::{Changes, NodePlan, Scheduler};
+use crate::{NodePlan, PlanChanges, Scheduler};
 use denizen_model::{LocalPod, Protocol, ServiceName, ServicePortName, Snapshot, family_of};
 
 /// Two service ports claim one frontend, and one of them gets it.
@@ -42,7 +42,7 @@ pub struct ServicePlan {
 
 /// What the decisions depend on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct PlanInputs<'a> {
     pub settings: &'a Settings,
     pub capabilities: Capabilities,
     pub node: &'a NodePlan,
@@ -116,8 +116,8 @@ impl ServicePlan {
     pub(crate) fn update(
         &mut self,
         names: &BTreeSet<ServiceName>,
-        by: Surroundings<'_>,
-        changes: &mut Changes,
+        by: PlanInputs<'_>,
+        changes: &mut PlanChanges,
     ) {
         for name in names {
             self.replan(name, by, changes);
@@ -137,7 +137,7 @@ impl ServicePlan {
         self.keys_of.keys()
     }
 
-    fn remark_ranges(&mut self, by: Surroundings<'_>, changes: &mut Changes) {
+    fn remark_ranges(&mut self, by: PlanInputs<'_>, changes: &mut PlanChanges) {
         let own_in = |range: IpNetwork| by.node.own.iter().find(|ip| range.contains(**ip));
         let remarks = by.world.service_ranges().filter_map(|range| {
             own_in(range).map(|address| Remark::OwnRange { range, address: *address })
@@ -146,7 +146,7 @@ impl ServicePlan {
     }
 
     /// Remarks on health-check node ports that the rules of a frontend take over.
-    fn remark_checks(&mut self, by: Surroundings<'_>, changes: &mut Changes) {
+    fn remark_checks(&mut self, by: PlanInputs<'_>, changes: &mut PlanChanges) {
         let concerns =
             |key: &FrontendKey| key.protocol == Protocol::Tcp && self.health_checks.have(key.port);
         let differs = changes.health_checks || changes.node || changes.complete;
@@ -158,7 +158,7 @@ impl ServicePlan {
         replace(&mut self.check_remarks, remarks, changes);
     }
 
-    fn shadowed(&self, check: &HealthCheck, by: Surroundings<'_>) -> Option<Remark> {
+    fn shadowed(&self, check: &HealthCheck, by: PlanInputs<'_>) -> Option<Remark> {
         let families = || check.local_endpoints.keys();
         let at_node = families().map(|family| FrontendAddress::Node(*family));
         let at_ip = by.node.node_ports.addresses.iter().copied();
@@ -176,8 +176,8 @@ impl ServicePlan {
         })
     }
 
-    fn replan(&mut self, name: &ServiceName, by: Surroundings<'_>, changes: &mut Changes) {
-        let Surroundings { settings, node: NodePlan { own, .. }, world, .. } = by;
+    fn replan(&mut self, name: &ServiceName, by: PlanInputs<'_>, changes: &mut PlanChanges) {
+        let PlanInputs { settings, node: NodePlan { own, .. }, world, .. } = by;
         let slices: Vec<_> = world.slices(name).collect();
         let service = world.service(name);
         let check =
@@ -207,7 +207,12 @@ impl ServicePlan {
         }
     }
 
-    fn remark(&mut self, name: &ServiceName, remarks: Option<Vec<Remark>>, changes: &mut Changes) {
+    fn remark(
+        &mut self,
+        name: &ServiceName,
+        remarks: Option<Vec<Remark>>,
+        changes: &mut PlanChanges,
+    ) {
         let before = self.remarks.remove(name).unwrap_or_default();
         let remarks = remarks.unwrap_or_default();
         let new = remarks.iter().filter(|remark| !before.contains(remark));
@@ -218,7 +223,7 @@ impl ServicePlan {
     }
 
     /// Replaces a service's claim.
-    fn claim(&mut self, frontend: Frontend, changes: &mut Changes) {
+    fn claim(&mut self, frontend: Frontend, changes: &mut PlanChanges) {
         let key = frontend.key;
         // Nearly every frontend has one claim.
         let claims = self.claims.entry(key).or_insert_with(|| Vec::with_capacity(1));
@@ -242,7 +247,7 @@ impl ServicePlan {
         changes.frontends.insert(key);
     }
 
-    fn release(&mut self, key: &FrontendKey, service: &ServiceName, changes: &mut Changes) {
+    fn release(&mut self, key: &FrontendKey, service: &ServiceName, changes: &mut PlanChanges) {
         let Entry::Occupied(mut entry) = self.claims.entry(*key) else {
             return;
         };
@@ -258,7 +263,7 @@ impl ServicePlan {
 }
 
 /// Notes the remarks that are new.
-fn replace(held: &mut Vec<Remark>, remarks: Vec<Remark>, changes: &mut Changes) {
+fn replace(held: &mut Vec<Remark>, remarks: Vec<Remark>, changes: &mut PlanChanges) {
     let new = remarks.iter().filter(|remark| !held.contains(remark));
     changes.remarks.extend(new.cloned());
     *held = remarks;

@@ -1,6 +1,8 @@
 use std::net::IpAddr;
 
-use crate::{Arrival, Detection, Detector, Local, NodePortAddresses, Port, node_port_addresses};
+use crate::{
+    Arrival, BridgePort, Detection, Detector, Local, NodePortAddresses, node_port_addresses,
+};
 use denizen_fixture::*;
 use denizen_model::NodeAddress;
 
@@ -177,9 +179,9 @@ fn each_detector_tells_its_own_pods_apart() {
 /// `veth1` is an interface, `cni0/veth1` the port of a bridge, and `cni0/` one of its ports.
 fn parse(arrival: &str) -> Arrival<'_> {
     let (interface, port) = match arrival.split_once('/') {
-        None => (arrival, Port::None),
-        Some((bridge, "")) => (bridge, Port::Unnamed),
-        Some((bridge, port)) => (bridge, Port::Named(port)),
+        None => (arrival, BridgePort::None),
+        Some((bridge, "")) => (bridge, BridgePort::Unnamed),
+        Some((bridge, port)) => (bridge, BridgePort::Named(port)),
     };
     Arrival { interface, port }
 }

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use crate::fixture::*;
-use crate::{Changes, FrontendAddress, FrontendKey, Planner, ServicePlan};
+use crate::{FrontendAddress, FrontendKey, PlanChanges, Planner, ServicePlan};
 use denizen_fixture::*;
 use denizen_model::{Event, Listing, Service, TrafficPolicy};
 
@@ -19,7 +19,7 @@ impl World {
         world
     }
 
-    fn tell(&mut self, events: Vec<Event>) -> Changes {
+    fn tell(&mut self, events: Vec<Event>) -> PlanChanges {
         self.planner.apply(events);
         self.planner.update()
     }

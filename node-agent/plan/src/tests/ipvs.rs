@@ -4,13 +4,13 @@ use proptest::prelude::*;
 
 use crate::fixture::*;
 use crate::{
-    ByNft, Capabilities, Carrier, Changes, FrontendAddress, FrontendKey, FrontendKind, IpvsPlan,
-    Method, NodePortAddresses, Planner, Policy, Remark, Scheduler, Share,
+    Capabilities, Carrier, FrontendAddress, FrontendKey, FrontendKind, IpvsPlan, Method,
+    NodePortAddresses, NotOnIpvs, PlanChanges, Planner, Policy, Remark, Scheduler, Share,
 };
 use denizen_fixture::*;
 use denizen_model::{
-    Affinity, AskedScheduler, Egress, Event, Family, Listing, Protocol, Service, ServiceName,
-    ServicePortName, SliceEndpoint, TrafficPolicy,
+    AskedScheduler, Egress, Event, Family, Listing, Protocol, Service, ServiceName,
+    ServicePortName, SessionAffinity, SliceEndpoint, TrafficPolicy,
 };
 
 const BY_IPVS: Capabilities = Capabilities { balances_by_ipvs: true, ..CAPABLE };
@@ -34,7 +34,7 @@ impl World {
         world
     }
 
-    fn tell(&mut self, events: Vec<Event>) -> Changes {
+    fn tell(&mut self, events: Vec<Event>) -> PlanChanges {
         self.planner.apply(events);
         self.planner.update()
     }
@@ -122,7 +122,7 @@ fn a_backend_without_virtual_servers_has_none() {
 
 #[test]
 fn nftables_chooses_where_ipvs_cannot() {
-    let affinity = Service { affinity: Affinity::ClientIp { seconds: 60 }, ..web() };
+    let affinity = Service { affinity: SessionAffinity::ClientIp { seconds: 60 }, ..web() };
     let own = Service { cluster_ips: vec![ip(NODE)], ..web() };
     let older =
         Service { created: "2020-01-01T00:00:00Z".into(), ..service("older", &["10.96.0.9"]) };
@@ -138,25 +138,25 @@ fn nftables_chooses_where_ipvs_cannot() {
         protocol: Protocol::Tcp,
     };
     let hides = Egress { kept: vec![range("192.168.0.0/16")], v6: false };
-    let cases: [(&str, Vec<Event>, ByNft); 5] = [
-        ("no endpoints", vec![exists(web())], ByNft::NoEndpoints),
-        ("session affinity", vec![exists(affinity), two()], ByNft::Affinity),
-        ("the node's own address", vec![exists(own), two()], ByNft::NoClusterIp),
+    let cases: [(&str, Vec<Event>, NotOnIpvs); 5] = [
+        ("no endpoints", vec![exists(web())], NotOnIpvs::NoEndpoints),
+        ("session affinity", vec![exists(affinity), two()], NotOnIpvs::Affinity),
+        ("the node's own address", vec![exists(own), two()], NotOnIpvs::NoClusterIp),
         (
             "an endpoint of two services",
             shared,
-            ByNft::SharedEndpoint { endpoint: "10.0.0.2:8080".parse().unwrap(), with },
+            NotOnIpvs::SharedEndpoint { endpoint: "10.0.0.2:8080".parse().unwrap(), with },
         ),
         (
             "hidden endpoints",
             vec![exists(web()), two(), Event::Egress(hides)],
-            ByNft::Egress("10.0.0.1:8080".parse().unwrap()),
+            NotOnIpvs::Egress("10.0.0.1:8080".parse().unwrap()),
         ),
     ];
     for (name, events, reason) in cases {
         let world = World::new(events);
         let last = world.carriers(FrontendKind::ExternalIp).pop();
-        let counted = usize::from(reason != ByNft::NoEndpoints);
+        let counted = usize::from(reason != NotOnIpvs::NoEndpoints);
         assert_eq!(last, Some(Carrier::Nft(reason)), "{name}");
         assert_eq!(world.ipvs().carried_by_nftables(), counted, "{name}");
     }
@@ -167,7 +167,7 @@ fn a_node_without_an_address_of_the_family_has_no_virtual_servers() {
     let mut world = World::new(vec![exists(web()), two()]);
     let dummy = denizen_model::NodeAddress { dummy: true, ..address("10.96.0.10", "kube-ipvs0") };
     let changes = world.tell(vec![Event::Addresses(vec![address("fe80::1", "eth0"), dummy])]);
-    let reason = Carrier::Nft(ByNft::NoSource(Family::V4));
+    let reason = Carrier::Nft(NotOnIpvs::NoSource(Family::V4));
     assert_eq!(world.carriers(FrontendKind::ClusterIp), [reason]);
     assert_eq!(Vec::from_iter(changes.virtual_servers), [key("10.96.0.10")]);
     assert_eq!(changes.frontends.len(), 4, "nftables chooses at all of them");
@@ -179,7 +179,7 @@ fn under_internal_policy_local_only_the_cluster_ip_has_the_servers_endpoints() {
     let local = Service { internal_policy: TrafficPolicy::Local, ..web() };
     let mut world = World::new(vec![exists(local), two()]);
     assert_eq!(world.carriers(FrontendKind::ClusterIp), [Carrier::Ipvs(key("10.96.0.10"))]);
-    let other = Carrier::Nft(ByNft::OtherEndpoints);
+    let other = Carrier::Nft(NotOnIpvs::OtherEndpoints);
     assert_eq!(world.carriers(FrontendKind::NodePort), [other]);
     let changes = world.tell(vec![exists(web())]);
     assert_eq!(world.carriers(FrontendKind::NodePort), [Carrier::Ipvs(key("10.96.0.10"))]);
@@ -191,7 +191,7 @@ fn node_ports_on_loopback_are_balanced_by_nftables() {
     let node_ports = NodePortAddresses::All { localhost: true };
     let policy = Policy { node_ports, ..policy() };
     let world = World::with(policy, vec![exists(web()), two()]);
-    assert_eq!(world.carriers(FrontendKind::NodePort), [Carrier::Nft(ByNft::Loopback)]);
+    assert_eq!(world.carriers(FrontendKind::NodePort), [Carrier::Nft(NotOnIpvs::Loopback)]);
     assert_eq!(world.carriers(FrontendKind::ExternalIp), [Carrier::Ipvs(key("10.96.0.10"))]);
 }
 
@@ -316,7 +316,7 @@ fn variant_of(name: u8, variant: u8) -> Event {
     match variant {
         0 => Event::Service(service.name, None),
         1 => exists(service),
-        2 => exists(Service { affinity: Affinity::ClientIp { seconds: 9 }, ..service }),
+        2 => exists(Service { affinity: SessionAffinity::ClientIp { seconds: 9 }, ..service }),
         3 => endpoints(&text, vec![one(name), one(name + 1)]),
         4 => endpoints(&text, vec![one(name), draining("10.0.0.9", None)]),
         _ => endpoints(&text, Vec::new()),

@@ -85,7 +85,7 @@ fn the_nodes_addresses_are_followed() {
     let here = || Event::Addresses(vec![address("192.168.0.2", "eth0")]);
     assert_eq!(world.tell(vec![here()]).len(), 1);
     assert_eq!(world.frontends(), [] as [&str; 0]);
-    assert_eq!(world.tell(vec![event(service("web", &["192.168.0.2"]))]), [], "said once");
+    assert_eq!(world.tell(vec![event(service("web", &["192.168.0.2"]))]), [], "reported once");
     assert_eq!(world.plan().remarks().count(), 1, "while it lasts");
     world.tell(vec![Event::Addresses(Vec::new())]);
     assert_eq!(world.frontends(), ["cluster IP 192.168.0.2:80/tcp"]);
@@ -153,6 +153,6 @@ fn a_family_that_the_source_ranges_leave_open_is_named_once() {
         };
         assert_eq!(words, expected, "{ranges:?}");
         let changed = Service { created: "2026-01-01T00:00:00Z".into(), ..service };
-        assert_eq!(world.tell(vec![event(changed)]), [], "{ranges:?}: said once");
+        assert_eq!(world.tell(vec![event(changed)]), [], "{ranges:?}: reported once");
     }
 }

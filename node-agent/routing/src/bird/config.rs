@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 use super::BGP_PORT;
 use super::address::{PeerAddress, is_link_local, is_of_a_host};
 use denizen_model::{Family, Labels, family_of};
-use denizen_plan::Class;
+use denizen_plan::AnnouncementClass;
 use denizen_text::duration;
 
 /// A name is a part of one of BIRD's symbols, which have up to 63 bytes.
@@ -49,13 +49,13 @@ pub struct BirdConfig {
     pub mesh: bool,
     /// Sessions with routers.
     #[serde(default)]
-    pub peers: Vec<Peer>,
+    pub peers: Vec<BgpPeer>,
 }
 
 /// A router that this node speaks BGP with.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Peer {
+pub struct BgpPeer {
     /// Its name in status and metrics.
     pub name: String,
     pub address: PeerAddress,
@@ -96,7 +96,7 @@ pub struct Peer {
     /// Maximum number of routes that are accepted.
     #[serde(default = "default_limit")]
     pub import_limit: u32,
-    /// The communities for announcements of each class, by [`Class::as_str`].
+    /// The communities for announcements of each class, by [`AnnouncementClass::as_str`].
     #[serde(default)]
     pub communities: BTreeMap<String, Vec<Community>>,
 }
@@ -164,14 +164,14 @@ impl<'de> Deserialize<'de> for Import {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Written {
+        enum PeerText {
             One(String),
             Many(Vec<String>),
         }
-        let words = match Written::deserialize(deserializer)? {
-            Written::One(word) if word == "none" => Vec::new(),
-            Written::One(word) => vec![word],
-            Written::Many(words) => words,
+        let words = match PeerText::deserialize(deserializer)? {
+            PeerText::One(word) if word == "none" => Vec::new(),
+            PeerText::One(word) => vec![word],
+            PeerText::Many(words) => words,
         };
         let mut import = Self::default();
         for word in words {
@@ -221,8 +221,8 @@ impl BirdConfig {
     }
 
     /// The peers of a node with these labels and addresses. A node is not a peer of itself.
-    pub fn peers_of(&self, labels: &Labels, own: &[IpAddr]) -> impl Iterator<Item = &Peer> {
-        let is_selected = |peer: &&Peer| {
+    pub fn peers_of(&self, labels: &Labels, own: &[IpAddr]) -> impl Iterator<Item = &BgpPeer> {
+        let is_selected = |peer: &&BgpPeer| {
             let mut selector = peer.node_selector.iter();
             selector.all(|(key, value)| labels.get(key) == Some(value))
         };
@@ -257,7 +257,7 @@ impl BirdConfig {
     }
 }
 
-impl Peer {
+impl BgpPeer {
     /// The families whose routes are exchanged.
     pub fn families(&self) -> BTreeSet<Family> {
         self.families.clone().unwrap_or_else(|| [self.address.family()].into())
@@ -278,10 +278,11 @@ impl Peer {
         }
         self.check_address()?;
         self.check_families()?;
-        let is_class = |name: &&String| Class::ALL.iter().any(|class| class.as_str() == *name);
+        let is_class =
+            |name: &&String| AnnouncementClass::ALL.iter().any(|class| class.as_str() == *name);
         match self.communities.keys().find(|name| !is_class(name)) {
             Some(name) => {
-                let known = Class::ALL.map(Class::as_str).join(", ");
+                let known = AnnouncementClass::ALL.map(AnnouncementClass::as_str).join(", ");
                 Err(format!(".communities: {name} is none of {known}"))
             }
             None => Ok(()),

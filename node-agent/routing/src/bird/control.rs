@@ -18,7 +18,7 @@ const LONGEST: u64 = 4 << 20;
 
 /// Why BIRD did not answer, or did not do it.
 #[derive(Debug, Error)]
-pub enum ControlError {
+pub enum BirdError {
     /// No process listens at the socket.
     #[error("BIRD does not answer at {path}: {source}")]
     Away {
@@ -45,26 +45,26 @@ pub struct Control(BufReader<Take<UnixStream>>);
 
 impl Control {
     /// Connects to this socket.
-    pub async fn connect(path: &Path) -> Result<Self, ControlError> {
-        let away = |source| ControlError::Away { path: path.display().to_string(), source };
+    pub async fn connect(path: &Path) -> Result<Self, BirdError> {
+        let away = |source| BirdError::Away { path: path.display().to_string(), source };
         let connected = timeout(PATIENCE, UnixStream::connect(path)).await;
-        let stream = connected.map_err(|_| ControlError::Late)?.map_err(away)?;
+        let stream = connected.map_err(|_| BirdError::Late)?.map_err(away)?;
         let mut control = Self(BufReader::new(stream.take(0)));
-        timeout(PATIENCE, control.answer()).await.map_err(|_| ControlError::Late)??;
+        timeout(PATIENCE, control.answer()).await.map_err(|_| BirdError::Late)??;
         Ok(control)
     }
 
     /// Sends a command, and returns the lines of the answer without their codes.
-    pub async fn ask(&mut self, words: &str) -> Result<Vec<String>, ControlError> {
+    pub async fn ask(&mut self, words: &str) -> Result<Vec<String>, BirdError> {
         let asked = async {
             let line = format!("{words}\n");
             self.0.get_mut().get_mut().write_all(line.as_bytes()).await?;
             self.answer().await
         };
-        timeout(PATIENCE, asked).await.map_err(|_| ControlError::Late)?
+        timeout(PATIENCE, asked).await.map_err(|_| BirdError::Late)?
     }
 
-    async fn answer(&mut self) -> Result<Vec<String>, ControlError> {
+    async fn answer(&mut self) -> Result<Vec<String>, BirdError> {
         self.0.get_mut().set_limit(LONGEST);
         let mut lines = Vec::new();
         loop {
@@ -79,7 +79,7 @@ impl Control {
                     lines.push(text.to_owned());
                     return Ok(lines);
                 }
-                Line::Refusal(text) => return Err(ControlError::Refused(text.to_owned())),
+                Line::Refusal(text) => return Err(BirdError::Refused(text.to_owned())),
             }
         }
     }

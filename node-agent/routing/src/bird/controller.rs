@@ -26,8 +26,8 @@ use tokio::time::sleep;
 use tracing::{error, info};
 
 use super::{
-    BgpStatus, BirdConfig, CONFIGURATION, Control, ControlError, FOLDER, NEXT, Peer, Rendered,
-    SOCKET, Session, Surroundings, password, render, sessions,
+    BgpPeer, BgpStatus, BirdConfig, BirdError, CONFIGURATION, Control, FOLDER, NEXT, RenderInputs,
+    RenderedConfig, SOCKET, Session, password, render, sessions,
 };
 use crate::AnnounceConfig;
 use crate::routes::PodRoutes;
@@ -214,7 +214,7 @@ impl Task {
                 }
             }
         }
-        let Rendered { text, problems } = render(&self.bird, &peers, &around);
+        let RenderedConfig { text, problems } = render(&self.bird, &peers, &around);
         state.warnings.extend(problems);
         let running = regular::read_to_string(&self.folder.join(CONFIGURATION), LONGEST).ok();
         // A password that cannot be read ends no session.
@@ -249,7 +249,7 @@ impl Task {
                 let asked = control.ask(&format!("configure \"{}\"", next.display())).await;
                 if let Err(error) = asked {
                     let why = format!("BIRD keeps its configuration: {}", describe(&error));
-                    let is_final = matches!(error, ControlError::Refused(_));
+                    let is_final = matches!(error, BirdError::Refused(_));
                     self.refused = is_final.then(|| (text, why.clone()));
                     return Err(why);
                 }
@@ -268,7 +268,7 @@ impl Task {
         &self,
         known: &ClusterFacts,
         state: &mut State,
-    ) -> Result<(Surroundings, Labels), RouteError> {
+    ) -> Result<(RenderInputs, Labels), RouteError> {
         let mut nodes = known.nodes.clone();
         if !self.bird.mesh {
             nodes.others = Arc::default();
@@ -281,7 +281,7 @@ impl Task {
         let rejected = rejected.iter().filter(|range| is_near(&range.why)).map(ToString::to_string);
         state.warnings.extend(rejected);
         let own = nodes.own.iter();
-        let mut surroundings = Surroundings {
+        let mut surroundings = RenderInputs {
             table: self.table,
             node: own.clone().map(|node| node.name.clone()).next().unwrap_or_default(),
             addresses: own
@@ -290,7 +290,7 @@ impl Task {
                 .filter(|address| around.addresses.contains(address))
                 .collect(),
             protected: self.protected(known, &around),
-            ..Surroundings::default()
+            ..RenderInputs::default()
         };
         for (range, next_hop) in routes {
             surroundings.neighbours.entry(next_hop.address).or_default().insert(range);
@@ -318,14 +318,14 @@ impl Task {
 }
 
 /// The interface of a peer that this node does not have. BIRD waits for it.
-fn missing(peer: &Peer) -> Option<String> {
+fn missing(peer: &BgpPeer) -> Option<String> {
     let interface = peer.address.interface()?;
-    let Peer { name, address, .. } = peer;
+    let BgpPeer { name, address, .. } = peer;
     let why = if_nametoindex(interface).err()?.desc();
     Some(format!("no BGP session with {name} ({address}): interface {interface}: {why}"))
 }
 
-fn password_of(peer: &Peer) -> Result<Option<String>, String> {
+fn password_of(peer: &BgpPeer) -> Result<Option<String>, String> {
     let Some(path) = &peer.password_file else { return Ok(None) };
     let failed = |why: String| {
         format!("the password of BGP peer {}, in {}: {why}", peer.name, path.display())
@@ -349,17 +349,14 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 async fn with_peers(announced: Announced, socket: &Path) -> Announced {
     let Some(prefix) = announced.prefix.filter(|_| announced.announced) else { return announced };
     match peers_with(prefix, socket).await {
-        Err(error) => announced.untold("speaker-down", describe(&error)),
-        Ok((0, _)) => announced.untold("peer-down", "no BGP session is up".to_owned()),
+        Err(error) => announced.not_exported("speaker-down", describe(&error)),
+        Ok((0, _)) => announced.not_exported("peer-down", "no BGP session is up".to_owned()),
         Ok((_, peers)) => announced.exported_to(peers),
     }
 }
 
 /// How many sessions are up, and the peers to which a prefix was exported.
-async fn peers_with(
-    prefix: IpNetwork,
-    socket: &Path,
-) -> Result<(usize, Vec<String>), ControlError> {
+async fn peers_with(prefix: IpNetwork, socket: &Path) -> Result<(usize, Vec<String>), BirdError> {
     let mut control = Control::connect(socket).await?;
     let all = sessions(&control.ask("show protocols all").await?);
     let up: Vec<Session> = all.into_iter().filter(Session::is_up).collect();
@@ -368,7 +365,7 @@ async fn peers_with(
         match control.ask(&format!("show route {prefix} export '{peer}'")).await {
             Ok(_) => exported_to.push(peer.clone()),
             // It was not.
-            Err(ControlError::Refused(_)) => {}
+            Err(BirdError::Refused(_)) => {}
             Err(error) => return Err(error),
         }
     }

@@ -16,10 +16,10 @@ mod status;
 mod tests;
 
 pub use self::address::PeerAddress;
-pub use self::config::{BirdConfig, Peer};
-pub use self::control::{Control, ControlError};
+pub use self::config::{BgpPeer, BirdConfig};
+pub use self::control::{BirdError, Control};
 pub use self::controller::BirdController;
-pub use self::render::{Rendered, Surroundings, password, render};
+pub use self::render::{RenderInputs, RenderedConfig, password, render};
 pub use self::sessions::{Session, sessions};
 pub use self::status::BgpStatus;
 

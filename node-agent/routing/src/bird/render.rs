@@ -9,10 +9,10 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 use sha2::{Digest, Sha256};
 
-use super::config::{BirdConfig, Peer};
+use super::config::{BgpPeer, BirdConfig};
 use crate::routes::METRIC;
 use denizen_model::{Family, family_of};
-use denizen_plan::Class;
+use denizen_plan::AnnouncementClass;
 use denizen_route::PROTOCOL;
 
 /// The longest password of a TCP connection (`TCP_MD5SIG_MAXKEYLEN`, linux/tcp.h), in bytes.
@@ -32,7 +32,7 @@ const SPECIAL: [&str; 2] =
 
 /// Facts about the node that the configuration depends on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct RenderInputs {
     /// The kernel's table of announcements.
     pub table: u32,
     /// This node's name.
@@ -47,7 +47,7 @@ pub struct Surroundings {
 
 /// The configuration, and what could not be rendered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rendered {
+pub struct RenderedConfig {
     /// The whole file.
     pub text: String,
     /// Why sessions are missing.
@@ -70,10 +70,10 @@ pub fn password(text: &str) -> Result<&str, String> {
 /// The configuration for sessions with these peers, each with its password.
 pub fn render(
     config: &BirdConfig,
-    peers: &[(&Peer, Option<String>)],
-    around: &Surroundings,
-) -> Rendered {
-    let mut rendered = Rendered { text: base(config, around), problems: Vec::new() };
+    peers: &[(&BgpPeer, Option<String>)],
+    around: &RenderInputs,
+) -> RenderedConfig {
+    let mut rendered = RenderedConfig { text: base(config, around), problems: Vec::new() };
     if peers.iter().any(|(peer, _)| peer.bfd) {
         rendered.text += "protocol bfd {}\n";
     }
@@ -95,7 +95,7 @@ pub fn render(
     rendered
 }
 
-impl Surroundings {
+impl RenderInputs {
     fn of_family(&self, family: Family) -> Option<IpAddr> {
         self.addresses.iter().copied().find(|address| family_of(*address) == family)
     }
@@ -114,13 +114,13 @@ impl Surroundings {
 }
 
 /// This node's address in a session; `None` for that of the link.
-fn local(peer: &Peer, around: &Surroundings) -> Result<Option<IpAddr>, String> {
+fn local(peer: &BgpPeer, around: &RenderInputs) -> Result<Option<IpAddr>, String> {
     let own = || around.of_family(peer.address.family());
     match (peer.local_address, peer.multihop) {
         (Some(address), _) => Ok(Some(address)),
         (None, 0) => Ok(None),
         (None, _) => own().map(Some).ok_or_else(|| {
-            let Peer { name, address, .. } = peer;
+            let BgpPeer { name, address, .. } = peer;
             format!(
                 "no BGP session with {name} ({address}): this node has no address of its family"
             )
@@ -129,7 +129,7 @@ fn local(peer: &Peer, around: &Surroundings) -> Result<Option<IpAddr>, String> {
 }
 
 /// Everything but the sessions.
-fn base(config: &BirdConfig, around: &Surroundings) -> String {
+fn base(config: &BirdConfig, around: &RenderInputs) -> String {
     let router_id = config.router_id.unwrap_or_else(|| around.router_id());
     let mut text = format!(
         "# Written by denizen-agent (--routing-mode bird), which replaces it.\n\
@@ -155,8 +155,8 @@ fn base(config: &BirdConfig, around: &Surroundings) -> String {
          function taken() {{\n  \
            if (65535,0) ~ bgp_community then bgp_local_pref = 0;\n  \
            return true;\n}}\n",
-        fresh = Class::FreshPod.metric(false),
-        pod = Class::Pod.metric(false),
+        fresh = AnnouncementClass::FreshPod.metric(false),
+        pod = AnnouncementClass::Pod.metric(false),
     );
     for (family, special) in [Family::V4, Family::V6].into_iter().zip(SPECIAL) {
         text += &tables(family, special, around);
@@ -165,7 +165,7 @@ fn base(config: &BirdConfig, around: &Surroundings) -> String {
 }
 
 /// What is learned from the kernel and exported to it, in one family.
-fn tables(family: Family, special: &str, around: &Surroundings) -> String {
+fn tables(family: Family, special: &str, around: &RenderInputs) -> String {
     let n = number(family);
     let own = around.protected.iter().filter(|range| family_of(range.ip()) == family);
     let own: String = own.map(|range| format!(", {}+", prefix(*range))).collect();
@@ -194,11 +194,11 @@ fn tables(family: Family, special: &str, around: &Surroundings) -> String {
 /// The session with a router.
 fn router(
     config: &BirdConfig,
-    peer: &Peer,
+    peer: &BgpPeer,
     local: Option<IpAddr>,
     password: Option<&str>,
 ) -> String {
-    let Peer { name, address, asn, port, multihop, .. } = peer;
+    let BgpPeer { name, address, asn, port, multihop, .. } = peer;
     let mut options = match multihop {
         0 => "  direct;\n".to_owned(),
         hops => format!("  multihop {hops};\n"),
@@ -230,7 +230,7 @@ fn router(
 }
 
 /// Which routes of a family are exchanged with a router.
-fn channel(config: &BirdConfig, peer: &Peer, family: Family) -> String {
+fn channel(config: &BirdConfig, peer: &BgpPeer, family: Family) -> String {
     let n = number(family);
     let (import, export, limit) = (imports(peer, n), exports(config, peer), peer.import_limit);
     // A reflected route keeps its next hop.
@@ -257,7 +257,7 @@ fn timers(config: &BirdConfig, restart: u64) -> String {
 }
 
 /// The body of the import filter for a router.
-fn imports(peer: &Peer, n: u8) -> String {
+fn imports(peer: &BgpPeer, n: u8) -> String {
     let mut text = String::new();
     if peer.import.default {
         let default = if n == 4 { "0.0.0.0/0" } else { "::/0" };
@@ -273,7 +273,7 @@ fn imports(peer: &Peer, n: u8) -> String {
 }
 
 /// The body of the export filter for a router.
-fn exports(config: &BirdConfig, peer: &Peer) -> String {
+fn exports(config: &BirdConfig, peer: &BgpPeer) -> String {
     let mut text = String::new();
     if peer.rr_client {
         text += "      if source = RTS_BGP then accept;\n";
@@ -285,7 +285,7 @@ fn exports(config: &BirdConfig, peer: &Peer) -> String {
         let prepend = prepend.repeat(config.drain_prepend.into());
         let _ = writeln!(text, "      if krt_metric > 200 then {{{prepend} }}");
     }
-    for class in Class::ALL {
+    for class in AnnouncementClass::ALL {
         let communities = peer.communities.get(class.as_str()).into_iter().flatten();
         let add: String = communities.map(|community| format!(" {community}")).collect();
         if !add.is_empty() {
@@ -298,15 +298,15 @@ fn exports(config: &BirdConfig, peer: &Peer) -> String {
 
 /// The metrics of the announcements with the communities of a class: a pod recorded just now has
 /// those of pods as well.
-fn metrics(class: Class) -> [u32; 2] {
+fn metrics(class: AnnouncementClass) -> [u32; 2] {
     let metric = class.metric(false);
     match class {
-        Class::Pod => [metric, Class::FreshPod.metric(false)],
-        Class::PodRange
-        | Class::FreshPod
-        | Class::ClusterIp
-        | Class::ExternalIp
-        | Class::LoadBalancerIp => [metric, class.metric(true)],
+        AnnouncementClass::Pod => [metric, AnnouncementClass::FreshPod.metric(false)],
+        AnnouncementClass::PodRange
+        | AnnouncementClass::FreshPod
+        | AnnouncementClass::ClusterIp
+        | AnnouncementClass::ExternalIp
+        | AnnouncementClass::LoadBalancerIp => [metric, class.metric(true)],
     }
 }
 

@@ -11,8 +11,8 @@ fn config(peer: &str) -> Result<BirdConfig, String> {
     ))
 }
 
-fn around() -> Surroundings {
-    Surroundings {
+fn around() -> RenderInputs {
+    RenderInputs {
         table: 219,
         node: "node-1".into(),
         addresses: vec![ip("192.0.2.1"), ip("2001:db8::1")],
@@ -49,12 +49,12 @@ fn what_is_wrong_is_named() {
         (r#"}, {"name": "b", "address": "192.0.2.9", "asn": 1"#, "peers[1].address: 192.0.2.9"),
         (r#"}, {"name": "b\"c", "address": "192.0.2.8", "asn": 1"#, "is not up to 40 letters"),
     ];
-    for (written, said) in cases {
+    for (written, problem) in cases {
         let error = config(written).expect_err(written);
-        assert!(error.contains(said), "{written}: {error}");
+        assert!(error.contains(problem), "{written}: {error}");
     }
     addresses_are_checked();
-    for (text, said) in [
+    for (text, problem) in [
         (r#"{"asn": 0}"#, "asn: it must not be 0"),
         (r#"{"asn": 1, "holdTime": "2s"}"#, "holdTime: it must be"),
         (r#"{"asn": 1, "holdTime": "soon"}"#, "holdTime: \"soon\" is not a duration"),
@@ -62,7 +62,7 @@ fn what_is_wrong_is_named() {
         (r#"{"asn": 1, "drainPrepend": 11}"#, "drainPrepend: the most is 10"),
     ] {
         let error = BirdConfig::parse(text).expect_err(text);
-        assert!(error.contains(said), "{text}: {error}");
+        assert!(error.contains(problem), "{text}: {error}");
     }
     for bad in ["", "a\"b", "a\nb", &"x".repeat(81)] {
         assert!(password(bad).is_err(), "{bad:?}");
@@ -86,10 +86,10 @@ fn addresses_are_checked() {
         ("2001:db8::9", r#", "localAddress": "fe80::2""#, "fe80::2 cannot reach 2001:db8::9"),
         ("fe80::1%eth0", r#", "import": ["10.0.0.0/8"]"#, "no IPv4 routes are exchanged with fe80"),
     ];
-    for (address, more, said) in cases {
+    for (address, more, problem) in cases {
         let peer = format!(r#"}}, {{"name": "b", "address": "{address}", "asn": 1 {more}"#);
         let error = config(&peer).expect_err(&peer);
-        assert!(error.contains(said), "{peer}: {error}");
+        assert!(error.contains(problem), "{peer}: {error}");
     }
     // One address on two links is two routers.
     let fabric = ["eth0", "eth1"].map(|interface| {
@@ -174,7 +174,7 @@ fn options_of_a_session() {
     assert!(!session.contains("next hop self"), "{session}");
     // Nothing is left out in silence.
     let config = config(r#", "multihop": 2"#).unwrap();
-    let alone = Surroundings { addresses: Vec::new(), ..around() };
+    let alone = RenderInputs { addresses: Vec::new(), ..around() };
     let rendered = render(&config, &[(&config.peers[0], None)], &alone);
     assert_eq!(rendered.problems.len(), 2, "{:?}", rendered.problems);
     assert!(!rendered.text.contains("protocol bgp"), "{}", rendered.text);
@@ -238,13 +238,13 @@ fn families_that_a_peer_does_not_offer_are_named() {
     ];
     let lines: Vec<String> = shown.concat().lines().map(str::to_owned).collect();
     let problems: Vec<_> = sessions(&lines).iter().map(Session::problem).collect();
-    let said = |name: &str| {
+    let problem = |name: &str| {
         format!(
             "no ipv4 routes are exchanged with {name} Established since 2026-11-23 23:19:17, \
              5 exported, 2 imported"
         )
     };
-    assert_eq!(problems, [Some(said("peer:a")), Some(said("peer:b")), None]);
+    assert_eq!(problems, [Some(problem("peer:a")), Some(problem("peer:b")), None]);
 }
 
 #[test]

@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use denizen_route::{
-    Change, Command, LOCAL, MAIN, ObservedRoute, Refused, Route, RouteError, RouteKey, Routes,
-    Target,
+    LOCAL, MAIN, ObservedRoute, RejectedRoute, Route, RouteChange, RouteCommand, RouteError,
+    RouteKey, RouteTarget, Routes,
 };
 use ipnetwork::IpNetwork;
 use nix::net::if_::if_nametoindex;
@@ -23,7 +23,7 @@ use super::learned::BIRD;
 use super::reconcile::commands;
 use super::{KERNEL, described, is_subnet};
 use denizen_model::LocalPod;
-use denizen_plan::{Announcements, Because, Surveyed};
+use denizen_plan::{AnnouncementReason, Announcements, Surveyed};
 use denizen_route::PROTOCOL;
 
 /// The metric of the routes for unused addresses of this node's podCIDRs: behind every other route.
@@ -59,7 +59,7 @@ struct Around {
 
 /// The result of a sync.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Published {
+pub struct RouteSync {
     /// The wanted prefixes that are in the table.
     pub prefixes: BTreeSet<IpNetwork>,
     /// What is wrong: changes that the kernel rejected, foreign routes in the table, rules that
@@ -118,8 +118,8 @@ impl AnnouncedRoutes {
             route.key.table != MAIN && !wanted.wanted.contains_key(&route.key.destination)
         };
         let known = self.look()?;
-        let removed: Vec<Command> =
-            known.iter().filter(is_unwanted).map(|route| Command::Remove(route.key)).collect();
+        let removed: Vec<RouteCommand> =
+            known.iter().filter(is_unwanted).map(|route| RouteCommand::Remove(route.key)).collect();
         self.apply(&removed).map(drop)
     }
 
@@ -129,7 +129,7 @@ impl AnnouncedRoutes {
     /// # Errors
     ///
     /// [`RouteError`]; the next call starts from what it finds.
-    pub fn sync(&mut self, wanted: &Announcements) -> Result<Published, RouteError> {
+    pub fn sync(&mut self, wanted: &Announcements) -> Result<RouteSync, RouteError> {
         self.look()?;
         let wanted = match self.around.is_used {
             true => BTreeMap::new(),
@@ -138,9 +138,11 @@ impl AnnouncedRoutes {
         let commands = commands(&wanted, self.known.as_deref().unwrap_or_default());
         let is_repair = self.settled.as_ref() == Some(&wanted);
         let refused = self.apply(&commands)?;
-        let is_new = |command: &&Command| match command {
-            Command::Add(route) | Command::Replace(route) => route.key.table == self.table,
-            Command::Remove(_) => false,
+        let is_new = |command: &&RouteCommand| match command {
+            RouteCommand::Add(route) | RouteCommand::Replace(route) => {
+                route.key.table == self.table
+            }
+            RouteCommand::Remove(_) => false,
         };
         let is_done = refused.is_empty() && !is_repair;
         let added = if is_done { commands.iter().filter(is_new).count() } else { 0 };
@@ -148,7 +150,7 @@ impl AnnouncedRoutes {
         self.settled = refused.is_empty().then_some(wanted);
         let table = self.table;
         let announced = self.look()?.iter().filter(|route| route.key.table == table);
-        Ok(Published {
+        Ok(RouteSync {
             prefixes: announced.map(|route| route.key.destination).collect(),
             errors,
             added,
@@ -157,14 +159,14 @@ impl AnnouncedRoutes {
     }
 
     /// Whether a change by another program, or by the kernel, may concern the announcements.
-    pub fn depend_on(change: &Change, table: u32) -> bool {
+    pub fn depend_on(change: &RouteChange, table: u32) -> bool {
         match change {
-            Change::Added(route) | Change::Removed(route) => {
+            RouteChange::Added(route) | RouteChange::Removed(route) => {
                 let is_learned = LEARNED.contains(&route.protocol);
                 route.key.table == table || (route.key.table == MAIN && !is_learned)
             }
-            Change::Link { .. } => false,
-            Change::Lost => true,
+            RouteChange::Link { .. } => false,
+            RouteChange::Lost => true,
         }
     }
 
@@ -183,14 +185,14 @@ impl AnnouncedRoutes {
             let key =
                 RouteKey { table: self.table, destination: *prefix, metric: announcement.metric() };
             let window = announcement.recorded;
-            (key, Route { key, target: Target::Blackhole, source: None, window })
+            (key, Route { key, target: RouteTarget::Blackhole, source: None, window })
         });
         // Without this, packets to unused addresses of a podCIDR would go back to the router, in a
         // loop. It is in the main table, so `unreachable`: a client gets an answer at once.
         let ranges = wanted
             .wanted
             .iter()
-            .filter(|(_, announcement)| announcement.because == Because::PodRange);
+            .filter(|(_, announcement)| announcement.reason == AnnouncementReason::PodRange);
         let is_routed = |range: &IpNetwork| {
             let covers = |subnet: &IpNetwork| {
                 subnet.prefix() <= range.prefix() && subnet.contains(range.network())
@@ -200,7 +202,7 @@ impl AnnouncedRoutes {
         let unused = ranges.filter(|(range, _)| !is_routed(range));
         let unused = unused.map(|(range, _)| {
             let key = RouteKey { table: MAIN, destination: *range, metric: UNUSED_METRIC };
-            (key, Route { key, target: Target::Unreachable, source: None, window: None })
+            (key, Route { key, target: RouteTarget::Unreachable, source: None, window: None })
         });
         announced.chain(unused).collect()
     }
@@ -243,7 +245,7 @@ impl AnnouncedRoutes {
     }
 
     /// Returns the changes that the kernel rejected.
-    fn apply(&mut self, commands: &[Command]) -> Result<Vec<String>, RouteError> {
+    fn apply(&mut self, commands: &[RouteCommand]) -> Result<Vec<String>, RouteError> {
         if commands.is_empty() {
             return Ok(Vec::new());
         }
@@ -251,18 +253,18 @@ impl AnnouncedRoutes {
         let refused = self.kernel.apply(commands)?;
         if !refused.is_empty() {
             // The kernel's state was not as expected: the next call reads it.
-            let text = |refused: &Refused| described(&commands[refused.command], refused);
+            let text = |refused: &RejectedRoute| described(&commands[refused.command], refused);
             return Ok(refused.iter().map(text).collect());
         }
         let touched: BTreeSet<RouteKey> = commands.iter().map(key).collect();
         known.retain(|route| !touched.contains(&route.key));
         known.extend(commands.iter().filter_map(|command| match *command {
-            Command::Add(Route { key, target, source, window })
-            | Command::Replace(Route { key, target, source, window }) => {
+            RouteCommand::Add(Route { key, target, source, window })
+            | RouteCommand::Replace(Route { key, target, source, window }) => {
                 let target = Some(target);
                 Some(ObservedRoute { key, protocol: PROTOCOL, target, source, window })
             }
-            Command::Remove(_) => None,
+            RouteCommand::Remove(_) => None,
         }));
         self.known = Some(known);
         Ok(Vec::new())
@@ -270,10 +272,10 @@ impl AnnouncedRoutes {
 }
 
 /// The place of a change.
-fn key(command: &Command) -> RouteKey {
+fn key(command: &RouteCommand) -> RouteKey {
     match command {
-        Command::Add(route) | Command::Replace(route) => route.key,
-        Command::Remove(key) => *key,
+        RouteCommand::Add(route) | RouteCommand::Replace(route) => route.key,
+        RouteCommand::Remove(key) => *key,
     }
 }
 
@@ -281,7 +283,7 @@ fn key(command: &Command) -> RouteKey {
 /// `PodRoutes` in the main one.
 fn is_ours(route: &ObservedRoute) -> bool {
     let is_elsewhere = route.key.table != MAIN && route.key.table != LOCAL;
-    let is_announced = is_elsewhere && route.target == Some(Target::Blackhole);
+    let is_announced = is_elsewhere && route.target == Some(RouteTarget::Blackhole);
     let is_unused = route.key.table == MAIN && route.key.metric == UNUSED_METRIC;
     route.protocol == PROTOCOL && (is_announced || is_unused)
 }

@@ -1,7 +1,7 @@
 //! The routes of the main table that BIRD has learned. They are recognised by its protocol number
 //! and by the metric in its configuration.
 
-use denizen_route::{Command, MAIN, RouteError, RouteKey, Routes};
+use denizen_route::{MAIN, RouteCommand, RouteError, RouteKey, Routes};
 
 use super::METRIC;
 
@@ -26,7 +26,7 @@ impl LearnedRoutes {
     /// Removes all of them, once BIRD is gone. Returns how many there were.
     pub fn remove(&mut self) -> Result<usize, RouteError> {
         let keys = self.keys()?;
-        let commands: Vec<Command> = keys.into_iter().map(Command::Remove).collect();
+        let commands: Vec<RouteCommand> = keys.into_iter().map(RouteCommand::Remove).collect();
         // If another program removes them at the same time, that does no harm.
         self.0.apply(&commands)?;
         Ok(commands.len())

@@ -16,13 +16,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use denizen_route::{
-    Change, Command, MAIN, ObservedRoute, PROTOCOL, Refused, Route, RouteError, RouteKey, Routes,
-    Target,
+    MAIN, ObservedRoute, PROTOCOL, RejectedRoute, Route, RouteChange, RouteCommand, RouteError,
+    RouteKey, RouteTarget, Routes,
 };
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 
-pub use self::announced::{AnnouncedRoutes, Published};
+pub use self::announced::{AnnouncedRoutes, RouteSync};
 pub use self::learned::LearnedRoutes;
 use self::reconcile::{commands, wanted};
 pub use self::unserved::{TABLE as UNSERVED, Unserved};
@@ -89,9 +89,9 @@ impl PodRoutes {
         let wanted = wanted(&plan);
         let commands = commands(&wanted, &self.own()?);
         let refused = self.kernel.apply(&commands)?;
-        let is_missing = |refused: &&Refused| match commands[refused.command] {
-            Command::Add(_) | Command::Replace(_) => true,
-            Command::Remove(_) => false,
+        let is_missing = |refused: &&RejectedRoute| match commands[refused.command] {
+            RouteCommand::Add(_) | RouteCommand::Replace(_) => true,
+            RouteCommand::Remove(_) => false,
         };
         let routes = wanted.len() - refused.iter().filter(is_missing).count();
         let refused: Vec<String> =
@@ -115,16 +115,16 @@ impl PodRoutes {
     }
 
     /// Whether this change, by another program or by the kernel, may require other routes.
-    pub fn depend_on(&self, change: &Change) -> bool {
+    pub fn depend_on(&self, change: &RouteChange) -> bool {
         match change {
-            Change::Added(route) | Change::Removed(route) => {
+            RouteChange::Added(route) | RouteChange::Removed(route) => {
                 let leads_to = |address: &IpAddr| route.key.destination.contains(*address);
                 has_place_of_ours(&route.key)
                     || is_subnet(route)
                     || self.watched.next_hops.iter().any(leads_to)
             }
-            Change::Link { index, .. } => self.watched.links.contains(index),
-            Change::Lost => true,
+            RouteChange::Link { index, .. } => self.watched.links.contains(index),
+            RouteChange::Lost => true,
         }
     }
 
@@ -138,7 +138,7 @@ impl PodRoutes {
     pub fn neighbourhood(&mut self, nodes: &Nodes) -> Result<Neighbourhood, RouteError> {
         let mut around = Neighbourhood::default();
         for route in self.kernel.of(KERNEL)? {
-            if let Some(Target::Local { .. }) = route.target {
+            if let Some(RouteTarget::Local { .. }) = route.target {
                 around.addresses.insert(route.key.destination.ip());
             } else if is_subnet(&route) {
                 around.subnets.insert(route.key.destination);
@@ -163,7 +163,7 @@ fn has_place_of_ours(key: &RouteKey) -> bool {
 
 /// Whether this is the route to the subnet of a link.
 fn is_subnet(route: &ObservedRoute) -> bool {
-    let is_direct = matches!(route.target, Some(Target::Unicast { gateway: None, .. }));
+    let is_direct = matches!(route.target, Some(RouteTarget::Unicast { gateway: None, .. }));
     route.protocol == KERNEL && is_direct && is_routed(route.key.destination)
 }
 
@@ -176,11 +176,11 @@ fn is_routed(destination: IpNetwork) -> bool {
     }
 }
 
-fn described(command: &Command, refused: &Refused) -> String {
+fn described(command: &RouteCommand, refused: &RejectedRoute) -> String {
     let (key, what) = match command {
-        Command::Add(route) => (route.key, "make"),
-        Command::Replace(route) => (route.key, "change"),
-        Command::Remove(key) => (*key, "remove"),
+        RouteCommand::Add(route) => (route.key, "make"),
+        RouteCommand::Replace(route) => (route.key, "change"),
+        RouteCommand::Remove(key) => (*key, "remove"),
     };
     let why = match (refused.errno, &refused.message) {
         (Errno::EEXIST, _) => "another program has a route in its place".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use denizen_route::{Command, MAIN, ObservedRoute, Route, RouteKey, Target};
+use denizen_route::{MAIN, ObservedRoute, Route, RouteCommand, RouteKey, RouteTarget};
 
 use super::METRIC;
 use denizen_plan::{DirectRoutes, NextHop};
@@ -11,7 +11,7 @@ pub(super) fn wanted(plan: &DirectRoutes) -> BTreeMap<RouteKey, Route> {
     let route = |(range, next_hop): (&_, &NextHop)| {
         let key = RouteKey { table: MAIN, destination: *range, metric: METRIC };
         let gateway = Some(next_hop.address);
-        let target = Target::Unicast { gateway, link: next_hop.link };
+        let target = RouteTarget::Unicast { gateway, link: next_hop.link };
         (key, Route { key, target, source: None, window: None })
     };
     plan.routes.iter().map(route).collect()
@@ -19,14 +19,18 @@ pub(super) fn wanted(plan: &DirectRoutes) -> BTreeMap<RouteKey, Route> {
 
 /// The commands from our routes in the kernel to the planned ones. Nothing is removed before
 /// everything else is there.
-pub(super) fn commands(wanted: &BTreeMap<RouteKey, Route>, own: &[ObservedRoute]) -> Vec<Command> {
+pub(super) fn commands(
+    wanted: &BTreeMap<RouteKey, Route>,
+    own: &[ObservedRoute],
+) -> Vec<RouteCommand> {
     let own: BTreeMap<RouteKey, &ObservedRoute> =
         own.iter().map(|route| (route.key, route)).collect();
     let written = wanted.values().filter_map(|route| match own.get(&route.key) {
-        None => Some(Command::Add(*route)),
+        None => Some(RouteCommand::Add(*route)),
         Some(observed) if observed.is(route) => None,
-        Some(_other) => Some(Command::Replace(*route)),
+        Some(_other) => Some(RouteCommand::Replace(*route)),
     });
-    let removed = own.keys().filter(|key| !wanted.contains_key(key)).copied().map(Command::Remove);
+    let removed =
+        own.keys().filter(|key| !wanted.contains_key(key)).copied().map(RouteCommand::Remove);
     written.chain(removed).collect()
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use denizen_route::Watch;
+use denizen_route::RouteWatch;
 use nix::sched::{CloneFlags, unshare};
 
 use super::*;
@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &str) -> String {
 }
 
 /// The routes with our protocol, as `ip` shows them.
-fn said() -> Vec<String> {
+fn listed() -> Vec<String> {
     let shown = ["-4", "-6"].map(|family| run(&format!("{family} -N route show proto 213")));
     let lines = shown.iter().flat_map(|shown| shown.lines());
     lines.map(|line| line.trim_end().to_owned()).collect()
@@ -108,14 +108,14 @@ fn routes_follow_the_nodes_and_others_are_never_touched() {
             assert_eq!(synced.routes, 2 * others.len());
             let mut wanted = routes_to(others);
             wanted.insert(others.len(), "10.1.9.0/24 via 192.0.2.9 dev eth0 metric 7".into());
-            assert_eq!(said(), wanted, "{others:?}");
+            assert_eq!(listed(), wanted, "{others:?}");
         }
         for (route, stays) in theirs {
             assert_eq!(is_there(route), stays, "{route}");
         }
         routes.sync(&nodes(&[2])).expect("an answer");
         assert_eq!(routes.remove().expect("an answer"), 2);
-        assert_eq!(said(), ["10.1.9.0/24 via 192.0.2.9 dev eth0 metric 7"]);
+        assert_eq!(listed(), ["10.1.9.0/24 via 192.0.2.9 dev eth0 metric 7"]);
     });
 }
 
@@ -134,7 +134,7 @@ fn a_route_in_our_place_is_named_and_left() {
         run("route del 10.1.2.0/24");
         let synced = routes.sync(&nodes(&[2])).expect("an answer");
         assert_eq!((synced.refused, synced.repaired), (Vec::new(), 0));
-        assert_eq!(said(), routes_to(&[2]));
+        assert_eq!(listed(), routes_to(&[2]));
     });
 }
 
@@ -142,7 +142,7 @@ fn a_route_in_our_place_is_named_and_left() {
 fn what_another_program_or_the_kernel_takes_away_is_heard_and_repaired() {
     in_namespace(|| {
         let mut routes = PodRoutes::open().expect("netlink");
-        let mut watch = Watch::open(vec![routes.portid()]).expect("netlink");
+        let mut watch = RouteWatch::open(vec![routes.portid()]).expect("netlink");
         routes.sync(&nodes(&[2, 3])).expect("an answer");
         let mut heard = |routes: &PodRoutes| {
             let mut is_relevant = false;
@@ -165,7 +165,7 @@ fn what_another_program_or_the_kernel_takes_away_is_heard_and_repaired() {
             assert_eq!(heard(&routes), is_relevant, "{done}");
             let synced = routes.sync(&nodes(&[2, 3])).expect("an answer");
             assert_eq!((synced.refused, synced.repaired), (Vec::new(), repaired), "{done}");
-            assert_eq!(said(), routes_to(&[2, 3]), "{done}");
+            assert_eq!(listed(), routes_to(&[2, 3]), "{done}");
             assert!(!heard(&routes), "own changes, after {done}");
         }
         // A node's address is behind a gateway from now on, and again is not.
@@ -186,6 +186,6 @@ fn what_another_program_or_the_kernel_takes_away_is_heard_and_repaired() {
         run("addr add 2001:db8::1/64 dev eth0 nodad");
         assert!(heard(&routes));
         assert_eq!(routes.sync(&nodes(&[2, 3])).expect("an answer").routes, 4);
-        assert_eq!(said(), routes_to(&[2, 3]));
+        assert_eq!(listed(), routes_to(&[2, 3]));
     });
 }

@@ -9,9 +9,9 @@ use denizen_cni::{Adopter, NotAdopted, Remembered};
 use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError};
 use tracing::{debug, info, warn};
 
-use super::cache::{self, Entry, LeftOut};
+use super::cache::{self, CachedAdd, UnusableResult};
 use super::called::has_called;
-use super::{Config, LOCK_WAIT};
+use super::{AttachmentsConfig, LOCK_WAIT};
 use denizen_text::describe;
 
 /// Key in the state file for the time of its rebuild.
@@ -22,7 +22,7 @@ const REBUILT_AT: &str = "rebuiltAt";
 ///
 /// # Errors
 /// [`StateError`]; the file is unchanged then.
-pub fn adopt_pods(config: &Config) -> Result<(), StateError> {
+pub fn adopt_pods(config: &AttachmentsConfig) -> Result<(), StateError> {
     let dir = RunDir::open(&config.run_dir)?;
     let state = match dir.read() {
         Err(StateError::Unreadable { .. }) => return rebuild(config, None),
@@ -31,7 +31,7 @@ pub fn adopt_pods(config: &Config) -> Result<(), StateError> {
     let recorded = state.map(|state| state.attachments).unwrap_or_default();
     add_macs(&dir, &recorded)?;
     let found = remembered(config, |_| true, |id| recorded.contains_key(id));
-    found.left_out.iter().for_each(warn_of);
+    found.unusable.iter().for_each(warn_of);
     if !found.records.is_empty() {
         insert_in(&dir, found.records)?;
     }
@@ -75,7 +75,7 @@ fn add_macs(dir: &RunDir, recorded: &BTreeMap<AttachmentId, Attachment>) -> Resu
 
 /// What to search for while the agent runs.
 #[derive(Debug)]
-pub(super) struct Search {
+pub(super) struct AdoptionSearch {
     /// The names of the cached results to read; `None` for all of them.
     pub(super) results: Option<BTreeSet<OsString>>,
     /// The indices of links without a record: only pods with one of these are adopted.
@@ -87,7 +87,10 @@ pub(super) struct Search {
 ///
 /// # Errors
 /// [`StateError`]; the file is unchanged then.
-pub(super) fn adopt_late(config: &Config, search: &Search) -> Result<Vec<LeftOut>, StateError> {
+pub(super) fn adopt_late(
+    config: &AttachmentsConfig,
+    search: &AdoptionSearch,
+) -> Result<Vec<UnusableResult>, StateError> {
     let dir = RunDir::open(&config.run_dir)?;
     let recorded = dir.read()?.map(|state| state.attachments).unwrap_or_default();
     let files: HashSet<OsString> = recorded.values().map(cache::file_name).collect();
@@ -101,7 +104,7 @@ pub(super) fn adopt_late(config: &Config, search: &Search) -> Result<Vec<LeftOut
     if !found.records.is_empty() {
         insert_in(&dir, found.records)?;
     }
-    Ok(found.left_out)
+    Ok(found.unusable)
 }
 
 fn insert_in(dir: &RunDir, records: BTreeMap<AttachmentId, Attachment>) -> Result<(), StateError> {
@@ -113,7 +116,7 @@ fn insert_in(dir: &RunDir, records: BTreeMap<AttachmentId, Attachment>) -> Resul
 }
 
 /// A result that the runtime is still writing is not an error: [`super::find()`] reads it again.
-fn warn_of(LeftOut { path, why, is_being_written }: &LeftOut) {
+fn warn_of(UnusableResult { path, why, is_being_written }: &UnusableResult) {
     if !is_being_written {
         warn!(path = %path.display(), why, "cached cni result left out");
     }
@@ -122,7 +125,7 @@ fn warn_of(LeftOut { path, why, is_being_written }: &LeftOut) {
 /// Rebuilds the state file: from its `last` content, if that is known, and from the runtime's
 /// cache. Pruning removes records whose link is gone. An invalid file is set aside; a file that is
 /// valid by now is left alone. Blocks.
-pub fn rebuild(config: &Config, last: Option<&State>) -> Result<(), StateError> {
+pub fn rebuild(config: &AttachmentsConfig, last: Option<&State>) -> Result<(), StateError> {
     let dir = RunDir::open(&config.run_dir)?;
     if let Some(aside) = dir.set_aside(LOCK_WAIT, &now("%Y%m%dT%H%M%SZ"))? {
         warn!(moved_to = %aside.display(), "invalid state file moved away");
@@ -130,7 +133,7 @@ pub fn rebuild(config: &Config, last: Option<&State>) -> Result<(), StateError> 
     let was_called = last.is_some_and(|state| state.plugin_was_called || has_called(state));
     let mut records = last.map(|state| state.attachments.clone()).unwrap_or_default();
     let found = remembered(config, |_| true, |id| records.contains_key(id));
-    found.left_out.iter().for_each(warn_of);
+    found.unusable.iter().for_each(warn_of);
     records.extend(found.records);
     let ((anew, count), ..) = dir.update(LOCK_WAIT, |state| {
         // No file is ever written with generation 0: there was none.
@@ -157,22 +160,22 @@ fn insert(state: &mut State, records: BTreeMap<AttachmentId, Attachment>) {
 
 /// The pods that can be adopted, and the cached results that cannot be used.
 #[derive(Default)]
-struct Found {
+struct Adoptable {
     records: BTreeMap<AttachmentId, Attachment>,
-    left_out: Vec<LeftOut>,
+    unusable: Vec<UnusableResult>,
 }
 
 /// The pods in cached files whose name `is_wanted`, if the kernel confirms them and they are not
 /// `known` already.
 fn remembered(
-    config: &Config,
+    config: &AttachmentsConfig,
     is_wanted: impl Fn(&OsStr) -> bool,
     known: impl Fn(&AttachmentId) -> bool,
-) -> Found {
+) -> Adoptable {
     let Some(folder) = &config.cni_cache else {
-        return Found::default();
+        return Adoptable::default();
     };
-    let (mut entries, mut left_out) = cache::entries(folder, is_wanted);
+    let (mut entries, mut unusable) = cache::entries(folder, is_wanted);
     // The newest wins if two claim one link: interface names are used again, and old files stay
     // after a crash.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.written));
@@ -192,16 +195,16 @@ fn remembered(
                 }
             }
             Ok(None) => {}
-            Err(why) => left_out.push(LeftOut::for_good(entry.path, why)),
+            Err(why) => unusable.push(UnusableResult::for_good(entry.path, why)),
         }
     }
-    Found { records, left_out }
+    Adoptable { records, unusable }
 }
 
 /// The record for `entry`; `None` if the kernel contradicts it.
 fn confirmed(
     adopter: &mut io::Result<Adopter>,
-    entry: &Entry,
+    entry: &CachedAdd,
 ) -> Result<Option<Attachment>, String> {
     let adopter = adopter.as_mut().map_err(|error| error.to_string())?;
     let added_at = jiff::Timestamp::try_from(entry.written).unwrap_or_default();

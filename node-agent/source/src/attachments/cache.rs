@@ -31,7 +31,7 @@ const LARGEST: u64 = 1 << 20;
 
 /// One cached ADD.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct CachedAdd {
     pub(super) path: PathBuf,
     pub(super) written: SystemTime,
     pub(super) container_id: String,
@@ -48,7 +48,7 @@ pub(super) struct Entry {
 
 /// A cached result that cannot be used.
 #[derive(Debug)]
-pub(super) struct LeftOut {
+pub(super) struct UnusableResult {
     pub(super) path: PathBuf,
     pub(super) why: String,
     /// It ends too early and was written just now: the runtime writes in place, and may not be
@@ -75,7 +75,7 @@ pub(super) fn file_name(record: &Attachment) -> OsString {
 pub(super) fn entries(
     folder: &Path,
     is_wanted: impl Fn(&OsStr) -> bool,
-) -> (Vec<Entry>, Vec<LeftOut>) {
+) -> (Vec<CachedAdd>, Vec<UnusableResult>) {
     let (mut entries, mut bad) = (Vec::new(), Vec::new());
     for place in PLACES {
         let place = folder.join(place);
@@ -83,7 +83,7 @@ pub(super) fn entries(
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => {
-                bad.push(LeftOut::for_good(place, error.to_string()));
+                bad.push(UnusableResult::for_good(place, error.to_string()));
                 continue;
             }
         };
@@ -92,9 +92,9 @@ pub(super) fn entries(
             match read(&path) {
                 Ok(Some(entry)) => entries.push(entry),
                 Ok(None) => {}
-                Err(Unusable { why, written }) => {
+                Err(Unreadable { why, written }) => {
                     let is_being_written = written.is_some_and(is_recent);
-                    bad.push(LeftOut { path, why, is_being_written });
+                    bad.push(UnusableResult { path, why, is_being_written });
                 }
             }
         }
@@ -102,7 +102,7 @@ pub(super) fn entries(
     (entries, bad)
 }
 
-impl LeftOut {
+impl UnusableResult {
     pub(super) fn for_good(path: PathBuf, why: String) -> Self {
         Self { path, why, is_being_written: false }
     }
@@ -110,13 +110,13 @@ impl LeftOut {
 
 /// Why a file cannot be used.
 #[derive(Debug)]
-struct Unusable {
+struct Unreadable {
     why: String,
     /// When it was last written, if its only fault is that it ends too early.
     written: Option<SystemTime>,
 }
 
-impl<E: ToString> From<E> for Unusable {
+impl<E: ToString> From<E> for Unreadable {
     fn from(error: E) -> Self {
         Self { why: error.to_string(), written: None }
     }
@@ -128,7 +128,7 @@ fn is_recent(written: SystemTime) -> bool {
 }
 
 /// The entry in the file `path`; `None` if it is gone by now, or only about a loopback interface.
-fn read(path: &Path) -> Result<Option<Entry>, Unusable> {
+fn read(path: &Path) -> Result<Option<CachedAdd>, Unreadable> {
     let file = match regular::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -146,7 +146,7 @@ fn read(path: &Path) -> Result<Option<Entry>, Unusable> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let entry = parse(&name, &text, path, written).map_err(|why| {
         let ends_early = serde_json::from_str::<IgnoredAny>(&text).is_err_and(|e| e.is_eof());
-        Unusable { why, written: ends_early.then_some(written) }
+        Unreadable { why, written: ends_early.then_some(written) }
     })?;
     Ok(Some(entry).filter(|entry| entry.if_name != "lo"))
 }
@@ -169,7 +169,7 @@ struct Cached {
 }
 
 /// Parses `text`, the content of the file called `name`. Pure.
-fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Entry, String> {
+fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<CachedAdd, String> {
     let cached: Cached = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let missing = |key: &str| format!("{key} is missing");
     let (path, args) = (path.to_owned(), cached.cni_args.unwrap_or_default());
@@ -183,7 +183,7 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
     let list = String::from_utf8_lossy(&list).into_owned();
     let args: Vec<String> = args.iter().map(|(key, value)| format!("{key}={value}")).collect();
     match cached.kind.as_deref() {
-        Some("cniCacheV1") => Ok(Entry {
+        Some("cniCacheV1") => Ok(CachedAdd {
             path,
             written,
             container_id: cached.container_id.ok_or_else(|| missing("containerId"))?,
@@ -203,7 +203,7 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Ent
             else {
                 return Err("its name is not <network>-<containerId>-<ifName>".to_owned());
             };
-            Ok(Entry {
+            Ok(CachedAdd {
                 path,
                 written,
                 container_id: container.to_owned(),
@@ -229,7 +229,7 @@ mod tests {
 
     fn parsed(name: &str, text: &str) -> Result<String, String> {
         let entry = parse(name, text, Path::new(name), SystemTime::UNIX_EPOCH)?;
-        let Entry { container_id, if_name, network, netns, args, .. } = entry;
+        let CachedAdd { container_id, if_name, network, netns, args, .. } = entry;
         Ok([network, container_id, if_name, netns.unwrap_or_default(), args].join(" "))
     }
 

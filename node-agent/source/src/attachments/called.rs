@@ -7,13 +7,13 @@ use tokio::task::spawn_blocking;
 
 use super::LOCK_WAIT;
 use super::links::LinkError;
-use crate::state_file::Seen;
+use crate::state_file::LastState;
 
 /// Notes it in the state file as soon as one record is of an ADD.
 ///
 /// # Errors
 /// [`LinkError`]; the file is unchanged then.
-pub(super) async fn remember(run_dir: &Path, seen: &Seen) -> Result<(), LinkError> {
+pub(super) async fn remember(run_dir: &Path, seen: &LastState) -> Result<(), LinkError> {
     let is_new = |state: &State| !state.plugin_was_called && has_called(state);
     if seen.is_lost || !seen.last.as_deref().is_some_and(is_new) {
         return Ok(());

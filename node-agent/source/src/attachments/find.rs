@@ -20,14 +20,14 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
 
-use super::adopt::{self, Search};
-use super::cache::{self, LeftOut};
+use super::adopt::{self, AdoptionSearch};
+use super::cache::{self, UnusableResult};
 use super::missing::{Missing, Unrecorded};
-use super::selection::{Selected, Selection};
-use super::{Config, Shown};
+use super::selection::{RedirectSelection, Selected};
+use super::{AttachmentsConfig, Shown};
 use crate::Outlet;
-use crate::state_file::Seen;
-use crate::watch::{FolderWatch, Hints};
+use crate::state_file::LastState;
+use crate::watch::{FolderHints, FolderWatch};
 use denizen_text::describe;
 
 /// After a change, the wait for what belongs to it: a link, its record and its cached result appear
@@ -45,7 +45,7 @@ const REST: u32 = 4;
 
 /// What [`find()`] publishes.
 #[derive(Debug)]
-pub struct Findings {
+pub struct FindingSenders {
     /// The interfaces that remain without a record, and the cached results that cannot be used.
     pub unrecorded: latest::Sender<Unrecorded>,
     /// The attachments that the plugin would redirect now.
@@ -53,7 +53,12 @@ pub struct Findings {
 }
 
 /// Finds such pods until `outlet` is closed, and those that the plugin's `redirect` selects.
-pub async fn find(config: Config, mut shown: Shown, findings: Findings, outlet: Outlet) {
+pub async fn find(
+    config: AttachmentsConfig,
+    mut shown: Shown,
+    findings: FindingSenders,
+    outlet: Outlet,
+) {
     let mut finder = Finder::new(config);
     loop {
         let due = finder.due();
@@ -91,11 +96,11 @@ pub async fn find(config: Config, mut shown: Shown, findings: Findings, outlet: 
 }
 
 struct Finder {
-    config: Config,
+    config: AttachmentsConfig,
     cache: CacheWatch,
     missing: Missing,
     /// `None`: the cache must be read for it first.
-    selection: Option<Selection>,
+    selection: Option<RedirectSelection>,
     pause: Duration,
     /// When all cached results are read next, if an interface has no record by then; else those
     /// that are left out.
@@ -104,7 +109,7 @@ struct Finder {
     /// Whether all cached results were read once.
     has_read_all: bool,
     /// Cached results that cannot be used, and why.
-    left_out: BTreeMap<PathBuf, String>,
+    unusable: BTreeMap<PathBuf, String>,
     /// Cached results that the runtime is just writing, …
     partial: BTreeSet<PathBuf>,
     /// … and when they are read again, if nothing hints at them before.
@@ -114,7 +119,7 @@ struct Finder {
 }
 
 impl Finder {
-    fn new(config: Config) -> Self {
+    fn new(config: AttachmentsConfig) -> Self {
         Self {
             cache: CacheWatch::open(config.cni_cache.clone()),
             missing: Missing::new(config.not_pods.clone()),
@@ -124,7 +129,7 @@ impl Finder {
             all_due: Instant::now(),
             backoff: SHORTEST,
             has_read_all: false,
-            left_out: BTreeMap::new(),
+            unusable: BTreeMap::new(),
             partial: BTreeSet::new(),
             partial_due: Instant::now(),
             named: BTreeSet::new(),
@@ -134,7 +139,7 @@ impl Finder {
     /// When to search again even if nothing changes.
     fn due(&self) -> Instant {
         let now = Instant::now();
-        let searches = !self.missing.is_empty() || !self.left_out.is_empty();
+        let searches = !self.missing.is_empty() || !self.unusable.is_empty();
         let again = (!self.partial.is_empty()).then_some(self.partial_due);
         let search = searches.then_some(self.all_due).into_iter().chain(again);
         let due = search.chain(self.missing.next_for_long(now)).min();
@@ -145,7 +150,7 @@ impl Finder {
     /// being deleted.
     async fn during<T>(
         &mut self,
-        state_file: &mut latest::Receiver<Seen>,
+        state_file: &mut latest::Receiver<LastState>,
         what: impl Future<Output = T>,
     ) -> T {
         let mut what = pin!(what);
@@ -159,7 +164,7 @@ impl Finder {
     }
 
     /// Reads what `hints` name, to know which pods the plugin's `redirect` selects.
-    async fn select(&mut self, hints: &Hints, state_file: &mut latest::Receiver<Seen>) {
+    async fn select(&mut self, hints: &FolderHints, state_file: &mut latest::Receiver<LastState>) {
         let Some(folder) = self.config.cni_cache.clone() else { return };
         // Without watches nothing names what has changed.
         if hints.overflow || self.cache.watches.is_empty() {
@@ -184,8 +189,8 @@ impl Finder {
     async fn search(
         &mut self,
         now: Instant,
-        hints: Hints,
-        state_file: &mut latest::Receiver<Seen>,
+        hints: FolderHints,
+        state_file: &mut latest::Receiver<LastState>,
     ) -> Result<(), String> {
         self.pause = PAUSE;
         let is_due = hints.overflow || self.all_due <= now || !self.has_read_all;
@@ -199,7 +204,7 @@ impl Finder {
         }
         let config = self.config.clone();
         let results = (!reads_all).then_some(names);
-        let search = Search { results: results.clone(), links: self.missing.links() };
+        let search = AdoptionSearch { results: results.clone(), links: self.missing.links() };
         let search = spawn_blocking(move || adopt::adopt_late(&config, &search));
         let result = self.during(state_file, search).await;
         let took = now.elapsed();
@@ -209,8 +214,8 @@ impl Finder {
             self.all_due = Instant::now() + self.backoff.max(took * REST);
             self.backoff = (self.backoff * 2).min(LONGEST);
         }
-        let left_out = result.map_err(|error| describe(&error))?;
-        self.leave_out(left_out.map_err(|error| describe(&error))?, results.as_ref());
+        let unusable = result.map_err(|error| describe(&error))?;
+        self.note_unusable(unusable.map_err(|error| describe(&error))?, results.as_ref());
         Ok(())
     }
 
@@ -222,13 +227,13 @@ impl Finder {
         is_due: bool,
         now: Instant,
     ) -> BTreeSet<OsString> {
-        let left_out = names_of(self.left_out.keys());
+        let unusable = names_of(self.unusable.keys());
         let partial = names_of(&self.partial);
         if self.missing.is_empty() {
-            changed.retain(|name| left_out.contains(name) || partial.contains(name));
+            changed.retain(|name| unusable.contains(name) || partial.contains(name));
         }
         if is_due {
-            changed.extend(left_out);
+            changed.extend(unusable);
         }
         if self.partial_due <= now {
             changed.extend(partial);
@@ -238,22 +243,22 @@ impl Finder {
 
     /// Remembers which of the results that were `read` cannot be used, and logs each once; `None`:
     /// all were read.
-    fn leave_out(&mut self, left_out: Vec<LeftOut>, read: Option<&BTreeSet<OsString>>) {
-        let before = self.left_out.clone();
+    fn note_unusable(&mut self, unusable: Vec<UnusableResult>, read: Option<&BTreeSet<OsString>>) {
+        let before = self.unusable.clone();
         let was_read = |path: &Path| {
             read.is_none_or(|names| path.file_name().is_some_and(|name| names.contains(name)))
         };
-        self.left_out.retain(|path, _| !was_read(path));
+        self.unusable.retain(|path, _| !was_read(path));
         self.partial.retain(|path| !was_read(path));
-        for LeftOut { path, why, is_being_written } in left_out {
+        for UnusableResult { path, why, is_being_written } in unusable {
             if is_being_written {
                 self.partial.insert(path);
             } else {
-                self.left_out.insert(path, why);
+                self.unusable.insert(path, why);
             }
         }
         self.partial_due = Instant::now() + SHORTEST;
-        for (path, why) in self.left_out.iter().filter(|(path, _)| !before.contains_key(*path)) {
+        for (path, why) in self.unusable.iter().filter(|(path, _)| !before.contains_key(*path)) {
             warn!(path = %path.display(), why, "cached cni result left out");
         }
     }
@@ -278,7 +283,7 @@ impl Finder {
                 warn!(interface, "interface looks like a pod's and has no record");
             }
         }
-        let results = self.left_out.iter();
+        let results = self.unusable.iter();
         let now = Unrecorded {
             interfaces: names,
             results: results
@@ -303,12 +308,12 @@ fn names_of<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> BTreeSet<OsStri
 struct CacheWatch {
     folder: Option<PathBuf>,
     watches: Vec<FolderWatch>,
-    hints: Hints,
+    hints: FolderHints,
 }
 
 impl CacheWatch {
     fn open(folder: Option<PathBuf>) -> Self {
-        let mut watch = Self { folder, watches: Vec::new(), hints: Hints::default() };
+        let mut watch = Self { folder, watches: Vec::new(), hints: FolderHints::default() };
         watch.renew();
         watch
     }
@@ -327,7 +332,7 @@ impl CacheWatch {
         }
         let one = |watch| {
             Box::pin(async move {
-                let mut hints = Hints::default();
+                let mut hints = FolderHints::default();
                 FolderWatch::changed(watch, &mut hints).await.map(|()| hints)
             })
         };
@@ -341,7 +346,7 @@ impl CacheWatch {
         }
     }
 
-    fn add(&mut self, hints: Hints) {
+    fn add(&mut self, hints: FolderHints) {
         // A folder of results was created or removed: all of its content is new.
         let is_folder = |name: &OsString| name == "results" || name == "cache";
         self.hints.overflow |= hints.overflow || hints.gone || hints.names.iter().any(is_folder);
@@ -349,8 +354,8 @@ impl CacheWatch {
     }
 
     /// What changed since the last call.
-    fn take(&mut self) -> Hints {
-        let mut more = Hints::default();
+    fn take(&mut self) -> FolderHints {
+        let mut more = FolderHints::default();
         for watch in &self.watches {
             self.hints.overflow |= watch.drain(&mut more).is_err();
         }

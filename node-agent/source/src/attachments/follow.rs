@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::links::{LinkError, Links};
+use super::links::{LinkError, LinksByIndex};
 use super::{LOCK_WAIT, Shown};
 use crate::Outlet;
 use crate::node;
@@ -31,7 +31,7 @@ pub async fn follow(run_dir: PathBuf, mut shown: Shown, outlet: Outlet) {
         let links = shown.links.borrow_and_update().clone();
         let seen = shown.state_file.borrow_and_update().clone();
         // Both are only hints. A lost file has nothing to change.
-        let is_moved = |state: &State| !moved(state, &Links::of(&links)).is_empty();
+        let is_moved = |state: &State| !moved(state, &LinksByIndex::of(&links)).is_empty();
         let is_due = seen.last.as_deref().is_some_and(|state| !seen.is_lost && is_moved(state));
         let result = if is_due { update_records(&run_dir).await } else { Ok(()) };
         let problem = result.err().map(|error| describe(&error));
@@ -57,7 +57,7 @@ async fn update_records(run_dir: &Path) -> Result<(), LinkError> {
         return Ok(());
     };
     let links = node::links().await?;
-    let moved = moved(&state, &Links::of(&links));
+    let moved = moved(&state, &LinksByIndex::of(&links));
     if moved.is_empty() {
         return Ok(());
     }
@@ -66,7 +66,7 @@ async fn update_records(run_dir: &Path) -> Result<(), LinkError> {
     Ok(())
 }
 
-fn moved(state: &State, links: &Links<'_>) -> Moved {
+fn moved(state: &State, links: &LinksByIndex<'_>) -> Moved {
     let changed = |(id, was): (&AttachmentId, &Attachment)| {
         Some((id.clone(), was.clone(), links.moved(was)?))
     };

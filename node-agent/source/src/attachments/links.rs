@@ -23,9 +23,9 @@ pub enum LinkError {
 }
 
 /// Links by index.
-pub(super) struct Links<'a>(HashMap<u32, &'a Link>);
+pub(super) struct LinksByIndex<'a>(HashMap<u32, &'a Link>);
 
-impl<'a> Links<'a> {
+impl<'a> LinksByIndex<'a> {
     pub(super) fn of(links: &'a [Link]) -> Self {
         Self(links.iter().map(|link| (link.index, link)).collect())
     }
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn a_link_is_gone_when_no_link_matches() {
         let links = [
-            link(7, "veth1", MAC, LinkKind::VethToElsewhere, None),
+            link(7, "veth1", MAC, LinkKind::VethToOtherNetns, None),
             link(8, "lo", "", LinkKind::Other, None),
         ];
         let cases = [
@@ -113,13 +113,13 @@ mod tests {
             ("no interface on this node", None, false),
         ];
         for (name, link, gone) in cases {
-            assert_eq!(Links::of(&links).lacks(&record(link)), gone, "{name}");
+            assert_eq!(LinksByIndex::of(&links).lacks(&record(link)), gone, "{name}");
         }
     }
 
     #[test]
     fn a_record_moves_with_its_link() {
-        let veth = LinkKind::VethToElsewhere;
+        let veth = LinkKind::VethToOtherNetns;
         let links = [
             link(1, "br1", "", LinkKind::Bridge, None),
             link(2, "bond0", "", LinkKind::Other, None),
@@ -154,7 +154,7 @@ mod tests {
             ("no interface on this node", record(None), None),
         ];
         for (name, was, expected) in cases {
-            let is = Links::of(&links).moved(&was);
+            let is = LinksByIndex::of(&links).moved(&was);
             let placed = is.as_ref().map(|is| {
                 let host = is.host_interface.as_ref().unwrap();
                 (&*host.name, &*host.mac, is.bridge.as_deref())

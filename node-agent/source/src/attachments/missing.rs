@@ -33,7 +33,7 @@ impl NotPods {
 pub(super) struct Missing {
     not_pods: NotPods,
     /// The interfaces by index, and since when they are missing a record.
-    since: BTreeMap<u32, Since>,
+    since: BTreeMap<u32, UnrecordedSince>,
     /// Links that have had a record since the agent started, and whether they were listed since. If
     /// such a link has no record, its pod is being deleted: DEL removes the record first, then the
     /// link, and the runtime's cached result last.
@@ -41,7 +41,7 @@ pub(super) struct Missing {
 }
 
 #[derive(Debug)]
-struct Since {
+struct UnrecordedSince {
     at: Instant,
     /// The name to show, with the bridge.
     name: String,
@@ -72,7 +72,7 @@ impl Missing {
         });
         let mut since = BTreeMap::new();
         let mut has_new = false;
-        for link in links.iter().filter(|link| link.kind == LinkKind::VethToElsewhere) {
+        for link in links.iter().filter(|link| link.kind == LinkKind::VethToOtherNetns) {
             let master = link.master.and_then(|index| by_index.get(&index));
             let is_excluded = self.not_pods.has(&link.name)
                 || master.is_some_and(|master| self.not_pods.has(&master.name));
@@ -84,7 +84,7 @@ impl Missing {
             let at = before.map_or(now, |before| before.at);
             let on = master.map(|master| format!(" on {}", master.name)).unwrap_or_default();
             let name = format!("{}{on}", link.name);
-            since.insert(link.index, Since { at, name });
+            since.insert(link.index, UnrecordedSince { at, name });
         }
         self.since = since;
         has_new
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn which_interfaces_look_like_a_pods() {
-        let pod = LinkKind::VethToElsewhere;
+        let pod = LinkKind::VethToOtherNetns;
         let links = [
             link(1, "cni0", LinkKind::Bridge, None),
             link(2, "docker0", LinkKind::Bridge, None),
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_link_that_had_a_record_is_never_missing() {
-        let links = [link(3, "veth3", LinkKind::VethToElsewhere, None)];
+        let links = [link(3, "veth3", LinkKind::VethToOtherNetns, None)];
         let mut found = Missing::default();
         let now = Instant::now();
         let steps = [
@@ -235,7 +235,7 @@ mod tests {
         found.recorded(Some(&recorded(&[3])));
         found.listed(&[], now);
         found.recorded(Some(&recorded(&[])));
-        found.listed(&[link(3, "veth3", LinkKind::VethToElsewhere, None)], now);
+        found.listed(&[link(3, "veth3", LinkKind::VethToOtherNetns, None)], now);
         assert!(found.is_empty());
     }
 

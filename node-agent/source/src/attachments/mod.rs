@@ -30,13 +30,13 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-pub use self::find::{Findings, find};
+pub use self::find::{FindingSenders, find};
 pub use self::follow::follow;
 pub use self::missing::{NotPods, Unrecorded};
 pub use self::selection::{Selected, warning};
 use crate::Outlet;
 use crate::node::Link;
-use crate::state_file::Seen;
+use crate::state_file::LastState;
 use denizen_text::describe;
 
 /// A lost file is rebuilt after this time, unless it is back by then.
@@ -54,7 +54,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// Where records and cached results are.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct AttachmentsConfig {
     /// The run directory.
     pub run_dir: PathBuf,
     /// The folder in which the container runtime caches the results of its ADDs; `None` if no pod
@@ -70,12 +70,12 @@ pub struct Shown {
     /// The links from [`crate::node`], empty until they were listed once.
     pub links: latest::Receiver<Arc<[Link]>>,
     /// The state file as [`crate::state_file`] last read it.
-    pub state_file: latest::Receiver<Seen>,
+    pub state_file: latest::Receiver<LastState>,
 }
 
 /// Adopts the pods that were attached without denizen. Failures are logged: the agent starts
 /// anyway.
-pub async fn adopt_at_start(config: &Config) {
+pub async fn adopt_at_start(config: &AttachmentsConfig) {
     let config = config.clone();
     match spawn_blocking(move || adopt::adopt_pods(&config)).await {
         Ok(Ok(())) => {}
@@ -85,7 +85,7 @@ pub async fn adopt_at_start(config: &Config) {
 }
 
 /// Rebuilds a lost file and prunes records, until `outlet` is closed.
-pub async fn keep(config: Config, mut shown: Shown, outlet: Outlet) {
+pub async fn keep(config: AttachmentsConfig, mut shown: Shown, outlet: Outlet) {
     loop {
         let wait = tokio::select! {
             () = outlet.closed() => return,
@@ -112,7 +112,7 @@ pub async fn keep(config: Config, mut shown: Shown, outlet: Outlet) {
     }
 }
 
-async fn rebuild(config: &Config, seen: Seen) -> Result<(), String> {
+async fn rebuild(config: &AttachmentsConfig, seen: LastState) -> Result<(), String> {
     let config = config.clone();
     let rebuilt: Result<Result<(), StateError>, _> =
         spawn_blocking(move || adopt::rebuild(&config, seen.last.as_deref())).await;

@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::LOCK_WAIT;
-use super::links::{LinkError, Links};
+use super::links::{LinkError, LinksByIndex};
 use crate::node::{self, Link};
 
 /// Removes every record whose link is gone. `known`, the last published links, only decides whether
@@ -34,7 +34,7 @@ pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
         return Ok(());
     }
     let now = node::links().await?;
-    let now = Links::of(&now);
+    let now = LinksByIndex::of(&now);
     lost.retain(|_, record| now.lacks(record));
     if lost.is_empty() {
         return Ok(());
@@ -46,7 +46,7 @@ pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
 
 /// The records whose link is not in `links`.
 fn lost(state: State, links: &[Link]) -> HashMap<AttachmentId, Attachment> {
-    let links = Links::of(links);
+    let links = LinksByIndex::of(links);
     let mut lost: HashMap<_, _> = state.attachments.into_iter().collect();
     lost.retain(|_, record| links.lacks(record));
     lost

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use denizen_cni::Redirection;
 use denizen_state::AttachmentId;
 
-use super::cache::{self, Entry};
+use super::cache::{self, CachedAdd};
 use denizen_model::LocalPod;
 
 /// Maximum number of pods that the warning names.
@@ -18,7 +18,7 @@ const NAMED: usize = 5;
 
 /// Reads the cache, at first all of it, and then what changes.
 #[derive(Debug, Default)]
-pub(super) struct Selection {
+pub(super) struct RedirectSelection {
     /// By network.
     newest: BTreeMap<String, Newest>,
     /// By the name of the cached result. One that is here may be gone.
@@ -32,7 +32,7 @@ struct Newest {
     redirection: Option<Redirection>,
 }
 
-impl Selection {
+impl RedirectSelection {
     /// Reads the results called `names`; `None`: all of them. If one shows another entry of the
     /// plugin, this reads all of them. Blocks.
     pub(super) fn read(&mut self, folder: &Path, names: Option<&BTreeSet<OsString>>) {
@@ -45,9 +45,9 @@ impl Selection {
     }
 
     /// Notes what the newest of `entries` show. Returns whether that is news.
-    fn note(&mut self, entries: &[Entry]) -> bool {
+    fn note(&mut self, entries: &[CachedAdd]) -> bool {
         let mut is_news = false;
-        for Entry { network, written, list, .. } in entries {
+        for CachedAdd { network, written, list, .. } in entries {
             let known = self.newest.get(network);
             if known.is_some_and(|known| known.written > *written) {
                 continue;
@@ -60,12 +60,12 @@ impl Selection {
     }
 
     /// Selects among `entries`, which are all results whose name `is_read`.
-    fn select(&mut self, entries: &[Entry], is_read: impl Fn(&OsString) -> bool) {
+    fn select(&mut self, entries: &[CachedAdd], is_read: impl Fn(&OsString) -> bool) {
         self.selected.retain(|name, _| !is_read(name));
         for entry in entries {
             let newest = self.newest.get(&entry.network);
             let redirection = newest.and_then(|newest| newest.redirection.as_ref());
-            let Entry { args, annotations, if_name, .. } = entry;
+            let CachedAdd { args, annotations, if_name, .. } = entry;
             if redirection.is_some_and(|selection| selection.selects(args, annotations, if_name)) {
                 let id = AttachmentId::new(&entry.container_id, if_name);
                 self.selected.insert(entry.path.file_name().unwrap_or_default().into(), id);
@@ -119,11 +119,17 @@ mod tests {
     use super::*;
 
     /// A result that the runtime wrote at this second, with this entry of the plugin.
-    fn entry(second: u64, network: &str, container: &str, redirect: Value, proxy: bool) -> Entry {
+    fn entry(
+        second: u64,
+        network: &str,
+        container: &str,
+        redirect: Value,
+        proxy: bool,
+    ) -> CachedAdd {
         let list =
             json!({ "plugins": [{ "type": "ptp" }, { "type": "denizen", "redirect": redirect }] });
         let version = ("linkerd.io/proxy-version".to_owned(), "edge-26.8.1".to_owned());
-        Entry {
+        CachedAdd {
             path: format!("/results/{network}-{container}-eth0").into(),
             written: SystemTime::UNIX_EPOCH + Duration::from_secs(second),
             container_id: container.to_owned(),
@@ -137,7 +143,7 @@ mod tests {
         }
     }
 
-    fn selected(selection: &Selection) -> Vec<&str> {
+    fn selected(selection: &RedirectSelection) -> Vec<&str> {
         selection.selected.values().map(|id| &*id.0).collect()
     }
 
@@ -149,7 +155,7 @@ mod tests {
             entry(2, "pods", "plain", none.clone(), false),
             entry(9, "storage", "other", none.clone(), true),
         ];
-        let mut selection = Selection::default();
+        let mut selection = RedirectSelection::default();
         assert!(!selection.note(&all));
         selection.select(&all, |_| true);
         assert!(selected(&selection).is_empty());

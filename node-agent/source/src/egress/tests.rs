@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::running::{Running, in_runtime};
+use crate::running::{RunningSource, in_runtime};
 use denizen_fixture::range;
 
 fn kept(file: &File) -> Vec<String> {
@@ -64,8 +64,8 @@ fn errors_name_the_field() {
     assert_eq!(ignored, ["cidrLimit", "nonMasqueradeSrcCIDRs"]);
 }
 
-fn config_in(folder: &Path) -> Config {
-    Config { file: folder.join("config"), run_dir: folder.to_owned() }
+fn config_in(folder: &Path) -> EgressConfig {
+    EgressConfig { file: folder.join("config"), run_dir: folder.to_owned() }
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn at_a_start_with_a_bad_file_the_last_good_one_stays_in_force() {
         let config = config_in(folder.path());
         let bad = || fs::write(&config.file, "nonMasqueradeCIDRs: [10.0.0.0/33]").unwrap();
         let restarted = async |problem: &str| {
-            let mut source = Running::start(|outlet| run(config.clone(), outlet));
+            let mut source = RunningSource::start(|outlet| run(config.clone(), outlet));
             source.problem(problem).await;
             source.stop().await;
             at_start(&config)
@@ -89,7 +89,7 @@ fn at_a_start_with_a_bad_file_the_last_good_one_stays_in_force() {
         ] {
             fs::write(&config.file, good).unwrap();
             let expected = at_start(&config).unwrap();
-            let mut source = Running::start(|outlet| run(config.clone(), outlet));
+            let mut source = RunningSource::start(|outlet| run(config.clone(), outlet));
             assert_eq!(source.batch().await, [Event::Egress(expected.clone())]);
             source.stop().await;
             bad();
@@ -111,7 +111,7 @@ fn a_change_is_sent_and_a_bad_file_changes_nothing() {
         let path = config_in(folder.path()).file;
         fs::write(&path, "nonMasqueradeCIDRs: [10.0.0.0/8]").unwrap();
         let config = config_in(folder.path());
-        let mut source = Running::start(|outlet| run(config, outlet));
+        let mut source = RunningSource::start(|outlet| run(config, outlet));
         let egress = |batch: Vec<Event>| match batch.as_slice() {
             [Event::Egress(egress)] => egress.clone(),
             other => panic!("{other:?}"),

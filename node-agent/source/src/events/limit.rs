@@ -14,11 +14,11 @@ const MOST: usize = 25;
 
 /// The events that were written recently.
 #[derive(Debug, Default)]
-pub(super) struct Limit {
+pub(super) struct EventLimit {
     written: HashMap<Notice, Instant>,
 }
 
-impl Limit {
+impl EventLimit {
     /// Whether this event may be written now. If so, it counts as written.
     pub(super) fn permits(&mut self, notice: &Notice, now: Instant) -> bool {
         self.written.retain(|_, at| now.duration_since(*at) < WINDOW);
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn an_event_is_written_once_and_all_together_are_limited() {
-        let (mut limit, now) = (Limit::default(), Instant::now());
+        let (mut limit, now) = (EventLimit::default(), Instant::now());
         assert!(limit.permits(&about(0), now));
         assert!(!limit.permits(&about(0), now), "the same again");
         let permitted = (1..100).filter(|n| limit.permits(&about(*n), now)).count();

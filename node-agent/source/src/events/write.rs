@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use super::limit::Limit;
+use super::limit::EventLimit;
 use crate::kube::access::Access;
 use crate::kube::pace::Pace;
 use denizen_model::{Notice, NoticeReason, NoticeSubject};
@@ -30,7 +30,7 @@ const CONTROLLER: &str = "denizen-agent";
 
 /// Writes events until the channel is closed.
 pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::Receiver<Notice>) {
-    let mut limit = Limit::default();
+    let mut limit = EventLimit::default();
     while let Some(notice) = waiting.recv().await {
         if !limit.permits(&notice, Instant::now()) {
             debug!(?notice, "event dropped: too many events");

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use tokio::sync::oneshot;
 
-use super::wire::{Json, Page, Versioned, VersionedMetadata};
+use super::wire::{Json, Page, VersionedMetadata, VersionedObject};
 
-pub(super) struct Answer {
+pub(super) struct ObjectAnswer {
     /// An object, or a list of them.
     pub(super) text: String,
     /// Dropped once its objects are sent.
@@ -31,7 +31,7 @@ impl Ahead {
             None => serde_json::from_str(answer).into_iter().collect(),
         };
         objects.retain(|object| {
-            let Ok(Versioned { metadata }) = serde_json::from_str(object.get()) else {
+            let Ok(VersionedObject { metadata }) = serde_json::from_str(object.get()) else {
                 return false;
             };
             let version = number(&metadata.resource_version);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     fn metadata(name: &str, version: &str) -> VersionedMetadata {
-        let versioned: Versioned = serde_json::from_value(policy(name, version)).unwrap();
+        let versioned: VersionedObject = serde_json::from_value(policy(name, version)).unwrap();
         versioned.metadata
     }
 

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::access::AccessError;
 use crate::Closed;
-use crate::object::Kind;
+use crate::object::ObjectKind;
 
 /// Why a list, a watch or a question failed.
 #[derive(Debug, Error)]
@@ -27,7 +27,7 @@ pub enum Failure {
     Answer(#[source] serde_json::Error),
     /// No answer came within this time limit.
     #[error("the API server has been silent for {0:?}")]
-    Silent(Duration),
+    TimedOut(Duration),
     /// A list ended too early.
     #[error("the API server closed the connection in the middle of a list")]
     HalfAList,
@@ -37,18 +37,18 @@ pub enum Failure {
 }
 
 /// Why a list or watch ended.
-pub(super) enum Stop {
+pub(super) enum StreamEnd {
     Closed,
     Failed(Failure),
 }
 
-impl From<Closed> for Stop {
+impl From<Closed> for StreamEnd {
     fn from(Closed: Closed) -> Self {
         Self::Closed
     }
 }
 
-impl<E: Into<Failure>> From<E> for Stop {
+impl<E: Into<Failure>> From<E> for StreamEnd {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
     }
@@ -89,7 +89,7 @@ impl Failure {
             Self::HalfAList => Remedy::Again,
             // The server may be waiting for a version that it never reaches: its etcd was restored
             // from an older copy.
-            Self::Silent(_) => Remedy::ListAnew,
+            Self::TimedOut(_) => Remedy::ListAnew,
         }
     }
 
@@ -106,7 +106,7 @@ impl Failure {
     /// Whether the whole server may be away or overloaded, not only this kind.
     pub(super) fn is_outage(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::Silent(_) => true,
+            Self::Unreachable(_) | Self::TimedOut(_) => true,
             Self::Refused(status) => status.code == 429 || status.code >= 500,
             Self::Access(_) | Self::Answer(_) | Self::HalfAList | Self::ShortWatch => false,
         }
@@ -120,7 +120,7 @@ impl Failure {
     }
 
     /// What the operator can do about it, if that is known.
-    pub(super) fn advice(&self, kind: Kind) -> String {
+    pub(super) fn advice(&self, kind: ObjectKind) -> String {
         match self.remedy() {
             Remedy::Forbidden => {
                 format!(": the agent's ClusterRole must allow list and watch of {}", kind.plural())

@@ -15,14 +15,14 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::access::Access;
-use super::answer::{Ahead, Answer};
-use super::failure::{Failure, Remedy, Stop};
-use super::index::{Index, List};
+use super::answer::{Ahead, ObjectAnswer};
+use super::failure::{Failure, Remedy, StreamEnd};
+use super::index::{PartialList, SentObjects};
 use super::pace::{Pace, watch_seconds};
 use super::recovery::Recovery;
-use super::wire::{INITIAL_EVENTS_END, Json, Page, Versioned};
-use super::{Config, Ends, WrongPolicy};
-use crate::object::Kind;
+use super::wire::{INITIAL_EVENTS_END, Json, Page, VersionedObject};
+use super::{FollowerChannels, KubeConfig, WrongPolicy};
+use crate::object::ObjectKind;
 use crate::{Closed, Outlet};
 use denizen_model::Event;
 use denizen_text::describe;
@@ -48,16 +48,16 @@ const STEADY: Duration = Duration::from_secs(10);
 const NOT_SERVED: Duration = Duration::from_secs(600);
 
 /// Follows one kind.
-pub(super) struct Follower {
-    kind: Kind,
+pub(super) struct KindFollower {
+    kind: ObjectKind,
     node_name: Arc<str>,
     access: Access,
     outlet: Outlet,
     /// Answers about single objects.
-    answers: mpsc::Receiver<Answer>,
+    answers: mpsc::Receiver<ObjectAnswer>,
     ahead: Ahead,
     wrong_policies: mpsc::Sender<WrongPolicy>,
-    index: Index,
+    index: SentObjects,
     /// `None` if the credentials must be read (again).
     client: Option<Client>,
     /// The resource version to watch from; `None` if a list is due.
@@ -76,13 +76,18 @@ pub(super) struct Follower {
     trouble: Option<String>,
 }
 
-impl Follower {
-    pub(super) fn new(kind: Kind, config: &Config, ends: Ends, recovery: Recovery) -> Self {
-        let Config { access, node_name, since, features } = config.clone();
-        let Ends { outlet, answers, wrong_policies } = ends;
+impl KindFollower {
+    pub(super) fn new(
+        kind: ObjectKind,
+        config: &KubeConfig,
+        ends: FollowerChannels,
+        recovery: Recovery,
+    ) -> Self {
+        let KubeConfig { access, node_name, since, features } = config.clone();
+        let FollowerChannels { outlet, answers, wrong_policies } = ends;
         Self {
             kind,
-            index: Index::new(kind, features.decoder(node_name.clone()), since),
+            index: SentObjects::new(kind, features.decoder(node_name.clone()), since),
             fields: kind.fields(&node_name, features),
             node_name,
             access,
@@ -108,8 +113,8 @@ impl Follower {
             self.recovery.attempt();
             let (least, pause) = match self.advance().await {
                 Ok(()) => continue,
-                Err(Stop::Closed) => return,
-                Err(Stop::Failed(failure)) => match self.failed(&failure).await {
+                Err(StreamEnd::Closed) => return,
+                Err(StreamEnd::Failed(failure)) => match self.failed(&failure).await {
                     Ok(pause) => (failure.asked().unwrap_or_default().min(pause), pause),
                     Err(Closed) => return,
                 },
@@ -122,7 +127,7 @@ impl Follower {
     }
 
     /// One list in pages, or one watch to its end.
-    async fn advance(&mut self) -> Result<(), Stop> {
+    async fn advance(&mut self) -> Result<(), StreamEnd> {
         let client = match &self.client {
             Some(client) => client.clone(),
             None => self.client.insert(self.access.client().await?).clone(),
@@ -156,7 +161,8 @@ impl Follower {
         if listing && self.asks_simpler(failure) {
             return Ok(Duration::ZERO);
         }
-        if self.kind == Kind::ServiceCidr && matches!(remedy, Remedy::NotServed | Remedy::Forbidden)
+        if self.kind == ObjectKind::ServiceCidr
+            && matches!(remedy, Remedy::NotServed | Remedy::Forbidden)
         {
             // Only the drop of packets to addresses without a Service depends on ServiceCIDRs.
             self.listed().await?;
@@ -181,12 +187,12 @@ impl Follower {
     /// was one left to try.
     fn asks_simpler(&mut self, failure: &Failure) -> bool {
         let refused = failure.remedy() == Remedy::NotThisWay;
-        let unread = matches!(failure, Failure::Silent(_) | Failure::Answer(_));
+        let unread = matches!(failure, Failure::TimedOut(_) | Failure::Answer(_));
         let kind = self.kind;
         let instead = if self.streams && (refused || unread) {
             self.streams = false;
             "no streamed list: requesting pages"
-        } else if refused && kind != Kind::Node && self.fields.take().is_some() {
+        } else if refused && kind != ObjectKind::Node && self.fields.take().is_some() {
             // Before 1.31 a server selects Services by name only (kubernetes #123905). The model
             // ignores what the selector would have excluded. A Node's selector stays: without it
             // the server would send the heartbeats of all nodes.
@@ -199,15 +205,15 @@ impl Follower {
     }
 
     /// Reads a list in pages. The server keeps a snapshot, so that they are consistent.
-    async fn list(&mut self, client: &Client) -> Result<(), Stop> {
-        let mut list = List::default();
+    async fn list(&mut self, client: &Client) -> Result<(), StreamEnd> {
+        let mut list = PartialList::default();
         let mut next = None;
         loop {
             let request = self.kind.request().list(&self.kind.page(self.fields.clone(), next));
             let text = client.request_text(request.map_err(kube::Error::BuildRequest)?);
             let text = tokio::select! {
-                () = self.outlet.closed() => return Err(Stop::Closed),
-                text = timeout(ANSWER, text) => text.map_err(|_| Failure::Silent(ANSWER))??,
+                () = self.outlet.closed() => return Err(StreamEnd::Closed),
+                text = timeout(ANSWER, text) => text.map_err(|_| Failure::TimedOut(ANSWER))??,
             };
             self.answered();
             let page: Page = serde_json::from_str(&text).map_err(Failure::Answer)?;
@@ -223,14 +229,14 @@ impl Follower {
     }
 
     /// Watches from `version`. Without one, all existing objects come first.
-    async fn watch(&mut self, client: &Client, version: Option<String>) -> Result<(), Stop> {
+    async fn watch(&mut self, client: &Client, version: Option<String>) -> Result<(), StreamEnd> {
         let initial = version.is_none();
         let params = self.kind.watch(self.fields.clone(), watch_seconds(), initial);
         let request = self.kind.request().watch(&params, &version.unwrap_or_default());
         let events = client.request_events::<Json>(request.map_err(kube::Error::BuildRequest)?);
         let events = tokio::select! {
-            () = self.outlet.closed() => return Err(Stop::Closed),
-            events = timeout(ANSWER, events) => events.map_err(|_| Failure::Silent(ANSWER))??,
+            () = self.outlet.closed() => return Err(StreamEnd::Closed),
+            events = timeout(ANSWER, events) => events.map_err(|_| Failure::TimedOut(ANSWER))??,
         };
         self.answered();
         let events = pin!(events);
@@ -238,7 +244,7 @@ impl Follower {
         if !initial {
             self.trouble(None);
         }
-        let ended = self.read(events, initial.then(List::default)).await;
+        let ended = self.read(events, initial.then(PartialList::default)).await;
         if begun.elapsed() >= STEADY {
             self.pace.reset();
         }
@@ -253,8 +259,8 @@ impl Follower {
     async fn read(
         &mut self,
         mut events: impl Stream<Item = kube::Result<WatchEvent<Json>>> + Unpin,
-        mut list: Option<List>,
-    ) -> Result<(), Stop> {
+        mut list: Option<PartialList>,
+    ) -> Result<(), StreamEnd> {
         let deadline = Instant::now() + STREAMED_LIST;
         let mut heard = Instant::now();
         loop {
@@ -263,7 +269,7 @@ impl Follower {
                 Some(_) => STREAM_SILENCE.min(deadline.saturating_duration_since(heard)),
             };
             let event = tokio::select! {
-                () = self.outlet.closed() => return Err(Stop::Closed),
+                () = self.outlet.closed() => return Err(StreamEnd::Closed),
                 Some(answer) = self.answers.recv() => {
                     self.take_answer(&answer).await?;
                     continue;
@@ -275,12 +281,16 @@ impl Follower {
                 Ok(Some(event)) => self.take(event?, &mut list).await?,
                 Ok(None) if list.is_some() => return Err(Failure::HalfAList.into()),
                 Ok(None) => return Ok(()),
-                Err(_) => return Err(Failure::Silent(silence).into()),
+                Err(_) => return Err(Failure::TimedOut(silence).into()),
             }
         }
     }
 
-    async fn take(&mut self, event: WatchEvent<Json>, list: &mut Option<List>) -> Result<(), Stop> {
+    async fn take(
+        &mut self,
+        event: WatchEvent<Json>,
+        list: &mut Option<PartialList>,
+    ) -> Result<(), StreamEnd> {
         match event {
             WatchEvent::Error(status) => return Err(Failure::Refused(status).into()),
             WatchEvent::Bookmark(bookmark) => {
@@ -295,11 +305,11 @@ impl Follower {
             }
             WatchEvent::Added(object) | WatchEvent::Modified(object) => match list {
                 Some(list) => self.take_listed(list, &object).await?,
-                None => self.take_change(&object, Index::changed).await?,
+                None => self.take_change(&object, SentObjects::changed).await?,
             },
             WatchEvent::Deleted(object) => match list {
                 Some(list) => self.index.unlist(list, object.get()),
-                None => self.take_change(&object, Index::deleted).await?,
+                None => self.take_change(&object, SentObjects::deleted).await?,
             },
         }
         Ok(())
@@ -308,17 +318,17 @@ impl Follower {
     /// Takes an object of a list. Nothing is decided before the first list is complete, so large
     /// parts of that are sent before: 150,000 pods would wait here in twice the memory that the
     /// model needs for them.
-    async fn take_listed(&mut self, list: &mut List, object: &Json) -> Result<(), Closed> {
+    async fn take_listed(&mut self, list: &mut PartialList, object: &Json) -> Result<(), Closed> {
         self.index.list(list, object.get());
-        if !self.listed && list.is_large() {
-            let events = self.index.part(list);
+        if !self.listed && list.should_flush() {
+            let events = self.index.flush(list);
             self.outlet.send(events).await?;
         }
         Ok(())
     }
 
     /// Takes what an answer brings before the watch does.
-    async fn take_answer(&mut self, answer: &Answer) -> Result<(), Closed> {
+    async fn take_answer(&mut self, answer: &ObjectAnswer) -> Result<(), Closed> {
         let objects = self.ahead.objects(&answer.text, self.version.as_deref()).into_iter();
         let events = objects.flat_map(|object| self.index.changed(object.get())).collect();
         self.outlet.send(events).await?;
@@ -331,22 +341,22 @@ impl Follower {
     async fn take_change(
         &mut self,
         object: &Json,
-        apply: fn(&mut Index, &str) -> Vec<Event>,
+        apply: fn(&mut SentObjects, &str) -> Vec<Event>,
     ) -> Result<(), Closed> {
-        let versioned = serde_json::from_str::<Versioned>(object.get()).ok();
+        let versioned = serde_json::from_str::<VersionedObject>(object.get()).ok();
         if !versioned.as_ref().is_some_and(|object| self.ahead.has(&object.metadata)) {
             let events = apply(&mut self.index, object.get());
             self.outlet.send(events).await?;
             self.report();
         }
-        if let Some(Versioned { metadata }) = versioned {
+        if let Some(VersionedObject { metadata }) = versioned {
             self.version = Some(metadata.resource_version);
         }
         Ok(())
     }
 
     /// A list is complete: sends it as one change, and continues from its version.
-    async fn complete(&mut self, list: List, version: String) -> Result<(), Closed> {
+    async fn complete(&mut self, list: PartialList, version: String) -> Result<(), Closed> {
         self.ahead = Ahead::default();
         let events = self.index.complete(list);
         self.outlet.send(events).await?;
@@ -385,7 +395,7 @@ impl Follower {
         }
         let trouble =
             self.trouble.iter().map(|trouble| format!("{}: {trouble}", self.kind.plural()));
-        let absent = self.kind == Kind::Node && self.listed && !self.index.has_own_node();
+        let absent = self.kind == ObjectKind::Node && self.listed && !self.index.has_own_node();
         let absent = absent.then(|| {
             format!(
                 "Node {} does not exist (yet), so its addresses and its zone are unknown; check --node-name",

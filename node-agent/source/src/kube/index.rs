@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use tracing::warn;
 
 use super::WrongPolicy;
-use crate::object::{Decoder, Found, Key, Kind, Said};
+use crate::object::{DecodedObject, Decoder, ObjectKey, ObjectKind, RawObject};
 use denizen_model::Event;
 use denizen_text::describe;
 
@@ -15,80 +15,80 @@ const MAX_NAMED: usize = 10;
 
 /// Flush a partial list after this many decoded objects. They take 0.1 MB, and a source's queue has
 /// room for 64 such batches.
-const PART: usize = 256;
+const FLUSH_AFTER: usize = 256;
 
 /// The objects that were sent.
 ///
 /// Only a hash of each is kept, to notice a difference: the model has the objects. The hash covers
 /// the whole object. A resource version would not do: a restored etcd gives it out a second time.
 #[derive(Debug)]
-pub(super) struct Index {
-    kind: Kind,
+pub(super) struct SentObjects {
+    kind: ObjectKind,
     decoder: Decoder,
     since: Timestamp,
-    sent: HashMap<Key, u64>,
-    problems: Problems,
+    sent: HashMap<ObjectKey, u64>,
+    problems: ObjectProblems,
     wrong_policies: Vec<WrongPolicy>,
 }
 
 /// The problems of each object; `None` for objects without a readable name.
-type Problems = BTreeMap<Option<Key>, Vec<String>>;
+type ObjectProblems = BTreeMap<Option<ObjectKey>, Vec<String>>;
 
 /// A list that is not complete yet.
 #[derive(Debug, Default)]
-pub(super) struct List {
-    seen: HashSet<Key>,
-    fresh: HashMap<Key, Said>,
-    problems: Problems,
+pub(super) struct PartialList {
+    seen: HashSet<ObjectKey>,
+    fresh: HashMap<ObjectKey, DecodedObject>,
+    problems: ObjectProblems,
 }
 
-impl List {
+impl PartialList {
     /// Whether it should be flushed.
-    pub(super) fn is_large(&self) -> bool {
-        self.fresh.len() >= PART
+    pub(super) fn should_flush(&self) -> bool {
+        self.fresh.len() >= FLUSH_AFTER
     }
 }
 
 /// One object after decoding.
 #[derive(Default)]
 struct Reading {
-    key: Option<Key>,
-    said: Option<Said>,
+    key: Option<ObjectKey>,
+    decoded: Option<DecodedObject>,
     problems: Vec<String>,
 }
 
-impl Index {
+impl SentObjects {
     /// An index of no objects.
-    pub(super) fn new(kind: Kind, decoder: Decoder, since: Timestamp) -> Self {
+    pub(super) fn new(kind: ObjectKind, decoder: Decoder, since: Timestamp) -> Self {
         Self {
             kind,
             decoder,
             since,
             sent: HashMap::new(),
-            problems: Problems::new(),
+            problems: ObjectProblems::new(),
             wrong_policies: Vec::new(),
         }
     }
 
     /// Adds an object to a list.
-    pub(super) fn list(&mut self, list: &mut List, json: &str) {
-        let Reading { key, said, problems } = self.read(json);
+    pub(super) fn list(&mut self, list: &mut PartialList, json: &str) {
+        let Reading { key, decoded, problems } = self.read(json);
         if let Some(key) = &key {
             list.seen.insert(key.clone());
         }
-        if let Some(said) = said {
-            if self.sent.get(&said.key) == Some(&said.digest) {
-                list.fresh.remove(&said.key);
+        if let Some(decoded) = decoded {
+            if self.sent.get(&decoded.key) == Some(&decoded.digest) {
+                list.fresh.remove(&decoded.key);
             } else {
-                list.fresh.insert(said.key.clone(), said);
+                list.fresh.insert(decoded.key.clone(), decoded);
             }
         }
         note(&mut list.problems, key, problems);
     }
 
     /// Removes from a list an object that was deleted while the list was read.
-    pub(super) fn unlist(&self, list: &mut List, json: &str) {
-        if let Some(key) = Found::json(self.kind, json).key(&self.decoder) {
+    pub(super) fn unlist(&self, list: &mut PartialList, json: &str) {
+        if let Some(key) = RawObject::json(self.kind, json).key(&self.decoder) {
             list.seen.remove(&key);
             list.fresh.remove(&key);
             list.problems.remove(&Some(key));
@@ -97,17 +97,17 @@ impl Index {
 
     /// Takes the changes so far out of an incomplete list. What the list does not have yet may
     /// still come, so nothing counts as gone.
-    pub(super) fn part(&mut self, list: &mut List) -> Vec<Event> {
+    pub(super) fn flush(&mut self, list: &mut PartialList) -> Vec<Event> {
         let mut events = Vec::with_capacity(list.fresh.len());
         let fresh = list.fresh.drain();
-        fresh.for_each(|(_, said)| self.push_events(said, &mut events));
+        fresh.for_each(|(_, decoded)| self.push_events(decoded, &mut events));
         events
     }
 
     /// The list is complete. Returns what changed, as one batch. Objects that were sent and are not
     /// in the list are gone.
-    pub(super) fn complete(&mut self, list: List) -> Vec<Event> {
-        let List { seen, fresh, problems } = list;
+    pub(super) fn complete(&mut self, list: PartialList) -> Vec<Event> {
+        let PartialList { seen, fresh, problems } = list;
         let mut events = Vec::with_capacity(fresh.len());
         self.sent.retain(|key, _| {
             let stays = seen.contains(key);
@@ -116,8 +116,8 @@ impl Index {
             }
             stays
         });
-        for (_, said) in fresh {
-            self.push_events(said, &mut events);
+        for (_, decoded) in fresh {
+            self.push_events(decoded, &mut events);
         }
         for (key, lines) in &problems {
             self.note_new(key.as_ref(), lines);
@@ -128,20 +128,20 @@ impl Index {
 
     /// An object was added or modified.
     pub(super) fn changed(&mut self, json: &str) -> Vec<Event> {
-        let Reading { key, said, problems } = self.read(json);
+        let Reading { key, decoded, problems } = self.read(json);
         self.note_new(key.as_ref(), &problems);
         note(&mut self.problems, key, problems);
         let mut events = Vec::new();
-        if let Some(said) = said
-            && self.sent.get(&said.key) != Some(&said.digest)
+        if let Some(decoded) = decoded
+            && self.sent.get(&decoded.key) != Some(&decoded.digest)
         {
-            self.push_events(said, &mut events);
+            self.push_events(decoded, &mut events);
         }
         events
     }
 
     pub(super) fn deleted(&mut self, json: &str) -> Vec<Event> {
-        let Some(key) = Found::json(self.kind, json).key(&self.decoder) else {
+        let Some(key) = RawObject::json(self.kind, json).key(&self.decoder) else {
             return Vec::new();
         };
         let gone = self.sent.remove(&key).map(|_| key.gone());
@@ -151,7 +151,7 @@ impl Index {
 
     /// Whether this node's Node is known.
     pub(super) fn has_own_node(&self) -> bool {
-        self.sent.contains_key(&Key::Node)
+        self.sent.contains_key(&ObjectKey::Node)
     }
 
     /// What cannot be used, one line each.
@@ -165,12 +165,12 @@ impl Index {
     }
 
     /// Logs the problems of an object that it did not have before.
-    fn note_new(&mut self, key: Option<&Key>, lines: &[String]) {
+    fn note_new(&mut self, key: Option<&ObjectKey>, lines: &[String]) {
         let before = self.problems.get(&key.cloned()).map_or(&[][..], Vec::as_slice);
         for line in lines.iter().filter(|line| !before.contains(line)) {
             warn!(error = line, "part of an object is not used");
         }
-        if let Some(Key::NetworkPolicy(policy)) = key
+        if let Some(ObjectKey::NetworkPolicy(policy)) = key
             && !lines.is_empty()
             && before != lines
         {
@@ -180,10 +180,10 @@ impl Index {
     }
 
     fn read(&mut self, json: &str) -> Reading {
-        let found = Found::json(self.kind, json);
+        let found = RawObject::json(self.kind, json);
         let mut warnings = Vec::new();
-        let (key, said, error) = match found.said(&mut self.decoder, &mut warnings) {
-            Ok(Some(said)) => (Some(said.key.clone()), Some(said), None),
+        let (key, decoded, error) = match found.decode(&mut self.decoder, &mut warnings) {
+            Ok(Some(decoded)) => (Some(decoded.key.clone()), Some(decoded), None),
             Ok(None) => return Reading::default(),
             Err(error) => (found.key(&self.decoder), None, Some(describe(&error))),
         };
@@ -194,13 +194,13 @@ impl Index {
             problems.push(format!("{}: and {more} more", warnings[0].object));
         }
         problems.extend(skipped);
-        Reading { key, said, problems }
+        Reading { key, decoded, problems }
     }
 
-    fn push_events(&mut self, said: Said, events: &mut Vec<Event>) {
-        let Said { key, digest, event, triggered } = said;
+    fn push_events(&mut self, decoded: DecodedObject, events: &mut Vec<Event>) {
+        let DecodedObject { key, digest, event, triggered } = decoded;
         events.push(event);
-        if let (Key::Slice(name), Some(at)) = (&key, triggered)
+        if let (ObjectKey::Slice(name), Some(at)) = (&key, triggered)
             && at > self.since
         {
             events.push(Event::Triggered(name.clone(), at));
@@ -209,7 +209,7 @@ impl Index {
     }
 }
 
-fn note(problems: &mut Problems, key: Option<Key>, lines: Vec<String>) {
+fn note(problems: &mut ObjectProblems, key: Option<ObjectKey>, lines: Vec<String>) {
     if lines.is_empty() {
         problems.remove(&key);
     } else {

@@ -8,12 +8,12 @@ use kube::api::{ListParams, WatchParams};
 use kube::core::Request;
 
 use crate::Features;
-use crate::object::Kind;
+use crate::object::ObjectKind;
 
 /// Objects in one page of a list, as in client-go.
 const PAGE: u32 = 500;
 
-impl Kind {
+impl ObjectKind {
     /// The path at which the API serves this kind, for all namespaces.
     pub(super) fn request(self) -> Request {
         Request::new(match self {

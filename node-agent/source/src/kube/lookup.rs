@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
 use super::access::Access;
-use super::answer::Answer;
+use super::answer::ObjectAnswer;
 use super::failure::{Failure, Remedy};
 use super::pace::Pace;
 use crate::object::is_dns_name;
@@ -33,29 +33,29 @@ const ANSWER: Duration = Duration::from_secs(5);
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The pods that are asked for until nobody needs them any more.
-pub(super) struct Lookup {
+pub(super) struct PodLookup {
     access: Access,
     unknown: watch::Receiver<BTreeSet<PodName>>,
     /// Where the answers go: to whoever knows what the watch has brought.
-    answers: mpsc::Sender<Answer>,
+    answers: mpsc::Sender<ObjectAnswer>,
     client: Option<Client>,
-    attempts: BTreeMap<PodName, Attempt>,
+    attempts: BTreeMap<PodName, LookupAttempt>,
 }
 
 /// The requests for one pod.
-struct Attempt {
+struct LookupAttempt {
     /// When to send the next one; `None` while one is under way.
     due: Option<Instant>,
     pace: Pace,
 }
 
-type Ended = (PodName, Result<String, Failure>);
+type FinishedLookup = (PodName, Result<String, Failure>);
 
-impl Lookup {
+impl PodLookup {
     pub(super) fn new(
         access: Access,
         unknown: watch::Receiver<BTreeSet<PodName>>,
-        answers: mpsc::Sender<Answer>,
+        answers: mpsc::Sender<ObjectAnswer>,
     ) -> Self {
         Self { access, unknown, answers, client: None, attempts: BTreeMap::new() }
     }
@@ -83,7 +83,7 @@ impl Lookup {
         let unknown = self.unknown.borrow_and_update();
         self.attempts.retain(|name, _| unknown.contains(name));
         for name in unknown.iter().filter(|name| is_in_api(name)) {
-            self.attempts.entry(name.clone()).or_insert_with(|| Attempt {
+            self.attempts.entry(name.clone()).or_insert_with(|| LookupAttempt {
                 due: Some(Instant::now() + FIRST),
                 pace: Pace::default(),
             });
@@ -91,9 +91,9 @@ impl Lookup {
     }
 
     /// Sends the requests that are due.
-    async fn ask(&mut self, requests: &mut JoinSet<Ended>) {
+    async fn ask(&mut self, requests: &mut JoinSet<FinishedLookup>) {
         let now = Instant::now();
-        let is_due = |attempt: &Attempt| attempt.due.is_some_and(|due| due <= now);
+        let is_due = |attempt: &LookupAttempt| attempt.due.is_some_and(|due| due <= now);
         if self.client.is_none() && self.attempts.values().any(is_due) {
             match self.access.client().await {
                 Ok(client) => self.client = Some(client),
@@ -114,7 +114,7 @@ impl Lookup {
         }
     }
 
-    fn take(&mut self, ended: Result<Ended, JoinError>) {
+    fn take(&mut self, ended: Result<FinishedLookup, JoinError>) {
         let (name, answer) = match ended {
             Ok(ended) => ended,
             Err(error) => match error.try_into_panic() {
@@ -125,7 +125,7 @@ impl Lookup {
         let mut asked = None;
         match answer {
             // If nobody takes it now, it is asked for again.
-            Ok(text) => drop(self.answers.try_send(Answer { text, _untaken: None })),
+            Ok(text) => drop(self.answers.try_send(ObjectAnswer { text, _untaken: None })),
             Err(failure) => {
                 debug!(pod = %name, error = describe(&failure), "asked for a pod in vain");
                 if failure.remedy() == Remedy::NewCredentials {
@@ -145,13 +145,13 @@ fn is_in_api(name: &PodName) -> bool {
     is_dns_name(&name.namespace) && is_dns_name(&name.name)
 }
 
-async fn request(client: Client, name: PodName) -> Ended {
+async fn request(client: Client, name: PodName) -> FinishedLookup {
     let path = format!("/api/v1/namespaces/{}/pods/{}", name.namespace, name.name);
     let answer = async {
         let request = Request::get(path).body(Vec::new());
         let request = request.expect("a path of DNS names is valid");
         let text = timeout(ANSWER, client.request_text(request)).await;
-        Ok(text.map_err(|_| Failure::Silent(ANSWER))??)
+        Ok(text.map_err(|_| Failure::TimedOut(ANSWER))??)
     };
     let answer = answer.await;
     (name, answer)

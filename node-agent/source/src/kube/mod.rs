@@ -9,7 +9,7 @@
 //! | `kinds` | paths and selectors of the requests |
 //! | `index` | which objects were sent, and what changed; pure |
 //! | `follow` | lists, watches, and what to do when they fail |
-//! | [`look`] | asks a server once what it is and permits, for `check` |
+//! | [`probe`] | asks a server once what it is and permits, for `check` |
 //! | `lookup` | asks for single pods that the watch has not brought yet |
 //! | `read` | reads the policies of a namespace as they are now |
 //! | `answer` | what of the answers to both the watch has not brought |
@@ -45,9 +45,9 @@ mod failure;
 mod follow;
 mod index;
 mod kinds;
-pub mod look;
 mod lookup;
 pub(crate) mod pace;
+pub mod probe;
 mod read;
 mod recovery;
 #[cfg(test)]
@@ -62,12 +62,12 @@ use jiff::Timestamp;
 use tokio::sync::{mpsc, watch as latest};
 
 use self::access::Access;
-use self::answer::Answer;
-use self::follow::Follower;
-use self::lookup::Lookup;
-use self::read::Reader;
+use self::answer::ObjectAnswer;
+use self::follow::KindFollower;
+use self::lookup::PodLookup;
+use self::read::PolicyReader;
 use self::recovery::Recovery;
-use super::object::Kind;
+use super::object::ObjectKind;
 use super::{Features, Outlet};
 use denizen_model::{Event, PodName, PolicyName};
 
@@ -78,7 +78,7 @@ pub use self::read::{PolicyRead, PolicyReads};
 
 /// What to follow, and for which node.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct KubeConfig {
     /// The API server.
     pub access: Access,
     /// The node's name.
@@ -98,9 +98,9 @@ pub struct WrongPolicy {
 }
 
 /// The ends of a follower's channels.
-struct Ends {
+struct FollowerChannels {
     outlet: Outlet,
-    answers: mpsc::Receiver<Answer>,
+    answers: mpsc::Receiver<ObjectAnswer>,
     wrong_policies: mpsc::Sender<WrongPolicy>,
 }
 
@@ -111,7 +111,7 @@ struct Ends {
 /// unless the watch brings it within 20 ms, and again until it is no longer in the set.
 /// `wrong_policies` gets each wrong policy once for each text.
 pub fn start(
-    config: &Config,
+    config: &KubeConfig,
     unknown: &latest::Receiver<BTreeSet<PodName>>,
     reads: PolicyReads,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
@@ -122,16 +122,16 @@ pub fn start(
     let follow = |kind| {
         let (outlet, problems) = Outlet::new(events.clone());
         let (answer, answers) = mpsc::channel(WAITING);
-        if kind == Kind::Pod {
-            let lookup = Lookup::new(config.access.clone(), unknown.clone(), answer);
+        if kind == ObjectKind::Pod {
+            let lookup = PodLookup::new(config.access.clone(), unknown.clone(), answer);
             tokio::spawn(lookup.run());
-        } else if kind == Kind::NetworkPolicy
+        } else if kind == ObjectKind::NetworkPolicy
             && let Some(reads) = reads.take()
         {
-            tokio::spawn(Reader::new(config.access.clone(), reads, answer).run());
+            tokio::spawn(PolicyReader::new(config.access.clone(), reads, answer).run());
         }
-        let ends = Ends { outlet, answers, wrong_policies: wrong_policies.clone() };
-        tokio::spawn(Follower::new(kind, config, ends, recovery.clone()).run());
+        let ends = FollowerChannels { outlet, answers, wrong_policies: wrong_policies.clone() };
+        tokio::spawn(KindFollower::new(kind, config, ends, recovery.clone()).run());
         problems
     };
     config.features.kinds().map(follow).collect()

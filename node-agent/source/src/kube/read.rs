@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::access::Access;
-use super::answer::Answer;
+use super::answer::ObjectAnswer;
 use super::failure::{Failure, Remedy};
 use crate::object::is_dns_name;
 use denizen_text::describe;
@@ -44,11 +44,11 @@ pub struct PolicyReads {
 }
 
 /// Carries the requests out.
-pub(super) struct Reader {
+pub(super) struct PolicyReader {
     access: Access,
     reads: PolicyReads,
     /// Where the answers go: to whoever knows what the watch has brought.
-    answers: mpsc::Sender<Answer>,
+    answers: mpsc::Sender<ObjectAnswer>,
     client: Option<Client>,
     /// Namespaces for which no request has been sent.
     waiting: BTreeMap<Arc<str>, Vec<u64>>,
@@ -57,10 +57,14 @@ pub(super) struct Reader {
     running: BTreeMap<Arc<str>, Vec<u64>>,
 }
 
-type Ended = (Arc<str>, Result<(), Failure>);
+type FinishedRead = (Arc<str>, Result<(), Failure>);
 
-impl Reader {
-    pub(super) fn new(access: Access, reads: PolicyReads, answers: mpsc::Sender<Answer>) -> Self {
+impl PolicyReader {
+    pub(super) fn new(
+        access: Access,
+        reads: PolicyReads,
+        answers: mpsc::Sender<ObjectAnswer>,
+    ) -> Self {
         let (waiting, running) = (BTreeMap::new(), BTreeMap::new());
         Self { access, reads, answers, client: None, waiting, running }
     }
@@ -84,7 +88,7 @@ impl Reader {
     }
 
     /// Sends what is not under way.
-    async fn send(&mut self, requests: &mut JoinSet<Ended>) {
+    async fn send(&mut self, requests: &mut JoinSet<FinishedRead>) {
         let due = |namespace: &Arc<str>| !self.running.contains_key(namespace);
         let due: Vec<_> = self.waiting.extract_if(.., |namespace, _| due(namespace)).collect();
         for (namespace, tickets) in due {
@@ -102,7 +106,7 @@ impl Reader {
         }
     }
 
-    async fn end(&mut self, ended: Result<Ended, JoinError>) {
+    async fn end(&mut self, ended: Result<FinishedRead, JoinError>) {
         let (namespace, result) = match ended {
             Ok(ended) => ended,
             Err(error) => match error.try_into_panic() {
@@ -128,7 +132,11 @@ impl Reader {
     }
 }
 
-async fn request(client: Client, namespace: Arc<str>, answers: mpsc::Sender<Answer>) -> Ended {
+async fn request(
+    client: Client,
+    namespace: Arc<str>,
+    answers: mpsc::Sender<ObjectAnswer>,
+) -> FinishedRead {
     // Without a resource version: the newest state, not one that a server's cache may lag behind.
     let path = format!("/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies");
     let read = async {
@@ -136,12 +144,12 @@ async fn request(client: Client, namespace: Arc<str>, answers: mpsc::Sender<Answ
         let request = request.expect("a path of DNS names is valid");
         let text = client.request_text(request).await?;
         let (untaken, taken) = oneshot::channel();
-        if answers.send(Answer { text, _untaken: Some(untaken) }).await.is_ok() {
+        if answers.send(ObjectAnswer { text, _untaken: Some(untaken) }).await.is_ok() {
             // It ends when the answer is dropped.
             let _ = taken.await;
         }
         Ok(())
     };
-    let result = timeout(ANSWER, read).await.unwrap_or(Err(Failure::Silent(ANSWER)));
+    let result = timeout(ANSWER, read).await.unwrap_or(Err(Failure::TimedOut(ANSWER)));
     (namespace, result)
 }

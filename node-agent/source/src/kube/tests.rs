@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::index::{Index, List};
-use crate::object::{Decoder, Kind};
+use super::index::{PartialList, SentObjects};
+use crate::object::{Decoder, ObjectKind};
 use denizen_model::{Event, OtherNode, ServiceName};
 
 const NODE: &str = "node-1";
@@ -16,8 +16,8 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-fn index(kind: Kind) -> Index {
-    Index::new(kind, Decoder::new(NODE.into()), at(100))
+fn index(kind: ObjectKind) -> SentObjects {
+    SentObjects::new(kind, Decoder::new(NODE.into()), at(100))
 }
 
 /// An item of a list, which has no kind of its own.
@@ -45,13 +45,13 @@ fn slice(name: &str, triggered: &str) -> String {
     .to_string()
 }
 
-fn listed(index: &mut Index, objects: &[String]) -> Vec<Event> {
-    let mut list = List::default();
+fn listed(index: &mut SentObjects, objects: &[String]) -> Vec<Event> {
+    let mut list = PartialList::default();
     objects.iter().for_each(|object| index.list(&mut list, object));
     index.complete(list)
 }
 
-fn problems(index: &Index) -> Vec<String> {
+fn problems(index: &SentObjects) -> Vec<String> {
     index.problems().cloned().collect()
 }
 
@@ -72,7 +72,7 @@ fn apply(known: &mut BTreeMap<String, String>, events: Vec<Event>) {
 
 #[test]
 fn a_list_yields_deletions_first_then_changes() {
-    let mut index = index(Kind::Service);
+    let mut index = index(ObjectKind::Service);
     assert_eq!(listed(&mut index, &[service(1, 1), service(2, 1)]).len(), 2);
     assert_eq!(listed(&mut index, &[service(1, 1), service(2, 1)]), []);
     let events = listed(&mut index, &[service(2, 2), service(3, 1)]);
@@ -85,9 +85,9 @@ fn a_list_yields_deletions_first_then_changes() {
 
 #[test]
 fn an_incomplete_list_changes_nothing() {
-    let mut index = index(Kind::Service);
+    let mut index = index(ObjectKind::Service);
     listed(&mut index, &[service(1, 1)]);
-    let mut half = List::default();
+    let mut half = PartialList::default();
     index.list(&mut half, &service(1, 2));
     drop(half);
     assert_eq!(listed(&mut index, &[service(1, 1)]), []);
@@ -95,7 +95,7 @@ fn an_incomplete_list_changes_nothing() {
 
 #[test]
 fn a_broken_object_is_named_and_keeps_its_last_state() {
-    let mut index = index(Kind::Service);
+    let mut index = index(ObjectKind::Service);
     listed(&mut index, &[service(1, 1), service(2, 1)]);
     assert_eq!(index.changed(&broken(1)), []);
     let named = problems(&index);
@@ -112,7 +112,7 @@ fn a_broken_object_is_named_and_keeps_its_last_state() {
 
 #[test]
 fn of_many_problems_only_some_are_named() {
-    let mut index = index(Kind::Service);
+    let mut index = index(ObjectKind::Service);
     let ports: Vec<_> = (0..5000).map(|_| json!({ "port": 0 })).collect();
     let object = json!({
         "metadata": { "namespace": "d", "name": "s" }, "spec": { "clusterIP": "10.0.0.1", "ports": ports },
@@ -131,7 +131,7 @@ fn a_trigger_after_the_start_follows_its_slice() {
         ("no time", "yesterday", false),
     ];
     for (name, text, counts) in cases {
-        let mut index = index(Kind::EndpointSlice);
+        let mut index = index(ObjectKind::EndpointSlice);
         let events = index.changed(&slice("e", text));
         assert!(matches!(events[0], Event::Slice(_, Some(_))), "{name}");
         assert_eq!(events.len(), if counts { 2 } else { 1 }, "{name}");
@@ -143,7 +143,7 @@ fn a_trigger_after_the_start_follows_its_slice() {
 
 #[test]
 fn other_nodes_are_ignored() {
-    let mut index = index(Kind::Node);
+    let mut index = index(ObjectKind::Node);
     let node = |name: &str| json!({ "metadata": { "name": name } }).to_string();
     assert_eq!(index.changed(&node("another")), []);
     assert!(!index.has_own_node());
@@ -157,7 +157,7 @@ fn other_nodes_are_ignored() {
 #[test]
 fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
     let decoder = Decoder::new(NODE.into()).with_other_nodes(true);
-    let mut index = Index::new(Kind::Node, decoder, at(100));
+    let mut index = SentObjects::new(ObjectKind::Node, decoder, at(100));
     let node = |name: &str, range: &str| {
         let address = json!({ "type": "InternalIP", "address": "192.0.2.7" });
         json!({ "metadata": { "name": name, "creationTimestamp": "2026-11-20T12:00:00Z" },
@@ -180,7 +180,7 @@ fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
     assert!(matches!(index.changed(&node(NODE, "10.1.1.0/24"))[..], [Event::Node(Some(_))]));
     assert_eq!(index.deleted(&node("another", "10.1.2.0/24")), std::slice::from_ref(&gone));
     assert_eq!(index.changed(&node("another", "10.1.3.0/24")), [other("10.1.3.0/24")]);
-    let mut list = List::default();
+    let mut list = PartialList::default();
     index.list(&mut list, &node(NODE, "10.1.1.0/24"));
     assert_eq!(index.complete(list), [gone]);
     assert!(index.has_own_node());
@@ -223,7 +223,7 @@ proptest! {
     /// Applying all events yields the existing objects.
     #[test]
     fn any_changes_yield_the_existing_objects(steps in proptest::collection::vec(step(), 1..30)) {
-        let (mut index, mut exist) = (index(Kind::Service), BTreeMap::new());
+        let (mut index, mut exist) = (index(ObjectKind::Service), BTreeMap::new());
         let mut known = BTreeMap::new();
         for step in steps {
             let events = match step {
@@ -236,7 +236,7 @@ proptest! {
                     None => continue,
                 },
                 Step::List(meanwhile) => {
-                    let (mut list, mut events) = (List::default(), Vec::new());
+                    let (mut list, mut events) = (PartialList::default(), Vec::new());
                     exist.iter().for_each(|(name, variant)| index.list(&mut list, &service(*name, *variant)));
                     for (name, variant) in meanwhile {
                         change(&mut exist, (name, variant));
@@ -245,7 +245,7 @@ proptest! {
                         } else {
                             index.list(&mut list, &service(name, variant));
                         }
-                        events.extend(index.part(&mut list));
+                        events.extend(index.flush(&mut list));
                     }
                     events.extend(index.complete(list));
                     events

@@ -26,7 +26,7 @@ pub(super) struct PageMetadata {
 
 /// An object's resource version, and its name.
 #[derive(Deserialize)]
-pub(super) struct Versioned {
+pub(super) struct VersionedObject {
     pub(super) metadata: VersionedMetadata,
 }
 

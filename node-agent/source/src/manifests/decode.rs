@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use thiserror::Error;
 
 use super::text;
-use crate::object::{Found, Kind};
+use crate::object::{ObjectKind, RawObject};
 
 /// The format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(super) enum Format {
 
 /// The position of an object in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ObjectPosition {
     /// The document, from 1; empty ones are not counted.
     pub(super) document: usize,
     /// The item, from 0, if the document is a list.
@@ -49,7 +49,7 @@ pub(super) enum DecodeError {
 }
 
 /// Receives the objects of a file. Called once for every object, in the order of the file.
-pub(super) type Sink<'s> = dyn FnMut(Place, Result<Found<'_>, DecodeError>) + 's;
+pub(super) type Sink<'s> = dyn FnMut(ObjectPosition, Result<RawObject<'_>, DecodeError>) + 's;
 
 /// The fields that say an object's kind, and a list's items.
 #[derive(Deserialize)]
@@ -69,8 +69,11 @@ pub(super) fn objects(format: Format, text: &str, sink: &mut Sink<'_>) {
         Format::Json => json_documents(text, sink),
         Format::Yaml => {
             for document in text::documents(text) {
-                let place =
-                    Place { document: document.number, item: None, line: Some(document.line) };
+                let place = ObjectPosition {
+                    document: document.number,
+                    item: None,
+                    line: Some(document.line),
+                };
                 // JSON is valid YAML, but the JSON parser is ten times faster.
                 let json = document.text.strip_prefix("---").unwrap_or(document.text).trim();
                 match json.starts_with('{').then(|| serde_json::from_str::<&RawValue>(json)) {
@@ -86,33 +89,33 @@ fn json_documents(text: &str, sink: &mut Sink<'_>) {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let documents = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
     for (index, document) in documents.enumerate() {
-        let place = Place { document: index + 1, item: None, line: None };
+        let place = ObjectPosition { document: index + 1, item: None, line: None };
         match document {
             Ok(raw) => json_object(place, raw.get(), None, sink),
             // The iterator ends after an error.
             Err(error) => {
                 let line = Some(error.line()).filter(|line| *line > 0);
-                sink(Place { line, ..place }, Err(DecodeError::Json(error)));
+                sink(ObjectPosition { line, ..place }, Err(DecodeError::Json(error)));
             }
         }
     }
 }
 
 /// One object, or a list of them. `list` is the kind of list that it was found in.
-fn json_object(place: Place, json: &str, list: Option<&ListKind>, sink: &mut Sink<'_>) {
+fn json_object(place: ObjectPosition, json: &str, list: Option<&ListKind>, sink: &mut Sink<'_>) {
     let Ok(shell) = serde_json::from_str::<Shell<'_>>(json) else {
         return sink(place, Err(NOT_AN_OBJECT));
     };
     let kinds = (shell.api_version.as_deref(), shell.kind.as_deref());
     match (Nature::of(kinds.0, kinds.1, list), shell.items) {
         (Err(error), _) => sink(place, Err(error)),
-        (Ok(Nature::Object(kind)), _) => sink(place, Ok(Found::json(kind, json))),
+        (Ok(Nature::Object(kind)), _) => sink(place, Ok(RawObject::json(kind, json))),
         (Ok(Nature::List(kind)), Some(items)) if place.item.is_none() => {
             let Ok(items) = serde_json::from_str::<Option<Vec<&RawValue>>>(items.get()) else {
                 return sink(place, Err(ITEMS_NOT_A_LIST));
             };
             for (index, item) in items.unwrap_or_default().into_iter().enumerate() {
-                let place = Place { item: Some(index), ..place };
+                let place = ObjectPosition { item: Some(index), ..place };
                 json_object(place, item.get(), Some(&kind), sink);
             }
         }
@@ -127,7 +130,7 @@ const ITEMS_NOT_A_LIST: DecodeError =
 
 /// What an object is, by its `apiVersion` and `kind`.
 enum Nature {
-    Object(Kind),
+    Object(ObjectKind),
     List(ListKind),
     /// Another object of the API, which is ignored.
     Other,
@@ -152,9 +155,11 @@ impl Nature {
             (None, None, Some(item)) => item,
             (_, _, _) => return Err(NOT_AN_OBJECT),
         };
-        match (Kind::of(api_version, kind), kind.strip_suffix("List")) {
+        match (ObjectKind::of(api_version, kind), kind.strip_suffix("List")) {
             (Some(kind), _) => Ok(Self::Object(kind)),
-            (None, Some(item)) if item.is_empty() || Kind::of(api_version, item).is_some() => {
+            (None, Some(item))
+                if item.is_empty() || ObjectKind::of(api_version, item).is_some() =>
+            {
                 let item = (!item.is_empty()).then(|| item.to_owned());
                 Ok(Self::List(ListKind { api_version: api_version.to_owned(), item }))
             }

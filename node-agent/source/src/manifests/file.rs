@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use super::decode::{self, Format};
-use super::problem::{Problem, Problems, What};
+use super::problem::{FileProblem, FileProblems, ProblemKind};
 use crate::Features;
-use crate::object::{Decoder, Said};
+use crate::object::{DecodedObject, Decoder};
 use denizen_text::describe;
 
 /// Reads the text of `file`: passes each object to `sink` once, and returns what could not be used.
@@ -15,33 +15,34 @@ pub(super) fn read(
     text: &str,
     features: Features,
     decoder: &mut Decoder,
-    sink: &mut dyn FnMut(Said),
-) -> Problems {
-    let mut problems = Problems::default();
+    sink: &mut dyn FnMut(DecodedObject),
+) -> FileProblems {
+    let mut problems = FileProblems::default();
     let mut seen = HashSet::new();
     decode::objects(format, text, &mut |place, found| {
-        let problem = |what| Problem { file: file.to_owned(), place: Some(place), what };
+        let problem = |what| FileProblem { file: file.to_owned(), place: Some(place), what };
         let found = match found {
             Ok(found) if features.need(found.kind()) => found,
             Ok(_of_no_feature) => return,
-            Err(error) => return problems.push(problem(What::Skipped(describe(&error)))),
+            Err(error) => return problems.push(problem(ProblemKind::Skipped(describe(&error)))),
         };
         let mut warnings = Vec::new();
-        let item = found.said(decoder, &mut warnings);
+        let item = found.decode(decoder, &mut warnings);
         for warning in warnings {
-            problems.push(problem(What::LeftOut(warning)));
+            problems.push(problem(ProblemKind::PartSkipped(warning)));
         }
         match item {
             Ok(Some(item)) if seen.contains(&item.key) => {
                 let winner = "an earlier document".to_owned();
-                problems.push(problem(What::Duplicate { object: item.key.to_string(), winner }));
+                problems
+                    .push(problem(ProblemKind::Duplicate { object: item.key.to_string(), winner }));
             }
             Ok(Some(item)) => {
                 seen.insert(item.key.clone());
                 sink(item);
             }
             Ok(None) => {}
-            Err(error) => problems.push(problem(What::Skipped(describe(&error)))),
+            Err(error) => problems.push(problem(ProblemKind::Skipped(describe(&error)))),
         }
     });
     problems

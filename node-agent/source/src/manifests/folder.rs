@@ -10,23 +10,23 @@ use std::path::PathBuf;
 use denizen_state::regular;
 
 use super::file;
-use super::index::{Difference, FileName, Index};
-use super::problem::{Problem, Problems, What};
-use super::{Config, ManifestsError};
+use super::index::{FileName, ManifestIndex, ObjectDifference};
+use super::problem::{FileProblem, FileProblems, ProblemKind};
+use super::{ManifestsConfig, ManifestsError};
 use crate::Features;
-use crate::object::{Decoder, Key, Said};
+use crate::object::{DecodedObject, Decoder, ObjectKey};
 use denizen_model::Event;
 
 /// Which files to parse again even if their metadata is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum Reread {
     /// These, since inotify reported them. A file can be written twice within one tick of the file
     /// system's clock, with the same length.
     Touched(BTreeSet<OsString>),
     Everywhere,
 }
 
-impl Look {
+impl Reread {
     fn at(&self, name: &OsStr) -> bool {
         match self {
             Self::Touched(names) => names.contains(name),
@@ -41,18 +41,18 @@ pub(super) struct Folder {
     path: PathBuf,
     features: Features,
     decoder: Decoder,
-    files: BTreeMap<FileName, Known>,
-    index: Index,
-    duplicates: BTreeMap<Key, Vec<Problem>>,
+    files: BTreeMap<FileName, FileState>,
+    index: ManifestIndex,
+    duplicates: BTreeMap<ObjectKey, Vec<FileProblem>>,
 }
 
 /// The state of one file.
 #[derive(Debug, Default)]
-struct Known {
+struct FileState {
     /// `None` if it must be read again in any case.
     stamp: Option<Stamp>,
-    keys: Vec<Key>,
-    problems: Problems,
+    keys: Vec<ObjectKey>,
+    problems: FileProblems,
 }
 
 /// Metadata that changes when a file is written.
@@ -85,17 +85,17 @@ const LONGEST: u64 = 256 << 20;
 const MAX_DUPLICATES: usize = 100;
 
 /// The events of one pass over changed files: for each object, that of the first file by name.
-type Fresh = HashMap<Key, Box<(FileName, Event)>>;
+type PassEvents = HashMap<ObjectKey, Box<(FileName, Event)>>;
 
 impl Folder {
     /// A folder of which nothing has been read.
-    pub(super) fn new(config: &Config) -> Self {
+    pub(super) fn new(config: &ManifestsConfig) -> Self {
         Self {
             path: config.folder.clone(),
             features: config.features,
             decoder: config.features.decoder(config.node_name.as_str().into()),
             files: BTreeMap::new(),
-            index: Index::default(),
+            index: ManifestIndex::default(),
             duplicates: BTreeMap::new(),
         }
     }
@@ -108,7 +108,7 @@ impl Folder {
     }
 
     /// Reads the folder and returns what differs from what was sent, as one change.
-    pub(super) fn scan(&mut self, look: &Look) -> Result<Vec<Event>, ManifestsError> {
+    pub(super) fn scan(&mut self, look: &Reread) -> Result<Vec<Event>, ManifestsError> {
         let found = self.listed()?;
         let gone: Vec<FileName> =
             self.files.keys().filter(|name| !found.contains_key(*name)).cloned().collect();
@@ -128,7 +128,7 @@ impl Folder {
         // read in a second pass. A third is needed only if files change all the time, and then
         // there is another hint anyway.
         for _pass in 0..2 {
-            let mut fresh = Fresh::new();
+            let mut fresh = PassEvents::new();
             for (name, stamp) in std::mem::take(&mut changed) {
                 self.read(&name, stamp, &mut fresh, &mut touched);
             }
@@ -163,7 +163,7 @@ impl Folder {
         Ok(found)
     }
 
-    fn forget(&mut self, name: &FileName, touched: &mut Vec<Key>) {
+    fn forget(&mut self, name: &FileName, touched: &mut Vec<ObjectKey>) {
         let known = self.files.remove(name).unwrap_or_default();
         for key in known.keys {
             self.index.disclaim(&key, name);
@@ -172,7 +172,13 @@ impl Folder {
     }
 
     /// Reads a file again.
-    fn read(&mut self, name: &FileName, stamp: Stamp, fresh: &mut Fresh, touched: &mut Vec<Key>) {
+    fn read(
+        &mut self,
+        name: &FileName,
+        stamp: Stamp,
+        fresh: &mut PassEvents,
+        touched: &mut Vec<ObjectKey>,
+    ) {
         let shown = name.to_string_lossy();
         let Some(format) = file::format_of(&shown) else {
             return;
@@ -191,7 +197,7 @@ impl Folder {
             touched.push(key);
         }
         let mut keys = Vec::new();
-        let mut sink = |Said { key, digest, event, .. }: Said| {
+        let mut sink = |DecodedObject { key, digest, event, .. }: DecodedObject| {
             self.index.claim(key.clone(), name, digest);
             if self.index.sent(&key) != Some(digest) {
                 let entry = || Box::new((name.clone(), event));
@@ -204,18 +210,18 @@ impl Folder {
             Ok(text) => {
                 file::read(&shown, format, &text, self.features, &mut self.decoder, &mut sink)
             }
-            Err(error) => Problems::of_file(&shown, error),
+            Err(error) => FileProblems::of_file(&shown, error),
         };
         problems.trace_new(&before.problems);
         keys.shrink_to_fit();
         let stamp = Some(stamp);
-        self.files.insert(name.clone(), Known { stamp, keys, problems });
+        self.files.insert(name.clone(), FileState { stamp, keys, problems });
     }
 
     /// A file cannot be read: its last known objects stay, and every scan tries again.
     fn unreadable(&mut self, name: &FileName, error: &io::Error) {
         let problems =
-            Problems::of_file(&name.to_string_lossy(), format!("cannot be read: {error}"));
+            FileProblems::of_file(&name.to_string_lossy(), format!("cannot be read: {error}"));
         let known = self.files.entry(name.clone()).or_default();
         problems.trace_new(&known.problems);
         known.problems = problems;
@@ -226,8 +232,8 @@ impl Folder {
     /// read to know the rest.
     fn push_changes(
         &mut self,
-        touched: Vec<Key>,
-        mut fresh: Fresh,
+        touched: Vec<ObjectKey>,
+        mut fresh: PassEvents,
         events: &mut Vec<Event>,
     ) -> BTreeSet<FileName> {
         let mut again = BTreeSet::new();
@@ -235,14 +241,14 @@ impl Folder {
         for key in touched {
             self.note_duplicates(&key);
             match self.index.difference(&key) {
-                Difference::Nothing => {}
-                Difference::Gone => {
+                ObjectDifference::Nothing => {}
+                ObjectDifference::Gone => {
                     self.index.record_sent(&key, None);
                     events.push(key.gone());
                 }
-                Difference::Says(file, digest) => match fresh.remove(&key) {
-                    Some(said) if said.0 == file => {
-                        let (_, event) = *said;
+                ObjectDifference::CopyOf(file, digest) => match fresh.remove(&key) {
+                    Some(first) if first.0 == file => {
+                        let (_, event) = *first;
                         // An object that was never sent needs no event that it is gone.
                         if self.index.sent(&key).is_some() || event != key.gone() {
                             events.push(event);
@@ -259,14 +265,14 @@ impl Folder {
     }
 
     /// The files whose copy of the object loses to another file's.
-    fn losers(&self, key: &Key) -> Vec<Problem> {
+    fn losers(&self, key: &ObjectKey) -> Vec<FileProblem> {
         let mut files = self.index.files(key).map(|file| file.to_string_lossy().into_owned());
         let winner = files.next().unwrap_or_default();
-        let what = What::Duplicate { object: key.to_string(), winner };
-        files.map(|file| Problem { file, place: None, what: what.clone() }).collect()
+        let what = ProblemKind::Duplicate { object: key.to_string(), winner };
+        files.map(|file| FileProblem { file, place: None, what: what.clone() }).collect()
     }
 
-    fn note_duplicates(&mut self, key: &Key) {
+    fn note_duplicates(&mut self, key: &ObjectKey) {
         let losers =
             if self.index.files(key).nth(1).is_some() { self.losers(key) } else { Vec::new() };
         if losers.is_empty() {
@@ -274,7 +280,7 @@ impl Folder {
         } else if self.duplicates.get(key) != Some(&losers)
             && (self.duplicates.len() < MAX_DUPLICATES || self.duplicates.contains_key(key))
         {
-            losers.iter().for_each(Problem::trace);
+            losers.iter().for_each(FileProblem::trace);
             self.duplicates.insert(key.clone(), losers);
         }
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-use crate::object::Key;
+use crate::object::ObjectKey;
 
 /// A file of the folder, by its name.
 pub(super) type FileName = Arc<OsStr>;
@@ -13,12 +13,12 @@ pub(super) type FileName = Arc<OsStr>;
 ///
 /// Only a hash of each object is kept, to notice a difference: the model has the objects.
 #[derive(Debug, Default)]
-pub(super) struct Index {
-    entries: HashMap<Key, Entry>,
+pub(super) struct ManifestIndex {
+    entries: HashMap<ObjectKey, IndexedObject>,
 }
 
 #[derive(Debug, Default)]
-struct Entry {
+struct IndexedObject {
     /// The hash of the object that was sent last.
     sent: Option<u64>,
     /// The files that have it, sorted by name. The first wins.
@@ -27,17 +27,17 @@ struct Entry {
 
 /// What has to be sent about an object.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Difference {
+pub(super) enum ObjectDifference {
     /// Nothing changed.
     Nothing,
     /// No file has it now.
     Gone,
     /// This file's copy, with this hash.
-    Says(FileName, u64),
+    CopyOf(FileName, u64),
 }
 
-impl Index {
-    pub(super) fn claim(&mut self, key: Key, file: &FileName, digest: u64) {
+impl ManifestIndex {
+    pub(super) fn claim(&mut self, key: ObjectKey, file: &FileName, digest: u64) {
         let claims = &mut self.entries.entry(key).or_default().claims;
         match claims.binary_search_by(|(other, _)| other.cmp(file)) {
             Ok(at) => claims[at].1 = digest,
@@ -50,38 +50,38 @@ impl Index {
     }
 
     /// `file` no longer has the object.
-    pub(super) fn disclaim(&mut self, key: &Key, file: &FileName) {
+    pub(super) fn disclaim(&mut self, key: &ObjectKey, file: &FileName) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.claims.retain(|(other, _)| other != file);
         }
     }
 
     /// The files that have the object, the winning one first.
-    pub(super) fn files(&self, key: &Key) -> impl Iterator<Item = &FileName> {
+    pub(super) fn files(&self, key: &ObjectKey) -> impl Iterator<Item = &FileName> {
         let claims = self.entries.get(key).map_or(&[][..], |entry| &entry.claims);
         claims.iter().map(|(file, _)| file)
     }
 
     /// The hash of the object that was sent last.
-    pub(super) fn sent(&self, key: &Key) -> Option<u64> {
+    pub(super) fn sent(&self, key: &ObjectKey) -> Option<u64> {
         self.entries.get(key)?.sent
     }
 
     /// What has to be sent about the object now.
-    pub(super) fn difference(&self, key: &Key) -> Difference {
+    pub(super) fn difference(&self, key: &ObjectKey) -> ObjectDifference {
         let Some(entry) = self.entries.get(key) else {
-            return Difference::Nothing;
+            return ObjectDifference::Nothing;
         };
         match (entry.claims.first(), entry.sent) {
-            (Some((_, digest)), Some(sent)) if *digest == sent => Difference::Nothing,
-            (Some((file, digest)), _) => Difference::Says(file.clone(), *digest),
-            (None, Some(_)) => Difference::Gone,
-            (None, None) => Difference::Nothing,
+            (Some((_, digest)), Some(sent)) if *digest == sent => ObjectDifference::Nothing,
+            (Some((file, digest)), _) => ObjectDifference::CopyOf(file.clone(), *digest),
+            (None, Some(_)) => ObjectDifference::Gone,
+            (None, None) => ObjectDifference::Nothing,
         }
     }
 
     /// Records the hash of the object that was sent.
-    pub(super) fn record_sent(&mut self, key: &Key, sent: Option<u64>) {
+    pub(super) fn record_sent(&mut self, key: &ObjectKey, sent: Option<u64>) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };

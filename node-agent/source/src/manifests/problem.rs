@@ -4,25 +4,25 @@ use std::fmt;
 
 use tracing::warn;
 
-use super::decode::Place;
+use super::decode::ObjectPosition;
 use crate::object::Warning;
 
 /// Something in a file that is not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct FileProblem {
     pub(super) file: String,
     /// `None` for the whole file.
-    pub(super) place: Option<Place>,
-    pub(super) what: What,
+    pub(super) place: Option<ObjectPosition>,
+    pub(super) what: ProblemKind,
 }
 
 /// What is not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum ProblemKind {
     /// The file, document or object.
     Skipped(String),
     /// A part of an object.
-    LeftOut(Warning),
+    PartSkipped(Warning),
     /// An object that another file, or an earlier document, has too.
     Duplicate { object: String, winner: String },
 }
@@ -32,20 +32,21 @@ const MAX_NAMED: usize = 100;
 
 /// The problems of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Problems {
-    named: Vec<Problem>,
+pub(super) struct FileProblems {
+    named: Vec<FileProblem>,
     more: usize,
 }
 
-impl Problems {
+impl FileProblems {
     /// One problem: the whole file cannot be used.
     pub(super) fn of_file(file: &str, error: String) -> Self {
-        let problem = Problem { file: file.to_owned(), place: None, what: What::Skipped(error) };
+        let problem =
+            FileProblem { file: file.to_owned(), place: None, what: ProblemKind::Skipped(error) };
         Self { named: vec![problem], more: 0 }
     }
 
     /// Adds one.
-    pub(super) fn push(&mut self, problem: Problem) {
+    pub(super) fn push(&mut self, problem: FileProblem) {
         if self.named.len() < MAX_NAMED {
             self.named.push(problem);
         } else {
@@ -58,7 +59,7 @@ impl Problems {
         self.named
             .iter()
             .filter(|problem| !before.named.contains(problem))
-            .for_each(Problem::trace);
+            .for_each(FileProblem::trace);
         if self.more > 0 && self.more != before.more {
             let file = self.named.first().map(|problem| problem.file.as_str());
             warn!(file, more = self.more, "further parts of a manifest are not used");
@@ -72,15 +73,15 @@ impl Problems {
     }
 }
 
-impl Problem {
+impl FileProblem {
     /// Logs it.
     pub(super) fn trace(&self) {
         let file = &self.file;
         let document = self.place.map(|place| place.document);
         let line = self.place.and_then(|place| place.line);
         match &self.what {
-            What::Skipped(error) => warn!(file, document, line, error, "manifest skipped"),
-            What::LeftOut(Warning { object, field, value, problem }) => {
+            ProblemKind::Skipped(error) => warn!(file, document, line, error, "manifest skipped"),
+            ProblemKind::PartSkipped(Warning { object, field, value, problem }) => {
                 warn!(
                     file,
                     document,
@@ -91,17 +92,17 @@ impl Problem {
                     "part of a manifest left out"
                 );
             }
-            What::Duplicate { object, winner } => {
+            ProblemKind::Duplicate { object, winner } => {
                 warn!(file, document, object, winner, "duplicate manifest left out");
             }
         }
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for FileProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.file)?;
-        if let Some(Place { document, item, line }) = self.place {
+        if let Some(ObjectPosition { document, item, line }) = self.place {
             write!(f, ", document {document}")?;
             if let Some(item) = item {
                 write!(f, ", item {item}")?;
@@ -111,9 +112,9 @@ impl fmt::Display for Problem {
             }
         }
         match &self.what {
-            What::Skipped(error) => write!(f, ": skipped: {error}"),
-            What::LeftOut(warning) => write!(f, ": {warning}"),
-            What::Duplicate { object, winner } => {
+            ProblemKind::Skipped(error) => write!(f, ": skipped: {error}"),
+            ProblemKind::PartSkipped(warning) => write!(f, ": {warning}"),
+            ProblemKind::Duplicate { object, winner } => {
                 write!(f, ": {object} is in {winner} already: left out")
             }
         }

@@ -24,8 +24,8 @@ impl Place {
         std::fs::remove_file(self.folder.path().join(name)).unwrap();
     }
 
-    fn config(&self) -> Config {
-        Config {
+    fn config(&self) -> ManifestsConfig {
+        ManifestsConfig {
             folder: self.folder.path().to_owned(),
             node_name: "n1".to_owned(),
             features: Features { services: true, network_policy: true, other_nodes: false },

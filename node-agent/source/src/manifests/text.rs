@@ -2,7 +2,7 @@
 
 /// One document of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Document<'a> {
+pub(super) struct YamlDocument<'a> {
     /// Its number in the file, from 1.
     pub(super) number: usize,
     /// Its first line in the file, from 1.
@@ -16,7 +16,7 @@ pub(super) struct Document<'a> {
 /// They are split before any of them is parsed, so that a broken one does not affect the others.
 /// This is exact: inside a document, even in quotes, YAML allows neither `---` nor `...` at the
 /// start of a line.
-pub(super) fn documents(text: &str) -> Vec<Document<'_>> {
+pub(super) fn documents(text: &str) -> Vec<YamlDocument<'_>> {
     let mut documents = Vec::new();
     let mut begin = 0;
     let mut begin_line = 1;
@@ -46,13 +46,13 @@ fn is_marker(line: &str, marker: &str) -> bool {
 }
 
 /// Adds a document, unless it contains only comments and directives.
-fn push<'a>(documents: &mut Vec<Document<'a>>, text: &'a str, line: usize) {
+fn push<'a>(documents: &mut Vec<YamlDocument<'a>>, text: &'a str, line: usize) {
     let has_content = |line: &str| {
         let line = line.strip_prefix("---").unwrap_or(line).trim();
         !line.is_empty() && !line.starts_with(['#', '%'])
     };
     if text.lines().any(has_content) {
-        documents.push(Document { number: documents.len() + 1, line, text });
+        documents.push(YamlDocument { number: documents.len() + 1, line, text });
     }
 }
 

@@ -40,7 +40,7 @@ pub enum LinkKind {
     /// A veth with both ends in this network namespace.
     Veth,
     /// A veth whose other end is in another network namespace: a pod's, or another container's.
-    VethToElsewhere,
+    VethToOtherNetns,
     /// Anything else.
     Other,
 }
@@ -60,7 +60,7 @@ impl LinkKind {
         match kind {
             Some(InfoKind::Bridge) => Self::Bridge,
             Some(InfoKind::Veth) if message.attributes.iter().any(is_netns) => {
-                Self::VethToElsewhere
+                Self::VethToOtherNetns
             }
             Some(InfoKind::Veth) => Self::Veth,
             _ => Self::Other,
@@ -70,7 +70,7 @@ impl LinkKind {
 
 /// The links and addresses that the kernel has.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Table {
+pub(super) struct LinkTable {
     links: BTreeMap<u32, Link>,
     /// The indices of dummy devices.
     dummies: BTreeSet<u32>,
@@ -82,7 +82,7 @@ pub(super) struct Table {
     addresses: BTreeSet<(u32, IpAddr, u8)>,
 }
 
-impl Table {
+impl LinkTable {
     /// Applies a message of the kernel: an element of a list, or a notification.
     pub(super) fn apply(&mut self, message: &RouteNetlinkMessage) {
         match message {

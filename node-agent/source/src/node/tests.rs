@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
 
 use super::*;
-use crate::running::{LONG, Running, in_runtime};
+use crate::running::{LONG, RunningSource, in_runtime};
 use nix::sched::{CloneFlags, unshare};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags};
@@ -12,13 +12,13 @@ use rtnetlink::{LinkUnspec, LinkVeth, new_connection};
 
 type Links = latest::Receiver<Arc<[Link]>>;
 
-fn start() -> (Running<()>, Links) {
+fn start() -> (RunningSource<()>, Links) {
     let (shown, links) = latest::channel(Arc::from([]));
-    (Running::start(|outlet| run(outlet, shown)), links)
+    (RunningSource::start(|outlet| run(outlet, shown)), links)
 }
 
 /// The next addresses that the source sends.
-async fn sent(source: &mut Running<()>) -> Vec<NodeAddress> {
+async fn sent(source: &mut RunningSource<()>) -> Vec<NodeAddress> {
     let batch = source.batch().await;
     match batch.as_slice() {
         [Event::Addresses(addresses), ..] => addresses.clone(),
@@ -27,7 +27,7 @@ async fn sent(source: &mut Running<()>) -> Vec<NodeAddress> {
 }
 
 /// Waits until the source sends these addresses.
-async fn addresses(source: &mut Running<()>, expected: &[&str]) {
+async fn addresses(source: &mut RunningSource<()>, expected: &[&str]) {
     while shown(&sent(source).await) != expected {}
 }
 

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::Kind;
+use super::ObjectKind;
 use denizen_model::{Event, PodName, PolicyName, ServiceName, SliceName};
 
 /// Names an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Key {
+pub enum ObjectKey {
     Service(ServiceName),
     /// An EndpointSlice.
     Slice(SliceName),
@@ -22,20 +22,22 @@ pub enum Key {
     NetworkPolicy(PolicyName),
 }
 
-impl Key {
+impl ObjectKey {
     /// From an object's kind, namespace and name, for the node `here`.
-    pub(super) fn new(kind: Kind, namespace: &str, name: &str, here: &str) -> Self {
+    pub(super) fn new(kind: ObjectKind, namespace: &str, name: &str, here: &str) -> Self {
         match kind {
-            Kind::Service => Self::Service(ServiceName::new(namespace, name)),
-            Kind::EndpointSlice => {
+            ObjectKind::Service => Self::Service(ServiceName::new(namespace, name)),
+            ObjectKind::EndpointSlice => {
                 Self::Slice(SliceName { namespace: namespace.into(), name: name.into() })
             }
-            Kind::Node if name == here => Self::Node,
-            Kind::Node => Self::OtherNode(name.into()),
-            Kind::ServiceCidr => Self::ServiceCidr(name.to_owned()),
-            Kind::Namespace => Self::Namespace(name.into()),
-            Kind::Pod => Self::Pod(PodName { namespace: namespace.into(), name: name.into() }),
-            Kind::NetworkPolicy => {
+            ObjectKind::Node if name == here => Self::Node,
+            ObjectKind::Node => Self::OtherNode(name.into()),
+            ObjectKind::ServiceCidr => Self::ServiceCidr(name.to_owned()),
+            ObjectKind::Namespace => Self::Namespace(name.into()),
+            ObjectKind::Pod => {
+                Self::Pod(PodName { namespace: namespace.into(), name: name.into() })
+            }
+            ObjectKind::NetworkPolicy => {
                 Self::NetworkPolicy(PolicyName { namespace: namespace.into(), name: name.into() })
             }
         }
@@ -55,7 +57,7 @@ impl Key {
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Service(name) => write!(f, "Service {name}"),

@@ -7,13 +7,13 @@
 
 mod address;
 mod decoder;
-mod found;
 mod key;
 mod name;
 mod namespace;
 mod network_policy;
 mod node;
 mod pod;
+mod raw_object;
 mod service;
 mod service_cidr;
 mod slice;
@@ -29,14 +29,14 @@ use denizen_model::{Listing, ServiceName, SliceName};
 
 pub use address::{parse_address, parse_range};
 pub use decoder::Decoder;
-pub use found::{Found, Said};
-pub use key::Key;
+pub use key::ObjectKey;
 pub use name::is_dns_name;
-pub use namespace::{Namespace, namespace};
-pub use network_policy::{NetworkPolicy, network_policy};
-pub use node::{Node, node, other_node};
-pub use pod::{Pod, pod};
-pub use service::{Service, foreign_service, service};
+pub use namespace::{NamespaceObject, namespace};
+pub use network_policy::{NetworkPolicyObject, network_policy};
+pub use node::{NodeObject, node, other_node};
+pub use pod::{PodObject, pod};
+pub use raw_object::{DecodedObject, RawObject};
+pub use service::{ServiceObject, foreign_service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};
 pub use slice::{EndpointSlice, slice};
 
@@ -109,7 +109,7 @@ fn namespace_or_default(written: Option<&str>) -> &str {
 
 /// The kinds of objects that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ObjectKind {
     /// `v1` Service.
     Service,
     /// `discovery.k8s.io/v1` EndpointSlice.
@@ -126,7 +126,7 @@ pub enum Kind {
     NetworkPolicy,
 }
 
-impl Kind {
+impl ObjectKind {
     pub const ALL: [Self; 7] = [
         Self::Service,
         Self::EndpointSlice,
@@ -189,7 +189,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Service => "Service",
@@ -208,11 +208,11 @@ impl fmt::Display for Kind {
 pub enum ObjectError {
     /// It has no name, so a report could not say which one it is.
     #[error("{kind} without metadata.name")]
-    Unnamed { kind: Kind },
+    Unnamed { kind: ObjectKind },
     /// A field has a type that the API does not allow.
     #[error("{kind} {name}: {field}")]
     Malformed {
-        kind: Kind,
+        kind: ObjectKind,
         /// Namespace and name, if they can be read.
         name: String,
         /// Path of the field.
@@ -243,7 +243,7 @@ impl fmt::Display for Warning {
 
 /// Collects the warnings about one object.
 struct Notes<'a> {
-    kind: Kind,
+    kind: ObjectKind,
     namespace: &'a str,
     name: &'a str,
     warnings: &'a mut Vec<Warning>,
@@ -252,7 +252,7 @@ struct Notes<'a> {
 impl<'a> Notes<'a> {
     /// For an object that has a name.
     fn new(
-        kind: Kind,
+        kind: ObjectKind,
         metadata: &'a Metadata,
         warnings: &'a mut Vec<Warning>,
     ) -> Result<Self, ObjectError> {
@@ -261,7 +261,7 @@ impl<'a> Notes<'a> {
 
     /// For an object with this namespace, if its kind has one, and this name.
     fn named(
-        kind: Kind,
+        kind: ObjectKind,
         namespace: &'a str,
         name: &'a str,
         warnings: &'a mut Vec<Warning>,

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::{Decoder, Kind, Notes, ObjectError, Warning};
+use super::{Decoder, Notes, ObjectError, ObjectKind, Warning};
 
 /// A Namespace, reduced to the fields that are used.
 #[derive(Debug, Default, Deserialize)]
-pub struct Namespace {
+pub struct NamespaceObject {
     #[serde(default)]
     metadata: NamespaceMetadata,
 }
@@ -25,12 +25,12 @@ struct NamespaceMetadata {
 
 /// The Namespace in the model's terms.
 pub fn namespace(
-    raw: &Namespace,
+    raw: &NamespaceObject,
     decoder: &mut Decoder,
     warnings: &mut Vec<Warning>,
 ) -> Result<denizen_model::Namespace, ObjectError> {
     let NamespaceMetadata { name, labels, deletion_timestamp } = &raw.metadata;
-    Notes::named(Kind::Namespace, "", name, warnings)?;
+    Notes::named(ObjectKind::Namespace, "", name, warnings)?;
     let labels = labels.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
     Ok(denizen_model::Namespace {
         name: decoder.text(name),

@@ -15,13 +15,13 @@ mod tests;
 use serde::Deserialize;
 use serde_json::Value;
 
-use self::selector::Outcome;
-use super::{Kind, Notes, ObjectError, Warning, namespace_or_default};
+use self::selector::DecodedSelector;
+use super::{Notes, ObjectError, ObjectKind, Warning, namespace_or_default};
 use denizen_model::{self, Peers, PolicyName, PolicyRule, Ports, Selector};
 
 /// A NetworkPolicy, reduced to the fields that are used.
 #[derive(Debug, Deserialize)]
-pub struct NetworkPolicy {
+pub struct NetworkPolicyObject {
     #[serde(default)]
     metadata: PolicyMetadata,
     /// Not decoded yet.
@@ -46,7 +46,7 @@ const NOT_A_RULE: &str = "not understood: the rule is left out";
 
 /// The policy in the model's terms.
 pub fn network_policy(
-    raw: &NetworkPolicy,
+    raw: &NetworkPolicyObject,
     warnings: &mut Vec<Warning>,
 ) -> Result<denizen_model::NetworkPolicy, ObjectError> {
     let before = warnings.len();
@@ -55,12 +55,12 @@ pub fn network_policy(
 }
 
 fn decoded(
-    raw: &NetworkPolicy,
+    raw: &NetworkPolicyObject,
     warnings: &mut Vec<Warning>,
 ) -> Result<denizen_model::NetworkPolicy, ObjectError> {
     let PolicyMetadata { name, namespace } = &raw.metadata;
     let namespace = namespace_or_default(namespace.as_deref());
-    let mut notes = Notes::named(Kind::NetworkPolicy, namespace, name, warnings)?;
+    let mut notes = Notes::named(ObjectKind::NetworkPolicy, namespace, name, warnings)?;
     let name = PolicyName { namespace: namespace.into(), name: name.as_str().into() };
     let empty = Value::Object(serde_json::Map::new());
     let spec = if raw.spec.is_null() { &empty } else { &raw.spec };
@@ -69,18 +69,19 @@ fn decoded(
     let fields = fields(&mut notes, "spec", spec, known, NOT_A_SPEC);
     let Some([_, types, ingress, egress]) = fields.filter(|_| is_understood) else {
         let types = fields.map(|[_, types, _, egress]| (types, egress));
-        let directions = types
-            .map_or(Directions::BOTH, |(types, egress)| Directions::new(types, egress, &mut notes));
-        let nothing = |direction| (direction != Direction::Open).then(Vec::new);
+        let directions = types.map_or(PolicyEffects::BOTH, |(types, egress)| {
+            PolicyEffects::new(types, egress, &mut notes)
+        });
+        let nothing = |direction| (direction != PolicyEffect::Open).then(Vec::new);
         let (ingress, egress) = (nothing(directions.ingress), nothing(directions.egress));
         let is_understood = false;
         return Ok(denizen_model::NetworkPolicy { name, pods, ingress, egress, is_understood });
     };
-    let directions = Directions::new(types, egress, &mut notes);
+    let directions = PolicyEffects::new(types, egress, &mut notes);
     let mut rules = |direction, section, peers, written| match direction {
-        Direction::Open => None,
-        Direction::Isolated => Some(Vec::new()),
-        Direction::Ruled => Some(rules(section, peers, written, &mut notes)),
+        PolicyEffect::Open => None,
+        PolicyEffect::Isolated => Some(Vec::new()),
+        PolicyEffect::Ruled => Some(rules(section, peers, written, &mut notes)),
     };
     Ok(denizen_model::NetworkPolicy {
         name,
@@ -98,8 +99,8 @@ fn own_selector(spec: &Value, notes: &mut Notes<'_>) -> (Selector, bool) {
         None => (Selector::default(), true),
         Some(selector) => {
             match selector::selector(notes, "spec.podSelector", selector, NOT_A_SELECTOR) {
-                Outcome::Understood(selector) => (selector, true),
-                Outcome::InPart(selector) => (selector, false),
+                DecodedSelector::Understood(selector) => (selector, true),
+                DecodedSelector::InPart(selector) => (selector, false),
             }
         }
     }
@@ -107,7 +108,7 @@ fn own_selector(spec: &Value, notes: &mut Notes<'_>) -> (Selector, bool) {
 
 /// What a policy does about one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
+enum PolicyEffect {
     /// The direction stays open.
     Open,
     /// It isolates, and permits nothing.
@@ -118,13 +119,13 @@ enum Direction {
 
 /// `policyTypes`.
 #[derive(Debug, Clone, Copy)]
-struct Directions {
-    ingress: Direction,
-    egress: Direction,
+struct PolicyEffects {
+    ingress: PolicyEffect,
+    egress: PolicyEffect,
 }
 
-impl Directions {
-    const BOTH: Self = Self { ingress: Direction::Isolated, egress: Direction::Isolated };
+impl PolicyEffects {
+    const BOTH: Self = Self { ingress: PolicyEffect::Isolated, egress: PolicyEffect::Isolated };
 
     /// `egress` is that section, on which the default depends.
     fn new(types: Option<&Value>, egress: Option<&Value>, notes: &mut Notes<'_>) -> Self {
@@ -135,22 +136,22 @@ impl Directions {
         if types.is_empty() {
             // The API server's default. A section that is no list counts: it was meant.
             let has_egress = list(egress).is_none_or(|rules| !rules.is_empty());
-            let egress = if has_egress { Direction::Ruled } else { Direction::Open };
-            return Self { ingress: Direction::Ruled, egress };
+            let egress = if has_egress { PolicyEffect::Ruled } else { PolicyEffect::Open };
+            return Self { ingress: PolicyEffect::Ruled, egress };
         }
-        let mut named = Self { ingress: Direction::Open, egress: Direction::Open };
-        let mut rest = Direction::Open;
+        let mut named = Self { ingress: PolicyEffect::Open, egress: PolicyEffect::Open };
+        let mut rest = PolicyEffect::Open;
         for (index, kind) in types.iter().enumerate() {
             match kind.as_str() {
-                Some("Ingress") => named.ingress = Direction::Ruled,
-                Some("Egress") => named.egress = Direction::Ruled,
+                Some("Ingress") => named.ingress = PolicyEffect::Ruled,
+                Some("Egress") => named.egress = PolicyEffect::Ruled,
                 Some(_) | None => {
-                    rest = Direction::Isolated;
+                    rest = PolicyEffect::Isolated;
                     notes.warn(format_args!("spec.policyTypes[{index}]"), shown(kind), NOT_A_TYPE);
                 }
             }
         }
-        let or_rest = |direction| if direction == Direction::Open { rest } else { direction };
+        let or_rest = |direction| if direction == PolicyEffect::Open { rest } else { direction };
         Self { ingress: or_rest(named.ingress), egress: or_rest(named.egress) }
     }
 }

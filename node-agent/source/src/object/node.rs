@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::{Kind, Metadata, Notes, ObjectError, Warning, elements, parse_address, parse_range};
+use super::{
+    Metadata, Notes, ObjectError, ObjectKind, Warning, elements, parse_address, parse_range,
+};
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 const EXCLUDE_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
@@ -20,7 +22,7 @@ const EXTERNAL: &str = "ExternalIP";
 
 /// A Node, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Node {
+pub struct NodeObject {
     #[serde(default)]
     pub metadata: Metadata,
     pub spec: Option<NodeSpec>,
@@ -50,7 +52,7 @@ pub struct Taint {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct NodeStatus {
     /// The node's addresses and names.
-    pub addresses: Option<Vec<NodeAddress>>,
+    pub addresses: Option<Vec<StatusAddress>>,
     /// What holds of the node.
     pub conditions: Option<Vec<Condition>>,
 }
@@ -67,7 +69,7 @@ pub struct Condition {
 
 /// One entry of `status.addresses`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct NodeAddress {
+pub struct StatusAddress {
     /// `InternalIP`, `ExternalIP`, `Hostname`, …
     #[serde(rename = "type", default)]
     pub kind: String,
@@ -77,8 +79,11 @@ pub struct NodeAddress {
 }
 
 /// The node in the model's terms.
-pub fn node(raw: &Node, warnings: &mut Vec<Warning>) -> Result<denizen_model::Node, ObjectError> {
-    let mut notes = Notes::new(Kind::Node, &raw.metadata, warnings)?;
+pub fn node(
+    raw: &NodeObject,
+    warnings: &mut Vec<Warning>,
+) -> Result<denizen_model::Node, ObjectError> {
+    let mut notes = Notes::new(ObjectKind::Node, &raw.metadata, warnings)?;
     let mut addresses = addresses(raw, INTERNAL, &mut notes);
     addresses.extend(self::addresses(raw, EXTERNAL, &mut notes));
     Ok(denizen_model::Node {
@@ -97,10 +102,10 @@ pub fn node(raw: &Node, warnings: &mut Vec<Warning>) -> Result<denizen_model::No
 
 /// Another node in the model's terms, and its name.
 pub fn other_node(
-    raw: &Node,
+    raw: &NodeObject,
     warnings: &mut Vec<Warning>,
 ) -> Result<(Arc<str>, denizen_model::OtherNode), ObjectError> {
-    let mut notes = Notes::new(Kind::Node, &raw.metadata, warnings)?;
+    let mut notes = Notes::new(ObjectKind::Node, &raw.metadata, warnings)?;
     let node = denizen_model::OtherNode {
         created: created(raw),
         internal: addresses(raw, INTERNAL, &mut notes),
@@ -110,12 +115,12 @@ pub fn other_node(
     Ok((raw.metadata.name.as_str().into(), node))
 }
 
-fn created(raw: &Node) -> Arc<str> {
+fn created(raw: &NodeObject) -> Arc<str> {
     raw.metadata.creation_timestamp.as_deref().unwrap_or_default().into()
 }
 
 /// The addresses of this type, in the order of the API.
-fn addresses(raw: &Node, wanted: &str, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+fn addresses(raw: &NodeObject, wanted: &str, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     let status = raw.status.as_ref().and_then(|status| status.addresses.as_ref());
     let mut addresses = Vec::new();
     let all = elements(status).iter().enumerate();
@@ -132,16 +137,16 @@ fn addresses(raw: &Node, wanted: &str, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     addresses
 }
 
-fn labels(raw: &Node) -> denizen_model::Labels {
+fn labels(raw: &NodeObject) -> denizen_model::Labels {
     let labels = raw.metadata.labels.iter().flatten();
     labels.map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
 
-fn taints(raw: &Node) -> &[Taint] {
+fn taints(raw: &NodeObject) -> &[Taint] {
     elements(raw.spec.as_ref().and_then(|spec| spec.taints.as_ref()))
 }
 
-fn is_leaving(raw: &Node) -> bool {
+fn is_leaving(raw: &NodeObject) -> bool {
     raw.metadata.deletion_timestamp.is_some()
         || taints(raw).iter().any(|taint| taint.key == TO_BE_DELETED)
 }
@@ -178,7 +183,7 @@ mod tests {
     use super::*;
 
     fn converted(json: &str) -> (denizen_model::Node, Vec<String>) {
-        let raw: Node = serde_json::from_str(json).unwrap();
+        let raw: NodeObject = serde_json::from_str(json).unwrap();
         let mut warnings = Vec::new();
         let node = node(&raw, &mut warnings).unwrap();
         (node, warnings.iter().map(Warning::to_string).collect())

@@ -14,12 +14,12 @@ use serde::Deserialize;
 
 use super::address::{parse_address, parse_range, special_address, usable_address};
 use super::service::{port_number, protocol};
-use super::{Decoder, Kind, Notes, ObjectError, Warning, elements, namespace_or_default};
+use super::{Decoder, Notes, ObjectError, ObjectKind, Warning, elements, namespace_or_default};
 use denizen_model::{ClusterPod, Labels, NamedPort, PodName, SandboxUids};
 
 /// A Pod, reduced to the fields that are used.
 #[derive(Debug, Default, Deserialize)]
-pub struct Pod<'a> {
+pub struct PodObject<'a> {
     #[serde(default, borrow)]
     metadata: PodMetadata<'a>,
     spec: Option<PodSpec<'a>>,
@@ -28,37 +28,37 @@ pub struct Pod<'a> {
 
 /// A text that is not copied, unless it has escapes.
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PodMetadata<'a> {
     #[serde(default, borrow)]
-    name: Text<'a>,
-    namespace: Option<Text<'a>>,
-    uid: Option<Text<'a>>,
-    labels: Option<BTreeMap<Text<'a>, Text<'a>>>,
+    name: BorrowedText<'a>,
+    namespace: Option<BorrowedText<'a>>,
+    uid: Option<BorrowedText<'a>>,
+    labels: Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
     annotations: Option<PodAnnotations<'a>>,
-    creation_timestamp: Option<Text<'a>>,
+    creation_timestamp: Option<BorrowedText<'a>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 struct PodAnnotations<'a> {
     /// On a static pod: what the kubelet calls its UID.
     #[serde(rename = "kubernetes.io/config.hash", borrow)]
-    hash: Option<Text<'a>>,
+    hash: Option<BorrowedText<'a>>,
     /// On the mirror of a static pod in the API: the same.
     #[serde(rename = "kubernetes.io/config.mirror")]
-    mirror: Option<Text<'a>>,
+    mirror: Option<BorrowedText<'a>>,
     #[serde(rename = "denizen.io/additional-addresses")]
-    additional: Option<Text<'a>>,
+    additional: Option<BorrowedText<'a>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PodSpec<'a> {
     #[serde(borrow)]
-    node_name: Option<Text<'a>>,
+    node_name: Option<BorrowedText<'a>>,
     host_network: Option<bool>,
     containers: Option<Vec<Container<'a>>>,
     init_containers: Option<Vec<Container<'a>>>,
@@ -69,7 +69,7 @@ struct PodSpec<'a> {
 struct Container<'a> {
     /// `Always` makes an init container a sidecar, which runs as long as the pod.
     #[serde(borrow)]
-    restart_policy: Option<Text<'a>>,
+    restart_policy: Option<BorrowedText<'a>>,
     ports: Option<Vec<ContainerPort<'a>>>,
 }
 
@@ -77,24 +77,24 @@ struct Container<'a> {
 #[serde(rename_all = "camelCase")]
 struct ContainerPort<'a> {
     #[serde(borrow)]
-    name: Option<Text<'a>>,
+    name: Option<BorrowedText<'a>>,
     container_port: Option<i64>,
-    protocol: Option<Text<'a>>,
+    protocol: Option<BorrowedText<'a>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PodStatus<'a> {
     #[serde(borrow)]
-    phase: Option<Text<'a>>,
+    phase: Option<BorrowedText<'a>>,
     /// The first of [`Self::pod_ips`]: the older field, for one address only.
     #[serde(rename = "podIP")]
-    pod_ip: Option<Text<'a>>,
+    pod_ip: Option<BorrowedText<'a>>,
     #[serde(rename = "podIPs")]
     pod_ips: Option<Vec<PodIp<'a>>>,
     /// The first of [`Self::host_ips`], which API servers before 1.28 do not have.
     #[serde(rename = "hostIP")]
-    host_ip: Option<Text<'a>>,
+    host_ip: Option<BorrowedText<'a>>,
     #[serde(rename = "hostIPs")]
     host_ips: Option<Vec<PodIp<'a>>>,
 }
@@ -102,7 +102,7 @@ struct PodStatus<'a> {
 #[derive(Debug, Default, Deserialize)]
 struct PodIp<'a> {
     #[serde(default, borrow)]
-    ip: Text<'a>,
+    ip: BorrowedText<'a>,
 }
 
 /// Maximum number of [`additional`] addresses: each costs the node's kernel as much as one that the
@@ -111,13 +111,13 @@ const MOST_ADDITIONAL: u32 = 16;
 
 /// The pod in the model's terms; `None` if its containers have all ended.
 pub fn pod(
-    raw: &Pod<'_>,
+    raw: &PodObject<'_>,
     decoder: &mut Decoder,
     warnings: &mut Vec<Warning>,
 ) -> Result<(PodName, Option<ClusterPod>), ObjectError> {
     let metadata = &raw.metadata;
     let namespace = namespace_or_default(text(&metadata.namespace));
-    let mut notes = Notes::named(Kind::Pod, namespace, &metadata.name.0, warnings)?;
+    let mut notes = Notes::named(ObjectKind::Pod, namespace, &metadata.name.0, warnings)?;
     let name = PodName { namespace: decoder.text(namespace), name: (*metadata.name.0).into() };
     let (spec, status) = (raw.spec.as_ref(), raw.status.as_ref());
     let phase = status.and_then(|status| text(&status.phase));
@@ -159,7 +159,7 @@ pub fn pod(
     Ok((name, Some(pod)))
 }
 
-fn text<'t>(text: &'t Option<Text<'_>>) -> Option<&'t str> {
+fn text<'t>(text: &'t Option<BorrowedText<'_>>) -> Option<&'t str> {
     text.as_ref().map(|text| &*text.0)
 }
 

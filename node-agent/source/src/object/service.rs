@@ -12,7 +12,7 @@ use super::Metadata;
 
 /// A Service, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Service {
+pub struct ServiceObject {
     #[serde(default)]
     pub metadata: Metadata,
     #[serde(default)]
@@ -39,7 +39,7 @@ pub struct ServiceSpec {
     pub external_ips: Option<Vec<String>>,
     /// The clients that may use the load balancer's addresses.
     pub load_balancer_source_ranges: Option<Vec<String>>,
-    pub ports: Option<Vec<ServicePort>>,
+    pub ports: Option<Vec<SpecPort>>,
     /// `Cluster` or `Local`.
     pub external_traffic_policy: Option<String>,
     /// `Cluster` or `Local`.
@@ -55,7 +55,7 @@ pub struct ServiceSpec {
 /// One entry of `spec.ports`. `targetPort` is not read: the slices have the resolved ports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ServicePort {
+pub struct SpecPort {
     /// Matches the name of the slices' port; may be missing if it is the only port.
     pub name: Option<String>,
     /// TCP when missing.

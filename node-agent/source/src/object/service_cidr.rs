@@ -3,7 +3,7 @@
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
 
-use super::{Kind, Metadata, Notes, ObjectError, Warning, elements, parse_range};
+use super::{Metadata, Notes, ObjectError, ObjectKind, Warning, elements, parse_range};
 
 /// A ServiceCIDR, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -24,7 +24,7 @@ pub fn service_cidr(
     raw: &ServiceCidr,
     warnings: &mut Vec<Warning>,
 ) -> Result<(String, Vec<IpNetwork>), ObjectError> {
-    let mut notes = Notes::new(Kind::ServiceCidr, &raw.metadata, warnings)?;
+    let mut notes = Notes::new(ObjectKind::ServiceCidr, &raw.metadata, warnings)?;
     let mut ranges = Vec::new();
     let cidrs = raw.spec.as_ref().and_then(|spec| spec.cidrs.as_ref());
     for (index, text) in elements(cidrs).iter().enumerate() {

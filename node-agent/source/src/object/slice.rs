@@ -20,7 +20,7 @@ pub struct EndpointSlice {
     pub address_type: String,
     /// The ports at which the endpoints listen.
     pub ports: Option<Vec<EndpointPort>>,
-    pub endpoints: Option<Vec<Endpoint>>,
+    pub endpoints: Option<Vec<EndpointEntry>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -35,7 +35,7 @@ pub struct EndpointPort {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Endpoint {
+pub struct EndpointEntry {
     /// The first is the address; the API says that the others must not be used.
     pub addresses: Option<Vec<String>>,
     /// Its state.
@@ -43,7 +43,7 @@ pub struct Endpoint {
     /// The node that it runs on.
     pub node_name: Option<String>,
     /// The zones and nodes whose clients should prefer it.
-    pub hints: Option<Hints>,
+    pub hints: Option<EndpointHints>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -59,7 +59,7 @@ pub struct Conditions {
 /// `endpoints[].hints`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Hints {
+pub struct EndpointHints {
     pub for_zones: Option<Vec<Hint>>,
     pub for_nodes: Option<Vec<Hint>>,
 }

@@ -3,15 +3,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::running::{Running, in_runtime};
-use denizen_state::{HostInterface, Pod};
+use crate::running::{RunningSource, in_runtime};
+use denizen_state::{HostInterface, PodRef};
 
-fn start(run_dir: &Path) -> Running<()> {
-    let config = Config { run_dir: run_dir.to_owned() };
-    Running::start(|outlet| run(config, latest::Sender::default(), outlet))
+fn start(run_dir: &Path) -> RunningSource<()> {
+    let config = StateFileConfig { run_dir: run_dir.to_owned() };
+    RunningSource::start(|outlet| run(config, latest::Sender::default(), outlet))
 }
 
-async fn pods(source: &mut Running<()>) -> PodSet {
+async fn pods(source: &mut RunningSource<()>) -> PodSet {
     let batch = source.batch().await;
     match batch.as_slice() {
         [Event::Pods(pods)] => pods.clone(),
@@ -36,7 +36,7 @@ fn attachment(
         container_id: container.to_owned(),
         if_name: "eth0".to_owned(),
         network: "pods".to_owned(),
-        pod: Some(Pod {
+        pod: Some(PodRef {
             namespace: "default".to_owned(),
             name: format!("pod-{container}"),
             uid: None,

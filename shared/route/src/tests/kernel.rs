@@ -52,7 +52,7 @@ fn make_links() -> u32 {
 }
 
 /// What `ip` says of the routes with our protocol, a line each, sorted.
-fn said() -> Vec<String> {
+fn listed() -> Vec<String> {
     let mut lines = Vec::new();
     for family in ["-4", "-6"] {
         let shown = ip(&format!("{family} -N -j route show table all proto {OURS}"));
@@ -74,7 +74,7 @@ fn said() -> Vec<String> {
 fn unicast(to: &str, gateway: &str, link: u32, source: Option<&str>) -> Route {
     Route {
         key: key(to, 1190, MAIN),
-        target: Target::Unicast { gateway: Some(address(gateway)), link },
+        target: RouteTarget::Unicast { gateway: Some(address(gateway)), link },
         source: source.map(address),
         window: None,
     }
@@ -87,24 +87,24 @@ fn wanted(link: u32) -> Vec<Route> {
         source: None,
         window: None,
     };
-    let local = Target::Local { link: 1 };
+    let local = RouteTarget::Local { link: 1 };
     let source = |address_of: &str, route| Route { source: Some(address(address_of)), ..route };
     let windowed = |route| Route { window: NonZeroU32::new(0x8000_0001), ..route };
     vec![
         unicast("10.1.2.0/24", "192.0.2.7", link, None),
         unicast("2001:db8:1::/64", "2001:db8::7", link, Some("2001:db8::1")),
-        to("10.9.0.0/16", 7, MAIN, Target::Unicast { gateway: None, link }),
-        windowed(to("203.0.113.7/32", 105, 219, Target::Blackhole)),
-        windowed(to("2001:db8:5::7/128", 105, 1000, Target::Blackhole)),
-        to("10.1.0.0/24", 20_000, MAIN, Target::Unreachable),
-        to("2001:db8:2::/64", 20_000, MAIN, Target::Unreachable),
+        to("10.9.0.0/16", 7, MAIN, RouteTarget::Unicast { gateway: None, link }),
+        windowed(to("203.0.113.7/32", 105, 219, RouteTarget::Blackhole)),
+        windowed(to("2001:db8:5::7/128", 105, 1000, RouteTarget::Blackhole)),
+        to("10.1.0.0/24", 20_000, MAIN, RouteTarget::Unreachable),
+        to("2001:db8:2::/64", 20_000, MAIN, RouteTarget::Unreachable),
         source("192.0.2.1", to("10.96.0.10/32", 1, 255, local)),
         source("2001:db8::1", to("fd96::10/128", 1, 255, local)),
     ]
 }
 
 /// Does these, and all are done.
-fn done(routes: &mut Routes, commands: &[Command]) {
+fn done(routes: &mut Routes, commands: &[RouteCommand]) {
     assert_eq!(routes.apply(commands).expect("an answer"), []);
 }
 
@@ -114,7 +114,7 @@ fn routes_of_every_kind_are_made_listed_and_removed() {
         let link = make_links();
         let mut routes = Routes::open(OURS).expect("netlink");
         let wanted = wanted(link);
-        let add: Vec<_> = wanted.iter().copied().map(Command::Add).collect();
+        let add: Vec<_> = wanted.iter().copied().map(RouteCommand::Add).collect();
         done(&mut routes, &add);
         let mut lines = vec![
             "dst 10.1.2.0/24 gateway 192.0.2.7 dev out metric 1190",
@@ -129,7 +129,7 @@ fn routes_of_every_kind_are_made_listed_and_removed() {
             "type 7 dst 2001:db8:2::/64 dev lo metric 20000",
         ];
         lines.sort_unstable();
-        assert_eq!(said(), lines);
+        assert_eq!(listed(), lines);
 
         let own = routes.own().expect("a list");
         assert_eq!(own.len(), wanted.len(), "{own:?}");
@@ -140,9 +140,9 @@ fn routes_of_every_kind_are_made_listed_and_removed() {
         let connected = |route: &&ObservedRoute| route.key == key("192.0.2.0/24", 0, MAIN);
         assert!(all.iter().any(|route| connected(&route)), "{all:?}");
 
-        let remove: Vec<_> = wanted.iter().map(|route| Command::Remove(route.key)).collect();
+        let remove: Vec<_> = wanted.iter().map(|route| RouteCommand::Remove(route.key)).collect();
         done(&mut routes, &remove);
-        assert_eq!(said(), Vec::<String>::new());
+        assert_eq!(listed(), Vec::<String>::new());
     });
 }
 
@@ -156,24 +156,24 @@ fn each_refusal_names_its_command_and_all_others_are_done() {
         let mut routes = Routes::open(OURS).expect("netlink");
         let ours = unicast("10.1.2.0/24", "192.0.2.7", link, None);
         let mut commands = vec![
-            Command::Add(ours),
-            Command::Add(unicast("10.1.3.0/24", "192.0.2.7", link, None)),
-            Command::Add(unicast("10.1.4.0/24", "198.51.100.7", link, None)),
-            Command::Remove(key("10.1.3.0/24", 1190, MAIN)),
-            Command::Remove(key("2001:db8:3::/64", 1190, MAIN)),
-            Command::Add(unicast("10.1.5.0/24", "192.0.2.7", link, Some("192.0.2.77"))),
+            RouteCommand::Add(ours),
+            RouteCommand::Add(unicast("10.1.3.0/24", "192.0.2.7", link, None)),
+            RouteCommand::Add(unicast("10.1.4.0/24", "198.51.100.7", link, None)),
+            RouteCommand::Remove(key("10.1.3.0/24", 1190, MAIN)),
+            RouteCommand::Remove(key("2001:db8:3::/64", 1190, MAIN)),
+            RouteCommand::Add(unicast("10.1.5.0/24", "192.0.2.7", link, Some("192.0.2.77"))),
         ];
         // More than are sent at once.
         let table = |index: u32| Route {
             key: key("203.0.113.7/32", index, 219),
-            target: Target::Blackhole,
+            target: RouteTarget::Blackhole,
             source: None,
             window: None,
         };
-        commands.extend((1..=1500).map(|index| Command::Add(table(index))));
-        commands.push(Command::Add(ours));
+        commands.extend((1..=1500).map(|index| RouteCommand::Add(table(index))));
+        commands.push(RouteCommand::Add(ours));
         let refused = routes.apply(&commands).expect("an answer");
-        let of = |refused: &Refused| (refused.command, refused.errno);
+        let of = |refused: &RejectedRoute| (refused.command, refused.errno);
         let wanted = [
             (1, Errno::EEXIST),
             (2, Errno::ENETUNREACH),
@@ -200,14 +200,14 @@ fn a_route_is_replaced_in_its_place() {
             ("10.1.2.0/24", ["192.0.2.7", "192.0.2.8"]),
             ("2001:db8:1::/64", ["2001:db8::7", "2001:db8::8"]),
         ] {
-            done(&mut routes, &[Command::Add(unicast(to, before, link, None))]);
-            done(&mut routes, &[Command::Replace(unicast(to, after, link, None))]);
+            done(&mut routes, &[RouteCommand::Add(unicast(to, before, link, None))]);
+            done(&mut routes, &[RouteCommand::Replace(unicast(to, after, link, None))]);
         }
         let lines = [
             "dst 10.1.2.0/24 gateway 192.0.2.8 dev out metric 1190",
             "dst 2001:db8:1::/64 gateway 2001:db8::8 dev out metric 1190",
         ];
-        assert_eq!(said(), lines);
+        assert_eq!(listed(), lines);
     });
 }
 
@@ -267,8 +267,8 @@ fn gateways_are_those_of_all_next_hops_of_a_table() {
             own.iter().map(|route| (route.key, route.target)).collect::<Vec<_>>(),
             [(key("10.1.3.0/24", 9, MAIN), None)]
         );
-        done(&mut routes, &[Command::Remove(own[0].key)]);
-        assert_eq!(said(), [""; 0]);
+        done(&mut routes, &[RouteCommand::Remove(own[0].key)]);
+        assert_eq!(listed(), [""; 0]);
     });
 }
 
@@ -277,40 +277,42 @@ fn changes_by_others_are_heard_and_own_ones_are_not() {
     in_namespace(|| {
         let link = make_links();
         let mut routes = Routes::open(OURS).expect("netlink");
-        let mut watch = Watch::open(vec![routes.portid()]).expect("netlink");
+        let mut watch = RouteWatch::open(vec![routes.portid()]).expect("netlink");
         // The kernel's own routes and the link's state come and go by themselves meanwhile.
-        let mut heard = |is_meant: fn(&Change) -> bool| {
+        let mut heard = |is_meant: fn(&RouteChange) -> bool| {
             let mut changes = Vec::new();
             watch.changes(|change| changes.push(change)).expect("changes");
             changes.retain(is_meant);
             changes
         };
-        let routed = |change: &Change| match change {
-            Change::Added(route) | Change::Removed(route) => route.protocol != libc::RTPROT_KERNEL,
-            Change::Link { .. } => false,
-            Change::Lost => true,
+        let routed = |change: &RouteChange| match change {
+            RouteChange::Added(route) | RouteChange::Removed(route) => {
+                route.protocol != libc::RTPROT_KERNEL
+            }
+            RouteChange::Link { .. } => false,
+            RouteChange::Lost => true,
         };
-        let linked = |change: &Change| matches!(change, Change::Link { .. });
+        let linked = |change: &RouteChange| matches!(change, RouteChange::Link { .. });
         let both = [
             unicast("10.1.2.0/24", "192.0.2.7", link, None),
             unicast("2001:db8:1::/64", "2001:db8::7", link, None),
         ];
-        done(&mut routes, &both.map(Command::Add));
+        done(&mut routes, &both.map(RouteCommand::Add));
         assert_eq!(heard(routed), []);
         for (family, route) in ["-4", "-6"].into_iter().zip(&both) {
             let Route { key, .. } = route;
             ip(&format!("{family} route del {} metric {}", key.destination, key.metric));
             let gone = heard(routed);
-            let [Change::Removed(observed)] = &gone[..] else { panic!("{gone:?}") };
+            let [RouteChange::Removed(observed)] = &gone[..] else { panic!("{gone:?}") };
             assert!(observed.is(route) && observed.protocol == OURS, "{observed:?}");
             ip(&format!("{family} route add blackhole {} metric 5 proto static", key.destination));
             let added = heard(routed);
-            let [Change::Added(observed)] = &added[..] else { panic!("{added:?}") };
-            assert_eq!((observed.key.metric, observed.target), (5, Some(Target::Blackhole)));
+            let [RouteChange::Added(observed)] = &added[..] else { panic!("{added:?}") };
+            assert_eq!((observed.key.metric, observed.target), (5, Some(RouteTarget::Blackhole)));
         }
         ip("link set out down");
-        assert!(heard(linked).contains(&Change::Link { index: link, is_up: false }));
+        assert!(heard(linked).contains(&RouteChange::Link { index: link, is_up: false }));
         ip("link set out up");
-        assert!(heard(linked).contains(&Change::Link { index: link, is_up: true }));
+        assert!(heard(linked).contains(&RouteChange::Link { index: link, is_up: true }));
     });
 }

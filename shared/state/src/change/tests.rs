@@ -22,8 +22,8 @@ fn record(number: usize) -> Attachment {
     Attachment { container_id: format!("c{number}"), ..fuzzing::record() }
 }
 
-fn put(number: usize) -> Change {
-    Change::Put(Box::new(record(number)))
+fn put(number: usize) -> StateChange {
+    StateChange::Put(Box::new(record(number)))
 }
 
 fn requests(dir: &RunDir) -> Vec<PathBuf> {
@@ -57,7 +57,7 @@ fn the_holder_of_the_lock_makes_the_changes_of_waiting_writers() {
         wait_for_requests(&dir, WRITERS + 1);
         assert_eq!(std::fs::metadata(dir.path().join("pods.json")).unwrap().ino(), before);
         // As the holder of the lock does.
-        let waiting = Waiting::in_dir(dir.dir(), dir.path());
+        let waiting = WaitingRequests::in_dir(dir.dir(), dir.path());
         assert_eq!(waiting.changes.len(), WRITERS + 1);
         drop(held);
         let generation = Generation(WRITERS as u64 + 3);
@@ -82,19 +82,20 @@ fn the_holder_of_the_lock_makes_the_changes_of_waiting_writers() {
 #[test]
 fn one_write_makes_all_waiting_changes() {
     let (_parent, dir) = run_dir();
-    let asked: Vec<_> =
-        (0..10).map(|number| Request::place(dir.dir(), &put(number)).expect("a tmpfs")).collect();
+    let asked: Vec<_> = (0..10)
+        .map(|number| ChangeRequest::place(dir.dir(), &put(number)).expect("a tmpfs"))
+        .collect();
     assert!(asked.iter().all(|request| !request.is_done()));
     let (.., generation) = dir.put(WAIT, &record(10)).unwrap();
     assert_eq!(generation, Generation(11));
-    assert!(asked.iter().all(Request::is_done));
+    assert!(asked.iter().all(ChangeRequest::is_done));
     assert_eq!(dir.read().unwrap().unwrap().attachments.len(), 11);
 }
 
 #[test]
 fn the_change_of_a_dead_writer_is_not_made() {
     let (_parent, dir) = run_dir();
-    let request = Request::place(dir.dir(), &put(1)).expect("a tmpfs");
+    let request = ChangeRequest::place(dir.dir(), &put(1)).expect("a tmpfs");
     // As the kernel does for a process that is killed.
     request.file.unlock().unwrap();
     dir.put(WAIT, &record(2)).unwrap();
@@ -119,8 +120,8 @@ fn a_change_that_cannot_be_made_does_not_prevent_others() {
     let (_parent, dir) = run_dir();
     let mut record_at_another_s_place = record(1);
     record_at_another_s_place.network = "n".repeat(LONGEST as usize);
-    let large = Change::Put(Box::new(record_at_another_s_place));
-    assert!(Request::place(dir.dir(), &large).is_none(), "it has to try by itself");
+    let large = StateChange::Put(Box::new(record_at_another_s_place));
+    assert!(ChangeRequest::place(dir.dir(), &large).is_none(), "it has to try by itself");
     std::fs::File::create(dir.path().join(format!("{PREFIX}nonsense"))).unwrap();
     dir.put(WAIT, &record(2)).unwrap();
     assert_eq!(dir.read().unwrap().unwrap().attachments.len(), 1);

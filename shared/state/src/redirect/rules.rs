@@ -11,18 +11,18 @@ use std::num::NonZeroU16;
 
 use ipnetwork::IpNetwork;
 
-use super::{Hairpin, Mark, PortRange, Redirect};
+use super::{Hairpin, PacketMark, PortRange, Redirect};
 
 /// Which connections a chain sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
+pub enum ChainDirection {
     /// What arrives for the pod.
     Inbound,
     /// What the pod's processes send.
     Outbound,
 }
 
-impl Display for Direction {
+impl Display for ChainDirection {
     /// The name of the chain.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -34,7 +34,7 @@ impl Display for Direction {
 
 /// A rule of a redirected pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
+pub struct RedirectRule {
     /// The beginning of [`Self::comment`], without what it is about.
     pub why: &'static str,
     /// Unique in its chain, except that both IP versions and several interfaces may have it.
@@ -51,7 +51,7 @@ pub enum Ask {
     /// It is IPv6.
     Ipv6,
     /// Its protocol is this one.
-    Protocol(Protocol),
+    Protocol(RedirectProtocol),
     /// Its destination port is one of these.
     Port(PortRange),
     /// Its source is one of these.
@@ -69,12 +69,12 @@ pub enum Ask {
     /// A process of this group sends it.
     Group(u32),
     /// It has this mark.
-    Mark(Mark),
+    Mark(PacketMark),
 }
 
 /// The protocols that rules distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
+pub enum RedirectProtocol {
     /// TCP.
     Tcp,
     /// UDP.
@@ -93,7 +93,7 @@ pub enum Does {
 /// The first packet of a connection without a mark, sent by a user and a group that no rule names:
 /// neither the proxy's nor those that are skipped.
 #[derive(Debug, Clone, Copy)]
-pub struct Connection<'a> {
+pub struct UnmarkedConnection<'a> {
     /// The interface of the pod through which it comes in, or leaves.
     pub interface: &'a str,
     /// `None` if it is not known: then no rule with a condition on it matches.
@@ -103,17 +103,17 @@ pub struct Connection<'a> {
     /// Its destination port.
     pub port: u16,
     /// `None` if it is neither.
-    pub protocol: Option<Protocol>,
+    pub protocol: Option<RedirectProtocol>,
 }
 
-impl Rule {
+impl RedirectRule {
     /// Whether it matches this connection.
-    pub fn matches(&self, connection: &Connection<'_>) -> bool {
+    pub fn matches(&self, connection: &UnmarkedConnection<'_>) -> bool {
         self.asks.iter().all(|ask| ask.holds(connection))
     }
 }
 
-impl Display for Rule {
+impl Display for RedirectRule {
     /// Its comment, what it asks for, and what it does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.comment)?;
@@ -129,8 +129,8 @@ impl Display for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ipv6 => f.write_str("IPv6"),
-            Self::Protocol(Protocol::Tcp) => f.write_str("TCP"),
-            Self::Protocol(Protocol::Udp) => f.write_str("UDP"),
+            Self::Protocol(RedirectProtocol::Tcp) => f.write_str("TCP"),
+            Self::Protocol(RedirectProtocol::Udp) => f.write_str("UDP"),
             Self::Port(range) => write!(f, "to port {range}"),
             Self::From(cidr) => write!(f, "from {cidr}"),
             Self::To(cidr) => write!(f, "to {cidr}"),
@@ -145,8 +145,8 @@ impl Display for Ask {
 }
 
 impl Ask {
-    fn holds(&self, connection: &Connection<'_>) -> bool {
-        let Connection { interface, source, destination, port, protocol } = connection;
+    fn holds(&self, connection: &UnmarkedConnection<'_>) -> bool {
+        let UnmarkedConnection { interface, source, destination, port, protocol } = connection;
         match self {
             Self::Ipv6 => destination.is_ipv6(),
             Self::Protocol(wanted) => *protocol == Some(*wanted),
@@ -164,11 +164,11 @@ impl Ask {
 
 impl Redirect {
     /// The rules of one chain, in order. The first one that matches decides.
-    pub fn rules(&self, direction: Direction) -> Vec<Rule> {
-        let mut rules = Rules::default();
+    pub fn rules(&self, direction: ChainDirection) -> Vec<RedirectRule> {
+        let mut rules = RuleList::default();
         match direction {
-            Direction::Inbound => rules.inbound(self),
-            Direction::Outbound => rules.outbound(self),
+            ChainDirection::Inbound => rules.inbound(self),
+            ChainDirection::Outbound => rules.outbound(self),
         }
         rules.0
     }
@@ -182,12 +182,12 @@ const LOOPBACKS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6
 const PASSED_ON: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6)), IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6))];
 
-const TCP: Ask = Ask::Protocol(Protocol::Tcp);
+const TCP: Ask = Ask::Protocol(RedirectProtocol::Tcp);
 
 #[derive(Default)]
-struct Rules(Vec<Rule>);
+struct RuleList(Vec<RedirectRule>);
 
-impl Rules {
+impl RuleList {
     /// Adds a rule, unless it is there already: then it would match nothing more.
     fn add(
         &mut self,
@@ -197,7 +197,7 @@ impl Rules {
         does: Does,
     ) {
         let asks = asks.into_iter().collect();
-        let rule = Rule { why, comment: format!("{why}{of}"), asks, does };
+        let rule = RedirectRule { why, comment: format!("{why}{of}"), asks, does };
         if !self.0.contains(&rule) {
             self.0.push(rule);
         }
@@ -318,7 +318,7 @@ impl Rules {
     fn redirect_dns(&mut self, port: NonZeroU16) {
         const DNS: NonZeroU16 = NonZeroU16::new(53).expect("53 is not 0");
         for loopback in LOOPBACKS {
-            for protocol in [Protocol::Udp, Protocol::Tcp] {
+            for protocol in [RedirectProtocol::Udp, RedirectProtocol::Tcp] {
                 let to = Ask::To(loopback.into());
                 let asks = [to, Ask::Protocol(protocol), Ask::Port(DNS.into())];
                 self.add("denizen/redirect-dns-to-port-", port, asks, Does::Redirect(port));

@@ -3,8 +3,8 @@ use serde_json::{Map, json};
 
 use super::*;
 use crate::format;
-use crate::redirect::{Backend, Redirect};
-use crate::state::{HostInterface, Pod, State};
+use crate::redirect::{Redirect, RedirectBackend};
+use crate::state::{HostInterface, PodRef, State};
 
 /// Texts, plain ones and difficult ones.
 fn text() -> impl Strategy<Value = String> {
@@ -27,9 +27,9 @@ prop_compose! {
         mac in prop::option::of(text()), added_at in text(), adopted in any::<bool>(), profile in prop::option::of(text()), obsolete_profile in prop::option::of(text()), unknown in unknown(),
     ) -> Attachment {
         let redirect = profile.map(|profile| Redirect { profile, ..Redirect::default() });
-        let obsolete = |profile| Redirect { profile, backend: Backend::Iptables, ..Redirect::default() };
+        let obsolete = |profile| Redirect { profile, backend: RedirectBackend::Iptables, ..Redirect::default() };
         let obsolete_redirects = obsolete_profile.map(obsolete).into_iter().collect();
-        let pod = pod.map(|(namespace, name, uid, unknown)| Pod { namespace, name, uid, unknown });
+        let pod = pod.map(|(namespace, name, uid, unknown)| PodRef { namespace, name, uid, unknown });
         let host_interface = host.map(|(name, index, mac, unknown)| HostInterface { name, index, mac, unknown });
         Attachment {
             container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, mac, added_at, adopted, redirect, obsolete_redirects, unknown,

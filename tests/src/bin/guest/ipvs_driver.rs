@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_ipvs::{
-    Command, FALLBACK, Ipvs, ObservedServer, PORT_HASHED, RealServer, Refused, ServerKey, Timeouts,
-    VirtualServer,
+    FALLBACK, Ipvs, IpvsCommand, ObservedServer, PORT_HASHED, RealServer, RejectedCommand,
+    ServerKey, Timeouts, VirtualServer,
 };
 use denizen_tests::netns::Netns;
 use nix::errno::Errno;
@@ -60,7 +60,7 @@ fn ensure_saved(node: &Netns, wanted: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn ensure_done(ipvs: &mut Ipvs, commands: &[Command]) -> Result<()> {
+fn ensure_done(ipvs: &mut Ipvs, commands: &[IpvsCommand]) -> Result<()> {
     let refused = ipvs.apply(commands)?;
     ensure!(refused.is_empty(), "{refused:?} of {commands:?}");
     Ok(())
@@ -70,13 +70,13 @@ fn one_by_one(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     let (web, web6) = (key("10.96.0.10:80", TCP)?, key("[fd96::10]:80", TCP)?);
     let (dns, sctp) = (key("10.96.0.10:53", UDP)?, key("10.96.0.10:80", SCTP)?);
     let added = [
-        Command::Add(server(web, "mh", FALLBACK | PORT_HASHED)),
-        Command::AddReal(web, real("10.1.0.2:8080", 1)?),
-        Command::AddReal(web, real("192.168.0.2:8080", 7)?),
-        Command::Add(server(web6, "rr", 0)),
-        Command::AddReal(web6, real("[fd01::2]:8080", 0)?),
-        Command::Add(server(dns, "lc", 0)),
-        Command::Add(server(sctp, "rr", 0)),
+        IpvsCommand::Add(server(web, "mh", FALLBACK | PORT_HASHED)),
+        IpvsCommand::AddReal(web, real("10.1.0.2:8080", 1)?),
+        IpvsCommand::AddReal(web, real("192.168.0.2:8080", 7)?),
+        IpvsCommand::Add(server(web6, "rr", 0)),
+        IpvsCommand::AddReal(web6, real("[fd01::2]:8080", 0)?),
+        IpvsCommand::Add(server(dns, "lc", 0)),
+        IpvsCommand::Add(server(sctp, "rr", 0)),
     ];
     ensure_done(ipvs, &added)?;
     ensure_saved(
@@ -102,25 +102,25 @@ fn one_by_one(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     let wanted = [quiet(real("10.1.0.2:8080", 1)?), quiet(real("192.168.0.2:8080", 7)?)];
     ensure!(reals == wanted, "{reals:?}");
     let changed = [
-        Command::Change(server(web, "sh", 0)),
-        Command::ChangeReal(web, real("10.1.0.2:8080", 0)?),
-        Command::RemoveReal(web, "192.168.0.2:8080".parse()?),
-        Command::Remove(web6),
-        Command::Remove(dns),
-        Command::Remove(sctp),
+        IpvsCommand::Change(server(web, "sh", 0)),
+        IpvsCommand::ChangeReal(web, real("10.1.0.2:8080", 0)?),
+        IpvsCommand::RemoveReal(web, "192.168.0.2:8080".parse()?),
+        IpvsCommand::Remove(web6),
+        IpvsCommand::Remove(dns),
+        IpvsCommand::Remove(sctp),
     ];
     ensure_done(ipvs, &changed)?;
     let left = ["-A -t 10.96.0.10:80 -s sh", "-a -t 10.96.0.10:80 -r 10.1.0.2:8080 -m -w 0"];
     ensure_saved(node, &left)
 }
 
-fn of_server(command: &Command) -> Option<&VirtualServer> {
+fn of_server(command: &IpvsCommand) -> Option<&VirtualServer> {
     match command {
-        Command::Add(server) | Command::Change(server) => Some(server),
-        Command::Remove(_)
-        | Command::AddReal(..)
-        | Command::ChangeReal(..)
-        | Command::RemoveReal(..) => None,
+        IpvsCommand::Add(server) | IpvsCommand::Change(server) => Some(server),
+        IpvsCommand::Remove(_)
+        | IpvsCommand::AddReal(..)
+        | IpvsCommand::ChangeReal(..)
+        | IpvsCommand::RemoveReal(..) => None,
     }
 }
 
@@ -128,13 +128,13 @@ fn of_server(command: &Command) -> Option<&VirtualServer> {
 fn refusals(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     let (web, gone) = (key("10.96.0.10:80", TCP)?, key("10.96.0.99:80", TCP)?);
     let commands = [
-        Command::Add(server(web, "rr", 0)),
-        Command::Add(server(key("10.96.0.11:80", TCP)?, "nonesuch", 0)),
-        Command::AddReal(web, real("10.1.0.3:8080", 1)?),
-        Command::AddReal(web, real("10.1.0.3:8080", 1)?),
-        Command::ChangeReal(web, real("10.1.0.4:8080", 1)?),
-        Command::Change(server(gone, "rr", 0)),
-        Command::Remove(gone),
+        IpvsCommand::Add(server(web, "rr", 0)),
+        IpvsCommand::Add(server(key("10.96.0.11:80", TCP)?, "nonesuch", 0)),
+        IpvsCommand::AddReal(web, real("10.1.0.3:8080", 1)?),
+        IpvsCommand::AddReal(web, real("10.1.0.3:8080", 1)?),
+        IpvsCommand::ChangeReal(web, real("10.1.0.4:8080", 1)?),
+        IpvsCommand::Change(server(gone, "rr", 0)),
+        IpvsCommand::Remove(gone),
     ];
     let refused = ipvs.apply(&commands)?;
     let wanted = [
@@ -145,7 +145,7 @@ fn refusals(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
         (5, Errno::ESRCH),
         (6, Errno::ESRCH),
     ];
-    let wanted = wanted.map(|(command, errno)| Refused { command, errno });
+    let wanted = wanted.map(|(command, errno)| RejectedCommand { command, errno });
     ensure!(refused == wanted, "{refused:?}");
     ensure!(ipvs.real_servers(&gone)?.is_empty(), "a server that is not there has real servers");
     ensure_saved(
@@ -173,7 +173,7 @@ fn others(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     let reals = ipvs.real_servers(&key(at, TCP)?)?;
     ensure!(matches!(&reals[..], [one] if !one.translates), "{reals:?}");
     // … and made as it is wanted.
-    ensure_done(ipvs, &[Command::Change(server(key(at, TCP)?, "rr", 0))])?;
+    ensure_done(ipvs, &[IpvsCommand::Change(server(key(at, TCP)?, "rr", 0))])?;
     ensure!(saved(node)?.contains(&format!("-A -t {at} -s rr")), "{:?}", saved(node)?);
     Ok(())
 }
@@ -196,16 +196,16 @@ fn many(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     let mut commands = Vec::new();
     for port in 1..=MANY {
         let one = ServerKey { at: SocketAddr::from(([10, 96, 1, 1], port)), protocol: TCP };
-        commands.push(Command::Add(server(one, "rr", 0)));
+        commands.push(IpvsCommand::Add(server(one, "rr", 0)));
         for pod in 1..=2 {
             let at = SocketAddr::from(([10, 1, 1, pod], port));
-            commands.push(Command::AddReal(one, RealServer { at, weight: 1 }));
+            commands.push(IpvsCommand::AddReal(one, RealServer { at, weight: 1 }));
         }
     }
     // The last one, in the last batch, is refused.
     commands.push(commands[0].clone());
     let refused = ipvs.apply(&commands)?;
-    let wanted = [Refused { command: commands.len() - 1, errno: Errno::EEXIST }];
+    let wanted = [RejectedCommand { command: commands.len() - 1, errno: Errno::EEXIST }];
     ensure!(refused == wanted, "{refused:?}");
     let mut ports: Vec<u16> = ipvs.servers()?.iter().map(|server| server.key.at.port()).collect();
     ports.sort_unstable();

@@ -12,7 +12,7 @@ use denizen_agent::config::PolicyArgs;
 use denizen_backend::BackendName;
 use denizen_backend::firewall;
 use denizen_model::{Event, Listing, NodeAddress, Protocol as ModelProtocol};
-use denizen_plan::{FirewallPlan, Flow, Planner};
+use denizen_plan::{FirewallPlan, Planner, PolicyFlow};
 use denizen_source::{Features, manifests, state_file};
 use denizen_tests::policy::{Packet, Pod, Transport, World};
 use denizen_tests::probe::Protocol;
@@ -68,7 +68,7 @@ impl Planned {
     /// about.
     pub fn passes(&self, packet: Packet) -> Result<Option<bool>> {
         let Transport::Port(protocol, port) = packet.transport else { return Ok(None) };
-        let flow = Flow {
+        let flow = PolicyFlow {
             source: packet.from,
             destination: packet.to,
             protocol: Some(match protocol {
@@ -78,7 +78,7 @@ impl Planned {
             }),
             port: Some(NonZeroU16::new(port).context("port 0")?),
         };
-        Ok(Some(self.plan()?.refusal(&flow).is_none()))
+        Ok(Some(self.plan()?.rejection(&flow).is_none()))
     }
 
     /// The tables that this node renders.
@@ -102,12 +102,12 @@ fn read(world: &World, node: &str, folder: &Path) -> Result<Vec<Event>> {
     fs::write(&state, state_file_of(world, node).to_string())?;
     fs::set_permissions(&state, Permissions::from_mode(0o600))?;
     let features = Features { services: false, network_policy: true, other_nodes: false };
-    let (mut events, _wrong) = manifests::read(&manifests::Config {
+    let (mut events, _wrong) = manifests::read(&manifests::ManifestsConfig {
         folder: objects,
         node_name: node.to_owned(),
         features,
     })?;
-    let pods = state_file::read(&state_file::Config { run_dir })?;
+    let pods = state_file::read(&state_file::StateFileConfig { run_dir })?;
     ensure!(pods.is_some(), "the state file is there");
     events.extend(pods.map(Event::Pods));
     Ok(events)

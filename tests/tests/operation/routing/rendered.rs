@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::process::Stdio;
 
 use anyhow::{Result, ensure};
-use denizen_routing::bird::{BirdConfig, Surroundings, password, render};
+use denizen_routing::bird::{BirdConfig, RenderInputs, password, render};
 use denizen_tests::bird::program;
 use denizen_tests::netns;
 use proptest::prelude::*;
@@ -89,14 +89,14 @@ fn peer() -> impl Strategy<Value = (Value, String)> {
     )
 }
 
-fn around() -> impl Strategy<Value = Surroundings> {
+fn around() -> impl Strategy<Value = RenderInputs> {
     let ranges = || prop::collection::btree_set(prefix(), 0..4);
     let own = subsequence(vec!["192.0.2.1", "2001:db8::1", "192.0.2.7"], 0..=3);
     let nodes = subsequence(vec!["192.0.2.2", "10.0.0.1", "2001:db8::2"], 0..=3);
     (1u32..=252, text(), own, ranges(), nodes).prop_map(|(table, node, own, ranges, nodes)| {
         let parsed = |text: &str| text.parse::<IpAddr>().expect("an address");
         let of_family = |at: &IpAddr| if at.is_ipv4() { "10.1.2.3/24" } else { "fd01:2::9/64" };
-        Surroundings {
+        RenderInputs {
             table,
             node: node.into(),
             addresses: own.into_iter().map(parsed).collect(),

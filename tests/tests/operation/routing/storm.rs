@@ -6,7 +6,7 @@ use std::thread::{JoinHandle, sleep};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use denizen_route::{Command, MAIN, Route, RouteKey, Routes, Target};
+use denizen_route::{MAIN, Route, RouteCommand, RouteKey, RouteTarget, Routes};
 use denizen_tests::netns::Netns;
 
 /// `RTPROT_STATIC`.
@@ -63,10 +63,15 @@ fn come_and_go(routes: &mut Routes, changes: usize) -> Result<usize> {
         Ok(RouteKey { table: MAIN, destination: text.parse()?, metric: 77 })
     };
     let keys = (0..changes / 2).map(key).collect::<Result<Vec<_>>>()?;
-    let route =
-        |key: &RouteKey| Route { key: *key, target: Target::Blackhole, source: None, window: None };
-    let made = keys.iter().map(|key| Command::Add(route(key)));
-    let commands: Vec<Command> = made.chain(keys.iter().copied().map(Command::Remove)).collect();
+    let route = |key: &RouteKey| Route {
+        key: *key,
+        target: RouteTarget::Blackhole,
+        source: None,
+        window: None,
+    };
+    let made = keys.iter().map(|key| RouteCommand::Add(route(key)));
+    let commands: Vec<RouteCommand> =
+        made.chain(keys.iter().copied().map(RouteCommand::Remove)).collect();
     let refused = routes.apply(&commands)?;
     ensure!(refused.is_empty(), "{} changes of routes were refused", refused.len());
     Ok(commands.len())

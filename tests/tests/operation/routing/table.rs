@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use denizen_route::{Change, Watch};
+use denizen_route::{RouteChange, RouteWatch};
 use denizen_tests::binary;
 use denizen_tests::cni::Chain;
 use denizen_tests::effort;
@@ -73,7 +73,7 @@ pub(super) fn explained(node: &Node, address: &str) -> Result<Value> {
 
 /// What the kernel says of the table of announcements, the moment it happens.
 pub(super) struct Monitor {
-    watch: Watch,
+    watch: RouteWatch,
 }
 
 /// A route of the table appears, or disappears.
@@ -85,7 +85,7 @@ enum Said {
 
 impl Monitor {
     pub(super) fn of(netns: &Netns) -> Result<Self> {
-        Ok(Self { watch: netns.run(|| Watch::open(Vec::new()))?? })
+        Ok(Self { watch: netns.run(|| RouteWatch::open(Vec::new()))?? })
     }
 
     /// What was said since.
@@ -93,13 +93,16 @@ impl Monitor {
         let mut said = Vec::new();
         self.watch.changes(|change| {
             said.extend(match change {
-                Change::Added(it) if it.key.table == 219 => {
+                RouteChange::Added(it) if it.key.table == 219 => {
                     Some(Said::Announced(it.key.destination.ip()))
                 }
-                Change::Removed(it) if it.key.table == 219 => {
+                RouteChange::Removed(it) if it.key.table == 219 => {
                     Some(Said::Withdrawn(it.key.destination.ip()))
                 }
-                Change::Added(_) | Change::Removed(_) | Change::Link { .. } | Change::Lost => None,
+                RouteChange::Added(_)
+                | RouteChange::Removed(_)
+                | RouteChange::Link { .. }
+                | RouteChange::Lost => None,
             });
         })?;
         Ok(said)

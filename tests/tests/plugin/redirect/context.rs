@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
 use denizen_state::Attachment;
-use denizen_state::redirect::Backend;
+use denizen_state::redirect::RedirectBackend;
 use denizen_tests::binary::ours;
 use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, Refusal};
 use serde_json::{Value, json};
@@ -119,7 +119,7 @@ impl Mesh {
     /// How many connections each rule of the pod counted: those that did not are left out.
     pub fn counts(&self) -> BTreeMap<String, u64> {
         let redirect = self.record().redirect.unwrap();
-        if redirect.backend == Backend::Iptables {
+        if redirect.backend == RedirectBackend::Iptables {
             let mut counts = self.counted_by_iptables();
             counts.retain(|_, packets| *packets > 0);
             return counts;

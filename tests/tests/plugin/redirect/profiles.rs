@@ -5,7 +5,7 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use denizen_state::redirect::Backend;
+use denizen_state::redirect::RedirectBackend;
 use denizen_tests::sidecar::{CLIENT_UID, fetch, serve};
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
@@ -68,7 +68,7 @@ fn play(mesh: &Mesh, served: &[u16], cases: &[Case<'_>]) {
     let result = mesh.add().unwrap();
     mesh.ours("CHECK", &result).unwrap();
     let pods = Mesh::addresses(&result);
-    let is_iptables = mesh.record().redirect.unwrap().backend == Backend::Iptables;
+    let is_iptables = mesh.record().redirect.unwrap().backend == RedirectBackend::Iptables;
     for port in [4567, 8080, 9000] {
         serve(&mesh.base.node, port);
     }

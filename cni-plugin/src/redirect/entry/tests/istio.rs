@@ -7,7 +7,7 @@ const VALIDATED: (&str, &str) = (
     r#"{"initContainers":["istio-validation","istio-proxy"],"containers":null,"revision":"default"}"#,
 );
 
-fn istio() -> Entry {
+fn istio() -> RedirectConfig {
     entry(json!({ "profile": "istio" })).unwrap()
 }
 

@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use denizen_backend::Draining;
 use denizen_fixture::{ip, port};
 use denizen_model::Protocol;
-use denizen_observe::status::Since;
+use denizen_observe::status::DrainingSince;
 use denizen_plan::{FrontendAddress, FrontendKey};
 
 fn draining(last: u16) -> Draining {
@@ -21,14 +21,14 @@ fn look(engine: &mut Engine<Refusing>, ports: &[u16], at: &str) -> Vec<(u16, Opt
     engine.report.draining = ports.iter().map(|port| draining(*port)).collect::<BTreeSet<_>>();
     engine.note_draining(at);
     let noted = engine.draining.iter();
-    noted.map(|(it, Since(since))| (it.endpoint.port(), since.clone())).collect()
+    noted.map(|(it, DrainingSince(since))| (it.endpoint.port(), since.clone())).collect()
 }
 
 #[test]
 fn an_endpoint_drains_since_it_was_first_seen_to() {
     let mut engine = refusing();
     // As if it had been found at the start.
-    engine.draining.insert(draining(1), Since::default());
+    engine.draining.insert(draining(1), DrainingSince::default());
     let at = |port, at: &str| (port, Some(at.to_owned()));
     assert_eq!(look(&mut engine, &[1, 2], "a"), [(1, None), at(2, "a")]);
     assert_eq!(look(&mut engine, &[1, 2, 3], "b"), [(1, None), at(2, "a"), at(3, "b")]);

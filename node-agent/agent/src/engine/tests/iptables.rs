@@ -11,7 +11,7 @@ use denizen_backend::iptables::Wanted;
 use denizen_iptables::Desired;
 use denizen_model::{Event, Listing};
 use denizen_plan::fixture::policy;
-use denizen_plan::{Changes, Detector, Planner, Policy};
+use denizen_plan::{Detector, PlanChanges, Planner, Policy};
 
 type Written = BTreeMap<String, Vec<String>>;
 
@@ -26,7 +26,7 @@ impl Rules {
         let policy = Policy { detector: Detector::NodeCidr(None), ..policy() };
         let planner = Planner::new(policy, BackendName::Iptables.capabilities());
         let mut wanted = Wanted::offline();
-        wanted.update(planner.plan(), &Changes::from_nothing(planner.plan()));
+        wanted.update(planner.plan(), &PlanChanges::from_nothing(planner.plan()));
         Self { planner, wanted }
     }
 

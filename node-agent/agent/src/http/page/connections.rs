@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use maud::{Markup, html};
 
 use super::{Asking, Reply};
-use denizen_observe::connections::{Connection, ServiceTotal, Summary};
+use denizen_observe::connections::{NamedConnection, ServiceTotal, Summary};
 
 /// The most services that are shown.
 const SERVICES: usize = 50;
@@ -56,7 +56,7 @@ fn counted(summary: &Summary) -> Markup {
 }
 
 /// Without the kernel's timestamps, nobody knows which are the newest.
-fn newest(newest: &[Connection]) -> Markup {
+fn newest(newest: &[NamedConnection]) -> Markup {
     let is_known = newest.iter().any(|connection| connection.seconds.is_some());
     html! {
         h3 { @if is_known { "The newest" } @else { "Some of them" } }

@@ -8,7 +8,7 @@ use super::{Asking, Reply, connections, drops, firewall, packet};
 use denizen_observe::connections::Summary;
 use denizen_observe::status::Status;
 use denizen_observe::status::view::{
-    Fate, Found, FrontendRow, PodRow, ServiceRow, SyncRow, View, ViewQuery,
+    ConnectionFate, FrontendRow, PodRow, ResultPart, ServiceRow, SyncRow, View, ViewQuery,
 };
 use denizen_plan::explain::Explanation;
 
@@ -141,7 +141,7 @@ fn problems(tone: &str, title: &str, problems: &[String]) -> Markup {
     }
 }
 
-fn services(asking: &Asking, services: &Found<ServiceRow>) -> Markup {
+fn services(asking: &Asking, services: &ResultPart<ServiceRow>) -> Markup {
     let (skip, shown) = (asking.view.skip, services.shown.len());
     let at = |skip| {
         let view = ViewQuery { skip, ..asking.view.clone() };
@@ -250,12 +250,12 @@ fn frontend_cell(asking: &Asking, key: &FrontendRow) -> Markup {
     }
 }
 
-fn fate(fate: &Fate) -> Markup {
+fn fate(fate: &ConnectionFate) -> Markup {
     html! {
         @match fate {
-            Fate::Reject => span.chip.bad { "refused: no endpoint" },
-            Fate::Drop => span.chip.warn { "dropped: no endpoint on this node" },
-            Fate::Forward(endpoints) => {
+            ConnectionFate::Reject => span.chip.bad { "refused: no endpoint" },
+            ConnectionFate::Drop => span.chip.warn { "dropped: no endpoint on this node" },
+            ConnectionFate::Forward(endpoints) => {
                 @for endpoint in &endpoints.shown {
                     code.endpoint.local[endpoint.local] title=[endpoint.local.then_some("on this node")] {
                         (endpoint.at)
@@ -269,7 +269,7 @@ fn fate(fate: &Fate) -> Markup {
     }
 }
 
-fn pods(asking: &Asking, pods: &Found<PodRow>) -> Markup {
+fn pods(asking: &Asking, pods: &ResultPart<PodRow>) -> Markup {
     let packet = |pod: &PodRow, ip: &String| {
         let from = format!("{ip}@{}", pod.interface);
         Asking { from, ..asking.clone() }.link("explain")

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::{Asking, Reply};
-use denizen_plan::explain::{Explanation, Verdict};
+use denizen_plan::explain::{Explanation, PacketVerdict};
 
 /// The form, and the explanation if one was requested.
 pub(super) fn section(asking: &Asking, explanation: Option<&Reply<Explanation>>) -> Markup {
@@ -26,9 +26,9 @@ pub(super) fn section(asking: &Asking, explanation: Option<&Reply<Explanation>>)
 
 fn path(asking: &Asking, explanation: &Explanation) -> Markup {
     let tone = match explanation.verdict {
-        Verdict::Forward => "good",
-        Verdict::Reject | Verdict::Drop | Verdict::Unknown => "bad",
-        Verdict::Untouched | Verdict::Foreign => "plain",
+        PacketVerdict::Forward => "good",
+        PacketVerdict::Reject | PacketVerdict::Drop | PacketVerdict::Unknown => "bad",
+        PacketVerdict::Untouched | PacketVerdict::Foreign => "plain",
     };
     html! {
         div.path {

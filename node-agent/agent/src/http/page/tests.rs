@@ -2,27 +2,30 @@ use hyper::header::{HOST, HeaderMap};
 
 use super::*;
 use denizen_backend::Affinity;
-use denizen_observe::connections::{Connection, Totals};
+use denizen_observe::connections::{NamedConnection, Totals};
 use denizen_observe::drops::{DropCount, DropCounts, DropVerdict};
 use denizen_observe::status::view::{
-    EndpointRow, Fate, Found, FrontendRow, PodRow, ServiceRow, SideRow, SideState, SyncRow,
+    ConnectionFate, EndpointRow, FrontendRow, PodRow, ResultPart, ServiceRow, SideRow, SideState,
+    SyncRow,
 };
-use denizen_observe::status::{DrainingStatus, IpvsStatus, NetworkPolicyStatus, Since, Status};
-use denizen_observe::trace::Place;
-use denizen_plan::explain::{Step, Verdict};
+use denizen_observe::status::{
+    DrainingSince, DrainingStatus, IpvsStatus, NetworkPolicyStatus, Status,
+};
+use denizen_observe::trace::NamedAddress;
+use denizen_plan::explain::{ExplainStep, PacketVerdict};
 
 /// A name that contains a script.
 const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
 
-fn found<T>(row: T) -> Found<T> {
-    Found { total: 7, shown: vec![row] }
+fn found<T>(row: T) -> ResultPart<T> {
+    ResultPart { total: 7, shown: vec![row] }
 }
 
 fn hostile_view() -> View {
     let text = || HOSTILE.to_owned();
     let forward = || {
         let endpoint = EndpointRow { at: text(), local: true };
-        Fate::Forward(found(endpoint))
+        ConnectionFate::Forward(found(endpoint))
     };
     let key = FrontendRow {
         kind: text(),
@@ -44,7 +47,7 @@ fn hostile_view() -> View {
                 draining: vec![DrainingStatus {
                     service: text(),
                     endpoint: text(),
-                    since: Since(Some(text())),
+                    since: DrainingSince(Some(text())),
                     active: 3,
                     inactive: 2,
                 }],
@@ -104,15 +107,15 @@ fn hostile_view() -> View {
 
 fn hostile_summary() -> Summary {
     let place =
-        || Place { address: "10.0.0.1:80".parse().unwrap(), name: Some(HOSTILE.to_owned()) };
-    let connection = Connection {
+        || NamedAddress { address: "10.0.0.1:80".parse().unwrap(), name: Some(HOSTILE.to_owned()) };
+    let connection = NamedConnection {
         protocol: "tcp",
         state: None,
         client: place(),
         destination: place(),
         service: Some(HOSTILE.to_owned()),
         endpoint: Some(place()),
-        draining_since: Some(Since(Some(HOSTILE.to_owned()))),
+        draining_since: Some(DrainingSince(Some(HOSTILE.to_owned()))),
         masqueraded_as: None,
         seconds: Some(1),
     };
@@ -131,7 +134,7 @@ fn every_value_is_escaped() {
         every: Some(5),
     };
     let explanation = Explanation {
-        verdict: Verdict::Forward,
+        verdict: PacketVerdict::Forward,
         service: Some(HOSTILE.to_owned()),
         endpoints: vec![HOSTILE.to_owned()],
         masquerade: true,
@@ -140,7 +143,7 @@ fn every_value_is_escaped() {
         policies: Vec::new(),
         redirects: Vec::new(),
         virtual_server: None,
-        steps: vec![Step { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
+        steps: vec![ExplainStep { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
     };
     let refused: Reply<Explanation> = Err(HOSTILE.to_owned());
     let counted: Reply<Arc<Summary>> = Ok(Arc::new(hostile_summary()));
@@ -157,9 +160,9 @@ fn every_value_is_escaped() {
 }
 
 fn explanation() -> Explanation {
-    let step = |what: &str| Step { what: what.to_owned(), why: "so it is".to_owned() };
+    let step = |what: &str| ExplainStep { what: what.to_owned(), why: "so it is".to_owned() };
     Explanation {
-        verdict: Verdict::Forward,
+        verdict: PacketVerdict::Forward,
         service: Some("default/web:http".to_owned()),
         endpoints: ["10.1.0.5:8080", "10.1.0.6:8080"].map(str::to_owned).into(),
         masquerade: true,

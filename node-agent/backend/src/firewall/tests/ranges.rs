@@ -38,7 +38,7 @@ fn block(n: u32, v6: bool) -> Block {
 /// A policy for all pods of namespace x: egress to these blocks, on a range of ports.
 fn policy_of(first: u32, ports: Ports) -> Event {
     let blocks = (first..first + BLOCKS).flat_map(|n| [block(n, false), block(n, true)]);
-    let peers = Peers::These(blocks.map(Peer::Block).collect());
+    let peers = Peers::These(blocks.map(PolicyPeer::Block).collect());
     let name = PolicyName { namespace: NAMESPACES[0].into(), name: NAMES[0].into() };
     let policy = NetworkPolicy {
         name: name.clone(),

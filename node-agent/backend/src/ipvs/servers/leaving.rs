@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use denizen_ipvs::{Command, ObservedServer, RealServer, ServerKey};
+use denizen_ipvs::{IpvsCommand, ObservedServer, RealServer, ServerKey};
 use nix::libc;
 use tracing::info;
 
@@ -117,7 +117,7 @@ impl<H: Host> Servers<H> {
     pub(super) fn removals(
         &mut self,
         unwanted: &BTreeSet<ServerKey>,
-    ) -> Result<Vec<Command>, ServersError> {
+    ) -> Result<Vec<IpvsCommand>, ServersError> {
         let mut commands = Vec::new();
         for key in unwanted.iter().filter(|key| self.known.contains_key(key)) {
             let Leaving { looks, servers, ended, connections, .. } = &mut self.leaving;
@@ -129,12 +129,12 @@ impl<H: Host> Servers<H> {
                 reals.into_iter().partition(|it| is_old || ended.contains(&it.real.at.ip()));
             dead.iter().for_each(|it| connections.note(key, it, ended));
             if reals.iter().all(|it| it.active + it.inactive == 0) {
-                commands.push(Command::Remove(*key));
+                commands.push(IpvsCommand::Remove(*key));
                 continue;
             }
-            commands.extend(dead.iter().map(|it| Command::RemoveReal(*key, it.real.at)));
+            commands.extend(dead.iter().map(|it| IpvsCommand::RemoveReal(*key, it.real.at)));
             let weighed = reals.iter().map(|it| it.real).filter(|real| real.weight > 0);
-            let idle = |real| Command::ChangeReal(*key, RealServer { weight: 0, ..real });
+            let idle = |real| IpvsCommand::ChangeReal(*key, RealServer { weight: 0, ..real });
             commands.extend(weighed.map(idle));
         }
         Ok(commands)

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
 use denizen_ipvs::{
-    Command, IpvsError, ObservedServer, RealServer, Refused, ServerKey, VirtualServer,
+    IpvsCommand, IpvsError, ObservedServer, RealServer, RejectedCommand, ServerKey, VirtualServer,
 };
 use nix::errno::Errno;
 
@@ -76,13 +76,13 @@ impl Host for Fake {
         Ok(self.0.borrow().servers.get(of).map(of_server).unwrap_or_default())
     }
 
-    fn apply(&mut self, commands: &[Command]) -> Result<Vec<Refused>, ServersError> {
+    fn apply(&mut self, commands: &[IpvsCommand]) -> Result<Vec<RejectedCommand>, ServersError> {
         let mut refused = Vec::new();
         for (index, command) in commands.iter().enumerate() {
             self.count()?;
             let state = &mut *self.0.borrow_mut();
             match refusal(state, command) {
-                Some(errno) => refused.push(Refused { command: index, errno }),
+                Some(errno) => refused.push(RejectedCommand { command: index, errno }),
                 None => {
                     note(&mut state.servers, command);
                     state.log.push(written(command));
@@ -120,39 +120,41 @@ impl Host for Fake {
     }
 }
 
-fn refusal(state: &State, command: &Command) -> Option<Errno> {
+fn refusal(state: &State, command: &IpvsCommand) -> Option<Errno> {
     let servers = &state.servers;
     let real = |key: &ServerKey, at| servers.get(key).map(|it| it.reals.contains_key(at));
     let lacks = |server: &VirtualServer| state.without.contains(&*server.scheduler);
     match command {
-        Command::Add(server) if servers.contains_key(&server.key) => Some(Errno::EEXIST),
-        Command::Change(server) if !servers.contains_key(&server.key) => Some(Errno::ESRCH),
-        Command::Add(server) | Command::Change(server) if lacks(server) => Some(Errno::ENOENT),
-        Command::Add(server) if state.refuses.contains(&server.key) => Some(Errno::EINVAL),
-        Command::Add(_) | Command::Change(_) => None,
-        Command::Remove(key) => (!servers.contains_key(key)).then_some(Errno::ESRCH),
-        Command::AddReal(key, it) => match real(key, &it.at) {
+        IpvsCommand::Add(server) if servers.contains_key(&server.key) => Some(Errno::EEXIST),
+        IpvsCommand::Change(server) if !servers.contains_key(&server.key) => Some(Errno::ESRCH),
+        IpvsCommand::Add(server) | IpvsCommand::Change(server) if lacks(server) => {
+            Some(Errno::ENOENT)
+        }
+        IpvsCommand::Add(server) if state.refuses.contains(&server.key) => Some(Errno::EINVAL),
+        IpvsCommand::Add(_) | IpvsCommand::Change(_) => None,
+        IpvsCommand::Remove(key) => (!servers.contains_key(key)).then_some(Errno::ESRCH),
+        IpvsCommand::AddReal(key, it) => match real(key, &it.at) {
             None => Some(Errno::ESRCH),
             Some(is_there) => is_there.then_some(Errno::EEXIST),
         },
-        Command::ChangeReal(key, it) => match real(key, &it.at) {
+        IpvsCommand::ChangeReal(key, it) => match real(key, &it.at) {
             None => Some(Errno::ESRCH),
             Some(is_there) => (!is_there).then_some(Errno::ENOENT),
         },
-        Command::RemoveReal(key, at) => match real(key, at) {
+        IpvsCommand::RemoveReal(key, at) => match real(key, at) {
             None => Some(Errno::ESRCH),
             Some(is_there) => (!is_there).then_some(Errno::ENOENT),
         },
     }
 }
 
-fn written(command: &Command) -> String {
+fn written(command: &IpvsCommand) -> String {
     match command {
-        Command::Add(it) => format!("add {} {}", it.key, it.scheduler),
-        Command::Change(it) => format!("change {} {}", it.key, it.scheduler),
-        Command::Remove(key) => format!("remove {key}"),
-        Command::AddReal(key, real) => format!("add {key} {} {}", real.at, real.weight),
-        Command::ChangeReal(key, real) => format!("change {key} {} {}", real.at, real.weight),
-        Command::RemoveReal(key, at) => format!("remove {key} {at}"),
+        IpvsCommand::Add(it) => format!("add {} {}", it.key, it.scheduler),
+        IpvsCommand::Change(it) => format!("change {} {}", it.key, it.scheduler),
+        IpvsCommand::Remove(key) => format!("remove {key}"),
+        IpvsCommand::AddReal(key, real) => format!("add {key} {} {}", real.at, real.weight),
+        IpvsCommand::ChangeReal(key, real) => format!("change {key} {} {}", real.at, real.weight),
+        IpvsCommand::RemoveReal(key, at) => format!("remove {key} {at}"),
     }
 }

@@ -2,7 +2,7 @@ use crate::nftables::{Nftables, NoKernel};
 use denizen_fixture::*;
 use denizen_model::{Event, Listing, Protocol, Service, TrafficPolicy};
 use denizen_plan::fixture::*;
-use denizen_plan::{Capabilities, Changes, Planner};
+use denizen_plan::{Capabilities, PlanChanges, Planner};
 
 /// A service at every kind of frontend, of a node whose IPVS can carry it.
 fn planner(able: Capabilities) -> Planner {
@@ -28,7 +28,7 @@ fn planner(able: Capabilities) -> Planner {
 
 fn rendered(planner: &Planner, ready: bool) -> (Nftables<NoKernel>, String) {
     let mut nftables = Nftables::offline();
-    let changes = Changes::from_nothing(planner.plan());
+    let changes = PlanChanges::from_nothing(planner.plan());
     nftables.update_carried(planner.plan(), &changes, &|_| ready);
     let text = nftables.rendering().to_string();
     (nftables, text)
@@ -55,7 +55,7 @@ fn a_server_that_becomes_ready_takes_over_its_frontends() {
     let (mut nftables, _) = rendered(&planner, false);
     let services = planner.plan().services().expect("all is listed");
     let frontends = services.frontends().map(|frontend| frontend.key).collect();
-    let changes = Changes { frontends, ..Changes::default() };
+    let changes = PlanChanges { frontends, ..PlanChanges::default() };
     nftables.update_carried(planner.plan(), &changes, &|_| true);
     let text = nftables.rendering().to_string();
     assert_eq!(text.matches(": 10.96.0.10 . 80").count(), 3, "{text}");

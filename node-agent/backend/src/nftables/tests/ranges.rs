@@ -10,7 +10,7 @@ use crate::nftables::Nftables;
 use denizen_fixture::{endpoint, ip, service, slice};
 use denizen_model::{Event, Listing, Service};
 use denizen_plan::fixture::{CAPABLE, policy};
-use denizen_plan::{Changes, Planner};
+use denizen_plan::{PlanChanges, Planner};
 
 const SERVICES: u32 = 10;
 /// Ranges of each service, of each family.
@@ -63,7 +63,7 @@ fn thousands_of_source_ranges_come_change_and_go_within_a_second() {
         unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
         let mut planner = Planner::new(policy(), CAPABLE);
         let mut backend = Nftables::open().unwrap();
-        backend.update(planner.plan(), &Changes::from_nothing(planner.plan()));
+        backend.update(planner.plan(), &PlanChanges::from_nothing(planner.plan()));
         let mut facts: Vec<Event> = (1..=SERVICES).map(|n| restricted(n, 0)).collect();
         facts.extend((1..=SERVICES).map(|n| endpoints(n, 1)));
         facts.extend(Listing::SERVICES.map(Event::Listed));

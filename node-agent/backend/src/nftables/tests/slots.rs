@@ -7,7 +7,7 @@ use super::super::lower::{FrontendState, lower};
 use super::super::name::{Class, ServiceTable, SetName};
 use super::super::number::Numbers;
 use denizen_fixture::{ip, port, service};
-use denizen_model::{Affinity, Family, Protocol};
+use denizen_model::{Family, Protocol, SessionAffinity};
 use denizen_nft::{Value, read_endpoint};
 use denizen_plan::{
     Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome,
@@ -100,7 +100,7 @@ proptest! {
         remembers: bool,
     ) {
         let key = key("10.96.0.10");
-        let affinity = if remembers { Affinity::ClientIp { seconds: 300 } } else { Affinity::None };
+        let affinity = if remembers { SessionAffinity::ClientIp { seconds: 300 } } else { SessionAffinity::None };
         let (mut now, mut before, mut numbers) = (None, BTreeMap::new(), Numbers::default());
         for wanted in steps {
             let frontend = Frontend { affinity, ..frontend(key, to(wanted.iter().copied())) };

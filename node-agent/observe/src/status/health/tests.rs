@@ -32,7 +32,7 @@ fn an_agent_is_live_until_it_is_late_and_ready_once_it_has_programmed_all() {
     }
 }
 
-fn said((well, report): (bool, Report)) -> (bool, Value) {
+fn answer((well, report): (bool, HealthReport)) -> (bool, Value) {
     (well, serde_json::to_value(report).unwrap())
 }
 
@@ -41,9 +41,9 @@ fn said((well, report): (bool, Report)) -> (bool, Value) {
 fn without_its_run_directory_an_agent_is_not_live_but_ready() {
     let now = Instant::now();
     let lost = Pulse { synced: true, run_dir_lost: true, ..Pulse::starting(now) };
-    let (live, body) = said(Report::livez(&lost, now, clock(0)));
+    let (live, body) = answer(HealthReport::livez(&lost, now, clock(0)));
     assert!(!live && body["reason"].to_string().contains("run directory"), "{body}");
-    let (ready, body) = said(Report::healthz(&lost, now, clock(0)));
+    let (ready, body) = answer(HealthReport::healthz(&lost, now, clock(0)));
     assert!(ready && body["reason"].to_string().contains("run directory"), "{body}");
 }
 
@@ -59,26 +59,26 @@ fn the_bodies_are_kube_proxys() {
         "lastUpdated": "1970-01-01T02:00:00Z", "currentTime": "1970-01-01T02:00:00Z",
         "nodeEligible": true, "healthy": true, "status": status(true),
     });
-    assert_eq!(said(Report::healthz(&pulse, now, clock(7200))), (true, well));
+    assert_eq!(answer(HealthReport::healthz(&pulse, now, clock(7200))), (true, well));
     let leaving = Pulse { node_eligible: false, ..pulse };
     let healthz = json!({
         "lastUpdated": "1970-01-01T01:00:00Z", "currentTime": "1970-01-01T02:00:00Z",
         "nodeEligible": false, "healthy": true, "status": status(true),
     });
-    assert_eq!(said(Report::healthz(&leaving, now, clock(7200))), (false, healthz));
+    assert_eq!(answer(HealthReport::healthz(&leaving, now, clock(7200))), (false, healthz));
     let livez = json!({
         "lastUpdated": "1970-01-01T02:00:00Z", "currentTime": "1970-01-01T02:00:00Z",
         "healthy": true, "status": status(true),
     });
-    assert_eq!(said(Report::livez(&leaving, now, clock(7200))), (true, livez));
+    assert_eq!(answer(HealthReport::livez(&leaving, now, clock(7200))), (true, livez));
     let refused = Pulse { refused: true, ..pulse };
-    let (is_well, body) = said(Report::healthz(&refused, now, clock(7200)));
+    let (is_well, body) = answer(HealthReport::healthz(&refused, now, clock(7200)));
     assert!(is_well && body["reason"].as_str().is_some_and(|reason| reason.contains("rejects")));
     let unserved = Pulse { unserved: true, ..refused };
-    let (is_well, body) = said(Report::healthz(&unserved, now, clock(7200)));
+    let (is_well, body) = answer(HealthReport::healthz(&unserved, now, clock(7200)));
     assert!(!is_well && body["reason"].as_str().is_some_and(|reason| reason.contains("most")));
-    assert!(said(Report::livez(&unserved, now, clock(7200))).0, "a restart would not help");
-    let (well, starting) = said(Report::healthz(&Pulse::starting(now), now, clock(7200)));
+    assert!(answer(HealthReport::livez(&unserved, now, clock(7200))).0, "a restart would not help");
+    let (well, starting) = answer(HealthReport::healthz(&Pulse::starting(now), now, clock(7200)));
     assert!(!well);
     assert_eq!(starting["lastUpdated"], "0001-01-01T00:00:00Z");
 }

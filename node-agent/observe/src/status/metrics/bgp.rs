@@ -7,16 +7,16 @@ use prometheus_client::registry::Registry;
 use denizen_routing::bird::BgpStatus;
 
 /// One label with the peer's name.
-type Peer = [(&'static str, String); 1];
+type PeerLabel = [(&'static str, String); 1];
 
 /// Without series while this agent does not configure BIRD.
 #[derive(Debug, Clone, Default)]
 pub struct Bgp {
     speaker_up: Gauge,
     down: Gauge,
-    up: Family<Peer, Gauge>,
-    exported: Family<Peer, Gauge>,
-    imported: Family<Peer, Gauge>,
+    up: Family<PeerLabel, Gauge>,
+    exported: Family<PeerLabel, Gauge>,
+    imported: Family<PeerLabel, Gauge>,
 }
 
 impl Bgp {
@@ -44,7 +44,7 @@ impl Bgp {
             family.clear();
         }
         for session in &status.sessions {
-            let peer: Peer = [("peer", session.peer.clone())];
+            let peer: PeerLabel = [("peer", session.peer.clone())];
             up.get_or_create(&peer).set(i64::from(session.is_up()));
             exported.get_or_create(&peer).set(gauge(session.exported));
             imported.get_or_create(&peer).set(gauge(session.imported));

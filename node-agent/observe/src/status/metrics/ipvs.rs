@@ -13,7 +13,7 @@ use denizen_backend::EndedConnections;
 
 /// All are 0 with the other backends.
 #[derive(Debug, Clone, Default)]
-pub struct Ipvs {
+pub struct IpvsMetrics {
     virtual_servers: Gauge,
     carried_by_nftables: Gauge,
     draining_endpoints: Gauge,
@@ -21,7 +21,7 @@ pub struct Ipvs {
     ended_connections: Family<Label, Counter>,
 }
 
-impl Ipvs {
+impl IpvsMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let help = "Planned virtual servers";

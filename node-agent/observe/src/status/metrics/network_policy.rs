@@ -14,7 +14,7 @@ use denizen_backend::firewall::Dropped;
 
 /// The metrics of the pod firewall. All but the engine are 0 while it is off.
 #[derive(Debug, Clone)]
-pub struct NetworkPolicy {
+pub struct NetworkPolicyMetrics {
     /// From the arrival of a changed NetworkPolicy to the kernel's acknowledgement, in seconds.
     pub programming: Histogram,
     engine: Family<[(&'static str, String); 1], Gauge>,
@@ -27,7 +27,7 @@ pub struct NetworkPolicy {
     dropped: Family<Label, Counter>,
 }
 
-impl NetworkPolicy {
+impl NetworkPolicyMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             programming: doubling(0.000_1, 18),

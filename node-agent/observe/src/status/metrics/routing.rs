@@ -8,12 +8,12 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::Label;
-use denizen_plan::Class;
+use denizen_plan::AnnouncementClass;
 use denizen_routing::{AnnouncementsStatus, RoutingStatus};
 
 /// All are 0 while it is off.
 #[derive(Debug, Clone, Default)]
-pub struct Routing {
+pub struct RoutingMetrics {
     routes: Gauge,
     rejected: Gauge,
     repaired: Counter,
@@ -22,7 +22,7 @@ pub struct Routing {
     refused: Gauge,
 }
 
-impl Routing {
+impl RoutingMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let help = "Routes to other nodes' pods in the kernel";
@@ -42,7 +42,7 @@ impl Routing {
 
     /// Updates those of announcements from the status.
     pub fn set_announced(&self, status: &AnnouncementsStatus) {
-        for class in Class::ALL.map(Class::as_str) {
+        for class in AnnouncementClass::ALL.map(AnnouncementClass::as_str) {
             let count = status.announced.get(class).copied().unwrap_or_default();
             self.announced.get_or_create(&[("class", class)]).set(gauge(count));
         }

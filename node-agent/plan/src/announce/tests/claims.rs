@@ -30,7 +30,7 @@ fn beside(claims: OtherNode, change: impl FnOnce(&mut World), about: &str) -> St
     let decided = world.decide();
     match decided.about(ip(about)) {
         Some((_, Ok(announcement))) => announcement.class.as_str().to_owned(),
-        Some((_, Err(silent))) => silent.why.to_string(),
+        Some((_, Err(withheld))) => withheld.reason.to_string(),
         None => "unknown".to_owned(),
     }
 }
@@ -74,9 +74,9 @@ fn the_older_node_has_a_range_that_both_claim() {
         (YOUNG, OWN, "pod-cidr"),
         (YOUNG, "10.1.1.64/26", "pod-cidr"),
     ];
-    for (created, claimed, said) in cases {
+    for (created, claimed, decision) in cases {
         let claims = claiming(created, "192.0.2.9", &[claimed]);
-        assert_eq!(beside(claims, |_| (), "10.1.1.5"), said, "{claimed} of {created}");
+        assert_eq!(beside(claims, |_| (), "10.1.1.5"), decision, "{claimed} of {created}");
     }
     // A range of an older Node that contains a node's address is not that Node's.
     let far = claiming(OLD, "192.0.2.9", &["10.1.0.0/23"]);

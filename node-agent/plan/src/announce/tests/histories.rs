@@ -127,12 +127,12 @@ fn history() -> impl Strategy<Value = Vec<World>> {
     })
 }
 
-fn refused(decided: Option<&Announcements>) -> Vec<(IpNetwork, Silent)> {
+fn refused(decided: Option<&Announcements>) -> Vec<(IpNetwork, Withheld)> {
     let refused = decided.into_iter().flat_map(Announcements::refused);
-    refused.map(|(prefix, silent)| (*prefix, silent.clone())).collect()
+    refused.map(|(prefix, withheld)| (*prefix, withheld.clone())).collect()
 }
 
-fn dropped(decided: Option<&Announcements>) -> BTreeSet<Dropped> {
+fn dropped(decided: Option<&Announcements>) -> BTreeSet<DroppedFrontend> {
     decided.into_iter().flat_map(|decided| decided.dropped.values().flatten()).cloned().collect()
 }
 

@@ -8,7 +8,7 @@ fn a_pod_that_was_recorded_last_is_preferred_for_a_minute() {
     let mut world = world();
     world.pods = pods(1, &[("10.9.0.5", "v1"), ("10.9.0.5", "v2")]);
     let now: jiff::Timestamp = "2026-11-24T12:00:30Z".parse().unwrap();
-    let mut said = |times: [&str; 2]| {
+    let mut decided = |times: [&str; 2]| {
         for (pod, time) in world.pods.pods.iter_mut().zip(times) {
             pod.added_at = time.into();
         }
@@ -37,6 +37,6 @@ fn a_pod_that_was_recorded_last_is_preferred_for_a_minute() {
         (["2027-01-01T00:00:00Z", ""], (102, 1, of(first))),
     ];
     for (times, wanted) in cases {
-        assert_eq!(said(times), wanted, "{times:?}");
+        assert_eq!(decided(times), wanted, "{times:?}");
     }
 }

@@ -5,7 +5,7 @@ use denizen_state::AttachmentId;
 use super::*;
 use crate::FirewallSettings;
 use denizen_model::{
-    ClusterPod, Family, NetworkPolicy, Peer, Peers, PodName, PolicyName, PolicyRule, Ports,
+    ClusterPod, Family, NetworkPolicy, Peers, PodName, PolicyName, PolicyPeer, PolicyRule, Ports,
     Selector,
 };
 
@@ -29,7 +29,8 @@ fn policy_is(admits: Option<bool>) -> Event {
     let Event::Pods(set) = recorded(1, &[POD]) else { panic!("the recorded pods") };
     let namespace = set.pods[0].pod.clone().expect("the runtime passed its name").namespace;
     let name = PolicyName { namespace, name: "p".into() };
-    let own = Peer::Pods { namespaces: denizen_model::Namespaces::Own, pods: Selector::default() };
+    let own =
+        PolicyPeer::Pods { namespaces: denizen_model::Namespaces::Own, pods: Selector::default() };
     let rule = PolicyRule { index: 0, peers: Peers::These(vec![own]), ports: Ports::All };
     let policy = |admits: bool| NetworkPolicy {
         name: name.clone(),

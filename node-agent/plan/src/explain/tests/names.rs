@@ -5,7 +5,7 @@ use crate::explain::PacketError;
 
 fn resolved(from: &str, to: &str) -> Result<(String, String), PacketError> {
     let planner = planner(Detector::PodState, false);
-    let packet = Packet::resolve(planner.plan(), from, to)?;
+    let packet = FirstPacket::resolve(planner.plan(), from, to)?;
     Ok((packet.source_text(), packet.destination_text()))
 }
 
@@ -65,7 +65,7 @@ fn names_of_nothing_are_errors() {
         planner.update();
         planner
     };
-    let error = Packet::resolve(planner.plan(), "default/pod-0", "default/web").unwrap_err();
+    let error = FirstPacket::resolve(planner.plan(), "default/pod-0", "default/web").unwrap_err();
     assert!(error.to_string().contains("default/web:admin/tcp, default/web:http/tcp"), "{error}");
 }
 
@@ -73,7 +73,10 @@ fn names_of_nothing_are_errors() {
 #[test]
 fn endpoints_that_alone_see_the_node_are_named() {
     let planner = planner(Detector::PodState, false);
-    let packet = Packet::parse(HERE_1, "10.96.0.10:80").unwrap();
-    let said = explained(&planner, &packet);
-    assert_eq!((said.masquerade, said.masqueraded), (false, vec![format!("{HERE_1}:8080")]));
+    let packet = FirstPacket::parse(HERE_1, "10.96.0.10:80").unwrap();
+    let explanation = explained(&planner, &packet);
+    assert_eq!(
+        (explanation.masquerade, explanation.masqueraded),
+        (false, vec![format!("{HERE_1}:8080")])
+    );
 }

@@ -4,8 +4,8 @@
 use super::*;
 use crate::{Frontend, FrontendAddress};
 
-fn packet(from: &str, to: &str) -> Packet {
-    Packet::parse(from, to).unwrap()
+fn packet(from: &str, to: &str) -> FirstPacket {
+    FirstPacket::parse(from, to).unwrap()
 }
 
 #[test]
@@ -19,14 +19,14 @@ fn a_cluster_ip_that_is_the_nodes_own_address_is_left_to_the_node() {
     let own = FrontendAddress::Ip(ip("10.1.2.1"));
     assert!(services.frontends().all(|frontend| frontend.key.address != own));
     let to = packet("8.8.8.8", "10.1.2.1:80");
-    let said = explained(&planner, &to);
-    let text = said.to_string();
-    assert_eq!(said.verdict, Verdict::Untouched, "{text}");
+    let explanation = explained(&planner, &to);
+    let text = explanation.to_string();
+    assert_eq!(explanation.verdict, PacketVerdict::Untouched, "{text}");
     assert!(text.contains("cluster IP of default/taken, and this node's own address"), "{text}");
     // The node's addresses are followed live.
     planner.apply(vec![Event::Addresses(vec![address("192.168.0.2", "eth0")])]);
     planner.update();
-    assert_eq!(explained(&planner, &to).verdict, Verdict::Forward);
+    assert_eq!(explained(&planner, &to).verdict, PacketVerdict::Forward);
 }
 
 #[test]
@@ -41,13 +41,18 @@ fn a_load_balancer_ip_of_a_family_without_a_source_range_is_open() {
     let v4 = slice("dual-4", "dual", vec![endpoint(AWAY_1, Some(AWAY))]);
     planner.apply(vec![service_event(dual), slice_event(v4), slice_event(v6)]);
     planner.update();
-    let said = explained(&planner, &packet("2600:5200::1", "[2001:db8::9]:80"));
-    assert_eq!(said.verdict, Verdict::Forward, "{said}");
-    assert!(said.to_string().contains("the Service has no source range of IPv6"), "{said}");
-    for (from, verdict) in [("203.0.113.2", Verdict::Forward), ("203.0.113.130", Verdict::Drop)] {
-        let said = explained(&planner, &packet(from, "198.51.100.1:80"));
-        assert_eq!(said.verdict, verdict, "{said}");
-        assert!(!said.to_string().contains("no source range of"), "{said}");
+    let explanation = explained(&planner, &packet("2600:5200::1", "[2001:db8::9]:80"));
+    assert_eq!(explanation.verdict, PacketVerdict::Forward, "{explanation}");
+    assert!(
+        explanation.to_string().contains("the Service has no source range of IPv6"),
+        "{explanation}"
+    );
+    for (from, verdict) in
+        [("203.0.113.2", PacketVerdict::Forward), ("203.0.113.130", PacketVerdict::Drop)]
+    {
+        let explanation = explained(&planner, &packet(from, "198.51.100.1:80"));
+        assert_eq!(explanation.verdict, verdict, "{explanation}");
+        assert!(!explanation.to_string().contains("no source range of"), "{explanation}");
     }
 }
 
@@ -60,8 +65,8 @@ fn no_control_character_of_a_name_is_printed() {
         Some(denizen_model::PodName { namespace: "default".into(), name: "x\n=> dropped".into() });
     planner.apply(vec![service_event(service(name, &["10.96.0.60"])), Event::Pods(pods)]);
     planner.update();
-    let said = explained(&planner, &packet("10.1.2.9@cni0\u{1b}[31m", "10.96.0.60:80"));
-    let text = said.to_string();
+    let explanation = explained(&planner, &packet("10.1.2.9@cni0\u{1b}[31m", "10.96.0.60:80"));
+    let text = explanation.to_string();
     assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");
     let verdicts: Vec<&str> = text.lines().filter(|line| line.starts_with("=>")).collect();
     assert_eq!(verdicts, ["=> refused"], "{text}");
@@ -79,12 +84,12 @@ fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
     };
     let rejected = explained("10.96.0.10:80");
     let text = rejected.to_string();
-    assert_eq!((rejected.verdict, rejected.endpoints.len()), (Verdict::Unknown, 0), "{text}");
+    assert_eq!((rejected.verdict, rejected.endpoints.len()), (PacketVerdict::Unknown, 0), "{text}");
     assert!(
         text.contains("the kernel rejected rules") && text.contains("no such module"),
         "{text}"
     );
-    assert_eq!(explained("10.96.0.13:80").verdict, Verdict::Forward);
+    assert_eq!(explained("10.96.0.13:80").verdict, PacketVerdict::Forward);
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn redirecting(with: serde_json::Value) -> Planner {
 
 #[test]
 fn the_path_begins_and_ends_inside_redirected_pods() {
-    let forward = Verdict::Forward;
+    let forward = PacketVerdict::Forward;
     let cases = [
         (
             "out through a service, and in again",
@@ -45,7 +45,7 @@ fn the_path_begins_and_ends_inside_redirected_pods() {
             case(
                 HERE_1,
                 "8.8.8.8:443",
-                Verdict::Untouched,
+                PacketVerdict::Untouched,
                 false,
                 &["outbound inside default/pod-0: not redirected", "ignore-port-443"],
             ),
@@ -56,7 +56,7 @@ fn the_path_begins_and_ends_inside_redirected_pods() {
             case(
                 HERE_1,
                 "8.8.8.8:53/udp",
-                Verdict::Untouched,
+                PacketVerdict::Untouched,
                 false,
                 &["outbound inside default/pod-0: not redirected", "only TCP is redirected"],
             ),
@@ -67,7 +67,7 @@ fn the_path_begins_and_ends_inside_redirected_pods() {
             case(
                 HERE_1,
                 "10.1.2.3:80",
-                Verdict::Untouched,
+                PacketVerdict::Untouched,
                 false,
                 &["not redirected", "rule proxy-init/ignore-loopback"],
             ),
@@ -87,12 +87,12 @@ fn the_path_begins_and_ends_inside_redirected_pods() {
             ),
             1,
         ),
-        ("between others", case("8.8.8.8", AT_AWAY, Verdict::Untouched, false, &[]), 0),
+        ("between others", case("8.8.8.8", AT_AWAY, PacketVerdict::Untouched, false, &[]), 0),
     ];
     let planner = redirecting(serde_json::json!({ "skipInboundCidrs": ["192.168.0.2/32"] }));
     for (name, case, rows) in cases {
-        let said = explained(&planner, &Packet::parse(case.from, case.to).unwrap());
-        assert_eq!(said.redirects.len(), rows, "{name}: {said}");
+        let explanation = explained(&planner, &FirstPacket::parse(case.from, case.to).unwrap());
+        assert_eq!(explanation.redirects.len(), rows, "{name}: {explanation}");
         check(&planner, &[case]);
     }
 }
@@ -106,10 +106,11 @@ fn what_no_rule_matches_is_not_redirected() {
         serde_json::json!({ "onlyOutboundPorts": ["81"] }),
     ];
     for with in cases {
-        let said = explained(&redirecting(with), &Packet::parse(HERE_1, "8.8.8.8:80").unwrap());
-        let row = &said.redirects[0];
-        assert_eq!((row.port, row.rule.as_deref()), (None, None), "{said}");
-        assert!(said.to_string().contains("no rule of the pod matches"), "{said}");
+        let explanation =
+            explained(&redirecting(with), &FirstPacket::parse(HERE_1, "8.8.8.8:80").unwrap());
+        let row = &explanation.redirects[0];
+        assert_eq!((row.port, row.rule.as_deref()), (None, None), "{explanation}");
+        assert!(explanation.to_string().contains("no rule of the pod matches"), "{explanation}");
     }
 }
 

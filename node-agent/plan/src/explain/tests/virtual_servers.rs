@@ -16,7 +16,7 @@ fn planner(more: Vec<Event>) -> Planner {
 
 #[test]
 fn ipvs_chooses_or_it_is_said_why_not() {
-    use Verdict::Forward;
+    use PacketVerdict::Forward;
     let by_ipvs: &[&str] = &[
         "one of 2 endpoints: 10.1.2.3:8080",
         "one after the other",
@@ -42,7 +42,7 @@ fn from_outside_under_policy_local_nftables_chooses() {
     let service = Service { external_policy: TrafficPolicy::Local, ..web() };
     let outside: &[&str] = &["nftables chooses", "traffic from outside has other endpoints"];
     let old = Service { created: "2020-01-01T00:00:00Z".into(), ..service };
-    let cases = [case("8.8.8.8", "192.168.0.2:30080", Verdict::Forward, false, outside)];
+    let cases = [case("8.8.8.8", "192.168.0.2:30080", PacketVerdict::Forward, false, outside)];
     check(&planner(vec![service_event(old)]), &cases);
 }
 
@@ -54,24 +54,24 @@ fn a_virtual_server_is_shown_with_its_scheduler_and_who_drains() {
     let endpoints = vec![endpoint(AWAY_1, Some(AWAY)), draining(HERE_1, Some(HERE))];
     let events = vec![service_event(web), slice_event(slice("web", "web", endpoints))];
     let planner = planner(events);
-    let packet = Packet::parse(HERE_1, "10.96.0.10:80").unwrap();
+    let packet = FirstPacket::parse(HERE_1, "10.96.0.10:80").unwrap();
     let row = VirtualServerRow {
         address: "10.96.0.10:80/tcp".to_owned(),
         scheduler: "mh (mh-fallback, mh-port)".to_owned(),
         draining: vec!["10.1.2.3:8080".to_owned()],
         chosen: None,
     };
-    let said = explained(&planner, &packet);
-    assert_eq!(said.virtual_server, Some(row));
-    assert_eq!(said.endpoints, ["10.9.9.9:8080"]);
-    assert!(said.to_string().contains("not to 10.1.2.3:8080"), "{said}");
+    let explanation = explained(&planner, &packet);
+    assert_eq!(explanation.virtual_server, Some(row));
+    assert_eq!(explanation.endpoints, ["10.9.9.9:8080"]);
+    assert!(explanation.to_string().contains("not to 10.1.2.3:8080"), "{explanation}");
     let listed = |key: &FrontendKey| {
         assert_eq!(key.to_string(), "10.96.0.10:80/tcp");
         let at = |text: &str| text.parse().unwrap();
         Some(vec![(at("10.9.9.9:8080"), 1), (at("10.1.2.3:8080"), 0)])
     };
     let ask = |from: &str| {
-        let packet = Packet::parse(from, "10.96.0.10:80").unwrap();
+        let packet = FirstPacket::parse(from, "10.96.0.10:80").unwrap();
         explain(&planner, &packet, |_| Vec::new(), &listed).unwrap()
     };
     let with_port = ask(&format!("{HERE_1}:40000"));
@@ -94,11 +94,11 @@ fn whom_a_hash_of_the_service_chooses_is_named() {
     let at = |text: &str| text.parse().unwrap();
     let listed = |_: &FrontendKey| Some(vec![(at("10.9.9.9:8080"), 1), (at("10.1.2.3:8080"), 1)]);
     for from in ["8.8.8.8", "8.8.4.4:40000", HERE_1] {
-        let packet = Packet::parse(from, "10.96.0.10:80").unwrap();
-        let said = explain(&planner, &packet, |_| Vec::new(), &listed).unwrap();
-        let server = said.virtual_server.as_ref().unwrap();
-        assert_eq!(server.chosen.as_deref(), Some("10.9.9.9:8080"), "{said}");
-        assert!(said.to_string().contains("so always the same one"), "{said}");
+        let packet = FirstPacket::parse(from, "10.96.0.10:80").unwrap();
+        let explanation = explain(&planner, &packet, |_| Vec::new(), &listed).unwrap();
+        let server = explanation.virtual_server.as_ref().unwrap();
+        assert_eq!(server.chosen.as_deref(), Some("10.9.9.9:8080"), "{explanation}");
+        assert!(explanation.to_string().contains("so always the same one"), "{explanation}");
     }
 }
 

@@ -72,7 +72,7 @@ async fn only_what_bird_has_taken_is_what_it_starts_with() {
 async fn a_broken_answer_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let away = Control::connect(&folder.path().join(SOCKET)).await.unwrap_err();
-    assert!(matches!(away, ControlError::Away { .. }), "{away}");
+    assert!(matches!(away, BirdError::Away { .. }), "{away}");
     let listener = UnixListener::bind(folder.path().join(SOCKET)).unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
@@ -81,7 +81,7 @@ async fn a_broken_answer_is_an_error() {
         }
     });
     let broken = Control::connect(&folder.path().join(SOCKET)).await.unwrap_err();
-    assert!(matches!(broken, ControlError::Broken(_)), "{broken}");
+    assert!(matches!(broken, BirdError::Broken(_)), "{broken}");
 }
 
 #[test]

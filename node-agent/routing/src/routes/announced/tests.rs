@@ -1,6 +1,6 @@
 //! The table of announcements, in a kernel.
 
-use denizen_route::Watch;
+use denizen_route::RouteWatch;
 
 use super::*;
 use crate::routes::tests::{in_namespace, run};
@@ -59,7 +59,7 @@ fn wanted(ranges: &[&str], vips: &[&str], drain: Drain) -> Announcements {
 }
 
 /// What `ip` says of a table, or of `all`, IPv4 first. (It fails for a table that nobody has used.)
-fn said(table: &str) -> Vec<String> {
+fn listed(table: &str) -> Vec<String> {
     let shown = ["-4", "-6"].map(|family| run(&format!("{family} route show table all proto 213")));
     let lines = shown.iter().flat_map(|shown| shown.lines());
     let lines = lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -74,7 +74,7 @@ fn said(table: &str) -> Vec<String> {
     lines.filter_map(of_table).collect()
 }
 
-fn synced(routes: &mut AnnouncedRoutes, wanted: &Announcements) -> Published {
+fn synced(routes: &mut AnnouncedRoutes, wanted: &Announcements) -> RouteSync {
     routes.withdraw(wanted).expect("an answer");
     let published = routes.sync(wanted).expect("an answer");
     assert_eq!(published.errors, Vec::<String>::new());
@@ -94,21 +94,21 @@ fn announcements_are_blackholes_that_nothing_is_looked_up_in() {
             "blackhole 2001:db8:5::7 dev lo metric 105 pref medium",
             "blackhole fd01:1::/64 dev lo metric 101 pref medium",
         ];
-        assert_eq!(said("219"), table);
+        assert_eq!(listed("219"), table);
         assert_eq!((published.prefixes.len(), published.added, published.repaired), (4, 4, 0));
         // What no pod has of the podCIDRs is refused here, not sent back.
         let unused = [
             "unreachable 10.1.1.0/24 metric 20000",
             "unreachable fd01:1::/64 dev lo metric 20000 pref medium",
         ];
-        assert_eq!(said("main"), unused);
+        assert_eq!(listed("main"), unused);
         // A bridge of the pods answers for all of its subnet itself.
         run("link add cni0 type bridge");
         run("addr add 10.1.1.1/24 dev cni0");
         run("link set cni0 up");
         routes.disturbed();
         let again = synced(&mut routes, &wanted(&ranges, &both, Drain::No));
-        assert_eq!(said("main"), unused[1..]);
+        assert_eq!(listed("main"), unused[1..]);
         assert_eq!(again.added, 0);
         // What comes back by a repair is not new.
         run("route flush table 219");
@@ -118,10 +118,10 @@ fn announcements_are_blackholes_that_nothing_is_looked_up_in() {
         // Withdrawing alone adds nothing: the rules of what is new are not there yet.
         let other = wanted(&[], &["203.0.113.8"], Drain::No);
         routes.withdraw(&other).expect("an answer");
-        assert_eq!(said("219"), Vec::<String>::new());
+        assert_eq!(listed("219"), Vec::<String>::new());
         synced(&mut routes, &other);
-        assert_eq!(said("219"), ["blackhole 203.0.113.8 metric 105"]);
-        assert_eq!(said("main"), Vec::<String>::new());
+        assert_eq!(listed("219"), ["blackhole 203.0.113.8 metric 105"]);
+        assert_eq!(listed("main"), Vec::<String>::new());
     });
 }
 
@@ -135,10 +135,10 @@ fn what_an_earlier_run_has_left_is_compared_and_removed() {
         run("route add 10.9.0.0/24 dev eth0 proto 213 metric 1190 table 77");
         let mut routes = AnnouncedRoutes::open(TABLE).expect("netlink");
         synced(&mut routes, &wanted(&[], &["203.0.113.7"], Drain::No));
-        assert_eq!(said("219"), ["blackhole 203.0.113.7 metric 105"]);
-        assert_eq!(said("77"), ["10.9.0.0/24 dev eth0 scope link metric 1190"]);
+        assert_eq!(listed("219"), ["blackhole 203.0.113.7 metric 105"]);
+        assert_eq!(listed("77"), ["10.9.0.0/24 dev eth0 scope link metric 1190"]);
         assert_eq!(AnnouncedRoutes::remove_all().expect("an answer"), 1);
-        assert_eq!(said("all"), ["10.9.0.0/24 dev eth0 table 77 scope link metric 1190"]);
+        assert_eq!(listed("all"), ["10.9.0.0/24 dev eth0 table 77 scope link metric 1190"]);
     });
 }
 
@@ -148,25 +148,28 @@ fn a_change_of_class_is_never_a_withdrawal() {
     in_namespace(|| {
         let mut routes = AnnouncedRoutes::open(TABLE).expect("netlink");
         // Nobody's changes are left out here.
-        let mut watch = Watch::open(Vec::new()).expect("netlink");
+        let mut watch = RouteWatch::open(Vec::new()).expect("netlink");
         synced(&mut routes, &wanted(&[], &["203.0.113.7"], Drain::No));
         synced(&mut routes, &wanted(&[], &["203.0.113.7"], Drain::Begun));
         let (mut heard, mut held) = (Vec::new(), 0);
         watch
             .changes(|change| match change {
-                Change::Added(route) if route.key.table == TABLE => {
+                RouteChange::Added(route) if route.key.table == TABLE => {
                     held += 1;
                     heard.push((route.key.metric, held));
                 }
-                Change::Removed(route) if route.key.table == TABLE => {
+                RouteChange::Removed(route) if route.key.table == TABLE => {
                     held -= 1;
                     heard.push((route.key.metric, held));
                 }
-                Change::Added(_) | Change::Removed(_) | Change::Link { .. } | Change::Lost => {}
+                RouteChange::Added(_)
+                | RouteChange::Removed(_)
+                | RouteChange::Link { .. }
+                | RouteChange::Lost => {}
             })
             .expect("changes");
         assert_eq!(heard, [(105, 1), (205, 2), (105, 1)]);
-        assert_eq!(said("219"), ["blackhole 203.0.113.7 metric 205"]);
+        assert_eq!(listed("219"), ["blackhole 203.0.113.7 metric 205"]);
     });
 }
 
@@ -174,7 +177,7 @@ fn a_change_of_class_is_never_a_withdrawal() {
 fn what_others_do_to_the_table_is_heard_named_and_repaired() {
     in_namespace(|| {
         let mut routes = AnnouncedRoutes::open(TABLE).expect("netlink");
-        let mut watch = Watch::open(vec![routes.portid()]).expect("netlink");
+        let mut watch = RouteWatch::open(vec![routes.portid()]).expect("netlink");
         let mut heard = || {
             let mut is_relevant = false;
             let note = |change| is_relevant |= AnnouncedRoutes::depend_on(&change, TABLE);
@@ -184,7 +187,7 @@ fn what_others_do_to_the_table_is_heard_named_and_repaired() {
         let wanted = wanted(&["10.1.1.0/24"], &["203.0.113.7", "203.0.113.8"], Drain::No);
         synced(&mut routes, &wanted);
         heard();
-        let all = said("all");
+        let all = listed("all");
         let cases = [
             ("route flush table 219", true, 3),
             ("route del unreachable 10.1.1.0/24 metric 20000", true, 1),
@@ -196,7 +199,7 @@ fn what_others_do_to_the_table_is_heard_named_and_repaired() {
             assert_eq!(heard(), is_relevant, "{done}");
             routes.disturbed();
             assert_eq!(synced(&mut routes, &wanted).repaired, repaired, "{done}");
-            assert_eq!(said("all"), all, "{done}");
+            assert_eq!(listed("all"), all, "{done}");
             assert!(!heard(), "own changes, after {done}");
         }
         // Somebody else's route stays, and is named; also where ours should be.
@@ -231,11 +234,11 @@ fn a_table_that_packets_are_looked_up_in_stays_empty() {
             let published = routes.sync(&wanted).expect("an answer");
             let [error] = &published.errors[..] else { panic!("{published:?}") };
             assert!(error.starts_with("nothing is announced: routing rule 999"), "{error}");
-            assert_eq!(said("all"), Vec::<String>::new());
+            assert_eq!(listed("all"), Vec::<String>::new());
             run(&format!("{family} rule del priority 999"));
             routes.disturbed();
             synced(&mut routes, &wanted);
-            assert_eq!(said("219").len(), 2);
+            assert_eq!(listed("219").len(), 2);
         }
     });
 }

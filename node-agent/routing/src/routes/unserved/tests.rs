@@ -20,7 +20,7 @@ fn opened() -> Unserved {
 }
 
 /// The sets' elements, as nft shows them, and how many rules refuse.
-fn said() -> (Vec<String>, usize) {
+fn listed() -> (Vec<String>, usize) {
     let shown = nft("list ruleset");
     let elements = shown.lines().filter(|line| line.contains("elements = "));
     let elements = elements.map(|line| line.trim().to_owned()).collect();
@@ -34,17 +34,17 @@ fn the_sets_are_the_announced_addresses_whatever_was_there() {
         let set = |all: &[&str]| all.iter().map(|text| ip(text)).collect::<BTreeSet<_>>();
         unserved.sync(set(&["203.0.113.7", "2001:db8:5::7"])).expect("taken");
         let both = ["elements = { 203.0.113.7 }", "elements = { 2001:db8:5::7 }"];
-        assert_eq!(said(), (both.map(str::to_owned).into(), 8));
+        assert_eq!(listed(), (both.map(str::to_owned).into(), 8));
         unserved.sync(set(&["203.0.113.8", "2001:db8:5::7"])).expect("taken");
         let moved = ["elements = { 203.0.113.8 }", "elements = { 2001:db8:5::7 }"];
-        assert_eq!(said(), (moved.map(str::to_owned).into(), 8));
+        assert_eq!(listed(), (moved.map(str::to_owned).into(), 8));
         // Others add an element, remove a chain, and remove a table.
         nft("add element ip denizen-announced announced { 203.0.113.9 }");
         nft("flush chain ip denizen-announced output");
         nft("delete table ip6 denizen-announced");
         unserved.disturbed();
         unserved.sync(set(&["203.0.113.8", "2001:db8:5::7"])).expect("taken");
-        assert_eq!(said(), (moved.map(str::to_owned).into(), 8));
+        assert_eq!(listed(), (moved.map(str::to_owned).into(), 8));
         // A restarted agent finds the tables, and keeps what they have counted.
         let handles = nft("-a list ruleset");
         opened().sync(set(&["203.0.113.8", "2001:db8:5::7"])).expect("taken");

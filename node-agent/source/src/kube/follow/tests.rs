@@ -7,19 +7,23 @@ use crate::Features;
 use crate::running::in_runtime;
 
 /// A follower of pods that has listed up to this version, and what it sends.
-async fn listed(version: &str) -> (Follower, mpsc::Receiver<Vec<Event>>) {
+async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
     let (events, mut sent) = mpsc::channel(16);
-    let config = Config {
+    let config = KubeConfig {
         access: Access { credentials: Credentials::ServiceAccount, server: None },
         node_name: "n".into(),
         since: Timestamp::UNIX_EPOCH,
         features: Features { services: false, network_policy: true, other_nodes: false },
     };
     let (outlet, _problems) = Outlet::new(events);
-    let ends = Ends { outlet, answers: mpsc::channel(1).1, wrong_policies: mpsc::channel(1).0 };
-    let mut follower = Follower::new(Kind::Pod, &config, ends, Recovery::new());
+    let ends = FollowerChannels {
+        outlet,
+        answers: mpsc::channel(1).1,
+        wrong_policies: mpsc::channel(1).0,
+    };
+    let mut follower = KindFollower::new(ObjectKind::Pod, &config, ends, Recovery::new());
     if !version.is_empty() {
-        follower.complete(List::default(), version.to_owned()).await.unwrap();
+        follower.complete(PartialList::default(), version.to_owned()).await.unwrap();
         sent.recv().await.unwrap();
     }
     (follower, sent)
@@ -41,7 +45,7 @@ fn a_large_first_list_is_sent_in_parts_and_any_other_as_one_change() {
             [("", "nothing was listed before", 300), ("7", "it was", PODS)]
         {
             let (mut follower, mut sent) = listed(version).await;
-            let mut list = List::default();
+            let mut list = PartialList::default();
             for number in 0..PODS {
                 follower.take_listed(&mut list, &pod(number)).await.unwrap();
             }
@@ -66,14 +70,14 @@ fn a_large_first_list_is_sent_in_parts_and_any_other_as_one_change() {
 fn what_only_a_list_that_broke_off_had_is_gone() {
     in_runtime(async {
         let (mut follower, mut sent) = listed("").await;
-        let mut broken = List::default();
+        let mut broken = PartialList::default();
         for number in 0..300 {
             follower.take_listed(&mut broken, &pod(number)).await.unwrap();
         }
         drop(broken);
         let brought = sent.recv().await.unwrap();
         let Event::ClusterPod(gone, Some(_)) = &brought[0] else { panic!("{brought:?}") };
-        let mut list = List::default();
+        let mut list = PartialList::default();
         for number in 0..300 {
             let pod = pod(number);
             if !pod.get().contains(&format!("\"{}\"", gone.name)) {
@@ -100,7 +104,7 @@ fn an_answer_that_the_watch_has_passed_is_ignored() {
         for (name, watched, answered, counts) in cases {
             let (mut follower, mut sent) = listed(watched).await;
             let pod = json!({ "metadata": { "name": "web", "namespace": "shop", "resourceVersion": answered } });
-            let answer = Answer { text: pod.to_string(), _untaken: None };
+            let answer = ObjectAnswer { text: pod.to_string(), _untaken: None };
             follower.take_answer(&answer).await.unwrap();
             assert_eq!(sent.try_recv().is_ok(), counts, "{name}");
             let version = follower.version.as_deref().unwrap_or_default();

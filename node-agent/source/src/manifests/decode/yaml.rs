@@ -6,18 +6,19 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::Value;
 use serde_saphyr::{Options, budget, options};
 
-use super::{DecodeError, ITEMS_NOT_A_LIST, ListKind, NOT_AN_OBJECT, Nature, Place, Sink};
-use crate::object::Found;
+use super::{DecodeError, ITEMS_NOT_A_LIST, ListKind, NOT_AN_OBJECT, Nature, ObjectPosition, Sink};
+use crate::object::RawObject;
 
-pub(super) fn document(place: Place, text: &str, sink: &mut Sink<'_>) {
+pub(super) fn document(place: ObjectPosition, text: &str, sink: &mut Sink<'_>) {
     // A list is decoded item by item. Its kind may come after its items, so look for it first. If
     // it is not found (in `{flow: style}`), the whole document is read at once.
     let known = top_level(text, "kind").zip(top_level(text, "apiVersion"));
     if let Some((kind, api_version)) = known
         && let Ok(Nature::List(list)) = Nature::of(Some(api_version), Some(kind), None)
     {
-        let mut item =
-            |index, tree| object(Place { item: Some(index), ..place }, tree, Some(&list), sink);
+        let mut item = |index, tree| {
+            object(ObjectPosition { item: Some(index), ..place }, tree, Some(&list), sink)
+        };
         let read = serde_saphyr::with_deserializer_from_str_with_options(text, limits(), |yaml| {
             ListSeed { item: &mut item }.deserialize(yaml)
         });
@@ -45,12 +46,12 @@ fn limits() -> Options {
     }
 }
 
-fn broken(place: Place, error: &serde_saphyr::Error, sink: &mut Sink<'_>) {
+fn broken(place: ObjectPosition, error: &serde_saphyr::Error, sink: &mut Sink<'_>) {
     let within = error.location().and_then(|location| usize::try_from(location.line()).ok());
     let line = place.line.map(|first| first + within.unwrap_or(1).saturating_sub(1));
     let text = error.without_snippet().to_string();
     let text = text.lines().next().unwrap_or_default().to_owned();
-    sink(Place { line, ..place }, Err(DecodeError::Yaml(text)));
+    sink(ObjectPosition { line, ..place }, Err(DecodeError::Yaml(text)));
 }
 
 /// The plain value of a key at the top level of a document in block style.
@@ -61,7 +62,7 @@ fn top_level<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 }
 
 /// One object, or a list that was read at once.
-fn object(place: Place, mut tree: Value, list: Option<&ListKind>, sink: &mut Sink<'_>) {
+fn object(place: ObjectPosition, mut tree: Value, list: Option<&ListKind>, sink: &mut Sink<'_>) {
     let Some(map) = tree.as_object_mut() else {
         return sink(place, Err(NOT_AN_OBJECT));
     };
@@ -72,12 +73,12 @@ fn object(place: Place, mut tree: Value, list: Option<&ListKind>, sink: &mut Sin
             if let Some(Value::Object(metadata)) = map.get_mut("metadata") {
                 metadata.remove("managedFields");
             }
-            sink(place, Ok(Found::tree(kind, tree)));
+            sink(place, Ok(RawObject::tree(kind, tree)));
         }
         Ok(Nature::List(kind)) if place.item.is_none() => match map.remove("items") {
             Some(Value::Array(items)) => {
                 for (index, item) in items.into_iter().enumerate() {
-                    object(Place { item: Some(index), ..place }, item, Some(&kind), sink);
+                    object(ObjectPosition { item: Some(index), ..place }, item, Some(&kind), sink);
                 }
             }
             None | Some(Value::Null) => {}

@@ -174,7 +174,7 @@ fn objects_of_a_feature_that_is_off_are_ignored() {
     place.write("all.yaml", SHOP);
     let off = |services, network_policy| {
         let features = Features { services, network_policy, other_nodes: false };
-        let (events, problems) = read(&Config { features, ..place.config() }).unwrap();
+        let (events, problems) = read(&ManifestsConfig { features, ..place.config() }).unwrap();
         let listed = events.iter().filter(|event| matches!(event, Event::Listed(_))).count();
         (events.len() - listed, listed, problems.len())
     };

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::super::folder::{Folder, Look};
+use super::super::folder::{Folder, Reread};
 use super::*;
 
 /// A change to the folder.
@@ -145,8 +145,8 @@ proptest! {
         for step in steps.iter().chain([&Step::Look]) {
             change(&place, step, &mut touched);
             let look = match step {
-                Step::Look => Look::Touched(std::mem::take(&mut touched)),
-                Step::LookEverywhere => Look::Everywhere,
+                Step::Look => Reread::Touched(std::mem::take(&mut touched)),
+                Step::LookEverywhere => Reread::Everywhere,
                 Step::Write(..) | Step::Remove(_) | Step::Rename(..) | Step::Link(..) => continue,
             };
             latest.apply(folder.scan(&look).unwrap());

@@ -1,10 +1,10 @@
 //! Events while files change.
 
 use super::*;
-use crate::running::{Running, in_runtime};
+use crate::running::{RunningSource, in_runtime};
 
-fn start(config: Config) -> Running<()> {
-    Running::start(|outlet| run(config, outlet))
+fn start(config: ManifestsConfig) -> RunningSource<()> {
+    RunningSource::start(|outlet| run(config, outlet))
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_folder_that_is_missing_at_the_start_is_waited_for() {
     in_runtime(async {
         let place = Place::new();
         let folder = place.folder.path().join("late");
-        let config = Config { folder: folder.clone(), ..place.config() };
+        let config = ManifestsConfig { folder: folder.clone(), ..place.config() };
         let mut source = start(config);
         source.problem(&format!("cannot read the folder of manifests {}", folder.display())).await;
         assert!(
@@ -143,7 +143,7 @@ fn while_the_folder_is_gone_its_last_content_stays() {
         std::fs::create_dir(&folder).unwrap();
         place.write("manifests/a.yaml", &service("a", "10.0.0.1"));
         place.write("manifests/b.yaml", &service("b", "10.0.0.2"));
-        let mut source = start(Config { folder: folder.clone(), ..place.config() });
+        let mut source = start(ManifestsConfig { folder: folder.clone(), ..place.config() });
         assert_eq!(services(&source.batch().await).len(), 2);
 
         std::fs::rename(&folder, place.folder.path().join("away")).unwrap();
@@ -172,7 +172,7 @@ fn a_link_in_the_path_may_be_replaced() {
             place.write(&format!("{folder}/a.yaml"), &service("a", address));
         }
         std::os::unix::fs::symlink("one", at("current")).unwrap();
-        let mut source = start(Config { folder: at("current"), ..place.config() });
+        let mut source = start(ManifestsConfig { folder: at("current"), ..place.config() });
         assert_eq!(services(&source.batch().await), ["d/a 10.0.0.1"]);
         std::os::unix::fs::symlink("two", at("next")).unwrap();
         std::fs::rename(at("next"), at("current")).unwrap();

@@ -28,7 +28,7 @@ fn with_flags(mut message: AddressMessage, flags: AddressFlags) -> AddressMessag
     message
 }
 
-fn shown_addresses(table: &Table) -> Vec<String> {
+fn shown_addresses(table: &LinkTable) -> Vec<String> {
     table.addresses().iter().map(|found| format!("{}@{}", found.address, found.interface)).collect()
 }
 
@@ -100,7 +100,7 @@ fn messages_of_the_kernel() {
         ),
     ];
     for (name, messages, expected) in cases {
-        let mut table = Table::default();
+        let mut table = LinkTable::default();
         messages.iter().for_each(|message| table.apply(message));
         assert_eq!(shown_addresses(&table), expected, "{name}");
     }
@@ -114,18 +114,18 @@ fn what_a_link_is() {
         ("hardware", vec![], LinkKind::Other),
         ("a bridge", vec![info(InfoKind::Bridge)], LinkKind::Bridge),
         ("a veth pair of the node's", vec![info(InfoKind::Veth)], LinkKind::Veth),
-        ("a pod's veth", vec![info(InfoKind::Veth), elsewhere()], LinkKind::VethToElsewhere),
+        ("a pod's veth", vec![info(InfoKind::Veth), elsewhere()], LinkKind::VethToOtherNetns),
         (
             "the namespace attribute first",
             vec![elsewhere(), info(InfoKind::Veth)],
-            LinkKind::VethToElsewhere,
+            LinkKind::VethToOtherNetns,
         ),
         ("a tunnel from elsewhere", vec![info(InfoKind::IpIp), elsewhere()], LinkKind::Other),
     ];
     for (name, attributes, expected) in cases {
         let mut message = link(7, "veth1", AddressFamily::Unspec);
         message.attributes.extend(attributes);
-        let mut table = Table::default();
+        let mut table = LinkTable::default();
         table.apply(&RouteNetlinkMessage::NewLink(message.clone()));
         assert_eq!(table.links()[0].kind, expected, "{name}");
     }
@@ -133,7 +133,7 @@ fn what_a_link_is() {
 
 #[test]
 fn a_port_that_joins_a_bridge_and_leaves_it() {
-    let mut table = Table::default();
+    let mut table = LinkTable::default();
     let port = link(7, "veth1", AddressFamily::Unspec);
     let mut joined = port.clone();
     joined.attributes.push(LinkAttribute::Controller(3));
@@ -154,7 +154,7 @@ fn the_nodes_own_veths_to_bridges() {
     };
     let of = LinkAttribute::Controller;
     let peer = LinkAttribute::Link;
-    let mut table = Table::default();
+    let mut table = LinkTable::default();
     for message in [
         made(1, "br0", InfoKind::Bridge, &[]),
         made(2, "br1", InfoKind::Bridge, &[]),
@@ -173,7 +173,7 @@ fn the_nodes_own_veths_to_bridges() {
 
 #[test]
 fn links_with_their_hardware_addresses() {
-    let mut table = Table::default();
+    let mut table = LinkTable::default();
     table.apply(&RouteNetlinkMessage::NewLink(link(7, "veth1", AddressFamily::Unspec)));
     let expected = Link {
         index: 7,
@@ -197,8 +197,8 @@ fn addresses_on_dummy_devices_are_marked() {
         message.attributes.push(LinkAttribute::LinkInfo(info));
         message
     };
-    let mut table = Table::default();
-    let dummies = |table: &Table| -> Vec<(String, bool)> {
+    let mut table = LinkTable::default();
+    let dummies = |table: &LinkTable| -> Vec<(String, bool)> {
         let all = table.addresses();
         all.iter().map(|on| (on.address.to_string(), on.dummy)).collect()
     };

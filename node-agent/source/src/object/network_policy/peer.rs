@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::selector::selector;
 use super::{fields, list, shown};
 use crate::object::{Notes, parse_range};
-use denizen_model::{Block, Namespaces, Peer, Selector};
+use denizen_model::{Block, Namespaces, PolicyPeer, Selector};
 
 const NOT_A_PEER: &str = "not understood: the peer is left out";
 const NOTHING: &str = "neither a selector nor an ipBlock: the peer is left out";
@@ -15,7 +15,7 @@ const NOT_A_RANGE: &str = "not an address range: the peer is left out";
 const NOT_WITHIN: &str = "not a strict subset of cidr: the peer is left out";
 
 /// One peer; `None` if any part of it is not understood.
-pub(super) fn peer(path: &str, written: &Value, notes: &mut Notes<'_>) -> Option<Peer> {
+pub(super) fn peer(path: &str, written: &Value, notes: &mut Notes<'_>) -> Option<PolicyPeer> {
     let known = ["podSelector", "namespaceSelector", "ipBlock"];
     match fields(notes, path, written, known, NOT_A_PEER)? {
         [None, None, None] => {
@@ -33,7 +33,7 @@ pub(super) fn peer(path: &str, written: &Value, notes: &mut Notes<'_>) -> Option
             };
             let pods = pods.map(|pods| read("podSelector", pods));
             let namespaces = namespaces.map(|namespaces| read("namespaceSelector", namespaces));
-            Some(Peer::Pods {
+            Some(PolicyPeer::Pods {
                 pods: match pods {
                     None => Selector::default(),
                     Some(pods) => pods.understood()?,
@@ -49,7 +49,7 @@ pub(super) fn peer(path: &str, written: &Value, notes: &mut Notes<'_>) -> Option
 
 /// As in the API server, each exception must be smaller than the block and inside it. A block whose
 /// exceptions are not understood would permit what was meant to be excepted.
-fn block(path: &str, written: &Value, notes: &mut Notes<'_>) -> Option<Peer> {
+fn block(path: &str, written: &Value, notes: &mut Notes<'_>) -> Option<PolicyPeer> {
     let [cidr, except] = fields(notes, path, written, ["cidr", "except"], NOT_A_PEER)?;
     let mut range_of = |path: &str, written: &Value| {
         let range = written.as_str().and_then(parse_range);
@@ -79,7 +79,7 @@ fn block(path: &str, written: &Value, notes: &mut Notes<'_>) -> Option<Peer> {
     }
     except.sort();
     except.dedup();
-    Some(Peer::Block(Block { range, except }))
+    Some(PolicyPeer::Block(Block { range, except }))
 }
 
 fn is_strict_subset(inner: IpNetwork, outer: IpNetwork) -> bool {

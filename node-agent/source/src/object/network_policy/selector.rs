@@ -11,13 +11,13 @@ use crate::object::name::{has_plain_ends, is_dns_name};
 use denizen_model::{Operator, Requirement, Selector};
 
 /// How much of a selector is understood.
-pub(super) enum Outcome {
+pub(super) enum DecodedSelector {
     Understood(Selector),
     /// Only these requirements.
     InPart(Selector),
 }
 
-impl Outcome {
+impl DecodedSelector {
     /// The selector, if all of it is understood.
     pub(super) fn understood(self) -> Option<Selector> {
         match self {
@@ -33,7 +33,7 @@ pub(super) fn selector(
     path: &str,
     written: &Value,
     problem: &'static str,
-) -> Outcome {
+) -> DecodedSelector {
     let known = fields(notes, path, written, ["matchLabels", "matchExpressions"], problem);
     // Of a selector with further fields, these count nevertheless.
     let field = |name| written.get(name).filter(|value: &&Value| !value.is_null());
@@ -78,7 +78,7 @@ pub(super) fn selector(
         }
     }
     let selector = Selector { requirements };
-    if whole { Outcome::Understood(selector) } else { Outcome::InPart(selector) }
+    if whole { DecodedSelector::Understood(selector) } else { DecodedSelector::InPart(selector) }
 }
 
 fn match_label(key: &str, value: &Value) -> Option<Requirement> {

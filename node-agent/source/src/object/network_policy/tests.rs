@@ -2,8 +2,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use denizen_model::{
-    Block, Labels, Namespaces, NetworkPolicy as Policy, Operator, Peer, PolicyPort, PortMatch,
-    Protocol, Requirement,
+    Block, Labels, Namespaces, NetworkPolicy as Policy, Operator, PolicyPeer, PolicyPort,
+    PortMatch, Protocol, Requirement,
 };
 
 fn converted(spec: Value) -> (Policy, Vec<String>) {
@@ -15,7 +15,7 @@ fn converted(spec: Value) -> (Policy, Vec<String>) {
 }
 
 /// What a policy with this peer permits, and the warnings.
-fn peer(peer: &Value) -> (Vec<Peer>, Vec<String>) {
+fn peer(peer: &Value) -> (Vec<PolicyPeer>, Vec<String>) {
     let (policy, warnings) = converted(json!({ "ingress": [{ "from": [peer] }] }));
     let Peers::These(peers) = policy.ingress.unwrap().remove(0).peers else {
         panic!("never everybody: {peer}");
@@ -210,7 +210,7 @@ fn peers_by_their_fields() {
     let web = json!({ "matchLabels": { "app": "web" } });
     let is_web = Requirement { key: "app".into(), operator: Operator::In(["web".into()].into()) };
     let selector = Selector { requirements: [is_web].into() };
-    let pods = |namespaces, pods| Peer::Pods { namespaces, pods };
+    let pods = |namespaces, pods| PolicyPeer::Pods { namespaces, pods };
     let any = Selector::default;
     let cases = [
         (json!({ "podSelector": web }), pods(Namespaces::Own, selector.clone())),
@@ -275,7 +275,7 @@ fn blocks() {
     for (cidr, except, expected) in cases {
         let expected = expected.map(|(range, except)| {
             let except = except.iter().map(|except| except.parse().unwrap()).collect();
-            Peer::Block(Block { range: range.parse().unwrap(), except })
+            PolicyPeer::Block(Block { range: range.parse().unwrap(), except })
         });
         let (peers, warnings) = peer(&json!({ "ipBlock": { "cidr": cidr, "except": except } }));
         assert_eq!(
@@ -353,7 +353,7 @@ fn a_warning_says_where_what_and_the_consequence() {
 
 #[test]
 fn metadata_alone_suffices() {
-    let read = |json: &str| serde_json::from_str::<NetworkPolicy>(json).unwrap();
+    let read = |json: &str| serde_json::from_str::<NetworkPolicyObject>(json).unwrap();
     let raw = read(
         r#"{"metadata":{"name":"p","labels":7,"ownerReferences":"x"},"spec":{"ingress":[7]}}"#,
     );

@@ -166,7 +166,7 @@ fn hostile_texts() {
     let found = found.unwrap();
     assert_eq!(found.labels.get("\u{1b}[2J\n"), Some("\"; drop\u{0}"), "escapes are decoded");
     assert_eq!((found.created, warnings.len()), (0, 1), "{warnings:?}");
-    let unnamed = Pod::default();
+    let unnamed = PodObject::default();
     let error = super::pod(&unnamed, &mut Decoder::new("n".into()), &mut Vec::new()).unwrap_err();
     assert_eq!(error.to_string(), "Pod without metadata.name");
 }

@@ -5,14 +5,14 @@ use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
-use super::{Service, ServicePort, ServiceSpec, ServiceStatus};
+use super::{ServiceObject, ServiceSpec, ServiceStatus, SpecPort};
 use crate::object::address::{special_address, usable_address};
 use crate::object::{
-    Annotations, Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements, parse_address,
-    parse_range,
+    Annotations, Notes, ObjectError, ObjectKind, PROXY_NAME_LABEL, Warning, elements,
+    parse_address, parse_range,
 };
 use denizen_model::{
-    self, Affinity, AskedScheduler, ForeignService, Protocol, SourceRanges, TrafficPolicy,
+    self, AskedScheduler, ForeignService, Protocol, SessionAffinity, SourceRanges, TrafficPolicy,
     family_of,
 };
 
@@ -29,10 +29,10 @@ const MAX_AFFINITY_SECONDS: u32 = 86_400;
 /// type `ExternalName`, given to another proxy by label, or without a usable cluster IP (with a
 /// warning).
 pub fn service(
-    raw: &Service,
+    raw: &ServiceObject,
     warnings: &mut Vec<Warning>,
 ) -> Result<Option<denizen_model::Service>, ObjectError> {
-    let mut notes = Notes::new(Kind::Service, &raw.metadata, warnings)?;
+    let mut notes = Notes::new(ObjectKind::Service, &raw.metadata, warnings)?;
     let Some(spec) = &raw.spec else { return Ok(None) };
     if raw.metadata.label(PROXY_NAME_LABEL).is_some()
         || spec.kind.as_deref() == Some("ExternalName")
@@ -72,7 +72,7 @@ pub fn service(
 
 /// What is known of a Service that is given to another proxy by label; `None` if it is not, or has
 /// no cluster IP.
-pub fn foreign_service(raw: &Service) -> Option<ForeignService> {
+pub fn foreign_service(raw: &ServiceObject) -> Option<ForeignService> {
     let proxy = raw.metadata.label(PROXY_NAME_LABEL)?;
     let spec = raw.spec.as_ref()?;
     let written = spec.cluster_ip.iter().chain(elements(spec.cluster_ips.as_ref()));
@@ -202,7 +202,7 @@ fn ports(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<denizen_model::Servic
 
 fn service_port(
     index: usize,
-    raw: &ServicePort,
+    raw: &SpecPort,
     notes: &mut Notes<'_>,
 ) -> Option<denizen_model::ServicePort> {
     let protocol =
@@ -266,19 +266,19 @@ fn policy(field: &'static str, written: &Option<String>, notes: &mut Notes<'_>) 
     }
 }
 
-fn affinity(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Affinity {
+fn affinity(spec: &ServiceSpec, notes: &mut Notes<'_>) -> SessionAffinity {
     match spec.session_affinity.as_deref() {
-        None | Some("" | "None") => return Affinity::None,
+        None | Some("" | "None") => return SessionAffinity::None,
         Some("ClientIP") => {}
         Some(text) => {
             notes.warn("spec.sessionAffinity", text, "not a session affinity: taken as None");
-            return Affinity::None;
+            return SessionAffinity::None;
         }
     }
     let config = spec.session_affinity_config.as_ref();
     let written = config.and_then(|config| config.client_ip.as_ref()?.timeout_seconds);
     let Some(number) = written else {
-        return Affinity::ClientIp { seconds: DEFAULT_AFFINITY_SECONDS };
+        return SessionAffinity::ClientIp { seconds: DEFAULT_AFFINITY_SECONDS };
     };
     let usable =
         u32::try_from(number).ok().filter(|seconds| (1..=MAX_AFFINITY_SECONDS).contains(seconds));
@@ -289,7 +289,7 @@ fn affinity(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Affinity {
             "not between a second and a day: taken as three hours",
         );
     }
-    Affinity::ClientIp { seconds: usable.unwrap_or(DEFAULT_AFFINITY_SECONDS) }
+    SessionAffinity::ClientIp { seconds: usable.unwrap_or(DEFAULT_AFFINITY_SECONDS) }
 }
 
 /// Only a load balancer with the policy Local uses this port; for other services the API may keep a

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::object::{ObjectError, Warning};
-use denizen_model::{self, Affinity, TrafficPolicy};
+use denizen_model::{self, SessionAffinity, TrafficPolicy};
 
 mod frontends;
 
@@ -15,7 +15,7 @@ fn converted(changes: &Value) -> (Option<denizen_model::Service>, Vec<String>) {
         "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}]},
     });
     overlay(&mut object, changes);
-    let raw: Service = serde_json::from_value(object).unwrap();
+    let raw: ServiceObject = serde_json::from_value(object).unwrap();
     let mut warnings = Vec::new();
     let service = service(&raw, &mut warnings).unwrap();
     (service, warnings.iter().map(Warning::to_string).collect())
@@ -181,14 +181,14 @@ fn policies() {
 #[test]
 fn affinity() {
     let config = |seconds: Value| json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}}});
-    let default = Affinity::ClientIp { seconds: 10_800 };
+    let default = SessionAffinity::ClientIp { seconds: 10_800 };
     let cases = [
-        ("missing", json!({}), Affinity::None, 0),
-        ("None", json!({"sessionAffinity": "None"}), Affinity::None, 0),
+        ("missing", json!({}), SessionAffinity::None, 0),
+        ("None", json!({"sessionAffinity": "None"}), SessionAffinity::None, 0),
         (
             "a time without affinity",
             json!({"sessionAffinity": "None", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 5}}}),
-            Affinity::None,
+            SessionAffinity::None,
             0,
         ),
         ("without a time", json!({"sessionAffinity": "ClientIP"}), default, 0),
@@ -199,12 +199,12 @@ fn affinity() {
             0,
         ),
         ("null", config(json!(null)), default, 0),
-        ("a second", config(json!(1)), Affinity::ClientIp { seconds: 1 }, 0),
-        ("a day", config(json!(86400)), Affinity::ClientIp { seconds: 86400 }, 0),
+        ("a second", config(json!(1)), SessionAffinity::ClientIp { seconds: 1 }, 0),
+        ("a day", config(json!(86400)), SessionAffinity::ClientIp { seconds: 86400 }, 0),
         ("more than a day", config(json!(86401)), default, 1),
         ("0", config(json!(0)), default, 1),
         ("negative", config(json!(-1)), default, 1),
-        ("unknown", json!({"sessionAffinity": "Cookie"}), Affinity::None, 1),
+        ("unknown", json!({"sessionAffinity": "Cookie"}), SessionAffinity::None, 1),
     ];
     for (name, spec, expected, warnings) in cases {
         let (service, warned) = converted(&json!({"spec": spec}));
@@ -242,7 +242,7 @@ fn name_and_age() {
     );
     let (service, _) = converted(&json!({"metadata": {"creationTimestamp": null}}));
     assert_eq!(&*service.unwrap().created, "");
-    let error = super::service(&Service::default(), &mut Vec::new()).unwrap_err();
+    let error = super::service(&ServiceObject::default(), &mut Vec::new()).unwrap_err();
     assert!(matches!(error, ObjectError::Unnamed { .. }));
 }
 

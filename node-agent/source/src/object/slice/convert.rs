@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Endpoint, EndpointPort, EndpointSlice, Hint};
+use super::{EndpointEntry, EndpointPort, EndpointSlice, Hint};
 use crate::object::address::usable_address;
 use crate::object::service::{port_number, protocol};
-use crate::object::{Kind, Notes, ObjectError, PROXY_NAME_LABEL, Warning, elements};
+use crate::object::{Notes, ObjectError, ObjectKind, PROXY_NAME_LABEL, Warning, elements};
 use denizen_model::{
     EndpointState, Family, ServiceName, Slice, SliceEndpoint, SlicePort, family_of,
 };
@@ -22,7 +22,7 @@ pub fn slice(
     raw: &EndpointSlice,
     warnings: &mut Vec<Warning>,
 ) -> Result<Option<Slice>, ObjectError> {
-    let mut notes = Notes::new(Kind::EndpointSlice, &raw.metadata, warnings)?;
+    let mut notes = Notes::new(ObjectKind::EndpointSlice, &raw.metadata, warnings)?;
     let metadata = &raw.metadata;
     let service = metadata.label(SERVICE_NAME_LABEL).filter(|name| !name.is_empty());
     let others =
@@ -75,10 +75,10 @@ fn ports(raw: &[EndpointPort], notes: &mut Notes<'_>) -> Vec<SlicePort> {
     ports
 }
 
-fn endpoints(raw: &[Endpoint], family: Family, notes: &mut Notes<'_>) -> Vec<SliceEndpoint> {
+fn endpoints(raw: &[EndpointEntry], family: Family, notes: &mut Notes<'_>) -> Vec<SliceEndpoint> {
     let mut endpoints = Vec::with_capacity(raw.len());
     // The endpoints of a slice are on few nodes and in few zones: keep one copy of each name.
-    let mut names = Names::default();
+    let mut names = SharedNames::default();
     for (index, endpoint) in raw.iter().enumerate() {
         let written = elements(endpoint.addresses.as_ref()).first().map_or("", String::as_str);
         let address = match usable_address(written) {
@@ -113,9 +113,9 @@ fn endpoints(raw: &[Endpoint], family: Family, notes: &mut Notes<'_>) -> Vec<Sli
 
 /// The names found in one slice.
 #[derive(Default)]
-struct Names(Vec<Arc<str>>);
+struct SharedNames(Vec<Arc<str>>);
 
-impl Names {
+impl SharedNames {
     /// The shared copy of a name; `None` for an empty name.
     fn shared(&mut self, name: &str) -> Option<Arc<str>> {
         if name.is_empty() {

@@ -11,30 +11,30 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::super::{Changes, FrontendKey, Plan, ServicePlan};
+use super::super::{FrontendKey, Plan, PlanChanges, ServicePlan};
 use super::forbidden::Forbidding;
-use super::services::Of;
+use super::services::ServiceAnnouncer;
 use super::{
-    AnnounceSettings, Announcement, Announcements, Announcing, Class, Drain, Dropped, Owner,
-    Silent, WhyNot, pods,
+    AnnounceSettings, Announcement, AnnouncementClass, Announcements, Announcing, Drain,
+    DroppedFrontend, PrefixOwner, Withheld, WithheldReason, pods,
 };
 use denizen_model::{Nodes, ServiceName};
 
 /// What the claim of one owner on a prefix comes to.
-pub(super) type Verdict = Result<Announcement, Silent>;
+pub(super) type PrefixDecision = Result<Announcement, Withheld>;
 
 /// The claim of one owner on a prefix.
 #[derive(Debug, PartialEq)]
-pub(super) struct Claim {
+pub(super) struct PrefixClaim {
     pub(super) prefix: IpNetwork,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: PrefixDecision,
     /// The owner's frontends at which this node drops packets from outside.
     pub(super) dropped: Vec<FrontendKey>,
 }
 
-impl Claim {
+impl PrefixClaim {
     /// A claim without dropped frontends.
-    pub(super) fn of(prefix: IpNetwork, verdict: Verdict) -> Self {
+    pub(super) fn of(prefix: IpNetwork, verdict: PrefixDecision) -> Self {
         Self { prefix, verdict, dropped: Vec::new() }
     }
 }
@@ -42,22 +42,22 @@ impl Claim {
 /// What a decision says for the first time: for the log.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    pub refused: Vec<(IpNetwork, Silent)>,
+    pub refused: Vec<(IpNetwork, Withheld)>,
     /// What is dropped at addresses that are announced.
-    pub dropped: Vec<Dropped>,
+    pub dropped: Vec<DroppedFrontend>,
 }
 
 /// Who claims prefixes: a Service, or (none) this node for itself and its pods.
-type Claimant = Option<ServiceName>;
+type PrefixClaimant = Option<ServiceName>;
 
 /// All that is decided about announcements, and what it was decided by.
 #[derive(Debug, Default)]
 pub struct AnnouncePlan {
     /// `None` before the first decision.
     basis: Option<Basis>,
-    claims_of: BTreeMap<Claimant, Vec<Claim>>,
+    claims_of: BTreeMap<PrefixClaimant, Vec<PrefixClaim>>,
     /// All claims on each prefix, as indices into the claimant's list.
-    claims: BTreeMap<IpNetwork, Vec<(Claimant, usize)>>,
+    claims: BTreeMap<IpNetwork, Vec<(PrefixClaimant, usize)>>,
     /// Prefixes that are withheld because of the limit alone.
     surplus: BTreeSet<IpNetwork>,
     decided: Announcements,
@@ -97,7 +97,7 @@ impl Basis {
 /// claim a frontend that differs.
 pub fn concerned<'a>(
     plan: &'a Plan,
-    changes: &'a Changes,
+    changes: &'a PlanChanges,
 ) -> impl Iterator<Item = &'a ServiceName> {
     let claimants = |services: &'a ServicePlan| {
         changes.frontends.iter().flat_map(|key| services.claimants(key))
@@ -137,7 +137,7 @@ impl AnnouncePlan {
         self.basis = Some(basis);
         let mut touched = std::mem::take(&mut self.surplus);
         self.replace(None, pods::claims(by, &forbidding), &mut touched);
-        let of = Of::new(by, &forbidding);
+        let of = ServiceAnnouncer::new(by, &forbidding);
         for name in names {
             let service = by.world.service(&name);
             let claims = service.map(|service| of.claims(service)).unwrap_or_default();
@@ -149,15 +149,15 @@ impl AnnouncePlan {
     /// Replaces all claims of a claimant. Adds the prefixes of the old and of the new ones.
     fn replace(
         &mut self,
-        claimant: Claimant,
-        claims: Vec<Claim>,
+        claimant: PrefixClaimant,
+        claims: Vec<PrefixClaim>,
         touched: &mut BTreeSet<IpNetwork>,
     ) {
         let before = self.claims_of.get(&claimant);
         if before.map(Vec::as_slice).unwrap_or_default() == claims {
             return;
         }
-        for Claim { prefix, .. } in before.into_iter().flatten() {
+        for PrefixClaim { prefix, .. } in before.into_iter().flatten() {
             touched.insert(*prefix);
             if let Entry::Occupied(mut places) = self.claims.entry(*prefix) {
                 places.get_mut().retain(|(of, _)| *of != claimant);
@@ -166,7 +166,7 @@ impl AnnouncePlan {
                 }
             }
         }
-        for (place, Claim { prefix, .. }) in claims.iter().enumerate() {
+        for (place, PrefixClaim { prefix, .. }) in claims.iter().enumerate() {
             touched.insert(*prefix);
             // Nearly every prefix has one claim.
             let places = self.claims.entry(*prefix).or_insert_with(|| Vec::with_capacity(1));
@@ -179,10 +179,11 @@ impl AnnouncePlan {
     }
 
     fn settle(&mut self, touched: &BTreeSet<IpNetwork>, most: usize) -> Noted {
-        let (mut silent_before, mut dropped_before) = (BTreeMap::new(), BTreeMap::new());
+        let (mut withheld_before, mut dropped_before) = (BTreeMap::new(), BTreeMap::new());
         for prefix in touched {
             let decided = &mut self.decided;
-            silent_before.extend(decided.silent.remove(prefix).map(|silent| (*prefix, silent)));
+            withheld_before
+                .extend(decided.withheld.remove(prefix).map(|withheld| (*prefix, withheld)));
             dropped_before.extend(decided.dropped.remove(prefix).map(|all| (*prefix, all)));
             decided.wanted.remove(prefix);
             match self.announcement(prefix).cloned() {
@@ -193,28 +194,28 @@ impl AnnouncePlan {
                     self.decided.wanted.insert(*prefix, announcement);
                 }
                 None => {
-                    let silent = self.silents(prefix).min().cloned();
-                    self.decided.silent.extend(silent.map(|silent| (*prefix, silent)));
+                    let withheld = self.withheld_claims(prefix).min().cloned();
+                    self.decided.withheld.extend(withheld.map(|withheld| (*prefix, withheld)));
                 }
             }
         }
         self.limit(most);
         let changed = || touched.union(&self.surplus);
-        let silent = changed().filter_map(|at| Some((*at, self.decided.silent.get(at)?)));
-        let refused = silent.filter(|(at, silent)| {
-            silent.why.is_refusal() && silent_before.get(at) != Some(*silent)
+        let withheld = changed().filter_map(|at| Some((*at, self.decided.withheld.get(at)?)));
+        let refused = withheld.filter(|(at, withheld)| {
+            withheld.reason.needs_action() && withheld_before.get(at) != Some(*withheld)
         });
         let nothing = BTreeSet::new();
         let dropped = changed().filter_map(|at| Some((at, self.decided.dropped.get(at)?)));
         let dropped =
             dropped.flat_map(|(at, all)| all - dropped_before.get(at).unwrap_or(&nothing));
         Noted {
-            refused: refused.map(|(prefix, silent)| (prefix, silent.clone())).collect(),
+            refused: refused.map(|(prefix, withheld)| (prefix, withheld.clone())).collect(),
             dropped: dropped.collect(),
         }
     }
 
-    fn about(&self, prefix: &IpNetwork) -> impl Iterator<Item = (&Claimant, &Claim)> {
+    fn about(&self, prefix: &IpNetwork) -> impl Iterator<Item = (&PrefixClaimant, &PrefixClaim)> {
         let places = self.claims.get(prefix).into_iter().flatten();
         places.filter_map(|(claimant, place)| {
             Some((claimant, self.claims_of.get(claimant)?.get(*place)?))
@@ -222,13 +223,13 @@ impl AnnouncePlan {
     }
 
     /// What this node drops at an announced prefix, for all owners.
-    fn dropped(&self, prefix: &IpNetwork, by: &Announcement) -> BTreeSet<Dropped> {
-        let announced_for = Owner::from(by.because.clone());
-        let of_claim = |(claimant, claim): (&Claimant, &Claim)| {
+    fn dropped(&self, prefix: &IpNetwork, by: &Announcement) -> BTreeSet<DroppedFrontend> {
+        let announced_for = PrefixOwner::from(by.reason.clone());
+        let of_claim = |(claimant, claim): (&PrefixClaimant, &PrefixClaim)| {
             let (service, announced_for) = (claimant.clone(), announced_for.clone());
             claim.dropped.clone().into_iter().filter_map(move |key| {
                 let (service, announced_for) = (service.clone()?, announced_for.clone());
-                Some(Dropped { key, service, announced_for })
+                Some(DroppedFrontend { key, service, announced_for })
             })
         };
         self.about(prefix).flat_map(of_claim).collect()
@@ -237,11 +238,11 @@ impl AnnouncePlan {
     /// Of two owners of one prefix, the one with the higher class counts, then the first by name.
     fn announcement(&self, prefix: &IpNetwork) -> Option<&Announcement> {
         let wanted = self.about(prefix).filter_map(|(_, claim)| claim.verdict.as_ref().ok());
-        wanted.min_by_key(|announcement| (Reverse(announcement.class), &announcement.because))
+        wanted.min_by_key(|announcement| (Reverse(announcement.class), &announcement.reason))
     }
 
     /// Sorted by reason: the first one is reported.
-    fn silents(&self, prefix: &IpNetwork) -> impl Iterator<Item = &Silent> {
+    fn withheld_claims(&self, prefix: &IpNetwork) -> impl Iterator<Item = &Withheld> {
         self.about(prefix).filter_map(|(_, claim)| claim.verdict.as_ref().err())
     }
 
@@ -256,10 +257,13 @@ impl AnnouncePlan {
         ranked.sort();
         for (_, prefix) in ranked.drain(most..) {
             self.decided.dropped.remove(&prefix);
-            if let Some(Announcement { because, .. }) = self.decided.wanted.remove(&prefix) {
-                let over = Silent { why: WhyNot::OverLimit(most), owner: Owner::from(because) };
-                let silent = self.silents(&prefix).chain([&over]).min().cloned();
-                self.decided.silent.extend(silent.map(|silent| (prefix, silent)));
+            if let Some(Announcement { reason, .. }) = self.decided.wanted.remove(&prefix) {
+                let over = Withheld {
+                    reason: WithheldReason::OverLimit(most),
+                    owner: PrefixOwner::from(reason),
+                };
+                let withheld = self.withheld_claims(&prefix).chain([&over]).min().cloned();
+                self.decided.withheld.extend(withheld.map(|withheld| (prefix, withheld)));
                 self.surplus.insert(prefix);
             }
         }
@@ -268,6 +272,6 @@ impl AnnouncePlan {
 
 /// Above the limit, those that sort first stay.
 fn rank(announcement: &Announcement) -> (bool, bool, Arc<str>) {
-    let Announcement { class, because, since, .. } = announcement;
-    (because.is_service(), *class != Class::PodRange, since.clone())
+    let Announcement { class, reason, since, .. } = announcement;
+    (reason.is_service(), *class != AnnouncementClass::PodRange, since.clone())
 }

@@ -7,13 +7,13 @@ use std::num::NonZeroU16;
 use super::blocks::piece_of;
 use super::identity::IdentityKey;
 use super::rules::Direction;
-use super::side::{Decision, Isolation, Side};
+use super::side::{Isolation, Side, SideDecision};
 use super::{FirewallPlan, IdentityId, ToNode};
 use denizen_model::{PolicyName, Protocol};
 
 /// A connection, by its first packet as policies see it: after DNAT, and before SNAT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Flow {
+pub struct PolicyFlow {
     /// The client.
     pub source: IpAddr,
     /// The endpoint.
@@ -33,12 +33,12 @@ pub struct PolicyStep {
     pub pod: String,
     /// The policies that isolate it.
     pub policies: Vec<PolicyName>,
-    pub judged: Judged,
+    pub result: PolicyResult,
 }
 
 /// What the policies of one pod say in one direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Judged {
+pub enum PolicyResult {
     /// No policy isolates the pod.
     Open,
     /// A rule permits it.
@@ -60,24 +60,24 @@ pub enum Judged {
 
 /// The policies that forbid a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refusal {
+pub struct PolicyRejection {
     pub direction: Direction,
     pub pod: IpAddr,
 }
 
 impl FirewallPlan {
     /// The policies that forbid a flow, if any do, exactly as the kernel's rules decide.
-    pub fn refusal(&self, flow: &Flow) -> Option<Refusal> {
+    pub fn rejection(&self, flow: &PolicyFlow) -> Option<PolicyRejection> {
         let mut asked = self.asked(flow).into_iter().flatten();
         asked.find_map(|(direction, pod)| {
             let side = self.sides.get(&pod)?.of(direction);
             let is_refused = !self.passes(side, other_end(flow, direction), flow);
-            is_refused.then_some(Refusal { direction, pod })
+            is_refused.then_some(PolicyRejection { direction, pod })
         })
     }
 
     /// What each direction says of a flow, for pods of this node.
-    pub fn explain(&self, flow: &Flow) -> Vec<PolicyStep> {
+    pub fn explain(&self, flow: &PolicyFlow) -> Vec<PolicyStep> {
         let asked = self.asked(flow).into_iter().flatten();
         let steps = asked.filter_map(|(direction, pod)| {
             let subject = self.subjects.get(self.owners.get(&pod)?)?;
@@ -90,7 +90,7 @@ impl FirewallPlan {
                 direction,
                 pod: subject.pod.as_ref().map_or_else(|| pod.to_string(), ToString::to_string),
                 policies: class.map(|class| class.policies.clone()).unwrap_or_default(),
-                judged: self.judged(decision, other_end(flow, direction), flow),
+                result: self.result(decision, other_end(flow, direction), flow),
             })
         });
         steps.collect()
@@ -98,7 +98,7 @@ impl FirewallPlan {
 
     /// The directions whose policies count for a flow, each with its pod. A pod may always reach
     /// itself, and a node its own pods.
-    fn asked(&self, flow: &Flow) -> [Option<(Direction, IpAddr)>; 2] {
+    fn asked(&self, flow: &PolicyFlow) -> [Option<(Direction, IpAddr)>; 2] {
         let is_to_itself = flow.source == flow.destination;
         let [is_from_node, is_to_node] =
             [flow.source, flow.destination].map(|end| self.own.contains(&end));
@@ -115,7 +115,7 @@ impl FirewallPlan {
         ]
     }
 
-    fn passes(&self, side: &Side, peer: IpAddr, flow: &Flow) -> bool {
+    fn passes(&self, side: &Side, peer: IpAddr, flow: &PolicyFlow) -> bool {
         match side.isolation {
             Isolation::Open => true,
             Isolation::Pending => false,
@@ -129,16 +129,16 @@ impl FirewallPlan {
         }
     }
 
-    fn judged(&self, decision: &Decision, peer: IpAddr, flow: &Flow) -> Judged {
+    fn result(&self, decision: &SideDecision, peer: IpAddr, flow: &PolicyFlow) -> PolicyResult {
         let class = match (decision.isolation, &decision.class) {
-            (Isolation::Open, _) => return Judged::Open,
+            (Isolation::Open, _) => return PolicyResult::Open,
             (Isolation::Isolated, Some(class)) => class,
-            (Isolation::Pending, _) | (Isolation::Isolated, None) => return Judged::Pending,
+            (Isolation::Pending, _) | (Isolation::Isolated, None) => return PolicyResult::Pending,
         };
         let key = self.key_of(peer);
         match class.permitting(&self.rules, key.as_ref(), flow.protocol, flow.port) {
-            None => Judged::Refused,
-            Some(permitting) => Judged::Permitted {
+            None => PolicyResult::Refused,
+            Some(permitting) => PolicyResult::Permitted {
                 policy: permitting.policy.clone(),
                 rule: permitting.index,
                 peer: permitting
@@ -163,7 +163,7 @@ impl FirewallPlan {
     }
 }
 
-fn other_end(flow: &Flow, direction: Direction) -> IpAddr {
+fn other_end(flow: &PolicyFlow, direction: Direction) -> IpAddr {
     match direction {
         Direction::Ingress => flow.source,
         Direction::Egress => flow.destination,

@@ -7,28 +7,29 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Decoder, EndpointSlice, Key, Kind, ObjectError, Service, Warning, foreign_service, namespace,
-    network_policy, node, other_node, pod, service, service_cidr, slice,
+    Decoder, EndpointSlice, ObjectError, ObjectKey, ObjectKind, ServiceObject, Warning,
+    foreign_service, namespace, network_policy, node, other_node, pod, service, service_cidr,
+    slice,
 };
 use denizen_model::Event;
 
 /// An object of a known kind that is not decoded yet.
 #[derive(Debug)]
-pub struct Found<'a> {
-    kind: Kind,
-    raw: Raw<'a>,
+pub struct RawObject<'a> {
+    kind: ObjectKind,
+    raw: RawText<'a>,
 }
 
 #[derive(Debug)]
-enum Raw<'a> {
+enum RawText<'a> {
     Json(&'a str),
     Tree(Value),
 }
 
 /// A decoded object.
 #[derive(Debug)]
-pub struct Said {
-    pub key: Key,
+pub struct DecodedObject {
+    pub key: ObjectKey,
     /// A hash of the object's text, and for a pod, whose status often changes, of `event`.
     pub digest: u64,
     /// The object in the model's terms.
@@ -39,7 +40,7 @@ pub struct Said {
 
 /// The name of an object that is otherwise malformed.
 #[derive(Deserialize)]
-struct Named {
+struct ObjectWithName {
     metadata: NamedMetadata,
 }
 
@@ -49,25 +50,25 @@ struct NamedMetadata {
     name: String,
 }
 
-impl<'a> Found<'a> {
-    pub fn json(kind: Kind, json: &'a str) -> Self {
-        Self { kind, raw: Raw::Json(json) }
+impl<'a> RawObject<'a> {
+    pub fn json(kind: ObjectKind, json: &'a str) -> Self {
+        Self { kind, raw: RawText::Json(json) }
     }
 
     /// An object as a JSON tree, decoded from another format.
-    pub fn tree(kind: Kind, tree: Value) -> Self {
-        Self { kind, raw: Raw::Tree(tree) }
+    pub fn tree(kind: ObjectKind, tree: Value) -> Self {
+        Self { kind, raw: RawText::Tree(tree) }
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ObjectKind {
         self.kind
     }
 
     /// A hash of the object's text.
     pub fn digest(&self) -> u64 {
         match &self.raw {
-            Raw::Json(json) => hash(json),
-            Raw::Tree(tree) => hash(tree),
+            RawText::Json(json) => hash(json),
+            RawText::Tree(tree) => hash(tree),
         }
     }
 
@@ -75,92 +76,92 @@ impl<'a> Found<'a> {
     ///
     /// # Errors
     /// [`ObjectError`] if nothing of it can be used.
-    pub fn said(
+    pub fn decode(
         &self,
         decoder: &mut Decoder,
         warnings: &mut Vec<Warning>,
-    ) -> Result<Option<Said>, ObjectError> {
+    ) -> Result<Option<DecodedObject>, ObjectError> {
         let mut triggered = None;
         let (key, event) = match self.kind {
-            Kind::Service => {
-                let raw: Service = self.typed()?;
+            ObjectKind::Service => {
+                let raw: ServiceObject = self.typed()?;
                 let service = service(&raw, warnings)?;
                 let shared = service.as_ref().map(|service| service.name.clone());
                 let name = shared.unwrap_or_else(|| raw.metadata.service_name());
-                let key = Key::Service(name.clone());
+                let key = ObjectKey::Service(name.clone());
                 match foreign_service(&raw) {
                     Some(foreign) => (key, Event::ForeignService(name, foreign)),
                     None => (key, Event::Service(name, service)),
                 }
             }
-            Kind::EndpointSlice => {
+            ObjectKind::EndpointSlice => {
                 let raw: EndpointSlice = self.typed()?;
                 let slice = slice(&raw, warnings)?;
                 let shared = slice.as_ref().map(|slice| slice.name.clone());
                 let name = shared.unwrap_or_else(|| raw.metadata.slice_name());
                 triggered = raw.metadata.triggered();
-                (Key::Slice(name.clone()), Event::Slice(name, slice))
+                (ObjectKey::Slice(name.clone()), Event::Slice(name, slice))
             }
-            Kind::Node => {
-                let raw: super::Node = self.typed()?;
+            ObjectKind::Node => {
+                let raw: super::NodeObject = self.typed()?;
                 if raw.metadata.name == *decoder.node_name {
-                    (Key::Node, Event::Node(Some(node(&raw, warnings)?)))
+                    (ObjectKey::Node, Event::Node(Some(node(&raw, warnings)?)))
                 } else if decoder.other_nodes {
                     let (name, node) = other_node(&raw, warnings)?;
-                    (Key::OtherNode(name.clone()), Event::OtherNode(name, Some(node)))
+                    (ObjectKey::OtherNode(name.clone()), Event::OtherNode(name, Some(node)))
                 } else {
                     return Ok(None);
                 }
             }
-            Kind::ServiceCidr => {
+            ObjectKind::ServiceCidr => {
                 let (name, ranges) = service_cidr(&self.typed()?, warnings)?;
-                let key = Key::ServiceCidr(name.clone());
+                let key = ObjectKey::ServiceCidr(name.clone());
                 (key, Event::ServiceCidr(name, Some(ranges)))
             }
-            Kind::Namespace => {
+            ObjectKind::Namespace => {
                 let namespace = namespace(&self.typed()?, decoder, warnings)?;
                 let name = namespace.name.clone();
-                (Key::Namespace(name.clone()), Event::Namespace(name, Some(namespace)))
+                (ObjectKey::Namespace(name.clone()), Event::Namespace(name, Some(namespace)))
             }
-            Kind::Pod => {
+            ObjectKind::Pod => {
                 let (name, pod) = pod(&self.typed()?, decoder, warnings)?;
-                let (key, digest) = (Key::Pod(name.clone()), hash(&pod));
+                let (key, digest) = (ObjectKey::Pod(name.clone()), hash(&pod));
                 let event = Event::ClusterPod(name, pod);
-                return Ok(Some(Said { key, digest, event, triggered }));
+                return Ok(Some(DecodedObject { key, digest, event, triggered }));
             }
-            Kind::NetworkPolicy => {
+            ObjectKind::NetworkPolicy => {
                 let policy = network_policy(&self.typed()?, warnings)?;
                 let name = policy.name.clone();
-                (Key::NetworkPolicy(name.clone()), Event::NetworkPolicy(name, Some(policy)))
+                (ObjectKey::NetworkPolicy(name.clone()), Event::NetworkPolicy(name, Some(policy)))
             }
         };
         let digest = self.digest();
-        Ok(Some(Said { key, digest, event, triggered }))
+        Ok(Some(DecodedObject { key, digest, event, triggered }))
     }
 
     /// Names the object, if at least its name can be read.
-    pub fn key(&self, decoder: &Decoder) -> Option<Key> {
+    pub fn key(&self, decoder: &Decoder) -> Option<ObjectKey> {
         let NamedMetadata { namespace, name } = self.named()?;
         let namespace = namespace.filter(|namespace| !namespace.is_empty());
         let namespace = namespace.as_deref().unwrap_or("default");
-        Some(Key::new(self.kind, namespace, &name, &decoder.node_name))
+        Some(ObjectKey::new(self.kind, namespace, &name, &decoder.node_name))
     }
 
     fn typed<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
         // Tracking the path costs time, so it is done only after an error.
         let typed = match &self.raw {
-            Raw::Json(json) => serde_json::from_str(json),
-            Raw::Tree(tree) => T::deserialize(tree),
+            RawText::Json(json) => serde_json::from_str(json),
+            RawText::Tree(tree) => T::deserialize(tree),
         };
         typed.or_else(|_| self.typed_with_path())
     }
 
     fn typed_with_path<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
         let typed = match &self.raw {
-            Raw::Json(json) => {
+            RawText::Json(json) => {
                 serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json))
             }
-            Raw::Tree(tree) => serde_path_to_error::deserialize(tree),
+            RawText::Tree(tree) => serde_path_to_error::deserialize(tree),
         };
         typed.map_err(|error| ObjectError::Malformed {
             kind: self.kind,
@@ -178,8 +179,8 @@ impl<'a> Found<'a> {
 
     fn named(&self) -> Option<NamedMetadata> {
         let named = match &self.raw {
-            Raw::Json(json) => serde_json::from_str::<Named>(json),
-            Raw::Tree(tree) => Named::deserialize(tree),
+            RawText::Json(json) => serde_json::from_str::<ObjectWithName>(json),
+            RawText::Tree(tree) => ObjectWithName::deserialize(tree),
         };
         named.ok().map(|named| named.metadata)
     }

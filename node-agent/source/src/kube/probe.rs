@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::access::{Access, AccessError};
 pub use super::failure::Failure;
 use crate::Features;
-use crate::object::Kind;
+use crate::object::ObjectKind;
 
 /// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -56,7 +56,7 @@ impl Right {
         for kind in features.kinds() {
             let path = kind.request().url_path;
             rights.extend(["list", "watch"].map(|verb| Self::to(verb, &path)));
-            if kind == Kind::Pod {
+            if kind == ObjectKind::Pod {
                 rights.push(Self::to("get", &path));
             }
         }
@@ -85,11 +85,11 @@ pub struct Server {
 }
 
 /// A client that asks.
-pub struct Look {
+pub struct ServerProbe {
     client: Client,
 }
 
-impl Look {
+impl ServerProbe {
     /// With these credentials. No connection is made yet.
     pub async fn open(access: &Access) -> Result<Self, AccessError> {
         Ok(Self { client: access.client().await? })
@@ -104,7 +104,8 @@ impl Look {
             let (head, body) = response.into_parts();
             Ok::<_, kube::Error>((head, body.collect().await?.to_bytes()))
         };
-        let (head, body) = timeout(ANSWER, answer).await.map_err(|_| Failure::Silent(ANSWER))??;
+        let (head, body) =
+            timeout(ANSWER, answer).await.map_err(|_| Failure::TimedOut(ANSWER))??;
         let code = head.status.as_u16();
         if code == 401 || code >= 500 {
             let message = head.status.to_string();
@@ -146,8 +147,8 @@ impl Look {
     }
 
     pub async fn has_node(&self, name: &str) -> Result<bool, Failure> {
-        let page = Kind::Node.page(Kind::Node.fields(name, Features::default()), None);
-        let request = Kind::Node.request().list(&page);
+        let page = ObjectKind::Node.page(ObjectKind::Node.fields(name, Features::default()), None);
+        let request = ObjectKind::Node.request().list(&page);
         let request = request.map_err(|error| Failure::from(kube::Error::BuildRequest(error)))?;
         let list: Value =
             serde_json::from_str(&self.ask(request).await?).map_err(Failure::Answer)?;
@@ -156,7 +157,7 @@ impl Look {
 
     async fn ask(&self, request: Request<Vec<u8>>) -> Result<String, Failure> {
         let answer = timeout(ANSWER, self.client.request_text(request)).await;
-        Ok(answer.map_err(|_| Failure::Silent(ANSWER))??)
+        Ok(answer.map_err(|_| Failure::TimedOut(ANSWER))??)
     }
 }
 
