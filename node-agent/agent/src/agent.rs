@@ -9,6 +9,7 @@ mod foreign;
 mod history;
 mod network_policy;
 mod open_files;
+mod plugin_waits;
 mod publish;
 mod requests;
 mod run_dir;
@@ -19,6 +20,7 @@ mod stop;
 mod turn;
 mod view;
 
+use std::collections::{BTreeSet, HashSet};
 use std::future::pending;
 use std::pin::pin;
 use std::sync::Arc;
@@ -32,16 +34,17 @@ use tracing::{debug, error, info, warn};
 
 pub(crate) use self::alone::named as process_named;
 pub use self::alone::{AloneError, alone_here};
+use self::bridges::Bridges;
 use self::flush::Flush;
 use self::foreign::{foreign_change, watch_forward};
 use self::network_policy::Enforcer;
+use self::plugin_waits::PluginWaits;
 use self::publish::Publisher;
-use self::requests::Waiting;
 use self::sampling::Sampling;
 use self::sources::Sources;
 use self::stop::Stop;
 pub use self::stop::pause;
-use self::turn::Next;
+use self::turn::{Next, StopWatch};
 use crate::config::Config;
 use crate::control::Asked;
 use crate::engine::Engine;
@@ -49,11 +52,12 @@ use crate::http;
 use crate::memory::trim;
 use denizen_backend::BackendName;
 use denizen_backend::forward::Findings;
-use denizen_backend::sysctl::{BridgeFilter, HairpinPorts, Reconciler};
+use denizen_backend::sysctl::Reconciler;
 use denizen_backend::takeover::Predecessor;
-use denizen_model::Event;
+use denizen_model::{Event, PodName};
 use denizen_nft::Watch;
 use denizen_observe::status::LastSync;
+use denizen_plan::FirewallPlan;
 use denizen_routing::bird::BirdController;
 use denizen_routing::{Announcer, DirectRouter, SendNotice, pollable};
 use denizen_source::attachments;
@@ -112,6 +116,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     );
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
+    let bridges = Bridges::new(&config);
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
     let engine = engine.with_records(sources::records(&config.run_dir));
     let bird = BirdController::start(config.routing.announced(), &config.run_dir)
@@ -124,14 +129,12 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         backend_why,
         enforcer,
         settings,
-        bridge_filter: BridgeFilter::new(&config.sysctl_dir, &config.run_dir),
-        hairpin_ports: HairpinPorts::new(config.hairpin_mode),
+        bridges,
         elsewhere,
         found,
         sources,
         run_dir_lost: run_dir.is_lost,
-        waiting: Vec::new(),
-        last_ticket: 0,
+        plugin_waits: PluginWaits::default(),
         watch: None,
         begun: None,
         predecessor: Predecessor::of(config.backend.name),
@@ -156,10 +159,7 @@ struct Agent {
     /// Who enforces NetworkPolicies.
     enforcer: Enforcer,
     settings: Reconciler,
-    /// Shows the frames between ports of restricted pods' bridges to IP rules.
-    bridge_filter: BridgeFilter,
-    /// Lets bridged pods reach themselves through services.
-    hairpin_ports: HairpinPorts,
+    bridges: Bridges,
     /// Notified of changes in tables that are not ours.
     elsewhere: Arc<Notify>,
     /// Findings in other firewalls' chains.
@@ -167,9 +167,7 @@ struct Agent {
     sources: Sources,
     /// Whether only a restart restores the run directory.
     run_dir_lost: watch::Receiver<bool>,
-    waiting: Vec<Waiting>,
-    /// The last ticket of a read of policies.
-    last_ticket: u64,
+    plugin_waits: PluginWaits,
     /// Watches for foreign changes, once everything is programmed.
     watch: Option<AsyncFd<Watch>>,
     /// Since when a change has been waiting to be programmed.
@@ -241,10 +239,55 @@ impl Agent {
             };
             retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
-        self.leave_no_samples();
+        if self.sampling.end(&mut self.engine) {
+            self.program(false);
+        }
         info!("stopping; the rules stay in the kernel");
         self.predecessor.wait();
         Ok(())
+    }
+
+    /// One turn. Returns whether programming succeeded, if the turn led to it.
+    fn turn(
+        &mut self,
+        next: Next,
+        events: &mut mpsc::Receiver<Vec<Event>>,
+        requests: &mut mpsc::Receiver<Asked>,
+    ) -> Option<bool> {
+        let watch = StopWatch::start(next.name());
+        let tried = match next {
+            Next::Events(batch) => self.take(batch, events),
+            Next::ForeignChange(is_ours) => self.repair(is_ours),
+            Next::Flush(step) => {
+                let awaited = self.plugin_waits.awaited(self.engine.plan());
+                self.flush.take(step, &mut self.engine, &awaited);
+                self.release();
+                None
+            }
+            Next::Continue | Next::Retry => Some(self.program(false)),
+            Next::Request(asked) => requests::answer_all(self, asked, requests),
+            Next::EndSampling => {
+                self.sampling.end(&mut self.engine);
+                Some(self.program(false))
+            }
+            Next::Announce => {
+                self.announce_again();
+                None
+            }
+            Next::PoliciesRead(ticket) => self.policies_read(ticket, events),
+            Next::Heartbeat => self.beat().then(|| self.program(false)),
+            Next::RunDir => {
+                self.publisher.run_dir_lost(*self.run_dir_lost.borrow_and_update());
+                None
+            }
+            Next::Glance => self.engine.is_disturbed().then(|| self.program(true)),
+            Next::Resync => {
+                trim();
+                Some(self.program(true))
+            }
+        };
+        watch.stop(&self.publisher.metrics.own.loop_turn);
+        tried
     }
 
     /// Applies all queued batches, so that a burst is one change.
@@ -256,7 +299,7 @@ impl Agent {
             self.accept(batch);
         }
         if let Some(router) = &self.direct_router {
-            router.update(self.engine.nodes());
+            router.update(self.engine.model().nodes());
         }
         if let Some(bird) = &self.bird {
             bird.update(self.engine.model());
@@ -292,7 +335,7 @@ impl Agent {
         let result = if look {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
-                    self.engine.note_repair(begun.elapsed());
+                    self.engine.activity_mut().repaired(begun.elapsed());
                     warn!(elements = repair.elements, rebuilt = repair.rebuilt, "drift repaired");
                 }
             })
@@ -344,11 +387,43 @@ impl Agent {
             self.publisher.firewall_programmed(now(), is_changed);
         }
         self.sources.unknown_pods.send_if_modified(|unknown| {
-            let now = self.engine.unknown_pods();
+            let firewall = self.engine.plan().firewall();
+            let now: BTreeSet<PodName> =
+                firewall.into_iter().flat_map(FirewallPlan::lacking_labels).cloned().collect();
             let differs = *unknown != now;
             *unknown = now;
             differs
         });
+    }
+
+    /// Answers the plugin's ADDs and DELs that need not wait any more.
+    fn release(&mut self) {
+        let (flush, metrics) = (&self.flush, &self.publisher.metrics);
+        let reader = &self.sources.read_policies;
+        self.plugin_waits.release(&self.engine, flush, metrics, reader);
+    }
+
+    /// Takes the events that were sent before a read of policies was done, and those of the other
+    /// reads that are done. Then their ADDs wait only until the events are programmed.
+    fn policies_read(
+        &mut self,
+        ticket: u64,
+        events: &mut mpsc::Receiver<Vec<Event>>,
+    ) -> Option<bool> {
+        let mut done = HashSet::from([ticket]);
+        while let Ok(ticket) = self.sources.policies_read.try_recv() {
+            done.insert(ticket);
+        }
+        self.plugin_waits.policies_read(&done);
+        let programmed = self.take(Vec::new(), events);
+        self.release();
+        programmed
+    }
+
+    /// Returns whether what bridges cannot do changes the rules.
+    fn set_up_bridges(&mut self, check: bool) -> bool {
+        let without_netfilter = self.bridges.keep(self.engine.plan(), check);
+        self.engine.set_without_netfilter(without_netfilter)
     }
 
     /// Looks at the announcements again. What is decided and not programmed yet stays as it is.
@@ -360,7 +435,7 @@ impl Agent {
     /// The other nodes' addresses and podCIDRs are not announced, and no rule depends on them.
     fn announce_for_new_nodes(&mut self) {
         let Some(announcer) = &self.announcer else { return };
-        if self.engine.nodes().is_some_and(|nodes| announcer.differs(&nodes)) {
+        if self.engine.model().nodes().is_some_and(|nodes| announcer.differs(&nodes)) {
             self.announce_as_decided();
         }
     }

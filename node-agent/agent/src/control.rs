@@ -21,6 +21,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use denizen_observe::status::view::ViewQuery;
+use denizen_plan::{FrontendAddress, FrontendKey, Plan};
 
 /// A request to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +99,16 @@ pub struct Sampled {
 
 /// Where a virtual server is asked: the protocol's number in the IP header, and the address.
 pub type ServerAddress = (u8, SocketAddr);
+
+/// Where the planned virtual servers are asked.
+pub fn server_addresses(plan: &Plan) -> Vec<ServerAddress> {
+    let keys = plan.ipvs().into_iter().flat_map(|ipvs| ipvs.servers().keys());
+    let at = |key: &FrontendKey| match key.address {
+        FrontendAddress::Ip(ip) => Some((key.protocol.number(), (ip, key.port.get()).into())),
+        FrontendAddress::Node(_) => None,
+    };
+    keys.filter_map(at).collect()
+}
 
 /// `{}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

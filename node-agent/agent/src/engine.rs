@@ -1,42 +1,38 @@
 //! Joins model, plan and backend: it takes events and programs the kernel. It has no task, no
 //! socket and no clock; `agent` drives it.
 
-mod connections;
-mod figures;
-mod health;
-mod notes;
+mod activity;
+mod status;
 #[cfg(test)]
 mod tests;
-mod view;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Kernel, Watch};
-use denizen_state::AttachmentId;
 use denizen_state::socket::WaitFor;
 use jiff::Timestamp;
 use thiserror::Error;
 use tracing::{info, warn};
 
+pub use self::activity::Activity;
 use crate::control::Sampled;
 use denizen_backend::chosen::{BackendConfig, Chosen, ChosenError};
 use denizen_backend::firewall::{self, Firewall, FirewallError, Records};
 use denizen_backend::nftables;
 use denizen_backend::sysctl::{Setting, live, on_loopback};
-use denizen_backend::{Backend, Draining, Figures, Repair, Report};
+use denizen_backend::{Backend, Figures, Repair, Report, SetSize};
 use denizen_iptables::Variant;
-use denizen_model::{Event, LocalPod, Model, PodName, PodVersion};
+use denizen_model::{Event, Model, PodVersion};
 use denizen_observe::names::Names;
-use denizen_observe::status::{DrainingSince, LastSync};
-use denizen_plan::conntrack::CandidateTracker;
+use denizen_observe::status::{DrainingSince, Status};
+use denizen_plan::conntrack::{CandidateTracker, StaleCandidates};
 use denizen_plan::explain::{ExplainStep, Explanation, FirstPacket, NotYet, explain};
 use denizen_plan::{
-    Capabilities, FirewallPlan, Frontend, Plan, PlanChanges, Planner, Policy, Sides,
+    Capabilities, Conflict, FirewallPlan, Frontend, HealthPorts, Plan, PlanChanges, Planner, Policy,
 };
 use denizen_routing::ProgrammedPlan;
 use denizen_routing::routes::UNSERVED;
@@ -66,8 +62,6 @@ pub struct Engine<B = Chosen> {
     report: Report,
     /// As of the last status.
     figures: Figures,
-    /// Since when each endpoint drains.
-    draining: BTreeMap<Draining, DrainingSince>,
     synced: bool,
     /// Conntrack entries that may have become stale, or may be forbidden or permitted now.
     candidate_tracker: CandidateTracker,
@@ -79,11 +73,7 @@ pub struct Engine<B = Chosen> {
     programmed_triggers: Vec<Timestamp>,
     /// A NetworkPolicy changed since the last [`Self::take_policies_changed`].
     policies_changed: bool,
-    last_sync: Option<LastSync>,
-    drift_repaired: u64,
-    last_repair: Option<Duration>,
-    flushed: u64,
-    flushing: bool,
+    activity: Activity,
     last_error: Option<String>,
     /// The result of [`Self::take_health_ports`] may have changed.
     health_ports_due: bool,
@@ -140,10 +130,10 @@ impl<B: Backend> Engine<B> {
         let planner = Planner::new(policy, capabilities);
         backend.update(planner.plan(), &PlanChanges::from_nothing(planner.plan()));
         let report = backend.report();
-        let draining = report.draining.iter().map(|it| (*it, DrainingSince::default()));
+        let draining = report.draining.iter().map(|endpoint| (*endpoint, DrainingSince::default()));
         Self {
             planner,
-            draining: draining.collect(),
+            activity: Activity { draining: draining.collect(), ..Activity::default() },
             report,
             backend,
             firewall: None,
@@ -155,11 +145,6 @@ impl<B: Backend> Engine<B> {
             decided_triggers: Vec::new(),
             programmed_triggers: Vec::new(),
             policies_changed: false,
-            last_sync: None,
-            drift_repaired: 0,
-            last_repair: None,
-            flushed: 0,
-            flushing: false,
             last_error: None,
             health_ports_due: false,
         }
@@ -253,7 +238,7 @@ impl<B: Backend> Engine<B> {
 
     /// The names of what the plan is about.
     pub fn names(&self) -> Names {
-        Names::of(self.plan(), self.planner.model(), &self.draining)
+        Names::of(self.plan(), self.planner.model(), &self.activity.draining)
     }
 
     /// Whether the whole plan is in the kernel.
@@ -298,7 +283,7 @@ impl<B: Backend> Engine<B> {
             self.synced |= self.plan().services().is_some() && self.report.settled;
         }
         let is_repaired = !self.report.repaired.is_none();
-        self.drift_repaired += u64::from(is_repaired);
+        self.activity.drift_repaired += u64::from(is_repaired);
         if is_repaired || result.as_ref().is_ok_and(|repair| !repair.is_none()) {
             self.candidate_tracker.rules_were_missing(self.planner.plan());
         }
@@ -317,7 +302,7 @@ impl<B: Backend> Engine<B> {
         if changes.complete && self.plan().policy().services {
             info!("everything is known: services are programmed from now on");
         }
-        changes.conflicts.iter().for_each(notes::warn_of);
+        changes.conflicts.iter().for_each(warn_of);
         for remark in &changes.remarks {
             warn!(%remark, "a Service is not served as written");
         }
@@ -341,7 +326,7 @@ impl<B: Backend> Engine<B> {
         });
         // Hundreds may be waiting whose records have not been read yet.
         is_written && self.firewall.as_ref().is_none_or(Firewall::has_pods) && {
-            let decided = self.plan().firewall().zip(self.recorded(&asked.wait_for));
+            let decided = self.plan().firewall().zip(self.plan().attachment(&asked.wait_for));
             decided.is_none_or(|(firewall, pod)| firewall.is_decided(pod))
         }
     }
@@ -375,52 +360,64 @@ impl<B: Backend> Engine<B> {
         std::mem::take(&mut self.policies_changed)
     }
 
-    /// The bridges on which pods are restricted.
-    pub fn restricted_bridges(&self) -> BTreeSet<Arc<str>> {
-        let plan = self.plan();
-        let is_restricted = |ip: &IpAddr| {
-            let sides = plan.firewall().and_then(|firewall| firewall.sides(*ip));
-            sides.is_some_and(Sides::is_restricted)
-        };
-        let bridged = plan.recorded().iter().filter(|pod| pod.port.is_some());
-        let restricted = bridged.filter(|pod| pod.ips.iter().any(is_restricted));
-        restricted.map(|pod| pod.interface.clone()).collect()
-    }
-
-    /// The bridges with recorded pods, while policies are in force.
-    pub fn guarded_bridges(&self) -> BTreeSet<Arc<str>> {
-        let plan = self.plan();
-        let is_enforced = plan.firewall().is_some_and(FirewallPlan::is_enforced);
-        let pods = plan.recorded().iter().filter(|_| is_enforced);
-        pods.filter_map(|pod| pod.bridge.clone()).collect()
-    }
-
-    /// The bridges of restricted pods in VLANs, which are cut off from their neighbours: IP rules
-    /// do not see what a bridge hands on in a VLAN.
-    pub fn cut_off_in_vlans(&self) -> BTreeSet<Arc<str>> {
-        let plan = self.plan();
-        let is_restricted =
-            |pod: &&LocalPod| plan.firewall().is_some_and(|firewall| firewall.is_restricted(pod));
-        let pods = plan.recorded().iter().filter(|pod| pod.is_in_vlan()).filter(is_restricted);
-        pods.filter_map(|pod| pod.bridge.clone()).collect()
-    }
-
     /// The bridges whose frames IP rules do not see. Returns whether that changes the rules.
     pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
         self.firewall.as_mut().is_some_and(|firewall| firewall.set_without_netfilter(bridges))
     }
 
-    /// A recorded attachment.
-    pub fn recorded(&self, attachment: &AttachmentId) -> Option<&LocalPod> {
-        // They are sorted by id.
-        let pods = self.plan().recorded();
-        pods.get(pods.binary_search_by(|pod| pod.id.cmp(attachment)).ok()?)
+    /// What was done, for `status`.
+    pub fn activity(&self) -> &Activity {
+        &self.activity
     }
 
-    /// The local pods whose labels are needed and not known.
-    pub fn unknown_pods(&self) -> BTreeSet<PodName> {
-        let firewall = self.plan().firewall();
-        firewall.into_iter().flat_map(FirewallPlan::lacking_labels).cloned().collect()
+    /// The same, to add to it.
+    pub fn activity_mut(&mut self) -> &mut Activity {
+        &mut self.activity
+    }
+
+    /// Notes that what drains now, and did not before, does since `at` (RFC 3339 in UTC).
+    pub fn note_draining(&mut self, at: &str) {
+        self.activity.drains(&self.report.draining, at);
+    }
+
+    /// What the agent knows and has programmed. `problems` are the sources'. The caller adds what
+    /// the engine does not know, such as the backend's name.
+    pub fn status(&mut self, problems: Vec<String>) -> Status {
+        status::status(self, problems)
+    }
+
+    /// The sizes of the backend's sets, as of the last status.
+    pub fn take_set_sizes(&mut self) -> Vec<SetSize> {
+        std::mem::take(&mut self.figures.sizes)
+    }
+
+    /// Whether a look that costs hardly anything finds that others removed what is programmed. Then
+    /// call [`Self::resync`].
+    pub fn is_disturbed(&mut self) -> bool {
+        self.backend.is_disturbed()
+    }
+
+    /// The health-check node ports, if they may have changed since the last call.
+    pub fn take_health_ports(&mut self) -> Option<HealthPorts> {
+        std::mem::take(&mut self.health_ports_due).then(|| self.plan().health_ports())?
+    }
+
+    /// The conntrack entries that may be stale, now that the plan is in the kernel. Each is
+    /// returned once.
+    pub fn take_stale_candidates(&mut self) -> StaleCandidates {
+        self.candidate_tracker.take(self.planner.plan())
+    }
+
+    /// The conntrack entries that may be stale since the last [`Self::take_stale_candidates`].
+    pub fn stale_candidates(&self) -> &StaleCandidates {
+        self.candidate_tracker.candidates()
+    }
+
+    /// Notes that a search for these candidates is over.
+    pub fn searched(&self, candidates: &StaleCandidates) {
+        if let Some(firewall) = &self.firewall {
+            firewall.departed_are_gone(self.plan(), candidates.departed());
+        }
     }
 
     /// Whether the first full set of rules is in the kernel.
@@ -445,4 +442,10 @@ impl<B: Backend> ProgrammedPlan for Engine<B> {
     fn is_rejected(&self, frontend: &Frontend) -> bool {
         !self.backend.rejected(frontend).is_empty()
     }
+}
+
+/// Warns of a claim that another one has taken.
+fn warn_of(lost: &Conflict) {
+    let Conflict { key, winner, loser } = lost;
+    warn!(%key, service = %winner, %loser, "two services claim one address and port");
 }

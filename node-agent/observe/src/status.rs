@@ -3,6 +3,7 @@
 pub mod health;
 mod ipvs;
 pub mod metrics;
+pub mod tables;
 pub mod view;
 
 use std::fmt;

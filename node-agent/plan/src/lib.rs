@@ -23,6 +23,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use denizen_state::AttachmentId;
 use jiff::Timestamp;
 
 pub use self::announce::{
@@ -161,6 +162,40 @@ impl Plan {
     /// The recorded pods; none while the state file could not be read yet.
     pub fn recorded(&self) -> &[LocalPod] {
         recorded(&self.pods)
+    }
+
+    /// A recorded attachment.
+    pub fn attachment(&self, id: &AttachmentId) -> Option<&LocalPod> {
+        // They are sorted by id.
+        let pods = self.recorded();
+        pods.get(pods.binary_search_by(|pod| pod.id.cmp(id)).ok()?)
+    }
+
+    /// The bridges on which pods are restricted.
+    pub fn restricted_bridges(&self) -> BTreeSet<Arc<str>> {
+        let is_restricted = |ip: &IpAddr| {
+            let sides = self.firewall().and_then(|firewall| firewall.sides(*ip));
+            sides.is_some_and(Sides::is_restricted)
+        };
+        let bridged = self.recorded().iter().filter(|pod| pod.port.is_some());
+        let restricted = bridged.filter(|pod| pod.ips.iter().any(is_restricted));
+        restricted.map(|pod| pod.interface.clone()).collect()
+    }
+
+    /// The bridges with recorded pods, while policies are in force.
+    pub fn guarded_bridges(&self) -> BTreeSet<Arc<str>> {
+        let is_enforced = self.firewall().is_some_and(FirewallPlan::is_enforced);
+        let pods = self.recorded().iter().filter(|_| is_enforced);
+        pods.filter_map(|pod| pod.bridge.clone()).collect()
+    }
+
+    /// The bridges of restricted pods in VLANs, which are cut off from their neighbours: IP rules
+    /// do not see what a bridge hands on in a VLAN.
+    pub fn bridges_cut_off_in_vlans(&self) -> BTreeSet<Arc<str>> {
+        let is_restricted =
+            |pod: &&LocalPod| self.firewall().is_some_and(|firewall| firewall.is_restricted(pod));
+        let pods = self.recorded().iter().filter(|pod| pod.is_in_vlan()).filter(is_restricted);
+        pods.filter_map(|pod| pod.bridge.clone()).collect()
     }
 
     /// The decisions about services; `None` while services, their endpoints or the node are not

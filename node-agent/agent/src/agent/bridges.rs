@@ -1,19 +1,53 @@
 //! What bridges and their ports need beside rules.
 
-use super::Agent;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-impl Agent {
-    /// Bridges with restricted pods show their frames to IP rules; where they cannot, those pods
-    /// are cut off from their neighbours. Pods' ports get back what a service hands to the sender.
-    /// Returns whether that changes the rules.
-    pub(super) fn set_up_bridges(&mut self, check: bool) -> bool {
-        self.bridge_filter.keep(self.engine.restricted_bridges(), check);
-        self.bridge_filter.keep_from_learning(self.engine.guarded_bridges(), check);
-        let plan = self.engine.plan();
+use crate::config::Config;
+use denizen_backend::sysctl::{BridgeFilter, HairpinPorts};
+use denizen_model::LocalPod;
+use denizen_plan::Plan;
+
+/// The settings of bridges with recorded pods.
+pub(super) struct Bridges {
+    /// Shows the frames between ports of restricted pods' bridges to IP rules.
+    filter: BridgeFilter,
+    /// Lets bridged pods reach themselves through services.
+    hairpin_ports: HairpinPorts,
+}
+
+impl Bridges {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            filter: BridgeFilter::new(&config.sysctl_dir, &config.run_dir),
+            hairpin_ports: HairpinPorts::new(config.hairpin_mode),
+        }
+    }
+
+    /// Bridges with restricted pods show their frames to IP rules, and pods' ports get back what a
+    /// service hands to the sender. Returns the bridges that cannot: their restricted pods are to
+    /// be cut off from their neighbours.
+    pub(super) fn keep(&mut self, plan: &Plan, check: bool) -> BTreeSet<Arc<str>> {
+        self.filter.keep(plan.restricted_bridges(), check);
+        self.filter.keep_from_learning(plan.guarded_bridges(), check);
         let pods = if plan.policy().services { plan.recorded() } else { &[] };
         let ports = pods.iter().filter_map(|pod| pod.port.clone()).collect();
         self.hairpin_ports.keep(ports, check);
-        let without = self.bridge_filter.problems().keys().cloned().collect();
-        self.engine.set_without_netfilter(without)
+        self.filter.problems().keys().cloned().collect()
+    }
+
+    /// The bridges whose frames IP rules do not see, and why.
+    pub(super) fn unfiltered(&self) -> &BTreeMap<Arc<str>, String> {
+        self.filter.problems()
+    }
+
+    /// The ports of these pods that do not reach themselves through services.
+    pub(super) fn hairpin_warnings(&self, pods: &[LocalPod]) -> Vec<String> {
+        self.hairpin_ports.warnings(pods)
+    }
+
+    /// The ports whose hairpin mode is off, and why.
+    pub(super) fn hairpin_off(&self) -> &BTreeMap<Arc<str>, String> {
+        self.hairpin_ports.off()
     }
 }

@@ -26,7 +26,8 @@ use denizen_observe::status::LastSync;
 use denizen_observe::status::metrics::LikeKubeProxy;
 use denizen_packet::{PackedFlow, TrackedFlow, Treatment};
 use denizen_plan::MarkBit;
-use denizen_plan::conntrack::StaleCandidates;
+use denizen_plan::conntrack::{StaleCandidates, StaleFilter};
+use denizen_routing::ProgrammedPlan as _;
 use denizen_text::describe;
 
 /// The time that answers to earlier requests get: after its entry is deleted, an answer does not
@@ -172,9 +173,9 @@ impl Flush {
             let waiting = self.fresh.iter_mut().filter_map(|fresh| fresh.sync.take());
             reported = waiting.last().or(reported);
         }
-        engine.note_flushing(looking || !self.fresh.is_empty());
+        engine.activity_mut().is_flushing = looking || !self.fresh.is_empty();
         if let Some(sync) = reported {
-            engine.note_sync(sync);
+            engine.activity_mut().last_sync = Some(sync);
         }
     }
 
@@ -221,7 +222,9 @@ impl Flush {
                 let later = |entry: &TrackedFlow| {
                     self.fresh.iter().any(|fresh| fresh.candidates.concern(entry))
                 };
-                for (entry, treatment) in engine.treatments(&look.candidates, entries, awaited) {
+                let mut filter = StaleFilter::new(&look.candidates, engine.planner(), awaited);
+                for entry in entries {
+                    let Some(treatment) = filter.treatment(&entry) else { continue };
                     let since = self.waiting.get(&entry).copied().unwrap_or(now);
                     // The next pod with the address waits for what departed.
                     let may_wait = treatment.deletes() && !look.candidates.is_departed(&entry);
@@ -297,7 +300,7 @@ impl Flush {
         };
         engine.searched(&look.candidates);
         let Treated { deleted, forbidden, permitted } = treated;
-        engine.note_flushed(deleted);
+        engine.activity_mut().flushed += deleted as u64;
         self.metrics.conntrack_duration.observe(took.as_secs_f64());
         self.metrics.conntrack_deleted.inc_by(deleted as u64);
         if deleted > 0 {
@@ -324,7 +327,7 @@ impl Flush {
         }
         self.problem = problem;
         if let Some(sync) = self.finished(look.sync) {
-            engine.note_sync(sync);
+            engine.activity_mut().last_sync = Some(sync);
         }
         self.report_syncs(engine);
     }

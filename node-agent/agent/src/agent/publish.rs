@@ -141,12 +141,12 @@ impl Publisher {
     }
 
     /// Notes that a change is queued.
-    pub(super) fn queued<B>(&self, engine: &Engine<B>, now: Instant) {
+    pub(super) fn queued<B: Backend>(&self, engine: &Engine<B>, now: Instant) {
         let metrics = &self.metrics.like_kube_proxy;
         metrics.last_queued.set(seconds(Timestamp::now()));
         self.pulse.send_modify(|pulse| {
             pulse.alive = now;
-            pulse.node_eligible = engine.is_node_eligible();
+            pulse.node_eligible = engine.model().is_node_eligible();
             pulse.waiting.get_or_insert(now);
         });
     }

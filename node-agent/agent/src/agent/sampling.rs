@@ -5,11 +5,10 @@
 use std::future::pending;
 use std::time::Duration;
 
-use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
-use super::Agent;
 use crate::control::Sampled;
+use crate::engine::Engine;
 
 /// A command that watches asks again before this is over. If it ends, however it ends, the rules go
 /// that show packets.
@@ -29,36 +28,22 @@ impl Sampling {
             None => pending().await,
         }
     }
-}
 
-impl Agent {
-    /// Shows packets from now on. Returns the answer, and whether programming succeeded, if there
-    /// was anything to program.
-    pub(super) fn sample(&mut self) -> (Value, Option<bool>) {
-        let sampled = self.engine.sample_drops(true);
-        let Sampled { services, network_policies } = sampled;
-        if !services && !network_policies {
-            let error = "no rule of this agent's in nf_tables drops packets: services are not in \
-                         nf_tables (--backend), and NetworkPolicies are not enforced here";
-            return (json!({ "error": error }), None);
+    /// Shows packets from now on. Returns whose, and whether that is to be programmed; `None` if no
+    /// rule in nf_tables drops any.
+    pub(super) fn begin(&mut self, engine: &mut Engine) -> Option<(Sampled, bool)> {
+        let sampled = engine.sample_drops(true);
+        if !sampled.services && !sampled.network_policies {
+            return None;
         }
-        let is_new = self.sampling.until.is_none();
-        let programmed = is_new.then(|| self.program(false));
-        self.sampling.until = Some(Instant::now() + FOR);
-        (json!(sampled), programmed)
+        let is_new = self.until.replace(Instant::now() + FOR).is_none();
+        Some((sampled, is_new))
     }
 
-    /// Removes the rules that show packets, before the agent ends.
-    pub(super) fn leave_no_samples(&mut self) {
-        if self.sampling.until.is_some() {
-            self.end_sampling();
-        }
-    }
-
-    /// Removes the rules that show packets.
-    pub(super) fn end_sampling(&mut self) -> bool {
-        self.sampling.until = None;
-        self.engine.sample_drops(false);
-        self.program(false)
+    /// Shows none any more, which is to be programmed. Returns whether any was shown.
+    pub(super) fn end(&mut self, engine: &mut Engine) -> bool {
+        let was_on = self.until.take().is_some();
+        engine.sample_drops(false);
+        was_on
     }
 }

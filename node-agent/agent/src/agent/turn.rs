@@ -4,13 +4,11 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use prometheus_client::metrics::histogram::Histogram;
-use tokio::sync::mpsc;
 use tracing::info;
 
 use super::flush::Step;
-use super::{Agent, now};
+use super::now;
 use crate::control::Asked;
-use crate::memory::trim;
 use denizen_model::Event;
 
 /// A turn that takes longer is logged: all that comes meanwhile waits.
@@ -34,7 +32,7 @@ pub(super) enum Next {
 }
 
 impl Next {
-    fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Events(_) => "events",
             Self::ForeignChange(_) => "a foreign change",
@@ -53,50 +51,8 @@ impl Next {
     }
 }
 
-impl Agent {
-    /// Returns whether programming succeeded, if the turn led to it.
-    pub(super) fn turn(
-        &mut self,
-        next: Next,
-        events: &mut mpsc::Receiver<Vec<Event>>,
-        requests: &mut mpsc::Receiver<Asked>,
-    ) -> Option<bool> {
-        let watch = StopWatch::start(next.name());
-        let tried = match next {
-            Next::Events(batch) => self.take(batch, events),
-            Next::ForeignChange(is_ours) => self.repair(is_ours),
-            Next::Flush(step) => {
-                let awaited = self.awaited();
-                self.flush.take(step, &mut self.engine, &awaited);
-                self.release();
-                None
-            }
-            Next::Continue | Next::Retry => Some(self.program(false)),
-            Next::Request(asked) => self.answer_all(asked, requests),
-            Next::EndSampling => Some(self.end_sampling()),
-            Next::Announce => {
-                self.announce_again();
-                None
-            }
-            Next::PoliciesRead(ticket) => self.policies_read(ticket, events),
-            Next::Heartbeat => self.beat().then(|| self.program(false)),
-            Next::RunDir => {
-                self.publisher.run_dir_lost(*self.run_dir_lost.borrow_and_update());
-                None
-            }
-            Next::Glance => self.engine.is_disturbed().then(|| self.program(true)),
-            Next::Resync => {
-                trim();
-                Some(self.program(true))
-            }
-        };
-        watch.stop(&self.publisher.metrics.own.loop_turn);
-        tried
-    }
-}
-
 /// Measures a turn.
-struct StopWatch {
+pub(super) struct StopWatch {
     what: &'static str,
     begun: Instant,
     /// The thread's processor time then.
@@ -104,11 +60,11 @@ struct StopWatch {
 }
 
 impl StopWatch {
-    fn start(what: &'static str) -> Self {
+    pub(super) fn start(what: &'static str) -> Self {
         Self { what, begun: now(), used: used() }
     }
 
-    fn stop(self, turns: &Histogram) {
+    pub(super) fn stop(self, turns: &Histogram) {
         let elapsed = self.begun.elapsed();
         turns.observe(elapsed.as_secs_f64());
         if elapsed > LONG {

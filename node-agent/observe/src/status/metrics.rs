@@ -2,6 +2,7 @@
 //! the prefix `denizen_`. The loop writes them, and the HTTP server reads them.
 
 mod bgp;
+mod gauges;
 mod ipvs;
 mod network_policy;
 mod process;
@@ -21,6 +22,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::bgp::Bgp;
+pub use self::gauges::set_gauges;
 use self::ipvs::IpvsMetrics;
 use self::network_policy::NetworkPolicyMetrics;
 use self::process::Process;

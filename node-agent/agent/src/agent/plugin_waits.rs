@@ -1,0 +1,157 @@
+//! The plugin's ADDs and DELs that wait for their pods.
+
+use std::collections::{HashMap, HashSet};
+use std::iter;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use denizen_state::socket::{WaitAnswer, WaitFor};
+use nix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+use super::flush::Flush;
+use super::now;
+use crate::engine::Engine;
+use denizen_model::LocalPod;
+use denizen_observe::status::metrics::Metrics;
+use denizen_plan::Plan;
+use denizen_plan::conntrack::StaleCandidates;
+use denizen_source::kube::PolicyRead;
+
+/// All that wait.
+#[derive(Default)]
+pub(super) struct PluginWaits {
+    waiting: Vec<PluginWait>,
+    /// The last ticket of a read of policies.
+    last_ticket: u64,
+}
+
+/// A plugin's ADD or DEL that waits for its pod.
+struct PluginWait {
+    asked: WaitFor,
+    answer: oneshot::Sender<Value>,
+    since: Instant,
+    policies: PolicyFreshness,
+}
+
+/// Whether the policies of a new pod's namespace are as new as its ADD.
+#[derive(Clone, Copy, PartialEq)]
+enum PolicyFreshness {
+    /// Not yet.
+    Due,
+    /// They are asked for, with this ticket.
+    Asked(u64),
+    /// They are, or cannot be had in time.
+    Done,
+}
+
+impl PluginWaits {
+    /// Takes in a request. `answer` is sent by [`Self::release`].
+    pub(super) fn push(
+        &mut self,
+        asked: WaitFor,
+        answer: oneshot::Sender<Value>,
+        metrics: &Metrics,
+    ) {
+        let since = asked_at(&asked, metrics);
+        self.waiting.push(PluginWait { asked, answer, since, policies: PolicyFreshness::Due });
+    }
+
+    /// The addresses of pods whose ADDs wait.
+    pub(super) fn awaited(&self, plan: &Plan) -> HashSet<IpAddr> {
+        let adds = self.waiting.iter().filter(|wait| !wait.asked.removed);
+        let pods = adds.filter(|wait| !wait.answer.is_closed());
+        let pods = pods.filter_map(|wait| plan.attachment(&wait.asked.wait_for));
+        pods.flat_map(|pod| pod.ips.iter().copied()).collect()
+    }
+
+    /// Answers every ADD whose pod is programmed and has no connections of an earlier one, and
+    /// every DEL whose pod left nothing; drops those that gave up. Policies of new pods'
+    /// namespaces are read through `read_policies`.
+    pub(super) fn release(
+        &mut self,
+        engine: &Engine,
+        flush: &Flush,
+        metrics: &Metrics,
+        read_policies: &mpsc::Sender<PolicyRead>,
+    ) {
+        self.read_policies(engine.plan(), read_policies);
+        let searched = || iter::once(engine.stale_candidates()).chain(flush.unsearched());
+        let is_clean = !searched().any(StaleCandidates::has_departed);
+        // A table that cannot be read keeps no pod from its start.
+        let is_own = |pod: &LocalPod| {
+            is_clean
+                || flush.problem().is_some()
+                || !searched().any(|candidates| candidates.has_departed_of(&pod.ips))
+        };
+        let is_done = |wait: &PluginWait| {
+            engine.has_programmed(&wait.asked)
+                && match engine.plan().attachment(&wait.asked.wait_for) {
+                    Some(pod) => wait.policies == PolicyFreshness::Done && is_own(pod),
+                    None => is_clean,
+                }
+        };
+        let done = self.waiting.extract_if(.., |wait| wait.answer.is_closed() || is_done(wait));
+        for wait in done {
+            let answered = wait.answer.send(json!(WaitAnswer { programmed: true, reason: None }));
+            let outcome = if answered.is_ok() { "programmed" } else { "gave_up" };
+            let (own, took) = (&metrics.own, wait.since.elapsed().as_secs_f64());
+            if wait.asked.removed {
+                own.plugin_removal_wait.observe(took);
+            } else {
+                own.plugin_waits.get_or_create(&[("outcome", outcome)]).inc();
+                own.plugin_wait.observe(took);
+            }
+        }
+    }
+
+    /// Asks for the policies of new pods' namespaces: a policy that was stored before a pod may
+    /// come through its watch later.
+    fn read_policies(&mut self, plan: &Plan, reader: &mpsc::Sender<PolicyRead>) {
+        // Pods of one namespace that come together share a read.
+        let mut asked: HashMap<Arc<str>, PolicyFreshness> = HashMap::new();
+        let due = self.waiting.iter_mut().filter(|wait| wait.policies == PolicyFreshness::Due);
+        for wait in due {
+            let Some(recorded) = plan.attachment(&wait.asked.wait_for) else { continue };
+            let Some(pod) = &recorded.pod else {
+                wait.policies = PolicyFreshness::Done;
+                continue;
+            };
+            let freshness = asked.entry(pod.namespace.clone()).or_insert_with_key(|namespace| {
+                self.last_ticket += 1;
+                let (namespace, ticket) = (namespace.clone(), self.last_ticket);
+                // Nobody reads them if they are not enforced, or come from manifests.
+                match reader.try_send(PolicyRead { namespace, ticket }) {
+                    Ok(()) => PolicyFreshness::Asked(ticket),
+                    Err(_) => PolicyFreshness::Done,
+                }
+            });
+            wait.policies = *freshness;
+        }
+    }
+
+    /// Notes which reads of policies are done.
+    pub(super) fn policies_read(&mut self, done: &HashSet<u64>) {
+        for wait in &mut self.waiting {
+            if matches!(wait.policies, PolicyFreshness::Asked(ticket) if done.contains(&ticket)) {
+                wait.policies = PolicyFreshness::Done;
+            }
+        }
+    }
+}
+
+/// When a plugin asked: now, if it does not say. Notes how late its request is taken.
+fn asked_at(asked: &WaitFor, metrics: &Metrics) -> Instant {
+    let now = now();
+    let Some(delay) = asked.asked_at.and_then(since) else { return now };
+    metrics.own.plugin_request_delay.observe(delay.as_secs_f64());
+    now.checked_sub(delay).unwrap_or(now)
+}
+
+/// How long ago this was, in nanoseconds of `CLOCK_MONOTONIC`; `None` if it is yet to come.
+fn since(nanoseconds: u64) -> Option<Duration> {
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).ok()?);
+    now.checked_sub(Duration::from_nanos(nanoseconds))
+}

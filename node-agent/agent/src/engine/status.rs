@@ -1,0 +1,138 @@
+//! The engine's part of `status`.
+
+use std::net::IpAddr;
+
+use super::Engine;
+use denizen_backend::{Backend, Figures};
+use denizen_model::Listing;
+use denizen_observe::status::{DrainingStatus, IpvsStatus, NetworkPolicyStatus, Status};
+use denizen_plan::{Plan, Remark, ServicePlan, Sides};
+
+/// The most remarks of one kind that are shown.
+const MOST_REMARKS: usize = 32;
+
+/// What the agent knows and has programmed. `problems` are the sources'. The caller adds what
+/// the engine does not know, such as the backend's name.
+pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Status {
+    let mut errors = problems;
+    errors.extend(engine.last_error.clone());
+    errors.extend(engine.firewall_error.clone());
+    errors.extend(engine.report.contended.clone());
+    errors.extend(engine.report.rejected.iter().cloned());
+    errors.extend(lost_health_ports(engine.planner.plan()));
+    let (wrong, surprising) = remarks(engine.planner.plan());
+    errors.extend(wrong);
+    engine.figures = engine.backend.figures();
+    errors.append(&mut engine.figures.errors);
+    let network_policy = network_policy(engine, &mut errors);
+    let Figures { missed_lookups, affinity, .. } = &engine.figures;
+    let (model, services) = (engine.planner.model(), engine.planner.plan().services());
+    let pods = engine.planner.plan().recorded();
+    Status {
+        redirected_pods: pods.iter().filter(|pod| pod.redirect.is_some()).count(),
+        unredirected_pods: 0,
+        warnings: affinity.warnings().chain(surprising).collect(),
+        backend: String::new(),
+        backend_why: String::new(),
+        detect_local: engine.planner.plan().policy().detector.to_string(),
+        synced: engine.synced,
+        waiting_for: model.owed(Listing::SERVICES).map(|listing| listing.to_string()).collect(),
+        pods: model.pods().map_or(0, |pods| pods.pods.len()),
+        unrecorded_interfaces: 0,
+        routing: None,
+        announcements: None,
+        bgp: None,
+        ipvs: ipvs(engine),
+        services: model.service_count(),
+        endpoints: services.map_or(0, ServicePlan::endpoint_count),
+        generation: engine.programmed_pods.as_ref().map(|(_, generation)| generation.0),
+        last_sync: engine.activity.last_sync.clone(),
+        drift_repaired: engine.activity.drift_repaired,
+        last_repair_milliseconds: engine.activity.last_repair.map(|took| took.as_secs_f64() * 1e3),
+        missed_lookups: *missed_lookups,
+        network_policy_why: String::new(),
+        network_policy_engine: None,
+        network_policy,
+        affinity: affinity.clone(),
+        flushed: engine.activity.flushed,
+        flushing: engine.activity.is_flushing || !engine.is_settled(),
+        errors,
+    }
+}
+
+fn ipvs<B>(engine: &Engine<B>) -> Option<IpvsStatus> {
+    let ipvs = engine.planner.plan().ipvs()?;
+    let draining = engine.figures.draining.iter().filter_map(|(endpoint, left)| {
+        let server = ipvs.servers().get(&endpoint.frontend)?;
+        Some(DrainingStatus {
+            service: server.service_port.to_string(),
+            endpoint: endpoint.endpoint.to_string(),
+            since: engine.activity.draining.get(endpoint)?.clone(),
+            active: left.active,
+            inactive: left.inactive,
+        })
+    });
+    Some(IpvsStatus {
+        virtual_servers: ipvs.servers().len(),
+        carried_by_nftables: ipvs.carried_by_nftables(),
+        draining: draining.collect(),
+        ended_connections: engine.figures.ended,
+    })
+}
+
+fn network_policy<B>(
+    engine: &mut Engine<B>,
+    errors: &mut Vec<String>,
+) -> Option<NetworkPolicyStatus> {
+    let plan = engine.planner.plan();
+    let decided = plan.firewall()?;
+    let firewall = engine.firewall.as_mut()?;
+    let report = firewall.report(plan);
+    errors.extend(report.rejected.into_iter().chain(report.errors));
+    let count = |is: fn(&Sides) -> bool| {
+        let has = |ip: &IpAddr| decided.sides(*ip).is_some_and(is);
+        plan.recorded().iter().filter(|pod| pod.ips.iter().any(has)).count()
+    };
+    let model = engine.planner.model();
+    let refused = model.refused().filter(|_| decided.is_left_open());
+    let policies = model.cluster().into_iter().flat_map(|cluster| cluster.policies());
+    Some(NetworkPolicyStatus {
+        waiting_for: model.owed(Listing::FIREWALL).map(|listing| listing.to_string()).collect(),
+        refused: refused.map(|listing| listing.to_string()).collect(),
+        policies: decided.policies_in_force(),
+        not_understood: policies.filter(|policy| !policy.is_understood).count(),
+        isolated: count(Sides::is_isolated),
+        pending: count(Sides::is_pending),
+        identities: decided.identity_count(),
+        elements: report.elements,
+        waiting: report.waiting,
+        dropped: report.dropped,
+        unfiltered_bridges: firewall.without_netfilter().map(str::to_owned).collect(),
+    })
+}
+
+/// The remarks, as errors and as warnings.
+fn remarks(plan: &Plan) -> (Vec<String>, Vec<String>) {
+    let services = plan.services().into_iter();
+    let (wrong, surprising): (Vec<&Remark>, Vec<&Remark>) =
+        services.flat_map(ServicePlan::remarks).partition(|remark| remark.is_error());
+    let shown = |remarks: Vec<&Remark>| {
+        let more = remarks.len().saturating_sub(MOST_REMARKS);
+        let lines = remarks.iter().take(MOST_REMARKS).map(ToString::to_string);
+        let more = (more > 0).then(|| format!("and {more} more like these"));
+        lines.chain(more).collect()
+    };
+    (shown(wrong), shown(surprising))
+}
+
+/// Health-check node ports that a service requests and another one has.
+fn lost_health_ports(plan: &Plan) -> impl Iterator<Item = String> {
+    let services = plan.services();
+    let lost = services.map(|services| services.health_checks().settled().1);
+    lost.into_iter().flatten().map(|(check, winner)| {
+        let (port, service) = (check.port, check.service);
+        format!(
+            "health-check node port {port} of {service} is {winner}'s: it is not served for {service}"
+        )
+    })
+}

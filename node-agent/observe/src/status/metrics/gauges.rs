@@ -1,0 +1,79 @@
+//! Gauges. Counting costs time in proportion to what there is, so they are set only on request.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+use super::Metrics;
+use crate::status::Status;
+use denizen_backend::{Crowded, SetSize};
+use denizen_model::ServicePortName;
+use denizen_plan::{Frontend, FrontendKind, Outcome, Plan, ServicePlan};
+
+/// Sets the gauges from a fresh `status`; `sizes` are those of the backend's sets.
+pub fn set_gauges(metrics: &Metrics, status: &Status, sizes: Vec<SetSize>, plan: &Plan) {
+    let own = &metrics.own;
+    own.local_pods.set(gauge(status.pods));
+    own.unrecorded_interfaces.set(gauge(status.unrecorded_interfaces));
+    own.redirected_pods.set(gauge(status.redirected_pods));
+    own.unredirected_pods.set(gauge(status.unredirected_pods));
+    own.services.set(gauge(status.services));
+    own.endpoints.set(gauge(status.endpoints));
+    own.problems.set(gauge(status.errors.len()));
+    own.drift_repaired.inner().store(status.drift_repaired, Ordering::Relaxed);
+    own.missed_lookups.inner().store(status.missed_lookups, Ordering::Relaxed);
+    for size in sizes {
+        let labels = [("ip_family", size.family.to_string()), ("set", size.set)];
+        own.elements.get_or_create(&labels).set(gauge(size.elements));
+    }
+    for map in &status.affinity.clients {
+        let labels = [("ip_family", map.family.clone()), ("set", map.map.clone())];
+        own.elements.get_or_create(&labels).set(i64::from(map.clients));
+    }
+    if let Some(engine) = &status.network_policy_engine {
+        metrics.network_policy.set_engine(engine);
+    }
+    if let Some(status) = &status.network_policy {
+        metrics.network_policy.set(status);
+    }
+    if let Some(status) = &status.routing {
+        metrics.routing.set(status);
+    }
+    if let Some(status) = &status.announcements {
+        metrics.routing.set_announced(status);
+        own.uncovered_pods.set(gauge(status.uncovered_pods));
+    }
+    if let Some(status) = &status.bgp {
+        metrics.bgp.set(status);
+    }
+    if let Some(status) = &status.ipvs {
+        metrics.ipvs.set(status);
+    }
+    let Crowded { reserved, briefly, not } = status.affinity.crowded;
+    for (remembered, clients) in [("reserved", reserved), ("briefly", briefly), ("no", not)] {
+        let counter = own.affinity_crowded.get_or_create(&[("remembered", remembered)]);
+        counter.inner().store(clients, Ordering::Relaxed);
+    }
+    let dropped = [
+        (
+            "internal",
+            without_local(plan, |f| f.kind == FrontendKind::ClusterIp && f.inside == Outcome::Drop),
+        ),
+        ("external", without_local(plan, |f| f.outside == Some(Outcome::Drop))),
+    ];
+    for (policy, services) in dropped {
+        let family = &metrics.like_kube_proxy.no_local_endpoints;
+        family.get_or_create(&[("traffic_policy", policy)]).set(gauge(services));
+    }
+}
+
+fn without_local(plan: &Plan, drops: impl Fn(&Frontend) -> bool) -> usize {
+    let services = plan.services().into_iter();
+    let frontends = services.flat_map(ServicePlan::frontends).filter(|frontend| drops(frontend));
+    let ports: BTreeSet<&ServicePortName> =
+        frontends.map(|frontend| &frontend.service_port).collect();
+    ports.len()
+}
+
+fn gauge(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
