@@ -40,10 +40,6 @@ const MACHINE: &str = "-cpu max,-erms -m 1024 -nodefaults -no-user-config -no-re
 /// many programs takes two fifths less of our time.
 const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 norandmaps";
 
-/// How long an instruction takes in the time of a guest with a processor
-/// [of its own time](Processors::OfItsOwnTime): 2^2 ns, as `shift=2` says.
-pub const INSTRUCTION: Duration = Duration::from_nanos(4);
-
 /// The processors of a guest.
 #[derive(Debug, Clone, Copy)]
 pub enum Processors {
@@ -79,9 +75,6 @@ pub const WITHOUT_IPV6: &str = "without-ipv6";
 /// A value of [`BOOT`]: NetworkPolicies change while clients connect.
 pub const CHURN: &str = "churn";
 
-/// A value of [`BOOT`]: what packets cost with and without a flowtable.
-pub const FAST_PATH: &str = "fast-path";
-
 /// A value of [`BOOT`]: what the backend ipvs costs. No test boots it.
 pub const BENCH: &str = "bench";
 
@@ -98,13 +91,7 @@ const ONLY_OUTSIDE: &str = "DENIZEN_GUEST_PLAY";
 /// environment.
 const PATH: &str = "PATH=/usr/sbin:/usr/bin";
 
-/// The folder of the kernel that tests boot: that of the Debian release they run on.
-pub const STOCK_KERNEL: &str = "guest-kernel";
-
-/// The folder of Debian's newest kernel.
-pub const NEWEST_KERNEL: &str = "newest-kernel";
-
-/// Debian's kernel, as `tests/packages` unpacks it.
+/// The kernel of the Debian release that the tests run on, as `tests/packages` unpacks it.
 #[derive(Debug)]
 struct Kernel {
     image: PathBuf,
@@ -113,9 +100,9 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn find(name: &str) -> Result<Self> {
+    fn find() -> Result<Self> {
         let built = binary::folder()?;
-        let folder = built.parent().context("cargo's folder has a parent")?.join(name);
+        let folder = built.parent().context("cargo's folder has a parent")?.join("guest-kernel");
         let only = |folder: PathBuf, prefix: &str| -> Result<PathBuf> {
             let entries = fs::read_dir(&folder).with_context(|| {
                 format!("no kernel in {}: start tests by `tests/run`", folder.display())
@@ -156,23 +143,9 @@ pub fn word(name: &str) -> String {
 /// # Errors
 /// When [`VERDICT`] was not among it.
 pub fn run(processors: Processors, boot: &str, words: &str) -> Result<()> {
-    run_kernel(STOCK_KERNEL, bound(), processors, boot, words)
-}
-
-/// The same with the kernel in this folder, for at most `bound` of the time outside.
-///
-/// # Errors
-/// When [`VERDICT`] was not among what the guest says.
-pub fn run_kernel(
-    folder: &str,
-    bound: Duration,
-    processors: Processors,
-    boot: &str,
-    words: &str,
-) -> Result<()> {
     let only = word(&std::env::var(ONLY_OUTSIDE).unwrap_or_default());
     let words = format!("{BOOT}={boot} {ONLY}={only} {} {words}", effort::variable());
-    let kernel = Kernel::find(folder)?;
+    let kernel = Kernel::find()?;
     let image = Image::with_everything(&kernel.modules)?.packed()?;
     let mut machine = Machine(started(&kernel, &image.path, processors, &words)?);
     let output = machine.0.stdout.take().context("the guest's console")?;
@@ -181,6 +154,7 @@ pub fn run_kernel(
         let mut lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
         lines.try_for_each(|bytes| line.send(bytes))
     });
+    let bound = bound();
     let (deadline, mut is_well, mut failed) = (Instant::now() + bound, false, Vec::new());
     while let Ok(bytes) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();

@@ -9,7 +9,6 @@
 mod check;
 mod clock;
 mod context;
-mod fast_path;
 mod flow_table;
 mod ipvs;
 mod ipvs_backend;
@@ -50,12 +49,11 @@ use nix::sys::reboot::{RebootMode, reboot};
 type Play = (&'static str, fn() -> Result<()>);
 
 /// What one guest plays, in this order, by the word that asks for it.
-const BOOTS: [(&str, &[Play]); 6] = [
+const BOOTS: [(&str, &[Play]); 5] = [
     (vm::NODE, &NODE),
     (vm::IPVS, &IPVS),
     (vm::WITHOUT_IPV6, &WITHOUT_IPV6),
     (vm::CHURN, &CHURN),
-    (vm::FAST_PATH, &FAST_PATH),
     (vm::BENCH, &BENCH),
 ];
 
@@ -106,9 +104,6 @@ const WITHOUT_IPV6: [Play; 1] =
 
 /// Two processors.
 const CHURN: [Play; 1] = [("policies change while clients connect", policies::change)];
-
-/// What a bench asks for, and no test.
-const FAST_PATH: [Play; 1] = [("packets with and without a flowtable", fast_path::measured)];
 
 /// What `cargo bench` measures.
 const BENCH: [Play; 1] = [("ten thousand services", ipvs_bench::measure)];
