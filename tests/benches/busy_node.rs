@@ -7,6 +7,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use denizen_tests::bench::{Bench, Sizes};
 use denizen_tests::busy_node::{Added, BusyNode, Programs};
 use denizen_tests::cgroup::requested;
 use denizen_tests::cni::installed;
@@ -19,40 +20,24 @@ const PODS: usize = 300;
 const ROUNDS: usize = 3;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let done = match words.first().map(String::as_str) {
-        // The bench starts itself anew to be the agent.
-        Some("run") => denizen_agent::cli::run().map(drop),
-        _ if words.iter().any(|word| word == "--bench") => all(&words),
-        _ => {
-            println!("not run: this is a bench, and `cargo test` builds it only");
-            return ExitCode::SUCCESS;
+    Bench {
+        processes: &[(&["run"], |_| denizen_agent::cli::run())],
+        sizes: Sizes::Any,
+        ..Bench::default()
+    }
+    .run(|chosen| {
+        let mut requests: Vec<u64> = chosen.sizes.iter().map(|request| *request as u64).collect();
+        if requests.is_empty() {
+            requests.push(requested()?);
         }
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn all(words: &[String]) -> Result<()> {
-    let mut requests: Vec<u64> = words.iter().filter_map(|word| word.parse().ok()).collect();
-    if requests.is_empty() {
-        requests.push(requested()?);
-    }
-    println!("{PODS} ADDs at once: from the plugin's request to the agent's answer\n");
-    for millis in requests {
-        (0..ROUNDS).try_for_each(|_| measure(millis))?;
-    }
-    Ok(())
+        println!("{PODS} ADDs at once: from the plugin's request to the agent's answer\n");
+        requests.into_iter().try_for_each(|millis| (0..ROUNDS).try_for_each(|_| measure(millis)))
+    })
 }
 
 fn measure(millis: u64) -> Result<()> {
-    let agent =
-        std::env::var_os("DENIZEN_AGENT").map_or_else(std::env::current_exe, |it| Ok(it.into()));
+    let agent = std::env::var_os("DENIZEN_AGENT")
+        .map_or_else(std::env::current_exe, |given| Ok(given.into()));
     let programs = Programs { agent: Some(agent?), plugin: installed() };
     let node = BusyNode::start(programs, PODS, millis)?;
     let added = node.add_all(&json!({ "timeout": "1s", "onTimeout": "isolate" }))?;

@@ -27,13 +27,14 @@ use std::net::IpAddr;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, ensure};
 use denizen_agent::engine::Engine;
 use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
 use denizen_iptables::Variant;
 use denizen_model::{Event, Slice};
 use denizen_plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
-use denizen_tests::bench::{Chosen, Sizes};
+use denizen_tests::bench::{Bench, Chosen, Sizes};
 use denizen_tests::cni::Namespace;
 use denizen_tests::kube_proxy::service_chain;
 
@@ -48,18 +49,10 @@ const GOAL: u32 = 10;
 const LEAST: &[u8] = b"*nat\n:DENIZEN-BENCH - [0:0]\n-A DENIZEN-BENCH -j RETURN\nCOMMIT\n";
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if !words.iter().any(|word| word == "--bench") {
-        println!("not run: this is a bench, and `cargo test` builds it only");
-        return ExitCode::SUCCESS;
-    }
-    let chosen = match Chosen::of(&words, &["legacy", "nft"], Sizes::Any) {
-        Ok(chosen) => chosen,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::FAILURE;
-        }
-    };
+    Bench { parts: &["legacy", "nft"], sizes: Sizes::Any, ..Bench::default() }.run(measure)
+}
+
+fn measure(chosen: &Chosen) -> Result<()> {
     let services = chosen.sizes.first().copied().unwrap_or(SERVICES);
     let folder = manifests::folder(services);
     let facts = manifests::facts(folder.path());
@@ -93,7 +86,8 @@ fn main() -> ExitCode {
             );
         }
     }
-    if is_met { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    ensure!(is_met, "a goal is missed");
+    Ok(())
 }
 
 struct Took {

@@ -10,27 +10,15 @@
 
 use std::process::ExitCode;
 
-use denizen_tests::bench::{Chosen, Sizes};
+use denizen_tests::bench::{Bench, Sizes};
 use denizen_tests::vm::{self, BENCH, Processors, SERVICES};
 
 /// How many services, if nobody says it.
 const MANY: usize = 10_000;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if !words.iter().any(|word| word == "--bench") {
-        println!("not run: this is a bench, and `cargo test` builds it only");
-        return ExitCode::SUCCESS;
-    }
-    let measured = Chosen::of(&words, &[], Sizes::Any).and_then(|chosen| {
+    Bench { sizes: Sizes::Any, ..Bench::default() }.run(|chosen| {
         let services = chosen.sizes.first().copied().unwrap_or(MANY);
         vm::run(Processors::OfItsOwnTime, BENCH, &format!("{SERVICES}={services}"))
-    });
-    match measured {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }

@@ -1,6 +1,218 @@
-//! The words behind `--` of `cargo bench`: which parts are measured, and for which sizes.
+//! What every bench begins with: cargo builds benches for tests too, and runs them; a bench may start
+//! its own program anew to be a process that is measured; the words behind `--` of `cargo bench`
+//! choose which parts are measured, and for which sizes.
 
-use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use std::{fmt, fs};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
+use serde_json::Value;
+
+use crate::cni::Node;
+
+/// A bench: what its command line may say.
+#[derive(Clone, Copy)]
+pub struct Bench<'a> {
+    /// What its own program is when the first word says so.
+    pub processes: &'a [Process],
+    /// Its parts.
+    pub parts: &'a [&'static str],
+    /// Its sizes.
+    pub sizes: Sizes<'a>,
+}
+
+/// The words that start a process, and what it does with all words.
+pub type Process = (&'static [&'static str], fn(&[String]) -> Result<ExitCode>);
+
+impl Default for Bench<'_> {
+    fn default() -> Self {
+        Self { processes: &[], parts: &[], sizes: Sizes::Of(&[]) }
+    }
+}
+
+impl Bench<'_> {
+    /// Measures what the command line chooses, unless it asks for another process, or is not that
+    /// of `cargo bench`. A goal that is missed is an error.
+    pub fn run(self, measure: impl FnOnce(&Chosen) -> Result<()>) -> ExitCode {
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        let ended = match self.process(&words) {
+            Some(process) => process(&words),
+            None => self.measured(&words, measure).map(|()| ExitCode::SUCCESS),
+        };
+        ended.unwrap_or_else(|error| {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        })
+    }
+
+    fn process(&self, words: &[String]) -> Option<fn(&[String]) -> Result<ExitCode>> {
+        let first = words.first()?;
+        let (_, process) = self.processes.iter().find(|(of, _)| of.contains(&first.as_str()))?;
+        Some(*process)
+    }
+
+    fn measured(
+        &self,
+        words: &[String],
+        measure: impl FnOnce(&Chosen) -> Result<()>,
+    ) -> Result<()> {
+        if !words.iter().any(|word| word == "--bench") {
+            println!("not run: this is a bench, and `cargo test` builds it only");
+            return Ok(());
+        }
+        measure(&Chosen::of(words, self.parts, self.sizes)?)
+    }
+}
+
+/// The bench's own program, to be one of its [processes](Bench::processes).
+///
+/// # Errors
+/// The kernel's.
+pub fn own_program(process: &str) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(process).stdin(Stdio::null()).env("RUST_LOG", "warn");
+    Ok(command)
+}
+
+/// An agent that is measured. It ends with this value.
+#[derive(Debug)]
+pub struct MeasuredAgent {
+    child: Child,
+    program: PathBuf,
+    run_dir: PathBuf,
+}
+
+impl MeasuredAgent {
+    /// Starts this program on `node`. `objects` are a flag that says where they come from, and its
+    /// value.
+    ///
+    /// # Errors
+    /// Where there is no such program.
+    pub fn start(
+        node: &impl Node,
+        program: &Path,
+        run_dir: &Path,
+        objects: (&str, &Path),
+        flags: &[&str],
+    ) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["run", "--cni-cache-dir", "", "--run-dir"]).arg(run_dir);
+        command.args(flags).arg(objects.0).arg(objects.1);
+        command.stdin(Stdio::null()).env("RUST_LOG", "warn");
+        let (program, run_dir) = (program.to_owned(), run_dir.to_owned());
+        Ok(Self { child: node.start(command), program, run_dir })
+    }
+
+    /// Waits until it says that everything is programmed, and that it knows all that `is_all` asks
+    /// for; returns its status then.
+    ///
+    /// # Errors
+    /// When it has ended, or takes longer than `patience`.
+    pub fn programmed(
+        &mut self,
+        patience: Duration,
+        is_all: impl Fn(&Value) -> bool,
+    ) -> Result<Value> {
+        let begun = Instant::now();
+        loop {
+            let mut command = Command::new(&self.program);
+            command.args(["status", "--output", "json", "--run-dir"]).arg(&self.run_dir);
+            let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output()?;
+            let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            if status["synced"] == true && is_all(&status) {
+                return Ok(status);
+            }
+            ensure!(self.child.try_wait()?.is_none(), "the agent has ended");
+            ensure!(begun.elapsed() < patience, "not programmed: {status}");
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for MeasuredAgent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The memory of a process, in KiB.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory {
+    /// What is in memory.
+    pub resident: u64,
+    /// Of that, what no file stands behind.
+    pub anonymous: u64,
+    /// Of that, pages of files: of the program itself, above all.
+    pub of_files: u64,
+    /// The most that ever was in memory, or since somebody wrote 5 to its `clear_refs`.
+    pub most: u64,
+}
+
+impl Memory {
+    /// That of a process now, by its id.
+    ///
+    /// # Errors
+    /// Where there is no such process.
+    pub fn of(process: u32) -> Result<Self> {
+        let path = format!("/proc/{process}/status");
+        let text = fs::read_to_string(&path).context(path)?;
+        let kibibytes = |field: &str| -> Result<u64> {
+            let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+            let line = lines.find(|(name, _)| *name == field).map(|(_, value)| value);
+            let number = line.and_then(|value| value.split_whitespace().next());
+            Ok(number.with_context(|| format!("no {field}"))?.parse()?)
+        };
+        Ok(Self {
+            resident: kibibytes("VmRSS")?,
+            anonymous: kibibytes("RssAnon")?,
+            of_files: kibibytes("RssFile")?,
+            most: kibibytes("VmHWM")?,
+        })
+    }
+
+    /// That of this process now.
+    ///
+    /// # Errors
+    /// Where there is no `/proc`.
+    pub fn own() -> Result<Self> {
+        Self::of(std::process::id())
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [resident, most] = [self.resident, self.most].map(megabytes);
+        write!(formatter, "{resident:.1} MB resident, {most:.1} MB at most")
+    }
+}
+
+/// KiB in MB.
+pub fn megabytes(kibibytes: u64) -> f64 {
+    kibibytes as f64 * 1024.0 / 1e6
+}
+
+/// How long this process has been working, and the kernel on its behalf.
+///
+/// # Errors
+/// The kernel's.
+pub fn processor_time() -> Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let of = |time: TimeVal| {
+        Duration::new(time.tv_sec().unsigned_abs(), 1000 * time.tv_usec().unsigned_abs() as u32)
+    };
+    Ok(of(usage.user_time()) + of(usage.system_time()))
+}
 
 /// The sizes that a bench has.
 #[derive(Debug, Clone, Copy)]

@@ -14,7 +14,7 @@ use denizen_tests::timing::text;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
-use crate::agent::{Agent, NODE};
+use crate::agent::{self, NODE};
 use crate::heard::{Heard, Times, counted};
 use crate::{PATIENCE, quantiles};
 
@@ -92,7 +92,7 @@ pub fn measure() -> Result<()> {
     let mut own = manifest::node(NODE, &[ip("192.0.2.1")], "");
     own["spec"] = json!({ "podCIDRs": ["10.128.0.0/24"] });
     api.put(&own)?;
-    let start = || Agent::start(&node, api.kubeconfig(), folder.path(), &FLAGS);
+    let start = || agent::start(&node, api.kubeconfig(), folder.path(), &FLAGS);
     let agent = start()?;
     // The session is there before the services are: how soon BIRD connects is its own affair.
     let run = folder.path().join("run/bird");

@@ -11,7 +11,7 @@ use denizen_tests::timing::text;
 use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
-use crate::agent::Agent;
+use crate::agent;
 use crate::heard::{added, counted};
 use crate::quantiles;
 
@@ -41,7 +41,7 @@ pub fn measure() -> Result<()> {
     api.put_all(&(0..NODES).map(|number| node(number, number)).collect::<Vec<_>>())?;
     println!("\n## Routes to the pods of {NODES} nodes on one network\n");
     let begun = Instant::now();
-    let _agent = Agent::start(&here, api.kubeconfig(), folder.path(), &["--routing-mode=direct"])?;
+    let _agent = agent::start(&here, api.kubeconfig(), folder.path(), &["--routing-mode=direct"])?;
     let [_, all] = counted(&here, OURS, MAIN, NODES - 1)?;
     println!("all, from the agent's start: {}", text(all - begun));
     let mut watch = here.run(|| RouteWatch::open(Vec::new()))??;

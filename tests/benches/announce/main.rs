@@ -27,37 +27,25 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::bench::{Chosen, Sizes};
+use denizen_tests::bench::Bench;
 use denizen_tests::timing::{Samples, text};
 
 /// What has not come about by then never will.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let result = match words.first().map(String::as_str) {
-        // The bench starts itself anew to be the agent that is measured.
-        Some("run") => return denizen_agent::cli::run().unwrap_or(ExitCode::FAILURE),
-        _ if !words.iter().any(|word| word == "--bench") => {
-            println!("not run: this is a bench, and `cargo test` builds it only");
-            Ok(())
-        }
-        _ => measure(&words),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
+/// The parts, by the words that choose them.
+const PARTS: [(&str, fn() -> Result<()>); 2] =
+    [("bird", bird::measure), ("direct", direct::measure)];
 
-fn measure(words: &[String]) -> Result<()> {
-    type Part = fn() -> Result<()>;
-    let parts: [(&str, Part); 2] = [("bird", bird::measure), ("direct", direct::measure)];
-    let chosen = Chosen::of(words, &parts.map(|(part, _)| part), Sizes::Of(&[]))?;
-    parts.iter().filter(|(part, _)| chosen.has(part)).try_for_each(|(_, run)| run())
+fn main() -> ExitCode {
+    Bench {
+        processes: &[(&["run"], |_| denizen_agent::cli::run())],
+        parts: &PARTS.map(|(part, _)| part),
+        ..Bench::default()
+    }
+    .run(|chosen| {
+        PARTS.iter().filter(|(part, _)| chosen.has(part)).try_for_each(|(_, measure)| measure())
+    })
 }
 
 /// Median, 90 % and the most of these times.

@@ -17,13 +17,13 @@
 mod cluster;
 mod kernel;
 
-use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::api::{Api, ApiServer};
+use denizen_tests::bench::{Bench, MeasuredAgent, Memory, megabytes};
 use denizen_tests::netns::Netns;
 
 use crate::cluster::{Cluster, NODE};
@@ -42,41 +42,28 @@ const LATENCY: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let result = match words.first().map(String::as_str) {
-        // The bench starts itself anew to be the agent that is measured.
-        Some("run" | "status") => denizen_agent::cli::run().map(|code| code == ExitCode::SUCCESS),
-        _ if !words.iter().any(|word| word == "--bench") => {
-            println!("not run: this is a bench, and `cargo test` builds it only");
-            Ok(true)
-        }
-        _ => churn(),
-    };
-    match result {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    Bench { processes: &[(&["run", "status"], |_| denizen_agent::cli::run())], ..Bench::default() }
+        .run(|_| churn())
 }
 
-/// Whether the goals are met.
-fn churn() -> Result<bool> {
+fn churn() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let node = Netns::new("bench-churn")?;
     node.ip("link set lo up")?;
     let api = ApiServer::start(&node, "127.0.0.1:6443".parse()?, folder.path())?;
     let mut cluster = Cluster::new(SERVICES);
     api.put_all(&cluster.objects())?;
-    let mut agent = Agent::start(&node, api.kubeconfig(), folder.path())?;
+    let (program, run_dir) = (std::env::current_exe()?, folder.path().join("run"));
+    let objects = ("--kubeconfig", api.kubeconfig());
+    let flags = ["--node-name", NODE];
+    let mut agent = MeasuredAgent::start(&node, &program, &run_dir, objects, &flags)?;
     let begun = Instant::now();
-    agent.wait_programmed()?;
+    let status = agent.programmed(PATIENCE, |_| true)?;
+    ensure!(status["services"] == SERVICES, "not all are known: {status}");
     println!("{SERVICES} services of 4 endpoints, listed and programmed: {:.2?}", begun.elapsed());
-    println!("memory then: {}", agent.memory()?);
+    println!("memory then: {}", Memory::of(agent.pid())?);
     let notifications = Notifications::listen(&node, CHANGES)?;
-    let (begun, worked) = (Instant::now(), agent.worked()?);
+    let (begun, worked) = (Instant::now(), time_worked(&agent)?);
     let mut sent = Vec::with_capacity(CHANGES);
     for number in 0..CHANGES {
         let due = begun + INTERVAL * u32::try_from(number)?;
@@ -86,7 +73,7 @@ fn churn() -> Result<bool> {
         api.put(&slice)?;
     }
     let seen = notifications.all(PATIENCE)?;
-    let worked = agent.worked()? - worked;
+    let worked = time_worked(&agent)? - worked;
     let latencies =
         sent.iter().zip(&seen).map(|(sent, seen)| seen.saturating_duration_since(*sent));
     report(latencies.collect(), begun.elapsed(), worked, &agent)
@@ -96,11 +83,11 @@ fn report(
     mut latencies: Vec<Duration>,
     took: Duration,
     worked: Duration,
-    agent: &Agent,
-) -> Result<bool> {
+    agent: &MeasuredAgent,
+) -> Result<()> {
     latencies.sort_unstable();
     let quantile = |hundredths: usize| latencies[(latencies.len() - 1) * hundredths / 100];
-    let memory = agent.memory()?;
+    let memory = Memory::of(agent.pid())?;
     println!("{CHANGES} changes of slices in {took:.1?}");
     println!(
         "from the API server to the kernel: median {:.2?}, 90 % {:.2?}, 99 % {:.2?}, at most {:.2?}",
@@ -114,94 +101,24 @@ fn report(
         100.0 * worked.as_secs_f64() / took.as_secs_f64()
     );
     println!("memory at the end: {memory}");
-    let small = memory.most < MEMORY;
+    let small = megabytes(memory.most) < MEMORY;
     let quick = quantile(99) < LATENCY;
     println!("goal: at most {MEMORY} MB at any time: {}", verdict(small));
     println!("goal: 99 % within {LATENCY:?}: {}", verdict(quick));
-    Ok(small && quick)
+    ensure!(small && quick, "a goal is missed");
+    Ok(())
 }
 
 fn verdict(met: bool) -> &'static str {
     if met { "met" } else { "MISSED" }
 }
 
-/// The agent, as a process of its own.
-struct Agent {
-    process: Child,
-    folder: std::path::PathBuf,
-}
-
-/// Megabytes.
-struct Memory {
-    now: f64,
-    most: f64,
-}
-
-impl std::fmt::Display for Memory {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{:.1} MB resident, {:.1} MB at most", self.now, self.most)
-    }
-}
-
-impl Agent {
-    fn start(node: &Netns, kubeconfig: &Path, folder: &Path) -> Result<Self> {
-        let mut command = again("run", folder)?;
-        command.args(["--node-name", NODE, "--cni-cache-dir", "", "--kubeconfig"]);
-        command.arg(kubeconfig);
-        let process = node.run(|| command.spawn())??;
-        let folder = folder.to_owned();
-        Ok(Self { process, folder })
-    }
-
-    fn wait_programmed(&mut self) -> Result<()> {
-        let begun = Instant::now();
-        loop {
-            let output = again("status", &self.folder)?.args(["--output", "json"]).output()?;
-            let status: serde_json::Value =
-                serde_json::from_slice(&output.stdout).unwrap_or_default();
-            if status["synced"] == true {
-                ensure!(status["services"] == SERVICES, "not all are known: {status}");
-                return Ok(());
-            }
-            ensure!(self.process.try_wait()?.is_none(), "the agent has ended");
-            ensure!(begun.elapsed() < PATIENCE, "not programmed: {status}");
-            sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn memory(&self) -> Result<Memory> {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let megabytes = |name: &str| -> Result<f64> {
-            let line = text.lines().find_map(|line| line.strip_prefix(name));
-            let kibibytes = line.and_then(|line| line.split_whitespace().next());
-            let kibibytes: f64 = kibibytes.context("no such line in /proc/…/status")?.parse()?;
-            Ok(kibibytes * 1024.0 / 1e6)
-        };
-        Ok(Memory { now: megabytes("VmRSS:")?, most: megabytes("VmHWM:")? })
-    }
-
-    /// How long it has been working, in all its threads and in the kernel.
-    fn worked(&self) -> Result<Duration> {
-        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
-        let (_, after_name) = text.rsplit_once(')').context("no name in /proc/…/stat")?;
-        let fields: Vec<&str> = after_name.split_whitespace().collect();
-        let ticks = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
-        // USER_HZ is 100 wherever Linux runs.
-        Ok(Duration::from_millis(ticks * 10))
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// This program as the agent's.
-fn again(what: &str, folder: &Path) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg(what).arg("--run-dir").arg(folder.join("run"));
-    command.stdin(Stdio::null()).env("RUST_LOG", "warn");
-    Ok(command)
+/// How long the agent has been working, in all its threads and in the kernel.
+fn time_worked(agent: &MeasuredAgent) -> Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", agent.pid()))?;
+    let (_, after_name) = text.rsplit_once(')').context("no name in /proc/…/stat")?;
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    let ticks = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+    // USER_HZ is 100 wherever Linux runs.
+    Ok(Duration::from_millis(ticks * 10))
 }

@@ -1,16 +1,16 @@
 //! What the agent's memory is when a policy forbids every connection of a node.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use denizen_conntrack::Conntrack;
 use denizen_model::Family;
 use denizen_packet::FlowSelection;
 use denizen_plan::MarkBit;
 use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
+use denizen_tests::bench::{MeasuredAgent, Memory, megabytes};
 use denizen_tests::binary;
 use denizen_tests::cni::Namespace;
 use denizen_tests::ctnetlink::{self, Flow};
@@ -37,24 +37,23 @@ pub fn report() -> Result<()> {
     record(&node, &run_dir)?;
     let program = std::env::var_os("DENIZEN_BENCH_AGENT").map(Into::into);
     let program = program.map_or_else(|| binary::ours("denizen-agent"), Ok)?;
-    let mut command = Command::new(&program);
-    command.arg("run").arg("--run-dir").arg(&run_dir).arg("--manifests").arg(&manifests);
-    command.args(["--node-name", NODE, "--cni-cache-dir", "", "--network-policy", "on"]);
-    let mut agent = Running(node.spawn(command));
-    until("the agent has started", || is_synced(&program, &run_dir))?;
+    let (objects, flags) =
+        (("--manifests", &*manifests), ["--node-name", NODE, "--network-policy=on"]);
+    let mut agent = MeasuredAgent::start(&node, &program, &run_dir, objects, &flags)?;
+    agent.programmed(PATIENCE, |status| status["pods"] == 1)?;
     node.run(|| ctnetlink::fill(FLOWS, flow))?;
     sleep(AFTER);
-    agent.show("before")?;
+    show(&agent, "before")?;
     write(&manifests, "policy", &policy())?;
     let begun = Instant::now();
     until("all are forbidden", || Ok(node.run(forbidden)? == FLOWS as usize))?;
     println!("all forbidden within {:.1?}", begun.elapsed());
     sleep(AFTER);
-    agent.show("while they are forbidden")?;
+    show(&agent, "while they are forbidden")?;
     std::fs::remove_file(manifests.join("policy.json"))?;
     until("none is forbidden", || Ok(node.run(forbidden)? == 0))?;
     sleep(AFTER);
-    agent.show("when they are permitted again")
+    show(&agent, "when they are permitted again")
 }
 
 fn write(folder: &Path, name: &str, objects: &[Value]) -> Result<()> {
@@ -132,14 +131,6 @@ fn forbidden() -> Result<usize> {
     Ok(count)
 }
 
-fn is_synced(program: &Path, run_dir: &Path) -> Result<bool> {
-    let mut command = Command::new(program);
-    command.args(["status", "--output", "json"]).arg("--run-dir").arg(run_dir);
-    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output()?;
-    let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    Ok(status["synced"] == true && status["pods"] == 1)
-}
-
 fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let begun = Instant::now();
     while !is_so()? {
@@ -149,29 +140,12 @@ fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// The agent. It ends with this value.
-struct Running(Child);
-
-impl Running {
-    /// What it holds, and the most that it held since the last call.
-    fn show(&mut self, when: &str) -> Result<()> {
-        let folder = format!("/proc/{}", self.0.id());
-        let text = std::fs::read_to_string(format!("{folder}/status"))?;
-        let of = |name: &str| -> Result<f64> {
-            let line =
-                text.lines().find_map(|line| line.strip_prefix(name)).context("no such line")?;
-            let kibibytes = line.split_whitespace().next().context("no number")?;
-            Ok(kibibytes.parse::<f64>()? * 1024.0 / 1e6)
-        };
-        let (now, most) = (of("VmRSS:")?, of("VmHWM:")?);
-        println!("{when:<32}{now:>7.1} MB resident, {most:.1} MB at most");
-        Ok(std::fs::write(format!("{folder}/clear_refs"), "5")?)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// What the agent holds, and the most that it held since the last call.
+fn show(agent: &MeasuredAgent, when: &str) -> Result<()> {
+    let [now, most] = {
+        let memory = Memory::of(agent.pid())?;
+        [memory.resident, memory.most].map(megabytes)
+    };
+    println!("{when:<32}{now:>7.1} MB resident, {most:.1} MB at most");
+    Ok(std::fs::write(format!("/proc/{}/clear_refs", agent.pid()), "5")?)
 }

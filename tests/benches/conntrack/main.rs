@@ -29,6 +29,7 @@ use denizen_packet::{TrackedFlow, Treatment};
 use denizen_plan::MarkBit;
 use denizen_plan::conntrack::{CandidateTracker, StaleCandidates, StaleFilter};
 use denizen_plan::{Detector, NodePortAddresses, NodeSide, Planner, Policy, Scheduler, Settings};
+use denizen_tests::bench::{Bench, Memory};
 use denizen_tests::cni::Namespace;
 use denizen_tests::ctnetlink::{self, Flow};
 
@@ -40,22 +41,15 @@ const LOOKS: usize = 5;
 const PIECE: usize = 1024;
 
 fn main() -> ExitCode {
-    if !std::env::args().any(|word| word == "--bench") {
-        println!("not run: this is a bench, and `cargo test` builds it only");
-        return ExitCode::SUCCESS;
-    }
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let is_chosen = |part: &str| {
-        let chosen = |word: &String| !word.starts_with('-');
-        !words.iter().any(chosen) || words.iter().any(|word| word == part)
-    };
-    if is_chosen("stale") {
-        stale();
-    }
-    if is_chosen("forbidden") {
-        forbidden::report().expect("it is measured");
-    }
-    ExitCode::SUCCESS
+    Bench { parts: &["stale", "forbidden"], ..Bench::default() }.run(|chosen| {
+        if chosen.has("stale") {
+            stale();
+        }
+        if chosen.has("forbidden") {
+            forbidden::report()?;
+        }
+        Ok(())
+    })
 }
 
 fn stale() {
@@ -177,7 +171,8 @@ fn stale_of(
 fn look() -> Duration {
     let (planner, candidates) = known();
     let mut conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask()).expect("a netlink socket");
-    let before = memory("VmRSS:");
+    let memory = || Memory::own().expect("this process has memory");
+    let before = memory().resident;
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let begun = Instant::now();
     let (mut stale, mut piece) = (Vec::new(), Vec::with_capacity(PIECE));
@@ -197,19 +192,12 @@ fn look() -> Duration {
     let mut deleted = 0;
     conntrack.treat(Treatment::Delete, &stale, &mut deleted).expect("the entries can be deleted");
     let took = begun.elapsed();
-    let peak = memory("VmHWM:").saturating_sub(before);
+    let peak = memory().most.saturating_sub(before);
     if deleted > 0 {
         assert_eq!(deleted, STALE as usize, "exactly the stale ones");
         println!("    {deleted} deleted; the look took {peak} KiB beyond what the process had");
     }
     took
-}
-
-fn memory(name: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    number.unwrap_or_default()
 }
 
 fn program(arguments: &[&str]) -> Duration {

@@ -24,7 +24,7 @@ mod ranges;
 
 use std::process::ExitCode;
 
-use denizen_tests::bench::{Chosen, Sizes};
+use denizen_tests::bench::Bench;
 
 use crate::cluster::Cluster;
 
@@ -41,20 +41,8 @@ const PARTS: [(&str, fn()); 5] = [
 ];
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if !words.iter().any(|word| word == "--bench") {
-        println!("not run: this is a bench, and `cargo test` builds it only");
-        return ExitCode::SUCCESS;
-    }
-    let chosen = match Chosen::of(&words, &PARTS.map(|(part, _)| part), Sizes::Of(&[])) {
-        Ok(chosen) => chosen,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    for (_, report) in PARTS.into_iter().filter(|(part, _)| chosen.has(part)) {
-        report();
-    }
-    ExitCode::SUCCESS
+    Bench { parts: &PARTS.map(|(part, _)| part), ..Bench::default() }.run(|chosen| {
+        PARTS.iter().filter(|(part, _)| chosen.has(part)).for_each(|(_, report)| report());
+        Ok(())
+    })
 }

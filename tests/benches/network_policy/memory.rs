@@ -1,21 +1,20 @@
 //! Memory, in megabytes.
 
+use denizen_tests::bench::{self, Memory};
+
 /// What this process holds.
 pub fn resident() -> f64 {
-    megabytes("/proc/self/status", &["VmRSS:"])
+    bench::megabytes(Memory::own().expect("this process has memory").resident)
 }
 
 /// What the kernel holds for itself: elements of sets are slabs, or pages that are counted as such;
 /// large hash tables are mapped.
 pub fn kernel() -> f64 {
-    megabytes("/proc/meminfo", &["SUnreclaim:", "VmallocUsed:"])
-}
-
-fn megabytes(file: &str, names: &[&str]) -> f64 {
-    let text = std::fs::read_to_string(file).expect("Linux has it");
+    let names = ["SUnreclaim:", "VmallocUsed:"];
+    let text = std::fs::read_to_string("/proc/meminfo").expect("Linux has it");
     let lines = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
-        names.contains(&words.next()?).then(|| words.next()?.parse::<f64>().ok())?
+        names.contains(&words.next()?).then(|| words.next()?.parse::<u64>().ok())?
     });
-    lines.sum::<f64>() * 1024.0 / 1e6
+    bench::megabytes(lines.sum())
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::Agent;
+use denizen_tests::bench::processor_time;
 use denizen_tests::eventually::eventually;
 use denizen_tests::fixture::{Fixture, Who, service_ips};
 use denizen_tests::probe::Protocol;
@@ -23,8 +24,6 @@ use denizen_tests::tracing::Tracing;
 use denizen_tests::watching::Watching;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, poll};
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeVal;
 use socket2::{Domain, Socket, Type};
 
 /// Where only the load's own listener is.
@@ -138,15 +137,6 @@ fn load(fixture: &Fixture, to: SocketAddr, followed: SocketAddr) -> Result<Load>
         a_second: connected / took.as_secs_f64(),
         each: 1e6 * used.as_secs_f64() / connected,
     })
-}
-
-/// Of this process, the kernel's on its behalf too.
-fn processor_time() -> Result<Duration> {
-    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
-    let of = |time: TimeVal| {
-        Duration::new(time.tv_sec().unsigned_abs(), 1000 * time.tv_usec().unsigned_abs() as u32)
-    };
-    Ok(of(usage.user_time()) + of(usage.system_time()))
 }
 
 /// Connects in waves, and counts. Each connection is reset, so that its port can be used again at

@@ -13,11 +13,12 @@
 mod beside;
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
+use denizen_tests::bench::{Bench, Memory, own_program};
 use denizen_tests::ctnetlink::{self, Flow};
 use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::manifest::Port;
@@ -28,32 +29,14 @@ const ENTRIES: u32 = 100_000;
 const LOOKS: usize = 5;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let result = match words.first().map(String::as_str) {
-        // The bench starts itself anew to be the command that is measured.
-        Some("connections") => {
-            let ended = denizen_agent::cli::run();
-            eprintln!("{}", most_memory());
-            ended
-        }
-        _ if !words.iter().any(|word| word == "--bench") => {
-            println!("not run: this is a bench, and `cargo test` builds it only");
-            Ok(ExitCode::SUCCESS)
-        }
-        _ => observe().map(|()| ExitCode::SUCCESS),
-    };
-    result.unwrap_or_else(|error| {
-        eprintln!("{error:#}");
-        ExitCode::FAILURE
-    })
+    Bench { processes: &[(&["connections"], connections)], ..Bench::default() }.run(|_| observe())
 }
 
-/// The most that this process had in memory, in KiB.
-fn most_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    number.unwrap_or_default()
+/// The command that is measured: it also prints the most that it had in memory, in KiB.
+fn connections(_: &[String]) -> Result<ExitCode> {
+    let ended = denizen_agent::cli::run();
+    eprintln!("{}", Memory::own()?.most);
+    ended
 }
 
 fn observe() -> Result<()> {
@@ -101,9 +84,8 @@ fn table(fixture: &Fixture, agent: &Agent) -> Result<()> {
 }
 
 fn look(node: &Netns, agent: &Agent, arguments: &[&str]) -> Result<(Duration, u64)> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("connections").arg("--run-dir").arg(agent.run_dir()).args(arguments);
-    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut command = own_program("connections")?;
+    command.arg("--run-dir").arg(agent.run_dir()).args(arguments).stdout(Stdio::null());
     let begun = Instant::now();
     let output = node.run(|| command.output())??;
     let took = begun.elapsed();

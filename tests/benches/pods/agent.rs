@@ -3,16 +3,14 @@
 use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
+use denizen_tests::bench::{MeasuredAgent, Memory, megabytes};
 use denizen_tests::cni::Namespace;
-use serde_json::Value;
 
-use crate::memory::{Memory, megabytes};
 use crate::server::{self, Cluster, LOCAL, NODE, ip, name, namespace_of, uid};
 
 /// How long it may take until all is programmed.
@@ -25,7 +23,10 @@ pub fn measure(cluster: Cluster) -> Result<()> {
     let Cluster { pods, policies, .. } = cluster;
     println!("\n## The whole agent, {LOCAL} local of {pods} pods, {policies} policies\n");
     let [off, on] = ["off", "on"].map(|mode| measured(cluster, mode));
-    println!("more with --network-policy on: {:.1} MB", on?.resident - off?.resident);
+    println!(
+        "more with --network-policy on: {:.1} MB",
+        megabytes(on?.resident) - megabytes(off?.resident)
+    );
     Ok(())
 }
 
@@ -36,15 +37,14 @@ fn measured(cluster: Cluster, mode: &str) -> Result<Memory> {
     let kubeconfig = server::start(cluster, listener, folder.path())?;
     let run_dir = folder.path().join("run");
     record(cluster, [&node, &local], folder.path(), &run_dir)?;
-    let mut command = again("run", &run_dir)?;
-    command.args(["--node-name", NODE, "--cni-cache-dir", "", "--network-policy", mode]);
-    command.arg("--kubeconfig").arg(kubeconfig);
-    let mut agent = Running(node.spawn(command));
+    let (program, objects) = (std::env::current_exe()?, ("--kubeconfig", &*kubeconfig));
+    let flags = ["--node-name", NODE, "--network-policy", mode];
+    let mut agent = MeasuredAgent::start(&node, &program, &run_dir, objects, &flags)?;
     let begun = Instant::now();
-    let status = agent.programmed(&run_dir)?;
+    let status = agent.programmed(PATIENCE, |status| status["pods"] == LOCAL)?;
     let took = begun.elapsed();
     sleep(AFTER);
-    let memory = megabytes(agent.0.id())?;
+    let memory = Memory::of(agent.pid())?;
     let of_policy = |field: &str| status["networkPolicy"][field].as_u64().unwrap_or_default();
     println!(
         "--network-policy {mode:<3}: {memory}; programmed after {took:.1?}; {} policies in force, \
@@ -109,38 +109,4 @@ fn record(
         state.attachments.extend(records.into_iter().map(|record| (record.id(), record)));
     })?;
     Ok(())
-}
-
-/// The agent. It ends with this value.
-struct Running(Child);
-
-impl Running {
-    /// Waits until everything is in the kernel; the status then.
-    fn programmed(&mut self, run_dir: &Path) -> Result<Value> {
-        let begun = Instant::now();
-        loop {
-            let output = again("status", run_dir)?.args(["--output", "json"]).output()?;
-            let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-            if status["synced"] == true && status["pods"] == LOCAL {
-                return Ok(status);
-            }
-            ensure!(self.0.try_wait()?.is_none(), "the agent has ended");
-            ensure!(begun.elapsed() < PATIENCE, "not programmed: {status}");
-            sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// This program as the agent's.
-fn again(what: &str, run_dir: &Path) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg(what).arg("--run-dir").arg(run_dir).stdin(Stdio::null()).env("RUST_LOG", "warn");
-    Ok(command)
 }

@@ -9,7 +9,6 @@
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock, and processes' memory")]
 
 mod agent;
-mod memory;
 mod server;
 mod source;
 
@@ -17,7 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use denizen_tests::bench::{Chosen, Sizes};
+use denizen_tests::bench::{Bench, Sizes};
 
 use crate::server::Cluster;
 
@@ -33,33 +32,19 @@ type Part = (&'static str, fn(Cluster) -> Result<()>);
 const PARTS: [Part; 2] = [("source", source::measure), ("agent", agent::measure)];
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let done = match words.first().map(String::as_str) {
-        // The bench starts itself anew to be the process that is measured.
-        Some("follow") => source::follow(Path::new(&words[1])),
-        Some("run" | "status") => denizen_agent::cli::run().map(drop),
-        _ if words.iter().any(|word| word == "--bench") => all(&words),
-        _ => {
-            println!("not run: this is a bench, and `cargo test` builds it only");
-            return ExitCode::SUCCESS;
-        }
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
+    Bench {
+        processes: &[
+            (&["follow"], |words| source::follow(Path::new(&words[1]))),
+            (&["run", "status"], |_| denizen_agent::cli::run()),
+        ],
+        parts: &PARTS.map(|(part, _)| part),
+        sizes: Sizes::Of(&CLUSTERS.map(|cluster| cluster.pods)),
     }
-}
-
-fn all(words: &[String]) -> Result<()> {
-    let sizes = CLUSTERS.map(|cluster| cluster.pods);
-    let chosen = Chosen::of(words, &PARTS.map(|(part, _)| part), Sizes::Of(&sizes))?;
-    for (_, measure) in PARTS.into_iter().filter(|(part, _)| chosen.has(part)) {
-        for cluster in CLUSTERS.into_iter().filter(|it| chosen.sizes.contains(&it.pods)) {
-            measure(cluster)?;
+    .run(|chosen| {
+        for (_, measure) in PARTS.into_iter().filter(|(part, _)| chosen.has(part)) {
+            let is_chosen = |cluster: &Cluster| chosen.sizes.contains(&cluster.pods);
+            CLUSTERS.into_iter().filter(is_chosen).try_for_each(measure)?;
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }

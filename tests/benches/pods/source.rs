@@ -3,17 +3,17 @@
 
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use denizen_model::{Event, Listing, Model, ModelChange};
 use denizen_source::Features;
 use denizen_source::kube::access::{Access, Credentials};
 use denizen_source::kube::{self, KubeConfig, PolicyReads};
+use denizen_tests::bench::{Memory, megabytes, own_program, processor_time};
 use tokio::sync::{mpsc, watch};
 
-use crate::memory::megabytes;
 use crate::server::{self, Cluster, NODE, pod};
 
 /// Changes of pods' statuses.
@@ -26,19 +26,16 @@ pub fn measure(cluster: Cluster) -> Result<()> {
     let kubeconfig = server::start(cluster, TcpListener::bind("127.0.0.1:0")?, folder.path())?;
     let size = pod(cluster, cluster.pods / 2, 0).to_string().len();
     println!("\n## The source alone, {} pods of {size} bytes each\n", cluster.pods);
-    let mut child = Command::new(std::env::current_exe()?);
-    child.arg("follow").arg(&kubeconfig).env("RUST_LOG", "warn");
-    let status = child.status()?;
+    let status = own_program("follow")?.arg(&kubeconfig).status()?;
     ensure!(status.success(), "the process that follows them failed: {status}");
     Ok(())
 }
 
 /// Follows the pods, and prints what that costs.
-pub fn follow(kubeconfig: &Path) -> Result<()> {
+pub fn follow(kubeconfig: &Path) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let own = || megabytes(std::process::id());
-        let before = own()?.resident;
+        let before = megabytes(Memory::own()?.resident);
         let (send, mut events) = mpsc::channel(64);
         let (_unknown, names) = watch::channel(Default::default());
         let (report, _wrong) = mpsc::channel(64);
@@ -65,7 +62,7 @@ pub fn follow(kubeconfig: &Path) -> Result<()> {
                 if let (true, Some(since)) = (is_last, listed) {
                     let each = (processor_time()? - since) / u32::try_from(UPDATES)?;
                     println!("{UPDATES} changes of a status: {each:?} each, {sent} event(s)");
-                    return Ok(());
+                    return Ok(ExitCode::SUCCESS);
                 }
             }
             if listed.is_none() && model.owed([Listing::Pods]).next().is_none() {
@@ -73,21 +70,11 @@ pub fn follow(kubeconfig: &Path) -> Result<()> {
                     "listed after {:?} ({:?} of the processor); before: {before:.1} MB; now: {}",
                     begun.elapsed(),
                     processor_time()? - used,
-                    own()?
+                    Memory::own()?
                 );
                 listed = Some(processor_time()?);
             }
         }
         bail!("the source has ended")
     })
-}
-
-/// The processor time of this process, in steps of the kernel's clock.
-fn processor_time() -> Result<Duration> {
-    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF)?;
-    let of = |time: nix::sys::time::TimeVal| -> Result<Duration> {
-        let (seconds, micros) = (u64::try_from(time.tv_sec())?, u64::try_from(time.tv_usec())?);
-        Ok(Duration::from_secs(seconds) + Duration::from_micros(micros))
-    };
-    Ok(of(usage.user_time())? + of(usage.system_time())?)
 }

@@ -28,7 +28,7 @@ mod programmed;
 
 use std::process::ExitCode;
 
-use denizen_tests::bench::{Chosen, Sizes};
+use denizen_tests::bench::{Bench, Chosen, Sizes};
 
 use crate::kube_proxy::Other;
 use crate::programmed::Programmed;
@@ -40,25 +40,15 @@ const SIZES: [usize; 4] = [1_000, 10_000, 50_000, 100_000];
 const PARTS: [&str; 5] = ["cold", "kube-proxy", "listening", "memory", "connect"];
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    match words.first().map(String::as_str) {
-        // The bench starts itself anew to be the process whose memory is measured.
-        Some("run" | "status") => return memory::agent(),
-        Some("engine") => return memory::engine_alone(&words[1..]),
-        _ => {}
+    Bench {
+        processes: &[(&["run", "status"], memory::agent), (&["engine"], memory::engine_alone)],
+        parts: &PARTS,
+        sizes: Sizes::Of(&SIZES),
     }
-    if !words.iter().any(|word| word == "--bench") {
-        println!("not run: this is a bench, and `cargo test` builds it only");
-        return ExitCode::SUCCESS;
-    }
-    match Chosen::of(&words, &PARTS, Sizes::Of(&SIZES)) {
-        Ok(chosen) => measure(&chosen),
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::FAILURE;
-        }
-    }
-    ExitCode::SUCCESS
+    .run(|chosen| {
+        measure(chosen);
+        Ok(())
+    })
 }
 
 fn measure(chosen: &Chosen) {

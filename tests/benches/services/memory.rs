@@ -1,9 +1,11 @@
 //! Memory: of a running agent, of an engine alone, of the kernel.
 
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, ExitCode, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
+use anyhow::{Result, bail};
+use denizen_tests::bench::{Memory, own_program};
 use denizen_tests::cni::Namespace;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
@@ -29,21 +31,12 @@ pub fn kernel_memory() -> Option<u64> {
     Some(bytes.sum::<u64>() / 1024)
 }
 
-fn kibibytes(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 /// What a process holds.
 fn of_process(id: u32) -> String {
-    let text = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
-    let mebibytes = |name| kibibytes(&text, name).unwrap_or_default() as f64 / 1024.0;
-    format!(
-        "VmRSS {:.1} MiB (its own {:.1}, at most {:.1})",
-        mebibytes("VmRSS:"),
-        mebibytes("RssAnon:"),
-        mebibytes("VmHWM:")
-    )
+    let memory = Memory::of(id).expect("the process is running");
+    let [resident, own, most] =
+        [memory.resident, memory.anonymous, memory.most].map(|kibibytes| kibibytes as f64 / 1024.0);
+    format!("VmRSS {resident:.1} MiB (its own {own:.1}, at most {most:.1})")
 }
 
 /// Measures and prints it.
@@ -53,27 +46,22 @@ pub fn report() {
     let run_dir = tempfile::tempdir().expect("a temporary folder");
     let (path, run) = (folder.path(), run_dir.path().join("run"));
     let namespace = Namespace::new();
-    let mut agent = again(&["run", "--node-name", NODE]);
-    agent.arg("--manifests").arg(path).arg("--run-dir").arg(&run);
+    let again = |process| own_program(process).expect("a bench has a path");
+    let mut agent = again("run");
+    agent.args(["--node-name", NODE, "--manifests"]).arg(path).arg("--run-dir").arg(&run);
     let status = || {
-        let mut status = again(&["status", "--output", "json"]);
-        let status = status.arg("--run-dir").arg(&run).stderr(Stdio::null()).output();
+        let mut status = again("status");
+        status.args(["--output", "json", "--run-dir"]).arg(&run);
+        let status = status.stderr(Stdio::null()).output();
         let said: serde_json::Value = serde_json::from_slice(&status.ok()?.stdout).ok()?;
         (said["synced"] == true).then_some(())
     };
     resident("denizen-agent run", namespace.spawn(agent), status);
     let ready = run_dir.path().join("ready");
-    let mut engine = again(&["engine"]);
+    let mut engine = again("engine");
     engine.arg(path).arg(&ready);
     let there = || ready.exists().then_some(());
     resident("an engine after one update", namespace.spawn(engine), there);
-}
-
-/// This program as something else.
-fn again(arguments: &[&str]) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("a bench has a path"));
-    command.args(arguments).stdin(Stdio::null()).env("RUST_LOG", "warn");
-    command
 }
 
 /// Reads a process's memory once it is ready, and ends it.
@@ -94,27 +82,21 @@ fn resident(what: &str, mut process: Child, ready: impl Fn() -> Option<()>) {
 }
 
 /// This process is `denizen-agent`, with the same arguments.
-pub fn agent() -> ExitCode {
+pub fn agent(_: &[String]) -> Result<ExitCode> {
     end_with_the_bench();
-    match denizen_agent::cli::run() {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    denizen_agent::cli::run()
 }
 
 /// This process parses a folder of manifests, programs it, and holds what an engine holds.
-pub fn engine_alone(arguments: &[String]) -> ExitCode {
+pub fn engine_alone(words: &[String]) -> Result<ExitCode> {
     end_with_the_bench();
-    let [folder, ready] = arguments else {
-        return ExitCode::FAILURE;
+    let [_, folder, ready] = words else {
+        bail!("a folder, and a file to make when it is programmed");
     };
     let _engine = started(manifests::facts(folder.as_ref())).0;
-    std::fs::write(ready, "").expect("the bench made the folder");
+    std::fs::write(ready, "")?;
     sleep(Duration::from_secs(60));
-    ExitCode::SUCCESS
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A bench that is killed leaves nobody behind.

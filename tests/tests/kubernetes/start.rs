@@ -4,10 +4,11 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
 use denizen_tests::api::context::{ApiContext, until_no_error};
 use denizen_tests::api::{Api, ApiServer, Authority};
+use denizen_tests::bench::Memory;
 use denizen_tests::fixture::{Who, service_ips};
 use denizen_tests::manifest::{self, Port};
 
@@ -143,14 +144,9 @@ fn ten_thousand_services_start_in_little_memory() -> Result<()> {
     let mut agent = context.spawn_agent()?;
     agent.wait_programmed(6 * STARTING)?;
     assert_eq!(agent.status()?["services"], MANY);
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid()))?;
-    let kibibytes = |name: &str| -> Result<u64> {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        let number = line.and_then(|line| line.split_whitespace().next());
-        Ok(number.context("no such line in /proc/PID/status")?.parse()?)
-    };
+    let memory = Memory::of(agent.pid())?;
     // A test build's program is larger than what is installed: its pages do not count.
-    let own = (kibibytes("VmHWM:")? - kibibytes("RssFile:")?) / 1024;
-    ensure!(own <= AT_MOST, "{own} MiB of {AT_MOST}:\n{status}");
+    let own = (memory.most - memory.of_files) / 1024;
+    ensure!(own <= AT_MOST, "{own} MiB of {AT_MOST}: {memory:?}");
     Ok(())
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
+use denizen_tests::bench::Memory;
 use denizen_tests::binary;
 use denizen_tests::fixture::{Fixture, Who, service_ips};
 use denizen_tests::lasting;
@@ -191,8 +192,7 @@ fn removal(fixture: &Fixture) -> Result<f64> {
 
 /// In KiB.
 fn resident(agent: &Agent) -> Result<f64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", agent.pid()))?;
-    field(&status, "VmRSS:")
+    Ok(Memory::of(agent.pid())?.resident as f64)
 }
 
 /// What the kernel needs for itself, in KiB.
