@@ -7,11 +7,11 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use denizen_tests::bench::timing::{Samples, text};
 use denizen_tests::bench::{Bench, Sizes};
-use denizen_tests::busy_node::{Added, BusyNode, Programs};
-use denizen_tests::cgroup::requested;
-use denizen_tests::cni::installed;
-use denizen_tests::timing::{Samples, text};
+use denizen_tests::node::busy_node::{Added, BusyNode, Programs};
+use denizen_tests::node::cgroup::requested;
+use denizen_tests::node::cni::installed;
 use serde_json::json;
 
 /// Pods that come at once.

@@ -35,8 +35,8 @@ use denizen_iptables::Variant;
 use denizen_model::{Event, Slice};
 use denizen_plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
 use denizen_tests::bench::{Bench, Chosen, Sizes};
-use denizen_tests::cni::Namespace;
-use denizen_tests::kube_proxy::service_chain;
+use denizen_tests::node::cni::Namespace;
+use denizen_tests::peers::kube_proxy::service_chain;
 
 use crate::manifests::{NODE, spare_ip};
 

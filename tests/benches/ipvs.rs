@@ -11,7 +11,7 @@
 use std::process::ExitCode;
 
 use denizen_tests::bench::{Bench, Sizes};
-use denizen_tests::vm::{self, BENCH, Processors, SERVICES};
+use denizen_tests::kernel::vm::{self, BENCH, Processors, SERVICES};
 
 /// How many services, if nobody says it.
 const MANY: usize = 10_000;

@@ -16,7 +16,7 @@ use anyhow::ensure;
 use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
 use denizen_tests::bench::Bench;
 use denizen_tests::binary;
-use denizen_tests::cni::{Call, PluginContext, Variables, installed, run_here};
+use denizen_tests::node::cni::{Call, PluginContext, Variables, installed, run_here};
 use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 300;

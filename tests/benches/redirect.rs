@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use denizen_tests::bench::Bench;
-use denizen_tests::cni::{Call, Namespace, PluginContext, installed, run_here};
-use denizen_tests::linkerd_init::{DEFAULT, linkerd_init};
+use denizen_tests::node::cni::{Call, Namespace, PluginContext, installed, run_here};
+use denizen_tests::peers::linkerd_init::{DEFAULT, linkerd_init};
 use serde_json::{Value, json};
 
 const ROUNDS: usize = 100;

@@ -1,5 +1,10 @@
 //! The real agent in the node's namespace: started, asked and ended as an operator would.
 
+pub mod check;
+pub mod trace;
+pub mod watch;
+pub mod wrapped;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -17,8 +22,8 @@ use serde_json::{Value, json};
 
 use crate::binary;
 use crate::eventually::{eventually, observed};
-use crate::netns::{Netns, checked};
-use crate::probe::Protocol;
+use crate::node::netns::{Netns, checked};
+use crate::packets::probe::Protocol;
 
 /// How long a start may take before it counts as failed: an emulated processor has to load the
 /// kernel's modules first.

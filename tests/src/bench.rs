@@ -2,6 +2,8 @@
 //! its own program anew to be a process that is measured; the words behind `--` of `cargo bench`
 //! choose which parts are measured, and for which sizes.
 
+pub mod timing;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread::sleep;
@@ -13,7 +15,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use serde_json::Value;
 
-use crate::cni::Node;
+use crate::node::cni::Node;
 
 /// A bench: what its command line may say.
 #[derive(Clone, Copy)]

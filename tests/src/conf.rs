@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::netns::checked;
+use crate::node::netns::checked;
 
 /// The agent's DaemonSet.
 pub const DAEMON_SET: &str = "kubernetes/daemon-set.yaml";

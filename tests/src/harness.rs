@@ -5,12 +5,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::cni::Chain;
-use crate::netns::Netns;
-use crate::pod::{BRIDGE, Pod, Wiring};
-use crate::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
-use crate::server::{Listen, Server};
-use crate::world::{Addresses, World, ip};
+use crate::node::cni::Chain;
+use crate::node::netns::Netns;
+use crate::node::pod::{BRIDGE, Pod, Wiring};
+use crate::node::world::{Addresses, World, ip};
+use crate::packets::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
+use crate::packets::server::{Listen, Server};
 use anyhow::Result;
 use serde_json::Value;
 

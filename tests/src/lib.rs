@@ -1,9 +1,16 @@
 //! Hosts in network namespaces, real packets: what the kernel tests and the quick start stand on.
 //!
-//! From the ground up: [`netns`] makes one namespace, [`world`] a node with its surroundings,
-//! [`pod`] attaches pods to it, [`server`] answers and [`probe`] asks, [`agent`] runs the real
-//! agent, and [`flows`] plays the table of packets. Nothing here touches the machine's own network
-//! namespace.
+//! | module | what it has |
+//! | --- | --- |
+//! | [`node`] | a node in namespaces, its surroundings and its pods |
+//! | [`agent`] | the real agent and its commands |
+//! | [`peers`] | the API server, kube-proxy, BIRD, containerd, a mesh's proxy |
+//! | [`packets`] | who sends and who answers |
+//! | [`kernel`] | what the kernel holds, and guests with a kernel of their own |
+//! | [`oracle`], [`policy`] | what must become of a packet |
+//! | [`quickstart`], [`bench`] | what is run by hand |
+//!
+//! Nothing here touches the machine's own network namespace.
 
 #![allow(
     clippy::disallowed_methods,
@@ -11,54 +18,18 @@
 )]
 
 pub mod agent;
-pub mod api;
 pub mod bench;
 pub mod binary;
-pub mod bird;
-pub mod busy_node;
-pub mod cgroup;
-pub mod checking;
-pub mod cluster;
-pub mod cni;
 pub mod conf;
-pub mod conntrack;
-pub mod contained;
-pub mod containerd;
-pub mod ctnetlink;
-pub mod effort;
 pub mod eventually;
-pub mod firewall;
-pub mod fixture;
-pub mod flood;
-pub mod flows;
-pub mod frame;
 #[cfg(test)]
 mod harness;
-pub mod http;
-pub mod iptables;
-pub mod kube_proxy;
-pub mod lasting;
-pub mod linkerd_init;
-pub mod links;
-pub mod load;
-pub mod manifest;
-pub mod matrix;
-pub mod netns;
-pub mod owned;
-pub mod pod;
+pub mod kernel;
+pub mod node;
+pub mod oracle;
+pub mod packets;
+pub mod peers;
 pub mod policy;
-pub mod probe;
 pub mod quickstart;
 pub mod random;
-pub mod reader;
-pub mod ruleset;
-pub mod sctp;
-pub mod server;
-pub mod sidecar;
-pub mod syn;
-pub mod timing;
-pub mod traced;
-pub mod tracing;
-pub mod vm;
-pub mod watching;
-pub mod world;
+pub mod test_length;

@@ -5,9 +5,9 @@
 //! Who works on one case sets `DENIZEN_FLOWS` to a part of its name.
 
 use anyhow::{Result, ensure};
-use denizen_tests::flows::play;
-use denizen_tests::flows::table::{self, Backend, Case};
-use denizen_tests::pod::Wiring;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::oracle::flows::play;
+use denizen_tests::oracle::flows::table::{self, Backend, Case};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// The variable for a part of a case's name.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use denizen_tests::bench::MeasuredAgent;
-use denizen_tests::netns::Netns;
+use denizen_tests::node::netns::Netns;
 
 /// The node that it is on.
 pub const NODE: &str = "node-0";

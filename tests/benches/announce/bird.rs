@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use denizen_route::MAIN;
-use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::bird::Bird;
+use denizen_tests::bench::timing::text;
 use denizen_tests::eventually::eventually;
-use denizen_tests::manifest::{self, Port};
-use denizen_tests::netns::{self, Netns};
-use denizen_tests::timing::text;
-use denizen_tests::world::ip;
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::netns::{self, Netns};
+use denizen_tests::node::world::ip;
+use denizen_tests::peers::api::{Api, ApiServer};
+use denizen_tests::peers::bird::Bird;
 use serde_json::{Value, json};
 
 use crate::agent::{self, NODE};

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use denizen_route::{MAIN, RouteWatch};
-use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::manifest;
-use denizen_tests::netns::{self, Netns};
-use denizen_tests::timing::text;
-use denizen_tests::world::ip;
+use denizen_tests::bench::timing::text;
+use denizen_tests::node::manifest;
+use denizen_tests::node::netns::{self, Netns};
+use denizen_tests::node::world::ip;
+use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
 use crate::agent;

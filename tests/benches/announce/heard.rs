@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_route::{MAIN, RouteChange, Routes};
-use denizen_tests::netns::Netns;
+use denizen_tests::node::netns::Netns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::PATIENCE;

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use denizen_tests::bench::Bench;
-use denizen_tests::timing::{Samples, text};
+use denizen_tests::bench::timing::{Samples, text};
 
 /// What has not come about by then never will.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use denizen_tests::manifest::{self, Port};
+use denizen_tests::node::manifest::{self, Port};
 use serde_json::{Value, json};
 
 /// The node that the agent is on: one of [`NODES`].

@@ -22,9 +22,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::bench::{Bench, MeasuredAgent, Memory, megabytes};
-use denizen_tests::netns::Netns;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::peers::api::{Api, ApiServer};
 
 use crate::cluster::{Cluster, NODE};
 use crate::kernel::Notifications;

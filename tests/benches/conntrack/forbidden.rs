@@ -12,8 +12,8 @@ use denizen_plan::MarkBit;
 use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
 use denizen_tests::bench::{MeasuredAgent, Memory, megabytes};
 use denizen_tests::binary;
-use denizen_tests::cni::Namespace;
-use denizen_tests::ctnetlink::{self, Flow};
+use denizen_tests::kernel::ctnetlink::{self, Flow};
+use denizen_tests::node::cni::Namespace;
 use serde_json::{Value, json};
 
 const FLOWS: u32 = 200_000;

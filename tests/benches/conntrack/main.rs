@@ -30,8 +30,8 @@ use denizen_plan::MarkBit;
 use denizen_plan::conntrack::{CandidateTracker, StaleCandidates, StaleFilter};
 use denizen_plan::{Detector, NodePortAddresses, NodeSide, Planner, Policy, Scheduler, Settings};
 use denizen_tests::bench::{Bench, Memory};
-use denizen_tests::cni::Namespace;
-use denizen_tests::ctnetlink::{self, Flow};
+use denizen_tests::kernel::ctnetlink::{self, Flow};
+use denizen_tests::node::cni::Namespace;
 
 const FLOWS: u32 = 100_000;
 const STALE: u32 = 1_000;

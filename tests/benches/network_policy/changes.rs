@@ -5,8 +5,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use denizen_model::Event;
-use denizen_tests::cni::Namespace;
-use denizen_tests::timing::{Samples, text};
+use denizen_tests::bench::timing::{Samples, text};
+use denizen_tests::node::cni::Namespace;
 
 use crate::cluster::{Cluster, LOCAL, REPLICAS};
 use crate::engine::{Cost, Engine, firewall};

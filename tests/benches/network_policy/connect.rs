@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use denizen_backend::firewall::Firewall;
 use denizen_model::{Event, Namespaces, NetworkPolicy, Selector};
-use denizen_tests::cni::Namespace;
-use denizen_tests::timing::{Samples, text, timed};
+use denizen_tests::bench::timing::{Samples, text, timed};
+use denizen_tests::node::cni::Namespace;
 
 use crate::cluster::{APPS, Cluster, REPLICAS, app, from, interface, local_ip, remote_ip};
 use crate::engine::Engine;

@@ -6,8 +6,8 @@ use std::io::Write as _;
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
-use denizen_tests::cni::Namespace;
-use denizen_tests::timing::{Samples, text, timed};
+use denizen_tests::bench::timing::{Samples, text, timed};
+use denizen_tests::node::cni::Namespace;
 
 use crate::cluster::{APPS, Cluster, LOCAL, REPLICAS, local_ip, remote_ip};
 

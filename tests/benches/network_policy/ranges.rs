@@ -8,8 +8,8 @@ use denizen_model::{
     Block, Event, NetworkPolicy, Peers, PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports,
     Protocol, Selector,
 };
-use denizen_tests::cni::Namespace;
-use denizen_tests::timing::text;
+use denizen_tests::bench::timing::text;
+use denizen_tests::node::cni::Namespace;
 
 use crate::cluster::Cluster;
 use crate::engine::Engine;

@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::Agent;
+use denizen_tests::agent::trace::TraceCommand;
+use denizen_tests::agent::watch::WatchCommand;
 use denizen_tests::bench::processor_time;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, Who, service_ips};
-use denizen_tests::probe::Protocol;
-use denizen_tests::tracing::Tracing;
-use denizen_tests::watching::Watching;
+use denizen_tests::node::fixture::{Fixture, Who, service_ips};
+use denizen_tests::packets::probe::Protocol;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, poll};
 use socket2::{Domain, Socket, Type};
@@ -69,10 +69,10 @@ pub fn measure(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let mut turns = Vec::new();
     for _ in 0..TURNS {
         let alone = load()?;
-        let tracing = Tracing::start(node, agent, &arguments)?;
+        let tracing = TraceCommand::start(node, agent, &arguments)?;
         let traced = load()?;
         tracing.kill()?;
-        let watching = Watching::start(node, agent, &["drops"])?;
+        let watching = WatchCommand::start(node, agent, &["drops"])?;
         let watched = load()?;
         watching.kill()?;
         let rules = || node.output("nft", &["list", "ruleset"]);

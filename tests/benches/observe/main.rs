@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::bench::{Bench, Memory, own_program};
-use denizen_tests::ctnetlink::{self, Flow};
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::Netns;
-use denizen_tests::probe::Protocol;
+use denizen_tests::kernel::ctnetlink::{self, Flow};
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::probe::Protocol;
 
 const ENTRIES: u32 = 100_000;
 const LOOKS: usize = 5;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
 use denizen_tests::bench::{MeasuredAgent, Memory, megabytes};
-use denizen_tests::cni::Namespace;
+use denizen_tests::node::cni::Namespace;
 
 use crate::server::{self, Cluster, LOCAL, NODE, ip, name, namespace_of, uid};
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-pub use denizen_tests::timing::{Samples, text, timed};
+pub use denizen_tests::bench::timing::{Samples, text, timed};
 use nix::time::{ClockId, clock_gettime};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};

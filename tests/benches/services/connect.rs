@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use denizen_tests::cni::Namespace;
+use denizen_tests::node::cni::Namespace;
 
 use crate::clock::{Samples, text, timed};
 use crate::manifests::{self, ENDPOINTS, endpoint_ip, service_ip};

@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use denizen_tests::cni::Namespace;
+use denizen_tests::node::cni::Namespace;
 
 use crate::clock::{Samples, text, timed};
 use crate::manifests::{ENDPOINTS, endpoint_ip, service_ip, spare_ip};

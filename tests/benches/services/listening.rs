@@ -3,7 +3,7 @@
 use denizen_backend::nftables::TABLE;
 use denizen_model::Event;
 use denizen_nft::Watch;
-use denizen_tests::cni::Namespace;
+use denizen_tests::node::cni::Namespace;
 
 use crate::clock::text;
 use crate::manifests;

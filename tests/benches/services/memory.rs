@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use denizen_tests::bench::{Memory, own_program};
-use denizen_tests::cni::Namespace;
+use denizen_tests::node::cni::Namespace;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 

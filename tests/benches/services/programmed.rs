@@ -10,7 +10,7 @@ use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
 use denizen_model::{Event, Service, ServiceName, Slice};
 use denizen_plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
-use denizen_tests::cni::Namespace;
+use denizen_tests::node::cni::Namespace;
 
 use crate::clock::{Cost, Samples, cost, text, timed};
 use crate::manifests::{self, NODE, spare_ip};

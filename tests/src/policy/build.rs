@@ -2,7 +2,7 @@
 
 use super::object::{IpBlock, Metadata, NetworkPolicy, Peer, PolicySpec, Port, PortNumber, Rule};
 use super::selector::Selector;
-use crate::probe::Protocol;
+use crate::packets::probe::Protocol;
 
 impl NetworkPolicy {
     /// A policy for these pods of a namespace that isolates them in no direction yet.

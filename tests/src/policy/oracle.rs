@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::object::{Container, IpBlock, Labels, NetworkPolicy, Peer, Pod, Port, PortNumber};
 use super::object::{Rule, World};
-use crate::probe::Protocol;
+use crate::packets::probe::Protocol;
 
 /// A new connection's first packet, addressed to a pod and not to a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 use super::node::{Node, listens};
 use super::page::Page;
 use super::{rows, serve};
-use crate::fixture::Who;
-use crate::manifest::{self, Port};
-use crate::netns::Netns;
-use crate::pod::{Pod, Wiring};
-use crate::probe::{Outcome, Probe};
-use crate::world::ip;
+use crate::node::fixture::Who;
+use crate::node::manifest::{self, Port};
+use crate::node::netns::Netns;
+use crate::node::pod::{Pod, Wiring};
+use crate::node::world::ip;
+use crate::packets::probe::{Outcome, Probe};
 
 /// A change that has not taken effect by then never will.
 const BOUND: Duration = Duration::from_secs(5);

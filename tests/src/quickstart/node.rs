@@ -11,14 +11,14 @@ use serde_json::json;
 use super::page::Page;
 use super::serve;
 use crate::agent::Agent;
-use crate::checking::Checked;
-use crate::cluster::Cluster;
-use crate::fixture::{Fixture, Who};
-use crate::manifest::Manifests;
-use crate::netns;
-use crate::pod::{BRIDGE, Wiring};
-use crate::probe::Protocol;
-use crate::server::Listen;
+use crate::agent::check::CheckReport;
+use crate::node::cluster::Cluster;
+use crate::node::fixture::{Fixture, Who};
+use crate::node::manifest::Manifests;
+use crate::node::netns;
+use crate::node::pod::{BRIDGE, Wiring};
+use crate::packets::probe::Protocol;
+use crate::packets::server::Listen;
 
 /// What the namespaces of a node that was left up are called.
 const KEPT: &str = "denizen-quickstart";
@@ -99,13 +99,13 @@ impl Node {
             ("cni-bin-dir", plugins),
         ];
         let flags = flags.map(|(flag, folder)| format!("--{flag}={}", folder.display()));
-        let node = format!("--node-name={}", crate::cluster::NODE);
+        let node = format!("--node-name={}", crate::node::cluster::NODE);
         Ok(flags.into_iter().chain([node]).collect())
     }
 
     /// What `denizen-agent check` says of it.
     pub(super) fn check(&self, page: &mut Page) -> Result<()> {
-        let checked = Checked::on(&self.fixture.cluster.world.node, self.check_flags()?)?;
+        let checked = CheckReport::on(&self.fixture.cluster.world.node, self.check_flags()?)?;
         let [ok, warnings, failures] =
             ["ok", "warning", "failure"].map(|verdict| checked.count(verdict));
         page.say(format_args!(

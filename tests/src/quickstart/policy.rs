@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use super::node::Node;
 use super::page::Page;
-use crate::cluster::NODE;
-use crate::fixture::Who;
-use crate::pod::Pod;
-use crate::probe::{Outcome, Protocol};
-use crate::world::ip;
+use crate::node::cluster::NODE;
+use crate::node::fixture::Who;
+use crate::node::pod::Pod;
+use crate::node::world::ip;
+use crate::packets::probe::{Outcome, Protocol};
 
 /// A policy that is not in force by then never will be.
 const BOUND: Duration = Duration::from_secs(5);

@@ -8,9 +8,9 @@ use anyhow::Result;
 use super::node::Node;
 use super::page::{Line, Page};
 use crate::agent::{Explanation, Step};
-use crate::fixture::Who;
-use crate::probe::{Outcome, Probe, Protocol};
-use crate::world::ip;
+use crate::node::fixture::Who;
+use crate::node::world::ip;
+use crate::packets::probe::{Outcome, Probe, Protocol};
 
 /// Connections by which the even spread over endpoints is shown.
 const SPREAD: usize = 300;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::netns::Netns;
-use crate::server::{Listen, Server};
+use crate::node::netns::Netns;
+use crate::packets::server::{Listen, Server};
 
 /// The argument that makes this program such a process.
 pub const WORD: &str = "serve";

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way};
-use denizen_tests::owned::Owned;
-use denizen_tests::probe::Protocol;
-use denizen_tests::ruleset::{beside_firewall, tables};
+use denizen_tests::kernel::ruleset::{beside_firewall, tables};
+use denizen_tests::kernel::table_owner::TableOwner;
+use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way};
+use denizen_tests::packets::probe::Protocol;
 
 /// What has not happened by then never will.
 const BOUND: Duration = Duration::from_secs(60);
@@ -68,7 +68,7 @@ fn iptables_serves_where_nftables_is_refused() -> Result<()> {
     for family in ["ip", "ip6"] {
         let fixture = context(&format!("auto-{family}"))?;
         let node = &fixture.cluster.world.node;
-        let owned = Owned::table(node, family)?;
+        let owned = TableOwner::table(node, family)?;
         let agent = start(&fixture, &[])?;
         let why = format!(
             "{family} table: it is owned by another process (netlink portid {})",
@@ -88,7 +88,7 @@ fn iptables_serves_where_nftables_is_refused() -> Result<()> {
 #[test]
 fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
     let fixture = context("auto-bridge")?;
-    let owned = Owned::table(&fixture.cluster.world.node, "bridge")?;
+    let owned = TableOwner::table(&fixture.cluster.world.node, "bridge")?;
     let agent = start(&fixture, &[])?;
     chose(&fixture, &agent, "nftables", "this kernel can do all that it needs")?;
     agent.terminate()?;
@@ -119,7 +119,7 @@ fn policies_are_left_alone_where_nf_tables_is_refused() -> Result<()> {
     for (family, backend) in [("ip", "nftables"), ("bridge", "iptables")] {
         let fixture = context(&format!("auto-np-{family}"))?;
         let node = &fixture.cluster.world.node;
-        let owned = Owned::named(node, &format!("{family} denizen-firewall"))?;
+        let owned = TableOwner::named(node, &format!("{family} denizen-firewall"))?;
         let agent = fixture.cluster.start_agent_with([format!("--backend={backend}")])?;
         let status = agent.status()?;
         let why = status["networkPolicyWhy"].as_str().unwrap_or_default();
@@ -142,7 +142,7 @@ fn policies_are_left_alone_where_nf_tables_is_refused() -> Result<()> {
 #[test]
 fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
     let fixture = context("auto-exact")?;
-    let _owned = Owned::table(&fixture.cluster.world.node, "bridge")?;
+    let _owned = TableOwner::table(&fixture.cluster.world.node, "bridge")?;
     let refused = start(&fixture, &["--detect-local=pod-state=port-exact"]);
     let said = format!("{:#}", refused.err().context("it runs")?);
     for words in [
@@ -158,7 +158,7 @@ fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
 #[test]
 fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> Result<()> {
     let fixture = context("auto-ports")?;
-    let _owned = Owned::table(&fixture.cluster.world.node, "ip")?;
+    let _owned = TableOwner::table(&fixture.cluster.world.node, "ip")?;
     let agent = start(&fixture, &["--detect-local=pod-state=port-exact"])?;
     chose(&fixture, &agent, "iptables", "ip table: it is owned by another process")?;
     for (to, protocol) in every_way(11) {
@@ -174,7 +174,7 @@ fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> R
 fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
     let fixture = context("auto-later")?;
     let node = &fixture.cluster.world.node;
-    let owned = Owned::table(node, "bridge")?;
+    let owned = TableOwner::table(node, "bridge")?;
     let mut settings = fixture.cluster.settings();
     settings.flags =
         ["--backend=iptables", "--detect-local=pod-state=port-exact"].map(str::to_owned).into();

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::observed;
-use denizen_tests::fixture::{Fixture, Who, every_protocol};
-use denizen_tests::ruleset;
+use denizen_tests::kernel::ruleset;
+use denizen_tests::node::fixture::{Fixture, Who, every_protocol};
 
 /// A repair that has not come by then never will.
 const BOUND: Duration = Duration::from_secs(5);
@@ -78,7 +78,7 @@ fn whatever_others_do_to_the_tables_is_repaired() -> Result<()> {
         harm.repaired("the table is deleted", &format!("delete table {family} denizen"))?;
     }
     harm.repaired("everything is flushed", "flush ruleset")?;
-    for (to, protocol) in denizen_tests::fixture::every_way(10) {
+    for (to, protocol) in denizen_tests::node::fixture::every_way(10) {
         assert!(fixture.ask(Who::Outside, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
     }
     Ok(())

@@ -9,11 +9,11 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::fixture::{Fixture, PORT, Who, every_protocol, every_way};
-use denizen_tests::flows::table::Backend;
-use denizen_tests::netns::{Netns, checked};
-use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
-use denizen_tests::world::ip;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, every_protocol, every_way};
+use denizen_tests::node::netns::{Netns, checked};
+use denizen_tests::node::world::ip;
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use serde_json::Value;
 
 /// Longer than a look at the forward hook is away on a busy machine.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use denizen_backend::firewall::other_engine::{Engine, other_engine};
-use denizen_tests::netns::Netns;
+use denizen_tests::node::netns::Netns;
 
 /// A command in a namespace.
 enum Mark {

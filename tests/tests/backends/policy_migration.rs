@@ -6,12 +6,12 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::conf::folder;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::iptables::Variant;
-use denizen_tests::load::Load;
-use denizen_tests::netns::{Netns, checked};
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::netns::{Netns, checked};
+use denizen_tests::packets::load::Load;
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
-use denizen_tests::probe::Protocol;
 
 /// The rules of kube-router's firewall for a pod at `WEB` that `CLIENT` may reach.
 const KUBE_ROUTER: &str = r#"*filter

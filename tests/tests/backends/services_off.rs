@@ -7,15 +7,15 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::flows::table::Backend;
-use denizen_tests::iptables::Variant;
-use denizen_tests::kube_proxy::{KubeProxy, Served};
-use denizen_tests::lasting::Lasting;
-use denizen_tests::load::Load;
-use denizen_tests::netns::Netns;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::load::Load;
+use denizen_tests::packets::long_connection::LongConnection;
+use denizen_tests::packets::probe::{Probe, Protocol, SILENCE};
+use denizen_tests::peers::kube_proxy::{KubeProxy, Served};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
-use denizen_tests::probe::{Probe, Protocol, SILENCE};
 use serde_json::json;
 
 /// What has not come about by then never will: a thread removes what another backend left.
@@ -33,8 +33,9 @@ impl Beside {
     fn new(label: &str, variant: Variant) -> Result<Self> {
         let fixture = Fixture::new(label)?;
         let echo = fixture.routed.addresses.iter();
-        echo.copied()
-            .try_for_each(|at| denizen_tests::lasting::serve(&fixture.routed.netns, at))?;
+        echo.copied().try_for_each(|at| {
+            denizen_tests::packets::long_connection::serve(&fixture.routed.netns, at)
+        })?;
         let context = Self { fixture, variant };
         let friends = Rule::from([Peer::pods(Selector::label("role", "friend"))]);
         let policies = vec![
@@ -70,7 +71,11 @@ impl Beside {
         };
         let services = vec![
             served("default/web:tcp", Self::web(), PORT)?,
-            served("default/echo:echo", Self::echo(), denizen_tests::lasting::ECHO)?,
+            served(
+                "default/echo:echo",
+                Self::echo(),
+                denizen_tests::packets::long_connection::ECHO,
+            )?,
         ];
         Ok(KubeProxy { node: self.node(), variant: self.variant, services })
     }
@@ -82,11 +87,11 @@ impl Beside {
     /// What denizen serves when services are on.
     fn write_services(&self) -> Result<()> {
         let port = |name, at: SocketAddr, target| {
-            [denizen_tests::manifest::Port::tcp(name, at.port(), target)]
+            [denizen_tests::node::manifest::Port::tcp(name, at.port(), target)]
         };
         let (web, echo) = (
             port("tcp", Self::web(), PORT),
-            port("echo", Self::echo(), denizen_tests::lasting::ECHO),
+            port("echo", Self::echo(), denizen_tests::packets::long_connection::ECHO),
         );
         let manifests = &self.fixture.cluster.manifests;
         manifests.put("web", &self.fixture.service("web", 10, &web, &[Who::Routed])?)?;
@@ -182,7 +187,7 @@ fn switched(label: &str, backend: Backend) -> Result<()> {
     let agent = on()?;
     context.fixture.cluster.world.forget_quickly()?;
     let friend = context.fixture.place(Who::Bridged).0;
-    let mut stream = Lasting::open(friend, Beside::echo())?;
+    let mut stream = LongConnection::open(friend, Beside::echo())?;
     let mut load = Load::default();
     load.client(friend, vec![(Beside::web(), Protocol::Tcp)], |it| it.endpoint().is_some())?;
     context.is_enforced()?;

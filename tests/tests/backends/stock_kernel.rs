@@ -2,7 +2,7 @@
 //! see `tests/src/bin/guest`.
 
 use anyhow::Result;
-use denizen_tests::vm::{self, Processors};
+use denizen_tests::kernel::vm::{self, Processors};
 
 #[test]
 fn a_node() -> Result<()> {

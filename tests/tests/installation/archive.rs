@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
 use denizen_tests::conf;
-use denizen_tests::netns::checked;
+use denizen_tests::node::netns::checked;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use denizen_agent::cli::command;
 use denizen_tests::binary;
-use denizen_tests::netns::checked;
+use denizen_tests::node::netns::checked;
 
 #[test]
 fn every_command_has_a_man_page_and_bash_takes_its_completions() -> Result<()> {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::conf::{
     DAEMON_SET, UNINSTALL, built, built_with, containers, containers_of, documents, folder, text,
 };
-use denizen_tests::netns::checked;
+use denizen_tests::node::netns::checked;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};

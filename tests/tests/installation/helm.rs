@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
 use denizen_tests::conf::{built, built_with, containers_of, documents, folder, text};
-use denizen_tests::netns::checked;
+use denizen_tests::node::netns::checked;
 use serde_json::{Value, json};
 
 use crate::backends::backends;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
-use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
+use denizen_tests::test_length;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -147,7 +147,7 @@ fn it_waits_for_a_configuration_and_keeps_its_place_in_it() -> Result<()> {
     assert_eq!(fs::read_to_string(node.conf().join("00-broken.conflist"))?, "{ \"name\": ");
     fs::remove_file(node.conf().join("00-broken.conflist"))?;
     node.wait("put in", || is(&node.conf(), &["bridge", "portmap", "denizen"]))?;
-    for round in 0..effort::times(50, 5) {
+    for round in 0..test_length::times(50, 5) {
         let text = LIST.replace("bridge", if round % 2 == 0 { "ptp" } else { "bridge" });
         node.write("10-x.conflist", &text)?;
         let first = if round % 2 == 0 { "ptp" } else { "bridge" };
@@ -267,7 +267,7 @@ fn a_crash_at_any_point_leaves_a_valid_configuration() -> Result<()> {
                 }
                 Ok(looks)
             });
-            for round in 0..effort::times(200, 30) {
+            for round in 0..test_length::times(200, 30) {
                 let flag = if round % 2 == 0 { "--once" } else { "--uninstall" };
                 let mut child = node.command(&[flag])?.stderr(Stdio::null()).spawn()?;
                 thread::sleep(Duration::from_micros((round as u64 * 7919) % 25_000));

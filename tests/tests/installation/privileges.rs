@@ -7,20 +7,20 @@ use std::net::SocketAddr;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::wrapped::{SETTINGS, WrappedAgent, container};
 use denizen_tests::binary;
-use denizen_tests::cluster::{Cluster, serve};
 use denizen_tests::conf::{
     DAEMON_SET, UNINSTALL, built_with, capabilities, containers_of, granted,
 };
-use denizen_tests::contained::{Contained, SETTINGS, container};
-use denizen_tests::fixture::{Fixture, Who, every_protocol, is_local, service_ips};
-use denizen_tests::http::{fetch, url};
-use denizen_tests::iptables::{self, Variant};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::checked;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::Protocol;
-use denizen_tests::ruleset::{beside_firewall, tables};
+use denizen_tests::kernel::iptables::{self, Variant};
+use denizen_tests::kernel::ruleset::{beside_firewall, tables};
+use denizen_tests::node::cluster::{Cluster, serve};
+use denizen_tests::node::fixture::{Fixture, Who, every_protocol, is_local, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::checked;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::packets::http::{fetch, url};
+use denizen_tests::packets::probe::Protocol;
 use serde_json::{Value, json};
 
 /// The number of each capability (linux/capability.h).
@@ -39,11 +39,12 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
     let cluster = Cluster::new("caps", &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
     let remote = &cluster.world.remote;
     let remotes = &cluster.world.addresses().remote;
-    let ports = denizen_tests::fixture::PROTOCOLS.map(|it| (it, denizen_tests::fixture::PORT));
+    let ports =
+        denizen_tests::node::fixture::PROTOCOLS.map(|it| (it, denizen_tests::node::fixture::PORT));
     let _remote = serve(remote, remotes, &ports)?;
     let earlier = earlier(&cluster)?;
     cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
-    let agent = Contained::start_with(&cluster, container(&granted), &[SETTINGS.to_owned()])?;
+    let agent = WrappedAgent::start_with(&cluster, container(&granted), &[SETTINGS.to_owned()])?;
     agent.until("programmed", |status| status["synced"] == true)?;
     let expected = NUMBERS.iter().filter(|(name, _)| granted.contains(&(*name).to_owned()));
     let expected: u64 = expected.map(|(_, number)| 1 << number).sum();
@@ -73,7 +74,7 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
 }
 
 /// The routed pod's interface gets another name, and is followed.
-fn node_renames(fixture: &Fixture, agent: &Contained) -> Result<()> {
+fn node_renames(fixture: &Fixture, agent: &WrappedAgent) -> Result<()> {
     let name = fixture.routed.host_interface();
     fixture.cluster.world.node.ip(&format!("link set {name} name renamed0"))?;
     agent.until("followed", |_| is_local(&fixture.routed))?;
@@ -91,11 +92,12 @@ fn with_iptables() -> Result<Vec<String>> {
 /// nothing is warned of.
 fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     let cluster = Cluster::new(label, &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
-    let ports = denizen_tests::fixture::PROTOCOLS.map(|it| (it, denizen_tests::fixture::PORT));
+    let ports =
+        denizen_tests::node::fixture::PROTOCOLS.map(|it| (it, denizen_tests::node::fixture::PORT));
     let _remote = serve(&cluster.world.remote, &cluster.world.addresses().remote, &ports)?;
     let earlier = earlier(&cluster)?;
     let flags = [variant.flags(), vec![SETTINGS.to_owned()]].concat();
-    let agent = Contained::start_with(&cluster, container(&with_iptables()?), &flags)?;
+    let agent = WrappedAgent::start_with(&cluster, container(&with_iptables()?), &flags)?;
     agent.until("programmed", |status| status["synced"] == true)?;
     let fixture = Fixture::on(cluster)?;
     let recorded = iptables::sets(&fixture.cluster.world.node)?;
@@ -105,7 +107,7 @@ fn iptables_works(label: &str, variant: Variant) -> Result<()> {
             "attached while it ran, or adopted: {ip}: {recorded}"
         );
     }
-    let http = [Port::tcp("http", 80, denizen_tests::fixture::PORT).at_node(30080)];
+    let http = [Port::tcp("http", 80, denizen_tests::node::fixture::PORT).at_node(30080)];
     let web = fixture.service("web", 10, &http, &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     agent.until("served", |status| status["services"] == 1 && status["endpoints"] == 1)?;
@@ -156,7 +158,8 @@ fn iptables_with_less_says_what_it_takes_and_leaves_all_as_it_was() -> Result<()
         fixture.cluster.start_agent_with(variant.flags())?.terminate()?;
         put(Who::Routed)?;
         let granted = capabilities(DAEMON_SET, "agent")?;
-        let agent = Contained::start_with(&fixture.cluster, container(&granted), &variant.flags())?;
+        let agent =
+            WrappedAgent::start_with(&fixture.cluster, container(&granted), &variant.flags())?;
         let says =
             |status: &Value| status["errors"].to_string().contains("CAP_NET_RAW is needed too");
         agent.until("said", says)?;
@@ -231,7 +234,7 @@ fn the_plugin_is_installed_and_taken_out_without_any() -> Result<()> {
 fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     let fixture = Fixture::new("caps-leave")?;
     let (cluster, node) = (&fixture.cluster, &fixture.cluster.world.node);
-    let http = [Port::tcp("http", 80, denizen_tests::fixture::PORT).at_node(30080)];
+    let http = [Port::tcp("http", 80, denizen_tests::node::fixture::PORT).at_node(30080)];
     let web = fixture.service("web", 10, &http, &[Who::Remote])?;
     cluster.manifests.put("web", &web)?;
     cluster.start_agent_with(Variant::Nft.flags())?.terminate()?;
@@ -244,7 +247,7 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     node.output("ipset", &["create", "theirs", "hash:ip"])?;
     ensure!(Variant::Nft.dump(node)?.contains("KUBE-SEP-"), "there is much to remove");
     cluster.manifests.remove("web")?;
-    let agent = Contained::start(cluster, container(&capabilities(DAEMON_SET, "agent")?))?;
+    let agent = WrappedAgent::start(cluster, container(&capabilities(DAEMON_SET, "agent")?))?;
     agent.until("removed", |_| {
         node.output("ipset", &["list", "-n"]).is_ok_and(|sets| sets.trim() == "theirs")
     })?;
@@ -274,7 +277,7 @@ fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
     let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
     cluster.manifests.put("web", &web)?;
     cluster.start_agent_with(Variant::Legacy.flags())?.terminate()?;
-    let agent = Contained::start(cluster, container(&capabilities(DAEMON_SET, "agent")?))?;
+    let agent = WrappedAgent::start(cluster, container(&capabilities(DAEMON_SET, "agent")?))?;
     let words = ["CAP_NET_RAW is needed too", "denizen-agent cleanup"];
     let status = agent.until("said", |status| {
         let errors = status["errors"].to_string();
@@ -292,7 +295,7 @@ fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
     })?;
     drop(agent);
     ensure!(Variant::Legacy.dump(node)?.contains("KUBE-SEP-"), "nothing could be removed");
-    let agent = Contained::start(cluster, container(&with_iptables()?))?;
+    let agent = WrappedAgent::start(cluster, container(&with_iptables()?))?;
     agent.until("removed", |_| {
         let sets = node.output("ipset", &["list", "-n"]);
         sets.is_ok_and(|sets| sets.is_empty())

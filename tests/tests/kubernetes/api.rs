@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::api::context::{
+use denizen_tests::eventually::eventually;
+use denizen_tests::node::cluster::NODE;
+use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::netns::checked;
+use denizen_tests::packets::probe::{Outcome, Protocol};
+use denizen_tests::peers::api::context::{
     ApiContext, BOUND, HTTP, until_error, until_no_error, with_every_api,
 };
-use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::cluster::NODE;
-use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Who, service_ips};
-use denizen_tests::manifest::{self, Port};
-use denizen_tests::netns::checked;
-use denizen_tests::probe::{Outcome, Protocol};
+use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
 fn services(agent: &Agent) -> Result<u64> {

@@ -4,13 +4,13 @@ use std::net::TcpListener;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::api::context::{ApiContext, BOUND, HTTP, until_error, until_no_error};
-use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::cluster::NODE;
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::fixture::{Who, service_ips};
-use denizen_tests::manifest;
-use denizen_tests::world::ip;
+use denizen_tests::node::cluster::NODE;
+use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::manifest;
+use denizen_tests::node::world::ip;
+use denizen_tests::peers::api::context::{ApiContext, BOUND, HTTP, until_error, until_no_error};
+use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
 /// What `/metrics` is served at.

@@ -10,10 +10,10 @@ use denizen_source::Features;
 use denizen_source::events::Notices;
 use denizen_source::kube::access::{Access, Credentials};
 use denizen_source::kube::{self, PolicyRead, PolicyReads, WrongPolicy};
-use denizen_tests::api::context::{ApiContext, BOUND};
-use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::cluster::NODE;
 use denizen_tests::eventually::eventually;
+use denizen_tests::node::cluster::NODE;
+use denizen_tests::peers::api::context::{ApiContext, BOUND};
+use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
-use denizen_tests::api::context::{ApiContext, BOUND, until_error, until_no_error};
-use denizen_tests::api::{Api, ApiServer, Asked};
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::Who;
-use denizen_tests::pod::Wiring;
+use denizen_tests::node::fixture::Who;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
+use denizen_tests::peers::api::{Api, ApiServer, Asked};
 use serde_json::json;
 
 /// A node, service 10 at the routed pod, and whatever else is asked for: not started yet.

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
-use denizen_tests::api::context::{ApiContext, BOUND};
-use denizen_tests::api::{ApiServer, Asked};
 use denizen_tests::conf::{built_with, documents};
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::Who;
+use denizen_tests::node::fixture::Who;
+use denizen_tests::peers::api::context::{ApiContext, BOUND};
+use denizen_tests::peers::api::{ApiServer, Asked};
 use serde_json::Value;
 
 use crate::firewall::{Following, pod_name};

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
-use denizen_tests::api::context::{ApiContext, BOUND, until_error, until_no_error};
-use denizen_tests::api::{Api, ApiServer};
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Who, service_ips};
-use denizen_tests::http::{fetch, url};
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::{Outcome, Probe};
-use denizen_tests::world::ip;
+use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
+use denizen_tests::packets::probe::{Outcome, Probe};
+use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
+use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
 /// Nobody may reach the pods of namespace default, and they may reach nobody.

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
-use denizen_tests::api::context::{ApiContext, until_no_error};
-use denizen_tests::api::{Api, ApiServer, Authority};
 use denizen_tests::bench::Memory;
-use denizen_tests::fixture::{Who, service_ips};
-use denizen_tests::manifest::{self, Port};
+use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::peers::api::context::{ApiContext, until_no_error};
+use denizen_tests::peers::api::{Api, ApiServer, Authority};
 
 /// What Kubernetes tells a pod: the cluster IP of the API's own service.
 const SERVICE_HOST: &str = "172.30.0.1";
@@ -114,7 +114,7 @@ fn a_server_that_is_not_who_it_says_is_not_believed() -> Result<()> {
     let objects = Objects::Kubeconfig(elsewhere.join("kubeconfig"));
     let settings = Settings { objects, ..context.settings() };
     let agent = Agent::spawn(&context.fixture.cluster.world.node, settings)?;
-    denizen_tests::api::context::until_error(&agent, "certificate")?;
+    denizen_tests::peers::api::context::until_error(&agent, "certificate")?;
     assert!(context.api.asked().is_empty(), "the token was sent to a stranger");
     context.until_unknown(10)?;
     assert_eq!(service_ips(10).len(), 2);

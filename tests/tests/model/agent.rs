@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::place::{HERE, PROTOCOLS};
 use super::world::{Pod, World, another_node};
-use denizen_tests::reader::Arrival;
+use denizen_tests::oracle::reader::Arrival;
 
 /// An agent that has decided about a world.
 pub struct Agent {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::agent::Agent;
 use super::cluster::ports;
 use super::world::World;
-use denizen_tests::reader::{Arrival, End, Fate, Reader};
+use denizen_tests::oracle::reader::{Arrival, End, Fate, Reader};
 
 /// Draws that should be as likely as each other differ by less.
 const ROUNDING: f64 = 1e-9;

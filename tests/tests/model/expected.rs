@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::cluster::{Endpoint, Kind, Port, ports, within};
 use super::place::HERE;
 use super::world::World;
-use denizen_tests::reader::{Arrival, Fate};
+use denizen_tests::oracle::reader::{Arrival, Fate};
 
 /// Who sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,12 +2,12 @@
 //! tests: `node_port.rs`.)
 
 use anyhow::Result;
-use denizen_tests::manifest::{Port, service, slice};
-use denizen_tests::world::ip;
+use denizen_tests::node::manifest::{Port, service, slice};
+use denizen_tests::node::world::ip;
 
 use super::place::{AWAY, HERE};
 use super::world::World;
-use denizen_tests::reader::Arrival;
+use denizen_tests::oracle::reader::Arrival;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, 8080)];
 

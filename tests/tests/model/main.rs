@@ -24,15 +24,15 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::effort;
 use denizen_tests::random::{play, seed};
+use denizen_tests::test_length;
 
 use self::agent::Agent;
 use self::compare::{compare, fates, remembers};
 use self::expected::expected;
 use self::services::Wildness;
 use self::world::{World, worlds};
-use denizen_tests::reader::Reader;
+use denizen_tests::oracle::reader::Reader;
 
 /// Worlds that are played at a time, and however little time there is.
 const WORLDS: u32 = 200;
@@ -46,7 +46,7 @@ fn explain_the_rules_and_kube_proxy_agree() -> Result<()> {
     let met = RefCell::new(BTreeMap::new());
     let (started, first) = (Instant::now(), seed()?);
     for round in 0.. {
-        if round > 0 && started.elapsed() >= effort::duration() {
+        if round > 0 && started.elapsed() >= test_length::duration() {
             eprintln!("{} worlds in {:?}", round * u64::from(WORLDS), started.elapsed());
             break;
         }

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use denizen_plan::explain::{Explanation, PacketVerdict as Said};
-use denizen_tests::effort;
-use denizen_tests::flows;
-use denizen_tests::flows::table::{
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::oracle::flows;
+use denizen_tests::oracle::flows::table::{
     Backend, Case, Config, DetectLocal, Expect, Flow, From, Nobody, NodeRow, PodRow, Verdict,
 };
-use denizen_tests::pod::Wiring;
-use denizen_tests::probe::Protocol;
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::random::{self, seed};
+use denizen_tests::test_length;
 use serde_json::{Value, json};
 
 use super::agent::Agent;
@@ -23,7 +23,7 @@ use super::compare::{is_sticky, service};
 use super::place::{HERE, PROTOCOLS};
 use super::services::Wildness;
 use super::world::{World, worlds};
-use denizen_tests::reader::Arrival;
+use denizen_tests::oracle::reader::Arrival;
 
 /// Packets of one world; each is several connections.
 const PACKETS: usize = 16;
@@ -40,7 +40,7 @@ fn real_packets_go_where_explain_says_routed() -> Result<()> {
 
 /// Worlds that are the same in every run, and as many that are not.
 fn play(wiring: Wiring) -> Result<()> {
-    let count = u32::try_from(effort::times(30, 6))?;
+    let count = u32::try_from(test_length::times(30, 6))?;
     // Shrinking would take hours: a world is hosts, pods and servers.
     for seed in [1, seed()?] {
         random::play(count, seed, Duration::ZERO, worlds(Wildness::Playable), |world| {

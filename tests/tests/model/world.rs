@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::place::{AWAY, FAMILIES, HERE, NODE_PORTS, PORTS, PROTOCOLS, Places, TARGETS, ZONES};
 use super::sender::sender;
 use super::services::{Wildness, service, slices};
+use denizen_tests::oracle::reader::Arrival;
 use denizen_tests::random::Draw;
-use denizen_tests::reader::Arrival;
 
 /// Most of each in a world, and how many numbers each may draw.
 const SERVICES: usize = 5;

@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::observed;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::SILENCE;
-use denizen_tests::world::{host_length, ip};
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::world::{host_length, ip};
+use denizen_tests::packets::probe::SILENCE;
 use serde_json::{Value, json};
 use socket2::SockRef;
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cluster::Cluster;
-use denizen_tests::cni::POD_INTERFACE;
 use denizen_tests::eventually::eventually;
-use denizen_tests::frame::{self, FrameSocket};
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::{Probe, SILENCE};
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::cni::POD_INTERFACE;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::packets::frame::{self, FrameSocket};
+use denizen_tests::packets::probe::{Probe, SILENCE};
 use serde_json::{Value, json};
 
 /// What has not happened by then never will.

@@ -1,8 +1,8 @@
 //! A case: changes of a cluster, and what is to be true after each.
 
 use anyhow::{Context, Result};
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{Labels, Metadata, NetworkPolicy, Packet, Transport, World, allowed};
-use denizen_tests::probe::Protocol;
 
 use crate::hosts::{self, Hosts, PORTS};
 use crate::truth::Denied;

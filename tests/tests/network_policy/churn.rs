@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::effort;
-use denizen_tests::firewall::churn::{self, Pauses};
+use denizen_tests::policy::churn::{self, Pauses};
+use denizen_tests::test_length;
 
 #[test]
 fn permitted_clients_are_never_refused_and_forbidden_ones_never_admitted() -> Result<()> {
@@ -14,5 +14,5 @@ fn permitted_clients_are_never_refused_and_forbidden_ones_never_admitted() -> Re
         client: Duration::ZERO,
         strangers: Duration::from_millis(2),
     };
-    churn::play("np-churn", pauses, effort::duration())?.check(20)
+    churn::play("np-churn", pauses, test_length::duration())?.check(20)
 }

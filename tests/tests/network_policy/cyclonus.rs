@@ -7,8 +7,8 @@ mod ports;
 mod steps;
 
 use anyhow::Result;
+use denizen_tests::packets::probe::Protocol::{Tcp, Udp};
 use denizen_tests::policy::{NetworkPolicy, Peer, Port, Rule, Selector, World};
-use denizen_tests::probe::Protocol::{Tcp, Udp};
 
 use crate::case::Case;
 use crate::hosts::{OnPaper, nine};

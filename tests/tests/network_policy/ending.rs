@@ -1,7 +1,7 @@
 //! A namespace that is being deleted.
 
 use anyhow::Result;
-use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::policy::{NetworkPolicy, Selector, World};
 use serde_json::json;
 

@@ -15,10 +15,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cni::Chain;
-use denizen_tests::effort;
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::node::cni::Chain;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::test_length;
 use serde_json::{Value, json};
 
 use crate::newcomers::{Newcomer, Newcomers, next, nothing_wrong};
@@ -33,7 +33,7 @@ const AT_ONCE: usize = 8;
 const BOUND: Duration = Duration::from_secs(20);
 
 fn pods(quick: usize) -> usize {
-    effort::in_full(PODS, quick)
+    test_length::in_full(PODS, quick)
 }
 
 fn wiring(number: usize) -> Wiring {

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use anyhow::Result;
+use denizen_tests::node::world::ip;
 use denizen_tests::policy::{
     Container, ContainerPort, Labels, Metadata, Namespace, Node, Pod, PodIp, PodSpec, PodStatus,
     World,
 };
-use denizen_tests::world::ip;
 
 pub const NAMESPACES: [&str; 3] = ["x", "y", "z"];
 pub const PODS: [&str; 3] = ["a", "b", "c"];

@@ -24,5 +24,3 @@ mod prober;
 mod random;
 mod traps;
 mod truth;
-
-use denizen_tests::firewall::{nodes, recorder, spray};

@@ -16,22 +16,22 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Objects;
-use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::manifest;
-use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::node::manifest;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::peers::api::{Api, ApiServer};
 use denizen_tests::policy::{
     Labels, Metadata, Namespace, NetworkPolicy, Peer as PolicyPeer, PodIp, PodSpec, PodStatus,
     Rule, Selector, World,
 };
-use denizen_tests::probe::Protocol;
 use serde_json::Value;
 
 pub use self::listener::{Listener, Newcomer};
 use crate::case::labels;
-use crate::nodes::Nodes;
 use crate::prober::{Answer, Prober, Question};
-use crate::recorder::{PORT, Recorder};
-use crate::spray::{Spray, Targets};
+use denizen_tests::node::two_nodes::TwoNodes;
+use denizen_tests::packets::recorder::{PORT, Recorder};
+use denizen_tests::packets::spray::{Spray, Targets};
 
 /// The node may ask for a new pod's MAC address before the pod hears it, and asks again a second
 /// later. TCP too sends again what was lost; a datagram that arrives was the first one.
@@ -50,7 +50,7 @@ pub struct Peer {
 pub struct Newcomers {
     /// Friends and foes, on the first node and on the second.
     pub peers: Vec<Peer>,
-    pub nodes: Nodes,
+    pub nodes: TwoNodes,
     /// To whom all peers keep sending.
     pub targets: Targets,
     /// What both agents follow; `None` if they read manifests.
@@ -80,14 +80,14 @@ const PEERS: [(&str, bool, usize); 4] = [
 impl Newcomers {
     /// Two nodes with agents that read manifests, the peers, and the policies.
     pub fn new(label: &str, wait: &Value) -> Result<Self> {
-        let mut newcomers = Self::prepare(Nodes::new(label, wait)?, None)?;
+        let mut newcomers = Self::prepare(TwoNodes::new(label, wait)?, None)?;
         newcomers.nodes.start_agents(&[])?;
         Ok(newcomers)
     }
 
     /// The same with agents that follow an API server.
     pub fn with_api(label: &str, wait: &Value) -> Result<Self> {
-        let nodes = Nodes::new(label, wait)?;
+        let nodes = TwoNodes::new(label, wait)?;
         let folder = nodes.hosts[1].run_dir.join("api");
         std::fs::create_dir_all(&folder)?;
         let api = ApiServer::start(&nodes.hosts[1].netns, API.parse()?, &folder)?;
@@ -102,7 +102,7 @@ impl Newcomers {
         Ok(newcomers)
     }
 
-    fn prepare(nodes: Nodes, api: Option<ApiServer>) -> Result<Self> {
+    fn prepare(nodes: TwoNodes, api: Option<ApiServer>) -> Result<Self> {
         let (mut world, mut pods) = (World::default(), Vec::new());
         for (name, is_friend, node) in PEERS {
             let wiring = if is_friend { Wiring::Routed } else { Wiring::Bridged };
@@ -310,7 +310,7 @@ pub fn namespace(name: &str) -> Namespace {
 fn object(
     namespace: &str,
     name: &str,
-    nodes: &Nodes,
+    nodes: &TwoNodes,
     node: usize,
     pod: &Pod,
     labels: Labels,

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::binary;
-use denizen_tests::cluster::{Cluster, serve};
 use denizen_tests::eventually::eventually;
-use denizen_tests::pod::{BRIDGE, Pod, Wiring};
-use denizen_tests::probe::{Outcome, Probe, Protocol};
-use denizen_tests::ruleset::{FIREWALL, tables};
+use denizen_tests::kernel::ruleset::{FIREWALL, tables};
+use denizen_tests::node::cluster::{Cluster, serve};
+use denizen_tests::node::pod::{BRIDGE, Pod, Wiring};
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use serde_json::json;
 
 /// What has not happened by then never will.

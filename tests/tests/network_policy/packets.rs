@@ -1,9 +1,9 @@
 //! The suites with packets, in both families at once.
 
 use anyhow::Result;
-use denizen_tests::effort::in_full;
-use denizen_tests::pod::Wiring;
+use denizen_tests::node::pod::Wiring;
 use denizen_tests::policy::World;
+use denizen_tests::test_length::in_full;
 
 use crate::case::Case;
 use crate::play::{Way, play};

@@ -5,21 +5,21 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cluster::serve;
-use denizen_tests::ctnetlink;
-use denizen_tests::manifest::{self, Port};
-use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::kernel::ctnetlink;
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::server::Server;
 use denizen_tests::policy::{Node, Transport, World};
-use denizen_tests::server::Server;
-use denizen_tests::world::ip;
 use serde_json::Value;
 
 use crate::case::{Case, Expected, PROTOCOLS, Step, all_ports, full};
 use crate::explained::Questions;
 use crate::hosts::{Hosts, PORTS, Place, nine, some};
-use crate::nodes::Nodes;
 use crate::packets::half;
 use crate::prober::{Answer, Prober, Question};
+use denizen_tests::node::two_nodes::TwoNodes;
 
 /// How a question finds its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ const TRIES: usize = 3;
 /// The pods and their nodes. Members end before their nodes do.
 pub struct Play {
     members: BTreeMap<String, Member>,
-    pub nodes: Nodes,
+    pub nodes: TwoNodes,
     /// A Service beside those of the pods, and its slices.
     pub more: Vec<Value>,
     wiring: fn(usize) -> Wiring,
@@ -116,7 +116,7 @@ impl Play {
         wiring: fn(usize) -> Wiring,
         pods: impl FnOnce(&mut Self) -> Result<World>,
     ) -> Result<(Self, World)> {
-        let nodes = Nodes::new(label, &Value::Null)?;
+        let nodes = TwoNodes::new(label, &Value::Null)?;
         let (members, more) = (BTreeMap::new(), Vec::new());
         let mut play = Self { members, nodes, more, wiring, attached: 0, services: 0 };
         let world = pods(&mut play)?;

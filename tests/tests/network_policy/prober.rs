@@ -9,9 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use denizen_tests::netns::Netns;
-use denizen_tests::probe::Protocol;
-use denizen_tests::sctp;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::packets::sctp;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, SockAddr, Socket, Type};

@@ -10,13 +10,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use denizen_tests::effort;
+use denizen_tests::node::world::ip;
 use denizen_tests::policy::{
     self, Container, ContainerPort, Labels, Metadata, Namespace, Node, Packet, Pod, PodIp, PodSpec,
     PodStatus, Transport, World,
 };
 use denizen_tests::random::{self, Draw};
-use denizen_tests::world::ip;
+use denizen_tests::test_length;
 use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::strategy::Strategy;
@@ -190,7 +190,7 @@ fn random_policies_permit_some_and_deny_some() -> Result<()> {
 /// What a packet needs: its way through the sender's node, and through the receiver's.
 #[test]
 fn the_plans_of_both_nodes_say_what_the_oracle_says() -> Result<()> {
-    let worlds = u32::try_from(effort::times(6_000, 600))?;
+    let worlds = u32::try_from(test_length::times(6_000, 600))?;
     random::play(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
         let folder = tempfile::tempdir()?;
         let planned = NODES.map(|node| Planned::new(world, node, folder.path(), at_once));
@@ -211,7 +211,7 @@ fn the_plans_of_both_nodes_say_what_the_oracle_says() -> Result<()> {
 /// The tables that both nodes render, read as the kernel would read them.
 #[test]
 fn the_rules_of_both_nodes_do_what_the_oracle_says() -> Result<()> {
-    let worlds = u32::try_from(effort::times(1_000, 60))?;
+    let worlds = u32::try_from(test_length::times(1_000, 60))?;
     random::play(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
         let judged = Judged::new(world)?;
         packets(world).into_iter().try_for_each(|packet| judged.passes(packet).map(drop))?;

@@ -1,9 +1,9 @@
 //! Many pods at once on a node whose processors are busy.
 
 use anyhow::{Result, ensure};
-use denizen_tests::busy_node::{Added, BusyNode, Programs};
-use denizen_tests::cgroup::requested;
-use denizen_tests::timing::{Samples, text};
+use denizen_tests::bench::timing::{Samples, text};
+use denizen_tests::node::busy_node::{Added, BusyNode, Programs};
+use denizen_tests::node::cgroup::requested;
 use serde_json::json;
 
 /// Pods that come at once.

@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::Protocol;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::packets::probe::Protocol;
 use std::net::SocketAddr;
 
 const KUBE_PROXY: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1

@@ -6,12 +6,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
+use denizen_tests::agent::watch::WatchCommand;
 use denizen_tests::binary;
-use denizen_tests::conntrack::tracked;
-use denizen_tests::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
-use denizen_tests::netns::checked;
-use denizen_tests::probe::Protocol;
-use denizen_tests::watching::Watching;
+use denizen_tests::kernel::conntrack::tracked;
+use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::node::netns::checked;
+use denizen_tests::packets::probe::Protocol;
 use serde_json::Value;
 
 const NODE_PORT: u16 = 30080;
@@ -186,7 +186,8 @@ fn narrowed(fixture: &Fixture, agent: &Agent, all: &Value) -> Result<()> {
 fn connections_are_watched_as_they_begin_and_end() -> Result<()> {
     let (fixture, agent) = context("conns-watch")?;
     let node = &fixture.cluster.world.node;
-    let watching = Watching::start(node, &agent, &["connections", "--service", "default/web:udp"])?;
+    let watching =
+        WatchCommand::start(node, &agent, &["connections", "--service", "default/web:udp"])?;
     for like in service_ips(10) {
         let to = SocketAddr::new(like, 80);
         for protocol in [Protocol::Tcp, Protocol::Udp] {

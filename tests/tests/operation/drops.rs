@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
+use denizen_tests::agent::watch::WatchCommand;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::http::metric;
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::{Netns, checked};
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::{Netns, checked};
+use denizen_tests::packets::http::metric;
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
-use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
-use denizen_tests::watching::Watching;
 use serde_json::Value;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -160,7 +160,7 @@ fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
     }
     ensure!(!traces(node)?, "nobody watches");
 
-    let watching = Watching::start(node, &agent, &["drops"])?;
+    let watching = WatchCommand::start(node, &agent, &["drops"])?;
     ensure!(traces(node)?, "somebody watches");
     assert_eq!(shown(&fixture, &agent)?, before, "what was counted stays");
     ask_all(&fixture)?;
@@ -200,7 +200,7 @@ fn nothing_that_shows_drops_outlives_the_agent() -> Result<()> {
     let node = &fixture.cluster.world.node;
     ask_all(&fixture)?;
     let rules = node.output("nft", &["--stateless", "list", "ruleset"])?;
-    let watching = Watching::start(node, &agent, &["drops"])?;
+    let watching = WatchCommand::start(node, &agent, &["drops"])?;
     ensure!(traces(node)?, "somebody watches");
     agent.kill()?;
     let said = watching.ended()?;
@@ -208,7 +208,7 @@ fn nothing_that_shows_drops_outlives_the_agent() -> Result<()> {
     assert_eq!(node.output("nft", &["--stateless", "list", "ruleset"])?, rules, "after SIGKILL");
     ask_all(&fixture)?;
     let agent = fixture.cluster.start_agent_with(["--network-policy=on"])?;
-    let watching = Watching::start(node, &agent, &["drops"])?;
+    let watching = WatchCommand::start(node, &agent, &["drops"])?;
     ensure!(traces(node)?, "somebody watches again");
     agent.terminate()?;
     ensure!(!traces(node)?, "after SIGTERM");
@@ -219,7 +219,7 @@ fn nothing_that_shows_drops_outlives_the_agent() -> Result<()> {
 fn an_agent_that_is_killed_while_drops_are_watched_leaves_nothing_to_the_next() -> Result<()> {
     let (fixture, agent) = context("drops-killed", &["--network-policy=on"])?;
     let node = &fixture.cluster.world.node;
-    let watching = Watching::start(node, &agent, &["drops"])?;
+    let watching = WatchCommand::start(node, &agent, &["drops"])?;
     agent.kill()?;
     watching.kill()?;
     ensure!(traces(node)?, "the rules stay without the agent");
@@ -245,7 +245,7 @@ fn with_iptables_services_are_counted_and_policies_are_shown() -> Result<()> {
         assert_eq!(refused, Outcome::Refused);
         Ok(())
     };
-    let watching = Watching::start(node, &agent, &["drops"])?;
+    let watching = WatchCommand::start(node, &agent, &["drops"])?;
     ask()?;
     let packet = watching.until("the policy's drop", |it| it["verdict"] == "dropped")?;
     assert_eq!(packet["destination"]["name"], "default/bridged", "{packet:#}");
@@ -266,7 +266,7 @@ fn what_cannot_be_counted_or_shown_is_said() -> Result<()> {
     let missing = said["notCounted"].as_str().context("a reason")?;
     ensure!(missing.contains("ip_tables"), "{said}");
     let node = &fixture.cluster.world.node;
-    let refused = Watching::start(node, &agent, &["drops"]).err().context("it watches")?;
+    let refused = WatchCommand::start(node, &agent, &["drops"]).err().context("it watches")?;
     ensure!(refused.to_string().contains("NetworkPolicies are not enforced here"), "{refused:#}");
     Ok(())
 }

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::cluster::{Cluster, OTHER_NODE};
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::manifest::{Port, service, slice};
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::{Outcome, Probe, Protocol};
-use denizen_tests::ruleset::Monitor;
-use denizen_tests::world::ip;
+use denizen_tests::kernel::ruleset::Monitor;
+use denizen_tests::node::cluster::{Cluster, OTHER_NODE};
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::{Port, service, slice};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use serde_json::json;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];

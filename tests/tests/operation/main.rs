@@ -15,6 +15,5 @@ mod other_release;
 mod page;
 mod quickstart;
 mod restart;
-mod routing;
 mod trace;
 mod upgrade;

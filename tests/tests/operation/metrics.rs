@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::observed;
-use denizen_tests::fixture::{Fixture, PORT, Who};
-use denizen_tests::http::{fetch, url};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::Wiring;
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
 use denizen_tests::policy::{NetworkPolicy, Rule, Selector, World};
-use denizen_tests::world::ip;
 use serde_json::{Value, json};
 
 const METRICS: u16 = 10249;

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::conf::{documents, text};
-use denizen_tests::fixture::{Fixture, PORT, Who};
-use denizen_tests::http::{fetch, url};
-use denizen_tests::manifest::Port;
-use denizen_tests::world::ip;
+use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
 use serde_json::Value;
 
 /// Prometheus' own, of every job.

@@ -16,16 +16,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::cni;
-use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, Who, is_local, service_ips};
-use denizen_tests::flows::table::Backend;
-use denizen_tests::iptables::Variant;
-use denizen_tests::lasting::{self, Lasting};
-use denizen_tests::netns::{Netns, checked, folder};
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::ruleset::{self, Monitor};
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::kernel::ruleset::{self, Monitor};
+use denizen_tests::node::cni;
+use denizen_tests::node::fixture::{Fixture, Who, is_local, service_ips};
+use denizen_tests::node::netns::{Netns, checked, folder};
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::long_connection::{self, LongConnection};
+use denizen_tests::test_length;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -129,7 +129,7 @@ struct Releases {
 
 impl Releases {
     fn new(label: &str, backend: Backend) -> Result<Self> {
-        let fixture = lasting::fixture(label)?;
+        let fixture = long_connection::fixture(label)?;
         for program in ["iptables-legacy", "iptables-nft"] {
             fixture.cluster.world.node.output(program, &["-P", "FORWARD", "DROP"])?;
         }
@@ -211,10 +211,10 @@ fn take_over(label: &str, backend: Backend) -> Result<()> {
     let from = fixture.place(Who::Bridged).0;
     let echo = service_ips(11).map(|ip| SocketAddr::new(ip, 7));
     let mut streams =
-        echo.map(|to| Lasting::open(from, to)).into_iter().collect::<Result<Vec<_>>>()?;
-    let load = lasting::load(fixture)?;
+        echo.map(|to| LongConnection::open(from, to)).into_iter().collect::<Result<Vec<_>>>()?;
+    let load = long_connection::load(fixture)?;
     let mut own = Vec::new();
-    for _ in 0..effort::times(10, 2) {
+    for _ in 0..test_length::times(10, 2) {
         let (newer, rules) = releases.replace(agent, ours)?;
         own = rules.0;
         releases.pod_comes_and_goes(&other_plugin, &our_plugin)?;
@@ -226,7 +226,7 @@ fn take_over(label: &str, backend: Backend) -> Result<()> {
     let tally = load.stop()?;
     eprintln!("{tally:?}");
     ensure!(tally.failed == 0, "{tally:?}");
-    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    streams.iter_mut().try_for_each(LongConnection::still_alive)?;
     agent.terminate()?;
     cleaned_up(releases.node(), ours).context("this release removes the other's")?;
     let (agent, alone) = releases.start(ours)?;

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::observed;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::http::{fetch, url};
-use denizen_tests::manifest::{self, Port};
-use denizen_tests::netns::Netns;
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
+use denizen_tests::packets::probe::{Outcome, Protocol};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
-use denizen_tests::probe::{Outcome, Protocol};
-use denizen_tests::world::ip;
 use serde_json::Value;
 
 const METRICS: u16 = 10249;

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::netns::checked;
+use denizen_tests::node::netns::checked;
 
 /// Takes the node away, whatever became of the test.
 struct Cleanup;

@@ -7,33 +7,33 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
-use denizen_tests::cluster::Cluster;
-use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
-use denizen_tests::lasting::{self, Lasting};
-use denizen_tests::load::Load;
-use denizen_tests::manifest::service;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::{Outcome, Probe, Protocol};
-use denizen_tests::ruleset::{self, Monitor};
+use denizen_tests::kernel::ruleset::{self, Monitor};
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
+use denizen_tests::node::manifest::service;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::packets::load::Load;
+use denizen_tests::packets::long_connection::{self, LongConnection};
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
+use denizen_tests::test_length;
 use serde_json::json;
 
 /// The usual services, and one that nobody serves.
 fn fixture(label: &str) -> Result<Fixture> {
-    let fixture = lasting::fixture(label)?;
+    let fixture = long_connection::fixture(label)?;
     let lonely = fixture.service("lonely", 12, &every_protocol(), &[])?;
     fixture.cluster.manifests.put("lonely", &lonely)?;
     Ok(fixture)
 }
 
 /// A connection through the echo service that must outlive every restart.
-fn long_lived(fixture: &Fixture, who: Who) -> Result<Lasting> {
-    Lasting::open(fixture.place(who).0, SocketAddr::new(service_ips(11)[0], 7))
+fn long_lived(fixture: &Fixture, who: Who) -> Result<LongConnection> {
+    LongConnection::open(fixture.place(who).0, SocketAddr::new(service_ips(11)[0], 7))
 }
 
 fn load(fixture: &Fixture) -> Result<Load> {
-    let mut load = lasting::load(fixture)?;
+    let mut load = long_connection::load(fixture)?;
     let refused = every_way(12).filter(|(_, protocol)| *protocol == Protocol::Tcp).collect();
     load.client(fixture.place(Who::Bridged).0, refused, |outcome| *outcome == Outcome::Refused)?;
     Ok(load)
@@ -51,9 +51,9 @@ fn sigterm_leaves_the_rules_and_a_restart_changes_none() -> Result<()> {
     let status = agent.terminate()?;
     ensure!(status.success(), "SIGTERM ended it with {status}");
     assert_eq!(ruleset::dump(node)?, before, "after SIGTERM");
-    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    streams.iter_mut().try_for_each(LongConnection::still_alive)?;
     let _agent = fixture.cluster.start_agent()?;
-    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    streams.iter_mut().try_for_each(LongConnection::still_alive)?;
     let tally = load.stop()?;
     assert_eq!(tally.failed, 0, "{tally:?}");
     assert_eq!(ruleset::dump(node)?, before, "after the restart");
@@ -75,7 +75,7 @@ fn crashes_under_load_harm_no_connection() -> Result<()> {
     let mut streams = [long_lived(&fixture, Who::Bridged)?, long_lived(&fixture, Who::Outside)?];
     let load = load(&fixture)?;
     fresh.kill()?;
-    let rounds = effort::times(50, 8);
+    let rounds = test_length::times(50, 8);
     let seed = u64::from(std::process::id());
     let started = Instant::now();
     for round in 0..rounds {
@@ -85,7 +85,7 @@ fn crashes_under_load_harm_no_connection() -> Result<()> {
         agent.kill()?;
         streams
             .iter_mut()
-            .try_for_each(Lasting::still_alive)
+            .try_for_each(LongConnection::still_alive)
             .with_context(|| format!("round {round}, seed {seed}"))?;
     }
     let _agent = fixture.cluster.start_agent()?;

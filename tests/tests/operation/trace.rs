@@ -3,15 +3,15 @@
 //! table shows for every row.
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::trace::{TraceCommand, TraceReport};
 use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::flows::table::Backend;
-use denizen_tests::manifest::Port;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
-use denizen_tests::probe::{Outcome, Probe, SILENCE};
-use denizen_tests::tracing::{Traced, Tracing};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -37,14 +37,14 @@ fn context(label: &str, flags: &[&str]) -> Result<(Fixture, Agent)> {
 }
 
 /// Follows the next packet of `who` to the service.
-fn follow(fixture: &Fixture, agent: &Agent, who: Who) -> Result<(Tracing, std::net::IpAddr)> {
+fn follow(fixture: &Fixture, agent: &Agent, who: Who) -> Result<(TraceCommand, std::net::IpAddr)> {
     let source = fixture.address(who, to_web().ip())?;
     let (from, to) = (source.to_string(), to_web().to_string());
     let arguments = ["--from", &from, "--to", &to];
-    Ok((Tracing::start(&fixture.cluster.world.node, agent, &arguments)?, source))
+    Ok((TraceCommand::start(&fixture.cluster.world.node, agent, &arguments)?, source))
 }
 
-fn traced(fixture: &Fixture, agent: &Agent, who: Who) -> Result<(Traced, Outcome)> {
+fn traced(fixture: &Fixture, agent: &Agent, who: Who) -> Result<(TraceReport, Outcome)> {
     let (tracing, source) = follow(fixture, agent, who)?;
     let probe = Probe::tcp(to_web()).from(source).patience(SILENCE);
     let outcome = probe.ask_in(fixture.place(who).0);
@@ -63,7 +63,7 @@ fn what_is_asked_for_is_followed_and_nothing_is_left() -> Result<()> {
     ensure!(tables(&fixture)?.contains("denizen-trace-"), "no table");
     // Others' packets to the same service, and the same host's to another port.
     for who in [Who::Remote, Who::Bridged, Who::ThisNode] {
-        let outcome = fixture.ask(who, to_web(), denizen_tests::probe::Protocol::Tcp)?;
+        let outcome = fixture.ask(who, to_web(), denizen_tests::packets::probe::Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
     }
     let elsewhere = Probe::tcp(SocketAddr::new(to_web().ip(), 81)).from(source);
@@ -92,8 +92,8 @@ fn names_stand_for_addresses_and_are_shown() -> Result<()> {
     for (who, pod) in [(Who::Bridged, "bridged"), (Who::Routed, "routed")] {
         let from = format!("default/{pod}");
         let arguments = ["--from", &from, "--to", "default/web:http"];
-        let tracing = Tracing::start(&fixture.cluster.world.node, &agent, &arguments)?;
-        let outcome = fixture.ask(who, to_web(), denizen_tests::probe::Protocol::Tcp)?;
+        let tracing = TraceCommand::start(&fixture.cluster.world.node, &agent, &arguments)?;
+        let outcome = fixture.ask(who, to_web(), denizen_tests::packets::probe::Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
         let traced = tracing.end()?;
         traced.ensure_as_predicted()?;
@@ -157,7 +157,7 @@ fn reasons(fixture: &Fixture, agent: &Agent, who: Who) -> Result<Vec<Vec<String>
     let (from, to) = (fixture.address(who, to_web().ip())?.to_string(), to_web().to_string());
     let count = PACKETS.to_string();
     let arguments = ["--from", &from, "--to", &to, "--count", &count];
-    let tracing = Tracing::start(&fixture.cluster.world.node, agent, &arguments)?;
+    let tracing = TraceCommand::start(&fixture.cluster.world.node, agent, &arguments)?;
     for _ in 0..PACKETS {
         let outcome = Probe::tcp(to_web()).from(from.parse()?).ask_in(fixture.place(who).0);
         ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
@@ -328,7 +328,7 @@ fn what_cannot_be_followed_is_refused_with_the_reason() -> Result<()> {
         (["default/routed", "default/web:81"], "no service has this name and port"),
     ];
     for ([from, to], reason) in cases {
-        let refused = Tracing::start(node, &agent, &["--from", from, "--to", to]);
+        let refused = TraceCommand::start(node, &agent, &["--from", from, "--to", to]);
         let error = refused.err().with_context(|| format!("{from} to {to} was followed"))?;
         ensure!(error.to_string().contains(reason), "{from} to {to}: {error:#}");
         // The agent has answered, and its answer was read.

@@ -10,17 +10,17 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::wrapped::WrappedAgent;
 use denizen_tests::agent::{Agent, CNI_CACHE, Settings};
 use denizen_tests::binary;
-use denizen_tests::cluster::Cluster;
-use denizen_tests::contained::Contained;
-use denizen_tests::fixture::{Fixture, PORT, Who, is_local, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::{Netns, checked};
-use denizen_tests::pod::Wiring;
-use denizen_tests::probe::Protocol;
-use denizen_tests::ruleset;
-use denizen_tests::server::Server;
+use denizen_tests::kernel::ruleset;
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, is_local, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::{Netns, checked};
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::packets::server::Server;
 use serde_json::{Value, json};
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -171,7 +171,7 @@ fn fields_of_a_newer_minor_version_are_kept() -> Result<()> {
     let newer = file.read()?["attachments"][stays.attachment()].clone();
     let node = &cluster.world.node;
     node.ip(&format!("link del {}", crashes.host_interface()))?;
-    let agent = Contained::start(&cluster, Command::new("env"))?;
+    let agent = WrappedAgent::start(&cluster, Command::new("env"))?;
     // It prunes what crashed; the plugin removes what leaves, and adds what comes.
     agent.until("two are left", |status| status["pods"] == 2)?;
     leaves.detach(node)?;
@@ -190,7 +190,7 @@ fn fields_of_a_newer_minor_version_are_kept() -> Result<()> {
 fn a_file_of_a_newer_version_is_left_alone_and_named() -> Result<()> {
     let (cluster, _server) = cluster("upgrade-major", &Value::Null)?;
     let pod = cluster.add_pod("pod", Wiring::Routed)?;
-    let agent = Contained::start(&cluster, Command::new("env"))?;
+    let agent = WrappedAgent::start(&cluster, Command::new("env"))?;
     agent.until("it is known", |status| status["pods"] == 1 && status["synced"] == true)?;
     let file = StateFile::of(&cluster);
     file.edit(|state| state["version"] = 2.into())?;

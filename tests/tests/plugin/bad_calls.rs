@@ -2,7 +2,7 @@
 //! state file.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use denizen_tests::cni::{PluginContext, VERSIONS, invoke, with};
+use denizen_tests::node::cni::{PluginContext, VERSIONS, invoke, with};
 use serde_json::{Value, json};
 
 /// A variable that is wrong: its name and its value, and what the message has to name besides. The

@@ -7,11 +7,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use denizen_state::{Attachment, AttachmentId};
-use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, VERSIONS};
+use denizen_tests::node::cni::{Call, Chain, Namespace, PluginContext, VERSIONS};
 use serde_json::{Value, json};
 
 use super::isolate::{TABLES, nft, pending};
-use super::redirect::context::injected;
+use super::redirection::context::injected;
 
 const V4: &str = "10.85.0.0/24";
 const V6: &str = "fd00:85::/64";

@@ -1,7 +1,7 @@
 //! CHECK, behind the real `bridge`: it fails, and says why, when somebody changes things behind our
 //! back.
 
-use denizen_tests::cni::{Call, Chain, Namespace, PluginContext, VERSIONS};
+use denizen_tests::node::cni::{Call, Chain, Namespace, PluginContext, VERSIONS};
 use serde_json::{Value, json};
 
 const V4: &str = "10.85.0.0/24";

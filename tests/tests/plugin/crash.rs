@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use denizen_state::{AttachmentId, RunDir};
-use denizen_tests::cni::{
+use denizen_tests::node::cni::{
     Call, Chain, Namespace, PluginContext, denizen, finish, give, spawn, start,
 };
-use denizen_tests::effort::times;
+use denizen_tests::test_length::times;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};

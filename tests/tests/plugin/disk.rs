@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 
-use denizen_tests::cni::{Disk, PluginContext};
+use denizen_tests::node::cni::{Disk, PluginContext};
 use serde_json::Value;
 
 /// Something wrong with the run directory that a record was already in: its name, how it comes

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use denizen_state::firewall::note_whether_off;
 use denizen_state::run_dir::SOCKET;
 use denizen_state::socket::WaitAnswer;
-use denizen_tests::cni::{PluginContext, Refusal};
+use denizen_tests::node::cni::{PluginContext, Refusal};
 use serde_json::{Value, json};
 
 use super::wait::{SLACK, TIMEOUT, absences, agent, says, timed, waiting};

@@ -12,7 +12,8 @@ mod disk;
 mod isolate;
 mod orders;
 mod pruning;
-mod redirect;
+#[path = "../redirection/mod.rs"]
+mod redirection;
 mod removal;
 mod spec;
 mod wait;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use denizen_tests::cni::{PluginContext, denizen, finish, start};
+use denizen_tests::node::cni::{PluginContext, denizen, finish, start};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;

@@ -8,14 +8,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_state::{Attachment, AttachmentId, RunDir};
 use denizen_tests::agent::Agent;
-use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::observed;
-use denizen_tests::fixture::{PORT, is_local, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::server::Server;
-use denizen_tests::world::ip;
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{PORT, is_local, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::server::Server;
 use serde_json::{Value, json};
 
 /// Longer than a record without a link stays on a busy machine.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use denizen_state::AttachmentId;
 use denizen_state::socket::WaitFor;
-use denizen_tests::cni::PluginContext;
+use denizen_tests::node::cni::PluginContext;
 use serde_json::json;
 
 use super::wait::{SLACK, TIMEOUT, absences, agent, timed, waiting};

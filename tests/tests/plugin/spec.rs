@@ -1,6 +1,6 @@
 //! The CNI specification as a table: its commands and its examples, in every version.
 
-use denizen_tests::cni::{
+use denizen_tests::node::cni::{
     Namespace, PluginContext, VERSIONS, denizen, invoke, spec_result, start, with,
 };
 use serde_json::{Value, json};

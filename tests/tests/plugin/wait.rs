@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use denizen_state::AttachmentId;
 use denizen_state::socket::{WaitAnswer, WaitFor};
-use denizen_tests::cni::{PluginContext, Refusal, denizen, finish, start};
+use denizen_tests::node::cni::{PluginContext, Refusal, denizen, finish, start};
 use serde_json::{Value, json};
 
 /// The time-out of every wait here, and how much longer a busy machine may take to notice.

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::programmed;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{EVERYONE, Fixture, PORT, Who, service_ips};
-use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::node::fixture::{EVERYONE, Fixture, PORT, Who, service_ips};
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use serde_json::{Value, json};
 
 use crate::context::{AgentContext, HTTP, at};

@@ -5,14 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use denizen_tests::cluster::{OTHER_NODE, serve};
-use denizen_tests::effort;
-use denizen_tests::fixture::{Fixture, PORT, Who};
-use denizen_tests::load::Load;
-use denizen_tests::manifest::{Port, service, slice};
-use denizen_tests::probe::Protocol;
-use denizen_tests::ruleset;
-use denizen_tests::world::ip;
+use denizen_tests::kernel::ruleset;
+use denizen_tests::node::cluster::{OTHER_NODE, serve};
+use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::manifest::{Port, service, slice};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::load::Load;
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::test_length;
 
 const PORTS: [Port; 2] =
     [Port::tcp("tcp", 80, PORT), Port::tcp("udp", 80, PORT).over(Protocol::Udp)];
@@ -66,7 +66,7 @@ fn no_lookup_misses_across_a_commit() -> Result<()> {
         }
     }
     let (started, mut steps) = (Instant::now(), 0);
-    while started.elapsed() < effort::duration() {
+    while started.elapsed() < test_length::duration() {
         let name = format!("churn-{}", steps % usize::from(SERVICES));
         let slices = [slice(&name, &PORTS, &endpoints(steps))];
         fixture.cluster.manifests.put(&format!("{name}-slice"), &slices)?;

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
-use denizen_tests::fixture::{
+use denizen_tests::node::fixture::{
     EVERYONE, Fixture, PORT, PROTOCOLS, Who, every_protocol, every_way, service_ips,
 };
-use denizen_tests::probe::{Outcome, Probe};
+use denizen_tests::packets::probe::{Outcome, Probe};
 
 use crate::context::{AgentContext, at, by};
 

@@ -1,8 +1,8 @@
 //! Services that claim the same address and port.
 
 use anyhow::Result;
-use denizen_tests::fixture::{Fixture, Who, service_ips};
-use denizen_tests::probe::Protocol::Tcp;
+use denizen_tests::node::fixture::{Fixture, Who, service_ips};
+use denizen_tests::packets::probe::Protocol::Tcp;
 use serde_json::json;
 
 use crate::context::{AgentContext, HTTP, at, by};

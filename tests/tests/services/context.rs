@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cluster::serve;
-use denizen_tests::fixture::{Fixture, PORT, PROTOCOLS, Who, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
 use serde_json::{Value, json};
 
 pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use denizen_tests::cluster::{Cluster, OTHER_NODE, serve};
-use denizen_tests::effort;
-use denizen_tests::fixture::{Fixture, PORT, Who};
-use denizen_tests::manifest::{Port, service, slice};
-use denizen_tests::probe::{Outcome, Probe, Protocol};
-use denizen_tests::ruleset;
-use denizen_tests::world::ip;
+use denizen_tests::kernel::ruleset;
+use denizen_tests::node::cluster::{Cluster, OTHER_NODE, serve};
+use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::manifest::{Port, service, slice};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
+use denizen_tests::test_length;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 const MOST: u8 = 20;
@@ -35,7 +35,7 @@ fn the_choice_is_even_for_one_to_twenty_endpoints() -> Result<()> {
     let _agent = fixture.cluster.start_agent()?;
     for count in 1..=MOST {
         let to = SocketAddr::new(ip(&format!("172.30.2.{count}")), 80);
-        let connections = usize::from(count) * effort::times(400, 100);
+        let connections = usize::from(count) * test_length::times(400, 100);
         let ask = || (0..connections).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>();
         let outcomes = fixture.place(Who::Routed).0.run(ask)?;
         let mut counts = BTreeMap::new();
@@ -73,7 +73,7 @@ fn bound(freedom: f64) -> f64 {
 
 #[test]
 fn ten_thousand_services_take_as_many_rules_as_ten() -> Result<()> {
-    let many = u16::try_from(effort::times(10_000, 2_000))?;
+    let many = u16::try_from(test_length::times(10_000, 2_000))?;
     let few = size_with("rules-few", 10)?;
     assert_eq!(
         size_with("rules-many", many)?,

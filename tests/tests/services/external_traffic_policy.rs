@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::fixture::{EVERYONE, Fixture, Who, service_ips};
-use denizen_tests::flows::table::Backend;
-use denizen_tests::probe::Protocol::Tcp;
+use denizen_tests::node::fixture::{EVERYONE, Fixture, Who, service_ips};
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::probe::Protocol::Tcp;
 use serde_json::{Value, json};
 
 use crate::context::{

@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way};
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{BRIDGE, Pod, Wiring};
-use denizen_tests::probe::Protocol::{Tcp, Udp};
+use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{BRIDGE, Pod, Wiring};
+use denizen_tests::packets::probe::Protocol::{Tcp, Udp};
 use serde_json::{Value, json};
 
 use crate::context::{AgentContext, BALANCER, HTTP, at, by, local};

@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::agent::programmed;
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::http::{Reply, fetch, url};
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::{Probe, Protocol};
-use denizen_tests::server::Server;
-use denizen_tests::world::ip;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{Reply, fetch, url};
+use denizen_tests::packets::probe::{Probe, Protocol};
+use denizen_tests::packets::server::Server;
 use serde_json::{Value, json};
 
 use crate::context::{AgentContext, BALANCER, HTTP, at, by, draining, local};

@@ -1,8 +1,8 @@
 //! `loadBalancerSourceRanges`: who may use a load balancer's addresses.
 
 use anyhow::Result;
-use denizen_tests::fixture::Who;
-use denizen_tests::probe::Protocol::Tcp;
+use denizen_tests::node::fixture::Who;
+use denizen_tests::packets::probe::Protocol::Tcp;
 use serde_json::json;
 
 use crate::context::{AgentContext, BALANCER, Fate, HTTP, at, balanced, by};

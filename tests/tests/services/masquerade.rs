@@ -4,11 +4,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
-use denizen_tests::fixture::{EVERYONE, Fixture, Who, every_protocol, every_way, service_ips};
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::{Probe, Protocol};
-use denizen_tests::world::{host_length, ip};
+use denizen_tests::node::fixture::{
+    EVERYONE, Fixture, Who, every_protocol, every_way, service_ips,
+};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::world::{host_length, ip};
+use denizen_tests::packets::probe::{Probe, Protocol};
 
 /// A service that the remote pod alone serves, so that no connection is a hairpin.
 fn with_agent(label: &str) -> Result<(Fixture, denizen_tests::agent::Agent)> {

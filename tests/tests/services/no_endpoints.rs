@@ -5,11 +5,11 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use denizen_tests::fixture::{
+use denizen_tests::node::fixture::{
     EVERYONE, Fixture, PORT, Who, every_protocol, every_way, service_ips,
 };
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::{Outcome, Protocol};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::packets::probe::{Outcome, Protocol};
 
 use crate::context::{AgentContext, Fate, at};
 

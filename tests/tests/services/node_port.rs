@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use denizen_tests::eventually::observed;
-use denizen_tests::fixture::{
+use denizen_tests::node::fixture::{
     EVERYONE, Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips,
 };
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::{Outcome, Protocol};
-use denizen_tests::world::ip;
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::{Outcome, Protocol};
 
 use crate::context::{AgentContext, Fate, HTTP, NODE_PORT, at_node, by};
 

@@ -8,15 +8,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use denizen_tests::agent::wrapped::{WrappedAgent, container};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::binary;
-use denizen_tests::cluster::serve;
-use denizen_tests::contained::{Contained, container};
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::fixture::{Fixture, PORT, Who};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::{Netns, checked};
-use denizen_tests::probe::{Outcome, Probe, Protocol};
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::{Netns, checked};
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const NODE_PORT: u16 = 30080;
@@ -171,7 +171,7 @@ fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
     let _private = serve(node, &[LOCALHOST], &[(Protocol::Tcp, PRIVATE.port())])?;
     neighbour(&fixture)?;
     Agent::start(node, settings)?.terminate()?;
-    let agent = Contained::start(&fixture.cluster, container(&["NET_ADMIN".to_owned()]))?;
+    let agent = WrappedAgent::start(&fixture.cluster, container(&["NET_ADMIN".to_owned()]))?;
     let status = agent.until("programmed", |status| status["synced"] == true)?;
     let said = status["warnings"].to_string();
     assert!(said.contains("route_localnet is 1 and cannot be set to 0"), "{status}");

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Who, service_ips};
-use denizen_tests::probe::Protocol::Tcp;
+use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::packets::probe::Protocol::Tcp;
 use serde_json::json;
 
 use crate::context::{AgentContext, HTTP};

@@ -6,13 +6,13 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::programmed;
-use denizen_tests::effort::times;
-use denizen_tests::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
-use denizen_tests::http::{fetch, url};
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::Protocol;
-use denizen_tests::syn::forged_syn;
-use denizen_tests::world::ip;
+use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::packets::syn::forged_syn;
+use denizen_tests::test_length::times;
 use serde_json::Value;
 use socket2::{Domain, Protocol as SocketProtocol, Socket, Type};
 

@@ -6,13 +6,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use denizen_tests::checking::Node;
-use denizen_tests::ctnetlink::{self, Flow};
-use denizen_tests::netns::checked;
+use denizen_tests::agent::check::CheckedNode;
+use denizen_tests::kernel::ctnetlink::{self, Flow};
+use denizen_tests::node::netns::checked;
 
 /// Each is made, found, and undone.
 pub(crate) fn faults_are_found() -> Result<()> {
-    let node = Node::new("guest-check")?;
+    let node = CheckedNode::new("guest-check")?;
     // What it needs is loaded by now.
     node.check(&[])?.ensure_well()?;
     without(&node, "nf_conntrack_netlink", ["conntrack-netlink", "failure", "cannot be deleted"])?;
@@ -29,7 +29,7 @@ pub(crate) fn setting(name: &str, value: &str) -> Result<()> {
 }
 
 /// The kernel has no such module, nor one that it could load.
-fn without(node: &Node, module: &str, [name, verdict, words]: [&str; 3]) -> Result<()> {
+fn without(node: &CheckedNode, module: &str, [name, verdict, words]: [&str; 3]) -> Result<()> {
     let loader = fs::read_to_string("/proc/sys/kernel/modprobe")?;
     checked(Command::new("modprobe").args(["-r", module]))?;
     setting("kernel/modprobe", "/nowhere")?;
@@ -42,7 +42,7 @@ fn without(node: &Node, module: &str, [name, verdict, words]: [&str; 3]) -> Resu
 /// How many connections the node has.
 const CONNECTIONS: u32 = 100;
 
-fn room(node: &Node) -> Result<()> {
+fn room(node: &CheckedNode) -> Result<()> {
     let number = |name: &str| -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/sys/net/netfilter/nf_conntrack_{name}"))?;
         Ok(text.trim().parse()?)
@@ -69,7 +69,7 @@ fn room(node: &Node) -> Result<()> {
     Ok(())
 }
 
-fn ipvs(node: &Node) -> Result<()> {
+fn ipvs(node: &CheckedNode) -> Result<()> {
     let off = ["--services=off", "--network-policy=on"];
     node.check(&off)?.ensure_well()?;
     node.netns.output("ipvsadm", &["-A", "-t", "172.30.0.10:80", "-s", "rr"])?;

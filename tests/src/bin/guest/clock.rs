@@ -5,11 +5,11 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cluster::Cluster;
-use denizen_tests::fixture::{PORT, is_local, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{PORT, is_local, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime, clock_settime};
 use serde_json::{Value, json};

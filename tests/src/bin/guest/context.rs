@@ -9,17 +9,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::conntrack::Flow;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
-use denizen_tests::iptables::Variant;
-use denizen_tests::kube_proxy::ipvs::{Ipvs, VirtualServer};
-use denizen_tests::lasting::{self, ECHO, Lasting, MEMBERS};
-use denizen_tests::load::{Load, Tally};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::{Netns, checked};
-use denizen_tests::probe::Protocol;
-use denizen_tests::world::ip;
+use denizen_tests::kernel::conntrack::Flow;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::{Netns, checked};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::load::{Load, Tally};
+use denizen_tests::packets::long_connection::{self, ECHO, LongConnection, MEMBERS};
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::peers::kube_proxy::ipvs::{Ipvs, VirtualServer};
 use serde_json::json;
 
 /// The service with a node port.
@@ -51,7 +51,7 @@ pub(crate) struct GuestContext {
 
 impl GuestContext {
     pub(crate) fn new(label: &str) -> Result<Self> {
-        let fixture = lasting::fixture(label)?;
+        let fixture = long_connection::fixture(label)?;
         let manifests = &fixture.cluster.manifests;
         manifests.put("frontend", &fixture.service("frontend", 12, &[FRONTEND], &MEMBERS)?)?;
         // What the clients leave behind would fill the table; a flow that stays is one for as long
@@ -142,8 +142,8 @@ impl GuestContext {
     }
 
     /// Connections that stay.
-    pub(crate) fn lasting(&self) -> Result<Vec<Lasting>> {
-        let open = |who: &Who| Lasting::open(self.fixture.place(*who).0, echo());
+    pub(crate) fn lasting(&self) -> Result<Vec<LongConnection>> {
+        let open = |who: &Who| LongConnection::open(self.fixture.place(*who).0, echo());
         OTHERS.iter().map(open).collect()
     }
 
@@ -175,7 +175,7 @@ impl GuestContext {
     /// Does `work` while clients connect; none of them may notice, nor the streams.
     pub(crate) fn unnoticed<T>(
         &self,
-        streams: &mut [Lasting],
+        streams: &mut [LongConnection],
         what: &str,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {

@@ -1,11 +1,11 @@
 //! The flow table and the detection matrix, which hold for ipvs as they do for nftables.
 
 use anyhow::{Result, ensure};
-use denizen_tests::effort::in_full;
-use denizen_tests::flows::play;
-use denizen_tests::flows::table::{self, Backend};
-use denizen_tests::matrix::{MATRIX, Played, play_egress, play_rows};
-use denizen_tests::pod::Wiring;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::oracle::detection::{MATRIX, Played, play_egress, play_rows};
+use denizen_tests::oracle::flows::play;
+use denizen_tests::oracle::flows::table::{self, Backend};
+use denizen_tests::test_length::in_full;
 
 pub(crate) fn flows() -> Result<()> {
     let cases = table::cases(Backend::Ipvs)?;

@@ -1,172 +1,18 @@
-//! Taking over from a kube-proxy in ipvs mode, under load, and back.
+//! The backend ipvs, next to `ipvsadm`, and taking over from a kube-proxy in ipvs mode.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::Agent;
-use denizen_tests::conntrack::Flow;
-use denizen_tests::iptables::Variant;
-use denizen_tests::kube_proxy::ipvs::{DEVICE, Ipvs};
-use denizen_tests::lasting::Lasting;
-
-use crate::context::GuestContext;
-
-/// Denizen is started beside kube-proxy, which is then removed while denizen serves.
-struct Over<'a> {
-    context: &'a GuestContext,
-    ipvs: Ipvs<'a>,
-    /// The node's addresses.
-    before: String,
-}
-
-/// What ipvs carries on until its virtual servers go. Then connections are reset, and flows are
-/// denizen's.
-struct Theirs {
-    connections: Vec<Lasting>,
-    flow: Flow,
-}
-
-impl Theirs {
-    fn are_alive(&mut self) -> Result<()> {
-        let outcome = self.flow.ask();
-        ensure!(outcome.endpoint().is_some(), "a flow broke: {outcome:?}");
-        self.connections.iter_mut().try_for_each(Lasting::still_alive)
-    }
-
-    fn are_over(mut self) -> Result<()> {
-        let outcome = self.flow.ask();
-        ensure!(outcome.endpoint().is_some(), "the flow does not go on: {outcome:?}");
-        self.connections.iter_mut().try_for_each(Lasting::is_reset)
-    }
-}
-
-impl<'a> Over<'a> {
-    /// kube-proxy serves.
-    fn begin(context: &'a GuestContext, variant: Variant) -> Result<Self> {
-        let (before, ipvs) = (context.addresses()?, context.ipvs(variant));
-        ipvs.start()?;
-        let connections = context.everyone("ipvs serves")?;
-        ensure!(ipvs.taken()? == connections, "{} of {connections}", ipvs.taken()?);
-        Ok(Self { context, ipvs, before })
-    }
-
-    /// Denizen serves beside it.
-    fn beside(&self, flags: Vec<String>, backend: &str) -> Result<(Agent, Theirs)> {
-        let (connections, flow) = (self.context.lasting()?, self.context.flow()?);
-        let mut theirs = Theirs { connections, flow };
-        theirs.are_alive()?;
-        let start = || self.context.start(flags);
-        let agent = self.context.unnoticed(&mut theirs.connections, "denizen comes", start)?;
-        ensure!(agent.status()?["backend"] == backend, "{}", agent.status()?);
-        self.stands_still("both are there")?;
-        theirs.are_alive()?;
-        Ok((agent, theirs))
-    }
-
-    /// Ipvs takes nothing that is new.
-    fn stands_still(&self, what: &str) -> Result<()> {
-        let before = self.ipvs.taken()?;
-        self.context.everyone(what)?;
-        let after = self.ipvs.taken()?;
-        ensure!(before == after, "{what}: ipvs took {} connections", after - before);
-        Ok(())
-    }
-
-    /// kube-proxy's things go while denizen serves; the connections that denizen carries.
-    fn alone(&self, agent: &Agent, mut theirs: Theirs) -> Result<Vec<Lasting>> {
-        let mut ours = self.context.lasting()?;
-        while self.ipvs.remembers()? {
-            thread::sleep(Duration::from_millis(500));
-        }
-        theirs.are_alive()?;
-        let cleanup = || self.context.cleanup(&["--kube-proxy"]);
-        let said = self.context.unnoticed(&mut ours, "kube-proxy goes", cleanup)?;
-        ensure!(
-            said.contains(&format!("an agent is running (process {})", agent.pid()))
-                && said.contains("ended 3 connections"),
-            "{said}"
-        );
-        theirs.are_over().context("what ipvs carried")?;
-        self.is_gone()?;
-        let again = self.context.cleanup(&["--kube-proxy"])?;
-        ensure!(!again.contains("removed"), "there is nothing left to remove: {again}");
-        self.context.everyone("denizen alone")?;
-        ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
-        Ok(ours)
-    }
-
-    /// Nothing of ipvs is left, whoever's chains there are.
-    fn is_gone(&self) -> Result<()> {
-        let node = self.context.node();
-        let servers = node.output("ipvsadm", &["--save", "--numeric"])?;
-        ensure!(servers.is_empty(), "{servers}");
-        let sets = node.output("ipset", &["list", "-n"])?;
-        ensure!(!sets.contains("KUBE-"), "{sets}");
-        let now = self.context.addresses()?;
-        ensure!(now == self.before, "{}\nbut now\n{now}", self.before);
-        for variant in Variant::BOTH {
-            let rules = variant.dump(node)?;
-            let theirs =
-                ["IPVS", "CANARY", "KUBE-NODE-PORT ", "KUBE-LOAD-BALANCER", "match-set KUBE-"];
-            ensure!(!theirs.iter().any(|name| rules.contains(name)), "{rules}");
-        }
-        Ok(())
-    }
-}
-
-/// Ipvs begins to serve where Denizen only enforces policies, and they do not see what it forwards.
-fn beside_policies(context: &GuestContext) -> Result<Over<'_>> {
-    let flags = ["--services=off", "--network-policy=on"].map(str::to_owned);
-    let agent = context.start(flags.into())?;
-    let is_said = || -> Result<bool> {
-        let status = agent.status()?;
-        let errors = status["errors"].as_array().context("errors")?;
-        Ok(errors.iter().any(|error| error.to_string().contains("ipvs serves services here")))
-    };
-    ensure!(!is_said()?, "{}", agent.status()?);
-    let over = Over::begin(context, Variant::Legacy)?;
-    ensure!(is_said()?, "{}", agent.status()?);
-    agent.terminate()?;
-    Ok(over)
-}
-
-/// Into the nftables backend, which is what this kernel's `auto` takes, and back.
-pub(crate) fn nftables_takes_over() -> Result<()> {
-    let context = GuestContext::new("ipvs-nft")?;
-    let over = beside_policies(&context)?;
-    let (agent, theirs) = over.beside(Vec::new(), "nftables")?;
-    let mut ours = over.alone(&agent, theirs)?;
-    for variant in Variant::BOTH {
-        let rules = variant.dump(context.node())?;
-        ensure!(!rules.contains("KUBE-"), "{rules}");
-    }
-    context.unnoticed(&mut ours, "kube-proxy comes back", || over.ipvs.start())?;
-    over.stands_still("both are there again")?;
-    context.unnoticed(&mut ours, "denizen goes", || {
-        agent.terminate()?;
-        context.cleanup(&[])
-    })?;
-    let before = over.ipvs.taken()?;
-    let connections = context.everyone("ipvs serves again")?;
-    ensure!(over.ipvs.taken()? == before + connections, "{before}, then {}", over.ipvs.taken()?);
-    let links = context.node().output("ip", &["-brief", "link"])?;
-    ensure!(
-        links.contains(DEVICE),
-        "cleanup without --kube-proxy leaves what is kube-proxy's: {links}"
-    );
-    ours.iter_mut().try_for_each(Lasting::still_alive)
-}
-
-/// Into the iptables backend, in the chains that kube-proxy has made.
-pub(crate) fn iptables_takes_over(variant: Variant) -> Result<()> {
-    let context = GuestContext::new("ipvs-ipt")?;
-    let over = Over::begin(&context, variant)?;
-    let (agent, theirs) = over.beside(variant.flags(), "iptables")?;
-    over.alone(&agent, theirs)?;
-    agent.terminate()?;
-    context.cleanup(&[])?;
-    let rules = variant.dump(context.node())?;
-    ensure!(!rules.contains("KUBE-"), "{rules}");
-    Ok(())
-}
+pub(crate) mod backend;
+pub(crate) mod cleared;
+pub(crate) mod connections;
+pub(crate) mod cost;
+pub(crate) mod draining;
+pub(crate) mod driver;
+pub(crate) mod earlier;
+pub(crate) mod handover;
+pub(crate) mod hashed;
+pub(crate) mod hosts;
+pub(crate) mod kills;
+pub(crate) mod leaving;
+pub(crate) mod modules;
+pub(crate) mod neighbours;
+pub(crate) mod policies;
+pub(crate) mod takeover;

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use denizen_tests::cni::{Call, Chain, Refusal};
-use denizen_tests::netns::{Netns, folder};
+use denizen_tests::node::cni::{Call, Chain, Refusal};
+use denizen_tests::node::netns::{Netns, folder};
 use nix::mount::{MsFlags, mount};
 use nix::sys::socket::{getsockopt, sockopt};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! The first process of the guest that [`denizen_tests::vm`] boots: plays what the tests' own
+//! The first process of the guest that [`denizen_tests::kernel::vm`] boots: plays what the tests' own
 //! kernel cannot, says what came of it, and switches the guest off.
 
 #![allow(
@@ -11,21 +11,6 @@ mod clock;
 mod context;
 mod flow_table;
 mod ipvs;
-mod ipvs_backend;
-mod ipvs_bench;
-mod ipvs_cleared;
-mod ipvs_connections;
-mod ipvs_draining;
-mod ipvs_driver;
-mod ipvs_earlier;
-mod ipvs_handover;
-mod ipvs_hashed;
-mod ipvs_hosts;
-mod ipvs_kills;
-mod ipvs_leaving;
-mod ipvs_modules;
-mod ipvs_neighbours;
-mod ipvs_policies;
 mod kernel_socket;
 mod observe;
 mod policies;
@@ -39,9 +24,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::iptables::Variant;
-use denizen_tests::netns::checked;
-use denizen_tests::{quickstart, vm};
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::kernel::vm;
+use denizen_tests::node::netns::checked;
+use denizen_tests::quickstart;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
@@ -69,33 +55,35 @@ const NODE: [Play; 10] = [
         "a socket of the kernel's own is redirected",
         kernel_socket::is_redirected_unless_its_port_is_skipped,
     ),
-    ("nftables takes over from ipvs, and back", ipvs::nftables_takes_over),
-    ("iptables, legacy, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Legacy)),
-    ("iptables, nft, takes over from ipvs", || ipvs::iptables_takes_over(Variant::Nft)),
+    ("nftables takes over from ipvs, and back", ipvs::takeover::nftables_takes_over),
+    ("iptables, legacy, takes over from ipvs", || {
+        ipvs::takeover::iptables_takes_over(Variant::Legacy)
+    }),
+    ("iptables, nft, takes over from ipvs", || ipvs::takeover::iptables_takes_over(Variant::Nft)),
 ];
 
 /// The backend ipvs.
 const IPVS: [Play; 20] = [
-    ("IPVS does what its driver says", ipvs_driver::agrees_with_ipvsadm),
-    ("IPVS balances for the backend ipvs", ipvs_backend::serves),
-    ("nobody notices what changes behind IPVS", ipvs_backend::nobody_notices),
-    ("connections go on without their virtual server", ipvs_leaving::connections_go_on),
-    ("who clears IPVS is noticed", ipvs_cleared::is_repaired),
-    ("policies hold for what IPVS carries", ipvs_policies::hold),
-    ("connections through IPVS live and end", ipvs_connections::live_and_end),
-    ("hosts that make it hard are served by ipvs", ipvs_hosts::are_served),
-    ("what began before the rules gets nothing by ipvs", ipvs_earlier::are_refused),
-    ("neighbours do not learn services' addresses", ipvs_neighbours::are_not_told),
-    ("an agent is killed in its first load", ipvs_kills::first_load),
-    ("an agent is killed in a change", ipvs_kills::changes),
-    ("a cleanup is killed", ipvs_kills::cleanups),
-    ("what drains is shown", ipvs_draining::is_shown),
-    ("ipvs takes over from ipvs, and back", ipvs_handover::nobody_notices),
+    ("IPVS does what its driver says", ipvs::driver::agrees_with_ipvsadm),
+    ("IPVS balances for the backend ipvs", ipvs::backend::serves),
+    ("nobody notices what changes behind IPVS", ipvs::backend::nobody_notices),
+    ("connections go on without their virtual server", ipvs::leaving::connections_go_on),
+    ("who clears IPVS is noticed", ipvs::cleared::is_repaired),
+    ("policies hold for what IPVS carries", ipvs::policies::hold),
+    ("connections through IPVS live and end", ipvs::connections::live_and_end),
+    ("hosts that make it hard are served by ipvs", ipvs::hosts::are_served),
+    ("what began before the rules gets nothing by ipvs", ipvs::earlier::are_refused),
+    ("neighbours do not learn services' addresses", ipvs::neighbours::are_not_told),
+    ("an agent is killed in its first load", ipvs::kills::first_load),
+    ("an agent is killed in a change", ipvs::kills::changes),
+    ("a cleanup is killed", ipvs::kills::cleanups),
+    ("what drains is shown", ipvs::draining::is_shown),
+    ("ipvs takes over from ipvs, and back", ipvs::handover::nobody_notices),
     ("packets through IPVS are followed", observe::packets_through_ipvs_are_followed),
-    ("whom a hash chooses is predicted", ipvs_hashed::are_predicted),
+    ("whom a hash chooses is predicted", ipvs::hashed::are_predicted),
     ("the flow table holds for ipvs", flow_table::flows),
     ("the detection matrix holds for ipvs", flow_table::detection),
-    ("modules of IPVS are loaded", ipvs_modules::are_loaded),
+    ("modules of IPVS are loaded", ipvs::modules::are_loaded),
 ];
 
 /// A kernel without IPv6.
@@ -106,7 +94,7 @@ const WITHOUT_IPV6: [Play; 1] =
 const CHURN: [Play; 1] = [("policies change while clients connect", policies::change)];
 
 /// What `cargo bench` measures.
-const BENCH: [Play; 1] = [("ten thousand services", ipvs_bench::measure)];
+const BENCH: [Play; 1] = [("ten thousand services", ipvs::cost::measure)];
 
 /// Modules that nothing asks the kernel for: kube-proxy loads the ones, a node's setup the other.
 const MODULES: [&str; 2] = ["ip_vs_rr", "br_netfilter"];

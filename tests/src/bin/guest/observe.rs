@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::flows::table::Backend;
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::Protocol;
-use denizen_tests::tracing::Tracing;
-use denizen_tests::watching::Watching;
+use denizen_tests::agent::trace::TraceCommand;
+use denizen_tests::agent::watch::WatchCommand;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::probe::Protocol;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
@@ -77,9 +77,9 @@ pub(crate) fn packets_through_ipvs_are_followed() -> Result<()> {
     Ok(())
 }
 
-fn follow(fixture: &Fixture, agent: &Agent, who: Who, to: SocketAddr) -> Result<Tracing> {
+fn follow(fixture: &Fixture, agent: &Agent, who: Who, to: SocketAddr) -> Result<TraceCommand> {
     let (from, to) = (fixture.address(who, to.ip())?.to_string(), to.to_string());
-    Tracing::start(&fixture.cluster.world.node, agent, &["--from", &from, "--to", &to])
+    TraceCommand::start(&fixture.cluster.world.node, agent, &["--from", &from, "--to", &to])
 }
 
 fn followed(fixture: &Fixture, agent: &Agent) -> Result<()> {
@@ -105,7 +105,7 @@ fn refused(fixture: &Fixture, agent: &Agent) -> Result<()> {
 }
 
 fn watched(fixture: &Fixture, agent: &Agent) -> Result<()> {
-    let watching = Watching::start(&fixture.cluster.world.node, agent, &["drops"])?;
+    let watching = WatchCommand::start(&fixture.cluster.world.node, agent, &["drops"])?;
     let to = SocketAddr::new(service_ips(99)[0], 80);
     fixture.ask(Who::Routed, to, Protocol::Tcp)?;
     let packet = watching.until("what is refused", |it| it["verdict"] == "refused")?;

@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::{Agent, Objects, Settings};
 use denizen_tests::binary;
-use denizen_tests::cluster::NODE;
-use denizen_tests::flows::table::Backend;
-use denizen_tests::manifest::{self, Manifests, Port};
-use denizen_tests::netns::{Netns, checked, folder};
-use denizen_tests::probe::{Probe, Protocol};
-use denizen_tests::server::Server;
-use denizen_tests::world::ip;
+use denizen_tests::node::cluster::NODE;
+use denizen_tests::node::manifest::{self, Manifests, Port};
+use denizen_tests::node::netns::{Netns, checked, folder};
+use denizen_tests::node::world::ip;
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::probe::{Probe, Protocol};
+use denizen_tests::packets::server::Server;
 
 const WEB: Port = Port::tcp("web", 80, 8080);
 

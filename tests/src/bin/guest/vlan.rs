@@ -6,15 +6,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cluster::{Cluster, serve};
-use denizen_tests::cni::Chain;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{PORT, is_local, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::Pod;
-use denizen_tests::probe::{Probe, Protocol, SILENCE};
-use denizen_tests::world::ip;
+use denizen_tests::node::cluster::{Cluster, serve};
+use denizen_tests::node::cni::Chain;
+use denizen_tests::node::fixture::{PORT, is_local, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::Pod;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::{Probe, Protocol, SILENCE};
 use serde_json::{Value, json};
 
 const BRIDGE: &str = "br0";

@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, Who, every_way, service_ips};
-use denizen_tests::iptables::{self, Variant};
-use denizen_tests::lasting::{self, Lasting};
-use denizen_tests::load::Load;
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::Protocol;
-use denizen_tests::ruleset::{self, FIREWALL};
+use denizen_tests::kernel::iptables::{self, Variant};
+use denizen_tests::kernel::ruleset::{self, FIREWALL};
+use denizen_tests::node::fixture::{Fixture, PORT, Who, every_way, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::packets::load::Load;
+use denizen_tests::packets::long_connection::{self, LongConnection};
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::test_length;
 use serde_json::json;
 
 /// The backend looks every ten seconds; what has not happened by then never will.
@@ -28,7 +28,7 @@ struct LiveContext {
 
 impl LiveContext {
     fn new(label: &str) -> Result<Self> {
-        let fixture = lasting::fixture(label)?;
+        let fixture = long_connection::fixture(label)?;
         Ok(Self { fixture })
     }
 
@@ -36,9 +36,10 @@ impl LiveContext {
         self.fixture.cluster.start_agent_with(flags)
     }
 
-    fn lasting(&self) -> Result<[Lasting; 2]> {
-        let open =
-            |who| Lasting::open(self.fixture.place(who).0, SocketAddr::new(service_ips(11)[0], 7));
+    fn lasting(&self) -> Result<[LongConnection; 2]> {
+        let open = |who| {
+            LongConnection::open(self.fixture.place(who).0, SocketAddr::new(service_ips(11)[0], 7))
+        };
         Ok([open(Who::Bridged)?, open(Who::Outside)?])
     }
 
@@ -55,7 +56,7 @@ impl LiveContext {
         Ok(load)
     }
 
-    fn node(&self) -> &denizen_tests::netns::Netns {
+    fn node(&self) -> &denizen_tests::node::netns::Netns {
         &self.fixture.cluster.world.node
     }
 
@@ -93,7 +94,7 @@ fn changes_are_repaired(label: &str, variant: Variant) -> Result<()> {
         variant.run(node, harm)?;
     }
     repaired(1)?;
-    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    streams.iter_mut().try_for_each(LongConnection::still_alive)?;
     let first = sets.lines().next().unwrap_or_default();
     let element: Vec<&str> = first.split(' ').collect();
     node.output("ipset", &["del", element[1], element[2]])?;
@@ -102,7 +103,7 @@ fn changes_are_repaired(label: &str, variant: Variant) -> Result<()> {
     let reset = "*nat\n:PREROUTING ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\n:THEIRS -\n-A PREROUTING -j THEIRS\nCOMMIT\n";
     variant.replace(node, "iptables", reset)?;
     repaired(3)?;
-    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    streams.iter_mut().try_for_each(LongConnection::still_alive)?;
     ensure!(expected.contains("-A PREROUTING -j THEIRS"), "others' rules stay");
     Ok(())
 }
@@ -145,7 +146,7 @@ fn every_shape(fixture: &Fixture) -> Result<()> {
     for (number, policy) in [(20, "Cluster"), (21, "Local")] {
         let name = policy.to_lowercase();
         let port = [Port::tcp("http", 80, PORT).at_node(30_000 + u16::from(number))];
-        let mut objects = fixture.service(&name, number, &port, &lasting::MEMBERS)?;
+        let mut objects = fixture.service(&name, number, &port, &long_connection::MEMBERS)?;
         let spec = &mut objects[0]["spec"];
         spec["sessionAffinity"] = json!("ClientIP");
         spec["externalTrafficPolicy"] = json!(policy);
@@ -196,13 +197,13 @@ fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<
     })?;
     agent.terminate()?;
     let before = counters(&variant.counted(context.node())?);
-    for _ in 0..effort::times(20, 4) {
+    for _ in 0..test_length::times(20, 4) {
         let mut settings = context.fixture.cluster.settings();
         settings.flags = flags.clone();
         let agent = Agent::spawn(context.node(), settings)?;
         thread::sleep(Duration::from_millis(u64::from(std::process::id()) % 40));
         agent.kill()?;
-        streams.iter_mut().try_for_each(Lasting::still_alive)?;
+        streams.iter_mut().try_for_each(LongConnection::still_alive)?;
     }
     let agent = context.start(flags)?;
     ensure!(agent.status()?["driftRepaired"] == 0, "{}", agent.status()?);
@@ -213,7 +214,7 @@ fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<
     for ((rule, then), (same, now)) in before.iter().zip(&after) {
         ensure!(rule == same && then <= now, "written anew: {rule}: {then}, then {now}");
     }
-    streams.iter_mut().try_for_each(Lasting::still_alive)
+    streams.iter_mut().try_for_each(LongConnection::still_alive)
 }
 
 #[test]
@@ -250,7 +251,7 @@ fn backends_change(label: &str, variant: Variant) -> Result<()> {
         let left = |name: &str| tables.iter().any(|table| table.ends_with(name));
         Ok(!left(" denizen") && FIREWALL.iter().all(|table| left(table)))
     };
-    for _ in 0..effort::times(20, 2) {
+    for _ in 0..test_length::times(20, 2) {
         agent.terminate()?;
         agent = context.start(variant.flags())?;
         eventually("the services' tables are gone, not the firewall's", BOUND, is_gone)?;
@@ -264,7 +265,7 @@ fn backends_change(label: &str, variant: Variant) -> Result<()> {
     }
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "{tally:?}");
-    streams.iter_mut().try_for_each(Lasting::still_alive)
+    streams.iter_mut().try_for_each(LongConnection::still_alive)
 }
 
 #[test]

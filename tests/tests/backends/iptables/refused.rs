@@ -9,12 +9,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::programmed;
-use denizen_tests::contained::Contained;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::iptables::Variant;
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::checked;
-use denizen_tests::probe::{Outcome, Protocol};
+use denizen_tests::agent::wrapped::WrappedAgent;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::checked;
+use denizen_tests::packets::probe::{Outcome, Protocol};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -40,7 +40,7 @@ fn without_recent() -> Result<TempDir> {
     let found = checked(Command::new("find").args(["/usr/lib", "-name", "libxt_recent.so"]))?;
     let found = String::from_utf8(found.stdout)?;
     let all = found.lines().next().and_then(|file| Path::new(file).parent());
-    let some = denizen_tests::netns::folder()?;
+    let some = denizen_tests::node::netns::folder()?;
     for file in fs::read_dir(all.context("no extensions")?)? {
         let file = file?;
         if file.file_name() != "libxt_recent.so" {
@@ -52,7 +52,7 @@ fn without_recent() -> Result<TempDir> {
 
 /// `explain` tells the service whose rules are missing from those that are served, and says why
 /// they are.
-fn explained_as_it_is(fixture: &Fixture, agent: &Contained) -> Result<()> {
+fn explained_as_it_is(fixture: &Fixture, agent: &WrappedAgent) -> Result<()> {
     let explained = |number: u8| -> Result<Value> {
         let to = SocketAddr::new(service_ips(number)[0], 80);
         let from = fixture.address(Who::Bridged, to.ip())?;
@@ -81,7 +81,7 @@ fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     let extensions = without_recent()?;
     let mut program = Command::new("env");
     program.arg(format!("XTABLES_LIBDIR={}", extensions.path().display()));
-    let agent = Contained::start_with(&fixture.cluster, program, &variant.flags())?;
+    let agent = WrappedAgent::start_with(&fixture.cluster, program, &variant.flags())?;
     let named = |status: &Value| {
         let errors = status["errors"].to_string();
         errors.contains("default/sticky:http")

@@ -9,13 +9,13 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use denizen_tests::contained::Contained;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::http::{fetch, url};
-use denizen_tests::iptables::Variant;
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::{Outcome, Protocol};
-use denizen_tests::world::ip;
+use denizen_tests::agent::wrapped::WrappedAgent;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
+use denizen_tests::packets::probe::{Outcome, Protocol};
 use serde_json::{Value, json};
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -46,11 +46,16 @@ fn put_programs(folder: &Path, missing: &str) -> Result<()> {
 }
 
 /// An agent on a kernel without what `missing` makes of rules.
-fn start(fixture: &Fixture, folder: &Path, missing: &str, variant: Variant) -> Result<Contained> {
+fn start(
+    fixture: &Fixture,
+    folder: &Path,
+    missing: &str,
+    variant: Variant,
+) -> Result<WrappedAgent> {
     put_programs(folder, missing)?;
     let mut program = Command::new("env");
     program.arg(format!("PATH={}:/usr/sbin:/usr/bin:/sbin:/bin", folder.display()));
-    Contained::start_with(&fixture.cluster, program, &variant.flags())
+    WrappedAgent::start_with(&fixture.cluster, program, &variant.flags())
 }
 
 /// Who answers at the service of `number`, family by family.
@@ -86,7 +91,7 @@ fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Re
         objects[0]["spec"]["sessionAffinity"] = json!("ClientIP");
         manifests.put(&name, &objects)?;
     }
-    let folder = denizen_tests::netns::folder()?;
+    let folder = denizen_tests::node::netns::folder()?;
     let agent = start(&fixture, folder.path(), RECENT, variant)?;
     agent.until("synced, and reported", |status| status["synced"] == true && is_refused(status))?;
     ensure!(are_served(&fixture, PLAIN)?, "{}", agent.status()?);
@@ -151,7 +156,7 @@ fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()>
     let udp = Port::tcp("dns", 80, PORT).over(Protocol::Udp);
     idle(40, HTTP[0])?;
     idle(41, udp)?;
-    let folder = denizen_tests::netns::folder()?;
+    let folder = denizen_tests::node::netns::folder()?;
     let agent = start(&fixture, folder.path(), REJECT_OF_UDP, variant)?;
     let are_named = |status: &Value, numbers: &[u8]| {
         let errors = status["errors"].to_string();

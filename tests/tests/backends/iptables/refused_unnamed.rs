@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::http::{fetch, url};
-use denizen_tests::iptables::Variant;
-use denizen_tests::kube_proxy::{KubeProxy, Served, service_chain};
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::Protocol;
-use denizen_tests::world::ip;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::peers::kube_proxy::{KubeProxy, Served, service_chain};
 use serde_json::{Value, json};
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];

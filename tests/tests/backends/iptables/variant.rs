@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Who, service_ips};
-use denizen_tests::iptables::Variant;
-use denizen_tests::lasting::{self, Lasting};
-use denizen_tests::netns::Netns;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::long_connection::{self, LongConnection};
 use serde_json::Value;
 
 const BOUND: Duration = Duration::from_secs(60);
@@ -139,16 +139,17 @@ fn the_flag_wins() -> Result<()> {
 /// would send packets to endpoints of long ago.
 #[test]
 fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
-    let fixture = lasting::fixture("var-swap")?;
+    let fixture = long_connection::fixture("var-swap")?;
     let node = &fixture.cluster.world.node;
     let start = |variant: Variant| fixture.cluster.start_agent_with(variant.flags());
     let mut agent = start(Variant::Legacy)?;
     let to = SocketAddr::new(service_ips(11)[0], 7);
-    let mut stream = Lasting::open(fixture.place(Who::Bridged).0, to)?;
+    let mut stream = LongConnection::open(fixture.place(Who::Bridged).0, to)?;
     fixture.cluster.world.forget_quickly()?;
-    let mut load = denizen_tests::load::Load::default();
+    let mut load = denizen_tests::packets::load::Load::default();
     for who in [Who::Bridged, Who::Routed, Who::Outside] {
-        let web = (SocketAddr::new(service_ips(10)[0], 80), denizen_tests::probe::Protocol::Tcp);
+        let web =
+            (SocketAddr::new(service_ips(10)[0], 80), denizen_tests::packets::probe::Protocol::Tcp);
         load.client(fixture.place(who).0, vec![web], |outcome| outcome.endpoint().is_some())?;
     }
     for (next, last) in [(Variant::Nft, Variant::Legacy), (Variant::Legacy, Variant::Nft)] {

@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Objects, Settings};
 use denizen_tests::binary;
-use denizen_tests::manifest::{Manifests, Port, node, service, slice};
-use denizen_tests::netns::{Netns, checked};
+use denizen_tests::node::manifest::{Manifests, Port, node, service, slice};
+use denizen_tests::node::netns::{Netns, checked};
 use tempfile::TempDir;
 
 const HERE: &str = "node-1";

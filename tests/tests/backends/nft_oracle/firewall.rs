@@ -9,7 +9,7 @@ use denizen_nft::{
     Assigned, BaseChain, Chain, Data, DataType, Element, Field, Hook, Kernel, Key, Kind, Lookup,
     Rendering, Rule, Schema, Set, SetId, Statement, TableFamily, Value, Variable, Verdict,
 };
-use denizen_tests::netns::Netns;
+use denizen_tests::node::netns::Netns;
 
 use super::{have_the_same, is_read_back};
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
-use denizen_tests::netns::Netns;
-use denizen_tests::ruleset;
+use denizen_tests::kernel::ruleset;
+use denizen_tests::node::netns::Netns;
 use serde_json::Value;
 
 use self::feature::{Feature, features};

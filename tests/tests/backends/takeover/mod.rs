@@ -11,15 +11,15 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::http::{fetch, url};
-use denizen_tests::iptables::Variant;
-use denizen_tests::kube_proxy::{KubeProxy, Served};
-use denizen_tests::lasting::{self, ECHO, Lasting};
-use denizen_tests::load::Load;
-use denizen_tests::netns::{Netns, checked};
-use denizen_tests::probe::Protocol;
-use denizen_tests::world::ip;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::netns::{Netns, checked};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
+use denizen_tests::packets::load::Load;
+use denizen_tests::packets::long_connection::{self, ECHO, LongConnection};
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::peers::kube_proxy::{KubeProxy, Served};
 
 /// The backend looks every ten seconds; what has not happened by then never will.
 const BOUND: Duration = Duration::from_secs(90);
@@ -33,11 +33,14 @@ struct TakeoverContext {
 
 impl TakeoverContext {
     fn new(label: &str, variant: Variant) -> Result<Self> {
-        let fixture = lasting::fixture(label)?;
+        let fixture = long_connection::fixture(label)?;
         let at = |number, port| SocketAddr::new(service_ips(number)[0], port);
         let endpoint =
             |who, port| Ok(SocketAddr::new(fixture.address(who, service_ips(10)[0])?, port));
-        let web = lasting::MEMBERS.iter().map(|who| endpoint(*who, PORT)).collect::<Result<_>>()?;
+        let web = long_connection::MEMBERS
+            .iter()
+            .map(|who| endpoint(*who, PORT))
+            .collect::<Result<_>>()?;
         let services = vec![
             Served { name: "default/web:tcp".to_owned(), at: at(10, 80), endpoints: web },
             Served {
@@ -61,8 +64,8 @@ impl TakeoverContext {
         self.fixture.cluster.start_agent_with(flags)
     }
 
-    fn lasting(&self) -> Result<[Lasting; 2]> {
-        let open = |who| Lasting::open(self.fixture.place(who).0, self.services[1].at);
+    fn lasting(&self) -> Result<[LongConnection; 2]> {
+        let open = |who| LongConnection::open(self.fixture.place(who).0, self.services[1].at);
         Ok([open(Who::Bridged)?, open(Who::Outside)?])
     }
 
@@ -99,7 +102,7 @@ fn nftables() -> Vec<String> {
 /// Does `what` while clients connect; none of them may notice.
 fn unnoticed<T>(
     context: &TakeoverContext,
-    streams: &mut [Lasting],
+    streams: &mut [LongConnection],
     what: &str,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
@@ -108,7 +111,7 @@ fn unnoticed<T>(
     let tally = load.stop()?;
     let done = done?;
     ensure!(tally.failed == 0, "{what}: {tally:?}");
-    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    streams.iter_mut().try_for_each(LongConnection::still_alive)?;
     Ok(done)
 }
 
@@ -171,7 +174,7 @@ fn nftables_takes_over_beside_kube_proxys_rules() -> Result<()> {
     // Nobody listens there: whoever follows kube-proxy's rules now is refused.
     wrong[0].endpoints.iter_mut().for_each(|at| at.set_port(1));
     KubeProxy { services: wrong.clone(), ..context.kube_proxy() }.sync(&wrong)?;
-    streams.iter_mut().try_for_each(Lasting::still_alive)?;
+    streams.iter_mut().try_for_each(LongConnection::still_alive)?;
     let outcome = context.fixture.ask(Who::Bridged, context.services[0].at, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     let tally = load.stop()?;
@@ -187,7 +190,7 @@ struct Namesake {
 
 impl Namesake {
     fn start(node: &Netns) -> Result<Self> {
-        let folder = denizen_tests::netns::folder()?;
+        let folder = denizen_tests::node::netns::folder()?;
         let program = folder.path().join("kube-proxy");
         std::fs::copy("/bin/sleep", &program)?;
         let child = node.run(|| Command::new(&program).arg("600").spawn())??;

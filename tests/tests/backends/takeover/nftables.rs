@@ -1,7 +1,7 @@
 //! Into the nftables backend from kube-proxy's nftables mode, which hooks in where denizen does,
 //! and back.
 
-use denizen_tests::effort;
+use denizen_tests::test_length;
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn nftables_takes_over_from_kube_proxys_nftables_and_back() -> Result<()> {
     kube_proxy.start_nftables()?;
     ensure!(!denizen_decides(&context)?, "kube-proxy serves");
     let mut streams = context.lasting()?;
-    for round in 0..effort::times(20, 3) {
+    for round in 0..test_length::times(20, 3) {
         unnoticed(&context, &mut streams, &format!("round {round}"), || {
             let agent = context.start(nftables())?;
             ensure!(denizen_decides(&context)?, "beside theirs");

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use denizen_tests::api::{Api, ApiServer, Manners};
+use denizen_tests::agent::check::{CheckReport, CheckedNode};
 use denizen_tests::binary;
-use denizen_tests::checking::{Checked, Node};
-use denizen_tests::cluster::NODE;
-use denizen_tests::manifest::node;
-use denizen_tests::world::ip;
+use denizen_tests::node::cluster::NODE;
+use denizen_tests::node::manifest::node;
+use denizen_tests::node::world::ip;
+use denizen_tests::peers::api::{Api, ApiServer, Manners};
 
 /// What is wrong with a server, and what is found: name, verdict, a part of the reason.
 type Fault = (&'static str, fn(&mut Manners), [&'static str; 3]);
@@ -57,20 +57,20 @@ const RIGHTS: [Fault; 4] = [
 ];
 
 /// Before an installation, on a node where nothing else is wrong.
-fn check(on: &Node, kubeconfig: &str) -> Result<Checked> {
+fn check(on: &CheckedNode, kubeconfig: &str) -> Result<CheckReport> {
     let flags = on.flags().into_iter().chain([format!("--kubeconfig={kubeconfig}")]);
-    Checked::on(&on.netns, flags)
+    CheckReport::on(&on.netns, flags)
 }
 
 #[test]
 fn each_fault_of_the_api_is_found_and_nothing_else() -> Result<()> {
-    let on = Node::new("check-api")?;
+    let on = CheckedNode::new("check-api")?;
     let address: SocketAddr = "127.0.0.1:6443".parse()?;
     let folder = on.path("api");
     fs::create_dir(&folder)?;
     let mut api = ApiServer::start(&on.netns, address, &folder)?;
     let kubeconfig = api.kubeconfig().display().to_string();
-    check(&on, &kubeconfig)?.ensure_only("node", "warning", "no Node node-1")?;
+    check(&on, &kubeconfig)?.ensure_only("node", "warning", "no CheckedNode node-1")?;
     api.put(&node(NODE, &[ip("192.168.0.2")], ""))?;
     check(&on, &kubeconfig)?.ensure_well()?;
     for (what, misbehave, [name, verdict, words]) in FAULTS {
@@ -90,7 +90,7 @@ fn each_fault_of_the_api_is_found_and_nothing_else() -> Result<()> {
 /// A node that is not installed yet has a kubelet's kubeconfig, whose rights are not the agent's.
 #[test]
 fn rights_that_the_installation_brings_are_skipped_before_it() -> Result<()> {
-    let on = Node::new("check-rights")?;
+    let on = CheckedNode::new("check-rights")?;
     let folder = on.path("api");
     fs::create_dir(&folder)?;
     let api = ApiServer::start(&on.netns, "127.0.0.1:6443".parse()?, &folder)?;
@@ -113,7 +113,8 @@ fn rights_that_the_installation_brings_are_skipped_before_it() -> Result<()> {
     for (what, misbehave, [name, verdict, words]) in RIGHTS {
         api.behave(misbehave);
         let flags = on.flags().into_iter().filter(|flag| flag != "--pre");
-        let found = Checked::on(&on.netns, flags.chain([format!("--kubeconfig={kubeconfig}")]))?;
+        let found =
+            CheckReport::on(&on.netns, flags.chain([format!("--kubeconfig={kubeconfig}")]))?;
         found.ensure(name, verdict, words).context(what)?;
         api.behave(|manners| *manners = Manners::default());
     }
@@ -122,11 +123,11 @@ fn rights_that_the_installation_brings_are_skipped_before_it() -> Result<()> {
 
 #[test]
 fn an_api_address_that_only_the_agent_would_serve_is_found() -> Result<()> {
-    let on = Node::new("check-in-pod")?;
+    let on = CheckedNode::new("check-in-pod")?;
     let check = |environment: &[(&str, &str)]| {
         let mut program = Command::new(binary::ours("denizen-agent")?);
         program.env_remove("DENIZEN_API_SERVER").envs(environment.iter().copied());
-        Checked::behind(&on.netns, program, on.flags())
+        CheckReport::behind(&on.netns, program, on.flags())
     };
     let in_pod = ("KUBERNETES_SERVICE_HOST", "10.96.0.1");
     check(&[in_pod])?.ensure_only("credentials", "failure", "is a cluster IP")?;

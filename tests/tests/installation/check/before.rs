@@ -6,16 +6,16 @@ use std::os::unix::net::UnixListener;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::check::{CheckReport, CheckedNode};
 use denizen_tests::binary;
-use denizen_tests::checking::{Checked, Node};
-use denizen_tests::owned::Owned;
-use denizen_tests::ruleset::tables;
+use denizen_tests::kernel::ruleset::tables;
+use denizen_tests::kernel::table_owner::TableOwner;
 
 /// A name in the report, the verdict, and a part of the reason.
 type Expected = (&'static str, &'static str, &'static str);
 
 /// What is wrong, how it is made so, flags, and what is found.
-type Fault = (&'static str, fn(&Node) -> Result<()>, &'static [&'static str], Expected);
+type Fault = (&'static str, fn(&CheckedNode) -> Result<()>, &'static [&'static str], Expected);
 
 const FAULTS: [Fault; 18] = [
     (
@@ -134,18 +134,18 @@ const FAULTS: [Fault; 18] = [
     ),
 ];
 
-fn chain(node: &Node, program: &str) -> Result<()> {
+fn chain(node: &CheckedNode, program: &str) -> Result<()> {
     let make = ["-w", "-t", "nat", "-N", "KUBE-SERVICES"];
     node.netns.output(program, &make[usize::from(program == "iptables-nft")..]).map(drop)
 }
 
-fn drops(node: &Node, rule: &str) -> Result<()> {
+fn drops(node: &CheckedNode, rule: &str) -> Result<()> {
     let hook = "type filter hook forward priority 0; policy drop;";
     node.netns.nft(&format!("table inet strict {{ chain forward {{ {hook} {rule}\n }}; }}"))
 }
 
 /// Kernel settings that no namespace can change.
-fn settings(node: &Node, count: u64, max: u64, buckets: u64) -> Result<()> {
+fn settings(node: &CheckedNode, count: u64, max: u64, buckets: u64) -> Result<()> {
     let files = [
         ("ipv4/ip_forward", 1),
         ("bridge/bridge-nf-call-iptables", 1),
@@ -164,14 +164,14 @@ fn settings(node: &Node, count: u64, max: u64, buckets: u64) -> Result<()> {
 
 #[test]
 fn each_fault_of_a_node_is_found_and_nothing_else() -> Result<()> {
-    let well = Node::new("check-well")?;
+    let well = CheckedNode::new("check-well")?;
     for flags in [&[][..], &["--network-policy=on"]] {
         well.check(flags)?.ensure_well()?;
     }
     settings(&well, 74, 100, 100)?;
     well.check(&[&format!("--sysctl-dir={}", well.path("sys").display())])?.ensure_well()?;
     for (what, make, flags, (name, verdict, words)) in FAULTS {
-        let node = Node::new("check-fault")?;
+        let node = CheckedNode::new("check-fault")?;
         make(&node)?;
         let sysctls = format!("--sysctl-dir={}", node.path("sys").display());
         let mut flags = flags.to_vec();
@@ -185,7 +185,7 @@ fn each_fault_of_a_node_is_found_and_nothing_else() -> Result<()> {
 
 #[test]
 fn tables_of_another_process_are_found_and_nothing_is_left() -> Result<()> {
-    let node = Node::new("check-owned")?;
+    let node = CheckedNode::new("check-owned")?;
     let port_exact = "--detect-local=pod-state=port-exact";
     let cases: [(&str, &[&str], Expected); 5] = [
         ("ip denizen", &[], ("nftables", "warning", "so the backend would be iptables")),
@@ -204,14 +204,14 @@ fn tables_of_another_process_are_found_and_nothing_is_left() -> Result<()> {
     ];
     for (table, flags, (name, verdict, words)) in cases {
         node.check(flags)?.ensure_well().with_context(|| format!("before {table}"))?;
-        let owned = Owned::named(&node.netns, table)?;
+        let owned = TableOwner::named(&node.netns, table)?;
         let found = node.check(flags)?;
         found.ensure_only(name, verdict, words).with_context(|| format!("{table} {flags:?}"))?;
         drop(owned);
     }
     // This kernel may have no IPVS, which is another check's concern.
     node.check(&["--backend=ipvs"])?.ensure("nftables", "ok", "accepts the tables")?;
-    let owned = Owned::table(&node.netns, "arp")?;
+    let owned = TableOwner::table(&node.netns, "arp")?;
     let found = node.check(&["--backend=ipvs"])?;
     found.ensure("nftables", "failure", "owned by another process")?;
     node.check(&[])?.ensure_well()?;
@@ -222,17 +222,17 @@ fn tables_of_another_process_are_found_and_nothing_is_left() -> Result<()> {
 }
 
 /// Behind what the shell script `hide` makes of the machine.
-fn hidden(node: &Node, hide: &str, flags: &[&str]) -> Result<Checked> {
+fn hidden(node: &CheckedNode, hide: &str, flags: &[&str]) -> Result<CheckReport> {
     let mut program = Command::new("unshare");
     let script = format!("{hide}; exec \"$@\"");
     program.args(["--mount", "sh", "-e", "-c", &script, "sh"]);
     program.arg(binary::ours("denizen-agent")?);
-    Checked::behind(&node.netns, program, node.all_flags(flags))
+    CheckReport::behind(&node.netns, program, node.all_flags(flags))
 }
 
 #[test]
 fn missing_programs_extensions_and_rights_are_found() -> Result<()> {
-    let node = Node::new("check-less")?;
+    let node = CheckedNode::new("check-less")?;
     let backend = ["--backend=iptables", "--iptables-variant=nft"];
     hidden(&node, "true", &backend)?.ensure_well()?;
     let programs = hidden(&node, "mount -t tmpfs tmpfs /usr/sbin", &backend)?;
@@ -242,7 +242,7 @@ fn missing_programs_extensions_and_rights_are_found() -> Result<()> {
     let mut unprivileged = Command::new("setpriv");
     unprivileged.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"]);
     unprivileged.arg(binary::ours("denizen-agent")?);
-    let found = Checked::behind(&node.netns, unprivileged, node.all_flags(&[]))?;
+    let found = CheckReport::behind(&node.netns, unprivileged, node.all_flags(&[]))?;
     found.ensure_only("permissions", "failure", "no CAP_NET_ADMIN")?;
     for name in ["nftables", "network-policy", "conntrack-netlink", "service-proxies"] {
         found.ensure(name, "skipped", "without CAP_NET_ADMIN")?;
@@ -252,7 +252,7 @@ fn missing_programs_extensions_and_rights_are_found() -> Result<()> {
 
 #[test]
 fn others_rules_that_cannot_be_read_are_said() -> Result<()> {
-    let node = Node::new("check-unread")?;
+    let node = CheckedNode::new("check-unread")?;
     chain(&node, "iptables-legacy")?;
     node.netns.output("iptables-legacy", &["-w", "-N", "another-programs"])?;
     let found = hidden(&node, "mount -t tmpfs tmpfs /usr/sbin", &[])?;
@@ -263,7 +263,7 @@ fn others_rules_that_cannot_be_read_are_said() -> Result<()> {
 
 #[test]
 fn kube_proxy_beside_denizen_is_found_and_with_services_off_it_is_well() -> Result<()> {
-    let node = Node::new("check-beside")?;
+    let node = CheckedNode::new("check-beside")?;
     node.netns.nft("table ip kube-proxy { }")?;
     // Other tests have processes of this name, so this one has a process namespace of its own.
     let folder = node.folder.path().display();
@@ -275,7 +275,7 @@ fn kube_proxy_beside_denizen_is_found_and_with_services_off_it_is_well() -> Resu
     program.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
     program.args(["sh", "-e", "-c", &run, "sh"]).arg(binary::ours("denizen-agent")?);
     let flags = node.all_flags(&[]).into_iter().filter(|flag| flag != "--pre");
-    let found = Checked::behind(&node.netns, program, flags)?;
+    let found = CheckReport::behind(&node.netns, program, flags)?;
     found.ensure("service-proxies", "failure", "kube-proxy runs here as well")?;
     let off = node.check(&["--services=off", "--network-policy=on"])?;
     off.ensure_well()?;
@@ -284,7 +284,7 @@ fn kube_proxy_beside_denizen_is_found_and_with_services_off_it_is_well() -> Resu
 
 #[test]
 fn who_listens_where_bird_would_is_found() -> Result<()> {
-    let node = Node::new("check-bgp")?;
+    let node = CheckedNode::new("check-bgp")?;
     let flags = ["--routing-mode=bird", r#"--bird={"asn":1}"#];
     node.check(&flags)?.ensure_well()?;
     let listener = node.netns.run(|| TcpListener::bind("0.0.0.0:179"))??;
@@ -301,7 +301,7 @@ fn who_listens_where_bird_would_is_found() -> Result<()> {
 /// What systemd-networkd is configured to do, it does with the agent's routes.
 #[test]
 fn systemd_networkd_that_removes_routes_is_found() -> Result<()> {
-    let node = Node::new("check-networkd")?;
+    let node = CheckedNode::new("check-networkd")?;
     let folder = node.folder.path().display();
     let found = |setting: &str, mode: &str| {
         // It sees a process and files of its own. Of all parts, this one is the last by name.
@@ -315,7 +315,7 @@ fn systemd_networkd_that_removes_routes_is_found() -> Result<()> {
         let mut program = Command::new("unshare");
         program.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
         program.args(["sh", "-e", "-c", &run, "sh"]).arg(binary::ours("denizen-agent")?);
-        Checked::behind(&node.netns, program, node.all_flags(&[mode]))
+        CheckReport::behind(&node.netns, program, node.all_flags(&[mode]))
     };
     for mode in ["--routing-mode=direct", "--routing-mode=table"] {
         found("yes", mode)?.ensure("announcing", "warning", "systemd-networkd manages links")?;
@@ -326,7 +326,7 @@ fn systemd_networkd_that_removes_routes_is_found() -> Result<()> {
 
 #[test]
 fn who_listens_where_the_agent_would_is_found() -> Result<()> {
-    let node = Node::new("check-ports")?;
+    let node = CheckedNode::new("check-ports")?;
     for (at, flag) in
         [("127.0.0.1:10249", "--metrics-bind-address"), ("0.0.0.0:10256", "--healthz")]
     {

@@ -1,8 +1,8 @@
 //! Its exit codes, and its page for a person.
 
 use anyhow::{Result, ensure};
+use denizen_tests::agent::check::CheckedNode;
 use denizen_tests::binary;
-use denizen_tests::checking::Node;
 use std::process::Command;
 
 #[test]
@@ -21,7 +21,7 @@ fn a_wrong_flag_has_an_exit_code_of_its_own() -> Result<()> {
 
 #[test]
 fn a_person_reads_groups_reasons_and_what_to_do() -> Result<()> {
-    let node = Node::new("check-page")?;
+    let node = CheckedNode::new("check-page")?;
     node.netns.sysctl("net.ipv4.ip_forward", "0")?;
     let agent = binary::ours("denizen-agent")?;
     let mut command = Command::new(agent);

@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use denizen_tests::agent::check::CheckReport;
 use denizen_tests::agent::{Agent, Objects, Settings};
 use denizen_tests::binary;
-use denizen_tests::checking::Checked;
-use denizen_tests::cluster::{Cluster, NODE};
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::Fixture;
-use denizen_tests::owned::Owned;
-use denizen_tests::pod::Wiring;
+use denizen_tests::kernel::table_owner::TableOwner;
+use denizen_tests::node::cluster::{Cluster, NODE};
+use denizen_tests::node::fixture::Fixture;
+use denizen_tests::node::pod::Wiring;
 use serde_json::{Value, json};
 
 /// What has not happened by then never will.
@@ -61,7 +61,7 @@ impl Installed {
         Ok(fs::set_permissions(&self.plugin, fs::Permissions::from_mode(0o755))?)
     }
 
-    fn check(&self, flags: &[&str]) -> Result<Checked> {
+    fn check(&self, flags: &[&str]) -> Result<CheckReport> {
         let cluster = &self.fixture.cluster;
         let folder = |path: &PathBuf| path.parent().map(|it| it.display().to_string());
         let ours = [
@@ -73,7 +73,7 @@ impl Installed {
         ];
         let ours = ours.map(|(flag, value)| format!("--{flag}={value}")).into_iter();
         let flags = flags.iter().map(|flag| (*flag).to_owned());
-        Checked::on(&cluster.world.node, ours.chain(flags))
+        CheckReport::on(&cluster.world.node, ours.chain(flags))
     }
 }
 
@@ -253,7 +253,7 @@ fn a_warning_of_the_agent_is_repeated() -> Result<()> {
 fn an_agent_that_cannot_program_the_kernel_is_found() -> Result<()> {
     let node = Installed::new("check-stuck")?;
     let cluster = &node.fixture.cluster;
-    let _owned = Owned::table(&cluster.world.node, "ip")?;
+    let _owned = TableOwner::table(&cluster.world.node, "ip")?;
     let agent = Agent::spawn(&cluster.world.node, cluster.settings_with(["--backend=nftables"]))?;
     let is_stuck = |status: &Value| status["waitingFor"] == json!([]) && status["synced"] == false;
     eventually("it answers", BOUND, || Ok(agent.status().is_ok()))?;

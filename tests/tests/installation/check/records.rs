@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use anyhow::Result;
-use denizen_tests::checking::{Checked, Node};
+use denizen_tests::agent::check::{CheckReport, CheckedNode};
 use serde_json::{Value, json};
 
 /// The state file.
-fn record(node: &Node, text: &str) -> Result<()> {
+fn record(node: &CheckedNode, text: &str) -> Result<()> {
     let file = node.path("run/pods.json");
     fs::create_dir_all(node.path("run"))?;
     fs::write(&file, text)?;
@@ -33,7 +33,7 @@ fn in_vlan() -> Value {
 
 #[test]
 fn bridge_netfilter_is_found_where_pods_are_in_a_vlan() -> Result<()> {
-    let node = Node::new("check-vlan")?;
+    let node = CheckedNode::new("check-vlan")?;
     let set = |value| node.netns.sysctl("net.bridge.bridge-nf-call-iptables", value);
     node.netns.ip("link add br0 type bridge")?;
     record(&node, &state(&json!({ "c/eth0": in_vlan() })))?;
@@ -53,10 +53,10 @@ fn bridge_netfilter_is_found_where_pods_are_in_a_vlan() -> Result<()> {
 
 #[test]
 fn a_plugin_that_is_not_called_is_found() -> Result<()> {
-    let node = Node::new("check-records")?;
+    let node = CheckedNode::new("check-records")?;
     let check = |verdict: &str, words: &str| {
         let flags = node.all_flags(&[]).into_iter().filter(|flag| flag != "--pre");
-        Checked::on(&node.netns, flags)?.ensure("records", verdict, words)
+        CheckReport::on(&node.netns, flags)?.ensure("records", verdict, words)
     };
     check("warning", "has not recorded any pod")?;
     record(&node, &state(&json!({})))?;
@@ -79,7 +79,7 @@ fn a_plugin_that_is_not_called_is_found() -> Result<()> {
 
 #[test]
 fn a_node_that_forwards_no_ipv6_is_found_where_pods_have_it() -> Result<()> {
-    let node = Node::new("check-v6")?;
+    let node = CheckedNode::new("check-v6")?;
     let forward = |value| node.netns.sysctl("net.ipv6.conf.all.forwarding", value);
     forward("0")?;
     node.check(&[])?.ensure_well()?;

@@ -3,11 +3,11 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::wrapped::{SETTINGS, WrappedAgent, container};
 use denizen_tests::conf::{DAEMON_SET, capabilities};
-use denizen_tests::contained::{Contained, SETTINGS, container};
-use denizen_tests::containerd::Containerd;
 use denizen_tests::eventually::eventually;
-use denizen_tests::pod::Wiring;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::peers::containerd::Containerd;
 use serde_json::{Value, json};
 
 use super::{Node, PATIENCE};
@@ -25,7 +25,8 @@ fn pods_that_come_while_denizen_is_being_installed_are_all_known() -> Result<()>
     };
     let mut sandboxes = make("before")?;
     let granted = capabilities(DAEMON_SET, "agent")?;
-    let agent = Contained::start_with(&node.cluster, container(&granted), &[SETTINGS.to_owned()])?;
+    let agent =
+        WrappedAgent::start_with(&node.cluster, container(&granted), &[SETTINGS.to_owned()])?;
     agent.until("programmed", |status| status["synced"] == true)?;
     sandboxes.extend(make("while")?);
     let known = |number: usize| move |status: &Value| status["pods"] == number;

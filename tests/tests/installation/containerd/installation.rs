@@ -8,22 +8,22 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use denizen_state::RunDir;
 use denizen_tests::agent::CNI_CACHE;
-use denizen_tests::api::context::ApiContext;
-use denizen_tests::api::{Api, ApiServer};
-use denizen_tests::cluster::NODE;
 use denizen_tests::conf::{built, built_with, containers_of, folder};
-use denizen_tests::containerd::kubelet::{DaemonPod, Kubelet};
-use denizen_tests::containerd::{Containerd, DENIZEN, Image};
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::fixture::{PORT, Who, service_ips};
-use denizen_tests::http::{Reply, fetch, url};
-use denizen_tests::iptables::Variant;
-use denizen_tests::lasting::{self, Lasting};
-use denizen_tests::load::Load;
-use denizen_tests::manifest::Port;
-use denizen_tests::pod::Wiring;
-use denizen_tests::probe::Protocol;
-use denizen_tests::world::ip;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::cluster::NODE;
+use denizen_tests::node::fixture::{PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{Reply, fetch, url};
+use denizen_tests::packets::load::Load;
+use denizen_tests::packets::long_connection::{self, LongConnection};
+use denizen_tests::packets::probe::Protocol;
+use denizen_tests::peers::api::context::ApiContext;
+use denizen_tests::peers::api::{Api, ApiServer};
+use denizen_tests::peers::containerd::kubelet::{DaemonPod, Kubelet};
+use denizen_tests::peers::containerd::{Containerd, DENIZEN, Image};
 use serde_json::{Value, json};
 
 use super::speaker::{self, Speaker};
@@ -125,15 +125,15 @@ impl Installation {
     }
 
     /// A connection through a service that stays open, and clients that connect all the time.
-    fn clients(&self) -> Result<(Lasting, Load)> {
+    fn clients(&self) -> Result<(LongConnection, Load)> {
         let fixture = &self.context.fixture;
-        let echo = [Port::tcp("echo", 7, lasting::ECHO)];
+        let echo = [Port::tcp("echo", 7, long_connection::ECHO)];
         self.context.api.put_all(&fixture.service("echo", 11, &echo, &[Who::Routed])?)?;
         for address in &fixture.routed.addresses {
-            lasting::serve(&fixture.routed.netns, *address)?;
+            long_connection::serve(&fixture.routed.netns, *address)?;
         }
         let to = SocketAddr::new(service_ips(11)[0], 7);
-        let open = || Ok(Lasting::open(&fixture.bridged.netns, to));
+        let open = || Ok(LongConnection::open(&fixture.bridged.netns, to));
         let lasting = observed("connected", PATIENCE, open, Result::is_ok)??;
         let mut load = Load::default();
         for who in [Who::Bridged, Who::Routed, Who::Outside] {

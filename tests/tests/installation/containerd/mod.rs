@@ -18,17 +18,17 @@ use anyhow::{Context, Result, ensure};
 use denizen_state::{Attachment, RunDir};
 use denizen_tests::agent::{Agent, CNI_CACHE};
 use denizen_tests::binary;
-use denizen_tests::cluster::Cluster;
-use denizen_tests::containerd::Containerd;
-use denizen_tests::containerd::kubelet::DaemonPod;
-use denizen_tests::effort;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{PORT, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::checked;
-use denizen_tests::pod::Wiring;
-use denizen_tests::probe::{Outcome, Probe};
-use denizen_tests::server::Server;
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{PORT, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::checked;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::packets::probe::{Outcome, Probe};
+use denizen_tests::packets::server::Server;
+use denizen_tests::peers::containerd::Containerd;
+use denizen_tests::peers::containerd::kubelet::DaemonPod;
+use denizen_tests::test_length;
 use serde_json::{Value, json};
 
 /// What has not happened by then never will.
@@ -120,7 +120,7 @@ fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()>
     let agent = node.cluster.start_agent()?;
     node.install()?;
     let cri = node.containerd.cri()?;
-    for round in 0..effort::times(10, 2) {
+    for round in 0..test_length::times(10, 2) {
         let name = format!("web-{round}");
         let sandbox = cri.run_sandbox(&name)?;
         let record = node.records()?.remove(&sandbox).context("it is recorded")?;

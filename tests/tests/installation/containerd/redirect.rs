@@ -7,10 +7,10 @@ use std::net::{SocketAddr, TcpStream};
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::containerd::SandboxConfig;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::service_ips;
-use denizen_tests::probe::Outcome;
+use denizen_tests::node::fixture::service_ips;
+use denizen_tests::packets::probe::Outcome;
+use denizen_tests::peers::containerd::SandboxConfig;
 use serde_json::{Value, json};
 
 use super::{Node, PATIENCE};

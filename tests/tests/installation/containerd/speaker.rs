@@ -3,11 +3,11 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::bird::Bird;
 use denizen_tests::conf::{built_with, containers_of, texts};
-use denizen_tests::containerd::kubelet::{DaemonPod, Kubelet};
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::world::World;
+use denizen_tests::node::world::World;
+use denizen_tests::peers::bird::Bird;
+use denizen_tests::peers::containerd::kubelet::{DaemonPod, Kubelet};
 use serde_json::Value;
 
 use super::PATIENCE;

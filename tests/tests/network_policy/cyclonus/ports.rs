@@ -1,7 +1,7 @@
 //! Which ports: all, one kind of thirty-one, wrong ones, and pairs.
 
+use denizen_tests::packets::probe::Protocol::{Sctp, Tcp, Udp};
 use denizen_tests::policy::{Port, PortNumber};
-use denizen_tests::probe::Protocol::{Sctp, Tcp, Udp};
 
 use super::{DIRECTIONS, Direction, one, rule_for, with};
 use crate::case::{Case, PROTOCOLS};

@@ -1,7 +1,7 @@
 //! Cases of more than one step, and those that cyclonus took from Kubernetes' own suite.
 
+use denizen_tests::packets::probe::Protocol::Tcp;
 use denizen_tests::policy::{NetworkPolicy, Peer, Port, Rule, World};
-use denizen_tests::probe::Protocol::Tcp;
 
 use super::{Direction, rule_for};
 use super::{base, label, policy, with};

@@ -1,7 +1,7 @@
 //! Policies, pods and namespaces that change.
 
+use denizen_tests::packets::probe::Protocol::Tcp;
 use denizen_tests::policy::{Peer, Rule, Selector};
-use denizen_tests::probe::Protocol::Tcp;
 
 use super::{a_from, all, x};
 use crate::case::{Case, Change, labels};

@@ -1,7 +1,7 @@
 //! Policies that add up, and the two directions, which do not know of each other.
 
+use denizen_tests::packets::probe::Protocol::{Tcp, Udp};
 use denizen_tests::policy::{Port, Rule};
-use denizen_tests::probe::Protocol::{Tcp, Udp};
 
 use super::{all, named, pod, x};
 use crate::case::Case;

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
+use denizen_tests::packets::probe::Protocol::Tcp;
 use denizen_tests::policy::{Peer, Port, Rule, Selector, World};
-use denizen_tests::probe::Protocol::Tcp;
 
 use super::{a_from, a_to, all, named, ns, one, pod, x};
 use crate::case::Case;

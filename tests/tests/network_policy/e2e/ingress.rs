@@ -1,7 +1,7 @@
 //! Who may send to a pod.
 
+use denizen_tests::packets::probe::Protocol::Tcp;
 use denizen_tests::policy::{Peer, Port, Rule, Selector};
-use denizen_tests::probe::Protocol::Tcp;
 
 use super::{a_from, all, named, ns, one, pod, x};
 use crate::case::Case;

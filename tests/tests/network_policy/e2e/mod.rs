@@ -8,8 +8,8 @@ mod ingress;
 mod protocols;
 
 use anyhow::Result;
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
-use denizen_tests::probe::Protocol;
 
 use crate::case::Case;
 use crate::hosts::{OnPaper, nine};

@@ -1,7 +1,7 @@
 //! UDP and SCTP, and that neither is TCP.
 
+use denizen_tests::packets::probe::Protocol::{self, Sctp, Tcp, Udp};
 use denizen_tests::policy::{Peer, Port, Rule};
-use denizen_tests::probe::Protocol::{self, Sctp, Tcp, Udp};
 
 use super::{a_from, all, named, ns, pod, x};
 use crate::case::Case;

@@ -4,13 +4,13 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::frame::{
+use denizen_tests::node::pod::BRIDGE;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::frame::{
     ARP, BROADCAST, FrameSocket, IPV4, IPV6, Mac, arp, ether_type, frame as framed, group, icmp,
     udp,
 };
-use denizen_tests::pod::BRIDGE;
 use denizen_tests::policy::{NetworkPolicy, Selector};
-use denizen_tests::world::ip;
 use serde_json::Value;
 
 use super::{End, Ways, at, none_leads, open, put};

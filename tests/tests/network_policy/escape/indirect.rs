@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Objects;
-use denizen_tests::ctnetlink;
 use denizen_tests::eventually::eventually;
-use denizen_tests::frame::{ether_type, frame as framed, icmp, udp};
+use denizen_tests::kernel::ctnetlink;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::frame::{ether_type, frame as framed, icmp, udp};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector};
-use denizen_tests::world::ip;
 
 use super::{End, PORT, Ways, at, none_leads, open, put};
 use crate::traps::there::{BOUND, There};

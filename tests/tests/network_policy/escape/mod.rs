@@ -21,11 +21,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::cni::POD_INTERFACE;
-use denizen_tests::ctnetlink;
-use denizen_tests::frame::{self, FrameSocket, Mac};
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::BRIDGE;
+use denizen_tests::kernel::ctnetlink;
+use denizen_tests::node::cni::POD_INTERFACE;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::BRIDGE;
+use denizen_tests::packets::frame::{self, FrameSocket, Mac};
 use denizen_tests::policy::{NetworkPolicy, Selector};
 
 use crate::traps::there::There;

@@ -4,9 +4,9 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use denizen_tests::frame::{ARP, IPV6, Mac, arp, ether_type, frame as framed, icmp, udp};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::frame::{ARP, IPV6, Mac, arp, ether_type, frame as framed, icmp, udp};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector};
-use denizen_tests::world::ip;
 
 use super::{End, Ways, at, none_leads, open, put};
 use crate::traps::there::There;

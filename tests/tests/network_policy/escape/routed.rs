@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use denizen_tests::frame::{ether_type, frame as framed, icmp, packet, udp};
+use denizen_tests::packets::frame::{ether_type, frame as framed, icmp, packet, udp};
 
 use super::switched::DISCOVERY;
 use super::{End, Ways, at, deny_all, long, none_leads, open, put};

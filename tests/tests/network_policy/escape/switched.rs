@@ -3,11 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
-use denizen_tests::frame::{
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::frame::{
     self, ARP, BROADCAST, IPV4, TAGS, arp, ether_type, frame as framed, group, icmp, packet, udp,
 };
 use denizen_tests::policy::{NetworkPolicy, Selector};
-use denizen_tests::world::ip;
 
 use super::{End, Ways, at, deny_all, long, none_leads, open, put};
 use crate::traps::there::There;

@@ -1,7 +1,7 @@
 //! A policy and a pod that are applied at once.
 
 use anyhow::{Context, Result};
-use denizen_tests::api::Api;
+use denizen_tests::peers::api::Api;
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
 
 use super::reuse::{OneAddress, mute, unmute};

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Objects;
-use denizen_tests::api::Api;
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::Wiring;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::peers::api::Api;
 use serde_json::Value;
 
 use super::{BOUND, add, attach, detach, each, isolate, pods, remove, wiring};

@@ -8,13 +8,13 @@ use anyhow::{Context, Result, ensure};
 use denizen_state::RunDir;
 use denizen_tests::agent::CNI_CACHE;
 use denizen_tests::binary;
-use denizen_tests::containerd::{Containerd, SandboxConfig};
-use denizen_tests::effort;
-use denizen_tests::pod::Wiring;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::peers::containerd::{Containerd, SandboxConfig};
+use denizen_tests::test_length;
 
 use super::{add, isolate};
 use crate::newcomers::{Listener, Newcomers, next, nothing_wrong};
-use crate::nodes::NodeHost;
+use denizen_tests::node::two_nodes::NodeHost;
 
 /// containerd on a node, with the chain of its bridged pods.
 fn start(host: &NodeHost) -> Result<Containerd> {
@@ -38,7 +38,7 @@ fn of_a_pod_that_containerd_makes() -> Result<()> {
     let cri = containerd.cri()?;
     let before = add(&newcomers, "before", "new", Wiring::Bridged)?;
     let mut last = before.addresses.clone();
-    for number in 0..effort::in_full(20, 2) {
+    for number in 0..test_length::in_full(20, 2) {
         let name = format!("p{number}");
         newcomers.announce(&format!("new/{name}"), &name, "new")?;
         let awaited = next(&last)?;

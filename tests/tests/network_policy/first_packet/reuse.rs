@@ -6,12 +6,12 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use denizen_state::run_dir::STATE_FILE;
-use denizen_tests::cni::Chain;
 use denizen_tests::eventually::eventually;
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
+use denizen_tests::node::cni::Chain;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::world::ip;
 use denizen_tests::policy::World;
-use denizen_tests::world::ip;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;

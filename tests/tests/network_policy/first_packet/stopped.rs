@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::eventually::eventually;
-use denizen_tests::http::metric;
+use denizen_tests::packets::http::metric;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::oracle::reader::{self, Layer, PacketType, Reader, Stop};
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{Packet, Transport, World};
-use denizen_tests::probe::Protocol;
-use denizen_tests::reader::{self, Layer, PacketType, Reader, Stop};
 
 use super::planned::{Link, has_network, links};
 use crate::random::addresses;

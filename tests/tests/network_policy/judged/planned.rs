@@ -14,8 +14,8 @@ use denizen_backend::firewall;
 use denizen_model::{Event, Listing, NodeAddress, Protocol as ModelProtocol};
 use denizen_plan::{FirewallPlan, Planner, PolicyFlow};
 use denizen_source::{Features, manifests, state_file};
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{Packet, Pod, Transport, World};
-use denizen_tests::probe::Protocol;
 use serde_json::{Value, json};
 
 /// One node's agent, which has decided.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use denizen_tests::eventually::observed;
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::Pod;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::Pod;
 
 use super::PATIENCE;
 use crate::prober::Prober;
-use crate::recorder::Recorder;
+use denizen_tests::packets::recorder::Recorder;
 
 /// A pod's kernel asks for its gateway three times, one second apart.
 const GATEWAY: Duration = Duration::from_secs(5);

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::effort;
 use denizen_tests::policy::World;
 use denizen_tests::random::{self, Draw};
+use denizen_tests::test_length;
 use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::strategy::Strategy;
@@ -43,7 +43,7 @@ fn worlds(there: World) -> impl Strategy<Value = Cluster> {
 fn packets_and_explain_do_what_the_oracle_says() -> Result<()> {
     let (play, world) = Play::new("random", half)?;
     let play = std::cell::RefCell::new(play);
-    let count = u32::try_from(effort::times(50, 6))?;
+    let count = u32::try_from(test_length::times(50, 6))?;
     for seed in [1, random::seed()?] {
         // Each try of a plainer world would take as long as a world.
         random::play(count, seed, Duration::ZERO, worlds(world.clone()), |Cluster(world)| {

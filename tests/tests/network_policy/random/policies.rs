@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
+use denizen_tests::node::world::host_length;
 use denizen_tests::policy::{
     IpBlock, Metadata, NetworkPolicy, Peer, PolicySpec, Port, PortNumber, Requirement, Rule,
     Selector,
 };
 use denizen_tests::random::Draw;
-use denizen_tests::world::host_length;
 
 use super::{KEYS, NAMES, NAMESPACES, PORTS, VALUES};
 

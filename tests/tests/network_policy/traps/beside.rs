@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use denizen_tests::eventually::eventually;
-use denizen_tests::pod::BRIDGE;
+use denizen_tests::node::pod::BRIDGE;
 use denizen_tests::policy::Rule;
 use serde_json::Value;
 

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use denizen_tests::policy::{Peer, Port, Rule, Selector};
-use denizen_tests::probe::{Outcome, Probe, Protocol};
 
 use super::there::{BOUND, There, x};
 

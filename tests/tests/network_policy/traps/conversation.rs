@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
-use denizen_tests::netns::Netns;
+use denizen_tests::node::netns::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::there::BOUND;

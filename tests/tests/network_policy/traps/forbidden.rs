@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Objects;
-use denizen_tests::conntrack::tracked;
 use denizen_tests::eventually::observed;
-use denizen_tests::manifest::{self, Port};
+use denizen_tests::kernel::conntrack::tracked;
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{Peer, Rule, Selector, World};
-use denizen_tests::probe::Protocol;
-use denizen_tests::world::ip;
 
 use super::connections::{Connection, ENDING, connections};
 use super::conversation::{Conversation, Kind, PORT};
 use super::there::{BOUND, There, x};
-use denizen_tests::pod::BRIDGE;
+use denizen_tests::node::pod::BRIDGE;
 
 /// The port at which `x/a` serves a service, and the service's addresses.
 const SERVICE: u16 = 8999;

@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
-use denizen_tests::manifest::{self, Port};
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::world::{host_length, ip};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule};
-use denizen_tests::world::{host_length, ip};
 use serde_json::{Value, json};
 
 use super::there::{There, expect_at, x};

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_model::{ClusterPod, Event, Labels, NetworkPolicy as Decoded, PodName};
-use denizen_tests::effort;
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
 use denizen_tests::random;
+use denizen_tests::test_length;
 
 use super::small::{XA, XB, YA, YB, pod, tcp, world};
 use crate::judged::Judged;
@@ -22,7 +22,7 @@ fn ends_well(world: &World, order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>) -> Re
 /// list before what was in it. Then policies last, when everything else is known.
 #[test]
 fn facts_may_come_in_any_order() -> Result<()> {
-    let worlds = u32::try_from(effort::times(200, 15))?;
+    let worlds = u32::try_from(test_length::times(200, 15))?;
     let each = |events: Vec<Event>| events.into_iter().map(|event| vec![event]).collect();
     let is_policy = |event: &Event| matches!(event, Event::NetworkPolicy(..));
     random::play(worlds, random::seed()?, Duration::ZERO, clusters(), |Cluster(world)| {

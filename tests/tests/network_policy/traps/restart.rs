@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Objects;
 use denizen_tests::eventually::eventually;
-use denizen_tests::netns::Netns;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::probe::Probe;
 use denizen_tests::policy::Rule;
-use denizen_tests::probe::Probe;
 
 use super::there::{BOUND, There, x};
 

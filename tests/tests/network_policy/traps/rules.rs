@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::node::world::ip;
+use denizen_tests::oracle::reader::{self, Layer, PacketType, Reader, Stop};
+use denizen_tests::packets::probe::Protocol::{Tcp, Udp};
 use denizen_tests::policy::{NetworkPolicy, Packet, Peer, Port, Rule, Selector, Transport, World};
-use denizen_tests::probe::Protocol::{Tcp, Udp};
-use denizen_tests::reader::{self, Layer, PacketType, Reader, Stop};
-use denizen_tests::world::ip;
 
 use super::small::{XA, XB, world};
 use crate::judged::{Interpreted, Judged};

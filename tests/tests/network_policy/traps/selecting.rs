@@ -1,8 +1,8 @@
 //! Whom policies select: labels, namespaces, named ports, and names that look alike.
 
 use anyhow::Result;
+use denizen_tests::packets::probe::Protocol::{Tcp, Udp};
 use denizen_tests::policy::{NetworkPolicy, Peer, Port, PortNumber, Rule, Selector};
-use denizen_tests::probe::Protocol::{Tcp, Udp};
 
 use super::small::{OUTSIDE, XA, XB, YA, YB, container, expect, namespace, pod, tcp, world};
 use crate::judged::Judged;

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{
     Container, ContainerPort, Metadata, Namespace, NetworkPolicy, Packet, Pod, PodIp, PodSpec,
     PodStatus, Transport, World,
 };
-use denizen_tests::probe::Protocol;
-use denizen_tests::world::ip;
 
 use crate::case::labels;
 use crate::judged::Judged;

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use denizen_tests::netns::Netns;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::policy::{NetworkPolicy, Selector, World};
-use denizen_tests::probe::{Outcome, Probe, SILENCE};
 
 use crate::play::Play;
 

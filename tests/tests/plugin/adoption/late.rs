@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use denizen_state::RunDir;
 use denizen_tests::agent::Agent;
-use denizen_tests::effort;
 use denizen_tests::eventually::observed;
-use denizen_tests::fixture::is_local;
-use denizen_tests::http::{fetch, url};
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::world::ip;
+use denizen_tests::node::fixture::is_local;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
+use denizen_tests::test_length;
 use serde_json::{Value, json};
 
 use super::{AdoptionContext, PATIENCE, hidden_namespace, old_runtime};
@@ -179,7 +179,7 @@ fn interfaces_without_a_record_are_reported_until_they_have_one() -> Result<()> 
 #[test]
 fn very_many_pods_that_came_past_the_plugin_are_found() -> Result<()> {
     const EACH: usize = 50;
-    let number_of_namespaces = effort::times(40, 4);
+    let number_of_namespaces = test_length::times(40, 4);
     let wanted = number_of_namespaces * EACH;
     let context = AdoptionContext::new("adopt-many")?;
     let node = &context.cluster.world.node;

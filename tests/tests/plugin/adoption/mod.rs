@@ -12,12 +12,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_state::{Attachment, AttachmentId, RunDir};
 use denizen_tests::agent::{Agent, CNI_CACHE};
-use denizen_tests::cluster::Cluster;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{PORT, is_local, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::server::Server;
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{PORT, is_local, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::packets::server::Server;
 use serde_json::{Value, json};
 
 /// Longer than anything here takes on a busy machine.

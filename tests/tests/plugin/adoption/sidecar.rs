@@ -2,8 +2,8 @@
 //! that the plugin recorded without `redirect` in its entry.
 
 use data_encoding::BASE64;
-use denizen_tests::http::{fetch, url};
-use denizen_tests::world::ip;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::http::{fetch, url};
 
 use super::*;
 

@@ -4,11 +4,11 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::conntrack::Flow;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Who, service_ips};
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::Protocol;
+use denizen_tests::kernel::conntrack::Flow;
+use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::packets::probe::Protocol;
 
 use super::{BOUND, FlowContext};
 

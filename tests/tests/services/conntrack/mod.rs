@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, programmed};
-use denizen_tests::cluster::serve;
-use denizen_tests::conntrack::{Flow, Tracked, insert};
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::Wiring;
-use denizen_tests::probe::{Outcome, Protocol};
-use denizen_tests::world::ip;
+use denizen_tests::kernel::conntrack::{Flow, Tracked, insert};
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::{Outcome, Protocol};
 
 /// What a change that has not taken effect by then never will.
 const BOUND: Duration = Duration::from_secs(20);
@@ -209,10 +209,10 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
     let pod = cluster.add_pod("victim", Wiring::Routed)?;
     let protocols = [(Protocol::Udp, PORT), (Protocol::Sctp, PORT)];
     let _server = serve(&pod.netns, &pod.addresses, &protocols)?;
-    let mut objects = vec![denizen_tests::manifest::service("dns", &service_ips(10), &PORTS)];
+    let mut objects = vec![denizen_tests::node::manifest::service("dns", &service_ips(10), &PORTS)];
     for address in &pod.addresses {
-        let endpoint = [(*address, denizen_tests::cluster::NODE)];
-        objects.push(denizen_tests::manifest::slice("dns", &PORTS, &endpoint));
+        let endpoint = [(*address, denizen_tests::node::cluster::NODE)];
+        objects.push(denizen_tests::node::manifest::slice("dns", &PORTS, &endpoint));
     }
     cluster.manifests.put("dns", &objects)?;
     let _agent = context.start_agent()?;
@@ -263,7 +263,7 @@ fn the_second_look_catches_what_raced() -> Result<()> {
             continue;
         }
         return eventually("caught", BOUND, || {
-            let all = denizen_tests::conntrack::tracked(context.node(), Protocol::Udp)?;
+            let all = denizen_tests::kernel::conntrack::tracked(context.node(), Protocol::Udp)?;
             Ok(all.iter().all(|entry| entry.source != source))
         });
     }
@@ -280,7 +280,7 @@ fn flows_that_passed_missing_rules_by_are_flushed() -> Result<()> {
     let client = SocketAddr::new(context.fixture.address(Who::Outside, to.ip())?, 40_000);
     insert(context.node(), client, to, to)?;
     programmed(&agent, || context.node().nft("delete table ip denizen"), || ())?;
-    let all = denizen_tests::conntrack::tracked(context.node(), Protocol::Udp)?;
+    let all = denizen_tests::kernel::conntrack::tracked(context.node(), Protocol::Udp)?;
     assert!(all.iter().all(|entry| entry.source != client), "{all:?}");
     Ok(())
 }

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::conntrack::Flow;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{PORT, Who, service_ips};
-use denizen_tests::iptables::Variant;
-use denizen_tests::manifest::Port;
-use denizen_tests::probe::Protocol;
+use denizen_tests::kernel::conntrack::Flow;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::fixture::{PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::packets::probe::Protocol;
 
 use super::{BOUND, FlowContext};
 

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, programmed};
-use denizen_tests::cluster::serve;
-use denizen_tests::conntrack::tracked;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::iptables::Variant;
-use denizen_tests::manifest::Port;
-use denizen_tests::netns::Netns;
-use denizen_tests::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::kernel::conntrack::tracked;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use socket2::Socket;
 
 use super::BOUND;

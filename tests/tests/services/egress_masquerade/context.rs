@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::cluster::serve;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
-use denizen_tests::flows::table::Backend;
-use denizen_tests::iptables::Variant;
-use denizen_tests::manifest;
-use denizen_tests::netns::Netns;
-use denizen_tests::probe::Protocol;
-use denizen_tests::world::ip;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::node::manifest;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::world::ip;
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::probe::Protocol;
 
 /// The pods of this node and of the other: everything else is elsewhere.
 const INSIDE: &str = "\

@@ -9,14 +9,14 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::programmed;
-use denizen_tests::cluster::{NODE, serve};
-use denizen_tests::fixture::{PORT, PROTOCOLS, Who, service_ips};
-use denizen_tests::flows::table::Backend;
-use denizen_tests::manifest::{self, Port};
-use denizen_tests::netns::Netns;
-use denizen_tests::pod::{Pod, Wiring};
-use denizen_tests::probe::{Probe, Protocol};
-use denizen_tests::world::ip;
+use denizen_tests::node::cluster::{NODE, serve};
+use denizen_tests::node::fixture::{PORT, PROTOCOLS, Who, service_ips};
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::world::ip;
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::probe::{Probe, Protocol};
 
 use self::context::{Running, SOON, outside};
 

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use anyhow::Result;
-use denizen_tests::cluster::Cluster;
-use denizen_tests::effort;
-use denizen_tests::fixture::{PORT, service_ips};
-use denizen_tests::iptables::Variant;
-use denizen_tests::manifest::Port;
-use denizen_tests::pod::Wiring;
-use denizen_tests::probe::Probe;
-use denizen_tests::server::Server;
+use denizen_tests::kernel::iptables::Variant;
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::fixture::{PORT, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::pod::Wiring;
+use denizen_tests::packets::probe::Probe;
+use denizen_tests::packets::server::Server;
+use denizen_tests::test_length;
 use serde_json::{Value, json};
 
 fn cluster(label: &str, wait: &Value) -> Result<(Cluster, Server)> {
@@ -23,7 +23,7 @@ fn cluster(label: &str, wait: &Value) -> Result<(Cluster, Server)> {
 fn no_first_packet_is_masqueraded(label: &str, flags: Vec<String>) -> Result<()> {
     let (cluster, _server) = cluster(label, &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
     let _agent = cluster.start_agent_with(flags)?;
-    let (pods, started) = (effort::times(500, 40), Instant::now());
+    let (pods, started) = (test_length::times(500, 40), Instant::now());
     let (mut wrong, mut slowest) = (Vec::new(), std::time::Duration::ZERO);
     for number in 0..pods {
         let wiring = if number % 2 == 0 { Wiring::Bridged } else { Wiring::Routed };

@@ -1,12 +1,12 @@
 //! The matrix of who keeps their address, by every backend that this kernel has: see
-//! [`denizen_tests::matrix`].
+//! [`denizen_tests::oracle::detection`].
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::flows::table::Backend;
-use denizen_tests::matrix::{
+use denizen_tests::oracle::detection::{
     FRONTENDS, MATRIX, MatrixContext, Row, play, play_egress, play_rows, settings,
 };
+use denizen_tests::oracle::flows::table::Backend;
 
 fn by_every_backend(label: &str, rows: &[Row]) -> Result<()> {
     for backend in Backend::ALL {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
-use denizen_tests::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
-use denizen_tests::manifest;
-use denizen_tests::ruleset::{beside_firewall, tables};
+use denizen_tests::kernel::ruleset::{beside_firewall, tables};
+use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
+use denizen_tests::node::manifest;
 use serde_json::json;
 
 use crate::context::{AgentContext, HTTP, at};
@@ -76,7 +76,7 @@ fn node_cidr_follows_the_node_object() -> Result<()> {
     let (fixture, agent) = with_mode("detect-live", "node-cidr")?;
     let to = (service_ips(10)[0], 80).into();
     let masqueraded = |who| {
-        let outcome = fixture.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
+        let outcome = fixture.ask(who, to, denizen_tests::packets::probe::Protocol::Tcp)?;
         fixture.was_masqueraded(who, &outcome)
     };
     assert!(masqueraded(Who::Bridged)? && masqueraded(Who::Routed)?, "no ranges yet");
@@ -118,7 +118,8 @@ fn of_two_ranges_of_one_family_both_count() -> Result<()> {
         for (who, masqueraded) in
             [(Who::Bridged, false), (Who::Routed, false), (Who::Outside, true)]
         {
-            let outcome = context.fixture.ask(who, to, denizen_tests::probe::Protocol::Tcp)?;
+            let outcome =
+                context.fixture.ask(who, to, denizen_tests::packets::probe::Protocol::Tcp)?;
             assert_eq!(
                 context.fixture.was_masqueraded(who, &outcome)?,
                 masqueraded,
@@ -140,7 +141,8 @@ fn no_detector_is_an_error_and_the_usual_one_needs_no_flag() -> Result<()> {
         fixture.service("web", 10, &HTTP, &[Who::Remote])
     })?;
     for to in at(10, 80) {
-        let outcome = context.fixture.ask(Who::Outside, to, denizen_tests::probe::Protocol::Tcp)?;
+        let outcome =
+            context.fixture.ask(Who::Outside, to, denizen_tests::packets::probe::Protocol::Tcp)?;
         assert!(context.fixture.was_masqueraded(Who::Outside, &outcome)?, "{to}");
     }
     Ok(())

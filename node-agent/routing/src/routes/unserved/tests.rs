@@ -1,4 +1,4 @@
-//! The tables in a kernel. What they do to packets, `tests/tests/operation/routing/` shows.
+//! The tables in a kernel. What they do to packets, `tests/tests/routing/` shows.
 
 #![expect(clippy::disallowed_methods, reason = "the judge is a program")]
 

@@ -1,0 +1,111 @@
+//! `denizen-agent check`, as an operator runs it.
+
+mod node;
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::binary;
+use crate::node::netns::Netns;
+
+pub use self::node::CheckedNode;
+
+/// What came of it.
+#[derive(Debug, Clone)]
+pub struct CheckReport {
+    /// Its exit code.
+    pub code: i32,
+    /// Every check.
+    pub checks: Vec<Value>,
+}
+
+impl CheckReport {
+    /// Checks `node` with these flags.
+    pub fn on<A: AsRef<OsStr>>(node: &Netns, flags: impl IntoIterator<Item = A>) -> Result<Self> {
+        Self::behind(node, Command::new(binary::ours("denizen-agent")?), flags)
+    }
+
+    /// The same with `program`, which must become the agent's.
+    pub fn behind<A: AsRef<OsStr>>(
+        node: &Netns,
+        mut program: Command,
+        flags: impl IntoIterator<Item = A>,
+    ) -> Result<Self> {
+        program.args(["check", "--output", "json"]).args(flags);
+        let Output { status, stdout, stderr } = node.run(|| program.output())??;
+        Self::read(status.code().context("it was killed")?, &stdout, &stderr)
+    }
+
+    /// From an exit code, and what the command wrote as JSON.
+    pub fn read(code: i32, stdout: &[u8], stderr: &[u8]) -> Result<Self> {
+        let said = || String::from_utf8_lossy(stderr).into_owned();
+        let report: Value = serde_json::from_slice(stdout).with_context(said)?;
+        let checks = report["checks"].as_array().with_context(said)?.clone();
+        Ok(Self { code, checks })
+    }
+
+    /// The names of the checks with a warning or a failure, each once.
+    pub fn unwell(&self) -> Vec<&str> {
+        let unwell = self.checks.iter().filter(|it| is_unwell(it));
+        let mut names: Vec<&str> = unwell.filter_map(|it| it["name"].as_str()).collect();
+        names.dedup();
+        names
+    }
+
+    /// How many checks have this verdict.
+    pub fn count(&self, verdict: &str) -> usize {
+        self.checks.iter().filter(|it| it["verdict"] == verdict).count()
+    }
+
+    /// Ensures that a check of this name has this verdict, and that its reason contains `words`. If
+    /// something is wrong it says what to do.
+    pub fn ensure(&self, name: &str, verdict: &str, words: &str) -> Result<()> {
+        let named = || self.checks.iter().filter(|it| it["name"] == name);
+        let is_so = |it: &&Value| {
+            it["verdict"] == verdict && it["reason"].as_str().is_some_and(|it| it.contains(words))
+        };
+        let found = named().find(is_so);
+        let found = found.with_context(|| {
+            let all: Vec<String> = named().map(line).collect();
+            format!("{name} should be {verdict:?} with {words:?}: {}", all.concat())
+        })?;
+        let is_wrong = matches!(verdict, "warning" | "failure");
+        ensure!(found["advice"].is_string() == is_wrong, "{found:#}");
+        Ok(())
+    }
+
+    /// Ensures that nothing but this check is unwell, and the exit code is right.
+    pub fn ensure_only(&self, name: &str, verdict: &str, words: &str) -> Result<()> {
+        self.ensure(name, verdict, words)?;
+        ensure!(self.unwell() == [name], "{self}");
+        let code = i32::from(verdict == "failure");
+        ensure!(self.code == code, "exit code {}, not {code}", self.code);
+        Ok(())
+    }
+
+    /// Ensures that nothing is wrong.
+    pub fn ensure_well(&self) -> Result<()> {
+        ensure!(self.unwell().is_empty() && self.code == 0, "exit code {}:{self}", self.code);
+        Ok(())
+    }
+}
+
+fn line(check: &Value) -> String {
+    format!("\n{} {}: {}", check["name"], check["verdict"], check["reason"])
+}
+
+/// What is wrong.
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unwell = self.checks.iter().filter(|it| is_unwell(it));
+        unwell.map(line).try_for_each(|line| f.write_str(&line))
+    }
+}
+
+fn is_unwell(check: &Value) -> bool {
+    !matches!(check["verdict"].as_str(), Some("ok" | "skipped"))
+}

@@ -1,0 +1,49 @@
+//! Another program removes all virtual servers.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use denizen_tests::eventually::eventually;
+use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::packets::probe::Probe;
+
+use crate::context::GuestContext;
+
+/// An emulated processor has to load the kernel's modules first.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Well below a minute, after which all is looked at.
+const SOON: Duration = Duration::from_secs(20);
+
+/// They are back at once. Where it happens again and again, nf_tables balances instead.
+pub(crate) fn is_repaired() -> Result<()> {
+    let context = GuestContext::new("ipvs-cleared")?;
+    let agent = context.start(vec!["--backend=ipvs".to_owned()])?;
+    let node = context.node();
+    let servers = || node.output("ipvsadm", &["--save", "--numeric"]);
+    let clear = || node.output("ipvsadm", &["--clear"]);
+    let before = servers()?;
+    let count = |text: &str| text.lines().count();
+    for _ in 0..2 {
+        let repairs = agent.status()?["driftRepaired"].as_u64();
+        clear()?;
+        eventually("they are back", SOON, || Ok(count(&servers()?) == count(&before)))?;
+        let counted = || Ok(agent.status()?["driftRepaired"].as_u64() > repairs);
+        eventually("the repair is counted", SOON, counted)?;
+    }
+    clear()?;
+    agent.until("it is said", SOON, |status| {
+        let errors = status["errors"].as_array().into_iter().flatten();
+        errors.filter_map(|it| it.as_str()).any(|it| it.contains("keeps removing"))
+    })?;
+    let web = SocketAddr::new(service_ips(10)[0], 80);
+    for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
+        eventually("nf_tables balances", PATIENCE, || {
+            Ok(Probe::tcp(web).ask_in(context.fixture().place(who).0).endpoint().is_some())
+        })?;
+    }
+    ensure!(servers()?.is_empty(), "{}", servers()?);
+    agent.terminate()?;
+    Ok(())
+}

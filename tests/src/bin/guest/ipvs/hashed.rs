@@ -1,0 +1,152 @@
+//! Whom the kernel's hashing schedulers choose, and whom `explain` names.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::eventually::eventually;
+use denizen_tests::node::fixture::{Fixture, Who, every_protocol, service_ips};
+use denizen_tests::packets::long_connection;
+use denizen_tests::packets::probe::{Outcome, Protocol};
+use denizen_tests::test_length;
+use serde_json::{Value, json};
+
+/// An emulated processor has to load the kernel's modules first.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Who answers. The client is neither of them, so both see its own address and port.
+const MEMBERS: [Who; 2] = [Who::Routed, Who::Remote];
+
+/// The scheduler by which all clients get the same endpoint, and how many of them are asked.
+const BY_SERVICE: &str = "dh";
+const FEW: usize = 4;
+
+/// How many clients may have an earlier one's port.
+const TRIES: usize = 10;
+
+/// A question, and who answered.
+struct Asked {
+    question: String,
+    endpoint: SocketAddr,
+}
+
+/// `web` has this scheduler and these endpoints from now on. It also hashes the client's port, if
+/// it hashes clients.
+fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str, members: &[Who]) -> Result<()> {
+    let mut objects = fixture.service("web", 10, &every_protocol(), members)?;
+    let annotations = &mut objects[0]["metadata"]["annotations"];
+    *annotations = json!({ "kube-router.io/service.scheduler": scheduler });
+    if scheduler != BY_SERVICE {
+        annotations["kube-router.io/service.schedflags"] = "flag-2".into();
+    }
+    fixture.cluster.manifests.put("web", &objects)?;
+    let node = &fixture.cluster.world.node;
+    eventually("the scheduler and the endpoints are there", PATIENCE, || {
+        let saved = node.output("ipvsadm", &["--save", "--numeric"])?;
+        let of_web = |line: &&str| line.starts_with("-A") && line.contains(":80 ");
+        let others = |line: &str| !line.contains(&format!(" -s {scheduler}"));
+        let is_scheduled = !saved.lines().filter(of_web).any(others);
+        Ok(is_scheduled && listed(fixture)?.len() == members.len())
+    })?;
+    agent.until("no errors", PATIENCE, |status| {
+        status["errors"].as_array().is_some_and(Vec::is_empty)
+    })?;
+    Ok(())
+}
+
+/// The real servers of `web` at its first address, in the kernel's order.
+fn listed(fixture: &Fixture) -> Result<Vec<String>> {
+    let of = format!("{}:80", service_ips(10)[0]);
+    let flags = ["--list", "--numeric", "--nosort", "-t", &of];
+    let listed = fixture.cluster.world.node.output("ipvsadm", &flags)?;
+    let reals = listed.lines().filter_map(|line| line.trim().strip_prefix("-> "));
+    let addresses = reals.filter_map(|real| real.split(' ').next());
+    Ok(addresses.filter(|it| !it.starts_with("Remote")).map(str::to_owned).collect())
+}
+
+/// The endpoint behind which the kernel lists the others leaves and comes back, before it has any
+/// connections. The kernel lists it first then.
+fn turn_round(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
+    let before = listed(fixture)?;
+    let last = before.last().context("endpoints")?;
+    let stays = MEMBERS.into_iter().find(|who| {
+        let address = fixture.address(*who, service_ips(10)[0]);
+        address.is_ok_and(|it| !last.starts_with(&format!("{it}:")))
+    });
+    schedule(fixture, agent, scheduler, &[stays.context("another endpoint")?])?;
+    schedule(fixture, agent, scheduler, &MEMBERS)?;
+    let after = listed(fixture)?;
+    ensure!(after.iter().rev().eq(&before), "{before:#?}, then {after:#?}");
+    Ok(())
+}
+
+/// One client after the other, none at an address and port that an earlier one had (`known`): the
+/// kernel keeps the endpoint of a UDP flow for minutes, whatever the scheduler is by then.
+fn ask(
+    fixture: &Fixture,
+    protocol: Protocol,
+    to: SocketAddr,
+    known: &mut BTreeSet<String>,
+) -> Result<Asked> {
+    for _ in 0..TRIES {
+        let outcome = fixture.ask(Who::Bridged, to, protocol)?;
+        let Outcome::Answered { endpoint, seen } = outcome else {
+            anyhow::bail!("{to}/{protocol}: {outcome:?}");
+        };
+        let explain = json!({ "from": seen.to_string(), "to": format!("{to}/{protocol}") });
+        let question = format!("{}\n", json!({ "explain": explain }));
+        if known.insert(question.clone()) {
+            return Ok(Asked { question, endpoint });
+        }
+    }
+    anyhow::bail!("{TRIES} clients of {to}/{protocol} had ports that others had before")
+}
+
+/// What `explain` says of each of them.
+fn predicted(agent: &Agent, asked: &[Asked]) -> Result<Vec<Value>> {
+    let mut answers = Vec::new();
+    let mut each = |line: &str| answers.push(serde_json::from_str::<Value>(line));
+    agent.ask_in_turn(asked.iter().map(|it| &it.question), &mut each)?;
+    Ok(answers.into_iter().collect::<Result<_, _>>()?)
+}
+
+/// For each client: predicted and chosen are the same.
+pub(crate) fn are_predicted() -> Result<()> {
+    let fixture = long_connection::fixture("ipvs-hashed")?;
+    let settings = fixture.cluster.settings_with(["--backend=ipvs"]);
+    let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
+    agent.quiet();
+    agent.wait_programmed(PATIENCE)?;
+    let many = test_length::in_full(2500, 48);
+    let mut known = BTreeSet::new();
+    let schedulers = [("mh", many, MEMBERS.len()), ("sh", many, MEMBERS.len())];
+    for (scheduler, clients, answer) in schedulers.into_iter().chain([(BY_SERVICE, FEW, 1)]) {
+        schedule(&fixture, &agent, scheduler, &MEMBERS)?;
+        if known.is_empty() {
+            turn_round(&fixture, &agent, scheduler)?;
+        }
+        for (ip, protocol) in
+            service_ips(10).into_iter().flat_map(|ip| [(ip, Protocol::Tcp), (ip, Protocol::Udp)])
+        {
+            let to = SocketAddr::new(ip, 80);
+            let asked: Vec<Asked> = (0..clients)
+                .map(|_| ask(&fixture, protocol, to, &mut known))
+                .collect::<Result<_>>()?;
+            let answered: BTreeSet<SocketAddr> = asked.iter().map(|it| it.endpoint).collect();
+            ensure!(answered.len() == answer, "{scheduler} at {to}: {answered:?}");
+            for (asked, said) in asked.iter().zip(predicted(&agent, &asked)?) {
+                let chosen = said["virtualServer"]["chosen"].as_str().context("a prediction")?;
+                ensure!(
+                    chosen == asked.endpoint.to_string(),
+                    "{scheduler}: {} answered {}: {said}",
+                    asked.endpoint,
+                    asked.question
+                );
+            }
+        }
+    }
+    agent.terminate()?;
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! The backend ipvs on hosts that make it hard: firewalls that drop by default, endpoints that are
+//! hosts, and interfaces without an address.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::eventually::observed;
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::fixture::{EVERYONE, Fixture, PORT, Who, every_way, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::long_connection;
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::packets::server::Server;
+
+/// What hosts have whose owners allow what they know. Neighbours must be found, and answers to the
+/// node itself come in.
+const FIREWALL: &str = r"
+table inet filter {
+    chain input {
+        type filter hook input priority 0; policy drop;
+        iif lo accept
+        ct state established,related accept
+        icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-advert } accept
+    }
+    chain forward { type filter hook forward priority 0; policy drop; }
+}
+";
+
+/// Where an endpoint of the host's network listens, and where nothing of a service does.
+const HOST_PORT: u16 = 8181;
+
+/// Which [`service_ips`] that service has.
+const HOSTS: u8 = 20;
+
+fn start(fixture: &Fixture, flags: &[&str]) -> Result<Agent> {
+    let flags = [&["--backend=ipvs"], flags].concat();
+    let settings = fixture.cluster.settings_with(flags);
+    let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
+    agent.quiet();
+    agent.wait_programmed(STARTING)?;
+    Ok(agent)
+}
+
+/// `--open-forward` lets in what IPVS carries, and nothing else.
+fn dropping_firewalls(fixture: &Fixture) -> Result<()> {
+    let node = &fixture.cluster.world.node;
+    node.nft(FIREWALL)?;
+    let agent = start(fixture, &[])?;
+    let web = SocketAddr::new(service_ips(10)[0], 80);
+    let closed = Probe::tcp(web).patience(SILENCE).ask_in(fixture.place(Who::Outside).0);
+    ensure!(closed == Outcome::Dropped, "nothing lets it in: {closed:?}");
+    agent.terminate()?;
+    let agent = start(fixture, &["--open-forward"])?;
+    for (to, protocol) in every_way(10) {
+        for who in EVERYONE {
+            let is_served = |outcome: &Outcome| outcome.endpoint().is_some();
+            observed("served", STARTING, || fixture.ask(who, to, protocol), is_served)
+                .with_context(|| format!("{who:?} to {to}/{protocol}"))?;
+        }
+    }
+    let own = SocketAddr::new(fixture.address(Who::ThisNode, web.ip())?, HOST_PORT);
+    let outcome = Probe::tcp(own).patience(SILENCE).ask_in(fixture.place(Who::Outside).0);
+    ensure!(outcome == Outcome::Dropped, "the node's own port is let in: {outcome:?}");
+    agent.terminate()?;
+    node.nft("delete table inet filter")
+}
+
+/// Endpoints in the network of this node, and of another one.
+fn hosts_as_endpoints(fixture: &Fixture) -> Result<()> {
+    let ports =
+        [Port::tcp("tcp", 80, HOST_PORT), Port::tcp("udp", 80, HOST_PORT).over(Protocol::Udp)];
+    let members = [Who::ThisNode, Who::Remote];
+    let objects = fixture.service("hosts", HOSTS, &ports, &members)?;
+    fixture.cluster.manifests.put("hosts", &objects)?;
+    let agent = start(fixture, &[])?;
+    for who in EVERYONE {
+        for (ip, protocol) in service_ips(HOSTS)
+            .into_iter()
+            .flat_map(|ip| [Protocol::Tcp, Protocol::Udp].map(|protocol| (ip, protocol)))
+        {
+            let to = SocketAddr::new(ip, 80);
+            let explained = fixture.explain(&agent, who, to, protocol)?;
+            ensure!(explained.virtual_server.is_some(), "{explained:?}");
+            let mut answered = Vec::new();
+            for _ in members {
+                let outcome = fixture.ask(who, to, protocol)?;
+                let endpoint =
+                    outcome.endpoint().with_context(|| format!("{who:?} {to}: {outcome:?}"))?;
+                answered.push(fixture.owner(endpoint.ip()));
+            }
+            answered.sort_unstable();
+            let all = [Some(Who::Remote), Some(Who::ThisNode)];
+            ensure!(answered == all, "{who:?} to {to}/{protocol}: {answered:?}");
+        }
+    }
+    agent.terminate()?;
+    Ok(())
+}
+
+/// What is masqueraded on its way into an interface without an address has one of the node's, and
+/// never a service's: no device has those.
+fn no_source_is_a_services(fixture: &Fixture) -> Result<()> {
+    let node = &fixture.cluster.world.node;
+    let (routed, web) = (&fixture.routed, [Port::tcp("only", 80, PORT)]);
+    let only = fixture.service("only", 21, &web, &[Who::Routed])?;
+    fixture.cluster.manifests.put("only", &only)?;
+    let like = service_ips(21)[0];
+    let at = fixture.address(Who::Routed, like)?;
+    let veth = routed.host_interface();
+    let before = node.output("ip", &["-o", "addr"])?;
+    let agent = start(fixture, &[])?;
+    let after = node.output("ip", &["-o", "addr"])?;
+    ensure!(before == after, "{before}\nbut now\n{after}");
+    node.output("ip", &["-4", "addr", "flush", "dev", veth])?;
+    node.ip(&format!("route replace {at}/32 dev {veth}"))?;
+    node.sysctl(&format!("net.ipv4.conf.{veth}.proxy_arp"), "1")?;
+    let outcome = fixture.ask(Who::Outside, SocketAddr::new(like, 80), Protocol::Tcp)?;
+    let seen = outcome.seen().with_context(|| format!("{outcome:?}"))?;
+    ensure!(fixture.cluster.is_nodes(seen)?, "an endpoint saw {seen}");
+    agent.terminate()?;
+    Ok(())
+}
+
+pub(crate) fn are_served() -> Result<()> {
+    let fixture = long_connection::fixture("ipvs-host")?;
+    let world = &fixture.cluster.world;
+    let both = [Protocol::Tcp, Protocol::Udp].map(|protocol| (protocol, HOST_PORT));
+    let own: Vec<IpAddr> = service_ips(HOSTS)
+        .into_iter()
+        .map(|like| fixture.address(Who::ThisNode, like))
+        .collect::<Result<_>>()?;
+    let _servers: Vec<Server> = [(&world.node, &own), (&world.remote, &world.addresses().remote)]
+        .into_iter()
+        .map(|(netns, addresses): (&Netns, &Vec<IpAddr>)| serve(netns, addresses, &both))
+        .collect::<Result<_>>()?;
+    dropping_firewalls(&fixture)?;
+    hosts_as_endpoints(&fixture)?;
+    no_source_is_a_services(&fixture)
+}

@@ -1,0 +1,348 @@
+//! An agent with the backend ipvs is killed between any two messages to the kernel. Whatever state
+//! that leaves, no client is answered as it should not be, and the next agent repairs it. So it is
+//! with `cleanup`.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::kernel::system_calls::{Sent, at_each_message, stopped_behind};
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::cni::give;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::long_connection::{self, MEMBERS};
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
+use denizen_tests::packets::server::{Listen, Server};
+use denizen_tests::test_length::in_full;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+
+/// A port where only the node itself listens, at all its addresses.
+const OWN_PORT: u16 = 7777;
+
+/// Which [`service_ips`] a service has: one that is always there, one without endpoints, and one
+/// that comes and goes.
+const WEB: u8 = 10;
+const NONE: u8 = 20;
+const EXTRA: u8 = 21;
+
+const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
+
+/// What comes and goes has endpoints of its own: of services that share one, IPVS carries only one.
+const EXTRA_HTTP: [Port; 1] = [Port::tcp("http", 80, 8090)];
+
+/// Those who look. The node's own source is an address of the node in any case.
+const CLIENTS: [Who; 3] = [Who::Bridged, Who::Outside, Who::ThisNode];
+
+/// Each client asks from a port of its own. What connection tracking remembers of a client without
+/// an answer (for two minutes) from before the rules: from its port, no rule is asked, and a route
+/// leads to the node itself, or IPVS to an endpoint, unmasqueraded. The kernel would pick ports at
+/// random.
+const FIRST_PORT: u16 = 10_000;
+const LAST_PORT: u16 = 65_000;
+
+/// How many places are played of each change, unless in full length. Each is an agent's start, two
+/// seconds of the guest's time.
+const QUICK: usize = 1;
+
+/// More messages than any change takes.
+const ALL: usize = 10_000;
+
+/// What clients may find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    /// No agent has ever loaded all its rules.
+    Nothing,
+    /// All services but the one that changes were served.
+    Served,
+}
+
+struct Killed {
+    fixture: Fixture,
+    /// The port that the next client asks from.
+    next_port: Cell<u16>,
+    _servers: Vec<Server>,
+}
+
+/// What is done to the service that comes and goes.
+type Change = (&'static str, fn(&Killed) -> Result<()>);
+
+const CHANGES: [Change; 3] = [
+    ("a service comes", |killed| killed.extra(&MEMBERS)),
+    ("an endpoint goes", |killed| killed.extra(&MEMBERS[..2])),
+    ("a service goes", |killed| killed.fixture.cluster.manifests.remove("extra")),
+];
+
+impl Killed {
+    fn new() -> Result<Self> {
+        let fixture = long_connection::fixture("ipvs-kill")?;
+        let none = [manifest::service("none", &service_ips(NONE), &HTTP)];
+        fixture.cluster.manifests.put("none", &none)?;
+        let listen = |any: IpAddr| Listen {
+            protocol: Protocol::Tcp,
+            address: SocketAddr::new(any, OWN_PORT),
+        };
+        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let mut _servers = vec![Server::start(&fixture.cluster.world.node, &any.map(listen))?];
+        let ports = EXTRA_HTTP.map(|port| (port.protocol, port.target));
+        for who in MEMBERS {
+            let own = |like| fixture.address(who, like);
+            let own = service_ips(EXTRA).into_iter().map(own).collect::<Result<Vec<_>>>()?;
+            _servers.push(serve(fixture.place(who).0, &own, &ports)?);
+        }
+        Ok(Self { fixture, next_port: Cell::new(FIRST_PORT), _servers })
+    }
+
+    fn node(&self) -> &Netns {
+        &self.fixture.cluster.world.node
+    }
+
+    fn extra(&self, members: &[Who]) -> Result<()> {
+        let objects = self.fixture.service("extra", EXTRA, &EXTRA_HTTP, members)?;
+        self.fixture.cluster.manifests.put("extra", &objects)
+    }
+
+    fn spawned(&self) -> Result<Agent> {
+        let settings = self.fixture.cluster.settings_with(["--backend=ipvs"]);
+        let mut agent = Agent::spawn(self.node(), settings)?;
+        agent.quiet();
+        Ok(agent)
+    }
+
+    fn started(&self) -> Result<Agent> {
+        let mut agent = self.spawned()?;
+        agent.wait_programmed(STARTING)?;
+        Ok(agent)
+    }
+
+    fn ask(&self, who: Who, number: u8, like: usize, port: u16) -> Result<Outcome> {
+        let to = SocketAddr::new(service_ips(number)[like], port);
+        let from = self.next_port.replace(self.next_port.get() + 1);
+        ensure!(from < LAST_PORT, "a client would use a port again");
+        let probe = Probe::tcp(to).from(self.fixture.address(who, to.ip())?);
+        let probe = Probe { port: from, ..probe };
+        Ok(probe.ask_in(self.fixture.place(who).0))
+    }
+
+    /// An answer is an endpoint's, and that has seen the source that it should; whether there was
+    /// one.
+    fn is_served(&self, who: Who, outcome: &Outcome) -> Result<bool> {
+        let (Some(endpoint), Some(seen)) = (outcome.endpoint(), outcome.seen()) else {
+            return Ok(false);
+        };
+        let answerer = self.fixture.owner(endpoint.ip());
+        ensure!(answerer.is_some_and(|it| MEMBERS.contains(&it)), "nobody's endpoint: {outcome:?}");
+        let keeps = who == Who::Bridged && answerer != Some(who);
+        let is_right = match keeps {
+            true => seen == self.fixture.address(who, seen)?,
+            false => self.fixture.cluster.is_nodes(seen)?,
+        };
+        ensure!(is_right, "{who:?}: a wrong source: {outcome:?}");
+        Ok(true)
+    }
+
+    /// What must hold whenever the agent is killed.
+    fn look(&self, before: Before) -> Result<()> {
+        for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
+            for number in [WEB, EXTRA] {
+                let outcome = self.ask(who, number, like, OWN_PORT)?;
+                let said = || format!("{who:?} to the node's own port at {number}: {outcome:?}");
+                ensure!(outcome.endpoint().is_none(), said());
+            }
+            let outcome = self.ask(who, WEB, like, 80)?;
+            let is_served = self.is_served(who, &outcome)?;
+            ensure!(is_served || before == Before::Nothing, "{who:?} to a service: {outcome:?}");
+            let outcome = self.ask(who, EXTRA, like, 80)?;
+            let is_served = self.is_served(who, &outcome)?;
+            ensure!(is_served || is_refused(&outcome), "{who:?} to what changes: {outcome:?}");
+            let outcome = self.ask(who, NONE, like, 80)?;
+            ensure!(is_refused(&outcome), "{who:?} to nobody's service: {outcome:?}");
+        }
+        Ok(())
+    }
+
+    /// Everything is as it should be; the changing service has so many endpoints, if it is there.
+    fn ensure_whole(&self, is_there: bool) -> Result<()> {
+        self.look(Before::Served)?;
+        for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
+            let outcome = self.ask(who, EXTRA, like, 80)?;
+            ensure!(self.is_served(who, &outcome)? == is_there, "{who:?}: {outcome:?}");
+        }
+        let saved = self.node().output("ipvsadm", &["--save", "--numeric"])?;
+        // What is not wanted any more may have connections left, and gets no new ones.
+        let reals = saved.lines().map(str::trim_end).filter(|line| line.starts_with("-a"));
+        let serving = reals.filter(|line| !line.ends_with("-w 0"));
+        let at = |line: &str| line.split(' ').skip(1).take(2).collect::<String>();
+        let count = serving.map(at).collect::<BTreeSet<_>>().len();
+        // Two families of three protocols of `web`, of `echo`, and of what changes.
+        ensure!(count == 2 * (3 + 1 + usize::from(is_there)), "{saved}");
+        Ok(())
+    }
+
+    /// Kills `agent` behind so many messages of `change`; whether there were as many.
+    fn kill(
+        &self,
+        agent: Agent,
+        count: usize,
+        change: impl FnOnce() -> Result<()>,
+    ) -> Result<bool> {
+        let pid = Pid::from_raw(i32::try_from(agent.pid())?);
+        let sent = stopped_behind(pid, count, change)?;
+        agent.kill()?;
+        Ok(sent == Sent::Stopped)
+    }
+
+    /// How many messages a change takes.
+    fn messages(&self, agent: &Agent, change: impl FnOnce() -> Result<()>) -> Result<usize> {
+        let pid = Pid::from_raw(i32::try_from(agent.pid())?);
+        match stopped_behind(pid, ALL, change)? {
+            Sent::Only(count) if count > 0 => Ok(count),
+            other @ (Sent::Stopped | Sent::Only(_)) => {
+                anyhow::bail!("neither none nor {ALL} messages, but {other:?}")
+            }
+        }
+    }
+
+    /// What must hold wherever `cleanup` is killed. How many were served.
+    fn look_at_remains(&self) -> Result<usize> {
+        let mut served = 0;
+        for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
+            for number in [WEB, EXTRA] {
+                let outcome = self.ask(who, number, like, OWN_PORT)?;
+                let said = || format!("{who:?} to the node's own port at {number}: {outcome:?}");
+                ensure!(outcome.endpoint().is_none(), said());
+            }
+            served += usize::from(self.is_served(who, &self.ask(who, WEB, like, 80)?)?);
+        }
+        Ok(served)
+    }
+
+    fn cleanup(&self) -> Result<()> {
+        self.node().output(
+            &denizen_tests::binary::ours("denizen-agent")?.to_string_lossy(),
+            &["cleanup"],
+        )?;
+        Ok(())
+    }
+
+    /// A `cleanup` of this process id, and what has it begin.
+    fn waiting_cleanup(&self) -> Result<(impl FnOnce() -> Result<()>, Pid)> {
+        let agent = denizen_tests::binary::ours("denizen-agent")?;
+        let mut command = Command::new("sh");
+        command.args(["-c", "read -r go; exec \"$0\" cleanup"]).arg(agent);
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut child = self.node().run(|| command.spawn())??;
+        let pid = Pid::from_raw(i32::try_from(child.id())?);
+        let begin = move || {
+            give(&mut child, b"go\n");
+            Ok(())
+        };
+        Ok((begin, pid))
+    }
+}
+
+fn is_refused(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Refused | Outcome::Unreachable)
+}
+
+/// How many places of a change that takes `messages` are played.
+fn count(messages: usize) -> usize {
+    in_full(messages, QUICK)
+}
+
+/// One of these places, spread evenly: 0 is before the first message.
+fn place(turn: usize, messages: usize) -> usize {
+    (2 * turn + 1) * messages / (2 * count(messages))
+}
+
+/// The first load, from nothing.
+pub(crate) fn first_load() -> Result<()> {
+    let killed = Killed::new()?;
+    let agent = killed.spawned()?;
+    let messages = killed.messages(&agent, || Ok(()))?;
+    agent.kill()?;
+    killed.ensure_whole(false)?;
+    let mut hit = 0;
+    for turn in 0..count(messages) {
+        let place = place(turn, messages);
+        killed.cleanup()?;
+        hit += usize::from(killed.kill(killed.spawned()?, place, || Ok(()))?);
+        let said = || format!("the first load, killed behind {place} of {messages} messages");
+        killed.look(Before::Nothing).with_context(said)?;
+        let agent = killed.started().with_context(said)?;
+        killed.ensure_whole(false).with_context(said)?;
+        agent.kill()?;
+    }
+    println!("  killed at {hit} of {messages} places");
+    ensure!(hit > 0, "the first load was never disturbed");
+    Ok(())
+}
+
+/// Services and endpoints come and go.
+pub(crate) fn changes() -> Result<()> {
+    let killed = Killed::new()?;
+    let mut agent = killed.started()?;
+    let mut messages = Vec::new();
+    for (_, change) in CHANGES {
+        messages.push(killed.messages(&agent, || change(&killed))?);
+    }
+    let mut hit = [0; CHANGES.len()];
+    let most = messages.iter().copied().max().unwrap_or_default();
+    for turn in 0..count(most) {
+        for (index, (what, change)) in CHANGES.into_iter().enumerate() {
+            let of = messages[index];
+            let place = place(turn, of);
+            let said = || format!("{what}, killed behind {place} of {of} messages");
+            hit[index] += usize::from(killed.kill(agent, place, || change(&killed))?);
+            killed.look(Before::Served).with_context(said)?;
+            agent = killed.started().with_context(said)?;
+            killed.ensure_whole(index != 2).with_context(said)?;
+        }
+    }
+    for ((what, _), (hit, of)) in CHANGES.iter().zip(hit.iter().zip(&messages)) {
+        println!("  {what}: killed at {hit} of {of} places");
+        ensure!(*hit > 0, "{what}: never disturbed");
+    }
+    agent.terminate()?;
+    Ok(())
+}
+
+/// Clients look between any two messages of a `cleanup`. Another one is killed, and the next one
+/// finishes.
+pub(crate) fn cleanups() -> Result<()> {
+    let killed = Killed::new()?;
+    killed.extra(&MEMBERS)?;
+    killed.started()?.kill()?;
+    let mut served = Vec::new();
+    let (begin, pid) = killed.waiting_cleanup()?;
+    let messages = at_each_message(pid, begin, |sent| {
+        let count = killed.look_at_remains().with_context(|| format!("behind {sent} messages"))?;
+        served.push(count);
+        Ok(())
+    })?;
+    println!("  asked behind {messages} messages, of which clients were served: {served:?}");
+    ensure!(served.first() == Some(&(2 * CLIENTS.len())), "not all are served when it begins");
+    let nobody = served.iter().position(|count| *count == 0).context("some are always served")?;
+    ensure!(served.last() == Some(&0), "some are served when it ends");
+    let spread = (0..count(messages)).map(|turn| place(turn, messages));
+    // Virtual servers go, or their routes: what the next one knows them by.
+    for place in spread.chain([nobody]) {
+        let said = || format!("killed behind {place} of {messages} messages");
+        killed.started().with_context(said)?.kill()?;
+        let (begin, pid) = killed.waiting_cleanup()?;
+        ensure!(stopped_behind(pid, place, begin)? == Sent::Stopped, "it ended before {place}");
+        kill(pid, Signal::SIGKILL)?;
+        waitpid(pid, None)?;
+        killed.cleanup().with_context(said)?;
+        let servers = killed.node().output("ipvsadm", &["--save", "--numeric"])?;
+        let tables = killed.node().output("nft", &["list", "tables"])?;
+        ensure!(servers.is_empty() && !tables.contains("denizen"), "left: {servers}{tables}");
+    }
+    Ok(())
+}

@@ -1,0 +1,292 @@
+//! NetworkPolicies judge what IPVS carries: requests, which do not pass the forward hook.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
+use denizen_tests::eventually::eventually;
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::fixture::{EVERYONE, Fixture, PORT, Who, every_protocol, service_ips};
+use denizen_tests::node::manifest::Port;
+use denizen_tests::node::world::host_length;
+use denizen_tests::packets::long_connection::{self, LongConnection, MEMBERS};
+use denizen_tests::packets::probe::{Probe, Protocol, SILENCE};
+use denizen_tests::packets::server::Server;
+use denizen_tests::policy::{
+    self, Metadata, Namespace, NetworkPolicy, Peer, Rule, Selector, World,
+};
+use denizen_tests::test_length;
+use serde_json::json;
+
+/// An emulated processor has to load the kernel's modules first.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+const NODE_PORT: u16 = 30_080;
+
+/// Which [`service_ips`] are a load balancer's, and which a service's of the node itself.
+const BALANCER: u8 = 100;
+const OF_NODE: u8 = 12;
+
+/// Both count as new, until they are answered; the rest is the same.
+const ASKED: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+
+/// Why a rule drops what is of a pod whose labels are not known.
+const PENDING: &str = "the pod's policies are not known yet";
+
+/// In less than full length, one of so many connections of each kind is tried: every frontend, and
+/// every sender with either protocol, is among those.
+const STEP: usize = 5;
+
+/// Late packets of others may take an endpoint's turn.
+const MOST_TRIES: usize = 3 * MEMBERS.len();
+
+/// To which frontend, by whom, over which protocol.
+type Connection = (SocketAddr, Who, Protocol);
+
+/// Each of these clients at each of these frontends, by every protocol.
+fn connections(frontends: &[SocketAddr], clients: &[Who]) -> Vec<Connection> {
+    let at = |to: &SocketAddr| {
+        let to = *to;
+        clients.iter().flat_map(move |who| ASKED.map(|protocol| (to, *who, protocol)))
+    };
+    frontends.iter().flat_map(at).collect()
+}
+
+struct Judged {
+    fixture: Fixture,
+    agent: Agent,
+    /// Listens at the node's own addresses.
+    _node: Server,
+}
+
+/// The endpoints of `web` that may answer.
+fn all() -> BTreeSet<Who> {
+    MEMBERS.into()
+}
+
+fn without(who: Who) -> BTreeSet<Who> {
+    MEMBERS.into_iter().filter(|it| *it != who).collect()
+}
+
+fn of(role: &str) -> Selector {
+    Selector::label("role", role)
+}
+
+impl Judged {
+    fn new() -> Result<Self> {
+        let fixture = long_connection::fixture("ipvs-np")?;
+        let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
+        let mut web = fixture.service("web", 10, &ports, &MEMBERS)?;
+        web[0]["spec"]["type"] = "LoadBalancer".into();
+        let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
+        web[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
+        let manifests = &fixture.cluster.manifests;
+        manifests.put("web", &web)?;
+        let own = [Port::tcp("own", 80, PORT)];
+        manifests.put("own", &fixture.service("own", OF_NODE, &own, &[Who::ThisNode])?)?;
+        let namespace =
+            Namespace { metadata: Metadata { name: "default".to_owned(), ..Metadata::default() } };
+        let world = World { namespaces: vec![namespace], ..World::default() };
+        manifests.put("objects", &world.manifests())?;
+        let node = &fixture.cluster.world.node;
+        let addresses = &fixture.cluster.world.addresses().node;
+        let server = serve(node, addresses, &[(Protocol::Tcp, PORT)])?;
+        let settings = fixture.cluster.settings_with(["--backend=ipvs", "--network-policy=on"]);
+        let mut agent = Agent::spawn(node, settings)?;
+        agent.wait_programmed(PATIENCE)?;
+        Ok(Self { fixture, agent, _node: server })
+    }
+
+    fn put_policies(&self, policies: &[NetworkPolicy]) -> Result<()> {
+        let world = World { policies: policies.into(), ..World::default() };
+        self.fixture.cluster.manifests.put("policies", &world.manifests())
+    }
+
+    /// A pod whose labels are not known yet gets nothing through IPVS either: any policy may select
+    /// it. From then on they are known.
+    fn unknown_pods_are_cut_off(&self) -> Result<()> {
+        self.put_policies(&[self.narrow()?])?;
+        // Without any policy there is no rule, and each family's come at once.
+        let node = &self.fixture.cluster.world.node;
+        let has_rules = |family| -> Result<bool> {
+            let table = node.output("nft", &["list", "table", family, "denizen-firewall"])?;
+            Ok(table.contains(PENDING))
+        };
+        eventually("rules", PATIENCE, || Ok(has_rules("ip")? && has_rules("ip6")?))?;
+        ensure!(self.agent.status()?["networkPolicy"]["pending"] == 2);
+        let to = service_ips(10).map(|ip| SocketAddr::new(ip, 80));
+        let who = [Who::Bridged, Who::Outside];
+        // A pod reaches itself, whatever is known.
+        let reached =
+            |who| BTreeSet::from([who, Who::Remote]).intersection(&all()).copied().collect();
+        self.expect_of("pending", connections(&to, &who), reached)?;
+        self.fixture.cluster.manifests.put("pods", &self.fixture.pod_objects("front", "back"))
+    }
+
+    /// These policies are in force from now on.
+    fn put(&self, policies: &[NetworkPolicy]) -> Result<()> {
+        self.put_policies(policies)?;
+        self.agent.until("the policies are in force", PATIENCE, |status| {
+            let policy = &status["networkPolicy"];
+            status["synced"] == true
+                && policy["waitingFor"] == json!([])
+                && policy["policies"] == policies.len()
+                && policy["pending"] == 0
+        })?;
+        Ok(())
+    }
+
+    /// Each frontend of `web`.
+    fn frontends(&self) -> Result<Vec<SocketAddr>> {
+        let mut frontends = Vec::new();
+        for (ip, balancer) in service_ips(10).into_iter().zip(service_ips(BALANCER)) {
+            let node = self.fixture.address(Who::ThisNode, ip)?;
+            let all = [(ip, 80), (balancer, 80), (node, NODE_PORT)];
+            frontends.extend(all.map(|(ip, port)| SocketAddr::new(ip, port)));
+        }
+        Ok(frontends)
+    }
+
+    /// At every frontend, exactly these endpoints answer, and `explain` says so.
+    fn expect(&self, what: &str, expected: impl Fn(Who) -> BTreeSet<Who>) -> Result<()> {
+        let all = connections(&self.frontends()?, &EVERYONE);
+        self.expect_of(what, all.into_iter().step_by(test_length::in_full(1, STEP)), expected)
+    }
+
+    /// The same of these connections.
+    fn expect_of(
+        &self,
+        what: &str,
+        connections: impl IntoIterator<Item = Connection>,
+        expected: impl Fn(Who) -> BTreeSet<Who>,
+    ) -> Result<()> {
+        for (to, who, protocol) in connections {
+            let said = || format!("{what}: {who:?} to {to}/{protocol}");
+            let (mut answered, mut answers) = (BTreeSet::new(), Vec::new());
+            // IPVS serves one endpoint after the other.
+            while answers.len() < MEMBERS.len()
+                || answered != expected(who) && answers.len() < MOST_TRIES
+            {
+                answers.push(self.answerer(who, to, protocol).with_context(said)?);
+                answered = answers.iter().copied().flatten().collect();
+            }
+            ensure!(answered == expected(who), "{}: {answers:?}", said());
+            let explained = self.explained(who, to, protocol).with_context(said)?;
+            ensure!(explained == answered, "{}: explained {explained:?}", said());
+        }
+        Ok(())
+    }
+
+    fn answerer(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Option<Who>> {
+        let source = self.fixture.address(who, to.ip())?;
+        let probe = Probe { protocol, ..Probe::tcp(to) }.from(source).patience(SILENCE);
+        let outcome = probe.ask_in(self.fixture.place(who).0);
+        let owner = |at: SocketAddr| self.fixture.owner(at.ip()).context("nobody's address");
+        outcome.endpoint().map(owner).transpose()
+    }
+
+    /// The endpoints that `explain` lets through.
+    fn explained(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<BTreeSet<Who>> {
+        let from = self.fixture.address(who, to.ip())?;
+        let interface = self.fixture.place(who).1;
+        let from = interface.map_or(from.to_string(), |interface| format!("{from}@{interface}"));
+        let question = json!({ "explain": { "from": from, "to": format!("{to}/{protocol}") } });
+        let said = self.agent.ask_directly(&question)?;
+        ensure!(said["virtualServer"].is_object(), "IPVS does not carry it: {said:#}");
+        let refused: Vec<_> = said["policies"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|row| row["result"] == "refused" || row["result"] == "pending")
+            .map(|row| &row["endpoint"])
+            .collect();
+        let endpoints = said["endpoints"].as_array().context("endpoints")?.iter();
+        let passed = endpoints.filter(|endpoint| !refused.contains(endpoint));
+        let owner = |endpoint: &serde_json::Value| -> Result<Who> {
+            let at: SocketAddr = endpoint.as_str().context("an endpoint")?.parse()?;
+            self.fixture.owner(at.ip()).context("nobody's address")
+        };
+        passed.map(owner).collect()
+    }
+
+    /// The node itself answers `who` as an endpoint of a service, or does not.
+    fn expect_node(&self, who: Who, answers: bool) -> Result<()> {
+        for ip in service_ips(OF_NODE) {
+            let answered = self.answerer(who, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+            let expected = answers.then_some(Who::ThisNode);
+            ensure!(answered == expected, "{who:?} to {ip} of the node: {answered:?}");
+        }
+        Ok(())
+    }
+
+    fn lasting(&self, who: Who) -> Result<LongConnection> {
+        let to = SocketAddr::new(service_ips(11)[usize::from(who == Who::Remote)], 7);
+        LongConnection::open(self.fixture.place(who).0, to)
+    }
+
+    /// What only the front and the host outside may reach.
+    fn narrow(&self) -> Result<NetworkPolicy> {
+        let address = |like| self.fixture.address(Who::Outside, like);
+        let block = |ip: IpAddr| Peer::block(format!("{ip}/{}", host_length(ip)), []);
+        let mut peers = vec![Peer::pods(of("front"))];
+        for like in service_ips(10) {
+            peers.push(block(address(like)?));
+        }
+        Ok(NetworkPolicy::new("default", "narrow", of("back")).ingress([Rule::from(peers)]))
+    }
+
+    /// The front reaches the back, and one port of the node.
+    fn kept_in(&self, with_node: bool) -> Result<NetworkPolicy> {
+        let mut rules = vec![Rule::to([Peer::pods(of("back"))])];
+        for like in service_ips(10) {
+            let ip = self.fixture.address(Who::ThisNode, like)?;
+            let node = Rule::to([Peer::block(format!("{ip}/{}", host_length(ip)), [])]);
+            rules.push(node.at([policy::Port::number(Protocol::Tcp, PORT)]));
+        }
+        rules.truncate(if with_node { rules.len() } else { 1 });
+        Ok(NetworkPolicy::new("default", "kept-in", of("front")).egress(rules))
+    }
+}
+
+/// Ingress and egress of isolated pods, and connections that a policy forbids later.
+pub(crate) fn hold() -> Result<()> {
+    let judged = Judged::new()?;
+    judged.unknown_pods_are_cut_off()?;
+    judged.put(&[])?;
+    judged.expect("without policies", |_| all())?;
+    let mut kept = judged.lasting(Who::Bridged)?;
+    let [mut cut, mut closed] = [judged.lasting(Who::Remote)?, judged.lasting(Who::Remote)?];
+
+    judged.put(&[judged.narrow()?])?;
+    judged.expect("ingress", |who| match who {
+        Who::Remote => without(Who::Routed),
+        Who::Bridged | Who::Routed | Who::Outside | Who::ThisNode => all(),
+    })?;
+    kept.still_alive().context("it is permitted still")?;
+    cut.is_silent().context("it is forbidden now")?;
+    closed.is_reset_when_closed().context("it is forbidden now")?;
+
+    judged.put(&[judged.kept_in(true)?])?;
+    let of_front = BTreeSet::from([Who::Bridged, Who::Routed]);
+    judged.expect("egress", |who| match who {
+        Who::Bridged => of_front.clone(),
+        Who::Routed | Who::Remote | Who::Outside | Who::ThisNode => all(),
+    })?;
+    kept.still_alive().context("it is permitted still")?;
+    judged.expect_node(Who::Bridged, true)?;
+    judged.expect_node(Who::Routed, true)?;
+    judged.put(&[judged.kept_in(false)?])?;
+    judged.expect_node(Who::Bridged, false)?;
+    judged.expect_node(Who::Routed, true)?;
+
+    let status = judged.agent.status()?;
+    ensure!(status["errors"] == json!([]), "{status:#}");
+    for reason in ["ingress", "egress", "forbidden"] {
+        let dropped = status["networkPolicy"]["dropped"][reason].as_u64();
+        ensure!(dropped > Some(0), "{reason}: {status:#}");
+    }
+    judged.agent.terminate()?;
+    Ok(())
+}

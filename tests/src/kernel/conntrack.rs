@@ -1,0 +1,145 @@
+//! Flows that a client keeps up, and what the node's connection tracking holds of them, read
+//! through `conntrack`: independent of what the agent believes.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result};
+use socket2::Socket;
+
+use crate::node::netns::Netns;
+use crate::packets::probe::{Outcome, Probe, Protocol};
+
+/// One entry of the node's connection tracking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tracked {
+    /// The kernel's name for it, which no entry that comes later has.
+    pub id: u64,
+    /// Who sent the first packet.
+    pub source: SocketAddr,
+    /// What that was addressed to.
+    pub destination: SocketAddr,
+    /// Who is to answer.
+    pub reply_source: SocketAddr,
+}
+
+/// Every entry of a protocol, of both families, sorted.
+pub fn tracked(node: &Netns, protocol: Protocol) -> Result<Vec<Tracked>> {
+    let name = protocol.to_string().to_lowercase();
+    let mut found = Vec::new();
+    for family in ["ipv4", "ipv6"] {
+        let text = node.output("conntrack", &["-L", "-f", family, "-p", &name, "-o", "id"])?;
+        for line in text.lines() {
+            found.push(parse(line).with_context(|| format!("an entry that says {line:?}"))?);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The first of two tuples is the sender's, the second the reply source's.
+fn parse(line: &str) -> Option<Tracked> {
+    let words = || line.split_whitespace().filter_map(|word| word.split_once('='));
+    let nth = |key, n| {
+        let values = words().filter(move |(name, _)| *name == key);
+        values.map(|(_, value)| value).nth(n)
+    };
+    let end = |address, port, n| -> Option<SocketAddr> {
+        let address: IpAddr = nth(address, n)?.parse().ok()?;
+        Some(SocketAddr::new(address, nth(port, n)?.parse().ok()?))
+    };
+    Some(Tracked {
+        id: nth("id", 0)?.parse().ok()?,
+        source: end("src", "sport", 0)?,
+        destination: end("dst", "dport", 0)?,
+        reply_source: end("src", "sport", 1)?,
+    })
+}
+
+/// Puts an entry of UDP over IPv4 in, as a packet would that went through rules of a moment ago.
+pub fn insert(
+    node: &Netns,
+    source: SocketAddr,
+    destination: SocketAddr,
+    reply_source: SocketAddr,
+) -> Result<()> {
+    let [source_ip, destination_ip, answerer_ip] =
+        [source, destination, reply_source].map(|end| end.ip().to_string());
+    let [source_port, destination_port, answerer_port] =
+        [source, destination, reply_source].map(|end| end.port().to_string());
+    let arguments = [
+        ["-p", "udp"],
+        ["-s", &source_ip],
+        ["-d", &destination_ip],
+        ["--sport", &source_port],
+        ["--dport", &destination_port],
+        ["-r", &answerer_ip],
+        ["-q", &source_ip],
+        ["--reply-port-src", &answerer_port],
+        ["--reply-port-dst", &source_port],
+        ["-t", "600"],
+    ];
+    let mut words = vec!["-I"];
+    words.extend(arguments.iter().flatten());
+    node.output("conntrack", &words)?;
+    Ok(())
+}
+
+/// A client that sends again and again from one address and port, so that all its packets are one
+/// flow.
+#[derive(Debug)]
+pub struct Flow {
+    socket: Socket,
+    probe: Probe,
+    port: u16,
+}
+
+impl Flow {
+    /// From inside `namespace`, from `source`. Nothing is sent yet.
+    pub fn open(
+        namespace: &Netns,
+        protocol: Protocol,
+        source: IpAddr,
+        to: SocketAddr,
+    ) -> Result<Self> {
+        let probe = Probe { protocol, ..Probe::tcp(to) };
+        let (socket, port) = namespace
+            .run(|| probe.from(source).flow())?
+            .with_context(|| format!("no flow to {to} over {protocol}"))?;
+        Ok(Self { socket, probe, port })
+    }
+
+    /// Sends once more, and says what came of it.
+    pub fn ask(&self) -> Outcome {
+        self.probe.ask_through(&self.socket, self.port)
+    }
+
+    /// The port it sends from.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its entry, if there is one.
+    pub fn tracked(&self, node: &Netns) -> Result<Option<Tracked>> {
+        let all = tracked(node, self.probe.protocol)?;
+        let is_ours = |entry: &&Tracked| {
+            entry.source.port() == self.port && entry.destination == self.probe.to
+        };
+        Ok(all.iter().find(is_ours).copied())
+    }
+}
+
+impl Probe {
+    /// A socket that goes on asking, and the port that it asks from.
+    fn flow(self) -> io::Result<(Socket, u16)> {
+        let socket = self.connected()?;
+        let port = match self.protocol {
+            Protocol::Sctp => Self::sctp_port(),
+            Protocol::Tcp | Protocol::Udp => {
+                let local = socket.local_addr()?.as_socket();
+                local.map(|local| local.port()).unwrap_or_default()
+            }
+        };
+        Ok((socket, port))
+    }
+}

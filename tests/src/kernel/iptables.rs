@@ -1,0 +1,98 @@
+//! What the kernel holds of iptables' rules, read and written through its own programs.
+
+use anyhow::Result;
+
+use crate::node::netns::Netns;
+use crate::oracle::flows::table::Backend;
+
+/// Whose tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// ip_tables'.
+    Legacy,
+    /// nf_tables'.
+    Nft,
+}
+
+/// The programs of both families.
+const FAMILIES: [&str; 2] = ["iptables", "ip6tables"];
+
+impl Variant {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Legacy, Self::Nft];
+
+    fn program(self, family: &str, what: &str) -> String {
+        match self {
+            Self::Legacy => format!("{family}-legacy{what}"),
+            Self::Nft => format!("{family}-nft{what}"),
+        }
+    }
+
+    /// An agent's flags for this variant.
+    pub fn flags(self) -> Vec<String> {
+        match self {
+            Self::Legacy => Backend::IptablesLegacy.flags(),
+            Self::Nft => Backend::IptablesNft.flags(),
+        }
+    }
+
+    /// Every rule of both families, chain by chain, in their order there, without counters.
+    pub fn dump(self, node: &Netns) -> Result<String> {
+        self.saved(node, &[])
+    }
+
+    /// The same with counters before each rule.
+    pub fn counted(self, node: &Netns) -> Result<String> {
+        self.saved(node, &["-c"])
+    }
+
+    fn saved(self, node: &Netns, arguments: &[&str]) -> Result<String> {
+        let mut all = Vec::new();
+        for family in FAMILIES {
+            let mut table = String::new();
+            let program = self.program(family, "-save");
+            // It looks for the sets that the rules name after it has read them, and they may be
+            // gone by then.
+            let text =
+                node.output(&program, arguments).or_else(|_| node.output(&program, arguments))?;
+            for line in text.lines().filter(|line| !line.starts_with('#')) {
+                if let Some(name) = line.strip_prefix('*') {
+                    table = format!("{family} {name}");
+                }
+                // A chain that was made anew stands elsewhere, which means nothing.
+                let line =
+                    line.split(" [").next().filter(|_| line.starts_with(':')).unwrap_or(line);
+                let chain =
+                    line.split(' ').find(|word| word.starts_with("KUBE-")).unwrap_or_default();
+                all.push((table.clone(), chain.to_owned(), line.to_owned()));
+            }
+        }
+        all.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+        let lines = all.into_iter().map(|(table, _, line)| format!("{table}: {line}\n"));
+        Ok(lines.collect())
+    }
+
+    /// Feeds `input` to the `-restore --noflush` of `family`, `iptables` or `ip6tables`.
+    pub fn restore(self, node: &Netns, family: &str, input: &str) -> Result<()> {
+        node.feed(&self.program(family, "-restore"), &["-w", "--noflush"], input)
+    }
+
+    /// Replaces whole tables of `family`, whoever's rules are in them.
+    pub fn replace(self, node: &Netns, family: &str, input: &str) -> Result<()> {
+        node.feed(&self.program(family, "-restore"), &["-w"], input)
+    }
+
+    /// Runs one command of `iptables`, words apart by one space; an error where it fails.
+    pub fn run(self, node: &Netns, command: &str) -> Result<()> {
+        let arguments: Vec<&str> = ["-w"].into_iter().chain(command.split(' ')).collect();
+        node.output(&self.program("iptables", ""), &arguments).map(drop)
+    }
+}
+
+/// The sets of pods with their elements.
+pub fn sets(node: &Netns) -> Result<String> {
+    let text = node.output("ipset", &["save"])?;
+    let mut lines: Vec<&str> = text.lines().filter(|line| line.starts_with("add ")).collect();
+    lines.sort_unstable();
+    Ok(lines.join("\n"))
+}

@@ -1,0 +1,49 @@
+//! Tables of nf_tables that belong to a process.
+
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::eventually::eventually;
+use crate::kernel::ruleset::tables;
+use crate::node::netns::Netns;
+
+/// What has not happened by then never will.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// Somebody's table, which the kernel lets nobody else change. It goes with this value.
+#[derive(Debug)]
+pub struct TableOwner(Child);
+
+impl TableOwner {
+    /// The table `denizen` of that family.
+    pub fn table(node: &Netns, family: &str) -> Result<Self> {
+        Self::named(node, &format!("{family} denizen"))
+    }
+
+    /// A table by family and name.
+    pub fn named(node: &Netns, table: &str) -> Result<Self> {
+        let spawn =
+            || Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut owner = Self(node.run(spawn)??);
+        let input = owner.0.stdin.as_mut().context("no standard input")?;
+        writeln!(input, "add table {table} {{ flags owner; }}")?;
+        let name = format!("table {table}");
+        eventually("it has its table", BOUND, || Ok(tables(node)?.contains(&name)))?;
+        Ok(owner)
+    }
+
+    /// The id of its owner's process.
+    pub fn process(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for TableOwner {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

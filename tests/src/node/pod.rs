@@ -1,0 +1,256 @@
+//! Pods of the node: attached through the real CNI chain, or wired by hand where a test needs one
+//! exact address; recorded by the real `denizen` plugin either way.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use nix::net::if_::if_nametoindex;
+use serde_json::{Value, json};
+
+use crate::node::cni::{Added, CNI_VERSION, Call, Chain, POD_INTERFACE, Refusal};
+use crate::node::links::{Mac, Peer, Way};
+use crate::node::netns::Netns;
+use crate::node::world::host_length;
+
+/// The bridge of bridged pods.
+pub const BRIDGE: &str = "cni0";
+
+/// Where it is made by hand: the kernel's own choice changes with the bridge's ports.
+const BRIDGE_MAC: Mac = [0x02, 0, 0, 0, 0, 0x01];
+
+/// The node's addresses towards its pods, of each family.
+const GATEWAYS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1)),
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)),
+];
+
+/// How a pod's packets reach the node's stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wiring {
+    /// Through a bridge: the stack sees the bridge as their input interface.
+    Bridged,
+    /// Through a veth of its own.
+    Routed,
+}
+
+/// A pod of the node.
+#[derive(Debug)]
+pub struct Pod {
+    /// Its network namespace.
+    pub netns: Netns,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The interface through which the node's stack sees its packets come in.
+    pub input_interface: String,
+    host_interface: String,
+    call: Call,
+    chain: Chain,
+    result: Value,
+    took: Vec<(String, Duration)>,
+}
+
+impl Pod {
+    /// A pod in the namespace `netns`, attached by `chain`, which begins with a plugin that makes
+    /// interfaces.
+    pub fn attach(node: &Netns, netns: Netns, name: &str, chain: &Chain) -> Result<Self> {
+        let call = Call::of_pod(netns.name(), name, &netns.path());
+        let Added { result, took } = chain.add_after(node, &call, None).map_err(failed("ADD"))?;
+        let host_interfaces = || {
+            let entries = result["interfaces"].as_array().into_iter().flatten();
+            entries.filter(|entry| entry["sandbox"].as_str().unwrap_or_default().is_empty())
+        };
+        let names: Vec<_> = host_interfaces().filter_map(|entry| entry["name"].as_str()).collect();
+        // `bridge` lists the bridge first and then the veth, `ptp` the veth alone.
+        let input_interface =
+            (*names.first().context("the chain made no interface on the node")?).to_owned();
+        let host_interface =
+            (*names.last().context("the chain made no interface on the node")?).to_owned();
+        let addresses = addresses_of(&result);
+        Ok(Self {
+            netns,
+            addresses,
+            input_interface,
+            host_interface,
+            call,
+            chain: chain.clone(),
+            result,
+            took,
+        })
+    }
+
+    /// A pod with exactly these addresses, not recorded anywhere yet.
+    pub fn wire(
+        node: &Netns,
+        netns: Netns,
+        name: &str,
+        wiring: Wiring,
+        addresses: &[IpAddr],
+    ) -> Result<Self> {
+        let call = Call::of_pod(netns.name(), name, &netns.path());
+        let host_interface = format!("v-{name}");
+        wire_node(node, &netns, &host_interface, wiring, addresses)?;
+        wire_pod(&netns, wiring, addresses)?;
+        let input_interface = match wiring {
+            Wiring::Bridged => BRIDGE.to_owned(),
+            Wiring::Routed => host_interface.clone(),
+        };
+        let ips = addresses
+            .iter()
+            .map(|it| json!({ "address": format!("{it}/{}", host_length(*it)), "interface": 1 }));
+        let result = json!({
+            "cniVersion": CNI_VERSION,
+            "interfaces": [{ "name": host_interface }, { "name": POD_INTERFACE, "sandbox": netns.path() }],
+            "ips": ips.collect::<Vec<_>>(),
+        });
+        let (addresses, chain, took) = (addresses.to_vec(), by_hand(), Vec::new());
+        Ok(Self { netns, addresses, input_interface, host_interface, call, chain, result, took })
+    }
+
+    /// Has the real plugin record a pod that was wired by hand.
+    pub fn record(&mut self, node: &Netns, run_dir: &Path, options: &Value) -> Result<()> {
+        self.chain = by_hand().then_denizen(run_dir, options);
+        let added = self.chain.add_after(node, &self.call, Some(self.result.clone()));
+        let added = added.map_err(failed("ADD"))?;
+        (self.result, self.took) = (added.result, added.took);
+        Ok(())
+    }
+
+    /// What libcni keeps of the ADD: the file's name, and what it says. `netns` is the path that
+    /// the runtime says, which old ones leave out.
+    pub fn cached(&self, netns: Option<&str>) -> (String, Value) {
+        let Call { container: id, args, .. } = &self.call;
+        let args: Vec<_> = args.split(';').filter_map(|arg| arg.split_once('=')).collect();
+        let mut cached = json!({
+            "kind": "cniCacheV1", "containerId": id, "config": "e30=", "ifName": POD_INTERFACE,
+            "networkName": self.chain.name, "cniArgs": args, "result": self.result,
+        });
+        if let Some(netns) = netns {
+            cached["netns"] = netns.into();
+        }
+        (format!("{}-{id}-{POD_INTERFACE}", self.chain.name), cached)
+    }
+
+    /// The runtime's list of plugins is another one from now on.
+    #[must_use]
+    pub fn through(mut self, chain: &Chain) -> Self {
+        self.chain = chain.clone();
+        self
+    }
+
+    /// DEL, as the runtime does it when the pod ends, and the end of its interface.
+    pub fn detach(self, node: &Netns) -> Result<()> {
+        self.forget(node)?;
+        // The plugin that made the interface has removed it, and has made no such routes; what was
+        // made by hand is still there.
+        node.change(|links| {
+            for address in &self.addresses {
+                let _ = links.remove_route(Way::to(*address, &self.input_interface));
+            }
+            let _ = links.remove(&self.host_interface);
+            Ok(())
+        })
+    }
+
+    /// The beginning of a DEL: what is chained to a pod that was wired by hand has done its part,
+    /// and its interface is still there.
+    pub fn forget(&self, node: &Netns) -> Result<()> {
+        self.chain.del(node, &self.call, Some(&self.result)).map_err(failed("DEL"))
+    }
+
+    /// Its address of the same family as `other`.
+    pub fn address_like(&self, other: IpAddr) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(|address| address.is_ipv4() == other.is_ipv4())
+    }
+
+    /// How long each plugin took over its ADD.
+    pub fn took(&self) -> &[(String, Duration)] {
+        &self.took
+    }
+
+    /// The node's end of its veth.
+    pub fn host_interface(&self) -> &str {
+        &self.host_interface
+    }
+
+    /// `<containerId>/<ifName>`, its key in the state file.
+    pub fn attachment(&self) -> String {
+        format!("{}/{POD_INTERFACE}", self.call.container)
+    }
+}
+
+/// Only what is chained to it later: for a pod whose interface is made by hand.
+fn by_hand() -> Chain {
+    Chain::new("by-hand", Vec::new())
+}
+
+fn failed(command: &str) -> impl Fn(Refusal) -> anyhow::Error {
+    move |refusal| anyhow!("{command} failed: {refusal}")
+}
+
+fn addresses_of(result: &Value) -> Vec<IpAddr> {
+    let entries = result["ips"].as_array().into_iter().flatten();
+    let texts = entries.filter_map(|entry| entry["address"].as_str()?.split('/').next());
+    texts.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// A MAC address that goes with a pod's addresses: whoever knows them from a pod that had them
+/// before still finds them.
+fn mac_of(addresses: &[IpAddr]) -> Mac {
+    let mut hasher = DefaultHasher::new();
+    addresses.hash(&mut hasher);
+    let [a, b, c, d, e, ..] = hasher.finish().to_be_bytes();
+    [0x02, a, b, c, d, e]
+}
+
+/// The node's side. Gateways are link-scoped: they are in nobody's range, whatever the pods'
+/// addresses are.
+fn wire_node(
+    node: &Netns,
+    pod: &Netns,
+    veth: &str,
+    wiring: Wiring,
+    addresses: &[IpAddr],
+) -> Result<()> {
+    node.change(|links| {
+        let mac = Some(mac_of(addresses));
+        links.veth(veth, Peer { name: POD_INTERFACE, mac, netns: pod })?;
+        let device = match wiring {
+            Wiring::Routed => veth,
+            Wiring::Bridged => {
+                if if_nametoindex(BRIDGE).is_err() {
+                    links.bridge(BRIDGE, BRIDGE_MAC)?;
+                    links.up(BRIDGE)?;
+                }
+                links.enslave(veth, BRIDGE)?;
+                BRIDGE
+            }
+        };
+        links.up(veth)?;
+        // Also where the `bridge` plugin made it and gave it gateways of its own.
+        links.address(device, GATEWAYS[0], 32)?;
+        links.address(device, GATEWAYS[1], 64)?;
+        addresses.iter().try_for_each(|address| links.route(Way::to(*address, device)))
+    })
+}
+
+/// The pod's side. Bridged pods see their neighbours on the link and answer them past the node's
+/// routing, as pods behind the `bridge` plugin do; routed pods see only their gateway.
+fn wire_pod(pod: &Netns, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
+    pod.change(|links| {
+        links.up(POD_INTERFACE)?;
+        for address in addresses {
+            let length = match (wiring, address) {
+                (Wiring::Bridged, IpAddr::V4(_)) => 24,
+                (Wiring::Bridged, IpAddr::V6(_)) => 64,
+                (Wiring::Routed, _) => host_length(*address),
+            };
+            links.address(POD_INTERFACE, *address, length)?;
+            let gateway = GATEWAYS[usize::from(address.is_ipv6())];
+            links.route(Way::out(gateway, POD_INTERFACE))?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,62 @@
+//! Who keeps their address: every way to tell this node's pods apart × pods' wiring × who sends ×
+//! where to.
+//!
+//! What each mode takes for a local pod is written down here by reasoning from what the mode looks
+//! at ([`MATRIX`]), and what follows for a frontend from Kubernetes' rules
+//! ([`Frontend::expected`]): the program is not asked. Then a packet is sent for every combination,
+//! and `explain` is asked about it. Only what arrives counts, and no answer is needed, so that a
+//! packet with a borrowed address is seen as well as an honest one.
+
+mod context;
+mod frontend;
+mod packets;
+mod table;
+
+use anyhow::{Context, Result};
+
+use crate::agent::{Agent, Settings};
+use crate::oracle::flows::table::Backend;
+
+pub use self::context::MatrixContext;
+pub use self::frontend::{FRONTENDS, Frontend, KEPT, Seen, WITH_EGRESS};
+pub use self::packets::{Played, play};
+pub use self::table::{MATRIX, Row, SENDERS, Sender};
+
+/// The agent of a mode.
+pub fn settings(context: &MatrixContext, backend: Backend, mode: &str) -> Settings {
+    let flags = backend.flags().into_iter().chain([format!("--detect-local={mode}")]);
+    context.fixture.cluster.settings_with(flags)
+}
+
+/// Plays these rows in one world, with one agent after another: a mode leaves nothing behind for
+/// the next.
+pub fn play_rows(label: &str, backend: Backend, rows: &[Row]) -> Result<Played> {
+    let context = MatrixContext::new(label)?;
+    let node = &context.fixture.cluster.world.node;
+    let mut sum = Played::default();
+    for row in rows {
+        let agent = Agent::start(node, settings(&context, backend, row.mode))?;
+        let played = play(&context, &agent, row, &FRONTENDS);
+        sum.add(played.with_context(|| format!("{backend:?}"))?);
+        agent.terminate()?;
+    }
+    Ok(sum)
+}
+
+/// Plays these rows where egress masquerade is configured, too: whoever is taken for a local pod is
+/// masqueraded on the way out, in every mode, and nobody else.
+pub fn play_egress(label: &str, backend: Backend, rows: &[Row]) -> Result<Played> {
+    let context = MatrixContext::new(label)?;
+    let node = &context.fixture.cluster.world.node;
+    let file = context.fixture.cluster.run_dir().join("egress.yaml");
+    std::fs::write(&file, KEPT)?;
+    let mut sum = Played::default();
+    for row in rows {
+        let mut settings = settings(&context, backend, row.mode);
+        settings.flags.push(format!("--egress-masquerade-config={}", file.display()));
+        let agent = Agent::start(node, settings)?;
+        sum.add(play(&context, &agent, row, &WITH_EGRESS)?);
+        agent.terminate()?;
+    }
+    Ok(sum)
+}

@@ -1,0 +1,138 @@
+//! Where packets go to, and what follows there for who is taken for a local pod and who is not.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::node::cluster::OTHER_NODE;
+use crate::node::fixture::{Fixture, Who, service_ips};
+use crate::node::manifest::{self, Port};
+use crate::node::world::ip;
+use crate::packets::probe::Protocol;
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::table::Sender;
+
+/// Where the host behind this node listens.
+pub(super) const TARGET: u16 = 5300;
+
+/// Where another node's pod, the only endpoint, listens for each service. (Of services with one
+/// endpoint, IPVS carries only one.)
+pub(super) const TARGETS: [u16; 2] = [5301, 5302];
+
+/// Where packets go to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Frontend {
+    /// A service's cluster IP.
+    ClusterIp,
+    /// Its load balancer's address.
+    LoadBalancer,
+    /// Its node port.
+    NodePort,
+    /// [`Self::LoadBalancer`] under `externalTrafficPolicy: Local`, with an endpoint on another
+    /// node alone.
+    LocalLoadBalancer,
+    /// Its node port.
+    LocalNodePort,
+    /// No service's: a host behind this node, outside the ranges where pods keep their address.
+    Elsewhere,
+}
+
+/// Those of services.
+pub const FRONTENDS: [Frontend; 5] = [
+    Frontend::ClusterIp,
+    Frontend::LoadBalancer,
+    Frontend::NodePort,
+    Frontend::LocalLoadBalancer,
+    Frontend::LocalNodePort,
+];
+
+/// Where it matters that egress masquerade is configured: there, and beside it.
+pub const WITH_EGRESS: [Frontend; 3] =
+    [Frontend::Elsewhere, Frontend::ClusterIp, Frontend::LocalLoadBalancer];
+
+/// Where pods keep their address then: wherever anybody else is.
+pub const KEPT: &str = "nonMasqueradeCIDRs: [10.10.0.0/16, 172.20.0.0/16, 192.168.0.0/16, 203.0.113.0/24, 'fd00::/8', '2600::/12']";
+
+/// As whose packet one comes to the endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// With the source that it was sent with.
+    Kept,
+    /// With an address of the node.
+    Nodes,
+    /// Not at all.
+    Nothing,
+}
+
+impl Frontend {
+    /// What becomes of a packet whose sender is taken for local, or is not.
+    pub fn expected(self, sender: Sender, local: bool) -> Seen {
+        match self {
+            // kube-proxy: off-cluster traffic to a cluster IP is masqueraded, and what is not local
+            // is that.
+            Self::ClusterIp if local => Seen::Kept,
+            Self::ClusterIp => Seen::Nodes,
+            // The endpoint may be on another node, so everybody is masqueraded.
+            Self::LoadBalancer | Self::NodePort => Seen::Nodes,
+            // Policy Local binds what comes from elsewhere: to no endpoint on this node, it is
+            // dropped.
+            Self::LocalLoadBalancer | Self::LocalNodePort => match (local, sender) {
+                (true, _) => Seen::Kept,
+                (false, Sender::Node) => Seen::Nodes,
+                (false, _) => Seen::Nothing,
+            },
+            // ip-masq-agent's work, for pods of this node and nobody else.
+            Self::Elsewhere if local => Seen::Nodes,
+            Self::Elsewhere => Seen::Kept,
+        }
+    }
+
+    /// Its address of the same family as `like`, and port.
+    pub(super) fn at(self, like: IpAddr) -> SocketAddr {
+        let v4 = like.is_ipv4();
+        let of = |pair: [IpAddr; 2]| pair[usize::from(!v4)];
+        let node = [ip("192.168.0.2"), ip("2001:db8::1")];
+        match self {
+            Self::ClusterIp => SocketAddr::new(of(service_ips(10)), 80),
+            Self::LoadBalancer => SocketAddr::new(of(balancers(1)), 80),
+            Self::NodePort => SocketAddr::new(of(node), 30081),
+            Self::LocalLoadBalancer => SocketAddr::new(of(balancers(2)), 80),
+            Self::LocalNodePort => SocketAddr::new(of(node), 30082),
+            Self::Elsewhere => SocketAddr::new(of(elsewhere()), TARGET),
+        }
+    }
+}
+
+fn balancers(n: u8) -> [IpAddr; 2] {
+    [ip(&format!("198.51.100.{n}")), ip(&format!("2001:db8:1b::{n}"))]
+}
+
+/// The addresses of the host behind this node.
+pub(super) fn elsewhere() -> [IpAddr; 2] {
+    [ip("198.18.0.5"), ip("2001:db8:18::5")]
+}
+
+/// A load balancer's service with a node port, which another node's pod alone serves.
+pub(super) fn service(
+    fixture: &Fixture,
+    name: &str,
+    number: u8,
+    n: u8,
+    policy: &str,
+) -> Result<Vec<Value>> {
+    let port = Port {
+        protocol: Protocol::Udp,
+        ..Port::tcp("dns", 80, TARGET + u16::from(n)).at_node(30080 + u16::from(n))
+    };
+    let mut service = manifest::service(name, &service_ips(number), &[port]);
+    let ingress = balancers(n).map(|ip| json!({ "ip": ip }));
+    service["spec"]["type"] = "LoadBalancer".into();
+    service["spec"]["externalTrafficPolicy"] = policy.into();
+    service["status"] = json!({ "loadBalancer": { "ingress": ingress } });
+    let mut objects = vec![service];
+    for like in service_ips(number) {
+        let endpoint = fixture.address(Who::Remote, like)?;
+        objects.push(manifest::slice(name, &[port], &[(endpoint, OTHER_NODE)]));
+    }
+    Ok(objects)
+}

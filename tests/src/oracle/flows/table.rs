@@ -1,0 +1,278 @@
+//! The table as it is written. Nothing here interprets it.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::packets::probe::Protocol;
+
+/// Who plays the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// nftables.
+    Nftables,
+    /// iptables in the tables of ip_tables.
+    IptablesLegacy,
+    /// iptables in the tables of nf_tables.
+    IptablesNft,
+    /// IPVS, with the rules of nftables.
+    Ipvs,
+}
+
+impl Backend {
+    /// Each that the kernel under the tests has. The guest's has [`Self::Ipvs`], too.
+    pub const ALL: [Self; 3] = [Self::Nftables, Self::IptablesLegacy, Self::IptablesNft];
+
+    /// What the table calls it.
+    fn row(self) -> &'static str {
+        match self {
+            // What IPVS carries is to look as if nftables carried it.
+            Self::Nftables | Self::Ipvs => "nftables",
+            Self::IptablesLegacy | Self::IptablesNft => "iptables",
+        }
+    }
+
+    /// The agent's input.
+    pub fn flags(self) -> Vec<String> {
+        let flags: &[&str] = match self {
+            Self::Nftables => &["--backend=nftables"],
+            Self::IptablesLegacy => &["--backend=iptables", "--iptables-variant=legacy"],
+            Self::IptablesNft => &["--backend=iptables", "--iptables-variant=nft"],
+            Self::Ipvs => &["--backend=ipvs"],
+        };
+        flags.iter().map(|&flag| flag.to_owned()).collect()
+    }
+}
+
+/// A cluster as one node sees it, and packets in it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Case {
+    /// Unique in the table.
+    pub name: String,
+    /// What it is about.
+    pub description: String,
+    /// The backends that it holds for.
+    pub backends: Vec<String>,
+    /// Services, as the API serves them.
+    pub services: Vec<Value>,
+    /// EndpointSlices, as the API serves them.
+    pub endpointslices: Vec<Value>,
+    /// The node.
+    pub node: NodeRow,
+    /// How the agent is configured.
+    pub config: Config,
+    /// The packets.
+    pub flows: Vec<Flow>,
+}
+
+/// The node of a case.
+#[derive(Debug, Clone, Deserialize)]
+pub struct NodeRow {
+    /// Its name in the API.
+    pub name: String,
+    /// Its addresses, the primary ones first.
+    pub ips: Vec<IpAddr>,
+    /// Its zone; empty for none.
+    pub zone: String,
+}
+
+/// Configuration of a case.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Config {
+    /// Which pods are recorded.
+    pub detect_local: DetectLocal,
+    /// Whether everything to a cluster IP is masqueraded.
+    pub masquerade_all: bool,
+    /// Whether node ports answer on 127.0.0.1.
+    pub localhost_node_ports: bool,
+    /// Where node ports answer; empty for the default.
+    pub node_port_addresses: Vec<String>,
+    /// The ranges that cluster IPs come from.
+    #[serde(rename = "serviceCIDRs")]
+    pub service_cidrs: Vec<String>,
+    /// The feature gate for hints that name nodes; on unless said otherwise.
+    pub prefer_same_node: Option<bool>,
+}
+
+/// Local detection of a case.
+#[derive(Debug, Clone, Deserialize)]
+pub struct DetectLocal {
+    /// Pods of the node.
+    #[serde(default)]
+    pub pods: Vec<PodRow>,
+}
+
+/// A pod of the node.
+#[derive(Debug, Clone, Deserialize)]
+pub struct PodRow {
+    /// What it is called.
+    pub iface: String,
+    /// Its addresses.
+    pub ips: Vec<IpAddr>,
+}
+
+/// A packet that opens a connection.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Flow {
+    /// What it shows.
+    pub name: String,
+    /// Its source.
+    pub from: IpAddr,
+    /// Where it starts.
+    pub from_kind: From,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its destination.
+    pub dest_ip: IpAddr,
+    /// Its destination port.
+    pub dest_port: u16,
+    /// What becomes of it.
+    pub expect: Expect,
+    /// The backends it holds for, where they differ.
+    pub backends: Option<Vec<String>>,
+}
+
+/// Where a packet starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum From {
+    /// A pod of the node.
+    LocalPod,
+    /// The node itself.
+    Node,
+    /// A host outside the cluster.
+    External,
+    /// A pod of another node.
+    RemotePod,
+}
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Expect {
+    /// Who may answer, or a verdict.
+    pub endpoints: Verdict,
+    /// Whether who answers sees the node as the source.
+    pub masq: bool,
+    /// Whether one client always gets the same answer.
+    pub sticky: Option<Value>,
+}
+
+/// Who may answer.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Verdict {
+    /// Any of these, each at some time.
+    Forward(Vec<SocketAddr>),
+    /// Nobody, and how that shows.
+    Nobody(Nobody),
+}
+
+/// How it shows that no endpoint answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Nobody {
+    /// The client is refused.
+    Reject,
+    /// The client hears nothing.
+    Drop,
+    /// The packet goes where it was sent to.
+    None,
+    /// Explicitly let through, which only iptables has.
+    Accept,
+}
+
+/// An endpoint, cut down to where it listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listening {
+    /// All its addresses, though a proxy uses the first alone.
+    pub addresses: Vec<IpAddr>,
+    /// The node it is on, where that is said.
+    pub node: Option<String>,
+    /// The ports of its slice.
+    pub ports: Vec<(Protocol, u16)>,
+}
+
+impl Case {
+    /// The case's configuration on the agent's command line.
+    pub fn agent_options(&self) -> Vec<String> {
+        let config = &self.config;
+        let mut options =
+            vec![format!("--iptables-localhost-nodeports={}", config.localhost_node_ports)];
+        if !config.node_port_addresses.is_empty() {
+            options.push(format!("--nodeport-addresses={}", config.node_port_addresses.join(",")));
+        }
+        if config.masquerade_all {
+            options.push("--masquerade-all".to_owned());
+        }
+        if config.prefer_same_node == Some(false) {
+            options.push("--feature-gates=PreferSameTrafficDistribution=false".to_owned());
+        }
+        options
+    }
+
+    /// All endpoints of all slices, usable or not.
+    pub fn endpoints(&self) -> Result<Vec<Listening>> {
+        self.endpointslices
+            .iter()
+            .map(endpoints_of)
+            .collect::<Result<Vec<_>>>()
+            .map(|nested| nested.concat())
+    }
+}
+
+/// The cases that `backend` has a part in, with the packets that it decides about.
+pub fn cases(backend: Backend) -> Result<Vec<Case>> {
+    let mut all: Vec<Case> =
+        serde_json::from_str(include_str!("../../../flows.json")).context("flows.json")?;
+    let own: Vec<Case> =
+        serde_json::from_str(include_str!("../../../own-flows.json")).context("own-flows.json")?;
+    all.extend(own);
+    let ours = |them: &[String]| them.iter().any(|it| it == backend.row());
+    all.retain(|case| ours(&case.backends));
+    for case in &mut all {
+        case.flows.retain(|flow| flow.backends.as_deref().is_none_or(ours));
+    }
+    Ok(all)
+}
+
+fn endpoints_of(slice: &Value) -> Result<Vec<Listening>> {
+    #[derive(Deserialize)]
+    struct Slice {
+        #[serde(default)]
+        ports: Vec<Port>,
+        endpoints: Vec<Endpoint>,
+    }
+    #[derive(Deserialize)]
+    struct Port {
+        port: u16,
+        protocol: Protocol,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Endpoint {
+        addresses: Vec<String>,
+        node_name: Option<String>,
+    }
+    let slice = Slice::deserialize(slice).context("an EndpointSlice of the table")?;
+    let ports: Vec<_> = slice.ports.iter().map(|port| (port.protocol, port.port)).collect();
+    let listening = |endpoint: Endpoint| {
+        let addresses =
+            endpoint.addresses.iter().map(|text| lenient(text)).collect::<Result<Vec<_>>>()?;
+        Ok(Listening { addresses, node: endpoint.node_name, ports: ports.clone() })
+    };
+    slice.endpoints.into_iter().map(listening).collect()
+}
+
+/// An address as sloppy users write it: the API server lets leading zeros pass and means decimals.
+fn lenient(text: &str) -> Result<IpAddr> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let numbers = text.split('.').map(str::parse::<u8>).collect::<Result<Vec<_>, _>>()?;
+    let octets: [u8; 4] =
+        numbers.try_into().ok().with_context(|| format!("{text} is no address"))?;
+    Ok(Ipv4Addr::from(octets).into())
+}

@@ -1,0 +1,233 @@
+//! The tests' own API server: real HTTP/1.1 over real TLS, in a namespace.
+
+use std::convert::Infallible;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::sync::{oneshot, watch};
+use tokio_rustls::TlsAcceptor;
+
+use super::Api;
+use super::answer::answer;
+use super::kinds::Resource;
+use super::manners::{Asked, Manners};
+use super::store::Store;
+use super::tls::{Authority, replace};
+use crate::node::netns::Netns;
+
+/// The token that the kubeconfig file holds at first.
+const TOKEN: &str = "the-first-token";
+
+/// What all connections share.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) store: Store,
+    manners: Mutex<Manners>,
+    asked: Mutex<Vec<Asked>>,
+    /// Ends every watch in the middle of a line.
+    pub(super) cut: watch::Sender<u64>,
+    /// Tells every watch that it is too old.
+    pub(super) expire: watch::Sender<u64>,
+}
+
+impl Shared {
+    pub(super) fn manners(&self) -> Manners {
+        self.manners.lock().expect("nobody panics with it").clone()
+    }
+
+    /// Takes one from a number of misdeeds to be done; whether there was one.
+    pub(super) fn take(&self, which: impl FnOnce(&mut Manners) -> &mut usize) -> bool {
+        let mut manners = self.manners.lock().expect("nobody panics with it");
+        let left = which(&mut manners);
+        let any = *left > 0;
+        *left -= usize::from(any);
+        any
+    }
+
+    pub(super) fn record(&self, asked: Asked) -> usize {
+        let mut all = self.asked.lock().expect("nobody panics with it");
+        all.push(asked);
+        all.len() - 1
+    }
+
+    pub(super) fn answered(&self, number: usize, status: u16) {
+        let mut all = self.asked.lock().expect("nobody panics with it");
+        if let Some(asked) = all.get_mut(number) {
+            asked.status = status;
+        }
+    }
+}
+
+/// A server. Dropping it stops it.
+#[derive(Debug)]
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    folder: PathBuf,
+    kubeconfig: PathBuf,
+    authority: Authority,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl ApiServer {
+    /// Starts a server at `address`, which `netns` has. Its kubeconfig file is in `folder`.
+    pub fn start(netns: &Netns, address: SocketAddr, folder: &Path) -> Result<Self> {
+        let authority = Authority::new()?;
+        authority.write_kubeconfig(folder, &format!("https://{address}"), TOKEN)?;
+        let mut server = Self {
+            shared: Arc::default(),
+            address,
+            folder: folder.to_owned(),
+            kubeconfig: folder.join("kubeconfig"),
+            authority,
+            running: None,
+        };
+        server.go_on(netns)?;
+        Ok(server)
+    }
+
+    /// Starts it again after [`Self::stop`], with the objects that it has.
+    pub fn go_on(&mut self, netns: &Netns) -> Result<()> {
+        let listener = netns.run(|| TcpListener::bind(self.address))?;
+        let listener = listener.with_context(|| format!("cannot listen at {}", self.address))?;
+        listener.set_nonblocking(true)?;
+        let tls = self.authority.identity(self.address.ip())?.server_config()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (stop, stopped) = oneshot::channel();
+        let shared = self.shared.clone();
+        let thread = std::thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = stopped => {}
+                    result = accept(listener, TlsAcceptor::from(tls), shared) => panic!("{result:?}"),
+                }
+            });
+        });
+        self.running = Some(Running { stop, thread });
+        Ok(())
+    }
+
+    /// Ends all connections and listens no more: the API is away.
+    pub fn stop(&mut self) {
+        if let Some(Running { stop, thread }) = self.running.take() {
+            let _ = stop.send(());
+            let _ = thread.join();
+        }
+    }
+
+    /// Changes how it behaves.
+    pub fn behave(&self, change: impl FnOnce(&mut Manners)) {
+        change(&mut self.shared.manners.lock().expect("nobody panics with it"));
+    }
+
+    /// Breaks every watch off in the middle of a line.
+    pub fn cut_watches(&self) {
+        self.shared.cut.send_modify(|count| *count += 1);
+    }
+
+    /// Tells every watch that it is too old (410).
+    pub fn expire_watches(&self) {
+        self.shared.expire.send_modify(|count| *count += 1);
+    }
+
+    /// Forgets its history: a client with an old version gets 410.
+    pub fn compact(&self) {
+        self.shared.store.compact();
+    }
+
+    /// Takes another certificate authority; the kubeconfig's is changed only by
+    /// [`Self::publish_authority`].
+    pub fn change_authority(&mut self) -> Result<()> {
+        self.authority = Authority::new()?;
+        Ok(())
+    }
+
+    /// Writes the authority's certificate where the kubeconfig file names it.
+    pub fn publish_authority(&self) -> Result<()> {
+        replace(&self.folder.join("ca.crt"), &self.authority.certificate)
+    }
+
+    /// Writes another token where the kubeconfig file names it.
+    pub fn publish_token(&self, token: &str) -> Result<()> {
+        replace(&self.folder.join("token"), token)
+    }
+
+    /// Every request since the beginning.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.shared.asked.lock().expect("nobody panics with it").clone()
+    }
+
+    /// Every object of this resource, by its plural.
+    pub fn objects(&self, plural: &str) -> Vec<Value> {
+        self.shared.store.all(plural)
+    }
+
+    /// Where its kubeconfig file, certificate and token are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Api for ApiServer {
+    fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    fn put(&self, object: &Value) -> Result<()> {
+        self.shared.store.put(object.clone()).map(drop)
+    }
+
+    fn delete(&self, object: &Value) -> Result<()> {
+        let resource = Resource::of(object)?;
+        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
+        let deleted = self.shared.store.delete(resource, text("namespace"), text("name"));
+        deleted.map(drop).with_context(|| format!("there is no {} {}", resource.kind, text("name")))
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    shared: Arc<Shared>,
+) -> Result<Infallible> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let (tls, shared) = (tls.clone(), shared.clone());
+        tokio::spawn(async move {
+            // A client that does not trust us says so and goes.
+            let Ok(stream) = tls.accept(stream).await else {
+                return;
+            };
+            let service = service_fn(move |request| {
+                let shared = shared.clone();
+                async { Ok::<_, Infallible>(answer(shared, request).await) }
+            });
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}

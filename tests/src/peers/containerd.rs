@@ -1,0 +1,239 @@
+//! A real container runtime on the node: containerd with its CRI plugin, which executes real CNI
+//! chains for the sandboxes that it makes.
+//!
+//! It runs in namespaces of its own beside the node's network namespace. Processes: whatever it
+//! started ends with it, however it ends. Mounts: it has `/run`, `/var/lib/cni` and its pods'
+//! namespaces for itself.
+
+pub mod container;
+mod cri;
+mod image;
+pub mod kubelet;
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+pub use self::cri::{Cri, LinuxSandbox, SandboxConfig, SandboxSecurity};
+use crate::binary;
+use crate::eventually::observed;
+use crate::node::netns::{Netns, checked};
+
+/// The image that sandboxes are made from.
+const PAUSE: &str = "denizen.test/pause:1";
+
+/// Denizen's image, as `conf/kubernetes` names it.
+pub const DENIZEN: &str = concat!("docker.io/library/denizen:", env!("CARGO_PKG_VERSION"));
+
+/// The variants of denizen's image in `conf/Containerfile`.
+#[derive(Debug, Clone, Copy)]
+pub enum Image {
+    /// Two static programs.
+    Nftables,
+    /// With Debian's iptables and ipset.
+    Iptables,
+    /// With Debian's BIRD.
+    Bird,
+}
+
+/// How long a busy machine may take to start it.
+const STARTING: Duration = Duration::from_secs(60);
+
+/// Mounts, and then containerd. Mounts are shared, as systemd has them, but with nobody outside.
+/// Its arguments: the folders that are `/var/lib` and `/var/lib/cni` in there, and its
+/// configuration.
+const START: &str = r#"
+set -e
+mount --make-rshared /
+mount -t tmpfs tmpfs /run
+mount --bind "$1" /var/lib
+mount --bind "$2" /var/lib/cni
+exec containerd --config "$3"
+"#;
+
+/// A running containerd. Dropping it ends it and everything it started, and prints its log.
+#[derive(Debug)]
+pub struct Containerd {
+    child: Child,
+    folder: PathBuf,
+}
+
+impl Containerd {
+    /// The folder that its CNI configurations are in, made beside `folder`'s other parts. Made
+    /// before the start.
+    pub fn conf_dir(folder: &Path) -> Result<PathBuf> {
+        made(folder, "net.d")
+    }
+
+    /// The folder that it finds CNI plugins in: Debian's are there.
+    pub fn bin_dir(folder: &Path) -> Result<PathBuf> {
+        let bin = made(folder, "bin")?;
+        for plugin in fs::read_dir(binary::cni_plugins())?.flatten() {
+            let link = bin.join(plugin.file_name());
+            if !link.is_symlink() {
+                symlink(plugin.path(), link)?;
+            }
+        }
+        Ok(bin)
+    }
+
+    /// Starts it in the node's network namespace, with all its files in `folder` but for the
+    /// results of its CNI calls, which it keeps in `cni_cache`, and waits until it answers.
+    pub fn start(node: &Netns, folder: &Path, cni_cache: &Path) -> Result<Self> {
+        let config = folder.join("config.toml");
+        fs::write(&config, configuration(folder)?)?;
+        let state = made(folder, "var-lib")?;
+        made(&state, "cni")?;
+        fs::create_dir_all(cni_cache)?;
+        let log = File::create(folder.join("log"))?;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        command.args(["sh", "-c", START, "sh"]).arg(state).arg(cni_cache).arg(config);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = node.run(|| command.spawn())?.context("cannot run unshare")?;
+        let folder = folder.to_owned();
+        let mut runtime = Self { child, folder };
+        runtime.wait("answering", |runtime| runtime.cri().map(drop))?;
+        runtime.import(&image::pause(&made(&runtime.folder, "image-pause")?, PAUSE)?)?;
+        Ok(runtime)
+    }
+
+    /// Waits until a CNI configuration is loaded.
+    pub fn wait_network(&mut self) -> Result<()> {
+        self.wait("ready", |runtime| match runtime.cri()?.not_ready()? {
+            None => Ok(()),
+            Some(why) => anyhow::bail!("{why}"),
+        })
+    }
+
+    /// A connection of its own.
+    pub fn cri(&self) -> Result<Cri> {
+        Cri::connect(&self.folder.join("containerd.sock"))
+    }
+
+    /// Runs `work` in the network namespace that a pod's record names.
+    pub fn run_in_pod<T: Send>(&self, netns: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
+        Netns::run_at(&self.as_seen_here(Path::new(netns)), work)
+    }
+
+    /// A name, for `ip netns` and for this harness, of the network namespace that a pod's record
+    /// names.
+    pub fn pod_netns(&self, netns: &str) -> Result<Netns> {
+        Netns::of(&self.as_seen_here(Path::new(netns)))
+    }
+
+    /// Makes a folder of ours be `at` among its mounts.
+    pub fn bind(&self, folder: &Path, at: &str) -> Result<()> {
+        fs::create_dir_all(self.as_seen_here(Path::new(at)))?;
+        let mut command = Command::new("nsenter");
+        command.args(["--mount", "--target", &self.child.id().to_string()]);
+        checked(command.args(["mount", "--bind"]).arg(folder).arg(at))?;
+        Ok(())
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// A path among its mounts, from among ours.
+    fn as_seen_here(&self, path: &Path) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.child.id()));
+        root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    fn wait(&mut self, what: &str, mut so: impl FnMut(&Self) -> Result<()>) -> Result<()> {
+        let try_it = || -> Result<Result<()>> {
+            let result = so(self);
+            ensure!(result.is_ok() || self.child.try_wait()?.is_none(), "it has ended: {result:?}");
+            Ok(result)
+        };
+        observed(what, STARTING, try_it, Result::is_ok).with_context(|| self.log())?
+    }
+
+    /// Imports denizen's image, as `tests/image` built it.
+    pub fn import_denizen(&self, image: Image) -> Result<()> {
+        let name = match image {
+            Image::Nftables => "nftables",
+            Image::Iptables => "iptables",
+            Image::Bird => "bird",
+        };
+        self.import(&binary::image(name)?)
+    }
+
+    /// Gives an image a second name.
+    pub fn tag(&self, image: &str, name: &str) -> Result<()> {
+        checked(self.images().args(["tag", image, name]))?;
+        Ok(())
+    }
+
+    fn import(&self, archive: &Path) -> Result<()> {
+        checked(self.images().args(["import", "--snapshotter", "native"]).arg(archive))
+            .with_context(|| format!("cannot import {}", archive.display()))?;
+        Ok(())
+    }
+
+    fn images(&self) -> Command {
+        let mut command = Command::new("ctr");
+        command.arg("--address").arg(self.folder.join("containerd.sock"));
+        command.args(["--namespace", "k8s.io", "images"]);
+        command
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        // `--kill-child`: the first process of its namespace, and with that all others, end with
+        // `unshare`.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        eprintln!("--- containerd's log\n{}---", self.log());
+    }
+}
+
+fn made(folder: &Path, name: &str) -> Result<PathBuf> {
+    let path = folder.join(name);
+    fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    Ok(path)
+}
+
+/// containerd's, as it runs where cgroups are of version 1, nobody may be made less likely to be
+/// killed, and no file system can be stacked on the one it is on.
+fn configuration(folder: &Path) -> Result<String> {
+    let conf_dir = Containerd::conf_dir(folder)?;
+    let bin_dir = Containerd::bin_dir(folder)?;
+    let (folder, conf_dir, bin_dir) = (folder.display(), conf_dir.display(), bin_dir.display());
+    Ok(format!(
+        r#"version = 2
+root = "{folder}/root"
+state = "{folder}/state"
+disabled_plugins = ["io.containerd.internal.v1.opt"]
+
+[grpc]
+address = "{folder}/containerd.sock"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{PAUSE}"
+restrict_oom_score_adj = true
+disable_apparmor = true
+netns_mounts_under_state_dir = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+conf_dir = "{conf_dir}"
+bin_dir = "{bin_dir}"
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "native"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = false
+"#
+    ))
+}

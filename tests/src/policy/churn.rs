@@ -1,0 +1,279 @@
+//! Labels, policies and pods that change many times a second, while permitted clients connect and a
+//! forbidden one tries to.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::node::manifest::Manifests;
+use crate::node::netns::Netns;
+use crate::node::pod::{Pod, Wiring};
+use crate::node::two_nodes::TwoNodes;
+use crate::packets::probe::{Probe, Protocol::Tcp};
+use crate::packets::recorder::{PORT, Recorder};
+use crate::packets::spray::{Spray, Targets};
+use crate::policy::{
+    Labels, Metadata, Namespace, NetworkPolicy, Peer, PodIp, PodSpec, PodStatus, Port, Rule,
+    Selector, World,
+};
+
+/// So many retransmissions of a first packet a client waits for.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// Role, node and wiring of each pod.
+const PODS: [(&str, usize, Wiring); 5] = [
+    ("client", 0, Wiring::Bridged),
+    ("server", 0, Wiring::Routed),
+    ("server", 1, Wiring::Bridged),
+    ("stranger", 0, Wiring::Bridged),
+    ("stranger", 1, Wiring::Routed),
+];
+
+/// How long everybody pauses.
+#[derive(Debug, Clone, Copy)]
+pub struct Pauses {
+    /// From one change to the next, if the machine can do as much.
+    pub changes: Duration,
+    /// The client, from one connection to the next.
+    pub client: Duration,
+    /// The strangers, from one datagram to the next.
+    pub strangers: Duration,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Churned {
+    /// How often something was changed.
+    pub changes: usize,
+    /// How many connections were made, all of them permitted.
+    pub made: usize,
+    /// Those that were not made in time, with the reason.
+    pub refused: Vec<String>,
+    /// Who reached a server and must not.
+    pub leaked: Vec<String>,
+    /// How long the slowest connection took.
+    pub slowest: Duration,
+    /// Segments that the client's kernel sent again.
+    pub sent_again: u64,
+}
+
+impl Churned {
+    /// An error unless every permitted client was served, at least `made` times, and nobody else.
+    pub fn check(&self, made: usize) -> Result<()> {
+        eprintln!("{self:?}");
+        ensure!(self.refused.is_empty() && self.leaked.is_empty(), "{self:?}");
+        ensure!(self.made >= made, "{self:?}");
+        Ok(())
+    }
+}
+
+/// Two nodes with agents, on which something changes again and again for `duration`.
+pub fn play(label: &str, pauses: Pauses, duration: Duration) -> Result<Churned> {
+    let mut nodes = TwoNodes::new(label, &Value::Null)?;
+    let attach = |(number, (role, node, wiring)): (usize, &(&str, usize, Wiring))| {
+        nodes.attach(*node, &format!("x/{role}-{number}"), *wiring)
+    };
+    let pods = PODS.iter().enumerate().map(attach).collect::<Result<Vec<_>>>()?;
+    let churn = Churn { manifests: nodes.manifests.clone(), pods: &pods };
+    churn.begin()?;
+    nodes.start_agents(&[])?;
+    nodes.settled(|_, _| true)?;
+    let servers = [&pods[1], &pods[2]];
+    let addresses: Vec<_> = servers.iter().flat_map(|it| it.addresses.iter().copied()).collect();
+    let recorders =
+        servers.iter().map(|it| Recorder::start(&it.netns)).collect::<Result<Vec<_>>>()?;
+    let targets = Targets::default();
+    targets.lock().expect("nobody panicked").extend(&addresses);
+    let _strangers = [&pods[3], &pods[4]]
+        .map(|it| Spray::every(pauses.strangers, &it.netns, &targets))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
+    let over = AtomicBool::new(false);
+    let (changes, Connected { made, refused, slowest }) = thread::scope(|scope| -> Result<_> {
+        let clients =
+            scope.spawn(|| pods[0].netns.run(|| connect(&addresses, pauses.client, &over)));
+        let changes = churn.go_on(pauses.changes, duration);
+        over.store(true, Ordering::Relaxed);
+        let connected = clients.join().expect("a client does not panic")?;
+        Ok((changes?, connected))
+    })?;
+    let sent_again = retransmitted(&pods[0].netns)?;
+    let mut leaked = Vec::new();
+    for (recorder, server) in recorders.iter().zip(servers) {
+        let heard = recorder.senders();
+        let strangers = pods[3..].iter().flat_map(|it| &it.addresses);
+        let reached = strangers.filter(|it| heard.contains(it));
+        leaked.extend(reached.map(|it| format!("{it} reached {:?}", server.addresses)));
+    }
+    Ok(Churned { changes, made, refused, leaked, slowest, sent_again })
+}
+
+#[derive(Debug, Default)]
+struct Connected {
+    made: usize,
+    refused: Vec<String>,
+    slowest: Duration,
+}
+
+/// Connects to one server after the other until it is over.
+fn connect(servers: &[IpAddr], pause: Duration, over: &AtomicBool) -> Connected {
+    let mut connected = Connected::default();
+    for server in servers.iter().cycle() {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        let started = Instant::now();
+        let probe = Probe::tcp(SocketAddr::new(*server, PORT)).patience(PATIENCE);
+        match probe.connect() {
+            Ok(stream) => {
+                connected.made += 1;
+                let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+            }
+            Err(error) => connected.refused.push(format!("{server}: {error}")),
+        }
+        connected.slowest = connected.slowest.max(started.elapsed());
+        thread::sleep(pause);
+    }
+    connected
+}
+
+/// Segments that a namespace's TCP has sent again.
+fn retransmitted(netns: &Netns) -> Result<u64> {
+    let text = netns.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))??;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let names = lines.next().context("no names")?.split(' ');
+    let mut values = names.zip(lines.next().context("no values")?.split(' '));
+    let (_, value) = values.find(|(name, _)| *name == "RetransSegs").context("not counted")?;
+    Ok(value.parse()?)
+}
+
+/// Who changes everything.
+struct Churn<'a> {
+    manifests: Manifests,
+    pods: &'a [Pod],
+}
+
+impl Churn<'_> {
+    /// What stays true all the time: servers hear clients alone, clients reach servers alone.
+    fn begin(&self) -> Result<()> {
+        let metadata = Metadata { name: "x".to_owned(), ..Metadata::default() };
+        let namespaces = vec![Namespace { metadata }];
+        let world = World { namespaces, ..World::default() };
+        self.manifests.put("namespace", &world.manifests())?;
+        for number in 0..PODS.len() {
+            self.put_pod(number, 0)?;
+        }
+        self.put_policies(0)
+    }
+
+    /// Changes something after each `pause`; says how often.
+    fn go_on(&self, pause: Duration, duration: Duration) -> Result<usize> {
+        let started = Instant::now();
+        let mut changes = 0;
+        while started.elapsed() < duration {
+            changes += 1;
+            match changes % 4 {
+                0 => self.put_policies(changes)?,
+                1 => self.put_other_policy(changes)?,
+                2 => self.put_elsewhere(changes)?,
+                _ => self.put_pod(changes / 4 % PODS.len(), changes)?,
+            }
+            let due = pause * u32::try_from(changes)?;
+            thread::sleep(due.saturating_sub(started.elapsed()));
+        }
+        Ok(changes)
+    }
+
+    /// A pod's object, with a label that some policies ask for: its identity is another one.
+    fn put_pod(&self, number: usize, change: usize) -> Result<()> {
+        let (role, node, _) = PODS[number];
+        let noise = ["a", "b", "c"][change % 3];
+        let pod = &self.pods[number];
+        let uid = format!("uid-{}", pod.netns.name());
+        let name = format!("{role}-{number}");
+        let labels = labels(role, noise);
+        let object = object(&name, &uid, labels, node, &pod.addresses);
+        self.put(&name, World { pods: vec![object], ..World::default() })
+    }
+
+    /// Both policies that matter, which say the same in other words.
+    fn put_policies(&self, change: usize) -> Result<()> {
+        let role = |role: &str| Selector::label("role", role);
+        let noisy = |value: &str| {
+            let mut selector = role("client");
+            selector.match_labels.insert("noise".to_owned(), value.to_owned());
+            Peer::pods(selector)
+        };
+        let mut from = match change % 2 {
+            0 => vec![Peer::pods(role("client"))],
+            _ => vec![noisy("a"), noisy("b"), noisy("c")],
+        };
+        from.rotate_left(change % 3 % 2);
+        let ports = [Port::number(Tcp, PORT), Port::number(Tcp, 8080 + (change % 100) as u16)];
+        let server =
+            NetworkPolicy::new("x", "server", role("server")).ingress([Rule::from(from).at(ports)]);
+        let client = NetworkPolicy::new("x", "client", role("client"))
+            .egress([Rule::to([Peer::pods(role("server"))])]);
+        self.put("policies", World { policies: vec![server, client], ..World::default() })
+    }
+
+    /// A policy that comes and goes, and permits the servers what no one here is.
+    fn put_other_policy(&self, change: usize) -> Result<()> {
+        let rule = Rule::from([Peer::pods(Selector::label("noise", "none"))]);
+        let servers = Selector::label("role", "server");
+        let policy = NetworkPolicy::new("x", "other", servers).ingress([rule]);
+        let policies = if change % 8 < 4 { vec![policy] } else { vec![] };
+        self.put("other", World { policies, ..World::default() })
+    }
+
+    /// Pods of other nodes come and go.
+    fn put_elsewhere(&self, change: usize) -> Result<()> {
+        let address = |number: usize| -> Vec<IpAddr> {
+            let number = (number % 250) as u8;
+            vec![[10, 13, 0, number].into(), [0xfd00, 13, 0, 0, 0, 0, 0, number.into()].into()]
+        };
+        let pods = (0..5).map(|number| {
+            let number = change + number;
+            let name = format!("elsewhere-{}", number % 250);
+            let labels = labels("client", ["a", "b", "c"][number % 3]);
+            object(&name, "", labels, 1, &address(number))
+        });
+        self.put("elsewhere", World { pods: pods.collect(), ..World::default() })
+    }
+
+    fn put(&self, file: &str, world: World) -> Result<()> {
+        self.manifests.put(file, &world.manifests())
+    }
+}
+
+fn labels(role: &str, noise: &str) -> Labels {
+    [("role", role), ("noise", noise)].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+}
+
+fn object(
+    name: &str,
+    uid: &str,
+    labels: Labels,
+    node: usize,
+    addresses: &[IpAddr],
+) -> crate::policy::Pod {
+    crate::policy::Pod {
+        metadata: Metadata {
+            namespace: "x".to_owned(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            labels,
+            ..Metadata::default()
+        },
+        spec: PodSpec { node_name: format!("node-{}", node + 1), ..PodSpec::default() },
+        status: PodStatus {
+            phase: "Running".to_owned(),
+            pod_ips: addresses.iter().map(|ip| PodIp { ip: *ip }).collect(),
+        },
+    }
+}
