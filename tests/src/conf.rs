@@ -78,7 +78,7 @@ pub fn capabilities(daemon_set: &str, container: &str) -> Result<Vec<String>> {
 
 /// The capabilities that one of these containers runs with: those it adds, for it drops all others.
 pub fn granted(containers: &[Value], name: &str) -> Result<Vec<String>> {
-    let container = containers.iter().find(|it| it["name"] == name);
+    let container = containers.iter().find(|container| container["name"] == name);
     let security = &container.context("no such container")?["securityContext"];
     let capabilities = &security["capabilities"];
     ensure!(capabilities["drop"] == serde_json::json!(["ALL"]), "{security}");

@@ -79,7 +79,9 @@ fn service(family: &str, last: u8) -> SocketAddr {
 fn tells_verdicts_apart(label: &str, wiring: Wiring) -> Result<()> {
     let context = context(label, wiring)?;
     let node = context.world.node_addresses()?;
-    for (family, protocol) in FAMILIES.iter().flat_map(|family| PROTOCOLS.map(|it| (family, it))) {
+    for (family, protocol) in
+        FAMILIES.iter().flat_map(|family| PROTOCOLS.map(|protocol| (family, protocol)))
+    {
         let ask = |last: u8| {
             let patience = if last == 4 { SILENCE } else { PATIENCE };
             Probe { protocol, patience, ..Probe::tcp(service(family, last)) }
@@ -87,13 +89,17 @@ fn tells_verdicts_apart(label: &str, wiring: Wiring) -> Result<()> {
         };
         let like = service(family, 1).ip();
         let own = context.client.address_like(like);
-        let endpoint = context.server.address_like(like).map(|it| SocketAddr::new(it, 8080));
+        let endpoint =
+            context.server.address_like(like).map(|address| SocketAddr::new(address, 8080));
         let what = format!("{family} {protocol}");
 
         let (plain, masqueraded) = (ask(1), ask(2));
         assert_eq!((plain.endpoint(), plain.seen()), (endpoint, own), "{what}: {plain:?}");
         assert_eq!(masqueraded.endpoint(), endpoint, "{what}: {masqueraded:?}");
-        assert!(masqueraded.seen().is_some_and(|it| node.contains(&it)), "{what}: {masqueraded:?}");
+        assert!(
+            masqueraded.seen().is_some_and(|source| node.contains(&source)),
+            "{what}: {masqueraded:?}"
+        );
         assert_ne!(masqueraded.seen(), own, "{what}");
         assert_eq!(ask(3), Outcome::Refused, "{what}");
         assert_eq!(ask(4), Outcome::Dropped, "{what}");
@@ -159,7 +165,12 @@ fn reaches_everybody_from_everywhere() -> Result<()> {
     {
         let answer = Probe::tcp(service(family, 1)).ask_in(host);
         let endpoint = server.address_like(service(family, 1).ip());
-        assert_eq!(answer.endpoint().map(|it| it.ip()), endpoint, "{}: {answer:?}", host.name());
+        assert_eq!(
+            answer.endpoint().map(|endpoint| endpoint.ip()),
+            endpoint,
+            "{}: {answer:?}",
+            host.name()
+        );
     }
     Ok(())
 }

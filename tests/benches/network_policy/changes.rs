@@ -88,7 +88,7 @@ fn many(engine: &mut Engine, what: &str, change: impl Fn(u32) -> Vec<Event>) {
 fn shown(what: &str, costs: Vec<Cost>) {
     let of =
         |part: fn(&Cost) -> Duration| text(costs.iter().map(part).collect::<Samples>().median());
-    line(what, format!("{}, of it written in {}", of(|it| it.whole), of(|it| it.written)));
+    line(what, format!("{}, of it written in {}", of(|cost| cost.whole), of(|cost| cost.written)));
 }
 
 fn line(what: &str, value: String) {

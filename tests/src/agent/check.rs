@@ -50,23 +50,24 @@ impl CheckReport {
 
     /// The names of the checks with a warning or a failure, each once.
     pub fn unwell(&self) -> Vec<&str> {
-        let unwell = self.checks.iter().filter(|it| is_unwell(it));
-        let mut names: Vec<&str> = unwell.filter_map(|it| it["name"].as_str()).collect();
+        let unwell = self.checks.iter().filter(|check| is_unwell(check));
+        let mut names: Vec<&str> = unwell.filter_map(|check| check["name"].as_str()).collect();
         names.dedup();
         names
     }
 
     /// How many checks have this verdict.
     pub fn count(&self, verdict: &str) -> usize {
-        self.checks.iter().filter(|it| it["verdict"] == verdict).count()
+        self.checks.iter().filter(|check| check["verdict"] == verdict).count()
     }
 
     /// Ensures that a check of this name has this verdict, and that its reason contains `words`. If
     /// something is wrong it says what to do.
     pub fn ensure(&self, name: &str, verdict: &str, words: &str) -> Result<()> {
-        let named = || self.checks.iter().filter(|it| it["name"] == name);
-        let is_so = |it: &&Value| {
-            it["verdict"] == verdict && it["reason"].as_str().is_some_and(|it| it.contains(words))
+        let named = || self.checks.iter().filter(|check| check["name"] == name);
+        let is_so = |check: &&Value| {
+            check["verdict"] == verdict
+                && check["reason"].as_str().is_some_and(|reason| reason.contains(words))
         };
         let found = named().find(is_so);
         let found = found.with_context(|| {
@@ -101,7 +102,7 @@ fn line(check: &Value) -> String {
 /// What is wrong.
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unwell = self.checks.iter().filter(|it| is_unwell(it));
+        let unwell = self.checks.iter().filter(|check| is_unwell(check));
         unwell.map(line).try_for_each(|line| f.write_str(&line))
     }
 }

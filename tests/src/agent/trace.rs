@@ -85,7 +85,11 @@ impl TraceReport {
 
     /// Every difference of every packet, in words.
     pub fn differences(&self) -> Vec<String> {
-        let differs = self.packets().iter().filter_map(|it| it["comparison"]["differs"].as_array());
-        differs.flatten().filter_map(|it| it.as_str().map(str::to_owned)).collect()
+        let differs =
+            self.packets().iter().filter_map(|packet| packet["comparison"]["differs"].as_array());
+        differs
+            .flatten()
+            .filter_map(|differences| differences.as_str().map(str::to_owned))
+            .collect()
     }
 }

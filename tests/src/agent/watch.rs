@@ -58,7 +58,7 @@ impl WatchCommand {
     pub fn until(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Result<Value> {
         let look = || Ok(self.seen.lock().expect("nobody panics with it").clone());
         let seen = observed(what, BOUND, look, |seen| seen.iter().any(&is_it))?;
-        seen.into_iter().find(|it| is_it(it)).context("it was seen")
+        seen.into_iter().find(|event| is_it(event)).context("it was seen")
     }
 
     /// All that it has shown.

@@ -107,7 +107,7 @@ impl Fixture {
         let is_nodes = || self.cluster.is_nodes(address).unwrap_or(false).then_some(Who::ThisNode);
         EVERYONE
             .into_iter()
-            .find(|who| self.address(*who, address).is_ok_and(|it| it == address))
+            .find(|who| self.address(*who, address).is_ok_and(|own| own == address))
             .or_else(is_nodes)
     }
 

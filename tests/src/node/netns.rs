@@ -250,7 +250,8 @@ pub fn names_with(prefix: &str) -> Vec<String> {
 
 /// The processes that run inside the namespace that the file at `path` stands for.
 fn processes_in(path: &Path) -> Vec<Pid> {
-    let identity = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    let identity =
+        |path: &Path| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino())).ok();
     let (Some(namespace), Ok(entries)) = (identity(path), fs::read_dir("/proc")) else {
         return Vec::new();
     };

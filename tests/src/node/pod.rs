@@ -99,7 +99,7 @@ impl Pod {
         };
         let ips = addresses
             .iter()
-            .map(|it| json!({ "address": format!("{it}/{}", host_length(*it)), "interface": 1 }));
+            .map(|ip| json!({ "address": format!("{ip}/{}", host_length(*ip)), "interface": 1 }));
         let result = json!({
             "cniVersion": CNI_VERSION,
             "interfaces": [{ "name": host_interface }, { "name": POD_INTERFACE, "sandbox": netns.path() }],

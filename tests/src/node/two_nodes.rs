@@ -78,8 +78,10 @@ impl TwoNodes {
         let host = |number| NodeHost::new(label, number, &folder, wait);
         let hosts = [host(1)?, host(2)?];
         join(&hosts)?;
-        let objects: Vec<_> =
-            hosts.iter().map(|it| manifest::node(&it.node.name, &it.node.addresses, "")).collect();
+        let objects: Vec<_> = hosts
+            .iter()
+            .map(|host| manifest::node(&host.node.name, &host.node.addresses, ""))
+            .collect();
         manifests.put("nodes", &objects)?;
         Ok(Self { hosts, manifests, label: label.to_owned(), _folder: folder })
     }
@@ -169,7 +171,7 @@ impl NodeHost {
     }
 
     fn settings(&self, objects: Objects, flags: &[&str]) -> Settings {
-        let flags = ["--network-policy=on"].iter().chain(flags).map(|it| (*it).to_owned());
+        let flags = ["--network-policy=on"].iter().chain(flags).map(|flag| (*flag).to_owned());
         Settings {
             objects,
             run_dir: self.run_dir.clone(),

@@ -178,7 +178,9 @@ impl World {
     pub fn node_addresses(&self) -> Result<Vec<IpAddr>> {
         let listed = self.node.run(|| -> nix::Result<Vec<IpAddr>> {
             let all = getifaddrs()?;
-            Ok(all.filter_map(|it| Some(socket_address(it.address.as_ref()?)?.ip())).collect())
+            Ok(all
+                .filter_map(|interface| Some(socket_address(interface.address.as_ref()?)?.ip()))
+                .collect())
         })?;
         listed.context("cannot list the node's addresses")
     }
@@ -211,7 +213,8 @@ impl World {
             // It went with the last IPv4 address, if that went.
             links.route(Way::out(GATEWAYS[0], "eth0"))
         })?;
-        self.fabric.change(|links| changes.iter().try_for_each(|it| it.on_fabric(links, link)))
+        self.fabric
+            .change(|links| changes.iter().try_for_each(|change| change.on_fabric(links, link)))
     }
 
     /// Has the node's connection tracking forget connections soon after they end. Thousands a
@@ -264,7 +267,7 @@ impl World {
             host.change(|links| {
                 links.up("eth0")?;
                 links.address("eth0", LINK_LOCAL, 64)?;
-                addresses.iter().try_for_each(|it| Place::Add(*it).on_host(links))?;
+                addresses.iter().try_for_each(|address| Place::Add(*address).on_host(links))?;
                 links.route(Way { source, ..Way::out(GATEWAYS[0], "eth0") })?;
                 links.route(Way::out(GATEWAYS[1], "eth0"))
             })?;
@@ -281,7 +284,9 @@ impl World {
                 links.route(Way::out(via, "to-node"))?;
             }
             for (link, addresses) in [("client", client), ("remote", remote)] {
-                addresses.iter().try_for_each(|it| Place::Add(*it).on_fabric(links, link))?;
+                addresses
+                    .iter()
+                    .try_for_each(|address| Place::Add(*address).on_fabric(links, link))?;
             }
             Ok(())
         })?;

@@ -97,7 +97,8 @@ fn attack(to: SocketAddr, count: usize, stop: &AtomicBool, made: &AtomicUsize) -
     // All at once, and then those again that were closed.
     let mut budget = count;
     while !stop.load(Ordering::Relaxed) {
-        let empty = connections.iter_mut().enumerate().filter(|(_, it)| it.is_none());
+        let empty =
+            connections.iter_mut().enumerate().filter(|(_, connection)| connection.is_none());
         for (number, connection) in empty.take(budget) {
             *connection =
                 Some(connect(to, REQUESTS[number % REQUESTS.len()]).context("cannot attack")?);
@@ -128,13 +129,15 @@ fn look_after(connections: &mut [Option<Connection>]) -> Result<()> {
         // too.
         None => PollFlags::POLLIN,
     };
-    let mut open: Vec<_> = connections.iter_mut().filter(|it| it.is_some()).collect();
+    let mut open: Vec<_> =
+        connections.iter_mut().filter(|connection| connection.is_some()).collect();
     let seen: Vec<PollFlags> = {
-        let open = open.iter().filter_map(|it| it.as_ref());
-        let mut asked: Vec<_> =
-            open.map(|it| PollFd::new(it.socket.as_fd(), interest(it))).collect();
+        let open = open.iter().filter_map(|connection| connection.as_ref());
+        let mut asked: Vec<_> = open
+            .map(|connection| PollFd::new(connection.socket.as_fd(), interest(connection)))
+            .collect();
         poll(&mut asked, PollTimeout::ZERO)?;
-        asked.iter().map(|it| it.revents().unwrap_or(PollFlags::empty())).collect()
+        asked.iter().map(|poll| poll.revents().unwrap_or(PollFlags::empty())).collect()
     };
     for (slot, seen) in open.iter_mut().zip(seen) {
         let closed = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;

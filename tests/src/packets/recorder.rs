@@ -91,7 +91,7 @@ fn serve(sockets: &[Socket], senders: &Senders, stop: &AtomicBool) {
     let round = PollTimeout::try_from(Duration::from_millis(20)).unwrap_or(PollTimeout::MAX);
     while !stop.load(Ordering::Relaxed) {
         let mut ready: Vec<_> =
-            sockets.iter().map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)).collect();
+            sockets.iter().map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
         if poll(&mut ready, round).is_err() {
             return;
         }

@@ -178,14 +178,15 @@ pub(crate) fn receive_from(socket: &Socket, buffer: &mut [u8]) -> io::Result<(us
 
 /// An address of IPv4 or IPv6.
 pub(crate) fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
-    let v4 = address.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
-    v4.or_else(|| address.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into())))
+    let v4 = address.as_sockaddr_in().map(|v4| SocketAddr::V4((*v4).into()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| SocketAddr::V6((*v6).into())))
 }
 
 /// What is answered: the address that answers and the one it was asked from.
 fn line(local: Option<SocketAddr>, peer: Option<SocketAddr>) -> String {
-    let text =
-        |address: Option<SocketAddr>| address.map_or_else(|| "-".to_owned(), |it| it.to_string());
+    let text = |address: Option<SocketAddr>| {
+        address.map_or_else(|| "-".to_owned(), |known| known.to_string())
+    };
     format!("{} {}\n", text(local), text(peer))
 }
 

@@ -84,13 +84,14 @@ pub fn play(label: &str, pauses: Pauses, duration: Duration) -> Result<Churned> 
     nodes.start_agents(&[])?;
     nodes.settled(|_, _| true)?;
     let servers = [&pods[1], &pods[2]];
-    let addresses: Vec<_> = servers.iter().flat_map(|it| it.addresses.iter().copied()).collect();
+    let addresses: Vec<_> =
+        servers.iter().flat_map(|server| server.addresses.iter().copied()).collect();
     let recorders =
-        servers.iter().map(|it| Recorder::start(&it.netns)).collect::<Result<Vec<_>>>()?;
+        servers.iter().map(|server| Recorder::start(&server.netns)).collect::<Result<Vec<_>>>()?;
     let targets = Targets::default();
     targets.lock().expect("nobody panicked").extend(&addresses);
     let _strangers = [&pods[3], &pods[4]]
-        .map(|it| Spray::every(pauses.strangers, &it.netns, &targets))
+        .map(|pod| Spray::every(pauses.strangers, &pod.netns, &targets))
         .into_iter()
         .collect::<Result<Vec<_>>>()?;
     let over = AtomicBool::new(false);
@@ -106,9 +107,9 @@ pub fn play(label: &str, pauses: Pauses, duration: Duration) -> Result<Churned> 
     let mut leaked = Vec::new();
     for (recorder, server) in recorders.iter().zip(servers) {
         let heard = recorder.senders();
-        let strangers = pods[3..].iter().flat_map(|it| &it.addresses);
-        let reached = strangers.filter(|it| heard.contains(it));
-        leaked.extend(reached.map(|it| format!("{it} reached {:?}", server.addresses)));
+        let strangers = pods[3..].iter().flat_map(|pod| &pod.addresses);
+        let reached = strangers.filter(|address| heard.contains(address));
+        leaked.extend(reached.map(|address| format!("{address} reached {:?}", server.addresses)));
     }
     Ok(Churned { changes, made, refused, leaked, slowest, sent_again })
 }

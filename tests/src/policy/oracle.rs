@@ -64,7 +64,7 @@ fn owner(world: &World, address: IpAddr) -> Option<&Pod> {
     let has_it = |pod: &&Pod| {
         !pod.spec.host_network
             && !["Succeeded", "Failed"].contains(&pod.status.phase.as_str())
-            && pod.status.pod_ips.iter().any(|it| it.ip == address)
+            && pod.status.pod_ips.iter().any(|pod_ip| pod_ip.ip == address)
     };
     world.pods.iter().filter(has_it).max_by_key(|pod| &pod.metadata.creation_timestamp)
 }
@@ -87,7 +87,7 @@ fn permits(world: &World, pod: &Pod, direction: Direction, packet: Packet) -> bo
                 Direction::Egress => ("Egress", &policy.spec.egress),
             };
             let types = policy.spec.policy_types.as_deref().unwrap_or_default();
-            let is_meant = types.is_empty() || types.iter().any(|it| it == name);
+            let is_meant = types.is_empty() || types.iter().any(|listed| listed == name);
             let mut rules = rules.iter().flatten();
             is_understood
                 && is_meant
@@ -158,8 +158,9 @@ fn is_peer(world: &World, policy: &NetworkPolicy, peer: &Peer, address: IpAddr) 
 
 /// The API server gives every namespace its name as a label that nobody can change.
 fn namespace_labels(world: &World, name: &str) -> Labels {
-    let namespace = world.namespaces.iter().find(|it| it.metadata.name == name);
-    let mut labels = namespace.map(|it| it.metadata.labels.clone()).unwrap_or_default();
+    let namespace = world.namespaces.iter().find(|namespace| namespace.metadata.name == name);
+    let mut labels =
+        namespace.map(|namespace| namespace.metadata.labels.clone()).unwrap_or_default();
     labels.insert("kubernetes.io/metadata.name".to_owned(), name.to_owned());
     labels
 }

@@ -71,7 +71,7 @@ fn appear_and_vanish(
     let object = manifest::service("late", &[late.ip()], &LATE);
     let slices = manifest::slice("late", &LATE, &[(endpoint, "node-1")]);
     let refused = |outcome: &Outcome| *outcome == Outcome::Refused;
-    let answered = |outcome: &Outcome| outcome.endpoint().is_some_and(|it| it.ip() == endpoint);
+    let answered = |outcome: &Outcome| outcome.endpoint().is_some_and(|by| by.ip() == endpoint);
     let mut measure = |what: &str,
                        change: &dyn Fn() -> Result<()>,
                        now: &dyn Fn(&Outcome) -> bool|
@@ -119,7 +119,10 @@ fn remove_from_web(node: &Node, page: &mut Page) -> Result<()> {
     let started = Instant::now();
     let mut without_it = 0;
     while without_it < ENOUGH && started.elapsed() < BOUND {
-        let reached = Probe::tcp(web).ask_in(netns).endpoint().is_some_and(|it| it.ip() == removed);
+        let reached = Probe::tcp(web)
+            .ask_in(netns)
+            .endpoint()
+            .is_some_and(|endpoint| endpoint.ip() == removed);
         without_it = if reached { 0 } else { without_it + 1 };
     }
     page.say("the bridged pod is removed from web's endpoints:");
@@ -148,5 +151,5 @@ fn millis(duration: Duration) -> String {
 }
 
 fn shown(address: Option<IpAddr>) -> String {
-    address.map_or_else(|| "nowhere".to_owned(), |it| it.to_string())
+    address.map_or_else(|| "nowhere".to_owned(), |known| known.to_string())
 }

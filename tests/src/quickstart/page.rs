@@ -39,8 +39,9 @@ impl Page {
                 reasons.push(why);
             }
         }
-        let number =
-            |why: &String| reasons.iter().position(|it| it == why).map(|at| (at + 1).to_string());
+        let number = |why: &String| {
+            reasons.iter().position(|reason| reason == why).map(|at| (at + 1).to_string())
+        };
         let numbers =
             |line: &Line| line.why.iter().filter_map(number).collect::<Vec<_>>().join(" ");
         let cells = |line: &Line| {

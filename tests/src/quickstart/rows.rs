@@ -130,8 +130,10 @@ fn send(node: &Node, row: &Row) -> Result<Line> {
         (format!("{outcome:?}").to_lowercase(), "-".to_owned(), "-")
     };
     // What names an address is of this connection; what does not is a reason that others share.
-    let general =
-        explained.steps.iter().filter(|step| !step.what.contains(|it: char| it.is_ascii_digit()));
+    let general = explained
+        .steps
+        .iter()
+        .filter(|step| !step.what.contains(|character: char| character.is_ascii_digit()));
     let mut why: Vec<_> = general.map(reason).collect();
     if why.is_empty() {
         why.extend(explained.steps.last().map(|step| step.why.clone()));

@@ -107,7 +107,10 @@ fn one_element(fixture: &Fixture, family: &str, map: &str) -> Result<String> {
     let elements = text.split_once("elements = {").context("an element")?.1;
     let first = elements.split([',', '}']).next().context("an element")?;
     // `key comment "…" : value`: a key alone is what deletes.
-    let key =
-        first.split(" comment ").next().and_then(|it| it.split(" : ").next()).context("a key")?;
+    let key = first
+        .split(" comment ")
+        .next()
+        .and_then(|text| text.split(" : ").next())
+        .context("a key")?;
     Ok(format!("delete element {family} denizen {map} {{ {} }}", key.trim()))
 }

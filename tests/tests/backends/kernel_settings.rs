@@ -93,7 +93,8 @@ fn status_of(fixture: &Fixture) -> Result<Value> {
         let output = checked(ask.arg(fixture.cluster.run_dir())).ok();
         Ok(output.map(|output| serde_json::from_slice(&output.stdout)).transpose()?)
     };
-    let is_synced = |status: &Option<Value>| status.as_ref().is_some_and(|it| it["synced"] == true);
+    let is_synced =
+        |status: &Option<Value>| status.as_ref().is_some_and(|status| status["synced"] == true);
     observed("synced", SOON, ask, is_synced)?.context("a status")
 }
 

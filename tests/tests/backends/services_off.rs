@@ -109,7 +109,7 @@ impl Beside {
     fn is_answered(&self, who: Who) -> Result<bool> {
         let probe = Probe::tcp(Self::web()).patience(SILENCE);
         let answer = probe.ask_in(self.fixture.place(who).0).endpoint();
-        ensure!(answer.is_none_or(|it| self.endpoint(PORT).is_ok_and(|ours| it == ours)));
+        ensure!(answer.is_none_or(|by| self.endpoint(PORT).is_ok_and(|ours| by == ours)));
         Ok(answer.is_some())
     }
 
@@ -189,7 +189,9 @@ fn switched(label: &str, backend: Backend) -> Result<()> {
     let friend = context.fixture.place(Who::Bridged).0;
     let mut stream = LongConnection::open(friend, Beside::echo())?;
     let mut load = Load::default();
-    load.client(friend, vec![(Beside::web(), Protocol::Tcp)], |it| it.endpoint().is_some())?;
+    load.client(friend, vec![(Beside::web(), Protocol::Tcp)], |outcome| {
+        outcome.endpoint().is_some()
+    })?;
     context.is_enforced()?;
     agent.terminate()?;
     let kube_proxy = context.kube_proxy()?;

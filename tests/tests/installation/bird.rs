@@ -16,7 +16,8 @@ fn the_component_for_bird_adds_a_daemon_set_that_meets_the_agents() -> Result<()
     let with = built_with("bird")?;
     with.iter().try_for_each(object)?;
     let named = |kind: &str, name: &str| {
-        let found = with.iter().find(|it| it["kind"] == kind && it["metadata"]["name"] == name);
+        let found =
+            with.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
         found.with_context(|| format!("no {kind} {name}"))
     };
     let bird = named("DaemonSet", "denizen-bird")?;

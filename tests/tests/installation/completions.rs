@@ -29,8 +29,10 @@ fn every_command_has_a_man_page_and_bash_takes_its_completions() -> Result<()> {
         let name = sub.get_name();
         ensure!(pages.contains(&format!("denizen-agent-{name}.1")), "{name}: {pages:?}");
         ensure!(bash.contains(name), "{name}");
-        for flag in
-            sub.get_arguments().filter(|it| !it.is_hide_set()).filter_map(clap::Arg::get_long)
+        for flag in sub
+            .get_arguments()
+            .filter(|argument| !argument.is_hide_set())
+            .filter_map(clap::Arg::get_long)
         {
             ensure!(bash.contains(&format!("--{flag}")), "{name} --{flag}");
             let page = folder.path().join(format!("man1/denizen-agent-{name}.1"));

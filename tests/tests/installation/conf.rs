@@ -139,7 +139,7 @@ fn the_image_is_set_in_one_file() -> Result<()> {
     let image = concat!("registry.example/denizen:", env!("CARGO_PKG_VERSION"));
     for folder in [&root, &root.join("uninstall")] {
         let built = built(folder)?;
-        let daemon_set = built.iter().find(|it| it["kind"] == "DaemonSet");
+        let daemon_set = built.iter().find(|object| object["kind"] == "DaemonSet");
         for container in containers_of(daemon_set.context("no DaemonSet")?) {
             assert_eq!(container["image"], image, "{}", folder.display());
         }
@@ -152,7 +152,7 @@ fn the_image_is_set_in_one_file() -> Result<()> {
 #[test]
 fn the_component_for_iptables_changes_the_agent_alone() -> Result<()> {
     let mut plain = built(&folder().join("kubernetes"))?;
-    let daemon_set = plain.iter_mut().find(|it| it["kind"] == "DaemonSet");
+    let daemon_set = plain.iter_mut().find(|object| object["kind"] == "DaemonSet");
     let agent =
         &mut daemon_set.context("no DaemonSet")?["spec"]["template"]["spec"]["containers"][0];
     let arguments = agent["args"].as_array_mut().context("arguments")?;
@@ -196,7 +196,7 @@ fn the_component_beside_kube_proxy_changes_the_agent_and_its_role_alone() -> Res
 fn environment(container: &Value) -> Result<BTreeSet<String>> {
     let named = container["env"].as_array().into_iter().flatten();
     let mut names: BTreeSet<String> = named
-        .map(|it| Some(it["name"].as_str()?.to_owned()))
+        .map(|entry| Some(entry["name"].as_str()?.to_owned()))
         .collect::<Option<_>>()
         .context("a variable has a name")?;
     for source in container["envFrom"].as_array().into_iter().flatten() {
@@ -236,12 +236,13 @@ fn mounts_have_volumes_and_nothing_has_more_than_it_needs() -> Result<()> {
         let document = documents(daemon_set)?.remove(0);
         let pod = &document["spec"]["template"]["spec"];
         let volumes = pod["volumes"].as_array().context("volumes")?;
-        let volumes: BTreeSet<_> = volumes.iter().filter_map(|it| it["name"].as_str()).collect();
+        let volumes: BTreeSet<_> =
+            volumes.iter().filter_map(|volume| volume["name"].as_str()).collect();
         let mut mounted = BTreeSet::new();
         for container in &containers(daemon_set)? {
             let (name, security) = (&container["name"], &container["securityContext"]);
             let mounts = container["volumeMounts"].as_array().into_iter().flatten();
-            mounted.extend(mounts.filter_map(|it| it["name"].as_str()).map(str::to_owned));
+            mounted.extend(mounts.filter_map(|mount| mount["name"].as_str()).map(str::to_owned));
             assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
             assert_ne!(security["privileged"], true, "{name}");
             assert_eq!(security["allowPrivilegeEscalation"], false, "{name}");
@@ -264,7 +265,7 @@ fn the_agent_alone_has_a_token() -> Result<()> {
         assert_eq!(pod["automountServiceAccountToken"], false, "{daemon_set}");
         for container in containers(daemon_set)? {
             let mounts = container["volumeMounts"].as_array().into_iter().flatten();
-            let names: Vec<_> = mounts.filter_map(|it| it["name"].as_str()).collect();
+            let names: Vec<_> = mounts.filter_map(|mount| mount["name"].as_str()).collect();
             let has_token = names.contains(&"api-access");
             assert_eq!(has_token, container["name"] == "agent", "{}", container["name"]);
         }
@@ -276,7 +277,7 @@ fn the_agent_alone_has_a_token() -> Result<()> {
 #[test]
 fn the_agent_is_asked_where_only_it_answers() -> Result<()> {
     let containers = containers(DAEMON_SET)?;
-    let agent = containers.iter().find(|it| it["name"] == "agent");
+    let agent = containers.iter().find(|container| container["name"] == "agent");
     let agent = agent.context("no agent")?;
     for (probe, path) in [("readinessProbe", "/denizen/ready"), ("livenessProbe", "/denizen/live")]
     {
@@ -358,7 +359,7 @@ fn every_alert_says_what_is_wrong_and_how_bad_it_is() -> Result<()> {
     for alert in rules.groups.iter().flat_map(|group| &group.rules) {
         assert!(names.insert(&alert.alert), "{} twice", alert.alert);
         assert!(alert.alert.starts_with("Denizen") && !alert.expr.is_empty());
-        assert!(alert.lasting.as_ref().is_none_or(|it| it.ends_with('m')));
+        assert!(alert.lasting.as_ref().is_none_or(|duration| duration.ends_with('m')));
         let severity = alert.labels.get("severity").context("how bad it is")?;
         assert!(["critical", "warning"].contains(&severity.as_str()));
         for annotation in ["summary", "description"] {

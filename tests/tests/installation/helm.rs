@@ -178,7 +178,8 @@ fn every_value_arrives() -> Result<()> {
         }
     }
     let objects = rendered(&values)?;
-    let of = |kind: &str| objects.iter().find(|it| it["kind"] == kind).context("no such object");
+    let of =
+        |kind: &str| objects.iter().find(|object| object["kind"] == kind).context("no such object");
     let (map, pod) = (of("ConfigMap")?, &of("DaemonSet")?["spec"]["template"]["spec"]);
     for (name, _, at, expected) in changes() {
         let object = if at.starts_with("/data") { map } else { pod };

@@ -86,7 +86,9 @@ fn active(folder: &Path) -> Result<Vec<String>> {
     let mut paths: Vec<PathBuf> =
         fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| {
-        path.extension().is_some_and(|it| it == "conflist" || it == "conf" || it == "json")
+        path.extension().is_some_and(|extension| {
+            extension == "conflist" || extension == "conf" || extension == "json"
+        })
     });
     paths.sort();
     let path = paths.first().context("no configuration")?;
@@ -120,12 +122,13 @@ fn once_and_out_again() -> Result<()> {
         assert_eq!(active(&node.conf())?.last().map(String::as_str), Some("denizen"));
         let whole: String = fs::read_dir(node.conf())?
             .flatten()
-            .map(|it| fs::read_to_string(it.path()).unwrap())
+            .map(|entry| fs::read_to_string(entry.path()).unwrap())
             .collect();
         assert!(whole.contains(r#""runDir":"/run/other""#), "{whole}");
         assert!(node.folder.path().join("bin/denizen").is_file());
         assert!(node.run(&["--uninstall"])?.status.success());
-        let left: Vec<_> = fs::read_dir(node.conf())?.flatten().map(|it| it.file_name()).collect();
+        let left: Vec<_> =
+            fs::read_dir(node.conf())?.flatten().map(|entry| entry.file_name()).collect();
         assert_eq!(left, [name]);
         assert_eq!(fs::read_to_string(node.conf().join(name))?, text);
         assert!(

@@ -39,8 +39,8 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
     let cluster = Cluster::new("caps", &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
     let remote = &cluster.world.remote;
     let remotes = &cluster.world.addresses().remote;
-    let ports =
-        denizen_tests::node::fixture::PROTOCOLS.map(|it| (it, denizen_tests::node::fixture::PORT));
+    let ports = denizen_tests::node::fixture::PROTOCOLS
+        .map(|protocol| (protocol, denizen_tests::node::fixture::PORT));
     let _remote = serve(remote, remotes, &ports)?;
     let earlier = earlier(&cluster)?;
     cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
@@ -84,7 +84,7 @@ fn node_renames(fixture: &Fixture, agent: &WrappedAgent) -> Result<()> {
 /// What the agent is granted with the component for iptables.
 fn with_iptables() -> Result<Vec<String>> {
     let built = built_with("iptables")?;
-    let daemon_set = built.iter().find(|it| it["kind"] == "DaemonSet");
+    let daemon_set = built.iter().find(|object| object["kind"] == "DaemonSet");
     granted(&containers_of(daemon_set.context("no DaemonSet")?), "agent")
 }
 
@@ -92,8 +92,8 @@ fn with_iptables() -> Result<Vec<String>> {
 /// nothing is warned of.
 fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     let cluster = Cluster::new(label, &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
-    let ports =
-        denizen_tests::node::fixture::PROTOCOLS.map(|it| (it, denizen_tests::node::fixture::PORT));
+    let ports = denizen_tests::node::fixture::PROTOCOLS
+        .map(|protocol| (protocol, denizen_tests::node::fixture::PORT));
     let _remote = serve(&cluster.world.remote, &cluster.world.addresses().remote, &ports)?;
     let earlier = earlier(&cluster)?;
     let flags = [variant.flags(), vec![SETTINGS.to_owned()]].concat();

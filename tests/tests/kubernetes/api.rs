@@ -235,7 +235,9 @@ fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
     context.go_on()?;
     let answered = || {
         let asked = context.api.asked().split_off(before);
-        KINDS.map(|kind| asked.iter().any(|it| it.status == 200 && it.path.ends_with(kind)))
+        KINDS.map(|kind| {
+            asked.iter().any(|request| request.status == 200 && request.path.ends_with(kind))
+        })
     };
     eventually("some kind is answered", BOUND, || Ok(answered().contains(&true)))?;
     let first = Instant::now();

@@ -29,8 +29,8 @@ fn asked(context: &ApiContext<ApiServer>, resource: &str) -> Vec<Asked> {
 
 /// How many lists, as a stream or the first page of one.
 fn lists(asked: &[Asked]) -> usize {
-    let first = |it: &&Asked| it.is_page() && it.parameter("continue").is_none();
-    asked.iter().filter(|it| it.is_stream() || first(it)).count()
+    let first = |request: &&Asked| request.is_page() && request.parameter("continue").is_none();
+    asked.iter().filter(|request| request.is_stream() || first(request)).count()
 }
 
 /// While the server is away, `gone` is deleted and `web` moved, and nobody remembers.
@@ -57,10 +57,19 @@ fn a_server_that_refuses_streams_is_asked_for_pages() -> Result<()> {
     context.until_answered(30, Who::Bridged)?;
     until_no_error(&agent)?;
     let pages = asked(&context, "services");
-    let followed = pages.iter().filter(|it| it.is_page() && it.parameter("continue").is_some());
+    let followed =
+        pages.iter().filter(|request| request.is_page() && request.parameter("continue").is_some());
     assert_eq!(followed.count(), 3, "12 services: 3, and 3 times more: {pages:?}");
-    assert_eq!(pages.iter().filter(|it| it.is_stream()).count(), 1, "tried once: {pages:?}");
-    ensure!(pages.iter().all(|it| it.parameter("fieldSelector") == Some("spec.clusterIP!=None")));
+    assert_eq!(
+        pages.iter().filter(|request| request.is_stream()).count(),
+        1,
+        "tried once: {pages:?}"
+    );
+    ensure!(
+        pages
+            .iter()
+            .all(|request| request.parameter("fieldSelector") == Some("spec.clusterIP!=None"))
+    );
     context.put_web("web", 10, &[Who::Remote])?;
     context.until_answered(10, Who::Remote)
 }
@@ -87,7 +96,8 @@ fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
         until_no_error(&agent)?;
         assert_eq!(agent.status()?["services"], served, "the other is nobody's to serve");
         let of_nodes = asked(&context, "nodes");
-        let own = |it: &Asked| it.parameter("fieldSelector") == Some("metadata.name=node-1");
+        let own =
+            |request: &Asked| request.parameter("fieldSelector") == Some("metadata.name=node-1");
         ensure!(of_nodes.iter().all(own), "{of_nodes:?}");
     }
     Ok(())
@@ -126,8 +136,9 @@ fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
     // Nothing happens to a Node, so that only a bookmark tells where its watch goes on.
     let node_watches = || -> Vec<u64> {
         let own = asked(&context, "nodes").into_iter();
-        let watches = own.filter(|it| it.is_watch() && !it.is_stream() && it.status == 200);
-        watches.filter_map(|it| it.parameter("resourceVersion")?.parse().ok()).collect()
+        let watches = own
+            .filter(|request| request.is_watch() && !request.is_stream() && request.status == 200);
+        watches.filter_map(|request| request.parameter("resourceVersion")?.parse().ok()).collect()
     };
     for (round, who) in [Who::Remote, Who::Routed, Who::Bridged].into_iter().enumerate() {
         let before = node_watches().len();
@@ -185,8 +196,11 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
         eventually("lists are tried", BOUND, || {
             let since = &context.api.asked()[before..];
             let of = |resource: &str| {
-                let tried: Vec<Asked> =
-                    since.iter().filter(|it| it.path.ends_with(resource)).cloned().collect();
+                let tried: Vec<Asked> = since
+                    .iter()
+                    .filter(|request| request.path.ends_with(resource))
+                    .cloned()
+                    .collect();
                 lists(&tried)
             };
             Ok(of("/services") >= 3 && of("/endpointslices") >= 3)

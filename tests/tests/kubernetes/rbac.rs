@@ -22,7 +22,7 @@ fn texts(list: &Value) -> Vec<String> {
 }
 
 fn permitted(documents: &[Value]) -> Result<BTreeSet<Right>> {
-    let role = documents.iter().find(|it| it["kind"] == "ClusterRole");
+    let role = documents.iter().find(|object| object["kind"] == "ClusterRole");
     let mut rights = BTreeSet::new();
     for rule in role.context("no role")?["rules"].as_array().context("rules")? {
         for group in texts(&rule["apiGroups"]) {

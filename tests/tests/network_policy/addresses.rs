@@ -35,7 +35,7 @@ fn is_in_force(status: &Value) -> bool {
 
 /// The pod's address of the family that `of` has.
 fn own(pod: &Pod, of: IpAddr) -> Result<IpAddr> {
-    let own = pod.addresses.iter().find(|it| it.is_ipv4() == of.is_ipv4());
+    let own = pod.addresses.iter().find(|address| address.is_ipv4() == of.is_ipv4());
     own.copied().context("an address of each family")
 }
 
@@ -76,7 +76,7 @@ fn isolated_pods_hear_no_broadcast_and_no_multicast() -> Result<()> {
     let pod = |name| cluster.add_pod(name, Wiring::Bridged);
     let (sender, listener) = (pod("sender")?, pod("listener")?);
     let hears = |what: &str, expected: &[&str]| {
-        observed(what, BOUND, || heard(&sender, &listener), |it| it == expected).map(drop)
+        observed(what, BOUND, || heard(&sender, &listener), |found| found == expected).map(drop)
     };
     hears("without policies all of it arrives", &STATIONS)?;
     put(&cluster, &json!({ "podSelector": {}, "policyTypes": ["Egress"], "egress": [{}] }))?;
@@ -98,7 +98,8 @@ fn what_a_pod_sends_with_a_forged_source_is_dropped() -> Result<()> {
         .map(|wiring| cluster.add_pod(&format!("{wiring:?}").to_lowercase(), wiring));
     let forgers = forgers.into_iter().collect::<Result<Vec<_>>>()?;
     let forged = ["198.51.100.7", "2001:db8:7::7"].map(ip);
-    for (forger, forged) in forgers.iter().flat_map(|it| forged.map(|forged| (it, forged))) {
+    for (forger, forged) in forgers.iter().flat_map(|forger| forged.map(|forged| (forger, forged)))
+    {
         forger.netns.ip(&format!("address add {forged}/{} dev eth0 nodad", host_length(forged)))?;
     }
     let arrives = |forger: &Pod, source: IpAddr| -> Result<bool> {
@@ -109,11 +110,13 @@ fn what_a_pod_sends_with_a_forged_source_is_dropped() -> Result<()> {
         Ok(listener.recv(&mut [0]).is_ok())
     };
     let check = |what: &str, expected: bool| {
-        for (forger, forged) in forgers.iter().flat_map(|it| forged.map(|forged| (it, forged))) {
+        for (forger, forged) in
+            forgers.iter().flat_map(|forger| forged.map(|forged| (forger, forged)))
+        {
             let what = format!("{what}: {forged} of {:?}", forger.addresses);
-            observed(&what, BOUND, || arrives(forger, forged), |it| *it == expected)?;
+            observed(&what, BOUND, || arrives(forger, forged), |found| *found == expected)?;
             let own = own(forger, forged)?;
-            observed(&what, BOUND, || arrives(forger, own), |it| *it)?;
+            observed(&what, BOUND, || arrives(forger, own), |arrives| *arrives)?;
         }
         anyhow::Ok(())
     };

@@ -117,7 +117,9 @@ impl Case {
 
 /// All six ports, of which the oracle says what is true.
 pub fn all_ports() -> impl Iterator<Item = Expected> {
-    let all = PORTS.into_iter().flat_map(|port| PROTOCOLS.map(|it| Transport::Port(it, port)));
+    let all = PORTS
+        .into_iter()
+        .flat_map(|port| PROTOCOLS.map(|protocol| Transport::Port(protocol, port)));
     all.map(|transport| Expected { transport, denied: None })
 }
 
@@ -127,31 +129,31 @@ impl Change {
         match self {
             Self::Put(policy) => world.put_policy(policy.clone()),
             Self::Delete { namespace, policy } => {
-                world.policies.retain(|it| !it.metadata.is(namespace, policy));
+                world.policies.retain(|other| !other.metadata.is(namespace, policy));
             }
             Self::LabelPod { namespace, pod, labels } => {
                 let mut pods = world.pods.iter_mut();
-                let found = pods.find(|it| it.metadata.is(namespace, pod));
+                let found = pods.find(|other| other.metadata.is(namespace, pod));
                 found.context("no such pod")?.metadata.labels = labels.clone();
             }
             Self::LabelNamespace { namespace, labels } => {
                 let mut namespaces = world.namespaces.iter_mut();
-                let found = namespaces.find(|it| it.metadata.name == *namespace);
+                let found = namespaces.find(|other| other.metadata.name == *namespace);
                 found.context("no such namespace")?.metadata.labels = labels.clone();
             }
             Self::AddPod { namespace, pod } => {
                 world.pods.push(hosts::pod(hosts, namespace, pod)?);
             }
             Self::DeletePod { namespace, pod } => {
-                world.pods.retain(|it| !it.metadata.is(namespace, pod));
+                world.pods.retain(|other| !other.metadata.is(namespace, pod));
                 hosts.remove(namespace, pod)?;
             }
             Self::AddNamespace { namespace, label } => {
                 world.namespaces.push(hosts::namespace(namespace, label));
             }
             Self::DeleteNamespace { namespace } => {
-                world.namespaces.retain(|it| it.metadata.name != *namespace);
-                world.policies.retain(|it| it.metadata.namespace != *namespace);
+                world.namespaces.retain(|other| other.metadata.name != *namespace);
+                world.policies.retain(|policy| policy.metadata.namespace != *namespace);
             }
         }
         Ok(())

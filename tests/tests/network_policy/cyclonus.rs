@@ -102,7 +102,7 @@ fn targets() -> Vec<Case> {
     };
     let namespaces = ["x", "y", "z"];
     let namespaces =
-        namespaces.map(|it| of(format!("target namespace {it}"), it, label("pod", "a")));
+        namespaces.map(|name| of(format!("target namespace {name}"), name, label("pod", "a")));
     let pods = [("all", Selector::default()), ("a", label("pod", "a")), ("a or b", a_or_b)];
     let pods = pods.map(|(name, pods)| of(format!("target pods: {name}"), "x", pods));
     namespaces.into_iter().chain(pods).collect()
@@ -167,8 +167,8 @@ fn they_tell_pods_and_ports_apart() -> Result<()> {
             }
             let pods = world.pods.len();
             let pairs = || (0..pods).flat_map(|from| (0..pods).map(move |to| (from, to)));
-            let row = |it: &crate::case::Expected| {
-                pairs().map(|(from, to)| it.holds(&world, from, to, 0)).collect::<Vec<_>>()
+            let row = |expected: &crate::case::Expected| {
+                pairs().map(|(from, to)| expected.holds(&world, from, to, 0)).collect::<Vec<_>>()
             };
             table.extend(step.expected.iter().map(row));
         }

@@ -112,7 +112,7 @@ fn of_a_new_pod() -> Result<()> {
             scope.spawn(move || {
                 let found = newcomers.first_packets(&newcomer);
                 newcomers.aim(|targets| {
-                    newcomer.pod.addresses.iter().for_each(|it| _ = targets.remove(it));
+                    newcomer.pod.addresses.iter().for_each(|address| _ = targets.remove(address));
                 });
                 let removed = remove(newcomers, &name, newcomer);
                 let lines = match (found, removed) {
@@ -149,7 +149,7 @@ fn when_a_policy_comes_meanwhile() -> Result<()> {
                     })
                 };
                 let all: Vec<_> = in_round.iter().map(add).collect();
-                let all = all.into_iter().map(|it| it.join().expect("it does not panic"));
+                let all = all.into_iter().map(|thread| thread.join().expect("it does not panic"));
                 all.collect::<Result<Vec<_>>>()
             })
         })?;

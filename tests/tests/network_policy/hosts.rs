@@ -99,7 +99,7 @@ pub fn pod(hosts: &mut dyn Hosts, namespace: &str, name: &str) -> Result<Pod> {
         protocol: Some(protocol.to_owned()),
         container_port: port,
     };
-    let ports = PORTS.into_iter().flat_map(|it| ["TCP", "UDP", "SCTP"].map(|name| (it, name)));
+    let ports = PORTS.into_iter().flat_map(|port| ["TCP", "UDP", "SCTP"].map(|name| (port, name)));
     let container = Container {
         name: "serve".to_owned(),
         ports: ports.map(port).collect(),

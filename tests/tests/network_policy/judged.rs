@@ -37,7 +37,7 @@ impl<'a> Judged<'a> {
             let rules = Interpreted::new(world, name, &planned.rules())?;
             Ok((planned, rules))
         };
-        let nodes = world.nodes.iter().map(|it| node(&it.name)).collect::<Result<_>>()?;
+        let nodes = world.nodes.iter().map(|own| node(&own.name)).collect::<Result<_>>()?;
         Ok(Self { world, nodes, _folder: folder })
     }
 

@@ -176,7 +176,8 @@ impl Newcomers {
     fn exchange(&self, newcomer: &Listener) -> Result<Vec<Exchange<'_>>> {
         let own = &newcomer.addresses;
         let protocols = [Protocol::Tcp, Protocol::Udp];
-        let each: Vec<_> = own.iter().flat_map(|it| protocols.map(|kind| (*it, kind))).collect();
+        let each: Vec<_> =
+            own.iter().flat_map(|address| protocols.map(|kind| (*address, kind))).collect();
         let question =
             |protocol, to| Question { protocol: Some(protocol), to: SocketAddr::new(to, PORT) };
         let out = self.peers.iter().flat_map(|peer| {
@@ -226,8 +227,8 @@ impl Newcomers {
             })
         };
         let all = self.exchange(newcomer).with_context(|| lost().unwrap_or_default())?;
-        let is_wrong = |it: &&Exchange<'_>| {
-            it.answer != if passes(it) { Answer::Answered } else { Answer::Silent }
+        let is_wrong = |exchange: &&Exchange<'_>| {
+            exchange.answer != if passes(exchange) { Answer::Answered } else { Answer::Silent }
         };
         let mut wrong: Vec<_> = all.iter().filter(is_wrong).map(ToString::to_string).collect();
         if !wrong.is_empty() {
@@ -243,14 +244,15 @@ impl Newcomers {
         may_pass: impl Fn(&Exchange<'_>) -> bool,
     ) -> Result<Vec<String>> {
         let all = self.exchange(newcomer)?;
-        let passed = all.iter().filter(|it| it.answer != Answer::Silent && !may_pass(it));
+        let passed =
+            all.iter().filter(|exchange| exchange.answer != Answer::Silent && !may_pass(exchange));
         Ok(passed.map(ToString::to_string).collect())
     }
 
     /// What was wrong with the first packets of a new pod that may talk to friends alone, and with
     /// those of all peers to it.
     pub fn first_packets(&self, newcomer: &Listener) -> Result<Vec<String>> {
-        let mut wrong = self.judge(newcomer, |it| it.peer.is_friend)?;
+        let mut wrong = self.judge(newcomer, |exchange| exchange.peer.is_friend)?;
         wrong.extend(self.leaks(newcomer));
         Ok(wrong)
     }
@@ -260,13 +262,15 @@ impl Newcomers {
         let foes = self.peers.iter().filter(|peer| !peer.is_friend);
         let heard = newcomer.recorder.senders();
         foes.flat_map(|foe| {
-            let theirs = foe.pod.addresses.iter().filter(|it| heard.contains(it));
-            let arrived =
-                theirs.map(|it| format!("{it} of {} reached {:?}", foe.name, newcomer.addresses));
+            let theirs = foe.pod.addresses.iter().filter(|address| heard.contains(address));
+            let arrived = theirs.map(|address| {
+                format!("{address} of {} reached {:?}", foe.name, newcomer.addresses)
+            });
             let reached = foe.recorder.senders();
-            let ours = newcomer.addresses.iter().filter(|it| reached.contains(it));
-            let sent =
-                ours.map(|it| format!("{} got a packet of {it}", foe.name)).collect::<Vec<_>>();
+            let ours = newcomer.addresses.iter().filter(|address| reached.contains(address));
+            let sent = ours
+                .map(|address| format!("{} got a packet of {address}", foe.name))
+                .collect::<Vec<_>>();
             arrived.chain(sent).collect::<Vec<_>>()
         })
         .collect()
@@ -374,5 +378,5 @@ pub fn next(addresses: &[IpAddr]) -> Result<Vec<IpAddr>> {
         IpAddr::V4(it) => it.to_bits().checked_add(1).map(|bits| IpAddr::V4(bits.into())),
         IpAddr::V6(it) => it.to_bits().checked_add(1).map(|bits| IpAddr::V6(bits.into())),
     };
-    addresses.iter().map(|it| next(it).context("the range is used up")).collect()
+    addresses.iter().map(|address| next(address).context("the range is used up")).collect()
 }

@@ -41,7 +41,8 @@ fn ends(label: &str, end: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
             "spec": { "podSelector": {}, "policyTypes": ["Ingress", "Egress"] },
         })],
     )?;
-    let is_isolated = || outcomes(&first, remote).iter().all(|it| *it == Outcome::Dropped);
+    let is_isolated =
+        || outcomes(&first, remote).iter().all(|outcome| *outcome == Outcome::Dropped);
     eventually("it is isolated", BOUND, || Ok(is_isolated()))?;
     assert_eq!(node.bridge_switches(BRIDGE)?, [1, 1]);
     agent.terminate()?;

@@ -79,7 +79,7 @@ impl Hosts for Play {
         let node = number % 2;
         let name = format!("{namespace}/{name}");
         let pod = self.nodes.attach(node, &name, (self.wiring)(number))?;
-        let ports = PORTS.into_iter().flat_map(|port| PROTOCOLS.map(|it| (it, port)));
+        let ports = PORTS.into_iter().flat_map(|port| PROTOCOLS.map(|protocol| (protocol, port)));
         let server = serve(&pod.netns, &pod.addresses, &ports.collect::<Vec<_>>())?;
         let prober = Prober::start(&pod.netns, ANSWER)?;
         let services =
@@ -153,7 +153,7 @@ impl Play {
             });
         }
         // Pods that a case left behind would be in the next one's way.
-        let left: Vec<_> = now.pods.iter().filter(|it| !world.pods.contains(it)).collect();
+        let left: Vec<_> = now.pods.iter().filter(|pod| !world.pods.contains(pod)).collect();
         for pod in left
             .iter()
             .filter(|pod| world.pod(&pod.metadata.namespace, &pod.metadata.name).is_none())
@@ -190,7 +190,7 @@ impl Play {
             wrong = self.answered_wrongly(world, &probes)?;
         }
         wrong.extend(explained);
-        let lines: Vec<_> = wrong.iter().map(|it| self.line(world, it)).collect();
+        let lines: Vec<_> = wrong.iter().map(|question| self.line(world, question)).collect();
         let shown = lines.iter().take(12).cloned().collect::<Vec<_>>().join("\n  ");
         ensure!(lines.is_empty(), "{} of {} are wrong:\n  {shown}", lines.len(), probes.len());
         Ok(())
@@ -226,7 +226,7 @@ impl Play {
             let name = full(&pod.metadata).replace('/', "-");
             objects.push(manifest::service(&name, &member.services, &ports));
             let node = pod.spec.node_name.as_str();
-            let slice = |it: &IpAddr| manifest::slice(&name, &ports, &[(*it, node)]);
+            let slice = |address: &IpAddr| manifest::slice(&name, &ports, &[(*address, node)]);
             objects.extend(member.pod.addresses.iter().map(slice));
         }
         objects

@@ -116,10 +116,11 @@ fn ask(questions: &[Question], patience: Duration, ports: &mut Ports) -> io::Res
             break;
         }
         let mut has_something = wait(&open, &chunks, left)?.into_iter();
-        open.retain(|it| {
-            let answer = has_something.next().unwrap_or_default().then(|| it.answer()).flatten();
+        open.retain(|connection| {
+            let answer =
+                has_something.next().unwrap_or_default().then(|| connection.answer()).flatten();
             let is_open = answer.is_none();
-            answers[it.question] = answer.unwrap_or(Answer::Silent);
+            answers[connection.question] = answer.unwrap_or(Answer::Silent);
             is_open
         });
         for number in chunks.iter_mut().flat_map(Chunks::answered) {
@@ -136,15 +137,15 @@ fn wait(open: &[Open], chunks: &[Chunks], left: Duration) -> io::Result<Vec<bool
     thread::sleep(TOGETHER);
     // A connection is writable, a datagram's answer readable.
     let events = PollFlags::POLLIN | PollFlags::POLLERR;
-    let sockets = open.iter().map(|it| {
-        let is_tcp = it.protocol == Some(Protocol::Tcp);
-        PollFd::new(it.socket.as_fd(), if is_tcp { PollFlags::POLLOUT } else { events })
+    let sockets = open.iter().map(|connection| {
+        let is_tcp = connection.protocol == Some(Protocol::Tcp);
+        PollFd::new(connection.socket.as_fd(), if is_tcp { PollFlags::POLLOUT } else { events })
     });
-    let raw = chunks.iter().map(|it| PollFd::new(it.socket.as_fd(), events));
+    let raw = chunks.iter().map(|chunk| PollFd::new(chunk.socket.as_fd(), events));
     let mut all: Vec<_> = sockets.chain(raw).collect();
     let left = left.max(Duration::from_millis(1));
     poll(&mut all, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX))?;
-    Ok(all.iter().map(|it| it.any().unwrap_or(true)).collect())
+    Ok(all.iter().map(|poll| poll.any().unwrap_or(true)).collect())
 }
 
 /// A SYN, a datagram or an echo request on its way.

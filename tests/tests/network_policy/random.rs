@@ -68,7 +68,7 @@ pub fn clusters() -> impl Strategy<Value = Cluster> {
 
 /// Every address that a packet may come from or go to.
 pub fn addresses(world: &World) -> Vec<IpAddr> {
-    let pods = world.pods.iter().flat_map(|pod| pod.status.pod_ips.iter().map(|it| it.ip));
+    let pods = world.pods.iter().flat_map(|pod| pod.status.pod_ips.iter().map(|pod_ip| pod_ip.ip));
     let nodes = world.nodes.iter().flat_map(|node| node.addresses.iter().copied());
     let mut all: Vec<_> = pods.chain(nodes).chain(OUTSIDE.map(ip)).collect();
     all.sort_unstable();

@@ -84,7 +84,7 @@ fn every_trap_has_its_test() -> Result<()> {
         for entry in fs::read_dir(workspace.join(folder))? {
             let path = entry?.path();
             let Ok(text) = fs::read_to_string(&path) else { continue };
-            let file = path.file_stem().and_then(|it| it.to_str()).context("a name")?;
+            let file = path.file_stem().and_then(|stem| stem.to_str()).context("a name")?;
             for test in text.split("#[test]\n").skip(1) {
                 let name = test.trim_start().strip_prefix("fn ").context("a test is a function")?;
                 let name = name.split('(').next().unwrap_or_default();

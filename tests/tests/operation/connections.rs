@@ -29,7 +29,7 @@ fn connections(fixture: &Fixture, agent: &Agent, arguments: &[&str]) -> Result<V
 fn context(label: &str) -> Result<(Fixture, Agent)> {
     let fixture = Fixture::new(label)?;
     fixture.cluster.world.node.sysctl("net.netfilter.nf_conntrack_timestamp", "1")?;
-    let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
+    let ports: Vec<_> = every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
     fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Bridged])?)?;
     let agent = fixture.cluster.start_agent()?;
     Ok((fixture, agent))
@@ -60,7 +60,9 @@ fn listed(fixture: &Fixture) -> Result<BTreeSet<Tuple>> {
     for protocol in PROTOCOLS {
         let name = protocol.to_string().to_lowercase();
         let found = tracked(&fixture.cluster.world.node, protocol)?.into_iter();
-        all.extend(found.map(|it| (name.clone(), it.source, it.destination, it.reply_source)));
+        all.extend(
+            found.map(|flow| (name.clone(), flow.source, flow.destination, flow.reply_source)),
+        );
     }
     Ok(all)
 }
@@ -118,7 +120,7 @@ fn connections_agree_with_conntrack_and_have_names() -> Result<()> {
     let of_web = rows(&shown).iter().filter(|row| row["service"] == web.as_str());
     let masqueraded = of_web.clone().filter(|row| row.get("masqueradedAs").is_some());
     let total = shown["services"].as_array().context("services")?.iter();
-    let total = total.into_iter().find(|it| it["service"] == web.as_str()).context("web")?;
+    let total = total.into_iter().find(|row| row["service"] == web.as_str()).context("web")?;
     assert_eq!(total["connections"], of_web.count());
     assert_eq!(total["masqueraded"], masqueraded.count());
     narrowed(&fixture, &agent, &shown)
@@ -163,7 +165,7 @@ fn narrowed(fixture: &Fixture, agent: &Agent, all: &Value) -> Result<()> {
         row["service"].as_str().is_some_and(|service| service.starts_with(name))
     };
     let is_routed = |row: &Value| {
-        ["client", "destination", "endpoint"].iter().any(|it| row[it]["name"] == "default/routed")
+        ["client", "destination", "endpoint"].iter().any(|end| row[end]["name"] == "default/routed")
     };
     let service = connections(fixture, agent, &["--service", "default/web"])?;
     assert_eq!(of(&service, &|_| true)?, of(all, &|row| has_service(row, "default/web:"))?);
@@ -196,7 +198,7 @@ fn connections_are_watched_as_they_begin_and_end() -> Result<()> {
         }
         let is = |event: &'static str| {
             let address = to.to_string();
-            move |it: &Value| it["event"] == event && it["destination"]["address"] == *address
+            move |seen: &Value| seen["event"] == event && seen["destination"]["address"] == *address
         };
         let new = watching.until("a connection begins", is("new"))?;
         assert_eq!(new["endpoint"]["name"], "default/bridged", "{new:#}");
@@ -204,7 +206,7 @@ fn connections_are_watched_as_they_begin_and_end() -> Result<()> {
         let ended = watching.until("it ends", is("ended"))?;
         assert_eq!(ended["client"]["name"], "default/routed", "{ended:#}");
     }
-    let others = watching.seen().into_iter().find(|it| it["protocol"] != "udp");
+    let others = watching.seen().into_iter().find(|event| event["protocol"] != "udp");
     assert_eq!(others, None);
     watching.kill()
 }

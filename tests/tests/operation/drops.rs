@@ -136,7 +136,8 @@ fn the_metric_of_drops_is_how_many_packets_were_sent_in_vain() -> Result<()> {
         ensure!(sent(pod)? >= 2, "both families");
         eventually("the metric says so", BOUND, || Ok(refused_ingress(node)? == sent(pod)?))?;
     }
-    let refused = counted(node)?.into_iter().filter(|((_, it, _), _)| it == REFUSED_BY_POLICY);
+    let refused =
+        counted(node)?.into_iter().filter(|((_, found, _), _)| found == REFUSED_BY_POLICY);
     assert_eq!(refused.map(|(_, packets)| packets).sum::<u64>(), sent(pod)?);
     Ok(())
 }
@@ -155,7 +156,7 @@ fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
     for (reason, refuses) in [(REFUSED_BY_POLICY, false), (NO_ENDPOINTS, true), (NO_SERVICE, true)]
     {
         let is_it =
-            |(_, it, refused): &&(String, String, bool)| it == reason && *refused == refuses;
+            |(_, found, refused): &&(String, String, bool)| found == reason && *refused == refuses;
         assert_eq!(before.keys().filter(is_it).count(), 2, "both families: {before:?}");
     }
     ensure!(!traces(node)?, "nobody watches");
@@ -167,7 +168,7 @@ fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
     for like in service_ips(99) {
         let pod = SocketAddr::new(fixture.address(Who::Bridged, like)?, PORT);
         let shown = |to: SocketAddr, verdict: &str, reason: &str| {
-            let is_it = |it: &Value| it["destination"]["address"] == to.to_string();
+            let is_it = |dropped: &Value| dropped["destination"]["address"] == to.to_string();
             let packet = watching.until(&format!("a packet to {to}"), is_it)?;
             assert_eq!(packet["verdict"], verdict, "{packet:#}");
             assert_eq!(packet["reason"], reason, "{packet:#}");
@@ -247,7 +248,7 @@ fn with_iptables_services_are_counted_and_policies_are_shown() -> Result<()> {
     };
     let watching = WatchCommand::start(node, &agent, &["drops"])?;
     ask()?;
-    let packet = watching.until("the policy's drop", |it| it["verdict"] == "dropped")?;
+    let packet = watching.until("the policy's drop", |packet| packet["verdict"] == "dropped")?;
     assert_eq!(packet["destination"]["name"], "default/bridged", "{packet:#}");
     let counts = shown(&fixture, &agent)?;
     let is_lonely = |(_, reason, refused): &&(String, String, bool)| {

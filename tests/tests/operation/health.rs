@@ -38,7 +38,8 @@ fn ask(cluster: &Cluster, path: &str) -> Result<Reply> {
 
 /// Asks until the answer has this status.
 fn until(cluster: &Cluster, path: &str, status: u16) -> Result<Value> {
-    let has_status = |reply: &Result<Reply>| reply.as_ref().is_ok_and(|it| it.status == status);
+    let has_status =
+        |reply: &Result<Reply>| reply.as_ref().is_ok_and(|reply| reply.status == status);
     observed(&format!("{status} at {path}"), BOUND, || Ok(ask(cluster, path)), has_status)??.json()
 }
 
@@ -303,7 +304,8 @@ fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
 /// Asks as the shipped DaemonSet has the kubelet ask.
 fn probed(node: &Netns, probe: &str) -> Result<Reply> {
     let containers = conf::containers(conf::DAEMON_SET)?;
-    let agent = containers.iter().find(|it| it["name"] == "agent").context("no agent")?;
+    let agent =
+        containers.iter().find(|container| container["name"] == "agent").context("no agent")?;
     let get = &agent[probe]["httpGet"];
     let host = get["host"].as_str().context("it asks the node's address")?;
     let port = u16::try_from(get["port"].as_u64().context("a port")?)?;

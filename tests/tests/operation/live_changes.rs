@@ -42,7 +42,7 @@ fn manifests_take_effect_as_they_change() -> Result<()> {
     let answers = |who: Who, like| {
         let address = fixture.address(who, like);
         move |outcome: &Outcome| {
-            outcome.endpoint().map(|it| it.ip()) == address.as_ref().ok().copied()
+            outcome.endpoint().map(|endpoint| endpoint.ip()) == address.as_ref().ok().copied()
         }
     };
     for ip in service_ips(10) {
@@ -79,7 +79,7 @@ fn a_broken_manifest_harms_nothing_else() -> Result<()> {
     manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
     let remote = fixture.address(Who::Remote, to.ip())?;
     until(&fixture, Who::Bridged, to, |outcome| {
-        outcome.endpoint().is_some_and(|it| it.ip() == remote)
+        outcome.endpoint().is_some_and(|endpoint| endpoint.ip() == remote)
     })?;
     Ok(())
 }
@@ -139,7 +139,7 @@ fn one_change_is_a_small_transaction() -> Result<()> {
     manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
     let remote = fixture.address(Who::Remote, to.ip())?;
     let took = until(&fixture, Who::Bridged, to, |outcome| {
-        outcome.endpoint().is_some_and(|it| it.ip() == remote)
+        outcome.endpoint().is_some_and(|endpoint| endpoint.ip() == remote)
     })?;
     let changes = settled(&monitor, node)?;
     eprintln!(

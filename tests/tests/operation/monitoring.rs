@@ -70,7 +70,7 @@ fn panels() -> Result<Vec<String>> {
         }
     }
     let variables = dashboard["templating"]["list"].as_array().context("variables")?;
-    let asked = variables.iter().filter_map(|it| it["query"].as_str());
+    let asked = variables.iter().filter_map(|variable| variable["query"].as_str());
     expressions.extend(asked.filter(|query| query.contains('(')).map(str::to_owned));
     Ok(expressions)
 }

@@ -54,7 +54,8 @@ fn browse(fixture: &Fixture, url: &str, picture: Option<(&Path, &str)>) -> Resul
 
 fn until(node: &Netns, path: &str, part: &str) -> Result<String> {
     let ask = || fetch(node, &page(path), &[]);
-    let reply = observed(&format!("{part} at {path}"), BOUND, ask, |it| it.body.contains(part))?;
+    let reply =
+        observed(&format!("{part} at {path}"), BOUND, ask, |reply| reply.body.contains(part))?;
     Ok(reply.body)
 }
 

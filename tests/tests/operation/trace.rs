@@ -253,7 +253,7 @@ fn rules_that_are_not_the_plans_are_found() -> Result<()> {
             signal(Signal::SIGCONT)?;
             let differences = traced.differences();
             ensure!(
-                differences.iter().any(|it| it.contains(difference)),
+                differences.iter().any(|found| found.contains(difference)),
                 "no {difference:?}, {backend:?}: {:#}",
                 traced.packets()[0]
             );
@@ -309,7 +309,10 @@ fn a_packet_that_goes_elsewhere_differs() -> Result<()> {
     let differences = traced.differences();
     let endpoint = SocketAddr::new(fixture.address(Who::Routed, elsewhere)?, PORT);
     let expected = format!("should go to {endpoint}, and went to {elsewhere}:{PORT}");
-    ensure!(differences.iter().any(|it| it.contains(&expected)), "no {expected:?}: {packet:#}");
+    ensure!(
+        differences.iter().any(|difference| difference.contains(&expected)),
+        "no {expected:?}: {packet:#}"
+    );
     ensure!(packet["hooks"].to_string().contains(&format!("dnat to {elsewhere}")), "{packet:#}");
     Ok(())
 }

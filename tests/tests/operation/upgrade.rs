@@ -85,7 +85,8 @@ fn cleanup_leaves_what_the_plugin_needs_and_says_why() -> Result<()> {
     command.arg("cleanup").arg("--run-dir").arg(run_dir);
     let output = cluster.world.node.run(|| checked(&mut command))??;
     let said = String::from_utf8(output.stdout)?;
-    let left: BTreeSet<String> = files()?.into_iter().filter(|it| !tests.contains(it)).collect();
+    let left: BTreeSet<String> =
+        files()?.into_iter().filter(|file| !tests.contains(file)).collect();
     assert_eq!(left, BTreeSet::from(stays.clone()), "{said}");
     let kept = said.lines().find(|line| line.starts_with("kept ")).context("it says nothing")?;
     for name in stays {

@@ -72,7 +72,7 @@ fn a_pod_that_nobody_deleted_is_forgotten_and_no_other() -> Result<()> {
     left.push(&without);
     let all = || records(cluster.run_dir());
     observed("forgotten", PATIENCE, all, |all| !all.contains(&crashed.attachment()))?;
-    assert_eq!(records(cluster.run_dir())?, left.iter().map(|it| (*it).to_owned()).collect());
+    assert_eq!(records(cluster.run_dir())?, left.iter().map(|id| (*id).to_owned()).collect());
     assert!(is_local(&plain));
     let log = agent.log();
     assert!(log.contains(&crashed.attachment()), "the log names what was removed: {log}");
@@ -96,7 +96,7 @@ fn a_renamed_veth_and_a_moved_port_are_followed() -> Result<()> {
         };
         let is_placed = |record: &Option<Attachment>| {
             let at = |record: &Attachment| {
-                let name = record.host_interface.as_ref().map(|it| it.name.as_str());
+                let name = record.host_interface.as_ref().map(|interface| interface.name.as_str());
                 name == Some(link) && record.input_interface() == Some(input)
             };
             record.as_ref().is_some_and(at) && is_local(pod)

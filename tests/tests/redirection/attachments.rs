@@ -51,7 +51,7 @@ impl Two {
     /// Which port of the pod's, or of the node's, answers what the pod sends to each network, and
     /// what the node sends to each of the pod's interfaces.
     fn answers(&self, second: &Value) -> [Option<String>; 4] {
-        let [eth0, net1] = [&self.result, second].map(|it| Mesh::addresses(it)[0]);
+        let [eth0, net1] = [&self.result, second].map(|result| Mesh::addresses(result)[0]);
         let out = |ip: &str| {
             fetch(&self.mesh.base.pod, CLIENT_UID, SocketAddr::new(ip.parse().unwrap(), 8080))
         };

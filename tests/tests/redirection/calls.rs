@@ -154,7 +154,8 @@ fn a_repeated_add_removes_what_is_no_longer_wanted() {
         mesh.redirect_as(&second);
         mesh.ours("ADD", &result).expect(name);
         let pod = &mesh.base.pod;
-        let has = ["iptables-save", "ip6tables-save"].map(|it| has_linkerd_s_rules(pod, it));
+        let has =
+            ["iptables-save", "ip6tables-save"].map(|program| has_linkerd_s_rules(pod, program));
         assert_eq!([mesh.has_table(), has[0], has[1]], expected, "{name}");
         assert_eq!(mesh.record().redirect.is_some(), expected.contains(&true), "{name}");
         mesh.ours("CHECK", &result).expect(name);

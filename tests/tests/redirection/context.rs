@@ -127,9 +127,11 @@ impl Mesh {
         let table = nft(&self.base.pod, &["-j", "list", "table", "inet", "denizen-redirect"]);
         let table: Value = serde_json::from_str(&table.unwrap()).unwrap();
         let mut counts = BTreeMap::new();
-        for rule in table["nftables"].as_array().unwrap().iter().map(|it| &it["rule"]) {
+        for rule in table["nftables"].as_array().unwrap().iter().map(|object| &object["rule"]) {
             let expressions = rule["expr"].as_array().into_iter().flatten();
-            let packets: u64 = expressions.filter_map(|it| it["counter"]["packets"].as_u64()).sum();
+            let packets: u64 = expressions
+                .filter_map(|expression| expression["counter"]["packets"].as_u64())
+                .sum();
             if packets > 0 {
                 let (chain, name) = (rule["chain"].as_str(), rule["comment"].as_str());
                 let rule = format!("{} {}", chain.unwrap(), name.unwrap());

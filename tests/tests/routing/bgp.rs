@@ -56,10 +56,10 @@ impl Underlay {
             others.map(|ip| (SocketAddr::new(ip, PORT), Protocol::Tcp)).collect::<Vec<_>>()
         };
         for family in 0..2 {
-            load.client(&pods[0].netns, targets(family), |it| it.endpoint().is_some())?;
+            load.client(&pods[0].netns, targets(family), |outcome| outcome.endpoint().is_some())?;
         }
         let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();
-        load.client(&self.client, vips, |it| it.endpoint().is_some())?;
+        load.client(&self.client, vips, |outcome| outcome.endpoint().is_some())?;
         Ok(load)
     }
 
@@ -114,7 +114,8 @@ impl Underlay {
     fn serves_while_its_endpoint_moves(&self) -> Result<()> {
         let mut load = Load::default();
         let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();
-        let is_let_in = |it: &Outcome| matches!(it, Outcome::Answered { .. } | Outcome::Broken(_));
+        let is_let_in =
+            |outcome: &Outcome| matches!(outcome, Outcome::Answered { .. } | Outcome::Broken(_));
         load.client(&self.client, vips, is_let_in)?;
         for step in 0..test_length::in_full(100, 10) {
             let (from, to) = (step % 2, 1 - step % 2);
@@ -173,7 +174,7 @@ impl Underlay {
         let [dead, alive] = TORS.map(addresses);
         let node = &self.segment.nodes[0];
         let defaults = || {
-            let of_family = |it| node.netns.output("ip", &[it, "route", "show", "default"]);
+            let of_family = |family| node.netns.output("ip", &[family, "route", "show", "default"]);
             Ok([of_family("-4")?, of_family("-6")?])
         };
         let uses = |shown: &[String; 2], router: &[IpAddr]| {
@@ -185,11 +186,11 @@ impl Underlay {
         let before = defaults()?;
         ensure!(uses(&before, &dead) == 2 && uses(&before, &alive) == 2, "{before:?}");
         self.speakers.insert(0, node.speaker()?);
-        let is_past = |it: &[String; 2]| uses(it, &dead) == 0 && uses(it, &alive) == 2;
+        let is_past = |hops: &[String; 2]| uses(hops, &dead) == 0 && uses(hops, &alive) == 2;
         observed("converged", BOUND * 2, defaults, is_past)?;
         for (vip, own) in VIPS.map(ip).into_iter().zip(CLIENT) {
             let ask = || Probe::tcp(SocketAddr::new(vip, 80)).from(ip(own)).ask_in(&self.client);
-            observed("served", BOUND, || Ok(ask()), |it| it.endpoint().is_some())?;
+            observed("served", BOUND, || Ok(ask()), |outcome| outcome.endpoint().is_some())?;
         }
         Ok(())
     }
@@ -293,7 +294,8 @@ fn without_bird_the_agent_goes_on_and_says_so() -> Result<()> {
     fabric.segment.manifests.put("web", &web(&fabric.segment.nodes[0], true)?)?;
     fabric.until_said(VIPS[0], "(64512,105)", true)?;
     drop(fabric.speakers.remove(0));
-    let reason = |it: &Value| it["reason"] == "speaker-down" && it["announced"] == false;
+    let reason =
+        |address: &Value| address["reason"] == "speaker-down" && address["announced"] == false;
     observed("explained", BOUND, || fabric.explained(VIPS[0]), reason)?;
     let agent = fabric.segment.nodes[0].agent()?;
     let status = agent.until("away", BOUND, |status| status["bgp"]["isAnswering"] == false)?;

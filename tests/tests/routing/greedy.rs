@@ -49,7 +49,7 @@ fn a_younger_node_that_claims_everything_withdraws_nothing() -> Result<()> {
         manifests.put("greedy", &[object("greedy", 20, &[ip("10.1.1.77")], claims)])?;
         manifests.put("marker", &marker(node, number)?)?;
         let marked = format!("203.0.113.{number}");
-        let is_decided = |it: &Value| it["announced"] == true;
+        let is_decided = |address: &Value| address["announced"] == true;
         observed("decided", BOUND, || explained(node, &marked), is_decided)?;
         let left = table(&node.netns)?;
         for prefix in [&v4, &vip, &vip6, &v6] {
@@ -62,7 +62,7 @@ fn a_younger_node_that_claims_everything_withdraws_nothing() -> Result<()> {
     }
     // What an older Node has it keeps.
     manifests.put("greedy", &[object("greedy", 0, &[ip("192.0.2.99")], &ranges(1))])?;
-    let is_lost = |it: &Value| it["announced"] == false;
+    let is_lost = |address: &Value| address["announced"] == false;
     let said = observed("an older Node's", BOUND, || explained(node, "10.1.1.5"), is_lost)?;
     assert_eq!(said["why"], format!("it overlaps {} of Node greedy", ranges(1)[0]), "{said}");
     Ok(())

@@ -88,7 +88,8 @@ fn a_hostile_router_changes_nothing() -> Result<()> {
         let status = segment.nodes[0].agent()?.status()?;
         Ok(status["bgp"]["sessions"][0].clone())
     };
-    let is_limited = |it: &Value| it["state"] == "Established" && it["isLimited"] == true;
+    let is_limited =
+        |session: &Value| session["state"] == "Established" && session["isLimited"] == true;
     let shown = observed("limited", BOUND, session, is_limited)?;
     assert_eq!(shown["imported"], LIMIT, "{shown}");
     let routes = observed("learned", BOUND, learned, |routes| routes.len() == LIMIT)?;

@@ -100,7 +100,7 @@ fn stays_reached_while_the_agent_is_replaced(segment: &mut Segment) -> Result<()
     for family in 0..2 {
         let to = SocketAddr::new(segment.nodes[1].pod()?.addresses[family], PORT);
         let from = &segment.nodes[0].pod()?.netns;
-        load.client(from, vec![(to, Protocol::Tcp)], |it| it.endpoint().is_some())?;
+        load.client(from, vec![(to, Protocol::Tcp)], |outcome| outcome.endpoint().is_some())?;
     }
     let flags = ["--routing-mode=direct"];
     segment.nodes[0].start_other(&flags)?;
@@ -137,7 +137,8 @@ fn lost_routes_are_repaired() -> Result<()> {
     }
     node.netns.ip("addr del 192.0.2.1/24 dev eth0\naddr add 192.0.2.11/24 dev eth0")?;
     node.until_routed(&[2, 3]).context("a new address")?;
-    let status = observed("known", BOUND, || routing(node.agent()?), |it| it["routes"] == 4)?;
+    let status =
+        observed("known", BOUND, || routing(node.agent()?), |status| status["routes"] == 4)?;
     // `ip` flushes again what was repaired before it looks a second time.
     ensure!(status["repaired"].as_u64() >= Some(5), "{status}");
     assert_eq!(status["rejected"], json!([]));

@@ -97,7 +97,7 @@ impl Fabric {
         let served = [(Protocol::Tcp, PORT + u16::from(number))];
         let server = serve(&pod.netns, &pod.addresses, &served)?;
         let before = self.pods.first().map(|(_, pod)| &pod.addresses);
-        ensure!(before.is_none_or(|it| *it == pod.addresses), "{before:?} {pod:?}");
+        ensure!(before.is_none_or(|addresses| *addresses == pod.addresses), "{before:?} {pod:?}");
         self.pods.push((server, pod));
         Ok(())
     }
@@ -115,7 +115,8 @@ impl Fabric {
                 };
                 let via = format!("via {} ", addresses(number)[family]);
                 // A second way would be the old one.
-                let is_only = |it: &String| it.contains(&via) && it.matches("via ").count() == 1;
+                let is_only =
+                    |line: &String| line.contains(&via) && line.matches("via ").count() == 1;
                 observed("preferred", BOUND, shown, is_only).with_context(|| {
                     let told = bird.ask(&format!("show route all for {address}"));
                     format!("{via}at router {index}: {}", told.unwrap_or_default())
@@ -132,7 +133,9 @@ impl Fabric {
     fn until_class(&self, number: u8, class: &str) -> Result<Value> {
         let address: IpAddr = self.pods[0].1.addresses[0];
         let asked = || self.node(number).agent()?.ask_directly(&json!({ "announce": address }));
-        observed(class, BOUND, asked, |it| it["class"] == class && it["announced"] == true)
+        observed(class, BOUND, asked, |status| {
+            status["class"] == class && status["announced"] == true
+        })
     }
 
     /// The record of this node is fresh, and then as old as others. Whoever compares MED prefers

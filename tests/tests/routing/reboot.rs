@@ -23,7 +23,7 @@ impl Underlay {
         let [from, to] = [0, 2].map(|index| self.segment.nodes[index].pod());
         let (from, to) = (from?, to?);
         let targets = to.addresses.iter().map(|ip| (SocketAddr::new(*ip, PORT), Protocol::Tcp));
-        load.client(&from.netns, targets.collect(), |it| it.endpoint().is_some())?;
+        load.client(&from.netns, targets.collect(), |outcome| outcome.endpoint().is_some())?;
         Ok(load)
     }
 
@@ -32,7 +32,8 @@ impl Underlay {
     fn load_from_outside(&self) -> Result<Load> {
         let mut load = Load::with_pause(PAUSE);
         let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();
-        let is_let_in = |it: &Outcome| matches!(it, Outcome::Answered { .. } | Outcome::Broken(_));
+        let is_let_in =
+            |outcome: &Outcome| matches!(outcome, Outcome::Answered { .. } | Outcome::Broken(_));
         load.client(&self.client, vips, is_let_in)?;
         Ok(load)
     }
@@ -43,7 +44,8 @@ impl Underlay {
             let sessions = || -> Result<Vec<String>> {
                 [4, 6].iter().map(|n| tor.ask(&format!("show protocols node2_{n}"))).collect()
             };
-            let is_over = |them: &Vec<String>| !them.iter().any(|it| it.contains("Established"));
+            let is_over =
+                |them: &Vec<String>| !them.iter().any(|line| line.contains("Established"));
             observed("given up", BOUND * 2, sessions, is_over)?;
         }
         Ok(())

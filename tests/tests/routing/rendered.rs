@@ -100,7 +100,7 @@ fn around() -> impl Strategy<Value = RenderInputs> {
             table,
             node: node.into(),
             addresses: own.into_iter().map(parsed).collect(),
-            protected: ranges.iter().map(|it| it.parse().expect("a prefix")).collect(),
+            protected: ranges.iter().map(|range| range.parse().expect("a prefix")).collect(),
             neighbours: nodes
                 .into_iter()
                 .map(parsed)
@@ -133,7 +133,7 @@ fn bird_accepts_every_rendered_configuration() -> Result<()> {
         prop::collection::vec(peer(), 0..4),
     );
     let cases =
-        std::env::var("PROPTEST_CASES").ok().and_then(|it| it.parse().ok()).unwrap_or(CASES);
+        std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES);
     let runs = Config { cases, failure_persistence: None, ..Config::default() };
     let mut runner =
         TestRunner::new_with_rng(runs, TestRng::deterministic_rng(RngAlgorithm::ChaCha));

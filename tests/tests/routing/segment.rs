@@ -263,7 +263,7 @@ impl Node {
         let date = self.netns.output("date", &["-u", "-d", when, "+%FT%TZ"])?;
         let mut state: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
         let attachments = state["attachments"].as_object_mut().context("attachments")?;
-        attachments.values_mut().for_each(|it| it["addedAt"] = date.trim().into());
+        attachments.values_mut().for_each(|attachment| attachment["addedAt"] = date.trim().into());
         fs::write(&next, state.to_string())?;
         fs::set_permissions(&next, fs::metadata(&path)?.permissions())?;
         Ok(fs::rename(next, path)?)

@@ -31,7 +31,7 @@ fn local(name: &str, number: u8, port: u16, endpoint: (IpAddr, &str)) -> Vec<Val
 fn warnings(node: &Node) -> Result<Vec<String>> {
     let status = node.agent()?.status()?;
     let warnings = status["warnings"].as_array().cloned().unwrap_or_default();
-    let texts = warnings.iter().filter_map(|it| it.as_str().map(str::to_owned));
+    let texts = warnings.iter().filter_map(|warning| warning.as_str().map(str::to_owned));
     Ok(texts.filter(|text| text.contains(VIPS[0])).collect())
 }
 
@@ -62,7 +62,12 @@ fn a_service_that_an_announced_address_drops_is_named() -> Result<()> {
         api.put(&object)?;
     }
     let node = &segment.nodes[0];
-    observed("announced", BOUND, || explained(node, VIPS[0]), |it| it["announced"] == true)?;
+    observed(
+        "announced",
+        BOUND,
+        || explained(node, VIPS[0]),
+        |status| status["announced"] == true,
+    )?;
     assert_eq!(warnings(node)?, Vec::<String>::new(), "one service alone");
 
     for object in local("mail", 11, 25, (elsewhere, "node-2")) {

@@ -105,8 +105,10 @@ impl Fabric {
         let said = format!("BIRD keeps its configuration: BIRD refuses: {}:", next.display());
         let is_named = |status: &Value| {
             let errors = status["errors"].as_array().into_iter().flatten();
-            let place = errors.filter_map(|it| it.as_str()?.split_once(&said));
-            place.clone().any(|(_, at)| at.starts_with(|it: char| it.is_ascii_digit()))
+            let place = errors.filter_map(|error| error.as_str()?.split_once(&said));
+            place
+                .clone()
+                .any(|(_, at)| at.starts_with(|character: char| character.is_ascii_digit()))
         };
         let status = observed("refused", BOUND, || self.status(), is_named)?;
         ensure!(status["bgp"]["isCurrent"] == false, "{status}");
@@ -115,12 +117,17 @@ impl Fabric {
             .as_array()
             .into_iter()
             .flatten()
-            .map(|it| &it["state"])
+            .map(|session| &session["state"])
             .collect();
         assert_eq!(states, ["Established", "Established"], "{status}");
         drop(spoiler);
         self.segment.manifests.put("nodes", &[node_object(&json!({}))])?;
-        observed("as before", BOUND, || self.status(), |it| it["bgp"]["isCurrent"] == true)?;
+        observed(
+            "as before",
+            BOUND,
+            || self.status(),
+            |status| status["bgp"]["isCurrent"] == true,
+        )?;
         self.segment.manifests.put("nodes", &[node_object(&json!({ "third": "yes" }))])?;
         let has_third = |status: &Value| {
             let count = status["bgp"]["sessions"].as_array().map(Vec::len);

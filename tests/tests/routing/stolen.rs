@@ -70,8 +70,10 @@ fn evil(node: &Node) -> Result<Vec<Value>> {
 fn heard(router: &Bird) -> Result<Vec<String>> {
     let shown = router.ask("show route primary protocol node")?;
     let prefixes = shown.lines().filter_map(|line| line.split(' ').next());
-    let mut heard: Vec<_> =
-        prefixes.filter(|it| it.contains('/')).map(|it| it.replace("/32", "")).collect();
+    let mut heard: Vec<_> = prefixes
+        .filter(|prefix| prefix.contains('/'))
+        .map(|prefix| prefix.replace("/32", ""))
+        .collect();
     heard.sort();
     Ok(heard)
 }
@@ -80,7 +82,7 @@ fn heard(router: &Bird) -> Result<Vec<String>> {
 fn refusals(api: &ApiServer) -> Vec<(Value, Value)> {
     let events = api.objects("events").into_iter();
     let refusals = events.filter(|event| event["reason"] == "NotAnnounced");
-    refusals.map(|it| (it["regarding"]["name"].clone(), it["note"].clone())).collect()
+    refusals.map(|event| (event["regarding"]["name"].clone(), event["note"].clone())).collect()
 }
 
 /// None of them is announced, each has its reason, and an event tells the Service's owner. What the
@@ -115,7 +117,7 @@ fn addresses_of_others_are_not_announced_and_events_say_why() -> Result<()> {
     let [range, range6] = ranges(1);
     let known = || Ok(heard(&router).unwrap_or_default());
     observed("heard", BOUND, known, |heard| *heard == [&*range, HONEST])?;
-    let announced = [&*range, HONEST, &*range6].map(|it| format!("blackhole {it}"));
+    let announced = [&*range, HONEST, &*range6].map(|range| format!("blackhole {range}"));
     assert_eq!(table(&node.netns)?, announced);
     for (address, reason, why) in STOLEN {
         let it = node.agent()?.ask_directly(&json!({ "announce": address }))?;
@@ -127,7 +129,7 @@ fn addresses_of_others_are_not_announced_and_events_say_why() -> Result<()> {
         (json!("evil"), json!(text))
     };
     let wanted: Vec<_> = STOLEN.iter().map(note).collect();
-    let are_all = |events: &Vec<_>| wanted.iter().all(|it| events.contains(it));
+    let are_all = |events: &Vec<_>| wanted.iter().all(|event| events.contains(event));
     let events = observed("events", BOUND, || Ok(refusals(&api)), are_all)?;
     ensure!(events.len() == STOLEN.len(), "{events:?}");
     let explained = node.agent()?.ask_directly(&json!({ "announce": HONEST }))?;

@@ -226,7 +226,7 @@ fn every_address_has_a_reason() -> Result<()> {
     let pod = node.pod()?.addresses[0];
     manifests.put("evil", &[evil, slice("evil", &ports, &[(pod, "node-1")])])?;
     let [vip, vip6] = VIPS;
-    observed("explained", BOUND, || explained(node, vip), |it| it["announced"] == true)?;
+    observed("explained", BOUND, || explained(node, vip), |status| status["announced"] == true)?;
     // Outside the ranges are all of them, and what is worse is said.
     let outside = "outside-ranges";
     let reasons = ["node-address", "node-address", "forbidden", outside, outside];
@@ -246,23 +246,28 @@ fn every_address_has_a_reason() -> Result<()> {
     ensure!(text.starts_with(said), "{text}");
     // A node comes whose address it is: no rule changes.
     manifests.put("late", &[object("late", 9, &[ip(vip)], &[])])?;
-    observed("a node's", BOUND, || explained(node, vip), |it| it["reason"] == "node-address")?;
+    observed(
+        "a node's",
+        BOUND,
+        || explained(node, vip),
+        |status| status["reason"] == "node-address",
+    )?;
     manifests.remove("late")?;
-    observed("nobody's", BOUND, || explained(node, vip), |it| it["announced"] == true)?;
+    observed("nobody's", BOUND, || explained(node, vip), |status| status["announced"] == true)?;
     manifests.put("web", &web(node, false)?)?;
-    let reason = |it: &Value| it["reason"] == "no-endpoint";
+    let reason = |address: &Value| address["reason"] == "no-endpoint";
     observed("withdrawn", BOUND, || explained(node, vip6), reason)?;
     manifests.put("web", &web(node, true)?)?;
     // The node drains: the only one that serves under policy Local is preferred less, and stays.
     let mut nodes = super::objects(1..=3);
     nodes[0]["spec"]["taints"] = json!([{ "key": "away", "effect": "NoSchedule" }]);
     manifests.put("nodes", &nodes)?;
-    let preferred_less = |it: &Value| it["metric"] == 205 && it["announced"] == true;
+    let preferred_less = |address: &Value| address["metric"] == 205 && address["announced"] == true;
     observed("draining", BOUND, || explained(node, vip), preferred_less)?;
     let mut cluster = web(node, true)?;
     cluster[0]["spec"]["externalTrafficPolicy"] = "Cluster".into();
     manifests.put("web", &cluster)?;
-    observed("withdrawn", BOUND, || explained(node, vip), |it| it["reason"] == "draining")?;
+    observed("withdrawn", BOUND, || explained(node, vip), |status| status["reason"] == "draining")?;
     let [range, range6] = ranges(1);
     until_table(node, &[&format!("blackhole {range}"), &format!("blackhole {range6}")])
 }
@@ -301,7 +306,12 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
     node.start_with(&FLAGS)?;
     node.attach()?;
     manifests.put("web", &web(node, true)?)?;
-    observed("announced", BOUND, || explained(node, VIPS[1]), |it| it["announced"] == true)?;
+    observed(
+        "announced",
+        BOUND,
+        || explained(node, VIPS[1]),
+        |status| status["announced"] == true,
+    )?;
     // The second node is the router, in between the third and the first, and its default route.
     let [node, router, client] = &segment.nodes[..] else { bail!("three nodes") };
     for vip in VIPS.map(ip) {
@@ -319,7 +329,10 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
         assert_eq!(by_udp.ask_in(&node.netns), Outcome::Refused, "{vip} by UDP");
         by_udp.ask_in(&client.netns);
         let pinged = [&node.netns, &client.netns].map(|from| ping(from, vip));
-        ensure!(pinged.iter().all(|it| matches!(it, Ok(Err(_)))), "a ping of {vip}: {pinged:?}");
+        ensure!(
+            pinged.iter().all(|answer| matches!(answer, Ok(Err(_)))),
+            "a ping of {vip}: {pinged:?}"
+        );
         let passed = passed_on(&router.netns, vip)?;
         ensure!(passed <= 4, "{passed} packets to {vip}");
         // Somebody deletes the table: it is back at once.

@@ -201,7 +201,7 @@ impl Underlay {
         for node in &self.segment.nodes {
             let is_up = |status: &Value| {
                 let sessions = status["bgp"]["sessions"].as_array().into_iter().flatten();
-                let up = sessions.filter(|it| it["state"] == "Established").count();
+                let up = sessions.filter(|session| session["state"] == "Established").count();
                 up == SESSIONS && status["bgp"]["isCurrent"] == true
             };
             // BIRD connects after 5 s, and again after others have refused it or were given up.
@@ -300,7 +300,7 @@ pub(super) fn chains(node: &Node, number: u8) -> [Chain; 2] {
     let data = node.run_dir.join("addresses");
     let range = |n: u8| [format!("10.{n}.{number}.0/24"), format!("fd0{n}:{number}::/64")];
     let gateway = |n: u8| [format!("10.{n}.{number}.1"), format!("fd0{n}:{number}::1")];
-    let [routed, bridged] = [9, 8].map(|n| (range(n), gateway(n).map(|it| ip(&it))));
+    let [routed, bridged] = [9, 8].map(|n| (range(n), gateway(n).map(|text| ip(&text))));
     let pairs = |(ranges, gateways): &([String; 2], [IpAddr; 2])| {
         [0, 1].map(|family| (ranges[family].clone(), gateways[family]))
     };

@@ -155,8 +155,12 @@ fn both_families_are_announced_and_reached_over_a_link_local_session() -> Result
 fn is_told(agent: &denizen_tests::agent::Agent) -> Result<()> {
     let is_counted = |status: &Value| {
         let sessions = status["bgp"]["sessions"].as_array().into_iter().flatten();
-        let mut tor = sessions.filter(|it| it["peer"] == "peer:tor");
-        tor.any(|it| it["state"] == "Established" && it["exported"] == 4 && it["imported"] == 4)
+        let mut tor = sessions.filter(|session| session["peer"] == "peer:tor");
+        tor.any(|session| {
+            session["state"] == "Established"
+                && session["exported"] == 4
+                && session["imported"] == 4
+        })
     };
     let status = agent.until("counted", BOUND, is_counted)?;
     let said = "no BGP session with gone (fe80::1%eth9): interface eth9: No such device";

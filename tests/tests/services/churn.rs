@@ -60,8 +60,8 @@ fn no_lookup_misses_across_a_commit() -> Result<()> {
     for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
         for (load, protocol) in [(&mut over_tcp, Protocol::Tcp), (&mut over_udp, Protocol::Udp)] {
             let at = |number| (SocketAddr::new(address(number), 80), protocol);
-            load.client(fixture.place(who).0, (0..SERVICES).map(at).collect(), |it| {
-                it.endpoint().is_some()
+            load.client(fixture.place(who).0, (0..SERVICES).map(at).collect(), |outcome| {
+                outcome.endpoint().is_some()
             })?;
         }
     }

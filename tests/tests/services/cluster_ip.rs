@@ -65,7 +65,7 @@ fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
     for (index, who) in SERVERS.into_iter().enumerate() {
         for ip in service_ips(20) {
             let outcome = fixture.ask(Who::Outside, SocketAddr::new(ip, 80), PROTOCOLS[index])?;
-            let endpoint = outcome.endpoint().map(|it| it.ip());
+            let endpoint = outcome.endpoint().map(|endpoint| endpoint.ip());
             assert_eq!(
                 endpoint,
                 Some(fixture.address(who, ip)?),

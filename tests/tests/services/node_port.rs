@@ -22,13 +22,14 @@ const SOON: Duration = Duration::from_secs(20);
 #[test]
 fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
     let fixture = Fixture::new("np-all")?;
-    let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
+    let ports: Vec<_> = every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
     fixture
         .cluster
         .manifests
         .put("web", &fixture.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?)?;
     let agent = fixture.cluster.start_agent()?;
-    for (like, protocol) in service_ips(10).into_iter().flat_map(|ip| PROTOCOLS.map(|it| (ip, it)))
+    for (like, protocol) in
+        service_ips(10).into_iter().flat_map(|ip| PROTOCOLS.map(|protocol| (ip, protocol)))
     {
         let to = SocketAddr::new(fixture.address(Who::ThisNode, like)?, NODE_PORT);
         for who in EVERYONE {
@@ -101,7 +102,7 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
     external[0]["spec"]["externalIPs"] = serde_json::json!(nodes);
     fixture.cluster.manifests.put("both", &[local, external].concat())?;
     let agent = fixture.cluster.start_agent()?;
-    for (node, protocol) in nodes.iter().flat_map(|ip| PROTOCOLS.map(|it| (*ip, it))) {
+    for (node, protocol) in nodes.iter().flat_map(|ip| PROTOCOLS.map(|protocol| (*ip, protocol))) {
         let to = SocketAddr::new(node, NODE_PORT);
         let wanted = SocketAddr::new(fixture.address(Who::Remote, node)?, PORT);
         for who in EVERYONE {

@@ -180,8 +180,8 @@ fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
     let status = agent.status()?;
     let figure = |map: &str| {
         let maps = status["affinity"]["clients"].as_array().into_iter().flatten();
-        let of_map = maps.filter(|it| it["family"] == "IPv4" && it["map"] == map);
-        of_map.filter_map(|it| it["clients"].as_u64()).sum::<u64>()
+        let of_map = maps.filter(|entry| entry["family"] == "IPv4" && entry["map"] == map);
+        of_map.filter_map(|entry| entry["clients"].as_u64()).sum::<u64>()
     };
     // One of the clients above was remembered in the ordinary map before it was full.
     ensure!(figure("affinity") == 262_144, "{status:#}");

@@ -108,7 +108,7 @@ fn watched(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let watching = WatchCommand::start(&fixture.cluster.world.node, agent, &["drops"])?;
     let to = SocketAddr::new(service_ips(99)[0], 80);
     fixture.ask(Who::Routed, to, Protocol::Tcp)?;
-    let packet = watching.until("what is refused", |it| it["verdict"] == "refused")?;
+    let packet = watching.until("what is refused", |packet| packet["verdict"] == "refused")?;
     ensure!(packet["service"] == "default/lonely:http", "{packet:#}");
     ensure!(packet["source"]["name"] == "default/routed", "{packet:#}");
     watching.kill()

@@ -61,7 +61,9 @@ impl MatrixContext {
         cluster.manifests.put("web", &web)?;
         cluster.manifests.put("kept", &service(&fixture, "kept", 11, 2, "Local")?)?;
         let all = |netns: &Netns, addresses: &[IpAddr], ports: &[u16]| {
-            let both = addresses.iter().flat_map(|it| ports.iter().map(move |port| (*it, *port)));
+            let both = addresses
+                .iter()
+                .flat_map(|address| ports.iter().map(move |port| (*address, *port)));
             let listeners =
                 netns.run(|| both.map(UdpSocket::bind).collect::<Result<Vec<_>, _>>())?;
             listeners.context("cannot listen")

@@ -167,7 +167,8 @@ pub fn play(
         packets.len(),
         wrong.join("\n")
     );
-    let (taken, by_ipvs) = (count()? - before, packets.iter().filter(|it| it.by_ipvs).count());
+    let (taken, by_ipvs) =
+        (count()? - before, packets.iter().filter(|packet| packet.by_ipvs).count());
     ensure!(taken == by_ipvs as u64, "IPVS took {taken} packets, and should {by_ipvs}");
     Ok(Played { packets: packets.len(), by_ipvs })
 }

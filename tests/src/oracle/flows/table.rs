@@ -230,7 +230,7 @@ pub fn cases(backend: Backend) -> Result<Vec<Case>> {
     let own: Vec<Case> =
         serde_json::from_str(include_str!("../../../own-flows.json")).context("own-flows.json")?;
     all.extend(own);
-    let ours = |them: &[String]| them.iter().any(|it| it == backend.row());
+    let ours = |them: &[String]| them.iter().any(|row| row == backend.row());
     all.retain(|case| ours(&case.backends));
     for case in &mut all {
         case.flows.retain(|flow| flow.backends.as_deref().is_none_or(ours));

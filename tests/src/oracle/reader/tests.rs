@@ -223,21 +223,24 @@ fn a_firewalls_rules_are_read_as_nftables_would() -> Result<()> {
         move |packet| Packet { protocol: 58, icmpv6_type: Some(icmpv6_type), ..packet }
     };
     assert!(ip("10.0.0.9", as_it_is), "in a range of ports and of addresses");
-    assert!(ip("10.0.0.9", |it| Packet { port: 90, ..it }), "its last port");
-    assert!(!ip("10.0.0.9", |it| Packet { port: 91, ..it }));
-    assert!(!ip("10.0.0.9", |it| Packet { protocol: 1, ..it }), "a checksum is no port");
+    assert!(ip("10.0.0.9", |packet| Packet { port: 90, ..packet }), "its last port");
+    assert!(!ip("10.0.0.9", |packet| Packet { port: 91, ..packet }));
+    assert!(!ip("10.0.0.9", |packet| Packet { protocol: 1, ..packet }), "a checksum is no port");
     assert!(!ip("11.0.0.0", as_it_is), "another number");
     assert!(!ip("12.0.0.0", as_it_is), "no number");
-    assert!(ip("12.0.0.0", |it| Packet { established: true, ..it }));
-    assert!(ip("12.0.0.0", |it| Packet { output: Some("veth9".into()), ..it }));
+    assert!(ip("12.0.0.0", |packet| Packet { established: true, ..packet }));
+    assert!(ip("12.0.0.0", |packet| Packet { output: Some("veth9".into()), ..packet }));
     assert!(!ip("10.7.0.1", as_it_is), "dropped where it was sent to");
-    assert!(!ip("10.7.0.1", |it| Packet { protocol: 1, ..it }), "and back to the next rule");
+    assert!(
+        !ip("10.7.0.1", |packet| Packet { protocol: 1, ..packet }),
+        "and back to the next rule"
+    );
     assert!(passes(Layer::Ip, "fd00::9", icmpv6(135))?);
     assert!(!passes(Layer::Ip, "fd00::9", icmpv6(138))?);
-    assert!(!passes(Layer::Ip, "fd00::9", |it| Packet { icmpv6_type: Some(135), ..it })?);
+    assert!(!passes(Layer::Ip, "fd00::9", |packet| Packet { icmpv6_type: Some(135), ..packet })?);
     assert!(passes(Layer::Ip, "fe80::9", icmpv6(138))?);
     let frame = |from: &str, kind| {
-        passes(Layer::Bridge, from, |it| Packet { packet_type: Some(kind), ..it }).unwrap()
+        passes(Layer::Bridge, from, |packet| Packet { packet_type: Some(kind), ..packet }).unwrap()
     };
     assert!(!frame("fd00::9", PacketType::Multicast) && frame("fd00::9", PacketType::Other));
     assert!(frame("10.0.0.9", PacketType::Broadcast), "it carries IPv4");

@@ -107,14 +107,15 @@ async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body>
     };
     let mut review: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
     let resource = review["spec"]["resourceAttributes"]["resource"].as_str();
-    let allowed = resource.is_some_and(|it| !manners.forbidden.contains(&it));
+    let allowed = resource.is_some_and(|resource| !manners.forbidden.contains(&resource));
     review["status"] = json!({ "allowed": allowed });
     json_answer(201, review.to_string().into())
 }
 
 fn selector(asked: &Asked, target: &Target, manners: &Manners) -> Result<Selector, String> {
     let (labels, fields) = (asked.parameter("labelSelector"), asked.parameter("fieldSelector"));
-    if let Some(fields) = fields.filter(|it| manners.refuses_fields && !it.starts_with("metadata."))
+    if let Some(fields) =
+        fields.filter(|selector| manners.refuses_fields && !selector.starts_with("metadata."))
     {
         let known = "only \"metadata.name\", \"metadata.namespace\"";
         return Err(format!("{fields:?} is not a known field selector: {known}"));
@@ -231,7 +232,7 @@ fn list_of(
 fn discovery(path: &str, manners: &Manners) -> Response<Body> {
     let groups: BTreeMap<&str, &str> = RESOURCES
         .iter()
-        .filter_map(|it| Some((it.version.split_once('/')?.0, it.version)))
+        .filter_map(|resource| Some((resource.version.split_once('/')?.0, resource.version)))
         .collect();
     let found = match path {
         "/version" => json!({ "major": "1", "minor": "33", "gitVersion": manners.release }),
@@ -243,7 +244,7 @@ fn discovery(path: &str, manners: &Manners) -> Response<Body> {
             };
             json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups.iter().map(group).collect::<Vec<_>>() })
         }
-        _ => match RESOURCES.iter().find(|it| Resource::prefix(it.version) == path) {
+        _ => match RESOURCES.iter().find(|resource| Resource::prefix(resource.version) == path) {
             Some(found) => resources_of(found.version),
             None => return failure(404, "NotFound", &format!("there is no {path}")),
         },
@@ -252,13 +253,13 @@ fn discovery(path: &str, manners: &Manners) -> Response<Body> {
 }
 
 fn resources_of(version: &str) -> Value {
-    let resource = |it: &Resource| {
+    let resource = |resource: &Resource| {
         json!({
-            "name": it.plural, "singularName": it.kind.to_lowercase(), "namespaced": it.namespaced, "kind": it.kind,
+            "name": resource.plural, "singularName": resource.kind.to_lowercase(), "namespaced": resource.namespaced, "kind": resource.kind,
             "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
         })
     };
-    let own = RESOURCES.iter().filter(|it| it.version == version);
+    let own = RESOURCES.iter().filter(|resource| resource.version == version);
     json!({ "kind": "APIResourceList", "groupVersion": version, "resources": own.map(resource).collect::<Vec<_>>() })
 }
 

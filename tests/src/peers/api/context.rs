@@ -176,7 +176,7 @@ fn until_errors(agent: &Agent, what: &str, now: impl Fn(&[Value]) -> bool) -> Re
     // One that has just been started may not listen yet.
     let errors = || Ok(agent.status().map(|mut status| status["errors"].take()));
     observed(what, BOUND, errors, |errors| {
-        errors.as_ref().is_ok_and(|it| it.as_array().is_some_and(|all| now(all)))
+        errors.as_ref().is_ok_and(|errors| errors.as_array().is_some_and(|all| now(all)))
     })
     .map(drop)
 }

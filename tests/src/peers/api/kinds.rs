@@ -46,9 +46,9 @@ pub const RESOURCES: [Resource; 8] = [
 impl Resource {
     /// That of an object.
     pub fn of(object: &Value) -> Result<Self> {
-        let found = RESOURCES
-            .into_iter()
-            .find(|it| object["kind"] == it.kind && object["apiVersion"] == it.version);
+        let found = RESOURCES.into_iter().find(|resource| {
+            object["kind"] == resource.kind && object["apiVersion"] == resource.version
+        });
         found.with_context(|| format!("no resource of {} {}", object["apiVersion"], object["kind"]))
     }
 
@@ -90,15 +90,17 @@ impl Target {
     /// From `/api/v1/namespaces/default/services/web` and the like.
     pub fn parse(path: &str) -> Option<Self> {
         let resource = |rest: &str, plural: &str| {
-            let (version, below) = RESOURCES.iter().map(|it| it.version).find_map(|version| {
-                Some((version, rest.strip_prefix(&Resource::prefix(version))?))
-            })?;
-            let found =
-                RESOURCES.into_iter().find(|it| it.version == version && it.plural == plural)?;
+            let (version, below) =
+                RESOURCES.iter().map(|resource| resource.version).find_map(|version| {
+                    Some((version, rest.strip_prefix(&Resource::prefix(version))?))
+                })?;
+            let found = RESOURCES
+                .into_iter()
+                .find(|resource| resource.version == version && resource.plural == plural)?;
             Some((found, below.to_owned()))
         };
         let words: Vec<&str> = path.trim_matches('/').split('/').collect();
-        let is_plural = |word: &&&str| RESOURCES.iter().any(|it| it.plural == **word);
+        let is_plural = |word: &&&str| RESOURCES.iter().any(|resource| resource.plural == **word);
         // A path that goes on after a namespace's name is about something in it.
         let within = words.iter().position(|word| *word == "namespaces").map(|at| at + 2);
         let within = within.filter(|at| *at < words.len()).unwrap_or(0);

@@ -256,7 +256,9 @@ impl Cri {
         let answer: RuntimeStatusAnswer = self.call("Status", Nothing {})?;
         let conditions = answer.status.unwrap_or_default().conditions;
         let bad = conditions.into_iter().find(|condition| !condition.status);
-        Ok(bad.map(|it| format!("{}: {} {}", it.kind, it.reason, it.message)))
+        Ok(bad.map(|condition| {
+            format!("{}: {} {}", condition.kind, condition.reason, condition.message)
+        }))
     }
 
     fn call<Q, A>(&self, method: &str, question: Q) -> Result<A>

@@ -25,7 +25,8 @@ pub fn pause(folder: &Path, name: &str) -> Result<PathBuf> {
 
 /// Packs `folder/root`.
 fn archive(folder: &Path, name: &str, program: &str) -> Result<PathBuf> {
-    let run = |program: &mut Command| checked(program.current_dir(folder)).map(|it| it.stdout);
+    let run =
+        |program: &mut Command| checked(program.current_dir(folder)).map(|output| output.stdout);
     run(Command::new("tar").args(["-C", "root", "-cf", "layer.tar", "."]))?;
     let sum = String::from_utf8(run(Command::new("sha256sum").arg("layer.tar"))?)?;
     let sum = sum.split_whitespace().next().context("sha256sum says nothing")?;

@@ -97,7 +97,8 @@ impl Kubelet<'_> {
 
     fn object(&self, kind: &str, name: &str) -> Result<&Value> {
         let mut objects = self.objects.iter();
-        let found = objects.find(|it| it["kind"] == kind && it["metadata"]["name"] == name);
+        let found =
+            objects.find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
         found.with_context(|| format!("no {kind} {name}"))
     }
 
@@ -147,7 +148,7 @@ impl Kubelet<'_> {
     fn mounts(&self, spec: &Value, container: &Value) -> Result<Vec<Mount>> {
         let mut mounts = Vec::new();
         for mount in list(&container["volumeMounts"]) {
-            let volume = list(&spec["volumes"]).find(|it| it["name"] == mount["name"]);
+            let volume = list(&spec["volumes"]).find(|volume| volume["name"] == mount["name"]);
             let volume = volume.with_context(|| format!("no volume for {mount}"))?;
             mounts.push(Mount {
                 container_path: text(&mount["mountPath"])?,
@@ -296,7 +297,7 @@ fn sandbox(name: &str, spec: &Value, logs: &Path) -> Result<SandboxConfig> {
     let privileged = ["initContainers", "containers"]
         .into_iter()
         .flat_map(|key| list(&spec[key]))
-        .any(|it| it["securityContext"]["privileged"] == true);
+        .any(|container| container["securityContext"]["privileged"] == true);
     let security = SandboxSecurity { namespace_options: Some(namespaces(spec)), privileged };
     Ok(SandboxConfig {
         log_directory: shown(logs)?,

@@ -84,7 +84,7 @@ fn without_idle_firewall(at: &Netns) -> Result<()> {
         for object in table_of(at, family)? {
             let object: Value = serde_json::from_str(&object)?;
             let (kind, content) =
-                object.as_object().and_then(|it| it.iter().next()).context("one")?;
+                object.as_object().and_then(|fields| fields.iter().next()).context("one")?;
             let table = if kind == "table" { &content["name"] } else { &content["table"] };
             if table != "denizen-firewall" {
                 continue;

@@ -16,42 +16,46 @@ use denizen_tests::peers::api::{Api, ApiServer, Manners};
 type Fault = (&'static str, fn(&mut Manners), [&'static str; 3]);
 
 const FAULTS: [Fault; 6] = [
-    ("an unknown token", |it| it.tokens = vec!["x".to_owned()], ["credentials", "failure", "401"]),
+    (
+        "an unknown token",
+        |manners| manners.tokens = vec!["x".to_owned()],
+        ["credentials", "failure", "401"],
+    ),
     (
         "a proxy's page in place of the nodes",
-        |it| it.garbled = vec!["nodes"],
+        |manners| manners.garbled = vec!["nodes"],
         ["node", "warning", "answer cannot be read"],
     ),
     (
         "a proxy's page in place of what a role permits",
-        |it| it.garbled = vec!["selfsubjectaccessreviews"],
+        |manners| manners.garbled = vec!["selfsubjectaccessreviews"],
         ["rights", "warning", "answer cannot be read"],
     ),
-    ("an old server", |it| it.release = "v1.20.15", ["server", "failure", "v1.20.15"]),
-    ("a server ahead", |it| it.clock_ahead = 600, ["clock", "warning", "differ by"]),
-    ("a server behind", |it| it.clock_ahead = -600, ["clock", "warning", "differ by"]),
+    ("an old server", |manners| manners.release = "v1.20.15", ["server", "failure", "v1.20.15"]),
+    ("a server ahead", |manners| manners.clock_ahead = 600, ["clock", "warning", "differ by"]),
+    ("a server behind", |manners| manners.clock_ahead = -600, ["clock", "warning", "differ by"]),
 ];
 
 /// What the role of an installation may lack.
 const RIGHTS: [Fault; 4] = [
     (
         "a role without policies",
-        |it| it.forbidden = vec!["networkpolicies"],
+        |manners| manners.forbidden = vec!["networkpolicies"],
         ["rights", "failure", "list networkpolicies.networking.k8s.io, watch"],
     ),
     (
         "a role without single pods",
-        |it| it.forbidden = vec!["pods"],
+        |manners| manners.forbidden = vec!["pods"],
         ["rights", "failure", "get pods"],
     ),
     (
         "a role without events",
-        |it| it.forbidden = vec!["events"],
+        |manners| manners.forbidden = vec!["events"],
         ["rights", "warning", "create events.events.k8s.io"],
     ),
     (
         "a server that does not say what a role permits",
-        |it| it.unserved = vec!["selfsubjectaccessreviews"],
+        |manners| manners.unserved = vec!["selfsubjectaccessreviews"],
         ["rights", "warning", "could not find the requested resource"],
     ),
 ];

@@ -333,7 +333,7 @@ fn who_listens_where_the_agent_would_is_found() -> Result<()> {
         let listener = node.netns.run(|| TcpListener::bind(at))??;
         node.check(&[])?.ensure_only("ports", "warning", at)?;
         let advice =
-            node.check(&[])?.checks.iter().any(|it| it["advice"].to_string().contains(flag));
+            node.check(&[])?.checks.iter().any(|check| check["advice"].to_string().contains(flag));
         ensure!(advice, "{flag}");
         drop(listener);
     }

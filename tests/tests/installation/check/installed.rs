@@ -63,7 +63,7 @@ impl Installed {
 
     fn check(&self, flags: &[&str]) -> Result<CheckReport> {
         let cluster = &self.fixture.cluster;
-        let folder = |path: &PathBuf| path.parent().map(|it| it.display().to_string());
+        let folder = |path: &PathBuf| path.parent().map(|parent| parent.display().to_string());
         let ours = [
             ("manifests", cluster.manifests.folder().display().to_string()),
             ("run-dir", cluster.run_dir().display().to_string()),

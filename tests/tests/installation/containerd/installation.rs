@@ -61,8 +61,9 @@ impl Installation {
     /// A kubelet for these objects. Paths that would be the machine's own are the test's.
     fn kubelet(&self, mut objects: Vec<Value>) -> Result<Kubelet<'_>> {
         let cluster = &self.context.fixture.cluster;
-        let is_settings =
-            |it: &&mut Value| it["kind"] == "ConfigMap" && it["metadata"]["name"] == "denizen";
+        let is_settings = |object: &&mut Value| {
+            object["kind"] == "ConfigMap" && object["metadata"]["name"] == "denizen"
+        };
         if let Some(map) = objects.iter_mut().find(is_settings) {
             map["data"]["DENIZEN_API_SERVER"] = self.context.api.url().into();
         }
@@ -85,7 +86,7 @@ impl Installation {
 
     /// Asks what kubelet asks of these objects' containers.
     fn probes_succeed(&self, objects: &[Value]) -> Result<()> {
-        let daemon_set = objects.iter().find(|it| it["kind"] == "DaemonSet");
+        let daemon_set = objects.iter().find(|object| object["kind"] == "DaemonSet");
         for container in containers_of(daemon_set.context("no DaemonSet")?) {
             for probe in ["readinessProbe", "livenessProbe"] {
                 let Value::Object(get) = &container[probe]["httpGet"] else { continue };
@@ -120,7 +121,7 @@ impl Installation {
             let records = run_dir.read()?.map(|state| state.attachments).unwrap_or_default();
             cri.stop_sandbox(&sandbox)?;
             cri.remove_sandbox(&sandbox)?;
-            Ok(records.values().any(|it| it.container_id == sandbox && !it.adopted))
+            Ok(records.values().any(|record| record.container_id == sandbox && !record.adopted))
         })
     }
 
@@ -138,7 +139,7 @@ impl Installation {
         let mut load = Load::default();
         for who in [Who::Bridged, Who::Routed, Who::Outside] {
             let web = service_ips(10).map(|ip| (SocketAddr::new(ip, 80), Protocol::Tcp));
-            load.client(fixture.place(who).0, web.into(), |it| it.endpoint().is_some())?;
+            load.client(fixture.place(who).0, web.into(), |outcome| outcome.endpoint().is_some())?;
         }
         Ok((lasting, load))
     }
@@ -152,8 +153,8 @@ impl Installation {
 
 /// Waits until the agent has programmed everything and has nothing to complain of.
 fn until_healthy(pod: &DaemonPod) -> Result<()> {
-    until(pod, "healthy", |it| {
-        it["synced"] == true && it["errors"] == json!([]) && it["warnings"] == json!([])
+    until(pod, "healthy", |status| {
+        status["synced"] == true && status["errors"] == json!([]) && status["warnings"] == json!([])
     })
 }
 
@@ -179,7 +180,7 @@ fn has_what_it_is_granted(pod: &DaemonPod) -> Result<()> {
 
 /// Has the DaemonSets' containers made from [`NEXT`].
 fn rename_image(objects: &mut [Value]) -> Result<()> {
-    for daemon_set in objects.iter_mut().filter(|it| it["kind"] == "DaemonSet") {
+    for daemon_set in objects.iter_mut().filter(|object| object["kind"] == "DaemonSet") {
         let spec = &mut daemon_set["spec"]["template"]["spec"];
         for container in spec["containers"].as_array_mut().context("containers")? {
             container["image"] = NEXT.into();
@@ -215,7 +216,7 @@ fn the_daemon_set_installs_is_upgraded_under_load_and_is_taken_away() -> Result<
     lasting.still_alive()?;
     let kubelet = node.kubelet(objects)?;
     let new = kubelet.run("denizen")?;
-    until(&new, "synced", |it| it["synced"] == true)?;
+    until(&new, "synced", |status| status["synced"] == true)?;
     node.until_pods_are_recorded()?;
     let tally = load.stop()?;
     ensure!(tally.answered > 100 && tally.failed + tally.lost_once == 0, "{tally:?}");
@@ -308,7 +309,8 @@ fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_an
     let until_live = |status: u16| -> Result<()> {
         let livez = url(ip("127.0.0.1"), 10256, "/livez");
         let ask = || Ok(fetch(&cluster.world.node, &livez, &[]));
-        let has_status = |reply: &Result<Reply>| reply.as_ref().is_ok_and(|it| it.status == status);
+        let has_status =
+            |reply: &Result<Reply>| reply.as_ref().is_ok_and(|reply| reply.status == status);
         observed(&format!("{status} at /livez"), PATIENCE, ask, has_status)?.map(drop)
     };
     let kubelet = node.kubelet(built(&folder().join("kubernetes"))?)?;

@@ -87,7 +87,7 @@ impl Node {
     fn records(&self) -> Result<BTreeMap<String, Attachment>> {
         let state = RunDir::open(self.cluster.run_dir())?.read()?;
         let records = state.map(|state| state.attachments).unwrap_or_default();
-        let by_sandbox = records.into_values().map(|it| (it.container_id.clone(), it));
+        let by_sandbox = records.into_values().map(|record| (record.container_id.clone(), record));
         Ok(by_sandbox.collect())
     }
 
@@ -132,8 +132,11 @@ fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()>
         let pod = record.pod.clone().context("containerd names the pod")?;
         assert_eq!((pod.name, pod.uid), (name.clone(), Some(format!("uid-{name}"))));
         assert_eq!(record.bridge.as_deref(), Some("cni0"));
-        let said: Vec<IpAddr> =
-            cri.addresses(&sandbox)?.iter().map(|it| it.parse()).collect::<Result<_, _>>()?;
+        let said: Vec<IpAddr> = cri
+            .addresses(&sandbox)?
+            .iter()
+            .map(|address| address.parse())
+            .collect::<Result<_, _>>()?;
         assert_eq!(record.ips, said, "what kubelet gets is what is recorded");
         assert_eq!(pods(&agent)?, 1);
         cri.stop_sandbox(&sandbox)?;

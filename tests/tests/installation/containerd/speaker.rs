@@ -31,7 +31,7 @@ pub(super) struct Speaker {
 /// `conf/kubernetes` with the component `bird`, told of the router.
 pub(super) fn objects() -> Result<Vec<Value>> {
     let mut objects = built_with("bird")?;
-    let is_routing = |it: &&mut Value| it["metadata"]["name"] == "denizen-routing";
+    let is_routing = |object: &&mut Value| object["metadata"]["name"] == "denizen-routing";
     let map = objects.iter_mut().find(is_routing).context("no denizen-routing")?;
     let file = &mut map["data"]["config.yaml"];
     let text = file.as_str().context("a file")?;
@@ -46,7 +46,7 @@ pub(super) fn objects() -> Result<Vec<Value>> {
 impl Speaker {
     /// Starts both.
     pub(super) fn start(world: &World, kubelet: &Kubelet<'_>) -> Result<Self> {
-        let named = |it: &&Value| it["metadata"]["name"] == "denizen-bird";
+        let named = |object: &&Value| object["metadata"]["name"] == "denizen-bird";
         let daemon_set = kubelet.objects.iter().find(named).context("no denizen-bird")?;
         let [container] = containers_of(daemon_set).try_into().ok().context("one container")?;
         let folder = world.subfolder("router")?;

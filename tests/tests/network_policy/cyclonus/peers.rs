@@ -52,7 +52,7 @@ pub fn blocks(world: &World, except: bool) -> Vec<Peer> {
         let except = except.then(|| cidr(ip, longest - 4));
         Peer::block(cidr(ip, longest - 8), except)
     };
-    pod.status.pod_ips.iter().map(|it| block(it.ip)).collect()
+    pod.status.pod_ips.iter().map(|pod_ip| block(pod_ip.ip)).collect()
 }
 
 /// The block of this length around an address, without host bits.
@@ -72,5 +72,5 @@ fn cidr(ip: IpAddr, length: u8) -> String {
 pub fn alone(world: &World, namespace: &str, name: &str) -> Vec<Peer> {
     let pod = world.pod(namespace, name).expect("one of the nine");
     let block = |ip: IpAddr| cidr(ip, if ip.is_ipv4() { 32 } else { 128 });
-    pod.status.pod_ips.iter().map(|it| Peer::block(block(it.ip), [])).collect()
+    pod.status.pod_ips.iter().map(|pod_ip| Peer::block(block(pod_ip.ip), [])).collect()
 }

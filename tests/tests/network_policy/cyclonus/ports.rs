@@ -27,7 +27,7 @@ fn single() -> Vec<Vec<Port>> {
     let numbers = [None, Some(80), Some(81)];
     let plain = protocols.into_iter().flat_map(|protocol| {
         numbers.map(|number| Port {
-            protocol: protocol.map(|it| it.to_string()),
+            protocol: protocol.map(|known| known.to_string()),
             port: number.map(PortNumber::Number),
             end_port: None,
         })

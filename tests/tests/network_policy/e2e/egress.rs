@@ -55,15 +55,15 @@ fn by_selector() -> Vec<Case> {
 fn by_block(world: &World) -> Vec<Case> {
     let addresses = |namespace: &str, name: &str| -> Vec<IpAddr> {
         let pod = world.pod(namespace, name).expect("one of the nine");
-        pod.status.pod_ips.iter().map(|it| it.ip).collect()
+        pod.status.pod_ips.iter().map(|pod_ip| pod_ip.ip).collect()
     };
     let alone =
         |address: &IpAddr| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
     let only = |namespace: &str| {
-        a_to(addresses(namespace, "b").iter().map(|it| Peer::block(alone(it), [])))
+        a_to(addresses(namespace, "b").iter().map(|ip| Peer::block(alone(ip), [])))
     };
     let but_b =
-        a_to(addresses("x", "b").iter().map(|it| Peer::block(format!("{it}/4"), [alone(it)])));
+        a_to(addresses("x", "b").iter().map(|ip| Peer::block(format!("{ip}/4"), [alone(ip)])));
     vec![
         one("allow egress access to server in CIDR block", only("y"), "x/a -> * but y/b"),
         one(

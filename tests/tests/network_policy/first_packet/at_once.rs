@@ -21,7 +21,8 @@ fn a_policy_that_was_stored_before_its_pod_holds_from_the_first_packet_on() -> R
         let pod = add(&newcomers, &name, &role, wiring(number))?;
         newcomers.aim(|targets| targets.extend(&pod.addresses));
         let newcomer = Newcomer::start(pod)?;
-        let mut wrong = newcomers.judge(&newcomer, |it| it.peer.is_friend && it.is_heard())?;
+        let mut wrong = newcomers
+            .judge(&newcomer, |exchange| exchange.peer.is_friend && exchange.is_heard())?;
         wrong.extend(newcomers.leaks(&newcomer));
         detach(&newcomers, newcomer)?;
         // ADD waits a second at most for the list of the namespace's policies: it stays short.
@@ -49,7 +50,10 @@ fn what_waits_for_an_open_pod_does_not_arrive_once_a_policy_isolates_it() -> Res
         newcomers.announce(&format!("new/{name}"), netns.name(), &role)?;
         let newcomer = Newcomer::start(attach(&newcomers, netns, &format!("new/{name}"), &chain)?)?;
         unmute(&newcomer)?;
-        wrong.extend(newcomers.judge(&newcomer, |it| it.peer.is_friend && it.is_heard())?);
+        wrong.extend(
+            newcomers
+                .judge(&newcomer, |exchange| exchange.peer.is_friend && exchange.is_heard())?,
+        );
         wrong.extend(newcomers.leaks(&newcomer));
     }
     nothing_wrong(2, &wrong)

@@ -131,7 +131,7 @@ impl Planned {
 
     /// What passes of its packets while the API is away.
     fn judge(&self, newcomers: &Newcomers, newcomer: &Newcomer) -> Result<Vec<String>> {
-        let judge = || newcomers.judge(newcomer, |it| self.known.passes(it));
+        let judge = || newcomers.judge(newcomer, |exchange| self.known.passes(exchange));
         let mut wrong = match self.known {
             Known::All | Known::Nothing => judge()?,
             // The plugin isolates it when its time is over, and the agent decides then.
@@ -168,8 +168,8 @@ fn while_the_api_is_away() -> Result<()> {
     let planned = (0..count).map(|number| Planned::new(&newcomers, number));
     let planned = planned.collect::<Result<Vec<_>>>()?;
     let announce = |newcomers: &Newcomers, is_known: bool| {
-        let these = planned.iter().filter(|it| (it.known == Known::All) == is_known);
-        these.into_iter().try_for_each(|it| it.announce(newcomers))
+        let these = planned.iter().filter(|pod| (pod.known == Known::All) == is_known);
+        these.into_iter().try_for_each(|pod| pod.announce(newcomers))
     };
     announce(&newcomers, true)?;
     until_followed(&newcomers, &before)?;

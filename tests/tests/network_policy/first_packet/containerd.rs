@@ -50,7 +50,8 @@ fn of_a_pod_that_containerd_makes() -> Result<()> {
         ensure!(last == awaited, "{last:?} instead of {awaited:?}");
         let state = RunDir::open(&host.run_dir)?.read()?.context("there is a record")?;
         let mut records = state.attachments.into_values();
-        let record = records.find(|it| it.container_id == sandbox).context("it is recorded")?;
+        let record =
+            records.find(|record| record.container_id == sandbox).context("it is recorded")?;
         let netns = containerd.pod_netns(record.netns.as_deref().context("it has a netns")?)?;
         let listener = Listener::start(&netns, &last)?;
         let wrong = newcomers.first_packets(&listener)?;
@@ -65,7 +66,8 @@ fn of_a_pod_that_containerd_makes() -> Result<()> {
 
 /// IPv4 first, as everywhere in these tests.
 fn addresses(said: &[String]) -> Result<Vec<IpAddr>> {
-    let mut addresses = said.iter().map(|it| it.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
+    let mut addresses =
+        said.iter().map(|address| address.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
     addresses.sort();
     Ok(addresses)
 }

@@ -75,7 +75,7 @@ fn at_an_address_that_is_reused_at_once() -> Result<()> {
             let found = match role {
                 "new" => newcomers.first_packets(&newcomer)?,
                 // No policy selects it; but the friend here hears the others alone.
-                _ => newcomers.passed(&newcomer, |it| it.is_heard())?,
+                _ => newcomers.passed(&newcomer, |exchange| exchange.is_heard())?,
             };
             wrong.extend(found.into_iter().map(|line| format!("turn {turn}: {line}")));
             remove(&newcomers, &name, newcomer)?;
@@ -122,7 +122,7 @@ fn at_an_address_that_has_changed_hands_when_the_agent_reads_of_it() -> Result<(
         let netns = newcomers.nodes.sandbox(&format!("new/{former}"))?;
         newcomers.announce(&format!("new/{former}"), netns.name(), "other")?;
         let before = Newcomer::start(attach(&newcomers, netns, &format!("new/{former}"), &chain)?)?;
-        wrong.extend(newcomers.passed(&before, |it| it.is_heard())?);
+        wrong.extend(newcomers.passed(&before, |exchange| exchange.is_heard())?);
         let pod = while_the_agent_sleeps(&newcomers, &next, || {
             remove(&newcomers, &former, before)?;
             newcomers.forget(&addresses);

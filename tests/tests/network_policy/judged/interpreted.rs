@@ -38,7 +38,7 @@ enum End<'a> {
 impl Interpreted {
     /// Of `node`, which has these rules.
     pub fn new(world: &World, node: &str, rules: &str) -> Result<Self> {
-        let own = world.nodes.iter().find(|it| it.name == node).context("no such node")?;
+        let own = world.nodes.iter().find(|other| other.name == node).context("no such node")?;
         let own = own.addresses.clone();
         let reader = Reader::new(rules, &own)?;
         let links = links(world, node).into_iter().map(|(_, link)| link).collect();

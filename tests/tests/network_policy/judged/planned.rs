@@ -48,7 +48,7 @@ impl Planned {
         let words = ["agent", "--node-name", node, "--network-policy=on"];
         let policy = Flags::try_parse_from(words)?.policy.check(BackendName::Nftables)?;
         let mut events = read(world, node, &folder.join(node))?;
-        let own = world.nodes.iter().find(|it| it.name == node).context("no such node")?;
+        let own = world.nodes.iter().find(|other| other.name == node).context("no such node")?;
         let eth0 = |address: &IpAddr| NodeAddress {
             address: *address,
             interface: "eth0".into(),
@@ -128,8 +128,8 @@ pub struct Link {
 /// The links of a node's pods: those that have not ended, and whose addresses are still theirs.
 pub fn links(world: &World, node: &str) -> Vec<(usize, Link)> {
     let has_addresses = |number: usize, pod: &Pod| {
-        let younger = || world.pods[number + 1..].iter().filter(|it| has_network(it));
-        has_network(pod) && !younger().any(|it| it.status.pod_ips == pod.status.pod_ips)
+        let younger = || world.pods[number + 1..].iter().filter(|other| has_network(other));
+        has_network(pod) && !younger().any(|other| other.status.pod_ips == pod.status.pod_ips)
     };
     let here = world
         .pods
@@ -137,7 +137,7 @@ pub fn links(world: &World, node: &str) -> Vec<(usize, Link)> {
         .enumerate()
         .filter(|(number, pod)| pod.spec.node_name == node && has_addresses(*number, pod));
     let link = |(number, pod): (usize, &Pod)| {
-        let ips = pod.status.pod_ips.iter().map(|it| it.ip).collect();
+        let ips = pod.status.pod_ips.iter().map(|pod_ip| pod_ip.ip).collect();
         let bridge = number.is_multiple_of(2).then_some("cni0");
         let mac = [2, 0, 0, 0, 1, number as u8];
         (number, Link { ips, veth: format!("veth{number}"), bridge, mac })

@@ -32,7 +32,7 @@ pub fn policy(draw: &mut Draw<'_>, number: usize, addresses: &[IpAddr]) -> Netwo
         metadata: Metadata { namespace, name: format!("policy-{number}"), ..Metadata::default() },
         spec: PolicySpec {
             pod_selector,
-            policy_types: types.map(|types| types.iter().map(|it| (*it).to_owned()).collect()),
+            policy_types: types.map(|types| types.iter().map(|name| (*name).to_owned()).collect()),
             ingress,
             egress,
         },

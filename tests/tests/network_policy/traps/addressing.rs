@@ -16,7 +16,7 @@ fn from(peers: impl IntoIterator<Item = Peer>) -> NetworkPolicy {
 /// A block of each family, with these exceptions.
 fn blocks(cidrs: [&str; 2], except: [&[&str]; 2]) -> Vec<Peer> {
     let block = |family: usize| {
-        Peer::block(cidrs[family], except[family].iter().map(|it| (*it).to_owned()))
+        Peer::block(cidrs[family], except[family].iter().map(|except| (*except).to_owned()))
     };
     vec![block(0), block(1)]
 }

@@ -53,10 +53,10 @@ pub fn connections(there: &There, from: &[&str], to: &str) -> Result<Vec<Connect
 fn what_a_new_policy_forbids_ends() -> Result<()> {
     let mut there = There::new("trap-ends")?;
     let open = connections(&there, &["y/a", "x/b", "x/c"], "x/a")?;
-    ensure!(open.iter().all(|it| it.goes_on(BOUND)));
+    ensure!(open.iter().all(|connection| connection.goes_on(BOUND)));
     there.put([x("deny").ingress([])])?;
     std::thread::sleep(ENDING);
-    ensure!(!open.iter().any(|it| it.goes_on(Duration::from_millis(300))));
+    ensure!(!open.iter().any(|connection| connection.goes_on(Duration::from_millis(300))));
     Ok(())
 }
 
@@ -67,7 +67,7 @@ fn replies_to_a_pod_that_is_isolated_later_arrive() -> Result<()> {
     let open = connections(&there, &["x/a", "x/b"], "y/a")?;
     there.put([x("deny").ingress([])])?;
     std::thread::sleep(ENDING);
-    ensure!(open.iter().all(|it| it.goes_on(BOUND)));
+    ensure!(open.iter().all(|connection| connection.goes_on(BOUND)));
     there.expect(there.netns("y/a"), "x/a", false)?;
     there.expect(there.netns("x/a"), "y/a", true)
 }

@@ -139,8 +139,9 @@ impl There {
             [Port::tcp("tcp", PORT, SERVICE), Port::tcp("udp", PORT, SERVICE).over(Protocol::Udp)];
         let service = manifest::service("spoken-to", &SERVICE_IPS.map(ip), &ports);
         let node = &self.play.nodes.hosts[0].node.name;
-        let slices =
-            self.addresses("x/a").map(|it| manifest::slice("spoken-to", &ports, &[(it, node)]));
+        let slices = self
+            .addresses("x/a")
+            .map(|address| manifest::slice("spoken-to", &ports, &[(address, node)]));
         self.play.more = [vec![service], slices.into()].concat();
         self.put([])?;
         let with = |(kind, family): (Kind, usize)| {

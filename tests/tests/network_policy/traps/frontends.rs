@@ -57,7 +57,7 @@ fn every_frontend_of_an_isolated_pod_is_judged() -> Result<()> {
         there.play.more = service(&there, family, policy);
         let mut frontends = vec![SocketAddr::new(own[family], NODE_PORT)];
         if family == 0 {
-            frontends.extend([EXTERNAL, BALANCED].map(|it| SocketAddr::new(ip(it), 80)));
+            frontends.extend([EXTERNAL, BALANCED].map(|text| SocketAddr::new(ip(text), 80)));
         }
         let mut judged = |policy: NetworkPolicy, arrives| -> Result<()> {
             there.put([policy])?;

@@ -38,7 +38,7 @@ impl There {
 fn a_restarted_agent_opens_no_window() -> Result<()> {
     let mut there = There::new("trap-restart")?;
     there.put([x("deny").ingress([])])?;
-    let to = there.addresses("x/a").map(|it| SocketAddr::new(it, 80));
+    let to = there.addresses("x/a").map(|address| SocketAddr::new(address, 80));
     let (over, asked, leaked) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     let senders = ["y/a", "x/b", "x/c"].map(|pod| there.netns(pod).path());
     let ask = || {

@@ -53,8 +53,8 @@ fn a_lookup_that_misses_permits_nothing() -> Result<()> {
     let whole = Interpreted::new(&world, NODES[0], &rules)?;
     let asked = [Transport::Port(Tcp, 80), Transport::Port(Tcp, 53), Transport::Port(Udp, 53)];
     let packets: Vec<_> =
-        packets(&world).into_iter().filter(|it| asked.contains(&it.transport)).collect();
-    let passed = packets.iter().map(|it| whole.passes(*it)).collect::<Result<Vec<_>>>()?;
+        packets(&world).into_iter().filter(|packet| asked.contains(&packet.transport)).collect();
+    let passed = packets.iter().map(|packet| whole.passes(*packet)).collect::<Result<Vec<_>>>()?;
     let (mut tried, mut narrowed) = (BTreeSet::new(), 0);
     for (set, element) in elements(&rules) {
         if NEVER_REPLACED.contains(&set)

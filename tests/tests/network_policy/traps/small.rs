@@ -62,7 +62,7 @@ pub fn pod(namespace: &str, name: &str, node: usize, addresses: [&str; 2]) -> Po
         },
         status: PodStatus {
             phase: "Running".to_owned(),
-            pod_ips: addresses.map(|it| PodIp { ip: ip(it) }).into(),
+            pod_ips: addresses.map(|address| PodIp { ip: ip(address) }).into(),
         },
     }
 }

@@ -87,9 +87,9 @@ impl FlowContext {
     }
 
     fn is(&self, outcome: &Outcome, who: Who) -> bool {
-        outcome
-            .endpoint()
-            .is_some_and(|it| self.fixture.address(who, it.ip()).is_ok_and(|ip| ip == it.ip()))
+        outcome.endpoint().is_some_and(|endpoint| {
+            self.fixture.address(who, endpoint.ip()).is_ok_and(|ip| ip == endpoint.ip())
+        })
     }
 
     fn all_are_answered_by(&self, flows: &[Flow], who: Who) -> Result<()> {

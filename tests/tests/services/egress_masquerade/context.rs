@@ -56,7 +56,11 @@ impl EgressContext {
         fixture.cluster.manifests.put("web", &web)?;
         let mut far = vec![manifest::service("far", &service_ips(20), &every_protocol())];
         let out = world.addresses().client.iter();
-        far.extend(out.map(|it| manifest::slice("far", &every_protocol(), &[(*it, "elsewhere")])));
+        far.extend(
+            out.map(|address| {
+                manifest::slice("far", &every_protocol(), &[(*address, "elsewhere")])
+            }),
+        );
         fixture.cluster.manifests.put("far", &far)?;
         let config = world.folder().join("egress.yaml");
         fs::write(&config, INSIDE)?;

@@ -37,7 +37,7 @@ fn no_first_packet_is_masqueraded(label: &str, flags: Vec<String>) -> Result<()>
             .took()
             .iter()
             .filter(|(plugin, _)| plugin == "denizen")
-            .map(|(_, it)| *it)
+            .map(|(_, took)| *took)
             .fold(slowest, Ord::max);
         pod.detach(&cluster.world.node)?;
     }

@@ -54,7 +54,8 @@ impl Served {
     /// protocol, and `echo`.
     fn new() -> Result<Self> {
         let fixture = long_connection::fixture("ipvs-own")?;
-        let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
+        let ports: Vec<_> =
+            every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
         let mut web = fixture.service("web", 10, &ports, &MEMBERS)?;
         web[0]["spec"]["type"] = "LoadBalancer".into();
         let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
@@ -100,7 +101,8 @@ impl Served {
         for (to, keeps) in self.frontends()? {
             // From there on, the cluster IP's virtual server takes all.
             let protocols = if keeps { &PROTOCOLS[..] } else { &PROTOCOLS[..1] };
-            let all = EVERYONE.iter().flat_map(|who| protocols.iter().map(|it| (*who, *it)));
+            let all =
+                EVERYONE.iter().flat_map(|who| protocols.iter().map(|protocol| (*who, *protocol)));
             for (who, protocol) in all {
                 let mut answered = BTreeSet::new();
                 for _ in 0..ROUND {

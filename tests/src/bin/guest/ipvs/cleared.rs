@@ -35,7 +35,7 @@ pub(crate) fn is_repaired() -> Result<()> {
     clear()?;
     agent.until("it is said", SOON, |status| {
         let errors = status["errors"].as_array().into_iter().flatten();
-        errors.filter_map(|it| it.as_str()).any(|it| it.contains("keeps removing"))
+        errors.filter_map(|error| error.as_str()).any(|text| text.contains("keeps removing"))
     })?;
     let web = SocketAddr::new(service_ips(10)[0], 80);
     for who in [Who::Bridged, Who::Outside, Who::ThisNode] {

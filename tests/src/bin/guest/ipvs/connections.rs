@@ -196,7 +196,7 @@ fn flows_move_at_once(context: &Connections) -> Result<()> {
     // A datagram is lost if it comes before the kernel has forgotten the flow.
     let is_answered = |outcome: &Outcome| outcome.endpoint().is_some();
     let outcome = observed("answered again", SOON, || Ok(flow.ask()), is_answered)?;
-    let moved = outcome.endpoint().and_then(|it| context.fixture.owner(it.ip()));
+    let moved = outcome.endpoint().and_then(|endpoint| context.fixture.owner(endpoint.ip()));
     ensure!(moved.is_some_and(|who| rest.contains(&who)), "{served:?} is gone, and {outcome:?}");
     Ok(())
 }

@@ -94,7 +94,8 @@ pub(crate) fn is_shown() -> Result<()> {
     let mut connections = drained.connections()?;
     ensure!(draining(&agent.status()?).is_empty(), "{}", agent.status()?);
     drained.echoes(&[Who::Bridged])?;
-    let status = agent.until("an endpoint drains", PATIENCE, |it| draining(it).len() == 2)?;
+    let status =
+        agent.until("an endpoint drains", PATIENCE, |status| draining(status).len() == 2)?;
     connections.iter_mut().try_for_each(LongConnection::still_alive)?;
     let leaving = drained.fixture.address(Who::Bridged, service_ips(NUMBER)[0])?;
     let leaving = SocketAddr::new(leaving, ECHO).to_string();
@@ -104,11 +105,11 @@ pub(crate) fn is_shown() -> Result<()> {
     let since = row["since"].as_str().context("since when")?.to_owned();
     let shown = drained.shown(&agent)?;
     let of = |endpoint: &str| {
-        shown.iter().filter(|it| it["endpoint"]["address"] == *endpoint).collect::<Vec<_>>()
+        shown.iter().filter(|entry| entry["endpoint"]["address"] == *endpoint).collect::<Vec<_>>()
     };
     ensure!(shown.len() == 2, "{shown:#?}");
     ensure!(matches!(of(&leaving)[..], [it] if it["drainingSince"] == *since), "{shown:#?}");
-    let others = shown.iter().filter(|it| it.get("drainingSince").is_none());
+    let others = shown.iter().filter(|entry| entry.get("drainingSince").is_none());
     ensure!(others.count() == 1, "{shown:#?}");
 
     agent.terminate()?;

@@ -33,7 +33,7 @@ impl Handover<'_> {
     /// All virtual servers are the agent's.
     fn has_all(&self, scheduler: &str) -> Result<bool> {
         let (servers, scheduler) = (self.servers()?, format!(" -s {scheduler}"));
-        Ok(!servers.is_empty() && servers.iter().all(|it| it.ends_with(&scheduler)))
+        Ok(!servers.is_empty() && servers.iter().all(|server| server.ends_with(&scheduler)))
     }
 
     fn cleanup(&self, agent: &Agent) -> Result<String> {

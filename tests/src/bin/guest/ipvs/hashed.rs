@@ -63,7 +63,7 @@ fn listed(fixture: &Fixture) -> Result<Vec<String>> {
     let listed = fixture.cluster.world.node.output("ipvsadm", &flags)?;
     let reals = listed.lines().filter_map(|line| line.trim().strip_prefix("-> "));
     let addresses = reals.filter_map(|real| real.split(' ').next());
-    Ok(addresses.filter(|it| !it.starts_with("Remote")).map(str::to_owned).collect())
+    Ok(addresses.filter(|address| !address.starts_with("Remote")).map(str::to_owned).collect())
 }
 
 /// The endpoint behind which the kernel lists the others leaves and comes back, before it has any
@@ -73,7 +73,7 @@ fn turn_round(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
     let last = before.last().context("endpoints")?;
     let stays = MEMBERS.into_iter().find(|who| {
         let address = fixture.address(*who, service_ips(10)[0]);
-        address.is_ok_and(|it| !last.starts_with(&format!("{it}:")))
+        address.is_ok_and(|own| !last.starts_with(&format!("{own}:")))
     });
     schedule(fixture, agent, scheduler, &[stays.context("another endpoint")?])?;
     schedule(fixture, agent, scheduler, &MEMBERS)?;
@@ -108,7 +108,7 @@ fn ask(
 fn predicted(agent: &Agent, asked: &[Asked]) -> Result<Vec<Value>> {
     let mut answers = Vec::new();
     let mut each = |line: &str| answers.push(serde_json::from_str::<Value>(line));
-    agent.ask_in_turn(asked.iter().map(|it| &it.question), &mut each)?;
+    agent.ask_in_turn(asked.iter().map(|asked| &asked.question), &mut each)?;
     Ok(answers.into_iter().collect::<Result<_, _>>()?)
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn are_predicted() -> Result<()> {
             let asked: Vec<Asked> = (0..clients)
                 .map(|_| ask(&fixture, protocol, to, &mut known))
                 .collect::<Result<_>>()?;
-            let answered: BTreeSet<SocketAddr> = asked.iter().map(|it| it.endpoint).collect();
+            let answered: BTreeSet<SocketAddr> = asked.iter().map(|asked| asked.endpoint).collect();
             ensure!(answered.len() == answer, "{scheduler} at {to}: {answered:?}");
             for (asked, said) in asked.iter().zip(predicted(&agent, &asked)?) {
                 let chosen = said["virtualServer"]["chosen"].as_str().context("a prediction")?;

@@ -137,7 +137,10 @@ impl Killed {
             return Ok(false);
         };
         let answerer = self.fixture.owner(endpoint.ip());
-        ensure!(answerer.is_some_and(|it| MEMBERS.contains(&it)), "nobody's endpoint: {outcome:?}");
+        ensure!(
+            answerer.is_some_and(|who| MEMBERS.contains(&who)),
+            "nobody's endpoint: {outcome:?}"
+        );
         let keeps = who == Who::Bridged && answerer != Some(who);
         let is_right = match keeps {
             true => seen == self.fixture.address(who, seen)?,

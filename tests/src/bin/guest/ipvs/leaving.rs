@@ -26,8 +26,9 @@ pub(crate) fn connections_go_on() -> Result<()> {
     let agent = context.start(vec!["--backend=ipvs".to_owned()])?;
     let [echo, _] = service_ips(11).map(|ip| SocketAddr::new(ip, 7));
     let mut streams = context.lasting()?;
-    let mut alive =
-        |what: &'static str| streams.iter_mut().try_for_each(|it| it.still_alive().context(what));
+    let mut alive = |what: &'static str| {
+        streams.iter_mut().try_for_each(|stream| stream.still_alive().context(what))
+    };
     let fixture = context.fixture();
     let saved = || context.node().output("ipvsadm", &["--save", "--numeric"]);
     let routed = fixture.address(Who::Routed, echo.ip())?;

@@ -67,7 +67,7 @@ fn all() -> BTreeSet<Who> {
 }
 
 fn without(who: Who) -> BTreeSet<Who> {
-    MEMBERS.into_iter().filter(|it| *it != who).collect()
+    MEMBERS.into_iter().filter(|member| *member != who).collect()
 }
 
 fn of(role: &str) -> Selector {
@@ -77,7 +77,8 @@ fn of(role: &str) -> Selector {
 impl Judged {
     fn new() -> Result<Self> {
         let fixture = long_connection::fixture("ipvs-np")?;
-        let ports: Vec<_> = every_protocol().into_iter().map(|it| it.at_node(NODE_PORT)).collect();
+        let ports: Vec<_> =
+            every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
         let mut web = fixture.service("web", 10, &ports, &MEMBERS)?;
         web[0]["spec"]["type"] = "LoadBalancer".into();
         let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));

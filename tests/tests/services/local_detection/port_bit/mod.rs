@@ -89,7 +89,7 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
     for (number, (backend, mode, expected)) in steps.into_iter().enumerate() {
         let found = left(&fixture, backend, mode)?;
         let mut found: Vec<&str> = found.iter().map(String::as_str).collect();
-        found.sort_by_key(|what| expected.iter().position(|it| it == what));
+        found.sort_by_key(|what| expected.iter().position(|known| known == what));
         assert_eq!(found, expected, "{number}: {backend:?} {mode}");
         // From a mode that has it to another that has it.
         match number {
