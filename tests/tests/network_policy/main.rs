@@ -22,5 +22,5 @@ mod packets;
 mod play;
 mod prober;
 mod random;
-mod traps;
+mod regressions;
 mod truth;

@@ -105,7 +105,7 @@ fn a_load_balancer_is_told_as_by_kube_proxy() -> Result<()> {
     Ok(())
 }
 
-/// Trap 7: a node whose last endpoints terminate still serves, and yet asks for no new connections.
+/// A node whose last endpoints terminate still serves, and yet asks for no new connections.
 #[test]
 fn a_terminating_endpoint_serves_and_does_not_count() -> Result<()> {
     let fixture = Fixture::new("hc-term")?;

@@ -14,7 +14,7 @@ use denizen_tests::policy::{NetworkPolicy, Selector};
 use serde_json::Value;
 
 use super::{End, Ways, at, none_leads, open, put};
-use crate::traps::there::There;
+use crate::regressions::test_cluster::TestCluster;
 
 /// A group of 802.1D, to which no bridge sends on.
 const LLDP: Mac = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
@@ -109,21 +109,21 @@ fn announcements(from: End, to: End) -> Ways {
 }
 
 /// A pod speaks, and its bridge knows again where it is.
-fn speaks(there: &There, pod: &str) -> Result<()> {
-    let end = End::of(there, pod)?;
-    open(there.netns(pod))?.send(&framed(end.mac, BROADCAST, &[], 0x88b5, b"here"))
+fn speaks(cluster: &TestCluster, pod: &str) -> Result<()> {
+    let end = End::of(cluster, pod)?;
+    open(cluster.netns(pod))?.send(&framed(end.mac, BROADCAST, &[], 0x88b5, b"here"))
 }
 
 /// Those of the other's Ethernet address are told apart: it is a node's or a local pod's.
 #[test]
 fn a_pod_that_no_policy_selects_passes_for_no_other_and_for_no_router() -> Result<()> {
-    let mut there = There::new("escape-identity")?;
-    let [a, c] = [End::of(&there, "x/a")?, End::of(&there, "x/c")?];
-    let (node, remote) = (End::bridge(&there)?, End::of(&there, "y/a")?);
+    let mut cluster = TestCluster::new("escape-identity")?;
+    let [a, c] = [End::of(&cluster, "x/a")?, End::of(&cluster, "x/c")?];
+    let (node, remote) = (End::bridge(&cluster)?, End::of(&cluster, "y/a")?);
     // Its link-local address is of another link.
     let remote = End { mac: a.mac, link_local: remote.v6, ..remote };
-    let (from, at_c) = (open(there.netns("x/a"))?, open(there.netns("x/c"))?);
-    let at_node = FrameSocket::open(there.node(0), BRIDGE)?;
+    let (from, at_c) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/c"))?);
+    let at_node = FrameSocket::open(cluster.node(0), BRIDGE)?;
     let tries = [
         ("a router", announcements(a, c), &at_c),
         ("the node, to a neighbour", claims(a, node, c), &at_c),
@@ -131,14 +131,14 @@ fn a_pod_that_no_policy_selects_passes_for_no_other_and_for_no_router() -> Resul
     ];
     let of_remote = claims(a, remote, c).without("the other's");
     for (whom, ways, to) in &tries {
-        speaks(&there, "x/c")?;
+        speaks(&cluster, "x/c")?;
         let lead = ways.lead(&from, to)?;
         ensure!(lead == ways.names(), "as {whom}, only {lead:#?}");
     }
-    speaks(&there, "x/c")?;
+    speaks(&cluster, "x/c")?;
     ensure!(of_remote.lead(&from, &at_c)? == of_remote.names());
-    put(&mut there, [elsewhere()])?;
-    speaks(&there, "x/c")?;
+    put(&mut cluster, [elsewhere()])?;
+    speaks(&cluster, "x/c")?;
     none_leads(&of_remote, &from, &at_c, "as a pod elsewhere")?;
     tries.iter().try_for_each(|(whom, ways, to)| none_leads(ways, &from, to, whom))
 }
@@ -146,25 +146,25 @@ fn a_pod_that_no_policy_selects_passes_for_no_other_and_for_no_router() -> Resul
 /// A bridge learns who is behind a port from frames that it does not send on.
 #[test]
 fn a_bridge_does_not_learn_a_neighbours_address_from_a_pod() -> Result<()> {
-    let mut there = There::new("escape-learn")?;
-    let c = End::of(&there, "x/c")?;
-    let ports = ["x/a", "x/c"].map(|pod| there.play.pod(pod).0.host_interface().to_owned());
-    let from = open(there.netns("x/a"))?;
+    let mut cluster = TestCluster::new("escape-learn")?;
+    let c = End::of(&cluster, "x/c")?;
+    let ports = ["x/a", "x/c"].map(|pod| cluster.play.pod(pod).0.host_interface().to_owned());
+    let from = open(cluster.netns("x/a"))?;
     let steal = || from.send(&framed(c.mac, LLDP, &[], 0x88cc, b"stolen"));
-    speaks(&there, "x/c")?;
-    ensure!(port_of(&there, c.mac)? == ports[1]);
+    speaks(&cluster, "x/c")?;
+    ensure!(port_of(&cluster, c.mac)? == ports[1]);
     steal()?;
-    ensure!(port_of(&there, c.mac)? == ports[0], "without policies nothing keeps a pod from it");
-    put(&mut there, [elsewhere()])?;
-    speaks(&there, "x/c")?;
+    ensure!(port_of(&cluster, c.mac)? == ports[0], "without policies nothing keeps a pod from it");
+    put(&mut cluster, [elsewhere()])?;
+    speaks(&cluster, "x/c")?;
     steal()?;
-    ensure!(port_of(&there, c.mac)? == ports[1], "a policy is in force");
+    ensure!(port_of(&cluster, c.mac)? == ports[1], "a policy is in force");
     Ok(())
 }
 
 /// Behind which port the first node's bridge thinks an Ethernet address to be.
-fn port_of(there: &There, mac: Mac) -> Result<String> {
-    let shown = there.node(0).output("bridge", &["-j", "fdb", "show", "br", BRIDGE])?;
+fn port_of(cluster: &TestCluster, mac: Mac) -> Result<String> {
+    let shown = cluster.node(0).output("bridge", &["-j", "fdb", "show", "br", BRIDGE])?;
     let shown: Value = serde_json::from_str(&shown)?;
     let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
     let mut rows = shown.as_array().context("rows")?.iter().filter(|row| row["mac"] == *mac);

@@ -12,7 +12,7 @@ use denizen_tests::packets::frame::{ether_type, frame as framed, icmp, udp};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector};
 
 use super::{End, PORT, Ways, at, none_leads, open, put};
-use crate::traps::there::{BOUND, There};
+use crate::regressions::test_cluster::{BOUND, TestCluster};
 
 /// The node's end of a tunnel to other nodes: its ports, its Ethernet address, its number.
 const PORTS: [u16; 2] = [8472, 4789];
@@ -46,9 +46,9 @@ fn tunnelled(
 }
 
 /// As a network plugin's overlay has it.
-fn tunnel(there: &There, port: u16) -> Result<()> {
+fn tunnel(cluster: &TestCluster, port: u16) -> Result<()> {
     let mac = VTEP.map(|byte| format!("{byte:02x}")).join(":");
-    there.node(0).ip(&format!(
+    cluster.node(0).ip(&format!(
         "link add vx0 address {mac} type vxlan id 7 dstport {port} dev eth0 nolearning\n\
          link set vx0 up"
     ))
@@ -57,12 +57,13 @@ fn tunnel(there: &There, port: u16) -> Result<()> {
 /// x/a admits pods y/a. Pods x/b and x/c, which no policy selects, send it packets of y/a's.
 #[test]
 fn no_pod_reaches_another_by_a_tunnel_of_its_node() -> Result<()> {
-    let mut there = There::new("escape-tunnel")?;
-    let [a, b, c] = [End::of(&there, "x/a")?, End::of(&there, "x/b")?, End::of(&there, "x/c")?];
-    let (bridge, gateway) = (End::bridge(&there)?, End::gateway(&there, "x/b")?);
-    let [at_a, at_b, at_c] = ["x/a", "x/b", "x/c"].map(|pod| open(there.netns(pod)));
+    let mut cluster = TestCluster::new("escape-tunnel")?;
+    let [a, b, c] =
+        [End::of(&cluster, "x/a")?, End::of(&cluster, "x/b")?, End::of(&cluster, "x/c")?];
+    let (bridge, gateway) = (End::bridge(&cluster)?, End::gateway(&cluster, "x/b")?);
+    let [at_a, at_b, at_c] = ["x/a", "x/b", "x/c"].map(|pod| open(cluster.netns(pod)));
     let (at_a, at_b, at_c) = (at_a?, at_b?, at_c?);
-    let inner = (there.addresses("y/a")[0], a.v4);
+    let inner = (cluster.addresses("y/a")[0], a.v4);
     let node = ip("192.168.0.1");
     let by_c = |port| {
         let ends = [bridge.v4, node, ip("10.10.1.255"), ip("255.255.255.255"), ip("224.0.0.1")];
@@ -70,32 +71,32 @@ fn no_pod_reaches_another_by_a_tunnel_of_its_node() -> Result<()> {
     };
     let by_b = |port| tunnelled(b, gateway, &[gateway.v4, node], port, inner);
     for key in ["all", "default", "eth0"] {
-        there.node(0).sysctl(&format!("net.ipv4.conf.{key}.rp_filter"), "0")?;
+        cluster.node(0).sysctl(&format!("net.ipv4.conf.{key}.rp_filter"), "0")?;
     }
-    tunnel(&there, PORTS[0])?;
+    tunnel(&cluster, PORTS[0])?;
     let lead = by_c(PORTS[0]).lead(&at_c, &at_a)?.len();
     ensure!(lead >= 3, "without policies {lead} ways lead there");
     let lead = by_b(PORTS[0]).lead(&at_b, &at_a)?.len();
     ensure!(lead == 2, "without policies {lead} ways lead there");
     let from_y = || Peer::both(Selector::label("ns", "y"), of("a"));
     let policy = || NetworkPolicy::new("x", "in", of("a")).ingress([Rule::from([from_y()])]);
-    put(&mut there, [policy()])?;
+    put(&mut cluster, [policy()])?;
     none_leads(&by_c(PORTS[0]), &at_c, &at_a, "bridged")?;
     none_leads(&by_b(PORTS[0]), &at_b, &at_a, "routed")?;
     // The agent follows what comes later, whatever pods may send to their node.
-    let host = &mut there.play.nodes.hosts[0];
+    let host = &mut cluster.play.nodes.hosts[0];
     host.agent = None;
-    let objects = Objects::Manifests(there.play.nodes.manifests.folder().to_owned());
-    there.play.nodes.hosts[0].start_agent(objects, &["--policy-to-node=allow"])?;
-    there.node(0).ip("link del vx0")?;
-    tunnel(&there, PORTS[1])?;
+    let objects = Objects::Manifests(cluster.play.nodes.manifests.folder().to_owned());
+    cluster.play.nodes.hosts[0].start_agent(objects, &["--policy-to-node=allow"])?;
+    cluster.node(0).ip("link del vx0")?;
+    tunnel(&cluster, PORTS[1])?;
     eventually("the new tunnel is known", BOUND, || {
-        let rules = there
+        let rules = cluster
             .node(0)
             .output("nft", &["list", "set", "ip", "denizen-firewall", "tunnel-ports"])?;
         Ok(rules.contains(&PORTS[1].to_string()))
     })?;
-    there.node(0).run(ctnetlink::forget)??;
+    cluster.node(0).run(ctnetlink::forget)??;
     none_leads(&by_c(PORTS[1]), &at_c, &at_a, "bridged, another port")?;
     none_leads(&by_b(PORTS[1]), &at_b, &at_a, "routed, another port")
 }
@@ -103,16 +104,16 @@ fn no_pod_reaches_another_by_a_tunnel_of_its_node() -> Result<()> {
 /// x/c speaks with y/a. x/a, which may send nothing, says that y/a does not listen.
 #[test]
 fn an_isolated_pod_ends_no_connection_of_another() -> Result<()> {
-    let mut there = There::new("escape-errors")?;
-    let [a, c] = [End::of(&there, "x/a")?, End::of(&there, "x/c")?];
-    let bridge = End::bridge(&there)?;
-    let from = open(there.netns("x/a"))?;
-    put(&mut there, [NetworkPolicy::new("x", "out", of("a")).egress([])])?;
+    let mut cluster = TestCluster::new("escape-errors")?;
+    let [a, c] = [End::of(&cluster, "x/a")?, End::of(&cluster, "x/c")?];
+    let bridge = End::bridge(&cluster)?;
+    let from = open(cluster.netns("x/a"))?;
+    put(&mut cluster, [NetworkPolicy::new("x", "out", of("a")).egress([])])?;
     for (family, code) in [(0, (3, 3)), (1, (1, 4))] {
-        let target = SocketAddr::new(there.addresses("y/a")[family], PORT);
+        let target = SocketAddr::new(cluster.addresses("y/a")[family], PORT);
         let own = [c.v4, c.v6][family];
-        let server = there.netns("y/a").run(|| UdpSocket::bind(target))??;
-        let client = there.netns("x/c").run(|| {
+        let server = cluster.netns("y/a").run(|| UdpSocket::bind(target))??;
+        let client = cluster.netns("x/c").run(|| {
             let socket = UdpSocket::bind(SocketAddr::new(own, PORT))?;
             socket.connect(target)?;
             Ok::<_, std::io::Error>(socket)

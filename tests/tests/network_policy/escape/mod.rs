@@ -28,7 +28,7 @@ use denizen_tests::node::pod::BRIDGE;
 use denizen_tests::packets::frame::{self, FrameSocket, Mac};
 use denizen_tests::policy::{NetworkPolicy, Selector};
 
-use crate::traps::there::There;
+use crate::regressions::test_cluster::TestCluster;
 
 /// What has not come by then never will.
 const PATIENCE: Duration = Duration::from_millis(700);
@@ -46,23 +46,23 @@ struct End {
 }
 
 impl End {
-    fn of(there: &There, pod: &str) -> Result<Self> {
-        let [v4, v6] = there.addresses(pod);
-        let mac = frame::mac_of(there.netns(pod), POD_INTERFACE)?;
+    fn of(cluster: &TestCluster, pod: &str) -> Result<Self> {
+        let [v4, v6] = cluster.addresses(pod);
+        let mac = frame::mac_of(cluster.netns(pod), POD_INTERFACE)?;
         Ok(Self { mac, v4, v6, link_local: frame::link_local(mac).into() })
     }
 
     /// The node, as bridged pods see it.
-    fn bridge(there: &There) -> Result<Self> {
-        let mac = frame::mac_of(there.node(0), BRIDGE)?;
+    fn bridge(cluster: &TestCluster) -> Result<Self> {
+        let mac = frame::mac_of(cluster.node(0), BRIDGE)?;
         let link_local = frame::link_local(mac).into();
         Ok(Self { mac, v4: "10.10.1.1".parse()?, v6: "fd00:10:1::1".parse()?, link_local })
     }
 
     /// The node, as a routed pod on it sees it.
-    fn gateway(there: &There, pod: &str) -> Result<Self> {
-        let (pod, _) = there.play.pod(pod);
-        let mac = frame::mac_of(there.node(0), pod.host_interface())?;
+    fn gateway(cluster: &TestCluster, pod: &str) -> Result<Self> {
+        let (pod, _) = cluster.play.pod(pod);
+        let mac = frame::mac_of(cluster.node(0), pod.host_interface())?;
         let link_local = frame::link_local(mac).into();
         Ok(Self { mac, v4: "10.11.1.1".parse()?, v6: "fd00:11:1::1".parse()?, link_local })
     }
@@ -129,9 +129,9 @@ fn deny_all() -> NetworkPolicy {
 }
 
 /// These policies hold from now on, for what was under way before too.
-fn put(there: &mut There, policies: impl IntoIterator<Item = NetworkPolicy>) -> Result<()> {
-    there.put(policies)?;
-    (0..2).try_for_each(|node| there.node(node).run(ctnetlink::forget)?)
+fn put(cluster: &mut TestCluster, policies: impl IntoIterator<Item = NetworkPolicy>) -> Result<()> {
+    cluster.put(policies)?;
+    (0..2).try_for_each(|node| cluster.node(node).run(ctnetlink::forget)?)
 }
 
 /// No way leads there.

@@ -9,7 +9,7 @@ use denizen_tests::packets::frame::{ARP, IPV6, Mac, arp, ether_type, frame as fr
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector};
 
 use super::{End, Ways, at, none_leads, open, put};
-use crate::traps::there::There;
+use crate::regressions::test_cluster::TestCluster;
 
 /// keepalived's with `use_vmac` (RFC 5798, 7.3).
 const VRRP_MAC: Mac = [0, 0, 0x5e, 0, 1, 7];
@@ -61,19 +61,20 @@ fn elsewhere() -> NetworkPolicy {
 
 #[test]
 fn a_pod_that_no_policy_selects_loses_nothing_because_of_others_policies() -> Result<()> {
-    let mut there = There::new("escape-open")?;
-    let [a, b, c] = [End::of(&there, "x/a")?, End::of(&there, "x/b")?, End::of(&there, "x/c")?];
-    let (at_a, at_b) = (open(there.netns("x/a"))?, open(there.netns("x/b"))?);
-    let at_c = open(there.netns("x/c"))?;
+    let mut cluster = TestCluster::new("escape-open")?;
+    let [a, b, c] =
+        [End::of(&cluster, "x/a")?, End::of(&cluster, "x/b")?, End::of(&cluster, "x/c")?];
+    let (at_a, at_b) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/b"))?);
+    let at_c = open(cluster.netns("x/c"))?;
     let switched = ordinary(a, c);
     // Nothing is known of the neighbours of another link.
-    let gateway = End { v4: c.v4, v6: c.v6, ..End::gateway(&there, "x/b")? };
+    let gateway = End { v4: c.v4, v6: c.v6, ..End::gateway(&cluster, "x/b")? };
     let routed = ordinary(b, gateway).without("advertisement").without("ARP").without("EtherType");
     let routed = routed.without("Ethernet").without("link-local");
     for host in 0..2 {
-        there.node(host).sysctl("net.ipv4.conf.all.rp_filter", "0")?;
+        cluster.node(host).sysctl("net.ipv4.conf.all.rp_filter", "0")?;
     }
-    put(&mut there, [elsewhere()])?;
+    put(&mut cluster, [elsewhere()])?;
     for (ways, from, to) in [(&switched, &at_a, &at_c), (&routed, &at_b, &at_c)] {
         let lead = ways.lead(from, to)?;
         let names = ways.names();
@@ -86,9 +87,9 @@ fn a_pod_that_no_policy_selects_loses_nothing_because_of_others_policies() -> Re
 /// The sender may send to namespace y alone, and the additional addresses are judged as its own.
 #[test]
 fn an_annotation_permits_addresses_and_the_pods_policies_hold_for_them() -> Result<()> {
-    let mut there = There::new("escape-annotated")?;
-    let [a, c] = [End::of(&there, "x/a")?, End::of(&there, "x/c")?];
-    let (from, at_c) = (open(there.netns("x/a"))?, open(there.netns("x/c"))?);
+    let mut cluster = TestCluster::new("escape-annotated")?;
+    let [a, c] = [End::of(&cluster, "x/a")?, End::of(&cluster, "x/c")?];
+    let (from, at_c) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/c"))?);
     let of = |pod| Selector::label("pod", pod);
     let to_c = || NetworkPolicy::new("x", "out", of("a")).egress([Rule::to([Peer::pods(of("c"))])]);
     let nowhere = || NetworkPolicy::new("x", "out", of("a")).egress([]);
@@ -103,25 +104,25 @@ fn an_annotation_permits_addresses_and_the_pods_policies_hold_for_them() -> Resu
         }
         ways
     };
-    put(&mut there, [to_c()])?;
+    put(&mut cluster, [to_c()])?;
     none_leads(&ways(), &from, &at_c, "without the annotation")?;
     let key = "denizen.io/additional-addresses".to_owned();
     // The last one is another pod's.
-    let value = format!("{}, {}/128, {}", VIRTUAL[0], VIRTUAL[1], there.addresses("y/a")[0]);
-    let pod = there.world.pods.iter_mut().find(|pod| pod.metadata.name == "a");
+    let value = format!("{}, {}/128, {}", VIRTUAL[0], VIRTUAL[1], cluster.addresses("y/a")[0]);
+    let pod = cluster.world.pods.iter_mut().find(|pod| pod.metadata.name == "a");
     let pod = pod.filter(|pod| pod.metadata.namespace == "x");
     pod.into_iter().for_each(|pod| {
         pod.metadata.annotations.insert(key.clone(), value.clone());
     });
-    put(&mut there, [to_c()])?;
+    put(&mut cluster, [to_c()])?;
     let (permitted, lead) = (ways(), ways().lead(&from, &at_c)?.len());
     ensure!(lead == permitted.names().len(), "{lead}");
     let mut stolen = Ways::default();
-    let foreign = there.addresses("y/a")[0];
+    let foreign = cluster.addresses("y/a")[0];
     stolen.add("another pod's", |marker| {
         framed(a.mac, c.mac, &[], ether_type(foreign), &udp(at(foreign), at(c.v4), marker))
     });
     none_leads(&stolen, &from, &at_c, "another pod's address")?;
-    put(&mut there, [nowhere()])?;
+    put(&mut cluster, [nowhere()])?;
     none_leads(&ways(), &from, &at_c, "the pod may send nothing")
 }

@@ -7,7 +7,7 @@ use denizen_tests::packets::frame::{ether_type, frame as framed, icmp, packet, u
 
 use super::switched::DISCOVERY;
 use super::{End, Ways, at, deny_all, long, none_leads, open, put};
-use crate::traps::there::There;
+use crate::regressions::test_cluster::TestCluster;
 
 /// Through `via`.
 fn ways(from: End, via: End, to: End) -> Ways {
@@ -55,35 +55,35 @@ fn questions(from: End, node: End) -> Ways {
 
 #[test]
 fn nothing_is_routed_between_pods_that_deny_everything() -> Result<()> {
-    let mut there = There::new("escape-routed")?;
-    let [a, b] = [End::of(&there, "x/a")?, End::of(&there, "x/b")?];
-    let to_b = ways(a, End::bridge(&there)?, b);
-    let to_a = ways(b, End::gateway(&there, "x/b")?, a);
-    let (at_a, at_b) = (open(there.netns("x/a"))?, open(there.netns("x/b"))?);
+    let mut cluster = TestCluster::new("escape-routed")?;
+    let [a, b] = [End::of(&cluster, "x/a")?, End::of(&cluster, "x/b")?];
+    let to_b = ways(a, End::bridge(&cluster)?, b);
+    let to_a = ways(b, End::gateway(&cluster, "x/b")?, a);
+    let (at_a, at_b) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/b"))?);
     for (ways, from, to) in [(&to_b, &at_a, &at_b), (&to_a, &at_b, &at_a)] {
         let lead = ways.lead(from, to)?;
         ensure!(lead == ways.names(), "only {lead:#?}");
     }
-    put(&mut there, [deny_all()])?;
+    put(&mut cluster, [deny_all()])?;
     none_leads(&to_b, &at_a, &at_b, "from the bridge")?;
     none_leads(&to_a, &at_b, &at_a, "to the bridge")
 }
 
 #[test]
 fn the_node_answers_nothing_of_a_pod_that_may_send_nothing() -> Result<()> {
-    let mut there = There::new("escape-node")?;
+    let mut cluster = TestCluster::new("escape-node")?;
     // Every answer counts.
-    there.node(0).sysctl("net.ipv4.icmp_ratelimit", "0")?;
-    there.node(0).sysctl("net.ipv6.icmp.ratelimit", "0")?;
-    let [a, b] = [End::of(&there, "x/a")?, End::of(&there, "x/b")?];
-    let bridged = questions(a, End::bridge(&there)?);
-    let routed = questions(b, End::gateway(&there, "x/b")?);
-    let (at_a, at_b) = (open(there.netns("x/a"))?, open(there.netns("x/b"))?);
+    cluster.node(0).sysctl("net.ipv4.icmp_ratelimit", "0")?;
+    cluster.node(0).sysctl("net.ipv6.icmp.ratelimit", "0")?;
+    let [a, b] = [End::of(&cluster, "x/a")?, End::of(&cluster, "x/b")?];
+    let bridged = questions(a, End::bridge(&cluster)?);
+    let routed = questions(b, End::gateway(&cluster, "x/b")?);
+    let (at_a, at_b) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/b"))?);
     for (ways, pod) in [(&bridged, &at_a), (&routed, &at_b)] {
         let lead = ways.lead(pod, pod)?;
         ensure!(lead == ways.names(), "only {lead:#?}");
     }
-    put(&mut there, [deny_all()])?;
+    put(&mut cluster, [deny_all()])?;
     none_leads(&bridged, &at_a, &at_a, "bridged")?;
     none_leads(&routed, &at_b, &at_b, "routed")
 }

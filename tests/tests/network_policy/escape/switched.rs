@@ -10,7 +10,7 @@ use denizen_tests::packets::frame::{
 use denizen_tests::policy::{NetworkPolicy, Selector};
 
 use super::{End, Ways, at, deny_all, long, none_leads, open, put};
-use crate::traps::there::There;
+use crate::regressions::test_cluster::TestCluster;
 
 /// Neighbour discovery and multicast listener discovery (RFC 4861, RFC 2710, RFC 3810).
 pub(super) const DISCOVERY: [u8; 9] = [130, 131, 132, 133, 134, 135, 136, 137, 143];
@@ -147,17 +147,17 @@ fn of(pod: &str) -> Selector {
 
 #[test]
 fn nothing_passes_from_port_to_port_where_either_pod_denies_everything() -> Result<()> {
-    let mut there = There::new("escape-switched")?;
-    let ways = ways(End::of(&there, "x/a")?, End::of(&there, "x/c")?);
-    let (from, to) = (open(there.netns("x/a"))?, open(there.netns("x/c"))?);
+    let mut cluster = TestCluster::new("escape-switched")?;
+    let ways = ways(End::of(&cluster, "x/a")?, End::of(&cluster, "x/c")?);
+    let (from, to) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/c"))?);
     let lead = ways.lead(&from, &to)?;
     // Without connection tracking nobody puts fragments together.
     let shut: Vec<_> = ways.names().difference(&lead).copied().collect();
     ensure!(shut.iter().all(|name| name.starts_with("IPv6's next header")), "{shut:#?}");
-    put(&mut there, [deny_all()])?;
+    put(&mut cluster, [deny_all()])?;
     none_leads(&ways, &from, &to, "both deny everything")?;
-    put(&mut there, [NetworkPolicy::new("x", "in", of("c")).ingress([])])?;
+    put(&mut cluster, [NetworkPolicy::new("x", "in", of("c")).ingress([])])?;
     none_leads(&ways, &from, &to, "the receiver denies ingress")?;
-    put(&mut there, [NetworkPolicy::new("x", "out", of("a")).egress([])])?;
+    put(&mut cluster, [NetworkPolicy::new("x", "out", of("a")).egress([])])?;
     none_leads(&ways, &from, &to, "the sender is denied egress")
 }

@@ -18,7 +18,7 @@ use denizen_tests::policy::{Peer, Rule, Selector, World};
 
 use super::connections::{Connection, ENDING, connections};
 use super::conversation::{Conversation, Kind, PORT};
-use super::there::{BOUND, There, x};
+use super::test_cluster::{BOUND, TestCluster, x};
 use denizen_tests::node::pod::BRIDGE;
 
 /// The port at which `x/a` serves a service, and the service's addresses.
@@ -108,7 +108,7 @@ fn both(kinds: &[Kind]) -> impl Iterator<Item = (Kind, usize)> {
     kinds.iter().flat_map(|kind| [0, 1].map(|family| (*kind, family)))
 }
 
-impl There {
+impl TestCluster {
     /// Conversations of every kind between pods, each with a number of its own.
     fn conversations(&self, pairs: &[(&str, &str)]) -> Result<Vec<Conversation>> {
         let mut all = Vec::new();
@@ -164,28 +164,28 @@ fn fates<const N: usize>(groups: [(usize, Fate); N]) -> Vec<Fate> {
 #[test]
 fn what_is_forbidden_ends_though_both_sides_send() -> Result<()> {
     use Fate::{Ends, GoesOn};
-    let mut there = There::new("trap-forbidden")?;
-    let through_service = there.through_service("x/b")?;
+    let mut cluster = TestCluster::new("np-forbidden")?;
+    let through_service = cluster.through_service("x/b")?;
     // From `y`, from `x`, and answers to pods that are isolated.
     let pairs = [("y/a", "x/a"), ("x/b", "x/a"), ("x/c", "x/a"), ("x/a", "y/a"), ("x/b", "y/a")];
-    let talk = Talk::start([there.conversations(&pairs)?, through_service]);
+    let talk = Talk::start([cluster.conversations(&pairs)?, through_service]);
     talk.until(&fates([(44, GoesOn)]))?;
-    there.put([x("deny").ingress([])])?;
+    cluster.put([x("deny").ingress([])])?;
     thread::sleep(ENDING);
     let from_outside = fates([(24, Ends), (16, GoesOn), (4, Ends)]);
     talk.are(&from_outside)?;
 
-    there.end_agent(true)?;
+    cluster.end_agent(true)?;
     talk.are(&from_outside)?;
-    there.start_agent()?;
+    cluster.start_agent()?;
     talk.are(&from_outside)?;
     // An agent that does not remember what was forbidden finds it.
     let from_y = Peer::namespaces(Selector::label("ns", "y"));
-    there.put([x("from-y").ingress([Rule::from([from_y])])])?;
+    cluster.put([x("from-y").ingress([Rule::from([from_y])])])?;
     talk.until(&fates([(8, GoesOn), (16, Ends), (16, GoesOn), (4, Ends)]))?;
-    there.expect(there.netns("y/a"), "x/a", true)?;
-    there.expect(there.netns("x/c"), "x/a", false)?;
-    there.put([])?;
+    cluster.expect(cluster.netns("y/a"), "x/a", true)?;
+    cluster.expect(cluster.netns("x/c"), "x/a", false)?;
+    cluster.put([])?;
     talk.until(&fates([(44, GoesOn)]))
 }
 
@@ -193,14 +193,14 @@ fn what_is_forbidden_ends_though_both_sides_send() -> Result<()> {
 #[test]
 fn what_is_forbidden_for_egress_ends_though_both_sides_send() -> Result<()> {
     use Fate::{Ends, GoesOn, Unheard};
-    let mut there = There::new("trap-forbidden-out")?;
+    let mut cluster = TestCluster::new("np-forbidden-out")?;
     let pairs = [("x/a", "y/a"), ("x/b", "y/a"), ("x/a", "x/c"), ("y/a", "x/a")];
-    let talk = Talk::start([there.conversations(&pairs)?, there.with_node("x/a")?]);
+    let talk = Talk::start([cluster.conversations(&pairs)?, cluster.with_node("x/a")?]);
     talk.until(&fates([(40, GoesOn)]))?;
-    there.put([x("deny").egress([])])?;
+    cluster.put([x("deny").egress([])])?;
     thread::sleep(ENDING);
     talk.are(&fates([(24, Ends), (8, GoesOn), (8, Unheard)]))?;
-    there.put([])?;
+    cluster.put([])?;
     talk.until(&fates([(40, GoesOn)]))
 }
 
@@ -209,34 +209,37 @@ fn what_is_forbidden_for_egress_ends_though_both_sides_send() -> Result<()> {
 #[test]
 fn what_is_forbidden_ends_though_its_beginning_was_not_seen() -> Result<()> {
     use Fate::{Ends, GoesOn};
-    let mut there = There::new("trap-unseen")?;
+    let mut cluster = TestCluster::new("np-unseen")?;
     for tables in ["iptables", "ip6tables"] {
-        there.node(0).sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), "0")?;
+        cluster.node(0).sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), "0")?;
     }
-    there.end_agent(true)?;
-    there
+    cluster.end_agent(true)?;
+    cluster
         .node(0)
         .ip(&format!("link set {BRIDGE} type bridge nf_call_iptables 0 nf_call_ip6tables 0"))?;
-    let objects = Objects::Manifests(there.play.nodes.manifests.folder().to_owned());
-    there.play.nodes.hosts[0].start_agent(objects, &["--services=off"])?;
+    let objects = Objects::Manifests(cluster.play.nodes.manifests.folder().to_owned());
+    cluster.play.nodes.hosts[0].start_agent(objects, &["--services=off"])?;
     let pairs = [("x/c", "x/a"), ("x/a", "x/c")];
     let mut open = Vec::new();
     for (from, to) in pairs {
         for family in [0, 1] {
-            let client = (there.netns(from), there.addresses(from)[family]);
-            let server = SocketAddr::new(there.addresses(to)[family], PORT + open.len() as u16);
-            open.push(Conversation::open(Kind::Tcp, client, (there.netns(to), server), server)?);
+            let client = (cluster.netns(from), cluster.addresses(from)[family]);
+            let server = SocketAddr::new(cluster.addresses(to)[family], PORT + open.len() as u16);
+            open.push(Conversation::open(Kind::Tcp, client, (cluster.netns(to), server), server)?);
         }
     }
     let talk = Talk::start([open, Vec::new()]);
     talk.until(&fates([(4, GoesOn)]))?;
-    let tracked = tracked(there.node(0), Protocol::Tcp)?;
+    let tracked = tracked(cluster.node(0), Protocol::Tcp)?;
     ensure!(tracked.is_empty(), "no frame was shown: {tracked:?}");
     let from_a = Peer::pods(Selector::label("pod", "a"));
     let policies = vec![x("from-a").ingress([Rule::from([from_a])])];
     let objects = World { policies, ..World::default() }.manifests();
-    there.play.nodes.manifests.put("policies", &objects)?;
-    there.play.nodes.settled(|node, status| status["networkPolicy"]["policies"] == [1, 0][node])?;
+    cluster.play.nodes.manifests.put("policies", &objects)?;
+    cluster
+        .play
+        .nodes
+        .settled(|node, status| status["networkPolicy"]["policies"] == [1, 0][node])?;
     thread::sleep(ENDING);
     talk.are(&fates([(2, Ends), (2, GoesOn)]))
 }
@@ -245,10 +248,10 @@ fn what_is_forbidden_ends_though_its_beginning_was_not_seen() -> Result<()> {
 /// what an end then sends again for a new connection, and let it pass.
 #[test]
 fn what_both_ends_close_while_it_is_forbidden_is_over_for_both() -> Result<()> {
-    let mut there = There::new("trap-closed")?;
-    there.node(0).sysctl("net.netfilter.nf_conntrack_tcp_timeout_last_ack", "1")?;
-    let open = connections(&there, &["y/a", "x/b", "x/c"], "x/a")?;
-    there.put([x("deny").ingress([])])?;
+    let mut cluster = TestCluster::new("np-closed")?;
+    cluster.node(0).sysctl("net.netfilter.nf_conntrack_tcp_timeout_last_ack", "1")?;
+    let open = connections(&cluster, &["y/a", "x/b", "x/c"], "x/a")?;
+    cluster.put([x("deny").ingress([])])?;
     thread::sleep(ENDING);
     for Connection { client, server } in &open {
         for mut end in [client, server] {

@@ -12,11 +12,11 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::Probe;
 use denizen_tests::policy::Rule;
 
-use super::there::{BOUND, There, x};
+use super::test_cluster::{BOUND, TestCluster, x};
 
 const TABLE: &str = "denizen-firewall";
 
-impl There {
+impl TestCluster {
     pub fn end_agent(&mut self, kills: bool) -> Result<()> {
         let agent = self.play.nodes.hosts[0].agent.take().context("it was started")?;
         if kills {
@@ -36,11 +36,11 @@ impl There {
 /// Forbidden packets keep coming while agents end and start, killed or not.
 #[test]
 fn a_restarted_agent_opens_no_window() -> Result<()> {
-    let mut there = There::new("trap-restart")?;
-    there.put([x("deny").ingress([])])?;
-    let to = there.addresses("x/a").map(|address| SocketAddr::new(address, 80));
+    let mut cluster = TestCluster::new("np-restart")?;
+    cluster.put([x("deny").ingress([])])?;
+    let to = cluster.addresses("x/a").map(|address| SocketAddr::new(address, 80));
     let (over, asked, leaked) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
-    let senders = ["y/a", "x/b", "x/c"].map(|pod| there.netns(pod).path());
+    let senders = ["y/a", "x/b", "x/c"].map(|pod| cluster.netns(pod).path());
     let ask = || {
         for to in to.iter().cycle().take_while(|_| !over.load(Ordering::Relaxed)) {
             let answer = Probe::udp(*to).patience(Duration::from_millis(10)).ask();
@@ -53,54 +53,55 @@ fn a_restarted_agent_opens_no_window() -> Result<()> {
             scope.spawn(|| Netns::run_at(sender, ask));
         }
         let restarted = [true, false].into_iter().try_for_each(|kills| {
-            there.end_agent(kills)?;
-            there.start_agent()
+            cluster.end_agent(kills)?;
+            cluster.start_agent()
         });
         over.store(true, Ordering::Relaxed);
         restarted
     })?;
     let (asked, leaked) = (asked.into_inner(), leaked.into_inner());
     ensure!(asked > 0 && leaked == 0, "{leaked} of {asked} packets leaked");
-    there.expect(there.netns("x/a"), "y/a", true)
+    cluster.expect(cluster.netns("x/a"), "y/a", true)
 }
 
 /// The plugin adds to the set while no agent runs, and an agent that ends may leave more.
 #[test]
 fn what_was_left_pending_is_lifted() -> Result<()> {
-    let mut there = There::new("trap-pending")?;
-    there.put([x("all").ingress([Rule::all()])])?;
-    there.end_agent(true)?;
-    for (family, address) in ["ip", "ip6"].into_iter().zip(there.addresses("x/a")) {
+    let mut cluster = TestCluster::new("np-pending")?;
+    cluster.put([x("all").ingress([Rule::all()])])?;
+    cluster.end_agent(true)?;
+    for (family, address) in ["ip", "ip6"].into_iter().zip(cluster.addresses("x/a")) {
         for set in ["pending", "egress-isolated"] {
             let added = format!("add element {family} {TABLE} {set} {{ {address} }}");
-            there.node(0).nft(&added)?;
+            cluster.node(0).nft(&added)?;
         }
     }
-    there.expect(there.netns("y/a"), "x/a", false)?;
-    there.start_agent()?;
-    there.expect(there.netns("y/a"), "x/a", true)?;
-    there.expect(there.netns("x/a"), "y/a", true)
+    cluster.expect(cluster.netns("y/a"), "x/a", false)?;
+    cluster.start_agent()?;
+    cluster.expect(cluster.netns("y/a"), "x/a", true)?;
+    cluster.expect(cluster.netns("x/a"), "y/a", true)
 }
 
 #[test]
 fn drift_is_repaired_and_others_tables_are_left_alone() -> Result<()> {
-    let mut there = There::new("trap-drift")?;
-    there.put([x("deny").ingress([])])?;
-    there.node(0).nft(
+    let mut cluster = TestCluster::new("np-drift")?;
+    cluster.put([x("deny").ingress([])])?;
+    cluster.node(0).nft(
         "table ip mine { set ingress-isolated { type ipv4_addr; elements = { 192.0.2.7 }; }
          chain forward { type filter hook forward priority -5; ip daddr @ingress-isolated drop; }; }",
     )?;
-    let mine = |there: &There| there.node(0).output("nft", &["list", "table", "ip", "mine"]);
-    let before = mine(&there)?;
-    let [address, _] = there.addresses("x/a");
-    there.node(0).nft(&format!("delete element ip {TABLE} ingress-isolated {{ {address} }}"))?;
+    let mine =
+        |cluster: &TestCluster| cluster.node(0).output("nft", &["list", "table", "ip", "mine"]);
+    let before = mine(&cluster)?;
+    let [address, _] = cluster.addresses("x/a");
+    cluster.node(0).nft(&format!("delete element ip {TABLE} ingress-isolated {{ {address} }}"))?;
     let is_back = || {
         let list = ["list", "set", "ip", TABLE, "ingress-isolated"];
-        Ok(there.node(0).output("nft", &list)?.contains(&address.to_string()))
+        Ok(cluster.node(0).output("nft", &list)?.contains(&address.to_string()))
     };
     eventually("the element is back", BOUND, is_back)?;
-    there.expect(there.netns("y/a"), "x/a", false)?;
-    there.put([])?;
-    ensure!(mine(&there)? == before, "another's table changed");
+    cluster.expect(cluster.netns("y/a"), "x/a", false)?;
+    cluster.put([])?;
+    ensure!(mine(&cluster)? == before, "another's table changed");
     Ok(())
 }

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use denizen_tests::policy::{Peer, Port, Rule, Selector};
 
-use super::there::{BOUND, There, x};
+use super::test_cluster::{BOUND, TestCluster, x};
 
 /// A port that nobody else listens at.
 const PORT: u16 = 90;
@@ -23,10 +23,10 @@ pub struct Connection {
 }
 
 impl Connection {
-    fn open(there: &There, from: &str, to: &str, family: usize) -> Result<Self> {
-        let at = SocketAddr::new(there.addresses(to)[family], PORT);
-        let listener = there.netns(to).run(|| TcpListener::bind(at))??;
-        let client = there.netns(from).run(|| TcpStream::connect(at))??;
+    fn open(cluster: &TestCluster, from: &str, to: &str, family: usize) -> Result<Self> {
+        let at = SocketAddr::new(cluster.addresses(to)[family], PORT);
+        let listener = cluster.netns(to).run(|| TcpListener::bind(at))??;
+        let client = cluster.netns(from).run(|| TcpStream::connect(at))??;
         let (server, _) = listener.accept()?;
         Ok(Self { client, server })
     }
@@ -43,18 +43,18 @@ impl Connection {
 }
 
 /// One in each family from each of these pods.
-pub fn connections(there: &There, from: &[&str], to: &str) -> Result<Vec<Connection>> {
+pub fn connections(cluster: &TestCluster, from: &[&str], to: &str) -> Result<Vec<Connection>> {
     let each = from.iter().flat_map(|from| [0, 1].map(|family| (from, family)));
-    each.map(|(from, family)| Connection::open(there, from, to, family)).collect()
+    each.map(|(from, family)| Connection::open(cluster, from, to, family)).collect()
 }
 
 /// Nothing is under way while it ends.
 #[test]
 fn what_a_new_policy_forbids_ends() -> Result<()> {
-    let mut there = There::new("trap-ends")?;
-    let open = connections(&there, &["y/a", "x/b", "x/c"], "x/a")?;
+    let mut cluster = TestCluster::new("np-ends")?;
+    let open = connections(&cluster, &["y/a", "x/b", "x/c"], "x/a")?;
     ensure!(open.iter().all(|connection| connection.goes_on(BOUND)));
-    there.put([x("deny").ingress([])])?;
+    cluster.put([x("deny").ingress([])])?;
     std::thread::sleep(ENDING);
     ensure!(!open.iter().any(|connection| connection.goes_on(Duration::from_millis(300))));
     Ok(())
@@ -63,38 +63,38 @@ fn what_a_new_policy_forbids_ends() -> Result<()> {
 /// It may still send, so it still hears the answers.
 #[test]
 fn replies_to_a_pod_that_is_isolated_later_arrive() -> Result<()> {
-    let mut there = There::new("trap-replies")?;
-    let open = connections(&there, &["x/a", "x/b"], "y/a")?;
-    there.put([x("deny").ingress([])])?;
+    let mut cluster = TestCluster::new("np-replies")?;
+    let open = connections(&cluster, &["x/a", "x/b"], "y/a")?;
+    cluster.put([x("deny").ingress([])])?;
     std::thread::sleep(ENDING);
     ensure!(open.iter().all(|connection| connection.goes_on(BOUND)));
-    there.expect(there.netns("y/a"), "x/a", false)?;
-    there.expect(there.netns("x/a"), "y/a", true)
+    cluster.expect(cluster.netns("y/a"), "x/a", false)?;
+    cluster.expect(cluster.netns("x/a"), "y/a", true)
 }
 
 #[test]
 fn neighbours_are_found_by_isolated_pods() -> Result<()> {
-    let mut there = There::new("trap-neighbours")?;
+    let mut cluster = TestCluster::new("np-neighbours")?;
     let own = || [Peer::pods(Selector::default())];
-    there.put([x("own").ingress([Rule::from(own())]).egress([Rule::to(own())])])?;
+    cluster.put([x("own").ingress([Rule::from(own())]).egress([Rule::to(own())])])?;
     for (from, to) in [("x/a", "x/c"), ("x/a", "x/b"), ("x/b", "x/a")] {
-        for netns in [there.netns(from), there.netns(to), there.node(0)] {
+        for netns in [cluster.netns(from), cluster.netns(to), cluster.node(0)] {
             for version in ["-4", "-6"] {
                 netns.output("ip", &[version, "neighbour", "flush", "all"])?;
             }
         }
-        there.expect(there.netns(from), to, true)?;
+        cluster.expect(cluster.netns(from), to, true)?;
     }
-    there.expect(there.netns("y/a"), "x/a", false)
+    cluster.expect(cluster.netns("y/a"), "x/a", false)
 }
 
 #[test]
 fn icmp_errors_about_permitted_packets_arrive() -> Result<()> {
-    let mut there = There::new("trap-errors")?;
+    let mut cluster = TestCluster::new("np-errors")?;
     let out = Rule::to([Peer::namespaces(Selector::label("ns", "y"))]);
-    there.put([x("out").ingress([]).egress([out.at([Port::every(Protocol::Udp)])])])?;
-    for to in there.addresses("y/a") {
-        let outcome = Probe::udp(SocketAddr::new(to, PORT)).ask_in(there.netns("x/a"));
+    cluster.put([x("out").ingress([]).egress([out.at([Port::every(Protocol::Udp)])])])?;
+    for to in cluster.addresses("y/a") {
+        let outcome = Probe::udp(SocketAddr::new(to, PORT)).ask_in(cluster.netns("x/a"));
         ensure!(outcome == Outcome::Refused, "{to}: {outcome:?}");
     }
     Ok(())

@@ -17,12 +17,12 @@ pub const BOUND: Duration = Duration::from_secs(20);
 /// a bridged one, `y/a`, and a routed one, `y/b`.
 const PODS: [(&str, &str); 5] = [("x", "a"), ("y", "a"), ("x", "b"), ("y", "b"), ("x", "c")];
 
-pub struct There {
+pub struct TestCluster {
     pub play: Play,
     pub world: World,
 }
 
-impl There {
+impl TestCluster {
     pub fn new(label: &str) -> Result<Self> {
         let (play, world) = Play::few(label, &PODS)?;
         Ok(Self { play, world })

@@ -1,7 +1,7 @@
-//! The traps that implementations of NetworkPolicy have fallen into, and the tests that stand in
-//! each. The numbers are those of the list that they were collected in.
+//! What implementations of NetworkPolicy got wrong, and the tests that it does not happen here. The
+//! numbers are those of the list that it was collected in.
 //!
-//! | trap | test |
+//! | regression | test |
 //! | --- | --- |
 //! | 1. A new pod is open for a while, and what it began goes on | `first_packet::of_a_new_pod`, `first_packet::reuse::what_waits_for_a_new_pods_mac_address_does_not_arrive`, `connections::what_a_new_policy_forbids_ends`, `forbidden::what_is_forbidden_ends_though_both_sides_send`, `forbidden::what_is_forbidden_for_egress_ends_though_both_sides_send`, `forbidden::what_both_ends_close_while_it_is_forbidden_is_over_for_both` |
 //! | 2. Replies of connections from before a policy are denied | `connections::replies_to_a_pod_that_is_isolated_later_arrive` |
@@ -58,7 +58,7 @@ mod restart;
 mod rules;
 mod selecting;
 mod small;
-pub mod there;
+pub mod test_cluster;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -66,14 +66,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-/// Every test that the table above names is there, and every trap has one or a reason.
+/// Every test that the table above names is there, and every regression has one or a reason.
 #[test]
-fn every_trap_has_its_test() -> Result<()> {
+fn every_regression_has_its_test() -> Result<()> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("a workspace")?;
     let sources = [
         "tests/tests/network_policy",
         "tests/tests/network_policy/first_packet",
-        "tests/tests/network_policy/traps",
+        "tests/tests/network_policy/regressions",
         "node-agent/agent/src/engine",
         "node-agent/plan/src/firewall",
         "node-agent/source/src/object/network_policy",
@@ -93,17 +93,21 @@ fn every_trap_has_its_test() -> Result<()> {
             }
         }
     }
-    let rows = include_str!("traps.rs").lines().filter_map(|line| line.strip_prefix("//! | "));
+    let rows =
+        include_str!("regressions.rs").lines().filter_map(|line| line.strip_prefix("//! | "));
     let mut last = 0;
     for (number, row) in (1..).zip(rows.skip(2)) {
-        let (trap, named) = row.split_once(" | ").context("two columns")?;
-        ensure!(trap.starts_with(&format!("{number}. ")), "{trap} is not number {number}");
+        let (regression, named) = row.split_once(" | ").context("two columns")?;
+        ensure!(
+            regression.starts_with(&format!("{number}. ")),
+            "{regression} is not number {number}"
+        );
         let named: Vec<_> = named.split('`').skip(1).step_by(2).collect();
         let is_there = |name: &&str| tests.contains(*name);
-        ensure!(row.contains("none: ") || !named.is_empty(), "{trap}: no test and no reason");
-        ensure!(named.iter().all(is_there), "{trap}: not all of {named:?} are there");
+        ensure!(row.contains("none: ") || !named.is_empty(), "{regression}: no test and no reason");
+        ensure!(named.iter().all(is_there), "{regression}: not all of {named:?} are there");
         last = number;
     }
-    ensure!(last == 42, "{last} traps of 42");
+    ensure!(last == 42, "{last} regressions of 42");
     Ok(())
 }

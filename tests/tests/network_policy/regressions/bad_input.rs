@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector};
 use serde_json::{Value, json};
 
-use super::there::{There, x};
+use super::test_cluster::{TestCluster, x};
 
 /// Rules that permit nothing: each has one mistake, without which it would permit everybody.
 fn wrong_rules() -> Vec<Value> {
@@ -47,7 +47,7 @@ fn policy(name: String, spec: &Value) -> Value {
 /// status counts them.
 #[test]
 fn wrong_policies_isolate_permit_nothing_and_stop_no_other() -> Result<()> {
-    let mut there = There::new("trap-wrong")?;
+    let mut cluster = TestCluster::new("np-wrong")?;
     let a = json!({ "matchLabels": { "pod": "a" } });
     let rules = wrong_rules().into_iter();
     let mut wrong: Vec<_> = rules
@@ -57,27 +57,27 @@ fn wrong_policies_isolate_permit_nothing_and_stop_no_other() -> Result<()> {
     wrong.push(json!({ "podSelector": a, "policyTypes": "Ingress", "ingress": [{}] }));
     let named = wrong.iter().enumerate().map(|(n, spec)| policy(format!("wrong-{n}"), spec));
     let objects: Vec<_> = named.collect();
-    there.play.nodes.manifests.put("wrong", &objects)?;
+    cluster.play.nodes.manifests.put("wrong", &objects)?;
     let b = || Selector::label("pod", "b");
     let own = Rule::from([Peer::pods(Selector::default())]);
-    there.put([NetworkPolicy::new("x", "right", b()).ingress([own])])?;
-    there
+    cluster.put([NetworkPolicy::new("x", "right", b()).ingress([own])])?;
+    cluster
         .play
         .nodes
         .settled(|_, status| status["networkPolicy"]["notUnderstood"] == objects.len())?;
     for from in ["y/a", "x/b"] {
-        there.expect(there.netns(from), "x/a", false)?;
+        cluster.expect(cluster.netns(from), "x/a", false)?;
     }
-    there.expect(there.netns("x/a"), "x/c", false)?;
-    there.expect(there.netns("x/c"), "x/b", true)?;
-    there.expect(there.netns("y/a"), "x/b", false)?;
-    there.expect(there.netns("y/a"), "x/c", true)
+    cluster.expect(cluster.netns("x/a"), "x/c", false)?;
+    cluster.expect(cluster.netns("x/c"), "x/b", true)?;
+    cluster.expect(cluster.netns("y/a"), "x/b", false)?;
+    cluster.expect(cluster.netns("y/a"), "x/c", true)
 }
 
 /// Of ten thousand policies, among them ones with hostile names and for nobody, each is enforced.
 #[test]
 fn ten_thousand_policies_and_hostile_names_are_only_many() -> Result<()> {
-    let mut there = There::new("trap-many")?;
+    let mut cluster = TestCluster::new("np-many")?;
     let nobody = json!({ "matchLabels": { "pod": "nobody" } });
     let spec = json!({ "podSelector": nobody, "policyTypes": ["Ingress", "Egress"] });
     let mut objects: Vec<_> =
@@ -85,12 +85,12 @@ fn ten_thousand_policies_and_hostile_names_are_only_many() -> Result<()> {
     let hostile = ["../../etc", "a; drop", "\u{1b}[2J", "\" accept #", "{{ .Name }}", "%s%n"];
     objects.extend(hostile.map(|name| policy(name.to_owned(), &spec)));
     objects.push(policy("n".repeat(253), &spec));
-    there.play.nodes.manifests.put("many", &objects)?;
-    there.put([x("own").ingress([Rule::from([Peer::pods(Selector::default())])])])?;
-    there.expect(there.netns("y/a"), "x/a", false)?;
-    there.expect(there.netns("x/b"), "x/a", true)?;
-    there.expect(there.netns("x/a"), "y/a", true)?;
-    let status = there.play.nodes.hosts[0].agent()?.status()?;
+    cluster.play.nodes.manifests.put("many", &objects)?;
+    cluster.put([x("own").ingress([Rule::from([Peer::pods(Selector::default())])])])?;
+    cluster.expect(cluster.netns("y/a"), "x/a", false)?;
+    cluster.expect(cluster.netns("x/b"), "x/a", true)?;
+    cluster.expect(cluster.netns("x/a"), "y/a", true)?;
+    let status = cluster.play.nodes.hosts[0].agent()?.status()?;
     ensure!(status["networkPolicy"]["policies"] == 1, "{}", status["networkPolicy"]);
     Ok(())
 }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use denizen_tests::node::netns::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::there::BOUND;
+use super::test_cluster::BOUND;
 
 /// Conversations have numbers from here on. With ports, it is the server's port, which nobody else
 /// uses.
