@@ -17,8 +17,6 @@ mod hairpin;
 mod health_check_node_port;
 mod load_balancer_source_ranges;
 mod local_detection;
-mod masquerade;
-mod masquerade_bit;
 mod no_endpoints;
 mod node_port;
 mod node_port_on_localhost;

@@ -10,18 +10,12 @@ use denizen_tests::node::fixture::{PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::packets::probe::Probe;
-use denizen_tests::packets::server::Server;
 use denizen_tests::test_length;
-use serde_json::{Value, json};
-
-fn cluster(label: &str, wait: &Value) -> Result<(Cluster, Server)> {
-    let cluster = Cluster::new(label, wait)?;
-    let server = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
-    Ok((cluster, server))
-}
+use serde_json::json;
 
 fn no_first_packet_is_masqueraded(label: &str, flags: Vec<String>) -> Result<()> {
-    let (cluster, _server) = cluster(label, &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
+    let cluster = Cluster::new(label, &json!({ "timeout": "5s", "onTimeout": "fail" }))?;
+    let _server = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
     let _agent = cluster.start_agent_with(flags)?;
     let (pods, started) = (test_length::times(500, 40), Instant::now());
     let (mut wrong, mut slowest) = (Vec::new(), std::time::Duration::ZERO);
@@ -60,17 +54,4 @@ fn with_iptables_and_exact_ports() -> Result<()> {
     let mut flags = Variant::Legacy.flags();
     flags.push("--detect-local=pod-state=port-exact".to_owned());
     no_first_packet_is_masqueraded("first-port", flags)
-}
-
-#[test]
-fn without_an_agent_add_follows_on_timeout() -> Result<()> {
-    let (lenient, _server) =
-        cluster("first-go", &json!({ "timeout": "200ms", "onTimeout": "proceed" }))?;
-    let pod = lenient.add_pod("p", Wiring::Routed)?;
-    assert_eq!(pod.addresses.len(), 2, "attached all the same");
-    let (strict, _server) =
-        cluster("first-fail", &json!({ "timeout": "200ms", "onTimeout": "fail" }))?;
-    let error = strict.add_pod("p", Wiring::Routed).expect_err("nobody answers");
-    assert!(format!("{error:#}").contains("agent"), "{error:#}");
-    Ok(())
 }

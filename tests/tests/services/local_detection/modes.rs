@@ -1,5 +1,5 @@
-//! The other ways to tell local traffic apart: what each takes for a pod of this node, right or
-//! wrong, and that `explain` says the same.
+//! The ways to detect local traffic: what each takes for a pod of this node, right or wrong, over
+//! every protocol, and that `explain` says the same.
 
 use std::time::Duration;
 
@@ -7,68 +7,69 @@ use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::ruleset::{beside_firewall, tables};
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
+use denizen_tests::node::fixture::{
+    EVERYONE, Fixture, Who, every_protocol, every_way, service_ips,
+};
 use denizen_tests::node::manifest;
 use serde_json::json;
 
-use crate::context::{AgentContext, HTTP, at};
+use crate::context::AgentContext;
 
-/// Who may come with an address of their own that the node could replace.
-const SENDERS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside];
+/// Each value of `--detect-local`, none for the default, and whose packets it takes for a local
+/// pod's.
+const MODES: [(Option<&str>, &[Who]); 6] = [
+    (None, &[Who::Bridged, Who::Routed]),
+    (Some("bridge=cni0"), &[Who::Bridged]),
+    // A bridged pod's packets come in through the bridge, whatever its veth is called.
+    (Some("interface-prefix=veth"), &[Who::Routed]),
+    (Some("interface-prefix=veth,cni"), &[Who::Bridged, Who::Routed]),
+    (Some("node-cidr=172.20.0.0/14,fd00:172:20::/48"), &[Who::Routed]),
+    (
+        Some("node-cidr=10.10.0.0/16,172.20.0.0/14,fd00:10:10::/48,fd00:172:20::/48"),
+        &[Who::Bridged, Who::Routed],
+    ),
+];
 
 /// Long enough for a change of a manifest to be seen on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-fn with_mode(label: &str, mode: &str) -> Result<(Fixture, Agent)> {
+/// A service that the remote pod alone serves, so that no connection is a hairpin.
+fn with_web(label: &str) -> Result<Fixture> {
     let fixture = Fixture::new(label)?;
     let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
+    Ok(fixture)
+}
+
+fn with_mode(label: &str, mode: &str) -> Result<(Fixture, Agent)> {
+    let fixture = with_web(label)?;
     let agent = fixture.cluster.start_agent_with([format!("--detect-local={mode}")])?;
     Ok((fixture, agent))
 }
 
-/// `local` alone keep their address, over every protocol and in both families.
-fn takes_for_local(label: &str, mode: &str, local: &[Who]) -> Result<()> {
-    let (fixture, agent) = with_mode(label, mode)?;
-    for (to, protocol) in every_way(10) {
-        for who in SENDERS {
-            let is_local = local.contains(&who);
-            let outcome = fixture.ask(who, to, protocol)?;
-            assert_eq!(
-                fixture.was_masqueraded(who, &outcome)?,
-                !is_local,
-                "{mode}: {who:?} to {to}/{protocol}: {outcome:?}"
-            );
-            let explained = fixture.explain(&agent, who, to, protocol)?;
-            assert_eq!(
-                (explained.local, explained.masquerade),
-                (is_local, !is_local),
-                "{mode}: {who:?}: {explained:?}"
-            );
+/// [`super::matrix`] has what else differs between modes; this has every protocol.
+#[test]
+fn who_is_local_keeps_its_address_over_every_protocol() -> Result<()> {
+    let fixture = with_web("detect-modes")?;
+    for (mode, local) in MODES {
+        let agent =
+            fixture.cluster.start_agent_with(mode.map(|mode| format!("--detect-local={mode}")))?;
+        for (to, protocol) in every_way(10) {
+            for who in EVERYONE {
+                let what = format!("{mode:?}: {who:?} to {to}/{protocol}");
+                let is_local = local.contains(&who);
+                let outcome = fixture.ask(who, to, protocol)?;
+                let is_masqueraded = fixture.was_masqueraded(who, &outcome)?;
+                // What the node sends has its address anyway.
+                assert!(who == Who::ThisNode || is_masqueraded != is_local, "{what}: {outcome:?}");
+                let explained = fixture.explain(&agent, who, to, protocol)?;
+                let said = (explained.local, explained.masquerade);
+                assert_eq!(said, (is_local, !is_local), "{what}: {explained:?}");
+            }
         }
+        agent.terminate()?;
     }
     Ok(())
-}
-
-#[test]
-fn bridge_takes_what_comes_through_the_bridge() -> Result<()> {
-    takes_for_local("detect-bridge", "bridge=cni0", &[Who::Bridged])
-}
-
-/// A bridged pod's packets come in through the bridge, whatever its veth is called.
-#[test]
-fn interface_prefix_takes_routed_pods_by_their_veth() -> Result<()> {
-    takes_for_local("detect-prefix", "interface-prefix=veth", &[Who::Routed])
-}
-
-#[test]
-fn interface_prefix_takes_a_list() -> Result<()> {
-    takes_for_local("detect-prefixes", "interface-prefix=veth,cni", &[Who::Bridged, Who::Routed])
-}
-
-#[test]
-fn node_cidr_takes_the_ranges_it_is_given() -> Result<()> {
-    takes_for_local("detect-cidr", "node-cidr=172.20.0.0/14,fd00:172:20::/48", &[Who::Routed])
 }
 
 #[test]
@@ -108,42 +109,11 @@ fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
 }
 
 #[test]
-fn of_two_ranges_of_one_family_both_count() -> Result<()> {
-    let flag =
-        "--detect-local=node-cidr=10.10.0.0/16,172.20.0.0/14,fd00:10:10::/48,fd00:172:20::/48";
-    let context = AgentContext::new("det-two", &[flag], |fixture| {
-        fixture.service("web", 10, &HTTP, &[Who::Remote])
-    })?;
-    for to in at(10, 80) {
-        for (who, masqueraded) in
-            [(Who::Bridged, false), (Who::Routed, false), (Who::Outside, true)]
-        {
-            let outcome =
-                context.fixture.ask(who, to, denizen_tests::packets::probe::Protocol::Tcp)?;
-            assert_eq!(
-                context.fixture.was_masqueraded(who, &outcome)?,
-                masqueraded,
-                "{who:?} to {to}"
-            );
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn no_detector_is_an_error_and_the_usual_one_needs_no_flag() -> Result<()> {
+fn no_detector_and_a_cluster_cidr_are_errors() -> Result<()> {
     for flag in ["--detect-local=", "--detect-local=cluster-cidr", "--cluster-cidr=10.0.0.0/8"] {
         let refused = AgentContext::new("det-none", &[flag], |_| Ok(Vec::new())).err();
         let refused = format!("{:#}", refused.context(flag)?);
         assert!(refused.contains("pod-state"), "{flag}: {refused}");
-    }
-    let context = AgentContext::new("det-usual", &[], |fixture| {
-        fixture.service("web", 10, &HTTP, &[Who::Remote])
-    })?;
-    for to in at(10, 80) {
-        let outcome =
-            context.fixture.ask(Who::Outside, to, denizen_tests::packets::probe::Protocol::Tcp)?;
-        assert!(context.fixture.was_masqueraded(Who::Outside, &outcome)?, "{to}");
     }
     Ok(())
 }

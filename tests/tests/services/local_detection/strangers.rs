@@ -1,12 +1,10 @@
-//! Whose packets are given the node's address on the way to a cluster IP: all but those that come
-//! from a recorded pod, through that pod's interface, with that pod's address.
+//! Who is no local pod in the default mode: whoever was not recorded, or sends with another address
+//! or through another interface than was recorded.
 
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
-use denizen_tests::node::fixture::{
-    EVERYONE, Fixture, Who, every_protocol, every_way, service_ips,
-};
+use denizen_tests::node::fixture::{Fixture, Who, every_protocol, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::world::{host_length, ip};
@@ -19,44 +17,6 @@ fn with_agent(label: &str) -> Result<(Fixture, denizen_tests::agent::Agent)> {
     fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Remote])?)?;
     let agent = fixture.cluster.start_agent()?;
     Ok((fixture, agent))
-}
-
-#[test]
-fn only_this_nodes_pods_keep_their_address() -> Result<()> {
-    let (fixture, agent) = with_agent("masq-who")?;
-    for (to, protocol) in every_way(10) {
-        for who in EVERYONE {
-            let pod = matches!(who, Who::Bridged | Who::Routed);
-            let outcome = fixture.ask(who, to, protocol)?;
-            if who != Who::ThisNode {
-                // What the node sends has its address anyway.
-                assert_eq!(
-                    fixture.was_masqueraded(who, &outcome)?,
-                    !pod,
-                    "{who:?} to {to}/{protocol}: {outcome:?}"
-                );
-            }
-            let explained = fixture.explain(&agent, who, to, protocol)?;
-            assert_eq!(
-                (explained.local, explained.masquerade),
-                (pod, !pod),
-                "{who:?}: {explained:?}"
-            );
-        }
-    }
-    Ok(())
-}
-
-/// The node picks a pod's bridge address for what it sends there; masquerade makes that no worse.
-#[test]
-fn the_nodes_own_connections_come_from_one_of_its_addresses() -> Result<()> {
-    let (fixture, _agent) = with_agent("masq-node")?;
-    for ip in service_ips(10) {
-        let outcome = Probe::tcp(SocketAddr::new(ip, 80)).ask_in(&fixture.cluster.world.node);
-        let seen = outcome.seen().expect("answered");
-        assert!(fixture.cluster.is_nodes(seen)?, "{outcome:?}");
-    }
-    Ok(())
 }
 
 #[test]
