@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use denizen_tests::bench::timing::{Samples, text};
 use denizen_tests::bench::{Bench, Sizes};
-use denizen_tests::node::busy_node::{Added, BusyNode, Programs};
+use denizen_tests::node::busy_node::{AddedPods, BusyNode, Programs};
 use denizen_tests::node::cgroup::requested;
 use denizen_tests::node::cni::installed;
 use serde_json::json;
@@ -41,7 +41,7 @@ fn measure(millis: u64) -> Result<()> {
     let programs = Programs { agent: Some(agent?), plugin: installed() };
     let node = BusyNode::start(programs, PODS, millis)?;
     let added = node.add_all(&json!({ "timeout": "1s", "onTimeout": "isolate" }))?;
-    let Added { took, complaints, used, delayed } = added;
+    let AddedPods { took, complaints, used, delayed } = added;
     let samples = Samples::from_iter(took);
     let within = |seconds| {
         node.metric(&format!("denizen_plugin_wait_duration_seconds_bucket{{le=\"{seconds}\"}}"))

@@ -127,12 +127,12 @@ pub struct Explanation {
     #[serde(default, rename = "virtualServer")]
     pub virtual_server: Option<Value>,
     /// How that came about.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ExplanationStep>,
 }
 
 /// One step of an explanation.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Step {
+pub struct ExplanationStep {
     /// What was found.
     pub what: String,
     /// Why it matters.

@@ -15,7 +15,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use serde_json::Value;
 
-use crate::node::cni::Node;
+use crate::node::cni::NodeNamespace;
 
 /// A bench: what its command line may say.
 #[derive(Clone, Copy)]
@@ -96,7 +96,7 @@ impl MeasuredAgent {
     /// # Errors
     /// Where there is no such program.
     pub fn start(
-        node: &impl Node,
+        node: &impl NodeNamespace,
         program: &Path,
         run_dir: &Path,
         objects: (&str, &Path),

@@ -8,8 +8,9 @@ mod oracle;
 mod selector;
 
 pub use object::{
-    Container, ContainerPort, IpBlock, Labels, Metadata, Namespace, NetworkPolicy, Node, Peer, Pod,
-    PodIp, PodSpec, PodStatus, PolicySpec, Port, PortNumber, Rule, World,
+    Container, ContainerPort, IpBlock, Labels, NamespaceObject, NetworkPolicy, NodeObject,
+    ObjectMeta, PodIp, PodObject, PodSpec, PodStatus, PolicyPeer, PolicyPort, PolicyRule,
+    PolicySpec, PolicyWorld, PortNumber,
 };
-pub use oracle::{Packet, Transport, allowed, egress_allowed, ingress_allowed};
-pub use selector::{Requirement, Selector};
+pub use oracle::{PolicyPacket, Transport, allowed, egress_allowed, ingress_allowed};
+pub use selector::{LabelSelector, Requirement};

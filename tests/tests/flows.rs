@@ -7,7 +7,7 @@
 use anyhow::{Result, ensure};
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::oracle::flows::play;
-use denizen_tests::oracle::flows::table::{self, Backend, Case};
+use denizen_tests::oracle::flows::table::{self, Backend, FlowCase};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// The variable for a part of a case's name.
@@ -16,7 +16,7 @@ const ONLY: &str = "DENIZEN_FLOWS";
 fn play_all(backend: Backend, wiring: Wiring) -> Result<()> {
     let only = std::env::var(ONLY).unwrap_or_default();
     let cases = table::cases(backend)?.into_iter().filter(|case| case.name.contains(&only));
-    let cases: Vec<Case> = cases.collect();
+    let cases: Vec<FlowCase> = cases.collect();
     ensure!(!cases.is_empty(), "the table has no case for {backend:?} called like {only:?}");
     play(&cases, backend, wiring).map(drop)
 }

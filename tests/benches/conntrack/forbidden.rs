@@ -12,7 +12,7 @@ use denizen_plan::MarkBit;
 use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
 use denizen_tests::bench::{MeasuredAgent, Memory, megabytes};
 use denizen_tests::binary;
-use denizen_tests::kernel::ctnetlink::{self, Flow};
+use denizen_tests::kernel::ctnetlink::{self, FlowEntry};
 use denizen_tests::node::cni::Namespace;
 use serde_json::{Value, json};
 
@@ -117,10 +117,10 @@ fn record(node: &Namespace, run_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-fn flow(n: u32) -> Flow {
+fn flow(n: u32) -> FlowEntry {
     let client = format!("10.8.{}.{}:{}", n / 50_000, n % 50, 10_000 + n % 50_000 / 50);
     let server = format!("{POD}:80").parse().expect("an address");
-    Flow { client: client.parse().expect("an address"), frontend: server, endpoint: server }
+    FlowEntry { client: client.parse().expect("an address"), frontend: server, endpoint: server }
 }
 
 fn forbidden() -> Result<usize> {

@@ -30,7 +30,7 @@ use denizen_plan::MarkBit;
 use denizen_plan::conntrack::{CandidateTracker, StaleCandidates, StaleFilter};
 use denizen_plan::{Detector, NodePortAddresses, NodeSide, Planner, Policy, Scheduler, Settings};
 use denizen_tests::bench::{Bench, Memory};
-use denizen_tests::kernel::ctnetlink::{self, Flow};
+use denizen_tests::kernel::ctnetlink::{self, FlowEntry};
 use denizen_tests::node::cni::Namespace;
 
 const FLOWS: u32 = 100_000;
@@ -218,7 +218,7 @@ fn fill() {
     ctnetlink::fill(FLOWS, flow).expect("the kernel takes them");
 }
 
-fn flow(n: u32) -> Flow {
+fn flow(n: u32) -> FlowEntry {
     let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 8, 0, 0)) + n / 30_000);
     let service = n % SERVICES;
     let endpoint = match n % (FLOWS / STALE) {
@@ -226,7 +226,7 @@ fn flow(n: u32) -> Flow {
         0 => Ipv4Addr::new(10, 9, 0, 1),
         _ => endpoint(service * 2 + n / SERVICES % 2),
     };
-    Flow {
+    FlowEntry {
         client: SocketAddr::new(client.into(), (10_000 + n % 30_000) as u16),
         frontend: SocketAddr::new(service_ip(service).into(), 53),
         endpoint: SocketAddr::new(endpoint.into(), 5353),

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::bench::{Bench, Memory, own_program};
-use denizen_tests::kernel::ctnetlink::{self, Flow};
+use denizen_tests::kernel::ctnetlink::{self, FlowEntry};
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
@@ -63,7 +63,7 @@ fn table(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let flow = |number: u32| {
         let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 200, 0, 0)) + number / 30_000);
         let client = SocketAddr::new(client.into(), (10_000 + number % 30_000) as u16);
-        Flow { client, frontend, endpoint }
+        FlowEntry { client, frontend, endpoint }
     };
     node.run(|| ctnetlink::fill(ENTRIES, flow))??;
     println!("\n## connections, {ENTRIES} entries\n");

@@ -88,13 +88,13 @@ pub fn insert(
 /// A client that sends again and again from one address and port, so that all its packets are one
 /// flow.
 #[derive(Debug)]
-pub struct Flow {
+pub struct KeptFlow {
     socket: Socket,
     probe: Probe,
     port: u16,
 }
 
-impl Flow {
+impl KeptFlow {
     /// From inside `namespace`, from `source`. Nothing is sent yet.
     pub fn open(
         namespace: &Netns,

@@ -7,7 +7,7 @@ use denizen_netlink::{Socket, Writer};
 
 /// A translated flow of UDP over IPv4.
 #[derive(Debug, Clone, Copy)]
-pub struct Flow {
+pub struct FlowEntry {
     /// Who sent the first packet.
     pub client: SocketAddr,
     /// What that was addressed to.
@@ -23,7 +23,7 @@ const NLM_F_ACK: u16 = 4;
 const FLAGS: u16 = NLM_F_ACK | 0x400 | 0x200;
 
 /// Makes an entry of each of `count` flows.
-pub fn fill(count: u32, flow: impl Fn(u32) -> Flow) -> Result<()> {
+pub fn fill(count: u32, flow: impl Fn(u32) -> FlowEntry) -> Result<()> {
     let mut socket = Socket::open()?;
     for first in (0..count).step_by(AT_ONCE as usize) {
         let mut requests = Writer::default();
@@ -52,8 +52,8 @@ pub fn forget() -> Result<()> {
     Ok(())
 }
 
-fn create(requests: &mut Writer, sequence: u32, flow: Flow) {
-    let Flow { client, frontend, endpoint } = flow;
+fn create(requests: &mut Writer, sequence: u32, flow: FlowEntry) {
+    let FlowEntry { client, frontend, endpoint } = flow;
     let message = requests.begin_message(0x100, FLAGS, sequence, 2, 0);
     for (kind, source, destination) in [(1, client, frontend), (2, endpoint, client)] {
         let tuple = requests.begin(kind);

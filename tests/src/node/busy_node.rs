@@ -65,7 +65,7 @@ impl Default for Programs {
 
 /// What became of the ADDs.
 #[derive(Debug)]
-pub struct Added {
+pub struct AddedPods {
     /// How long each plugin ran.
     pub took: Vec<Duration>,
     /// What plugins wrote to standard error.
@@ -176,7 +176,7 @@ impl BusyNode {
 
     /// Attaches all pods at once, each by a process of the plugin's own, which waits for the agent
     /// as `wait` says.
-    pub fn add_all(&self, wait: &Value) -> Result<Added> {
+    pub fn add_all(&self, wait: &Value) -> Result<AddedPods> {
         let inputs = Self::subfolder(self.folder.path(), "inputs")?;
         for number in 0..self.count {
             let input = self.configuration(number, wait).to_string();
@@ -197,7 +197,7 @@ impl BusyNode {
         let after = Usage::of(self.agent.pid())?;
         let complaint = |number| fs::read_to_string(inputs.join(format!("{number}.err")));
         let complaints = (0..self.count).map(complaint).collect::<Result<Vec<_>, _>>()?;
-        Ok(Added {
+        Ok(AddedPods {
             took,
             complaints: complaints.into_iter().filter(|text| !text.is_empty()).collect(),
             used: after.used - before.used,

@@ -44,18 +44,18 @@ pub fn installed() -> PathBuf {
 }
 
 /// Whose network namespace plugins run in.
-pub trait Node {
+pub trait NodeNamespace {
     /// Starts `command` in it.
     fn start(&self, command: Command) -> Child;
 }
 
-impl Node for Namespace {
+impl NodeNamespace for Namespace {
     fn start(&self, command: Command) -> Child {
         self.spawn(command)
     }
 }
 
-impl Node for Netns {
+impl NodeNamespace for Netns {
     fn start(&self, mut command: Command) -> Child {
         let child = self.run(|| command.spawn()).expect("the namespace is there");
         child.expect("the program is installed")
@@ -110,7 +110,12 @@ impl Call {
 }
 
 /// Starts `plugin` in the network namespace of `node` and gives it `input`.
-pub fn start(node: &impl Node, plugin: &Path, variables: Variables, input: &[u8]) -> Child {
+pub fn start(
+    node: &impl NodeNamespace,
+    plugin: &Path,
+    variables: Variables,
+    input: &[u8],
+) -> Child {
     let mut child = spawn(node, plugin, variables);
     give(&mut child, input);
     child
@@ -118,7 +123,7 @@ pub fn start(node: &impl Node, plugin: &Path, variables: Variables, input: &[u8]
 
 /// Starts `plugin` in the network namespace of `node`. It waits for its input, which [`give`] gives
 /// it.
-pub fn spawn(node: &impl Node, plugin: &Path, variables: Variables) -> Child {
+pub fn spawn(node: &impl NodeNamespace, plugin: &Path, variables: Variables) -> Child {
     node.start(prepared(plugin, variables))
 }
 

@@ -14,7 +14,7 @@ use crate::node::pod::{Pod, Wiring};
 use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Probe, Protocol};
 use crate::packets::server::Server;
-use crate::policy::{self, Labels, Metadata, PodIp, PodSpec, PodStatus};
+use crate::policy::{self, Labels, ObjectMeta, PodIp, PodSpec, PodStatus};
 
 /// What every pod listens at.
 pub const PORT: u16 = 8080;
@@ -143,13 +143,13 @@ impl Fixture {
 
     /// The API's objects of the bridged and the routed pod, with these values of the label `role`.
     pub fn pod_objects(&self, bridged: &str, routed: &str) -> Vec<Value> {
-        let object = |name: &str, pod: &Pod, role: &str| policy::Pod {
-            metadata: Metadata {
+        let object = |name: &str, pod: &Pod, role: &str| policy::PodObject {
+            metadata: ObjectMeta {
                 namespace: "default".to_owned(),
                 name: name.to_owned(),
                 uid: format!("uid-{}", pod.netns.name()),
                 labels: Labels::from([("role".to_owned(), role.to_owned())]),
-                ..Metadata::default()
+                ..ObjectMeta::default()
             },
             spec: PodSpec { node_name: NODE.to_owned(), ..PodSpec::default() },
             status: PodStatus {
@@ -159,7 +159,7 @@ impl Fixture {
         };
         let pods =
             [object("bridged", &self.bridged, bridged), object("routed", &self.routed, routed)];
-        policy::World { pods: pods.into(), ..policy::World::default() }.manifests()
+        policy::PolicyWorld { pods: pods.into(), ..policy::PolicyWorld::default() }.manifests()
     }
 
     /// A dual-stack service at [`service_ips`] of `number`, and its slices; `members` serve it.

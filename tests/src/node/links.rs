@@ -31,7 +31,7 @@ pub struct Links {
 
 /// The other end of a veth.
 #[derive(Debug, Clone, Copy)]
-pub struct Peer<'a> {
+pub struct VethPeer<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its address; `None` for a random one.
@@ -42,7 +42,7 @@ pub struct Peer<'a> {
 
 /// A route of the main table.
 #[derive(Debug, Clone, Copy)]
-pub struct Way<'a> {
+pub struct LinkRoute<'a> {
     /// To this address alone; `None` for the default route of the gateway's family.
     pub to: Option<IpAddr>,
     /// The gateway, which is on the link whatever other routes say.
@@ -53,7 +53,7 @@ pub struct Way<'a> {
     pub source: Option<IpAddr>,
 }
 
-impl<'a> Way<'a> {
+impl<'a> LinkRoute<'a> {
     /// To one address on the link.
     pub fn to(address: IpAddr, device: &'a str) -> Self {
         Self { to: Some(address), via: None, device, source: None }
@@ -75,7 +75,7 @@ impl Links {
     }
 
     /// Makes a veth. Neither end is up.
-    pub fn veth(&mut self, name: &str, peer: Peer<'_>) -> Result<()> {
+    pub fn veth(&mut self, name: &str, peer: VethPeer<'_>) -> Result<()> {
         let netns = File::open(peer.netns.path())?;
         let mut end = Writer::default();
         end.put_str(libc::IFLA_IFNAME, peer.name);
@@ -183,19 +183,19 @@ impl Links {
     }
 
     /// Makes a route, in place of one that there is.
-    pub fn route(&mut self, way: Way<'_>) -> Result<()> {
+    pub fn route(&mut self, way: LinkRoute<'_>) -> Result<()> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
         self.change_route(libc::RTM_NEWROUTE, flags, way)
             .with_context(|| format!("cannot make the route {way:?}"))
     }
 
     /// Removes a route.
-    pub fn remove_route(&mut self, way: Way<'_>) -> Result<()> {
+    pub fn remove_route(&mut self, way: LinkRoute<'_>) -> Result<()> {
         self.change_route(libc::RTM_DELROUTE, 0, way)
             .with_context(|| format!("cannot remove the route {way:?}"))
     }
 
-    fn change_route(&mut self, kind: u16, flags: libc::c_int, way: Way<'_>) -> Result<()> {
+    fn change_route(&mut self, kind: u16, flags: libc::c_int, way: LinkRoute<'_>) -> Result<()> {
         let like = way.to.or(way.via).context("neither a destination nor a gateway")?;
         let device = index(way.device)?;
         let length = way.to.map_or(0, |to| bytes(to).len() as u8 * 8);

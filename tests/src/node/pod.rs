@@ -11,7 +11,7 @@ use nix::net::if_::if_nametoindex;
 use serde_json::{Value, json};
 
 use crate::node::cni::{Added, CNI_VERSION, Call, Chain, POD_INTERFACE, Refusal};
-use crate::node::links::{Mac, Peer, Way};
+use crate::node::links::{LinkRoute, Mac, VethPeer};
 use crate::node::netns::Netns;
 use crate::node::world::host_length;
 
@@ -147,7 +147,7 @@ impl Pod {
         // made by hand is still there.
         node.change(|links| {
             for address in &self.addresses {
-                let _ = links.remove_route(Way::to(*address, &self.input_interface));
+                let _ = links.remove_route(LinkRoute::to(*address, &self.input_interface));
             }
             let _ = links.remove(&self.host_interface);
             Ok(())
@@ -216,7 +216,7 @@ fn wire_node(
 ) -> Result<()> {
     node.change(|links| {
         let mac = Some(mac_of(addresses));
-        links.veth(veth, Peer { name: POD_INTERFACE, mac, netns: pod })?;
+        links.veth(veth, VethPeer { name: POD_INTERFACE, mac, netns: pod })?;
         let device = match wiring {
             Wiring::Routed => veth,
             Wiring::Bridged => {
@@ -232,7 +232,7 @@ fn wire_node(
         // Also where the `bridge` plugin made it and gave it gateways of its own.
         links.address(device, GATEWAYS[0], 32)?;
         links.address(device, GATEWAYS[1], 64)?;
-        addresses.iter().try_for_each(|address| links.route(Way::to(*address, device)))
+        addresses.iter().try_for_each(|address| links.route(LinkRoute::to(*address, device)))
     })
 }
 
@@ -249,7 +249,7 @@ fn wire_pod(pod: &Netns, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
             };
             links.address(POD_INTERFACE, *address, length)?;
             let gateway = GATEWAYS[usize::from(address.is_ipv6())];
-            links.route(Way::out(gateway, POD_INTERFACE))?;
+            links.route(LinkRoute::out(gateway, POD_INTERFACE))?;
         }
         Ok(())
     })

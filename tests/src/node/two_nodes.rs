@@ -19,7 +19,7 @@ use crate::node::manifest::{self, Manifests};
 use crate::node::netns::{self, Netns};
 use crate::node::pod::{BRIDGE, Pod, Wiring};
 use crate::node::world::ip;
-use crate::policy::Node;
+use crate::policy::NodeObject;
 
 /// What has not been programmed by then never will: an emulated processor has to load the kernel's
 /// modules first.
@@ -44,7 +44,7 @@ pub struct NodeHost {
     /// Its network.
     pub netns: Netns,
     /// Its name and its addresses.
-    pub node: Node,
+    pub node: NodeObject,
     /// The run directory of its agent and its plugin.
     pub run_dir: PathBuf,
     bridged: Chain,
@@ -151,7 +151,7 @@ impl NodeHost {
         Ok(Self {
             agent: None,
             netns,
-            node: Node { name: format!("node-{number}"), addresses },
+            node: NodeObject { name: format!("node-{number}"), addresses },
             bridged: chain(Chain::bridged(BRIDGE, &ranges.refs(0), &data)),
             routed: chain(Chain::routed(&ranges.refs(1), &data)),
             run_dir,

@@ -20,7 +20,7 @@ use anyhow::{Context, Result};
 use nix::ifaddrs::getifaddrs;
 use tempfile::TempDir;
 
-use crate::node::links::{Links, Peer, Way};
+use crate::node::links::{LinkRoute, Links, VethPeer};
 use crate::node::netns::{self, Netns};
 use crate::packets::server::socket_address;
 
@@ -211,7 +211,7 @@ impl World {
         host.change(|links| {
             changes.iter().try_for_each(|change| change.on_host(links))?;
             // It went with the last IPv4 address, if that went.
-            links.route(Way::out(GATEWAYS[0], "eth0"))
+            links.route(LinkRoute::out(GATEWAYS[0], "eth0"))
         })?;
         self.fabric
             .change(|links| changes.iter().try_for_each(|change| change.on_fabric(links, link)))
@@ -247,7 +247,7 @@ impl World {
             for (near, netns) in
                 [("to-node", &self.node), ("to-client", &self.client), ("to-remote", &self.remote)]
             {
-                links.veth(near, Peer { name: "eth0", mac: None, netns })?;
+                links.veth(near, VethPeer { name: "eth0", mac: None, netns })?;
                 links.up(near)?;
                 links.address(near, GATEWAYS[0], 32)?;
                 links.address(near, GATEWAYS[1], 64)?;
@@ -268,8 +268,8 @@ impl World {
                 links.up("eth0")?;
                 links.address("eth0", LINK_LOCAL, 64)?;
                 addresses.iter().try_for_each(|address| Place::Add(*address).on_host(links))?;
-                links.route(Way { source, ..Way::out(GATEWAYS[0], "eth0") })?;
-                links.route(Way::out(GATEWAYS[1], "eth0"))
+                links.route(LinkRoute { source, ..LinkRoute::out(GATEWAYS[0], "eth0") })?;
+                links.route(LinkRoute::out(GATEWAYS[1], "eth0"))
             })?;
         }
         Ok(())
@@ -278,10 +278,10 @@ impl World {
     fn route(&self) -> Result<()> {
         let Addresses { node, client, remote } = &self.addresses;
         self.fabric.change(|links| {
-            node.iter().try_for_each(|address| links.route(Way::to(*address, "to-node")))?;
+            node.iter().try_for_each(|address| links.route(LinkRoute::to(*address, "to-node")))?;
             let first = node.iter().find(|address| address.is_ipv4()).copied();
             for via in first.into_iter().chain([LINK_LOCAL]) {
-                links.route(Way::out(via, "to-node"))?;
+                links.route(LinkRoute::out(via, "to-node"))?;
             }
             for (link, addresses) in [("client", client), ("remote", remote)] {
                 addresses
@@ -315,7 +315,7 @@ impl Place {
         let device = format!("to-{link}");
         let way = |to: IpAddr| {
             let via = to.is_ipv6().then_some(LINK_LOCAL);
-            Way { via, ..Way::to(to, &device) }
+            LinkRoute { via, ..LinkRoute::to(to, &device) }
         };
         match self {
             Self::Add(address) => links.route(way(address)),

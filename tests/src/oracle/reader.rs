@@ -17,6 +17,6 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
-pub use hooks::{Arrival, End, Fate, Layer, Reader, Stop};
-pub use packet::Packet;
+pub use hooks::{Arrival, End, Layer, ReadFate, Reader, Stop};
+pub use packet::ReadPacket;
 pub use value::PacketType;

@@ -14,10 +14,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::Value;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
+pub use crate::node::links::Mac;
 use crate::node::netns::Netns;
-
-/// An Ethernet address.
-pub type Mac = [u8; 6];
 
 /// EtherTypes.
 pub const IPV4: u16 = 0x0800;

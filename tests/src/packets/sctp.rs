@@ -15,7 +15,7 @@ const INIT_CHUNK: usize = 20;
 
 /// An INIT or INIT ACK, as received.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Packet {
+pub struct SctpPacket {
     /// The sender's port.
     pub source_port: u16,
     /// The receiver's port.
@@ -33,7 +33,7 @@ pub fn init(source_port: u16, destination_port: u16, initiate_tag: u32) -> Vec<u
 }
 
 /// The INIT ACK that answers `to` and carries `text`.
-pub fn init_ack(to: &Packet, text: &str) -> Vec<u8> {
+pub fn init_ack(to: &SctpPacket, text: &str) -> Vec<u8> {
     let length = u16::try_from(4 + text.len()).expect("a cookie of one line");
     let mut cookie = [STATE_COOKIE.to_be_bytes(), length.to_be_bytes()].concat();
     cookie.extend_from_slice(text.as_bytes());
@@ -42,7 +42,7 @@ pub fn init_ack(to: &Packet, text: &str) -> Vec<u8> {
 }
 
 /// Reads what a raw socket of `local`'s family received; `None` unless it is an INIT or INIT ACK.
-pub fn parse(local: IpAddr, received: &[u8]) -> Option<Packet> {
+pub fn parse(local: IpAddr, received: &[u8]) -> Option<SctpPacket> {
     // A raw IPv4 socket is handed the IP header too, a raw IPv6 socket is not.
     let skip = if local.is_ipv4() { usize::from(received.first()? & 0x0f) * 4 } else { 0 };
     let sctp = received.get(skip..)?;
@@ -56,7 +56,7 @@ pub fn parse(local: IpAddr, received: &[u8]) -> Option<Packet> {
         let length = usize::from(be16(parameter, 2)?);
         String::from_utf8(parameter.get(4..length)?.to_vec()).ok()
     });
-    Some(Packet {
+    Some(SctpPacket {
         source_port: be16(sctp, 0)?,
         destination_port: be16(sctp, 2)?,
         initiate_tag: u32::from_be_bytes(chunk.get(4..8)?.try_into().ok()?),
@@ -120,7 +120,7 @@ mod tests {
         let asked = parse(local, &init(1000, 53, 77)).expect("an INIT");
         assert_eq!(
             asked,
-            Packet { source_port: 1000, destination_port: 53, initiate_tag: 77, cookie: None }
+            SctpPacket { source_port: 1000, destination_port: 53, initiate_tag: 77, cookie: None }
         );
         let answer = parse(local, &init_ack(&asked, "hello")).expect("an INIT ACK");
         assert_eq!((answer.source_port, answer.destination_port), (53, 1000));

@@ -31,7 +31,7 @@ pub const DENIZEN: &str = concat!("docker.io/library/denizen:", env!("CARGO_PKG_
 
 /// The variants of denizen's image in `conf/Containerfile`.
 #[derive(Debug, Clone, Copy)]
-pub enum Image {
+pub enum ContainerImage {
     /// Two static programs.
     Nftables,
     /// With Debian's iptables and ipset.
@@ -156,11 +156,11 @@ impl Containerd {
     }
 
     /// Imports denizen's image, as `tests/image` built it.
-    pub fn import_denizen(&self, image: Image) -> Result<()> {
+    pub fn import_denizen(&self, image: ContainerImage) -> Result<()> {
         let name = match image {
-            Image::Nftables => "nftables",
-            Image::Iptables => "iptables",
-            Image::Bird => "bird",
+            ContainerImage::Nftables => "nftables",
+            ContainerImage::Iptables => "iptables",
+            ContainerImage::Bird => "bird",
         };
         self.import(&binary::image(name)?)
     }

@@ -6,10 +6,10 @@ use crate::node::cni::Namespace;
 
 /// A command that linkerd-init executes: what comes behind `iptables -t nat`, and the comment of
 /// the rule.
-pub type Rule<'a> = (&'a str, &'a str);
+pub type InitRule<'a> = (&'a str, &'a str);
 
 /// linkerd-init's rules without options, in its order.
-pub const DEFAULT: [Rule<'static>; 10] = [
+pub const DEFAULT: [InitRule<'static>; 10] = [
     ("-N PROXY_INIT_REDIRECT", ""),
     (
         "-A PROXY_INIT_REDIRECT -p tcp --match multiport --dports 4190,4191,4567:4568 -j RETURN",
@@ -35,7 +35,7 @@ pub const DEFAULT: [Rule<'static>; 10] = [
 ];
 
 /// Executes linkerd-init's commands in `pod`, each as a process of its own, for both versions of IP.
-pub fn linkerd_init(pod: &Namespace, commands: &[Rule<'_>]) {
+pub fn linkerd_init(pod: &Namespace, commands: &[InitRule<'_>]) {
     for program in ["iptables", "ip6tables"] {
         for (command, comment) in commands {
             let mut arguments = vec!["-t", "nat"];

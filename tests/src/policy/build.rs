@@ -1,14 +1,16 @@
 //! Policies in few words, for tests that are about many of them.
 
-use super::object::{IpBlock, Metadata, NetworkPolicy, Peer, PolicySpec, Port, PortNumber, Rule};
-use super::selector::Selector;
+use super::object::{
+    IpBlock, NetworkPolicy, ObjectMeta, PolicyPeer, PolicyPort, PolicyRule, PolicySpec, PortNumber,
+};
+use super::selector::LabelSelector;
 use crate::packets::probe::Protocol;
 
 impl NetworkPolicy {
     /// A policy for these pods of a namespace that isolates them in no direction yet.
-    pub fn new(namespace: &str, name: &str, pods: Selector) -> Self {
+    pub fn new(namespace: &str, name: &str, pods: LabelSelector) -> Self {
         let metadata =
-            Metadata { namespace: namespace.into(), name: name.into(), ..Metadata::default() };
+            ObjectMeta { namespace: namespace.into(), name: name.into(), ..ObjectMeta::default() };
         let spec =
             PolicySpec { pod_selector: pods, policy_types: Some(vec![]), ..PolicySpec::default() };
         Self { metadata, spec }
@@ -16,7 +18,7 @@ impl NetworkPolicy {
 
     /// It isolates them for ingress, with these exceptions.
     #[must_use]
-    pub fn ingress(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
+    pub fn ingress(mut self, rules: impl IntoIterator<Item = PolicyRule>) -> Self {
         self.spec.policy_types.get_or_insert_default().push("Ingress".to_owned());
         self.spec.ingress = Some(rules.into_iter().collect());
         self
@@ -24,49 +26,49 @@ impl NetworkPolicy {
 
     /// It isolates them for egress, with these exceptions.
     #[must_use]
-    pub fn egress(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
+    pub fn egress(mut self, rules: impl IntoIterator<Item = PolicyRule>) -> Self {
         self.spec.policy_types.get_or_insert_default().push("Egress".to_owned());
         self.spec.egress = Some(rules.into_iter().collect());
         self
     }
 }
 
-impl Rule {
+impl PolicyRule {
     /// Everything, as `{}` says it.
     pub fn all() -> Self {
         Self::default()
     }
 
     /// From these peers.
-    pub fn from(peers: impl IntoIterator<Item = Peer>) -> Self {
+    pub fn from(peers: impl IntoIterator<Item = PolicyPeer>) -> Self {
         Self { from: Some(peers.into_iter().collect()), ..Self::default() }
     }
 
     /// To these peers.
-    pub fn to(peers: impl IntoIterator<Item = Peer>) -> Self {
+    pub fn to(peers: impl IntoIterator<Item = PolicyPeer>) -> Self {
         Self { to: Some(peers.into_iter().collect()), ..Self::default() }
     }
 
     /// To these ports alone.
     #[must_use]
-    pub fn at(self, ports: impl IntoIterator<Item = Port>) -> Self {
+    pub fn at(self, ports: impl IntoIterator<Item = PolicyPort>) -> Self {
         Self { ports: Some(ports.into_iter().collect()), ..self }
     }
 }
 
-impl Peer {
+impl PolicyPeer {
     /// Pods of the policy's own namespace.
-    pub fn pods(pods: Selector) -> Self {
+    pub fn pods(pods: LabelSelector) -> Self {
         Self { pod_selector: Some(pods), ..Self::default() }
     }
 
     /// All pods of namespaces.
-    pub fn namespaces(namespaces: Selector) -> Self {
+    pub fn namespaces(namespaces: LabelSelector) -> Self {
         Self { namespace_selector: Some(namespaces), ..Self::default() }
     }
 
     /// Pods of namespaces.
-    pub fn both(namespaces: Selector, pods: Selector) -> Self {
+    pub fn both(namespaces: LabelSelector, pods: LabelSelector) -> Self {
         Self { namespace_selector: Some(namespaces), ..Self::pods(pods) }
     }
 
@@ -77,7 +79,7 @@ impl Peer {
     }
 }
 
-impl Port {
+impl PolicyPort {
     /// Every port of a protocol.
     pub fn every(protocol: Protocol) -> Self {
         Self { protocol: Some(protocol.to_string()), ..Self::default() }

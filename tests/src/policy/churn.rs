@@ -18,8 +18,8 @@ use crate::packets::probe::{Probe, Protocol::Tcp};
 use crate::packets::recorder::{PORT, Recorder};
 use crate::packets::spray::{Spray, Targets};
 use crate::policy::{
-    Labels, Metadata, Namespace, NetworkPolicy, Peer, PodIp, PodSpec, PodStatus, Port, Rule,
-    Selector, World,
+    LabelSelector, Labels, NamespaceObject, NetworkPolicy, ObjectMeta, PodIp, PodSpec, PodStatus,
+    PolicyPeer, PolicyPort, PolicyRule, PolicyWorld,
 };
 
 /// So many retransmissions of a first packet a client waits for.
@@ -162,9 +162,9 @@ struct Churn<'a> {
 impl Churn<'_> {
     /// What stays true all the time: servers hear clients alone, clients reach servers alone.
     fn begin(&self) -> Result<()> {
-        let metadata = Metadata { name: "x".to_owned(), ..Metadata::default() };
-        let namespaces = vec![Namespace { metadata }];
-        let world = World { namespaces, ..World::default() };
+        let metadata = ObjectMeta { name: "x".to_owned(), ..ObjectMeta::default() };
+        let namespaces = vec![NamespaceObject { metadata }];
+        let world = PolicyWorld { namespaces, ..PolicyWorld::default() };
         self.manifests.put("namespace", &world.manifests())?;
         for number in 0..PODS.len() {
             self.put_pod(number, 0)?;
@@ -199,37 +199,41 @@ impl Churn<'_> {
         let name = format!("{role}-{number}");
         let labels = labels(role, noise);
         let object = object(&name, &uid, labels, node, &pod.addresses);
-        self.put(&name, World { pods: vec![object], ..World::default() })
+        self.put(&name, PolicyWorld { pods: vec![object], ..PolicyWorld::default() })
     }
 
     /// Both policies that matter, which say the same in other words.
     fn put_policies(&self, change: usize) -> Result<()> {
-        let role = |role: &str| Selector::label("role", role);
+        let role = |role: &str| LabelSelector::label("role", role);
         let noisy = |value: &str| {
             let mut selector = role("client");
             selector.match_labels.insert("noise".to_owned(), value.to_owned());
-            Peer::pods(selector)
+            PolicyPeer::pods(selector)
         };
         let mut from = match change % 2 {
-            0 => vec![Peer::pods(role("client"))],
+            0 => vec![PolicyPeer::pods(role("client"))],
             _ => vec![noisy("a"), noisy("b"), noisy("c")],
         };
         from.rotate_left(change % 3 % 2);
-        let ports = [Port::number(Tcp, PORT), Port::number(Tcp, 8080 + (change % 100) as u16)];
-        let server =
-            NetworkPolicy::new("x", "server", role("server")).ingress([Rule::from(from).at(ports)]);
+        let ports =
+            [PolicyPort::number(Tcp, PORT), PolicyPort::number(Tcp, 8080 + (change % 100) as u16)];
+        let server = NetworkPolicy::new("x", "server", role("server"))
+            .ingress([PolicyRule::from(from).at(ports)]);
         let client = NetworkPolicy::new("x", "client", role("client"))
-            .egress([Rule::to([Peer::pods(role("server"))])]);
-        self.put("policies", World { policies: vec![server, client], ..World::default() })
+            .egress([PolicyRule::to([PolicyPeer::pods(role("server"))])]);
+        self.put(
+            "policies",
+            PolicyWorld { policies: vec![server, client], ..PolicyWorld::default() },
+        )
     }
 
     /// A policy that comes and goes, and permits the servers what no one here is.
     fn put_other_policy(&self, change: usize) -> Result<()> {
-        let rule = Rule::from([Peer::pods(Selector::label("noise", "none"))]);
-        let servers = Selector::label("role", "server");
+        let rule = PolicyRule::from([PolicyPeer::pods(LabelSelector::label("noise", "none"))]);
+        let servers = LabelSelector::label("role", "server");
         let policy = NetworkPolicy::new("x", "other", servers).ingress([rule]);
         let policies = if change % 8 < 4 { vec![policy] } else { vec![] };
-        self.put("other", World { policies, ..World::default() })
+        self.put("other", PolicyWorld { policies, ..PolicyWorld::default() })
     }
 
     /// Pods of other nodes come and go.
@@ -244,10 +248,10 @@ impl Churn<'_> {
             let labels = labels("client", ["a", "b", "c"][number % 3]);
             object(&name, "", labels, 1, &address(number))
         });
-        self.put("elsewhere", World { pods: pods.collect(), ..World::default() })
+        self.put("elsewhere", PolicyWorld { pods: pods.collect(), ..PolicyWorld::default() })
     }
 
-    fn put(&self, file: &str, world: World) -> Result<()> {
+    fn put(&self, file: &str, world: PolicyWorld) -> Result<()> {
         self.manifests.put(file, &world.manifests())
     }
 }
@@ -262,14 +266,14 @@ fn object(
     labels: Labels,
     node: usize,
     addresses: &[IpAddr],
-) -> crate::policy::Pod {
-    crate::policy::Pod {
-        metadata: Metadata {
+) -> crate::policy::PodObject {
+    crate::policy::PodObject {
+        metadata: ObjectMeta {
             namespace: "x".to_owned(),
             name: name.to_owned(),
             uid: uid.to_owned(),
             labels,
-            ..Metadata::default()
+            ..ObjectMeta::default()
         },
         spec: PodSpec { node_name: format!("node-{}", node + 1), ..PodSpec::default() },
         status: PodStatus {

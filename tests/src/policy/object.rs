@@ -7,27 +7,27 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::selector::Selector;
+use super::selector::LabelSelector;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
 /// All that decides which packets are permitted.
 #[derive(Debug, Clone, Default)]
-pub struct World {
+pub struct PolicyWorld {
     /// The nodes that pods run on.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<NodeObject>,
     /// The namespaces.
-    pub namespaces: Vec<Namespace>,
+    pub namespaces: Vec<NamespaceObject>,
     /// The pods, of every node.
-    pub pods: Vec<Pod>,
+    pub pods: Vec<PodObject>,
     /// The policies.
     pub policies: Vec<NetworkPolicy>,
 }
 
 /// A node, reduced to what policy knows of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeObject {
     /// Its name.
     pub name: String,
     /// Its addresses, of both families.
@@ -37,7 +37,7 @@ pub struct Node {
 /// `metadata`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Metadata {
+pub struct ObjectMeta {
     /// Empty for a Namespace.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
@@ -61,17 +61,17 @@ pub struct Metadata {
 
 /// A Namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Namespace {
+pub struct NamespaceObject {
     /// Name and labels.
-    pub metadata: Metadata,
+    pub metadata: ObjectMeta,
 }
 
 /// A Pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Pod {
+pub struct PodObject {
     /// Names and labels.
-    pub metadata: Metadata,
+    pub metadata: ObjectMeta,
     /// What it is to be.
     pub spec: PodSpec,
     /// What it is.
@@ -143,7 +143,7 @@ pub struct PodIp {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkPolicy {
     /// Its names.
-    pub metadata: Metadata,
+    pub metadata: ObjectMeta,
     /// What it says.
     pub spec: PolicySpec,
 }
@@ -153,43 +153,43 @@ pub struct NetworkPolicy {
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicySpec {
     /// The pods of its namespace that it is about.
-    pub pod_selector: Selector,
+    pub pod_selector: LabelSelector,
     /// `Ingress` and `Egress`; may be missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy_types: Option<Vec<String>>,
     /// What those pods may receive.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ingress: Option<Vec<Rule>>,
+    pub ingress: Option<Vec<PolicyRule>>,
     /// What those pods may send.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub egress: Option<Vec<Rule>>,
+    pub egress: Option<Vec<PolicyRule>>,
 }
 
 /// An entry of `ingress`, with `from`, or of `egress`, with `to`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Rule {
+pub struct PolicyRule {
     /// Who may send.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub from: Option<Vec<Peer>>,
+    pub from: Option<Vec<PolicyPeer>>,
     /// Who may receive.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub to: Option<Vec<Peer>>,
+    pub to: Option<Vec<PolicyPeer>>,
     /// To which ports.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ports: Option<Vec<Port>>,
+    pub ports: Option<Vec<PolicyPort>>,
 }
 
 /// An entry of `from` or `to`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Peer {
+pub struct PolicyPeer {
     /// Which pods.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pod_selector: Option<Selector>,
+    pub pod_selector: Option<LabelSelector>,
     /// Pods of which namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub namespace_selector: Option<Selector>,
+    pub namespace_selector: Option<LabelSelector>,
     /// Which addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip_block: Option<IpBlock>,
@@ -209,7 +209,7 @@ pub struct IpBlock {
 /// An entry of `ports`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Port {
+pub struct PolicyPort {
     /// TCP if missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
@@ -231,7 +231,7 @@ pub enum PortNumber {
     Name(String),
 }
 
-impl World {
+impl PolicyWorld {
     /// Namespaces, pods and policies as manifests.
     ///
     /// # Panics
@@ -259,19 +259,19 @@ impl World {
     }
 
     /// The pod with this name.
-    pub fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
+    pub fn pod(&self, namespace: &str, name: &str) -> Option<&PodObject> {
         self.pods.iter().find(|pod| pod.metadata.is(namespace, name))
     }
 
     /// Puts `policy` in the place of the one with its name, if there is one.
     pub fn put_policy(&mut self, policy: NetworkPolicy) {
-        let Metadata { namespace, name, .. } = &policy.metadata;
+        let ObjectMeta { namespace, name, .. } = &policy.metadata;
         self.policies.retain(|other| !other.metadata.is(namespace, name));
         self.policies.push(policy);
     }
 }
 
-impl Metadata {
+impl ObjectMeta {
     /// Whether it is called so.
     pub fn is(&self, namespace: &str, name: &str) -> bool {
         self.namespace == namespace && self.name == name

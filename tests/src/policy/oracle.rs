@@ -5,13 +5,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::object::{Container, IpBlock, Labels, NetworkPolicy, Peer, Pod, Port, PortNumber};
-use super::object::{Rule, World};
+use super::object::{
+    Container, IpBlock, Labels, NetworkPolicy, PodObject, PolicyPeer, PolicyPort, PortNumber,
+};
+use super::object::{PolicyRule, PolicyWorld};
 use crate::packets::probe::Protocol;
 
 /// A new connection's first packet, addressed to a pod and not to a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Packet {
+pub struct PolicyPacket {
     /// Who sends it.
     pub from: IpAddr,
     /// Who is to receive it.
@@ -37,12 +39,12 @@ enum Direction {
 }
 
 /// Whether a packet arrives: its sender may send it, and its receiver may receive it.
-pub fn allowed(world: &World, packet: Packet) -> bool {
+pub fn allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
     egress_allowed(world, packet) && ingress_allowed(world, packet)
 }
 
 /// Whether the sender may send it: always, unless it is a pod that is isolated for egress.
-pub fn egress_allowed(world: &World, packet: Packet) -> bool {
+pub fn egress_allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
     // A pod cannot block access to itself.
     packet.from == packet.to
         || owner(world, packet.from)
@@ -51,7 +53,7 @@ pub fn egress_allowed(world: &World, packet: Packet) -> bool {
 
 /// Whether the receiver may receive it: always, unless it is a pod that is isolated for ingress.
 /// Its own node reaches it in any case.
-pub fn ingress_allowed(world: &World, packet: Packet) -> bool {
+pub fn ingress_allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
     packet.from == packet.to
         || owner(world, packet.to).is_none_or(|pod| {
             is_its_node(world, pod, packet.from) || permits(world, pod, Direction::Ingress, packet)
@@ -60,8 +62,8 @@ pub fn ingress_allowed(world: &World, packet: Packet) -> bool {
 
 /// The pod that has an address. Pods of the host's network are their node, and a pod that has ended
 /// has no address any more. Of two that claim it, the younger one has it.
-fn owner(world: &World, address: IpAddr) -> Option<&Pod> {
-    let has_it = |pod: &&Pod| {
+fn owner(world: &PolicyWorld, address: IpAddr) -> Option<&PodObject> {
+    let has_it = |pod: &&PodObject| {
         !pod.spec.host_network
             && !["Succeeded", "Failed"].contains(&pod.status.phase.as_str())
             && pod.status.pod_ips.iter().any(|pod_ip| pod_ip.ip == address)
@@ -69,14 +71,19 @@ fn owner(world: &World, address: IpAddr) -> Option<&Pod> {
     world.pods.iter().filter(has_it).max_by_key(|pod| &pod.metadata.creation_timestamp)
 }
 
-fn is_its_node(world: &World, pod: &Pod, address: IpAddr) -> bool {
+fn is_its_node(world: &PolicyWorld, pod: &PodObject, address: IpAddr) -> bool {
     let mut nodes = world.nodes.iter();
     nodes.any(|node| node.name == pod.spec.node_name && node.addresses.contains(&address))
 }
 
 /// Whether no policy isolates the pod in this direction, or one of those that do permits the
 /// packet.
-fn permits(world: &World, pod: &Pod, direction: Direction, packet: Packet) -> bool {
+fn permits(
+    world: &PolicyWorld,
+    pod: &PodObject,
+    direction: Direction,
+    packet: PolicyPacket,
+) -> bool {
     let isolates = |policy: &&NetworkPolicy| isolates(policy, pod, direction);
     let isolating: Vec<_> = world.policies.iter().filter(isolates).collect();
     isolating.is_empty()
@@ -96,7 +103,7 @@ fn permits(world: &World, pod: &Pod, direction: Direction, packet: Packet) -> bo
 }
 
 /// A requirement that cannot be understood is no reason to spare a pod.
-fn isolates(policy: &NetworkPolicy, pod: &Pod, direction: Direction) -> bool {
+fn isolates(policy: &NetworkPolicy, pod: &PodObject, direction: Direction) -> bool {
     let (selected, _) = policy.spec.pod_selector.held(&pod.metadata.labels);
     policy.metadata.namespace == pod.metadata.namespace
         && selected
@@ -117,11 +124,11 @@ fn has_direction(policy: &NetworkPolicy, direction: Direction) -> bool {
 }
 
 fn rule_permits(
-    world: &World,
+    world: &PolicyWorld,
     policy: &NetworkPolicy,
-    rule: &Rule,
+    rule: &PolicyRule,
     direction: Direction,
-    packet: Packet,
+    packet: PolicyPacket,
 ) -> bool {
     let (peers, other) = match direction {
         Direction::Ingress => (&rule.from, packet.from),
@@ -136,8 +143,13 @@ fn rule_permits(
 }
 
 /// Exactly one of the three: a block; pods of the policy's own namespace; pods of namespaces.
-fn is_peer(world: &World, policy: &NetworkPolicy, peer: &Peer, address: IpAddr) -> bool {
-    let Peer { pod_selector, namespace_selector, ip_block } = peer;
+fn is_peer(
+    world: &PolicyWorld,
+    policy: &NetworkPolicy,
+    peer: &PolicyPeer,
+    address: IpAddr,
+) -> bool {
+    let PolicyPeer { pod_selector, namespace_selector, ip_block } = peer;
     let selectors = (pod_selector, namespace_selector);
     match (ip_block, selectors) {
         (Some(block), (None, None)) => in_block(block, address),
@@ -157,7 +169,7 @@ fn is_peer(world: &World, policy: &NetworkPolicy, peer: &Peer, address: IpAddr) 
 }
 
 /// The API server gives every namespace its name as a label that nobody can change.
-fn namespace_labels(world: &World, name: &str) -> Labels {
+fn namespace_labels(world: &PolicyWorld, name: &str) -> Labels {
     let namespace = world.namespaces.iter().find(|namespace| namespace.metadata.name == name);
     let mut labels =
         namespace.map(|namespace| namespace.metadata.labels.clone()).unwrap_or_default();
@@ -202,7 +214,7 @@ fn in_range((base, length, is_v6): (u128, u32, bool), bits: u128, of_v6: bool) -
     is_v6 == of_v6 && prefix(base) == prefix(bits)
 }
 
-fn is_port(port: &Port, destination: Option<&Pod>, transport: Transport) -> bool {
+fn is_port(port: &PolicyPort, destination: Option<&PodObject>, transport: Transport) -> bool {
     let Transport::Port(protocol, number) = transport else { return false };
     if !is_protocol(port.protocol.as_deref(), protocol) {
         return false;
@@ -226,7 +238,7 @@ fn is_protocol(written: Option<&str>, protocol: Protocol) -> bool {
 }
 
 /// Whether a container that runs as long as the pod has a port with this name, protocol and number.
-fn has_port(pod: &Pod, name: &str, protocol: Protocol, number: u16) -> bool {
+fn has_port(pod: &PodObject, name: &str, protocol: Protocol, number: u16) -> bool {
     let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
     let sidecars = pod.spec.init_containers.iter().filter(is_sidecar);
     pod.spec.containers.iter().chain(sidecars).flat_map(|container| &container.ports).any(|port| {

@@ -7,7 +7,7 @@ use super::object::Labels;
 /// `LabelSelector`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Selector {
+pub struct LabelSelector {
     /// Labels with exactly these values.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub match_labels: Labels,
@@ -29,7 +29,7 @@ pub struct Requirement {
     pub values: Vec<String>,
 }
 
-impl Selector {
+impl LabelSelector {
     /// The selector of one label.
     pub fn label(key: &str, value: &str) -> Self {
         Self { match_labels: [(key.to_owned(), value.to_owned())].into(), ..Self::default() }

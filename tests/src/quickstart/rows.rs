@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::node::Node;
 use super::page::{Line, Page};
-use crate::agent::{Explanation, Step};
+use crate::agent::{Explanation, ExplanationStep};
 use crate::node::fixture::Who;
 use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Probe, Protocol};
@@ -149,7 +149,7 @@ fn send(node: &Node, row: &Row) -> Result<Line> {
     })
 }
 
-fn reason(step: &Step) -> String {
+fn reason(step: &ExplanationStep) -> String {
     format!("{}: {}", step.what, step.why)
 }
 

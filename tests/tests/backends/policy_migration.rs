@@ -11,7 +11,7 @@ use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::packets::load::Load;
 use denizen_tests::packets::probe::Protocol;
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 
 /// The rules of kube-router's firewall for a pod at `WEB` that `CLIENT` may reach.
 const KUBE_ROUTER: &str = r#"*filter
@@ -91,9 +91,10 @@ impl Migration {
     /// Of the pods, the bridged one is a client of the routed one.
     fn new(label: &str, variant: Variant) -> Result<Self> {
         let fixture = Fixture::new(label)?;
-        let clients = Rule::from([Peer::pods(Selector::label("role", "client"))]);
-        let policy = NetworkPolicy::new("default", "clients", Selector::label("role", "web"));
-        let world = World { policies: vec![policy.ingress([clients])], ..World::default() };
+        let clients = PolicyRule::from([PolicyPeer::pods(LabelSelector::label("role", "client"))]);
+        let policy = NetworkPolicy::new("default", "clients", LabelSelector::label("role", "web"));
+        let world =
+            PolicyWorld { policies: vec![policy.ingress([clients])], ..PolicyWorld::default() };
         fixture.cluster.manifests.put("policies", &world.manifests())?;
         fixture.cluster.manifests.put("pods", &fixture.pod_objects("client", "web"))?;
         others(&fixture.cluster.world.node, variant)?;

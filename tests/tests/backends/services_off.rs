@@ -15,7 +15,7 @@ use denizen_tests::packets::load::Load;
 use denizen_tests::packets::long_connection::LongConnection;
 use denizen_tests::packets::probe::{Probe, Protocol, SILENCE};
 use denizen_tests::peers::kube_proxy::{KubeProxy, Served};
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 use serde_json::json;
 
 /// What has not come about by then never will: a thread removes what another backend left.
@@ -37,12 +37,12 @@ impl Beside {
             denizen_tests::packets::long_connection::serve(&fixture.routed.netns, at)
         })?;
         let context = Self { fixture, variant };
-        let friends = Rule::from([Peer::pods(Selector::label("role", "friend"))]);
+        let friends = PolicyRule::from([PolicyPeer::pods(LabelSelector::label("role", "friend"))]);
         let policies = vec![
-            NetworkPolicy::new("default", "friends", Selector::label("role", "web"))
+            NetworkPolicy::new("default", "friends", LabelSelector::label("role", "web"))
                 .ingress([friends]),
         ];
-        let policies = World { policies, ..World::default() }.manifests();
+        let policies = PolicyWorld { policies, ..PolicyWorld::default() }.manifests();
         context.fixture.cluster.manifests.put("policies", &policies)?;
         context.the_bridged_pod_is("friend")?;
         Ok(context)

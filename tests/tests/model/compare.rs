@@ -11,13 +11,13 @@ use serde_json::Value;
 use super::agent::Agent;
 use super::cluster::ports;
 use super::world::World;
-use denizen_tests::oracle::reader::{Arrival, End, Fate, Reader};
+use denizen_tests::oracle::reader::{Arrival, End, ReadFate, Reader};
 
 /// Draws that should be as likely as each other differ by less.
 const ROUNDING: f64 = 1e-9;
 
 /// Fates, and whether the source is replaced.
-pub type Fates = BTreeSet<(Fate, bool)>;
+pub type Fates = BTreeSet<(ReadFate, bool)>;
 
 /// Walks a packet through the rules, holds the outcome against what `explain` said, and returns it.
 pub fn compare(
@@ -28,7 +28,7 @@ pub fn compare(
     let ends = reader.walk(arrival).context("the rules cannot be read")?;
     let sum: f64 = ends.values().sum();
     ensure!((sum - 1.0).abs() < ROUNDING, "probabilities sum up to {sum}: {ends:?}");
-    let mut shares: BTreeMap<(Fate, bool), f64> = BTreeMap::new();
+    let mut shares: BTreeMap<(ReadFate, bool), f64> = BTreeMap::new();
     for (end, share) in &ends {
         *shares.entry((end.fate, end.masqueraded)).or_default() += share;
     }
@@ -56,17 +56,17 @@ fn wanted(
     arrival: &Arrival,
     said: &Explanation,
     reader: &Reader,
-) -> Result<BTreeSet<(Fate, bool)>> {
+) -> Result<BTreeSet<(ReadFate, bool)>> {
     Ok(match said.verdict {
-        PacketVerdict::Reject => BTreeSet::from([(Fate::Reject, said.masquerade)]),
-        PacketVerdict::Drop => BTreeSet::from([(Fate::Drop, said.masquerade)]),
+        PacketVerdict::Reject => BTreeSet::from([(ReadFate::Reject, said.masquerade)]),
+        PacketVerdict::Drop => BTreeSet::from([(ReadFate::Drop, said.masquerade)]),
         // No other proxy has rules here, and what it does not translate is dropped in a range.
         PacketVerdict::Foreign => {
             let is_checked = said.steps.iter().any(|step| step.why.contains("is dropped"));
-            let fate = if is_checked { Fate::Drop } else { Fate::Untouched };
+            let fate = if is_checked { ReadFate::Drop } else { ReadFate::Untouched };
             BTreeSet::from([(fate, false)])
         }
-        PacketVerdict::Untouched => BTreeSet::from([(Fate::Untouched, said.masquerade)]),
+        PacketVerdict::Untouched => BTreeSet::from([(ReadFate::Untouched, said.masquerade)]),
         PacketVerdict::Unknown => bail!("no kernel is asked, so none rejects anything"),
         PacketVerdict::Forward => {
             ensure!(!said.endpoints.is_empty(), "forwarded to nobody");
@@ -80,7 +80,7 @@ fn wanted(
                     ip if stays && reader.is_own(ip) => false,
                     _ => said.masquerade,
                 };
-                Ok((Fate::Forward(at), masqueraded))
+                Ok((ReadFate::Forward(at), masqueraded))
             };
             said.endpoints.iter().map(fate).collect::<Result<_>>()?
         }
@@ -94,7 +94,7 @@ pub fn remembers(world: &World, agent: &Agent, reader: &Reader, arrival: &Arriva
     let (said, ends) = (agent.explain(arrival)?, reader.walk(arrival)?);
     let sticky = said.service.as_ref().and_then(|name| service(world, name)).is_some_and(is_sticky);
     for end in ends.keys() {
-        let Fate::Forward(had) = end.fate else { continue };
+        let ReadFate::Forward(had) = end.fate else { continue };
         ensure!(sticky != end.packet.memory.is_empty(), "remembered: {:?}", end.packet.memory);
         for again in others(world, arrival) {
             let next = agent.explain(&again)?;

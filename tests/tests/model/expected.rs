@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::cluster::{Endpoint, Kind, Port, ports, within};
 use super::place::HERE;
 use super::world::World;
-use denizen_tests::oracle::reader::{Arrival, Fate};
+use denizen_tests::oracle::reader::{Arrival, ReadFate};
 
 /// Who sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ struct Question<'a> {
 
 /// What may become of the packet, each with whether it is masqueraded; and whether a local pod sent
 /// it.
-pub fn expected(world: &World, packet: &Arrival) -> (BTreeSet<(Fate, bool)>, bool) {
+pub fn expected(world: &World, packet: &Arrival) -> (BTreeSet<(ReadFate, bool)>, bool) {
     let question = Question {
         world,
         packet,
@@ -79,12 +79,12 @@ impl<'a> Question<'a> {
         self.world.flags.iter().any(|has| has == flag)
     }
 
-    fn fates(&self) -> BTreeSet<(Fate, bool)> {
+    fn fates(&self) -> BTreeSet<(ReadFate, bool)> {
         let ip = self.packet.destination.ip();
         let Arrival { destination, protocol, .. } = *self.packet;
         // Unlike kube-proxy, whether or not anything here has set route_localnet.
         if self.sender != Sender::Node && self.v4 && ip.is_loopback() {
-            return BTreeSet::from([(Fate::Drop, false)]);
+            return BTreeSet::from([(ReadFate::Drop, false)]);
         }
         if let Some((kind, port)) = self.winner((Some(ip), protocol, destination.port())) {
             return self.through(kind, port);
@@ -97,10 +97,10 @@ impl<'a> Question<'a> {
             cidrs.iter().any(|cidr| cidr.as_str().is_some_and(|cidr| within(cidr, ip)))
         });
         let fate = match (is_cluster_ip, in_range, self.node_port()) {
-            (true, ..) => Fate::Reject,
-            (false, true, _) => Fate::Drop,
+            (true, ..) => ReadFate::Reject,
+            (false, true, _) => ReadFate::Drop,
             (false, false, Some(port)) => return self.through(Kind::NodePort, port),
-            (false, false, None) => Fate::Untouched,
+            (false, false, None) => ReadFate::Untouched,
         };
         BTreeSet::from([(fate, false)])
     }
@@ -158,9 +158,9 @@ impl<'a> Question<'a> {
         [of("InternalIP"), of("ExternalIP")].concat()
     }
 
-    fn through(&self, kind: Kind, port: Port<'_>) -> BTreeSet<(Fate, bool)> {
+    fn through(&self, kind: Kind, port: Port<'_>) -> BTreeSet<(ReadFate, bool)> {
         if kind == Kind::LoadBalancerIp && !self.may_enter(port) {
-            return BTreeSet::from([(Fate::Drop, false)]);
+            return BTreeSet::from([(ReadFate::Drop, false)]);
         }
         let all = port.endpoints(self.world, self.v4);
         let cluster = self.cluster_set(&all);
@@ -182,9 +182,12 @@ impl<'a> Question<'a> {
         };
         if chosen.is_empty() {
             let elsewhere = stays && !cluster.is_empty();
-            return BTreeSet::from([(if elsewhere { Fate::Drop } else { Fate::Reject }, false)]);
+            return BTreeSet::from([(
+                if elsewhere { ReadFate::Drop } else { ReadFate::Reject },
+                false,
+            )]);
         }
-        let fate = |at: &SocketAddr| (Fate::Forward(*at), self.is_masqueraded(*at, masquerade));
+        let fate = |at: &SocketAddr| (ReadFate::Forward(*at), self.is_masqueraded(*at, masquerade));
         chosen.iter().map(fate).collect()
     }
 

@@ -11,7 +11,8 @@ use denizen_plan::explain::{Explanation, PacketVerdict as Said};
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::oracle::flows;
 use denizen_tests::oracle::flows::table::{
-    Backend, Case, Config, DetectLocal, Expect, Flow, From, Nobody, NodeRow, PodRow, Verdict,
+    Backend, Config, DetectLocal, FlowCase, FlowExpectation, FlowRow, FlowSource, FlowVerdict,
+    Nobody, NodeRow, PodRow,
 };
 use denizen_tests::packets::probe::Protocol;
 use denizen_tests::random::{self, seed};
@@ -54,14 +55,14 @@ fn play(wiring: Wiring) -> Result<()> {
     Ok(())
 }
 
-fn case(world: &World) -> Result<Case> {
+fn case(world: &World) -> Result<FlowCase> {
     let folder = tempfile::tempdir()?;
     let agent = Agent::new(world, folder.path())?;
     let own = |flag: &str| world.flags.iter().find_map(|has| has.strip_prefix(flag));
     let node = world.node.as_ref().context("a playable world has its node")?;
     let zone = &node["metadata"]["labels"]["topology.kubernetes.io/zone"];
     let ranges = world.ranges.iter().flat_map(|range| range["spec"]["cidrs"].as_array());
-    Ok(Case {
+    Ok(FlowCase {
         name: "random world".to_owned(),
         description: String::new(),
         backends: vec!["nftables".to_owned()],
@@ -92,7 +93,7 @@ fn pods(world: &World) -> Vec<PodRow> {
 }
 
 /// Packets that hosts can really send, no two alike.
-fn flows(world: &World, agent: &Agent) -> Result<Vec<Flow>> {
+fn flows(world: &World, agent: &Agent) -> Result<Vec<FlowRow>> {
     let mut flows = Vec::new();
     let mut seen = BTreeSet::new();
     for arrival in &world.packets {
@@ -118,7 +119,7 @@ fn flows(world: &World, agent: &Agent) -> Result<Vec<Flow>> {
     Ok(flows)
 }
 
-fn flow(world: &World, arrival: &Arrival, said: &Explanation, sticky: bool) -> Result<Flow> {
+fn flow(world: &World, arrival: &Arrival, said: &Explanation, sticky: bool) -> Result<FlowRow> {
     let name = PROTOCOLS
         .iter()
         .find(|(_, number)| *number == arrival.protocol)
@@ -127,34 +128,38 @@ fn flow(world: &World, arrival: &Arrival, said: &Explanation, sticky: bool) -> R
     let endpoints = match said.verdict {
         Said::Forward => {
             let each = said.endpoints.iter().map(|endpoint| Ok(endpoint.parse()?));
-            Verdict::Forward(each.collect::<Result<_>>()?)
+            FlowVerdict::Forward(each.collect::<Result<_>>()?)
         }
-        Said::Reject => Verdict::Nobody(Nobody::Reject),
-        Said::Drop => Verdict::Nobody(Nobody::Drop),
-        Said::Untouched | Said::Foreign => Verdict::Nobody(Nobody::None),
+        Said::Reject => FlowVerdict::Nobody(Nobody::Reject),
+        Said::Drop => FlowVerdict::Nobody(Nobody::Drop),
+        Said::Untouched | Said::Foreign => FlowVerdict::Nobody(Nobody::None),
         Said::Unknown => bail!("no kernel is asked, so none rejects anything"),
     };
-    Ok(Flow {
+    Ok(FlowRow {
         name: format!("{} to {}/{protocol}", arrival.source, arrival.destination),
         from: arrival.source,
         from_kind: from(world, arrival.source, arrival.interface.is_none()),
         protocol,
         dest_ip: arrival.destination.ip(),
         dest_port: arrival.destination.port(),
-        expect: Expect { endpoints, masq: said.masquerade, sticky: sticky.then_some(json!(true)) },
+        expect: FlowExpectation {
+            endpoints,
+            masq: said.masquerade,
+            sticky: sticky.then_some(json!(true)),
+        },
         backends: None,
     })
 }
 
-fn from(world: &World, source: IpAddr, node: bool) -> From {
+fn from(world: &World, source: IpAddr, node: bool) -> FlowSource {
     let outside = super::place::FAMILIES.iter().flat_map(|family| family.outside);
     if node {
-        From::Node
+        FlowSource::Node
     } else if world.pods.iter().any(|pod| pod.ips.contains(&source)) {
-        From::LocalPod
+        FlowSource::LocalPod
     } else if outside.into_iter().any(|ip| ip.parse() == Ok(source)) {
-        From::External
+        FlowSource::External
     } else {
-        From::RemotePod
+        FlowSource::RemotePod
     }
 }

@@ -2,7 +2,9 @@
 
 use anyhow::{Context, Result};
 use denizen_tests::packets::probe::Protocol;
-use denizen_tests::policy::{Labels, Metadata, NetworkPolicy, Packet, Transport, World, allowed};
+use denizen_tests::policy::{
+    Labels, NetworkPolicy, ObjectMeta, PolicyPacket, PolicyWorld, Transport, allowed,
+};
 
 use crate::hosts::{self, Hosts, PORTS};
 use crate::truth::Denied;
@@ -125,7 +127,7 @@ pub fn all_ports() -> impl Iterator<Item = Expected> {
 
 impl Change {
     /// Makes the change.
-    pub fn apply(&self, world: &mut World, hosts: &mut dyn Hosts) -> Result<()> {
+    pub fn apply(&self, world: &mut PolicyWorld, hosts: &mut dyn Hosts) -> Result<()> {
         match self {
             Self::Put(policy) => world.put_policy(policy.clone()),
             Self::Delete { namespace, policy } => {
@@ -163,13 +165,13 @@ impl Change {
 impl Expected {
     /// Whether a packet of this kind is to arrive, by the table or by the oracle. `number` says
     /// which of the pods' addresses it is about.
-    pub fn holds(&self, world: &World, from: usize, to: usize, number: usize) -> bool {
+    pub fn holds(&self, world: &PolicyWorld, from: usize, to: usize, number: usize) -> bool {
         let (sender, receiver) = (&world.pods[from], &world.pods[to]);
         match &self.denied {
             Some(denied) => !denied.has(&full(&sender.metadata), &full(&receiver.metadata)),
             None => allowed(
                 world,
-                Packet {
+                PolicyPacket {
                     from: sender.status.pod_ips[number].ip,
                     to: receiver.status.pod_ips[number].ip,
                     transport: self.transport,
@@ -180,7 +182,7 @@ impl Expected {
 }
 
 /// `namespace/name`.
-pub fn full(metadata: &Metadata) -> String {
+pub fn full(metadata: &ObjectMeta) -> String {
     format!("{}/{}", metadata.namespace, metadata.name)
 }
 

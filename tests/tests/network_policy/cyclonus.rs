@@ -8,13 +8,15 @@ mod steps;
 
 use anyhow::Result;
 use denizen_tests::packets::probe::Protocol::{Tcp, Udp};
-use denizen_tests::policy::{NetworkPolicy, Peer, Port, Rule, Selector, World};
+use denizen_tests::policy::{
+    LabelSelector, NetworkPolicy, PolicyPeer, PolicyPort, PolicyRule, PolicyWorld,
+};
 
 use crate::case::Case;
 use crate::hosts::{OnPaper, nine};
 
 /// Its groups, and the cases of each.
-pub fn groups(world: &World) -> Vec<(&'static str, Vec<Case>)> {
+pub fn groups(world: &PolicyWorld) -> Vec<(&'static str, Vec<Case>)> {
     vec![
         ("targets", targets()),
         ("rules", rules()),
@@ -44,29 +46,30 @@ fn base() -> NetworkPolicy {
 
 fn policy(
     namespace: &str,
-    pods: Selector,
-    ingress: impl IntoIterator<Item = Rule>,
-    egress: impl IntoIterator<Item = Rule>,
+    pods: LabelSelector,
+    ingress: impl IntoIterator<Item = PolicyRule>,
+    egress: impl IntoIterator<Item = PolicyRule>,
 ) -> NetworkPolicy {
     NetworkPolicy::new(namespace, "base", pods).ingress(ingress).egress(egress)
 }
 
-fn ingress() -> Rule {
-    Rule::from([both("ns", &["x", "y"], &["b", "c"])]).at([Port::number(Tcp, 80)])
+fn ingress() -> PolicyRule {
+    PolicyRule::from([both("ns", &["x", "y"], &["b", "c"])]).at([PolicyPort::number(Tcp, 80)])
 }
 
-fn egress() -> [Rule; 2] {
-    let to = Rule::to([both("ns", &["y", "z"], &["a", "b"])]).at([Port::number(Tcp, 80)]);
+fn egress() -> [PolicyRule; 2] {
+    let to =
+        PolicyRule::to([both("ns", &["y", "z"], &["a", "b"])]).at([PolicyPort::number(Tcp, 80)]);
     [to, dns()]
 }
 
 /// Names may be looked up whatever else is forbidden.
-fn dns() -> Rule {
-    Rule::all().at([Port::number(Tcp, 53), Port::number(Udp, 53)])
+fn dns() -> PolicyRule {
+    PolicyRule::all().at([PolicyPort::number(Tcp, 53), PolicyPort::number(Udp, 53)])
 }
 
 /// The base with another rule in one direction.
-fn with(direction: Direction, rule: Rule) -> NetworkPolicy {
+fn with(direction: Direction, rule: PolicyRule) -> NetworkPolicy {
     match direction {
         Direction::Ingress => policy("x", label("pod", "a"), [rule], egress()),
         Direction::Egress => policy("x", label("pod", "a"), [ingress()], [rule, dns()]),
@@ -74,20 +77,23 @@ fn with(direction: Direction, rule: Rule) -> NetworkPolicy {
 }
 
 /// The rule of the base, with other peers.
-fn rule_for(direction: Direction, peers: Vec<Peer>) -> Rule {
+fn rule_for(direction: Direction, peers: Vec<PolicyPeer>) -> PolicyRule {
     let rule = match direction {
-        Direction::Ingress => Rule::from(peers),
-        Direction::Egress => Rule::to(peers),
+        Direction::Ingress => PolicyRule::from(peers),
+        Direction::Egress => PolicyRule::to(peers),
     };
-    rule.at([Port::number(Tcp, 80)])
+    rule.at([PolicyPort::number(Tcp, 80)])
 }
 
-fn label(key: &str, value: &str) -> Selector {
-    Selector::label(key, value)
+fn label(key: &str, value: &str) -> LabelSelector {
+    LabelSelector::label(key, value)
 }
 
-fn both(key: &str, namespaces: &[&str], pods: &[&str]) -> Peer {
-    Peer::both(Selector::requires(key, "In", namespaces), Selector::requires("pod", "In", pods))
+fn both(key: &str, namespaces: &[&str], pods: &[&str]) -> PolicyPeer {
+    PolicyPeer::both(
+        LabelSelector::requires(key, "In", namespaces),
+        LabelSelector::requires("pod", "In", pods),
+    )
 }
 
 /// A case of one policy.
@@ -96,20 +102,20 @@ fn one(name: String, policy: NetworkPolicy) -> Case {
 }
 
 fn targets() -> Vec<Case> {
-    let a_or_b = Selector::requires("pod", "In", &["a", "b"]);
-    let of = |name: String, namespace: &str, pods: Selector| {
+    let a_or_b = LabelSelector::requires("pod", "In", &["a", "b"]);
+    let of = |name: String, namespace: &str, pods: LabelSelector| {
         one(name, policy(namespace, pods, [ingress()], egress()))
     };
     let namespaces = ["x", "y", "z"];
     let namespaces =
         namespaces.map(|name| of(format!("target namespace {name}"), name, label("pod", "a")));
-    let pods = [("all", Selector::default()), ("a", label("pod", "a")), ("a or b", a_or_b)];
+    let pods = [("all", LabelSelector::default()), ("a", label("pod", "a")), ("a or b", a_or_b)];
     let pods = pods.map(|(name, pods)| of(format!("target pods: {name}"), "x", pods));
     namespaces.into_iter().chain(pods).collect()
 }
 
 fn rules() -> Vec<Case> {
-    let case = |direction: Direction, name: &str, rules: Vec<Rule>| {
+    let case = |direction: Direction, name: &str, rules: Vec<PolicyRule>| {
         let policy = match direction {
             Direction::Ingress => policy("x", label("pod", "a"), rules, egress()),
             Direction::Egress => policy("x", label("pod", "a"), [ingress()], rules),
@@ -117,7 +123,7 @@ fn rules() -> Vec<Case> {
         one(format!("{direction:?}: {name}"), policy)
     };
     let both = |direction| {
-        [case(direction, "deny all", vec![]), case(direction, "allow all", vec![Rule::all()])]
+        [case(direction, "deny all", vec![]), case(direction, "allow all", vec![PolicyRule::all()])]
     };
     DIRECTIONS.into_iter().flat_map(both).collect()
 }

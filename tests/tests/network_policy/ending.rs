@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use denizen_tests::node::pod::{Pod, Wiring};
-use denizen_tests::policy::{NetworkPolicy, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyWorld};
 use serde_json::json;
 
 use crate::newcomers::{Newcomer, Newcomers, namespace, nothing_wrong, policies};
@@ -19,7 +19,7 @@ fn policies_of_a_namespace_that_is_being_deleted_hold_until_it_is_gone() -> Resu
     let newcomer = Newcomer::start(pod)?;
     nothing_wrong(1, &newcomers.first_packets(&newcomer)?)?;
     let put = |policies: Vec<NetworkPolicy>| {
-        newcomers.put("policies", &World { policies, ..World::default() })
+        newcomers.put("policies", &PolicyWorld { policies, ..PolicyWorld::default() })
     };
     let in_force = |number: usize| {
         newcomers
@@ -30,7 +30,7 @@ fn policies_of_a_namespace_that_is_being_deleted_hold_until_it_is_gone() -> Resu
     ending.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".to_owned());
     newcomers.put_namespaces(&[ending])?;
     // Whoever knows of this policy knows that the namespace ends.
-    let last = NetworkPolicy::new("new", "last", Selector::default()).ingress([]);
+    let last = NetworkPolicy::new("new", "last", LabelSelector::default()).ingress([]);
     put([policies(), vec![last]].concat())?;
     in_force(3)?;
     put(Vec::new())?;

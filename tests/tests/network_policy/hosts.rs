@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use anyhow::Result;
 use denizen_tests::node::world::ip;
 use denizen_tests::policy::{
-    Container, ContainerPort, Labels, Metadata, Namespace, Node, Pod, PodIp, PodSpec, PodStatus,
-    World,
+    Container, ContainerPort, Labels, NamespaceObject, NodeObject, ObjectMeta, PodIp, PodObject,
+    PodSpec, PodStatus, PolicyWorld,
 };
 
 pub const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -24,7 +24,7 @@ pub struct Place {
 
 /// Whoever gives pods a place: real hosts, or paper.
 pub trait Hosts {
-    fn nodes(&self) -> Vec<Node>;
+    fn nodes(&self) -> Vec<NodeObject>;
     fn add(&mut self, namespace: &str, name: &str) -> Result<Place>;
     fn remove(&mut self, namespace: &str, name: &str) -> Result<()>;
 }
@@ -36,8 +36,8 @@ pub struct OnPaper {
 }
 
 impl Hosts for OnPaper {
-    fn nodes(&self) -> Vec<Node> {
-        let node = |number: u16| Node {
+    fn nodes(&self) -> Vec<NodeObject> {
+        let node = |number: u16| NodeObject {
             name: format!("node-{number}"),
             addresses: vec![ip(&format!("192.168.0.{number}")), ip(&format!("2001:db8::{number}"))],
         };
@@ -63,13 +63,13 @@ impl Hosts for OnPaper {
 }
 
 /// The nine pods, and no policy.
-pub fn nine(hosts: &mut dyn Hosts) -> Result<World> {
+pub fn nine(hosts: &mut dyn Hosts) -> Result<PolicyWorld> {
     some(hosts, &NAMESPACES.map(|namespace| PODS.map(|pod| (namespace, pod))).concat())
 }
 
 /// These pods, and no policy.
-pub fn some(hosts: &mut dyn Hosts, pods: &[(&str, &str)]) -> Result<World> {
-    let mut world = World { nodes: hosts.nodes(), ..World::default() };
+pub fn some(hosts: &mut dyn Hosts, pods: &[(&str, &str)]) -> Result<PolicyWorld> {
+    let mut world = PolicyWorld { nodes: hosts.nodes(), ..PolicyWorld::default() };
     world.namespaces = NAMESPACES.map(|name| namespace(name, name)).into();
     for (namespace, name) in pods {
         world.pods.push(pod(hosts, namespace, name)?);
@@ -78,21 +78,23 @@ pub fn some(hosts: &mut dyn Hosts, pods: &[(&str, &str)]) -> Result<World> {
 }
 
 /// A namespace with a label `ns`.
-pub fn namespace(name: &str, label: &str) -> Namespace {
+pub fn namespace(name: &str, label: &str) -> NamespaceObject {
     let labels = Labels::from([("ns".to_owned(), label.to_owned())]);
-    Namespace { metadata: Metadata { name: name.to_owned(), labels, ..Metadata::default() } }
+    NamespaceObject {
+        metadata: ObjectMeta { name: name.to_owned(), labels, ..ObjectMeta::default() },
+    }
 }
 
 /// A pod with a label `pod`, which is its name, and six ports, each with a name.
-pub fn pod(hosts: &mut dyn Hosts, namespace: &str, name: &str) -> Result<Pod> {
+pub fn pod(hosts: &mut dyn Hosts, namespace: &str, name: &str) -> Result<PodObject> {
     let place = hosts.add(namespace, name)?;
     let labels = Labels::from([("pod".to_owned(), name.to_owned())]);
-    let metadata = Metadata {
+    let metadata = ObjectMeta {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         uid: place.uid,
         labels,
-        ..Metadata::default()
+        ..ObjectMeta::default()
     };
     let port = |(port, protocol): (u16, &str)| ContainerPort {
         name: Some(format!("serve-{port}-{}", protocol.to_lowercase())),
@@ -105,7 +107,7 @@ pub fn pod(hosts: &mut dyn Hosts, namespace: &str, name: &str) -> Result<Pod> {
         ports: ports.map(port).collect(),
         ..Container::default()
     };
-    Ok(Pod {
+    Ok(PodObject {
         metadata,
         spec: PodSpec { node_name: place.node, containers: vec![container], ..PodSpec::default() },
         status: PodStatus {

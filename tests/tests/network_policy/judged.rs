@@ -6,7 +6,7 @@ mod planned;
 
 use anyhow::{Result, ensure};
 use denizen_model::Event;
-use denizen_tests::policy::{Packet, World, allowed};
+use denizen_tests::policy::{PolicyPacket, PolicyWorld, allowed};
 use tempfile::TempDir;
 
 pub use self::interpreted::Interpreted;
@@ -16,19 +16,19 @@ pub use self::planned::{Planned, at_once};
 /// Both nodes of a world.
 #[derive(Debug)]
 pub struct Judged<'a> {
-    world: &'a World,
+    world: &'a PolicyWorld,
     nodes: Vec<(Planned, Interpreted)>,
     _folder: TempDir,
 }
 
 impl<'a> Judged<'a> {
-    pub fn new(world: &'a World) -> Result<Self> {
+    pub fn new(world: &'a PolicyWorld) -> Result<Self> {
         Self::in_order(world, at_once)
     }
 
     /// The same, where each node's facts come in this order, and are decided about after each part.
     pub fn in_order(
-        world: &'a World,
+        world: &'a PolicyWorld,
         order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>,
     ) -> Result<Self> {
         let folder = tempfile::tempdir()?;
@@ -43,7 +43,7 @@ impl<'a> Judged<'a> {
 
     /// Whether a packet passes both nodes, about which all must agree: the oracle, the plans, and
     /// their rules. What is permitted once passes in any case.
-    pub fn passes(&self, packet: Packet) -> Result<bool> {
+    pub fn passes(&self, packet: PolicyPacket) -> Result<bool> {
         let mut passes = true;
         for (planned, rules) in &self.nodes {
             let (said, this) = (planned.passes(packet)?, rules.passes(packet)?);

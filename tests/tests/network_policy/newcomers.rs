@@ -21,8 +21,8 @@ use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::probe::Protocol;
 use denizen_tests::peers::api::{Api, ApiServer};
 use denizen_tests::policy::{
-    Labels, Metadata, Namespace, NetworkPolicy, Peer as PolicyPeer, PodIp, PodSpec, PodStatus,
-    Rule, Selector, World,
+    LabelSelector, Labels, NamespaceObject, NetworkPolicy, ObjectMeta, PodIp, PodSpec, PodStatus,
+    PolicyPeer, PolicyRule, PolicyWorld,
 };
 use serde_json::Value;
 
@@ -103,7 +103,7 @@ impl Newcomers {
     }
 
     fn prepare(nodes: TwoNodes, api: Option<ApiServer>) -> Result<Self> {
-        let (mut world, mut pods) = (World::default(), Vec::new());
+        let (mut world, mut pods) = (PolicyWorld::default(), Vec::new());
         for (name, is_friend, node) in PEERS {
             let wiring = if is_friend { Wiring::Routed } else { Wiring::Bridged };
             let pod = nodes.attach_without_agent(node, &format!("peers/{name}"), wiring)?;
@@ -122,19 +122,20 @@ impl Newcomers {
         let newcomers = Self { peers, nodes, targets, api };
         newcomers.put("world", &world)?;
         newcomers.put_namespaces(&[namespace("new")])?;
-        newcomers.put("policies", &World { policies: policies(), ..World::default() })?;
+        newcomers
+            .put("policies", &PolicyWorld { policies: policies(), ..PolicyWorld::default() })?;
         Ok(newcomers)
     }
 
     /// Writes the namespaces: these, and all others but `new`.
-    pub fn put_namespaces(&self, namespaces: &[Namespace]) -> Result<()> {
+    pub fn put_namespaces(&self, namespaces: &[NamespaceObject]) -> Result<()> {
         let others = ["peers", "closed", "open"].map(namespace);
         let namespaces = others.into_iter().chain(namespaces.iter().cloned()).collect();
-        self.put("namespaces", &World { namespaces, ..World::default() })
+        self.put("namespaces", &PolicyWorld { namespaces, ..PolicyWorld::default() })
     }
 
     /// Writes these objects in place of those of this file before.
-    pub fn put(&self, file: &str, world: &World) -> Result<()> {
+    pub fn put(&self, file: &str, world: &PolicyWorld) -> Result<()> {
         match &self.api {
             Some(api) => api.put_all(&world.manifests()),
             None => self.nodes.manifests.put(file, &world.manifests()),
@@ -150,13 +151,13 @@ impl Newcomers {
     /// sandbox will be `netns`.
     pub fn announce(&self, pod: &str, netns: &str, role: &str) -> Result<()> {
         let (namespace, name) = pod.split_once('/').context("no namespace")?;
-        let pod = denizen_tests::policy::Pod {
-            metadata: Metadata {
+        let pod = denizen_tests::policy::PodObject {
+            metadata: ObjectMeta {
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),
                 uid: format!("uid-{netns}"),
                 labels: labels(&[("role", role)]),
-                ..Metadata::default()
+                ..ObjectMeta::default()
             },
             spec: PodSpec {
                 node_name: self.nodes.hosts[0].node.name.clone(),
@@ -164,7 +165,7 @@ impl Newcomers {
             },
             status: PodStatus { phase: "Pending".to_owned(), pod_ips: Vec::new() },
         };
-        self.put(&file_of(name), &World { pods: vec![pod], ..World::default() })
+        self.put(&file_of(name), &PolicyWorld { pods: vec![pod], ..PolicyWorld::default() })
     }
 
     /// Removes the object of pod `name` from the manifests.
@@ -306,9 +307,11 @@ fn file_of(name: &str) -> String {
 }
 
 /// A namespace with a label `ns`, which is its name.
-pub fn namespace(name: &str) -> Namespace {
+pub fn namespace(name: &str) -> NamespaceObject {
     let labels = labels(&[("ns", name)]);
-    Namespace { metadata: Metadata { name: name.to_owned(), labels, ..Metadata::default() } }
+    NamespaceObject {
+        metadata: ObjectMeta { name: name.to_owned(), labels, ..ObjectMeta::default() },
+    }
 }
 
 fn object(
@@ -319,14 +322,14 @@ fn object(
     pod: &Pod,
     labels: Labels,
     is_running: bool,
-) -> denizen_tests::policy::Pod {
-    denizen_tests::policy::Pod {
-        metadata: Metadata {
+) -> denizen_tests::policy::PodObject {
+    denizen_tests::policy::PodObject {
+        metadata: ObjectMeta {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             uid: format!("uid-{}", pod.netns.name()),
             labels,
-            ..Metadata::default()
+            ..ObjectMeta::default()
         },
         spec: PodSpec { node_name: nodes.hosts[node].node.name.clone(), ..PodSpec::default() },
         status: PodStatus {
@@ -338,18 +341,19 @@ fn object(
 
 /// See the module.
 pub fn policies() -> Vec<NetworkPolicy> {
-    let all = Selector::default;
-    let friends = || PolicyPeer::both(all(), Selector::label("role", "friend"));
-    let new = || PolicyPeer::both(Selector::label("ns", "new"), Selector::label("role", "new"));
+    let all = LabelSelector::default;
+    let friends = || PolicyPeer::both(all(), LabelSelector::label("role", "friend"));
+    let new =
+        || PolicyPeer::both(LabelSelector::label("ns", "new"), LabelSelector::label("role", "new"));
     vec![
-        NetworkPolicy::new("new", "friends", Selector::label("role", "new"))
-            .ingress([Rule::from([friends()])])
-            .egress([Rule::to([friends()])]),
+        NetworkPolicy::new("new", "friends", LabelSelector::label("role", "new"))
+            .ingress([PolicyRule::from([friends()])])
+            .egress([PolicyRule::to([friends()])]),
         NetworkPolicy::new("closed", "friends", all())
-            .ingress([Rule::from([friends()])])
-            .egress([Rule::to([friends()])]),
-        NetworkPolicy::new("peers", "new", Selector::label("name", "friend-here"))
-            .ingress([Rule::from([new()])]),
+            .ingress([PolicyRule::from([friends()])])
+            .egress([PolicyRule::to([friends()])]),
+        NetworkPolicy::new("peers", "new", LabelSelector::label("name", "friend-here"))
+            .ingress([PolicyRule::from([new()])]),
     ]
 }
 

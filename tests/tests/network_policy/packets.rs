@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use denizen_tests::node::pod::Wiring;
-use denizen_tests::policy::World;
+use denizen_tests::policy::PolicyWorld;
 use denizen_tests::test_length::in_full;
 
 use crate::case::Case;
@@ -11,7 +11,7 @@ use crate::{cyclonus, e2e};
 
 const BOTH_WAYS: [Way; 2] = [Way::PodIp, Way::ClusterIp];
 
-fn e2e_cases(world: &World) -> Vec<(Case, Vec<Way>)> {
+fn e2e_cases(world: &PolicyWorld) -> Vec<(Case, Vec<Way>)> {
     e2e::cases(world).into_iter().map(|case| (case, BOTH_WAYS.into())).collect()
 }
 

@@ -11,7 +11,7 @@ use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::server::Server;
-use denizen_tests::policy::{Node, Transport, World};
+use denizen_tests::policy::{NodeObject, PolicyWorld, Transport};
 use serde_json::Value;
 
 use crate::case::{Case, Expected, PROTOCOLS, Step, all_ports, full};
@@ -69,7 +69,7 @@ struct Probe {
 }
 
 impl Hosts for Play {
-    fn nodes(&self) -> Vec<Node> {
+    fn nodes(&self) -> Vec<NodeObject> {
         self.nodes.hosts.iter().map(|host| host.node.clone()).collect()
     }
 
@@ -102,20 +102,20 @@ impl Hosts for Play {
 
 impl Play {
     /// Two nodes with their agents, and the nine pods, wired so, by the order in which they come.
-    pub fn new(label: &str, wiring: fn(usize) -> Wiring) -> Result<(Self, World)> {
+    pub fn new(label: &str, wiring: fn(usize) -> Wiring) -> Result<(Self, PolicyWorld)> {
         Self::with(label, wiring, |play| nine(play))
     }
 
     /// Two nodes with their agents and these pods only, every other one on the second node.
-    pub fn few(label: &str, pods: &[(&str, &str)]) -> Result<(Self, World)> {
+    pub fn few(label: &str, pods: &[(&str, &str)]) -> Result<(Self, PolicyWorld)> {
         Self::with(label, half, |play| some(play, pods))
     }
 
     fn with(
         label: &str,
         wiring: fn(usize) -> Wiring,
-        pods: impl FnOnce(&mut Self) -> Result<World>,
-    ) -> Result<(Self, World)> {
+        pods: impl FnOnce(&mut Self) -> Result<PolicyWorld>,
+    ) -> Result<(Self, PolicyWorld)> {
         let nodes = TwoNodes::new(label, &Value::Null)?;
         let (members, more) = (BTreeMap::new(), Vec::new());
         let mut play = Self { members, nodes, more, wiring, attached: 0, services: 0 };
@@ -127,7 +127,7 @@ impl Play {
     }
 
     /// Has both agents enforce a world.
-    pub fn put(&mut self, world: &World) -> Result<()> {
+    pub fn put(&mut self, world: &PolicyWorld) -> Result<()> {
         self.write_objects(world)?;
         self.nodes.settled(|_, status| status["services"] == self.services)
     }
@@ -139,7 +139,7 @@ impl Play {
     }
 
     /// Plays a case from a world without policies, and returns to it.
-    pub fn case(&mut self, case: &Case, world: &World, ways: &[Way]) -> Result<()> {
+    pub fn case(&mut self, case: &Case, world: &PolicyWorld, ways: &[Way]) -> Result<()> {
         // The agents search conntrack after each change of policies: no need to do so among the
         // thousands of questions of earlier cases.
         for host in &self.nodes.hosts {
@@ -165,13 +165,13 @@ impl Play {
 
     /// Whether packets of every kind and `explain` agree with the oracle about a world, whose pods
     /// are those that there are.
-    pub fn judge(&mut self, world: &World, ways: &[Way]) -> Result<()> {
+    pub fn judge(&mut self, world: &PolicyWorld, ways: &[Way]) -> Result<()> {
         let pings = Expected { transport: Transport::Other, denied: None };
         let step = Step { changes: Vec::new(), expected: all_ports().chain([pings]).collect() };
         self.step(&step, &mut world.clone(), ways)
     }
 
-    fn step(&mut self, step: &Step, world: &mut World, ways: &[Way]) -> Result<()> {
+    fn step(&mut self, step: &Step, world: &mut PolicyWorld, ways: &[Way]) -> Result<()> {
         for change in &step.changes {
             change.apply(world, self)?;
         }
@@ -198,7 +198,7 @@ impl Play {
 
     /// Writes all objects at once. Services that nobody serves make their number another one than
     /// before, by which is seen that the agents have read them.
-    fn write_objects(&mut self, world: &World) -> Result<()> {
+    fn write_objects(&mut self, world: &PolicyWorld) -> Result<()> {
         let mut objects = world.manifests();
         let mut written = world.pods.len() + usize::from(!self.more.is_empty());
         if written == self.services {
@@ -212,7 +212,7 @@ impl Play {
         self.nodes.manifests.put("objects", &objects)
     }
 
-    fn services(&self, world: &World) -> Vec<Value> {
+    fn services(&self, world: &PolicyWorld) -> Vec<Value> {
         const NAMES: [[&str; 3]; 2] =
             [["tcp-80", "udp-80", "sctp-80"], ["tcp-81", "udp-81", "sctp-81"]];
         let ports = NAMES.iter().zip(PORTS).flat_map(|(names, port)| {
@@ -233,7 +233,7 @@ impl Play {
     }
 
     /// Asks everything at once.
-    fn ask(&self, world: &World, probes: &[Probe]) -> Result<()> {
+    fn ask(&self, world: &PolicyWorld, probes: &[Probe]) -> Result<()> {
         let members = self.members(world);
         for (member, probes) in members.iter().zip(of_each(&members, probes)) {
             let question = |probe: &Probe| {
@@ -252,7 +252,7 @@ impl Play {
     /// What was answered although it should not be, or was not.
     fn answered_wrongly<'a>(
         &self,
-        world: &World,
+        world: &PolicyWorld,
         probes: &'a [Probe],
     ) -> Result<Vec<(&'a Probe, String)>> {
         let members = self.members(world);
@@ -268,7 +268,7 @@ impl Play {
         Ok(wrong)
     }
 
-    fn members(&self, world: &World) -> Vec<&Member> {
+    fn members(&self, world: &PolicyWorld) -> Vec<&Member> {
         world.pods.iter().map(|pod| &self.members[&full(&pod.metadata)]).collect()
     }
 
@@ -276,7 +276,7 @@ impl Play {
     /// another, which sees the pod's own address.
     fn explained_wrongly<'a>(
         &self,
-        world: &World,
+        world: &PolicyWorld,
         probes: &'a [Probe],
     ) -> Result<Vec<(&'a Probe, String)>> {
         let members = self.members(world);
@@ -305,7 +305,7 @@ impl Play {
         Ok(wrong.map(|(probe, _)| (probe, "explain says the opposite".to_owned())).collect())
     }
 
-    fn line(&self, world: &World, (probe, what): &(&Probe, String)) -> String {
+    fn line(&self, world: &PolicyWorld, (probe, what): &(&Probe, String)) -> String {
         let Probe { from, to, family, way, transport, arrives } = **probe;
         let name = |number: usize| {
             let name = full(&world.pods[number].metadata);
@@ -347,7 +347,7 @@ fn of_each<'a>(members: &[&Member], probes: &'a [Probe]) -> Vec<Vec<&'a Probe>> 
 }
 
 /// Every pair in both families. Whether a pod reaches itself through a service is not defined.
-fn probes(world: &World, expected: &[Expected], ways: &[Way]) -> Vec<Probe> {
+fn probes(world: &PolicyWorld, expected: &[Expected], ways: &[Way]) -> Vec<Probe> {
     let count = world.pods.len();
     let mut probes = Vec::new();
     for it in expected {
@@ -370,7 +370,7 @@ fn probes(world: &World, expected: &[Expected], ways: &[Way]) -> Vec<Probe> {
 pub fn play(
     label: &str,
     wiring: fn(usize) -> Wiring,
-    cases: impl Fn(&World) -> Vec<(Case, Vec<Way>)>,
+    cases: impl Fn(&PolicyWorld) -> Vec<(Case, Vec<Way>)>,
 ) -> Result<()> {
     let (mut play, world) = Play::new(label, wiring)?;
     let started = Instant::now();

@@ -12,8 +12,8 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, ensure};
 use denizen_tests::node::world::ip;
 use denizen_tests::policy::{
-    self, Container, ContainerPort, Labels, Metadata, Namespace, Node, Packet, Pod, PodIp, PodSpec,
-    PodStatus, Transport, World,
+    self, Container, ContainerPort, Labels, NamespaceObject, NodeObject, ObjectMeta, PodIp,
+    PodObject, PodSpec, PodStatus, PolicyPacket, PolicyWorld, Transport,
 };
 use denizen_tests::random::{self, Draw};
 use denizen_tests::test_length;
@@ -43,7 +43,7 @@ const A_POLICY: usize = 120;
 
 /// A cluster.
 #[derive(Debug, Clone)]
-pub struct Cluster(pub World);
+pub struct Cluster(pub PolicyWorld);
 
 pub fn clusters() -> impl Strategy<Value = Cluster> {
     let pods = vec(vec(any::<u16>(), A_POD), 2..=7);
@@ -51,7 +51,7 @@ pub fn clusters() -> impl Strategy<Value = Cluster> {
     let namespaces = vec(any::<u16>(), 30);
     (namespaces, pods, policies).prop_map(|(namespaces, pods, policies)| {
         let draw = &mut Draw::new(&namespaces);
-        let mut world = World { nodes: nodes(), ..World::default() };
+        let mut world = PolicyWorld { nodes: nodes(), ..PolicyWorld::default() };
         world.namespaces = NAMESPACES.map(|name| namespace(draw, name)).into();
         for (number, numbers) in pods.iter().enumerate() {
             let pod = pod(&mut Draw::new(numbers), number);
@@ -67,7 +67,7 @@ pub fn clusters() -> impl Strategy<Value = Cluster> {
 }
 
 /// Every address that a packet may come from or go to.
-pub fn addresses(world: &World) -> Vec<IpAddr> {
+pub fn addresses(world: &PolicyWorld) -> Vec<IpAddr> {
     let pods = world.pods.iter().flat_map(|pod| pod.status.pod_ips.iter().map(|pod_ip| pod_ip.ip));
     let nodes = world.nodes.iter().flat_map(|node| node.addresses.iter().copied());
     let mut all: Vec<_> = pods.chain(nodes).chain(OUTSIDE.map(ip)).collect();
@@ -76,13 +76,13 @@ pub fn addresses(world: &World) -> Vec<IpAddr> {
     all
 }
 
-pub fn nodes() -> Vec<Node> {
+pub fn nodes() -> Vec<NodeObject> {
     let addresses =
         |number| vec![ip(&format!("192.168.0.{number}")), ip(&format!("2001:db8::{number}"))];
     NODES
         .into_iter()
         .zip(1..)
-        .map(|(name, number)| Node { name: name.to_owned(), addresses: addresses(number) })
+        .map(|(name, number)| NodeObject { name: name.to_owned(), addresses: addresses(number) })
         .collect()
 }
 
@@ -91,14 +91,16 @@ fn labels(draw: &mut Draw<'_>) -> Labels {
     keys.into_iter().map(|key| (key.to_owned(), draw.one(&VALUES).to_owned())).collect()
 }
 
-fn namespace(draw: &mut Draw<'_>, name: &str) -> Namespace {
+fn namespace(draw: &mut Draw<'_>, name: &str) -> NamespaceObject {
     let labels = labels(draw);
-    Namespace { metadata: Metadata { name: name.to_owned(), labels, ..Metadata::default() } }
+    NamespaceObject {
+        metadata: ObjectMeta { name: name.to_owned(), labels, ..ObjectMeta::default() },
+    }
 }
 
 /// The higher a pod's number, the younger it is. Some have an address of another pod, which ends or
 /// has ended: its object says so late.
-fn pod(draw: &mut Draw<'_>, number: usize) -> Pod {
+fn pod(draw: &mut Draw<'_>, number: usize) -> PodObject {
     let namespace = draw.one(&NAMESPACES);
     let node = draw.below(NODES.len());
     let labels = labels(draw);
@@ -119,8 +121,8 @@ fn pod(draw: &mut Draw<'_>, number: usize) -> Pod {
     let restart = draw.one(&[Some("Always"), None]);
     let init_containers = if draw.percent(30) { vec![container(draw, restart)] } else { vec![] };
     let timestamp = |minute| format!("2026-11-20T12:{minute:02}:00Z");
-    Pod {
-        metadata: Metadata {
+    PodObject {
+        metadata: ObjectMeta {
             annotations: std::collections::BTreeMap::new(),
             namespace: namespace.to_owned(),
             name: format!("pod-{number}"),
@@ -160,13 +162,13 @@ impl fmt::Display for Cluster {
 }
 
 /// A packet of every kind from every address to every other one of its family.
-pub fn packets(world: &World) -> Vec<Packet> {
+pub fn packets(world: &PolicyWorld) -> Vec<PolicyPacket> {
     let addresses = addresses(world);
     let pairs = addresses.iter().flat_map(|from| addresses.iter().map(move |to| (*from, *to)));
     let of_one_family = pairs.filter(|(from, to)| from.is_ipv4() == to.is_ipv4());
     let kinds = PROTOCOLS.map(|protocol| PORTS.map(|port| Transport::Port(protocol, port)));
     let kinds: Vec<_> = kinds.into_iter().flatten().chain([Transport::Other]).collect();
-    let of = |(from, to)| kinds.iter().map(move |kind| Packet { from, to, transport: *kind });
+    let of = |(from, to)| kinds.iter().map(move |kind| PolicyPacket { from, to, transport: *kind });
     of_one_family.flat_map(of).collect()
 }
 

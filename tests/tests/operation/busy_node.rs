@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use denizen_tests::bench::timing::{Samples, text};
-use denizen_tests::node::busy_node::{Added, BusyNode, Programs};
+use denizen_tests::node::busy_node::{AddedPods, BusyNode, Programs};
 use denizen_tests::node::cgroup::requested;
 use serde_json::json;
 
@@ -17,7 +17,7 @@ fn no_add_gives_up_beside_busy_loops() -> Result<()> {
     let millis = requested()?;
     let node = BusyNode::start(Programs::default(), PODS, millis)?;
     let added = node.add_all(&json!({ "timeout": PATIENCE, "onTimeout": "isolate" }))?;
-    let Added { took, complaints, used, delayed } = added;
+    let AddedPods { took, complaints, used, delayed } = added;
     let samples = Samples::from_iter(took);
     println!(
         "{PODS} ADDs, {millis}m: median {}, slowest {}; the agent ran for {}, and waited {} for a \

@@ -16,7 +16,7 @@ use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::packets::http::metric;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 use serde_json::Value;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -34,9 +34,10 @@ fn context(label: &str, flags: &[&str]) -> Result<(Fixture, Agent)> {
     let manifests = &fixture.cluster.manifests;
     manifests.put("lonely", &fixture.service("lonely", 99, &HTTP, &[])?)?;
     manifests.put("pods", &fixture.pod_objects("web", "client"))?;
-    let nobody = Rule::from([Peer::pods(Selector::label("role", "nobody"))]);
-    let policy = NetworkPolicy::new("default", "closed", Selector::label("role", "web"));
-    let policies = World { policies: vec![policy.ingress([nobody])], ..World::default() };
+    let nobody = PolicyRule::from([PolicyPeer::pods(LabelSelector::label("role", "nobody"))]);
+    let policy = NetworkPolicy::new("default", "closed", LabelSelector::label("role", "web"));
+    let policies =
+        PolicyWorld { policies: vec![policy.ingress([nobody])], ..PolicyWorld::default() };
     manifests.put("policies", &policies.manifests())?;
     let agent = fixture.cluster.start_agent_with(flags.iter().copied())?;
     Ok((fixture, agent))

@@ -11,7 +11,7 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
-use denizen_tests::policy::{NetworkPolicy, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyRule, PolicyWorld};
 use serde_json::{Value, json};
 
 const METRICS: u16 = 10249;
@@ -138,9 +138,9 @@ fn policies_and_the_time_that_they_took_are_counted() -> Result<()> {
     let fixture = Fixture::new("met-policy")?;
     let (node, manifests) = (&fixture.cluster.world.node, &fixture.cluster.manifests);
     manifests.put("pods", &fixture.pod_objects("client", "web"))?;
-    let put = |rules: Vec<Rule>| {
-        let policy = NetworkPolicy::new("default", "web", Selector::label("role", "web"));
-        let world = World { policies: vec![policy.ingress(rules)], ..World::default() };
+    let put = |rules: Vec<PolicyRule>| {
+        let policy = NetworkPolicy::new("default", "web", LabelSelector::label("role", "web"));
+        let world = PolicyWorld { policies: vec![policy.ingress(rules)], ..PolicyWorld::default() };
         manifests.put("policies", &world.manifests())
     };
     put(vec![])?;
@@ -153,7 +153,7 @@ fn policies_and_the_time_that_they_took_are_counted() -> Result<()> {
     let text = scrape(node)?;
     assert_eq!(value(&text, took)?, 0.0, "what was there at the start is no change");
     assert_eq!(value(&text, "denizen_network_policy_engine{engine=\"Denizen\"}")?, 1.0);
-    put(vec![Rule::all()])?;
+    put(vec![PolicyRule::all()])?;
     until(node, took, |changes| changes == 1.0)?;
     let mut wrong = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",

@@ -13,7 +13,7 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
 use denizen_tests::packets::probe::{Outcome, Protocol};
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 use serde_json::Value;
 
 const METRICS: u16 = 10249;
@@ -106,9 +106,10 @@ fn furnish(fixture: &Fixture) -> Result<()> {
     manifests.put("shop", &shop)?;
     manifests.put("hostile", &[manifest::service(HOSTILE, &service_ips(40), &HTTP)])?;
     manifests.put("pods", &fixture.pod_objects("client", "web"))?;
-    let clients = Rule::from([Peer::pods(Selector::label("role", "client"))]);
-    let policy = NetworkPolicy::new("default", "only-clients", Selector::label("role", "web"));
-    let policies = World { policies: vec![policy.ingress([clients])], ..World::default() };
+    let clients = PolicyRule::from([PolicyPeer::pods(LabelSelector::label("role", "client"))]);
+    let policy = NetworkPolicy::new("default", "only-clients", LabelSelector::label("role", "web"));
+    let policies =
+        PolicyWorld { policies: vec![policy.ingress([clients])], ..PolicyWorld::default() };
     manifests.put("policies", &policies.manifests())
 }
 

@@ -11,7 +11,7 @@ use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -268,9 +268,10 @@ fn a_policys_drop_is_traced_as_predicted() -> Result<()> {
     let (fixture, agent) = context("trace-policy", &["--network-policy=on"])?;
     let manifests = &fixture.cluster.manifests;
     manifests.put("pods", &fixture.pod_objects("client", "web"))?;
-    let friends = Rule::from([Peer::pods(Selector::label("role", "friend"))]);
-    let policy = NetworkPolicy::new("default", "only-friends", Selector::label("role", "web"));
-    let policies = World { policies: vec![policy.ingress([friends])], ..World::default() };
+    let friends = PolicyRule::from([PolicyPeer::pods(LabelSelector::label("role", "friend"))]);
+    let policy = NetworkPolicy::new("default", "only-friends", LabelSelector::label("role", "web"));
+    let policies =
+        PolicyWorld { policies: vec![policy.ingress([friends])], ..PolicyWorld::default() };
     let change = || manifests.put("policies", &policies.manifests());
     programmed(&agent, change, || {})?;
     let (traced, outcome) = traced(&fixture, &agent, Who::Bridged)?;

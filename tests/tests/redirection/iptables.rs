@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use denizen_tests::node::cni::Namespace;
-use denizen_tests::peers::linkerd_init::{DEFAULT, Rule, linkerd_init};
+use denizen_tests::peers::linkerd_init::{DEFAULT, InitRule, linkerd_init};
 use denizen_tests::peers::sidecar::{CLIENT_UID, PROXY_UID, Redirected, Sidecar, fetch, serve};
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ fn listed(pod: &Namespace, programs: [&str; 2]) -> [Vec<String>; 2] {
 }
 
 /// With listed ports, a group, and more ports than one rule takes.
-const LISTED: [Rule<'static>; 13] = [
+const LISTED: [InitRule<'static>; 13] = [
     ("-N PROXY_INIT_REDIRECT", ""),
     (
         "-A PROXY_INIT_REDIRECT -p tcp --match multiport \
@@ -62,7 +62,7 @@ fn the_rules_are_linkerd_init_s() {
     let ports = json!([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, "20-30"]);
     let listed =
         json!({ "skipInboundPorts": ports, "onlyInboundPorts": [80, 443], "proxyGid": 2103 });
-    let cases: [(Value, &[Rule<'_>]); 2] = [(json!({}), &DEFAULT), (listed, &LISTED)];
+    let cases: [(Value, &[InitRule<'_>]); 2] = [(json!({}), &DEFAULT), (listed, &LISTED)];
     for (redirect, commands) in cases {
         let ours = Mesh::bridged(&with_iptables(redirect), &[]);
         let result = ours.add().unwrap();

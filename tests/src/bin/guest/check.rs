@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::check::CheckedNode;
-use denizen_tests::kernel::ctnetlink::{self, Flow};
+use denizen_tests::kernel::ctnetlink::{self, FlowEntry};
 use denizen_tests::node::netns::checked;
 
 /// Each is made, found, and undone.
@@ -49,7 +49,7 @@ fn room(node: &CheckedNode) -> Result<()> {
     };
     let (max, buckets) = (number("max")?, number("buckets")?);
     let at = |address: [u8; 4], port| SocketAddr::new(Ipv4Addr::from(address).into(), port);
-    let flow = |number: u32| Flow {
+    let flow = |number: u32| FlowEntry {
         client: at([10, 200, 0, 1], 10_000 + number as u16),
         frontend: at([172, 30, 0, 53], 53),
         endpoint: at([10, 10, 0, 2], 5353),

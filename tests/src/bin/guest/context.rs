@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
-use denizen_tests::kernel::conntrack::Flow;
+use denizen_tests::kernel::conntrack::KeptFlow;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
 use denizen_tests::node::manifest::Port;
@@ -148,11 +148,11 @@ impl GuestContext {
     }
 
     /// A flow of UDP that stays.
-    pub(crate) fn flow(&self) -> Result<Flow> {
+    pub(crate) fn flow(&self) -> Result<KeptFlow> {
         let to = SocketAddr::new(service_ips(10)[0], 80);
         let (from, source) =
             (self.fixture.place(Who::Bridged).0, self.fixture.address(Who::Bridged, to.ip())?);
-        Flow::open(from, Protocol::Udp, source, to)
+        KeptFlow::open(from, Protocol::Udp, source, to)
     }
 
     /// Connections of `clients` to all services, all the time.

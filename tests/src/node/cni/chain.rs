@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Call, Node, Refusal, denizen, finish, start};
+use super::{Call, NodeNamespace, Refusal, denizen, finish, start};
 use crate::binary;
 
 /// The version that the newest plugins in Debian speak.
@@ -106,14 +106,14 @@ impl Chain {
     }
 
     /// Adds the attachment of `call`: the last plugin's result, or the first error.
-    pub fn add(&self, node: &impl Node, call: &Call) -> Result<Value, Refusal> {
+    pub fn add(&self, node: &impl NodeNamespace, call: &Call) -> Result<Value, Refusal> {
         self.add_after(node, call, None).map(|added| added.result)
     }
 
     /// The same after plugins whose result is `previous`.
     pub fn add_after(
         &self,
-        node: &impl Node,
+        node: &impl NodeNamespace,
         call: &Call,
         previous: Option<Value>,
     ) -> Result<Added, Refusal> {
@@ -127,7 +127,12 @@ impl Chain {
     }
 
     /// Checks it against `result`, what its ADD returned.
-    pub fn check(&self, node: &impl Node, call: &Call, result: &Value) -> Result<(), Refusal> {
+    pub fn check(
+        &self,
+        node: &impl NodeNamespace,
+        call: &Call,
+        result: &Value,
+    ) -> Result<(), Refusal> {
         self.plugins
             .iter()
             .try_for_each(|plugin| self.call(node, call, "CHECK", plugin, Some(result)).map(drop))
@@ -137,7 +142,7 @@ impl Chain {
     /// knows.
     pub fn del(
         &self,
-        node: &impl Node,
+        node: &impl NodeNamespace,
         call: &Call,
         result: Option<&Value>,
     ) -> Result<(), Refusal> {
@@ -150,7 +155,7 @@ impl Chain {
     /// Calls one plugin of the chain.
     pub fn call(
         &self,
-        node: &impl Node,
+        node: &impl NodeNamespace,
         call: &Call,
         command: &str,
         plugin: &Value,

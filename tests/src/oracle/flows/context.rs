@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use denizen_state::RunDir;
 use serde_json::{Value, json};
 
-use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
+use super::table::{Backend, FlowCase, FlowRow, FlowSource, FlowVerdict, Nobody};
 use crate::agent::{Agent, Objects, STARTING, Settings};
 use crate::eventually::eventually;
 use crate::kernel::ctnetlink;
@@ -80,7 +80,7 @@ impl FlowContext {
     }
 
     /// The case takes the place of the one before, and is programmed.
-    pub(super) fn enter(&mut self, case: &Case) -> Result<()> {
+    pub(super) fn enter(&mut self, case: &FlowCase) -> Result<()> {
         let listens = Listens::of(case)?;
         self.servers.clear();
         let (client, remote) = others(case, &listens);
@@ -118,8 +118,8 @@ impl FlowContext {
 
     /// A packet of the node's that comes from an address which is not the node's: a service address
     /// that something bound to the loopback interface, as some load balancers do.
-    fn borrow_addresses(&mut self, case: &Case) -> Result<()> {
-        let from_node = case.flows.iter().filter(|flow| flow.from_kind == From::Node);
+    fn borrow_addresses(&mut self, case: &FlowCase) -> Result<()> {
+        let from_node = case.flows.iter().filter(|flow| flow.from_kind == FlowSource::Node);
         let is_borrowed = |ip: &IpAddr| !ip.is_loopback() && !case.node.ips.contains(ip);
         let wanted: BTreeSet<_> = from_node.map(|flow| flow.from).filter(is_borrowed).collect();
         let before = std::mem::replace(&mut self.borrowed, wanted);
@@ -134,7 +134,7 @@ impl FlowContext {
 
     /// Writes the case's objects where the agent finds them, all in one step, and one more by which
     /// to know that it has.
-    fn put(&self, case: &Case) -> Result<()> {
+    fn put(&self, case: &FlowCase) -> Result<()> {
         let ips = &case.node.ips;
         let primary = |v4: bool| ips.iter().copied().find(|address| address.is_ipv4() == v4);
         let primaries: Vec<_> = [primary(true), primary(false)].into_iter().flatten().collect();
@@ -151,7 +151,7 @@ impl FlowContext {
     }
 
     /// The frontend of a service that nobody serves, and that is another one in each case.
-    fn marker(&self, case: &Case) -> SocketAddr {
+    fn marker(&self, case: &FlowCase) -> SocketAddr {
         let ip = match case.node.ips[0] {
             IpAddr::V4(_) => [198, 19, 255, self.cases].into(),
             IpAddr::V6(_) => [0x2001, 0xdb8, 0xca5e, 0, 0, 0, 0, self.cases.into()].into(),
@@ -164,7 +164,7 @@ impl FlowContext {
     }
 
     /// Has an agent as the case wants it program all this: the one that runs, if it is such a one.
-    fn program(&mut self, case: &Case) -> Result<()> {
+    fn program(&mut self, case: &FlowCase) -> Result<()> {
         let settings = Settings {
             program: None,
             objects: Objects::Manifests(self.manifests()?.folder().to_owned()),
@@ -219,12 +219,12 @@ impl FlowContext {
 
     /// The namespace that a packet starts in, and the interface through which the node sees it
     /// come.
-    pub(super) fn origin(&self, flow: &Flow) -> Result<(&Netns, Option<&str>)> {
+    pub(super) fn origin(&self, flow: &FlowRow) -> Result<(&Netns, Option<&str>)> {
         Ok(match flow.from_kind {
-            From::Node => (&self.world.node, None),
-            From::External => (&self.world.client, Some("eth0")),
-            From::RemotePod => (&self.world.remote, Some("eth0")),
-            From::LocalPod => {
+            FlowSource::Node => (&self.world.node, None),
+            FlowSource::External => (&self.world.client, Some("eth0")),
+            FlowSource::RemotePod => (&self.world.remote, Some("eth0")),
+            FlowSource::LocalPod => {
                 let pod = self.pods.iter().find(|pod| pod.addresses.contains(&flow.from));
                 let pod = pod.with_context(|| format!("no pod has {}", flow.from))?;
                 (&pod.netns, Some(pod.input_interface.as_str()))
@@ -234,7 +234,7 @@ impl FlowContext {
 }
 
 impl Listens {
-    fn of(case: &Case) -> Result<Self> {
+    fn of(case: &FlowCase) -> Result<Self> {
         let mut listens = Self::default();
         for endpoint in case.endpoints()? {
             // The same address may be listed for two nodes; it can only be at one.
@@ -256,7 +256,7 @@ impl Listens {
         listens.remote.retain(|listen| !of_pod.contains_key(&listen.address.ip()));
         // A packet that the proxy leaves alone is answered by whoever really has its destination.
         for flow in case.flows.iter().filter(|flow| {
-            matches!(flow.expect.endpoints, Verdict::Nobody(Nobody::None | Nobody::Accept))
+            matches!(flow.expect.endpoints, FlowVerdict::Nobody(Nobody::None | Nobody::Accept))
         }) {
             let listen = Listen {
                 protocol: flow.protocol,
@@ -286,19 +286,19 @@ impl Listens {
 }
 
 /// The addresses of hosts outside, and of the other node's pods.
-fn others(case: &Case, listens: &Listens) -> (Vec<IpAddr>, Vec<IpAddr>) {
-    let sources = |kind: From| {
+fn others(case: &FlowCase, listens: &Listens) -> (Vec<IpAddr>, Vec<IpAddr>) {
+    let sources = |kind: FlowSource| {
         case.flows.iter().filter(move |flow| flow.from_kind == kind).map(|flow| flow.from)
     };
-    let client: BTreeSet<_> = sources(From::External).collect();
+    let client: BTreeSet<_> = sources(FlowSource::External).collect();
     let mut remote: BTreeSet<_> = listens.remote.iter().map(|listen| listen.address.ip()).collect();
-    remote.extend(sources(From::RemotePod));
+    remote.extend(sources(FlowSource::RemotePod));
     (client.into_iter().collect(), remote.into_iter().collect())
 }
 
 /// The pods of the node, one a list of addresses: those that the case records, and every other
 /// endpoint that is on this node.
-fn local_pods(case: &Case, listens: &Listens) -> Vec<Vec<IpAddr>> {
+fn local_pods(case: &FlowCase, listens: &Listens) -> Vec<Vec<IpAddr>> {
     let mut pods: Vec<_> =
         case.config.detect_local.pods.iter().map(|pod| pod.ips.clone()).collect();
     for address in listens.of_pod.keys() {

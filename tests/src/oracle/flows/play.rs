@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::{Result, bail, ensure};
 
 use super::context::FlowContext;
-use super::table::{Backend, Case, Flow, From, Nobody, Verdict};
+use super::table::{Backend, FlowCase, FlowRow, FlowSource, FlowVerdict, Nobody};
 use crate::agent::trace::TraceCommand;
 use crate::node::netns::Netns;
 use crate::node::pod::Wiring;
@@ -28,7 +28,7 @@ const STICKY_TRIES: usize = 20;
 /// share a node, and an agent if it is configured alike, unless tests run in full length: then each
 /// has its own. Fails with every case, and every packet of it, that went another way than the table
 /// says, or that `explain` tells otherwise. Returns how many connections IPVS carried.
-pub fn play(cases: &[Case], backend: Backend, wiring: Wiring) -> Result<u64> {
+pub fn play(cases: &[FlowCase], backend: Backend, wiring: Wiring) -> Result<u64> {
     let (mut by_ipvs, mut failures) = (0, Vec::new());
     for group in groups(cases) {
         let mut context = FlowContext::new(&group[0].node.ips, backend, wiring)?;
@@ -44,8 +44,8 @@ pub fn play(cases: &[Case], backend: Backend, wiring: Wiring) -> Result<u64> {
 }
 
 /// Those that share a node, those beside each other that share an agent.
-fn groups(cases: &[Case]) -> Vec<Vec<&Case>> {
-    let mut groups: BTreeMap<_, Vec<&Case>> = BTreeMap::new();
+fn groups(cases: &[FlowCase]) -> Vec<Vec<&FlowCase>> {
+    let mut groups: BTreeMap<_, Vec<&FlowCase>> = BTreeMap::new();
     for (index, case) in cases.iter().enumerate() {
         let own = in_full(index, 0);
         groups.entry((own, &case.node.ips)).or_default().push(case);
@@ -55,7 +55,7 @@ fn groups(cases: &[Case]) -> Vec<Vec<&Case>> {
     groups
 }
 
-fn play_one(context: &mut FlowContext, case: &Case) -> Result<()> {
+fn play_one(context: &mut FlowContext, case: &FlowCase) -> Result<()> {
     context.enter(case)?;
     let node = context.world.node_addresses()?;
     let played = case.flows.chunks(context.at_once).flat_map(|some| together(context, some, &node));
@@ -74,9 +74,9 @@ fn play_one(context: &mut FlowContext, case: &Case) -> Result<()> {
 /// Plays these at once; what came of each.
 fn together<'a>(
     context: &FlowContext,
-    flows: &'a [Flow],
+    flows: &'a [FlowRow],
     node: &[IpAddr],
-) -> Vec<(&'a Flow, Result<()>)> {
+) -> Vec<(&'a FlowRow, Result<()>)> {
     thread::scope(|scope| {
         let play = |flow| (flow, scope.spawn(move || one(context, flow, node)));
         let playing: Vec<_> = flows.iter().map(play).collect();
@@ -85,7 +85,7 @@ fn together<'a>(
     })
 }
 
-fn one(context: &FlowContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
+fn one(context: &FlowContext, flow: &FlowRow, node: &[IpAddr]) -> Result<()> {
     let (agent, (netns, interface)) = (context.agent()?, context.origin(flow)?);
     let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
     let follow = || {
@@ -103,10 +103,10 @@ fn one(context: &FlowContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
     }
     let explained = agent.explain(flow.from, interface, to, flow.protocol)?;
     let (verdict, endpoints) = match &flow.expect.endpoints {
-        Verdict::Forward(endpoints) => ("forward", endpoints.as_slice()),
-        Verdict::Nobody(Nobody::Reject) => ("reject", [].as_slice()),
-        Verdict::Nobody(Nobody::Drop) => ("drop", [].as_slice()),
-        Verdict::Nobody(Nobody::None | Nobody::Accept) => ("untouched", [].as_slice()),
+        FlowVerdict::Forward(endpoints) => ("forward", endpoints.as_slice()),
+        FlowVerdict::Nobody(Nobody::Reject) => ("reject", [].as_slice()),
+        FlowVerdict::Nobody(Nobody::Drop) => ("drop", [].as_slice()),
+        FlowVerdict::Nobody(Nobody::None | Nobody::Accept) => ("untouched", [].as_slice()),
     };
     ensure!(
         explained.verdict == verdict,
@@ -124,7 +124,7 @@ fn one(context: &FlowContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
         );
     }
     ensure!(
-        explained.local == (flow.from_kind == From::LocalPod),
+        explained.local == (flow.from_kind == FlowSource::LocalPod),
         "explain is wrong about the source: {explained:?}"
     );
     let expected = if explained.virtual_server.is_some() { connections } else { 0 };
@@ -133,7 +133,7 @@ fn one(context: &FlowContext, flow: &Flow, node: &[IpAddr]) -> Result<()> {
 }
 
 /// Returns the number of connections.
-fn connect(netns: &Netns, flow: &Flow, node: &[IpAddr]) -> Result<u64> {
+fn connect(netns: &Netns, flow: &FlowRow, node: &[IpAddr]) -> Result<u64> {
     let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
     let probe = Probe {
         protocol: flow.protocol,
@@ -142,12 +142,12 @@ fn connect(netns: &Netns, flow: &Flow, node: &[IpAddr]) -> Result<u64> {
         ..Probe::tcp(to)
     };
     match &flow.expect.endpoints {
-        Verdict::Forward(endpoints) => netns.run(|| forwarded(probe, flow, endpoints, node))?,
-        Verdict::Nobody(Nobody::Reject) => expect(&probe.ask_in(netns), &Outcome::Refused),
-        Verdict::Nobody(Nobody::Drop) => {
+        FlowVerdict::Forward(endpoints) => netns.run(|| forwarded(probe, flow, endpoints, node))?,
+        FlowVerdict::Nobody(Nobody::Reject) => expect(&probe.ask_in(netns), &Outcome::Refused),
+        FlowVerdict::Nobody(Nobody::Drop) => {
             expect(&probe.patience(SILENCE).ask_in(netns), &Outcome::Dropped)
         }
-        Verdict::Nobody(Nobody::None | Nobody::Accept) => {
+        FlowVerdict::Nobody(Nobody::None | Nobody::Accept) => {
             let outcome = probe.ask_in(netns);
             ensure!(outcome.endpoint() == Some(to), "touched: {outcome:?}");
             ensure!(outcome.seen() == Some(flow.from), "its source was changed: {outcome:?}");
@@ -163,7 +163,12 @@ fn expect(outcome: &Outcome, expected: &Outcome) -> Result<u64> {
 
 /// Connects until every endpoint has answered, none but these, and each saw the source it should.
 /// Returns the number of connections.
-fn forwarded(probe: Probe, flow: &Flow, endpoints: &[SocketAddr], node: &[IpAddr]) -> Result<u64> {
+fn forwarded(
+    probe: Probe,
+    flow: &FlowRow,
+    endpoints: &[SocketAddr],
+    node: &[IpAddr],
+) -> Result<u64> {
     let sticky = flow.expect.sticky.is_some();
     let wanted: BTreeSet<_> = endpoints.iter().copied().collect();
     let tries = if sticky { STICKY_TRIES } else { TRIES_AN_ENDPOINT * wanted.len() };

@@ -48,7 +48,7 @@ impl Backend {
 
 /// A cluster as one node sees it, and packets in it.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Case {
+pub struct FlowCase {
     /// Unique in the table.
     pub name: String,
     /// What it is about.
@@ -64,7 +64,7 @@ pub struct Case {
     /// How the agent is configured.
     pub config: Config,
     /// The packets.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<FlowRow>,
 }
 
 /// The node of a case.
@@ -116,13 +116,13 @@ pub struct PodRow {
 
 /// A packet that opens a connection.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Flow {
+pub struct FlowRow {
     /// What it shows.
     pub name: String,
     /// Its source.
     pub from: IpAddr,
     /// Where it starts.
-    pub from_kind: From,
+    pub from_kind: FlowSource,
     /// Its protocol.
     pub protocol: Protocol,
     /// Its destination.
@@ -130,7 +130,7 @@ pub struct Flow {
     /// Its destination port.
     pub dest_port: u16,
     /// What becomes of it.
-    pub expect: Expect,
+    pub expect: FlowExpectation,
     /// The backends it holds for, where they differ.
     pub backends: Option<Vec<String>>,
 }
@@ -138,7 +138,7 @@ pub struct Flow {
 /// Where a packet starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum From {
+pub enum FlowSource {
     /// A pod of the node.
     LocalPod,
     /// The node itself.
@@ -151,9 +151,9 @@ pub enum From {
 
 /// What becomes of a packet.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Expect {
+pub struct FlowExpectation {
     /// Who may answer, or a verdict.
-    pub endpoints: Verdict,
+    pub endpoints: FlowVerdict,
     /// Whether who answers sees the node as the source.
     pub masq: bool,
     /// Whether one client always gets the same answer.
@@ -163,7 +163,7 @@ pub struct Expect {
 /// Who may answer.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
-pub enum Verdict {
+pub enum FlowVerdict {
     /// Any of these, each at some time.
     Forward(Vec<SocketAddr>),
     /// Nobody, and how that shows.
@@ -195,7 +195,7 @@ pub struct Listening {
     pub ports: Vec<(Protocol, u16)>,
 }
 
-impl Case {
+impl FlowCase {
     /// The case's configuration on the agent's command line.
     pub fn agent_options(&self) -> Vec<String> {
         let config = &self.config;
@@ -224,10 +224,10 @@ impl Case {
 }
 
 /// The cases that `backend` has a part in, with the packets that it decides about.
-pub fn cases(backend: Backend) -> Result<Vec<Case>> {
-    let mut all: Vec<Case> =
+pub fn cases(backend: Backend) -> Result<Vec<FlowCase>> {
+    let mut all: Vec<FlowCase> =
         serde_json::from_str(include_str!("../../../flows.json")).context("flows.json")?;
-    let own: Vec<Case> =
+    let own: Vec<FlowCase> =
         serde_json::from_str(include_str!("../../../own-flows.json")).context("own-flows.json")?;
     all.extend(own);
     let ours = |them: &[String]| them.iter().any(|row| row == backend.row());

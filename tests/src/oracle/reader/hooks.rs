@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::check::check;
-use super::packet::{FOREIGN_MARK, Packet};
+use super::packet::{FOREIGN_MARK, ReadPacket};
 use super::parse::ruleset;
 use super::syntax::{Ruleset, Table};
 use super::walk::{Decided, Spread, Walk, add};
@@ -37,7 +37,7 @@ pub struct Arrival {
 
 /// What became of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fate {
+pub enum ReadFate {
     /// Its destination was translated to this one.
     Forward(SocketAddr),
     /// It goes on as it came.
@@ -74,11 +74,11 @@ pub struct Stop {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct End {
     /// What became of it.
-    pub fate: Fate,
+    pub fate: ReadFate,
     /// Whether its source will be replaced.
     pub masqueraded: bool,
     /// The packet as the rules leave it, with what they remember.
-    pub packet: Packet,
+    pub packet: ReadPacket,
 }
 
 impl Reader {
@@ -102,15 +102,19 @@ impl Reader {
     /// # Errors
     /// A rule asks what is not known.
     pub fn walk(&self, arrival: &Arrival) -> Result<BTreeMap<End, f64>> {
-        self.walk_again(arrival, &Packet::from(arrival))
+        self.walk_again(arrival, &ReadPacket::from(arrival))
     }
 
     /// The same, the dynamic maps being as an earlier packet left them.
     ///
     /// # Errors
     /// A rule asks what is not known.
-    pub fn walk_again(&self, arrival: &Arrival, earlier: &Packet) -> Result<BTreeMap<End, f64>> {
-        let packet = Packet { memory: earlier.memory.clone(), ..Packet::from(arrival) };
+    pub fn walk_again(
+        &self,
+        arrival: &Arrival,
+        earlier: &ReadPacket,
+    ) -> Result<BTreeMap<End, f64>> {
+        let packet = ReadPacket { memory: earlier.memory.clone(), ..ReadPacket::from(arrival) };
         let mut ends = BTreeMap::new();
         let first = if arrival.interface.is_some() { "prerouting" } else { "output" };
         let spread = self.hook(Layer::Ip, first, Spread::from([(packet, 1.0)]), &mut ends)?;
@@ -130,7 +134,7 @@ impl Reader {
         }
         for (packet, weight) in staying.into_iter().chain(leaving) {
             let to = SocketAddr::new(packet.destination, packet.port);
-            let fate = if packet.translated { Fate::Forward(to) } else { Fate::Untouched };
+            let fate = if packet.translated { ReadFate::Forward(to) } else { ReadFate::Untouched };
             end(&mut ends, fate, packet, weight);
         }
         Ok(ends)
@@ -140,10 +144,10 @@ impl Reader {
     ///
     /// # Errors
     /// A rule asks what is not known, or leaves a packet other than it came.
-    pub fn passes(&self, packet: &Packet, way: &[Stop]) -> Result<bool> {
+    pub fn passes(&self, packet: &ReadPacket, way: &[Stop]) -> Result<bool> {
         for Stop { layer, hook, input, output } in way {
             let (interface, output) = (input.clone(), output.clone());
-            let here = Packet { interface, output, ..packet.clone() };
+            let here = ReadPacket { interface, output, ..packet.clone() };
             let entering = Spread::from([(here.clone(), 1.0)]);
             let left = self.hook(*layer, hook, entering, &mut BTreeMap::new())?;
             match left.keys().collect::<Vec<_>>()[..] {
@@ -181,10 +185,10 @@ impl Reader {
             let through =
                 walk.chain(name, passing, &mut decided, 0).with_context(|| hook.to_owned())?;
             for (packet, weight) in decided.dropped {
-                end(ends, Fate::Drop, packet, weight);
+                end(ends, ReadFate::Drop, packet, weight);
             }
             for (packet, weight) in decided.rejected {
-                end(ends, Fate::Reject, packet, weight);
+                end(ends, ReadFate::Reject, packet, weight);
             }
             here = past;
             for (packet, weight) in through.into_iter().chain(decided.accepted) {
@@ -197,7 +201,7 @@ impl Reader {
 
 /// A chain is of the layer's or the packet's family; and where an address has been translated at
 /// this hook already, no further nat chain is asked.
-fn meets(packet: &Packet, layer: Layer, table: &Table, hook: &str, nat: bool) -> bool {
+fn meets(packet: &ReadPacket, layer: Layer, table: &Table, hook: &str, nat: bool) -> bool {
     let families = match (layer, packet.destination) {
         (Layer::Bridge, _) => ["bridge", "bridge"],
         (Layer::Ip, IpAddr::V4(_)) => ["ip", "inet"],
@@ -207,7 +211,7 @@ fn meets(packet: &Packet, layer: Layer, table: &Table, hook: &str, nat: bool) ->
     families.contains(&&*table.family) && !(nat && settled)
 }
 
-fn end(ends: &mut BTreeMap<End, f64>, fate: Fate, packet: Packet, weight: f64) {
+fn end(ends: &mut BTreeMap<End, f64>, fate: ReadFate, packet: ReadPacket, weight: f64) {
     let masqueraded = packet.masqueraded;
     *ends.entry(End { fate, masqueraded, packet }).or_default() += weight;
 }

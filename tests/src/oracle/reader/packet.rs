@@ -17,7 +17,7 @@ pub const FOREIGN_CONNECTION_MARK: u32 = !0x20;
 
 /// A packet as rules see it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Packet {
+pub struct ReadPacket {
     /// Who sends it.
     pub source: IpAddr,
     /// Whom it is for.
@@ -54,7 +54,7 @@ pub struct Packet {
     pub memory: BTreeMap<(String, Key), Key>,
 }
 
-impl From<&Arrival> for Packet {
+impl From<&Arrival> for ReadPacket {
     fn from(arrival: &Arrival) -> Self {
         let interface = arrival.interface.clone().unwrap_or_default();
         let packet = Self::new(arrival.source, arrival.destination, arrival.protocol);
@@ -62,7 +62,7 @@ impl From<&Arrival> for Packet {
     }
 }
 
-impl Packet {
+impl ReadPacket {
     /// The first packet of a connection.
     pub fn new(source: IpAddr, destination: SocketAddr, protocol: u8) -> Self {
         Self {

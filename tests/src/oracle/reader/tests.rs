@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{Arrival, Fate, Layer, Packet, PacketType, Reader, Stop};
+use super::{Arrival, Layer, PacketType, ReadFate, ReadPacket, Reader, Stop};
 
 const RULES: &str = r#"
 table ip t {
@@ -51,7 +51,7 @@ table ip t {
 }
 "#;
 
-fn fates(to: &str, from: &str, interface: &str) -> Result<Vec<(Fate, bool, f64)>> {
+fn fates(to: &str, from: &str, interface: &str) -> Result<Vec<(ReadFate, bool, f64)>> {
     let arrival = Arrival {
         source: from.parse()?,
         interface: Some(interface.to_owned()),
@@ -65,7 +65,7 @@ fn fates(to: &str, from: &str, interface: &str) -> Result<Vec<(Fate, bool, f64)>
 
 #[test]
 fn a_packet_goes_where_nftables_would_send_it() -> Result<()> {
-    let forward = |to: &str| Fate::Forward(to.parse().unwrap());
+    let forward = |to: &str| ReadFate::Forward(to.parse().unwrap());
     let cases = [
         (
             "goto does not come back: half of the draws miss",
@@ -75,7 +75,7 @@ fn a_packet_goes_where_nftables_would_send_it() -> Result<()> {
             vec![
                 (forward("10.1.0.1:8080"), true, 0.25),
                 (forward("10.1.0.2:8080"), true, 0.25),
-                (Fate::Untouched, false, 0.5),
+                (ReadFate::Untouched, false, 0.5),
             ],
         ),
         (
@@ -83,30 +83,30 @@ fn a_packet_goes_where_nftables_would_send_it() -> Result<()> {
             "10.0.0.2:80",
             "10.3.0.1",
             "eth0",
-            vec![(Fate::Drop, false, 1.0)],
+            vec![(ReadFate::Drop, false, 1.0)],
         ),
         (
             "another port is no key",
             "10.0.0.1:81",
             "10.3.0.1",
             "eth0",
-            vec![(Fate::Untouched, false, 1.0)],
+            vec![(ReadFate::Untouched, false, 1.0)],
         ),
         (
             "a wildcard and a range",
             "10.0.0.2:80",
             "10.2.3.4",
             "veth7",
-            vec![(Fate::Untouched, false, 1.0)],
+            vec![(ReadFate::Untouched, false, 1.0)],
         ),
         (
             "a wildcard is not the whole key",
             "10.0.0.2:80",
             "10.3.3.4",
             "veth7",
-            vec![(Fate::Drop, false, 1.0)],
+            vec![(ReadFate::Drop, false, 1.0)],
         ),
-        ("a prefix", "10.9.9.9:1", "10.3.0.1", "eth0", vec![(Fate::Reject, false, 1.0)]),
+        ("a prefix", "10.9.9.9:1", "10.3.0.1", "eth0", vec![(ReadFate::Reject, false, 1.0)]),
     ];
     for (name, to, from, interface, wanted) in cases {
         assert_eq!(fates(to, from, interface)?, wanted, "{name}");
@@ -206,10 +206,10 @@ table bridge t {
 "#;
 
 /// Whether a packet from `from` passes the forward hook.
-fn passes(layer: Layer, from: &str, change: impl FnOnce(Packet) -> Packet) -> Result<bool> {
+fn passes(layer: Layer, from: &str, change: impl FnOnce(ReadPacket) -> ReadPacket) -> Result<bool> {
     let from: std::net::IpAddr = from.parse()?;
     let to = if from.is_ipv4() { "10.1.0.1:80" } else { "[fd00::1]:80" };
-    let packet = change(Packet::new(from, to.parse()?, 6));
+    let packet = change(ReadPacket::new(from, to.parse()?, 6));
     let output = packet.output.clone().or(Some("veth1".to_owned()));
     let stop = Stop { layer, hook: "forward", input: "veth0".to_owned(), output };
     Reader::new(FIREWALL, &[])?.passes(&packet, &[stop])
@@ -217,30 +217,38 @@ fn passes(layer: Layer, from: &str, change: impl FnOnce(Packet) -> Packet) -> Re
 
 #[test]
 fn a_firewalls_rules_are_read_as_nftables_would() -> Result<()> {
-    let ip = |from: &str, change: fn(Packet) -> Packet| passes(Layer::Ip, from, change).unwrap();
+    let ip =
+        |from: &str, change: fn(ReadPacket) -> ReadPacket| passes(Layer::Ip, from, change).unwrap();
     let as_it_is = |packet| packet;
     let icmpv6 = |icmpv6_type| {
-        move |packet| Packet { protocol: 58, icmpv6_type: Some(icmpv6_type), ..packet }
+        move |packet| ReadPacket { protocol: 58, icmpv6_type: Some(icmpv6_type), ..packet }
     };
     assert!(ip("10.0.0.9", as_it_is), "in a range of ports and of addresses");
-    assert!(ip("10.0.0.9", |packet| Packet { port: 90, ..packet }), "its last port");
-    assert!(!ip("10.0.0.9", |packet| Packet { port: 91, ..packet }));
-    assert!(!ip("10.0.0.9", |packet| Packet { protocol: 1, ..packet }), "a checksum is no port");
+    assert!(ip("10.0.0.9", |packet| ReadPacket { port: 90, ..packet }), "its last port");
+    assert!(!ip("10.0.0.9", |packet| ReadPacket { port: 91, ..packet }));
+    assert!(
+        !ip("10.0.0.9", |packet| ReadPacket { protocol: 1, ..packet }),
+        "a checksum is no port"
+    );
     assert!(!ip("11.0.0.0", as_it_is), "another number");
     assert!(!ip("12.0.0.0", as_it_is), "no number");
-    assert!(ip("12.0.0.0", |packet| Packet { established: true, ..packet }));
-    assert!(ip("12.0.0.0", |packet| Packet { output: Some("veth9".into()), ..packet }));
+    assert!(ip("12.0.0.0", |packet| ReadPacket { established: true, ..packet }));
+    assert!(ip("12.0.0.0", |packet| ReadPacket { output: Some("veth9".into()), ..packet }));
     assert!(!ip("10.7.0.1", as_it_is), "dropped where it was sent to");
     assert!(
-        !ip("10.7.0.1", |packet| Packet { protocol: 1, ..packet }),
+        !ip("10.7.0.1", |packet| ReadPacket { protocol: 1, ..packet }),
         "and back to the next rule"
     );
     assert!(passes(Layer::Ip, "fd00::9", icmpv6(135))?);
     assert!(!passes(Layer::Ip, "fd00::9", icmpv6(138))?);
-    assert!(!passes(Layer::Ip, "fd00::9", |packet| Packet { icmpv6_type: Some(135), ..packet })?);
+    assert!(!passes(Layer::Ip, "fd00::9", |packet| ReadPacket {
+        icmpv6_type: Some(135),
+        ..packet
+    })?);
     assert!(passes(Layer::Ip, "fe80::9", icmpv6(138))?);
     let frame = |from: &str, kind| {
-        passes(Layer::Bridge, from, |packet| Packet { packet_type: Some(kind), ..packet }).unwrap()
+        passes(Layer::Bridge, from, |packet| ReadPacket { packet_type: Some(kind), ..packet })
+            .unwrap()
     };
     assert!(!frame("fd00::9", PacketType::Multicast) && frame("fd00::9", PacketType::Other));
     assert!(frame("10.0.0.9", PacketType::Broadcast), "it carries IPv4");
@@ -268,7 +276,7 @@ fn a_firewalls_rules_are_an_error_where_they_are_not_known() {
         assert!(read.is_err(), "{name} is read");
     }
     let unknown = FIREWALL.replacen("\t\tmeta priority set none\n", "", 1);
-    let packet = Packet::new([10, 0, 0, 9].into(), "10.1.0.1:80".parse().unwrap(), 6);
+    let packet = ReadPacket::new([10, 0, 0, 9].into(), "10.1.0.1:80".parse().unwrap(), 6);
     let stop = || Stop {
         layer: Layer::Ip,
         hook: "forward",

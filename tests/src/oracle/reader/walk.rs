@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::packet::Packet;
+use super::packet::ReadPacket;
 use super::syntax::{Datum, Expr, Field, Right, Set, Statement, Table, Verdict, Version};
 use super::value::{
     Atom, CONFIRMED, DST_NAT, ESTABLISHED, ETHER_IPV4, ETHER_IPV6, ICMPV6, Key, LOCAL, NEW,
@@ -23,9 +23,9 @@ const SOMEBODY: u128 = 0x0200_0000_0001;
 const DEEPEST: usize = 16;
 
 /// Packets, and how likely each is.
-pub type Spread = BTreeMap<Packet, f64>;
+pub type Spread = BTreeMap<ReadPacket, f64>;
 
-pub fn add(to: &mut Spread, packet: Packet, weight: f64) {
+pub fn add(to: &mut Spread, packet: ReadPacket, weight: f64) {
     *to.entry(packet).or_default() += weight;
 }
 
@@ -78,7 +78,7 @@ impl Walk<'_> {
     fn rule(
         &self,
         rule: &[Statement],
-        packet: Packet,
+        packet: ReadPacket,
         weight: f64,
         passing: &mut Passing<'_>,
     ) -> Result<()> {
@@ -106,7 +106,7 @@ impl Walk<'_> {
     fn verdict(
         &self,
         verdict: &Verdict,
-        packet: Packet,
+        packet: ReadPacket,
         weight: f64,
         passing: &mut Passing<'_>,
     ) -> Result<()> {
@@ -128,7 +128,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn statement(&self, statement: &Statement, packet: &Packet) -> Result<Vec<(Then, f64)>> {
+    fn statement(&self, statement: &Statement, packet: &ReadPacket) -> Result<Vec<(Then, f64)>> {
         let one = |then| Ok(vec![(then, 1.0)]);
         match statement {
             Statement::Counter => one(Then::Next(packet.clone())),
@@ -178,7 +178,7 @@ impl Walk<'_> {
             }
             Statement::Masquerade => {
                 ensure!(self.nat && self.hook == "postrouting", "masquerade at {}", self.hook);
-                one(Then::Accepted(Packet { masqueraded: true, ..packet.clone() }))
+                one(Then::Accepted(ReadPacket { masqueraded: true, ..packet.clone() }))
             }
         }
     }
@@ -188,7 +188,7 @@ impl Walk<'_> {
     fn each(
         &self,
         expr: &Expr,
-        packet: &Packet,
+        packet: &ReadPacket,
         then: impl Fn(Key) -> Result<Then>,
     ) -> Result<Vec<(Then, f64)>> {
         let follow =
@@ -196,7 +196,7 @@ impl Walk<'_> {
         self.values(expr, packet)?.into_iter().map(follow).collect()
     }
 
-    fn values(&self, expr: &Expr, packet: &Packet) -> Result<Values> {
+    fn values(&self, expr: &Expr, packet: &ReadPacket) -> Result<Values> {
         let bits = |of: &Expr, change: &dyn Fn(u128) -> u128| {
             let changed = |key: Key| -> Result<Key> {
                 Ok(vec![Atom::Number(change(single(key)?.number()?))])
@@ -238,7 +238,7 @@ impl Walk<'_> {
         set: &Set,
         map: &str,
         key: Option<Key>,
-        packet: &Packet,
+        packet: &ReadPacket,
     ) -> Result<Option<Key>> {
         let Some(key) = key else { return Ok(None) };
         if set.dynamic {
@@ -260,7 +260,7 @@ impl Walk<'_> {
     }
 
     /// `None` if the packet has no such field: then the rule does not match.
-    fn field(&self, field: Field, packet: &Packet) -> Result<Option<Atom>> {
+    fn field(&self, field: Field, packet: &ReadPacket) -> Result<Option<Atom>> {
         let of_version = |address: IpAddr, version: Version| {
             (address.is_ipv6() == (version == Version::V6)).then(|| Atom::of(address))
         };
@@ -342,10 +342,10 @@ struct Passing<'a> {
 /// What follows a statement.
 enum Then {
     /// The rule's next statement.
-    Next(Packet),
+    Next(ReadPacket),
     Verdict(Verdict),
     /// This base chain's end.
-    Accepted(Packet),
+    Accepted(ReadPacket),
     /// The next rule.
     NoMatch,
 }

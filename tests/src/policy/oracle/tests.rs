@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::policy::object::{Namespace, Node};
+use crate::policy::object::{NamespaceObject, NodeObject};
 
 const A: &str = "10.0.0.1";
 const B: &str = "10.0.0.2";
@@ -11,18 +11,18 @@ const OTHER_NODE: &str = "192.168.0.2";
 const OUTSIDE: &str = "203.0.113.9";
 
 /// Pods `a` and `b` in namespace `x`, pod `a` in namespace `y`, and whatever a test adds.
-fn world(more: Vec<Value>, policies: Vec<Value>) -> World {
-    let node = |name: &str, address: &str| Node {
+fn world(more: Vec<Value>, policies: Vec<Value>) -> PolicyWorld {
+    let node = |name: &str, address: &str| NodeObject {
         name: name.to_owned(),
         addresses: vec![address.parse().unwrap()],
     };
     let pods = [pod("x", "a", A, "n1"), pod("x", "b", B, "n1"), pod("y", "a", OTHER, "n2")];
     let namespaces = ["x", "y"].map(|name| {
         let value = json!({ "metadata": { "name": name, "labels": { "team": name } } });
-        serde_json::from_value::<Namespace>(value).unwrap()
+        serde_json::from_value::<NamespaceObject>(value).unwrap()
     });
     let parsed = |value: Value| serde_json::from_value(value).unwrap();
-    World {
+    PolicyWorld {
         nodes: vec![node("n1", NODE), node("n2", OTHER_NODE)],
         namespaces: namespaces.to_vec(),
         pods: pods.into_iter().chain(more).map(parsed).collect(),
@@ -56,12 +56,12 @@ fn policy(spec: Value) -> Value {
     policy
 }
 
-fn tcp(world: &World, from: &str, to: &str, port: u16) -> bool {
+fn tcp(world: &PolicyWorld, from: &str, to: &str, port: u16) -> bool {
     packet(world, from, to, Transport::Port(Protocol::Tcp, port))
 }
 
-fn packet(world: &World, from: &str, to: &str, transport: Transport) -> bool {
-    allowed(world, Packet { from: from.parse().unwrap(), to: to.parse().unwrap(), transport })
+fn packet(world: &PolicyWorld, from: &str, to: &str, transport: Transport) -> bool {
+    allowed(world, PolicyPacket { from: from.parse().unwrap(), to: to.parse().unwrap(), transport })
 }
 
 /// Who of those with an address reaches pod `x/a` at TCP 80, and whom it reaches.

@@ -23,7 +23,7 @@ use denizen_tests::packets::probe::Protocol;
 use denizen_tests::peers::api::context::ApiContext;
 use denizen_tests::peers::api::{Api, ApiServer};
 use denizen_tests::peers::containerd::kubelet::{DaemonPod, Kubelet};
-use denizen_tests::peers::containerd::{Containerd, DENIZEN, Image};
+use denizen_tests::peers::containerd::{ContainerImage, Containerd, DENIZEN};
 use serde_json::{Value, json};
 
 use super::speaker::{self, Speaker};
@@ -42,7 +42,7 @@ struct Installation {
 }
 
 impl Installation {
-    fn new(label: &str, image: Image) -> Result<Self> {
+    fn new(label: &str, image: ContainerImage) -> Result<Self> {
         let context = ApiContext::own(label)?;
         context.put_node()?;
         context.put_web("web", 10, &[Who::Remote])?;
@@ -193,7 +193,7 @@ fn rename_image(objects: &mut [Value]) -> Result<()> {
 /// container that is privileged.
 #[test]
 fn the_daemon_set_installs_is_upgraded_under_load_and_is_taken_away() -> Result<()> {
-    let node = Installation::new("ctr-daemon", Image::Bird)?;
+    let node = Installation::new("ctr-daemon", ContainerImage::Bird)?;
     let fixture = &node.context.fixture;
     fixture.cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
     // Where the plugin of the image looks for the agent.
@@ -275,7 +275,7 @@ fn a_foreign_speaker_is_found(node: &Installation, pod: &DaemonPod) -> Result<()
 #[test]
 fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without_a_trace()
 -> Result<()> {
-    let node = Installation::new("ctr-ipt", Image::Iptables)?;
+    let node = Installation::new("ctr-ipt", ContainerImage::Iptables)?;
     let fixture = &node.context.fixture;
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
     let web = fixture.service("web", 10, &http, &[Who::Remote])?;
@@ -304,7 +304,7 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
 /// A mount goes on to lead to what was removed on the host: the kubelet must start it again.
 #[test]
 fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_anew() -> Result<()> {
-    let node = Installation::new("ctr-run", Image::Nftables)?;
+    let node = Installation::new("ctr-run", ContainerImage::Nftables)?;
     let cluster = &node.context.fixture.cluster;
     let until_live = |status: u16| -> Result<()> {
         let livez = url(ip("127.0.0.1"), 10256, "/livez");

@@ -1,6 +1,6 @@
 //! The sender's egress and the receiver's ingress say different things of one connection.
 
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, World};
+use denizen_tests::policy::{NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 
 use super::{label, peers};
 use crate::case::Case;
@@ -16,10 +16,10 @@ enum Permits {
 
 const ALL: [Permits; 4] = [Permits::Nothing, Permits::All, Permits::ThePod, Permits::TheAddress];
 
-pub fn cases(world: &World) -> Vec<Case> {
+pub fn cases(world: &PolicyWorld) -> Vec<Case> {
     let case = |(source, destination): (Permits, Permits)| {
-        let egress = rules(source, world, "z", "c", Rule::to);
-        let ingress = rules(destination, world, "y", "b", Rule::from);
+        let egress = rules(source, world, "z", "c", PolicyRule::to);
+        let ingress = rules(destination, world, "y", "b", PolicyRule::from);
         Case::new(format!("the source permits {source:?}, the destination {destination:?}"))
             .put(NetworkPolicy::new("y", "source", label("pod", "b")).egress(egress))
             .put(NetworkPolicy::new("z", "destination", label("pod", "c")).ingress(ingress))
@@ -31,16 +31,16 @@ pub fn cases(world: &World) -> Vec<Case> {
 
 fn rules(
     permits: Permits,
-    world: &World,
+    world: &PolicyWorld,
     namespace: &str,
     pod: &str,
-    rule: impl Fn(Vec<Peer>) -> Rule,
-) -> Vec<Rule> {
+    rule: impl Fn(Vec<PolicyPeer>) -> PolicyRule,
+) -> Vec<PolicyRule> {
     match permits {
         Permits::Nothing => vec![],
-        Permits::All => vec![Rule::all()],
+        Permits::All => vec![PolicyRule::all()],
         Permits::ThePod => {
-            vec![rule(vec![Peer::both(label("ns", namespace), label("pod", pod))])]
+            vec![rule(vec![PolicyPeer::both(label("ns", namespace), label("pod", pod))])]
         }
         Permits::TheAddress => vec![rule(peers::alone(world, namespace, pod))],
     }

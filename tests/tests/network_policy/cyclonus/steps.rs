@@ -1,7 +1,7 @@
 //! Cases of more than one step, and those that cyclonus took from Kubernetes' own suite.
 
 use denizen_tests::packets::probe::Protocol::Tcp;
-use denizen_tests::policy::{NetworkPolicy, Peer, Port, Rule, World};
+use denizen_tests::policy::{NetworkPolicy, PolicyPeer, PolicyPort, PolicyRule, PolicyWorld};
 
 use super::{Direction, rule_for};
 use super::{base, label, policy, with};
@@ -16,7 +16,7 @@ pub fn actions() -> Vec<Case> {
         Case::new("create, update and delete a policy")
             .put(base())
             .judged()
-            .put(with(Direction::Ingress, Rule::all()))
+            .put(with(Direction::Ingress, PolicyRule::all()))
             .judged()
             .then(delete_base())
             .judged(),
@@ -29,13 +29,13 @@ pub fn actions() -> Vec<Case> {
 
 /// Pod x/a hears pods of namespaces with this label, and no others.
 fn from_namespaces(value: &str) -> NetworkPolicy {
-    let peers = vec![Peer::namespaces(label("ns", value))];
+    let peers = vec![PolicyPeer::namespaces(label("ns", value))];
     with(Direction::Ingress, rule_for(Direction::Ingress, peers))
 }
 
 /// Pod x/a hears pods with this label, of every namespace.
 fn from_pods(value: &str) -> NetworkPolicy {
-    let peers = vec![Peer::both(Default::default(), label("pod", value))];
+    let peers = vec![PolicyPeer::both(Default::default(), label("pod", value))];
     with(Direction::Ingress, rule_for(Direction::Ingress, peers))
 }
 
@@ -102,7 +102,7 @@ fn namespace_labels() -> Case {
 }
 
 /// Thirteen of Kubernetes' own cases, asked over all six ports.
-pub fn upstream(world: &World) -> Vec<Case> {
+pub fn upstream(world: &PolicyWorld) -> Vec<Case> {
     const TAKEN: [&str; 13] = [
         "support a 'default-deny-ingress' policy",
         "enforce policy to allow traffic from pods within server namespace based on PodSelector",
@@ -132,9 +132,9 @@ pub fn upstream(world: &World) -> Vec<Case> {
 
 /// A named port, and pods that come later and have one of that name too.
 pub fn example() -> Case {
-    let web = Rule::all().at([Port::named(Tcp, "serve-80-tcp")]);
+    let web = PolicyRule::all().at([PolicyPort::named(Tcp, "serve-80-tcp")]);
     Case::new("a named port, with pods that appear later")
-        .put(policy("x", Default::default(), [web], [Rule::all()]))
+        .put(policy("x", Default::default(), [web], [PolicyRule::all()]))
         .judged()
         .then(add_pod("x", "d"))
         .judged()

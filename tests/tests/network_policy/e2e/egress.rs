@@ -3,19 +3,19 @@
 use std::net::IpAddr;
 
 use denizen_tests::packets::probe::Protocol::Tcp;
-use denizen_tests::policy::{Peer, Port, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, PolicyPeer, PolicyPort, PolicyRule, PolicyWorld};
 
 use super::{a_from, a_to, all, named, ns, one, pod, x};
 use crate::case::Case;
 
-pub fn cases(world: &World) -> Vec<Case> {
+pub fn cases(world: &PolicyWorld) -> Vec<Case> {
     by_selector().into_iter().chain(by_block(world)).collect()
 }
 
 fn by_selector() -> Vec<Case> {
-    let y_a = || Peer::both(ns("y"), pod("a"));
+    let y_a = || PolicyPeer::both(ns("y"), pod("a"));
     let of_y = |name: &str, pods| {
-        let rule = Rule::from([Peer::both(ns("x"), pod("a"))]);
+        let rule = PolicyRule::from([PolicyPeer::both(ns("x"), pod("a"))]);
         named("y", name, pods).ingress([rule])
     };
     vec![
@@ -32,16 +32,19 @@ fn by_selector() -> Vec<Case> {
             "x/a -> * but y/a",
         ),
         Case::new("allow egress access on one named port")
-            .put(x(all()).egress([Rule::all().at([Port::named(Tcp, "serve-80-tcp")])]))
+            .put(x(all()).egress([PolicyRule::all().at([PolicyPort::named(Tcp, "serve-80-tcp")])]))
             .expect(Tcp, 80, "none")
             .expect(Tcp, 81, "X -> *"),
         Case::new("work with Ingress, Egress specified together")
-            .put(a_from([Peer::pods(pod("b"))]).egress([Rule::all().at([Port::number(Tcp, 80)])]))
+            .put(
+                a_from([PolicyPeer::pods(pod("b"))])
+                    .egress([PolicyRule::all().at([PolicyPort::number(Tcp, 80)])]),
+            )
             .expect(Tcp, 80, "* -> x/a but x/b")
             .expect(Tcp, 81, "* -> x/a but x/b; x/a -> *"),
         one(
             "deny egress to a namespace on default namespace label",
-            a_to([Peer::namespaces(Selector::requires(
+            a_to([PolicyPeer::namespaces(LabelSelector::requires(
                 "kubernetes.io/metadata.name",
                 "NotIn",
                 &["y"],
@@ -52,7 +55,7 @@ fn by_selector() -> Vec<Case> {
 }
 
 /// Every block is there once for each family.
-fn by_block(world: &World) -> Vec<Case> {
+fn by_block(world: &PolicyWorld) -> Vec<Case> {
     let addresses = |namespace: &str, name: &str| -> Vec<IpAddr> {
         let pod = world.pod(namespace, name).expect("one of the nine");
         pod.status.pod_ips.iter().map(|pod_ip| pod_ip.ip).collect()
@@ -60,10 +63,11 @@ fn by_block(world: &World) -> Vec<Case> {
     let alone =
         |address: &IpAddr| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
     let only = |namespace: &str| {
-        a_to(addresses(namespace, "b").iter().map(|ip| Peer::block(alone(ip), [])))
+        a_to(addresses(namespace, "b").iter().map(|ip| PolicyPeer::block(alone(ip), [])))
     };
-    let but_b =
-        a_to(addresses("x", "b").iter().map(|ip| Peer::block(format!("{ip}/4"), [alone(ip)])));
+    let but_b = a_to(
+        addresses("x", "b").iter().map(|ip| PolicyPeer::block(format!("{ip}/4"), [alone(ip)])),
+    );
     vec![
         one("allow egress access to server in CIDR block", only("y"), "x/a -> * but y/b"),
         one(

@@ -9,13 +9,13 @@ mod protocols;
 
 use anyhow::Result;
 use denizen_tests::packets::probe::Protocol;
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 
 use crate::case::Case;
 use crate::hosts::{OnPaper, nine};
 
 /// All of them, for these pods.
-pub fn cases(world: &World) -> Vec<Case> {
+pub fn cases(world: &PolicyWorld) -> Vec<Case> {
     let parts = [
         ingress::cases(),
         egress::cases(world),
@@ -32,34 +32,34 @@ fn one(name: &str, policy: NetworkPolicy, denied: &str) -> Case {
 }
 
 /// A policy of namespace x for the pods that `pod` selects.
-fn x(pod: Selector) -> NetworkPolicy {
+fn x(pod: LabelSelector) -> NetworkPolicy {
     named("x", "policy", pod)
 }
 
-fn named(namespace: &str, name: &str, pod: Selector) -> NetworkPolicy {
+fn named(namespace: &str, name: &str, pod: LabelSelector) -> NetworkPolicy {
     NetworkPolicy::new(namespace, name, pod)
 }
 
 /// Pod a of namespace x receives from these peers alone.
-fn a_from(peers: impl IntoIterator<Item = Peer>) -> NetworkPolicy {
-    x(pod("a")).ingress([Rule::from(peers)])
+fn a_from(peers: impl IntoIterator<Item = PolicyPeer>) -> NetworkPolicy {
+    x(pod("a")).ingress([PolicyRule::from(peers)])
 }
 
 /// Pod a of namespace x sends to these peers alone.
-fn a_to(peers: impl IntoIterator<Item = Peer>) -> NetworkPolicy {
-    x(pod("a")).egress([Rule::to(peers)])
+fn a_to(peers: impl IntoIterator<Item = PolicyPeer>) -> NetworkPolicy {
+    x(pod("a")).egress([PolicyRule::to(peers)])
 }
 
-fn all() -> Selector {
-    Selector::default()
+fn all() -> LabelSelector {
+    LabelSelector::default()
 }
 
-fn pod(name: &str) -> Selector {
-    Selector::label("pod", name)
+fn pod(name: &str) -> LabelSelector {
+    LabelSelector::label("pod", name)
 }
 
-fn ns(name: &str) -> Selector {
-    Selector::label("ns", name)
+fn ns(name: &str) -> LabelSelector {
+    LabelSelector::label("ns", name)
 }
 
 #[test]

@@ -1,14 +1,15 @@
 //! UDP and SCTP, and that neither is TCP.
 
 use denizen_tests::packets::probe::Protocol::{self, Sctp, Tcp, Udp};
-use denizen_tests::policy::{Peer, Port, Rule};
+use denizen_tests::policy::{PolicyPeer, PolicyPort, PolicyRule};
 
 use super::{a_from, all, named, ns, pod, x};
 use crate::case::Case;
 
 pub fn cases() -> Vec<Case> {
-    let a_at =
-        |protocol, port| x(pod("a")).ingress([Rule::all().at([Port::number(protocol, port)])]);
+    let a_at = |protocol, port| {
+        x(pod("a")).ingress([PolicyRule::all().at([PolicyPort::number(protocol, port)])])
+    };
     let others = vec![
         Case::new("not mistakenly treat 'protocol: SCTP' as 'protocol: TCP', even if the plugin doesn't support SCTP")
             .put(named("x", "deny-all", all()).ingress([]))
@@ -26,7 +27,8 @@ pub fn cases() -> Vec<Case> {
 
 fn over(protocol: Protocol) -> Vec<Case> {
     let case = |name: &str| Case::new(format!("{protocol}: {name}"));
-    let at_81 = Rule::from([Peer::namespaces(ns("y"))]).at([Port::number(protocol, 81)]);
+    let at_81 =
+        PolicyRule::from([PolicyPeer::namespaces(ns("y"))]).at([PolicyPort::number(protocol, 81)]);
     vec![
         case("support a 'default-deny-ingress' policy")
             .put(x(all()).ingress([]))
@@ -37,7 +39,7 @@ fn over(protocol: Protocol) -> Vec<Case> {
             "X,Z -> x/a",
         ),
         case("enforce policy to allow traffic only from a pod in a different namespace")
-            .put(a_from([Peer::both(ns("y"), pod("a"))]))
+            .put(a_from([PolicyPeer::both(ns("y"), pod("a"))]))
             .expect(protocol, 80, "* -> x/a but y/a"),
     ]
 }

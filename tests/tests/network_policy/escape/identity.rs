@@ -10,7 +10,7 @@ use denizen_tests::packets::frame::{
     ARP, BROADCAST, FrameSocket, IPV4, IPV6, Mac, arp, ether_type, frame as framed, group, icmp,
     udp,
 };
-use denizen_tests::policy::{NetworkPolicy, Selector};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy};
 use serde_json::Value;
 
 use super::{End, Ways, at, none_leads, open, put};
@@ -21,7 +21,7 @@ const LLDP: Mac = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 
 /// A policy that selects none of the pods here.
 fn elsewhere() -> NetworkPolicy {
-    NetworkPolicy::new("y", "deny", Selector::label("pod", "b")).ingress([])
+    NetworkPolicy::new("y", "deny", LabelSelector::label("pod", "b")).ingress([])
 }
 
 fn bytes(address: IpAddr) -> [u8; 4] {

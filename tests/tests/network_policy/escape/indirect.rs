@@ -9,7 +9,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::ctnetlink;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::frame::{ether_type, frame as framed, icmp, udp};
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule};
 
 use super::{End, PORT, Ways, at, none_leads, open, put};
 use crate::regressions::test_cluster::{BOUND, TestCluster};
@@ -19,8 +19,8 @@ const PORTS: [u16; 2] = [8472, 4789];
 const VTEP: [u8; 6] = [0x02, 0, 0, 0, 0x99, 0x01];
 const VNI: [u8; 4] = [0, 0, 7, 0];
 
-fn of(pod: &str) -> Selector {
-    Selector::label("pod", pod)
+fn of(pod: &str) -> LabelSelector {
+    LabelSelector::label("pod", pod)
 }
 
 /// A packet of a pod elsewhere to `to`, in a tunnel's packet to an address of a node.
@@ -78,8 +78,8 @@ fn no_pod_reaches_another_by_a_tunnel_of_its_node() -> Result<()> {
     ensure!(lead >= 3, "without policies {lead} ways lead there");
     let lead = by_b(PORTS[0]).lead(&at_b, &at_a)?.len();
     ensure!(lead == 2, "without policies {lead} ways lead there");
-    let from_y = || Peer::both(Selector::label("ns", "y"), of("a"));
-    let policy = || NetworkPolicy::new("x", "in", of("a")).ingress([Rule::from([from_y()])]);
+    let from_y = || PolicyPeer::both(LabelSelector::label("ns", "y"), of("a"));
+    let policy = || NetworkPolicy::new("x", "in", of("a")).ingress([PolicyRule::from([from_y()])]);
     put(&mut cluster, [policy()])?;
     none_leads(&by_c(PORTS[0]), &at_c, &at_a, "bridged")?;
     none_leads(&by_b(PORTS[0]), &at_b, &at_a, "routed")?;

@@ -26,7 +26,7 @@ use denizen_tests::node::cni::POD_INTERFACE;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::BRIDGE;
 use denizen_tests::packets::frame::{self, FrameSocket, Mac};
-use denizen_tests::policy::{NetworkPolicy, Selector};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy};
 
 use crate::regressions::test_cluster::TestCluster;
 
@@ -125,7 +125,7 @@ fn open(netns: &Netns) -> Result<FrameSocket> {
 
 /// Namespace x denies everything.
 fn deny_all() -> NetworkPolicy {
-    NetworkPolicy::new("x", "deny", Selector::default()).ingress([]).egress([])
+    NetworkPolicy::new("x", "deny", LabelSelector::default()).ingress([]).egress([])
 }
 
 /// These policies hold from now on, for what was under way before too.

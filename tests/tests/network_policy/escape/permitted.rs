@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use anyhow::{Result, ensure};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::frame::{ARP, IPV6, Mac, arp, ether_type, frame as framed, icmp, udp};
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule};
 
 use super::{End, Ways, at, none_leads, open, put};
 use crate::regressions::test_cluster::TestCluster;
@@ -56,7 +56,7 @@ fn ordinary(from: End, to: End) -> Ways {
 
 /// A policy that selects none of the pods of namespace x.
 fn elsewhere() -> NetworkPolicy {
-    NetworkPolicy::new("y", "deny", Selector::default()).ingress([]).egress([])
+    NetworkPolicy::new("y", "deny", LabelSelector::default()).ingress([]).egress([])
 }
 
 #[test]
@@ -90,8 +90,11 @@ fn an_annotation_permits_addresses_and_the_pods_policies_hold_for_them() -> Resu
     let mut cluster = TestCluster::new("escape-annotated")?;
     let [a, c] = [End::of(&cluster, "x/a")?, End::of(&cluster, "x/c")?];
     let (from, at_c) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/c"))?);
-    let of = |pod| Selector::label("pod", pod);
-    let to_c = || NetworkPolicy::new("x", "out", of("a")).egress([Rule::to([Peer::pods(of("c"))])]);
+    let of = |pod| LabelSelector::label("pod", pod);
+    let to_c = || {
+        NetworkPolicy::new("x", "out", of("a"))
+            .egress([PolicyRule::to([PolicyPeer::pods(of("c"))])])
+    };
     let nowhere = || NetworkPolicy::new("x", "out", of("a")).egress([]);
     let ways = || {
         let mut ways = Ways::default();

@@ -7,7 +7,7 @@ use denizen_tests::node::world::ip;
 use denizen_tests::packets::frame::{
     self, ARP, BROADCAST, IPV4, TAGS, arp, ether_type, frame as framed, group, icmp, packet, udp,
 };
-use denizen_tests::policy::{NetworkPolicy, Selector};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy};
 
 use super::{End, Ways, at, deny_all, long, none_leads, open, put};
 use crate::regressions::test_cluster::TestCluster;
@@ -141,8 +141,8 @@ fn messages(ways: &mut Ways, from: End, to: End) {
     }
 }
 
-fn of(pod: &str) -> Selector {
-    Selector::label("pod", pod)
+fn of(pod: &str) -> LabelSelector {
+    LabelSelector::label("pod", pod)
 }
 
 #[test]

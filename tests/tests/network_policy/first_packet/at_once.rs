@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use denizen_tests::peers::api::Api;
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 
 use super::reuse::{OneAddress, mute, unmute};
 use super::{add, attach, detach, each, isolate, pods, wiring};
@@ -16,7 +16,7 @@ fn a_policy_that_was_stored_before_its_pod_holds_from_the_first_packet_on() -> R
     api.behave(|manners| manners.late.push("networkpolicies"));
     each(pods(8), |number| {
         let (name, role) = (format!("p{number}"), format!("role-{number}"));
-        let policy = World { policies: vec![friends_only(&role)], ..World::default() };
+        let policy = PolicyWorld { policies: vec![friends_only(&role)], ..PolicyWorld::default() };
         newcomers.put(&name, &policy)?;
         let pod = add(&newcomers, &name, &role, wiring(number))?;
         newcomers.aim(|targets| targets.extend(&pod.addresses));
@@ -43,7 +43,7 @@ fn what_waits_for_an_open_pod_does_not_arrive_once_a_policy_isolates_it() -> Res
         let OneAddress { chain, addresses } = OneAddress::new(&newcomers, number)?;
         newcomers.aim(|targets| targets.extend(addresses));
         let (name, role) = (format!("p{number}"), format!("role-{number}"));
-        let policy = World { policies: vec![friends_only(&role)], ..World::default() };
+        let policy = PolicyWorld { policies: vec![friends_only(&role)], ..PolicyWorld::default() };
         newcomers.put(&name, &policy)?;
         let netns = newcomers.nodes.sandbox(&format!("new/{name}"))?;
         mute(&netns)?;
@@ -61,8 +61,9 @@ fn what_waits_for_an_open_pod_does_not_arrive_once_a_policy_isolates_it() -> Res
 
 /// Pods of a role may talk to friends alone.
 fn friends_only(role: &str) -> NetworkPolicy {
-    let friends = || Peer::both(Selector::default(), Selector::label("role", "friend"));
-    NetworkPolicy::new("new", role, Selector::label("role", role))
-        .ingress([Rule::from([friends()])])
-        .egress([Rule::to([friends()])])
+    let friends =
+        || PolicyPeer::both(LabelSelector::default(), LabelSelector::label("role", "friend"));
+    NetworkPolicy::new("new", role, LabelSelector::label("role", role))
+        .ingress([PolicyRule::from([friends()])])
+        .egress([PolicyRule::to([friends()])])
 }

@@ -11,7 +11,7 @@ use denizen_tests::node::cni::Chain;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::world::ip;
-use denizen_tests::policy::World;
+use denizen_tests::policy::PolicyWorld;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
@@ -88,7 +88,7 @@ fn at_an_address_that_is_reused_at_once() -> Result<()> {
 #[test]
 fn nothing_is_lost_without_policies_at_an_address_that_is_reused_at_once() -> Result<()> {
     let newcomers = Newcomers::new("first-unruled", &isolate("10s"))?;
-    newcomers.put("policies", &World::default())?;
+    newcomers.put("policies", &PolicyWorld::default())?;
     newcomers.nodes.settled(|_, status| status["networkPolicy"]["policies"] == 0)?;
     let count = pods(16);
     each(ADDRESSES.min(count), |chain| {

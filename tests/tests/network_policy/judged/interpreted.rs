@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::oracle::reader::{self, Layer, PacketType, Reader, Stop};
 use denizen_tests::packets::probe::Protocol;
-use denizen_tests::policy::{Packet, Transport, World};
+use denizen_tests::policy::{PolicyPacket, PolicyWorld, Transport};
 
 use super::planned::{Link, has_network, links};
 use crate::random::addresses;
@@ -37,7 +37,7 @@ enum End<'a> {
 
 impl Interpreted {
     /// Of `node`, which has these rules.
-    pub fn new(world: &World, node: &str, rules: &str) -> Result<Self> {
+    pub fn new(world: &PolicyWorld, node: &str, rules: &str) -> Result<Self> {
         let own = world.nodes.iter().find(|other| other.name == node).context("no such node")?;
         let own = own.addresses.clone();
         let reader = Reader::new(rules, &own)?;
@@ -46,23 +46,23 @@ impl Interpreted {
     }
 
     /// Whether a first packet passes the node.
-    pub fn passes(&self, packet: Packet) -> Result<bool> {
+    pub fn passes(&self, packet: PolicyPacket) -> Result<bool> {
         self.passes_as(packet, false)
     }
 
     /// Whether a packet of a connection does that was permitted.
-    pub fn passes_established(&self, packet: Packet) -> Result<bool> {
+    pub fn passes_established(&self, packet: PolicyPacket) -> Result<bool> {
         self.passes_as(packet, true)
     }
 
-    fn passes_as(&self, packet: Packet, established: bool) -> Result<bool> {
+    fn passes_as(&self, packet: PolicyPacket, established: bool) -> Result<bool> {
         let (from, to) = (self.end(packet.from), self.end(packet.to));
         let (way, is_switched) = way(from, to);
         let ether = match from {
             End::Pod(link) => Some(link.mac),
             End::Node | End::Elsewhere => None,
         };
-        let packet = reader::Packet {
+        let packet = reader::ReadPacket {
             established,
             ether,
             packet_type: Some(if is_switched { PacketType::Other } else { PacketType::Host }),
@@ -72,7 +72,7 @@ impl Interpreted {
     }
 
     /// No pod's packets come in with another pod's address, or a node's.
-    pub fn drops_forged(&self, world: &World) -> Result<()> {
+    pub fn drops_forged(&self, world: &PolicyWorld) -> Result<()> {
         let pods = world.pods.iter().filter(|pod| has_network(pod));
         let pods = pods.flat_map(|pod| &pod.status.pod_ips).map(|found| found.ip);
         let taken: BTreeSet<IpAddr> = pods.chain(self.own.iter().copied()).collect();
@@ -80,9 +80,9 @@ impl Interpreted {
             for from in addresses(world).into_iter().filter(|from| taken.contains(from)) {
                 let to = self.own.iter().find(|to| to.is_ipv4() == from.is_ipv4());
                 let to = *to.context("a node has addresses of both versions")?;
-                let packet = Packet { from, to, transport: Transport::Other };
+                let packet = PolicyPacket { from, to, transport: Transport::Other };
                 let (way, _) = way(End::Pod(link), End::Elsewhere);
-                let packet = reader::Packet {
+                let packet = reader::ReadPacket {
                     packet_type: Some(PacketType::Host),
                     ether: Some(link.mac),
                     ..as_read(packet)
@@ -104,8 +104,8 @@ impl Interpreted {
     }
 }
 
-fn as_read(packet: Packet) -> reader::Packet {
-    let Packet { from, to, transport } = packet;
+fn as_read(packet: PolicyPacket) -> reader::ReadPacket {
+    let PolicyPacket { from, to, transport } = packet;
     let (protocol, port) = match transport {
         Transport::Port(Protocol::Tcp, port) => (6, port),
         Transport::Port(Protocol::Udp, port) => (17, port),
@@ -113,8 +113,8 @@ fn as_read(packet: Packet) -> reader::Packet {
         Transport::Other => (if to.is_ipv4() { ICMP } else { ICMPV6 }, CHECKSUM),
     };
     let icmpv6_type = (protocol == ICMPV6).then_some(ECHO_REQUEST);
-    let first = reader::Packet::new(from, SocketAddr::new(to, port), protocol);
-    reader::Packet { icmpv6_type, ..first }
+    let first = reader::ReadPacket::new(from, SocketAddr::new(to, port), protocol);
+    reader::ReadPacket { icmpv6_type, ..first }
 }
 
 /// How many hooks of a way belong to coming in.

@@ -15,7 +15,7 @@ use denizen_model::{Event, Listing, NodeAddress, Protocol as ModelProtocol};
 use denizen_plan::{FirewallPlan, Planner, PolicyFlow};
 use denizen_source::{Features, manifests, state_file};
 use denizen_tests::packets::probe::Protocol;
-use denizen_tests::policy::{Packet, Pod, Transport, World};
+use denizen_tests::policy::{PodObject, PolicyPacket, PolicyWorld, Transport};
 use serde_json::{Value, json};
 
 /// One node's agent, which has decided.
@@ -40,7 +40,7 @@ impl Planned {
     /// Has the agent of `node` decide about `world`, whose files are written into `folder`, and
     /// whose facts come in this order.
     pub fn new(
-        world: &World,
+        world: &PolicyWorld,
         node: &str,
         folder: &Path,
         order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>,
@@ -66,7 +66,7 @@ impl Planned {
 
     /// Whether this node lets a packet pass; `None` for a protocol that the plan is not asked
     /// about.
-    pub fn passes(&self, packet: Packet) -> Result<Option<bool>> {
+    pub fn passes(&self, packet: PolicyPacket) -> Result<Option<bool>> {
         let Transport::Port(protocol, port) = packet.transport else { return Ok(None) };
         let flow = PolicyFlow {
             source: packet.from,
@@ -91,7 +91,7 @@ impl Planned {
     }
 }
 
-fn read(world: &World, node: &str, folder: &Path) -> Result<Vec<Event>> {
+fn read(world: &PolicyWorld, node: &str, folder: &Path) -> Result<Vec<Event>> {
     let (objects, run_dir) = (folder.join("manifests"), folder.join("run"));
     fs::create_dir_all(&objects)?;
     fs::create_dir_all(&run_dir)?;
@@ -126,8 +126,8 @@ pub struct Link {
 }
 
 /// The links of a node's pods: those that have not ended, and whose addresses are still theirs.
-pub fn links(world: &World, node: &str) -> Vec<(usize, Link)> {
-    let has_addresses = |number: usize, pod: &Pod| {
+pub fn links(world: &PolicyWorld, node: &str) -> Vec<(usize, Link)> {
+    let has_addresses = |number: usize, pod: &PodObject| {
         let younger = || world.pods[number + 1..].iter().filter(|other| has_network(other));
         has_network(pod) && !younger().any(|other| other.status.pod_ips == pod.status.pod_ips)
     };
@@ -136,7 +136,7 @@ pub fn links(world: &World, node: &str) -> Vec<(usize, Link)> {
         .iter()
         .enumerate()
         .filter(|(number, pod)| pod.spec.node_name == node && has_addresses(*number, pod));
-    let link = |(number, pod): (usize, &Pod)| {
+    let link = |(number, pod): (usize, &PodObject)| {
         let ips = pod.status.pod_ips.iter().map(|pod_ip| pod_ip.ip).collect();
         let bridge = number.is_multiple_of(2).then_some("cni0");
         let mac = [2, 0, 0, 0, 1, number as u8];
@@ -146,7 +146,7 @@ pub fn links(world: &World, node: &str) -> Vec<(usize, Link)> {
 }
 
 /// The state file (design.md, section 3).
-fn state_file_of(world: &World, node: &str) -> Value {
+fn state_file_of(world: &PolicyWorld, node: &str) -> Value {
     let attachment = |(number, Link { ips, veth, bridge, mac }): (usize, Link)| {
         let (id, pod) = (format!("c{number}"), &world.pods[number]);
         let attachment = json!({
@@ -167,6 +167,6 @@ fn state_file_of(world: &World, node: &str) -> Value {
 }
 
 /// Whether a pod has addresses of its own now.
-pub fn has_network(pod: &Pod) -> bool {
+pub fn has_network(pod: &PodObject) -> bool {
     !pod.spec.host_network && pod.status.phase == "Running" && !pod.status.pod_ips.is_empty()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::policy::World;
+use denizen_tests::policy::PolicyWorld;
 use denizen_tests::random::{self, Draw};
 use denizen_tests::test_length;
 use proptest::collection::vec;
@@ -18,7 +18,7 @@ use crate::play::{Play, Way};
 const ALL_LABELS: usize = 150;
 
 /// The pods and namespaces that there are, with random labels, ports and policies.
-fn worlds(there: World) -> impl Strategy<Value = Cluster> {
+fn worlds(there: PolicyWorld) -> impl Strategy<Value = Cluster> {
     let policies = vec(vec(any::<u16>(), A_POLICY), 1..=6);
     (vec(any::<u16>(), ALL_LABELS), policies).prop_map(move |(numbers, policies)| {
         let mut world = there.clone();

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use denizen_tests::node::world::host_length;
 use denizen_tests::policy::{
-    IpBlock, Metadata, NetworkPolicy, Peer, PolicySpec, Port, PortNumber, Requirement, Rule,
-    Selector,
+    IpBlock, LabelSelector, NetworkPolicy, ObjectMeta, PolicyPeer, PolicyPort, PolicyRule,
+    PolicySpec, PortNumber, Requirement,
 };
 use denizen_tests::random::Draw;
 
@@ -29,7 +29,11 @@ pub fn policy(draw: &mut Draw<'_>, number: usize, addresses: &[IpAddr]) -> Netwo
     let ingress = section(draw, addresses, |rule, peers| rule.from = peers);
     let egress = section(draw, addresses, |rule, peers| rule.to = peers);
     NetworkPolicy {
-        metadata: Metadata { namespace, name: format!("policy-{number}"), ..Metadata::default() },
+        metadata: ObjectMeta {
+            namespace,
+            name: format!("policy-{number}"),
+            ..ObjectMeta::default()
+        },
         spec: PolicySpec {
             pod_selector,
             policy_types: types.map(|types| types.iter().map(|name| (*name).to_owned()).collect()),
@@ -42,11 +46,11 @@ pub fn policy(draw: &mut Draw<'_>, number: usize, addresses: &[IpAddr]) -> Netwo
 fn section(
     draw: &mut Draw<'_>,
     addresses: &[IpAddr],
-    put: impl Fn(&mut Rule, Option<Vec<Peer>>),
-) -> Option<Vec<Rule>> {
+    put: impl Fn(&mut PolicyRule, Option<Vec<PolicyPeer>>),
+) -> Option<Vec<PolicyRule>> {
     let count = draw.below(4);
     let rules = |draw: &mut Draw<'_>| {
-        let mut rule = Rule { ports: ports(draw), ..Rule::default() };
+        let mut rule = PolicyRule { ports: ports(draw), ..PolicyRule::default() };
         let count = draw.below(4);
         let peers = (0..count).map(|_| peer(draw, addresses)).collect::<Vec<_>>();
         put(&mut rule, (count > 0 || draw.percent(50)).then_some(peers));
@@ -56,8 +60,8 @@ fn section(
 }
 
 /// One that concerns namespaces may ask for the label that they have by themselves.
-fn selector(draw: &mut Draw<'_>, of_namespaces: bool) -> Selector {
-    let mut selector = Selector::default();
+fn selector(draw: &mut Draw<'_>, of_namespaces: bool) -> LabelSelector {
+    let mut selector = LabelSelector::default();
     for key in draw.subset(&KEYS, 25) {
         selector.match_labels.insert(key.to_owned(), draw.one(&VALUES).to_owned());
     }
@@ -91,16 +95,16 @@ fn requirement(draw: &mut Draw<'_>) -> Requirement {
     Requirement { key, operator: operator.to_owned(), values }
 }
 
-fn peer(draw: &mut Draw<'_>, addresses: &[IpAddr]) -> Peer {
+fn peer(draw: &mut Draw<'_>, addresses: &[IpAddr]) -> PolicyPeer {
     let (pods, namespaces) = (selector(draw, false), selector(draw, true));
     let block = block(draw, addresses);
     match draw.below(6) {
-        _ if draw.percent(WRONG) => Peer::default(),
-        _ if draw.percent(WRONG) => Peer { ip_block: Some(block), ..Peer::pods(pods) },
-        0 | 1 => Peer::pods(pods),
-        2 => Peer::namespaces(namespaces),
-        3 => Peer::both(namespaces, pods),
-        _ => Peer { ip_block: Some(block), ..Peer::default() },
+        _ if draw.percent(WRONG) => PolicyPeer::default(),
+        _ if draw.percent(WRONG) => PolicyPeer { ip_block: Some(block), ..PolicyPeer::pods(pods) },
+        0 | 1 => PolicyPeer::pods(pods),
+        2 => PolicyPeer::namespaces(namespaces),
+        3 => PolicyPeer::both(namespaces, pods),
+        _ => PolicyPeer { ip_block: Some(block), ..PolicyPeer::default() },
     }
 }
 
@@ -125,12 +129,12 @@ fn block(draw: &mut Draw<'_>, addresses: &[IpAddr]) -> IpBlock {
     IpBlock { cidr, except }
 }
 
-fn ports(draw: &mut Draw<'_>) -> Option<Vec<Port>> {
+fn ports(draw: &mut Draw<'_>) -> Option<Vec<PolicyPort>> {
     let count = draw.below(4);
     (count > 0).then(|| (1..count).map(|_| port(draw)).collect())
 }
 
-fn port(draw: &mut Draw<'_>) -> Port {
+fn port(draw: &mut Draw<'_>) -> PolicyPort {
     let mut protocol = draw.one(&[None, Some("TCP"), Some("UDP"), Some("SCTP")]);
     if draw.percent(WRONG) {
         protocol = Some("IGMP");
@@ -148,5 +152,5 @@ fn port(draw: &mut Draw<'_>) -> Port {
             (Some(name), wrong_last.then_some(last))
         }
     };
-    Port { protocol: protocol.map(str::to_owned), port, end_port }
+    PolicyPort { protocol: protocol.map(str::to_owned), port, end_port }
 }

@@ -1,29 +1,29 @@
 //! Who has an address, and which addresses a block holds.
 
 use anyhow::Result;
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 
 use super::small::{OTHER_NODE, OUTSIDE, XA, XB, YA, YB, expect, pod, world};
 
-fn a() -> Selector {
-    Selector::label("pod", "a")
+fn a() -> LabelSelector {
+    LabelSelector::label("pod", "a")
 }
 
-fn from(peers: impl IntoIterator<Item = Peer>) -> NetworkPolicy {
-    NetworkPolicy::new("x", "in", a()).ingress([Rule::from(peers)])
+fn from(peers: impl IntoIterator<Item = PolicyPeer>) -> NetworkPolicy {
+    NetworkPolicy::new("x", "in", a()).ingress([PolicyRule::from(peers)])
 }
 
 /// A block of each family, with these exceptions.
-fn blocks(cidrs: [&str; 2], except: [&[&str]; 2]) -> Vec<Peer> {
+fn blocks(cidrs: [&str; 2], except: [&[&str]; 2]) -> Vec<PolicyPeer> {
     let block = |family: usize| {
-        Peer::block(cidrs[family], except[family].iter().map(|except| (*except).to_owned()))
+        PolicyPeer::block(cidrs[family], except[family].iter().map(|except| (*except).to_owned()))
     };
     vec![block(0), block(1)]
 }
 
 /// Pods `x/a` hears pods of its namespace.
-fn own_namespace() -> World {
-    world([from([Peer::pods(Selector::default())])])
+fn own_namespace() -> PolicyWorld {
+    world([from([PolicyPeer::pods(LabelSelector::default())])])
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn of_two_pods_with_one_address_the_younger_one_has_it() -> Result<()> {
 /// A pod of the host's network has its node's addresses, which stay the node's.
 #[test]
 fn a_pod_of_the_hosts_network_is_neither_subject_nor_peer() -> Result<()> {
-    let everything = NetworkPolicy::new("x", "host", Selector::label("pod", "host"));
+    let everything = NetworkPolicy::new("x", "host", LabelSelector::label("pod", "host"));
     let mut world = own_namespace();
     world.policies.push(everything.ingress([]).egress([]));
     let mut host = pod("x", "host", 1, OTHER_NODE);
@@ -73,9 +73,9 @@ fn a_pod_of_the_hosts_network_is_neither_subject_nor_peer() -> Result<()> {
 
 #[test]
 fn a_pod_without_addresses_and_a_policy_that_is_wrong_spare_the_others() -> Result<()> {
-    let wrong = Selector::requires("pod", "Like", &["a"]);
+    let wrong = LabelSelector::requires("pod", "Like", &["a"]);
     let mut world = own_namespace();
-    world.policies.push(NetworkPolicy::new("x", "wrong", wrong).ingress([Rule::all()]));
+    world.policies.push(NetworkPolicy::new("x", "wrong", wrong).ingress([PolicyRule::all()]));
     let mut unscheduled = pod("x", "unscheduled", 0, XA);
     unscheduled.status.pod_ips.clear();
     unscheduled.spec.node_name.clear();
@@ -131,7 +131,7 @@ fn except_takes_from_its_own_block_alone() -> Result<()> {
     peers.extend(blocks(["10.0.1.10/32", "fd00::1:10/128"], [&[], &[]]));
     expect(&world([from(peers)]), &[(XB, XA, true), (YA, XA, true), (YB, XA, false)])?;
     let mut peers = excepting;
-    peers.push(Peer::both(Selector::default(), Selector::label("pod", "b")));
+    peers.push(PolicyPeer::both(LabelSelector::default(), LabelSelector::label("pod", "b")));
     expect(&world([from(peers)]), &[(XB, XA, true), (YA, XA, false), (YB, XA, true)])
 }
 
@@ -149,10 +149,12 @@ fn overlapping_blocks_become_ranges_that_do_not_overlap() -> Result<()> {
     ] {
         peers.extend(blocks(cidrs, [&[], &[]]));
     }
-    let other =
-        NetworkPolicy::new("x", "other", Selector::label("pod", "b")).ingress([Rule::from(
-            blocks(["10.0.1.8/29", "fd00::1:10/124"], [&["10.0.1.11/32"], &["fd00::1:11/128"]]),
-        )]);
+    let other = NetworkPolicy::new("x", "other", LabelSelector::label("pod", "b")).ingress([
+        PolicyRule::from(blocks(
+            ["10.0.1.8/29", "fd00::1:10/124"],
+            [&["10.0.1.11/32"], &["fd00::1:11/128"]],
+        )),
+    ]);
     let world = world([from(peers), other]);
     expect(&world, &[(YA, XA, true), (YB, XA, true), (OUTSIDE, XA, true)])?;
     expect(&world, &[(YA, XB, true), (YB, XB, false), (XA, XB, false), (OUTSIDE, XB, false)])

@@ -1,7 +1,7 @@
 //! What cannot be understood, or should not be there, with the real agents.
 
 use anyhow::{Result, ensure};
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule};
 use serde_json::{Value, json};
 
 use super::test_cluster::{TestCluster, x};
@@ -58,8 +58,8 @@ fn wrong_policies_isolate_permit_nothing_and_stop_no_other() -> Result<()> {
     let named = wrong.iter().enumerate().map(|(n, spec)| policy(format!("wrong-{n}"), spec));
     let objects: Vec<_> = named.collect();
     cluster.play.nodes.manifests.put("wrong", &objects)?;
-    let b = || Selector::label("pod", "b");
-    let own = Rule::from([Peer::pods(Selector::default())]);
+    let b = || LabelSelector::label("pod", "b");
+    let own = PolicyRule::from([PolicyPeer::pods(LabelSelector::default())]);
     cluster.put([NetworkPolicy::new("x", "right", b()).ingress([own])])?;
     cluster
         .play
@@ -86,7 +86,9 @@ fn ten_thousand_policies_and_hostile_names_are_only_many() -> Result<()> {
     objects.extend(hostile.map(|name| policy(name.to_owned(), &spec)));
     objects.push(policy("n".repeat(253), &spec));
     cluster.play.nodes.manifests.put("many", &objects)?;
-    cluster.put([x("own").ingress([Rule::from([Peer::pods(Selector::default())])])])?;
+    cluster.put([
+        x("own").ingress([PolicyRule::from([PolicyPeer::pods(LabelSelector::default())])])
+    ])?;
     cluster.expect(cluster.netns("y/a"), "x/a", false)?;
     cluster.expect(cluster.netns("x/b"), "x/a", true)?;
     cluster.expect(cluster.netns("x/a"), "y/a", true)?;

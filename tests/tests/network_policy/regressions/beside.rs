@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::pod::BRIDGE;
-use denizen_tests::policy::Rule;
+use denizen_tests::policy::PolicyRule;
 use serde_json::Value;
 
 use super::test_cluster::{BOUND, TestCluster, x};
@@ -30,7 +30,7 @@ fn what_another_table_drops_stays_dropped() -> Result<()> {
         "table inet other {{ chain last {{ type filter hook forward priority 10; \
          ip daddr {v4} drop; ip6 daddr {v6} drop; }}; }}"
     ))?;
-    cluster.put([x("all").ingress([Rule::all()])])?;
+    cluster.put([x("all").ingress([PolicyRule::all()])])?;
     for from in ["y/a", "x/b", "x/c"] {
         cluster.expect(cluster.netns(from), "x/a", false)?;
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
-use denizen_tests::policy::{Peer, Port, Rule, Selector};
+use denizen_tests::policy::{LabelSelector, PolicyPeer, PolicyPort, PolicyRule};
 
 use super::test_cluster::{BOUND, TestCluster, x};
 
@@ -75,8 +75,8 @@ fn replies_to_a_pod_that_is_isolated_later_arrive() -> Result<()> {
 #[test]
 fn neighbours_are_found_by_isolated_pods() -> Result<()> {
     let mut cluster = TestCluster::new("np-neighbours")?;
-    let own = || [Peer::pods(Selector::default())];
-    cluster.put([x("own").ingress([Rule::from(own())]).egress([Rule::to(own())])])?;
+    let own = || [PolicyPeer::pods(LabelSelector::default())];
+    cluster.put([x("own").ingress([PolicyRule::from(own())]).egress([PolicyRule::to(own())])])?;
     for (from, to) in [("x/a", "x/c"), ("x/a", "x/b"), ("x/b", "x/a")] {
         for netns in [cluster.netns(from), cluster.netns(to), cluster.node(0)] {
             for version in ["-4", "-6"] {
@@ -91,8 +91,8 @@ fn neighbours_are_found_by_isolated_pods() -> Result<()> {
 #[test]
 fn icmp_errors_about_permitted_packets_arrive() -> Result<()> {
     let mut cluster = TestCluster::new("np-errors")?;
-    let out = Rule::to([Peer::namespaces(Selector::label("ns", "y"))]);
-    cluster.put([x("out").ingress([]).egress([out.at([Port::every(Protocol::Udp)])])])?;
+    let out = PolicyRule::to([PolicyPeer::namespaces(LabelSelector::label("ns", "y"))]);
+    cluster.put([x("out").ingress([]).egress([out.at([PolicyPort::every(Protocol::Udp)])])])?;
     for to in cluster.addresses("y/a") {
         let outcome = Probe::udp(SocketAddr::new(to, PORT)).ask_in(cluster.netns("x/a"));
         ensure!(outcome == Outcome::Refused, "{to}: {outcome:?}");

@@ -14,7 +14,7 @@ use denizen_tests::kernel::conntrack::tracked;
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::probe::Protocol;
-use denizen_tests::policy::{Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, PolicyPeer, PolicyRule, PolicyWorld};
 
 use super::connections::{Connection, ENDING, connections};
 use super::conversation::{Conversation, Kind, PORT};
@@ -180,8 +180,8 @@ fn what_is_forbidden_ends_though_both_sides_send() -> Result<()> {
     cluster.start_agent()?;
     talk.are(&from_outside)?;
     // An agent that does not remember what was forbidden finds it.
-    let from_y = Peer::namespaces(Selector::label("ns", "y"));
-    cluster.put([x("from-y").ingress([Rule::from([from_y])])])?;
+    let from_y = PolicyPeer::namespaces(LabelSelector::label("ns", "y"));
+    cluster.put([x("from-y").ingress([PolicyRule::from([from_y])])])?;
     talk.until(&fates([(8, GoesOn), (16, Ends), (16, GoesOn), (4, Ends)]))?;
     cluster.expect(cluster.netns("y/a"), "x/a", true)?;
     cluster.expect(cluster.netns("x/c"), "x/a", false)?;
@@ -232,9 +232,9 @@ fn what_is_forbidden_ends_though_its_beginning_was_not_seen() -> Result<()> {
     talk.until(&fates([(4, GoesOn)]))?;
     let tracked = tracked(cluster.node(0), Protocol::Tcp)?;
     ensure!(tracked.is_empty(), "no frame was shown: {tracked:?}");
-    let from_a = Peer::pods(Selector::label("pod", "a"));
-    let policies = vec![x("from-a").ingress([Rule::from([from_a])])];
-    let objects = World { policies, ..World::default() }.manifests();
+    let from_a = PolicyPeer::pods(LabelSelector::label("pod", "a"));
+    let policies = vec![x("from-a").ingress([PolicyRule::from([from_a])])];
+    let objects = PolicyWorld { policies, ..PolicyWorld::default() }.manifests();
     cluster.play.nodes.manifests.put("policies", &objects)?;
     cluster
         .play

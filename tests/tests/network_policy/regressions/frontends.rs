@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::world::{host_length, ip};
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule};
+use denizen_tests::policy::{NetworkPolicy, PolicyPeer, PolicyRule};
 use serde_json::{Value, json};
 
 use super::test_cluster::{TestCluster, expect_at, x};
@@ -17,7 +17,7 @@ const BALANCED: &str = "198.51.100.8";
 /// Pods of x are reached from this address alone.
 fn from(address: IpAddr) -> NetworkPolicy {
     let block = format!("{address}/{}", host_length(address));
-    x("from").ingress([Rule::from([Peer::block(block, [])])])
+    x("from").ingress([PolicyRule::from([PolicyPeer::block(block, [])])])
 }
 
 /// A service of one family with every kind of address, which `x/a` serves.

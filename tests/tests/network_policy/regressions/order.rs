@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_model::{ClusterPod, Event, Labels, NetworkPolicy as Decoded, PodName};
-use denizen_tests::policy::{NetworkPolicy, Peer, Rule, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 use denizen_tests::random;
 use denizen_tests::test_length;
 
@@ -13,7 +13,7 @@ use crate::judged::Judged;
 use crate::random::{Cluster, clusters, packets};
 
 /// Says that in the end everything is as if it had always been so.
-fn ends_well(world: &World, order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>) -> Result<()> {
+fn ends_well(world: &PolicyWorld, order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>) -> Result<()> {
     let judged = Judged::in_order(world, order)?;
     packets(world).into_iter().try_for_each(|packet| judged.passes(packet).map(drop))
 }
@@ -37,9 +37,9 @@ fn facts_may_come_in_any_order() -> Result<()> {
 /// A policy for one direction becomes one for the other; what another policy said goes with it.
 #[test]
 fn an_edit_of_policy_types_changes_both_directions() -> Result<()> {
-    let inward = NetworkPolicy::new("x", "in", Selector::label("pod", "a")).ingress([]);
-    let out = NetworkPolicy::new("x", "out", Selector::label("pod", "a"))
-        .egress([Rule::to([Peer::pods(Selector::default())])]);
+    let inward = NetworkPolicy::new("x", "in", LabelSelector::label("pod", "a")).ingress([]);
+    let out = NetworkPolicy::new("x", "out", LabelSelector::label("pod", "a"))
+        .egress([PolicyRule::to([PolicyPeer::pods(LabelSelector::default())])]);
     ends_well(&world([inward, out]), |events| {
         let other = |event: &Event| {
             let Event::NetworkPolicy(name, Some(policy)) = event else { return event.clone() };
@@ -54,7 +54,7 @@ fn an_edit_of_policy_types_changes_both_directions() -> Result<()> {
 /// What the other policy permitted is permitted no more, and what it isolated is open.
 #[test]
 fn the_deletion_of_one_policy_leaves_the_other_direction_alone() -> Result<()> {
-    let inward = NetworkPolicy::new("x", "in", Selector::default()).ingress([]);
+    let inward = NetworkPolicy::new("x", "in", LabelSelector::default()).ingress([]);
     let world = world([inward]);
     let name = denizen_model::PolicyName { namespace: "x".into(), name: "out".into() };
     ends_well(&world, |events| {
@@ -73,9 +73,10 @@ fn the_deletion_of_one_policy_leaves_the_other_direction_alone() -> Result<()> {
 /// The object of a pod that had the address before is deleted late, and twice.
 #[test]
 fn a_late_deletion_takes_nothing_from_the_address_next_owner() -> Result<()> {
-    let from_y = Peer::both(Selector::label("ns", "y"), Selector::label("pod", "a"));
-    let mut world =
-        world([NetworkPolicy::new("x", "in", Selector::default()).ingress([Rule::from([from_y])])]);
+    let from_y =
+        PolicyPeer::both(LabelSelector::label("ns", "y"), LabelSelector::label("pod", "a"));
+    let mut world = world([NetworkPolicy::new("x", "in", LabelSelector::default())
+        .ingress([PolicyRule::from([from_y])])]);
     world.pods[2] = pod("y", "a", 1, YA);
     let old = PodName { namespace: "y".into(), name: "old".into() };
     let claims = Event::ClusterPod(
@@ -105,9 +106,9 @@ fn a_late_deletion_takes_nothing_from_the_address_next_owner() -> Result<()> {
 /// with a UID that is neither is another pod's, about which nothing is known.
 #[test]
 fn a_static_pod_is_known_by_its_hash() -> Result<()> {
-    let from_b = Rule::from([Peer::pods(Selector::label("pod", "b"))]);
+    let from_b = PolicyRule::from([PolicyPeer::pods(LabelSelector::label("pod", "b"))]);
     let world =
-        world([NetworkPolicy::new("x", "in", Selector::label("pod", "a")).ingress([from_b])]);
+        world([NetworkPolicy::new("x", "in", LabelSelector::label("pod", "a")).ingress([from_b])]);
     let mirrored = |with_hash: bool| {
         move |mut events: Vec<Event>| {
             for event in &mut events {

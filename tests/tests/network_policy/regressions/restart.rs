@@ -10,7 +10,7 @@ use denizen_tests::agent::Objects;
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::Probe;
-use denizen_tests::policy::Rule;
+use denizen_tests::policy::PolicyRule;
 
 use super::test_cluster::{BOUND, TestCluster, x};
 
@@ -68,7 +68,7 @@ fn a_restarted_agent_opens_no_window() -> Result<()> {
 #[test]
 fn what_was_left_pending_is_lifted() -> Result<()> {
     let mut cluster = TestCluster::new("np-pending")?;
-    cluster.put([x("all").ingress([Rule::all()])])?;
+    cluster.put([x("all").ingress([PolicyRule::all()])])?;
     cluster.end_agent(true)?;
     for (family, address) in ["ip", "ip6"].into_iter().zip(cluster.addresses("x/a")) {
         for set in ["pending", "egress-isolated"] {

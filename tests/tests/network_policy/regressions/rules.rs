@@ -6,27 +6,33 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::node::world::ip;
 use denizen_tests::oracle::reader::{self, Layer, PacketType, Reader, Stop};
 use denizen_tests::packets::probe::Protocol::{Tcp, Udp};
-use denizen_tests::policy::{NetworkPolicy, Packet, Peer, Port, Rule, Selector, Transport, World};
+use denizen_tests::policy::{
+    LabelSelector, NetworkPolicy, PolicyPacket, PolicyPeer, PolicyPort, PolicyRule, PolicyWorld,
+    Transport,
+};
 
 use super::small::{XA, XB, world};
 use crate::judged::{Interpreted, Judged};
 use crate::random::{NODES, packets};
 
 /// Rules of every kind, for peers of every kind.
-fn everything() -> World {
-    let pods = |value| Peer::pods(Selector::label("pod", value));
-    let namespaces = Peer::namespaces(Selector::label("ns", "y"));
-    let block = |cidr: &str, except: &str| Peer::block(cidr, [except.to_owned()]);
+fn everything() -> PolicyWorld {
+    let pods = |value| PolicyPeer::pods(LabelSelector::label("pod", value));
+    let namespaces = PolicyPeer::namespaces(LabelSelector::label("ns", "y"));
+    let block = |cidr: &str, except: &str| PolicyPeer::block(cidr, [except.to_owned()]);
     let blocks = [block("10.0.0.0/15", "10.0.1.0/28"), block("fd00::/16", "fd00::1:0/124")];
     let rules = [
-        Rule::from([pods("a")]).at([Port::number(Tcp, 80), Port::range(Udp, 50, 60)]),
-        Rule::from([namespaces]).at([Port::every(Udp)]),
-        Rule::from(blocks.clone()),
-        Rule::all().at([Port::number(Tcp, 81)]),
+        PolicyRule::from([pods("a")])
+            .at([PolicyPort::number(Tcp, 80), PolicyPort::range(Udp, 50, 60)]),
+        PolicyRule::from([namespaces]).at([PolicyPort::every(Udp)]),
+        PolicyRule::from(blocks.clone()),
+        PolicyRule::all().at([PolicyPort::number(Tcp, 81)]),
     ];
-    let inward = NetworkPolicy::new("x", "in", Selector::default()).ingress(rules);
-    let out = NetworkPolicy::new("x", "out", Selector::label("pod", "a"))
-        .egress([Rule::to(blocks), Rule::to([pods("b")]).at([Port::number(Tcp, 53)])]);
+    let inward = NetworkPolicy::new("x", "in", LabelSelector::default()).ingress(rules);
+    let out = NetworkPolicy::new("x", "out", LabelSelector::label("pod", "a")).egress([
+        PolicyRule::to(blocks),
+        PolicyRule::to([pods("b")]).at([PolicyPort::number(Tcp, 53)]),
+    ]);
     world([inward, out])
 }
 
@@ -128,7 +134,7 @@ fn comments_fit_and_name_no_object() -> Result<()> {
 /// the RFCs have them: with the largest hop limit, or from a link-local address.
 #[test]
 fn discovery_passes_isolated_pods_and_an_echo_does_not() -> Result<()> {
-    let deny = NetworkPolicy::new("x", "deny", Selector::default()).ingress([]).egress([]);
+    let deny = NetworkPolicy::new("x", "deny", LabelSelector::default()).ingress([]).egress([]);
     let world = world([deny]);
     let rules = Judged::new(&world)?.rules().next().context("the first node has rules")?;
     let reader = Reader::new(&rules, &[])?;
@@ -146,11 +152,11 @@ fn discovery_passes_isolated_pods_and_an_echo_does_not() -> Result<()> {
         for (from, hop_limit) in [(XB[1], 255), (XB[1], 64), ("fe80::9", 255), ("fe80::9", 1)] {
             for to in [XA[1], "ff02::1"] {
                 let to = std::net::SocketAddr::new(ip(to), 0);
-                let packet = reader::Packet {
+                let packet = reader::ReadPacket {
                     icmpv6_type: Some(kind),
                     packet_type: Some(PacketType::Multicast),
                     hop_limit,
-                    ..reader::Packet::new(ip(from), to, 58)
+                    ..reader::ReadPacket::new(ip(from), to, 58)
                 };
                 let is_local = from.starts_with("fe80");
                 let is_other = !is_discovery && !listens;
@@ -180,7 +186,7 @@ fn the_priority_and_the_mark_are_given_back() -> Result<()> {
     let world = everything();
     let judged = Judged::new(&world)?;
     let all = packets(&world);
-    let passing = all.into_iter().map(|packet: Packet| judged.passes(packet));
+    let passing = all.into_iter().map(|packet: PolicyPacket| judged.passes(packet));
     ensure!(passing.collect::<Result<Vec<_>>>()?.contains(&true));
     Ok(())
 }

@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{
-    Container, ContainerPort, Metadata, Namespace, NetworkPolicy, Packet, Pod, PodIp, PodSpec,
-    PodStatus, Transport, World,
+    Container, ContainerPort, NamespaceObject, NetworkPolicy, ObjectMeta, PodIp, PodObject,
+    PodSpec, PodStatus, PolicyPacket, PolicyWorld, Transport,
 };
 
 use crate::case::labels;
@@ -24,8 +24,8 @@ pub const OUTSIDE: [&str; 2] = ["203.0.113.9", "2600::9"];
 /// The second node's.
 pub const OTHER_NODE: [&str; 2] = ["192.168.0.2", "2001:db8::2"];
 
-pub fn world(policies: impl IntoIterator<Item = NetworkPolicy>) -> World {
-    World {
+pub fn world(policies: impl IntoIterator<Item = NetworkPolicy>) -> PolicyWorld {
+    PolicyWorld {
         nodes: nodes(),
         namespaces: vec![namespace("x"), namespace("y")],
         pods: vec![
@@ -38,15 +38,17 @@ pub fn world(policies: impl IntoIterator<Item = NetworkPolicy>) -> World {
     }
 }
 
-pub fn namespace(name: &str) -> Namespace {
+pub fn namespace(name: &str) -> NamespaceObject {
     let labels = labels(&[("ns", name)]);
-    Namespace { metadata: Metadata { name: name.to_owned(), labels, ..Metadata::default() } }
+    NamespaceObject {
+        metadata: ObjectMeta { name: name.to_owned(), labels, ..ObjectMeta::default() },
+    }
 }
 
 /// A pod with its name as a label, created when the pods before it were.
-pub fn pod(namespace: &str, name: &str, node: usize, addresses: [&str; 2]) -> Pod {
-    Pod {
-        metadata: Metadata {
+pub fn pod(namespace: &str, name: &str, node: usize, addresses: [&str; 2]) -> PodObject {
+    PodObject {
+        metadata: ObjectMeta {
             annotations: std::collections::BTreeMap::new(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -82,16 +84,16 @@ pub fn container(ports: &[(&str, u16)]) -> Container {
 }
 
 /// A connection over TCP.
-pub fn tcp(from: &str, to: &str, port: u16) -> Packet {
+pub fn tcp(from: &str, to: &str, port: u16) -> PolicyPacket {
     packet(from, to, Transport::Port(Protocol::Tcp, port))
 }
 
-pub fn packet(from: &str, to: &str, transport: Transport) -> Packet {
-    Packet { from: ip(from), to: ip(to), transport }
+pub fn packet(from: &str, to: &str, transport: Transport) -> PolicyPacket {
+    PolicyPacket { from: ip(from), to: ip(to), transport }
 }
 
 /// Whether all who judge say of each connection to port 80, in both families, what is expected.
-pub fn expect(world: &World, expected: &[([&str; 2], [&str; 2], bool)]) -> Result<()> {
+pub fn expect(world: &PolicyWorld, expected: &[([&str; 2], [&str; 2], bool)]) -> Result<()> {
     let judged = Judged::new(world)?;
     for (from, to, arrives) in expected {
         for family in 0..2 {

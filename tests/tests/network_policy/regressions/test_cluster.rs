@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
-use denizen_tests::policy::{NetworkPolicy, Selector, World};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyWorld};
 
 use crate::play::Play;
 
@@ -19,7 +19,7 @@ const PODS: [(&str, &str); 5] = [("x", "a"), ("y", "a"), ("x", "b"), ("y", "b"),
 
 pub struct TestCluster {
     pub play: Play,
-    pub world: World,
+    pub world: PolicyWorld,
 }
 
 impl TestCluster {
@@ -70,5 +70,5 @@ pub fn expect_at(from: &Netns, to: SocketAddr, arrives: bool) -> Result<()> {
 
 /// For all pods of namespace x.
 pub fn x(name: &str) -> NetworkPolicy {
-    NetworkPolicy::new("x", name, Selector::default())
+    NetworkPolicy::new("x", name, LabelSelector::default())
 }

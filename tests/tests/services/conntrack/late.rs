@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::eventually::eventually;
-use denizen_tests::kernel::conntrack::Flow;
+use denizen_tests::kernel::conntrack::KeptFlow;
 use denizen_tests::node::fixture::{Who, service_ips};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::probe::Protocol;
@@ -13,19 +13,19 @@ use denizen_tests::packets::probe::Protocol;
 use super::{BOUND, FlowContext};
 
 /// One flow of each protocol and family to the service, from `pod`.
-fn flows(pod: &Pod) -> Result<Vec<Flow>> {
+fn flows(pod: &Pod) -> Result<Vec<KeptFlow>> {
     let mut flows = Vec::new();
     for protocol in [Protocol::Udp, Protocol::Sctp] {
         for ip in service_ips(10) {
             let source = pod.address_like(ip).context("an address")?;
-            flows.push(Flow::open(&pod.netns, protocol, source, SocketAddr::new(ip, 53))?);
+            flows.push(KeptFlow::open(&pod.netns, protocol, source, SocketAddr::new(ip, 53))?);
         }
     }
     Ok(flows)
 }
 
 /// Whether the endpoint sees each of the flows come from the pod's own address.
-fn are_seen(flows: &[Flow], pod: &Pod) -> bool {
+fn are_seen(flows: &[KeptFlow], pod: &Pod) -> bool {
     flows.iter().all(|flow| {
         let seen = flow.ask().seen();
         seen.is_some_and(|seen| pod.addresses.contains(&seen))

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::eventually::eventually;
-use denizen_tests::kernel::conntrack::{Flow, Tracked, insert};
+use denizen_tests::kernel::conntrack::{KeptFlow, Tracked, insert};
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
@@ -68,7 +68,7 @@ impl FlowContext {
 
     /// One flow for every frontend, protocol and family: from a pod to the cluster IP, from outside
     /// to it and to the node port.
-    fn flows(&self) -> Result<Vec<Flow>> {
+    fn flows(&self) -> Result<Vec<KeptFlow>> {
         let mut flows = Vec::new();
         for protocol in [Protocol::Udp, Protocol::Sctp] {
             for cluster_ip in service_ips(10) {
@@ -79,7 +79,7 @@ impl FlowContext {
                     (Who::Outside, SocketAddr::new(node, NODE_PORT)),
                 ] {
                     let source = self.fixture.address(who, cluster_ip)?;
-                    flows.push(Flow::open(self.fixture.place(who).0, protocol, source, to)?);
+                    flows.push(KeptFlow::open(self.fixture.place(who).0, protocol, source, to)?);
                 }
             }
         }
@@ -92,7 +92,7 @@ impl FlowContext {
         })
     }
 
-    fn all_are_answered_by(&self, flows: &[Flow], who: Who) -> Result<()> {
+    fn all_are_answered_by(&self, flows: &[KeptFlow], who: Who) -> Result<()> {
         for flow in flows {
             let outcome = flow.ask();
             ensure!(self.is(&outcome, who), "{flow:?}: not {who:?}, but {outcome:?}");
@@ -100,8 +100,8 @@ impl FlowContext {
         Ok(())
     }
 
-    fn tracked(&self, flows: &[Flow]) -> Result<Vec<Tracked>> {
-        let entry = |flow: &Flow| {
+    fn tracked(&self, flows: &[KeptFlow]) -> Result<Vec<Tracked>> {
+        let entry = |flow: &KeptFlow| {
             flow.tracked(self.node())?.with_context(|| format!("{flow:?} is not tracked"))
         };
         flows.iter().map(entry).collect()
@@ -140,7 +140,7 @@ fn a_service_that_never_rests_loses_no_client() -> Result<()> {
     context.all_are_answered_by(&flows, Who::Routed)?;
     let before = agent.status()?["lastSync"].clone();
     let mut members = [&[Who::Remote][..], &[Who::Remote, Who::Bridged]].into_iter().cycle();
-    let asked = flows.iter().map(Flow::ask);
+    let asked = flows.iter().map(KeptFlow::ask);
     eventually("freed, though the service goes on changing", BOUND, || {
         let started = Instant::now();
         context.endpoints_are(members.next().context("there is always another")?)?;
@@ -220,7 +220,7 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
     for flow in &flows {
         assert!(flow.ask().endpoint().is_some(), "{flow:?}");
     }
-    let others = Flow::open(
+    let others = KeptFlow::open(
         context.fixture.place(Who::Bridged).0,
         Protocol::Udp,
         context.fixture.address(Who::Bridged, ip("10.0.0.1"))?,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use denizen_tests::eventually::eventually;
-use denizen_tests::kernel::conntrack::Flow;
+use denizen_tests::kernel::conntrack::KeptFlow;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
@@ -40,10 +40,10 @@ fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<
             let source = context.fixture.address(Who::Outside, address)?;
             let place = context.fixture.place(Who::Outside).0;
             let to = SocketAddr::new(address, 54);
-            stale.push(Flow::open(place, Protocol::Udp, source, to)?);
+            stale.push(KeptFlow::open(place, Protocol::Udp, source, to)?);
             if number == 11 {
                 let node = SocketAddr::new(context.fixture.address(Who::ThisNode, address)?, 30054);
-                stale.push(Flow::open(place, Protocol::Udp, source, node)?);
+                stale.push(KeptFlow::open(place, Protocol::Udp, source, node)?);
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING, programmed};
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::kernel::conntrack::{Flow, tracked};
+use denizen_tests::kernel::conntrack::{KeptFlow, tracked};
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
 use denizen_tests::node::manifest::Port;
@@ -123,7 +123,7 @@ fn at(number: u8, port: u16) -> SocketAddr {
 fn silent_ones_live(context: &Connections, streams: &mut [LongConnection]) -> Result<()> {
     let web = at(10, 80);
     let source = context.fixture.address(Who::Routed, web.ip())?;
-    let flow = Flow::open(context.client(), Protocol::Udp, source, web)?;
+    let flow = KeptFlow::open(context.client(), Protocol::Udp, source, web)?;
     let first = flow.ask();
     ensure!(first.endpoint().is_some(), "{first:?}");
     thread::sleep(Duration::from_secs(3 * SHORT));
@@ -180,7 +180,7 @@ fn endpoints_drain(
 fn flows_move_at_once(context: &Connections) -> Result<()> {
     let web = at(10, 80);
     let source = context.fixture.address(Who::Routed, web.ip())?;
-    let flow = Flow::open(context.client(), Protocol::Udp, source, web)?;
+    let flow = KeptFlow::open(context.client(), Protocol::Udp, source, web)?;
     let outcome = flow.ask();
     let endpoint = outcome.endpoint().with_context(|| format!("{outcome:?}"))?;
     let served = context.fixture.owner(endpoint.ip()).context("an endpoint")?;

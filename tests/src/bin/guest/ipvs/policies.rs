@@ -15,7 +15,8 @@ use denizen_tests::packets::long_connection::{self, LongConnection, MEMBERS};
 use denizen_tests::packets::probe::{Probe, Protocol, SILENCE};
 use denizen_tests::packets::server::Server;
 use denizen_tests::policy::{
-    self, Metadata, Namespace, NetworkPolicy, Peer, Rule, Selector, World,
+    self, LabelSelector, NamespaceObject, NetworkPolicy, ObjectMeta, PolicyPeer, PolicyRule,
+    PolicyWorld,
 };
 use denizen_tests::test_length;
 use serde_json::json;
@@ -70,8 +71,8 @@ fn without(who: Who) -> BTreeSet<Who> {
     MEMBERS.into_iter().filter(|member| *member != who).collect()
 }
 
-fn of(role: &str) -> Selector {
-    Selector::label("role", role)
+fn of(role: &str) -> LabelSelector {
+    LabelSelector::label("role", role)
 }
 
 impl Judged {
@@ -87,9 +88,10 @@ impl Judged {
         manifests.put("web", &web)?;
         let own = [Port::tcp("own", 80, PORT)];
         manifests.put("own", &fixture.service("own", OF_NODE, &own, &[Who::ThisNode])?)?;
-        let namespace =
-            Namespace { metadata: Metadata { name: "default".to_owned(), ..Metadata::default() } };
-        let world = World { namespaces: vec![namespace], ..World::default() };
+        let namespace = NamespaceObject {
+            metadata: ObjectMeta { name: "default".to_owned(), ..ObjectMeta::default() },
+        };
+        let world = PolicyWorld { namespaces: vec![namespace], ..PolicyWorld::default() };
         manifests.put("objects", &world.manifests())?;
         let node = &fixture.cluster.world.node;
         let addresses = &fixture.cluster.world.addresses().node;
@@ -101,7 +103,7 @@ impl Judged {
     }
 
     fn put_policies(&self, policies: &[NetworkPolicy]) -> Result<()> {
-        let world = World { policies: policies.into(), ..World::default() };
+        let world = PolicyWorld { policies: policies.into(), ..PolicyWorld::default() };
         self.fixture.cluster.manifests.put("policies", &world.manifests())
     }
 
@@ -230,21 +232,21 @@ impl Judged {
     /// What only the front and the host outside may reach.
     fn narrow(&self) -> Result<NetworkPolicy> {
         let address = |like| self.fixture.address(Who::Outside, like);
-        let block = |ip: IpAddr| Peer::block(format!("{ip}/{}", host_length(ip)), []);
-        let mut peers = vec![Peer::pods(of("front"))];
+        let block = |ip: IpAddr| PolicyPeer::block(format!("{ip}/{}", host_length(ip)), []);
+        let mut peers = vec![PolicyPeer::pods(of("front"))];
         for like in service_ips(10) {
             peers.push(block(address(like)?));
         }
-        Ok(NetworkPolicy::new("default", "narrow", of("back")).ingress([Rule::from(peers)]))
+        Ok(NetworkPolicy::new("default", "narrow", of("back")).ingress([PolicyRule::from(peers)]))
     }
 
     /// The front reaches the back, and one port of the node.
     fn kept_in(&self, with_node: bool) -> Result<NetworkPolicy> {
-        let mut rules = vec![Rule::to([Peer::pods(of("back"))])];
+        let mut rules = vec![PolicyRule::to([PolicyPeer::pods(of("back"))])];
         for like in service_ips(10) {
             let ip = self.fixture.address(Who::ThisNode, like)?;
-            let node = Rule::to([Peer::block(format!("{ip}/{}", host_length(ip)), [])]);
-            rules.push(node.at([policy::Port::number(Protocol::Tcp, PORT)]));
+            let node = PolicyRule::to([PolicyPeer::block(format!("{ip}/{}", host_length(ip)), [])]);
+            rules.push(node.at([policy::PolicyPort::number(Protocol::Tcp, PORT)]));
         }
         rules.truncate(if with_node { rules.len() } else { 1 });
         Ok(NetworkPolicy::new("default", "kept-in", of("front")).egress(rules))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
-use denizen_tests::kernel::conntrack::Flow;
+use denizen_tests::kernel::conntrack::KeptFlow;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::packets::long_connection::LongConnection;
 use denizen_tests::peers::kube_proxy::ipvs::{DEVICE, Ipvs};
@@ -24,7 +24,7 @@ struct Over<'a> {
 /// denizen's.
 struct Theirs {
     connections: Vec<LongConnection>,
-    flow: Flow,
+    flow: KeptFlow,
 }
 
 impl Theirs {
