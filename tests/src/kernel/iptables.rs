@@ -96,3 +96,27 @@ pub fn sets(node: &Netns) -> Result<String> {
     lines.sort_unstable();
     Ok(lines.join("\n"))
 }
+
+/// A test of a function for each variant. The function takes what the test's namespaces are called,
+/// the variant, and what else is given here.
+#[macro_export]
+macro_rules! for_each_variant {
+    ($test:ident, $label:literal $(, $more:expr)*) => {
+        $crate::for_each_variant!($test = $test, $label $(, $more)*);
+    };
+    ($test:ident = $play:ident, $label:literal $(, $more:expr)*) => {
+        mod $test {
+            use $crate::kernel::iptables::Variant;
+
+            #[test]
+            fn legacy() -> anyhow::Result<()> {
+                super::$play(concat!($label, "-l"), Variant::Legacy $(, $more)*)
+            }
+
+            #[test]
+            fn nft() -> anyhow::Result<()> {
+                super::$play(concat!($label, "-n"), Variant::Nft $(, $more)*)
+            }
+        }
+    };
+}

@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::conf::folder;
+use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::netns::{Netns, checked};
@@ -187,15 +188,7 @@ fn migrated(label: &str, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn from_kube_routers_firewall_and_back_without_a_window_legacy() -> Result<()> {
-    migrated("mig-kr-l", Variant::Legacy)
-}
-
-#[test]
-fn from_kube_routers_firewall_and_back_without_a_window_nft() -> Result<()> {
-    migrated("mig-kr-n", Variant::Nft)
-}
+for_each_variant!(from_kube_routers_firewall_and_back_without_a_window = migrated, "mig-kr");
 
 #[test]
 fn what_calico_left_is_removed_and_nothing_else() -> Result<()> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
+use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::netns::Netns;
@@ -164,15 +165,7 @@ fn explains(context: &Beside, agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn policies_judge_what_kube_proxy_has_translated_legacy() -> Result<()> {
-    judged("off-judge-l", Variant::Legacy)
-}
-
-#[test]
-fn policies_judge_what_kube_proxy_has_translated_nft() -> Result<()> {
-    judged("off-judge-n", Variant::Nft)
-}
+for_each_variant!(policies_judge_what_kube_proxy_has_translated = judged, "off-judge");
 
 /// Denizen serves; kube-proxy comes and denizen leaves services to it; denizen serves again. The
 /// friend does not notice, and policies are enforced all the time.

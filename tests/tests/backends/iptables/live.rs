@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
+use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::{self, Variant};
 use denizen_tests::kernel::ruleset::{self, FIREWALL};
 use denizen_tests::node::fixture::{Fixture, PORT, Who, every_way, service_ips};
@@ -108,15 +109,7 @@ fn changes_are_repaired(label: &str, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn what_others_change_is_repaired_legacy() -> Result<()> {
-    changes_are_repaired("ipt-drift-l", Variant::Legacy)
-}
-
-#[test]
-fn what_others_change_is_repaired_nft() -> Result<()> {
-    changes_are_repaired("ipt-drift-n", Variant::Nft)
-}
+for_each_variant!(what_others_change_is_repaired = changes_are_repaired, "ipt-drift");
 
 /// Rules of every shape: what `iptables-save` says of one otherwise than it was written would be
 /// taken for somebody's doing at every look.
@@ -161,15 +154,7 @@ fn every_shape(fixture: &Fixture) -> Result<()> {
     fixture.cluster.manifests.put("nobody", &nobody)
 }
 
-#[test]
-fn nothing_is_read_otherwise_than_written_legacy() -> Result<()> {
-    nothing_is_read_otherwise_than_written("ipt-text-l", Variant::Legacy)
-}
-
-#[test]
-fn nothing_is_read_otherwise_than_written_nft() -> Result<()> {
-    nothing_is_read_otherwise_than_written("ipt-text-n", Variant::Nft)
-}
+for_each_variant!(nothing_is_read_otherwise_than_written, "ipt-text");
 
 /// Packets that each rule has counted. A chain that is written anew counts from nothing.
 fn counters(text: &str) -> Vec<(String, u64)> {
@@ -217,25 +202,13 @@ fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<
     streams.iter_mut().try_for_each(LongConnection::still_alive)
 }
 
-#[test]
-fn restarts_change_nothing_legacy() -> Result<()> {
-    restarts_change_nothing("ipt-again-l", Variant::Legacy, "pod-state")
-}
+for_each_variant!(restarts_change_nothing, "ipt-again", "pod-state");
 
-#[test]
-fn restarts_change_nothing_nft() -> Result<()> {
-    restarts_change_nothing("ipt-again-n", Variant::Nft, "pod-state")
-}
-
-#[test]
-fn restarts_change_nothing_where_ports_matter_legacy() -> Result<()> {
-    restarts_change_nothing("ipt-port-l", Variant::Legacy, "pod-state=port-exact")
-}
-
-#[test]
-fn restarts_change_nothing_where_ports_matter_nft() -> Result<()> {
-    restarts_change_nothing("ipt-port-n", Variant::Nft, "pod-state=port-exact")
-}
+for_each_variant!(
+    restarts_change_nothing_where_ports_matter = restarts_change_nothing,
+    "ipt-port",
+    "pod-state=port-exact"
+);
 
 /// From nftables to iptables and back, time after time: the old rules serve until the new ones are
 /// all there, then they go, and a packet that is on its way through them at that instant is served
@@ -268,12 +241,4 @@ fn backends_change(label: &str, variant: Variant) -> Result<()> {
     streams.iter_mut().try_for_each(LongConnection::still_alive)
 }
 
-#[test]
-fn backends_change_and_nothing_is_left_legacy() -> Result<()> {
-    backends_change("ipt-swap-l", Variant::Legacy)
-}
-
-#[test]
-fn backends_change_and_nothing_is_left_nft() -> Result<()> {
-    backends_change("ipt-swap-n", Variant::Nft)
-}
+for_each_variant!(backends_change_and_nothing_is_left = backends_change, "ipt-swap");

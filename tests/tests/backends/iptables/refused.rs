@@ -10,6 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::programmed;
 use denizen_tests::agent::wrapped::WrappedAgent;
+use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
@@ -117,15 +118,7 @@ fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn one_service_holds_up_no_other_legacy() -> Result<()> {
-    one_service_holds_up_no_other("ref-svc-l", Variant::Legacy)
-}
-
-#[test]
-fn one_service_holds_up_no_other_nft() -> Result<()> {
-    one_service_holds_up_no_other("ref-svc-n", Variant::Nft)
-}
+for_each_variant!(one_service_holds_up_no_other, "ref-svc");
 
 /// Somebody's rule leads to a service's chain, so the kernel does not let that go; the service goes
 /// all the same.
@@ -166,12 +159,4 @@ fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_chain_in_use_holds_up_nobody_legacy() -> Result<()> {
-    a_chain_in_use_holds_up_nobody("ref-use-l", Variant::Legacy)
-}
-
-#[test]
-fn a_chain_in_use_holds_up_nobody_nft() -> Result<()> {
-    a_chain_in_use_holds_up_nobody("ref-use-n", Variant::Nft)
-}
+for_each_variant!(a_chain_in_use_holds_up_nobody, "ref-use");

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::wrapped::WrappedAgent;
+use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
@@ -127,15 +128,7 @@ fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Re
     Ok(())
 }
 
-#[test]
-fn the_others_are_served_until_it_is_loaded_legacy() -> Result<()> {
-    the_others_are_served_until_it_is_loaded("mod-l", Variant::Legacy)
-}
-
-#[test]
-fn the_others_are_served_until_it_is_loaded_nft() -> Result<()> {
-    the_others_are_served_until_it_is_loaded("mod-n", Variant::Nft)
-}
+for_each_variant!(the_others_are_served_until_it_is_loaded, "mod");
 
 /// Lines of one chain that all services share: some are refused, others come, and none of those
 /// goes for a moment.
@@ -182,12 +175,4 @@ fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()>
     Ok(())
 }
 
-#[test]
-fn a_shared_chain_loses_lines_alone_legacy() -> Result<()> {
-    a_shared_chain_loses_lines_alone("mod-lines-l", Variant::Legacy)
-}
-
-#[test]
-fn a_shared_chain_loses_lines_alone_nft() -> Result<()> {
-    a_shared_chain_loses_lines_alone("mod-lines-n", Variant::Nft)
-}
+for_each_variant!(a_shared_chain_loses_lines_alone, "mod-lines");

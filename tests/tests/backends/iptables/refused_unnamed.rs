@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
+use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
@@ -139,15 +140,7 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn the_others_are_served_legacy() -> Result<()> {
-    the_others_are_served("unn-all-l", Variant::Legacy)
-}
-
-#[test]
-fn the_others_are_served_nft() -> Result<()> {
-    the_others_are_served("unn-all-n", Variant::Nft)
-}
+for_each_variant!(the_others_are_served, "unn-all");
 
 /// With other chains it is served; the one that it had stays until nobody leads to it.
 fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
@@ -176,15 +169,7 @@ fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn an_update_heals_legacy() -> Result<()> {
-    an_update_heals("unn-upd-l", Variant::Legacy)
-}
-
-#[test]
-fn an_update_heals_nft() -> Result<()> {
-    an_update_heals("unn-upd-n", Variant::Nft)
-}
+for_each_variant!(an_update_heals, "unn-upd");
 
 /// What kube-proxy serves is served at every moment while denizen takes over and finds what is
 /// refused.
@@ -228,12 +213,4 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn taken_over_in_place_legacy() -> Result<()> {
-    taken_over_in_place("unn-take-l", Variant::Legacy)
-}
-
-#[test]
-fn taken_over_in_place_nft() -> Result<()> {
-    taken_over_in_place("unn-take-n", Variant::Nft)
-}
+for_each_variant!(taken_over_in_place, "unn-take");

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
+use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::netns::{Netns, checked};
@@ -151,15 +152,7 @@ fn taken_over(label: &str, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn taken_over_in_place_and_into_nftables_and_back_legacy() -> Result<()> {
-    taken_over("take-l", Variant::Legacy)
-}
-
-#[test]
-fn taken_over_in_place_and_into_nftables_and_back_nft() -> Result<()> {
-    taken_over("take-n", Variant::Nft)
-}
+for_each_variant!(taken_over_in_place_and_into_nftables_and_back = taken_over, "take");
 
 /// Into nftables while kube-proxy's own rules stay: the priority before theirs decides.
 #[test]

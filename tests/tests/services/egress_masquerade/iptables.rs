@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::wrapped::WrappedAgent;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
+use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::kernel::ruleset;
 use denizen_tests::node::fixture::{Who, every_protocol, service_ips};
@@ -109,15 +110,7 @@ fn a_restart_writes_nothing_anew(context: &EgressContext, variant: Variant) -> R
     Ok(())
 }
 
-#[test]
-fn a_life_among_others_legacy() -> Result<()> {
-    a_life_among_others("egress-life-l", Variant::Legacy)
-}
-
-#[test]
-fn a_life_among_others_nft() -> Result<()> {
-    a_life_among_others("egress-life-n", Variant::Nft)
-}
+for_each_variant!(a_life_among_others, "egress-life");
 
 /// Once there, a table is one more that every packet goes through; the agent has looked twice by
 /// then.
