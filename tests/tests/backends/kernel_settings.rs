@@ -17,7 +17,7 @@ use denizen_tests::eventually::observed;
 use denizen_tests::node::fixture::{Fixture, Who, every_protocol, service_ips};
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::node::pod::Wiring;
-use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
+use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
 use serde_json::Value;
 
 const BRIDGE_FILTERS: [&str; 2] = ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"];
@@ -66,7 +66,7 @@ fn a_service_on_the_clients_own_bridge_works_though_the_bridge_was_not_filtered(
             probe.ask_in(&neighbour.netns)
         })
     };
-    for outcome in ask(denizen_tests::packets::probe::PATIENCE) {
+    for outcome in ask(PATIENCE) {
         assert!(outcome.endpoint().is_some(), "{outcome:?}");
     }
     // That it was needed: without it the answers are bridged past the translation.
@@ -122,7 +122,7 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "0", "{key}");
     }
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let outcome = fixture.ask(Who::Bridged, to, denizen_tests::packets::probe::Protocol::Tcp)?;
+    let outcome = fixture.ask(Who::Bridged, to, Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "{outcome:?}");
     Ok(())
 }

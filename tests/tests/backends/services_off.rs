@@ -10,10 +10,11 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::load::Load;
-use denizen_tests::packets::long_connection::LongConnection;
+use denizen_tests::packets::long_connection::{self, ECHO, LongConnection};
 use denizen_tests::packets::probe::{Probe, Protocol, SILENCE};
 use denizen_tests::peers::kube_proxy::{KubeProxy, Served};
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
@@ -34,9 +35,7 @@ impl Beside {
     fn new(label: &str, variant: Variant) -> Result<Self> {
         let fixture = Fixture::new(label)?;
         let echo = fixture.routed.addresses.iter();
-        echo.copied().try_for_each(|at| {
-            denizen_tests::packets::long_connection::serve(&fixture.routed.netns, at)
-        })?;
+        echo.copied().try_for_each(|at| long_connection::serve(&fixture.routed.netns, at))?;
         let context = Self { fixture, variant };
         let friends = PolicyRule::from([PolicyPeer::pods(LabelSelector::label("role", "friend"))]);
         let policies = vec![
@@ -72,11 +71,7 @@ impl Beside {
         };
         let services = vec![
             served("default/web:tcp", Self::web(), PORT)?,
-            served(
-                "default/echo:echo",
-                Self::echo(),
-                denizen_tests::packets::long_connection::ECHO,
-            )?,
+            served("default/echo:echo", Self::echo(), ECHO)?,
         ];
         Ok(KubeProxy { node: self.node(), variant: self.variant, services })
     }
@@ -87,13 +82,8 @@ impl Beside {
 
     /// What denizen serves when services are on.
     fn write_services(&self) -> Result<()> {
-        let port = |name, at: SocketAddr, target| {
-            [denizen_tests::node::manifest::Port::tcp(name, at.port(), target)]
-        };
-        let (web, echo) = (
-            port("tcp", Self::web(), PORT),
-            port("echo", Self::echo(), denizen_tests::packets::long_connection::ECHO),
-        );
+        let port = |name, at: SocketAddr, target| [Port::tcp(name, at.port(), target)];
+        let (web, echo) = (port("tcp", Self::web(), PORT), port("echo", Self::echo(), ECHO));
         let manifests = &self.fixture.cluster.manifests;
         manifests.put("web", &self.fixture.service("web", 10, &web, &[Who::Routed])?)?;
         manifests.put("echo", &self.fixture.service("echo", 11, &echo, &[Who::Routed])?)

@@ -15,7 +15,9 @@ use denizen_tests::conf::{
 use denizen_tests::kernel::iptables::{self, Variant};
 use denizen_tests::kernel::ruleset::{beside_firewall, tables};
 use denizen_tests::node::cluster::{Cluster, serve};
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, is_local, service_ips};
+use denizen_tests::node::fixture::{
+    Fixture, PORT, PROTOCOLS, Who, every_protocol, is_local, service_ips,
+};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::checked;
 use denizen_tests::node::pod::{Pod, Wiring};
@@ -39,8 +41,7 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
     let cluster = Cluster::new("caps", &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
     let remote = &cluster.world.remote;
     let remotes = &cluster.world.addresses().remote;
-    let ports = denizen_tests::node::fixture::PROTOCOLS
-        .map(|protocol| (protocol, denizen_tests::node::fixture::PORT));
+    let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
     let _remote = serve(remote, remotes, &ports)?;
     let earlier = earlier(&cluster)?;
     cluster.world.node.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
@@ -92,8 +93,7 @@ fn with_iptables() -> Result<Vec<String>> {
 /// nothing is warned of.
 fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     let cluster = Cluster::new(label, &json!({ "timeout": "30s", "onTimeout": "fail" }))?;
-    let ports = denizen_tests::node::fixture::PROTOCOLS
-        .map(|protocol| (protocol, denizen_tests::node::fixture::PORT));
+    let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
     let _remote = serve(&cluster.world.remote, &cluster.world.addresses().remote, &ports)?;
     let earlier = earlier(&cluster)?;
     let flags = [variant.flags(), vec![SETTINGS.to_owned()]].concat();
@@ -107,7 +107,7 @@ fn iptables_works(label: &str, variant: Variant) -> Result<()> {
             "attached while it ran, or adopted: {ip}: {recorded}"
         );
     }
-    let http = [Port::tcp("http", 80, denizen_tests::node::fixture::PORT).at_node(30080)];
+    let http = [Port::tcp("http", 80, PORT).at_node(30080)];
     let web = fixture.service("web", 10, &http, &[Who::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     agent.until("served", |status| status["services"] == 1 && status["endpoints"] == 1)?;
@@ -234,7 +234,7 @@ fn the_plugin_is_installed_and_taken_out_without_any() -> Result<()> {
 fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     let fixture = Fixture::new("caps-leave")?;
     let (cluster, node) = (&fixture.cluster, &fixture.cluster.world.node);
-    let http = [Port::tcp("http", 80, denizen_tests::node::fixture::PORT).at_node(30080)];
+    let http = [Port::tcp("http", 80, PORT).at_node(30080)];
     let web = fixture.service("web", 10, &http, &[Who::Remote])?;
     cluster.manifests.put("web", &web)?;
     cluster.start_agent_with(Variant::Nft.flags())?.terminate()?;

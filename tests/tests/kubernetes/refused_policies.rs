@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::{Who, service_ips};
 use denizen_tests::node::pod::{Pod, Wiring};
@@ -49,7 +50,7 @@ fn services_go_on_and_status_says_what_is_refused() -> Result<()> {
     agent.until("it is refused", BOUND, refused)?;
     until_error(&agent, "list and watch of NetworkPolicies")?;
     let text = cluster.world.node.output(
-        &denizen_tests::binary::ours("denizen-agent")?.display().to_string(),
+        &binary::ours("denizen-agent")?.display().to_string(),
         &["status", "--run-dir", &cluster.run_dir().display().to_string()],
     )?;
     ensure!(text.contains("not enforced: the API refuses network policies to the agent"), "{text}");

@@ -52,7 +52,7 @@ fn a_cold_node_without_kube_proxy_starts_by_a_real_address() -> Result<()> {
 fn last_words(context: &ApiContext<ApiServer>, settings: Settings) -> Result<String> {
     let mut agent = Agent::spawn(&context.fixture.cluster.world.node, settings)?;
     agent.quiet();
-    let error = agent.wait_programmed(denizen_tests::agent::STARTING);
+    let error = agent.wait_programmed(STARTING);
     let error = error.expect_err("it has nothing to start with").to_string();
     assert!(error.contains("ended with exit status: 1"), "{error}");
     Ok(error)

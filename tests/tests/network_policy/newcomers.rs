@@ -21,8 +21,8 @@ use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::probe::Protocol;
 use denizen_tests::peers::api::{Api, ApiServer};
 use denizen_tests::policy::{
-    LabelSelector, Labels, NamespaceObject, NetworkPolicy, ObjectMeta, PodIp, PodSpec, PodStatus,
-    PolicyPeer, PolicyRule, PolicyWorld,
+    LabelSelector, Labels, NamespaceObject, NetworkPolicy, ObjectMeta, PodIp, PodObject, PodSpec,
+    PodStatus, PolicyPeer, PolicyRule, PolicyWorld,
 };
 use serde_json::Value;
 
@@ -151,7 +151,7 @@ impl Newcomers {
     /// sandbox will be `netns`.
     pub fn announce(&self, pod: &str, netns: &str, role: &str) -> Result<()> {
         let (namespace, name) = pod.split_once('/').context("no namespace")?;
-        let pod = denizen_tests::policy::PodObject {
+        let pod = PodObject {
             metadata: ObjectMeta {
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),
@@ -322,8 +322,8 @@ fn object(
     pod: &Pod,
     labels: Labels,
     is_running: bool,
-) -> denizen_tests::policy::PodObject {
-    denizen_tests::policy::PodObject {
+) -> PodObject {
+    PodObject {
         metadata: ObjectMeta {
             namespace: namespace.to_owned(),
             name: name.to_owned(),

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::agent::watch::WatchCommand;
 use denizen_tests::binary;
+use denizen_tests::eventually::observed;
 use denizen_tests::kernel::conntrack::tracked;
 use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
 use denizen_tests::node::netns::checked;
@@ -100,7 +101,7 @@ fn connections_agree_with_conntrack_and_have_names() -> Result<()> {
         }
     }
     // What ends between two looks would differ.
-    let shown = denizen_tests::eventually::observed(
+    let shown = observed(
         "the same as conntrack",
         std::time::Duration::from_secs(20),
         || Ok((listed(&fixture)?, connections(&fixture, &agent, &[])?)),

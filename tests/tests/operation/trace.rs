@@ -10,7 +10,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::oracle::flows::table::Backend;
-use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -63,7 +63,7 @@ fn what_is_asked_for_is_followed_and_nothing_is_left() -> Result<()> {
     ensure!(tables(&fixture)?.contains("denizen-trace-"), "no table");
     // Others' packets to the same service, and the same host's to another port.
     for who in [Who::Remote, Who::Bridged, Who::ThisNode] {
-        let outcome = fixture.ask(who, to_web(), denizen_tests::packets::probe::Protocol::Tcp)?;
+        let outcome = fixture.ask(who, to_web(), Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
     }
     let elsewhere = Probe::tcp(SocketAddr::new(to_web().ip(), 81)).from(source);
@@ -93,7 +93,7 @@ fn names_stand_for_addresses_and_are_shown() -> Result<()> {
         let from = format!("default/{pod}");
         let arguments = ["--from", &from, "--to", "default/web:http"];
         let tracing = TraceCommand::start(&fixture.cluster.world.node, &agent, &arguments)?;
-        let outcome = fixture.ask(who, to_web(), denizen_tests::packets::probe::Protocol::Tcp)?;
+        let outcome = fixture.ask(who, to_web(), Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
         let traced = tracing.end()?;
         traced.ensure_as_predicted()?;

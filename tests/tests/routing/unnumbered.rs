@@ -9,6 +9,7 @@ use std::fs;
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::fixture::PORT;
@@ -152,7 +153,7 @@ fn both_families_are_announced_and_reached_over_a_link_local_session() -> Result
 
 /// What status and `explain` say: one session with both families, and one whose interface is not
 /// there.
-fn is_told(agent: &denizen_tests::agent::Agent) -> Result<()> {
+fn is_told(agent: &Agent) -> Result<()> {
     let is_counted = |status: &Value| {
         let sessions = status["bgp"]["sessions"].as_array().into_iter().flatten();
         let mut tor = sessions.filter(|session| session["peer"] == "peer:tor");

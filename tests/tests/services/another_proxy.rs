@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
-use denizen_tests::agent::programmed;
+use denizen_tests::agent::{STARTING, programmed};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::{EVERYONE, Fixture, PORT, Who, service_ips};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -112,7 +112,7 @@ fn a_service_is_given_to_another_proxy_and_comes_back() -> Result<()> {
     for (objects, verdict) in [(ours, "forward"), (foreign(fixture)?, "foreign")] {
         let change = || fixture.cluster.manifests.put("services", &objects);
         programmed(agent, change, || ())?;
-        eventually(verdict, denizen_tests::agent::STARTING, || {
+        eventually(verdict, STARTING, || {
             let said = fixture.explain(agent, Who::Outside, to, Protocol::Tcp)?;
             Ok(said.verdict == verdict)
         })?;

@@ -12,9 +12,9 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::conntrack::{KeptFlow, Tracked, insert};
-use denizen_tests::node::cluster::serve;
+use denizen_tests::node::cluster::{NODE, serve};
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
-use denizen_tests::node::manifest::Port;
+use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::node::world::ip;
@@ -209,10 +209,10 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
     let pod = cluster.add_pod("victim", Wiring::Routed)?;
     let protocols = [(Protocol::Udp, PORT), (Protocol::Sctp, PORT)];
     let _server = serve(&pod.netns, &pod.addresses, &protocols)?;
-    let mut objects = vec![denizen_tests::node::manifest::service("dns", &service_ips(10), &PORTS)];
+    let mut objects = vec![manifest::service("dns", &service_ips(10), &PORTS)];
     for address in &pod.addresses {
-        let endpoint = [(*address, denizen_tests::node::cluster::NODE)];
-        objects.push(denizen_tests::node::manifest::slice("dns", &PORTS, &endpoint));
+        let endpoint = [(*address, NODE)];
+        objects.push(manifest::slice("dns", &PORTS, &endpoint));
     }
     cluster.manifests.put("dns", &objects)?;
     let _agent = context.start_agent()?;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::Agent;
+use denizen_tests::agent::{self, Agent};
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, service_ips};
 use denizen_tests::node::manifest::Port;
@@ -57,7 +57,7 @@ impl AgentContext {
     /// These objects are the only ones from now on.
     pub fn becomes(&self, objects: &[Value]) -> Result<()> {
         let change = || self.fixture.cluster.manifests.put("services", objects);
-        denizen_tests::agent::programmed(&self.agent, change, || ()).map(drop)
+        agent::programmed(&self.agent, change, || ()).map(drop)
     }
 
     /// What becomes of connections of `who`, which must be what `explain` says of them.

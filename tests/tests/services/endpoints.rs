@@ -2,7 +2,7 @@
 //! are.
 
 use anyhow::Result;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Who, service_ips};
 use denizen_tests::packets::probe::Protocol::Tcp;
 use serde_json::json;
 
@@ -56,7 +56,7 @@ fn what_is_not_written_is_ready_and_serving() -> Result<()> {
 
 #[test]
 fn a_slice_may_move_to_another_service() -> Result<()> {
-    let objects = |fixture: &denizen_tests::node::fixture::Fixture, owner: &str| {
+    let objects = |fixture: &Fixture, owner: &str| {
         let mut objects = fixture.service("web", 10, &HTTP, &[Who::Bridged])?;
         for slice in &mut objects[1..] {
             slice["metadata"]["labels"]["kubernetes.io/service-name"] = owner.into();

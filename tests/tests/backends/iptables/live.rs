@@ -9,15 +9,15 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
-use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::{self, Variant};
 use denizen_tests::kernel::ruleset::{self, FIREWALL};
 use denizen_tests::node::fixture::{Fixture, PORT, Who, every_way, service_ips};
 use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::load::Load;
 use denizen_tests::packets::long_connection::{self, LongConnection};
 use denizen_tests::packets::probe::Protocol;
-use denizen_tests::test_length;
+use denizen_tests::{for_each_variant, test_length};
 use serde_json::json;
 
 /// The backend looks every ten seconds; what has not happened by then never will.
@@ -57,7 +57,7 @@ impl LiveContext {
         Ok(load)
     }
 
-    fn node(&self) -> &denizen_tests::node::netns::Netns {
+    fn node(&self) -> &Netns {
         &self.fixture.cluster.world.node
     }
 

@@ -14,7 +14,7 @@ use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
-use denizen_tests::node::netns::checked;
+use denizen_tests::node::netns::{self, checked};
 use denizen_tests::packets::probe::{Outcome, Protocol};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -41,7 +41,7 @@ fn without_recent() -> Result<TempDir> {
     let found = checked(Command::new("find").args(["/usr/lib", "-name", "libxt_recent.so"]))?;
     let found = String::from_utf8(found.stdout)?;
     let all = found.lines().next().and_then(|file| Path::new(file).parent());
-    let some = denizen_tests::node::netns::folder()?;
+    let some = netns::folder()?;
     for file in fs::read_dir(all.context("no extensions")?)? {
         let file = file?;
         if file.file_name() != "libxt_recent.so" {

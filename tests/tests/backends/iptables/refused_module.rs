@@ -14,6 +14,7 @@ use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
+use denizen_tests::node::netns;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
 use denizen_tests::packets::probe::{Outcome, Protocol};
@@ -92,7 +93,7 @@ fn the_others_are_served_until_it_is_loaded(label: &str, variant: Variant) -> Re
         objects[0]["spec"]["sessionAffinity"] = json!("ClientIP");
         manifests.put(&name, &objects)?;
     }
-    let folder = denizen_tests::node::netns::folder()?;
+    let folder = netns::folder()?;
     let agent = start(&fixture, folder.path(), RECENT, variant)?;
     agent.until("synced, and reported", |status| status["synced"] == true && is_refused(status))?;
     ensure!(are_served(&fixture, PLAIN)?, "{}", agent.status()?);
@@ -149,7 +150,7 @@ fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()>
     let udp = Port::tcp("dns", 80, PORT).over(Protocol::Udp);
     idle(40, HTTP[0])?;
     idle(41, udp)?;
-    let folder = denizen_tests::node::netns::folder()?;
+    let folder = netns::folder()?;
     let agent = start(&fixture, folder.path(), REJECT_OF_UDP, variant)?;
     let are_named = |status: &Value, numbers: &[u8]| {
         let errors = status["errors"].to_string();

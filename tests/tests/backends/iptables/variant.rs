@@ -11,7 +11,9 @@ use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::cluster::Cluster;
 use denizen_tests::node::fixture::{Who, service_ips};
 use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::load::Load;
 use denizen_tests::packets::long_connection::{self, LongConnection};
+use denizen_tests::packets::probe::Protocol;
 use serde_json::Value;
 
 const BOUND: Duration = Duration::from_secs(60);
@@ -146,10 +148,9 @@ fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
     let to = SocketAddr::new(service_ips(11)[0], 7);
     let mut stream = LongConnection::open(fixture.place(Who::Bridged).0, to)?;
     fixture.cluster.world.forget_quickly()?;
-    let mut load = denizen_tests::packets::load::Load::default();
+    let mut load = Load::default();
     for who in [Who::Bridged, Who::Routed, Who::Outside] {
-        let web =
-            (SocketAddr::new(service_ips(10)[0], 80), denizen_tests::packets::probe::Protocol::Tcp);
+        let web = (SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp);
         load.client(fixture.place(who).0, vec![web], |outcome| outcome.endpoint().is_some())?;
     }
     for (next, last) in [(Variant::Nft, Variant::Legacy), (Variant::Legacy, Variant::Nft)] {

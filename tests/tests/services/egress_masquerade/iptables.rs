@@ -9,15 +9,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::wrapped::WrappedAgent;
-use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
-use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::kernel::ruleset;
 use denizen_tests::node::fixture::{Who, every_protocol, service_ips};
-use denizen_tests::node::netns::Netns;
+use denizen_tests::node::netns::{self, Netns};
 use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
+use denizen_tests::{binary, for_each_variant};
 use serde_json::{Value, json};
 
 use super::context::{EgressContext, SOON, outside};
@@ -247,7 +246,7 @@ fn without_security(folder: &Path) -> Result<Command> {
 fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
     let context = EgressContext::new("egress-lacks")?;
     let cluster = &context.fixture.cluster;
-    let folder = denizen_tests::node::netns::folder()?;
+    let folder = netns::folder()?;
     let program = without_security(folder.path())?;
     let agent =
         WrappedAgent::start_with(cluster, program, &context.flags(Backend::IptablesLegacy))?;

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result};
 use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
 use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::probe::Protocol;
 
 /// Somebody else uses all bits but the twentieth. Packets are counted between denizen's marking and
 /// its masquerading, and behind it.
@@ -59,7 +60,7 @@ fn another_bit_masquerades_and_the_others_stay() -> Result<()> {
     let _agent = fixture.cluster.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let marked = counted(node, "marked")?;
-    let outcome = fixture.ask(Who::Outside, to, denizen_tests::packets::probe::Protocol::Tcp)?;
+    let outcome = fixture.ask(Who::Outside, to, Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "{outcome:?}");
     assert_eq!(counted(node, "marked")?, marked, "the old bit is nobody's any more");
     Ok(())

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
+use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::ruleset::{beside_firewall, tables};
 use denizen_tests::node::fixture::{
     EVERYONE, Fixture, Who, every_protocol, every_way, service_ips,
 };
 use denizen_tests::node::manifest;
+use denizen_tests::packets::probe::Protocol;
 use serde_json::json;
 
 use crate::context::AgentContext;
@@ -77,7 +79,7 @@ fn node_cidr_follows_the_node_object() -> Result<()> {
     let (fixture, agent) = with_mode("detect-live", "node-cidr")?;
     let to = (service_ips(10)[0], 80).into();
     let masqueraded = |who| {
-        let outcome = fixture.ask(who, to, denizen_tests::packets::probe::Protocol::Tcp)?;
+        let outcome = fixture.ask(who, to, Protocol::Tcp)?;
         fixture.was_masqueraded(who, &outcome)
     };
     assert!(masqueraded(Who::Bridged)? && masqueraded(Who::Routed)?, "no ranges yet");
@@ -99,7 +101,7 @@ fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
     let theirs = "table ip somebody_elses";
     let all = beside_firewall(&[theirs, "table ip denizen", "table ip6 denizen"]);
     assert_eq!(tables(node)?, all, "a stop leaves the rules");
-    let program = denizen_tests::binary::ours("denizen-agent")?;
+    let program = binary::ours("denizen-agent")?;
     let said = node.output(&program.display().to_string(), &["cleanup"])?;
     assert_eq!(said, "removed 5 nftables tables\n");
     assert_eq!(tables(node)?, [theirs]);

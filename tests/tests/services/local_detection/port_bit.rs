@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Objects, Settings};
+use denizen_tests::binary;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::kernel::iptables::{self, Variant};
 use denizen_tests::kernel::ruleset::{self, beside_firewall};
@@ -206,7 +207,7 @@ fn what_others_do_to_the_bridges_table_is_repaired_with_iptables() -> Result<()>
     let tables = ruleset::tables(node)?;
     let ours: Vec<_> = tables.into_iter().filter(|table| table.contains("denizen")).collect();
     assert_eq!(ours, beside_firewall(&["table bridge denizen"]));
-    let program = denizen_tests::binary::ours("denizen-agent")?;
+    let program = binary::ours("denizen-agent")?;
     let said = node.output(&program.display().to_string(), &["cleanup"])?;
     ensure!(said.contains("removed 4 nftables tables\n"), "{said}");
     assert_eq!(in_kernel(node)?, [""; 0]);

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
+use denizen_tests::agent::Agent;
 use denizen_tests::node::fixture::{Fixture, Who, every_protocol, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
@@ -11,7 +12,7 @@ use denizen_tests::node::world::{host_length, ip};
 use denizen_tests::packets::probe::{Probe, Protocol};
 
 /// A service that the remote pod alone serves, so that no connection is a hairpin.
-fn with_agent(label: &str) -> Result<(Fixture, denizen_tests::agent::Agent)> {
+fn with_agent(label: &str) -> Result<(Fixture, Agent)> {
     let fixture = Fixture::new(label)?;
     let ports = every_protocol();
     fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Remote])?)?;

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::binary;
 use denizen_tests::kernel::system_calls::{Sent, at_each_message, stopped_behind};
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::cni::give;
@@ -227,16 +228,13 @@ impl Killed {
     }
 
     fn cleanup(&self) -> Result<()> {
-        self.node().output(
-            &denizen_tests::binary::ours("denizen-agent")?.to_string_lossy(),
-            &["cleanup"],
-        )?;
+        self.node().output(&binary::ours("denizen-agent")?.to_string_lossy(), &["cleanup"])?;
         Ok(())
     }
 
     /// A `cleanup` of this process id, and what has it begin.
     fn waiting_cleanup(&self) -> Result<(impl FnOnce() -> Result<()>, Pid)> {
-        let agent = denizen_tests::binary::ours("denizen-agent")?;
+        let agent = binary::ours("denizen-agent")?;
         let mut command = Command::new("sh");
         command.args(["-c", "read -r go; exec \"$0\" cleanup"]).arg(agent);
         command.stdin(Stdio::piped()).stdout(Stdio::null());

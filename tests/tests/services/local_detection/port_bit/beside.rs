@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::oracle::flows::table::Backend;
@@ -136,16 +136,10 @@ fn kept(
             assert_eq!(fixture.was_masqueraded(who, &outcome)?, !local, "{who:?}: {outcome:?}");
         }
         // Only bridged; to the node itself; past every service.
-        let pod = SocketAddr::new(
-            fixture.address(Who::Bridged, like)?,
-            denizen_tests::node::fixture::PORT,
-        );
+        let pod = SocketAddr::new(fixture.address(Who::Bridged, like)?, PORT);
         let outcome = Probe::tcp(pod).ask_in(&neighbour.netns);
         assert_eq!(outcome.endpoint(), Some(pod), "{outcome:?}");
-        let remote = SocketAddr::new(
-            fixture.address(Who::Remote, like)?,
-            denizen_tests::node::fixture::PORT,
-        );
+        let remote = SocketAddr::new(fixture.address(Who::Remote, like)?, PORT);
         let outcome = Probe::tcp(remote).ask_in(&neighbour.netns);
         assert_eq!(outcome.endpoint(), Some(remote), "{outcome:?}");
         // Through a service to the same bridge: bridged, past the rules, it would find no way back.
