@@ -2,57 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{
-    ClusterPod, Labels, Listing, LocalPod, Model, ModelChange, NetworkPolicy, PodName, PolicyName,
-    set,
-};
-
-impl Model {
-    /// When a namespace is deleted, its policies go before its pods have ended. They stay in force
-    /// until the namespace is gone.
-    pub(super) fn apply_network_policy(
-        &mut self,
-        name: PolicyName,
-        policy: Option<NetworkPolicy>,
-        change: &mut ModelChange,
-    ) {
-        if policy.is_none() && self.is_ending(&name.namespace) {
-            self.outliving.insert(name);
-            return;
-        }
-        self.outliving.remove(&name);
-        if set(&mut self.network_policies, &name, policy) {
-            change.network_policies.insert(name);
-        }
-    }
-
-    /// Removes the policies that outlived their deletion, unless their namespace is still ending.
-    pub(super) fn end_policies(&mut self, namespace: &Arc<str>, change: &mut ModelChange) {
-        if self.is_ending(namespace) {
-            return;
-        }
-        for name in self.outliving.extract_if(.., |name| name.namespace == *namespace) {
-            if self.network_policies.remove(&name).is_some() {
-                change.network_policies.insert(name);
-            }
-        }
-    }
-
-    fn is_ending(&self, namespace: &str) -> bool {
-        self.namespaces.get(namespace).is_some_and(|namespace| namespace.is_ending)
-    }
-
-    /// The Namespaces, the pods of the cluster and the NetworkPolicies; `None` while one of their
-    /// first full lists is missing: half a list of policies leaves open what is forbidden.
-    pub fn cluster(&self) -> Option<ClusterFacts<'_>> {
-        self.owed(Listing::FIREWALL).next().is_none().then_some(ClusterFacts { model: self })
-    }
-}
+use super::{ClusterPod, Labels, LocalPod, Model, NetworkPolicy, PodName, PolicyName};
 
 /// The complete facts that NetworkPolicies need.
 #[derive(Debug, Clone, Copy)]
 pub struct ClusterFacts<'a> {
-    model: &'a Model,
+    pub(super) model: &'a Model,
 }
 
 impl<'a> ClusterFacts<'a> {

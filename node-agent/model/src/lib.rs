@@ -213,6 +213,46 @@ impl Model {
         change.services.insert(name);
     }
 
+    /// When a namespace is deleted, its policies go before its pods have ended. They stay in force
+    /// until the namespace is gone.
+    fn apply_network_policy(
+        &mut self,
+        name: PolicyName,
+        policy: Option<NetworkPolicy>,
+        change: &mut ModelChange,
+    ) {
+        if policy.is_none() && self.is_ending(&name.namespace) {
+            self.outliving.insert(name);
+            return;
+        }
+        self.outliving.remove(&name);
+        if set(&mut self.network_policies, &name, policy) {
+            change.network_policies.insert(name);
+        }
+    }
+
+    /// Removes the policies that outlived their deletion, unless their namespace is still ending.
+    fn end_policies(&mut self, namespace: &Arc<str>, change: &mut ModelChange) {
+        if self.is_ending(namespace) {
+            return;
+        }
+        for name in self.outliving.extract_if(.., |name| name.namespace == *namespace) {
+            if self.network_policies.remove(&name).is_some() {
+                change.network_policies.insert(name);
+            }
+        }
+    }
+
+    fn is_ending(&self, namespace: &str) -> bool {
+        self.namespaces.get(namespace).is_some_and(|namespace| namespace.is_ending)
+    }
+
+    /// The Namespaces, the pods of the cluster and the NetworkPolicies; `None` while one of their
+    /// first full lists is missing: half a list of policies leaves open what is forbidden.
+    pub fn cluster(&self) -> Option<ClusterFacts<'_>> {
+        self.owed(Listing::FIREWALL).next().is_none().then_some(ClusterFacts { model: self })
+    }
+
     /// A slice may move from one service to another: its label is an ordinary label.
     fn apply_slice(&mut self, name: SliceName, slice: Option<Slice>, change: &mut ModelChange) {
         let owner = self.slice_owner.get(&name);

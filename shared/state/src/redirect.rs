@@ -95,6 +95,11 @@ pub struct Redirect {
 }
 
 impl Redirect {
+    /// The rules of one chain, in order. The first one that matches decides.
+    pub fn rules(&self, direction: ChainDirection) -> Vec<RedirectRule> {
+        rules::rules(self, direction)
+    }
+
     /// Whether programming this removes all rules of `other`, an earlier redirection of the same
     /// attachment.
     pub fn replaces(&self, other: &Redirect) -> bool {

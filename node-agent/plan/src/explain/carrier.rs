@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Way;
-use super::words;
+use super::{Question, Steps, words};
 use crate::{
     Carrier, Endpoints, Frontend, FrontendAddress, FrontendKey, HashTable, Hashed, Method,
     Scheduler, Share,
@@ -24,73 +23,77 @@ pub struct VirtualServerRow {
     pub chosen: Option<String>,
 }
 
-impl Way<'_> {
-    /// Says who chooses among these endpoints. `bound`: what decides is
-    /// [`Frontend::outside`].
-    pub(super) fn choose(
-        &mut self,
-        frontend: &Frontend,
-        bound: bool,
-        endpoints: &Endpoints,
-    ) -> Option<VirtualServerRow> {
-        let carrier = self.plan.ipvs().map(|ipvs| ipvs.carrier(frontend));
-        let key = match carrier {
-            Some(Carrier::Ipvs(key)) if !bound => key,
-            Some(Carrier::Ipvs(_)) => {
-                self.choose_by_rules(endpoints);
-                self.step(words::NOT_IPVS, words::BOUND);
-                return None;
-            }
-            Some(Carrier::Nft(reason)) => {
-                self.choose_by_rules(endpoints);
-                self.step(words::NOT_IPVS, reason.to_string());
-                return None;
-            }
-            None => {
-                self.choose_by_rules(endpoints);
-                return None;
-            }
-        };
-        let server = self.plan.ipvs()?.servers().get(&key)?;
-        let (address, scheduler) = (key.to_string(), server.scheduler.to_string());
-        self.step(words::candidates(endpoints), by(server.scheduler.method));
-        let what = format!("IPVS chooses, at the virtual server {address}, by {scheduler}");
-        self.step(what, words::BY_IPVS);
-        let draining = server.endpoints.iter().filter(|(_, share)| **share == Share::Draining);
-        let draining: Vec<String> = draining.map(|(at, _)| at.to_string()).collect();
-        if !draining.is_empty() {
-            self.step(format!("not to {}", draining.join(", ")), words::DRAINING);
+/// Says who chooses among these endpoints. `bound`: what decides is
+/// [`Frontend::outside`].
+pub(super) fn choose(
+    asked: Question<'_>,
+    frontend: &Frontend,
+    bound: bool,
+    endpoints: &Endpoints,
+    steps: &mut Steps,
+) -> Option<VirtualServerRow> {
+    let carrier = asked.plan.ipvs().map(|ipvs| ipvs.carrier(frontend));
+    let key = match carrier {
+        Some(Carrier::Ipvs(key)) if !bound => key,
+        Some(Carrier::Ipvs(_)) => {
+            choose_by_rules(endpoints, steps);
+            steps.add(words::NOT_IPVS, words::BOUND);
+            return None;
         }
-        let chosen = self.hashed(&key, server.scheduler);
-        Some(VirtualServerRow { address, scheduler, draining, chosen })
+        Some(Carrier::Nft(reason)) => {
+            choose_by_rules(endpoints, steps);
+            steps.add(words::NOT_IPVS, reason.to_string());
+            return None;
+        }
+        None => {
+            choose_by_rules(endpoints, steps);
+            return None;
+        }
+    };
+    let server = asked.plan.ipvs()?.servers().get(&key)?;
+    let (address, scheduler) = (key.to_string(), server.scheduler.to_string());
+    steps.add(words::candidates(endpoints), by(server.scheduler.method));
+    let what = format!("IPVS chooses, at the virtual server {address}, by {scheduler}");
+    steps.add(what, words::BY_IPVS);
+    let draining = server.endpoints.iter().filter(|(_, share)| **share == Share::Draining);
+    let draining: Vec<String> = draining.map(|(at, _)| at.to_string()).collect();
+    if !draining.is_empty() {
+        steps.add(format!("not to {}", draining.join(", ")), words::DRAINING);
     }
+    let chosen = hashed(asked, &key, server.scheduler, steps);
+    Some(VirtualServerRow { address, scheduler, draining, chosen })
+}
 
-    /// Adds which endpoint the client gets, if a hash chooses it.
-    fn hashed(&mut self, server: &FrontendKey, scheduler: Scheduler) -> Option<String> {
-        let listed = (self.listed)(server)?;
-        let hashed = match (scheduler.method, server.address) {
-            (Method::Dh, FrontendAddress::Ip(ip)) => ip,
-            _ => self.packet.source,
-        };
-        match HashTable::new(scheduler, &listed)?.choose(hashed, self.packet.source_port) {
-            Hashed::To(endpoint) => {
-                self.step(format!("it gets {endpoint}"), words::HASHED);
-                Some(endpoint.to_string())
-            }
-            Hashed::Nobody => {
-                self.step("it gets nobody and is refused", words::HASHED_TO_NOBODY);
-                None
-            }
-            Hashed::ByPort => {
-                self.step("whom it gets depends on its port", words::BY_PORT);
-                None
-            }
+/// Adds which endpoint the client gets, if a hash chooses it.
+fn hashed(
+    asked: Question<'_>,
+    server: &FrontendKey,
+    scheduler: Scheduler,
+    steps: &mut Steps,
+) -> Option<String> {
+    let listed = (asked.listed)(server)?;
+    let hashed = match (scheduler.method, server.address) {
+        (Method::Dh, FrontendAddress::Ip(ip)) => ip,
+        _ => asked.packet.source,
+    };
+    match HashTable::new(scheduler, &listed)?.choose(hashed, asked.packet.source_port) {
+        Hashed::To(endpoint) => {
+            steps.add(format!("it gets {endpoint}"), words::HASHED);
+            Some(endpoint.to_string())
+        }
+        Hashed::Nobody => {
+            steps.add("it gets nobody and is refused", words::HASHED_TO_NOBODY);
+            None
+        }
+        Hashed::ByPort => {
+            steps.add("whom it gets depends on its port", words::BY_PORT);
+            None
         }
     }
+}
 
-    fn choose_by_rules(&mut self, endpoints: &Endpoints) {
-        self.step(words::endpoints(endpoints), words::choice(endpoints));
-    }
+fn choose_by_rules(endpoints: &Endpoints, steps: &mut Steps) {
+    steps.add(words::endpoints(endpoints), words::choice(endpoints));
 }
 
 /// How a method chooses. Weights are equal, so methods that differ only in weights are the same.

@@ -1,73 +1,76 @@
 //! The source address that an endpoint sees.
 
-use std::net::IpAddr;
-
-use super::{Sender, Way, words};
+use super::egress::{leaves_for_endpoint, leaves_to};
+use super::{Question, Sender, Steps, words};
 use crate::{Endpoint, Endpoints, Frontend, FrontendKind, Masquerade};
 
-impl Way<'_> {
-    pub(super) fn masquerade(
-        &mut self,
-        frontend: &Frontend,
-        bound: bool,
-        endpoints: &Endpoints,
-        sender: Sender,
-    ) -> bool {
-        let (masquerade, why) = match frontend.masquerade {
-            _ if bound => (false, words::KEPT_LOCAL_POLICY),
-            Masquerade::Always if frontend.kind == FrontendKind::ClusterIp => {
-                (true, words::MASQUERADE_ALL)
-            }
-            Masquerade::Always => (true, words::MASQUERADE_EXTERNAL),
-            Masquerade::UnlessLocalPod if sender == Sender::Pod => (false, words::KEPT_LOCAL_POD),
-            Masquerade::UnlessLocalPod
-                if sender == Sender::Node && self.node_is_in_a_pod_range() =>
-            {
-                (false, words::KEPT_NODE_RANGE)
-            }
-            Masquerade::UnlessLocalPod => (true, words::MASQUERADE_FOREIGN),
-        };
-        // Packets to the node itself are not forwarded, and masquerade happens after forwarding.
-        let stays = |e: &&Endpoint| sender != Sender::Node && self.is_own(e.address.ip());
-        let itself = |e: &&Endpoint| e.address.ip() == self.packet.source && self.is_hairpin();
-        let sees_node = |e: &&Endpoint| {
-            let translated = if masquerade { !stays(e) } else { itself(e) };
-            translated || self.leaves_to(sender, e.address.ip())
-        };
-        let masqueraded: Vec<String> =
-            endpoints.iter().filter(sees_node).map(|e| e.address.to_string()).collect();
-        let exceptions = match masquerade {
-            true => endpoints.iter().filter(stays).count(),
-            false => endpoints.iter().filter(itself).count(),
-        };
-        let only_exceptions = exceptions == endpoints.count();
-        if masqueraded.len() < endpoints.count() {
-            self.masqueraded = masqueraded;
-        }
-        if !only_exceptions {
-            let what = if masquerade { words::SOURCE_REPLACED } else { words::SOURCE_KEPT };
-            self.step(what, why);
-        }
-        if exceptions > 0 {
-            let (what, why) = if masquerade { words::STAYS } else { words::HAIRPIN };
-            self.step(what, why);
-        }
-        masquerade != only_exceptions || self.leaves_for_endpoint(sender, endpoints)
-    }
+/// Which endpoints see the node's address as the source.
+pub(super) struct EndpointMasquerade {
+    /// Whether the source becomes the node's address.
+    pub(super) applies: bool,
+    /// The endpoints that see it, if not all or none do.
+    pub(super) endpoints: Vec<String>,
+}
 
-    pub(super) fn is_own(&self, address: IpAddr) -> bool {
-        self.plan.node().addresses.contains(&address)
+/// Explains the source that these endpoints see. `bound`: [`Frontend::outside`] decides.
+pub(super) fn masquerade(
+    asked: Question<'_>,
+    frontend: &Frontend,
+    bound: bool,
+    endpoints: &Endpoints,
+    sender: Sender,
+    steps: &mut Steps,
+) -> EndpointMasquerade {
+    let (masquerade, why) = match frontend.masquerade {
+        _ if bound => (false, words::KEPT_LOCAL_POLICY),
+        Masquerade::Always if frontend.kind == FrontendKind::ClusterIp => {
+            (true, words::MASQUERADE_ALL)
+        }
+        Masquerade::Always => (true, words::MASQUERADE_EXTERNAL),
+        Masquerade::UnlessLocalPod if sender == Sender::Pod => (false, words::KEPT_LOCAL_POD),
+        Masquerade::UnlessLocalPod if sender == Sender::Node && node_is_in_a_pod_range(asked) => {
+            (false, words::KEPT_NODE_RANGE)
+        }
+        Masquerade::UnlessLocalPod => (true, words::MASQUERADE_FOREIGN),
+    };
+    // Packets to the node itself are not forwarded, and masquerade happens after forwarding.
+    let stays = |e: &&Endpoint| sender != Sender::Node && asked.is_own(e.address.ip());
+    let itself = |e: &&Endpoint| e.address.ip() == asked.packet.source && is_hairpin(asked);
+    let sees_node = |e: &&Endpoint| {
+        let translated = if masquerade { !stays(e) } else { itself(e) };
+        translated || leaves_to(asked, sender, e.address.ip())
+    };
+    let mut masqueraded: Vec<String> =
+        endpoints.iter().filter(sees_node).map(|e| e.address.to_string()).collect();
+    let exceptions = match masquerade {
+        true => endpoints.iter().filter(stays).count(),
+        false => endpoints.iter().filter(itself).count(),
+    };
+    let only_exceptions = exceptions == endpoints.count();
+    if masqueraded.len() == endpoints.count() {
+        masqueraded.clear();
     }
+    if !only_exceptions {
+        let what = if masquerade { words::SOURCE_REPLACED } else { words::SOURCE_KEPT };
+        steps.add(what, why);
+    }
+    if exceptions > 0 {
+        let (what, why) = if masquerade { words::STAYS } else { words::HAIRPIN };
+        steps.add(what, why);
+    }
+    let applies =
+        masquerade != only_exceptions || leaves_for_endpoint(asked, sender, endpoints, steps);
+    EndpointMasquerade { applies, endpoints: masqueraded }
+}
 
-    /// Whether the sender may reach itself through a service.
-    fn is_hairpin(&self) -> bool {
-        self.services.hairpins().contains(&self.packet.source)
-    }
+/// Whether the sender may reach itself through a service.
+fn is_hairpin(asked: Question<'_>) -> bool {
+    asked.services.hairpins().contains(&asked.packet.source)
+}
 
-    /// If only the source counts, the node's own address in a pod CIDR (a bridge's) counts as a
-    /// pod's.
-    fn node_is_in_a_pod_range(&self) -> bool {
-        let detection = &self.plan.node().detection;
-        detection.local(self.plan.recorded(), self.packet.source, None).is_some()
-    }
+/// If only the source counts, the node's own address in a pod CIDR (a bridge's) counts as a
+/// pod's.
+fn node_is_in_a_pod_range(asked: Question<'_>) -> bool {
+    let detection = &asked.plan.node().detection;
+    detection.local(asked.plan.recorded(), asked.packet.source, None).is_some()
 }

@@ -103,17 +103,18 @@ pub fn explain(
     let plan = planner.plan();
     let services = plan.services().ok_or_else(|| NotYet(plan.waiting_for().into()))?;
     let foreign = planner.model().foreign_service(packet.destination);
-    let (steps, masqueraded) = (Vec::new(), Vec::new());
-    let mut way = Way { plan, services, foreign, packet, listed, steps, masqueraded };
-    let sender = way.source();
-    let is_kept_out = way.is_kept_out(sender);
+    let asked = Question { plan, services, packet, listed };
+    let (steps, masqueraded) = (Steps::default(), Vec::new());
+    let mut path = PacketPath { asked, foreign, steps, masqueraded };
+    let sender = path.source();
+    let is_kept_out = path.is_kept_out(sender);
     let guards_first = plan.capabilities().guards_loopback_first;
-    let explanation = match way.key() {
+    let explanation = match path.key() {
         Some(frontend) if !is_kept_out || !guards_first => {
-            way.through(frontend, sender, &rejected(frontend))
+            path.through(frontend, sender, &rejected(frontend))
         }
-        Some(_) | None if is_kept_out => way.kept_out(sender),
-        Some(_) | None => way.past(sender),
+        Some(_) | None if is_kept_out => path.kept_out(sender),
+        Some(_) | None => path.past(sender),
     };
     let explanation = policy::apply(plan, packet, explanation);
     Ok(redirect::inside(plan, packet, explanation))
@@ -127,31 +128,54 @@ enum Sender {
     Other,
 }
 
-struct Way<'a> {
+/// What is asked, and what answers it.
+#[derive(Clone, Copy)]
+struct Question<'a> {
     plan: &'a Plan,
     services: &'a ServicePlan,
-    /// The other proxy's Service that has the destination.
-    foreign: Option<(&'a ServiceName, &'a ForeignService)>,
     packet: &'a FirstPacket,
     listed: &'a dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
-    steps: Vec<ExplainStep>,
+}
+
+impl Question<'_> {
+    fn is_own(&self, address: IpAddr) -> bool {
+        self.plan.node().addresses.contains(&address)
+    }
+}
+
+/// The steps of an explanation so far.
+#[derive(Default)]
+struct Steps(Vec<ExplainStep>);
+
+impl Steps {
+    fn add(&mut self, what: impl Into<String>, why: impl Into<String>) {
+        self.0.push(ExplainStep { what: what.into(), why: why.into() });
+    }
+}
+
+/// A packet on its way through this node.
+struct PacketPath<'a> {
+    asked: Question<'a>,
+    /// The other proxy's Service that has the destination.
+    foreign: Option<(&'a ServiceName, &'a ForeignService)>,
+    steps: Steps,
     masqueraded: Vec<String>,
 }
 
-impl<'a> Way<'a> {
+impl<'a> PacketPath<'a> {
     fn step(&mut self, what: impl Into<String>, why: impl Into<String>) {
-        self.steps.push(ExplainStep { what: what.into(), why: why.into() });
+        self.steps.add(what, why);
     }
 
     fn source(&mut self) -> Sender {
-        let detection = &self.plan.node().detection;
-        let from = self.packet.source;
-        if self.is_own(from) && self.packet.interface.is_none() {
+        let detection = &self.asked.plan.node().detection;
+        let from = self.asked.packet.source;
+        if self.asked.is_own(from) && self.asked.packet.interface.is_none() {
             self.step(format!("{from} is this node itself"), words::NODE);
             return Sender::Node;
         }
-        let pods = self.plan.recorded();
-        let arrival = arrival(pods, self.packet);
+        let pods = self.asked.plan.recorded();
+        let arrival = arrival(pods, self.asked.packet);
         let (what, why, sender) = match detection.local(pods, from, arrival) {
             Some(local) => {
                 let (what, why) = words::local(from, &local, arrival);
@@ -169,13 +193,13 @@ impl<'a> Way<'a> {
     /// The frontend that the packet is addressed to.
     fn key(&self) -> Option<&'a Frontend> {
         let FirstPacket { destination, transport: Transport::Port(protocol, port), .. } =
-            *self.packet
+            *self.asked.packet
         else {
             return None;
         };
-        let at = |address| self.services.frontend(&FrontendKey { address, protocol, port });
+        let at = |address| self.asked.services.frontend(&FrontendKey { address, protocol, port });
         at(FrontendAddress::Ip(destination)).or_else(|| {
-            let node_port = self.plan.node().node_ports.addresses.contains(&destination)
+            let node_port = self.asked.plan.node().node_ports.addresses.contains(&destination)
                 && !self.is_answered(destination)
                 && self.service_range_of(destination).is_none();
             if node_port { at(FrontendAddress::Node(family_of(destination))) } else { None }
@@ -183,7 +207,7 @@ impl<'a> Way<'a> {
     }
 
     fn service_range_of(&self, address: IpAddr) -> Option<IpNetwork> {
-        let mut ranges = self.plan.node().service_ranges.iter().copied();
+        let mut ranges = self.asked.plan.node().service_ranges.iter().copied();
         ranges.find(|range| range.contains(address))
     }
 
@@ -191,37 +215,39 @@ impl<'a> Way<'a> {
     fn is_answered(&self, address: IpAddr) -> bool {
         let at = FrontendAddress::Ip(address);
         let is_it = |f: &Frontend| f.kind == FrontendKind::ClusterIp && f.key.address == at;
-        self.plan.capabilities().unused_addresses && self.services.frontends().any(is_it)
+        self.asked.plan.capabilities().unused_addresses
+            && self.asked.services.frontends().any(is_it)
     }
 
     /// Whether it is addressed to loopback but comes from outside. IPv6 needs no such rule.
     fn is_kept_out(&self, sender: Sender) -> bool {
-        let is_guarded = self.plan.policy().services;
-        let is_loopback = matches!(self.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
+        let is_guarded = self.asked.plan.policy().services;
+        let is_loopback =
+            matches!(self.asked.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
         is_guarded
             && is_loopback
             && sender != Sender::Node
-            && self.packet.interface.as_deref() != Some("lo")
+            && self.asked.packet.interface.as_deref() != Some("lo")
     }
 
     fn kept_out(mut self, sender: Sender) -> Explanation {
-        let to = self.packet.destination_text();
+        let to = self.asked.packet.destination_text();
         self.step(format!("{to} is dropped"), words::LOOPBACK);
         self.finish(PacketVerdict::Drop, None, None, false, sender)
     }
 
     /// No service has this address and port.
     fn past(mut self, sender: Sender) -> Explanation {
-        let to = self.packet.destination_text();
-        let destination = self.packet.destination;
-        let verdict = if let Some(service) = self.services.claims_own(destination) {
+        let to = self.asked.packet.destination_text();
+        let destination = self.asked.packet.destination;
+        let verdict = if let Some(service) = self.asked.services.claims_own(destination) {
             let what = format!(
                 "{to} is left alone: it is a cluster IP of {service}, and this node's own address"
             );
             self.step(what, words::OWN_ADDRESS);
             PacketVerdict::Untouched
         } else if self.is_answered(destination) {
-            self.step(format!("{to} is refused"), words::unused(self.packet.transport));
+            self.step(format!("{to} is refused"), words::unused(self.asked.packet.transport));
             PacketVerdict::Reject
         } else if let Some((service, ForeignService { proxy, .. })) = self.foreign {
             let what = format!(
@@ -234,18 +260,19 @@ impl<'a> Way<'a> {
             self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
             PacketVerdict::Drop
         } else {
-            let are_known = self.plan.policy().services;
-            let why = words::no_service(self.packet.transport, are_known);
+            let are_known = self.asked.plan.policy().services;
+            let why = words::no_service(self.asked.packet.transport, are_known);
             self.step(format!("{to} is left alone"), why);
             PacketVerdict::Untouched
         };
-        let masquerade = verdict == PacketVerdict::Untouched && self.leaves_untouched(sender);
+        let masquerade = verdict == PacketVerdict::Untouched
+            && egress::leaves_untouched(self.asked, sender, &mut self.steps);
         self.finish(verdict, None, None, masquerade, sender)
     }
 
     fn through(mut self, frontend: &Frontend, sender: Sender, rejected: &[String]) -> Explanation {
         let service = frontend.service_port.to_string();
-        let to = self.packet.destination_text();
+        let to = self.asked.packet.destination_text();
         self.step(
             format!("{to} is {} {} of {service}", words::article(frontend.kind), frontend.kind),
             words::kind(frontend.kind),
@@ -290,20 +317,28 @@ impl<'a> Way<'a> {
         endpoints: &Endpoints,
         sender: Sender,
     ) -> Explanation {
-        let virtual_server = self.choose(frontend, bound, endpoints);
+        let virtual_server =
+            carrier::choose(self.asked, frontend, bound, endpoints, &mut self.steps);
         if let SessionAffinity::ClientIp { seconds } = frontend.affinity {
             self.step(words::affinity(seconds), words::AFFINITY);
         }
-        let masquerade = self.masquerade(frontend, bound, endpoints, sender);
+        let masquerade =
+            masquerade::masquerade(self.asked, frontend, bound, endpoints, sender, &mut self.steps);
+        self.masqueraded = masquerade.endpoints;
         let service = Some(frontend.service_port.to_string());
-        let explanation =
-            self.finish(PacketVerdict::Forward, service, Some(endpoints), masquerade, sender);
+        let explanation = self.finish(
+            PacketVerdict::Forward,
+            service,
+            Some(endpoints),
+            masquerade.applies,
+            sender,
+        );
         Explanation { virtual_server, ..explanation }
     }
 
     /// Whether the source may use the load balancer IP.
     fn may_enter(&mut self, allowed: &[IpNetwork]) -> bool {
-        let source = self.packet.source;
+        let source = self.asked.packet.source;
         match allowed.iter().find(|range| range.contains(source)) {
             Some(range) => {
                 self.step(format!("{source} may use it: it lies in {range}"), words::SOURCE_RANGES);
@@ -323,7 +358,8 @@ impl<'a> Way<'a> {
             let of = (&frontend.service_port.service, family);
             matches!(remark, Remark::OpenFamily { service, family } if (service, *family) == of)
         };
-        if frontend.kind == FrontendKind::LoadBalancerIp && self.services.remarks().any(is_it) {
+        if frontend.kind == FrontendKind::LoadBalancerIp && self.asked.services.remarks().any(is_it)
+        {
             self.step(
                 format!("all clients may use it: the Service has no source range of {family}"),
                 words::OPEN_FAMILY,
@@ -351,7 +387,7 @@ impl<'a> Way<'a> {
             local: sender == Sender::Pod,
             policies: Vec::new(),
             redirects: Vec::new(),
-            steps: self.steps,
+            steps: self.steps.0,
         }
     }
 }

@@ -3,83 +3,29 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::packet::{FirstPacket, NamedProtocol, PacketError, Transport};
+use super::packet::{NamedProtocol, PacketError, Transport};
 use crate::{Frontend, FrontendAddress, FrontendKind, Plan};
 use denizen_model::{Family, Protocol, ServiceName, family_of};
 
 /// `NAMESPACE/NAME[:PORT][/PROTO]`, or `NAMESPACE/NAME/icmp` or `…/icmpv6`.
-struct NamedEnd<'a> {
+pub(super) struct NamedEnd<'a> {
     name: &'a str,
     port: Option<&'a str>,
     kind: Option<NamedProtocol>,
 }
 
 /// Where packets can be sent to.
-type PacketEnd = (IpAddr, Transport);
-
-impl FirstPacket {
-    /// As [`FirstPacket::parse`]. `from` may also be a pod of this node, `NAMESPACE/POD[@INTERFACE]`,
-    /// and `to` a service or such a pod, `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name
-    /// or number; a ping has none. If several addresses are meant, it is the first pair of one
-    /// family.
-    pub fn resolve(plan: &Plan, from: &str, to: &str) -> Result<Self, PacketError> {
-        let (sender, interface) = match from.split_once('@') {
-            Some((sender, interface)) => (sender, Some(interface)),
-            None => (from, None),
-        };
-        let named_sender = is_name(sender);
-        let destination = NamedEnd::parse(to);
-        if !named_sender && destination.is_none() {
-            return Self::parse(from, to);
-        }
-        let mut source_port = None;
-        let sources = match named_sender {
-            true => addresses_of(plan, sender).ok_or_else(|| PacketError::NoPod(sender.into()))?,
-            false => {
-                let sender = Self::parse_source(sender);
-                let (source, port) = sender.ok_or_else(|| PacketError::From(from.to_owned()))?;
-                source_port = port;
-                vec![source]
-            }
-        };
-        let ends = match destination {
-            Some(named) => named.ends(plan).map_err(|error| error.of(to))?,
-            None => vec![Self::parse_end(to)?],
-        };
-        let pairs = ends.iter().flat_map(|end| sources.iter().map(move |source| (*source, *end)));
-        let same = |(source, end): &(IpAddr, PacketEnd)| family_of(*source) == family_of(end.0);
-        match pairs.clone().find(same).ok_or_else(|| pairs.clone().next()) {
-            Ok((source, (destination, transport))) => {
-                let interface = interface.map(str::to_owned);
-                Ok(Self { source, source_port, interface, destination, transport })
-            }
-            Err(Some((source, end))) => Err(PacketError::Families(source, end.0)),
-            Err(None) => Err(PacketError::NoDestination(to.to_owned())),
-        }
-    }
-
-    /// As [`FirstPacket::parse`] takes it: the source, and the interface if one is named.
-    pub fn source_text(&self) -> String {
-        let source = match self.source_port {
-            Some(port) => SocketAddr::new(self.source, port.get()).to_string(),
-            None => self.source.to_string(),
-        };
-        match &self.interface {
-            Some(interface) => format!("{source}@{interface}"),
-            None => source,
-        }
-    }
-}
+pub(super) type PacketEnd = (IpAddr, Transport);
 
 /// Whether this is a namespace and a name. A namespace is a DNS label, so `ADDR/PREFIX` is not.
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let is_label = |text: &str| {
         !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
     };
     text.split_once('/').is_some_and(|(namespace, name)| is_label(namespace) && !name.is_empty())
 }
 
-fn addresses_of(plan: &Plan, pod: &str) -> Option<Vec<IpAddr>> {
+pub(super) fn addresses_of(plan: &Plan, pod: &str) -> Option<Vec<IpAddr>> {
     let its = plan.recorded().iter().filter(|attachment| attachment.to_string() == pod);
     let addresses: Vec<IpAddr> =
         its.flat_map(|attachment| attachment.ips.iter().copied()).collect();
@@ -87,13 +33,13 @@ fn addresses_of(plan: &Plan, pod: &str) -> Option<Vec<IpAddr>> {
 }
 
 /// Why a name does not lead to a destination.
-enum NotFound {
+pub(super) enum NotFound {
     Nothing,
     WhichPort(String),
 }
 
 impl NotFound {
-    fn of(self, to: &str) -> PacketError {
+    pub(super) fn of(self, to: &str) -> PacketError {
         match self {
             Self::Nothing => PacketError::NoDestination(to.to_owned()),
             Self::WhichPort(ports) => PacketError::WhichPort(to.to_owned(), ports),
@@ -103,7 +49,7 @@ impl NotFound {
 
 impl<'a> NamedEnd<'a> {
     /// `None` if it is an address and a port.
-    fn parse(to: &'a str) -> Option<Self> {
+    pub(super) fn parse(to: &'a str) -> Option<Self> {
         let named =
             to.rsplit_once('/').and_then(|(rest, kind)| Some((rest, NamedProtocol::parse(kind)?)));
         let (rest, kind) = named.map_or((to, None), |(rest, kind)| (rest, Some(kind)));
@@ -116,7 +62,7 @@ impl<'a> NamedEnd<'a> {
         }
     }
 
-    fn ends(&self, plan: &Plan) -> Result<Vec<PacketEnd>, NotFound> {
+    pub(super) fn ends(&self, plan: &Plan) -> Result<Vec<PacketEnd>, NotFound> {
         let ends = match self.kind {
             Some(NamedProtocol::Echo(family)) => self.pinged(plan, family),
             Some(NamedProtocol::Ports(protocol)) => self.ports(plan, Some(protocol))?,

@@ -5,6 +5,8 @@ use std::num::NonZeroU16;
 
 use thiserror::Error;
 
+use super::name::{NamedEnd, PacketEnd, addresses_of, is_name};
+use crate::Plan;
 use denizen_model::{Family, Protocol, family_of};
 
 /// The first packet of a connection, or a ping.
@@ -106,6 +108,58 @@ impl FirstPacket {
             return Err(PacketError::Families(source, destination));
         }
         Ok(Self { source, source_port, interface, destination, transport })
+    }
+
+    /// As [`FirstPacket::parse`]. `from` may also be a pod of this node, `NAMESPACE/POD[@INTERFACE]`,
+    /// and `to` a service or such a pod, `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name
+    /// or number; a ping has none. If several addresses are meant, it is the first pair of one
+    /// family.
+    pub fn resolve(plan: &Plan, from: &str, to: &str) -> Result<Self, PacketError> {
+        let (sender, interface) = match from.split_once('@') {
+            Some((sender, interface)) => (sender, Some(interface)),
+            None => (from, None),
+        };
+        let named_sender = is_name(sender);
+        let destination = NamedEnd::parse(to);
+        if !named_sender && destination.is_none() {
+            return Self::parse(from, to);
+        }
+        let mut source_port = None;
+        let sources = match named_sender {
+            true => addresses_of(plan, sender).ok_or_else(|| PacketError::NoPod(sender.into()))?,
+            false => {
+                let sender = Self::parse_source(sender);
+                let (source, port) = sender.ok_or_else(|| PacketError::From(from.to_owned()))?;
+                source_port = port;
+                vec![source]
+            }
+        };
+        let ends = match destination {
+            Some(named) => named.ends(plan).map_err(|error| error.of(to))?,
+            None => vec![Self::parse_end(to)?],
+        };
+        let pairs = ends.iter().flat_map(|end| sources.iter().map(move |source| (*source, *end)));
+        let same = |(source, end): &(IpAddr, PacketEnd)| family_of(*source) == family_of(end.0);
+        match pairs.clone().find(same).ok_or_else(|| pairs.clone().next()) {
+            Ok((source, (destination, transport))) => {
+                let interface = interface.map(str::to_owned);
+                Ok(Self { source, source_port, interface, destination, transport })
+            }
+            Err(Some((source, end))) => Err(PacketError::Families(source, end.0)),
+            Err(None) => Err(PacketError::NoDestination(to.to_owned())),
+        }
+    }
+
+    /// As [`FirstPacket::parse`] takes it: the source, and the interface if one is named.
+    pub fn source_text(&self) -> String {
+        let source = match self.source_port {
+            Some(port) => SocketAddr::new(self.source, port.get()).to_string(),
+            None => self.source.to_string(),
+        };
+        match &self.interface {
+            Some(interface) => format!("{source}@{interface}"),
+            None => source,
+        }
     }
 
     /// The source of [`Self::parse`], without the interface.

@@ -4,11 +4,9 @@
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
-use super::blocks::piece_of;
-use super::identity::IdentityKey;
 use super::rules::Direction;
 use super::side::{Isolation, Side, SideDecision};
-use super::{FirewallPlan, IdentityId, ToNode};
+use super::{FirewallPlan, ToNode};
 use denizen_model::{PolicyName, Protocol};
 
 /// A connection, by its first packet as policies see it: after DNAT, and before SNAT.
@@ -65,22 +63,28 @@ pub struct PolicyRejection {
     pub pod: IpAddr,
 }
 
-impl FirewallPlan {
-    /// The policies that forbid a flow, if any do, exactly as the kernel's rules decide.
-    pub fn rejection(&self, flow: &PolicyFlow) -> Option<PolicyRejection> {
-        let mut asked = self.asked(flow).into_iter().flatten();
+/// What the policies of this node's pods say of one flow.
+pub(super) struct FlowCheck<'a> {
+    pub(super) plan: &'a FirewallPlan,
+    pub(super) flow: &'a PolicyFlow,
+}
+
+impl FlowCheck<'_> {
+    /// See [`FirewallPlan::rejection`].
+    pub(super) fn rejection(&self) -> Option<PolicyRejection> {
+        let mut asked = self.asked().into_iter().flatten();
         asked.find_map(|(direction, pod)| {
-            let side = self.sides.get(&pod)?.of(direction);
-            let is_refused = !self.passes(side, other_end(flow, direction), flow);
+            let side = self.plan.sides.get(&pod)?.of(direction);
+            let is_refused = !self.passes(side, other_end(self.flow, direction));
             is_refused.then_some(PolicyRejection { direction, pod })
         })
     }
 
-    /// What each direction says of a flow, for pods of this node.
-    pub fn explain(&self, flow: &PolicyFlow) -> Vec<PolicyStep> {
-        let asked = self.asked(flow).into_iter().flatten();
+    /// See [`FirewallPlan::explain`].
+    pub(super) fn explain(&self) -> Vec<PolicyStep> {
+        let asked = self.asked().into_iter().flatten();
         let steps = asked.filter_map(|(direction, pod)| {
-            let subject = self.subjects.get(self.owners.get(&pod)?)?;
+            let subject = self.plan.subjects.get(self.plan.owners.get(&pod)?)?;
             let decision = match direction {
                 Direction::Ingress => &subject.ingress,
                 Direction::Egress => &subject.egress,
@@ -90,7 +94,7 @@ impl FirewallPlan {
                 direction,
                 pod: subject.pod.as_ref().map_or_else(|| pod.to_string(), ToString::to_string),
                 policies: class.map(|class| class.policies.clone()).unwrap_or_default(),
-                result: self.result(decision, other_end(flow, direction), flow),
+                result: self.result(decision, other_end(self.flow, direction)),
             })
         });
         steps.collect()
@@ -98,68 +102,57 @@ impl FirewallPlan {
 
     /// The directions whose policies count for a flow, each with its pod. A pod may always reach
     /// itself, and a node its own pods.
-    fn asked(&self, flow: &PolicyFlow) -> [Option<(Direction, IpAddr)>; 2] {
-        let is_to_itself = flow.source == flow.destination;
+    fn asked(&self) -> [Option<(Direction, IpAddr)>; 2] {
+        let is_to_itself = self.flow.source == self.flow.destination;
         let [is_from_node, is_to_node] =
-            [flow.source, flow.destination].map(|end| self.own.contains(&end));
+            [self.flow.source, self.flow.destination].map(|end| self.plan.own.contains(&end));
         let of = |direction, pod: IpAddr, counts: bool| {
-            (counts && !is_to_itself && self.sides.contains_key(&pod)).then_some((direction, pod))
+            (counts && !is_to_itself && self.plan.sides.contains_key(&pod))
+                .then_some((direction, pod))
         };
-        let to_node = match self.settings.to_node {
+        let to_node = match self.plan.settings.to_node {
             ToNode::Enforce => true,
             ToNode::Allow => !is_to_node,
         };
         [
-            of(Direction::Egress, flow.source, to_node && !is_from_node),
-            of(Direction::Ingress, flow.destination, !is_from_node && !is_to_node),
+            of(Direction::Egress, self.flow.source, to_node && !is_from_node),
+            of(Direction::Ingress, self.flow.destination, !is_from_node && !is_to_node),
         ]
     }
 
-    fn passes(&self, side: &Side, peer: IpAddr, flow: &PolicyFlow) -> bool {
+    fn passes(&self, side: &Side, peer: IpAddr) -> bool {
         match side.isolation {
             Isolation::Open => true,
             Isolation::Pending => false,
             Isolation::Isolated => {
-                let identity = self.identity_of(peer);
+                let identity = self.plan.identity_of(peer);
                 side.permissions.iter().any(|permission| {
                     (permission.peer.is_none() || permission.peer == identity)
-                        && permission.ports.covers(flow.protocol, flow.port)
+                        && permission.ports.covers(self.flow.protocol, self.flow.port)
                 })
             }
         }
     }
 
-    fn result(&self, decision: &SideDecision, peer: IpAddr, flow: &PolicyFlow) -> PolicyResult {
+    fn result(&self, decision: &SideDecision, peer: IpAddr) -> PolicyResult {
         let class = match (decision.isolation, &decision.class) {
             (Isolation::Open, _) => return PolicyResult::Open,
             (Isolation::Isolated, Some(class)) => class,
             (Isolation::Pending, _) | (Isolation::Isolated, None) => return PolicyResult::Pending,
         };
-        let key = self.key_of(peer);
-        match class.permitting(&self.rules, key.as_ref(), flow.protocol, flow.port) {
+        let key = self.plan.key_of(peer);
+        match class.permitting(&self.plan.rules, key.as_ref(), self.flow.protocol, self.flow.port) {
             None => PolicyResult::Refused,
             Some(permitting) => PolicyResult::Permitted {
                 policy: permitting.policy.clone(),
                 rule: permitting.index,
                 peer: permitting
                     .peer
-                    .and_then(|id| self.peers.covers(id))
+                    .and_then(|id| self.plan.peers.covers(id))
                     .map(|covers| covers.covering(peer).to_string()),
                 ports: permitting.entry.map(ToString::to_string),
             },
         }
-    }
-
-    pub fn identity_of(&self, address: IpAddr) -> Option<IdentityId> {
-        let own = self.addresses.identity(address);
-        own.or_else(|| {
-            let piece = piece_of(&self.pieces, address)?;
-            self.blocks.get(&piece.range.first).map(|(_, id)| *id)
-        })
-    }
-
-    fn key_of(&self, address: IpAddr) -> Option<IdentityKey> {
-        self.identities.key(self.identity_of(address)?).cloned()
     }
 }
 

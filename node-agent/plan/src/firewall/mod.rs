@@ -36,14 +36,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use self::address::{AddressClaimant, PodAddresses};
-use self::blocks::Pieces;
+use self::blocks::{Pieces, piece_of};
+use self::flow::FlowCheck;
 use self::group::{GroupId, Groups, PortNames};
-use self::identity::Identities;
+use self::identity::{Identities, IdentityKey};
 use self::peer::PeerTable;
 use self::permission::{ClassKey, Permissions};
 use self::rules::PoliciesInForce;
 use self::side::{Described, SideDecision};
-use denizen_model::{LocalPod, NodeLinks, PodName, PolicyName};
+use self::update::FirewallUpdate;
+use denizen_model::{LocalPod, Model, ModelChange, NodeLinks, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
 
 pub use self::blocks::AddressRange;
@@ -210,6 +212,16 @@ impl FirewallPlan {
         self.settings
     }
 
+    /// Decides again what `change` touches.
+    pub(crate) fn update(
+        &mut self,
+        model: &Model,
+        recorded: Option<&PodSet>,
+        change: &ModelChange,
+    ) -> FirewallChanges {
+        FirewallUpdate::new(self).run(model, recorded, change)
+    }
+
     /// Whether all policies, pods and namespaces are known. Until then only [`Self::pods`] that
     /// were added since the start are decided about: they are pending.
     pub fn is_known(&self) -> bool {
@@ -323,6 +335,29 @@ impl FirewallPlan {
     /// How many policies select a pod of this node.
     pub fn policies_in_force(&self) -> usize {
         self.rules.len()
+    }
+
+    /// The policies that forbid a flow, if any do, exactly as the kernel's rules decide.
+    pub fn rejection(&self, flow: &PolicyFlow) -> Option<PolicyRejection> {
+        FlowCheck { plan: self, flow }.rejection()
+    }
+
+    /// What each direction says of a flow, for pods of this node.
+    pub fn explain(&self, flow: &PolicyFlow) -> Vec<PolicyStep> {
+        FlowCheck { plan: self, flow }.explain()
+    }
+
+    /// The identity of any address: its own, or that of the blocks that contain it.
+    pub fn identity_of(&self, address: IpAddr) -> Option<IdentityId> {
+        let own = self.addresses.identity(address);
+        own.or_else(|| {
+            let piece = piece_of(&self.pieces, address)?;
+            self.blocks.get(&piece.range.first).map(|(_, id)| *id)
+        })
+    }
+
+    fn key_of(&self, address: IpAddr) -> Option<IdentityKey> {
+        self.identities.key(self.identity_of(address)?).cloned()
     }
 
     /// Whether everything about a recorded pod is known. While policies, pods or namespaces are

@@ -20,71 +20,71 @@ use super::{
 use denizen_model::{ClusterFacts, LocalPod, Model, ModelChange, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
 
-impl FirewallPlan {
+/// A plan that is brought up to date, and what has changed in it so far.
+pub(super) struct FirewallUpdate<'a> {
+    plan: &'a mut FirewallPlan,
+    changes: FirewallChanges,
+}
+
+impl<'a> FirewallUpdate<'a> {
+    pub(super) fn new(plan: &'a mut FirewallPlan) -> Self {
+        Self { plan, changes: FirewallChanges::default() }
+    }
+
     /// Decides again what `change` touches.
-    pub(crate) fn update(
-        &mut self,
+    pub(super) fn run(
+        mut self,
         model: &Model,
         recorded: Option<&PodSet>,
         change: &ModelChange,
     ) -> FirewallChanges {
-        let mut changes = FirewallChanges::default();
-        let was = (self.known, self.left_open, self.is_enforced());
+        let was = (self.plan.known, self.plan.left_open, self.plan.is_enforced());
         if change.addresses {
-            self.own = model.addresses().iter().map(|own| own.address).collect();
+            self.plan.own = model.addresses().iter().map(|own| own.address).collect();
         }
-        self.update_surroundings(model, change, &mut changes);
+        self.update_surroundings(model, change);
         let recorded = recorded.map(|set| &*set.pods).unwrap_or_default();
         match model.cluster() {
-            Some(cluster) => self.update_known(cluster, recorded, change, &mut changes),
+            Some(cluster) => self.update_known(cluster, recorded, change),
             None => {
                 let is_refused = model.refused().next().is_some();
-                self.left_open = is_refused && self.settings.if_refused == IfRefused::Open;
-                self.update_unknown(recorded, change, &mut changes);
+                self.plan.left_open =
+                    is_refused && self.plan.settings.if_refused == IfRefused::Open;
+                self.update_unknown(recorded, change);
             }
         }
-        changes.state = was != (self.known, self.left_open, self.is_enforced());
-        changes
+        self.changes.state = was != (self.plan.known, self.plan.left_open, self.plan.is_enforced());
+        self.changes
     }
 
-    fn update_surroundings(
-        &mut self,
-        model: &Model,
-        change: &ModelChange,
-        changes: &mut FirewallChanges,
-    ) {
+    fn update_surroundings(&mut self, model: &Model, change: &ModelChange) {
         if change.node_addresses {
-            let before = std::mem::replace(&mut self.nodes, model.node_addresses().collect());
-            let differ = before.symmetric_difference(&self.nodes);
-            let differ = differ.filter(|ip| !self.addresses.is_claimed(**ip));
-            changes.taken.extend(differ.map(|ip| (*ip, self.nodes.contains(ip))));
-            changes.surroundings |= before != self.nodes;
+            let before = std::mem::replace(&mut self.plan.nodes, model.node_addresses().collect());
+            let differ = before.symmetric_difference(&self.plan.nodes);
+            let differ = differ.filter(|ip| !self.plan.addresses.is_claimed(**ip));
+            self.changes.taken.extend(differ.map(|ip| (*ip, self.plan.nodes.contains(ip))));
+            self.changes.surroundings |= before != self.plan.nodes;
         }
-        if change.links && self.links != *model.links() {
-            self.links = model.links().clone();
-            changes.surroundings = true;
+        if change.links && self.plan.links != *model.links() {
+            self.plan.links = model.links().clone();
+            self.changes.surroundings = true;
         }
     }
 
     /// While policies are unknown, new pods are pending. Pods that were recorded before this agent
     /// started stay as an earlier run left them.
-    fn update_unknown(
-        &mut self,
-        recorded: &[LocalPod],
-        change: &ModelChange,
-        changes: &mut FirewallChanges,
-    ) {
+    fn update_unknown(&mut self, recorded: &[LocalPod], change: &ModelChange) {
         if !change.pods && !change.refused {
             return;
         }
         let now = || recorded.iter().map(|pod| pod.id.clone()).collect();
-        let earlier = self.earlier.get_or_insert_with(now);
+        let earlier = self.plan.earlier.get_or_insert_with(now);
         let late = recorded.iter().filter(|pod| !earlier.contains(&pod.id) && !pod.adopted);
-        let late = late.filter(|_| !self.left_open);
+        let late = late.filter(|_| !self.plan.left_open);
         let pending = Sides { ingress: Side::pending(), egress: Side::pending() };
         let ips = late.filter(|pod| pod.pod.is_some()).flat_map(|pod| &pod.ips);
         let sides = ips.map(|ip| (*ip, pending.clone())).collect();
-        self.set_sides(sides, changes);
+        self.set_sides(sides);
     }
 
     fn update_known(
@@ -92,11 +92,10 @@ impl FirewallPlan {
         cluster: ClusterFacts<'_>,
         recorded: &[LocalPod],
         change: &ModelChange,
-        changes: &mut FirewallChanges,
     ) {
-        let is_first = !std::mem::replace(&mut self.known, true);
-        self.left_open = false;
-        self.any_policy = cluster.policies().next().is_some();
+        let is_first = !std::mem::replace(&mut self.plan.known, true);
+        self.plan.left_open = false;
+        self.plan.any_policy = cluster.policies().next().is_some();
         let mut names = change.cluster_pods.clone();
         if is_first {
             names.extend(cluster.pods().map(|pod| pod.name.clone()));
@@ -110,43 +109,43 @@ impl FirewallPlan {
             true => self.update_rules(cluster),
             false => BTreeSet::new(),
         };
-        let blocks_changed = self.update_identities(cluster, change, changes);
-        let identities = self.identities.settle();
-        changes.forgotten = identities.gone;
+        let blocks_changed = self.update_identities(cluster, change);
+        let identities = self.plan.identities.settle();
+        self.changes.forgotten = identities.gone;
         // Whether a pod gets what its annotation asks for depends on what other pods have.
-        let others_changed = changes.surroundings || !names.is_empty();
-        let are_granted =
-            others_changed && self.subjects.values().any(|subject| !subject.additional.is_empty());
+        let others_changed = self.changes.surroundings || !names.is_empty();
+        let are_granted = others_changed
+            && self.plan.subjects.values().any(|subject| !subject.additional.is_empty());
         if !touched.is_empty() || !changed.is_empty() || !identities.keys.is_empty() || are_granted
         {
             self.update_permissions(&changed, &identities.keys);
-            let mut owners = owners(&self.subjects);
-            for (id, subject) in &self.subjects {
-                owners.extend(self.granted(id, subject).map(|ip| (ip, id.clone())));
+            let mut owners = owners(&self.plan.subjects);
+            for (id, subject) in &self.plan.subjects {
+                owners.extend(self.plan.granted(id, subject).map(|ip| (ip, id.clone())));
             }
-            changes.departed = handed_over(&self.owners, &owners).collect();
-            changes.owners = self.owners != owners;
-            self.owners = owners;
-            self.set_sides(self.all_sides(), changes);
+            self.changes.departed = handed_over(&self.plan.owners, &owners).collect();
+            self.changes.owners = self.plan.owners != owners;
+            self.plan.owners = owners;
+            self.set_sides(self.all_sides());
         }
-        self.note_narrowed(is_first || blocks_changed, changes);
+        self.note_narrowed(is_first || blocks_changed);
     }
 
     /// Notes whose established connections may be forbidden now: of `all` restricted pods, or of
     /// what changed.
-    fn note_narrowed(&self, all: bool, changes: &mut FirewallChanges) {
-        match self.is_enforced() {
+    fn note_narrowed(&mut self, all: bool) {
+        match self.plan.is_enforced() {
             true => {
-                let gone = changes.sides.iter().filter(|change| change.after.is_none());
-                changes.departed.extend(gone.map(|change| change.address));
+                let gone = self.changes.sides.iter().filter(|change| change.after.is_none());
+                self.changes.departed.extend(gone.map(|change| change.address));
             }
-            false => changes.departed.clear(),
+            false => self.changes.departed.clear(),
         }
-        let restricted = || self.pods().filter(|(_, sides)| sides.is_restricted());
+        let restricted = || self.plan.pods().filter(|(_, sides)| sides.is_restricted());
         if restricted().next().is_none() {
             return;
         }
-        let narrower = changes.sides.iter().filter(|change| {
+        let narrower = self.changes.sides.iter().filter(|change| {
             let Some(after) = &change.after else { return false };
             match &change.before {
                 // The previous owner of the address may have been open.
@@ -156,13 +155,13 @@ impl FirewallPlan {
                     .any(|side| after.of(*side).is_narrower_than(before.of(*side))),
             }
         });
-        let renamed = changes.identities.iter().filter(|change| change.before.is_some());
+        let renamed = self.changes.identities.iter().filter(|change| change.before.is_some());
         let mut narrowed: BTreeSet<IpAddr> =
             narrower.map(|change| change.address).chain(renamed.map(|change| change.of)).collect();
         if all {
             narrowed.extend(restricted().map(|(address, _)| address));
         }
-        changes.narrowed = narrowed;
+        self.changes.narrowed = narrowed;
     }
 
     /// Updates the recorded pods. Returns those to decide about again. Adds to `names` those whose
@@ -180,7 +179,7 @@ impl FirewallPlan {
             let now: BTreeMap<&AttachmentId, &LocalPod> =
                 recorded.iter().map(|pod| (&pod.id, pod)).collect();
             let gone: Vec<AttachmentId> =
-                self.subjects.keys().filter(|id| !now.contains_key(id)).cloned().collect();
+                self.plan.subjects.keys().filter(|id| !now.contains_key(id)).cloned().collect();
             for id in gone {
                 names.extend(self.remove_subject(&id, cluster));
                 touched.insert(id);
@@ -189,7 +188,8 @@ impl FirewallPlan {
         let of_policies: BTreeSet<_> =
             change.network_policies.iter().map(|policy| &policy.namespace).collect();
         for pod in recorded {
-            let is_other = || self.subjects.get(&pod.id).is_none_or(|subject| !subject.is(pod));
+            let is_other =
+                || self.plan.subjects.get(&pod.id).is_none_or(|subject| !subject.is(pod));
             let is_named = || {
                 pod.pod.as_ref().is_some_and(|name| {
                     names.contains(name) || of_policies.contains(&name.namespace)
@@ -205,20 +205,20 @@ impl FirewallPlan {
     }
 
     fn remove_subject(&mut self, id: &AttachmentId, cluster: ClusterFacts<'_>) -> Option<PodName> {
-        let subject = self.subjects.remove(id)?;
+        let subject = self.plan.subjects.remove(id)?;
         self.disclaim(id, &subject);
-        subject.group.into_iter().for_each(|group| self.groups.release(group));
+        subject.group.into_iter().for_each(|group| self.plan.groups.release(group));
         // Another pod may have its address from now on, although the API still shows it as this
         // pod's.
         let name = subject.pod?;
         if let Some(here) = cluster.pod(&name).and_then(|pod| pod.here.as_ref()) {
-            self.departed.insert(name.clone(), here.uid.clone());
+            self.plan.departed.insert(name.clone(), here.uid.clone());
         }
         Some(name)
     }
 
     fn update_subject(&mut self, pod: &LocalPod, cluster: ClusterFacts<'_>) {
-        let before = self.subjects.remove(&pod.id);
+        let before = self.plan.subjects.remove(&pod.id);
         let described = described(pod, cluster)
             // A pod runs while it is recorded, even if its object is gone.
             .or_else(|| {
@@ -226,7 +226,7 @@ impl FirewallPlan {
             });
         before.iter().for_each(|before| self.disclaim(&pod.id, before));
         let group = pod.pod.as_ref().zip(described.as_ref()).map(|(name, described)| {
-            self.groups.acquire(GroupKey {
+            self.plan.groups.acquire(GroupKey {
                 namespace: name.namespace.clone(),
                 labels: described.labels.clone(),
                 ports: described.ports.clone(),
@@ -241,13 +241,13 @@ impl FirewallPlan {
         let [recorded, annotated] = claimants(&pod.id, &pod.added_at);
         for (addresses, by) in [(&ips[..], recorded), (&additional, annotated)] {
             for ip in addresses {
-                self.addresses.claim(*ip, by.clone(), group, &mut self.groups);
+                self.plan.addresses.claim(*ip, by.clone(), group, &mut self.plan.groups);
             }
         }
         before
             .and_then(|subject| subject.group)
             .into_iter()
-            .for_each(|group| self.groups.release(group));
+            .for_each(|group| self.plan.groups.release(group));
         let [ingress, egress] = Direction::BOTH.map(|direction| {
             let policies = pod.pod.iter().flat_map(|name| cluster.policies_of(&name.namespace));
             decide(policies, described.as_ref(), direction)
@@ -263,7 +263,7 @@ impl FirewallPlan {
             ingress,
             egress,
         };
-        self.subjects.insert(pod.id.clone(), subject);
+        self.plan.subjects.insert(pod.id.clone(), subject);
     }
 
     /// Releases the addresses of a recorded pod.
@@ -271,7 +271,7 @@ impl FirewallPlan {
         let [recorded, annotated] = claimants(id, &subject.added_at);
         for (addresses, by) in [(&subject.ips[..], recorded), (&subject.additional, annotated)] {
             for ip in addresses {
-                self.addresses.disclaim(*ip, &by, &mut self.groups);
+                self.plan.addresses.disclaim(*ip, &by, &mut self.plan.groups);
             }
         }
     }
@@ -279,147 +279,149 @@ impl FirewallPlan {
     /// Addresses from the API count for pods of other nodes, and for pods of this node without a
     /// record: their packets come in through no interface of this node.
     fn update_claims(&mut self, name: &PodName, cluster: ClusterFacts<'_>) {
-        if let Some(ClusterClaim { ips, group, created }) = self.claims.remove(name) {
+        if let Some(ClusterClaim { ips, group, created }) = self.plan.claims.remove(name) {
             let by = AddressClaimant::Cluster(created, name.clone());
-            ips.iter().for_each(|ip| self.addresses.disclaim(*ip, &by, &mut self.groups));
-            self.groups.release(group);
+            ips.iter().for_each(|ip| self.plan.addresses.disclaim(*ip, &by, &mut self.plan.groups));
+            self.plan.groups.release(group);
         }
         let pod = cluster.pod(name);
         let here = pod.and_then(|pod| pod.here.as_ref());
-        let is_departed = here.is_some_and(|here| self.departed.get(name) == Some(&here.uid));
+        let is_departed = here.is_some_and(|here| self.plan.departed.get(name) == Some(&here.uid));
         if !is_departed {
-            self.departed.remove(name);
+            self.plan.departed.remove(name);
         }
         let is_recorded =
-            || self.subjects.values().any(|subject| subject.pod.as_ref() == Some(name));
+            || self.plan.subjects.values().any(|subject| subject.pod.as_ref() == Some(name));
         let Some(pod) = pod.filter(|_| !is_departed && (here.is_none() || !is_recorded())) else {
             return;
         };
-        let group = self.groups.acquire(GroupKey {
+        let group = self.plan.groups.acquire(GroupKey {
             namespace: name.namespace.clone(),
             labels: pod.labels.clone(),
             ports: pod.ports.clone(),
         });
         for ip in &pod.ips {
             let by = AddressClaimant::Cluster(pod.created, name.clone());
-            self.addresses.claim(*ip, by, Some(group), &mut self.groups);
+            self.plan.addresses.claim(*ip, by, Some(group), &mut self.plan.groups);
         }
         let claim = ClusterClaim { ips: pod.ips.clone(), group, created: pod.created };
-        self.claims.insert(name.clone(), claim);
+        self.plan.claims.insert(name.clone(), claim);
     }
 
     /// Policies that select a recorded pod are in force. Returns those that differ.
     fn update_rules(&mut self, cluster: ClusterFacts<'_>) -> BTreeSet<PolicyName> {
         let decisions =
-            self.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
+            self.plan.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
         let selecting = decisions
             .filter_map(|decision| decision.class.as_ref())
             .flat_map(|class| &class.policies);
         let selecting: BTreeSet<&PolicyName> = selecting.collect();
         let policies = selecting.into_iter();
         let policies = policies.filter_map(|name| Some((name, cluster.policy(name)?))).collect();
-        self.rules.set(&policies, &mut self.peers)
+        self.plan.rules.set(&policies, &mut self.plan.peers)
     }
 
     /// Returns whether ranges changed.
-    fn update_identities(
-        &mut self,
-        cluster: ClusterFacts<'_>,
-        change: &ModelChange,
-        changes: &mut FirewallChanges,
-    ) -> bool {
-        let names_changed = self.names != self.rules.egress_names;
+    fn update_identities(&mut self, cluster: ClusterFacts<'_>, change: &ModelChange) -> bool {
+        let names_changed = self.plan.names != self.plan.rules.egress_names;
         if names_changed {
-            self.names.clone_from(&self.rules.egress_names);
+            self.plan.names.clone_from(&self.plan.rules.egress_names);
         }
-        let peer_changes = self.peers.settle();
+        let peer_changes = self.plan.peers.settle();
         let asked = GroupQuery {
-            peers: &self.peers,
+            peers: &self.plan.peers,
             changes: &peer_changes,
-            names: &self.names,
+            names: &self.plan.names,
             names_changed,
             namespaces: &change.namespaces,
             cluster,
         };
-        self.groups.update(&asked, &mut self.addresses.touched);
+        self.plan.groups.update(&asked, &mut self.plan.addresses.touched);
         let has_blocks = peer_changes.has_blocks();
         if has_blocks {
-            self.update_blocks(changes);
+            self.update_blocks();
         }
-        let changed = self.addresses.identify(&self.groups, &self.pieces, &mut self.identities);
+        let changed = self.plan.addresses.identify(
+            &self.plan.groups,
+            &self.plan.pieces,
+            &mut self.plan.identities,
+        );
         let identities = changed.identities.into_iter();
-        changes.identities =
+        self.changes.identities =
             identities.map(|(of, before, after)| IdentityChange { of, before, after }).collect();
-        let claimed = changed.claimed.into_iter().filter(|(ip, _)| !self.nodes.contains(ip));
-        changes.taken.extend(claimed);
+        let claimed = changed.claimed.into_iter().filter(|(ip, _)| !self.plan.nodes.contains(ip));
+        self.changes.taken.extend(claimed);
         has_blocks
     }
 
-    fn update_blocks(&mut self, changes: &mut FirewallChanges) {
-        let blocks = self.peers.iter().filter_map(|(id, covers)| match covers {
+    fn update_blocks(&mut self) {
+        let blocks = self.plan.peers.iter().filter_map(|(id, covers)| match covers {
             Covers::Blocks(blocks) => Some((id, &**blocks)),
             Covers::Pods(..) | Covers::PodsOf(..) => None,
         });
-        self.pieces = pieces(blocks);
+        self.plan.pieces = pieces(blocks);
         let mut now = BTreeMap::new();
-        for (first, Piece { range, peers }) in &self.pieces {
+        for (first, Piece { range, peers }) in &self.plan.pieces {
             let key = IdentityKey { peers: peers.clone(), ports: Vec::new() };
-            now.extend(self.identities.acquire(key).map(|id| (*first, (*range, id))));
+            now.extend(self.plan.identities.acquire(key).map(|id| (*first, (*range, id))));
         }
-        let before = std::mem::replace(&mut self.blocks, now);
-        before.values().for_each(|(_, id)| self.identities.release(*id));
-        let ranges = before.values().chain(self.blocks.values()).map(|(range, _)| *range);
+        let before = std::mem::replace(&mut self.plan.blocks, now);
+        before.values().for_each(|(_, id)| self.plan.identities.release(*id));
+        let ranges = before.values().chain(self.plan.blocks.values()).map(|(range, _)| *range);
         let of = |blocks: &Blocks, range: AddressRange| {
             blocks.get(&range.first).filter(|(other, _)| *other == range).map(|(_, id)| *id)
         };
         let changed = ranges.collect::<BTreeSet<_>>().into_iter().map(|range| IdentityChange {
             of: range,
             before: of(&before, range),
-            after: of(&self.blocks, range),
+            after: of(&self.plan.blocks, range),
         });
-        changes.blocks = changed.filter(|change| change.before != change.after).collect();
-        self.addresses.touched.extend(self.addresses.all().collect::<Vec<_>>());
+        self.changes.blocks = changed.filter(|change| change.before != change.after).collect();
+        self.plan.addresses.touched.extend(self.plan.addresses.all().collect::<Vec<_>>());
     }
 
     /// Updates the permissions of the classes in use.
     fn update_permissions(&mut self, changed: &BTreeSet<PolicyName>, identities: &[IdentityKey]) {
         let decisions =
-            self.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
+            self.plan.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
         let used: BTreeSet<&ClassKey> =
             decisions.filter_map(|decision| decision.class.as_ref()).collect();
-        let mut classes = std::mem::take(&mut self.classes);
+        let mut classes = std::mem::take(&mut self.plan.classes);
         for class in used {
             let is_changed = || {
                 class.policies.iter().any(|policy| changed.contains(policy))
-                    || identities.iter().any(|key| class.may_name(key, &self.rules))
+                    || identities.iter().any(|key| class.may_name(key, &self.plan.rules))
             };
             let permissions = match classes.remove(class) {
                 Some(permissions) if !is_changed() => permissions,
-                Some(_) | None => class.permissions(&self.rules, &self.identities),
+                Some(_) | None => class.permissions(&self.plan.rules, &self.plan.identities),
             };
-            self.classes.insert(class.clone(), permissions);
+            self.plan.classes.insert(class.clone(), permissions);
         }
     }
 
     /// The decisions about each address of the recorded pods.
     fn all_sides(&self) -> BTreeMap<IpAddr, Sides> {
-        let owners = self.owners.iter();
-        owners.filter_map(|(ip, id)| Some((*ip, self.sides_of(self.subjects.get(id)?)))).collect()
+        let owners = self.plan.owners.iter();
+        owners
+            .filter_map(|(ip, id)| Some((*ip, self.sides_of(self.plan.subjects.get(id)?))))
+            .collect()
     }
 
     fn sides_of(&self, subject: &FirewallPod) -> Sides {
         let side = |decision: &SideDecision| {
-            let permissions = decision.class.as_ref().and_then(|class| self.classes.get(class));
+            let permissions =
+                decision.class.as_ref().and_then(|class| self.plan.classes.get(class));
             Side::new(decision.isolation, permissions.cloned().unwrap_or_default())
         };
         Sides { ingress: side(&subject.ingress), egress: side(&subject.egress) }
     }
 
-    fn set_sides(&mut self, now: BTreeMap<IpAddr, Sides>, changes: &mut FirewallChanges) {
-        let before = std::mem::replace(&mut self.sides, now);
-        let addresses: BTreeSet<&IpAddr> = before.keys().chain(self.sides.keys()).collect();
+    fn set_sides(&mut self, now: BTreeMap<IpAddr, Sides>) {
+        let before = std::mem::replace(&mut self.plan.sides, now);
+        let addresses: BTreeSet<&IpAddr> = before.keys().chain(self.plan.sides.keys()).collect();
         let differ = addresses.into_iter().filter_map(|address| {
-            let (before, after) = (before.get(address), self.sides.get(address));
+            let (before, after) = (before.get(address), self.plan.sides.get(address));
             let is_same = before == after;
             (!is_same).then(|| SidesChange {
                 address: *address,
@@ -427,7 +429,7 @@ impl FirewallPlan {
                 after: after.cloned(),
             })
         });
-        changes.sides = differ.collect();
+        self.changes.sides = differ.collect();
     }
 }
 

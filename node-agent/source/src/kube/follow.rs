@@ -18,6 +18,7 @@ use super::access::Access;
 use super::answer::{Ahead, ObjectAnswer};
 use super::failure::{Failure, Remedy, StreamEnd};
 use super::index::{PartialList, SentObjects};
+use super::kinds;
 use super::pace::{Pace, watch_seconds};
 use super::recovery::Recovery;
 use super::wire::{INITIAL_EVENTS_END, Json, Page, VersionedObject};
@@ -88,7 +89,7 @@ impl KindFollower {
         Self {
             kind,
             index: SentObjects::new(kind, features.decoder(node_name.clone()), since),
-            fields: kind.fields(&node_name, features),
+            fields: kinds::fields(kind, &node_name, features),
             node_name,
             access,
             outlet,
@@ -209,7 +210,8 @@ impl KindFollower {
         let mut list = PartialList::default();
         let mut next = None;
         loop {
-            let request = self.kind.request().list(&self.kind.page(self.fields.clone(), next));
+            let request =
+                kinds::request(self.kind).list(&kinds::page(self.kind, self.fields.clone(), next));
             let text = client.request_text(request.map_err(kube::Error::BuildRequest)?);
             let text = tokio::select! {
                 () = self.outlet.closed() => return Err(StreamEnd::Closed),
@@ -231,8 +233,8 @@ impl KindFollower {
     /// Watches from `version`. Without one, all existing objects come first.
     async fn watch(&mut self, client: &Client, version: Option<String>) -> Result<(), StreamEnd> {
         let initial = version.is_none();
-        let params = self.kind.watch(self.fields.clone(), watch_seconds(), initial);
-        let request = self.kind.request().watch(&params, &version.unwrap_or_default());
+        let params = kinds::watch(self.kind, self.fields.clone(), watch_seconds(), initial);
+        let request = kinds::request(self.kind).watch(&params, &version.unwrap_or_default());
         let events = client.request_events::<Json>(request.map_err(kube::Error::BuildRequest)?);
         let events = tokio::select! {
             () = self.outlet.closed() => return Err(StreamEnd::Closed),

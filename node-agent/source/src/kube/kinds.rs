@@ -13,68 +13,77 @@ use crate::object::ObjectKind;
 /// Objects in one page of a list, as in client-go.
 const PAGE: u32 = 500;
 
-impl ObjectKind {
-    /// The path at which the API serves this kind, for all namespaces.
-    pub(super) fn request(self) -> Request {
-        Request::new(match self {
-            Self::Service => "/api/v1/services",
-            Self::EndpointSlice => "/apis/discovery.k8s.io/v1/endpointslices",
-            Self::Node => "/api/v1/nodes",
-            Self::ServiceCidr => "/apis/networking.k8s.io/v1/servicecidrs",
-            Self::Namespace => "/api/v1/namespaces",
-            Self::Pod => "/api/v1/pods",
-            Self::NetworkPolicy => "/apis/networking.k8s.io/v1/networkpolicies",
-        })
-    }
+/// The path at which the API serves this kind, for all namespaces.
+pub(super) fn request(kind: ObjectKind) -> Request {
+    Request::new(match kind {
+        ObjectKind::Service => "/api/v1/services",
+        ObjectKind::EndpointSlice => "/apis/discovery.k8s.io/v1/endpointslices",
+        ObjectKind::Node => "/api/v1/nodes",
+        ObjectKind::ServiceCidr => "/apis/networking.k8s.io/v1/servicecidrs",
+        ObjectKind::Namespace => "/api/v1/namespaces",
+        ObjectKind::Pod => "/api/v1/pods",
+        ObjectKind::NetworkPolicy => "/apis/networking.k8s.io/v1/networkpolicies",
+    })
+}
 
-    /// Parameters for one page of a list with the field selector `fields`.
-    pub(super) fn page(self, fields: Option<String>, continue_token: Option<String>) -> ListParams {
-        ListParams {
-            label_selector: self.labels(),
-            field_selector: fields,
-            limit: Some(PAGE),
-            continue_token,
-            ..ListParams::default()
-        }
+/// Parameters for one page of a list with the field selector `fields`.
+pub(super) fn page(
+    kind: ObjectKind,
+    fields: Option<String>,
+    continue_token: Option<String>,
+) -> ListParams {
+    ListParams {
+        label_selector: labels(kind),
+        field_selector: fields,
+        limit: Some(PAGE),
+        continue_token,
+        ..ListParams::default()
     }
+}
 
-    /// Parameters for a watch that ends after `seconds`. With `initial`, all existing objects come
-    /// first (KEP-3157).
-    pub(super) fn watch(self, fields: Option<String>, seconds: u32, initial: bool) -> WatchParams {
-        WatchParams {
-            label_selector: self.labels(),
-            field_selector: fields,
-            timeout: Some(seconds),
-            bookmarks: true,
-            send_initial_events: initial,
-        }
+/// Parameters for a watch that ends after `seconds`. With `initial`, all existing objects come
+/// first (KEP-3157).
+pub(super) fn watch(
+    kind: ObjectKind,
+    fields: Option<String>,
+    seconds: u32,
+    initial: bool,
+) -> WatchParams {
+    WatchParams {
+        label_selector: labels(kind),
+        field_selector: fields,
+        timeout: Some(seconds),
+        bookmarks: true,
+        send_initial_events: initial,
     }
+}
 
-    fn labels(self) -> Option<String> {
-        match self {
-            Self::EndpointSlice => Some(
-                "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
-                    .to_owned(),
-            ),
-            // Those of other proxies too: `explain` names them.
-            Self::Service
-            | Self::Node
-            | Self::ServiceCidr
-            | Self::Namespace
-            | Self::Pod
-            | Self::NetworkPolicy => None,
-        }
+fn labels(kind: ObjectKind) -> Option<String> {
+    match kind {
+        ObjectKind::EndpointSlice => Some(
+            "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name".to_owned(),
+        ),
+        // Those of other proxies too: `explain` names them.
+        ObjectKind::Service
+        | ObjectKind::Node
+        | ObjectKind::ServiceCidr
+        | ObjectKind::Namespace
+        | ObjectKind::Pod
+        | ObjectKind::NetworkPolicy => None,
     }
+}
 
-    /// The field selector.
-    pub(super) fn fields(self, node_name: &str, features: Features) -> Option<String> {
-        match self {
-            Self::Service => Some("spec.clusterIP!=None".to_owned()),
-            Self::Node if features.other_nodes => None,
-            Self::Node => Some(format!("metadata.name={node_name}")),
-            // A pod that has ended may stay for days, and its address may be another pod's.
-            Self::Pod => Some("status.phase!=Succeeded,status.phase!=Failed".to_owned()),
-            Self::EndpointSlice | Self::ServiceCidr | Self::Namespace | Self::NetworkPolicy => None,
-        }
+/// The field selector.
+pub(super) fn fields(kind: ObjectKind, node_name: &str, features: Features) -> Option<String> {
+    match kind {
+        ObjectKind::Service => Some("spec.clusterIP!=None".to_owned()),
+        ObjectKind::Node if features.other_nodes => None,
+        ObjectKind::Node => Some(format!("metadata.name={node_name}")),
+        // A pod that has ended may stay for days, and its address may be another pod's.
+        ObjectKind::Pod => Some("status.phase!=Succeeded,status.phase!=Failed".to_owned()),
+        ObjectKind::EndpointSlice
+        | ObjectKind::ServiceCidr
+        | ObjectKind::Namespace
+        | ObjectKind::NetworkPolicy => None,
     }
 }

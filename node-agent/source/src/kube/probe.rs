@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::access::{Access, AccessError};
 pub use super::failure::Failure;
+use super::kinds;
 use crate::Features;
 use crate::object::ObjectKind;
 
@@ -54,7 +55,7 @@ impl Right {
     fn all(features: Features) -> Vec<Self> {
         let mut rights = Vec::new();
         for kind in features.kinds() {
-            let path = kind.request().url_path;
+            let path = kinds::request(kind).url_path;
             rights.extend(["list", "watch"].map(|verb| Self::to(verb, &path)));
             if kind == ObjectKind::Pod {
                 rights.push(Self::to("get", &path));
@@ -147,8 +148,12 @@ impl ServerProbe {
     }
 
     pub async fn has_node(&self, name: &str) -> Result<bool, Failure> {
-        let page = ObjectKind::Node.page(ObjectKind::Node.fields(name, Features::default()), None);
-        let request = ObjectKind::Node.request().list(&page);
+        let page = kinds::page(
+            ObjectKind::Node,
+            kinds::fields(ObjectKind::Node, name, Features::default()),
+            None,
+        );
+        let request = kinds::request(ObjectKind::Node).list(&page);
         let request = request.map_err(|error| Failure::from(kube::Error::BuildRequest(error)))?;
         let list: Value =
             serde_json::from_str(&self.ask(request).await?).map_err(Failure::Answer)?;

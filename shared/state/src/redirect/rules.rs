@@ -162,16 +162,14 @@ impl Ask {
     }
 }
 
-impl Redirect {
-    /// The rules of one chain, in order. The first one that matches decides.
-    pub fn rules(&self, direction: ChainDirection) -> Vec<RedirectRule> {
-        let mut rules = RuleList::default();
-        match direction {
-            ChainDirection::Inbound => rules.inbound(self),
-            ChainDirection::Outbound => rules.outbound(self),
-        }
-        rules.0
+/// See [`Redirect::rules`].
+pub(super) fn rules(redirect: &Redirect, direction: ChainDirection) -> Vec<RedirectRule> {
+    let mut rules = RuleList::default();
+    match direction {
+        ChainDirection::Inbound => rules.inbound(redirect),
+        ChainDirection::Outbound => rules.outbound(redirect),
     }
+    rules.0
 }
 
 const LOOPBACK: &str = "lo";
