@@ -34,12 +34,12 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The task that keeps the routes.
 pub struct DirectRouter {
     nodes: watch::Sender<Option<Nodes>>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<DirectRoutesState>,
 }
 
 /// What the task reports.
 #[derive(Debug, Clone, Default)]
-struct State {
+struct DirectRoutesState {
     status: RoutingStatus,
     errors: Vec<String>,
 }
@@ -55,8 +55,8 @@ impl DirectRouter {
             }
             RoutingSettings::Direct => {
                 let (nodes, nodes_receiver) = watch::channel(None);
-                let (sender, state) = watch::channel(State::default());
-                let task = Task { nodes: nodes_receiver, state: sender, send_notice };
+                let (sender, state) = watch::channel(DirectRoutesState::default());
+                let task = RouteTask { nodes: nodes_receiver, state: sender, send_notice };
                 tokio::spawn(task.run());
                 Some(Self { nodes, state })
             }
@@ -80,7 +80,7 @@ impl DirectRouter {
 
     /// For `status`: the state, and errors.
     pub fn report(&self) -> (RoutingStatus, Vec<String>) {
-        let State { status, errors } = self.state.borrow().clone();
+        let DirectRoutesState { status, errors } = self.state.borrow().clone();
         (status, errors)
     }
 }
@@ -94,13 +94,13 @@ pub(crate) fn note_removed(removed: Result<usize, RouteError>) {
     }
 }
 
-struct Task {
+struct RouteTask {
     nodes: watch::Receiver<Option<Nodes>>,
-    state: watch::Sender<State>,
+    state: watch::Sender<DirectRoutesState>,
     send_notice: SendNotice,
 }
 
-impl Task {
+impl RouteTask {
     /// Runs until the loop ends. The routes stay: that is how an upgrade works.
     async fn run(mut self) {
         while !self.state.is_closed() {
@@ -139,7 +139,7 @@ impl Task {
             warn!(routes = synced.repaired, "repaired routes that another program changed");
         }
         let mut known = BTreeSet::new();
-        self.state.send_modify(|State { status, .. }| {
+        self.state.send_modify(|DirectRoutesState { status, .. }| {
             known = status.rejected.iter().cloned().collect();
             status.is_known = true;
             let own = nodes.own.iter().flat_map(|node| &node.pod_cidrs);

@@ -31,7 +31,7 @@ fn announce() -> AnnounceSettings {
 
 /// A state of the world, from which everything is decided.
 #[derive(Debug, Clone)]
-struct World {
+struct AnnounceWorld {
     settings: AnnounceSettings,
     node: Option<Node>,
     others: Vec<(&'static str, OtherNode)>,
@@ -45,8 +45,8 @@ struct World {
 }
 
 /// One service at [`VIP`], with an endpoint here and one elsewhere.
-fn world() -> World {
-    World {
+fn world() -> AnnounceWorld {
+    AnnounceWorld {
         settings: announce(),
         node: Some(node(None, &["192.0.2.1"], &["10.1.1.0/24"])),
         others: vec![("node-2", other("192.0.2.2", "10.1.2.0/24"))],
@@ -89,7 +89,7 @@ fn other(address: &str, range_of: &str) -> OtherNode {
     }
 }
 
-impl World {
+impl AnnounceWorld {
     fn events(&self) -> Vec<Event> {
         let cidr = Event::ServiceCidr("kubernetes".to_owned(), Some(vec![range("10.96.0.0/16")]));
         let node = Event::Node(self.node.clone());
@@ -160,7 +160,7 @@ impl World {
 }
 
 /// The decision about [`VIP`] in a changed world.
-fn vip(change: impl FnOnce(&mut World)) -> Result<u32, &'static str> {
+fn vip(change: impl FnOnce(&mut AnnounceWorld)) -> Result<u32, &'static str> {
     let mut world = world();
     change(&mut world);
     world.decision(VIP)
@@ -204,14 +204,14 @@ fn an_address_is_announced_exactly_while_this_node_may_serve_it() {
 fn cluster_ips_follow_the_internal_policy() {
     let decision = |service: Service, endpoints: Vec<SliceEndpoint>| {
         let slices = vec![slice("web", "web", endpoints)];
-        World { services: vec![service], slices, ..world() }.decision("10.96.0.10")
+        AnnounceWorld { services: vec![service], slices, ..world() }.decision("10.96.0.10")
     };
     assert_eq!(decision(web(), vec![away()]), Ok(103));
     let inside = Service { internal_policy: TrafficPolicy::Local, ..web() };
     assert_eq!(decision(inside.clone(), vec![away()]), Err("no-ready-local-endpoint"));
     assert_eq!(decision(inside, vec![here()]), Ok(103));
     // The service ranges are known, and do not contain it.
-    let foreign = World { services: vec![service("web", &["172.30.0.1"])], ..world() };
+    let foreign = AnnounceWorld { services: vec![service("web", &["172.30.0.1"])], ..world() };
     assert_eq!(foreign.decision("172.30.0.1"), Err("outside-ranges"));
 }
 
@@ -238,7 +238,7 @@ fn addresses_of_others_are_never_announced() {
         let mut settings = announce();
         settings.ranges = vec![range("0.0.0.0/0"), range("::/0")];
         let slices = vec![slice("web", "web", vec![here()]), api.clone()];
-        World { settings, services: vec![at(address)], slices, ..world() }.decision(address)
+        AnnounceWorld { settings, services: vec![at(address)], slices, ..world() }.decision(address)
     };
     let cases = [
         ("192.0.2.1", "node-address"),
@@ -304,12 +304,13 @@ fn excluded_nodes_announce_no_external_addresses() {
     let decided = gone.decide_by(&planner);
     let (_, why) = decided.about(ip(VIP)).unwrap();
     assert_eq!(why.unwrap_err().reason, WithheldReason::NodeExcluded(Excluded::Deleted));
-    assert_eq!(World { node: None, ..world() }.decision(VIP), Ok(105));
+    assert_eq!(AnnounceWorld { node: None, ..world() }.decision(VIP), Ok(105));
 }
 
 #[test]
 fn a_draining_node_is_preferred_less_and_the_only_one_is_not_silenced() {
-    let decision = |service: Service, drain| World { services: vec![service], drain, ..world() };
+    let decision =
+        |service: Service, drain| AnnounceWorld { services: vec![service], drain, ..world() };
     assert_eq!(decision(web(), Drain::Begun).decision(VIP), Ok(205));
     assert_eq!(decision(web(), Drain::Over).decision(VIP), Err("draining"));
     assert_eq!(decision(local(), Drain::Begun).decision(VIP), Ok(205));
@@ -330,7 +331,7 @@ fn pods_are_announced_by_ranges_and_outside_them_by_themselves() {
     let mut world = world();
     world.pods = pods(1, &[("10.1.1.5", "v1"), ("10.9.0.5", "v2"), ("10.9.0.6", "v3")]);
     world.surveyed.undelivered = [ip("10.9.0.6")].into();
-    let decision = |world: &World| {
+    let decision = |world: &AnnounceWorld| {
         ["10.1.1.5", "10.1.1.99", "10.9.0.5", "10.9.0.6"].map(|address| world.decision(address))
     };
     assert_eq!(decision(&world), [Ok(101), Ok(101), Ok(102), Err("not-delivered-here")]);
@@ -343,7 +344,8 @@ fn pods_are_announced_by_ranges_and_outside_them_by_themselves() {
     let off = [Err("not-chosen"), Err("not-chosen"), Err("unknown"), Err("unknown")];
     assert_eq!(decision(&world), off);
     let uncovered = |pods: AnnouncedPods| {
-        let world = World { settings: AnnounceSettings { pods, ..announce() }, ..world.clone() };
+        let world =
+            AnnounceWorld { settings: AnnounceSettings { pods, ..announce() }, ..world.clone() };
         world.decide().uncovered(&world.pods.pods).map(|pod| pod.ips.clone()).collect::<Vec<_>>()
     };
     let all = ["10.1.1.5", "10.9.0.5", "10.9.0.6"].map(|address| vec![ip(address)]);
@@ -362,7 +364,7 @@ fn a_range_that_somebody_else_has_is_not_announced() {
     let decision = |range_of: &str| {
         let node = node(None, &["192.0.2.1"], &[range_of]);
         let node = Some(Node { created: "2026-11-10".into(), ..node });
-        let decided = World { node, services: Vec::new(), ..world() }.decide();
+        let decided = AnnounceWorld { node, services: Vec::new(), ..world() }.decide();
         match decided.withheld.get(&range(range_of)) {
             Some(withheld) => withheld.reason.to_string(),
             None => format!("{:?}", decided.wanted[&range(range_of)].class),

@@ -110,7 +110,7 @@ fn pings_are_for_no_service() {
     check(&planner(Detector::PodState, false), &cases);
 }
 
-struct Case {
+struct ExplainCase {
     from: &'static str,
     to: &'static str,
     verdict: PacketVerdict,
@@ -119,8 +119,8 @@ struct Case {
     words: &'static [&'static str],
 }
 
-fn check(planner: &Planner, cases: &[Case]) {
-    for Case { from, to, verdict, masquerade, words } in cases {
+fn check(planner: &Planner, cases: &[ExplainCase]) {
+    for ExplainCase { from, to, verdict, masquerade, words } in cases {
         let explanation = explained(planner, &FirstPacket::parse(from, to).unwrap());
         let text = explanation.to_string();
         assert_eq!(
@@ -144,8 +144,8 @@ const fn case(
     verdict: PacketVerdict,
     masquerade: bool,
     words: &'static [&'static str],
-) -> Case {
-    Case { from, to, verdict, masquerade, words }
+) -> ExplainCase {
+    ExplainCase { from, to, verdict, masquerade, words }
 }
 
 #[test]

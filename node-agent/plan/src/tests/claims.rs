@@ -7,11 +7,11 @@ use crate::{FrontendAddress, FrontendKey, PlanChanges, Planner, ServicePlan};
 use denizen_fixture::*;
 use denizen_model::{Event, Listing, Service, TrafficPolicy};
 
-struct World {
+struct ClaimsWorld {
     planner: Planner,
 }
 
-impl World {
+impl ClaimsWorld {
     fn new() -> Self {
         let mut world = Self { planner: Planner::new(policy(), CAPABLE) };
         let listed = Listing::SERVICES.map(Event::Listed);
@@ -62,7 +62,7 @@ fn the_older_service_wins_whatever_came_first_and_the_loser_gets_it_afterwards()
         || claims("a-new", 2, "2026-01-01T00:00:00Z"),
     );
     for events in [vec![old(), new()], vec![new(), old()]] {
-        let mut world = World::new();
+        let mut world = ClaimsWorld::new();
         let conflicts: usize =
             events.into_iter().map(|event| world.tell(vec![event]).conflicts.len()).sum();
         assert_eq!((world.owner(CONTESTED).as_deref(), conflicts), (Some("z-old"), 1));
@@ -77,7 +77,7 @@ fn the_older_service_wins_whatever_came_first_and_the_loser_gets_it_afterwards()
 
 #[test]
 fn a_cluster_ip_cannot_be_taken_over_by_an_external_ip() {
-    let mut world = World::new();
+    let mut world = ClaimsWorld::new();
     let victim = service("victim", &[CONTESTED]);
     world.tell(vec![claims("thief", 2, "1990-01-01T00:00:00Z")]);
     let victim = Service { created: "2026-01-01T00:00:00Z".into(), ..victim };
@@ -87,7 +87,7 @@ fn a_cluster_ip_cannot_be_taken_over_by_an_external_ip() {
 
 #[test]
 fn a_slice_that_moves_takes_its_endpoints_along() {
-    let mut world = World::new();
+    let mut world = ClaimsWorld::new();
     let service_at = |name: &str, at: &str| {
         let service = service(name, &[at]);
         Event::Service(service.name.clone(), Some(service))
@@ -97,7 +97,7 @@ fn a_slice_that_moves_takes_its_endpoints_along() {
         Event::Slice(slice.name.clone(), Some(slice))
     };
     world.tell(vec![service_at("a", "10.96.0.1"), service_at("b", "10.96.0.2"), of("a")]);
-    let served = |world: &World| -> Vec<String> {
+    let served = |world: &ClaimsWorld| -> Vec<String> {
         let with = world.plan().frontends().filter(|f| f.inside.endpoints().is_some());
         with.map(|f| f.service_port.service.name.to_string()).collect()
     };
@@ -114,7 +114,7 @@ proptest! {
     /// start, and only frontends with another decision are touched.
     #[test]
     fn claims_do_not_depend_on_the_way(steps in proptest::collection::vec((0_u8..5, 0_u8..4), 1..40)) {
-        let mut world = World::new();
+        let mut world = ClaimsWorld::new();
         let mut last = std::collections::BTreeMap::new();
         for (name, variant) in steps {
             let event = variant_of(name, variant);
@@ -125,10 +125,10 @@ proptest! {
             let differ: BTreeSet<FrontendKey> = before.symmetric_difference(&after).map(|(key, _)| *key).collect();
             prop_assert!(differ.is_subset(&touched.frontends), "{differ:?} but touched {:?}", touched.frontends);
         }
-        let mut fresh = World::new();
+        let mut fresh = ClaimsWorld::new();
         fresh.tell(last.into_values().collect());
         prop_assert_eq!(owners(&world), owners(&fresh));
-        let local = |world: &World| world.plan().hairpins().clone();
+        let local = |world: &ClaimsWorld| world.plan().hairpins().clone();
         prop_assert_eq!(local(&world), local(&fresh));
     }
 }
@@ -162,6 +162,6 @@ fn variant_of(name: u8, variant: u8) -> Event {
     }
 }
 
-fn owners(world: &World) -> BTreeSet<(FrontendKey, String)> {
+fn owners(world: &ClaimsWorld) -> BTreeSet<(FrontendKey, String)> {
     world.plan().frontends().map(|f| (f.key, format!("{f:?}"))).collect()
 }

@@ -16,11 +16,11 @@ use denizen_model::{
 const BY_IPVS: Capabilities = Capabilities { balances_by_ipvs: true, ..CAPABLE };
 const NODE: &str = "192.168.0.2";
 
-struct World {
+struct IpvsWorld {
     planner: Planner,
 }
 
-impl World {
+impl IpvsWorld {
     /// A node with an IPv4 address, and these events.
     fn new(events: Vec<Event>) -> Self {
         Self::with(policy(), events)
@@ -105,7 +105,7 @@ const KINDS: [FrontendKind; 4] = [
 
 #[test]
 fn every_frontend_leads_to_the_one_server_at_the_cluster_ip() {
-    let world = World::new(vec![exists(web()), two()]);
+    let world = IpvsWorld::new(vec![exists(web()), two()]);
     for kind in KINDS {
         assert_eq!(world.carriers(kind), [Carrier::Ipvs(key("10.96.0.10"))], "{kind}");
     }
@@ -154,7 +154,7 @@ fn nftables_chooses_where_ipvs_cannot() {
         ),
     ];
     for (name, events, reason) in cases {
-        let world = World::new(events);
+        let world = IpvsWorld::new(events);
         let last = world.carriers(FrontendKind::ExternalIp).pop();
         let counted = usize::from(reason != NotOnIpvs::NoEndpoints);
         assert_eq!(last, Some(Carrier::Nft(reason)), "{name}");
@@ -164,7 +164,7 @@ fn nftables_chooses_where_ipvs_cannot() {
 
 #[test]
 fn a_node_without_an_address_of_the_family_has_no_virtual_servers() {
-    let mut world = World::new(vec![exists(web()), two()]);
+    let mut world = IpvsWorld::new(vec![exists(web()), two()]);
     let dummy = denizen_model::NodeAddress { dummy: true, ..address("10.96.0.10", "kube-ipvs0") };
     let changes = world.tell(vec![Event::Addresses(vec![address("fe80::1", "eth0"), dummy])]);
     let reason = Carrier::Nft(NotOnIpvs::NoSource(Family::V4));
@@ -177,7 +177,7 @@ fn a_node_without_an_address_of_the_family_has_no_virtual_servers() {
 #[test]
 fn under_internal_policy_local_only_the_cluster_ip_has_the_servers_endpoints() {
     let local = Service { internal_policy: TrafficPolicy::Local, ..web() };
-    let mut world = World::new(vec![exists(local), two()]);
+    let mut world = IpvsWorld::new(vec![exists(local), two()]);
     assert_eq!(world.carriers(FrontendKind::ClusterIp), [Carrier::Ipvs(key("10.96.0.10"))]);
     let other = Carrier::Nft(NotOnIpvs::OtherEndpoints);
     assert_eq!(world.carriers(FrontendKind::NodePort), [other]);
@@ -190,14 +190,14 @@ fn under_internal_policy_local_only_the_cluster_ip_has_the_servers_endpoints() {
 fn node_ports_on_loopback_are_balanced_by_nftables() {
     let node_ports = NodePortAddresses::All { localhost: true };
     let policy = Policy { node_ports, ..policy() };
-    let world = World::with(policy, vec![exists(web()), two()]);
+    let world = IpvsWorld::with(policy, vec![exists(web()), two()]);
     assert_eq!(world.carriers(FrontendKind::NodePort), [Carrier::Nft(NotOnIpvs::Loopback)]);
     assert_eq!(world.carriers(FrontendKind::ExternalIp), [Carrier::Ipvs(key("10.96.0.10"))]);
 }
 
 #[test]
 fn who_is_not_selected_drains_and_who_is_gone_is_removed() {
-    let mut world = World::new(vec![exists(web()), two()]);
+    let mut world = IpvsWorld::new(vec![exists(web()), two()]);
     let rest = vec![draining("10.0.0.1", Some(HERE)), endpoint("10.0.0.2", Some(AWAY))];
     let changes = world.tell(vec![endpoints("web", rest)]);
     let named = |shares: &[(&str, Share)]| -> Vec<(String, Share)> {
@@ -215,13 +215,13 @@ fn nothing_drains_where_weight_0_would_refuse_clients_or_keep_flows() {
     let all = vec![draining("10.0.0.1", Some(HERE)), endpoint("10.0.0.2", Some(AWAY))];
     let dh = AskedScheduler { name: Some("dh".into()), flags: None };
     let dh = Service { scheduler: Some(dh.into()), ..web() };
-    let world = World::new(vec![exists(dh), endpoints("web", all.clone())]);
+    let world = IpvsWorld::new(vec![exists(dh), endpoints("web", all.clone())]);
     assert_eq!(world.shares("10.96.0.10").len(), 1);
     let mut slice = slice("web", "web", all);
     slice.ports[0].protocol = Protocol::Udp;
     let ports = vec![service_port("http", Protocol::Udp, 80, None)];
     let udp = Service { ports, ..service("web", &["10.96.0.10"]) };
-    let world = World::new(vec![exists(udp), Event::Slice(slice.name.clone(), Some(slice))]);
+    let world = IpvsWorld::new(vec![exists(udp), Event::Slice(slice.name.clone(), Some(slice))]);
     let (_, server) = world.ipvs().servers().first_key_value().expect("it is carried");
     assert_eq!(server.endpoints.len(), 1);
 }
@@ -229,7 +229,7 @@ fn nothing_drains_where_weight_0_would_refuse_clients_or_keep_flows() {
 #[test]
 fn an_endpoint_ends_when_the_plugin_says_that_its_pod_does() {
     let both = || Event::Pods(pods(1, &[("10.0.0.1", "veth1"), ("10.0.0.9", "veth9")]));
-    let mut world = World::new(vec![exists(web()), two(), both()]);
+    let mut world = IpvsWorld::new(vec![exists(web()), two(), both()]);
     assert_eq!(world.shares("10.96.0.10").len(), 2);
     let changes = world.tell(vec![Event::Pods(pods(2, &[("10.0.0.9", "veth9")]))]);
     assert_eq!(Vec::from_iter(changes.virtual_servers), [key("10.96.0.10")]);
@@ -240,7 +240,7 @@ fn an_endpoint_ends_when_the_plugin_says_that_its_pod_does() {
 
 #[test]
 fn an_address_that_another_nodes_pod_has_got_is_served() {
-    let mut world = World::new(vec![
+    let mut world = IpvsWorld::new(vec![
         exists(web()),
         two(),
         Event::Pods(pods(1, &[("10.0.0.1", "veth1"), ("10.0.0.9", "veth9")])),
@@ -271,7 +271,7 @@ fn a_service_chooses_its_scheduler() {
     for (name, flags, expected, remarks) in cases {
         let asked = AskedScheduler { name: name.map(Into::into), flags: flags.map(Into::into) };
         let web = Service { scheduler: Some(asked.into()), ..web() };
-        let world = World::with(Policy { scheduler: mh, ..policy() }, vec![exists(web), two()]);
+        let world = IpvsWorld::with(Policy { scheduler: mh, ..policy() }, vec![exists(web), two()]);
         let server = &world.ipvs().servers()[&key("10.96.0.10")];
         assert_eq!(server.scheduler.to_string(), expected, "{name:?} {flags:?}");
         let services = world.planner.plan().services().expect("all is listed");
@@ -288,7 +288,7 @@ proptest! {
     fn servers_do_not_depend_on_the_way(
         steps in proptest::collection::vec((0_u8..4, 0_u8..6), 1..30),
     ) {
-        let mut world = World::new(Vec::new());
+        let mut world = IpvsWorld::new(Vec::new());
         let mut last = std::collections::BTreeMap::new();
         for (name, variant) in steps {
             let event = variant_of(name, variant);
@@ -301,7 +301,7 @@ proptest! {
                 keys.filter(|key| before.get(key) != after.get(key)).copied().collect();
             prop_assert_eq!(&differ, &changes.virtual_servers);
         }
-        let fresh = World::new(last.into_values().collect());
+        let fresh = IpvsWorld::new(last.into_values().collect());
         prop_assert_eq!(world.everything(), fresh.everything());
     }
 }

@@ -3,11 +3,11 @@ use crate::{FrontendKind, Planner, Remark, ServicePlan};
 use denizen_fixture::*;
 use denizen_model::{Event, Listing, NodeAddress, Service, SourceRanges};
 
-struct World {
+struct RemarksWorld {
     planner: Planner,
 }
 
-impl World {
+impl RemarksWorld {
     fn of(events: Vec<Event>) -> (Self, Vec<Remark>) {
         let mut world = Self { planner: Planner::new(policy(), CAPABLE) };
         let listed = Listing::SERVICES.map(Event::Listed);
@@ -58,7 +58,7 @@ fn a_cluster_ip_never_takes_one_of_the_nodes_own_addresses() {
     let on_link = || Event::Addresses(vec![address(own, "eth0")]);
     let named = || Event::Node(Some(node(None, &[own], &[])));
     for is in [on_link(), named()] {
-        let (world, remarks) = World::of(vec![is, event(service("web", &[own]))]);
+        let (world, remarks) = RemarksWorld::of(vec![is, event(service("web", &[own]))]);
         let expected =
             Remark::OwnAddress { service: service("web", &[own]).name, address: ip(own) };
         assert_eq!(remarks, [expected]);
@@ -72,7 +72,7 @@ fn load_balancer_ips_and_external_ips_may_be_the_nodes_own() {
     let own = "192.168.0.2";
     let web = Service { cluster_ips: vec![ip("10.96.0.10")], ..everywhere(own) };
     let (world, remarks) =
-        World::of(vec![Event::Addresses(vec![address(own, "eth0")]), event(web)]);
+        RemarksWorld::of(vec![Event::Addresses(vec![address(own, "eth0")]), event(web)]);
     assert_eq!(remarks, []);
     let kinds: Vec<FrontendKind> = world.plan().frontends().map(|f| f.kind).collect();
     assert!(kinds.contains(&FrontendKind::LoadBalancerIp), "{kinds:?}");
@@ -80,7 +80,7 @@ fn load_balancer_ips_and_external_ips_may_be_the_nodes_own() {
 
 #[test]
 fn the_nodes_addresses_are_followed() {
-    let (mut world, _) = World::of(vec![event(service("web", &["192.168.0.2"]))]);
+    let (mut world, _) = RemarksWorld::of(vec![event(service("web", &["192.168.0.2"]))]);
     assert_eq!(world.frontends(), ["cluster IP 192.168.0.2:80/tcp"]);
     let here = || Event::Addresses(vec![address("192.168.0.2", "eth0")]);
     assert_eq!(world.tell(vec![here()]).len(), 1);
@@ -97,7 +97,7 @@ fn the_nodes_addresses_are_followed() {
 #[test]
 fn addresses_on_dummy_devices_are_not_the_nodes_own() {
     let on_dummy = NodeAddress { dummy: true, ..address("10.96.0.10", "kube-ipvs0") };
-    let (world, remarks) = World::of(vec![
+    let (world, remarks) = RemarksWorld::of(vec![
         Event::Addresses(vec![on_dummy]),
         Event::ServiceCidr("one".into(), Some(vec![range("10.96.0.0/16")])),
         event(service("dns", &["10.96.0.10"])),
@@ -109,7 +109,7 @@ fn addresses_on_dummy_devices_are_not_the_nodes_own() {
 
 #[test]
 fn a_range_of_cluster_ips_with_the_nodes_own_address_in_it_is_left_alone() {
-    let (mut world, remarks) = World::of(vec![
+    let (mut world, remarks) = RemarksWorld::of(vec![
         Event::Addresses(vec![address("10.96.3.4", "eth0")]),
         Event::ServiceCidr("one".into(), Some(vec![range("10.96.0.0/16"), range("fd00::/112")])),
     ]);
@@ -141,7 +141,7 @@ fn a_family_that_the_source_ranges_leave_open_is_named_once() {
     ];
     for (ranges, unreadable, open) in cases {
         let service = dual(ranges, unreadable);
-        let (mut world, remarks) = World::of(vec![event(service.clone())]);
+        let (mut world, remarks) = RemarksWorld::of(vec![event(service.clone())]);
         let words: String = remarks.iter().map(Remark::to_string).collect();
         let expected = if open.is_empty() {
             String::new()

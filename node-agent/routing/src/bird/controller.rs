@@ -47,7 +47,7 @@ const LONGEST_PASSWORD: u64 = 4096;
 /// The task that configures BIRD.
 pub struct BirdController {
     known: watch::Sender<Option<ClusterFacts>>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<BirdState>,
     socket: PathBuf,
 }
 
@@ -61,7 +61,7 @@ struct ClusterFacts {
 
 /// What the task reports.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct State {
+struct BirdState {
     status: BgpStatus,
     errors: Vec<String>,
     warnings: Vec<String>,
@@ -80,9 +80,9 @@ impl BirdController {
         let folder = std::path::absolute(run_dir.join(FOLDER))?;
         DirBuilder::new().recursive(true).mode(0o750).create(&folder)?;
         let (known, known_receiver) = watch::channel(None);
-        let (state_sender, state) = watch::channel(State::default());
+        let (state_sender, state) = watch::channel(BirdState::default());
         let socket = folder.join(SOCKET);
-        let task = Task {
+        let task = ControllerTask {
             bird,
             table: config.table,
             ranges: config.settings.ranges.clone(),
@@ -116,7 +116,7 @@ impl BirdController {
 
     /// For `status`: the state, errors and warnings.
     pub fn report(&self) -> (BgpStatus, Vec<String>, Vec<String>) {
-        let State { status, errors, warnings } = self.state.borrow().clone();
+        let BirdState { status, errors, warnings } = self.state.borrow().clone();
         (status, errors, warnings)
     }
 
@@ -137,19 +137,19 @@ impl ClusterFacts {
     }
 }
 
-struct Task {
+struct ControllerTask {
     bird: BirdConfig,
     table: u32,
     /// Addresses of services that this node may announce.
     ranges: Vec<IpNetwork>,
     folder: PathBuf,
     known: watch::Receiver<Option<ClusterFacts>>,
-    state: watch::Sender<State>,
+    state: watch::Sender<BirdState>,
     /// The configuration that BIRD refuses, and why.
     refused: Option<(String, String)>,
 }
 
-impl Task {
+impl ControllerTask {
     /// Runs until the loop ends. BIRD stays as it is: that is how an upgrade works.
     async fn run(mut self) {
         loop {
@@ -168,8 +168,8 @@ impl Task {
         }
     }
 
-    async fn look(&mut self) -> State {
-        let mut state = State::default();
+    async fn look(&mut self) -> BirdState {
+        let mut state = BirdState::default();
         let mut control = Control::connect(&self.folder.join(SOCKET)).await;
         let known = self.known.borrow_and_update().clone();
         if let Some(known) = known
@@ -198,7 +198,7 @@ impl Task {
         &mut self,
         known: &ClusterFacts,
         control: Option<&mut Control>,
-        state: &mut State,
+        state: &mut BirdState,
     ) -> Result<(), String> {
         let (around, labels) = self.surroundings(known, state).map_err(|error| describe(&error))?;
         let own = known.nodes.own.as_ref().map(|node| node.addresses.clone()).unwrap_or_default();
@@ -267,7 +267,7 @@ impl Task {
     fn surroundings(
         &self,
         known: &ClusterFacts,
-        state: &mut State,
+        state: &mut BirdState,
     ) -> Result<(RenderInputs, Labels), RouteError> {
         let mut nodes = known.nodes.clone();
         if !self.bird.mesh {

@@ -187,7 +187,7 @@ fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum WatchStep {
     Put(u8, u8),
     Delete(u8),
     /// A list of the existing objects, with changes during it, as a stream reports them, sent in
@@ -197,14 +197,14 @@ enum Step {
     Away(Vec<(u8, u8)>),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = WatchStep> {
     let change = || (0..4_u8, 0..3_u8);
     let changes = move || proptest::collection::vec(change(), 0..5);
     prop_oneof![
-        4 => change().prop_map(|(name, variant)| Step::Put(name, variant)),
-        2 => (0..4_u8).prop_map(Step::Delete),
-        1 => changes().prop_map(Step::List),
-        1 => changes().prop_map(Step::Away),
+        4 => change().prop_map(|(name, variant)| WatchStep::Put(name, variant)),
+        2 => (0..4_u8).prop_map(WatchStep::Delete),
+        1 => changes().prop_map(WatchStep::List),
+        1 => changes().prop_map(WatchStep::Away),
     ]
 }
 
@@ -227,15 +227,15 @@ proptest! {
         let mut known = BTreeMap::new();
         for step in steps {
             let events = match step {
-                Step::Put(name, variant) => {
+                WatchStep::Put(name, variant) => {
                     exist.insert(name, variant);
                     index.changed(&service(name, variant))
                 }
-                Step::Delete(name) => match exist.remove(&name) {
+                WatchStep::Delete(name) => match exist.remove(&name) {
                     Some(variant) => index.deleted(&service(name, variant)),
                     None => continue,
                 },
-                Step::List(meanwhile) => {
+                WatchStep::List(meanwhile) => {
                     let (mut list, mut events) = (PartialList::default(), Vec::new());
                     exist.iter().for_each(|(name, variant)| index.list(&mut list, &service(*name, *variant)));
                     for (name, variant) in meanwhile {
@@ -250,7 +250,7 @@ proptest! {
                     events.extend(index.complete(list));
                     events
                 }
-                Step::Away(meanwhile) => {
+                WatchStep::Away(meanwhile) => {
                     meanwhile.into_iter().for_each(|one| change(&mut exist, one));
                     let objects: Vec<_> = exist.iter().map(|(name, variant)| service(*name, *variant)).collect();
                     listed(&mut index, &objects)

@@ -6,11 +6,11 @@ mod property;
 mod watched;
 
 /// A folder in which a test writes its files.
-struct Place {
+struct TestFolder {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl TestFolder {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }

@@ -10,9 +10,9 @@ use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags};
 use rtnetlink::{LinkUnspec, LinkVeth, new_connection};
 
-type Links = latest::Receiver<Arc<[Link]>>;
+type LinksReceiver = latest::Receiver<Arc<[Link]>>;
 
-fn start() -> (RunningSource<()>, Links) {
+fn start() -> (RunningSource<()>, LinksReceiver) {
     let (shown, links) = latest::channel(Arc::from([]));
     (RunningSource::start(|outlet| run(outlet, shown)), links)
 }
@@ -46,11 +46,11 @@ fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'stati
 }
 
 /// Changes the kernel's links and addresses.
-struct Kernel {
+struct TestKernel {
     handle: Handle,
 }
 
-impl Kernel {
+impl TestKernel {
     fn open() -> Self {
         let (connection, handle, _) = new_connection().unwrap();
         tokio::spawn(connection);
@@ -107,7 +107,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 /// Waits until the links have these names, and returns them.
-async fn named(links: &mut Links, expected: &[&str]) -> Arc<[Link]> {
+async fn named(links: &mut LinksReceiver, expected: &[&str]) -> Arc<[Link]> {
     let matches =
         |links: &Arc<[Link]>| links.iter().map(|link| &*link.name).eq(expected.iter().copied());
     let found = timeout(LONG, links.wait_for(matches)).await;
@@ -117,7 +117,7 @@ async fn named(links: &mut Links, expected: &[&str]) -> Arc<[Link]> {
 #[test]
 fn addresses_are_sent_as_they_come_and_go() {
     in_namespace(|| async {
-        let kernel = Kernel::open();
+        let kernel = TestKernel::open();
         let (mut source, _links) = start();
         assert_eq!(
             source.batch().await,
@@ -138,7 +138,7 @@ fn addresses_are_sent_as_they_come_and_go() {
 #[test]
 fn existing_addresses_are_sent_first() {
     in_namespace(|| async {
-        let kernel = Kernel::open();
+        let kernel = TestKernel::open();
         kernel.add("lo", "10.0.0.1", 32).await;
         let (mut source, _links) = start();
         let batch = source.batch().await;
@@ -152,7 +152,7 @@ fn existing_addresses_are_sent_first() {
 #[test]
 fn links_are_published_with_name_index_and_mac() {
     in_namespace(|| async {
-        let kernel = Kernel::open();
+        let kernel = TestKernel::open();
         let (mut source, mut links) = start();
         source.batch().await;
         kernel.add_veth("pod1", "peer1").await;
@@ -170,7 +170,7 @@ fn links_are_published_with_name_index_and_mac() {
 #[test]
 fn an_address_goes_with_its_link() {
     in_namespace(|| async {
-        let kernel = Kernel::open();
+        let kernel = TestKernel::open();
         kernel.add_veth("pod1", "peer1").await;
         kernel.add("pod1", "10.0.0.1", 24).await;
         let (mut source, _links) = start();
@@ -185,7 +185,7 @@ fn an_address_goes_with_its_link() {
 #[test]
 fn a_tentative_address_is_sent_when_the_kernel_answers_at_it() {
     in_namespace(|| async {
-        let kernel = Kernel::open();
+        let kernel = TestKernel::open();
         kernel.add_veth("pod1", "peer1").await;
         kernel.up("pod1").await;
         kernel.up("peer1").await;
@@ -208,14 +208,14 @@ fn a_tentative_address_is_sent_when_the_kernel_answers_at_it() {
 fn lost_notifications_lead_to_a_new_list() {
     const MANY: u32 = 20_000;
     in_namespace(|| async {
-        let kernel = Kernel::open();
+        let kernel = TestKernel::open();
         let (mut source, _links) = start();
         source.batch().await;
         // A thread starts in its parent's namespace. During the join nothing else runs here, so the
         // source reads nothing.
         let adding = thread::spawn(|| {
             in_runtime(async {
-                let kernel = Kernel::open();
+                let kernel = TestKernel::open();
                 let lo = kernel.index("lo").await;
                 for number in 0..MANY {
                     let address = Ipv4Addr::from(0x0a00_0000 + number);

@@ -23,8 +23,8 @@ fn claiming(created: &str, address: &str, ranges: &[&str]) -> OtherNode {
 }
 
 /// What this node says of an address or of a podCIDR, beside a Node of these claims.
-fn beside(claims: OtherNode, change: impl FnOnce(&mut World), about: &str) -> String {
-    let mut world = World { node: own(&[OWN, "fd01:1::/64"]), ..world() };
+fn beside(claims: OtherNode, change: impl FnOnce(&mut AnnounceWorld), about: &str) -> String {
+    let mut world = AnnounceWorld { node: own(&[OWN, "fd01:1::/64"]), ..world() };
     world.others.push(("node-9", claims));
     change(&mut world);
     let decided = world.decide();
@@ -80,7 +80,7 @@ fn the_older_node_has_a_range_that_both_claim() {
     }
     // A range of an older Node that contains a node's address is not that Node's.
     let far = claiming(OLD, "192.0.2.9", &["10.1.0.0/23"]);
-    let crowded = |world: &mut World| {
+    let crowded = |world: &mut AnnounceWorld| {
         world.others.push(("node-3", claiming(OLD, "10.1.0.5", &[])));
     };
     assert_eq!(beside(far, crowded, "10.1.1.5"), "pod-cidr");
@@ -97,7 +97,8 @@ fn the_address_of_a_younger_node_does_not_withdraw_a_pod_range() {
     let why = "10.1.1.77 is an address of node node-9";
     assert_eq!(beside(claims(OLD), |_| (), "10.1.1.5"), why);
     // An older Node has the same address: the younger one does not hide it.
-    let both = |world: &mut World| world.others.push(("node-3", claiming(OLD, "10.1.1.77", &[])));
+    let both =
+        |world: &mut AnnounceWorld| world.others.push(("node-3", claiming(OLD, "10.1.1.77", &[])));
     assert_eq!(beside(claims(YOUNG), both, "10.1.1.5"), "10.1.1.77 is an address of node node-3");
 }
 
@@ -114,7 +115,7 @@ fn a_pod_range_inside_the_ranges_of_services_loses_to_them() {
         assert_eq!(beside(old(claimed), |_| (), "10.96.0.10"), "cluster-ip", "{claimed}");
     }
     let asks = |ranges: &'static [&str], address: &'static str| {
-        move |world: &mut World| {
+        move |world: &mut AnnounceWorld| {
             world.settings.ranges = ranges.iter().map(|text| range(text)).collect();
             world.services = vec![at(address)];
         }
@@ -123,7 +124,7 @@ fn a_pod_range_inside_the_ranges_of_services_loses_to_them() {
     for ranges in [&["10.1.0.0/16"][..], &["0.0.0.0/0"], &["10.0.0.0/8"]] {
         assert_eq!(beside(old("10.9.9.0/24"), asks(ranges, "10.1.2.9"), "10.1.2.9"), others);
     }
-    let without_own = |world: &mut World| {
+    let without_own = |world: &mut AnnounceWorld| {
         world.node = own(&[]);
         asks(&["10.0.0.0/8"], "10.1.2.9")(world);
     };

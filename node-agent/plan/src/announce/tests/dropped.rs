@@ -13,7 +13,8 @@ fn what_an_announced_address_drops_is_known() {
     };
     let dropped = |first: Service, other: &Service, of_other: Vec<SliceEndpoint>| {
         let slices = vec![slice("web", "web", vec![here()]), slice("mail", "mail", of_other)];
-        let decided = World { services: vec![first, other.clone()], slices, ..world() }.decide();
+        let decided =
+            AnnounceWorld { services: vec![first, other.clone()], slices, ..world() }.decide();
         let all = decided.dropped.values().flatten();
         all.map(|frontend| format!("{} of {}", frontend.key, frontend.service)).collect::<Vec<_>>()
     };

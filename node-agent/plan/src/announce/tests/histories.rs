@@ -49,7 +49,7 @@ fn recorded() -> impl Strategy<Value = PodSet> {
     subsequence(all, 0..=3).prop_map(|them| pods(1, &them))
 }
 
-fn state() -> impl Strategy<Value = World> {
+fn state() -> impl Strategy<Value = AnnounceWorld> {
     let services = (asked("web", "10.96.0.10"), asked("dns", "10.96.0.11"));
     let slices = (served("web"), served("dns"));
     let drain = select(vec![Drain::No, Drain::Begun, Drain::Over]);
@@ -64,22 +64,24 @@ fn state() -> impl Strategy<Value = World> {
     );
     let settings = (settings, rejected);
     (services, slices, nodes(), recorded(), drain, settings).prop_map(
-        |(services, slices, (node, others), pods, drain, ((which, most), rejected))| World {
-            settings: AnnounceSettings { pods: which, most, ..announce() },
-            services: [services.0, services.1].into_iter().flatten().collect(),
-            slices: [slices.0, slices.1].into_iter().flatten().collect(),
-            node: Some(node),
-            others,
-            pods,
-            drain,
-            rejected,
-            ..world()
+        |(services, slices, (node, others), pods, drain, ((which, most), rejected))| {
+            AnnounceWorld {
+                settings: AnnounceSettings { pods: which, most, ..announce() },
+                services: [services.0, services.1].into_iter().flatten().collect(),
+                slices: [slices.0, slices.1].into_iter().flatten().collect(),
+                node: Some(node),
+                others,
+                pods,
+                drain,
+                rejected,
+                ..world()
+            }
         },
     )
 }
 
 /// What removes whatever one state has and the next one has not.
-fn removals(before: &World, after: &World) -> Vec<Event> {
+fn removals(before: &AnnounceWorld, after: &AnnounceWorld) -> Vec<Event> {
     let stays = |name: &&str| after.others.iter().any(|(other, _)| other == name);
     let others = before.others.iter().map(|(name, _)| name).filter(|name| !stays(name));
     let others = others.map(|name| Event::OtherNode((*name).into(), None));
@@ -94,7 +96,7 @@ fn removals(before: &World, after: &World) -> Vec<Event> {
 }
 
 /// One part of the next state in place of what the last one has: a Service, its endpoints, or pods.
-fn stepped(last: &World, next: World, part: usize) -> World {
+fn stepped(last: &AnnounceWorld, next: AnnounceWorld, part: usize) -> AnnounceWorld {
     fn replaced<T: Clone>(all: &[T], by: &[T], is_meant: impl Fn(&T) -> bool) -> Vec<T> {
         let kept = all.iter().filter(|object| !is_meant(object));
         kept.chain(by.iter().filter(|object| is_meant(object))).cloned().collect()
@@ -113,10 +115,10 @@ fn stepped(last: &World, next: World, part: usize) -> World {
 }
 
 /// A state, and then changes of one part of it, or of everything.
-fn history() -> impl Strategy<Value = Vec<World>> {
+fn history() -> impl Strategy<Value = Vec<AnnounceWorld>> {
     let step = (state(), option::weighted(0.8, 0usize..5));
     vec(step, 1..12).prop_map(|steps| {
-        let mut history: Vec<World> = Vec::new();
+        let mut history: Vec<AnnounceWorld> = Vec::new();
         for (next, part) in steps {
             history.push(match history.last().zip(part) {
                 Some((last, part)) => stepped(last, next, part),

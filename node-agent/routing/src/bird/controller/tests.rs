@@ -28,14 +28,14 @@ fn answering(folder: &Path, answer: &'static str) -> Arc<AtomicUsize> {
     asked
 }
 
-fn task(folder: &TempDir) -> Task {
-    Task {
+fn task(folder: &TempDir) -> ControllerTask {
+    ControllerTask {
         bird: BirdConfig::parse(r#"{"asn": 1}"#).unwrap(),
         table: 219,
         ranges: Vec::new(),
         folder: folder.path().to_owned(),
         known: watch::channel(None).1,
-        state: watch::channel(State::default()).0,
+        state: watch::channel(BirdState::default()).0,
         refused: None,
     }
 }

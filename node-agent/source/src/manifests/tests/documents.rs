@@ -40,7 +40,7 @@ fn files_of_every_form() {
         ("headless", "x.yaml", yaml.replace("10.0.0.1", "None"), vec![]),
     ];
     for (name, file, text, expected) in cases {
-        let place = Place::new();
+        let place = TestFolder::new();
         place.write(file, &text);
         let (events, problems) = place.fresh();
         assert_eq!(services(&events), expected, "{name}");
@@ -68,7 +68,7 @@ fn broken_parts_are_named_and_the_rest_is_used() {
         ("an alias bomb", "x.yaml", bomb(), vec![], "x.yaml, document 1 (line "),
     ];
     for (name, file, text, expected, problem) in cases {
-        let place = Place::new();
+        let place = TestFolder::new();
         place.write(file, &text);
         let (events, problems) = place.fresh();
         assert_eq!(services(&events), expected, "{name}");
@@ -89,7 +89,7 @@ fn bomb() -> String {
 
 #[test]
 fn a_file_that_is_not_text_is_skipped() {
-    let place = Place::new();
+    let place = TestFolder::new();
     place.write("b.yaml", &service("b", "10.0.0.2"));
     std::os::unix::fs::symlink("/dev/null", place.folder.path().join("device.yaml")).unwrap();
     std::os::unix::fs::symlink("nowhere", place.folder.path().join("dangling.yaml")).unwrap();
@@ -109,7 +109,7 @@ fn a_file_that_is_not_text_is_skipped() {
 
 #[test]
 fn the_first_problems_are_named_and_the_rest_counted() {
-    let place = Place::new();
+    let place = TestFolder::new();
     place.write("a.yaml", &"kind: Pod\n---\n".repeat(150));
     place.write("b.yaml", &service("b", "10.0.0.2"));
     let (events, problems) = place.fresh();
@@ -150,7 +150,7 @@ spec: {clusterIP: 172.30.0.1, ports: [{port: 80}]}
 
 #[test]
 fn objects_of_network_policies() {
-    let place = Place::new();
+    let place = TestFolder::new();
     place.write("all.yaml", SHOP);
     let (events, problems) = place.fresh();
     let text = |event: &Event| format!("{event:?}");
@@ -170,7 +170,7 @@ fn objects_of_network_policies() {
 
 #[test]
 fn objects_of_a_feature_that_is_off_are_ignored() {
-    let place = Place::new();
+    let place = TestFolder::new();
     place.write("all.yaml", SHOP);
     let off = |services, network_policy| {
         let features = Features { services, network_policy, other_nodes: false };

@@ -10,7 +10,7 @@ use super::*;
 
 /// A change to the folder.
 #[derive(Debug, Clone)]
-enum Step {
+enum FolderStep {
     Write(usize, String),
     Remove(usize),
     Rename(usize, usize),
@@ -56,16 +56,16 @@ fn document() -> impl Strategy<Value = String> {
     prop_oneof![4 => service, 2 => slice, 1 => node, 1 => cidr, 1 => json, 1 => broken]
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = FolderStep> {
     let file = || 0..FILES.len();
     let text = vec(document(), 0..4).prop_map(|documents| documents.join("---\n"));
     prop_oneof![
-        6 => (file(), text).prop_map(|(file, text)| Step::Write(file, text)),
-        2 => file().prop_map(Step::Remove),
-        2 => (file(), file()).prop_map(|(from, to)| Step::Rename(from, to)),
-        1 => (file(), file()).prop_map(|(from, to)| Step::Link(from, to)),
-        6 => Just(Step::Look),
-        1 => Just(Step::LookEverywhere),
+        6 => (file(), text).prop_map(|(file, text)| FolderStep::Write(file, text)),
+        2 => file().prop_map(FolderStep::Remove),
+        2 => (file(), file()).prop_map(|(from, to)| FolderStep::Rename(from, to)),
+        1 => (file(), file()).prop_map(|(from, to)| FolderStep::Link(from, to)),
+        6 => Just(FolderStep::Look),
+        1 => Just(FolderStep::LookEverywhere),
     ]
 }
 
@@ -106,29 +106,29 @@ impl Latest {
 }
 
 /// Makes one change. Errors are ignored: a file may be missing.
-fn change(place: &Place, step: &Step, touched: &mut BTreeSet<std::ffi::OsString>) {
+fn change(place: &TestFolder, step: &FolderStep, touched: &mut BTreeSet<std::ffi::OsString>) {
     let path = |file: &usize| place.folder.path().join(FILES[*file]);
     let files = match step {
-        Step::Write(file, text) => {
+        FolderStep::Write(file, text) => {
             // Not through a link: the name of the other file would not be recorded as touched.
             let _ = std::fs::remove_file(path(file));
             place.write(FILES[*file], text);
             vec![file]
         }
-        Step::Remove(file) => {
+        FolderStep::Remove(file) => {
             let _ = std::fs::remove_file(path(file));
             vec![file]
         }
-        Step::Rename(from, to) => {
+        FolderStep::Rename(from, to) => {
             let _ = std::fs::rename(path(from), path(to));
             vec![from, to]
         }
-        Step::Link(from, to) => {
+        FolderStep::Link(from, to) => {
             let _ = std::fs::remove_file(path(to));
             std::os::unix::fs::symlink(FILES[*from], path(to)).unwrap();
             vec![to]
         }
-        Step::Look | Step::LookEverywhere => vec![],
+        FolderStep::Look | FolderStep::LookEverywhere => vec![],
     };
     touched.extend(files.into_iter().map(|file| FILES[*file].into()));
 }
@@ -138,16 +138,16 @@ proptest! {
 
     #[test]
     fn any_sequence_of_changes_yields_what_a_fresh_read_yields(steps in vec(step(), 1..30)) {
-        let place = Place::new();
+        let place = TestFolder::new();
         let config = place.config();
         let mut folder = Folder::new(&config);
         let (mut latest, mut touched) = (Latest::default(), BTreeSet::new());
-        for step in steps.iter().chain([&Step::Look]) {
+        for step in steps.iter().chain([&FolderStep::Look]) {
             change(&place, step, &mut touched);
             let look = match step {
-                Step::Look => Reread::Touched(std::mem::take(&mut touched)),
-                Step::LookEverywhere => Reread::Everywhere,
-                Step::Write(..) | Step::Remove(_) | Step::Rename(..) | Step::Link(..) => continue,
+                FolderStep::Look => Reread::Touched(std::mem::take(&mut touched)),
+                FolderStep::LookEverywhere => Reread::Everywhere,
+                FolderStep::Write(..) | FolderStep::Remove(_) | FolderStep::Rename(..) | FolderStep::Link(..) => continue,
             };
             latest.apply(folder.scan(&look).unwrap());
         }

@@ -10,7 +10,7 @@ fn start(config: ManifestsConfig) -> RunningSource<()> {
 #[test]
 fn only_changes_are_sent() {
     in_runtime(async {
-        let place = Place::new();
+        let place = TestFolder::new();
         place.write("a.yaml", &service("a", "10.0.0.1"));
         let mut source = start(place.config());
         let first = source.batch().await;
@@ -40,7 +40,7 @@ fn only_changes_are_sent() {
 #[test]
 fn of_two_files_with_one_object_the_first_by_name_wins() {
     in_runtime(async {
-        let place = Place::new();
+        let place = TestFolder::new();
         place.write("b.yaml", &service("a", "10.0.0.2"));
         place.write("c.yaml", &service("a", "10.0.0.3"));
         let mut source = start(place.config());
@@ -60,7 +60,7 @@ fn of_two_files_with_one_object_the_first_by_name_wins() {
 #[test]
 fn a_file_that_is_not_regular_is_named_and_does_not_block() {
     in_runtime(async {
-        let place = Place::new();
+        let place = TestFolder::new();
         let at = |name: &str| place.folder.path().join(name);
         place.write("a.yaml", &service("a", "10.0.0.1"));
         place.write("b.yaml", &service("b", "10.0.0.2"));
@@ -89,7 +89,7 @@ fn a_file_that_is_not_regular_is_named_and_does_not_block() {
 #[test]
 fn a_mounted_config_map_is_followed() {
     in_runtime(async {
-        let place = Place::new();
+        let place = TestFolder::new();
         let at = |name: &str| place.folder.path().join(name);
         std::fs::create_dir(at("..1")).unwrap();
         place.write("..1/a.yaml", &service("a", "10.0.0.1"));
@@ -110,7 +110,7 @@ fn a_mounted_config_map_is_followed() {
 #[test]
 fn a_folder_that_is_missing_at_the_start_is_waited_for() {
     in_runtime(async {
-        let place = Place::new();
+        let place = TestFolder::new();
         let folder = place.folder.path().join("late");
         let config = ManifestsConfig { folder: folder.clone(), ..place.config() };
         let mut source = start(config);
@@ -138,7 +138,7 @@ fn a_folder_that_is_missing_at_the_start_is_waited_for() {
 #[test]
 fn while_the_folder_is_gone_its_last_content_stays() {
     in_runtime(async {
-        let place = Place::new();
+        let place = TestFolder::new();
         let folder = place.folder.path().join("manifests");
         std::fs::create_dir(&folder).unwrap();
         place.write("manifests/a.yaml", &service("a", "10.0.0.1"));
@@ -165,7 +165,7 @@ fn while_the_folder_is_gone_its_last_content_stays() {
 #[test]
 fn a_link_in_the_path_may_be_replaced() {
     in_runtime(async {
-        let place = Place::new();
+        let place = TestFolder::new();
         let at = |name: &str| place.folder.path().join(name);
         for (folder, address) in [("one", "10.0.0.1"), ("two", "10.0.0.2")] {
             std::fs::create_dir(at(folder)).unwrap();
