@@ -34,11 +34,12 @@ use denizen_plan::{
 };
 use denizen_text::describe;
 
-/// How often to look where nothing was heard: nobody tells of rules (`ip rule`).
+/// Decides and reads again at least this often: the kernel sends no notification when rules (`ip
+/// rule`) change.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
-/// After a look another program's changes wait so long for the next one.
+/// Minimum pause between reactions to foreign changes.
 const REST: Duration = Duration::from_millis(50);
-/// After a failure.
+/// The pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The plan, and how much of it the kernel has.
@@ -55,7 +56,7 @@ pub trait ProgrammedPlan {
     fn is_rejected(&self, frontend: &Frontend) -> bool;
 }
 
-/// Keeps the announcements.
+/// Decides what is announced, and keeps it in the kernel's table.
 pub struct Announcer {
     config: AnnounceConfig,
     routes: AnnouncedRoutes,
@@ -68,12 +69,12 @@ pub struct Announcer {
     concerned: Option<BTreeSet<ServiceName>>,
     drained: Drained,
     freshness: Freshness,
-    /// The other nodes, as they were when it was decided.
-    others: OtherNodes,
+    /// The other nodes at the last decision.
+    other_nodes: OtherNodes,
     /// This node's own podCIDRs.
     pod_cidrs: Vec<String>,
     decided: AnnouncePlan,
-    /// What the kernel knows, of these pods.
+    /// What the kernel has reported, for these pods.
     surveyed: Option<(Interfaces, Surveyed)>,
     published: RouteSync,
     repaired: u64,
@@ -88,14 +89,14 @@ type Interfaces = Vec<(IpAddr, Arc<str>)>;
 /// All nodes but this one, by name.
 type OtherNodes = Arc<BTreeMap<Arc<str>, OtherNode>>;
 
-/// How far this node is drained.
+/// Whether this node drains, and since when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Drained {
     /// It is not known whether it drains.
     Unknown,
     No,
     Until(Instant),
-    /// It drained when this agent started, or drains for long enough.
+    /// It drained when this agent started, or has drained for long enough.
     Over,
 }
 
@@ -103,6 +104,7 @@ impl Announcer {
     /// Starts it, if anything is to be announced. Otherwise withdraws what an earlier run has left.
     ///
     /// # Errors
+    ///
     /// When netlink cannot be opened.
     pub fn open(
         settings: &RoutingSettings,
@@ -123,10 +125,6 @@ impl Announcer {
         }
     }
 
-    /// Nothing is announced or withdrawn yet.
-    ///
-    /// # Errors
-    /// [`RouteError`].
     fn start(
         config: &AnnounceConfig,
         send_notice: SendNotice,
@@ -145,7 +143,7 @@ impl Announcer {
             concerned: None,
             drained: Drained::Unknown,
             freshness: Freshness::default(),
-            others: OtherNodes::default(),
+            other_nodes: OtherNodes::default(),
             pod_cidrs: Vec::new(),
             decided: AnnouncePlan::default(),
             surveyed: None,
@@ -156,7 +154,7 @@ impl Announcer {
         })
     }
 
-    /// Returns when to decide and look again.
+    /// Returns when it is time to decide and read again.
     pub async fn due(&self) {
         let drained = match self.drained {
             Drained::Until(until) => Some(until),
@@ -186,22 +184,22 @@ impl Announcer {
         self.unserved.portid()
     }
 
-    /// Notes what a change of the plan concerns.
+    /// Notes which services a change of the plan concerns.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         if let Some(noted) = &mut self.concerned {
             noted.extend(concerned(plan, changes).cloned());
         }
     }
 
-    /// Whether the other nodes are not as they were when it was decided.
+    /// Whether the other nodes differ from those of the last decision.
     pub fn differs(&self, nodes: &Nodes) -> bool {
-        !Arc::ptr_eq(&nodes.others, &self.others)
+        !Arc::ptr_eq(&nodes.others, &self.other_nodes)
     }
 
-    /// Withdraws what is not to be announced any more: before its rules go. With `look`, all tables
-    /// are compared with the kernel.
-    pub fn withdraw(&mut self, programmed: &impl ProgrammedPlan, look: bool) {
-        if look {
+    /// Withdraws what is no longer to be announced: this comes before its rules go. With
+    /// `full_resync`, all tables are compared with the kernel.
+    pub fn withdraw(&mut self, programmed: &impl ProgrammedPlan, full_resync: bool) {
+        if full_resync {
             self.unserved.disturbed();
         }
         let withdrawn = self.decide(programmed).and_then(|()| match self.decided.decided() {
@@ -211,8 +209,8 @@ impl Announcer {
         self.note_failure(withdrawn.err());
     }
 
-    /// Announces what is decided: after its rules are in the kernel. Returns whether there are new
-    /// announcements.
+    /// Announces what is decided: this comes after its rules are in the kernel. Returns whether
+    /// there are new announcements.
     pub fn announce(&mut self, programmed: &impl ProgrammedPlan) -> bool {
         if (programmed.has_rejected() || self.decided.has_rejected())
             && let Err(error) = self.decide(programmed)
@@ -223,7 +221,8 @@ impl Announcer {
         let Some(wanted) = self.decided.decided().filter(|_| programmed.is_synced()) else {
             return false;
         };
-        // Before routers send more, and after they were told to send less.
+        // The addresses are refused before routers send more, and no longer after they were told to
+        // send less.
         let refused = self.unserved.sync(wanted.service_addresses().collect());
         let unrefused = refused.err().map(|error| {
             format!("packets that no service takes are not refused: {}", describe(&error))
@@ -253,15 +252,15 @@ impl Announcer {
         }
     }
 
-    /// Why an address is, or is not, announced.
+    /// Why an address is announced or not.
     pub fn explain(&self, address: IpAddr) -> Announced {
         let failure = self.failure.iter().chain(&self.published.errors).next();
         let is_published = |prefix: &_| self.published.prefixes.contains(prefix);
         Announced::of(address, self.decided.decided(), is_published, failure.map(String::as_str))
     }
 
-    /// For `status`: the state, of a node with these recorded pods, errors, and warnings: what is
-    /// refused, and what is dropped.
+    /// For `status`: the state, for a node with these recorded pods; errors; and warnings: what
+    /// somebody asks for in vain, and what is dropped.
     pub fn report(&self, pods: &[LocalPod]) -> (AnnouncementsStatus, Vec<String>, Vec<String>) {
         let decided = self.decided.decided();
         let wanted = decided.iter().flat_map(|decided| &decided.wanted);
@@ -271,7 +270,7 @@ impl Announcer {
         {
             *announced.entry(announcement.class.as_str().to_owned()).or_default() += 1;
         }
-        let refused = decided.into_iter().flat_map(Announcements::refused).map(refusal);
+        let refused = decided.into_iter().flat_map(Announcements::refused).map(withheld_text);
         let refused: Vec<String> = refused.collect();
         let dropped = decided.into_iter().flat_map(|decided| decided.dropped.values().flatten());
         let dropped = dropped.map(ToString::to_string);
@@ -293,8 +292,8 @@ impl Announcer {
         (status, errors, warnings)
     }
 
-    /// Decides what this node announces, by what has changed since the last time. Nothing is decided
-    /// while a first list is missing: half a picture would withdraw what is still wanted.
+    /// Decides what this node announces, by what has changed since the last time. Nothing is
+    /// decided while a first list is missing: half a picture would withdraw what is still wanted.
     fn decide(&mut self, programmed: &impl ProgrammedPlan) -> Result<(), RouteError> {
         let settings = &self.config.settings;
         let planner = programmed.planner();
@@ -326,17 +325,17 @@ impl Announcer {
             is_rejected: &|frontend| programmed.is_rejected(frontend),
         };
         let noted = self.decided.update(&by, concerned.as_ref());
-        self.others = nodes.others;
+        self.other_nodes = nodes.others;
         let ranges = nodes.own.iter().flat_map(|node| &node.pod_cidrs);
         self.pod_cidrs = ranges.map(ToString::to_string).collect();
-        noted.refused.iter().for_each(|(prefix, withheld)| self.note_refusal(prefix, withheld));
+        noted.refused.iter().for_each(|(prefix, withheld)| self.note_withheld(prefix, withheld));
         noted.dropped.iter().for_each(|dropped| self.note_dropped(dropped));
         Ok(())
     }
 
-    /// Logs and reports what is refused from now on.
-    fn note_refusal(&self, prefix: &IpNetwork, withheld: &Withheld) {
-        let text = refusal((prefix, withheld));
+    /// Logs and reports what somebody asks for in vain from now on.
+    fn note_withheld(&self, prefix: &IpNetwork, withheld: &Withheld) {
+        let text = withheld_text((prefix, withheld));
         warn!(problem = text, "an address is not announced");
         let about = match &withheld.owner {
             PrefixOwner::Service(service) => NoticeSubject::Service(service.clone()),
@@ -395,12 +394,12 @@ impl Drained {
     }
 }
 
-/// A refusal, in words.
-fn refusal((prefix, withheld): (&IpNetwork, &Withheld)) -> String {
+/// The text of a warning.
+fn withheld_text((prefix, withheld): (&IpNetwork, &Withheld)) -> String {
     format!("{prefix} of {} is not announced: {}", withheld.owner, withheld.reason)
 }
 
-/// Notifies of changes by other programs, and from time to time without any.
+/// Notifies of changes by other programs, and now and then without one.
 async fn listen(table: u32, portid: u32, heard: Arc<Notify>) {
     loop {
         if let Err(error) = pass_on(table, portid, &heard).await {

@@ -1,5 +1,5 @@
-//! Keeps the routes to other nodes' pods: after each change of the nodes, of the node's own
-//! networks, and of the routes themselves.
+//! Keeps the routes to other nodes' pods: after each change of the nodes, of this node's networks,
+//! and of the routes themselves.
 
 #![expect(clippy::disallowed_methods, reason = "the loop of the routes is paced")]
 
@@ -21,14 +21,15 @@ use denizen_model::{Nodes, Notice, NoticeReason, NoticeSubject};
 use denizen_plan::RejectedRange;
 use denizen_text::describe;
 
-/// Changes come in groups: all addresses of a link, all Nodes of a list.
+/// The pause after a change: changes come in groups, such as all addresses of a link, or all Nodes
+/// of a list.
 const QUIET: Duration = Duration::from_millis(5);
-/// After a look the next one waits so many times as long as it took: another program that changes
-/// routes all the time does not take all of the processor.
+/// After a sync, the pause before the next one is this many times as long as the sync took: a
+/// program that changes routes all the time does not keep a processor busy.
 const REST: u32 = 4;
-/// How often to look where nothing was heard: nobody tells of rules (`ip rule`).
+/// Syncs at least this often: the kernel sends no notification when rules (`ip rule`) change.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
-/// After a failure.
+/// The pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The task that keeps the routes.
@@ -45,8 +46,8 @@ struct DirectRoutesState {
 }
 
 impl DirectRouter {
-    /// Starts the task, if routes are wanted. Otherwise removes those that an earlier run has left:
-    /// nobody would follow the nodes any more.
+    /// Starts the task, if routes are wanted. Otherwise removes the routes of an earlier run, since
+    /// no process follows the nodes any more.
     pub fn start(settings: &RoutingSettings, send_notice: SendNotice) -> Option<Self> {
         match settings {
             RoutingSettings::Off | RoutingSettings::Table(_) => {
@@ -63,7 +64,7 @@ impl DirectRouter {
         }
     }
 
-    /// Passes on what is known of the nodes.
+    /// Passes on the nodes.
     pub fn update(&self, now: Option<Nodes>) {
         self.nodes.send_if_modified(|nodes| {
             let is_same = match (&*nodes, &now) {
@@ -132,7 +133,7 @@ impl RouteTask {
 
     /// Returns whether the kernel has all that is wanted.
     fn sync(&mut self, routes: &mut PodRoutes) -> Result<bool, RouteError> {
-        // Before the first list nothing is known to be unwanted.
+        // Before the first list of nodes, every route may still be wanted.
         let Some(nodes) = self.nodes.borrow_and_update().clone() else { return Ok(true) };
         let synced = routes.sync(&nodes)?;
         if synced.repaired > 0 {

@@ -1,4 +1,4 @@
-//! What is routed and announced, as the flags say.
+//! What is routed and announced, by the flags.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub struct AnnounceConfig {
     pub settings: AnnounceSettings,
     /// How long a draining node still announces what others serve too.
     pub drain_wait: Duration,
-    /// How BIRD is configured; `None` if it, or another daemon, is somebody else's.
+    /// How BIRD is configured; `None` if another program configures the routing daemon.
     pub bird: Option<BirdConfig>,
 }
 

@@ -46,11 +46,11 @@ pub struct AnnouncementsStatus {
     pub wanted: usize,
     /// Prefixes in the table.
     pub in_table: usize,
-    /// Those of them that are to be there, by what they are.
+    /// The announced prefixes in the table, by class.
     pub announced: BTreeMap<String, usize>,
     /// Recorded pods with an address that no announcement covers.
     pub uncovered_pods: usize,
-    /// What somebody asks for and is not announced, each with the reason.
+    /// What somebody asks for in vain, each with the reason.
     pub refused: Vec<String>,
     /// The node drains.
     pub is_draining: bool,

@@ -9,7 +9,7 @@ use crate::message::{parse, write_dump, write_get, write_treatment};
 use denizen_netlink::{KernelRejection, Message, NetlinkError, Socket, Writer};
 use denizen_packet::{Family, FlowSelection, TrackedFlow, Treatment};
 
-/// Requests in one batch. The kernel answers each that it refuses.
+/// Maximum number of requests in one batch. The kernel answers each request that it rejects.
 const AT_ONCE: usize = 512;
 
 /// Why entries could not be read or changed.
@@ -33,8 +33,8 @@ pub enum ConntrackError {
     },
 }
 
-/// A connection to connection tracking, in the network namespace of the thread that opened it. It
-/// may be used from any thread.
+/// A socket to connection tracking, in the network namespace of the thread that opened it. Any
+/// thread may use it.
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
@@ -43,12 +43,13 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
-    /// Opens the connection. `mark_bit` is the bit of connections' marks that
-    /// [`TrackedFlow::is_marked`], [`Treatment::Mark`] and [`Treatment::Unmark`] mean.
+    /// Opens the socket. `mark_bit` is the bit of connections' marks that
+    /// [`TrackedFlow::is_marked`], [`Treatment::Mark`] and [`Treatment::Unmark`] are about.
     ///
     /// # Errors
-    /// [`NetlinkError`] if no netlink socket can be opened. Missing connection tracking, or the
-    /// lack of permission, only shows later.
+    ///
+    /// [`NetlinkError`] if no netlink socket can be opened. Missing connection tracking, or a lack
+    /// of permission, only shows with the first request.
     pub fn open(mark_bit: u32) -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket, mark_bit, dumps: 0 })
     }
@@ -81,9 +82,10 @@ impl Conntrack {
         read.map_err(|source| ConntrackError::Read { selection, source })
     }
 
-    /// Treats exactly these entries so, and adds to `done` how many still existed.
+    /// Applies this treatment to exactly these entries, and adds to `done` how many still existed.
     ///
     /// # Errors
+    ///
     /// [`ConntrackError::Change`]; all others are treated.
     pub fn treat(
         &mut self,
@@ -107,15 +109,15 @@ impl Conntrack {
             }
             let refusals = self.treat_some(treatment, some).map_err(failed)?;
             *done += some.len() - refusals.len();
-            // An entry that ended by itself meanwhile is no failure.
+            // An entry that ended meanwhile is not a failure.
             let mut others = refusals.into_iter().filter(|refusal| refusal.errno != Errno::ENOENT);
             refused = refused.or(others.next());
         }
         refused.map_or(Ok(()), |refusal| Err(failed(NetlinkError::Refused(refusal))))
     }
 
-    /// Those that nobody has answered since they were read: a dump of a large table takes long
-    /// enough for an answer to come.
+    /// The entries that are still unanswered: a dump of a large table takes long enough for an
+    /// answer to come.
     fn still_unanswered(&mut self, entries: &[TrackedFlow]) -> Vec<TrackedFlow> {
         let is_still = |entry: &&TrackedFlow| {
             let mark_bit = self.mark_bit;
@@ -123,7 +125,7 @@ impl Conntrack {
             let sequence = self.socket.sequences(1);
             write_get(&mut request, entry, sequence);
             let read = |message: Message<'_>| parse(&message, mark_bit);
-            // An entry that ended by itself meanwhile is refused.
+            // The kernel rejects the request if the entry has ended.
             let now = self.socket.ask(request.bytes(), sequence, read).ok().flatten();
             now.is_some_and(|now| now.id == entry.id && now.is_unanswered_syn)
         };

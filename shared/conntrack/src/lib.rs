@@ -1,6 +1,7 @@
 //! The driver of connection tracking, by ctnetlink: reads, deletes and marks entries.
 //!
-//! It knows flows, and no service, pod or policy. One bit of a connection's mark is its client's.
+//! It knows flows, and no service, pod or policy. It uses one bit of a connection's mark, which its
+//! caller chooses.
 
 #![deny(missing_docs)]
 

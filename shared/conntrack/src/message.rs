@@ -77,7 +77,7 @@ pub fn parse(message: &Message<'_>, mark_bit: u32) -> Option<TrackedFlow> {
 }
 
 /// Appends a request for a treatment of an entry. A newer entry with the same addresses is not
-/// deleted; but its mark would be changed, for then the kernel does not compare the id.
+/// deleted; but its mark would be changed, since the kernel does not compare the id then.
 pub fn write_treatment(
     writer: &mut Writer,
     flow: &TrackedFlow,
@@ -102,7 +102,7 @@ pub fn write_treatment(
         None => writer.put_u32(CTA_ID, flow.id),
         Some(mark) => {
             writer.put_u32(CTA_MARK, mark);
-            // The other bits are others'.
+            // The other bits belong to other programs.
             writer.put_u32(CTA_MARK_MASK, mark_bit);
         }
     }

@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::{TrackedFlow, Transport};
 
-/// A [`TrackedFlow`] that is kept.
+/// A [`TrackedFlow`] in memory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PackedFlow(Packed);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Packed {
     V4(Fields<Ipv4Addr>),
-    /// Else every IPv4 flow would be as large.
+    /// Boxed: otherwise every IPv4 flow would be as large.
     V6(Box<Fields<Ipv6Addr>>),
 }
 
@@ -37,7 +37,7 @@ impl From<&TrackedFlow> for PackedFlow {
             [IpAddr::V4(a), IpAddr::V4(b), IpAddr::V4(c), IpAddr::V4(d)] => {
                 Packed::V4(Fields::new(flow, [a, b, c, d], ports))
             }
-            // An flow has one family.
+            // A flow has one family.
             ips => {
                 let ips = ips.map(|ip| match ip {
                     IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -76,7 +76,7 @@ impl<A: Copy + Into<IpAddr>> Fields<A> {
 }
 
 impl PackedFlow {
-    /// What was packed.
+    /// The flow that was packed.
     pub fn flow(&self) -> TrackedFlow {
         match &self.0 {
             Packed::V4(fields) => fields.flow(),

@@ -24,24 +24,24 @@ pub struct TrackedFlow {
     /// Whether conntrack took a packet from the middle of a TCP connection for its first one: then
     /// its source may be the server.
     pub is_mid_stream: bool,
-    /// Whether it is a TCP connection of which conntrack saw nothing but the client's SYN. If it is
-    /// deleted, no connection ends: the client's next SYN begins anew.
+    /// Whether it is a TCP connection of which conntrack has only seen the client's SYN. Its
+    /// deletion ends no connection: the client's next SYN begins anew.
     pub is_unanswered_syn: bool,
 }
 
 /// What a flow carries, as its first packet has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
-    /// A protocol that services and policies can name. Its ports are at the ends of the entry;
-    /// those of other flows have port 0.
+    /// A protocol that services and policies can name. Its ports are in the addresses of the flow;
+    /// other flows have port 0 there.
     Named(Protocol),
-    /// ICMP, or ICMPv6 if the family is IPv6: a question that is answered, as an echo request is.
+    /// ICMP, or ICMPv6 if the family is IPv6: a request with an answer, such as an echo request.
     Icmp {
-        /// By which answers are told apart.
+        /// Connects answers with their request.
         id: u16,
-        /// Of the message.
+        /// The message's type.
         kind: u8,
-        /// Of the message.
+        /// The message's code.
         code: u8,
     },
     /// Another protocol.

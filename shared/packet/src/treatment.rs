@@ -5,9 +5,9 @@
 pub enum Treatment {
     /// It is deleted: the next packet begins a new connection.
     Delete,
-    /// It is deleted unless it is no [`is_unanswered_syn`](crate::TrackedFlow::is_unanswered_syn) any more.
+    /// It is deleted if it still [`is_unanswered_syn`](crate::TrackedFlow::is_unanswered_syn).
     DeleteUnanswered,
-    /// It gets the bit of the mark, so that rules can tell its packets.
+    /// Its mark gets the bit, by which rules recognise its packets.
     Mark,
     /// It loses that bit.
     Unmark,

@@ -1,4 +1,4 @@
-//! Collects which entries may have become stale, change by change. Pure.
+//! Collects which entries of connection tracking may have become stale, change by change. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use denizen_packet::{FlowSelection, TrackedFlow};
 pub struct StaleCandidates {
     /// Frontends that were added, removed, or whose endpoints changed.
     keys: BTreeSet<FrontendKey>,
-    /// Addresses of pods of this node that are gone.
+    /// Addresses of this node's pods that are gone.
     pods: BTreeSet<IpAddr>,
     /// The parts of the table to search for these addresses: families and protocols that services
     /// use. Entries that no service translated are not stale.
@@ -25,10 +25,10 @@ pub struct StaleCandidates {
     /// Addresses of this node's pods that were treated as outside until now, so that their flows
     /// may have been masqueraded.
     late: BTreeSet<IpAddr>,
-    /// Addresses whose connections a policy may forbid now. Of every protocol.
+    /// Addresses whose connections, of every protocol, a policy may forbid now.
     restricted: BTreeSet<IpAddr>,
-    /// Addresses that pods had to which policies may have applied. All connections of those pods
-    /// are stale.
+    /// Addresses whose former pods were, or may have been, restricted by policies. All connections
+    /// of those pods are stale.
     departed: BTreeSet<IpAddr>,
     /// Addresses of which forbidden connections may be permitted again.
     relaxed: BTreeSet<IpAddr>,
@@ -91,8 +91,8 @@ impl StaleCandidates {
         named.chain(whole).collect()
     }
 
-    /// Searches for the pods only in entries of these families and protocols, and drops pods of a
-    /// family that has none.
+    /// Limits the search for the pods to entries of these families and protocols, and drops pods of
+    /// a family that has none.
     fn keep_pods_of(&mut self, served: &BTreeSet<(Family, Protocol)>) {
         let all = self.pods.iter().chain(&self.late);
         let families: BTreeSet<Family> = all.map(|ip| family_of(*ip)).collect();
@@ -103,8 +103,8 @@ impl StaleCandidates {
         self.late.retain(is_served);
     }
 
-    /// Whether an entry matches any candidate. Every forbidden one does: what is read of the
-    /// kernel's table counts.
+    /// Whether an entry matches any candidate. A forbidden one always does: the selection of what
+    /// is read of the kernel's table decides about it.
     pub fn concern(&self, entry: &TrackedFlow) -> bool {
         entry.is_marked
             || can_move(entry) && self.concern_service_of(entry)
@@ -131,7 +131,8 @@ impl StaleCandidates {
         self.all_relaxed = false;
     }
 
-    /// Takes out the search for connections that an earlier run forbade: no sync made it due.
+    /// Takes out the search for connections that an earlier run forbade: it does not result from a
+    /// change.
     pub fn take_marked_before(&mut self) -> Option<Self> {
         let due = std::mem::take(&mut self.marked_before);
         due.then(|| Self { marked_before: true, ..Self::default() })
@@ -153,8 +154,8 @@ impl StaleCandidates {
         addresses.iter().any(|ip| self.departed.contains(ip))
     }
 
-    /// What is searched for a second time. Not what departed: a new pod may have the address by
-    /// then. Nor what is permitted again: no packet can undo that.
+    /// What is searched for a second time. Not connections of departed pods, since a new pod may
+    /// have the address by then. Nor what is permitted again: no packet can undo that.
     pub fn for_second_search(&self) -> Self {
         let mut again = Self { departed: BTreeSet::new(), marked_before: false, ..self.clone() };
         again.forget_relaxed();
@@ -166,7 +167,7 @@ impl StaleCandidates {
         self.departed_ends(entry).next().is_some()
     }
 
-    /// The ends of a flow, its first destination among them, that are such addresses.
+    /// The ends of a flow that are such addresses; its first destination counts as one.
     pub(super) fn departed_ends(&self, entry: &TrackedFlow) -> impl Iterator<Item = IpAddr> {
         let ends = [entry.source, entry.reply_source, entry.destination];
         ends.into_iter().map(|end| end.ip()).filter(|ip| self.departed.contains(ip))

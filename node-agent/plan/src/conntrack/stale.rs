@@ -1,4 +1,4 @@
-//! Which entries are stale, or forbidden. Pure.
+//! Decides which entries are stale, or forbidden. Pure.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,11 +14,11 @@ use denizen_packet::{TrackedFlow, Treatment};
 /// The kernel chooses clients' ports from here on (`net.ipv4.ip_local_port_range`).
 const EPHEMERAL: u16 = 32768;
 
-/// Decides what becomes of entries, by the current facts.
+/// Decides what happens to entries, by the current facts.
 ///
 /// An entry is healthy if its reply source serves the service of the frontend in its destination.
-/// That endpoint need not be selected for new connections: hints and readiness decide who gets new
-/// connections, not which existing ones end.
+/// That endpoint need not be selected for new connections: hints and readiness decide which
+/// endpoints get new connections, not which existing connections end.
 #[derive(Debug)]
 pub struct StaleFilter<'a> {
     candidates: &'a StaleCandidates,
@@ -27,15 +27,15 @@ pub struct StaleFilter<'a> {
     known: Option<(&'a ServicePlan, Snapshot<'a>)>,
     /// The addresses of this node's pods.
     pods: HashSet<IpAddr>,
-    /// Those of pods that have not begun: their ADDs wait.
+    /// Addresses of pods that do not run yet, since their ADDs wait.
     awaited: &'a HashSet<IpAddr>,
     /// The serving endpoints, cached for the service ports that were looked up.
     serving: HashMap<(ServicePortName, Family), BTreeSet<SocketAddr>>,
 }
 
 impl<'a> StaleFilter<'a> {
-    /// A filter for entries that the candidates [concern](StaleCandidates::concern).
-    /// `awaited`: the addresses of pods that have not begun.
+    /// A filter for entries that the candidates [concern](StaleCandidates::concern). `awaited`: the
+    /// addresses of pods that do not run yet.
     pub fn new(
         candidates: &'a StaleCandidates,
         planner: &'a Planner,
@@ -53,7 +53,7 @@ impl<'a> StaleFilter<'a> {
         }
     }
 
-    /// What is done to an entry, if anything.
+    /// What happens to an entry; `None` if it stays as it is.
     pub fn treatment(&mut self, entry: &TrackedFlow) -> Option<Treatment> {
         if self.is_of_departed_pod(entry) {
             return Some(Treatment::Delete);
@@ -75,8 +75,8 @@ impl<'a> StaleFilter<'a> {
         }
     }
 
-    /// Whether an entry leads to nobody, or to the wrong place. A TCP connection that was answered
-    /// ends by itself, and must not end before.
+    /// Whether an entry leads to nobody, or to the wrong endpoint. An answered TCP connection ends
+    /// by itself, and must not end before.
     fn is_stale(&mut self, entry: &TrackedFlow) -> bool {
         can_move(entry)
             && (self.is_of_gone_pod(entry)
@@ -84,8 +84,8 @@ impl<'a> StaleFilter<'a> {
                 || self.misses_its_service(entry))
     }
 
-    /// A connection of a pod that is gone. One of the pod that has the address now is not, as soon
-    /// as that has begun.
+    /// Whether the connection is of a pod that is gone. One of the pod that has the address now is
+    /// not, as soon as that pod runs.
     fn is_of_departed_pod(&self, entry: &TrackedFlow) -> bool {
         let mut departed = self.candidates.departed_ends(entry);
         departed.any(|ip| !self.pods.contains(&ip) || self.awaited.contains(&ip))
@@ -182,12 +182,13 @@ fn is_refused(firewall: &FirewallPlan, entry: &TrackedFlow) -> bool {
     firewall.rejection(&flow).is_some()
 }
 
-/// Whether an entry's first packet came from the server, as far as its ports tell.
+/// Whether an entry's first packet came from the server, judging by the ports.
 ///
-/// A policy may forbid what conntrack has not seen: between pods on one bridge that did not show
-/// its frames until then. The firewall drops what the client sends, and takes the server's next
-/// packet for the first one of a connection from the server to the client, which it mostly permits:
-/// what the client sends would be answers. So this connection is judged the right way round.
+/// A policy may forbid a connection that conntrack has not seen: between pods on one bridge whose
+/// frames were not filtered until then. The firewall drops the client's packets, and takes the
+/// server's next packet for the first one of a connection from the server to the client, which
+/// policies mostly permit: the client's packets would count as answers. So the direction of such a
+/// connection is corrected.
 fn is_answer(entry: &TrackedFlow) -> bool {
     entry.is_mid_stream
         && !entry.is_translated()

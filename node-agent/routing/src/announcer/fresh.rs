@@ -1,5 +1,5 @@
-//! Which records of pods are fresh. A record is compared with the wall clock once, when it is seen
-//! first: a clock that is set afterwards changes nothing.
+//! Which records of pods are fresh. A record is compared with the wall clock once, when it is first
+//! seen: later changes of the clock do not matter.
 
 #[cfg(test)]
 mod tests;
@@ -13,24 +13,24 @@ use tokio::time::Instant;
 
 use denizen_plan::Recorded;
 
-/// What is known of the records of single pods.
+/// The records of single pods.
 #[derive(Debug, Default)]
 pub(super) struct Freshness {
     /// By address and time of the record.
     known: BTreeMap<(IpAddr, Arc<str>), Seen>,
 }
 
-/// A record, as it was when it was seen first.
+/// A record, as it was when it was first seen.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     recorded: Recorded,
-    /// Until when it is fresh; `None` if it is not any more.
+    /// Until when it is fresh; `None` if it no longer is.
     until: Option<Instant>,
 }
 
 impl Freshness {
-    /// Takes in the addresses that are recorded now, each with the time of its record. Returns what
-    /// is to be said of them.
+    /// Takes over the addresses that are recorded now, each with the time of its record. Returns
+    /// when each was recorded.
     pub(super) fn update(
         &mut self,
         times: impl Iterator<Item = (IpAddr, Arc<str>)>,
@@ -53,7 +53,7 @@ impl Freshness {
         all
     }
 
-    /// When the next one of those that are fresh ceases to be; `None` without one.
+    /// When the next fresh record ceases to be fresh.
     pub(super) fn ends(&self) -> Option<Instant> {
         self.known.values().filter_map(|seen| seen.until).min()
     }

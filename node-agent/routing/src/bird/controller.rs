@@ -1,7 +1,8 @@
-//! Configures BIRD (`--routing-mode bird`), and asks how its sessions are.
+//! Configures BIRD (`--routing-mode bird`), and asks for the state of its sessions.
 //!
-//! BIRD reads the new configuration completely before it takes any of it, so one that it refuses
-//! changes nothing. Only what it has taken gets the place of the file that it starts with.
+//! BIRD reads a new configuration completely before it takes any of it, so a configuration with an
+//! error changes nothing. Only a configuration that it has taken replaces the file that it starts
+//! with.
 
 #![expect(clippy::disallowed_methods, reason = "BIRD is asked from time to time")]
 
@@ -36,11 +37,11 @@ use denizen_plan::explain::Announced;
 use denizen_plan::{DirectRoutes, Neighbourhood, WhyRejected, direct};
 use denizen_text::describe;
 
-/// How often the sessions are asked for, and the node's networks looked at.
+/// How often the sessions are asked for, and the node's networks read.
 const EVERY: Duration = Duration::from_secs(5);
-/// Changes come in groups.
+/// The pause after a change: changes come in groups.
 const QUIET: Duration = Duration::from_millis(50);
-/// The most bytes of a configuration, and of a password's file.
+/// Size limit of a configuration, and of a password's file, in bytes.
 const LONGEST: u64 = 16 << 20;
 const LONGEST_PASSWORD: u64 = 4096;
 
@@ -51,7 +52,7 @@ pub struct BirdController {
     socket: PathBuf,
 }
 
-/// What the cluster says.
+/// The facts from the cluster that the configuration depends on.
 #[derive(Debug, Clone)]
 struct ClusterFacts {
     nodes: Nodes,
@@ -103,7 +104,7 @@ impl BirdController {
             let now = now.map(|(nodes, services)| ClusterFacts { nodes, services });
             let is_same = match (&*known, &now) {
                 (Some(before), Some(now)) => before.is(now),
-                // What was known stays.
+                // The last known ones stay.
                 (_, None) => true,
                 (None, Some(_)) => false,
             };
@@ -120,7 +121,8 @@ impl BirdController {
         (status, errors, warnings)
     }
 
-    /// Answers with the peers to which an announced address was exported, without keeping the loop.
+    /// Answers with the peers to which an announced address was exported, without blocking the
+    /// loop.
     pub fn answer(&self, announced: Announced, answer: oneshot::Sender<Value>) {
         let socket = self.socket.clone();
         tokio::spawn(async move {
@@ -145,7 +147,7 @@ struct ControllerTask {
     folder: PathBuf,
     known: watch::Receiver<Option<ClusterFacts>>,
     state: watch::Sender<BirdState>,
-    /// The configuration that BIRD refuses, and why.
+    /// The configuration that BIRD rejects, and why.
     refused: Option<(String, String)>,
 }
 
@@ -193,7 +195,7 @@ impl ControllerTask {
         state
     }
 
-    /// Brings BIRD to the configuration that it should have.
+    /// Makes BIRD's configuration the current one.
     async fn keep(
         &mut self,
         known: &ClusterFacts,
@@ -217,13 +219,13 @@ impl ControllerTask {
         let RenderedConfig { text, problems } = render(&self.bird, &peers, &around);
         state.warnings.extend(problems);
         let running = regular::read_to_string(&self.folder.join(CONFIGURATION), LONGEST).ok();
-        // A password that cannot be read ends no session.
+        // An unreadable password must not end a session.
         if !is_whole && running.is_some() {
             return Ok(());
         }
         state.status.is_current = running.as_ref() == Some(&text);
         if state.status.is_current {
-            // What comes after it is asked about, also if it was refused before.
+            // BIRD is asked about the next configuration even if it has rejected that one before.
             self.refused = None;
         } else {
             self.configure(text, running.is_none(), control).await?;
@@ -299,8 +301,8 @@ impl ControllerTask {
         Ok((surroundings, labels))
     }
 
-    /// What is taken of no peer, without what another of them contains: the networks of bridges
-    /// between pods come and go, and change nothing.
+    /// The prefixes that are accepted from no peer, without those that another one contains:
+    /// bridges of pods come and go within them, and change nothing.
     fn protected(&self, known: &ClusterFacts, around: &Neighbourhood) -> BTreeSet<IpNetwork> {
         let own = known.nodes.own.iter();
         let addresses = own.clone().flat_map(|node| &node.addresses);
@@ -335,7 +337,7 @@ fn password_of(peer: &BgpPeer) -> Result<Option<String>, String> {
     password(&text).map(|password| Some(password.to_owned())).map_err(failed)
 }
 
-/// Nobody else reads it: it has passwords.
+/// Only root may read it: it has passwords.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

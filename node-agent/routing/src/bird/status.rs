@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Session;
 
-/// What is known of BIRD.
+/// The state of BIRD.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BgpStatus {
