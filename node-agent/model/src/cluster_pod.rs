@@ -24,10 +24,8 @@ impl fmt::Display for PodName {
 /// A pod of the cluster, on any node, as the API has it.
 ///
 /// Finished pods (phase Succeeded or Failed) are excluded: another pod may already have their
-/// address. A host-network pod counts as its node: [`Cluster`] excludes it, and only
-/// [`Self::host_ips`] are used.
-///
-/// [`Cluster`]: super::Cluster
+/// address. A host-network pod counts as its node: [`ClusterFacts`](super::ClusterFacts) excludes
+/// it, and only [`Self::host_ips`] are used.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClusterPod {
     pub name: PodName,

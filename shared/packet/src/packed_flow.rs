@@ -10,16 +10,16 @@ pub struct PackedFlow(Packed);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Packed {
-    V4(Fields<Ipv4Addr>),
+    V4(PackedFields<Ipv4Addr>),
     /// Boxed: otherwise every IPv4 flow would be as large.
-    V6(Box<Fields<Ipv6Addr>>),
+    V6(Box<PackedFields<Ipv6Addr>>),
 }
 
 /// Source, destination, source and destination of answers.
 type Ends<A> = [(A, u16); 4];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Fields<A> {
+struct PackedFields<A> {
     id: u32,
     ends: Ends<A>,
     transport: Transport,
@@ -35,7 +35,7 @@ impl From<&TrackedFlow> for PackedFlow {
         let ports = ends.map(|end| end.port());
         Self(match ends.map(|end| end.ip()) {
             [IpAddr::V4(a), IpAddr::V4(b), IpAddr::V4(c), IpAddr::V4(d)] => {
-                Packed::V4(Fields::new(flow, [a, b, c, d], ports))
+                Packed::V4(PackedFields::new(flow, [a, b, c, d], ports))
             }
             // A flow has one family.
             ips => {
@@ -43,13 +43,13 @@ impl From<&TrackedFlow> for PackedFlow {
                     IpAddr::V4(ip) => ip.to_ipv6_mapped(),
                     IpAddr::V6(ip) => ip,
                 });
-                Packed::V6(Box::new(Fields::new(flow, ips, ports)))
+                Packed::V6(Box::new(PackedFields::new(flow, ips, ports)))
             }
         })
     }
 }
 
-impl<A: Copy + Into<IpAddr>> Fields<A> {
+impl<A: Copy + Into<IpAddr>> PackedFields<A> {
     fn new(flow: &TrackedFlow, ips: [A; 4], ports: [u16; 4]) -> Self {
         let TrackedFlow { id, transport, is_marked, is_mid_stream, is_unanswered_syn, .. } = *flow;
         let [a, b, c, d] = [0, 1, 2, 3].map(|end| (ips[end], ports[end]));

@@ -14,7 +14,7 @@ use super::report::ReportNames;
 use super::rules::TracedRules;
 use super::{Prediction, TraceReport, table};
 use denizen_backend::BackendName;
-use denizen_plan::explain::{FirstPacket, PacketError, Transport};
+use denizen_plan::explain::{FirstPacket, PacketError, PacketTarget};
 
 /// Hooks run one after the other without a pause: a packet without messages for this long has
 /// ended.
@@ -70,7 +70,7 @@ impl PacketFollower {
     pub fn start(prediction: Prediction, count: u16) -> Result<Self, TraceError> {
         let packet = FirstPacket::parse(&prediction.from, &prediction.to)?;
         refuse_many(&packet)?;
-        let Transport::Port(protocol, port) = packet.transport else {
+        let PacketTarget::Port(protocol, port) = packet.transport else {
             return Err(TraceError::Ping);
         };
         let mut kernel = Kernel::open()?;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Question, Steps, words};
+use super::{ExplainSteps, Question, words};
 use crate::{
     Carrier, Endpoints, Frontend, FrontendAddress, FrontendKey, HashTable, Hashed, Method,
     Scheduler, Share,
@@ -30,7 +30,7 @@ pub(super) fn choose(
     frontend: &Frontend,
     bound: bool,
     endpoints: &Endpoints,
-    steps: &mut Steps,
+    steps: &mut ExplainSteps,
 ) -> Option<VirtualServerRow> {
     let carrier = asked.plan.ipvs().map(|ipvs| ipvs.carrier(frontend));
     let key = match carrier {
@@ -69,7 +69,7 @@ fn hashed(
     asked: Question<'_>,
     server: &FrontendKey,
     scheduler: Scheduler,
-    steps: &mut Steps,
+    steps: &mut ExplainSteps,
 ) -> Option<String> {
     let listed = (asked.listed)(server)?;
     let hashed = match (scheduler.method, server.address) {
@@ -92,7 +92,7 @@ fn hashed(
     }
 }
 
-fn choose_by_rules(endpoints: &Endpoints, steps: &mut Steps) {
+fn choose_by_rules(endpoints: &Endpoints, steps: &mut ExplainSteps) {
     steps.add(words::endpoints(endpoints), words::choice(endpoints));
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Question, Sender, Steps, words};
+use super::{ExplainSteps, Question, Sender, words};
 use crate::{Endpoints, SeenAs};
 
 /// The source address that this destination sees, after services are translated; `None` if
@@ -21,7 +21,11 @@ pub(super) fn leaves_to(asked: Question<'_>, sender: Sender, destination: IpAddr
 
 /// Explains the source for a destination without a service. Returns whether it becomes the
 /// node's address.
-pub(super) fn leaves_untouched(asked: Question<'_>, sender: Sender, steps: &mut Steps) -> bool {
+pub(super) fn leaves_untouched(
+    asked: Question<'_>,
+    sender: Sender,
+    steps: &mut ExplainSteps,
+) -> bool {
     let destination = asked.packet.destination;
     match seen_as(asked, sender, destination) {
         None => false,
@@ -45,7 +49,7 @@ pub(super) fn leaves_for_endpoint(
     asked: Question<'_>,
     sender: Sender,
     endpoints: &Endpoints,
-    steps: &mut Steps,
+    steps: &mut ExplainSteps,
 ) -> bool {
     let out =
         endpoints.iter().filter(|endpoint| leaves_to(asked, sender, endpoint.address.ip())).count();

@@ -1,7 +1,7 @@
 //! The source address that an endpoint sees.
 
 use super::egress::{leaves_for_endpoint, leaves_to};
-use super::{Question, Sender, Steps, words};
+use super::{ExplainSteps, Question, Sender, words};
 use crate::{Endpoint, Endpoints, Frontend, FrontendKind, Masquerade};
 
 /// Which endpoints see the node's address as the source.
@@ -19,7 +19,7 @@ pub(super) fn masquerade(
     bound: bool,
     endpoints: &Endpoints,
     sender: Sender,
-    steps: &mut Steps,
+    steps: &mut ExplainSteps,
 ) -> EndpointMasquerade {
     let (masquerade, why) = match frontend.masquerade {
         _ if bound => (false, words::KEPT_LOCAL_POLICY),

@@ -27,7 +27,7 @@ use thiserror::Error;
 pub use announce::Announced;
 pub use carrier::VirtualServerRow;
 pub use hairpin::without_hairpin;
-pub use packet::{FirstPacket, PacketError, Transport};
+pub use packet::{FirstPacket, PacketError, PacketTarget};
 pub use policy::PolicyRow;
 pub use redirect::RedirectRow;
 pub use verdict::PacketVerdict;
@@ -104,7 +104,7 @@ pub fn explain(
     let services = plan.services().ok_or_else(|| NotYet(plan.waiting_for().into()))?;
     let foreign = planner.model().foreign_service(packet.destination);
     let asked = Question { plan, services, packet, listed };
-    let (steps, masqueraded) = (Steps::default(), Vec::new());
+    let (steps, masqueraded) = (ExplainSteps::default(), Vec::new());
     let mut path = PacketPath { asked, foreign, steps, masqueraded };
     let sender = path.source();
     let is_kept_out = path.is_kept_out(sender);
@@ -145,9 +145,9 @@ impl Question<'_> {
 
 /// The steps of an explanation so far.
 #[derive(Default)]
-struct Steps(Vec<ExplainStep>);
+struct ExplainSteps(Vec<ExplainStep>);
 
-impl Steps {
+impl ExplainSteps {
     fn add(&mut self, what: impl Into<String>, why: impl Into<String>) {
         self.0.push(ExplainStep { what: what.into(), why: why.into() });
     }
@@ -158,7 +158,7 @@ struct PacketPath<'a> {
     asked: Question<'a>,
     /// The other proxy's Service that has the destination.
     foreign: Option<(&'a ServiceName, &'a ForeignService)>,
-    steps: Steps,
+    steps: ExplainSteps,
     masqueraded: Vec<String>,
 }
 
@@ -192,7 +192,7 @@ impl<'a> PacketPath<'a> {
 
     /// The frontend that the packet is addressed to.
     fn key(&self) -> Option<&'a Frontend> {
-        let FirstPacket { destination, transport: Transport::Port(protocol, port), .. } =
+        let FirstPacket { destination, transport: PacketTarget::Port(protocol, port), .. } =
             *self.asked.packet
         else {
             return None;

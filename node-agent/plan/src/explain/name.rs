@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::packet::{NamedProtocol, PacketError, Transport};
+use super::packet::{NamedProtocol, PacketError, PacketTarget};
 use crate::{Frontend, FrontendAddress, FrontendKind, Plan};
 use denizen_model::{Family, Protocol, ServiceName, family_of};
 
@@ -15,7 +15,7 @@ pub(super) struct NamedEnd<'a> {
 }
 
 /// Where packets can be sent to.
-pub(super) type PacketEnd = (IpAddr, Transport);
+pub(super) type PacketEnd = (IpAddr, PacketTarget);
 
 /// Whether this is a namespace and a name. A namespace is a DNS label, so `ADDR/PREFIX` is not.
 pub(super) fn is_name(text: &str) -> bool {
@@ -82,7 +82,7 @@ impl<'a> NamedEnd<'a> {
             return Err(NotFound::WhichPort(ports.collect::<Vec<_>>().join(", ")));
         }
         let end = |frontend: &&Frontend| {
-            Some((ip_of(frontend)?, Transport::Port(frontend.key.protocol, frontend.key.port)))
+            Some((ip_of(frontend)?, PacketTarget::Port(frontend.key.protocol, frontend.key.port)))
         };
         Ok(frontends.iter().filter_map(end).collect())
     }
@@ -98,7 +98,7 @@ impl<'a> NamedEnd<'a> {
             addresses = addresses_of(plan, self.name).unwrap_or_default();
         }
         let of_family = addresses.into_iter().filter(|ip| family_of(*ip) == family);
-        of_family.map(|ip| (ip, Transport::Echo)).collect()
+        of_family.map(|ip| (ip, PacketTarget::Echo)).collect()
     }
 
     /// The cluster IPs of the service's port, sorted: IPv4 first.
@@ -121,7 +121,7 @@ impl<'a> NamedEnd<'a> {
     }
 
     fn pod_ends(&self, plan: &Plan, protocol: Protocol) -> Option<Vec<PacketEnd>> {
-        let transport = Transport::Port(protocol, self.port?.parse().ok()?);
+        let transport = PacketTarget::Port(protocol, self.port?.parse().ok()?);
         let addresses = addresses_of(plan, self.name)?;
         Some(addresses.into_iter().map(|ip| (ip, transport)).collect())
     }

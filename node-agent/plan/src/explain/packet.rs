@@ -19,12 +19,12 @@ pub struct FirstPacket {
     pub interface: Option<String>,
     pub destination: IpAddr,
     /// Its protocol, and what that has.
-    pub transport: Transport,
+    pub transport: PacketTarget,
 }
 
 /// What the packet asks for: a port of a protocol, or an echo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Transport {
+pub enum PacketTarget {
     /// A protocol with ports, and the destination's.
     Port(Protocol, NonZeroU16),
     /// An echo request, as `ping` sends it: ICMP's or ICMPv6's, as the addresses are.
@@ -76,17 +76,17 @@ impl NamedProtocol {
     }
 
     /// Reads what is before the `/`.
-    fn end(self, text: &str) -> Option<(IpAddr, Transport)> {
+    fn end(self, text: &str) -> Option<(IpAddr, PacketTarget)> {
         match self {
             Self::Ports(protocol) => {
                 let end: SocketAddr = text.parse().ok()?;
                 let port = NonZeroU16::new(end.port())?;
-                Some((end.ip().to_canonical(), Transport::Port(protocol, port)))
+                Some((end.ip().to_canonical(), PacketTarget::Port(protocol, port)))
             }
             Self::Echo(family) => {
                 let address: IpAddr = text.parse().ok()?;
                 let address = address.to_canonical();
-                (family_of(address) == family).then_some((address, Transport::Echo))
+                (family_of(address) == family).then_some((address, PacketTarget::Echo))
             }
         }
     }
@@ -173,7 +173,7 @@ impl FirstPacket {
     }
 
     /// The destination of [`Self::parse`].
-    pub(super) fn parse_end(to: &str) -> Result<(IpAddr, Transport), PacketError> {
+    pub(super) fn parse_end(to: &str) -> Result<(IpAddr, PacketTarget), PacketError> {
         let (end, kind) = match to.rsplit_once('/') {
             Some((end, kind)) => (end, NamedProtocol::parse(kind)),
             None => (to, Some(NamedProtocol::Ports(Protocol::Tcp))),
@@ -185,11 +185,11 @@ impl FirstPacket {
     pub fn destination_text(&self) -> String {
         let destination = self.destination;
         match (self.transport, family_of(destination)) {
-            (Transport::Port(protocol, port), _) => {
+            (PacketTarget::Port(protocol, port), _) => {
                 format!("{}/{protocol}", SocketAddr::new(destination, port.get()))
             }
-            (Transport::Echo, Family::V4) => format!("{destination}/icmp"),
-            (Transport::Echo, Family::V6) => format!("{destination}/icmpv6"),
+            (PacketTarget::Echo, Family::V4) => format!("{destination}/icmp"),
+            (PacketTarget::Echo, Family::V6) => format!("{destination}/icmpv6"),
         }
     }
 }
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn words_are_read_or_named() {
-        let port = |protocol, port| Transport::Port(protocol, NonZeroU16::new(port).unwrap());
+        let port = |protocol, port| PacketTarget::Port(protocol, NonZeroU16::new(port).unwrap());
         let bad_to = |to: &str| Err(PacketError::To(to.into()));
         let bad_from = |from: &str| Err(PacketError::From(from.into()));
         let cases = [
@@ -217,8 +217,8 @@ mod tests {
                 "[fd00::2]:80/SCTP",
                 Ok((Some("veth1"), port(Protocol::Sctp, 80))),
             ),
-            ("a ping", "10.0.0.1", "10.96.0.1/icmp", Ok((None, Transport::Echo))),
-            ("IPv6's", "fd00::1@veth1", "fd00::2/ICMPv6", Ok((Some("veth1"), Transport::Echo))),
+            ("a ping", "10.0.0.1", "10.96.0.1/icmp", Ok((None, PacketTarget::Echo))),
+            ("IPv6's", "fd00::1@veth1", "fd00::2/ICMPv6", Ok((Some("veth1"), PacketTarget::Echo))),
             ("a ping to a port", "10.0.0.1", "10.0.0.2:80/icmp", bad_to("10.0.0.2:80/icmp")),
             ("the other family's", "fd00::1", "fd00::2/icmp", bad_to("fd00::2/icmp")),
             ("no port", "10.0.0.1", "10.96.0.1", bad_to("10.96.0.1")),

@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
-use super::packet::{FirstPacket, Transport};
+use super::packet::{FirstPacket, PacketTarget};
 use super::{ExplainStep, Explanation, PacketVerdict};
 use crate::{Plan, PolicyFlow, PolicyResult, PolicyStep};
 
@@ -99,8 +99,8 @@ impl Explanation {
 /// The packet after DNAT, if its destination becomes an endpoint.
 fn flow(packet: &FirstPacket, endpoint: Option<SocketAddr>) -> PolicyFlow {
     let (protocol, port) = match packet.transport {
-        Transport::Port(protocol, port) => (Some(protocol), Some(port)),
-        Transport::Echo => (None, None),
+        PacketTarget::Port(protocol, port) => (Some(protocol), Some(port)),
+        PacketTarget::Echo => (None, None),
     };
     let (source, destination) = (packet.source, packet.destination);
     let sent = PolicyFlow { source, destination, protocol, port };

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use denizen_state::redirect::{self as state, ChainDirection, Does, Redirect, UnmarkedConnection};
 use serde::{Deserialize, Serialize};
 
-use super::{ExplainStep, Explanation, FirstPacket, PacketVerdict, Transport, words};
+use super::{ExplainStep, Explanation, FirstPacket, PacketTarget, PacketVerdict, words};
 use crate::Plan;
 use denizen_model::{LocalPod, Protocol};
 
@@ -75,8 +75,8 @@ pub(super) fn inside(
 /// Where the packet is to go. A ping has no port, and no rule of a pod matches port 0.
 fn destination(packet: &FirstPacket) -> SocketAddr {
     let port = match packet.transport {
-        Transport::Port(_, port) => port.get(),
-        Transport::Echo => 0,
+        PacketTarget::Port(_, port) => port.get(),
+        PacketTarget::Echo => 0,
     };
     SocketAddr::new(packet.destination, port)
 }
@@ -114,9 +114,9 @@ fn connection<'a>(
     interface: &'a str,
 ) -> UnmarkedConnection<'a> {
     let protocol = match packet.transport {
-        Transport::Port(Protocol::Tcp, _) => Some(state::RedirectProtocol::Tcp),
-        Transport::Port(Protocol::Udp, _) => Some(state::RedirectProtocol::Udp),
-        Transport::Port(Protocol::Sctp, _) | Transport::Echo => None,
+        PacketTarget::Port(Protocol::Tcp, _) => Some(state::RedirectProtocol::Tcp),
+        PacketTarget::Port(Protocol::Udp, _) => Some(state::RedirectProtocol::Udp),
+        PacketTarget::Port(Protocol::Sctp, _) | PacketTarget::Echo => None,
     };
     UnmarkedConnection { interface, source, destination: to.ip(), port: to.port(), protocol }
 }

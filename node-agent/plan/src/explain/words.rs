@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use denizen_state::redirect::{Redirect, RedirectProtocol, UnmarkedConnection};
 
-use super::{Transport, policy_name};
+use super::{PacketTarget, policy_name};
 use crate::{Arrival, BridgePort, Detector, Endpoints, Frontend, FrontendKind, Local};
 use denizen_model::TrafficPolicy;
 
@@ -79,10 +79,10 @@ pub(super) const GOES_OUT: &str = "egress masquerade: the destination is in none
      (nonMasqueradeCIDRs)";
 
 /// Why a cluster IP refuses what none of its services serves.
-pub(super) fn unused(transport: Transport) -> &'static str {
+pub(super) fn unused(transport: PacketTarget) -> &'static str {
     match transport {
-        Transport::Port(..) => UNUSED_PORT,
-        Transport::Echo => UNUSED_BY_PINGS,
+        PacketTarget::Port(..) => UNUSED_PORT,
+        PacketTarget::Echo => UNUSED_BY_PINGS,
     }
 }
 
@@ -97,11 +97,11 @@ pub(super) fn foreign_service(is_checked: bool) -> &'static str {
     }
 }
 
-pub(super) fn no_service(transport: Transport, are_known: bool) -> &'static str {
+pub(super) fn no_service(transport: PacketTarget, are_known: bool) -> &'static str {
     match (transport, are_known) {
-        (Transport::Port(..), true) => NO_SERVICE,
-        (Transport::Port(..), false) => SERVICES_OFF,
-        (Transport::Echo, true | false) => NO_PORT,
+        (PacketTarget::Port(..), true) => NO_SERVICE,
+        (PacketTarget::Port(..), false) => SERVICES_OFF,
+        (PacketTarget::Echo, true | false) => NO_PORT,
     }
 }
 

@@ -47,14 +47,14 @@ const LONGEST_PASSWORD: u64 = 4096;
 
 /// The task that configures BIRD.
 pub struct BirdController {
-    known: watch::Sender<Option<ClusterFacts>>,
+    known: watch::Sender<Option<BirdClusterFacts>>,
     state: watch::Receiver<BirdState>,
     socket: PathBuf,
 }
 
 /// The facts from the cluster that the configuration depends on.
 #[derive(Debug, Clone)]
-struct ClusterFacts {
+struct BirdClusterFacts {
     nodes: Nodes,
     /// The ranges of cluster IPs.
     services: Vec<IpNetwork>,
@@ -101,7 +101,7 @@ impl BirdController {
         self.known.send_if_modified(|known| {
             let services = model.snapshot().map(|facts| facts.service_ranges().collect());
             let now = model.nodes().zip(services);
-            let now = now.map(|(nodes, services)| ClusterFacts { nodes, services });
+            let now = now.map(|(nodes, services)| BirdClusterFacts { nodes, services });
             let is_same = match (&*known, &now) {
                 (Some(before), Some(now)) => before.is(now),
                 // The last known ones stay.
@@ -131,7 +131,7 @@ impl BirdController {
     }
 }
 
-impl ClusterFacts {
+impl BirdClusterFacts {
     fn is(&self, other: &Self) -> bool {
         self.nodes.own == other.nodes.own
             && Arc::ptr_eq(&self.nodes.others, &other.nodes.others)
@@ -145,7 +145,7 @@ struct ControllerTask {
     /// Addresses of services that this node may announce.
     ranges: Vec<IpNetwork>,
     folder: PathBuf,
-    known: watch::Receiver<Option<ClusterFacts>>,
+    known: watch::Receiver<Option<BirdClusterFacts>>,
     state: watch::Sender<BirdState>,
     /// The configuration that BIRD rejects, and why.
     refused: Option<(String, String)>,
@@ -198,7 +198,7 @@ impl ControllerTask {
     /// Makes BIRD's configuration the current one.
     async fn keep(
         &mut self,
-        known: &ClusterFacts,
+        known: &BirdClusterFacts,
         control: Option<&mut Control>,
         state: &mut BirdState,
     ) -> Result<(), String> {
@@ -268,7 +268,7 @@ impl ControllerTask {
     /// What the configuration depends on, and this node's labels.
     fn surroundings(
         &self,
-        known: &ClusterFacts,
+        known: &BirdClusterFacts,
         state: &mut BirdState,
     ) -> Result<(RenderInputs, Labels), RouteError> {
         let mut nodes = known.nodes.clone();
@@ -303,7 +303,7 @@ impl ControllerTask {
 
     /// The prefixes that are accepted from no peer, without those that another one contains:
     /// bridges of pods come and go within them, and change nothing.
-    fn protected(&self, known: &ClusterFacts, around: &Neighbourhood) -> BTreeSet<IpNetwork> {
+    fn protected(&self, known: &BirdClusterFacts, around: &Neighbourhood) -> BTreeSet<IpNetwork> {
         let own = known.nodes.own.iter();
         let addresses = own.clone().flat_map(|node| &node.addresses);
         let peers = self.bird.peers.iter().map(|peer| peer.address.ip());

@@ -12,7 +12,7 @@ use denizen_model::ServiceName;
 
 /// One step of the test.
 #[derive(Debug, Clone)]
-enum Step {
+enum TableStep {
     /// Adds a service, with or without a node port, or removes it.
     Service(u8, Option<Option<u16>>),
     /// Sets the endpoints of a service.
@@ -32,7 +32,7 @@ enum State {
 
 /// The expected state: node port and endpoints of each service.
 #[derive(Debug, Default, Clone)]
-struct Facts {
+struct TableFacts {
     services: BTreeMap<u8, Option<u16>>,
     endpoints: BTreeMap<u8, BTreeMap<u8, State>>,
 }
@@ -60,13 +60,13 @@ fn frontend_at(key: u8) -> SocketAddr {
     }
 }
 
-impl Facts {
-    fn take(&mut self, step: &Step) {
+impl TableFacts {
+    fn take(&mut self, step: &TableStep) {
         match step {
-            Step::Service(name, Some(port)) => drop(self.services.insert(*name, *port)),
-            Step::Service(name, None) => drop(self.services.remove(name)),
-            Step::Endpoints(name, all) => drop(self.endpoints.insert(*name, all.clone())),
-            Step::Client(..) | Step::Sync => {}
+            TableStep::Service(name, Some(port)) => drop(self.services.insert(*name, *port)),
+            TableStep::Service(name, None) => drop(self.services.remove(name)),
+            TableStep::Endpoints(name, all) => drop(self.endpoints.insert(*name, all.clone())),
+            TableStep::Client(..) | TableStep::Sync => {}
         }
     }
 
@@ -127,35 +127,35 @@ impl Facts {
     }
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = TableStep> {
     let service = || 0_u8..3;
     let states = proptest::sample::select(vec![State::Ready, State::Draining, State::Down]);
     prop_oneof![
         3 => (service(), proptest::option::of(any::<bool>())).prop_map(|(name, how)| {
-            Step::Service(name, how.map(|at_node| at_node.then(|| node_port(name))))
+            TableStep::Service(name, how.map(|at_node| at_node.then(|| node_port(name))))
         }),
         4 => (service(), proptest::collection::btree_map(1_u8..6, states, 0..4))
-            .prop_map(|(name, endpoints)| Step::Endpoints(name, endpoints)),
-        8 => (0_u8..6, any::<Index>()).prop_map(|(key, choice)| Step::Client(key, choice)),
-        4 => Just(Step::Sync),
+            .prop_map(|(name, endpoints)| TableStep::Endpoints(name, endpoints)),
+        8 => (0_u8..6, any::<Index>()).prop_map(|(key, choice)| TableStep::Client(key, choice)),
+        4 => Just(TableStep::Sync),
     ]
 }
 
 /// The event of a step, and its subject.
-fn event(step: &Step) -> Option<((u8, bool), Event)> {
+fn event(step: &TableStep) -> Option<((u8, bool), Event)> {
     match step {
-        Step::Service(number, Some(node_port)) => {
+        TableStep::Service(number, Some(node_port)) => {
             let mut service = service(&format!("s{number}"), &[&cluster_ip(*number).to_string()]);
             let ports =
                 PROTOCOLS.map(|(name, protocol)| service_port(name, protocol, 53, *node_port));
             service.ports = ports.into();
             Some(((*number, true), service_is(&service)))
         }
-        Step::Service(number, None) => {
+        TableStep::Service(number, None) => {
             let name = ServiceName::new("default", &format!("s{number}"));
             Some(((*number, true), Event::Service(name, None)))
         }
-        Step::Endpoints(number, endpoints) => {
+        TableStep::Endpoints(number, endpoints) => {
             let each = endpoints.iter().map(|(number, state)| {
                 let address = endpoint_at(*number).ip().to_string();
                 match state {
@@ -168,7 +168,7 @@ fn event(step: &Step) -> Option<((u8, bool), Event)> {
             let slice = dns_slice(&name, &name, each.collect());
             Some(((*number, false), slice_is(&slice)))
         }
-        Step::Client(..) | Step::Sync => None,
+        TableStep::Client(..) | TableStep::Sync => None,
     }
 }
 
@@ -190,12 +190,12 @@ proptest! {
         story in proptest::collection::vec(step(), 1..60),
         restart: Index,
     ) {
-        let (mut tracked, mut facts, mut programmed) = (started([]), Facts::default(), Facts::default());
+        let (mut tracked, mut facts, mut programmed) = (started([]), TableFacts::default(), TableFacts::default());
         let mut table: BTreeSet<TrackedFlow> = BTreeSet::new();
         let mut last_words = BTreeMap::new();
         let mut left = StaleCandidates::default();
         let restart = restart.index(story.len());
-        for (n, step) in story.iter().chain([&Step::Sync]).enumerate() {
+        for (n, step) in story.iter().chain([&TableStep::Sync]).enumerate() {
             if n == restart {
                 tracked = started(last_words.values().cloned());
                 programmed.keys().into_iter().for_each(|key| left.add_frontend(key));
@@ -206,7 +206,7 @@ proptest! {
                 last_words.insert(about, event);
             }
             match step {
-                Step::Client(key, choice) => {
+                TableStep::Client(key, choice) => {
                     let (destination, source) = (frontend_at(*key), format!("10.9.0.9:{}", 4000 + n));
                     if let Some(reply_source) = programmed.balanced(destination, *choice) {
                         let (_, protocol) = PROTOCOLS[n % PROTOCOLS.len()];
@@ -216,7 +216,7 @@ proptest! {
                         table.insert(TrackedFlow { destination, reply_source, is_unanswered_syn, ..flow });
                     }
                 }
-                Step::Sync => {
+                TableStep::Sync => {
                     let mut candidates = candidates_after(&mut tracked, Vec::new());
                     candidates.absorb(std::mem::take(&mut left));
                     programmed = facts.clone();
@@ -227,7 +227,7 @@ proptest! {
                     let stale: Vec<_> = table.iter().filter(|entry| !facts.is_healthy(entry)).collect();
                     prop_assert!(stale.is_empty(), "left: {stale:?}");
                 }
-                Step::Service(..) | Step::Endpoints(..) => {}
+                TableStep::Service(..) | TableStep::Endpoints(..) => {}
             }
         }
     }
