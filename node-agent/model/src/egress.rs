@@ -22,7 +22,6 @@ impl Egress {
         }
     }
 
-    /// The ranges of this family.
     pub fn kept(&self, family: Family) -> impl Iterator<Item = IpNetwork> + '_ {
         let kept = self.kept.iter().copied();
         kept.filter(move |range| family_of(range.ip()) == family)

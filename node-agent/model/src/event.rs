@@ -18,7 +18,6 @@ use super::service::{ForeignService, Service, ServiceName};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Listing {
     Services,
-    /// All EndpointSlices.
     Slices,
     /// This node's Node object, or that there is none; those of others as well, where they are
     /// wanted.
@@ -84,9 +83,7 @@ pub enum Event {
     Pods(PodSet),
     /// The addresses of the kernel's links, sorted.
     Addresses(Vec<NodeAddress>),
-    /// The kernel's bridges and tunnels.
     Links(NodeLinks),
-    /// The egress configuration.
     Egress(Egress),
     /// The first full list of these objects is complete.
     Listed(Listing),

@@ -23,7 +23,6 @@ impl<K: Into<Arc<str>>, V: Into<Arc<str>>> FromIterator<(K, V)> for Labels {
 }
 
 impl Labels {
-    /// The value of a label.
     pub fn get(&self, key: &str) -> Option<&str> {
         let at = self.0.binary_search_by(|(other, _)| (**other).cmp(key)).ok()?;
         Some(&self.0[at].1)
@@ -50,9 +49,7 @@ pub struct Selector {
 /// What a selector requires of one label.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Requirement {
-    /// The label's key.
     pub key: Arc<str>,
-    /// What it must be.
     pub operator: Operator,
 }
 
@@ -63,9 +60,7 @@ pub enum Operator {
     In(BTreeSet<Arc<str>>),
     /// The label has none of these values, or is not there.
     NotIn(BTreeSet<Arc<str>>),
-    /// The label is there.
     Exists,
-    /// The label is not there.
     DoesNotExist,
 }
 

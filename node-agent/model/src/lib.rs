@@ -51,32 +51,23 @@ pub struct ModelChange {
     pub services: BTreeSet<ServiceName>,
     /// The Node object changed, which may change the plan of every service.
     pub node: bool,
-    /// The recorded pods changed.
     pub pods: bool,
-    /// The node's addresses changed.
     pub addresses: bool,
-    /// The node's bridges or tunnels changed.
     pub links: bool,
     /// The addresses of nodes changed, as [`Model::node_addresses`] has them.
     pub node_addresses: bool,
-    /// The ranges of cluster IPs changed.
     pub service_ranges: bool,
-    /// The egress configuration changed.
     pub egress: bool,
     /// When the changes happened that led to the new slices of these services.
     pub triggers: Vec<Timestamp>,
-    /// Namespaces that changed.
     pub namespaces: BTreeSet<Arc<str>>,
-    /// Pods of the cluster that changed.
     pub cluster_pods: BTreeSet<PodName>,
-    /// NetworkPolicies that changed.
     pub network_policies: BTreeSet<PolicyName>,
     /// The API refuses another kind of object.
     pub refused: bool,
 }
 
 impl ModelChange {
-    /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -109,7 +100,6 @@ pub struct Model {
     slices: HashMap<ServiceName, Vec<Slice>>,
     slice_owner: HashMap<SliceName, ServiceName>,
     node: Option<Node>,
-    /// The Node object was deleted.
     node_gone: bool,
     other_nodes: Arc<BTreeMap<Arc<str>, OtherNode>>,
     service_ranges: BTreeMap<String, Vec<IpNetwork>>,
@@ -357,7 +347,6 @@ impl Model {
         self.foreign_services.iter().find(|(_, service)| service.cluster_ips.contains(&address))
     }
 
-    /// The number of known services.
     pub fn service_count(&self) -> usize {
         self.services.len()
     }

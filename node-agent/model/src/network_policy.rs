@@ -84,7 +84,6 @@ pub struct Block {
 }
 
 impl Block {
-    /// Whether it holds an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let is_in = |range: &IpNetwork| range.contains(address);
         is_in(&self.range) && !self.except.iter().any(is_in)
@@ -108,7 +107,6 @@ pub struct PolicyPort {
     pub port: PortMatch,
 }
 
-/// Which ports of a protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PortMatch {
     Any,

@@ -46,12 +46,10 @@ pub struct OtherNode {
     pub pod_cidrs: Vec<IpNetwork>,
 }
 
-/// All nodes of the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Nodes {
     /// This node, if it has a Node object.
     pub own: Option<Node>,
-    /// The others, by name.
     pub others: Arc<BTreeMap<Arc<str>, OtherNode>>,
 }
 
@@ -59,7 +57,6 @@ pub struct Nodes {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeAddress {
     pub address: IpAddr,
-    /// The link's name.
     pub interface: Arc<str>,
     /// The link is a dummy device (`ip link add … type dummy`), through which no packet arrives.
     pub dummy: bool,

@@ -6,18 +6,13 @@ use super::service::ServiceName;
 /// What an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum NoticeSubject {
-    /// This node.
     Node,
-    /// A Service.
     Service(ServiceName),
-    /// A NetworkPolicy.
     NetworkPolicy(PolicyName),
 }
 
-/// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NoticeReason {
-    /// The agent has started.
     Starting,
     /// The agent's health cannot be served.
     HealthUnserved,
@@ -39,9 +34,7 @@ pub enum NoticeReason {
 /// One event for operators (`kubectl get events`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Notice {
-    /// What it is about.
     pub about: NoticeSubject,
-    /// What happened.
     pub reason: NoticeReason,
     /// Text for a person; empty if the reason suffices.
     pub text: String,

@@ -12,7 +12,6 @@ use denizen_state::{AttachmentId, Epoch, Generation};
 /// One attachment of a pod whose packets enter this node's network stack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalPod {
-    /// The attachment's id.
     pub id: AttachmentId,
     /// The pod, if the runtime passed its name.
     pub pod: Option<PodName>,
@@ -28,7 +27,6 @@ pub struct LocalPod {
     pub vlan_port: Option<Arc<str>>,
     /// The bridge that the pod is behind; `None` for a routed pod.
     pub bridge: Option<Arc<str>>,
-    /// The pod's addresses.
     pub ips: Vec<IpAddr>,
     /// The MAC address of the interface inside the pod, if it was recorded.
     pub mac: Option<Mac>,

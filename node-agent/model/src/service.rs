@@ -16,7 +16,6 @@ pub struct ServiceName {
 }
 
 impl ServiceName {
-    /// From the two strings.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }

@@ -46,7 +46,6 @@ pub struct Status {
     /// them.
     #[serde(default)]
     pub unrecorded_interfaces: usize,
-    /// Known services.
     pub services: usize,
     /// Endpoints that connections are forwarded to, counted once for each service port.
     pub endpoints: usize,
@@ -89,14 +88,12 @@ pub struct Status {
     pub flushed: u64,
     /// Whether the search for stale entries after the last change is still to come, or running.
     pub flushing: bool,
-    /// Current errors.
     pub errors: Vec<String>,
     /// Possible problems that the agent cannot verify.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
 
-/// The state of the pod firewall.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkPolicyStatus {
@@ -121,7 +118,6 @@ pub struct NetworkPolicyStatus {
     /// Changes of elements that are planned but not programmed yet.
     #[serde(default)]
     pub waiting: usize,
-    /// Packets dropped.
     pub dropped: Dropped,
     /// Bridges whose frames pass no IP rules: their restricted pods are cut off from the other
     /// ports.

@@ -301,7 +301,6 @@ pub struct Announcing<'a> {
     pub plan: &'a Plan,
     pub world: Snapshot<'a>,
     pub nodes: &'a Nodes,
-    /// The Node object was deleted.
     pub is_gone: bool,
     pub drain: Drain,
     pub surveyed: &'a Surveyed,

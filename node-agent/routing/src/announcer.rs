@@ -71,7 +71,6 @@ pub struct Announcer {
     freshness: Freshness,
     /// The other nodes at the last decision.
     other_nodes: OtherNodes,
-    /// This node's own podCIDRs.
     pod_cidrs: Vec<String>,
     decided: AnnouncePlan,
     /// What the kernel has reported, for these pods.

@@ -38,7 +38,6 @@ pub struct DirectRouter {
     state: watch::Receiver<DirectRoutesState>,
 }
 
-/// What the task reports.
 #[derive(Debug, Clone, Default)]
 struct DirectRoutesState {
     status: RoutingStatus,

@@ -5,13 +5,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The state of the routes to other nodes' pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RoutingStatus {
     /// All Nodes are known. Before that no route is made or removed.
     pub is_known: bool,
-    /// This node's own podCIDRs.
     pub pod_cidrs: Vec<String>,
     /// Ranges that have their route in the kernel.
     pub routes: usize,
@@ -32,13 +30,11 @@ impl fmt::Display for RoutingStatus {
     }
 }
 
-/// The state of announcements.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnnouncementsStatus {
     /// All first lists are complete. Before that nothing is announced or withdrawn.
     pub is_known: bool,
-    /// This node's own podCIDRs.
     pub pod_cidrs: Vec<String>,
     /// The kernel's table.
     pub table: u32,
@@ -52,7 +48,6 @@ pub struct AnnouncementsStatus {
     pub uncovered_pods: usize,
     /// What somebody asks for in vain, each with the reason.
     pub refused: Vec<String>,
-    /// The node drains.
     pub is_draining: bool,
     /// Announcements that were repaired after another program changed them.
     pub repaired: u64,

@@ -34,26 +34,20 @@ const RESYNC: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub struct EgressConfig {
     pub file: PathBuf,
-    /// The run directory.
     pub run_dir: PathBuf,
 }
 
 /// Why the file cannot be used.
 #[derive(Debug, Error)]
 pub enum EgressError {
-    /// It cannot be read.
     #[error("{} cannot be read", .path.display())]
     Read {
-        /// Path of the file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Its content is not valid.
     #[error("{}: {problem}", .path.display())]
     Content {
-        /// Path of the file.
         path: PathBuf,
         /// The field and what is wrong with it.
         problem: String,

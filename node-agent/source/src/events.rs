@@ -19,12 +19,10 @@ use denizen_model::Notice;
 /// Maximum number of events that wait to be written; further ones are lost.
 const WAITING: usize = 64;
 
-/// A handle that sends events.
 #[derive(Debug, Clone)]
 pub struct Notices(Option<mpsc::Sender<Notice>>);
 
 impl Notices {
-    /// Discards all events.
     pub fn nowhere() -> Self {
         Self(None)
     }

@@ -8,9 +8,7 @@ use denizen_model::Event;
 /// The enabled features. An object that none of them needs is neither asked for nor decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Features {
-    /// Services are programmed.
     pub services: bool,
-    /// NetworkPolicies are enforced.
     pub network_policy: bool,
     /// Routes lead to the other nodes' pods.
     pub other_nodes: bool,
@@ -40,7 +38,6 @@ impl Features {
         Decoder::new(node_name).with_other_nodes(self.other_nodes)
     }
 
-    /// The kinds that they need.
     pub fn kinds(self) -> impl Iterator<Item = ObjectKind> {
         ObjectKind::ALL.into_iter().filter(move |kind| self.need(*kind))
     }

@@ -57,21 +57,15 @@ pub struct ManifestsConfig {
 /// Why a folder cannot be used at all.
 #[derive(Debug, Error)]
 pub enum ManifestsError {
-    /// It cannot be listed.
     #[error("cannot read the folder of manifests {}", path.display())]
     Folder {
-        /// The folder.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// It cannot be watched.
     #[error("cannot watch the folder of manifests {}", path.display())]
     Watch {
-        /// The folder.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -13,7 +13,6 @@ use denizen_model::Event;
 /// Longer than any step takes on a busy machine.
 pub(super) const LONG: Duration = Duration::from_secs(30);
 
-/// A running source.
 pub(super) struct RunningSource<T> {
     pub(super) events: mpsc::Receiver<Vec<Event>>,
     pub(super) problems: latest::Receiver<Vec<String>>,
@@ -31,7 +30,6 @@ impl<T: Send + 'static> RunningSource<T> {
         Self { events, problems, task }
     }
 
-    /// The next batch.
     pub(super) async fn batch(&mut self) -> Vec<Event> {
         let batch = timeout(LONG, self.events.recv()).await;
         batch.expect("sent in time").expect("still running")

@@ -34,7 +34,6 @@ pub struct LastState {
     pub is_lost: bool,
 }
 
-/// Which run directory.
 #[derive(Debug, Clone)]
 pub struct StateFileConfig {
     /// The run directory. It is created with mode 0700 if it is missing.

@@ -16,7 +16,6 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// What may have changed.
 #[derive(Debug, Default)]
 pub struct FolderHints {
     /// Entries of the folder that were written, created, renamed or removed.

@@ -20,10 +20,8 @@ const fn message(kind: u16) -> u16 {
     (libc::NFNL_SUBSYS_CTNETLINK as u16) << 8 | kind
 }
 
-/// What happened to a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrackedEvent {
-    /// It began.
     New(Tracked),
     Ended(Tracked),
 }

@@ -35,7 +35,6 @@ impl<'a> SummaryBuilder<'a> {
         Self { names, now, totals: Totals::default(), newest: Vec::new() }
     }
 
-    /// Takes in one more.
     pub fn add(&mut self, tracked: &Tracked) {
         self.totals.add(&NamedConnection::of(tracked, self.names, self.now));
         self.newest.push(*tracked);

@@ -19,7 +19,6 @@ pub struct Totals {
 /// The connections of one service port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ServiceTotal {
-    /// The service port.
     pub service: String,
     pub connections: u64,
     /// Those whose endpoint sees another source than the client's address.
@@ -27,7 +26,6 @@ pub struct ServiceTotal {
 }
 
 impl Totals {
-    /// Counts one more.
     pub fn add(&mut self, connection: &NamedConnection) {
         self.total += 1;
         let Some(service) = &connection.service else { return };

@@ -48,7 +48,6 @@ const SCTP_STATES: [&str; 10] = [
     "heartbeat_acked",
 ];
 
-/// A tracked connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tracked {
     /// Its addresses and ports.

@@ -13,7 +13,6 @@ use crate::trace::{KUBE, comment_words, is_agents};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DropCounts {
-    /// By reason.
     pub drops: Vec<DropCount>,
     /// Which packets are not counted, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,9 +44,7 @@ pub struct DropCount {
     pub table: String,
     /// What became of the packets.
     pub verdict: DropVerdict,
-    /// The reason for the rule.
     pub reason: String,
-    /// How many packets.
     pub packets: u64,
 }
 

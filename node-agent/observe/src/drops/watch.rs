@@ -17,7 +17,6 @@ use denizen_model::Protocol;
 /// Maximum number of packets that wait for the message with their verdict.
 const AWAITED: usize = 1024;
 
-/// Why packets cannot be watched.
 #[derive(Debug, Error)]
 pub enum WatchError {
     #[error("cannot receive what the kernel reports of packets")]
@@ -33,7 +32,6 @@ pub enum WatchError {
 pub struct DroppedPacket {
     /// What became of it.
     pub verdict: DropVerdict,
-    /// The reason for the rule.
     pub reason: String,
     /// `<family> <table>` of the rule.
     pub table: String,
@@ -54,7 +52,6 @@ pub struct PacketReport {
     /// The service port that the destination is a frontend of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// The input interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<String>,
 }

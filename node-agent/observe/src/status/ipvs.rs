@@ -25,17 +25,13 @@ pub struct IpvsStatus {
     pub ended_connections: EndedConnections,
 }
 
-/// An endpoint that drains.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainingStatus {
-    /// The service port.
     pub service: String,
     /// The endpoint's address and port.
     pub endpoint: String,
-    /// Since when.
     pub since: DrainingSince,
-    /// Its established connections.
     pub active: u32,
     /// Its connections that are closing, or were closed and are remembered.
     pub inactive: u32,

@@ -41,15 +41,11 @@ type Label = [(&'static str, &'static str); 1];
 pub struct Metrics {
     registry: Arc<Registry>,
     pub like_kube_proxy: LikeKubeProxy,
-    /// Metrics that only denizen has.
     pub own: Own,
-    /// Metrics of the pod firewall.
     pub network_policy: NetworkPolicyMetrics,
     /// Metrics of the routes to other nodes' pods.
     pub routing: RoutingMetrics,
-    /// Metrics of BGP sessions.
     pub bgp: Bgp,
-    /// Metrics of virtual servers.
     pub ipvs: IpvsMetrics,
     process: Process,
 }
@@ -85,10 +81,8 @@ pub struct LikeKubeProxy {
     pub livez: Family<Label, Counter>,
 }
 
-/// Metrics that only denizen has.
 #[derive(Debug, Clone)]
 pub struct Own {
-    /// Attachments of local pods.
     pub local_pods: Gauge,
     /// Interfaces that look like a pod's and have no record.
     pub unrecorded_interfaces: Gauge,
@@ -98,7 +92,6 @@ pub struct Own {
     pub unredirected_pods: Gauge,
     /// Recorded pods with an address that no announcement covers; 0 while nothing is announced.
     pub uncovered_pods: Gauge,
-    /// Services that are known.
     pub services: Gauge,
     /// Endpoints that connections are forwarded to, counted once for each service port.
     pub endpoints: Gauge,
@@ -125,7 +118,6 @@ pub struct Own {
     pub affinity_crowded: Family<Label, Counter>,
     /// Elements that each set should have; for maps that packets fill, those that it has.
     pub elements: Family<[(&'static str, String); 2], Gauge>,
-    /// Number of current problems.
     pub problems: Gauge,
 }
 

@@ -14,10 +14,8 @@ pub struct ViewQuery {
     pub skip: usize,
 }
 
-/// The selected content.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct View {
-    /// This node's name.
     pub node: String,
     /// The output of `denizen-agent status`.
     pub status: Status,
@@ -31,16 +29,13 @@ pub struct View {
     pub syncs: Vec<SyncRow>,
 }
 
-/// A part of a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResultPart<T> {
     /// The size of the whole result.
     pub total: usize,
-    /// The shown part.
     pub shown: Vec<T>,
 }
 
-/// A pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRow {
     /// `namespace/name`, or the attachment's id if the runtime passed no name.
@@ -57,7 +52,6 @@ pub struct PodRow {
     pub policy: Vec<SideRow>,
 }
 
-/// One direction of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SideRow {
     /// `ingress` or `egress`.
@@ -108,17 +102,13 @@ pub struct FrontendRow {
 #[serde(rename_all = "camelCase")]
 pub enum ConnectionFate {
     Forward(ResultPart<EndpointRow>),
-    /// Refused.
     Reject,
-    /// Dropped.
     Drop,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointRow {
-    /// Its address and port.
     pub at: String,
-    /// It is on this node.
     pub local: bool,
 }
 
@@ -127,9 +117,7 @@ pub struct EndpointRow {
 pub struct SyncRow {
     /// When, RFC 3339 in UTC, to the millisecond.
     pub at: String,
-    /// How long it took.
     pub milliseconds: f64,
-    /// What changed.
     pub what: String,
     /// Why it failed, if it did.
     pub error: Option<String>,

@@ -14,7 +14,6 @@ use denizen_plan::explain::{Explanation, PacketVerdict};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PacketFate {
-    /// It left through an interface.
     Sent,
     /// It reached a program of this node.
     Delivered,
@@ -44,7 +43,6 @@ pub(super) struct PacketOutcome {
     pub last: PacketAddresses,
 }
 
-/// Source and destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PacketAddresses {
     pub source: SocketAddr,
@@ -65,7 +63,6 @@ impl From<&TracedPacket> for PacketAddresses {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Comparison {
-    /// The same.
     AsPredicted,
     /// Not the same: what, and where.
     Differs(Vec<String>),

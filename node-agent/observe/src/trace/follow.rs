@@ -23,7 +23,6 @@ const SILENCE: Duration = Duration::from_millis(150);
 /// Why packets cannot be followed.
 #[derive(Debug, Error)]
 pub enum TraceError {
-    /// The question is not valid.
     #[error(transparent)]
     Packet(#[from] PacketError),
     /// It would be about more than one client and one destination.

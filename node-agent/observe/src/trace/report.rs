@@ -16,11 +16,9 @@ use super::rules::{TracedRules, is_agents};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TracedPackets {
-    /// The packets, in order.
     pub packets: Vec<TraceReport>,
 }
 
-/// A packet that was followed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceReport {
@@ -39,7 +37,6 @@ pub struct TraceReport {
     /// so the kernel has no message about it: it is the one that `explain` names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_server: Option<String>,
-    /// What happened to it.
     pub fate: PacketFate,
     /// Which rule or policy ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,7 +45,6 @@ pub struct TraceReport {
     pub last_source: NamedAddress,
     /// Its destination when it was last seen.
     pub last_destination: NamedAddress,
-    /// The output interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
     /// Whether `explain` says the same.
@@ -65,15 +61,12 @@ pub struct NamedAddress {
     pub name: Option<String>,
 }
 
-/// A packet at a hook.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HookReport {
     /// `prerouting` and so on, of a bridge or of the IP stack.
     pub hook: String,
-    /// The input interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<String>,
-    /// The output interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
     /// Its source when the hook began.

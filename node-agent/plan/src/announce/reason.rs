@@ -60,10 +60,8 @@ pub enum Forbidden {
     /// A node.
     NodeAddress {
         address: IpAddr,
-        /// The node's name.
         node: Arc<str>,
     },
-    /// The API server.
     ApiServer(IpAddr),
     /// A gateway of this node's routes.
     Gateway(IpAddr),
@@ -73,7 +71,6 @@ pub enum Forbidden {
     PodRange {
         /// The podCIDR.
         range: IpNetwork,
-        /// The node's name.
         node: Arc<str>,
     },
 }

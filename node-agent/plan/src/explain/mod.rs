@@ -410,7 +410,6 @@ impl std::fmt::Display for Explanation {
     }
 }
 
-/// The policy's name and value.
 fn policy_name(kind: FrontendKind, policy: TrafficPolicy) -> String {
     let which = match kind {
         FrontendKind::ClusterIp => "internalTrafficPolicy",

@@ -122,7 +122,6 @@ fn sweep(mut edges: Vec<(u128, Edge)>, max: u128, address: impl Fn(u128) -> IpAd
 }
 
 impl AddressRange {
-    /// Whether it holds an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         (self.first..=self.last).contains(&address)
     }

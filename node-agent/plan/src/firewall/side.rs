@@ -15,7 +15,6 @@ pub enum Isolation {
     Pending,
 }
 
-/// One direction of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Side {
     pub isolation: Isolation,

@@ -17,7 +17,6 @@ use denizen_model::{
 /// Settings for all services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// This node's name.
     pub node_name: Arc<str>,
     /// Whether `hints.forNodes` count (kube-proxy's gate PreferSameTrafficDistribution).
     pub node_hints: bool,

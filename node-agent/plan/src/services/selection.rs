@@ -19,7 +19,6 @@ pub struct EndpointSelection {
 /// Where this node is.
 #[derive(Debug, Clone, Copy)]
 pub struct Whereabouts<'a> {
-    /// The node's name.
     pub node: &'a str,
     /// The node's zone.
     pub zone: Option<&'a str>,

@@ -29,7 +29,6 @@ const MOST_PREPENDED: u8 = 10;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BirdConfig {
-    /// This node's autonomous system.
     pub asn: u32,
     /// BGP's identifier of this node; by default its IPv4 InternalIP, or a hash of its name.
     pub router_id: Option<Ipv4Addr>,
@@ -62,9 +61,7 @@ pub struct BgpPeer {
     /// The families whose routes are exchanged; by default the family of its address.
     #[serde(default, deserialize_with = "families")]
     families: Option<BTreeSet<Family>>,
-    /// Its autonomous system.
     pub asn: u32,
-    /// Its TCP port.
     #[serde(default = "default_port")]
     pub port: u16,
     /// Only Nodes with these labels open a session with it.

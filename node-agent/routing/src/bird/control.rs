@@ -24,7 +24,6 @@ pub enum BirdError {
     Away {
         /// The socket.
         path: String,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },

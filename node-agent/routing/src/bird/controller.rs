@@ -60,7 +60,6 @@ struct BirdClusterFacts {
     services: Vec<IpNetwork>,
 }
 
-/// What the task reports.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct BirdState {
     status: BgpStatus,

@@ -35,7 +35,6 @@ const SPECIAL: [&str; 2] =
 pub struct RenderInputs {
     /// The kernel's table of announcements.
     pub table: u32,
-    /// This node's name.
     pub node: Arc<str>,
     /// Its addresses, the primary one of each family first, as far as its links have them.
     pub addresses: Vec<IpAddr>,
@@ -48,7 +47,6 @@ pub struct RenderInputs {
 /// The configuration, and what could not be rendered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RenderedConfig {
-    /// The whole file.
     pub text: String,
     /// Why sessions are missing.
     pub problems: Vec<String>,

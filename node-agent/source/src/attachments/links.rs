@@ -14,7 +14,6 @@ pub enum LinkError {
     /// The state file cannot be read or changed.
     #[error("cannot update the records of pods to match their links")]
     State(#[from] StateError),
-    /// The links cannot be listed.
     #[error("cannot list the links to compare with the records")]
     Links(#[from] NodeError),
     /// A bug.

@@ -55,7 +55,6 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// Where records and cached results are.
 #[derive(Debug, Clone)]
 pub struct AttachmentsConfig {
-    /// The run directory.
     pub run_dir: PathBuf,
     /// The folder in which the container runtime caches the results of its ADDs; `None` if no pod
     /// is to be adopted.

@@ -16,10 +16,8 @@ use thiserror::Error;
 use super::client;
 use super::token::TokenFile;
 
-/// How to reach the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    /// The agent's credentials.
     pub credentials: Credentials,
     /// Overrides the server that the credentials name: `https://ADDRESS:PORT`.
     pub server: Option<String>,
@@ -31,34 +29,25 @@ pub enum Credentials {
     /// The service account of the agent's pod, where Kubernetes mounts it. The API's address in it
     /// is never used.
     ServiceAccount,
-    /// A kubeconfig file.
     Kubeconfig(PathBuf),
 }
 
-/// Why no client can be made.
 #[derive(Debug, Error)]
 pub enum AccessError {
-    /// There is no service account.
     #[error(
         "cannot use the service account of this pod: mount one at /var/run/secrets/kubernetes.io/serviceaccount, \
          or give --kubeconfig FILE or --manifests DIR"
     )]
     ServiceAccount(#[source] Box<InClusterError>),
-    /// The kubeconfig file cannot be used.
     #[error("cannot use the kubeconfig {}", path.display())]
     Kubeconfig {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: Box<KubeconfigError>,
     },
-    /// The token file cannot be used.
     #[error("cannot use the token in {}", path.display())]
     Token {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -71,7 +60,6 @@ pub enum AccessError {
          kubeconfig and HTTPS_PROXY from the environment"
     )]
     Proxy(String),
-    /// The credentials are not valid.
     #[error("cannot make a client of the API from its credentials")]
     Client(#[source] Box<kube::Error>),
 }

@@ -13,7 +13,6 @@ use crate::object::ObjectKind;
 /// Why a list, a watch or a question failed.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// No client can be made.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// There is no connection.
@@ -28,10 +27,8 @@ pub enum Failure {
     /// No answer came within this time limit.
     #[error("the API server has been silent for {0:?}")]
     TimedOut(Duration),
-    /// A list ended too early.
     #[error("the API server closed the connection in the middle of a list")]
     HalfAList,
-    /// A watch ended too early.
     #[error("the API server ends a watch as soon as it has begun")]
     ShortWatch,
 }
@@ -54,7 +51,6 @@ impl<E: Into<Failure>> From<E> for StreamEnd {
     }
 }
 
-/// What to do after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Remedy {
     /// Try the same again.

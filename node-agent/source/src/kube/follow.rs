@@ -54,7 +54,6 @@ pub(super) struct KindFollower {
     node_name: Arc<str>,
     access: Access,
     outlet: Outlet,
-    /// Answers about single objects.
     answers: mpsc::Receiver<ObjectAnswer>,
     ahead: Ahead,
     wrong_policies: mpsc::Sender<WrongPolicy>,

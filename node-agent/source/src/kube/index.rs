@@ -49,7 +49,6 @@ impl PartialList {
     }
 }
 
-/// One object after decoding.
 #[derive(Default)]
 struct Reading {
     key: Option<ObjectKey>,
@@ -70,7 +69,6 @@ impl SentObjects {
         }
     }
 
-    /// Adds an object to a list.
     pub(super) fn list(&mut self, list: &mut PartialList, json: &str) {
         let Reading { key, decoded, problems } = self.read(json);
         if let Some(key) = &key {

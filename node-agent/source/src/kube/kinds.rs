@@ -73,7 +73,6 @@ fn labels(kind: ObjectKind) -> Option<String> {
     }
 }
 
-/// The field selector.
 pub(super) fn fields(kind: ObjectKind, node_name: &str, features: Features) -> Option<String> {
     match kind {
         ObjectKind::Service => Some("spec.clusterIP!=None".to_owned()),

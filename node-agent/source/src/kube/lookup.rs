@@ -42,7 +42,6 @@ pub(super) struct PodLookup {
     attempts: BTreeMap<PodName, LookupAttempt>,
 }
 
-/// The requests for one pod.
 struct LookupAttempt {
     /// When to send the next one; `None` while one is under way.
     due: Option<Instant>,

@@ -79,9 +79,7 @@ pub use self::read::{PolicyRead, PolicyReads};
 /// What to follow, and for which node.
 #[derive(Debug, Clone)]
 pub struct KubeConfig {
-    /// The API server.
     pub access: Access,
-    /// The node's name.
     pub node_name: Arc<str>,
     /// When the agent started: triggers before it do not count for the latency.
     pub since: Timestamp,

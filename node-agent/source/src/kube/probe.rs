@@ -85,7 +85,6 @@ pub struct Server {
     pub date: Option<Timestamp>,
 }
 
-/// A client that asks.
 pub struct ServerProbe {
     client: Client,
 }

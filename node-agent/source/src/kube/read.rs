@@ -37,7 +37,6 @@ pub struct PolicyRead {
 /// sent, or could not be had in time.
 #[derive(Debug)]
 pub struct PolicyReads {
-    /// The requests.
     pub asked: mpsc::Receiver<PolicyRead>,
     /// Gets their tickets.
     pub done: mpsc::Sender<u64>,

@@ -9,7 +9,6 @@ pub(super) type Json = Box<RawValue>;
 /// The annotation of the bookmark that ends a streamed list (KEP-3157).
 pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// One page of a list.
 #[derive(Deserialize)]
 pub(super) struct Page {
     pub(super) metadata: PageMetadata,

@@ -14,7 +14,6 @@ use thiserror::Error;
 use super::text;
 use crate::object::{ObjectKind, RawObject};
 
-/// The format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     /// JSON documents, one after the other.
@@ -37,7 +36,6 @@ pub(super) struct ObjectPosition {
 /// Why a document or item of a list could not be used.
 #[derive(Debug, Error)]
 pub(super) enum DecodeError {
-    /// It is not YAML.
     #[error("not YAML: {0}")]
     Yaml(String),
     /// It is not JSON. The rest of the file cannot be separated from it.
@@ -63,7 +61,6 @@ struct Shell<'a> {
     items: Option<&'a RawValue>,
 }
 
-/// Finds the objects of a file.
 pub(super) fn objects(format: Format, text: &str, sink: &mut Sink<'_>) {
     match format {
         Format::Json => json_documents(text, sink),

@@ -46,7 +46,6 @@ pub(super) struct Folder {
     duplicates: BTreeMap<ObjectKey, Vec<FileProblem>>,
 }
 
-/// The state of one file.
 #[derive(Debug, Default)]
 struct FileState {
     /// `None` if it must be read again in any case.
@@ -100,7 +99,6 @@ impl Folder {
         }
     }
 
-    /// What is not used, and why.
     pub(super) fn problems(&self) -> Vec<String> {
         let files = self.files.values().flat_map(|known| known.problems.lines());
         let duplicates = self.duplicates.values().flatten().map(ToString::to_string);
@@ -171,7 +169,6 @@ impl Folder {
         }
     }
 
-    /// Reads a file again.
     fn read(
         &mut self,
         name: &FileName,

@@ -28,7 +28,6 @@ struct IndexedObject {
 /// What has to be sent about an object.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ObjectDifference {
-    /// Nothing changed.
     Nothing,
     /// No file has it now.
     Gone,

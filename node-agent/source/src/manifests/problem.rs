@@ -16,7 +16,6 @@ pub(super) struct FileProblem {
     pub(super) what: ProblemKind,
 }
 
-/// What is not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProblemKind {
     /// The file, document or object.
@@ -30,7 +29,6 @@ pub(super) enum ProblemKind {
 /// Maximum number of problems that are named for one file, since a person reads them.
 const MAX_NAMED: usize = 100;
 
-/// The problems of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct FileProblems {
     named: Vec<FileProblem>,
@@ -45,7 +43,6 @@ impl FileProblems {
         Self { named: vec![problem], more: 0 }
     }
 
-    /// Adds one.
     pub(super) fn push(&mut self, problem: FileProblem) {
         if self.named.len() < MAX_NAMED {
             self.named.push(problem);
@@ -74,7 +71,6 @@ impl FileProblems {
 }
 
 impl FileProblem {
-    /// Logs it.
     pub(super) fn trace(&self) {
         let file = &self.file;
         let document = self.place.map(|place| place.document);

@@ -1,6 +1,5 @@
 //! Splits a YAML file into its documents.
 
-/// One document of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct YamlDocument<'a> {
     /// Its number in the file, from 1.

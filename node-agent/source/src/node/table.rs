@@ -20,7 +20,6 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::tunnel::tunnels_of;
 use denizen_model::{NodeAddress, NodeLinks, Tunnel};
 
-/// A link of this node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Link {
     /// Its index in the network namespace.
@@ -41,7 +40,6 @@ pub enum LinkKind {
     Veth,
     /// A veth whose other end is in another network namespace: a pod's, or another container's.
     VethToOtherNetns,
-    /// Anything else.
     Other,
 }
 
@@ -72,7 +70,6 @@ impl LinkKind {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct LinkTable {
     links: BTreeMap<u32, Link>,
-    /// The indices of dummy devices.
     dummies: BTreeSet<u32>,
     /// By a link's index, that of the link it is made of; for a veth, that of its other end.
     peers: BTreeMap<u32, u32>,
@@ -199,7 +196,6 @@ impl LinkTable {
         }
     }
 
-    /// The links, sorted by index.
     pub(super) fn links(&self) -> Vec<Link> {
         self.links.values().cloned().collect()
     }

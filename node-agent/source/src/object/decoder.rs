@@ -37,7 +37,6 @@ impl Decoder {
         Self { other_nodes, ..self }
     }
 
-    /// The shared copy of a text.
     pub(super) fn text(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.texts.known.get(text) {
             return known.clone();
@@ -45,7 +44,6 @@ impl Decoder {
         self.texts.share(text.into(), |copy| Arc::strong_count(copy) > 1)
     }
 
-    /// The shared copy of labels.
     pub(super) fn labels<'t>(
         &mut self,
         labels: impl Iterator<Item = (&'t str, &'t str)>,

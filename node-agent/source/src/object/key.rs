@@ -10,7 +10,6 @@ use denizen_model::{Event, PodName, PolicyName, ServiceName, SliceName};
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectKey {
     Service(ServiceName),
-    /// An EndpointSlice.
     Slice(SliceName),
     /// This node's Node.
     Node,

@@ -58,7 +58,6 @@ pub struct Metadata {
     pub deletion_timestamp: Option<String>,
 }
 
-/// The annotations that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Annotations {
     /// On slices: when the pod or Service changed that led to this state, RFC 3339.
@@ -110,17 +109,13 @@ fn namespace_or_default(written: Option<&str>) -> &str {
 /// The kinds of objects that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectKind {
-    /// `v1` Service.
     Service,
     /// `discovery.k8s.io/v1` EndpointSlice.
     EndpointSlice,
-    /// `v1` Node.
     Node,
     /// `networking.k8s.io/v1` ServiceCIDR.
     ServiceCidr,
-    /// `v1` Namespace.
     Namespace,
-    /// `v1` Pod.
     Pod,
     /// `networking.k8s.io/v1` NetworkPolicy.
     NetworkPolicy,
@@ -215,9 +210,7 @@ pub enum ObjectError {
         kind: ObjectKind,
         /// Namespace and name, if they can be read.
         name: String,
-        /// Path of the field.
         field: String,
-        /// What is wrong with it.
         #[source]
         source: serde_json::Error,
     },
@@ -226,9 +219,7 @@ pub enum ObjectError {
 /// A part of an object that is skipped, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// Kind, namespace and name.
     pub object: String,
-    /// Path of the field.
     pub field: String,
     pub value: String,
     /// Why the value cannot be used, and the consequence.

@@ -38,13 +38,11 @@ pub struct NodeSpec {
     /// The ranges from which this node's pods get their addresses.
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Option<Vec<String>>,
-    /// The node's taints.
     pub taints: Option<Vec<Taint>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Taint {
-    /// Its name.
     #[serde(default)]
     pub key: String,
 }
@@ -59,7 +57,6 @@ pub struct NodeStatus {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Condition {
-    /// Its name.
     #[serde(rename = "type", default)]
     pub kind: String,
     /// `True`, `False` or `Unknown`.
@@ -73,7 +70,6 @@ pub struct StatusAddress {
     /// `InternalIP`, `ExternalIP`, `Hostname`, …
     #[serde(rename = "type", default)]
     pub kind: String,
-    /// The address or name.
     #[serde(default)]
     pub address: String,
 }

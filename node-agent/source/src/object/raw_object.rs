@@ -26,7 +26,6 @@ enum RawText<'a> {
     Tree(Value),
 }
 
-/// A decoded object.
 #[derive(Debug)]
 pub struct DecodedObject {
     pub key: ObjectKey,
@@ -64,7 +63,6 @@ impl<'a> RawObject<'a> {
         self.kind
     }
 
-    /// A hash of the object's text.
     pub fn digest(&self) -> u64 {
         match &self.raw {
             RawText::Json(json) => hash(json),

@@ -99,7 +99,6 @@ pub struct LoadBalancerStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ingress {
-    /// Its address, if it has one.
     pub ip: Option<String>,
     /// `VIP` (the default): packets arrive with that destination. `Proxy`: they do not.
     pub ip_mode: Option<String>,

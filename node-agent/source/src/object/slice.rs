@@ -38,9 +38,7 @@ pub struct EndpointPort {
 pub struct EndpointEntry {
     /// The first is the address; the API says that the others must not be used.
     pub addresses: Option<Vec<String>>,
-    /// Its state.
     pub conditions: Option<Conditions>,
-    /// The node that it runs on.
     pub node_name: Option<String>,
     /// The zones and nodes whose clients should prefer it.
     pub hints: Option<EndpointHints>,

@@ -35,7 +35,6 @@ impl Bgp {
         metrics
     }
 
-    /// Updates them from the status.
     pub fn set(&self, status: &BgpStatus) {
         let Self { speaker_up, down, up, exported, imported } = self;
         speaker_up.set(i64::from(status.is_answering && status.is_current));

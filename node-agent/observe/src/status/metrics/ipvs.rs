@@ -38,7 +38,6 @@ impl IpvsMetrics {
         metrics
     }
 
-    /// Updates them from the status.
     pub fn set(&self, status: &IpvsStatus) {
         let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let IpvsStatus { virtual_servers, carried_by_nftables, draining, ended_connections } =

@@ -79,7 +79,6 @@ impl NetworkPolicyMetrics {
         self.engine.get_or_create(&[("engine", engine.to_owned())]).set(1);
     }
 
-    /// Updates them from the status.
     pub fn set(&self, status: &NetworkPolicyStatus) {
         let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.policies.set(gauge(status.policies));

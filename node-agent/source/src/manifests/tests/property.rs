@@ -8,7 +8,6 @@ use proptest::prelude::*;
 use super::super::folder::{Folder, Reread};
 use super::*;
 
-/// A change to the folder.
 #[derive(Debug, Clone)]
 enum FolderStep {
     Write(usize, String),
