@@ -88,11 +88,8 @@ pub enum AnnouncementClass {
     /// A pod outside the podCIDRs that was recorded within the last minute: another node may still
     /// announce it.
     FreshPod,
-    /// A service's cluster IP.
     ClusterIp,
-    /// A service's external IP.
     ExternalIp,
-    /// A service's load balancer IP.
     LoadBalancerIp,
 }
 
@@ -143,7 +140,6 @@ impl AnnouncementClass {
     }
 }
 
-/// A prefix that is announced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     pub class: AnnouncementClass,
@@ -159,7 +155,6 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// The metric of its route.
     pub fn metric(&self) -> u32 {
         self.class.metric(self.is_draining)
     }
@@ -181,7 +176,6 @@ impl Announcement {
     }
 }
 
-/// Why a prefix is announced.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AnnouncementReason {
     /// It is one of the Node's podCIDRs.
@@ -255,9 +249,7 @@ impl fmt::Display for PrefixOwner {
 /// its endpoints are on other nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DroppedFrontend {
-    /// The frontend.
     pub key: FrontendKey,
-    /// The frontend's Service.
     pub service: ServiceName,
     /// The owner for whose sake the address is announced.
     pub announced_for: PrefixOwner,
@@ -277,7 +269,6 @@ impl fmt::Display for DroppedFrontend {
 /// All that is decided about announcements.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Announcements {
-    /// What is announced.
     pub wanted: BTreeMap<IpNetwork, Announcement>,
     /// What is not announced, each with the first reason that applies.
     pub withheld: BTreeMap<IpNetwork, Withheld>,

@@ -56,7 +56,6 @@ pub struct DirectRoutes {
     pub rejected: BTreeSet<RejectedRange>,
 }
 
-/// A range that gets no route.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RejectedRange {
     /// The node that has it among its `podCIDRs`.
@@ -72,7 +71,6 @@ impl fmt::Display for RejectedRange {
     }
 }
 
-/// Why a range gets no route.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WhyRejected {
     /// Addresses that no pod can have.
@@ -91,7 +89,6 @@ pub enum WhyRejected {
     NoInternalIp,
     /// Its InternalIP is not a neighbour's.
     NotANeighbour {
-        /// The InternalIP.
         address: IpAddr,
         /// Where packets to it go.
         instead: NotNear,

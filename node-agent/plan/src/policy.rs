@@ -8,13 +8,9 @@ use super::services::Settings;
 /// The configuration that affects packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Settings for all services.
     pub settings: Settings,
-    /// How local traffic is detected.
     pub detector: Detector,
-    /// Where node ports are served.
     pub node_ports: NodePortAddresses,
-    /// Settings of this node.
     pub node_side: NodeSide,
     /// Whether services are planned. If not, another program serves them, and the plan has none.
     pub services: bool,

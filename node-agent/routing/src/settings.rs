@@ -20,9 +20,7 @@ pub enum RoutingSettings {
 /// What is announced, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnnounceConfig {
-    /// The kernel's table.
     pub table: u32,
-    /// What is announced.
     pub settings: AnnounceSettings,
     /// How long a draining node still announces what others serve too.
     pub drain_wait: Duration,

@@ -36,7 +36,6 @@ pub struct AnnouncementsStatus {
     /// All first lists are complete. Before that nothing is announced or withdrawn.
     pub is_known: bool,
     pub pod_cidrs: Vec<String>,
-    /// The kernel's table.
     pub table: u32,
     /// Prefixes that are to be announced.
     pub wanted: usize,

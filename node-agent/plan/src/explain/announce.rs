@@ -20,7 +20,6 @@ pub struct Announced {
     pub prefix: Option<IpNetwork>,
     /// Its class: see [`Class`](crate::Class).
     pub class: Option<String>,
-    /// The metric of its route.
     pub metric: Option<u32>,
     pub owner: Option<String>,
     /// The code of the reason why it is not announced; `None` if it is.

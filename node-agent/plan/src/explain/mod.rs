@@ -53,7 +53,6 @@ pub struct ExplainStep {
 /// The explanation of a packet's path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// What happens to it.
     pub verdict: PacketVerdict,
     /// `namespace/name:port` of the service behind its destination.
     pub service: Option<String>,
@@ -75,7 +74,6 @@ pub struct Explanation {
     /// What happens inside pods whose TCP is redirected to their own proxy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub redirects: Vec<RedirectRow>,
-    /// The steps, in order.
     pub steps: Vec<ExplainStep>,
 }
 

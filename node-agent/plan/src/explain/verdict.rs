@@ -4,13 +4,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PacketVerdict {
     /// Its destination becomes one of the endpoints.
     Forward,
-    /// It is refused.
     Reject,
     /// It is dropped without an answer.
     Drop,

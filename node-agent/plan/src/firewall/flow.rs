@@ -29,7 +29,6 @@ pub struct PolicyStep {
     pub direction: Direction,
     /// The pod, if the runtime passed its name.
     pub pod: String,
-    /// The policies that isolate it.
     pub policies: Vec<PolicyName>,
     pub result: PolicyResult,
 }

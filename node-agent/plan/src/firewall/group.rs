@@ -8,18 +8,14 @@ use std::sync::Arc;
 use super::peer::{PeerChanges, PeerId, PeerTable};
 use denizen_model::{ClusterFacts, Labels, NamedPort, Protocol};
 
-/// A group of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct GroupId(u32);
 
 /// What the pods of a group have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct GroupKey {
-    /// Their namespace.
     pub namespace: Arc<str>,
-    /// Their labels.
     pub labels: Labels,
-    /// Their named ports.
     pub ports: Arc<[NamedPort]>,
 }
 
@@ -57,7 +53,6 @@ impl PodGroup {
     }
 }
 
-/// The groups of all known pods.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     ids: HashMap<GroupKey, GroupId>,
@@ -69,9 +64,7 @@ pub(super) struct Groups {
 
 /// What may have changed about groups.
 pub(super) struct GroupQuery<'a> {
-    /// The peers in use.
     pub peers: &'a PeerTable,
-    /// The peers that came and went.
     pub changes: &'a PeerChanges,
     pub names: &'a PortNames,
     pub names_changed: bool,
@@ -109,7 +102,6 @@ impl Groups {
         }
     }
 
-    /// A group in use.
     pub fn get(&self, id: GroupId) -> Option<&PodGroup> {
         self.groups.get(&id)
     }

@@ -40,7 +40,6 @@ struct UsedIdentity {
     users: usize,
 }
 
-/// The identities in use.
 #[derive(Debug, Default)]
 pub(super) struct Identities {
     ids: HashMap<IdentityKey, IdentityId>,
@@ -93,7 +92,6 @@ impl Identities {
         }
     }
 
-    /// What it stands for.
     pub fn key(&self, id: IdentityId) -> Option<&IdentityKey> {
         self.known.get(&id).map(|known| &known.key)
     }
@@ -137,7 +135,6 @@ impl Identities {
         }
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.known.len()
     }

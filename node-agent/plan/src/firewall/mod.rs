@@ -127,7 +127,6 @@ pub struct FirewallPlan {
 /// The ranges of `ipBlock`s, by first address, with their identities.
 type Blocks = BTreeMap<IpAddr, (AddressRange, IdentityId)>;
 
-/// A recorded pod.
 #[derive(Debug)]
 struct FirewallPod {
     pod: Option<PodName>,
@@ -196,7 +195,6 @@ pub struct FirewallChanges {
 }
 
 impl FirewallChanges {
-    /// Whether nothing differs.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

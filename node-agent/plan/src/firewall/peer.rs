@@ -119,7 +119,6 @@ impl fmt::Display for SelectorText<'_> {
     }
 }
 
-/// The peers in use.
 #[derive(Debug, Default)]
 pub(super) struct PeerTable {
     ids: HashMap<Covers, PeerId>,

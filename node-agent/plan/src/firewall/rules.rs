@@ -61,7 +61,6 @@ struct InForce {
     egress: Option<Vec<RuleInForce>>,
 }
 
-/// All policies in force.
 #[derive(Debug, Default)]
 pub(super) struct PoliciesInForce {
     policies: BTreeMap<PolicyName, InForce>,
@@ -112,7 +111,6 @@ impl PoliciesInForce {
         rules.unwrap_or_default()
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.policies.len()
     }

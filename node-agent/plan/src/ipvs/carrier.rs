@@ -38,11 +38,7 @@ pub enum NotOnIpvs {
     Egress(SocketAddr),
     /// An older service port leads to this endpoint too. IPVS tells connections apart by client
     /// and endpoint alone, and a client may use one port towards both.
-    SharedEndpoint {
-        endpoint: SocketAddr,
-        /// The older service port.
-        with: ServicePortName,
-    },
+    SharedEndpoint { endpoint: SocketAddr, with: ServicePortName },
     /// The node has no address of this family that it could use as the source of its own
     /// connections.
     NoSource(Family),

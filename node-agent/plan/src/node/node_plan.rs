@@ -20,13 +20,10 @@ use denizen_model::{Egress, Family, LocalPod, Snapshot};
 /// ranges and no pod CIDRs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodePlan {
-    /// How local traffic is detected.
     pub detection: Detection,
     /// Connections of local pods to destinations that are not services.
     pub egress: EgressMasquerade,
-    /// Settings of this node.
     pub node_side: NodeSide,
-    /// Where node ports are served.
     pub node_ports: NodePorts,
     /// The ranges of cluster IPs. Packets to their unallocated addresses are dropped. Ranges that
     /// contain an address of the node are left out. Empty if the backend does not handle

@@ -38,7 +38,6 @@ impl NodePortAddresses {
 pub struct NodePorts {
     /// As configured.
     pub asked: NodePortAddresses,
-    /// The addresses, sorted.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -59,7 +58,6 @@ impl NodePorts {
     }
 }
 
-/// The addresses, sorted.
 pub fn node_port_addresses(
     wanted: &NodePortAddresses,
     node: Option<&Node>,

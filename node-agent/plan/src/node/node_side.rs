@@ -47,7 +47,6 @@ impl fmt::Display for MarkBit {
     }
 }
 
-/// Settings of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeSide {
     /// Connections whose first packet has this bit are masqueraded. All other bits of a mark belong

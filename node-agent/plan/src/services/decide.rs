@@ -14,7 +14,6 @@ use denizen_model::{
     Family, Node, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of,
 };
 
-/// Settings for all services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     pub node_name: Arc<str>,

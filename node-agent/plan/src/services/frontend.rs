@@ -27,7 +27,6 @@ pub struct FrontendKey {
 }
 
 impl FrontendKey {
-    /// The family of the packets.
     pub fn family(&self) -> Family {
         match self.address {
             FrontendAddress::Ip(ip) => family_of(ip),
@@ -104,7 +103,6 @@ pub struct Frontend {
     /// What happens to connections from outside, if that differs (`externalTrafficPolicy: Local`).
     /// They are never masqueraded.
     pub outside: Option<Outcome>,
-    /// The session affinity.
     pub affinity: SessionAffinity,
     /// When the service was created; the older of two that claim a frontend wins.
     pub created: Arc<str>,

@@ -6,9 +6,7 @@ use std::sync::Arc;
 /// An endpoint that may get connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
-    /// Where it listens.
     pub address: SocketAddr,
-    /// It runs on this node.
     pub local: bool,
 }
 

@@ -108,7 +108,6 @@ impl fmt::Display for Remark {
     }
 }
 
-/// The remarks about one service.
 pub(super) fn remarks(service: &Service, by: PlanInputs<'_>) -> Vec<Remark> {
     let name = || service.name.clone();
     let taken = service.cluster_ips.iter().filter(|ip| by.node.own.contains(ip));

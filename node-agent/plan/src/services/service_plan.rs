@@ -53,7 +53,6 @@ pub(crate) struct PlanInputs<'a> {
 }
 
 impl ServicePlan {
-    /// The decision about a frontend.
     pub fn frontend(&self, key: &FrontendKey) -> Option<&Frontend> {
         self.claims.get(key).and_then(|claims| claims.first())
     }

@@ -22,7 +22,6 @@ pub enum BirdError {
     /// No process listens at the socket.
     #[error("BIRD does not answer at {path}: {source}")]
     Away {
-        /// The socket.
         path: String,
         #[source]
         source: std::io::Error,
@@ -38,12 +37,10 @@ pub enum BirdError {
     Refused(String),
 }
 
-/// A connection to BIRD.
 #[derive(Debug)]
 pub struct Control(BufReader<Take<UnixStream>>);
 
 impl Control {
-    /// Connects to this socket.
     pub async fn connect(path: &Path) -> Result<Self, BirdError> {
         let away = |source| BirdError::Away { path: path.display().to_string(), source };
         let connected = timeout(PATIENCE, UnixStream::connect(path)).await;
@@ -84,7 +81,6 @@ impl Control {
     }
 }
 
-/// A line of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line<'a> {
     /// Others follow.

@@ -23,7 +23,6 @@ pub use self::render::{RenderInputs, RenderedConfig, password, render};
 pub use self::sessions::{Session, sessions};
 pub use self::status::BgpStatus;
 
-/// BGP's port.
 pub const BGP_PORT: u16 = 179;
 /// The directory for BIRD in the run directory.
 pub const FOLDER: &str = "bird";

@@ -57,7 +57,6 @@ struct Around {
     is_used: bool,
 }
 
-/// The result of a sync.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RouteSync {
     /// The wanted prefixes that are in the table.

@@ -18,7 +18,6 @@ impl LearnedRoutes {
         Ok(Self(Routes::open(BIRD)?))
     }
 
-    /// How many there are.
     pub fn count(&mut self) -> Result<usize, RouteError> {
         Ok(self.keys()?.len())
     }

@@ -46,7 +46,6 @@ pub struct PodRoutes {
     watched: Watched,
 }
 
-/// The result of a sync.
 #[derive(Debug, Default)]
 pub struct Synced {
     /// What is decided.
