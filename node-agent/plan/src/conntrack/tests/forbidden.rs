@@ -84,7 +84,7 @@ fn treatments_beside(
     candidates: &StaleCandidates,
     awaited: &[&str],
 ) -> [Option<Treatment>; 3] {
-    let awaited = awaited.iter().map(|it| ip(it)).collect();
+    let awaited = awaited.iter().map(|address| ip(address)).collect();
     let mut filter = StaleFilter::new(candidates, &tracked.planner, &awaited);
     flows().map(|flow| filter.treatment(&flow))
 }
