@@ -46,7 +46,7 @@ use self::stop::Stop;
 pub use self::stop::pause;
 use self::turn::{Next, StopWatch};
 use crate::config::Config;
-use crate::control::Asked;
+use crate::control::Question;
 use crate::engine::Engine;
 use crate::http;
 use crate::memory::trim;
@@ -192,7 +192,7 @@ impl Agent {
         &mut self,
         mut stop: Stop,
         mut events: mpsc::Receiver<Vec<Event>>,
-        mut requests: mpsc::Receiver<Asked>,
+        mut requests: mpsc::Receiver<Question>,
     ) -> anyhow::Result<()> {
         let mut resync = interval(self.engine.look_every());
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -252,7 +252,7 @@ impl Agent {
         &mut self,
         next: Next,
         events: &mut mpsc::Receiver<Vec<Event>>,
-        requests: &mut mpsc::Receiver<Asked>,
+        requests: &mut mpsc::Receiver<Question>,
     ) -> Option<bool> {
         let watch = StopWatch::start(next.name());
         let tried = match next {

@@ -17,7 +17,6 @@ use anyhow::Context;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use denizen_state::run_dir;
-use serde::de::DeserializeOwned;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
@@ -28,14 +27,13 @@ use self::cleanup::CleanupArgs;
 use crate::agent;
 use crate::config::file::{Completed, complete, with_booleans};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
-use crate::control::{self, Empty, ExplainQuery, Request};
+use crate::control::{AgentClient, ControlError, ExplainQuery};
 use crate::install::{self, InstallArgs};
 use crate::memory;
 use denizen_backend::BackendName;
 use denizen_backend::chosen::{self, Choice};
 use denizen_observe::names::Names;
-use denizen_observe::status::Status;
-use denizen_plan::explain::{Announced, Explanation};
+use denizen_plan::explain::Explanation;
 use denizen_text::{Printable, printable_json, printable_lines};
 
 /// Service networking for a node that knows its own pods.
@@ -194,8 +192,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Drops(args) => drops::drops(args),
         Command::Check(args) => return check::check(&args),
         Command::Status(StatusArgs { run_dir, output }) => {
-            let status: Status = ask(run_dir.run_dir, Request::Status { status: Empty {} })?;
-            show(&status, output)
+            show(&ask(&run_dir.run_dir, async |agent| agent.status().await)?, output)
         }
         Command::InstallCni(args) => {
             log_to_standard_error(LogFormat::Text);
@@ -218,8 +215,8 @@ fn unusable(error: &anyhow::Error) -> ExitCode {
 fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     let ExplainArgs { from, to, announce, .. } = args;
     if let Some(announce) = announce {
-        let run_dir = args.run_dir.unwrap_or_else(|| run_dir::DEFAULT.into());
-        let announced: Announced = ask(run_dir, Request::Announce { announce })?;
+        let run_dir: PathBuf = args.run_dir.unwrap_or_else(|| run_dir::DEFAULT.into());
+        let announced = ask(&run_dir, async |agent| agent.announce(announce).await)?;
         return show(&announced, args.output);
     }
     let (from, to) = (from.unwrap_or_default(), to.unwrap_or_default());
@@ -230,9 +227,9 @@ fn explain(args: ExplainArgs) -> anyhow::Result<()> {
             offline::explain(&facts, &from, &to)?
         }
         None => {
-            let run_dir = args.run_dir.unwrap_or_else(|| run_dir::DEFAULT.into());
-            let explain = ExplainQuery { from, to };
-            ask(run_dir, Request::Explain { explain })?
+            let run_dir: PathBuf = args.run_dir.unwrap_or_else(|| run_dir::DEFAULT.into());
+            let query = ExplainQuery { from, to };
+            ask(&run_dir, async |agent| agent.explain(query).await)?
         }
     };
     show(&explanation, args.output)
@@ -252,14 +249,17 @@ fn backend_here(policy: &PolicyArgs) -> anyhow::Result<Choice> {
     Ok(choice)
 }
 
-fn ask<T: DeserializeOwned>(run_dir: PathBuf, request: Request) -> anyhow::Result<T> {
-    let answer = block_on(async move { Ok(control::ask(&run_dir, &request).await?) })?;
-    serde_json::from_value(answer)
-        .context("cannot read the agent's answer: is the agent of another version?")
+/// Asks the running agent.
+fn ask<T>(
+    run_dir: &Path,
+    question: impl AsyncFnOnce(AgentClient) -> Result<T, ControlError>,
+) -> anyhow::Result<T> {
+    let client = AgentClient::new(run_dir);
+    block_on(async { Ok(question(client).await?) })
 }
 
 fn names(run_dir: &Path) -> anyhow::Result<Names> {
-    ask(PathBuf::from(run_dir), Request::Names { names: Empty {} })
+    ask(run_dir, async |agent| agent.names().await)
 }
 
 fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> anyhow::Result<()> {

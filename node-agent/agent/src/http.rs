@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 
 use self::listeners::Wanted;
 use crate::config::Listen;
-use crate::control::Asked;
+use crate::control::Question;
 use denizen_observe::status::health::Pulse;
 use denizen_observe::status::metrics::Metrics;
 use denizen_plan::HealthPorts;
@@ -41,7 +41,7 @@ pub struct Published {
     /// The metrics.
     pub metrics: Metrics,
     /// Requests to the loop.
-    pub requests: mpsc::Sender<Asked>,
+    pub requests: mpsc::Sender<Question>,
 }
 
 /// What an address serves.

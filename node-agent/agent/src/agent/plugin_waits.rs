@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use denizen_state::socket::{WaitAnswer, WaitFor};
 use nix::time::{ClockId, clock_gettime};
-use serde_json::{Value, json};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::flush::Flush;
 use super::now;
+use crate::control::Reply;
 use crate::engine::Engine;
 use denizen_model::LocalPod;
 use denizen_observe::status::metrics::Metrics;
@@ -31,7 +31,7 @@ pub(super) struct PluginWaits {
 /// A plugin's ADD or DEL that waits for its pod.
 struct PluginWait {
     asked: WaitFor,
-    answer: oneshot::Sender<Value>,
+    reply: Reply<WaitAnswer>,
     since: Instant,
     policies: PolicyFreshness,
 }
@@ -48,21 +48,16 @@ enum PolicyFreshness {
 }
 
 impl PluginWaits {
-    /// Takes in a request. `answer` is sent by [`Self::release`].
-    pub(super) fn push(
-        &mut self,
-        asked: WaitFor,
-        answer: oneshot::Sender<Value>,
-        metrics: &Metrics,
-    ) {
+    /// Takes in a request. `reply` is sent by [`Self::release`].
+    pub(super) fn push(&mut self, asked: WaitFor, reply: Reply<WaitAnswer>, metrics: &Metrics) {
         let since = asked_at(&asked, metrics);
-        self.waiting.push(PluginWait { asked, answer, since, policies: PolicyFreshness::Due });
+        self.waiting.push(PluginWait { asked, reply, since, policies: PolicyFreshness::Due });
     }
 
     /// The addresses of pods whose ADDs wait.
     pub(super) fn awaited(&self, plan: &Plan) -> HashSet<IpAddr> {
         let adds = self.waiting.iter().filter(|wait| !wait.asked.removed);
-        let pods = adds.filter(|wait| !wait.answer.is_closed());
+        let pods = adds.filter(|wait| !wait.reply.is_closed());
         let pods = pods.filter_map(|wait| plan.attachment(&wait.asked.wait_for));
         pods.flat_map(|pod| pod.ips.iter().copied()).collect()
     }
@@ -93,9 +88,9 @@ impl PluginWaits {
                     None => is_clean,
                 }
         };
-        let done = self.waiting.extract_if(.., |wait| wait.answer.is_closed() || is_done(wait));
+        let done = self.waiting.extract_if(.., |wait| wait.reply.is_closed() || is_done(wait));
         for wait in done {
-            let answered = wait.answer.send(json!(WaitAnswer { programmed: true, reason: None }));
+            let answered = wait.reply.send(Ok(WaitAnswer { programmed: true, reason: None }));
             let outcome = if answered.is_ok() { "programmed" } else { "gave_up" };
             let (own, took) = (&metrics.own, wait.since.elapsed().as_secs_f64());
             if wait.asked.removed {

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::history::History;
 use crate::config::Config;
-use crate::control::Asked;
+use crate::control::Question;
 use crate::engine::Engine;
 use crate::http::Published;
 use denizen_backend::Backend;
@@ -42,7 +42,7 @@ impl Publisher {
     /// A publisher and its receivers. `requests` is the channel to the loop.
     pub(super) fn new(
         config: &Config,
-        requests: mpsc::Sender<Asked>,
+        requests: mpsc::Sender<Question>,
         now: Instant,
     ) -> (Self, Published) {
         let (pulse, pulse_receiver) = watch::channel(Pulse::starting(now));

@@ -1,26 +1,21 @@
 //! Answers what comes through the agent's socket.
 
-use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::view::{self, status};
 use super::{Agent, QUEUE};
-use crate::control::{Asked, ExplainQuery, Request, server_addresses};
+use crate::control::{ExplainQuery, Question, server_addresses};
 use crate::engine::Engine;
 use denizen_observe::status::metrics::set_gauges;
 use denizen_observe::trace::Prediction;
 use denizen_plan::explain::{Explanation, FirstPacket, without_hairpin};
 
-fn or_error(answer: anyhow::Result<Value>) -> Value {
-    answer.unwrap_or_else(|error| json!({ "error": error.to_string() }))
-}
-
 /// Answers a request and those that wait behind it. Returns whether programming succeeded, if
 /// one of them led to it.
 pub(super) fn answer_all(
     agent: &mut Agent,
-    first: Asked,
-    requests: &mut mpsc::Receiver<Asked>,
+    first: Question,
+    requests: &mut mpsc::Receiver<Question>,
 ) -> Option<bool> {
     let mut programmed = answer(agent, first);
     // Bounded, so that a flood of requests does not delay other work.
@@ -33,64 +28,75 @@ pub(super) fn answer_all(
     programmed
 }
 
-/// Returns whether programming succeeded, if the request led to it.
-fn answer(agent: &mut Agent, Asked { request, answer }: Asked) -> Option<bool> {
-    let mut programmed = None;
-    let value = match request {
-        Request::WaitFor(asked) => {
-            agent.plugin_waits.push(asked, answer, &agent.publisher.metrics);
-            return None;
+/// Returns whether programming succeeded, if the question led to it. Nobody may wait for the answer
+/// any more, which is no failure.
+fn answer(agent: &mut Agent, question: Question) -> Option<bool> {
+    match question {
+        Question::WaitFor(asked, reply) => {
+            agent.plugin_waits.push(asked, reply, &agent.publisher.metrics);
         }
-        Request::Explain { explain } => {
-            or_error(explained(&mut agent.engine, &explain).map(|(packet, explanation)| {
+        Question::Explain(query, reply) => {
+            let explained = explained(&mut agent.engine, &query).map(|(packet, explanation)| {
                 let off = agent.bridges.hairpin_off();
-                json!(without_hairpin(agent.engine.plan(), &packet, off, explanation))
-            }))
+                without_hairpin(agent.engine.plan(), &packet, off, explanation)
+            });
+            let _ = reply.send(explained);
         }
-        Request::Announce { announce } => match (&agent.announcer, &agent.bird) {
-            (Some(announcer), Some(bird)) => {
-                bird.answer(announcer.explain(announce), answer);
+        Question::Announce(address, reply) => {
+            let Some(announcer) = &agent.announcer else {
+                let _ = reply.send(Err("nothing is announced: see --routing-mode".to_owned()));
                 return None;
+            };
+            let announced = announcer.explain(address);
+            match &agent.bird {
+                Some(bird) => {
+                    let with_peers = bird.with_peers(announced);
+                    // BIRD does not keep the loop.
+                    tokio::spawn(async move { reply.send(Ok(with_peers.await)) });
+                }
+                None => drop(reply.send(Ok(announced))),
             }
-            (Some(announcer), None) => json!(announcer.explain(announce)),
-            (None, _) => json!({ "error": "nothing is announced: see --routing-mode" }),
-        },
-        Request::Trace { trace } => {
-            or_error(explained(&mut agent.engine, &trace).map(|(packet, explanation)| {
-                let backend = agent.backend.to_string();
-                json!(Prediction::of(agent.engine.plan(), &packet, explanation, backend))
-            }))
         }
-        Request::Sample { .. } => match agent.sampling.begin(&mut agent.engine) {
-            Some((sampled, is_new)) => {
-                programmed = is_new.then(|| agent.program(false));
-                json!(sampled)
-            }
-            None => json!({
-                "error": "no rule of this agent's in nf_tables drops packets: services are not in \
-                          nf_tables (--backend), and NetworkPolicies are not enforced here"
-            }),
-        },
-        Request::Names { .. } => json!(agent.engine.names()),
-        Request::VirtualServers { .. } => json!(server_addresses(agent.engine.plan())),
-        Request::Status { .. } => json!(status(agent)),
-        Request::View { view } => json!(view::view(agent, &view)),
-        Request::Measure { .. } => {
+        Question::Trace(query, reply) => {
+            let explained = explained(&mut agent.engine, &query).map(|(packet, explanation)| {
+                let backend = agent.backend.to_string();
+                Prediction::of(agent.engine.plan(), &packet, explanation, backend)
+            });
+            let _ = reply.send(explained);
+        }
+        Question::Sample(reply) => {
+            let Some((sampled, is_new)) = agent.sampling.begin(&mut agent.engine) else {
+                let error = "no rule of this agent's in nf_tables drops packets: services are not in \
+                             nf_tables (--backend), and NetworkPolicies are not enforced here";
+                let _ = reply.send(Err(error.to_owned()));
+                return None;
+            };
+            let programmed = is_new.then(|| agent.program(false));
+            let _ = reply.send(Ok(sampled));
+            return programmed;
+        }
+        Question::Names(reply) => drop(reply.send(Ok(agent.engine.names()))),
+        Question::VirtualServers(reply) => {
+            let _ = reply.send(Ok(server_addresses(agent.engine.plan())));
+        }
+        Question::Status(reply) => drop(reply.send(Ok(status(agent)))),
+        Question::View(query, reply) => drop(reply.send(Ok(view::view(agent, &query)))),
+        Question::Measure(reply) => {
             let status = status(agent);
             let sizes = agent.engine.take_set_sizes();
             set_gauges(&agent.publisher.metrics, &status, sizes, agent.engine.plan());
-            Value::Null
+            let _ = reply.send(Ok(()));
         }
-    };
-    let _ = answer.send(value);
-    programmed
+    }
+    None
 }
 
 fn explained(
     engine: &mut Engine,
     query: &ExplainQuery,
-) -> anyhow::Result<(FirstPacket, Explanation)> {
-    let packet = FirstPacket::resolve(engine.plan(), &query.from, &query.to)?;
-    let explanation = engine.explain(&packet)?;
+) -> Result<(FirstPacket, Explanation), String> {
+    let packet = FirstPacket::resolve(engine.plan(), &query.from, &query.to);
+    let packet = packet.map_err(|error| error.to_string())?;
+    let explanation = engine.explain(&packet).map_err(|error| error.to_string())?;
     Ok((packet, explanation))
 }

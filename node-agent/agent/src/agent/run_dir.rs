@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::control::{self, Asked};
+use crate::control::{self, Question};
 
 /// How often the directory is checked.
 const LOOK: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ pub(super) struct Known {
 ///
 /// # Errors
 /// When the directory cannot be used, or another agent answers there.
-pub(super) async fn start(path: &Path, asked: mpsc::Sender<Asked>) -> anyhow::Result<Known> {
+pub(super) async fn start(path: &Path, asked: mpsc::Sender<Question>) -> anyhow::Result<Known> {
     let dir = RunDir::create(path).context("cannot use the run directory")?;
     let mount = mount_of(dir.dir()).context("cannot find the mount of the run directory")?;
     let socket = Socket::listen(path).await?;
@@ -92,7 +92,7 @@ struct Restorer {
 }
 
 impl Restorer {
-    async fn keep(self, socket: Socket, asked: mpsc::Sender<Asked>) {
+    async fn keep(self, socket: Socket, asked: mpsc::Sender<Question>) {
         let mut socket = Some(socket);
         while !asked.is_closed() {
             let lost = self.lost();

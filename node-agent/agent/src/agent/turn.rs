@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::flush::Step;
 use super::now;
-use crate::control::Asked;
+use crate::control::Question;
 use denizen_model::Event;
 
 /// A turn that takes longer is logged: all that comes meanwhile waits.
@@ -20,7 +20,7 @@ pub(super) enum Next {
     ForeignChange(bool),
     Flush(Step),
     Continue,
-    Request(Asked),
+    Request(Question),
     EndSampling,
     Announce,
     PoliciesRead(u64),

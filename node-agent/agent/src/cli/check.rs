@@ -11,7 +11,7 @@ use crate::check::{self, Subject, Verdict};
 use crate::config::{
     ConntrackArgs, InCluster, ListenArgs, ObjectsArgs, PolicyArgs, RoutingArgs, RunDirArgs,
 };
-use crate::control::{self, ControlError, Empty, Request};
+use crate::control::{AgentClient, ControlError};
 use denizen_backend::BackendName;
 use denizen_backend::sysctl::{Conntrack, SYSCTLS};
 use denizen_observe::status::Status;
@@ -120,11 +120,5 @@ impl CheckArgs {
 
 /// What the running agent says of itself, if one runs.
 fn asked(run_dir: &Path) -> anyhow::Result<Result<Status, ControlError>> {
-    block_on(async {
-        let status = control::ask(run_dir, &Request::Status { status: Empty {} }).await;
-        let parsed = |value| {
-            serde_json::from_value(value).map_err(|error| ControlError::Answer(error.to_string()))
-        };
-        Ok(status.and_then(parsed))
-    })
+    block_on(async { Ok(AgentClient::new(run_dir).status().await) })
 }

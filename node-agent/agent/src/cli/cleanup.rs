@@ -13,7 +13,6 @@ use clap::Args;
 use super::{ask, block_on};
 use crate::agent::{AloneError, alone_here, process_named};
 use crate::config::RunDirArgs;
-use crate::control::{Empty, Request, ServerAddress};
 use denizen_backend::firewall::Firewall;
 use denizen_backend::forward;
 use denizen_backend::ipvs::Kernel;
@@ -137,9 +136,7 @@ fn remove_kube_proxys_rules(planned: &BTreeSet<ServerKey>) -> [anyhow::Result<()
 
 /// The virtual servers that the running agent plans: none with other backends.
 fn virtual_servers_of_agent(run_dir: &Path) -> BTreeSet<ServerKey> {
-    let request = Request::VirtualServers { virtual_servers: Empty {} };
-    let planned: anyhow::Result<Vec<ServerAddress>> = ask(run_dir.to_owned(), request);
-    match planned {
+    match ask(run_dir, async |agent| agent.virtual_servers().await) {
         Ok(planned) => {
             planned.into_iter().map(|(protocol, at)| ServerKey { at, protocol }).collect()
         }

@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the command says to the agent that it still runs")]
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -12,11 +12,10 @@ use denizen_nft::Kernel;
 
 use super::{Output, ask, names, show};
 use crate::config::RunDirArgs;
-use crate::control::{ControlError, Empty, Request, Sampled};
+use crate::control::{ControlError, Sampled};
 use denizen_backend::BackendName;
 use denizen_observe::drops::{DropWatch, DroppedPacket, count, remove_samples};
 use denizen_observe::names::Names;
-use denizen_observe::status::Status;
 use denizen_text::{Printable, printable_json};
 
 /// How often the command says that it still watches.
@@ -41,7 +40,7 @@ pub(super) fn drops(args: DropsArgs) -> anyhow::Result<()> {
     if watches {
         return watch(&run_dir, output);
     }
-    let status: Status = ask(run_dir, Request::Status { status: Empty {} })?;
+    let status = ask(&run_dir, async |agent| agent.status().await)?;
     let is_iptables = status.backend == BackendName::Iptables.to_string();
     let counts = count(&mut Kernel::open()?, is_iptables).context("cannot read the counters")?;
     show(&counts, output)
@@ -91,7 +90,7 @@ fn renew(run_dir: &Path) -> anyhow::Result<()> {
 }
 
 fn sample(run_dir: &Path) -> anyhow::Result<Sampled> {
-    ask(PathBuf::from(run_dir), Request::Sample { sample: Empty {} })
+    ask(run_dir, async |agent| agent.sample().await)
 }
 
 fn print(packets: &[DroppedPacket], output: Output) -> io::Result<()> {

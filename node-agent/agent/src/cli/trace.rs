@@ -9,7 +9,7 @@ use clap::{Args, value_parser};
 
 use super::{Output, ask, show};
 use crate::config::RunDirArgs;
-use crate::control::{ExplainQuery, Request};
+use crate::control::ExplainQuery;
 use denizen_observe::trace::{PacketFollower, Prediction, TraceReport, TracedPackets};
 use denizen_text::duration;
 use denizen_text::printable_lines;
@@ -63,5 +63,5 @@ pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
 }
 
 fn predicted(run_dir: PathBuf, from: String, to: String) -> anyhow::Result<Prediction> {
-    ask(run_dir, Request::Trace { trace: ExplainQuery { from, to } })
+    ask(&run_dir, async |agent| agent.trace(ExplainQuery { from, to }).await)
 }

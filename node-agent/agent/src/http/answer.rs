@@ -14,7 +14,7 @@ use super::connections::Connections;
 use super::page::{is_meant_for, page};
 use super::response::{Answer, answer, plain};
 use super::{Published, Site};
-use crate::control::{Empty, Request as Question};
+use crate::control::Question;
 use denizen_model::{ServiceName, family_of};
 use denizen_observe::status::health::HealthReport;
 use denizen_observe::status::metrics::CONTENT_TYPE as METRICS;
@@ -65,17 +65,13 @@ impl Answers {
             ),
             "/metrics" => {
                 // If the loop hangs, the last figures are served.
-                ask(&self.published.requests, Question::Measure { measure: Empty {} }).await;
+                let _ = ask(&self.published.requests, Question::Measure).await;
                 answer(StatusCode::OK, METRICS, self.published.metrics.encode())
             }
-            "/proxyMode" => {
-                let status =
-                    ask(&self.published.requests, Question::Status { status: Empty {} }).await;
-                match status.as_ref().and_then(|status| status["backend"].as_str()) {
-                    Some(backend) => plain(StatusCode::OK, backend),
-                    None => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy\n"),
-                }
-            }
+            "/proxyMode" => match ask(&self.published.requests, Question::Status).await {
+                Ok(status) => plain(StatusCode::OK, &status.backend),
+                Err(_) => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy\n"),
+            },
             "/" | "/style.css" => page(&self.published.requests, &self.connections, request).await,
             _ => plain(StatusCode::NOT_FOUND, "no such page\n"),
         }

@@ -2,22 +2,29 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::control::{Asked, Request};
+use crate::control::{Question, Reply};
 
 /// Time limit for the loop's answer.
 const LOOP_TIME: Duration = Duration::from_secs(2);
 
-/// Asks the loop. `None` if it does not answer in time.
-pub(super) async fn ask(requests: &mpsc::Sender<Asked>, request: Request) -> Option<Value> {
-    let (answer, answered) = oneshot::channel();
-    let asked = Asked { request, answer };
+/// Asks the loop.
+///
+/// # Errors
+/// What to tell a person: the loop's reason, or that it does not answer in time.
+pub(super) async fn ask<T>(
+    requests: &mpsc::Sender<Question>,
+    question: impl FnOnce(Reply<T>) -> Question,
+) -> Result<T, String> {
+    let (reply, answered) = oneshot::channel();
+    let question = question(reply);
     let answer = async {
-        requests.send(asked).await.ok()?;
+        requests.send(question).await.ok()?;
         answered.await.ok()
     };
-    timeout(LOOP_TIME, answer).await.ok().flatten()
+    let silent =
+        "The agent's loop does not answer. The rules that it programmed last stay in the kernel.";
+    timeout(LOOP_TIME, answer).await.ok().flatten().unwrap_or_else(|| Err(silent.to_owned()))
 }

@@ -17,14 +17,12 @@ use hyper::body::Incoming;
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::uri::Authority;
 use hyper::{Request, StatusCode};
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::ask::ask;
 use super::connections::Connections;
 use super::response::{Answer, answer};
-use crate::control::{Asked, Empty, ExplainQuery, Request as Question};
+use crate::control::{ExplainQuery, Question};
 use denizen_observe::connections::Summary;
 use denizen_observe::status::view::{View, ViewQuery};
 use denizen_plan::explain::Explanation;
@@ -54,12 +52,12 @@ pub(super) struct Asking {
     every: Option<u32>,
 }
 
-/// The agent's reply, or why there is none.
-type Reply<T> = Result<T, String>;
+/// The loop's answer, or why there is none.
+type Answered<T> = Result<T, String>;
 
 /// The page, or its style.
 pub(super) async fn page(
-    requests: &mpsc::Sender<Asked>,
+    requests: &mpsc::Sender<Question>,
     connections: &Connections,
     request: &Request<Incoming>,
 ) -> Answer {
@@ -81,25 +79,23 @@ pub(super) async fn page(
 }
 
 async fn rendered(
-    requests: &mpsc::Sender<Asked>,
+    requests: &mpsc::Sender<Question>,
     connections: &Connections,
     asking: &Asking,
 ) -> Answer {
-    let view = asking.view.clone();
-    let view: Reply<View> = reply(ask(requests, Question::View { view }).await);
-    let explanation: Option<Reply<Explanation>> = match (asking.from.as_str(), asking.to.as_str()) {
-        ("", _) | (_, "") => None,
-        (from, to) => {
-            let (from, to) = (from.to_owned(), to.to_owned());
-            let explain = ExplainQuery { from, to };
-            Some(reply(ask(requests, Question::Explain { explain }).await))
-        }
-    };
-    let summary: Option<Reply<Arc<Summary>>> = match asking.connections {
-        true => {
-            let names = async { reply(ask(requests, Question::Names { names: Empty {} }).await) };
-            Some(connections.summary(names).await)
-        }
+    let query = asking.view.clone();
+    let view: Answered<View> = ask(requests, |reply| Question::View(query, reply)).await;
+    let explanation: Option<Answered<Explanation>> =
+        match (asking.from.as_str(), asking.to.as_str()) {
+            ("", _) | (_, "") => None,
+            (from, to) => {
+                let (from, to) = (from.to_owned(), to.to_owned());
+                let query = ExplainQuery { from, to };
+                Some(ask(requests, |reply| Question::Explain(query, reply)).await)
+            }
+        };
+    let summary: Option<Answered<Arc<Summary>>> = match asking.connections {
+        true => Some(connections.summary(ask(requests, Question::Names)).await),
         false => None,
     };
     let status = match view {
@@ -149,16 +145,6 @@ impl Asking {
             query.append_pair(name, value);
         }
         format!("{}#{part}", query.finish())
-    }
-}
-
-fn reply<T: DeserializeOwned>(answer: Option<Value>) -> Reply<T> {
-    let answer = answer.ok_or(
-        "The agent's loop does not answer. The rules that it programmed last stay in the kernel.",
-    )?;
-    match answer.get("error").and_then(Value::as_str) {
-        Some(error) => Err(error.to_owned()),
-        None => serde_json::from_value(answer).map_err(|error| error.to_string()),
     }
 }
 

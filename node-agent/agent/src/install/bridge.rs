@@ -13,8 +13,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::folder::{self, FolderError};
-use crate::control::{ControlError, Empty, Request, ask};
-use denizen_observe::status::Status;
+use crate::control::{AgentClient, ControlError};
 
 /// The file's name.
 pub const FILE: &str = "10-denizen-bridge.conflist";
@@ -58,9 +57,7 @@ pub enum BridgeError {
 /// # Errors
 /// [`BridgeError`].
 pub async fn ranges(run_dir: &Path) -> Result<Vec<IpNetwork>, BridgeError> {
-    let answer = ask(run_dir, &Request::Status { status: Empty {} }).await?;
-    let status: Status =
-        serde_json::from_value(answer).map_err(|error| ControlError::Answer(error.to_string()))?;
+    let status = AgentClient::new(run_dir).status().await?;
     let announced = || status.announcements.map(|it| it.pod_cidrs);
     let known = status.routing.map(|it| it.pod_cidrs).or_else(announced);
     let known = known.ok_or(BridgeError::Unknown("--routing-mode is off"))?;

@@ -21,8 +21,7 @@ use denizen_route::RouteError;
 use denizen_state::regular;
 use ipnetwork::IpNetwork;
 use nix::net::if_::if_nametoindex;
-use serde_json::{Value, json};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{error, info};
 
@@ -120,13 +119,10 @@ impl BirdController {
         (status, errors, warnings)
     }
 
-    /// Answers with the peers to which an announced address was exported, without blocking the
-    /// loop.
-    pub fn answer(&self, announced: Announced, answer: oneshot::Sender<Value>) {
+    /// Adds the peers to which an announced address was exported, as BIRD says.
+    pub fn with_peers(&self, announced: Announced) -> impl Future<Output = Announced> + use<> {
         let socket = self.socket.clone();
-        tokio::spawn(async move {
-            let _ = answer.send(json!(with_peers(announced, &socket).await));
-        });
+        async move { with_peers(announced, &socket).await }
     }
 }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-use super::{Asking, Reply};
+use super::{Answered, Asking};
 use denizen_observe::connections::{NamedConnection, ServiceTotal, Summary};
 
 /// The most services that are shown.
 const SERVICES: usize = 50;
 
 /// The section about them.
-pub(super) fn section(asking: &Asking, summary: Option<&Reply<Arc<Summary>>>) -> Markup {
+pub(super) fn section(asking: &Asking, summary: Option<&Answered<Arc<Summary>>>) -> Markup {
     let counting = |connections| Asking { connections, ..asking.clone() }.link("connections");
     html! {
         section #connections {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use maud::{DOCTYPE, Markup, html};
 
-use super::{Asking, Reply, connections, drops, firewall, packet};
+use super::{Answered, Asking, connections, drops, firewall, packet};
 use denizen_observe::connections::Summary;
 use denizen_observe::status::Status;
 use denizen_observe::status::view::{
@@ -18,9 +18,9 @@ const DRAINING: usize = 50;
 /// The page.
 pub(super) fn document(
     asking: &Asking,
-    view: &Reply<View>,
-    explanation: Option<&Reply<Explanation>>,
-    summary: Option<&Reply<Arc<Summary>>>,
+    view: &Answered<View>,
+    explanation: Option<&Answered<Explanation>>,
+    summary: Option<&Answered<Arc<Summary>>>,
 ) -> Markup {
     let node = view.as_ref().map_or("", |view| &view.node);
     html! {
@@ -51,7 +51,7 @@ pub(super) fn document(
     }
 }
 
-fn heading(asking: &Asking, view: &Reply<View>) -> Markup {
+fn heading(asking: &Asking, view: &Answered<View>) -> Markup {
     let (tone, words) = match view {
         Err(_) => ("bad", "does not answer".to_owned()),
         Ok(View { status, .. }) if !status.errors.is_empty() => {
@@ -84,8 +84,8 @@ fn heading(asking: &Asking, view: &Reply<View>) -> Markup {
 fn parts(
     asking: &Asking,
     view: &View,
-    explanation: Option<&Reply<Explanation>>,
-    summary: Option<&Reply<Arc<Summary>>>,
+    explanation: Option<&Answered<Explanation>>,
+    summary: Option<&Answered<Arc<Summary>>>,
 ) -> Markup {
     html! {
         (tiles(&view.status))

@@ -2,11 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::{Asking, Reply};
+use super::{Answered, Asking};
 use denizen_plan::explain::{Explanation, PacketVerdict};
 
 /// The form, and the explanation if one was requested.
-pub(super) fn section(asking: &Asking, explanation: Option<&Reply<Explanation>>) -> Markup {
+pub(super) fn section(asking: &Asking, explanation: Option<&Answered<Explanation>>) -> Markup {
     html! {
         section #explain {
             h2 { "Explain a packet" }

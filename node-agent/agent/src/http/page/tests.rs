@@ -145,8 +145,8 @@ fn every_value_is_escaped() {
         virtual_server: None,
         steps: vec![ExplainStep { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
     };
-    let refused: Reply<Explanation> = Err(HOSTILE.to_owned());
-    let counted: Reply<Arc<Summary>> = Ok(Arc::new(hostile_summary()));
+    let refused: Answered<Explanation> = Err(HOSTILE.to_owned());
+    let counted: Answered<Arc<Summary>> = Ok(Arc::new(hostile_summary()));
     for explanation in [Some(&Ok(explanation)), Some(&refused), None] {
         for view in [Ok(hostile_view()), Err(HOSTILE.to_owned())] {
             let summary = Some(&counted);
@@ -178,8 +178,8 @@ fn explanation() -> Explanation {
 /// The page with everything that it can show.
 fn full_page() -> String {
     let asking = Asking { connections: true, every: Some(5), ..Asking::default() };
-    let counted: Reply<Arc<Summary>> = Ok(Arc::new(hostile_summary()));
-    let explanation: Reply<Explanation> = Ok(explanation());
+    let counted: Answered<Arc<Summary>> = Ok(Arc::new(hostile_summary()));
+    let explanation: Answered<Explanation> = Ok(explanation());
     draw::document(&asking, &Ok(hostile_view()), Some(&explanation), Some(&counted)).into_string()
 }
 

@@ -1,0 +1,150 @@
+//! The agent's end of its socket.
+
+#![expect(clippy::disallowed_methods, reason = "the socket bounds each wait for a client")]
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::pin::{Pin, pin};
+use std::time::Duration;
+
+use denizen_state::run_dir::SOCKET;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::{ControlError, Question, Reply, Request};
+
+/// The answer to a request, once it is there; `None` if there will be none.
+type JsonAnswer = Pin<Box<dyn Future<Output = Option<Value>> + Send>>;
+
+/// Size limit of a request in bytes. Requests are small.
+const LONGEST_REQUEST: u64 = 64 * 1024;
+/// Time limit for a client to write a request.
+const REQUEST_TIME: Duration = Duration::from_secs(5);
+/// Listens on the run directory's socket, and replaces a dead one.
+///
+/// # Errors
+/// [`ControlError::Taken`] if a running agent listens there.
+pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
+    let path = run_dir.join(SOCKET);
+    if let Ok(other) = UnixStream::connect(&path).await {
+        let pid = other.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default();
+        return Err(ControlError::Taken { path, pid });
+    }
+    let failed = |source| ControlError::Listen { path: path.clone(), source };
+    match std::fs::remove_file(&path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let listener = UnixListener::bind(&path).map_err(failed)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Accepts connections until the receiver of requests is closed. Accepted connections continue if
+/// this is dropped.
+pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<Question>) {
+    while !requests.is_closed() {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(converse(stream, requests.clone()));
+            }
+            Err(error) => {
+                debug!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Answers requests in order until the client has no more. Those that come together are answered
+/// together.
+async fn converse(stream: UnixStream, requests: mpsc::Sender<Question>) {
+    let (read, mut write) = stream.into_split();
+    let mut read = BufReader::new(read.take(LONGEST_REQUEST));
+    loop {
+        let mut answers = Vec::new();
+        while answers.is_empty() || read.buffer().contains(&b'\n') {
+            let mut line = String::new();
+            read.get_mut().set_limit(LONGEST_REQUEST);
+            if !matches!(timeout(REQUEST_TIME, read.read_line(&mut line)).await, Ok(Ok(1..))) {
+                return;
+            }
+            let Some(answer) = send(&line, &requests).await else { return };
+            answers.push(answer);
+        }
+        let mut all = pin!(lines(answers));
+        // A client that waits for a pod may give up; the agent then forgets it.
+        let lines = tokio::select! {
+            lines = &mut all => lines,
+            next = read.fill_buf() => match next {
+                Ok([_, ..]) => all.await,
+                Ok([]) | Err(_) => return,
+            },
+        };
+        let Some(lines) = lines else { return };
+        if write.write_all(lines.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Passes a request on; `None` if nobody takes it any more.
+async fn send(line: &str, requests: &mpsc::Sender<Question>) -> Option<JsonAnswer> {
+    match serde_json::from_str(line) {
+        Ok(request) => {
+            let (question, answer) = question(request);
+            requests.send(question).await.ok()?;
+            Some(answer)
+        }
+        Err(error) => {
+            let error = json!({ "error": format!("not a request: {error}") });
+            Some(Box::pin(async { Some(error) }))
+        }
+    }
+}
+
+/// The question that a request asks, and its answer.
+fn question(request: Request) -> (Question, JsonAnswer) {
+    match request {
+        Request::WaitFor(asked) => with_answer(|reply| Question::WaitFor(asked, reply)),
+        Request::Explain { explain } => with_answer(|reply| Question::Explain(explain, reply)),
+        Request::Announce { announce } => with_answer(|reply| Question::Announce(announce, reply)),
+        Request::Trace { trace } => with_answer(|reply| Question::Trace(trace, reply)),
+        Request::Names { .. } => with_answer(Question::Names),
+        Request::VirtualServers { .. } => with_answer(Question::VirtualServers),
+        Request::Sample { .. } => with_answer(Question::Sample),
+        Request::Status { .. } => with_answer(Question::Status),
+        Request::View { view } => with_answer(|reply| Question::View(view, reply)),
+        Request::Measure { .. } => with_answer(Question::Measure),
+    }
+}
+
+fn with_answer<T: Serialize + Send + 'static>(
+    question: impl FnOnce(Reply<T>) -> Question,
+) -> (Question, JsonAnswer) {
+    let (reply, answered) = oneshot::channel();
+    let answer = async move {
+        Some(match answered.await.ok()? {
+            Ok(answer) => json!(answer),
+            Err(error) => json!({ "error": error }),
+        })
+    };
+    (question(reply), Box::pin(answer))
+}
+
+/// Waits for the answers; `None` if there will be none.
+async fn lines(answers: Vec<JsonAnswer>) -> Option<String> {
+    let mut lines = String::new();
+    for answer in answers {
+        lines.push_str(&answer.await?.to_string());
+        lines.push('\n');
+    }
+    Some(lines)
+}
