@@ -18,7 +18,7 @@ pub struct Announced {
     pub announced: bool,
     /// The prefix that contains it; `None` if none of this node's does.
     pub prefix: Option<IpNetwork>,
-    /// Its class: see [`Class`](crate::Class).
+    /// Its class: see [`AnnouncementClass`](crate::AnnouncementClass).
     pub class: Option<String>,
     pub metric: Option<u32>,
     pub owner: Option<String>,

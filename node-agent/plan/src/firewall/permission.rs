@@ -27,7 +27,7 @@ pub enum PortKey {
 }
 
 impl PortKey {
-    /// Whether it covers this port. [`Flow`](super::Flow) says what `None` means.
+    /// Whether it covers this port. [`PolicyFlow`](super::PolicyFlow) says what `None` means.
     pub fn covers(self, protocol: Option<Protocol>, port: Option<NonZeroU16>) -> bool {
         match self {
             Self::All => true,
