@@ -113,6 +113,7 @@ fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, No
         bridge: attached.bridge,
         ips,
         mac: attached.mac.or(prev_result.mac),
+        host_ports: Vec::new(),
         added_at: remembered.added_at.clone(),
         adopted: true,
         redirect: None,

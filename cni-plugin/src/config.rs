@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::environment::is_name;
 use crate::error::{CniError, quoted, shortened};
+use crate::host_port::PORT_MAPPINGS;
 use crate::redirect::RedirectConfig;
 use crate::version::CniVersion;
 
@@ -26,7 +27,7 @@ const EVERY_PLUGINS: [&str; 6] =
     ["cniVersion", "name", "type", "args", "runtimeConfig", "capabilities"];
 
 /// Keys that this plugin uses.
-const OURS: [&str; 4] = ["prevResult", "redirect", "runDir", "waitForAgent"];
+const OURS: [&str; 5] = ["prevResult", "hostPorts", "redirect", "runDir", "waitForAgent"];
 
 /// The capability by which a runtime passes the pod's annotations.
 pub const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
@@ -116,6 +117,8 @@ pub(crate) struct PluginConfig<'a> {
     pub(crate) redirect: Option<RedirectConfig>,
     /// The pod's annotations; `None` if the runtime passed none, not even that there are none.
     pub(crate) annotations: Option<BTreeMap<String, String>>,
+    /// What the runtime passes about host ports; `None` if the entry does not ask for them.
+    pub(crate) port_mappings: Option<Box<RawValue>>,
     /// The previous plugin's result, unchanged.
     pub(crate) prev_result: Option<&'a RawValue>,
 }
@@ -130,12 +133,9 @@ impl<'a> PluginConfig<'a> {
             Some(_) => annotations(raw)?,
             None => None,
         };
-        Ok(PluginConfig {
-            wait_for_agent,
-            redirect,
-            annotations,
-            ..PluginConfig::for_removal(raw)?
-        })
+        let port_mappings = port_mappings(raw)?;
+        let removal = PluginConfig::for_removal(raw)?;
+        Ok(PluginConfig { wait_for_agent, redirect, annotations, port_mappings, ..removal })
     }
 
     /// The part that removal needs. Other keys are not checked, and a bad `waitForAgent` counts as
@@ -158,8 +158,15 @@ impl<'a> PluginConfig<'a> {
         let prev_result = raw.fields.get("prevResult").copied().filter(|raw| raw.get() != "null");
         let wait_for_agent = raw.typed("waitForAgent").ok().flatten();
         let wait_for_agent = wait_for_agent.and_then(|fields| WaitForAgent::of(fields).ok());
-        let (redirect, annotations) = (None, None);
-        Ok(PluginConfig { network, run_dir, wait_for_agent, redirect, annotations, prev_result })
+        Ok(PluginConfig {
+            network,
+            run_dir,
+            wait_for_agent,
+            redirect: None,
+            annotations: None,
+            port_mappings: None,
+            prev_result,
+        })
     }
 
     /// The previous plugin's result, which exists only in a chain.
@@ -173,12 +180,29 @@ impl<'a> PluginConfig<'a> {
     }
 }
 
+/// What the runtime passes to a plugin with this capability.
+fn passed(raw: &RawConfig<'_>, capability: &str) -> Result<Option<Box<RawValue>>, CniError> {
+    let runtime: Option<BTreeMap<String, Box<RawValue>>> = raw.typed("runtimeConfig")?;
+    Ok(runtime.and_then(|mut runtime| runtime.remove(capability)))
+}
+
+/// What the runtime passes about host ports, if the entry has the object `hostPorts`.
+fn port_mappings(raw: &RawConfig<'_>) -> Result<Option<Box<RawValue>>, CniError> {
+    let asked: Option<BTreeMap<String, serde_json::Value>> = raw.typed("hostPorts")?;
+    match asked.as_ref().map(BTreeMap::first_key_value) {
+        None => Ok(None),
+        Some(None) => passed(raw, PORT_MAPPINGS),
+        Some(Some((key, value))) => Err(CniError::UnsupportedField {
+            key: format!("hostPorts.{key}"),
+            value: value.to_string(),
+            why: "it has no keys: the agent decides how host ports are served".to_owned(),
+        }),
+    }
+}
+
 /// The pod's annotations, which the runtime passes to a plugin with this capability.
 fn annotations(raw: &RawConfig<'_>) -> Result<Option<BTreeMap<String, String>>, CniError> {
-    let runtime: Option<BTreeMap<String, Box<RawValue>>> = raw.typed("runtimeConfig")?;
-    let Some(passed) = runtime.as_ref().and_then(|runtime| runtime.get(ANNOTATIONS)) else {
-        return Ok(None);
-    };
+    let Some(passed) = passed(raw, ANNOTATIONS)? else { return Ok(None) };
     // A pod without annotations has `null`, as Go writes a map that was never made.
     let annotations: Option<BTreeMap<String, String>> = json::parse(passed.get())
         .map_err(|error| CniError::malformed(&format!("runtimeConfig.{ANNOTATIONS}"), &error))?;

@@ -4,13 +4,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 const SECONDS_A_DAY: u64 = 86_400;
 
-/// `time` in RFC 3339, in UTC, to the second. A time before 1970 becomes 1970.
+/// `time` in RFC 3339, in UTC, to the nanosecond: of two pods that claim the same, the newer one
+/// has it. A time before 1970 becomes 1970.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (seconds, fraction) = (since.as_secs(), since.subsec_nanos());
     let (days, second) = (seconds / SECONDS_A_DAY, seconds % SECONDS_A_DAY);
     let (year, month, day) = date(days);
     let (hour, minute) = (second / 3600, second / 60 % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{:02}Z", second % 60)
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{:02}.{fraction:09}Z", second % 60)
 }
 
 /// Year, month and day of the Gregorian calendar, `days` after 1970-01-01.
@@ -52,7 +54,8 @@ mod tests {
             (4_107_542_400, "2100-03-01T00:00:00Z"),
         ];
         for (seconds, text) in cases {
-            assert_eq!(rfc3339(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+            let time = UNIX_EPOCH + Duration::new(seconds, 7);
+            assert_eq!(rfc3339(time), text.replace('Z', ".000000007Z"));
         }
     }
 }

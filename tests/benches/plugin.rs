@@ -100,8 +100,9 @@ fn record(number: usize) -> Attachment {
         added_at: "2026-11-20T12:00:00Z".to_owned(),
         adopted: false,
         redirect: None,
-        mac: None,
+        mac: Some("0a:58:0a:01:02:04".to_owned()),
         obsolete_redirects: Vec::new(),
+        host_ports: Vec::new(),
         unknown: unknown(),
     }
 }

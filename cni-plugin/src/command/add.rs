@@ -9,7 +9,7 @@ use denizen_state::socket::WaitFor;
 use denizen_state::{Attachment, RunDir, State};
 use serde_json::Map;
 
-use super::{LOCK_WAIT, ObservedAttachment, existing, of_others};
+use super::{LOCK_WAIT, ObservedAttachment, asked_host_ports, existing, of_others};
 use crate::config::{ANNOTATIONS, OnTimeout, PluginConfig, WaitForAgent};
 use crate::environment::Attach;
 use crate::error::{CniError, in_full};
@@ -29,6 +29,7 @@ pub(crate) fn add(
     now: SystemTime,
 ) -> Result<String, CniError> {
     let result = config.prev_result()?;
+    let host_ports = asked_host_ports(call, config)?;
     let redirect = redirect_of(call, config)?;
     let seen = ObservedAttachment::of(call, &prev_result)?;
     let location = Location::of(&seen.netns, &call.named.if_name);
@@ -61,6 +62,7 @@ pub(crate) fn add(
         bridge: seen.attached.bridge,
         ips: prev_result.ips,
         mac: seen.attached.mac.or(prev_result.mac),
+        host_ports,
         added_at: rfc3339(now),
         adopted: false,
         redirect,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use denizen_state::Attachment;
 use denizen_state::redirect::Redirect;
 
-use super::{ObservedAttachment, existing, of_others};
+use super::{ObservedAttachment, asked_host_ports, existing, of_others};
 use crate::config::PluginConfig;
 use crate::environment::Attach;
 use crate::error::CniError;
@@ -34,6 +34,13 @@ pub(crate) fn check(
     };
     let seen = ObservedAttachment::of(call, prev_result)?;
     let mut found = Vec::new();
+    differ(
+        "host ports",
+        &record.host_ports,
+        "passed",
+        &asked_host_ports(call, config)?,
+        &mut found,
+    );
     compare_call(record, call, config, prev_result, &mut found);
     let others = of_others(state, record.netns.as_deref(), &id);
     compare_rules(record, &others, &seen.netns, &mut found)?;

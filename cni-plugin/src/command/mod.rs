@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use denizen_state::redirect::Redirect;
-use denizen_state::{AttachmentId, RunDir, State, StateError};
+use denizen_state::{AttachmentId, HostPort, RunDir, State, StateError};
 
 pub(crate) use add::add;
 pub(crate) use check::check;
@@ -20,8 +20,10 @@ pub(crate) use gc::gc;
 pub use inspect::inspect;
 pub(crate) use status::status;
 
+use crate::config::PluginConfig;
 use crate::environment::Attach;
 use crate::error::CniError;
+use crate::host_port::host_ports;
 use crate::kernel::{Attached, Link, Links, Netns, attached};
 use crate::prev_result::PrevResult;
 
@@ -58,6 +60,12 @@ impl ObservedAttachment {
             })?;
         Ok(ObservedAttachment { netns, container, pod, attached })
     }
+}
+
+/// The host ports of the pod of `call`, if the entry asks for them.
+fn asked_host_ports(call: &Attach, config: &PluginConfig<'_>) -> Result<Vec<HostPort>, CniError> {
+    let passed = config.port_mappings.as_deref();
+    passed.map_or_else(|| Ok(Vec::new()), |passed| host_ports(passed, call.pod.as_ref()))
 }
 
 /// How the other attachments in this network namespace are redirected, all but `own`.

@@ -53,6 +53,7 @@ pub(crate) fn record() -> Attachment {
         adopted: false,
         redirect: None,
         mac: None,
+        host_ports: Vec::new(),
         obsolete_redirects: Vec::new(),
         unknown: Map::new(),
     }

@@ -13,6 +13,7 @@ pub mod firewall;
 mod format;
 #[doc(hidden)]
 pub mod fuzzing;
+mod host_port;
 pub mod json;
 mod lock;
 pub mod redirect;
@@ -26,5 +27,6 @@ mod successor;
 mod trust;
 
 pub use error::StateError;
+pub use host_port::{HostPort, HostPortFamily, HostPortProtocol};
 pub use state::{Attachment, AttachmentId, Epoch, Generation, HostInterface, PodRef, State};
 pub use store::RunDir;

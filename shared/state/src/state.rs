@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::host_port::HostPort;
 use crate::redirect::Redirect;
 
 /// The version of the format that this program writes, and the newest that it reads.
@@ -108,6 +109,9 @@ pub struct Attachment {
     /// older plugins, and for interfaces that have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
+    /// The node's ports that lead to this pod, in the runtime's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_ports: Vec<HostPort>,
     /// When the plugin recorded this, RFC 3339 in UTC.
     pub added_at: String,
     /// The pod was attached without denizen, and the agent adopted it from the runtime's cache.

@@ -14,12 +14,14 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::ops::Range;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use crate::host_port::{HostPortFamily, HostPortProtocol};
 use crate::json;
 use crate::state::{Attachment, AttachmentId, Epoch, Generation, VERSION};
 
@@ -275,6 +277,9 @@ struct Checked<'a> {
     l3_interface: Option<AnyText>,
     bridge: Option<AnyText>,
     ips: AnyAddresses,
+    mac: Option<AnyText>,
+    #[serde(default)]
+    host_ports: Vec<CheckedHostPort>,
     added_at: AnyText,
 }
 
@@ -294,6 +299,17 @@ struct CheckedInterface {
     name: AnyText,
     index: u32,
     mac: AnyText,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[expect(dead_code, reason = "the fields are only read to check them")]
+struct CheckedHostPort {
+    ip: Option<IpAddr>,
+    family: Option<HostPortFamily>,
+    protocol: HostPortProtocol,
+    port: NonZeroU16,
+    pod_port: NonZeroU16,
 }
 
 /// A string, copied only if it has escapes.

@@ -98,6 +98,7 @@ fn record(
             redirect: None,
             mac: None,
             obsolete_redirects: Vec::new(),
+            host_ports: Vec::new(),
             unknown: Default::default(),
         }
     });

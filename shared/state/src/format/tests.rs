@@ -9,7 +9,7 @@ const FILE: &str = r#"{
 "generation": 42,
 "attachments": {
 "3f1c/eth0": {"containerId":"3f1c","ifName":"eth0","network":"pods","pod":{"namespace":"default","name":"web-0","uid":"a-1"},"netns":"/var/run/netns/cni-1","hostInterface":{"name":"veth3a1","index":12,"mac":"0a:58:0a:01:02:03"},"bridge":"cni0","ips":["10.1.2.3","fd00::3"],"addedAt":"2026-11-20T12:00:00Z"},
-"3f1c/net1": {"containerId":"3f1c","ifName":"net1","network":"storage","pod":null,"netns":null,"hostInterface":null,"l3Interface":"br0.7","bridge":null,"ips":[],"addedAt":"2026-11-20T12:00:01Z","redirect":{"profile":"linkerd","inboundPort":4143,"outboundPort":4140,"proxyUid":2102,"alwaysSkipInboundPorts":["4190","4191"],"skipOutboundPorts":["4567-4568"],"skipOutboundCidrs":["10.0.0.0/8"],"interfaces":["net1"],"annotations":{"skipOutboundPorts":"config.linkerd.io/skip-outbound-ports"},"gid":7},"obsoleteRedirects":[{"profile":"linkerd","outboundPort":4140,"backend":"iptables","interfaces":["net1"]}],"mtu":9000}
+"3f1c/net1": {"containerId":"3f1c","ifName":"net1","network":"storage","pod":null,"netns":null,"hostInterface":null,"l3Interface":"br0.7","bridge":null,"ips":[],"mac":"0a:58:0a:01:02:04","hostPorts":[{"protocol":"tcp","port":8080,"podPort":80},{"ip":"192.168.0.2","protocol":"udp","port":53,"podPort":5353,"name":"dns"},{"family":6,"protocol":"sctp","port":9,"podPort":9}],"addedAt":"2026-11-20T12:00:01Z","redirect":{"profile":"linkerd","inboundPort":4143,"outboundPort":4140,"proxyUid":2102,"alwaysSkipInboundPorts":["4190","4191"],"skipOutboundPorts":["4567-4568"],"skipOutboundCidrs":["10.0.0.0/8"],"interfaces":["net1"],"annotations":{"skipOutboundPorts":"config.linkerd.io/skip-outbound-ports"},"gid":7},"obsoleteRedirects":[{"profile":"linkerd","outboundPort":4140,"backend":"iptables","interfaces":["net1"]}],"mtu":9000}
 },
 "node": "a"
 }
@@ -40,6 +40,8 @@ fn other_text_is_refused_with_the_files_name() {
         ("an older version than the first", &FILE.replacen("1", "0", 1)),
         ("a negative version", &FILE.replacen("1", "-1", 1)),
         ("an address that is none", &FILE.replace("10.1.2.3", "10.1.2.300")),
+        ("a host port that is none", &FILE.replace("\"port\":8080", "\"port\":0")),
+        ("a host port of no family", &FILE.replace("\"family\":6", "\"family\":5")),
         ("a record at another's key", &FILE.replace("\"3f1c/eth0\"", "\"3f1c/eth1\"")),
         ("a missing field", &FILE.replace("\"containerId\":\"3f1c\",\"ifName\":\"eth0\",", "")),
         ("something behind it", &format!("{FILE}{{}}")),

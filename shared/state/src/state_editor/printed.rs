@@ -5,6 +5,8 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
+use crate::host_port::{HostPortFamily, HostPortProtocol};
+
 /// Whether every string in `text` ends at the next quotation mark: there are no escapes, and no
 /// control characters that JSON forbids, except line ends, which [`Rest::string`] checks.
 pub(super) fn is_plain(text: &[u8]) -> bool {
@@ -49,6 +51,12 @@ fn record<'a>(rest: &mut Rest<'a>) -> Option<(&'a str, &'a str)> {
     }
     rest.after(",\"bridge\":")?.or_null(|rest| rest.string().map(drop))?;
     rest.after(",\"ips\":[")?.addresses()?;
+    if rest.after(",\"mac\":").is_some() {
+        rest.string()?;
+    }
+    if rest.after(",\"hostPorts\":[").is_some() {
+        rest.host_ports()?;
+    }
     rest.after(",\"addedAt\":")?.string()?;
     rest.after("}")?;
     Some((container_id, if_name))
@@ -84,6 +92,36 @@ impl<'a> Rest<'a> {
         self.0 = rest;
         // JSON numbers have no leading zeros.
         digits.parse().ok().filter(|_| length == 1 || !digits.starts_with('0'))
+    }
+
+    /// Consumes the host ports of a list after its opening bracket, and the closing bracket. The
+    /// list is not empty: it would not be printed.
+    fn host_ports(&mut self) -> Option<()> {
+        loop {
+            self.after("{")?;
+            if self.after("\"ip\":").is_some() {
+                self.string()?.parse::<IpAddr>().ok()?;
+                self.after(",")?;
+            }
+            if self.after("\"family\":").is_some() {
+                HostPortFamily::try_from(u8::try_from(self.index()?).ok()?).ok()?;
+                self.after(",")?;
+            }
+            let protocol = self.after("\"protocol\":")?.string()?;
+            HostPortProtocol::named(protocol).filter(|known| known.name() == protocol)?;
+            self.after(",\"port\":")?.port()?;
+            self.after(",\"podPort\":")?.port()?;
+            self.after("}")?;
+            if self.after("]").is_some() {
+                return Some(());
+            }
+            self.after(",")?;
+        }
+    }
+
+    fn port(&mut self) -> Option<()> {
+        let port = u16::try_from(self.index()?).ok()?;
+        (port != 0).then_some(())
     }
 
     /// Consumes the addresses of a list after its opening bracket, and the closing bracket.

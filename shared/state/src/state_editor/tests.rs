@@ -3,6 +3,7 @@ use serde_json::{Map, json};
 
 use super::*;
 use crate::format;
+use crate::host_port::HostPort;
 use crate::redirect::{Redirect, RedirectBackend};
 use crate::state::{HostInterface, PodRef, State};
 
@@ -18,13 +19,24 @@ fn unknown() -> impl Strategy<Value = Map<String, Value>> {
 }
 
 prop_compose! {
+    fn host_port()(
+        ip in prop::option::of(any::<IpAddr>()), family in prop::option::of(any::<bool>()),
+        protocol in 0..3_usize, port in any::<NonZeroU16>(), pod_port in any::<NonZeroU16>(), unknown in unknown(),
+    ) -> HostPort {
+        let family = family.map(|is_4| if is_4 { HostPortFamily::Ipv4 } else { HostPortFamily::Ipv6 });
+        let protocol = [HostPortProtocol::Tcp, HostPortProtocol::Udp, HostPortProtocol::Sctp][protocol];
+        HostPort { ip, family, protocol, port, pod_port, unknown }
+    }
+}
+
+prop_compose! {
     fn attachment()(
         container_id in "[a-c]{1,2}", if_name in "eth[01]", network in text(),
         pod in prop::option::of((text(), text(), prop::option::of(text()), unknown())),
         netns in prop::option::of(text()), l3_interface in prop::option::of(text()),
         host in prop::option::of((text(), any::<u32>(), text(), unknown())),
         bridge in prop::option::of(text()), ips in prop::collection::vec(any::<IpAddr>(), 0..3),
-        mac in prop::option::of(text()), added_at in text(), adopted in any::<bool>(), profile in prop::option::of(text()), obsolete_profile in prop::option::of(text()), unknown in unknown(),
+        mac in prop::option::of(text()), host_ports in prop::collection::vec(host_port(), 0..3), added_at in text(), adopted in any::<bool>(), profile in prop::option::of(text()), obsolete_profile in prop::option::of(text()), unknown in unknown(),
     ) -> Attachment {
         let redirect = profile.map(|profile| Redirect { profile, ..Redirect::default() });
         let obsolete = |profile| Redirect { profile, backend: RedirectBackend::Iptables, ..Redirect::default() };
@@ -32,7 +44,7 @@ prop_compose! {
         let pod = pod.map(|(namespace, name, uid, unknown)| PodRef { namespace, name, uid, unknown });
         let host_interface = host.map(|(name, index, mac, unknown)| HostInterface { name, index, mac, unknown });
         Attachment {
-            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, mac, added_at, adopted, redirect, obsolete_redirects, unknown,
+            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, mac, host_ports, added_at, adopted, redirect, obsolete_redirects, unknown,
         }
     }
 }
@@ -168,6 +180,29 @@ fn a_printed_record_is_recognised() {
         ("}", ""),
     ] {
         assert_eq!(printed::member(&line.replacen(from, to, 1)), None, "{to}");
+    }
+    let more = |more: &str| {
+        let (before, after) = line.split_once(",\"addedAt\"").unwrap();
+        format!("{before}{more},\"addedAt\"{after}")
+    };
+    let port = r#""protocol":"tcp","port":8080,"podPort":80}"#;
+    for known in [
+        r#","mac":"0a:58:0a:01:02:03""#.to_owned(),
+        format!(r#","mac":"0a:58:0a:01:02:03","hostPorts":[{{{port}]"#),
+        format!(r#","hostPorts":[{{"ip":"192.168.0.2",{port},{{"family":6,{port}]"#),
+    ] {
+        assert!(printed::member(&more(&known)).is_some(), "{known}");
+    }
+    for bad in [
+        r#","hostPorts":[]"#.to_owned(),
+        format!(r#","hostPorts":[{{"ip":"x",{port}]"#),
+        format!(r#","hostPorts":[{{"family":5,{port}]"#),
+        format!(r#","hostPorts":[{{{port}]"#).replace("8080", "65536"),
+        format!(r#","hostPorts":[{{{port}]"#).replace("8080", "0"),
+        format!(r#","hostPorts":[{{{port}]"#).replace("tcp", "icmp"),
+        format!(r#","hostPorts":[{{{port}]"#).replace("80}", "80,\"x\":1}"),
+    ] {
+        assert_eq!(printed::member(&more(&bad)), None, "{bad}");
     }
     let index = |index: &str| {
         let interface =
