@@ -12,21 +12,26 @@ fn root() -> Result<PathBuf> {
     conf::folder().join("..").canonicalize().context("cannot find the tree")
 }
 
-/// Every `*.md` of a folder, without what cargo and git keep there.
+/// Every `*.md` of a folder.
 fn pages(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut pages = Vec::new();
+    files(folder, "md")
+}
+
+/// Every file of a folder with this extension, without what cargo and git keep there.
+fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {folder:?}"))? {
         let entry = entry?;
         let (path, name) = (entry.path(), entry.file_name());
         if entry.file_type()?.is_dir() {
             if name != "target" && !name.as_encoded_bytes().starts_with(b".") {
-                pages.extend(self::pages(&path)?);
+                found.extend(files(&path, extension)?);
             }
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            pages.push(path);
+        } else if path.extension().is_some_and(|of_file| of_file == extension) {
+            found.push(path);
         }
     }
-    Ok(pages)
+    Ok(found)
 }
 
 /// The lines that are not within a block of code.
@@ -110,6 +115,32 @@ fn the_architecture_has_a_line_for_each_crate() -> Result<()> {
     ensure!(names.contains(&"plan") && names.contains(&"nft"), "{names:?}");
     for name in names {
         ensure!(page.contains(&format!("\n| `{name}` |")), "no line for {name}");
+    }
+    Ok(())
+}
+
+/// A type or a function that is renamed is renamed there too.
+#[test]
+fn the_architecture_names_what_exists() -> Result<()> {
+    let root = root()?;
+    let page = fs::read_to_string(root.join("node-agent/README.md"))?;
+    let is_of_a_name = |character: char| character.is_alphanumeric() || character == '_';
+    let mut known = BTreeSet::new();
+    for folder in ["node-agent", "shared", "cni-plugin"] {
+        for file in files(&root.join(folder), "rs")? {
+            let text = fs::read_to_string(file)?;
+            known.extend(text.split(|character| !is_of_a_name(character)).map(str::to_owned));
+        }
+    }
+    let prose = prose(&page).collect::<Vec<_>>().join("\n");
+    let quoted = prose.split('`').skip(1).step_by(2);
+    let paths = quoted.filter(|text| text.chars().all(|c| is_of_a_name(c) || c == ':'));
+    let is_of_rust = |path: &&str| path.contains("::") || path.starts_with(char::is_uppercase);
+    let paths: Vec<&str> = paths.filter(is_of_rust).collect();
+    ensure!(paths.contains(&"Agent::program"), "{paths:?}");
+    for name in paths.iter().flat_map(|path| path.split("::")).filter(|name| !name.is_empty()) {
+        let folder = root.join("node-agent").join(name);
+        ensure!(known.contains(name) || folder.is_dir(), "there is no {name}");
     }
     Ok(())
 }
