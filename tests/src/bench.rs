@@ -28,8 +28,11 @@ pub struct Bench<'a> {
     pub sizes: Sizes<'a>,
 }
 
-/// The words that start a process, and what it does with all words.
-pub type Process = (&'static [&'static str], fn(&[String]) -> Result<ExitCode>);
+/// The words that start a process, and the process.
+pub type Process = (&'static [&'static str], ProcessMain);
+
+/// What a process does with all words.
+pub type ProcessMain = fn(&[String]) -> Result<ExitCode>;
 
 impl Default for Bench<'_> {
     fn default() -> Self {
@@ -52,7 +55,7 @@ impl Bench<'_> {
         })
     }
 
-    fn process(&self, words: &[String]) -> Option<fn(&[String]) -> Result<ExitCode>> {
+    fn process(&self, words: &[String]) -> Option<ProcessMain> {
         let first = words.first()?;
         let (_, process) = self.processes.iter().find(|(of, _)| of.contains(&first.as_str()))?;
         Some(*process)
@@ -247,8 +250,8 @@ impl Chosen {
                 (Some(part), _) => named.push(*part),
                 (None, Ok(number)) if sizes.has(number) => numbers.push(number),
                 (None, _) => {
-                    let known = [listed("parts", parts), sizes.known()];
-                    let known = known.concat();
+                    let known = [listed("parts", parts), sizes.known()].concat();
+                    ensure!(!known.is_empty(), "{word:?} chooses nothing: there is no choice");
                     bail!("{word:?} chooses nothing: {}", known.trim_end_matches("; "));
                 }
             }

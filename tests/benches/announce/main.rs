@@ -33,9 +33,10 @@ use denizen_tests::bench::timing::{Samples, text};
 /// What has not come about by then never will.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+type Part = (&'static str, fn() -> Result<()>);
+
 /// The parts, by the words that choose them.
-const PARTS: [(&str, fn() -> Result<()>); 2] =
-    [("bird", bird::measure), ("direct", direct::measure)];
+const PARTS: [Part; 2] = [("bird", bird::measure), ("direct", direct::measure)];
 
 fn main() -> ExitCode {
     Bench {

@@ -1,6 +1,8 @@
 //! `--routing-mode`: `direct`, by which the pods of three nodes on one network reach each other
 //! through routes that nobody else made, and in `table` announcements.
 
+#![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
+
 mod bgp;
 mod fabric;
 mod greedy;
