@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::environment::{is_if_name, is_name, pod};
 use crate::error::{CniError, quoted};
-use crate::kernel::{Attached, Link, Links, Netns, at, attached, only};
+use crate::kernel::{Attached, Netns, NetnsLink, NetnsLinks, at, attached, only};
 use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
 
@@ -56,7 +56,7 @@ pub enum NotAdopted {
 /// Makes records for pods whose interfaces existed when it was opened, in the network namespace of
 /// the thread that opened it.
 pub struct Adopter {
-    node: Links,
+    node: NetnsLinks,
 }
 
 impl Adopter {
@@ -65,7 +65,7 @@ impl Adopter {
     /// # Errors
     /// When no netlink socket can be opened.
     pub fn open() -> io::Result<Self> {
-        Links::open().map(|node| Self { node })
+        NetnsLinks::open().map(|node| Self { node })
     }
 
     /// The record for `remembered`, with the kernel's current values.
@@ -86,7 +86,7 @@ impl Adopter {
     }
 }
 
-fn adopt(node: &mut Links, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
+fn adopt(node: &mut NetnsLinks, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
     let Remembered { container_id, if_name, network, .. } = *remembered;
     let malformed = |what: &str, text: &str| {
         NotAdopted::Malformed(format!("{what} is malformed: {}", quoted(text)))
@@ -169,7 +169,7 @@ impl Outline {
 
 /// Where the pod is attached, and which of the result's addresses it has.
 fn seen(
-    node: &mut Links,
+    node: &mut NetnsLinks,
     prev_result: &PrevResult,
     netns: Option<&str>,
     if_name: &str,
@@ -190,7 +190,7 @@ fn seen(
 
 /// The namespace at `path`, with this namespace's number for it. `None` if that cannot be found
 /// from here, because its folder is not shared with this process.
-fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotAdopted> {
+fn namespace(node: &mut NetnsLinks, path: &Path) -> Result<Option<(Netns, i32)>, NotAdopted> {
     let gone = || NotAdopted::NotSo(format!("its network namespace {} is gone", path.display()));
     let netns = match Netns::open(path) {
         Ok(netns) => netns,
@@ -219,13 +219,13 @@ fn namespace(node: &mut Links, path: &Path) -> Result<Option<(Netns, i32)>, NotA
 
 /// With the pod's namespace: its interface leads to the node's link, and has the addresses.
 fn inside(
-    node: &mut Links,
+    node: &mut NetnsLinks,
     prev_result: &PrevResult,
     netns: &Netns,
     nsid: i32,
     if_name: &str,
 ) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
-    let mut pod = Links::of_namespace(nsid)?;
+    let mut pod = NetnsLinks::of_namespace(nsid)?;
     let container = pod
         .named(if_name)?
         .ok_or_else(|| NotAdopted::NotSo(format!("it has no interface {if_name}")))?;
@@ -235,16 +235,16 @@ fn inside(
 }
 
 /// The MAC address of the other end of a veth that leads into another namespace.
-fn mac_behind(host: &Link) -> io::Result<Option<String>> {
+fn mac_behind(host: &NetnsLink) -> io::Result<Option<String>> {
     let Some((nsid, index)) = host.lower_nsid.zip(host.lower) else { return Ok(None) };
-    let pod = Links::of_namespace(nsid)?.at(index)?;
+    let pod = NetnsLinks::of_namespace(nsid)?.at(index)?;
     Ok(pod.filter(|link| link.is("veth") && !link.mac.is_empty()).map(|link| link.mac_text()))
 }
 
 /// Without the pod's namespace: the only link on the node in the result leads into some namespace,
 /// and the node's routes to the addresses lead to that link, or to its bridge.
 fn outside(
-    node: &mut Links,
+    node: &mut NetnsLinks,
     prev_result: &PrevResult,
 ) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
     let Some(host) = only(node, &prev_result.host_links)?.filter(|link| link.lower_nsid.is_some())

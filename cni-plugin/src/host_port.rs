@@ -19,7 +19,10 @@ type Fields = BTreeMap<String, Value>;
 ///
 /// containerd writes its keys in capitals (`HostPort`), Multus and podman as the specification has
 /// them (`hostPort`): plugins in Go read both.
-pub(crate) fn host_ports(passed: &RawValue, pod: Option<&PodRef>) -> Result<Vec<HostPort>, CniError> {
+pub(crate) fn host_ports(
+    passed: &RawValue,
+    pod: Option<&PodRef>,
+) -> Result<Vec<HostPort>, CniError> {
     let whose =
         pod.map_or_else(String::new, |pod| format!(" of pod {}/{}", pod.namespace, pod.name));
     let what = format!("runtimeConfig.{PORT_MAPPINGS}{whose}");

@@ -24,7 +24,7 @@ use crate::config::PluginConfig;
 use crate::environment::Attach;
 use crate::error::CniError;
 use crate::host_port::host_ports;
-use crate::kernel::{Attached, Link, Links, Netns, attached};
+use crate::kernel::{Attached, Netns, NetnsLink, NetnsLinks, attached};
 use crate::prev_result::PrevResult;
 
 /// How long a writer waits for others. Then the runtime must try again later.
@@ -34,9 +34,9 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 struct ObservedAttachment {
     netns: Netns,
     /// The interface inside the pod.
-    container: Option<Link>,
+    container: Option<NetnsLink>,
     /// The links inside the pod.
-    pod: Links,
+    pod: NetnsLinks,
     attached: Attached,
 }
 
@@ -51,7 +51,7 @@ impl ObservedAttachment {
         let container = pod
             .named(if_name)
             .map_err(|error| CniError::io(format!("cannot look at {if_name} in {path}"), error))?;
-        let attached = Links::open()
+        let attached = NetnsLinks::open()
             .and_then(|mut node| {
                 attached(&mut node, container.as_ref(), &netns, &prev_result.host_links)
             })

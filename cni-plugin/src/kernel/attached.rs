@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use denizen_state::HostInterface;
 use serde_json::Map;
 
-use super::link::{Link, Links};
+use super::link::{NetnsLink, NetnsLinks};
 use super::netns::Netns;
 use super::vlan;
 
@@ -27,8 +27,8 @@ pub(crate) struct Attached {
 /// order. The result only decides if the kernel cannot name the other end of the container's
 /// interface (it is not a veth).
 pub(crate) fn attached(
-    node: &mut Links,
-    container: Option<&Link>,
+    node: &mut NetnsLinks,
+    container: Option<&NetnsLink>,
     netns: &Netns,
     prev_result: &[String],
 ) -> io::Result<Attached> {
@@ -39,12 +39,12 @@ pub(crate) fn attached(
         },
         Some(_) | None => only(node, prev_result)?,
     };
-    let mac = container.filter(|link| !link.mac.is_empty()).map(Link::mac_text);
+    let mac = container.filter(|link| !link.mac.is_empty()).map(NetnsLink::mac_text);
     Ok(Attached { mac, ..at(node, host)? })
 }
 
 /// Where a pod with the link `host` on the node is attached.
-pub(crate) fn at(node: &mut Links, host: Option<Link>) -> io::Result<Attached> {
+pub(crate) fn at(node: &mut NetnsLinks, host: Option<NetnsLink>) -> io::Result<Attached> {
     let Some(host) = host else {
         return Ok(Attached::default());
     };
@@ -78,7 +78,11 @@ pub(crate) fn at(node: &mut Links, host: Option<Link>) -> io::Result<Attached> {
 /// An index alone proves nothing: it may belong to a third namespace, and the link with this index
 /// here may be another pod's veth, whose other end has the same index as this one's. So the link
 /// must lead back, and into this very namespace.
-fn peer(node: &mut Links, container: &Link, netns: &Netns) -> io::Result<Option<Link>> {
+fn peer(
+    node: &mut NetnsLinks,
+    container: &NetnsLink,
+    netns: &Netns,
+) -> io::Result<Option<NetnsLink>> {
     let Some(host) = container.lower.map(|index| node.at(index)).transpose()?.flatten() else {
         return Ok(None);
     };
@@ -88,7 +92,7 @@ fn peer(node: &mut Links, container: &Link, netns: &Netns) -> io::Result<Option<
 }
 
 /// The only one of the named links that can be a pod's; `None` if there are several.
-pub(crate) fn only(node: &mut Links, prev_result: &[String]) -> io::Result<Option<Link>> {
+pub(crate) fn only(node: &mut NetnsLinks, prev_result: &[String]) -> io::Result<Option<NetnsLink>> {
     let mut found = Vec::new();
     for name in prev_result {
         found.extend(node.named(name)?.filter(|link| !link.is("bridge")));

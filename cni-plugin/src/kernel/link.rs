@@ -44,7 +44,7 @@ const BRIDGE_VLAN_INFO_UNTAGGED: u16 = 4;
 
 /// A link, with the properties that decide where a pod's packets enter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct NetnsLink {
     pub(crate) index: u32,
     pub(crate) name: String,
     pub(crate) mac: Vec<u8>,
@@ -64,7 +64,7 @@ pub(crate) struct Link {
     pub(crate) is_up: bool,
 }
 
-impl Link {
+impl NetnsLink {
     pub(crate) fn is(&self, kind: &str) -> bool {
         self.kind.as_deref() == Some(kind)
     }
@@ -75,10 +75,10 @@ impl Link {
     }
 
     /// Reads an `RTM_NEWLINK`.
-    fn parse(message: &Message<'_>) -> io::Result<Link> {
+    fn parse(message: &Message<'_>) -> io::Result<NetnsLink> {
         let index = u32_at(message.payload, IFINFOMSG_INDEX)?;
         let is_up = u32_at(message.payload, IFINFOMSG_FLAGS)? & libc::IFF_UP as u32 != 0;
-        let mut link = Link { index, is_up, ..Link::default() };
+        let mut link = NetnsLink { index, is_up, ..NetnsLink::default() };
         for (kind, value) in message.attributes_after(IFINFOMSG) {
             match kind {
                 libc::IFLA_IFNAME => link.name = text(value),
@@ -118,11 +118,11 @@ pub(crate) struct PortVlan {
 }
 
 /// The links of one network namespace.
-pub(crate) struct Links {
+pub(crate) struct NetnsLinks {
     socket: Socket,
     /// The namespace, by the numbers of the socket's own; `None` for the socket's own.
     nsid: Option<i32>,
-    /// See [`Links::vlans`].
+    /// See [`NetnsLinks::vlans`].
     vlans: Option<Vlans>,
 }
 
@@ -131,36 +131,36 @@ pub(crate) struct Vlans {
     /// The VLANs of every port of every bridge and of the bridges themselves, by link index.
     pub(crate) ports: BTreeMap<u32, Vec<PortVlan>>,
     /// Every link.
-    pub(crate) links: Vec<Link>,
+    pub(crate) links: Vec<NetnsLink>,
 }
 
-impl Links {
+impl NetnsLinks {
     /// The links of the calling thread's network namespace.
-    pub(crate) fn open() -> io::Result<Links> {
+    pub(crate) fn open() -> io::Result<NetnsLinks> {
         let socket = Socket::route()?;
         socket.set_timeout(ANSWER)?;
-        Ok(Links { socket, nsid: None, vlans: None })
+        Ok(NetnsLinks { socket, nsid: None, vlans: None })
     }
 
     /// The links of the namespace with the number `nsid` in the calling thread's namespace (since
     /// Linux 4.20). This needs `CAP_NET_ADMIN`; entering a namespace needs `CAP_SYS_ADMIN`.
-    pub(crate) fn of_namespace(nsid: i32) -> io::Result<Links> {
-        let links = Links::open()?;
+    pub(crate) fn of_namespace(nsid: i32) -> io::Result<NetnsLinks> {
+        let links = NetnsLinks::open()?;
         // Otherwise the kernel lists the addresses of the socket's own namespace.
         links.socket.check_strictly()?;
         let nsid = Some(nsid);
-        Ok(Links { nsid, ..links })
+        Ok(NetnsLinks { nsid, ..links })
     }
 
-    pub(crate) fn named(&mut self, name: &str) -> io::Result<Option<Link>> {
+    pub(crate) fn named(&mut self, name: &str) -> io::Result<Option<NetnsLink>> {
         self.one(0, |request| request.put_str(libc::IFLA_IFNAME, name))
     }
 
-    pub(crate) fn at(&mut self, index: u32) -> io::Result<Option<Link>> {
+    pub(crate) fn at(&mut self, index: u32) -> io::Result<Option<NetnsLink>> {
         self.one(index, |_| {})
     }
 
-    fn one(&mut self, index: u32, fill: impl FnOnce(&mut Writer)) -> io::Result<Option<Link>> {
+    fn one(&mut self, index: u32, fill: impl FnOnce(&mut Writer)) -> io::Result<Option<NetnsLink>> {
         let mut header = [0; IFINFOMSG];
         header[IFINFOMSG_INDEX..][..4].copy_from_slice(&index.to_ne_bytes());
         let nsid = self.nsid;
@@ -170,7 +170,7 @@ impl Links {
                 request.put(IFLA_TARGET_NETNSID, &nsid.to_ne_bytes());
             }
         };
-        self.get(libc::RTM_GETLINK, &header, fill, |message| Link::parse(&message))
+        self.get(libc::RTM_GETLINK, &header, fill, |message| NetnsLink::parse(&message))
     }
 
     /// The VLANs of this namespace's bridges, cached at the first call: listing them again for each
@@ -183,8 +183,8 @@ impl Links {
         Ok(self.vlans.insert(vlans))
     }
 
-    fn all(&mut self) -> io::Result<Vec<Link>> {
-        self.dump(libc::RTM_GETLINK, &[0; IFINFOMSG], |_| {}, |message| Link::parse(&message))
+    fn all(&mut self) -> io::Result<Vec<NetnsLink>> {
+        self.dump(libc::RTM_GETLINK, &[0; IFINFOMSG], |_| {}, |message| NetnsLink::parse(&message))
     }
 
     fn port_vlans(&mut self) -> io::Result<BTreeMap<u32, Vec<PortVlan>>> {

@@ -10,6 +10,6 @@ mod pending;
 mod vlan;
 
 pub(crate) use attached::{Attached, at, attached, only};
-pub(crate) use link::{Link, Links};
+pub(crate) use link::{NetnsLink, NetnsLinks};
 pub(crate) use netns::Netns;
 pub(crate) use pending::{Pending, PendingError};

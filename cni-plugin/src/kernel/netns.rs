@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
 
-use super::link::Links;
+use super::link::NetnsLinks;
 
 /// The namespace that the calling thread is in.
 const OWN: &str = "/proc/thread-self/ns/net";
@@ -39,10 +39,10 @@ impl Netns {
     }
 
     /// The links of this namespace.
-    pub(crate) fn links(&self) -> io::Result<Links> {
+    pub(crate) fn links(&self) -> io::Result<NetnsLinks> {
         // A socket stays in the namespace in which it was created, so nothing else must be done
         // there.
-        self.within(Links::open)?
+        self.within(NetnsLinks::open)?
     }
 
     /// Runs `work` in this namespace. Afterwards the calling thread is in its own namespace again.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::link::{Link, PortVlan};
+use super::link::{NetnsLink, PortVlan};
 
 /// The name of that interface; `None` if it is the bridge itself.
 ///
@@ -13,10 +13,10 @@ use super::link::{Link, PortVlan};
 /// of containernetworking connects the node to the VLAN in a third way: with a veth, one end of
 /// which is a port of the bridge with the same default VLAN.
 pub(crate) fn input_interface(
-    port: &Link,
-    bridge: &Link,
+    port: &NetnsLink,
+    bridge: &NetnsLink,
     vlans: &BTreeMap<u32, Vec<PortVlan>>,
-    links: &[Link],
+    links: &[NetnsLink],
 ) -> Option<String> {
     let vlan = default_vlan(vlans, port.index)?;
     let of_bridge = vlans.get(&bridge.index).map(Vec::as_slice).unwrap_or_default();
@@ -32,11 +32,11 @@ pub(crate) fn input_interface(
 
 /// Whether `link` is the node's end of a veth whose other end is a port of `bridge` in `vlan`.
 fn joins(
-    link: &Link,
-    bridge: &Link,
+    link: &NetnsLink,
+    bridge: &NetnsLink,
     vlan: u16,
     vlans: &BTreeMap<u32, Vec<PortVlan>>,
-    links: &[Link],
+    links: &[NetnsLink],
 ) -> bool {
     let is_free_end = link.is("veth") && link.master.is_none() && link.lower_nsid.is_none();
     is_free_end
@@ -56,8 +56,13 @@ fn default_vlan(vlans: &BTreeMap<u32, Vec<PortVlan>>, port: u32) -> Option<u16> 
 mod tests {
     use super::*;
 
-    fn link(index: u32, name: &str, kind: &str) -> Link {
-        Link { index, name: name.to_owned(), kind: Some(kind.to_owned()), ..Link::default() }
+    fn link(index: u32, name: &str, kind: &str) -> NetnsLink {
+        NetnsLink {
+            index,
+            name: name.to_owned(),
+            kind: Some(kind.to_owned()),
+            ..NetnsLink::default()
+        }
     }
 
     fn vlan(id: u16, is_default: bool, untagged: bool) -> PortVlan {
@@ -67,16 +72,17 @@ mod tests {
     #[test]
     fn the_input_interface_of_a_port_s_vlan() {
         let bridge = link(1, "br0", "bridge");
-        let port = Link {
+        let port = NetnsLink {
             master: Some(1),
             lower: Some(2),
             lower_nsid: Some(0),
             ..link(2, "veth1", "veth")
         };
-        let device = Link { lower: Some(1), vlan: Some(7), ..link(3, "br0.7", "vlan") };
-        let other_device = Link { lower: Some(1), vlan: Some(8), ..link(4, "br0.8", "vlan") };
-        let gateway = Link { lower: Some(6), ..link(5, "br0.gw", "veth") };
-        let gateway_port = Link { master: Some(1), lower: Some(5), ..link(6, "vethgw", "veth") };
+        let device = NetnsLink { lower: Some(1), vlan: Some(7), ..link(3, "br0.7", "vlan") };
+        let other_device = NetnsLink { lower: Some(1), vlan: Some(8), ..link(4, "br0.8", "vlan") };
+        let gateway = NetnsLink { lower: Some(6), ..link(5, "br0.gw", "veth") };
+        let gateway_port =
+            NetnsLink { master: Some(1), lower: Some(5), ..link(6, "vethgw", "veth") };
         let own_default = (1, vec![vlan(1, true, true)]);
         let in_seven = (2, vec![vlan(1, false, true), vlan(7, true, true)]);
         let gateway_in_seven = (6, vec![vlan(7, true, true)]);
@@ -95,7 +101,7 @@ mod tests {
             ("a port without a default VLAN", vec![own_default, (2, vec![])], None),
         ];
         let links =
-            [&bridge, &port, &device, &other_device, &gateway, &gateway_port].map(Link::clone);
+            [&bridge, &port, &device, &other_device, &gateway, &gateway_port].map(NetnsLink::clone);
         for (name, vlans, expected) in cases {
             let vlans = vlans.into_iter().collect();
             assert_eq!(
@@ -105,7 +111,7 @@ mod tests {
             );
         }
         let without_device =
-            [&bridge, &port, &other_device, &gateway, &gateway_port].map(Link::clone);
+            [&bridge, &port, &other_device, &gateway, &gateway_port].map(NetnsLink::clone);
         let vlans = [in_seven, gateway_in_seven].into_iter().collect();
         assert_eq!(
             input_interface(&port, &bridge, &vlans, &without_device).as_deref(),
