@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_netlink::NetlinkError;
-use denizen_nft::{Kernel, Watch};
+use denizen_nft::{Kernel, NftError, Watch};
 use denizen_state::socket::WaitFor;
 use jiff::Timestamp;
 use thiserror::Error;
@@ -21,7 +21,7 @@ use tracing::{info, warn};
 pub use self::activity::Activity;
 use crate::control::Sampled;
 use denizen_backend::chosen::{BackendConfig, Chosen, ChosenError};
-use denizen_backend::firewall::{self, Firewall, FirewallError, Records};
+use denizen_backend::firewall::{self, Firewall, Records};
 use denizen_backend::nftables;
 use denizen_backend::sysctl::{Setting, live, on_loopback};
 use denizen_backend::{Backend, Figures, Repair, Report, SetSize};
@@ -43,7 +43,7 @@ use denizen_text::describe;
 pub enum EngineError<E: std::error::Error + 'static> {
     /// The pod firewall's tables are not.
     #[error(transparent)]
-    Firewall(#[from] FirewallError),
+    Firewall(#[from] NftError),
     /// The backend's rules are not.
     #[error(transparent)]
     Backend(E),
@@ -172,7 +172,7 @@ impl<B: Backend> Engine<B> {
     /// The pod firewall comes first: a pod that is known as local may be asked for at once.
     fn program(
         &mut self,
-        firewall: impl FnOnce(&mut Firewall, &Plan) -> Result<Repair, FirewallError>,
+        firewall: impl FnOnce(&mut Firewall, &Plan) -> Result<Repair, NftError>,
         backend: impl FnOnce(&mut B) -> Result<Repair, B::Error>,
     ) -> Result<Repair, EngineError<B::Error>> {
         let plan = self.planner.plan();

@@ -9,12 +9,12 @@ use tracing::info;
 
 use super::iptables::{self, Iptables, IptablesError};
 use super::ipvs::{self, IpvsBackend, IpvsBackendError, Kernel as IpvsKernel, ServersError};
-use super::nftables::{self, Nftables, NftablesError};
+use super::nftables::{self, Nftables};
 use super::{Backend, BackendName, Figures, Repair, Report};
 use denizen_iptables::Variant;
 use denizen_netlink::NetlinkError;
-use denizen_nft::Kernel;
-use denizen_plan::{Detector, Frontend, FrontendKey, Listed, Plan, PlanChanges};
+use denizen_nft::{Kernel, NftError};
+use denizen_plan::{Changes, Detector, Frontend, FrontendKey, Listed, Plan};
 use denizen_text::describe;
 
 /// Any backend with a kernel.
@@ -35,7 +35,7 @@ pub enum Chosen {
 pub enum ChosenError {
     /// nf_tables'.
     #[error(transparent)]
-    Nftables(#[from] NftablesError),
+    Nftables(#[from] NftError),
     /// iptables'.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
@@ -48,7 +48,7 @@ pub enum ChosenError {
     /// The kernel does not accept the bridge's table, and nothing else detects a forged pod address
     /// on a bridge.
     #[error("--detect-local pod-state=port-exact cannot be had on this node, with any backend")]
-    Ports(#[source] NftablesError),
+    Ports(#[source] NftError),
     /// Netlink cannot be opened.
     #[error("cannot open netlink to nf_tables")]
     Netlink(#[from] NetlinkError),
@@ -179,7 +179,7 @@ impl Chosen {
                 drained?;
             }
             Self::Iptables(_) | Self::None => {
-                Nftables::only_refuse(&mut self.beside()?, &IpvsKernel::routed()?)?;
+                nftables::only_refuse(&mut self.beside()?, &IpvsKernel::routed()?)?;
                 IpvsKernel::drain()?;
             }
         }
@@ -224,7 +224,7 @@ impl fmt::Display for Rendering {
 impl Backend for Chosen {
     type Error = ChosenError;
 
-    fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
+    fn update(&mut self, plan: &Plan, changes: &Changes) {
         match self {
             Self::Nftables(nftables) => nftables.update(plan, changes),
             Self::Iptables(iptables) => iptables.update(plan, changes),

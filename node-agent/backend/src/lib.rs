@@ -14,6 +14,7 @@ mod tests;
 pub mod why;
 
 pub use self::affinity::{Affinity, Clients, Crowded};
+pub use denizen_nft::Repair;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -221,34 +222,4 @@ pub struct SetSize {
     pub set: String,
     /// How many.
     pub elements: usize,
-}
-
-/// What a look at the kernel found and repaired.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Repair {
-    /// The table's chains or sets were not ours, and everything was programmed again.
-    pub rebuilt: bool,
-    /// Chains that were missing or foreign.
-    pub chains: usize,
-    /// Elements that were missing, wrong or foreign.
-    pub elements: usize,
-}
-
-impl std::ops::Add for Repair {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            rebuilt: self.rebuilt || other.rebuilt,
-            chains: self.chains + other.chains,
-            elements: self.elements + other.elements,
-        }
-    }
-}
-
-impl Repair {
-    /// Nothing was repaired.
-    pub fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
 }

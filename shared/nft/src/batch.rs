@@ -249,6 +249,14 @@ impl Batch {
         self.message(libc::NFT_MSG_DELRULE, 0, table, what, |w| w.put_str(2, chain));
     }
 
+    /// Puts these rules in place of those of the chains, which are there.
+    pub fn replace_rules(&mut self, table: &str, chains: &[Chain]) {
+        for chain in chains {
+            self.flush_chain(table, &chain.name);
+            self.add_rules(table, chain);
+        }
+    }
+
     /// Removes chains, which may refer to each other; nothing else may refer to them.
     pub fn delete_chains(&mut self, table: &str, chains: &[Arc<str>]) {
         for chain in chains {

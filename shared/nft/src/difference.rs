@@ -14,6 +14,8 @@ use crate::set::{Element, Schema, SetId};
 /// both at one instant.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Delta {
+    /// Chains to make before, which the elements lead to.
+    pub chains: Vec<Chain>,
     /// What goes first.
     pub delete: Vec<(SetId, Key)>,
     /// Then what comes.
@@ -23,11 +25,12 @@ pub struct Delta {
 impl Delta {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.delete.is_empty() && self.add.is_empty()
+        self.chains.is_empty() && self.delete.is_empty() && self.add.is_empty()
     }
 
     /// Forgets everything, and keeps its memory.
     pub fn clear(&mut self) {
+        self.chains.clear();
         self.delete.clear();
         self.add.clear();
     }
@@ -64,8 +67,9 @@ impl Delta {
         self.delete.extend(stale.into_keys());
     }
 
-    /// Writes it: what goes, then what comes.
+    /// Writes it: chains, what goes, then what comes.
     pub fn write(&self, batch: &mut Batch, schema: &Schema) {
+        batch.add_chains(schema.name, &self.chains);
         batch.delete_elements(schema, &self.delete);
         batch.add_elements(schema, &self.add);
     }

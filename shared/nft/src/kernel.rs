@@ -43,6 +43,33 @@ pub enum NftError {
         #[source]
         source: NetlinkError,
     },
+    /// There is no netlink socket to be had.
+    #[error("cannot open netlink to nf_tables")]
+    Open(#[source] NetlinkError),
+    /// Only its owner process may change it, and the kernel removes it with that process
+    /// (`NFT_TABLE_F_OWNER`).
+    #[error("nf_tables, {family} table: it is owned by another process (netlink portid {owner})")]
+    Owned {
+        /// The table's family.
+        family: TableFamily,
+        /// The owner's portid: most often its process id.
+        owner: u32,
+    },
+    /// A table of another version is there, and not all is known that it should hold: replacing it
+    /// would lose what it does.
+    #[error("nf_tables, {family} table: the table of another version stays until all is known")]
+    OtherVersion {
+        /// The table's family.
+        family: TableFamily,
+    },
+    /// Everything except these was programmed.
+    #[error("nf_tables, {family} table: the kernel refused {}", names.join("; "))]
+    Parts {
+        /// The table's family.
+        family: TableFamily,
+        /// What was refused, and why.
+        names: Vec<String>,
+    },
     /// Somebody changed the ruleset between a look and the batch that was made from it.
     #[error("nf_tables, {family} table: the ruleset changed while it was being repaired")]
     Raced {
@@ -55,7 +82,10 @@ impl NftError {
     /// The error that the kernel answered with, if it is that.
     pub fn errno(&self) -> Option<Errno> {
         match self {
-            Self::Netlink { source, .. } | Self::Refused { source, .. } => source.errno(),
+            Self::Netlink { source, .. } | Self::Refused { source, .. } | Self::Open(source) => {
+                source.errno()
+            }
+            Self::Owned { .. } | Self::OtherVersion { .. } | Self::Parts { .. } => None,
             Self::Raced { .. } => Some(Errno::ERESTART),
         }
     }

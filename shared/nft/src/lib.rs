@@ -5,7 +5,8 @@
 //! ([`Batch`]), which the kernel takes whole or not at all; reads what the kernel has
 //! ([`Kernel::observe`]); finds what differs ([`Structure`], [`Delta`]); hears of others' changes
 //! ([`Watch`]); shows a table as `nft` would ([`Rendering`]); and receives what the kernel tells of
-//! packets that a rule marked for tracing ([`Tracer`]).
+//! packets that a rule marked for tracing ([`Tracer`]). A client that owns a table leaves all of
+//! that to a [`Keeper`], and only renders its [`Content`].
 //!
 //! It knows nothing of what tables are for: no service, no pod, no policy. A rule carries its
 //! client's reason for a person to read, and is recognised by its [`RuleId`] alone.
@@ -14,6 +15,7 @@
 
 mod batch;
 mod bytes;
+mod content;
 mod difference;
 mod edge;
 mod edit;
@@ -22,16 +24,19 @@ mod expression;
 mod family;
 mod field;
 mod isolate;
+mod keeper;
 mod kernel;
 mod listing;
 mod observed;
 mod part;
 mod read;
+mod repair;
 mod replacement;
 mod rule;
 mod rule_id;
 mod sampled;
 mod set;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -42,13 +47,16 @@ mod what;
 
 pub use batch::{At, Batch};
 pub use bytes::{Bytes, Data, Key, read_address};
+pub use content::{Content, Extent};
 pub use difference::{Delta, Structure};
 pub use family::TableFamily;
 pub use field::Field;
+pub use keeper::Keeper;
 pub use kernel::{Kernel, Mark, NftError};
 pub use observed::Observed;
-pub use part::{Change, Rejected};
+pub use part::RejectedElement;
 pub use read::{ChainView, Decision, ExpressionView, RuleView, TableView};
+pub use repair::Repair;
 pub use rule::{
     Assigned, BaseChain, Chain, Hook, Kind, Limit, Lookup, Operation, Reject, Rule, Statement,
     Update, Variable, Verdict,

@@ -16,81 +16,82 @@ use crate::rule::Chain;
 use crate::set::{Element, Schema, SetId};
 use crate::what::What;
 
-/// A change of an element that the kernel refused, and why.
-#[derive(Debug, Clone)]
-pub struct Rejected<'a> {
-    /// What was to be done.
-    pub change: Change<'a>,
-    /// The kernel's answer.
-    pub error: Arc<NftError>,
+/// A change of an element that the kernel refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RejectedElement {
+    /// In which set.
+    pub set: SetId,
+    /// Its key.
+    pub key: Key,
+    /// What was to be done, and why the kernel refused.
+    pub text: String,
 }
 
-impl Rejected<'_> {
-    /// What was rejected of a table, and why.
-    pub fn text(&self, schema: &Schema) -> String {
-        let (id, key) = match self.change {
-            Change::Removal(set, key) => (set, key),
-            Change::Addition(element) => (element.set, &element.key),
-        };
-        let set = schema.set(id);
-        let (text, error) = (set.key_text(key), &self.error);
-        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-        match self.change {
-            Change::Removal(..) => format!("to remove {text} from {}: {error}{cause}", set.name),
-            Change::Addition(element) => {
-                let owner = element.comment.as_deref().unwrap_or("no comment");
-                format!("to add {text} ({owner}) to {}: {error}{cause}", set.name)
-            }
-        }
+impl RejectedElement {
+    fn removal(schema: &Schema, set: SetId, key: Key, error: &NftError) -> Self {
+        let (from, error) = (schema.set(set), with_causes(error));
+        let text = format!("to remove {} from {}: {error}", from.key_text(&key), from.name);
+        Self { set, key, text }
+    }
+
+    /// That an element was not added.
+    pub fn addition(schema: &Schema, element: &Element, error: &NftError) -> Self {
+        let Element { set, key, ref comment, .. } = *element;
+        let (to, error) = (schema.set(set), with_causes(error));
+        let (element, owner) = (to.key_text(&key), comment.as_deref().unwrap_or("no comment"));
+        let text = format!("to add {element} ({owner}) to {}: {error}", to.name);
+        Self { set, key, text }
     }
 }
 
-/// A change of an element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change<'a> {
-    /// It was to be removed.
-    Removal(SetId, &'a Key),
-    /// It was to be added.
-    Addition(&'a Element),
+fn with_causes(error: &NftError) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
-impl Kernel {
-    /// The kernel refuses a batch as a whole: commits every change of the difference that it takes,
-    /// and returns the others.
-    pub fn commit_parts<'a>(&mut self, schema: &Schema, delta: &'a Delta) -> Vec<Rejected<'a>> {
-        let mut write =
-            |fill: &dyn Fn(&mut Batch)| self.write(schema.family, fill).map_err(Arc::new);
-        let removed =
-            isolate(&delta.delete, |keys| write(&|batch| batch.delete_elements(schema, keys)));
-        let added =
-            isolate(&delta.add, |elements| write(&|batch| batch.add_elements(schema, elements)));
-        let removals = removed
-            .into_iter()
-            .map(|((set, key), error)| Rejected { change: Change::Removal(*set, key), error });
-        let additions = added
-            .into_iter()
-            .map(|(element, error)| Rejected { change: Change::Addition(element), error });
-        removals.chain(additions).collect()
-    }
+/// The kernel refuses a batch as a whole: commits every change of the difference that it takes, and
+/// returns the others.
+pub(crate) fn commit_parts(
+    kernel: &mut Kernel,
+    schema: &Schema,
+    delta: &Delta,
+) -> Vec<RejectedElement> {
+    let mut write = |fill: &dyn Fn(&mut Batch)| kernel.write(schema.family, fill).map_err(Arc::new);
+    let removed =
+        isolate(&delta.delete, |keys| write(&|batch| batch.delete_elements(schema, keys)));
+    let added =
+        isolate(&delta.add, |elements| write(&|batch| batch.add_elements(schema, elements)));
+    let removals = removed
+        .into_iter()
+        .map(|((set, key), error)| RejectedElement::removal(schema, *set, *key, &error));
+    let additions = added
+        .into_iter()
+        .map(|(element, error)| RejectedElement::addition(schema, element, &error));
+    removals.chain(additions).collect()
+}
 
-    /// Finds out whether the kernel would take a table that is not there, by a batch that makes it
-    /// and then fails on purpose, so that nothing of it stays.
-    ///
-    /// # Errors
-    /// [`NftError::Refused`]: what it would not take.
-    pub fn try_table(&mut self, schema: &Schema, chains: &[Chain]) -> Result<(), NftError> {
-        let mut batch = self.batch(schema.family, None);
-        batch.replace_table(false, schema, chains);
-        batch.delete_table(schema.name);
-        // There is none any more: this one is refused, and with it all.
-        batch.delete_table(schema.name);
-        match self.commit(batch) {
-            Err(NftError::Refused {
-                what: Some(What::Table),
-                source: NetlinkError::Refused(refusal),
-                ..
-            }) if refusal.errno == Errno::ENOENT => Ok(()),
-            done => done,
-        }
+/// Finds out whether the kernel would take a table that is not there, by a batch that makes it and
+/// then fails on purpose, so that nothing of it stays.
+pub(crate) fn try_table(
+    kernel: &mut Kernel,
+    schema: &Schema,
+    chains: &[Chain],
+) -> Result<(), NftError> {
+    let mut batch = kernel.batch(schema.family, None);
+    batch.replace_table(false, schema, chains);
+    batch.delete_table(schema.name);
+    // There is none any more: this one is refused, and with it all.
+    batch.delete_table(schema.name);
+    match kernel.commit(batch) {
+        Err(NftError::Refused {
+            what: Some(What::Table),
+            source: NetlinkError::Refused(refusal),
+            ..
+        }) if refusal.errno == Errno::ENOENT => Ok(()),
+        done => done,
     }
 }

@@ -1,15 +1,18 @@
 //! Reads tables, chains and rules, whoever's they are.
 
+use std::collections::HashMap;
+
 use denizen_netlink::{Attributes, Message, NetlinkError};
 use nix::libc;
 
 use crate::encode::{NFTRACE, VERDICT_REGISTER};
 use crate::expression::{observed, wanted};
 use crate::family::TableFamily;
-use crate::kernel::{Kernel, retried};
+use crate::kernel::{Kernel, NftError, retried};
 use crate::observed::about;
-use crate::rule::{Hook, Rule};
+use crate::rule::{Chain, Hook, Rule};
 use crate::rule_id::RuleId;
+use crate::set::Schema;
 use crate::user_data::comment_in;
 
 /// A table, as it was read.
@@ -91,6 +94,29 @@ impl Kernel {
         self.read(libc::NFT_MSG_GETRULE, Some(family), &of, |message| {
             about(table, &message).and_then(|_| each(RuleView(message)))
         })
+    }
+
+    /// The packets that rules of a table have counted, of those of these chains that `reason` names
+    /// one for. Another chain may have an equal rule for another reason.
+    ///
+    /// # Errors
+    /// [`NftError::Netlink`].
+    pub fn counted<R: Copy>(
+        &mut self,
+        schema: &Schema,
+        chains: &[Chain],
+        reason: impl Fn(&Rule) -> Option<R>,
+    ) -> Result<Vec<(R, u64)>, NftError> {
+        let family = schema.family;
+        let mut reasons: HashMap<(&str, RuleId), R> = HashMap::new();
+        for chain in chains {
+            let of_rules = chain.rules.iter().filter_map(|rule| Some((rule, reason(rule)?)));
+            reasons.extend(of_rules.map(|(rule, of)| ((&*chain.name, rule.id(family)), of)));
+        }
+        let counted = self.rules(family, schema.name, None, |rule| {
+            Some((*reasons.get(&(rule.chain()?, rule.id()?))?, rule.packets()))
+        });
+        counted.map_err(|source| NftError::Netlink { family, doing: "read", source })
     }
 
     fn read<T>(

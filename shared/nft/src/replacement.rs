@@ -41,6 +41,7 @@ impl Delta {
             return self.write(batch, schema);
         }
         let is_changed = |id: SetId| !anew.iter().any(|(other, _)| *other == id);
+        batch.add_chains(schema.name, &self.chains);
         let delete = self.delete.iter().filter(|(id, _)| is_changed(*id));
         let add = self.add.iter().filter(|element| is_changed(element.set));
         batch.delete_elements(schema, &delete.copied().collect::<Vec<_>>());

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bytes::Range;
+use crate::part::commit_parts;
 
 mod both_versions;
 
@@ -223,7 +224,7 @@ fn the_kernel_gives_everything_back_as_it_was_sent() {
         for family in [TableFamily::Ip, TableFamily::Ip6] {
             let schema = schema(family);
             let (chains, elements) = (chains(&schema), elements(&schema));
-            kernel.try_table(&schema, &chains).unwrap();
+            Keeper::probe(kernel, &schema, &chains).unwrap();
             assert!(!kernel.observe(&schema).unwrap().is_there(), "it was only tried");
             let mut batch = kernel.batch(TableFamily::Bridge, None);
             batch.about(family);
@@ -360,10 +361,10 @@ fn all_but_what_the_kernel_refuses_is_taken() {
             .unwrap();
         let mut wanted = elements(&schema);
         wanted[3].value = Value::Goto("not-there".into());
-        let delta = Delta { delete: Vec::new(), add: wanted.clone() };
-        let rejected = kernel.commit_parts(&schema, &delta);
-        let rejected: Vec<_> = rejected.iter().map(|it| it.change).collect();
-        assert_eq!(rejected, [Change::Addition(&wanted[3])]);
+        let delta = Delta { add: wanted.clone(), ..Delta::default() };
+        let rejected = commit_parts(kernel, &schema, &delta);
+        let rejected: Vec<_> = rejected.iter().map(|element| (element.set, element.key)).collect();
+        assert_eq!(rejected, [(wanted[3].set, wanted[3].key)]);
         let seen = kernel.observe(&schema).unwrap();
         wanted.remove(3);
         assert!(seen.difference(wanted.into_iter(), |_| true).is_empty());

@@ -16,7 +16,7 @@ use crate::config::RunDirArgs;
 use denizen_backend::firewall::Firewall;
 use denizen_backend::forward;
 use denizen_backend::ipvs::Kernel;
-use denizen_backend::nftables::Nftables;
+use denizen_backend::nftables::{self, Nftables};
 use denizen_backend::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use denizen_backend::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
 use denizen_conntrack::Conntrack;
@@ -235,7 +235,7 @@ fn arp_table() -> anyhow::Result<usize> {
 
 fn only_refuse() -> anyhow::Result<()> {
     let mut kernel = NfTables::open().context("cannot open netlink to nf_tables")?;
-    Ok(Nftables::only_refuse(&mut kernel, &Kernel::routed()?)?)
+    Ok(nftables::only_refuse(&mut kernel, &Kernel::routed()?)?)
 }
 
 fn virtual_servers() -> anyhow::Result<usize> {

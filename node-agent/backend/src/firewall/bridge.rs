@@ -67,11 +67,6 @@ pub fn schema() -> Schema {
     }
 }
 
-/// Its chains. None while no policy exists.
-pub fn chains(plan: &FirewallPlan) -> Vec<Chain> {
-    if plan.is_enforced() { all() } else { Vec::new() }
-}
-
 /// All chains, in an order in which each is made before it is referred to.
 pub fn all() -> Vec<Chain> {
     vec![

@@ -3,24 +3,19 @@
 use std::net::IpAddr;
 
 use super::attached::Attached;
+use super::number::Numbers;
 use super::schema::SetName;
 use super::tunnel::{self, TunnelKey};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Data, Element, Key, Value};
-use denizen_plan::{
-    AddressRange, Direction, FirewallPlan, IdentityId, Isolation, Permission, PortKey, Sides,
-};
+use denizen_plan::{AddressRange, Direction, FirewallPlan, Isolation, Permission, PortKey, Sides};
 
 pub(super) fn member(set: SetName, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
 /// How a pod's address is judged.
-pub fn of_sides(
-    address: IpAddr,
-    sides: &Sides,
-    number: &mut impl FnMut(IdentityId) -> u32,
-) -> Vec<Element> {
+pub fn of_sides(address: IpAddr, sides: &Sides, numbers: &Numbers) -> Vec<Element> {
     let key = Key::EMPTY.address(address);
     if Direction::BOTH.iter().all(|side| sides.of(*side).isolation == Isolation::Pending) {
         return vec![member(SetName::Pending, key)];
@@ -36,7 +31,8 @@ pub fn of_sides(
             }
         }
         let permissions = side.permissions.iter();
-        elements.extend(permissions.map(|it| of_permission(address, direction, it, number)));
+        let permission = |permission| of_permission(address, direction, permission, numbers);
+        elements.extend(permissions.map(permission));
     }
     if sides.is_restricted() {
         elements.push(member(SetName::Itself, key.address(address)));
@@ -48,9 +44,9 @@ fn of_permission(
     pod: IpAddr,
     direction: Direction,
     permission: &Permission,
-    number: &mut impl FnMut(IdentityId) -> u32,
+    numbers: &Numbers,
 ) -> Element {
-    let peer = permission.peer.map_or(0, number);
+    let peer = permission.peer.map_or(0, |id| numbers.number(id));
     let pod = Key::EMPTY.address(pod);
     match permission.ports {
         PortKey::All => member(SetName::All(direction), pod.number(peer)),
@@ -121,7 +117,7 @@ pub fn all(
     plan: &FirewallPlan,
     pods: &[LocalPod],
     version: Family,
-    number: &mut impl FnMut(IdentityId) -> u32,
+    numbers: &Numbers,
 ) -> Vec<Element> {
     if !plan.is_enforced() {
         return Vec::new();
@@ -133,11 +129,11 @@ pub fn all(
         elements.extend(plan.taken().into_iter().filter(|ip| is_ours(*ip)).map(of_taken));
     }
     let identities = plan.identities().filter(|(address, _)| is_ours(*address));
-    elements.extend(identities.map(|(address, id)| of_identity(address, number(id))));
+    elements.extend(identities.map(|(address, id)| of_identity(address, numbers.number(id))));
     let blocks = plan.blocks().filter(|(range, _)| is_ours(range.first));
-    elements.extend(blocks.map(|(range, id)| of_block(range, number(id))));
+    elements.extend(blocks.map(|(range, id)| of_block(range, numbers.number(id))));
     for (address, sides) in plan.pods().filter(|(address, _)| is_ours(*address)) {
-        elements.extend(of_sides(address, sides, number));
+        elements.extend(of_sides(address, sides, numbers));
     }
     elements.sort_unstable_by_key(|element| (element.set, element.key));
     elements.dedup_by_key(|element| (element.set, element.key));

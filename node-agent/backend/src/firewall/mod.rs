@@ -2,30 +2,29 @@
 //!
 //! A constant number of chains and rules (`program`) over sets and maps (`schema`), whose elements
 //! are this node's pods, what they may do, and who has which identity (`element`). One table for
-//! each IP version, and one for bridges. Whatever is not found is dropped: see
+//! each IP version, and one for bridges (`table`), which [`denizen_nft::Keeper`]s bring into the
+//! kernel. Whatever is not found is dropped: see
 //! [`denizen_plan::FirewallPlan`] for what is decided.
 
 mod attached;
 mod bridge;
-mod commit;
 mod element;
 mod forwarded_by_ipvs;
 mod neighbour;
 mod number;
 pub mod other_engine;
 mod program;
-mod reconcile;
 mod records;
 mod report;
 mod schema;
 mod sync;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tunnel;
-mod write;
 
 pub use denizen_state::firewall::TABLE;
 
 pub use self::records::Records;
 pub use self::report::{Dropped, FirewallReport};
-pub use self::sync::{Firewall, FirewallError, probe, remove_left_over, render};
+pub use self::sync::{Firewall, probe, remove_left_over, render};

@@ -4,8 +4,11 @@
 //! may have read the number before and look for permissions after.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 
-use denizen_plan::IdentityId;
+use denizen_model::{Family, family_of};
+use denizen_nft::{Observed, Value, read_address};
+use denizen_plan::{Direction, FirewallPlan, IdentityId, Sides};
 
 /// The numbers in use. 0 stands for everybody, and is nobody's.
 #[derive(Debug, Default)]
@@ -18,10 +21,15 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// The number of an identity.
-    pub fn number(&mut self, id: IdentityId) -> u32 {
-        if let Some(number) = self.numbers.get(&id) {
-            return *number;
+    /// The number of an identity; 0 if none was assigned.
+    pub fn number(&self, id: IdentityId) -> u32 {
+        self.numbers.get(&id).copied().unwrap_or_default()
+    }
+
+    /// Gives an identity a number if it has none.
+    pub fn assign(&mut self, id: IdentityId) {
+        if self.numbers.contains_key(&id) {
+            return;
         }
         while self.taken.contains(&self.next) || self.next == 0 {
             self.next = self.next.wrapping_add(1);
@@ -29,12 +37,33 @@ impl Numbers {
         let number = self.next;
         self.taken.insert(number);
         self.numbers.insert(id, number);
-        number
     }
 
-    /// The number of an identity that was given one.
-    pub fn known(&self, id: IdentityId) -> Option<u32> {
-        self.numbers.get(&id).copied()
+    /// As [`Self::assign`]. Returns the number.
+    pub fn assigned(&mut self, id: IdentityId) -> u32 {
+        self.assign(id);
+        self.number(id)
+    }
+
+    /// Gives every identity of a plan a number.
+    pub fn assign_all(&mut self, plan: &FirewallPlan) {
+        for version in Family::BOTH {
+            let is_ours = |address: &IpAddr| family_of(*address) == version;
+            let identities = plan.identities().filter(|(address, _)| is_ours(address));
+            identities.for_each(|(_, id)| self.assign(id));
+            let blocks = plan.blocks().filter(|(range, _)| is_ours(&range.first));
+            blocks.for_each(|(_, id)| self.assign(id));
+            let pods = plan.pods().filter(|(address, _)| is_ours(address));
+            pods.for_each(|(_, sides)| self.assign_peers(sides));
+        }
+    }
+
+    /// Gives every peer of a pod a number.
+    pub fn assign_peers(&mut self, sides: &Sides) {
+        for direction in Direction::BOTH {
+            let permissions = sides.of(direction).permissions.iter();
+            permissions.filter_map(|permission| permission.peer).for_each(|id| self.assign(id));
+        }
     }
 
     /// Whether an identity has this number.
@@ -51,9 +80,26 @@ impl Numbers {
         self.retired.extend(gone.iter().filter_map(|id| self.numbers.remove(id)));
     }
 
+    /// Takes over an earlier run's numbers from what the kernel holds of a table.
+    pub fn restore_from(&mut self, seen: &[(Family, Observed)], plan: &FirewallPlan) {
+        let mut numbers: BTreeMap<u32, BTreeSet<Option<IdentityId>>> = BTreeMap::new();
+        for (version, seen) in seen {
+            for (_, key, value, _) in seen.elements() {
+                let Some(Value::Data(data)) = value else { continue };
+                let number = data.as_bytes().first_chunk().copied();
+                let address = read_address(*version, key.as_bytes());
+                if let Some((number, address)) = number.zip(address) {
+                    let identity = plan.identity_of(address);
+                    numbers.entry(u32::from_ne_bytes(number)).or_default().insert(identity);
+                }
+            }
+        }
+        self.restore(&numbers);
+    }
+
     /// Takes over an earlier run's numbers: each that stands for one identity alone. `seen` says
     /// which number each identity's addresses have in the kernel. The others stay taken for now.
-    pub fn restore(&mut self, seen: &BTreeMap<u32, BTreeSet<Option<IdentityId>>>) {
+    fn restore(&mut self, seen: &BTreeMap<u32, BTreeSet<Option<IdentityId>>>) {
         for (number, ids) in seen {
             self.taken.insert(*number);
             let only = ids.first().copied().flatten().filter(|_| ids.len() == 1);
@@ -75,13 +121,13 @@ mod tests {
     fn a_number_is_given_again_only_after_the_change_that_retired_it() {
         let mut numbers = Numbers::default();
         let [a, b, c] = [0, 1, 2].map(IdentityId);
-        assert_eq!((numbers.number(a), numbers.number(b)), (1, 2));
+        assert_eq!([a, b].map(|id| numbers.assigned(id)), [1, 2]);
         numbers.retire(&[a]);
         assert!(!numbers.is_in_use(1));
-        assert_eq!(numbers.number(c), 3);
+        assert_eq!(numbers.assigned(c), 3);
         numbers.retire(&[]);
         numbers.next = 0;
-        assert_eq!(numbers.number(a), 1);
+        assert_eq!(numbers.assigned(a), 1);
     }
 
     #[test]
@@ -95,8 +141,7 @@ mod tests {
             (1, [None].into()),
         ];
         numbers.restore(&seen.into());
-        assert_eq!(numbers.number(a), 7);
-        assert_eq!([numbers.number(b), numbers.number(c)], [2, 3]);
+        assert_eq!([a, b, c].map(|id| numbers.assigned(id)), [7, 2, 3]);
         assert!(!numbers.is_in_use(8) && !numbers.is_in_use(9) && !numbers.is_in_use(1));
     }
 }

@@ -9,7 +9,7 @@ use denizen_model::Family;
 use denizen_nft::{
     Assigned, BaseChain, Chain, Field, Hook, Key, Kind, Reject, Rule, Statement, Variable, Verdict,
 };
-use denizen_plan::{Direction, FirewallPlan, FirewallSettings, MarkBit, ToNode};
+use denizen_plan::{Direction, FirewallSettings, MarkBit, ToNode};
 
 /// `raw`: before connection tracking, so that forged packets cost no entry.
 const RAW_PRIORITY: i32 = -300;
@@ -73,11 +73,6 @@ impl DropReason {
             Self::Spoofed => "a pod's interface sends with no address of the pod",
         }
     }
-}
-
-/// The chains. None while no policy exists: rules would only cost time.
-pub fn chains(version: Family, plan: &FirewallPlan) -> Vec<Chain> {
-    if plan.is_enforced() { all(version, plan.settings()) } else { Vec::new() }
 }
 
 /// All chains, in an order in which each is made before it is referred to.

@@ -1,11 +1,9 @@
 //! What the firewall's tables tell.
 
-use std::collections::HashMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::program::DropReason;
-use denizen_nft::{Chain, Kernel, NftError, RuleId, Schema};
+use denizen_nft::{Chain, Kernel, NftError, Schema};
 
 /// Packets dropped, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -62,33 +60,16 @@ impl Dropped {
     }
 
     /// Adds what the rules of a table have counted.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn add(
         &mut self,
         kernel: &mut Kernel,
         schema: &Schema,
         chains: &[Chain],
     ) -> Result<(), NftError> {
-        let mut reasons: HashMap<(&str, RuleId), DropReason> = HashMap::new();
-        for chain in chains {
-            for rule in &chain.rules {
-                let reason = DropReason::ALL.into_iter().find(|reason| reason.text() == rule.why);
-                let id = rule.id(schema.family);
-                reasons.extend(reason.map(|reason| ((&*chain.name, id), reason)));
-            }
-        }
-        let counted = kernel.rules(schema.family, schema.name, None, |rule| {
-            let (chain, id) = (rule.chain()?.to_owned(), rule.id()?);
-            Some((chain, id, rule.packets()))
-        });
-        let failed = |source| NftError::Netlink { family: schema.family, doing: "read", source };
-        for (chain, id, packets) in counted.map_err(failed)? {
-            if let Some(reason) = reasons.get(&(&*chain, id)) {
-                *self.slot(*reason) += packets;
-            }
-        }
+        let counted = kernel.counted(schema, chains, |rule| {
+            DropReason::ALL.into_iter().find(|reason| reason.text() == rule.why)
+        })?;
+        counted.into_iter().for_each(|(reason, packets)| *self.slot(reason) += packets);
         Ok(())
     }
 }

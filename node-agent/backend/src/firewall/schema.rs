@@ -78,6 +78,33 @@ impl SetName {
         SetId(at.expect("it is one of all") as u8)
     }
 
+    pub fn of_id(id: SetId) -> Self {
+        Self::ALL[usize::from(id.0)]
+    }
+
+    /// The direction whose permissions are in it.
+    pub fn permits(self) -> Option<Direction> {
+        match self {
+            Self::All(direction)
+            | Self::Protocols(direction)
+            | Self::Ports(direction)
+            | Self::PortRanges(direction) => Some(direction),
+            Self::Pending
+            | Self::Isolated(_)
+            | Self::Itself
+            | Self::Identities
+            | Self::Blocks
+            | Self::PodInterfaces
+            | Self::PodAddresses
+            | Self::RestrictedInterfaces
+            | Self::IsolatedInterfaces
+            | Self::Taken
+            | Self::Nodes
+            | Self::TunnelPorts
+            | Self::TunnelProtocols => None,
+        }
+    }
+
     /// Its name in the kernel.
     pub fn as_str(self) -> &'static str {
         match self {

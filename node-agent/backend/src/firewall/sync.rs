@@ -4,83 +4,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use thiserror::Error;
 use tracing::{debug, info};
 
 use super::attached::Attached;
 use super::bridge;
-use super::element::{
-    all, of_block, of_identity, of_interfaces, of_sides, of_surroundings, of_taken,
-};
+use super::element::{all, of_block, of_identity, of_sides, of_taken};
 use super::neighbour::{drop_waiting, restricted};
 use super::number::Numbers;
-use super::program;
 use super::records::Records;
-use super::report::{Dropped, FirewallReport};
-use super::schema::schema;
-use crate::Repair;
+use super::report::FirewallReport;
+use super::schema::SetName;
+use super::table::{FirewallContent, FirewallTable};
 use denizen_model::{Family, family_of};
-use denizen_netlink::NetlinkError;
-use denizen_nft::{Delta, Element, Kernel, Mark, NftError, Rendering, Schema, TableFamily};
-use denizen_plan::{FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, Sides};
+use denizen_nft::{Element, Keeper, Kernel, NftError, Observed, Rendering, Repair, TableFamily};
+use denizen_plan::{Changes, FirewallPlan, FirewallSettings, Isolation, Plan, Sides};
 use denizen_text::describe;
-
-/// Why the kernel's tables are not as they should be.
-#[derive(Debug, Error)]
-pub enum FirewallError {
-    /// It cannot be read or written.
-    #[error(transparent)]
-    Driver(#[from] NftError),
-    /// Netlink cannot be opened.
-    #[error("cannot open netlink to nf_tables")]
-    Netlink(#[from] NetlinkError),
-    /// Nobody but its owner may change the table.
-    #[error("nf_tables, {0} table: it is owned by another process (netlink portid {1})")]
-    Owned(TableFamily, u32),
-    /// A table of another version is there, and policies are not known yet: in its place, nobody
-    /// would be isolated.
-    #[error(
-        "nf_tables, {0} table: the table of another version stays until all policies are known"
-    )]
-    OlderTable(TableFamily),
-    /// Everything was programmed but these.
-    #[error("nf_tables, {family} table: the kernel refused {}", names.join("; "))]
-    Parts {
-        /// Whose table.
-        family: TableFamily,
-        /// What was refused, and why.
-        names: Vec<String>,
-    },
-}
 
 /// The pod firewall's tables, and the kernel that they are in.
 #[derive(Debug)]
 pub struct Firewall {
-    pub(super) kernel: Kernel,
-    /// When each table was last read and found right, or repaired.
-    pub(super) looked: BTreeMap<TableFamily, Mark>,
-    pub(super) numbers: Numbers,
+    kernel: Kernel,
+    pub(super) keepers: BTreeMap<TableFamily, Keeper>,
+    numbers: Numbers,
     /// An earlier run's numbers were looked for.
-    pub(super) restored: bool,
-    /// What the kernel holds is not known: nothing was read yet, or a batch failed.
-    pub(super) unknown: bool,
-    pub(super) records: Records,
-    /// The kernel has an isolated pod whose record has not been read: it is compared again.
-    pub(super) has_unread: bool,
-    /// What is not in the kernel yet, by table.
-    pub(super) pending: BTreeMap<TableFamily, Delta>,
-    /// What changes as a whole, as it was written last: what is there for recorded pods.
-    pub(super) interfaces: BTreeMap<TableFamily, Vec<Element>>,
+    is_restored: bool,
+    /// What was noted last is in the kernel.
+    is_programmed: bool,
+    records: Records,
+    /// What changes as a whole, as it was noted last: what is there for recorded pods.
+    interfaces: BTreeMap<TableFamily, Vec<Element>>,
     /// The same of what is there for nodes, bridges and tunnels.
-    pub(super) surroundings: BTreeMap<TableFamily, Vec<Element>>,
+    surroundings: BTreeMap<TableFamily, Vec<Element>>,
     /// How pods were attached when this was last updated.
     attached: Attached,
     /// Bridges whose frames IP rules do not see.
-    pub(super) without_netfilter: BTreeSet<Arc<str>>,
-    pub(super) elements: usize,
-    pub(super) rejected: Vec<String>,
-    /// Somebody watches what is dropped.
-    pub(super) samples_drops: bool,
+    without_netfilter: BTreeSet<Arc<str>>,
     /// Addresses of restricted pods that everything could reach until now, or that were others'.
     newcomers: Vec<(Arc<str>, IpAddr)>,
 }
@@ -88,22 +46,19 @@ pub struct Firewall {
 impl Firewall {
     /// Through this connection to nf_tables. Nothing is read or written yet.
     pub fn new(kernel: Kernel) -> Self {
+        let keepers =
+            FirewallTable::ALL.map(|table| (table.family(), Keeper::new(table.schema()))).into();
         Self {
             kernel,
-            looked: BTreeMap::new(),
+            keepers,
             numbers: Numbers::default(),
-            restored: false,
-            unknown: true,
+            is_restored: false,
+            is_programmed: false,
             records: Records::default(),
-            has_unread: false,
-            pending: BTreeMap::new(),
             interfaces: BTreeMap::new(),
             surroundings: BTreeMap::new(),
             attached: Attached::default(),
             without_netfilter: BTreeSet::new(),
-            elements: 0,
-            rejected: Vec::new(),
-            samples_drops: false,
             newcomers: Vec::new(),
         }
     }
@@ -124,20 +79,24 @@ impl Firewall {
     /// The kernel's.
     pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftError> {
         let mut removed = 0;
-        for schema in schemas() {
-            if kernel.observe(&schema)?.is_there() {
-                kernel.write(schema.family, |batch| batch.delete_table(schema.name))?;
-                removed += 1;
-            }
+        for table in FirewallTable::ALL {
+            removed += usize::from(Keeper::remove_table(kernel, &table.schema(), &[])?);
         }
         Ok(removed)
+    }
+
+    fn doubt(&mut self) {
+        self.is_programmed = false;
+        self.keepers.values_mut().for_each(Keeper::doubt);
     }
 
     /// The bridges that restricted pods are on and whose frames IP rules do not see. Returns
     /// whether that changes the rules.
     pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
         let differs = self.without_netfilter != bridges;
-        self.unknown |= differs;
+        if differs {
+            self.doubt();
+        }
         self.without_netfilter = bridges;
         differs
     }
@@ -145,7 +104,8 @@ impl Firewall {
     /// Shows packets that are dropped ([`denizen_nft::sampled`]), or no longer, from the next
     /// [`Self::sync`] on.
     pub fn sample_drops(&mut self, on: bool) {
-        self.unknown |= std::mem::replace(&mut self.samples_drops, on) != on;
+        self.keepers.values_mut().for_each(|keeper| keeper.sample_drops(on));
+        self.is_programmed &= !self.is_unknown();
     }
 
     /// The bridges that restricted pods are on and whose frames IP rules do not see.
@@ -153,137 +113,186 @@ impl Firewall {
         self.without_netfilter.iter().map(|bridge| &**bridge)
     }
 
+    fn is_unknown(&self) -> bool {
+        self.keepers.values().any(Keeper::is_unknown)
+    }
+
     /// Takes in what is wanted. Nothing is read or written.
-    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
+    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
         let Some(firewall) = plan.firewall() else { return };
         let of_firewall = &changes.firewall;
         if !changes.pods && of_firewall.is_empty() {
             return;
         }
+        self.is_programmed = false;
         self.note_newcomers(plan, changes);
         let attached = Attached::of(plan.recorded());
-        self.unknown |= std::mem::replace(&mut self.attached, attached) != attached;
-        self.unknown |= of_firewall.state || !firewall.is_known();
-        if self.unknown || !firewall.is_enforced() {
+        let differs = std::mem::replace(&mut self.attached, attached) != attached;
+        if differs || of_firewall.state || !firewall.is_known() {
+            self.doubt();
+        }
+        if self.is_unknown() || !firewall.is_enforced() {
             self.numbers.retire(&of_firewall.forgotten);
             return;
         }
-        self.add_changes(plan, firewall, changes);
+        self.note_changes(plan, firewall, changes);
     }
 
-    fn note_newcomers(&mut self, plan: &Plan, changes: &PlanChanges) {
+    fn note_newcomers(&mut self, plan: &Plan, changes: &Changes) {
         let was_open = |sides: &Sides| sides.ingress.isolation == Isolation::Open;
         let all = changes.firewall.sides.iter();
         let isolated = all.filter(|change| change.before.as_ref().is_none_or(was_open));
+        let isolated = isolated.map(|change| change.address);
         let handed_over = changes.firewall.departed.iter().copied();
-        self.newcomers.extend(restricted(plan, isolated.map(|it| it.address).chain(handed_over)));
+        self.newcomers.extend(restricted(plan, isolated.chain(handed_over)));
     }
 
-    fn add_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
+    fn note_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &Changes) {
         let of_firewall = &changes.firewall;
-        let known = |numbers: &Numbers, id| numbers.known(id).unwrap_or_default();
+        let of = |sides: Option<&Sides>, address, numbers: &Numbers| {
+            sides.map_or_else(Vec::new, |sides| of_sides(address, sides, numbers))
+        };
         let before: Vec<Vec<Element>> = of_firewall
             .sides
             .iter()
-            .map(|change| {
-                let sides = change.before.as_ref();
-                sides.map_or_else(Vec::new, |sides| {
-                    of_sides(change.address, sides, &mut |id| known(&self.numbers, id))
-                })
-            })
+            .map(|change| of(change.before.as_ref(), change.address, &self.numbers))
             .collect();
-        self.numbers.retire(&of_firewall.forgotten);
-        let Self { numbers, pending, .. } = self;
-        let mut delta = |address: IpAddr, before, after| {
-            let family = TableFamily::from(family_of(address));
-            pending.entry(family).or_default().extend(before, after);
-        };
+        let Self { numbers, keepers, .. } = self;
+        numbers.retire(&of_firewall.forgotten);
         for (change, before) in of_firewall.sides.iter().zip(before) {
-            let sides = change.after.as_ref();
-            let after = sides.map_or_else(Vec::new, |sides| {
-                of_sides(change.address, sides, &mut |id| numbers.number(id))
-            });
-            delta(change.address, before, after);
+            change.after.iter().for_each(|sides| numbers.assign_peers(sides));
+            let after = of(change.after.as_ref(), change.address, numbers);
+            note(keepers, family_of(change.address), before, after);
         }
         for change in &of_firewall.identities {
-            let element = |number| of_identity(change.of, number);
             // The old number is not compared: it is another one.
-            let before = change.before.map(|_| element(0));
-            let after = change.after.map(|id| element(numbers.number(id)));
-            delta(change.of, Vec::from_iter(before), Vec::from_iter(after));
+            let before = change.before.map(|_| of_identity(change.of, 0));
+            let after = change.after.map(|id| of_identity(change.of, numbers.assigned(id)));
+            note(keepers, family_of(change.of), before, after);
         }
         for change in &of_firewall.blocks {
-            let element = |number| of_block(change.of, number);
-            let before = change.before.map(|_| element(0));
-            let after = change.after.map(|id| element(numbers.number(id)));
-            delta(change.of.first, Vec::from_iter(before), Vec::from_iter(after));
+            let before = change.before.map(|_| of_block(change.of, 0));
+            let after = change.after.map(|id| of_block(change.of, numbers.assigned(id)));
+            note(keepers, family_of(change.of.first), before, after);
         }
-        let attached = self.attached;
+        let Attached { bridged, routed } = self.attached;
         for (address, is_taken) in &of_firewall.taken {
-            let of_bridges = bridge::of_taken(*address).into_iter().filter(|_| attached.bridged);
-            let of_family = [of_taken(*address)].into_iter().filter(|_| attached.routed);
+            let of_bridges = bridge::of_taken(*address).into_iter().filter(|_| bridged);
+            let of_family = [of_taken(*address)].into_iter().filter(|_| routed);
             for (family, elements) in [
                 (TableFamily::Bridge, of_bridges.collect::<Vec<_>>()),
                 (family_of(*address).into(), of_family.collect()),
             ] {
                 let (before, after) =
                     if *is_taken { (Vec::new(), elements) } else { (elements, Vec::new()) };
-                self.pending.entry(family).or_default().extend(before, after);
+                note(keepers, family, before, after);
             }
         }
         if of_firewall.surroundings {
-            let all = surroundings(firewall);
-            replace(&mut self.surroundings, &mut self.pending, all);
+            replace(&mut self.surroundings, keepers, of_surroundings(firewall));
         }
         if changes.pods || of_firewall.owners || !of_firewall.sides.is_empty() {
-            let all = self.of_interfaces(plan, firewall);
-            replace(&mut self.interfaces, &mut self.pending, all);
+            let all = of_pods(plan, firewall, &self.without_netfilter);
+            replace(&mut self.interfaces, keepers, all);
         }
-    }
-
-    /// What is few enough to be compared as a whole.
-    pub(super) fn of_interfaces(
-        &self,
-        plan: &Plan,
-        firewall: &FirewallPlan,
-    ) -> Vec<(TableFamily, Vec<Element>)> {
-        let pods = plan.recorded();
-        let mut all: Vec<_> = Family::BOTH
-            .map(|version| (TableFamily::from(version), of_interfaces(firewall, pods, version)))
-            .into();
-        all.push((TableFamily::Bridge, bridge::of_pods(firewall, pods, &self.without_netfilter)));
-        all
     }
 
     /// Programs what is wanted. After an error, call it again: it starts from what it observes.
     ///
     /// # Errors
     /// The kernel's. What it takes is programmed.
-    pub fn sync(&mut self, plan: &Plan) -> Result<Repair, FirewallError> {
+    pub fn sync(&mut self, plan: &Plan) -> Result<Repair, NftError> {
         let Some(firewall) = plan.firewall() else { return Ok(Repair::default()) };
         let repair = self.write(plan, firewall)?;
         drop_waiting(&std::mem::take(&mut self.newcomers));
         Ok(repair)
     }
 
-    fn write(&mut self, plan: &Plan, firewall: &FirewallPlan) -> Result<Repair, FirewallError> {
+    fn write(&mut self, plan: &Plan, firewall: &FirewallPlan) -> Result<Repair, NftError> {
+        let is_waiting = firewall.is_left_open() || !firewall.is_known();
+        if is_waiting && self.is_programmed {
+            return Ok(Repair::default());
+        }
         if firewall.is_left_open() {
-            return self.release_pending();
+            self.release_pending()?;
+            self.is_programmed = true;
+            return Ok(Repair::default());
         }
-        if !firewall.is_known() {
-            return self.add_pending(firewall);
-        }
-        if self.unknown {
-            return self.reconcile(plan, firewall);
-        }
-        match self.commit(firewall) {
-            Err(NftError::Refused { .. }) => self.reconcile(plan, firewall),
-            Err(error) => {
-                self.unknown = true;
-                Err(error.into())
+        if self.is_unknown() {
+            self.doubt();
+            if firewall.is_known() {
+                self.start_over(plan, firewall);
             }
-            Ok(()) => Ok(Repair::default()),
         }
+        let Self { kernel, keepers, numbers, records, without_netfilter, .. } = self;
+        let content = |table| FirewallContent {
+            table,
+            plan,
+            firewall,
+            numbers,
+            records,
+            without_netfilter,
+            has_unread: false,
+        };
+        let mut contents = FirewallTable::ALL.map(content);
+        let is_affected =
+            |content: &FirewallContent<'_>| firewall.is_known() || content.has_elements();
+        let tables = keepers.values_mut().zip(&mut contents);
+        let mut tables: Vec<_> = tables.filter(|(_, content)| is_affected(content)).collect();
+        let synced = Keeper::sync(kernel, &mut tables);
+        let has_unread = contents.iter().any(|content| content.has_unread);
+        let repair = match (synced, firewall.is_known()) {
+            (Ok(repair), true) => repair,
+            (Ok(_), false) => Repair::default(),
+            (Err(error), _) => {
+                self.is_programmed = false;
+                return Err(error);
+            }
+        };
+        self.is_programmed = !has_unread;
+        if has_unread {
+            self.doubt();
+        }
+        Ok(repair)
+    }
+
+    /// All tables are compared as a whole. What was noted does not count any more.
+    fn start_over(&mut self, plan: &Plan, firewall: &FirewallPlan) {
+        if !std::mem::replace(&mut self.is_restored, true) {
+            self.restore_numbers(firewall);
+        }
+        self.numbers.assign_all(firewall);
+        self.interfaces = of_pods(plan, firewall, &self.without_netfilter).into();
+        self.surroundings = of_surroundings(firewall).into();
+    }
+
+    /// Identities keep the numbers that an earlier run gave them.
+    fn restore_numbers(&mut self, firewall: &FirewallPlan) {
+        let mut all = Vec::new();
+        for version in Family::BOTH {
+            let schema = FirewallTable::Ip(version).schema();
+            let mut seen = Observed::default();
+            for set in [SetName::Identities, SetName::Blocks] {
+                let read = self.kernel.read_set(&schema, schema.set(set.id()), &mut seen);
+                if let Err(error) = read {
+                    debug!(family = %schema.family, %error, "no identities of an earlier run");
+                }
+            }
+            all.push((version, seen));
+        }
+        self.numbers.restore_from(&all, firewall);
+    }
+
+    /// The API refuses what policies need, and pods are left open for it: none waits any longer,
+    /// neither for this run nor for the plugin's sake. What an earlier run enforced stays.
+    fn release_pending(&mut self) -> Result<(), NftError> {
+        for schema in Family::BOTH.map(|version| FirewallTable::Ip(version).schema()) {
+            let seen = self.kernel.observe(&schema)?;
+            let is_pending = |set| set == SetName::Pending.id();
+            let delta = seen.difference(std::iter::empty(), is_pending);
+            self.kernel.write(schema.family, |batch| delta.write(batch, &schema))?;
+        }
+        Ok(())
     }
 
     /// The connections of these addresses' former pods are deleted. Packets that they let through
@@ -293,50 +302,45 @@ impl Firewall {
     }
 
     /// Notes that another program changed a table: the next [`Self::resync`] reads all of them,
-    /// whatever the ruleset's generation says. (A batch of ours that adds what the plugin had added
-    /// changes nothing, and raises no generation.)
+    /// whatever the ruleset's generation says.
     pub fn disturbed(&mut self) {
-        self.looked.clear();
+        self.keepers.values_mut().for_each(Keeper::disturbed);
     }
 
     /// Looks at what the kernel holds and repairs what somebody else changed.
     ///
     /// # Errors
     /// As [`Self::sync`].
-    pub fn resync(&mut self, plan: &Plan) -> Result<Repair, FirewallError> {
-        let Self { kernel, looked, .. } = self;
-        let mut marks = schemas().map(|schema| looked.get(&schema.family).copied()).into_iter();
-        // As for services: reading is expensive.
-        let is_right = marks.all(|mark| mark.is_some_and(|mark| kernel.is_undisturbed(mark)));
-        self.unknown |= !is_right;
+    pub fn resync(&mut self, plan: &Plan) -> Result<Repair, NftError> {
+        let Self { kernel, keepers, .. } = self;
+        keepers.values_mut().for_each(|keeper| keeper.check(kernel));
+        self.is_programmed &= !self.is_unknown();
         self.sync(plan)
     }
 
     /// Whether this node's pods are in the kernel as they are wanted.
     pub fn has_pods(&self) -> bool {
-        !self.unknown && self.pending.is_empty()
+        self.is_programmed
     }
 
     /// How it stands, for whoever asks now and then.
     pub fn report(&mut self, plan: &Plan) -> FirewallReport {
+        let rejected = self.keepers.values().flat_map(Keeper::rejected);
         let mut report = FirewallReport {
-            elements: self.elements,
-            waiting: self.pending.values().map(Delta::count).sum(),
-            rejected: self.rejected.clone(),
+            elements: self.keepers.values().map(Keeper::count).sum(),
+            waiting: self.keepers.values().map(Keeper::waiting).sum(),
+            rejected: rejected.map(|element| element.text.clone()).collect(),
             ..FirewallReport::default()
         };
         let Some(firewall) = plan.firewall().filter(|firewall| firewall.is_enforced()) else {
             return report;
         };
-        let mut dropped = Dropped::default();
-        let ip = Family::BOTH.map(|it| (schema(it), program::chains(it, firewall)));
-        for (schema, chains) in ip.into_iter().chain([(bridge::schema(), bridge::chains(firewall))])
-        {
-            if let Err(error) = dropped.add(&mut self.kernel, &schema, &chains) {
+        for table in FirewallTable::ALL {
+            let (schema, chains) = (table.schema(), table.chains(firewall));
+            if let Err(error) = report.dropped.add(&mut self.kernel, &schema, &chains) {
                 report.errors.push(describe(&error));
             }
         }
-        report.dropped = dropped;
         report
     }
 }
@@ -345,19 +349,11 @@ impl Firewall {
 ///
 /// # Errors
 /// What the kernel refused, or cannot be asked.
-pub fn probe(settings: FirewallSettings) -> Result<(), FirewallError> {
-    let mut kernel = Kernel::open()?;
-    let ip = Family::BOTH.map(|it| (schema(it), program::all(it, settings)));
-    for (schema, chains) in ip.into_iter().chain([(bridge::schema(), bridge::all())]) {
-        let seen = kernel.observe(&schema)?;
-        match seen.owner() {
-            Some(owner) => return Err(FirewallError::Owned(schema.family, owner)),
-            // The kernel accepted it.
-            None if seen.is_there() => {}
-            None => kernel.try_table(&schema, &chains)?,
-        }
-    }
-    Ok(())
+pub fn probe(settings: FirewallSettings) -> Result<(), NftError> {
+    let mut kernel = Kernel::open().map_err(NftError::Open)?;
+    FirewallTable::ALL.into_iter().try_for_each(|table| {
+        Keeper::probe(&mut kernel, &table.schema(), &table.all_chains(settings))
+    })
 }
 
 /// Removes the tables of a run that had the firewall on. Returns whether there were any.
@@ -375,40 +371,60 @@ pub fn remove_left_over() -> bool {
     tables > 0
 }
 
-/// What is there for nodes, bridges and tunnels, by table.
-pub(super) fn surroundings(firewall: &FirewallPlan) -> Vec<(TableFamily, Vec<Element>)> {
-    let ip = Family::BOTH.map(|it| (TableFamily::from(it), of_surroundings(firewall, it)));
-    ip.into_iter().chain([(TableFamily::Bridge, bridge::of_surroundings(firewall))]).collect()
+fn of_pods(
+    plan: &Plan,
+    firewall: &FirewallPlan,
+    without_netfilter: &BTreeSet<Arc<str>>,
+) -> [(TableFamily, Vec<Element>); 3] {
+    FirewallTable::ALL
+        .map(|table| (table.family(), sorted(table.of_pods(plan, firewall, without_netfilter))))
 }
 
-/// Notes the difference between what was written of each table and what should be there.
+fn of_surroundings(firewall: &FirewallPlan) -> [(TableFamily, Vec<Element>); 3] {
+    FirewallTable::ALL.map(|table| (table.family(), sorted(table.of_surroundings(firewall))))
+}
+
+/// Two records may have one interface.
+fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
+    elements.sort_unstable_by_key(|element| (element.set, element.key));
+    elements.dedup_by_key(|element| (element.set, element.key));
+    elements
+}
+
+/// Notes the difference between what was noted of each table and what should be there.
 fn replace(
-    written: &mut BTreeMap<TableFamily, Vec<Element>>,
-    pending: &mut BTreeMap<TableFamily, Delta>,
-    wanted: Vec<(TableFamily, Vec<Element>)>,
+    noted: &mut BTreeMap<TableFamily, Vec<Element>>,
+    keepers: &mut BTreeMap<TableFamily, Keeper>,
+    wanted: [(TableFamily, Vec<Element>); 3],
 ) {
-    for (family, mut after) in wanted {
-        // Two records may have one interface.
-        after.sort_unstable_by_key(|element| (element.set, element.key));
-        after.dedup_by_key(|element| (element.set, element.key));
-        let before = written.insert(family, after.clone()).unwrap_or_default();
-        pending.entry(family).or_default().extend(before, after);
+    for (family, after) in wanted {
+        let before = noted.insert(family, after.clone()).unwrap_or_default();
+        note(keepers, family, before, after);
     }
 }
 
-pub(super) fn schemas() -> [Schema; 3] {
-    [schema(Family::V4), schema(Family::V6), bridge::schema()]
+fn note(
+    keepers: &mut BTreeMap<TableFamily, Keeper>,
+    family: impl Into<TableFamily>,
+    before: impl IntoIterator<Item = Element>,
+    after: impl IntoIterator<Item = Element>,
+) {
+    if let Some(keeper) = keepers.get_mut(&family.into()) {
+        let (before, after) = (before.into_iter().collect(), after.into_iter().collect());
+        keeper.note(|delta| delta.extend(before, after));
+    }
 }
 
 /// The tables that a plan comes to. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
     let Some(firewall) = plan.firewall() else { return Rendering::empty() };
     let (pods, mut numbers) = (plan.recorded(), Numbers::default());
-    let mut shown = Rendering::empty();
-    for version in Family::BOTH {
-        let elements = all(firewall, pods, version, &mut |id| numbers.number(id));
-        shown = shown.with(&schema(version), &program::chains(version, firewall), &elements);
-    }
-    let elements = bridge::elements(firewall, pods, &BTreeSet::new());
-    shown.with(&bridge::schema(), &bridge::chains(firewall), &elements)
+    numbers.assign_all(firewall);
+    FirewallTable::ALL.into_iter().fold(Rendering::empty(), |shown, table| {
+        let elements = match table {
+            FirewallTable::Ip(version) => all(firewall, pods, version, &numbers),
+            FirewallTable::Bridge => bridge::elements(firewall, pods, &BTreeSet::new()),
+        };
+        shown.with(&table.schema(), &table.chains(firewall), &elements)
+    })
 }

@@ -34,7 +34,6 @@ pub use sync::Iptables;
 pub use text::Rendering;
 pub use wanted::Wanted;
 
-use super::nftables::NftablesError;
 use denizen_iptables as iptables;
 
 /// Why the rules could not be programmed.
@@ -45,5 +44,5 @@ pub enum IptablesError {
     Driver(#[from] iptables::IptablesError),
     /// The bridge's table could not be programmed.
     #[error(transparent)]
-    Bridge(#[from] NftablesError),
+    Bridge(#[from] denizen_nft::NftError),
 }

@@ -12,11 +12,11 @@ use super::schema::SCHEMA;
 use super::wanted::Wanted;
 use super::{IptablesError, egress, observed};
 use crate::Repair;
-use crate::nftables::{Nftables, NftablesError};
+use crate::nftables::Nftables;
 use denizen_iptables::{self as iptables, Desired, Done, Outcome, Programs, Sets, Variant, Writer};
 use denizen_model::Family;
 use denizen_netlink::NetlinkError;
-use denizen_nft::Kernel;
+use denizen_nft::{Kernel, NftError};
 use denizen_plan::FrontendKey;
 
 /// The interval between two looks at the rules, since ip_tables does not notify of changes. It is
@@ -113,7 +113,7 @@ impl Iptables {
     /// Without the bridge's table services still work, but bridged pods are masqueraded.
     pub(super) fn program(
         &mut self,
-        program_bridge: impl FnOnce(&mut Nftables) -> Result<Repair, NftablesError>,
+        program_bridge: impl FnOnce(&mut Nftables) -> Result<Repair, NftError>,
     ) -> Result<Repair, IptablesError> {
         let bridge = &mut self.wanted.bridge;
         let bridge_repair =

@@ -19,10 +19,11 @@ use super::host::ServersError;
 use super::kernel::Kernel;
 use super::servers::{Extent, Servers};
 use super::state::{RealState, ServerState};
-use crate::nftables::{Nftables, NftablesError};
+use crate::nftables::Nftables;
 use crate::{Backend, Draining, Figures, Left, Repair, Report};
 use denizen_model::Protocol;
 use denizen_netlink::NetlinkError;
+use denizen_nft::NftError;
 use denizen_plan::{
     Frontend, FrontendAddress, FrontendKey, Listed, Plan, PlanChanges, PlannedServer, Scheduler,
     Share,
@@ -42,7 +43,7 @@ const CONTENDED: u32 = 3;
 pub enum IpvsBackendError {
     /// The rules.
     #[error(transparent)]
-    Nftables(#[from] NftablesError),
+    Nftables(#[from] NftError),
     /// The virtual servers.
     #[error(transparent)]
     Servers(#[from] ServersError),

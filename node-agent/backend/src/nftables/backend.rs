@@ -4,16 +4,25 @@ use std::collections::BTreeSet;
 use std::future::pending;
 use std::net::IpAddr;
 
+use tracing::debug;
+
 use super::carried::carried;
 use super::client::{clients, counted};
-use super::error::NftablesError;
-use super::name::{Facts, ServiceTable};
-use super::sync::{Nftables, Programmed};
+use super::element::{frontend_of, protocol_and_number};
+use super::name::{FilledBy, Group, KnownFacts, ServiceTable, SetName};
+use super::table::Table;
+use super::table_config::TableConfig;
 use crate::why::Why;
 use crate::{Backend, Figures, Repair, Report, SetSize};
-use denizen_nft::Rendering;
-use denizen_plan::{Frontend, FrontendAddress, FrontendKey, Plan, PlanChanges};
+use denizen_netlink::NetlinkError;
+use denizen_nft::{
+    Keeper, Kernel, NftError, Observed, RejectedElement, Rendering, Schema, Value, read_endpoint,
+};
+use denizen_plan::{Changes, Frontend, FrontendAddress, FrontendKey, NodePlan, Plan};
 use denizen_text::describe;
+
+/// When a table is removed, the chains that choose services go first.
+const CHOOSING: [&str; 2] = ["prerouting", "output"];
 
 /// Renders a plan, as if its virtual servers were in the kernel. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
@@ -24,13 +33,162 @@ pub fn render(plan: &Plan) -> Rendering {
         FrontendAddress::Node(_) => None,
     });
     backend.hold_cluster_ips(&addresses.collect());
-    backend.update_carried(plan, &PlanChanges::from_nothing(plan), &|_| true);
+    backend.update_carried(plan, &Changes::from_nothing(plan), &|_| true);
     backend.rendering()
 }
 
+/// The nftables backend: the desired tables, and the kernel.
+#[derive(Debug)]
+pub struct Nftables<K = Kernel> {
+    kernel: K,
+    /// In the order in which they are programmed: the bridge's table before the IP tables, which
+    /// read its mark, and after them if it is removed.
+    pub(super) tables: Vec<KeptTable>,
+}
+
+/// A table, and what brings the kernel to it.
+#[derive(Debug)]
+pub(super) struct KeptTable {
+    table: Table,
+    pub(super) keeper: Keeper,
+}
+
+/// Stands in for a [`Kernel`] if the rules are only rendered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoKernel;
+
+impl Nftables {
+    /// Opens nf_tables in this thread's network namespace. Nothing is read or written yet.
+    ///
+    /// # Errors
+    /// [`NetlinkError`] when there is no netlink to be had.
+    pub fn open() -> Result<Self, NetlinkError> {
+        let mut backend = Self::of(Kernel::open()?, &ServiceTable::ALL);
+        backend.restore_numbers();
+        Ok(backend)
+    }
+
+    /// As [`Self::open`], for the bridge's table alone: for a backend whose IP rules are not in
+    /// nf_tables. The table is not wanted before an update with a detector that needs ports.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_bridge() -> Result<Self, NftError> {
+        let kernel = Kernel::open().map_err(NftError::Open)?;
+        Ok(Self::of(kernel, &[ServiceTable::Bridge]))
+    }
+
+    /// Clients that an earlier run's rules remember stay with their endpoints.
+    fn restore_numbers(&mut self) {
+        for KeptTable { table, keeper } in &mut self.tables {
+            let (table_family, schema) = (table.table_family, keeper.schema());
+            let seen = remembered(&mut self.kernel, table_family, schema);
+            for (id, key, value, comment) in seen.elements() {
+                let family = SetName::of_id(id).family(table_family);
+                let ends = protocol_and_number(family, schema.set(id), key);
+                let endpoint = match value {
+                    Some(Value::Data(data)) => read_endpoint(family, data),
+                    Some(Value::Member | Value::Goto(_)) | None => None,
+                };
+                if let (Some((ip, port)), Some(owner), Some((protocol, number))) =
+                    (endpoint, comment, ends)
+                {
+                    table.restore_number((owner.clone(), protocol), (ip, port).into(), number);
+                }
+            }
+        }
+    }
+
+    /// A connection whose commits count as this backend's own.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
+        self.kernel.beside()
+    }
+
+    /// The portid by which the kernel's notifications name this backend's own changes.
+    pub fn portid(&self) -> u32 {
+        self.kernel.portid()
+    }
+
+    /// Removes all tables but those that are wanted here: what another backend, or another mode,
+    /// left behind. ARP's stays until [`Self::remove_arp`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_others(&mut self) -> Result<usize, NftError> {
+        let wanted = self.tables.iter().filter(|kept| kept.table.is_wanted());
+        let wanted = wanted.map(|kept| kept.table.table_family);
+        let wanted: Vec<ServiceTable> = wanted.chain([ServiceTable::Arp]).collect();
+        remove_all(&mut self.kernel, &wanted)
+    }
+
+    /// Removes all tables but ARP's.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_all_but_arp(kernel: &mut Kernel) -> Result<usize, NftError> {
+        remove_all(kernel, &[ServiceTable::Arp])
+    }
+
+    /// Removes ARP's table, which the backend ipvs left: when the addresses of virtual servers are
+    /// no longer routed here, and neighbours no longer told that they are.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_arp(kernel: &mut Kernel) -> Result<usize, NftError> {
+        let schema = ServiceTable::Arp.schema();
+        Ok(usize::from(Keeper::remove_table(kernel, &schema, &CHOOSING)?))
+    }
+}
+
+impl Nftables<NoKernel> {
+    /// A backend without a kernel, which only renders.
+    pub fn offline() -> Self {
+        Self::of(NoKernel, &ServiceTable::ALL)
+    }
+
+    /// As [`Self::offline`], for the bridge's table alone.
+    pub fn offline_bridge() -> Self {
+        Self::of(NoKernel, &[ServiceTable::Bridge])
+    }
+
+    /// The rules that it would program.
+    pub fn rendering(&self) -> Rendering {
+        let wanted = self.tables.iter().filter(|kept| kept.table.is_wanted());
+        wanted.fold(Rendering::empty(), |shown, KeptTable { table, keeper }| {
+            shown.with(keeper.schema(), &table.lowered(&table.chains()), &table.elements())
+        })
+    }
+}
+
 impl<K> Nftables<K> {
+    fn of(kernel: K, table_families: &[ServiceTable]) -> Self {
+        let tables = table_families.iter().copied().map(KeptTable::new).collect();
+        let mut backend = Self { kernel, tables };
+        backend.order();
+        backend
+    }
+
+    fn order(&mut self) {
+        // A table family's own order has the bridge first.
+        self.tables.sort_by_key(|kept| (!kept.table.is_wanted(), kept.table.table_family));
+    }
+
+    /// The constant part of each table becomes that of `node`.
+    fn configure(&mut self, node: &NodePlan) {
+        for KeptTable { table, keeper } in &mut self.tables {
+            let config = TableConfig::new(table.table_family, node);
+            if table.reconfigure(config) {
+                keeper.doubt();
+            }
+        }
+        self.order();
+    }
+
     /// Takes a new plan. Rules choose all endpoints.
-    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
+    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
         self.update_carried(plan, changes, &|_| false);
     }
 
@@ -41,31 +199,31 @@ impl<K> Nftables<K> {
     pub fn update_carried(
         &mut self,
         plan: &Plan,
-        changes: &PlanChanges,
+        changes: &Changes,
         ready: &dyn Fn(&FrontendKey) -> bool,
     ) {
         if changes.node {
             self.configure(plan.node());
         }
-        for table in &mut self.tables {
-            table.update(plan, changes, ready);
+        for kept in &mut self.tables {
+            kept.update(plan, changes, ready);
         }
     }
 
     /// Takes the addresses that are routed to this node for virtual servers. Their unused ports are
     /// refused even if no service has the address any more: the node's own ports would answer.
     pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>) {
-        for Programmed { wanted, pending, .. } in &mut self.tables {
-            wanted.hold_cluster_ips(addresses, pending);
+        for KeptTable { table, keeper } in &mut self.tables {
+            keeper.note(|delta| table.hold_cluster_ips(addresses, delta));
         }
     }
 
     /// The number of desired elements of each set.
     pub fn sizes(&self) -> Vec<SetSize> {
-        let of = |table: &Programmed| {
-            let table_family = table.wanted.table_family;
-            let sizes = table.wanted.sizes().into_iter();
-            let sizes = sizes.filter(|(set, _)| set.filled_by() != Facts::Traffic);
+        let of = |kept: &KeptTable| {
+            let table_family = kept.table.table_family;
+            let sizes = kept.table.sizes().into_iter();
+            let sizes = sizes.filter(|(set, _)| set.filled_by() != FilledBy::Packets);
             sizes.map(move |(set, elements)| SetSize {
                 family: set.family(table_family),
                 set: set.to_string(),
@@ -75,23 +233,38 @@ impl<K> Nftables<K> {
         self.tables.iter().flat_map(of).collect()
     }
 
+    /// Whether any of its tables is wanted.
+    pub fn is_wanted(&self) -> bool {
+        self.tables.iter().any(|kept| kept.table.is_wanted())
+    }
+
     /// Whether the plan's pods are in the kernel.
     pub fn has_pods(&self) -> bool {
-        let mut wanted = self.tables.iter().filter(|table| table.is_wanted());
-        wanted.all(|table| table.known.pods && !table.unknown && table.pending.is_empty())
+        let mut wanted = self.tables.iter().filter(|kept| kept.table.is_wanted());
+        wanted.all(|kept| kept.table.known.pods && kept.keeper.is_settled())
     }
 }
 
-impl Programmed {
-    fn update(&mut self, plan: &Plan, changes: &PlanChanges, ready: &dyn Fn(&FrontendKey) -> bool) {
-        if let Some(pods) = plan.pods().filter(|_| changes.pods) {
-            self.unknown |= !std::mem::replace(&mut self.known.pods, true);
-            self.wanted.change_pods(pods, &mut self.pending);
+impl KeptTable {
+    fn new(table_family: ServiceTable) -> Self {
+        let table = Table::new(table_family, TableConfig::default());
+        Self { table, keeper: Keeper::new(table_family.schema()) }
+    }
+
+    fn update(&mut self, plan: &Plan, changes: &Changes, ready: &dyn Fn(&FrontendKey) -> bool) {
+        let Self { table, keeper } = self;
+        let pods = plan.pods().filter(|_| changes.pods);
+        let known = KnownFacts {
+            pods: table.known.pods || pods.is_some(),
+            services: table.known.services || plan.services().is_some(),
+        };
+        if std::mem::replace(&mut table.known, known) != known {
+            keeper.doubt();
         }
-        if plan.services().is_some() {
-            self.unknown |= !std::mem::replace(&mut self.known.services, true);
+        if let Some(pods) = pods {
+            keeper.note(|delta| table.change_pods(pods, delta));
         }
-        match self.wanted.table_family {
+        match table.table_family {
             ServiceTable::Ip(_) => self.update_services(plan, changes, ready),
             // It sees no addresses of services.
             ServiceTable::Arp | ServiceTable::Bridge => {}
@@ -101,99 +274,89 @@ impl Programmed {
     fn update_services(
         &mut self,
         plan: &Plan,
-        changes: &PlanChanges,
+        changes: &Changes,
         ready: &dyn Fn(&FrontendKey) -> bool,
     ) {
-        let Self { wanted, pending, unknown, .. } = self;
+        let Self { table, keeper } = self;
         if changes.node {
-            wanted.change_node_port_addresses(&plan.node().node_ports.addresses, pending);
+            let addresses = &plan.node().node_ports.addresses;
+            keeper.note(|delta| table.change_node_port_addresses(addresses, delta));
         }
         let Some(services) = plan.services() else {
             return;
         };
         for key in &changes.frontends {
-            let decided = services.frontend(key).map(|it| carried(it, plan.ipvs(), ready));
-            let decided = (*key, decided.as_deref());
-            wanted.change_frontends(std::iter::once(decided), pending);
-            if *unknown {
-                // The difference will be computed from the kernel's state. At the start this would
-                // hold everything.
-                pending.clear();
-            }
+            let frontend = services.frontend(key);
+            let decided = frontend.map(|frontend| carried(frontend, plan.ipvs(), ready));
+            keeper.note(|delta| table.change_frontend(*key, decided.as_deref(), delta));
         }
         if changes.hairpins {
-            wanted.change_hairpins(services.hairpins().iter().copied(), pending);
+            keeper.note(|delta| {
+                table.change_hairpins(services.hairpins().iter().copied(), delta);
+            });
         }
+    }
+
+    fn rejected_at(&self, frontend: &FrontendKey) -> impl Iterator<Item = String> {
+        let is_at = |rejected: &&RejectedElement| {
+            let family = SetName::of_id(rejected.set).family(self.table.table_family);
+            let set = self.keeper.schema().set(rejected.set);
+            frontend_of(family, set, &rejected.key) == Some(*frontend)
+        };
+        let rejected = self.keeper.rejected().iter();
+        rejected.filter(is_at).map(|rejected| rejected.text.clone()).collect::<Vec<_>>().into_iter()
     }
 }
 
 impl Backend for Nftables {
-    type Error = NftablesError;
+    type Error = NftError;
 
-    fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
+    fn update(&mut self, plan: &Plan, changes: &Changes) {
         Self::update(self, plan, changes);
     }
 
-    /// If several tables fail, the first error is returned.
-    fn sync(&mut self) -> Result<Repair, NftablesError> {
-        let mut repairs = Repair::default();
-        let mut result = Ok(());
-        for table in &mut self.tables {
-            let done = if table.is_wanted() {
-                table.program(&mut self.kernel)
-            } else if table.wanted.table_family == ServiceTable::Arp {
-                // An earlier run's goes with that run's virtual servers: see `Self::remove_arp`.
-                continue;
-            } else if result.is_ok() {
-                table.remove(&mut self.kernel)
-            } else {
-                // The tables that read its mark are still there.
-                continue;
-            };
-            match done {
-                Ok(repair) => {
-                    table.rejected.clear();
-                    repairs.rebuilt |= repair.rebuilt;
-                    repairs.chains += repair.chains;
-                    repairs.elements += repair.elements;
-                }
-                Err(error) => {
-                    table.unknown = true;
-                    result = result.and(Err(error));
-                }
+    /// A table that is not wanted goes when the others are programmed. An earlier run's bridge table
+    /// stays until all services are known, because that run's IP tables, which may read its mark,
+    /// stay until then too.
+    fn sync(&mut self) -> Result<Repair, NftError> {
+        let Self { kernel, tables } = self;
+        let (wanted, others): (Vec<_>, Vec<_>) =
+            tables.iter_mut().partition(|kept| kept.table.is_wanted());
+        let wanted = wanted.into_iter().map(|kept| (&mut kept.keeper, &mut kept.table));
+        let mut repair = Keeper::sync(kernel, &mut wanted.collect::<Vec<_>>())?;
+        for KeptTable { table, keeper } in others {
+            // An earlier run's ARP table goes with that run's virtual servers: `Self::remove_arp`.
+            if table.table_family != ServiceTable::Arp && table.known.services {
+                repair = repair + keeper.remove(kernel, &CHOOSING)?;
             }
         }
-        result.map(|()| repairs)
+        Ok(repair)
     }
 
-    fn resync(&mut self) -> Result<Repair, NftablesError> {
+    fn resync(&mut self) -> Result<Repair, NftError> {
         let Self { kernel, tables } = self;
-        for table in tables {
-            // Reading is expensive: for every piece of a dump the kernel counts from the first
-            // element.
-            let is_right = table.looked.is_some_and(|mark| kernel.is_undisturbed(mark));
-            table.unknown |= !is_right;
-        }
+        tables.iter_mut().for_each(|kept| kept.keeper.check(kernel));
         self.sync()
     }
 
     fn report(&mut self) -> Report {
         let tables = self.tables.iter_mut();
-        let left = tables.flat_map(|table| std::mem::take(&mut table.left_frontends)).collect();
+        let left = tables.flat_map(|kept| std::mem::take(&mut kept.table.left_frontends)).collect();
         Report { has_pods: self.has_pods(), left_frontends: left, ..Report::default() }
     }
 
     fn figures(&mut self) -> Figures {
         let mut figures = Figures { sizes: self.sizes(), ..Figures::default() };
-        let missed = self.tables.iter().map(|table| {
-            let [missed] = counted(&mut self.kernel, &table.wanted, [Why::NeverUndone])?;
-            Ok::<u64, NftablesError>(missed)
+        let Self { kernel, tables } = self;
+        let missed = tables.iter().map(|KeptTable { table, keeper }| {
+            let [missed] = counted(kernel, keeper.schema(), table, [Why::NeverUndone])?;
+            Ok::<u64, NftError>(missed)
         });
         match missed.sum() {
             Ok(missed) => figures.missed_lookups = missed,
             Err(error) => figures.errors.push(describe(&error)),
         }
-        match clients(&mut self.kernel, self.tables.iter().map(|table| &table.wanted)) {
+        match clients(kernel, tables.iter().map(|kept| (kept.keeper.schema(), &kept.table))) {
             Ok(affinity) => figures.affinity = affinity,
             Err(error) => figures.errors.push(describe(&error)),
         }
@@ -201,19 +364,45 @@ impl Backend for Nftables {
     }
 
     fn sample_drops(&mut self, on: bool) -> bool {
-        for table in &mut self.tables {
-            table.unknown |= table.wanted.sample_drops(on);
+        for KeptTable { table, keeper } in &mut self.tables {
+            // An ARP message is no packet whose end anybody looks for.
+            keeper.sample_drops(on && table.table_family != ServiceTable::Arp);
         }
         true
     }
 
     fn rejected(&self, frontend: &Frontend) -> Vec<String> {
-        let tables = self.tables.iter();
-        tables.flat_map(|table| table.rejected_at(&frontend.key)).collect()
+        self.tables.iter().flat_map(|kept| kept.rejected_at(&frontend.key)).collect()
     }
 
     /// Everything is programmed at once.
     async fn wait(&mut self) {
         pending().await
     }
+}
+
+/// The endpoints that clients of services with session affinity are remembered with. None if the
+/// table or a set does not exist.
+fn remembered(kernel: &mut Kernel, table_family: ServiceTable, schema: &Schema) -> Observed {
+    let mut seen = Observed::default();
+    let of_table = SetName::of(table_family);
+    for set in Group::ALL.map(Group::affinity_endpoints).iter().filter(|set| of_table.contains(set))
+    {
+        if let Err(error) = kernel.read_set(schema, schema.set(set.id()), &mut seen) {
+            debug!(family = %schema.family, %set, %error, "no clients are remembered from an earlier run");
+        }
+    }
+    seen
+}
+
+/// Removes all tables but these; how many there were.
+fn remove_all(kernel: &mut Kernel, but: &[ServiceTable]) -> Result<usize, NftError> {
+    let mut removed = 0;
+    // The bridge's mark means nothing without the tables that read it.
+    let others = ServiceTable::ALL.into_iter().rev().filter(|table| !but.contains(table));
+    for table_family in others {
+        let schema = table_family.schema();
+        removed += usize::from(Keeper::remove_table(kernel, &schema, &CHOOSING)?);
+    }
+    Ok(removed)
 }

@@ -1,25 +1,22 @@
 //! What the rules have counted, and how many clients the kernel remembers for session affinity.
 
-use std::collections::HashMap;
-
 use super::affinity::MAPS;
-use super::error::NftablesError;
 use super::set::room;
 use super::table::Table;
 use crate::why::Why;
 use crate::{Affinity, Clients};
-use denizen_nft::{Kernel, RuleId};
+use denizen_nft::{Content, Kernel, NftError, Schema};
 
 /// Reads the kernel's maps, unless no service has session affinity.
 pub fn clients<'a>(
     kernel: &mut Kernel,
-    tables: impl Iterator<Item = &'a Table>,
-) -> Result<Affinity, NftablesError> {
+    tables: impl Iterator<Item = (&'a Schema, &'a Table)>,
+) -> Result<Affinity, NftError> {
     let mut all = Affinity::default();
-    for table in tables.filter(|table| table.has_affinity()) {
-        let table_family = table.table_family;
+    for (schema, table) in tables.filter(|(_, table)| table.has_affinity()) {
         let [pods, within, briefly, not] = counted(
             kernel,
+            schema,
             table,
             [Why::RememberPod, Why::RememberWithinBudget, Why::RememberBriefly, Why::NotRemembered],
         )?;
@@ -27,12 +24,15 @@ pub fn clients<'a>(
         all.crowded.briefly += briefly;
         all.crowded.not += not;
         for map in MAPS {
-            let count = kernel.count(&table.schema, table.schema.set(map.id()));
-            let count =
-                count.map_err(NftablesError::netlink(table_family, "count the clients in"))?;
+            let count = kernel.count(schema, schema.set(map.id()));
+            let count = count.map_err(|source| NftError::Netlink {
+                family: schema.family,
+                doing: "count the clients in",
+                source,
+            })?;
             if let Some((clients, room)) = count.zip(room(map)) {
                 all.clients.push(Clients {
-                    family: map.family(table_family).to_string(),
+                    family: map.family(table.table_family).to_string(),
                     map: map.to_string(),
                     clients,
                     room,
@@ -44,31 +44,17 @@ pub fn clients<'a>(
 }
 
 /// Sums the packets that the rules for each of these reasons counted.
-///
-/// # Errors
-/// [`NftablesError::Driver`].
 pub fn counted<const N: usize>(
     kernel: &mut Kernel,
+    schema: &Schema,
     table: &Table,
     reasons: [Why; N],
-) -> Result<[u64; N], NftablesError> {
-    // Another chain may have an equal rule for another reason.
-    let mut wanted: HashMap<(String, RuleId), usize> = HashMap::new();
-    let (table_family, schema) = (table.table_family, &table.schema);
-    for chain in table.chains() {
-        for rule in &chain.rules {
-            if let Some(reason) = reasons.iter().position(|why| *why == rule.why) {
-                let id = rule.lowered(table_family).id(schema.family);
-                wanted.insert((chain.name.to_string(), id), reason);
-            }
-        }
-    }
+) -> Result<[u64; N], NftError> {
     let mut sums = [0; N];
-    let read = kernel.rules(schema.family, schema.name, None, |rule| {
-        let (chain, id) = (rule.chain()?.to_owned(), rule.id()?);
-        Some((*wanted.get(&(chain, id))?, rule.packets()))
+    let counted = kernel.counted(schema, &Content::chains(table), |rule| {
+        reasons.iter().position(|why| why.text() == rule.why)
     });
-    for (reason, packets) in read.map_err(NftablesError::netlink(table_family, "read"))? {
+    for (reason, packets) in counted? {
         sums[reason] += packets;
     }
     Ok(sums)

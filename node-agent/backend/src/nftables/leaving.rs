@@ -3,44 +3,37 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use super::error::NftablesError;
 use super::name::{ChainName, ServiceTable, SetName};
 use super::program::only_old_connections;
-use super::sync::Nftables;
 use super::table::cluster_ip;
-use super::write::full;
 use denizen_model::Family;
-use denizen_nft::{Element, Kernel, Schema};
+use denizen_nft::{Element, Kernel, NftError, Schema};
 
-impl Nftables {
-    /// From now on the IP tables choose no service, and refuse new connections to these addresses.
-    /// What IPVS carries goes on. Of an address family without any, the table stays as it is.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn only_refuse(
-        kernel: &mut Kernel,
-        addresses: &BTreeSet<IpAddr>,
-    ) -> Result<(), NftablesError> {
-        for table_family in [Family::V4, Family::V6].map(ServiceTable::Ip) {
-            let own = addresses.iter().filter(|ip| table_family.holds(**ip));
-            let own: Vec<Element> = own.map(|ip| cluster_ip(*ip)).collect();
-            if !own.is_empty() {
-                only_refuse(kernel, table_family, own)?;
-            }
+/// From now on the IP tables choose no service, and refuse new connections to these addresses. What
+/// IPVS carries goes on. Of an address family without any, the table stays as it is.
+///
+/// # Errors
+/// The kernel's.
+pub fn only_refuse(kernel: &mut Kernel, addresses: &BTreeSet<IpAddr>) -> Result<(), NftError> {
+    for table_family in [Family::V4, Family::V6].map(ServiceTable::Ip) {
+        let own = addresses.iter().filter(|ip| table_family.holds(**ip));
+        let own: Vec<Element> = own.map(|ip| cluster_ip(*ip)).collect();
+        if !own.is_empty() {
+            only_refuse_in(kernel, table_family, own)?;
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// In two steps. While the first one is committed, packets that the table has sent to IPVS are on
 /// their way there. They are dropped, not refused: they come again, to whoever serves from now on.
-fn only_refuse(
+fn only_refuse_in(
     kernel: &mut Kernel,
     table_family: ServiceTable,
     addresses: Vec<Element>,
-) -> Result<(), NftablesError> {
+) -> Result<(), NftError> {
     let declared = SetName::ClusterIps.declared(table_family);
     let schema = Schema { sets: vec![declared], ..table_family.schema() };
     let seen = kernel.observe(&schema)?;
@@ -51,10 +44,11 @@ fn only_refuse(
     let refuses = only_old_connections(false).lowered(table_family);
     if seen.has_set(&schema.sets[0]) {
         let emptied = [ChainName::Prerouting, ChainName::Output, ChainName::Input];
-        let emptied = full(&seen, &emptied);
+        let emptied: [Arc<str>; 3] = emptied.map(|chain| chain.to_string().into());
         let delta = seen.difference(addresses.into_iter(), |_| true);
         kernel.write(schema.family, |batch| {
-            emptied.iter().for_each(|name| batch.flush_chain(schema.name, name));
+            let full = emptied.iter().filter(|name| seen.has_rules(name));
+            full.for_each(|name| batch.flush_chain(schema.name, name));
             batch.add_chains(schema.name, std::slice::from_ref(&drops));
             delta.write(batch, &schema);
         })?;
@@ -64,8 +58,5 @@ fn only_refuse(
             batch.add_elements(&schema, &addresses);
         })?;
     }
-    Ok(kernel.write(schema.family, |batch| {
-        batch.flush_chain(schema.name, &refuses.name);
-        batch.add_chains(schema.name, std::slice::from_ref(&refuses));
-    })?)
+    kernel.write(schema.family, |batch| batch.replace_rules(schema.name, &[refuses]))
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-pub use self::set::{Facts, Known, SetName};
+pub use self::set::{FilledBy, KnownFacts, SetName};
 use denizen_model::{Family, Protocol, family_of};
 use denizen_nft::Schema;
 

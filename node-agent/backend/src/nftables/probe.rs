@@ -1,20 +1,19 @@
 //! Whether this kernel can do what the rules need.
 
-use super::error::NftablesError;
 use super::name::{Class, Group, ServiceTable};
 use super::program::class_chains;
 use super::rule::Chain;
 use super::table::Table;
 use super::table_config::TableConfig;
 use denizen_model::{Family, Protocol};
-use denizen_nft::Kernel;
+use denizen_nft::{Keeper, Kernel, NftError};
 use denizen_plan::{LocalTest, NodeSide};
 
 /// Whether the kernel accepts the IP tables.
 ///
 /// # Errors
 /// What the kernel refused, or cannot be asked.
-pub fn probe() -> Result<(), NftablesError> {
+pub fn probe() -> Result<(), NftError> {
     Family::BOTH.map(ServiceTable::Ip).into_iter().try_for_each(ask)
 }
 
@@ -22,7 +21,7 @@ pub fn probe() -> Result<(), NftablesError> {
 ///
 /// # Errors
 /// As [`probe`].
-pub fn probe_ports() -> Result<(), NftablesError> {
+pub fn probe_ports() -> Result<(), NftError> {
     ask(ServiceTable::Bridge)
 }
 
@@ -31,25 +30,15 @@ pub fn probe_ports() -> Result<(), NftablesError> {
 ///
 /// # Errors
 /// As [`probe`].
-pub fn probe_arp() -> Result<(), NftablesError> {
+pub fn probe_arp() -> Result<(), NftError> {
     ask(ServiceTable::Arp)
 }
 
-fn ask(table_family: ServiceTable) -> Result<(), NftablesError> {
-    let opened = Kernel::open();
-    let mut kernel = opened.map_err(NftablesError::netlink(table_family, "open"))?;
-    let schema = table_family.schema();
-    let seen = kernel.observe(&schema)?;
-    match seen.owner() {
-        Some(owner) => Err(NftablesError::Owned { table_family, owner }),
-        // The kernel accepted it.
-        None if seen.is_there() => Ok(()),
-        None => {
-            let chains = chains(table_family);
-            let chains: Vec<_> = chains.iter().map(|chain| chain.lowered(table_family)).collect();
-            Ok(kernel.try_table(&schema, &chains)?)
-        }
-    }
+fn ask(table_family: ServiceTable) -> Result<(), NftError> {
+    let mut kernel = Kernel::open().map_err(NftError::Open)?;
+    let chains = chains(table_family);
+    let chains: Vec<_> = chains.iter().map(|chain| chain.lowered(table_family)).collect();
+    Keeper::probe(&mut kernel, &table_family.schema(), &chains)
 }
 
 /// The chains that use the newest features of the kernel.

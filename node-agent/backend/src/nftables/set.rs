@@ -1,6 +1,6 @@
 //! Keys and values of the sets and maps.
 
-use super::name::{Facts, ServiceTable, SetName};
+use super::name::{FilledBy, ServiceTable, SetName};
 use denizen_nft::{DataType, Field, Set};
 
 /// The most endpoints of a service address: slots are numbered with 16 bits.
@@ -101,5 +101,5 @@ pub fn room(set: SetName) -> Option<u32> {
     // The reserve has room for 128 service ports that use up their budget twice: at once, and in
     // the time after.
     let room = if is_small { 1 << 16 } else { 1 << 18 };
-    (set.filled_by() == Facts::Traffic).then_some(room)
+    (set.filled_by() == FilledBy::Packets).then_some(room)
 }

@@ -4,48 +4,27 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use super::element::frontend_of;
 use super::lower::{FrontendState, lower};
-use super::name::{Class, Facts, ServiceTable, SetName};
+use super::name::{ChainName, Class, FilledBy, KnownFacts, ServiceTable, SetName};
 use super::number::{Numbers, Owner};
 use super::program;
-use super::rule::Chain;
+use super::rule::{Action, Chain, Rule, chain};
 use super::table_config::TableConfig;
+use crate::why::Why;
 use denizen_model::{Family, PodSet, family_of};
-use denizen_nft::sampled;
-use denizen_nft::{Delta, Element, Key, Schema, SetId, Value, comment_text};
+use denizen_nft::{Content, Delta, Element, Extent, Key, Observed, SetId, Value, comment_text};
 use denizen_plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
-
-/// A difference, and the new classes that it needs.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Difference {
-    /// Chains to make first.
-    pub classes: Vec<Class>,
-    /// Then elements to delete, and elements to add.
-    pub elements: Delta,
-}
-
-impl Difference {
-    /// Nothing to do.
-    pub fn is_empty(&self) -> bool {
-        self.classes.is_empty() && self.elements.is_empty()
-    }
-
-    /// Nothing to do, with the same allocation.
-    pub fn clear(&mut self) {
-        self.classes.clear();
-        self.elements.clear();
-    }
-}
 
 type Members = BTreeMap<Key, Option<Arc<str>>>;
 
 /// The desired content of one table.
 #[derive(Debug)]
 pub struct Table {
-    /// Its family.
     pub table_family: ServiceTable,
-    /// Its sets.
-    pub schema: Schema,
+    pub known: KnownFacts,
+    /// Frontends that were found in the kernel but are not desired.
+    pub left_frontends: BTreeSet<FrontendKey>,
     config: TableConfig,
     keys: HashMap<FrontendKey, FrontendState>,
     classes: BTreeSet<Class>,
@@ -54,8 +33,6 @@ pub struct Table {
     /// Those of [`Self::hold_cluster_ips`]. Each counts once.
     held: BTreeSet<IpAddr>,
     members: BTreeMap<SetName, Members>,
-    /// Somebody watches what is dropped.
-    samples_drops: bool,
 }
 
 impl Table {
@@ -63,7 +40,8 @@ impl Table {
     pub fn new(table_family: ServiceTable, config: TableConfig) -> Self {
         Self {
             table_family,
-            schema: table_family.schema(),
+            known: KnownFacts::default(),
+            left_frontends: BTreeSet::new(),
             config,
             keys: HashMap::new(),
             classes: BTreeSet::new(),
@@ -71,13 +49,7 @@ impl Table {
             cluster_ips: HashMap::new(),
             held: BTreeSet::new(),
             members: BTreeMap::new(),
-            samples_drops: false,
         }
-    }
-
-    /// Whether rules show what is dropped. Returns whether that changes the chains.
-    pub fn sample_drops(&mut self, on: bool) -> bool {
-        std::mem::replace(&mut self.samples_drops, on) != on
     }
 
     /// Takes over the number by which an earlier run's clients remember an endpoint.
@@ -91,51 +63,23 @@ impl Table {
         program::chains(self.table_family, &self.config).into_iter().chain(classes).collect()
     }
 
-    /// As [`Self::chains`], in the driver's terms.
-    pub fn lowered_chains(&self) -> Vec<denizen_nft::Chain> {
-        self.lowered(&self.chains())
-    }
-
     /// These chains in the driver's terms.
     pub fn lowered(&self, chains: &[Chain]) -> Vec<denizen_nft::Chain> {
-        let lowered = chains.iter().map(|chain| chain.lowered(self.table_family)).collect();
-        // An ARP message is no packet whose end anybody looks for.
-        let samples = self.samples_drops && self.table_family != ServiceTable::Arp;
-        if samples { sampled(lowered) } else { lowered }
+        chains.iter().map(|chain| chain.lowered(self.table_family)).collect()
+    }
+
+    /// Whether the table is desired at all.
+    pub fn is_wanted(&self) -> bool {
+        match self.table_family {
+            ServiceTable::Ip(_) => true,
+            ServiceTable::Bridge => self.config.reads_ports(),
+            ServiceTable::Arp => self.config.by_ipvs,
+        }
     }
 
     /// The chains of a class.
     pub fn class_chains(&self, class: Class) -> Vec<Chain> {
         program::class_chains(class, &self.config.node_side)
-    }
-
-    /// Every desired element, in no order. They are made one by one: together they take more memory
-    /// than what they are made from.
-    pub fn each_element(&self) -> impl Iterator<Item = Element> + '_ {
-        let of_frontends = self.keys.iter().flat_map(|(key, state)| state.elements(key));
-        let members = self.members.iter().flat_map(|(set, members)| {
-            let of_set = members.iter();
-            of_set.map(|(key, comment)| member(*set, *key, comment.clone()))
-        });
-        let cluster_ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
-        of_frontends.chain(members).chain(cluster_ips)
-    }
-
-    /// The desired elements of a set, in no order. Of the sets of ranges there is one, and few
-    /// frontends have any.
-    pub fn ranges(&self, set: SetId) -> Vec<Element> {
-        let restricted = self.keys.iter().filter(|(_, state)| state.is_restricted());
-        let elements = restricted.flat_map(|(key, state)| state.elements(key));
-        elements.filter(|element| element.set == set).collect()
-    }
-
-    /// Every desired element, by set and in no order.
-    pub fn elements_by_set(&self) -> BTreeMap<SetId, Vec<Element>> {
-        let mut all: BTreeMap<SetId, Vec<Element>> = BTreeMap::new();
-        for element in self.each_element() {
-            all.entry(element.set).or_default().push(element);
-        }
-        all
     }
 
     /// Whether a service has, or had, session affinity.
@@ -162,21 +106,9 @@ impl Table {
 
     /// Every desired element, sorted.
     pub fn elements(&self) -> Vec<Element> {
-        let sorted = self.elements_by_set().into_values().map(|mut elements| {
-            elements.sort_unstable_by_key(|element| element.key);
-            elements
-        });
-        sorted.flatten().collect()
-    }
-
-    /// Whether a frontend is desired.
-    pub fn has_frontend(&self, key: &FrontendKey) -> bool {
-        self.keys.contains_key(key)
-    }
-
-    /// What the constant part depends on now.
-    pub fn config(&self) -> &TableConfig {
-        &self.config
+        let mut elements: Vec<Element> = Content::elements(self).collect();
+        elements.sort_unstable_by_key(|element| (element.set, element.key));
+        elements
     }
 
     /// Replaces what the constant rules depend on. Returns whether it differs.
@@ -186,38 +118,28 @@ impl Table {
         differs
     }
 
-    /// Takes changed frontends; `None` means that a frontend is gone. Frontends of the other family
-    /// are ignored.
-    pub fn change_frontends<'a>(
-        &mut self,
-        keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
-        delta: &mut Difference,
-    ) {
-        let table_family = self.table_family;
-        for (key, frontend) in
-            keys.filter(|(key, _)| table_family == ServiceTable::Ip(key.family()))
-        {
-            self.change_frontend(key, frontend, delta);
-        }
-    }
-
-    fn change_frontend(
+    /// Takes a changed frontend; `None` means that it is gone. Frontends of the other family are
+    /// ignored.
+    pub fn change_frontend(
         &mut self,
         key: FrontendKey,
         frontend: Option<&Frontend>,
-        delta: &mut Difference,
+        delta: &mut Delta,
     ) {
+        if self.table_family != ServiceTable::Ip(key.family()) {
+            return;
+        }
         let now = self.keys.remove(&key);
         let wanted = frontend.map(|frontend| lower(frontend, now.as_ref(), &mut self.numbers));
         let elements = |state: &Option<FrontendState>| {
             state.as_ref().map(|s| s.elements(&key)).unwrap_or_default()
         };
-        delta.elements.extend(elements(&now), elements(&wanted));
+        delta.extend(elements(&now), elements(&wanted));
         self.count_cluster_ip(&key, now.as_ref(), wanted.as_ref(), delta);
         if let Some(wanted) = wanted {
             for class in wanted.classes(&key) {
                 if self.classes.insert(class) {
-                    delta.classes.push(class);
+                    delta.chains.extend(self.lowered(&self.class_chains(class)));
                 }
             }
             self.keys.insert(key, wanted);
@@ -229,7 +151,7 @@ impl Table {
         key: &FrontendKey,
         now: Option<&FrontendState>,
         wanted: Option<&FrontendState>,
-        delta: &mut Difference,
+        delta: &mut Delta,
     ) {
         let FrontendAddress::Ip(ip) = key.address else { return };
         let is = |state: Option<&FrontendState>| {
@@ -240,7 +162,7 @@ impl Table {
 
     /// Addresses whose unused ports are refused even if no service has them; and of which no
     /// neighbour learns that they are this node's.
-    pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>, delta: &mut Difference) {
+    pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>, delta: &mut Delta) {
         if self.table_family == ServiceTable::Arp {
             let own = addresses.iter().filter(|ip| ip.is_ipv4());
             let wanted = own.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
@@ -254,15 +176,15 @@ impl Table {
         gone.into_iter().for_each(|ip| self.recount_cluster_ip(ip, 0, 1, delta));
     }
 
-    fn recount_cluster_ip(&mut self, ip: IpAddr, more: usize, less: usize, delta: &mut Difference) {
+    fn recount_cluster_ip(&mut self, ip: IpAddr, more: usize, less: usize, delta: &mut Delta) {
         let count = self.cluster_ips.entry(ip).or_insert(0);
         let known = *count > 0;
         *count = *count + more - less;
         match (known, *count > 0) {
-            (false, true) => delta.elements.add.push(cluster_ip(ip)),
+            (false, true) => delta.add.push(cluster_ip(ip)),
             (true, false) => {
                 let key = (SetName::ClusterIps.id(), Key::EMPTY.address(ip));
-                delta.elements.delete.push(key);
+                delta.delete.push(key);
             }
             (false, false) | (true, true) => {}
         }
@@ -272,9 +194,9 @@ impl Table {
     }
 
     /// Takes the local pods.
-    pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Difference) {
+    pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Delta) {
         let of_pods =
-            SetName::of(self.table_family).iter().filter(|set| set.filled_by() == Facts::Pods);
+            SetName::of(self.table_family).iter().filter(|set| set.filled_by() == FilledBy::Pods);
         let mut wanted: BTreeMap<SetName, Members> =
             of_pods.map(|set| (*set, Members::new())).collect();
         for pod in &pods.pods {
@@ -313,31 +235,90 @@ impl Table {
     }
 
     /// Takes the addresses that may reach themselves through a service.
-    pub fn change_hairpins(
-        &mut self,
-        addresses: impl Iterator<Item = IpAddr>,
-        delta: &mut Difference,
-    ) {
+    pub fn change_hairpins(&mut self, addresses: impl Iterator<Item = IpAddr>, delta: &mut Delta) {
         let key = |ip| (Key::EMPTY.address(ip).address(ip), None);
         let wanted = addresses.filter(|ip| self.table_family.holds(*ip)).map(key).collect();
         self.change_members(SetName::Hairpin, wanted, delta);
     }
 
     /// Takes the addresses that serve node ports.
-    pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Difference) {
+    pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Delta) {
         let ours = addresses.iter().filter(|ip| self.table_family.holds(**ip));
         let wanted = ours.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
         self.change_members(SetName::NodePortAddresses, wanted, delta);
     }
 
-    fn change_members(&mut self, set: SetName, wanted: Members, delta: &mut Difference) {
+    fn change_members(&mut self, set: SetName, wanted: Members, delta: &mut Delta) {
         let before = self.members.insert(set, wanted).unwrap_or_default();
         let wanted = &self.members[&set];
         let gone = before.iter().filter(|(key, comment)| wanted.get(key) != Some(*comment));
-        delta.elements.delete.extend(gone.map(|(key, _)| (set.id(), *key)));
+        delta.delete.extend(gone.map(|(key, _)| (set.id(), *key)));
         let new = wanted.iter().filter(|(key, comment)| before.get(key) != Some(*comment));
         let new = new.map(|(key, comment)| member(set, *key, comment.clone()));
-        delta.elements.add.extend(new);
+        delta.add.extend(new);
+    }
+}
+
+impl Content for Table {
+    fn chains(&self) -> Vec<denizen_nft::Chain> {
+        self.lowered(&Self::chains(self))
+    }
+
+    fn elements(&self) -> impl Iterator<Item = Element> {
+        let of_frontends = self.keys.iter().flat_map(|(key, state)| state.elements(key));
+        let members = self.members.iter().flat_map(|(set, members)| {
+            let of_set = members.iter();
+            of_set.map(|(key, comment)| member(*set, *key, comment.clone()))
+        });
+        let cluster_ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
+        of_frontends.chain(members).chain(cluster_ips)
+    }
+
+    /// Of the sets of ranges there is one, and few frontends have any.
+    fn elements_of(&self, set: SetId) -> Vec<Element> {
+        let restricted = self.keys.iter().filter(|(_, state)| state.is_restricted());
+        let elements = restricted.flat_map(|(key, state)| state.elements(key));
+        elements.filter(|element| element.set == set).collect()
+    }
+
+    /// An earlier run's services stay until all services are known. Pods are put into its sets.
+    fn extent(&self) -> Extent {
+        match self.table_family {
+            ServiceTable::Ip(_) if !self.known.services => Extent::Partly { into_foreign: true },
+            ServiceTable::Ip(_) | ServiceTable::Arp | ServiceTable::Bridge => Extent::Whole,
+        }
+    }
+
+    fn covers(&self, set: SetId) -> bool {
+        self.known.covers(SetName::of_id(set))
+    }
+
+    /// Drops what the table refuses at unused ports. A packet in its chains finds the maps empty but
+    /// the sets as they were (`nft_map_deactivate` in net/netfilter/nf_tables_api.c), so it would be
+    /// refused as if no service had its cluster IP. It must not pass either: its connection would
+    /// stay untranslated, and where the address is routed to this node for IPVS, a port of the
+    /// node's own would answer.
+    fn before_replacing(&self, seen: &Observed) -> Vec<denizen_nft::Chain> {
+        let name = ChainName::UnusedPort;
+        if !seen.has_rules(&name.to_string()) {
+            return Vec::new();
+        }
+        let drop = Rule::new(Why::NeverUndone, [], [Action::Count, Action::Drop]);
+        self.lowered(&[chain(name, Why::UnusedPort, vec![drop])])
+    }
+
+    fn review(&mut self, seen: &Observed, _delta: &mut Delta) -> usize {
+        if self.known.services {
+            let schema = self.table_family.schema();
+            let keys = [SetName::Services, SetName::NodePorts].map(SetName::id);
+            let found = seen.elements().filter(|(set, ..)| keys.contains(set));
+            let found = found.filter_map(|(set, key, ..)| {
+                let family = SetName::of_id(set).family(self.table_family);
+                frontend_of(family, schema.set(set), key)
+            });
+            self.left_frontends.extend(found.filter(|key| !self.keys.contains_key(key)));
+        }
+        0
     }
 }
 

@@ -5,7 +5,6 @@ mod choice;
 mod kernel;
 mod leaving;
 mod ranges;
-mod rejected;
 mod slots;
 mod tables;
 

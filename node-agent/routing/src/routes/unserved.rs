@@ -13,8 +13,8 @@ use std::net::IpAddr;
 
 use denizen_model::{Family, family_of};
 use denizen_nft::{
-    BaseChain, Chain, DataType, Delta, Element, Field, Hook, Kernel, Key, Kind, NftError, Reject,
-    Rule, Schema, Set, SetId, Statement, Value,
+    BaseChain, Chain, Content, DataType, Element, Field, Hook, Keeper, Kernel, Key, Kind, NftError,
+    Reject, Rule, Schema, Set, SetId, Statement, Value,
 };
 
 /// The name of its table, in `ip` and in `ip6`.
@@ -32,15 +32,15 @@ const ANNOUNCED: SetId = SetId(0);
 #[derive(Debug)]
 pub struct Unserved {
     kernel: Kernel,
-    /// What is in the sets; `None` before the first look, and when another program may have changed
-    /// the tables.
-    known: Option<BTreeSet<IpAddr>>,
+    tables: [(Family, Keeper); 2],
+    announced: BTreeSet<IpAddr>,
 }
 
 impl Unserved {
     /// Nothing is programmed yet.
     pub fn new(kernel: Kernel) -> Self {
-        Self { kernel, known: None }
+        let tables = Family::BOTH.map(|version| (version, Keeper::new(schema(version))));
+        Self { kernel, tables, announced: BTreeSet::new() }
     }
 
     /// The portid by which notifications name our own changes.
@@ -50,7 +50,7 @@ impl Unserved {
 
     /// Another program may have changed the tables.
     pub fn disturbed(&mut self) {
-        self.known = None;
+        self.tables.iter_mut().for_each(|(_, keeper)| keeper.doubt());
     }
 
     /// Refuses what no service takes at these addresses, and nothing else.
@@ -58,75 +58,42 @@ impl Unserved {
     /// # Errors
     /// [`NftError`]; the next call starts from what it finds.
     pub fn sync(&mut self, announced: BTreeSet<IpAddr>) -> Result<(), NftError> {
-        match self.known.take() {
-            Some(known) if known == announced => {}
-            Some(known) => self.change(&known, &announced)?,
-            None => self.look(&announced)?,
+        let before = std::mem::replace(&mut self.announced, announced);
+        let after = &self.announced;
+        for (version, keeper) in &mut self.tables {
+            let of_table = |addresses| elements(*version, addresses).collect();
+            let (gone, new) = (before.difference(after), after.difference(&before));
+            keeper.note(|delta| delta.extend(of_table(gone), of_table(new)));
         }
-        self.known = Some(announced);
-        Ok(())
+        let mut contents = Family::BOTH.map(|version| AnnouncedTable { version, addresses: after });
+        let keepers = self.tables.iter_mut().map(|(_, keeper)| keeper);
+        let mut tables: Vec<_> = keepers.zip(&mut contents).collect();
+        Keeper::sync(&mut self.kernel, &mut tables).map(drop)
     }
 
     /// Removes the tables. Returns how many there were.
     pub fn remove(kernel: &mut Kernel) -> Result<usize, NftError> {
         let mut removed = 0;
-        for schema in Family::BOTH.map(schema) {
-            if kernel.observe(&schema)?.is_there() {
-                kernel.write(schema.family, |batch| batch.delete_table(schema.name))?;
-                removed += 1;
-            }
+        for version in Family::BOTH {
+            removed += usize::from(Keeper::remove_table(kernel, &schema(version), &[])?);
         }
         Ok(removed)
     }
+}
 
-    /// Writes what differs between the known elements and these.
-    fn change(
-        &mut self,
-        known: &BTreeSet<IpAddr>,
-        announced: &BTreeSet<IpAddr>,
-    ) -> Result<(), NftError> {
-        for version in Family::BOTH {
-            let mut delta = Delta::default();
-            let of = |all: &BTreeSet<IpAddr>, other: &BTreeSet<IpAddr>| {
-                elements(version, all.difference(other)).collect::<Vec<_>>()
-            };
-            delta.extend(of(known, announced), of(announced, known));
-            if !delta.is_empty() {
-                let schema = schema(version);
-                self.kernel.write(schema.family, |batch| delta.write(batch, &schema))?;
-            }
-        }
-        Ok(())
+/// What the table of one version holds.
+struct AnnouncedTable<'a> {
+    version: Family,
+    addresses: &'a BTreeSet<IpAddr>,
+}
+
+impl Content for AnnouncedTable<'_> {
+    fn chains(&self) -> Vec<Chain> {
+        chains(self.version).into()
     }
 
-    /// Reads the tables, and writes what differs from what they should be.
-    fn look(&mut self, announced: &BTreeSet<IpAddr>) -> Result<(), NftError> {
-        for version in Family::BOTH {
-            let (schema, chains) = (schema(version), chains(version));
-            let seen = self.kernel.observe(&schema)?;
-            let wanted = elements(version, announced.iter());
-            let mut batch = self.kernel.batch(schema.family, Some(seen.generation()));
-            match seen.structure(&schema, &chains) {
-                Some(structure) => {
-                    let delta = seen.difference(wanted, |_| true);
-                    if delta.is_empty() && structure == Default::default() {
-                        continue;
-                    }
-                    structure.write(&mut batch, schema.name);
-                    delta.write(&mut batch, &schema);
-                    self.kernel.commit(batch)?;
-                    self.kernel.write(schema.family, |batch| {
-                        batch.delete_chains(schema.name, structure.left_over());
-                    })?;
-                }
-                None => {
-                    batch.replace_table(seen.is_there(), &schema, &chains);
-                    batch.add_elements(&schema, &wanted.collect::<Vec<_>>());
-                    self.kernel.commit(batch)?;
-                }
-            }
-        }
-        Ok(())
+    fn elements(&self) -> impl Iterator<Item = Element> {
+        elements(self.version, self.addresses.iter())
     }
 }
 

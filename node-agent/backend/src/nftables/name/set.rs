@@ -6,35 +6,35 @@ use super::ServiceTable;
 use denizen_model::Family;
 use denizen_nft::SetId;
 
-/// What must be known before a set can be said to be right. Until then, what an earlier run put
-/// there stays.
+/// What fills a set, and so must be known before it can be said to be right. Until then, what an
+/// earlier run put there stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Facts {
+pub enum FilledBy {
     /// The state file.
     Pods,
     /// A complete picture of services, endpoints and the node.
     Services,
-    /// Packets: the kernel fills it, and it is never said to be wrong.
-    Traffic,
+    /// It is never said to be wrong.
+    Packets,
 }
 
 /// Which facts the agent has. What an earlier run programmed from the others is left
 /// alone: a restart must lose nothing while the API, or the state file, cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Known {
+pub struct KnownFacts {
     /// The state file was read.
     pub pods: bool,
     /// The first lists of services, endpoints and the node are complete.
     pub services: bool,
 }
 
-impl Known {
+impl KnownFacts {
     /// Whether the facts that fill this set are known.
     pub fn covers(self, set: SetName) -> bool {
         match set.filled_by() {
-            Facts::Pods => self.pods,
-            Facts::Services => self.services,
-            Facts::Traffic => false,
+            FilledBy::Pods => self.pods,
+            FilledBy::Services => self.services,
+            FilledBy::Packets => false,
         }
     }
 }
@@ -170,13 +170,15 @@ impl SetName {
     }
 
     /// Whose facts fill it.
-    pub fn filled_by(self) -> Facts {
+    pub fn filled_by(self) -> FilledBy {
         match self {
-            Self::LocalPods | Self::BridgedPods | Self::PodPorts | Self::PodPorts6 => Facts::Pods,
+            Self::LocalPods | Self::BridgedPods | Self::PodPorts | Self::PodPorts6 => {
+                FilledBy::Pods
+            }
             Self::Affinity
             | Self::AffinityReserved
             | Self::AffinityBrief
-            | Self::AffinityBudget => Facts::Traffic,
+            | Self::AffinityBudget => FilledBy::Packets,
             Self::Services
             | Self::Endpoints
             | Self::NodePorts
@@ -198,7 +200,7 @@ impl SetName {
             | Self::LocalAffinitySlots
             | Self::LocalAffinityEndpoints
             | Self::LocalNodePortAffinitySlots
-            | Self::LocalNodePortAffinityEndpoints => Facts::Services,
+            | Self::LocalNodePortAffinityEndpoints => FilledBy::Services,
         }
     }
 

@@ -3,16 +3,14 @@ use std::net::UdpSocket;
 
 use nix::sched::{CloneFlags, unshare};
 
-use crate::nftables::error::NftablesError;
-use crate::nftables::name::{Class, Group, Known, ServiceTable};
+use crate::nftables::name::{Class, Group, ServiceTable};
 use crate::nftables::program::{chains, class_chains};
-use crate::nftables::table::{Difference, Table};
+use crate::nftables::table::Table;
 use crate::nftables::table_config::TableConfig;
 use crate::nftables::tests::with_addresses_routed_here;
-use crate::nftables::write::load;
 use denizen_fixture::ip;
 use denizen_model::{Egress, Family, Protocol};
-use denizen_nft::{Chain, Kernel, NftError, Structure};
+use denizen_nft::{Chain, Content, Delta, Keeper, Kernel, Structure};
 use denizen_plan::{Detection, Detector, EgressMasquerade, MarkBit, NodePlan, NodeSide};
 
 fn all_chains(table_family: ServiceTable, config: &TableConfig) -> Vec<Chain> {
@@ -92,8 +90,8 @@ fn the_kernel_gives_every_rule_back_as_it_was_sent() {
     alone.join().unwrap();
 }
 
-/// With the backend ipvs, cluster IPs are routed to the node. A table that another change kept from
-/// being replaced must not let packets pass to the node's own ports.
+/// With the backend ipvs, cluster IPs are routed to the node. A table that is about to be replaced
+/// must not let packets pass to the node's own ports, nor refuse them.
 #[test]
 fn a_table_that_is_being_replaced_lets_nothing_pass_to_unused_ports() {
     const SERVICE: &str = "10.96.0.10";
@@ -101,27 +99,24 @@ fn a_table_that_is_being_replaced_lets_nothing_pass_to_unused_ports() {
         let own = UdpSocket::bind("0.0.0.0:0").unwrap();
         let to = (SERVICE, own.local_addr().unwrap().port());
         let send = || UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"hi", to);
-
-        let family = ServiceTable::Ip(Family::V4);
-        let mut table = Table::new(family, TableConfig::default());
-        table.hold_cluster_ips(&[ip(SERVICE)].into(), &mut Difference::default());
+        let mut table = Table::new(ServiceTable::Ip(Family::V4), TableConfig::default());
+        table.known.services = true;
+        table.hold_cluster_ips(&[ip(SERVICE)].into(), &mut Delta::default());
+        let mut keeper = Keeper::new(table.table_family.schema());
         let mut kernel = Kernel::open().unwrap();
-        let seen = kernel.observe(&table.schema).unwrap();
         assert!(send().is_ok(), "without rules the node itself answers");
-        load(&mut kernel, &seen, &table, Known::default()).unwrap();
-        let seen = kernel.observe(&table.schema).unwrap();
-        let bridge = ServiceTable::Bridge.schema();
-        kernel.write(bridge.family, |batch| batch.add_table(&bridge)).unwrap();
-
-        let raced = load(&mut kernel, &seen, &table, Known::default());
-        let is_raced = matches!(raced, Err(NftablesError::Driver(NftError::Raced { .. })));
-        assert!(is_raced, "{raced:?}");
+        Keeper::sync(&mut kernel, &mut [(&mut keeper, &mut table)]).unwrap();
+        let seen = kernel.observe(keeper.schema()).unwrap();
+        let first = table.before_replacing(&seen);
+        assert_eq!(first.len(), 1);
+        let schema = keeper.schema();
+        kernel.write(schema.family, |batch| batch.replace_rules(schema.name, &first)).unwrap();
         assert_eq!(send().unwrap_err().kind(), ErrorKind::PermissionDenied);
-        let seen = kernel.observe(&table.schema).unwrap();
-        load(&mut kernel, &seen, &table, Known::default()).unwrap();
+        keeper.doubt();
+        Keeper::sync(&mut kernel, &mut [(&mut keeper, &mut table)]).unwrap();
         assert_eq!(send().unwrap_err().kind(), ErrorKind::PermissionDenied);
-        let seen = kernel.observe(&table.schema).unwrap();
-        let chains = table.lowered_chains();
-        assert_eq!(seen.structure(&table.schema, &chains), Some(Structure::default()));
+        let seen = kernel.observe(keeper.schema()).unwrap();
+        let chains = Content::chains(&table);
+        assert_eq!(seen.structure(keeper.schema(), &chains), Some(Structure::default()));
     });
 }

@@ -4,15 +4,14 @@ use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use crate::nftables::name::{Known, ServiceTable};
-use crate::nftables::sync::Nftables;
-use crate::nftables::table::{Difference, Table};
+use crate::nftables::name::ServiceTable;
+use crate::nftables::table::Table;
 use crate::nftables::table_config::TableConfig;
 use crate::nftables::tests::with_addresses_routed_here;
-use crate::nftables::write::load;
+use crate::nftables::{Nftables, only_refuse};
 use denizen_fixture::ip;
 use denizen_model::Family;
-use denizen_nft::Kernel;
+use denizen_nft::{Delta, Keeper, Kernel};
 
 const ROUTED: &str = "10.96.0.10";
 /// A cluster IP at which a program of the node listens, a DNS cache for example.
@@ -36,17 +35,18 @@ fn what_is_new_to_a_virtual_server_is_refused_and_nothing_else() {
     with_addresses_routed_here("10.96.0.0/24", || {
         let own = UdpSocket::bind("0.0.0.0:0").unwrap();
         let mut kernel = Kernel::open().unwrap();
-        let mut only_refuse = || Nftables::only_refuse(&mut kernel, &[ip(ROUTED)].into()).unwrap();
+        let mut only_refuse = || only_refuse(&mut kernel, &[ip(ROUTED)].into()).unwrap();
         assert_eq!(refusal(&own, ROUTED), None, "without rules the node itself answers");
         only_refuse();
         assert_eq!(refusal(&own, ROUTED), Some(ErrorKind::ConnectionRefused), "without a table");
         assert_eq!(refusal(&own, LISTENED), None, "without a table");
 
         let mut table = Table::new(ServiceTable::Ip(Family::V4), TableConfig::default());
-        table.hold_cluster_ips(&[ip(ROUTED), ip(LISTENED)].into(), &mut Difference::default());
+        table.hold_cluster_ips(&[ip(ROUTED), ip(LISTENED)].into(), &mut Delta::default());
         let mut other = Kernel::open().unwrap();
-        let seen = other.observe(&table.schema).unwrap();
-        load(&mut other, &seen, &table, Known::default()).unwrap();
+        table.known.services = true;
+        let mut keeper = Keeper::new(table.table_family.schema());
+        Keeper::sync(&mut other, &mut [(&mut keeper, &mut table)]).unwrap();
         // Again: what one that was killed has done is no hindrance.
         for _ in 0..2 {
             only_refuse();

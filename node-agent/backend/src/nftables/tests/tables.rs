@@ -2,15 +2,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proptest::prelude::*;
 
+use super::super::element::frontend_of;
+use super::super::lower::lower;
 use super::super::name::{ChainName, Class, Group, ServiceTable, SetName};
+use super::super::number::Numbers;
 use super::super::program;
 use super::super::rule::Action;
-use super::super::table::{Difference, Table};
+use super::super::table::Table;
 use super::super::table_config::TableConfig;
 use super::slots::{frontend, key, to};
 use denizen_fixture::{ip, pods, port, range};
-use denizen_model::{Family, Protocol, SessionAffinity};
-use denizen_nft::{Element, Key, SetId, Value};
+use denizen_model::{Affinity, Family, Protocol};
+use denizen_nft::{Delta, Element, Key, SetId, Value};
 use denizen_plan::{
     Detection, Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade,
     NodePlan, NodeSide, Outcome,
@@ -24,15 +27,14 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn commit(&mut self, table: &Table, delta: &Difference) {
-        let made = delta.classes.iter().flat_map(|class| table.class_chains(*class));
-        for chain in made {
+    fn commit(&mut self, table: &Table, delta: &Delta) {
+        for chain in &delta.chains {
             assert!(self.chains.insert(chain.name.to_string()), "{} is there already", chain.name);
         }
-        for key in &delta.elements.delete {
+        for key in &delta.delete {
             assert!(self.elements.remove(key).is_some(), "{key:?} is not there");
         }
-        for element in &delta.elements.add {
+        for element in &delta.add {
             let known = self.elements.insert((element.set, element.key), element.clone());
             assert!(known.is_none(), "{element:?} is there already");
             if let Value::Goto(chain) = &element.value {
@@ -77,11 +79,7 @@ fn decision() -> impl Strategy<Value = (FrontendKey, Option<Frontend>)> {
             kind: if external { FrontendKind::ExternalIp } else { FrontendKind::ClusterIp },
             masquerade,
             outside,
-            affinity: if extra == 1 {
-                SessionAffinity::ClientIp { seconds: 300 }
-            } else {
-                SessionAffinity::None
-            },
+            affinity: if extra == 1 { Affinity::ClientIp { seconds: 300 } } else { Affinity::None },
             sources: (extra == 2).then(|| [range("10.0.0.0/9"), range("192.168.0.0/30")].into()),
             ..frontend(at, inside)
         };
@@ -98,16 +96,18 @@ proptest! {
     ) {
         let (mut table, mut kernel) = start();
         for (decisions, local, address, held) in steps {
-            let mut delta = Difference::default();
+            let mut delta = Delta::default();
             let decisions: BTreeMap<FrontendKey, Option<Frontend>> = decisions.into_iter().collect();
-            table.change_frontends(decisions.iter().map(|(key, frontend)| (*key, frontend.as_ref())), &mut delta);
+            for (key, frontend) in &decisions {
+                table.change_frontend(*key, frontend.as_ref(), &mut delta);
+            }
             let known = [("10.1.2.3", "cni0"), ("10.1.2.4", "cni0"), ("10.1.2.3", "veth1")];
             table.change_pods(&pods(1, &known[..local]), &mut delta);
             table.change_hairpins(known[..local].iter().map(|(at, _)| ip(at)), &mut delta);
             table.change_node_port_addresses(&[ip(&format!("192.168.0.{address}"))], &mut delta);
             let routed = (0..held).map(|n| ip(&format!("10.96.0.{}", 9 + n))).collect();
             table.hold_cluster_ips(&routed, &mut delta);
-            delta.elements.sort();
+            delta.sort();
             kernel.commit(&table, &delta);
         }
     }
@@ -118,32 +118,32 @@ fn what_does_not_change_is_not_touched() {
     let (mut table, mut kernel) = start();
     let at = key("10.96.0.10");
     let mut change = |outcome: Outcome, kernel: &mut Kernel| {
-        let mut delta = Difference::default();
+        let mut delta = Delta::default();
         let decided = frontend(at, outcome);
-        table.change_frontends([(at, Some(&decided))].into_iter(), &mut delta);
+        table.change_frontend(at, Some(&decided), &mut delta);
         kernel.commit(&table, &delta);
-        (delta.classes.len(), delta.elements.delete.len(), delta.elements.add.len())
+        (!delta.chains.is_empty(), delta.delete.len(), delta.add.len())
     };
     assert_eq!(
         change(to(0..3), &mut kernel),
-        (1, 0, 5),
+        (true, 0, 5),
         "three endpoints, a verdict and the cluster IP"
     );
-    assert_eq!(change(to(0..3), &mut kernel), (0, 0, 0), "the same again");
+    assert_eq!(change(to(0..3), &mut kernel), (false, 0, 0), "the same again");
     assert_eq!(
         change(to([0, 1, 2, 3]), &mut kernel),
-        (0, 0, 1),
+        (false, 0, 1),
         "one more in the class: no verdict"
     );
     assert_eq!(
         change(to([0, 1, 3]), &mut kernel),
-        (0, 2, 1),
+        (false, 2, 1),
         "one less: the last moves into its slot"
     );
-    assert_eq!(change(to([0, 1, 9]), &mut kernel), (0, 1, 1), "one replaced");
+    assert_eq!(change(to([0, 1, 9]), &mut kernel), (false, 1, 1), "one replaced");
     assert_eq!(
         change(Outcome::Reject, &mut kernel),
-        (0, 4, 1),
+        (false, 4, 1),
         "none left: the verdict is replaced"
     );
 }
@@ -152,11 +152,11 @@ fn what_does_not_change_is_not_touched() {
 fn every_chain_that_is_named_is_made() {
     let (mut table, _) = start();
     let decided = Frontend {
-        affinity: SessionAffinity::ClientIp { seconds: 300 },
+        affinity: Affinity::ClientIp { seconds: 300 },
         outside: Some(to(0..2)),
         ..frontend(key("10.96.0.10"), to(0..5))
     };
-    table.change_frontends([(decided.key, Some(&decided))].into_iter(), &mut Difference::default());
+    table.change_frontend(decided.key, Some(&decided), &mut Delta::default());
     let chains = table.chains();
     let names: BTreeSet<ChainName> = chains.iter().map(|chain| chain.name).collect();
     assert_eq!(names.len(), chains.len(), "each once");
@@ -209,4 +209,38 @@ fn every_reason_fits() {
         let lowered = rule.lowered(ServiceTable::Bridge);
         assert!(lowered.comment(denizen_nft::TableFamily::Bridge).len() < 128);
     }
+}
+
+/// Whatever element of a frontend the kernel rejects, it is known whose it is.
+#[test]
+fn every_rejected_element_of_a_frontend_is_found() {
+    let at_node = FrontendKey { address: FrontendAddress::Node(Family::V4), ..key("10.96.0.10") };
+    let table_family = ServiceTable::Ip(Family::V4);
+    let schema = table_family.schema();
+    let frontend_of = |element: &Element| {
+        let family = SetName::of_id(element.set).family(table_family);
+        frontend_of(family, schema.set(element.set), &element.key)
+    };
+    for own in [key("10.96.0.10"), at_node] {
+        let decided = Frontend {
+            outside: Some(to([2])),
+            // They guard load balancer IPs.
+            sources: matches!(own.address, FrontendAddress::Ip(_))
+                .then(|| [range("192.0.2.0/24")].into()),
+            ..frontend(own, to([1, 2, 3]))
+        };
+        let elements = lower(&decided, None, &mut Numbers::default()).elements(&own);
+        assert!(elements.len() > 5, "{elements:?}");
+        for element in &elements {
+            assert_eq!(frontend_of(element), Some(own), "{element:?}");
+        }
+    }
+    let address = Key::EMPTY.address(ip("6.0.0.80"));
+    let cluster_ip = Element {
+        set: SetName::ClusterIps.id(),
+        key: address,
+        value: Value::Member,
+        comment: None,
+    };
+    assert_eq!(frontend_of(&cluster_ip), None);
 }

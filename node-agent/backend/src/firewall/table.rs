@@ -1,0 +1,176 @@
+//! The firewall's tables, and what each of them holds. Pure, but for the records that it reads.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::bridge;
+use super::element::{all, of_interfaces, of_sides, of_surroundings};
+use super::number::Numbers;
+use super::program;
+use super::records::Records;
+use super::schema::{SetName, schema};
+use denizen_model::{Family, family_of};
+use denizen_nft::{
+    Chain, Content, Delta, Element, Extent, Key, Observed, Schema, SetId, TableFamily, read_address,
+};
+use denizen_plan::{FirewallPlan, FirewallSettings, Isolation, Plan};
+
+/// A table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FirewallTable {
+    /// IP packets of one version.
+    Ip(Family),
+    /// Frames that come in through a port of a bridge.
+    Bridge,
+}
+
+impl FirewallTable {
+    pub const ALL: [Self; 3] = [Self::Ip(Family::V4), Self::Ip(Family::V6), Self::Bridge];
+
+    pub fn family(self) -> TableFamily {
+        match self {
+            Self::Ip(version) => version.into(),
+            Self::Bridge => TableFamily::Bridge,
+        }
+    }
+
+    pub fn schema(self) -> Schema {
+        match self {
+            Self::Ip(version) => schema(version),
+            Self::Bridge => bridge::schema(),
+        }
+    }
+
+    /// Its chains. None while no policy exists: rules would only cost time.
+    pub fn chains(self, plan: &FirewallPlan) -> Vec<Chain> {
+        if plan.is_enforced() { self.all_chains(plan.settings()) } else { Vec::new() }
+    }
+
+    /// All chains, in an order in which each is made before it is referred to.
+    pub fn all_chains(self, settings: FirewallSettings) -> Vec<Chain> {
+        match self {
+            Self::Ip(version) => program::all(version, settings),
+            Self::Bridge => bridge::all(),
+        }
+    }
+
+    /// What is there for recorded pods.
+    pub fn of_pods(
+        self,
+        plan: &Plan,
+        firewall: &FirewallPlan,
+        without_netfilter: &BTreeSet<Arc<str>>,
+    ) -> Vec<Element> {
+        match self {
+            Self::Ip(version) => of_interfaces(firewall, plan.recorded(), version),
+            Self::Bridge => bridge::of_pods(firewall, plan.recorded(), without_netfilter),
+        }
+    }
+
+    /// What is there for nodes, bridges and tunnels.
+    pub fn of_surroundings(self, firewall: &FirewallPlan) -> Vec<Element> {
+        match self {
+            Self::Ip(version) => of_surroundings(firewall, version),
+            Self::Bridge => bridge::of_surroundings(firewall),
+        }
+    }
+}
+
+/// What a table should hold.
+pub(super) struct FirewallContent<'a> {
+    pub table: FirewallTable,
+    pub plan: &'a Plan,
+    pub firewall: &'a FirewallPlan,
+    pub numbers: &'a Numbers,
+    pub records: &'a Records,
+    pub without_netfilter: &'a BTreeSet<Arc<str>>,
+    /// The kernel has an isolated pod whose record has not been read.
+    pub has_unread: bool,
+}
+
+impl FirewallContent<'_> {
+    pub fn has_elements(&self) -> bool {
+        self.elements().next().is_some()
+    }
+
+    /// The elements of each local pod of this version.
+    fn of_each_pod(&self) -> impl Iterator<Item = Element> {
+        let pods = self.firewall.pods();
+        let pods = pods.filter(|(ip, _)| self.table == FirewallTable::Ip(family_of(*ip)));
+        pods.flat_map(|(address, sides)| of_sides(address, sides, self.numbers))
+    }
+}
+
+impl Content for FirewallContent<'_> {
+    fn chains(&self) -> Vec<Chain> {
+        self.table.chains(self.firewall)
+    }
+
+    /// While policies are not known, pods that come wait, and nothing else is touched.
+    fn elements(&self) -> impl Iterator<Item = Element> {
+        let pods = self.plan.recorded();
+        let elements = match self.table {
+            _ if !self.firewall.is_known() => self.of_each_pod().collect(),
+            FirewallTable::Ip(version) => all(self.firewall, pods, version, self.numbers),
+            FirewallTable::Bridge => bridge::elements(self.firewall, pods, self.without_netfilter),
+        };
+        elements.into_iter()
+    }
+
+    /// The sets of ranges are permissions of pods.
+    fn elements_of(&self, set: SetId) -> Vec<Element> {
+        self.of_each_pod().filter(|element| element.set == set).collect()
+    }
+
+    /// In the place of another version's table, nobody would be isolated.
+    fn extent(&self) -> Extent {
+        match self.firewall.is_known() {
+            true => Extent::Whole,
+            false => Extent::Partly { into_foreign: false },
+        }
+    }
+
+    /// A permission is garbage if its peer's number is nobody's, or its pod is not isolated any
+    /// more. A packet that read a number, or that a pod is isolated, still finds what was permitted
+    /// then, and no more.
+    fn is_garbage(&self, set: SetId, key: &Key) -> bool {
+        let FirewallTable::Ip(version) = self.table else { return false };
+        let name = SetName::of_id(set);
+        let Some(direction) = name.permits() else { return false };
+        let bytes = key.as_bytes();
+        let behind = if matches!(name, SetName::PortRanges(_)) { 4 } else { 0 };
+        let at = bytes.len().checked_sub(4 + behind);
+        let number = at.and_then(|at| bytes.get(at..)?.first_chunk());
+        let number = number.copied().map(u32::from_ne_bytes).unwrap_or_default();
+        let sides = read_address(version, bytes).and_then(|pod| self.firewall.sides(pod));
+        let is_isolated = sides.is_some_and(|it| it.of(direction).isolation != Isolation::Open);
+        !self.numbers.is_in_use(number) || !is_isolated
+    }
+
+    /// The plugin adds addresses of pods that nobody has decided about. Those of pods that are not
+    /// in the plan yet stay.
+    fn review(&mut self, _seen: &Observed, delta: &mut Delta) -> usize {
+        let FirewallTable::Ip(version) = self.table else { return 0 };
+        if !self.firewall.is_known() {
+            delta.delete.clear();
+            return 0;
+        }
+        let pending = |(set, _): &&(SetId, Key)| *set == SetName::Pending.id();
+        let found = delta.delete.iter().filter(pending).count();
+        if found == 0 {
+            return 0;
+        }
+        // Read after the kernel: a pod is recorded before it is isolated.
+        let mut unread: BTreeSet<IpAddr> = self.records.read();
+        let known = self.plan.recorded().iter().flat_map(|pod| &pod.ips);
+        known.for_each(|ip| _ = unread.remove(ip));
+        delta.delete.retain(|(set, key)| {
+            let address = read_address(version, key.as_bytes());
+            *set != SetName::Pending.id() || !address.is_some_and(|ip| unread.contains(&ip))
+        });
+        let removed = delta.delete.iter().filter(pending).count();
+        self.has_unread |= removed < found;
+        removed
+    }
+}

@@ -1,0 +1,65 @@
+//! What a client wants a table to hold.
+
+use crate::bytes::Key;
+use crate::difference::Delta;
+use crate::observed::Observed;
+use crate::rule::Chain;
+use crate::set::{Element, SetId};
+
+/// What a table should hold. A client renders it and decides nothing about how it gets into the
+/// kernel: that is the [`Keeper`](crate::Keeper)'s.
+pub trait Content {
+    /// Every chain, each before those that refer to it.
+    fn chains(&self) -> Vec<Chain>;
+
+    /// Every element, in no order. They are made one by one: together they may take more memory
+    /// than what they are made from.
+    fn elements(&self) -> impl Iterator<Item = Element>;
+
+    /// The elements of one set, in no order.
+    fn elements_of(&self, set: SetId) -> Vec<Element> {
+        self.elements().filter(|element| element.set == set).collect()
+    }
+
+    /// How much of the content is known.
+    fn extent(&self) -> Extent {
+        Extent::Whole
+    }
+
+    /// Whether it is known what a set should hold. Other sets keep what is in them.
+    fn covers(&self, _set: SetId) -> bool {
+        true
+    }
+
+    /// Whether nothing in the table refers to an element any more. It is removed by a transaction
+    /// behind the one that changes everything else: a packet that has read what referred to it
+    /// still finds it.
+    fn is_garbage(&self, _set: SetId, _key: &Key) -> bool {
+        false
+    }
+
+    /// Chains that take the place of those of the same names before the table that is there is
+    /// replaced. While it is removed, packets still pass its chains and find its maps empty.
+    fn before_replacing(&self, _seen: &Observed) -> Vec<Chain> {
+        Vec::new()
+    }
+
+    /// Looks at what the kernel holds, and at what is about to be changed, and may change that.
+    /// Returns how many removals are no drift, because others may add such elements.
+    fn review(&mut self, _seen: &Observed, _delta: &mut Delta) -> usize {
+        0
+    }
+}
+
+/// How much of a table's content is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it: what else is in the table goes.
+    Whole,
+    /// Some facts are missing: chains of an earlier run stay. If that run was another version,
+    /// and `into_foreign` is set, elements are still put into sets that are as declared.
+    Partly {
+        /// See above.
+        into_foreign: bool,
+    },
+}
