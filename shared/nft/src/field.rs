@@ -119,6 +119,17 @@ impl Field {
     /// [`Self::EtherType`] of frames that carry ARP.
     pub(crate) const ARP: u16 = 0x0806;
 
+    /// The same of packets of this version, if it is an address of theirs.
+    pub fn in_version(self, version: Family) -> Self {
+        match self {
+            Self::Source(_) => Self::Source(version),
+            Self::Destination(_) => Self::Destination(version),
+            Self::OriginalSource(_) => Self::OriginalSource(version),
+            Self::AnswerSource(_) => Self::AnswerSource(version),
+            other => other,
+        }
+    }
+
     /// Bytes of its value.
     pub(crate) fn size(self) -> usize {
         match self {

@@ -16,6 +16,7 @@
 mod batch;
 mod bytes;
 mod content;
+mod declaration;
 mod difference;
 mod edge;
 mod edit;
@@ -48,6 +49,7 @@ mod what;
 pub use batch::{At, Batch};
 pub use bytes::{Bytes, Data, Key, read_address};
 pub use content::{Content, Extent};
+pub use declaration::SetDeclaration;
 pub use difference::{Delta, Structure};
 pub use family::TableFamily;
 pub use field::Field;

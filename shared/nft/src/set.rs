@@ -138,6 +138,18 @@ fn description_of(fields: &[Field]) -> Vec<u8> {
 }
 
 impl Set {
+    /// The same with addresses of this version in its keys and values.
+    pub fn in_version(mut self, version: Family) -> Self {
+        let fields = match &mut self.data {
+            DataType::None | DataType::Verdict => &mut Vec::new(),
+            DataType::Fields(fields) => fields,
+        };
+        for field in self.key.iter_mut().chain(fields) {
+            *field = field.in_version(version);
+        }
+        self
+    }
+
     /// A lookup of the packet's values of the key.
     pub fn lookup(&self) -> Lookup {
         self.lookup_of(self.key.clone())

@@ -14,8 +14,11 @@
 
 use super::draw::cascade;
 use super::name::{ChainName, Class, SetName};
-use super::rule::{Action, Budget, Chain, Match, Rule, chain};
+use super::rule::{
+    SetStatements, chain, goto, is_over, is_recalled, jump, keep_service_port, rule, spend,
+};
 use crate::why::Why;
+use denizen_nft::{Chain, Limit, Rule, Statement};
 
 /// New clients of one service port that the reserve takes at once, and in [`RESERVED_PERIOD`].
 const RESERVED: u32 = 1024;
@@ -29,87 +32,78 @@ const BRIEF: u32 = 300;
 pub const MAPS: [SetName; 3] =
     [SetName::Affinity, SetName::AffinityReserved, SetName::AffinityBrief];
 
-fn budget(seconds: u32) -> Budget {
-    let seconds = seconds.max(RESERVED_PERIOD);
-    Budget { burst: RESERVED, hourly: RESERVED * 3600 / seconds, seconds }
-}
-
 /// The chain that looks up the client, and balances it if it is not remembered.
-pub(super) fn balance(class: Class) -> Chain {
-    let numbers = class.group.affinity_slots();
-    let draw = |slots| Action::Draw { numbers, slots };
-    let mut rules = vec![Rule::new(
-        Why::WhichServicePort,
-        [],
-        [draw(1), Action::Jump(ChainName::Remembered(class))],
-    )];
+pub(super) fn balance(sets: SetStatements, class: Class) -> Chain {
+    let draw = |slots| sets.draw(class.group.affinity_slots(), slots);
+    let mut rules =
+        vec![rule(Why::WhichServicePort, [draw(1), jump(ChainName::Remembered(class))])];
     rules.extend(cascade(class, Why::ChooseAndRemember, |slots| {
-        [draw(slots), Action::Goto(ChainName::Remember(class))]
+        [draw(slots), goto(ChainName::Remember(class))]
     }));
     rules.push(without_memory(class));
     chain(ChainName::Balance(class), Why::ChooseAndRemember, rules)
 }
 
 /// The chains that the balancing chain refers to.
-pub(super) fn memory(class: Class, seconds: u32) -> [Chain; 2] {
-    [remembered(class, seconds), remember(class, seconds)]
+pub(super) fn memory(sets: SetStatements, class: Class, seconds: u32) -> [Chain; 2] {
+    let memory = Memory { sets, class, seconds };
+    [memory.remembered(), memory.remember()]
 }
 
-/// The chain that sends a client that is remembered to its endpoint, and returns for others.
-fn remembered(class: Class, seconds: u32) -> Chain {
-    let mut rules = vec![Rule::new(Why::WhichServicePort, [], [Action::KeepServicePort])];
-    for map in MAPS {
-        rules.extend([
-            Rule::new(Why::Recall, [], [Action::Recall(map)]),
-            Rule::new(
-                Why::BackToLast,
-                [Match::Recalled, Match::Protocol(class.protocol)],
-                [stay(map, seconds), translate(class)],
-            ),
-            Rule::new(
-                Why::LastIsGone,
-                [Match::Recalled],
-                [Action::Forget(map), Action::KeepServicePort],
-            ),
-        ]);
+struct Memory {
+    sets: SetStatements,
+    class: Class,
+    seconds: u32,
+}
+
+impl Memory {
+    /// The chain that sends a client that is remembered to its endpoint, and returns for others.
+    fn remembered(&self) -> Chain {
+        let mut rules = vec![rule(Why::WhichServicePort, [keep_service_port()])];
+        for map in MAPS {
+            let is_to = [is_recalled(), is_over(self.class.protocol)];
+            rules.extend([
+                rule(Why::Recall, [self.sets.recall(map)]),
+                rule(Why::BackToLast, is_to.into_iter().chain([self.stay(map), self.translate()])),
+                rule(Why::LastIsGone, [is_recalled(), self.sets.forget(map), keep_service_port()]),
+            ]);
+        }
+        chain(ChainName::Remembered(self.class), Why::Recall, rules)
     }
-    chain(ChainName::Remembered(class), Why::Recall, rules)
-}
 
-/// The chain that remembers a new client in the first map with room, and sends it to the endpoint
-/// that was drawn.
-fn remember(class: Class, seconds: u32) -> Chain {
-    let protocol = Match::Protocol(class.protocol);
-    let pod = [Match::In(SetName::LocalPods), protocol.clone()];
-    let reserved = stay(SetName::AffinityReserved, seconds);
-    let brief = stay(SetName::AffinityBrief, seconds);
-    let budget = Action::Spend(budget(seconds));
-    let to = translate(class);
-    let rules = vec![
-        Rule::new(Why::Remember, [protocol.clone()], [stay(SetName::Affinity, seconds), to]),
-        Rule::new(Why::RememberPod, pod, [reserved, Action::Count, to]),
-        Rule::new(
-            Why::RememberWithinBudget,
-            [protocol.clone()],
-            [budget, reserved, Action::Count, to],
-        ),
-        Rule::new(Why::RememberBriefly, [protocol], [brief, Action::Count, to]),
-        Rule::new(Why::NotRemembered, [], [Action::Count]),
-        without_memory(class),
-    ];
-    chain(ChainName::Remember(class), Why::Remember, rules)
-}
+    /// The chain that remembers a new client in the first map with room, and sends it to the
+    /// endpoint that was drawn.
+    fn remember(&self) -> Chain {
+        let is_over = || is_over(self.class.protocol);
+        let to = || self.translate();
+        let is_pod = self.sets.is_in(SetName::LocalPods);
+        let [all, reserved, brief] = MAPS.map(|map| self.stay(map));
+        let period = self.seconds.max(RESERVED_PERIOD);
+        let budget = spend(Limit { burst: RESERVED, hourly: RESERVED * 3600 / period }, period);
+        let rules = vec![
+            rule(Why::Remember, [is_over(), all, to()]),
+            rule(Why::RememberPod, [is_pod, is_over(), reserved.clone(), Statement::Counter, to()]),
+            rule(
+                Why::RememberWithinBudget,
+                [is_over(), budget, reserved, Statement::Counter, to()],
+            ),
+            rule(Why::RememberBriefly, [is_over(), brief, Statement::Counter, to()]),
+            rule(Why::NotRemembered, [Statement::Counter]),
+            without_memory(self.class),
+        ];
+        chain(ChainName::Remember(self.class), Why::Remember, rules)
+    }
 
-fn stay(map: SetName, seconds: u32) -> Action {
-    let seconds = if map == SetName::AffinityBrief { seconds.min(BRIEF) } else { seconds };
-    Action::Remember { map, seconds }
-}
+    fn stay(&self, map: SetName) -> Statement {
+        let is_brief = map == SetName::AffinityBrief;
+        self.sets.remember(map, if is_brief { self.seconds.min(BRIEF) } else { self.seconds })
+    }
 
-fn translate(class: Class) -> Action {
-    Action::TranslateToNumber(class.group.affinity_endpoints())
+    fn translate(&self) -> Statement {
+        self.sets.translate_to_number(self.class.group.affinity_endpoints())
+    }
 }
 
 fn without_memory(class: Class) -> Rule {
-    let plain = Action::Goto(ChainName::Balance(class.plain()));
-    Rule::new(Why::WithoutMemory, [], [plain])
+    rule(Why::WithoutMemory, [goto(ChainName::Balance(class.plain()))])
 }

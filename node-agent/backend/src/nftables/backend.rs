@@ -158,7 +158,7 @@ impl Nftables<NoKernel> {
     pub fn rendering(&self) -> Rendering {
         let wanted = self.tables.iter().filter(|kept| kept.table.is_wanted());
         wanted.fold(Rendering::empty(), |shown, KeptTable { table, keeper }| {
-            shown.with(keeper.schema(), &table.lowered(&table.chains()), &table.elements())
+            shown.with(keeper.schema(), &table.chains(), &table.sorted_elements())
         })
     }
 }
@@ -385,9 +385,8 @@ impl Backend for Nftables {
 /// table or a set does not exist.
 fn remembered(kernel: &mut Kernel, table_family: ServiceTable, schema: &Schema) -> Observed {
     let mut seen = Observed::default();
-    let of_table = SetName::of(table_family);
-    for set in Group::ALL.map(Group::affinity_endpoints).iter().filter(|set| of_table.contains(set))
-    {
+    let of_groups = Group::ALL.map(Group::affinity_endpoints);
+    for set in SetName::of(table_family).filter(|set| of_groups.contains(set)) {
         if let Err(error) = kernel.read_set(schema, schema.set(set.id()), &mut seen) {
             debug!(family = %schema.family, %set, %error, "no clients are remembered from an earlier run");
         }

@@ -1,7 +1,6 @@
 //! What the rules have counted, and how many clients the kernel remembers for session affinity.
 
 use super::affinity::MAPS;
-use super::set::room;
 use super::table::Table;
 use crate::why::Why;
 use crate::{Affinity, Clients};
@@ -30,7 +29,7 @@ pub fn clients<'a>(
                 doing: "count the clients in",
                 source,
             })?;
-            if let Some((clients, room)) = count.zip(room(map)) {
+            if let Some((clients, room)) = count.zip(map.room()) {
                 all.clients.push(Clients {
                     family: map.family(table.table_family).to_string(),
                     map: map.to_string(),
@@ -51,7 +50,7 @@ pub fn counted<const N: usize>(
     reasons: [Why; N],
 ) -> Result<[u64; N], NftError> {
     let mut sums = [0; N];
-    let counted = kernel.counted(schema, &Content::chains(table), |rule| {
+    let counted = kernel.counted(schema, &table.chains(), |rule| {
         reasons.iter().position(|why| why.text() == rule.why)
     });
     for (reason, packets) in counted? {

@@ -1,8 +1,9 @@
 //! How a class draws one endpoint, each with the same probability.
 
 use super::name::Class;
-use super::rule::{Action, Match, Rule};
+use super::rule::{is_over, rule};
 use crate::why::Why;
+use denizen_nft::{Rule, Statement};
 
 /// Up to this size a class draws among every number of slots from its size down to one.
 const WHOLE_CASCADE: u32 = 64;
@@ -14,12 +15,12 @@ const TRIES: u32 = 32;
 pub fn cascade<const N: usize>(
     class: Class,
     first: Why,
-    actions: impl Fn(u32) -> [Action; N],
+    choose: impl Fn(u32) -> [Statement; N],
 ) -> Vec<Rule> {
     let whys = std::iter::once(first).chain(std::iter::repeat(Why::ChooseAmongFewer));
     let draws = draws(class.size).zip(whys);
     draws
-        .map(|(slots, why)| Rule::new(why, [Match::Protocol(class.protocol)], actions(slots)))
+        .map(|(slots, why)| rule(why, [is_over(class.protocol)].into_iter().chain(choose(slots))))
         .collect()
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::name::{ChainName, ServiceTable, SetName};
 use super::program::only_old_connections;
+use super::rule::SetStatements;
 use super::table::cluster_ip;
 use denizen_model::Family;
 use denizen_nft::{Element, Kernel, NftError, Schema};
@@ -40,8 +41,9 @@ fn only_refuse_in(
     if seen.owner().is_some() {
         return Ok(());
     }
-    let drops = only_old_connections(true).lowered(table_family);
-    let refuses = only_old_connections(false).lowered(table_family);
+    let sets = SetStatements(table_family);
+    let drops = only_old_connections(sets, true);
+    let refuses = only_old_connections(sets, false);
     if seen.has_set(&schema.sets[0]) {
         let emptied = [ChainName::Prerouting, ChainName::Output, ChainName::Input];
         let emptied: [Arc<str>; 3] = emptied.map(|chain| chain.to_string().into());

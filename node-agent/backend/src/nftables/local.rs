@@ -8,11 +8,13 @@
 use std::sync::Arc;
 
 use super::name::{ChainName, SetName};
-use super::rule::{Action, Chain, Match, Rule, base};
+use super::rule::{
+    SetStatements, base, comes_from, comes_in_by, comes_in_by_kind, is_marked, mark, rule, unmark,
+};
 use super::table_config::TableConfig;
 use crate::why::Why;
 use denizen_model::Family;
-use denizen_nft::{BaseChain, Hook, Kind};
+use denizen_nft::{BaseChain, Chain, Field, Hook, Kind, Statement};
 use denizen_plan::LocalTest;
 
 /// Before `filter` (0), where others drop.
@@ -31,34 +33,34 @@ const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
 
 /// One rule for each test: a list of values is one chain of returns before one mark (KEP-2450's
 /// MASQ-IF-NOT-LOCAL).
-pub(super) fn local(config: &TableConfig) -> Vec<Vec<Match>> {
-    let has_port_bit = || Match::Marked(config.node_side.port_bit);
+pub(super) fn local(sets: SetStatements, config: &TableConfig) -> Vec<Vec<Statement>> {
+    let has_port_bit = || is_marked(config.node_side.port_bit);
     let rules = |test: &LocalTest| match test {
-        LocalTest::Pod => vec![vec![Match::In(SetName::LocalPods)]],
+        LocalTest::Pod => vec![vec![sets.is_in(SetName::LocalPods)]],
         // All pods are in the first set with every detector, so that an earlier run's rules, which
         // stay while services are not known, detect them as well.
-        LocalTest::PodAtItsPort => vec![vec![has_port_bit(), Match::In(SetName::BridgedPods)]],
+        LocalTest::PodAtItsPort => vec![vec![has_port_bit(), sets.is_in(SetName::BridgedPods)]],
         LocalTest::PodWithoutPort => {
-            vec![vec![Match::In(SetName::LocalPods), Match::NotIn(SetName::BridgedPods)]]
+            vec![vec![sets.is_in(SetName::LocalPods), sets.is_not_in(SetName::BridgedPods)]]
         }
         LocalTest::AnyPort => {
-            BEHIND_PORTS.map(|kind| vec![Match::InputKind(kind), has_port_bit()]).into()
+            BEHIND_PORTS.map(|kind| vec![comes_in_by_kind(kind), has_port_bit()]).into()
         }
-        LocalTest::Bridge(name) => vec![vec![Match::InputInterface(name.clone())]],
-        LocalTest::Prefix(prefix) => vec![vec![begins_with(prefix.clone())]],
-        LocalTest::Source(range) => vec![vec![Match::Source(*range)]],
+        LocalTest::Bridge(name) => vec![vec![comes_in_by(name)]],
+        LocalTest::Prefix(prefix) => vec![vec![begins_with(prefix)]],
+        LocalTest::Source(range) => vec![vec![comes_from(*range)]],
     };
     config.local.iter().flat_map(rules).collect()
 }
 
 /// A prefix as long as a name can be is the whole name, and nft has no way to write it with a
 /// wildcard.
-fn begins_with(prefix: Arc<str>) -> Match {
+fn begins_with(prefix: &Arc<str>) -> Statement {
     const LONGEST_NAME: usize = 15;
     if prefix.len() < LONGEST_NAME {
-        Match::InputPrefix(prefix)
+        Statement::BeginsWith(Field::InputInterface, prefix.clone())
     } else {
-        Match::InputInterface(prefix)
+        comes_in_by(prefix)
     }
 }
 
@@ -66,10 +68,8 @@ fn begins_with(prefix: Arc<str>) -> Match {
 /// since nat chains see only the first packet of a connection.
 pub(super) fn clear_port_bit(config: &TableConfig) -> Vec<Chain> {
     let bit = config.node_side.port_bit;
-    let clear = |kind| {
-        let has_bit = [Match::InputKind(kind), Match::Marked(bit)];
-        Rule::new(Why::ClearPortBit, has_bit, [Action::Unmark(bit)])
-    };
+    let clear =
+        |kind| rule(Why::ClearPortBit, [comes_in_by_kind(kind), is_marked(bit), unmark(bit)]);
     let behind = |name, hook, priority| {
         let base_chain = BaseChain { kind: Kind::Filter, hook, priority };
         base(name, base_chain, Why::ClearPortBit, BEHIND_PORTS.map(clear).into())
@@ -86,19 +86,19 @@ pub(super) fn clear_port_bit(config: &TableConfig) -> Vec<Chain> {
 }
 
 /// The bridge's table.
-pub(super) fn bridge_chains(config: &TableConfig) -> Vec<Chain> {
+pub(super) fn bridge_chains(sets: SetStatements, config: &TableConfig) -> Vec<Chain> {
     let bit = config.node_side.port_bit;
-    let tell = |why, is| Rule::new(why, [is], [Action::Mark(bit)]);
+    let tell = |why, is| rule(why, [is, mark(bit)]);
     let arriving = |test: &LocalTest| match test {
         LocalTest::PodAtItsPort => vec![
             // A packet may arrive with any mark.
-            Rule::new(Why::PortUnproven, [], [Action::Unmark(bit)]),
-            tell(Why::PodPort, Match::In(SetName::PodPorts)),
-            tell(Why::PodPort, Match::In(SetName::PodPorts6)),
+            rule(Why::PortUnproven, [unmark(bit)]),
+            tell(Why::PodPort, sets.is_in(SetName::PodPorts)),
+            tell(Why::PodPort, sets.is_in(SetName::PodPorts6)),
         ],
         LocalTest::AnyPort => vec![
-            tell(Why::AnyPort, Match::Carries(Family::V4)),
-            tell(Why::AnyPort, Match::Carries(Family::V6)),
+            tell(Why::AnyPort, Statement::carries(Family::V4)),
+            tell(Why::AnyPort, Statement::carries(Family::V6)),
         ],
         LocalTest::Pod
         | LocalTest::PodWithoutPort
@@ -107,7 +107,7 @@ pub(super) fn bridge_chains(config: &TableConfig) -> Vec<Chain> {
         | LocalTest::Source(_) => Vec::new(),
     };
     let arriving = config.local.iter().flat_map(arriving).collect();
-    let forget = Rule::new(Why::OnlyBridged, [Match::Marked(bit)], [Action::Unmark(bit)]);
+    let forget = rule(Why::OnlyBridged, [is_marked(bit), unmark(bit)]);
     let at = |hook| BaseChain { kind: Kind::Filter, hook, priority: BRIDGE_PRIORITY };
     vec![
         base(ChainName::Prerouting, at(Hook::Prerouting), Why::TellPort, arriving),

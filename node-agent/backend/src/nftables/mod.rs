@@ -2,7 +2,7 @@
 //!
 //! A constant number of chains and rules (`program`), and maps whose elements are the services and
 //! their endpoints (`lower`). One table a family, one netlink batch a change. Tables are declared
-//! (`set`), and chains written (`statement`), in the terms of the driver, `denizen_nft`; its
+//! (`name`), and chains written (`rule`), in the terms of the driver, `denizen_nft`; its
 //! [`Keeper`](denizen_nft::Keeper) brings the kernel to what a `Table` holds.
 
 mod affinity;
@@ -19,8 +19,6 @@ mod number;
 mod probe;
 mod program;
 mod rule;
-mod set;
-mod statement;
 mod table;
 mod table_config;
 #[cfg(test)]

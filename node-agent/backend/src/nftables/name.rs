@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-pub use self::set::{FilledBy, KnownFacts, SetName};
+pub use self::set::{FilledBy, KnownFacts, MOST_SLOTS, SetName};
 use denizen_model::{Family, Protocol, family_of};
 use denizen_nft::Schema;
 
@@ -49,7 +49,7 @@ impl ServiceTable {
             family: self.lowered(),
             name: TABLE,
             comment: TABLE_COMMENT,
-            sets: SetName::of(self).iter().map(|set| set.declared(self)).collect(),
+            sets: SetName::of(self).map(|set| set.declared(self)).collect(),
         }
     }
 

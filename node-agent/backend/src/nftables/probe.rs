@@ -2,11 +2,10 @@
 
 use super::name::{Class, Group, ServiceTable};
 use super::program::class_chains;
-use super::rule::Chain;
 use super::table::Table;
 use super::table_config::TableConfig;
 use denizen_model::{Family, Protocol};
-use denizen_nft::{Keeper, Kernel, NftError};
+use denizen_nft::{Chain, Content, Keeper, Kernel, NftError};
 use denizen_plan::{LocalTest, NodeSide};
 
 /// Whether the kernel accepts the IP tables.
@@ -36,9 +35,7 @@ pub fn probe_arp() -> Result<(), NftError> {
 
 fn ask(table_family: ServiceTable) -> Result<(), NftError> {
     let mut kernel = Kernel::open().map_err(NftError::Open)?;
-    let chains = chains(table_family);
-    let chains: Vec<_> = chains.iter().map(|chain| chain.lowered(table_family)).collect();
-    Keeper::probe(&mut kernel, &table_family.schema(), &chains)
+    Keeper::probe(&mut kernel, &table_family.schema(), &chains(table_family))
 }
 
 /// The chains that use the newest features of the kernel.
@@ -55,9 +52,9 @@ fn chains(table_family: ServiceTable) -> Vec<Chain> {
     let mut chains = Table::new(table_family, config).chains();
     if let ServiceTable::Ip(_) = table_family {
         let classes = [None, Some(300)].into_iter();
-        chains.extend(
-            classes.flat_map(|affinity| class_chains(class(affinity), &NodeSide::default())),
-        );
+        chains.extend(classes.flat_map(|affinity| {
+            class_chains(table_family, class(affinity), &NodeSide::default())
+        }));
     }
     chains
 }

@@ -10,11 +10,15 @@ use super::affinity;
 use super::draw::cascade;
 use super::local::{FORWARD_PRIORITY, bridge_chains, clear_port_bit, local};
 use super::name::{ChainName, Class, Group, ServiceTable, SetName};
-use super::rule::{Action, Chain, Match, Rule, base, chain};
+use super::rule::{
+    SetStatements, back, base, chain, clear_scratch, comes_in_by, dropped, goes_to, goto,
+    is_first_packet, is_later_packet, is_marked, is_over, is_scratched, is_translated,
+    is_unanswered, jump, mark, mark_connection, refused, rule, unmark,
+};
 use super::table_config::TableConfig;
 use crate::why::Why;
-use denizen_model::Family;
-use denizen_nft::{BaseChain, Hook, Kind};
+use denizen_model::{Family, Protocol};
+use denizen_nft::{BaseChain, Chain, Hook, Kind, Reject, Rule, Statement};
 use denizen_plan::{MarkBit, NodeSide};
 use ipnetwork::{IpNetwork, Ipv4Network};
 
@@ -31,78 +35,77 @@ const INPUT: BaseChain = BaseChain { kind: Kind::Filter, hook: Hook::Input, prio
 
 /// The constant chains, each before those that refer to it.
 pub fn chains(table_family: ServiceTable, config: &TableConfig) -> Vec<Chain> {
+    let sets = SetStatements(table_family);
     match table_family {
-        ServiceTable::Ip(Family::V4) => ip_chains(config).into_iter().chain([martians()]).collect(),
+        ServiceTable::Ip(Family::V4) => {
+            ip_chains(sets, config).into_iter().chain([martians()]).collect()
+        }
         // IPv6 has no `route_localnet`.
-        ServiceTable::Ip(Family::V6) => ip_chains(config),
-        ServiceTable::Bridge => bridge_chains(config),
-        ServiceTable::Arp => vec![arp_input()],
+        ServiceTable::Ip(Family::V6) => ip_chains(sets, config),
+        ServiceTable::Bridge => bridge_chains(sets, config),
+        ServiceTable::Arp => vec![arp_input(sets)],
     }
 }
 
-fn ip_chains(config: &TableConfig) -> Vec<Chain> {
-    let drop = Rule::new(Why::NoLocalEndpoint, [], [Action::Count, Action::Drop]);
-    let node_ports = Rule::new(Why::FindNodePort, [], [Action::Lookup(SetName::NodePorts)]);
+fn ip_chains(sets: SetStatements, config: &TableConfig) -> Vec<Chain> {
+    let drop = rule(Why::NoLocalEndpoint, dropped());
+    let node_ports = rule(Why::FindNodePort, [sets.go_where(SetName::NodePorts)]);
     let jumped_to = [
-        chain(ChainName::NoEndpoints, Why::Refuse, refuse(Why::RefuseTcp, Why::Refuse).into()),
+        chain(ChainName::NoEndpoints, Why::Refuse, refuse(&[], Why::RefuseTcp, Why::Refuse).into()),
         chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, vec![drop]),
-        chain(ChainName::MarkUnlessLocal, Why::AskWhoSends, mark_unless_local(config)),
+        chain(ChainName::MarkUnlessLocal, Why::AskWhoSends, mark_unless_local(sets, config)),
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
-        chain(ChainName::SourceRanges, Why::Restricted, source_ranges()),
-        chain(ChainName::UnusedPort, Why::UnusedPort, unused_port()),
-        chain(ChainName::Services, Why::Dispatch, dispatch()),
+        chain(ChainName::SourceRanges, Why::Restricted, source_ranges(sets)),
+        chain(ChainName::UnusedPort, Why::UnusedPort, unused_port(sets)),
+        chain(ChainName::Services, Why::Dispatch, dispatch(sets)),
         chain(
             ChainName::LocalPolicy,
             Why::StayOnNode,
-            local_policy(config, SetName::LocalServices),
+            local_policy(sets, config, SetName::LocalServices),
         ),
         chain(
             ChainName::NodePortPolicy,
             Why::StayOnNode,
-            local_policy(config, SetName::LocalNodePorts),
+            local_policy(sets, config, SetName::LocalNodePorts),
         ),
     ];
     jumped_to
         .into_iter()
-        .chain(base_chains(config))
-        .chain(egress(config).into_iter().flatten())
+        .chain(base_chains(sets, config))
+        .chain(egress(sets, config).into_iter().flatten())
         .chain(unallocated(config).into_iter().flatten())
         .chain(clear_port_bit(config))
-        .chain(config.by_ipvs.then(untranslated))
+        .chain(config.by_ipvs.then(|| untranslated(sets)))
         .collect()
 }
 
 /// Where packets enter. A service's own address is never looked up among the node ports, whichever
 /// policy the service with that node port has.
-fn base_chains(config: &TableConfig) -> [Chain; 3] {
+fn base_chains(sets: SetStatements, config: &TableConfig) -> [Chain; 3] {
     let masquerade = config.node_side.masquerade_bit;
-    let jump = |why, to| Rule::new(why, [], [Action::Jump(to)]);
-    let at_node = |why, action| Rule::new(why, [Match::In(SetName::NodePortAddresses)], [action]);
-    let services = jump(Why::Dispatch, ChainName::Services);
-    let node_ports = at_node(Why::OwnAddress, Action::Goto(ChainName::NodePorts));
+    let at_node = |why, to| rule(why, [sets.is_in(SetName::NodePortAddresses), to]);
+    let restricted = restricted(sets);
+    let services = rule(Why::Dispatch, [jump(ChainName::Services)]);
+    let node_ports = at_node(Why::OwnAddress, goto(ChainName::NodePorts));
     let arriving = vec![
-        restricted(),
-        jump(Why::AskLocalPolicy, ChainName::LocalPolicy),
+        restricted.clone(),
+        rule(Why::AskLocalPolicy, [jump(ChainName::LocalPolicy)]),
         services.clone(),
-        at_node(Why::AskLocalPolicy, Action::Jump(ChainName::NodePortPolicy)),
+        at_node(Why::AskLocalPolicy, jump(ChainName::NodePortPolicy)),
         node_ports.clone(),
     ];
     // What IPVS translates does not count as translated. Only translation leads a packet from a pod
     // to itself through this node, so the set alone tells, at the cost of a lookup.
-    let translated = (!config.by_ipvs).then_some(Match::Translated);
-    let hairpin = translated.into_iter().chain([Match::In(SetName::Hairpin)]);
+    let translated = (!config.by_ipvs).then(is_translated);
+    let hairpin = [sets.is_in(SetName::Hairpin), Statement::Masquerade];
     let leaving = vec![
-        Rule::new(Why::GiveBackPriority, [Match::Scratched], [Action::ClearScratch]),
-        Rule::new(
-            Why::MarkedAbove,
-            [Match::Marked(masquerade)],
-            [Action::Unmark(masquerade), Action::Masquerade],
-        ),
-        Rule::new(Why::Hairpin, hairpin, [Action::Masquerade]),
+        rule(Why::GiveBackPriority, [is_scratched(), clear_scratch()]),
+        rule(Why::MarkedAbove, [is_marked(masquerade), unmark(masquerade), Statement::Masquerade]),
+        rule(Why::Hairpin, translated.into_iter().chain(hairpin)),
     ];
     let nat = |hook, priority| BaseChain { kind: Kind::Nat, hook, priority };
     let before = |hook| nat(hook, DESTINATION_PRIORITY);
-    let sending = vec![restricted(), services, node_ports];
+    let sending = vec![restricted, services, node_ports];
     [
         base(ChainName::Prerouting, before(Hook::Prerouting), Why::Arriving, arriving),
         base(ChainName::Output, before(Hook::Output), Why::Sending, sending),
@@ -120,11 +123,10 @@ fn base_chains(config: &TableConfig) -> [Chain; 3] {
 /// first: it is the cheapest test that other packets fail.
 fn martians() -> Chain {
     let loopback = Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8).expect("8 bits of 32");
-    let addressed = Match::Destination(loopback.into());
-    let own = Match::InputInterface("lo".into());
+    let addressed = goes_to(loopback.into());
     let rules = vec![
-        Rule::new(Why::Martian, [addressed.clone(), own], [Action::Return]),
-        Rule::new(Why::Martian, [addressed], [Action::Count, Action::Drop]),
+        rule(Why::Martian, [addressed.clone(), comes_in_by("lo"), back()]),
+        rule(Why::Martian, [addressed].into_iter().chain(dropped())),
     ];
     let base_chain =
         BaseChain { kind: Kind::Filter, hook: Hook::Prerouting, priority: RAW_PRIORITY };
@@ -133,60 +135,52 @@ fn martians() -> Chain {
 
 /// What arrives at a cluster IP is IPVS's: it alone translates after the rules. Its connections are
 /// answered from their endpoint from the first packet on.
-fn untranslated() -> Chain {
-    let [tcp, others] = refuse(Why::Untranslated, Why::Untranslated);
+fn untranslated(sets: SetStatements) -> Chain {
     let stale = [
-        Match::In(SetName::ClusterIps),
-        Match::LaterPacket,
-        Match::AnsweredFrom(SetName::ClusterIps),
+        sets.is_in(SetName::ClusterIps),
+        is_later_packet(),
+        sets.is_answered_from(SetName::ClusterIps),
     ];
-    let among_stale =
-        |rule: Rule| Rule::new(rule.why, stale.iter().cloned().chain(rule.matches), rule.actions);
-    let rules = [tcp, others].map(among_stale).into();
+    let rules = refuse(&stale, Why::Untranslated, Why::Untranslated).into();
     base(ChainName::Input, INPUT, Why::Untranslated, rules)
 }
 
 /// What takes the place of the choice of a service while connections of the backend ipvs go on
 /// after it: what is new to its cluster IPs is refused, or, if it `must_wait`, is to come again.
-pub fn only_old_connections(must_wait: bool) -> Chain {
+pub fn only_old_connections(sets: SetStatements, must_wait: bool) -> Chain {
     let why = Why::OnlyOldConnections;
-    let answers = match must_wait {
-        true => vec![Rule::new(why, [], [Action::Count, Action::Drop])],
-        false => refuse(why, why).into(),
-    };
+    let is_to = sets.is_in(SetName::ClusterIps);
     // Connection tracking knows what the node itself sends before it comes in again.
-    let own = [Match::InputInterface("lo".into()), Match::Unanswered];
-    let new = [&[Match::FirstPacket][..], &own].into_iter();
-    let rules = new.flat_map(|new| {
-        answers.iter().map(move |Rule { matches, actions, .. }| {
-            let new = [Match::In(SetName::ClusterIps)].into_iter().chain(new.iter().cloned());
-            Rule::new(why, new.chain(matches.iter().cloned()), actions.iter().copied())
-        })
+    let new = [vec![is_first_packet()], vec![comes_in_by("lo"), is_unanswered()]];
+    let rules = new.into_iter().flat_map(|new| {
+        let asked = [vec![is_to.clone()], new].concat();
+        match must_wait {
+            true => vec![rule(why, asked.into_iter().chain(dropped()))],
+            false => refuse(&asked, why, why).into(),
+        }
     });
     base(ChainName::Input, INPUT, why, rules.collect())
 }
 
 /// The kernel answers ARP for every address with a local route, on every link. It does not answer
 /// neighbour discovery: that wants the address on the link's own device.
-fn arp_input() -> Chain {
-    let drop = [Action::Count, Action::Drop];
-    let rules = vec![Rule::new(Why::NoNeighbour, [Match::In(SetName::VirtualIps)], drop)];
+fn arp_input(sets: SetStatements) -> Chain {
+    let asked = [sets.is_in(SetName::VirtualIps)];
+    let rules = vec![rule(Why::NoNeighbour, asked.into_iter().chain(dropped()))];
     let base_chain = BaseChain { kind: Kind::Filter, hook: Hook::ArpInput, priority: 0 };
     base(ChainName::Input, base_chain, Why::NoNeighbour, rules)
 }
 
 /// Egress masquerade. It is in the forward hook, the last one where the input interface is known,
 /// and where the destination is already a service's endpoint: the ranges apply to the endpoint.
-fn egress(config: &TableConfig) -> Option<[Chain; 2]> {
-    let kept =
-        config.egress.as_ref()?.iter().map(|range| {
-            Rule::new(Why::StaysInside, [Match::Destination(*range)], [Action::Return])
-        });
-    let mark = Action::Mark(config.node_side.masquerade_bit);
-    let rules = kept.chain([Rule::new(Why::GoesOut, [], [mark])]).collect();
-    let pods = local(config).into_iter().map(|is| {
-        let matches = [Match::FirstPacket].into_iter().chain(is);
-        Rule::new(Why::PodsAlone, matches, [Action::Jump(ChainName::Egress)])
+fn egress(sets: SetStatements, config: &TableConfig) -> Option<[Chain; 2]> {
+    let kept = config.egress.as_ref()?.iter();
+    let kept = kept.map(|range| rule(Why::StaysInside, [goes_to(*range), back()]));
+    let mark = mark(config.node_side.masquerade_bit);
+    let rules = kept.chain([rule(Why::GoesOut, [mark])]).collect();
+    let pods = local(sets, config).into_iter().map(|is_local| {
+        let asked = [is_first_packet()].into_iter().chain(is_local);
+        rule(Why::PodsAlone, asked.chain([jump(ChainName::Egress)]))
     });
     let base_chain =
         BaseChain { kind: Kind::Filter, hook: Hook::Forward, priority: FORWARD_PRIORITY };
@@ -198,16 +192,17 @@ fn egress(config: &TableConfig) -> Option<[Chain; 2]> {
 
 /// The chains of a class: those that balance, then those that mark for masquerade and go to them.
 /// Policy Local from outside needs only the first.
-pub fn class_chains(class: Class, node_side: &NodeSide) -> Vec<Chain> {
+pub fn class_chains(table_family: ServiceTable, class: Class, node_side: &NodeSide) -> Vec<Chain> {
+    let sets = SetStatements(table_family);
     let mut balancing = match class.affinity {
-        None => balance(class),
-        Some(_) => affinity::balance(class),
+        None => balance(sets, class),
+        Some(_) => affinity::balance(sets, class),
     };
     if node_side.open_forward {
-        let admit = Rule::new(Why::Admitted, [], [Action::Admit(MarkBit::ADMITTED)]);
+        let admit = rule(Why::Admitted, [mark_connection(MarkBit::ADMITTED)]);
         balancing.rules.insert(0, admit);
     }
-    let memory = class.affinity.map(|seconds| affinity::memory(class, seconds));
+    let memory = class.affinity.map(|seconds| affinity::memory(sets, class, seconds));
     let mut chains: Vec<Chain> = memory.into_iter().flatten().chain([balancing]).collect();
     match class.group {
         Group::Service | Group::NodePort => chains.extend(entries(class, node_side.masquerade_bit)),
@@ -217,19 +212,18 @@ pub fn class_chains(class: Class, node_side: &NodeSide) -> Vec<Chain> {
 }
 
 /// The chain that balances a class.
-fn balance(class: Class) -> Chain {
-    let translate = |slots| Action::Translate { endpoints: class.group.endpoints(), slots };
-    let choose = |slots| [translate(slots)];
+fn balance(sets: SetStatements, class: Class) -> Chain {
+    let choose = |slots| [sets.translate(class.group.endpoints(), slots)];
     let mut rules = cascade(class, Why::Choose, choose);
-    rules.push(Rule::new(Why::NeverUndone, [], [Action::Count, Action::Drop]));
+    rules.push(rule(Why::NeverUndone, dropped()));
     chain(ChainName::Balance(class), Why::Choose, rules)
 }
 
 /// The chains that mark for masquerade and then balance a class.
 fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
-    let go = Rule::new(Why::Choose, [], [Action::Goto(ChainName::Balance(class))]);
-    let unless_local = Rule::new(Why::AskWhoSends, [], [Action::Jump(ChainName::MarkUnlessLocal)]);
-    let always = Rule::new(Why::AnyNode, [], [Action::Mark(masquerade)]);
+    let go = rule(Why::Choose, [goto(ChainName::Balance(class))]);
+    let unless_local = rule(Why::AskWhoSends, [jump(ChainName::MarkUnlessLocal)]);
+    let always = rule(Why::AnyNode, [mark(masquerade)]);
     [
         chain(ChainName::Cluster(class), Why::AskWhoSends, vec![unless_local, go.clone()]),
         chain(ChainName::External(class), Why::AnyNode, vec![always, go]),
@@ -237,39 +231,37 @@ fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
 }
 
 /// Before anything else, as in kube-proxy's nftables mode.
-fn restricted() -> Rule {
-    let restricted = Match::In(SetName::RestrictedFrontends);
-    Rule::new(Why::Restricted, [restricted], [Action::Jump(ChainName::SourceRanges)])
+fn restricted(sets: SetStatements) -> Rule {
+    let restricted = sets.is_in(SetName::RestrictedFrontends);
+    rule(Why::Restricted, [restricted, jump(ChainName::SourceRanges)])
 }
 
-fn source_ranges() -> Vec<Rule> {
+fn source_ranges(sets: SetStatements) -> Vec<Rule> {
     vec![
-        Rule::new(Why::MayEnter, [Match::In(SetName::AllowedSources)], [Action::Return]),
-        Rule::new(Why::MayNotEnter, [], [Action::Count, Action::Drop]),
+        rule(Why::MayEnter, [sets.is_in(SetName::AllowedSources), back()]),
+        rule(Why::MayNotEnter, dropped()),
     ]
 }
 
-fn refuse(tcp: Why, others: Why) -> [Rule; 2] {
-    let is_tcp = Match::Protocol(denizen_model::Protocol::Tcp);
+fn refuse(asked: &[Statement], tcp: Why, others: Why) -> [Rule; 2] {
+    let asked = || asked.iter().cloned();
+    let is_tcp = is_over(Protocol::Tcp);
     [
-        Rule::new(tcp, [is_tcp], [Action::Count, Action::Reset]),
-        Rule::new(others, [], [Action::Count, Action::Unreachable]),
+        rule(tcp, asked().chain([is_tcp]).chain(refused(Reject::TcpReset))),
+        rule(others, asked().chain(refused(Reject::PortUnreachable))),
     ]
 }
 
 /// The same, so that what is counted and shown has this reason.
-fn unused_port() -> Vec<Rule> {
-    let again = Rule::new(Why::FindServiceAgain, [], [Action::Lookup(SetName::Services)]);
-    let refuse = refuse(Why::UnusedPort, Why::UnusedPort);
+fn unused_port(sets: SetStatements) -> Vec<Rule> {
+    let again = rule(Why::FindServiceAgain, [sets.go_where(SetName::Services)]);
+    let refuse = refuse(&[], Why::UnusedPort, Why::UnusedPort);
     [again].into_iter().chain(refuse).collect()
 }
 
-fn dispatch() -> Vec<Rule> {
-    let unused = Action::Goto(ChainName::UnusedPort);
-    vec![
-        Rule::new(Why::FindService, [], [Action::Lookup(SetName::Services)]),
-        Rule::new(Why::UnusedPort, [Match::In(SetName::ClusterIps)], [unused]),
-    ]
+fn dispatch(sets: SetStatements) -> Vec<Rule> {
+    let unused = [sets.is_in(SetName::ClusterIps), goto(ChainName::UnusedPort)];
+    vec![rule(Why::FindService, [sets.go_where(SetName::Services)]), rule(Why::UnusedPort, unused)]
 }
 
 /// Drops what is still addressed to a service range behind everybody's translation: another proxy
@@ -277,13 +269,11 @@ fn dispatch() -> Vec<Rule> {
 /// nftables mode. A packet that is dropped here leaves no conntrack entry, so the next one is
 /// looked up anew.
 fn unallocated(config: &TableConfig) -> Option<[Chain; 3]> {
-    let drop = |range: &IpNetwork| {
-        Rule::new(Why::Unallocated, [Match::Destination(*range)], [Action::Count, Action::Drop])
-    };
+    let drop =
+        |range: &IpNetwork| rule(Why::Unallocated, [goes_to(*range)].into_iter().chain(dropped()));
     let drops: Vec<Rule> = config.service_ranges.iter().map(drop).collect();
     let behind_nat = |name, hook| {
-        let jump = [Action::Jump(ChainName::Unallocated)];
-        let rule = Rule::new(Why::Untaken, [Match::Unanswered], jump);
+        let rule = rule(Why::Untaken, [is_unanswered(), jump(ChainName::Unallocated)]);
         base(name, BaseChain { kind: Kind::Filter, hook, priority: 0 }, Why::Untaken, vec![rule])
     };
     (!drops.is_empty()).then(|| {
@@ -295,15 +285,18 @@ fn unallocated(config: &TableConfig) -> Option<[Chain; 3]> {
     })
 }
 
-fn mark_unless_local(config: &TableConfig) -> Vec<Rule> {
-    let mark = Action::Mark(config.node_side.masquerade_bit);
-    let returns =
-        local(config).into_iter().map(|is| Rule::new(Why::LocalPod, is, [Action::Return]));
-    returns.chain([Rule::new(Why::ComesFromElsewhere, [], [mark])]).collect()
+fn mark_unless_local(sets: SetStatements, config: &TableConfig) -> Vec<Rule> {
+    let mark = mark(config.node_side.masquerade_bit);
+    let returns = pods_return(sets, config, Why::LocalPod);
+    returns.chain([rule(Why::ComesFromElsewhere, [mark])]).collect()
 }
 
-fn local_policy(config: &TableConfig, keys: SetName) -> Vec<Rule> {
-    let returns =
-        local(config).into_iter().map(|is| Rule::new(Why::PodsAreInside, is, [Action::Return]));
-    returns.chain([Rule::new(Why::StayOnNode, [], [Action::Lookup(keys)])]).collect()
+fn local_policy(sets: SetStatements, config: &TableConfig, keys: SetName) -> Vec<Rule> {
+    let returns = pods_return(sets, config, Why::PodsAreInside);
+    returns.chain([rule(Why::StayOnNode, [sets.go_where(keys)])]).collect()
+}
+
+fn pods_return(sets: SetStatements, config: &TableConfig, why: Why) -> impl Iterator<Item = Rule> {
+    let tests = local(sets, config).into_iter();
+    tests.map(move |is_local| rule(why, is_local.into_iter().chain([back()])))
 }

@@ -1,15 +1,14 @@
-//! Typed rules, of the few kinds that the program uses.
-//!
-//! `statement` translates them for the driver.
-
-use std::sync::Arc;
+//! Chains and rules with a reason, and the statements that these rules consist of.
 
 use ipnetwork::IpNetwork;
 
-use super::name::{ChainName, SetName};
+use super::name::{ChainName, ServiceTable, SetName};
 use crate::why::Why;
-use denizen_model::{Family, Protocol};
-use denizen_nft::BaseChain;
+use denizen_model::{Family, Protocol, family_of};
+use denizen_nft::{
+    Assigned, BaseChain, Chain, Field, Key, Limit, Lookup, Operation, Reject, Rule, Set, Statement,
+    Update, Variable, Verdict,
+};
 use denizen_plan::MarkBit;
 
 /// Session affinity keeps its numbers in a packet's priority for a moment. They have these two
@@ -20,165 +19,227 @@ pub const SCRATCH: u32 = 0x4000_0000;
 /// The bits of a number that name the endpoint; the others name its service port.
 pub const ENDPOINT_BITS: u32 = (1 << 14) - 1;
 
-/// A test of a packet.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Match {
-    /// The set has the packet's values of its key.
-    In(SetName),
-    /// The set does not have them. Not for the bridge's table, where it would match every frame
-    /// that carries something else.
-    NotIn(SetName),
-    /// The transport protocol.
-    Protocol(Protocol),
-    /// The input interface's name.
-    InputInterface(Arc<str>),
-    /// The input interface's kind, as `ip link` names it.
-    InputKind(&'static str),
-    /// The frame carries a packet of this family. A bridge's rule whose set has an address in its
-    /// key tests this by itself.
-    Carries(Family),
-    /// The prefix of the input interface's name.
-    InputPrefix(Arc<str>),
-    /// The source address.
-    Source(IpNetwork),
-    /// The destination address.
-    Destination(IpNetwork),
-    /// This is the first packet of a connection.
-    FirstPacket,
-    /// Its connection has not been answered yet.
-    Unanswered,
-    /// It is not the first packet of its connection.
-    LaterPacket,
-    /// The connection's answers come from an address in this set, whose key is the destination.
-    AnsweredFrom(SetName),
-    /// The connection's destination was translated.
-    Translated,
-    /// This bit of the mark is set.
-    Marked(MarkBit),
-    /// The packet's priority holds the number of an endpoint, not only of a service port.
-    Recalled,
-    /// The packet's priority holds one of our numbers.
-    Scratched,
-}
+/// The bits of a packet's priority that name the service port.
+const SERVICE_PORT: (Field, Option<u32>) = (Field::Priority, Some(!ENDPOINT_BITS));
 
-/// What a rule does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Action {
-    /// On with the rules behind the jump that led here.
-    Return,
-    /// To a chain, and back when it returns.
-    Jump(ChainName),
-    /// To a chain, not to come back.
-    Goto(ChainName),
-    /// To the chain in the map; on with the next rule if the map has no such key.
-    Lookup(SetName),
-    /// To the endpoint in a slot drawn among this many; on with the next rule if the slot is empty.
-    Translate {
-        /// Where the endpoints are.
-        endpoints: SetName,
-        /// Slots to draw from.
-        slots: u32,
-    },
-    /// Draws a slot among this many, and puts the number of the endpoint in it into the packet's
-    /// priority; on with the next rule if the slot is empty.
-    Draw {
-        /// Where the numbers are.
-        numbers: SetName,
-        /// Slots to draw from.
-        slots: u32,
-    },
-    /// Keeps only the service port's bits of the number in the packet's priority.
-    KeepServicePort,
-    /// Puts the number of the endpoint that the client got last, as this map has it, into the
-    /// packet's priority; on with the next rule if the map does not have the client.
-    Recall(SetName),
-    /// Remembers in a map, for this many seconds, that the client gets the endpoint in the packet's
-    /// priority; on with the next rule if the map is full.
-    Remember {
-        /// The map.
-        map: SetName,
-        /// How long.
-        seconds: u32,
-    },
-    /// Takes one from the budget of the service port; on with the next rule if none is left.
-    Spend(Budget),
-    /// Forgets the endpoint that the client got last, as this map has it.
-    Forget(SetName),
-    /// To the endpoint in the packet's priority; on with the next rule if it is gone.
-    TranslateToNumber(SetName),
-    /// Clears the packet's priority.
-    ClearScratch,
-    /// Sets this bit of the mark and keeps the others.
-    Mark(MarkBit),
-    /// Clears this bit of the mark and keeps the others.
-    Unmark(MarkBit),
-    /// Sets this bit of the connection's mark and keeps the others.
-    Admit(MarkBit),
-    /// Replaces the source by the address of the interface that it leaves by, with a random port,
-    /// since two clients may use the same one.
-    Masquerade,
-    /// Counts.
-    Count,
-    /// Drops.
-    Drop,
-    /// Answers with a TCP reset.
-    Reset,
-    /// Answers that the port is unreachable.
-    Unreachable,
-}
+// enum ip_conntrack_status
+const IPS_SEEN_REPLY: u32 = 1 << 1;
+const IPS_CONFIRMED: u32 = 1 << 3;
+const IPS_DST_NAT: u32 = 1 << 5;
 
-/// A rule, and why it is there.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Rule {
-    /// Why.
-    pub why: Why,
-    /// All must hold.
-    pub matches: Vec<Match>,
-    /// Done in this order.
-    pub actions: Vec<Action>,
-}
-
-/// The budget of each service port for new clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Budget {
-    /// The burst: at once, after a time without any.
-    pub burst: u32,
-    /// Per hour.
-    pub hourly: u32,
-    /// After this time without a new client the budget is whole again, and need not be kept.
-    pub seconds: u32,
-}
-
-impl Rule {
-    /// The only constructor: no rule without a reason.
-    pub fn new(
-        why: Why,
-        matches: impl IntoIterator<Item = Match>,
-        actions: impl IntoIterator<Item = Action>,
-    ) -> Self {
-        Self { why, matches: matches.into_iter().collect(), actions: actions.into_iter().collect() }
-    }
-}
-
-/// A chain of rules.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chain {
-    /// Its name.
-    pub name: ChainName,
-    /// Its hook; `None` for a chain that others jump or go to.
-    pub base_chain: Option<BaseChain>,
-    /// What it is for.
-    pub why: Why,
-    /// Its rules.
-    pub rules: Vec<Rule>,
+/// The only constructor of rules: no rule without a reason.
+pub fn rule(why: Why, statements: impl IntoIterator<Item = Statement>) -> Rule {
+    Rule { statements: statements.into_iter().collect(), why: why.text() }
 }
 
 /// A chain that others jump or go to.
 pub fn chain(name: ChainName, why: Why, rules: Vec<Rule>) -> Chain {
-    Chain { name, base_chain: None, why, rules }
+    Chain { name: name.to_string().into(), base: None, why: why.text(), rules }
 }
 
 /// A base chain.
 pub fn base(name: ChainName, base_chain: BaseChain, why: Why, rules: Vec<Rule>) -> Chain {
-    Chain { name, base_chain: Some(base_chain), why, rules }
+    Chain { base: Some(base_chain), ..chain(name, why, rules) }
+}
+
+pub fn back() -> Statement {
+    Statement::Verdict(Verdict::Return)
+}
+
+pub fn jump(chain: ChainName) -> Statement {
+    Statement::Verdict(Verdict::Jump(chain.to_string().into()))
+}
+
+pub fn goto(chain: ChainName) -> Statement {
+    Statement::Verdict(Verdict::Goto(chain.to_string().into()))
+}
+
+pub fn dropped() -> [Statement; 2] {
+    [Statement::Counter, Statement::Verdict(Verdict::Drop)]
+}
+
+pub fn refused(answer: Reject) -> [Statement; 2] {
+    [Statement::Counter, Statement::Reject(answer)]
+}
+
+pub fn is_over(protocol: Protocol) -> Statement {
+    Statement::Equals(Field::Protocol, Key::EMPTY.byte(protocol.number()))
+}
+
+pub fn comes_in_by(interface: &str) -> Statement {
+    Statement::Equals(Field::InputInterface, Key::EMPTY.interface(interface))
+}
+
+/// Asks for the input interface's kind, as `ip link` names it.
+pub fn comes_in_by_kind(kind: &str) -> Statement {
+    Statement::Equals(Field::InputKind, Key::EMPTY.interface(kind))
+}
+
+pub fn comes_from(range: IpNetwork) -> Statement {
+    within(Field::Source, range)
+}
+
+pub fn goes_to(range: IpNetwork) -> Statement {
+    within(Field::Destination, range)
+}
+
+fn within(field: impl Fn(Family) -> Field, range: IpNetwork) -> Statement {
+    Statement::Within(field(family_of(range.ip())), range.network(), range.prefix())
+}
+
+/// Asks whether this is the first packet of its connection.
+pub fn is_first_packet() -> Statement {
+    has_none(Field::ConnectionStatus, IPS_CONFIRMED)
+}
+
+pub fn is_later_packet() -> Statement {
+    has_any(Field::ConnectionStatus, IPS_CONFIRMED)
+}
+
+/// Asks whether its connection has not been answered yet.
+pub fn is_unanswered() -> Statement {
+    has_none(Field::ConnectionStatus, IPS_SEEN_REPLY)
+}
+
+/// Asks whether its connection's destination was translated.
+pub fn is_translated() -> Statement {
+    has_any(Field::ConnectionStatus, IPS_DST_NAT)
+}
+
+pub fn is_marked(bit: MarkBit) -> Statement {
+    let mask = bit.mask();
+    Statement::Bits { field: Field::Mark, mask, equal: true, value: mask }
+}
+
+pub fn mark(bit: MarkBit) -> Statement {
+    Statement::Assign(Variable::Mark, Assigned::Or(bit.mask()))
+}
+
+pub fn unmark(bit: MarkBit) -> Statement {
+    Statement::Assign(Variable::Mark, Assigned::And(!bit.mask()))
+}
+
+/// Sets this bit of the connection's mark and keeps the others.
+pub fn mark_connection(bit: MarkBit) -> Statement {
+    Statement::Assign(Variable::ConnectionMark, Assigned::Or(bit.mask()))
+}
+
+/// Asks whether the packet's priority holds the number of an endpoint, not only of a service port.
+pub fn is_recalled() -> Statement {
+    has_any(Field::Priority, ENDPOINT_BITS)
+}
+
+/// Asks whether the packet's priority holds one of our numbers.
+pub fn is_scratched() -> Statement {
+    Statement::Bits { field: Field::Priority, mask: SCRATCH_BITS, equal: true, value: SCRATCH }
+}
+
+pub fn clear_scratch() -> Statement {
+    Statement::Assign(Variable::Priority, Assigned::Zero)
+}
+
+/// Keeps only the service port's bits of the number in the packet's priority.
+pub fn keep_service_port() -> Statement {
+    Statement::Assign(Variable::Priority, Assigned::And(!ENDPOINT_BITS))
+}
+
+/// Takes one from the budget of the service port in the packet's priority, and keeps that budget
+/// for so many seconds; on with the next rule if none is left.
+pub fn spend(limit: Limit, seconds: u32) -> Statement {
+    Statement::Update(Update {
+        set: SetName::AffinityBudget.as_str(),
+        key: vec![SERVICE_PORT],
+        operation: Operation::Update { seconds, limit: Some(limit) },
+        data: None,
+    })
+}
+
+fn has_any(field: Field, mask: u32) -> Statement {
+    Statement::Bits { field, mask, equal: false, value: 0 }
+}
+
+fn has_none(field: Field, mask: u32) -> Statement {
+    Statement::Bits { field, mask, equal: true, value: 0 }
+}
+
+/// Statements about the sets of one table.
+#[derive(Debug, Clone, Copy)]
+pub struct SetStatements(pub ServiceTable);
+
+impl SetStatements {
+    fn set(self, set: SetName) -> Set {
+        set.declared(self.0)
+    }
+
+    /// Asks whether the set has the packet's values of its key.
+    pub fn is_in(self, set: SetName) -> Statement {
+        Statement::In(self.set(set).lookup())
+    }
+
+    /// Not for the bridge's table, where it would be true of every frame that carries something
+    /// else.
+    pub fn is_not_in(self, set: SetName) -> Statement {
+        Statement::NotIn(self.set(set).lookup())
+    }
+
+    /// Asks whether its connection's answers come from an address in this set, whose key is the
+    /// destination.
+    pub fn is_answered_from(self, set: SetName) -> Statement {
+        let source = Field::AnswerSource(set.family(self.0));
+        Statement::In(self.set(set).lookup_of(vec![source]))
+    }
+
+    /// Goes to the chain in the map; on with the next rule if the map has no such key.
+    pub fn go_where(self, map: SetName) -> Statement {
+        Statement::GoWhere(self.set(map).lookup())
+    }
+
+    /// To the endpoint in a slot drawn among this many; on with the next rule if the slot is empty.
+    pub fn translate(self, endpoints: SetName, slots: u32) -> Statement {
+        Statement::Dnat(endpoints.family(self.0), self.set(endpoints).draw(slots))
+    }
+
+    /// To the endpoint in the packet's priority; on with the next rule if it is gone.
+    pub fn translate_to_number(self, endpoints: SetName) -> Statement {
+        Statement::Dnat(endpoints.family(self.0), self.set(endpoints).lookup())
+    }
+
+    /// Draws a slot among this many, and puts the number of the endpoint in it into the packet's
+    /// priority; on with the next rule if the slot is empty.
+    pub fn draw(self, numbers: SetName, slots: u32) -> Statement {
+        prioritized(self.set(numbers).draw(slots))
+    }
+
+    /// Puts the number of the endpoint that the client got last, as this map has it, into the
+    /// packet's priority; on with the next rule if the map does not have the client.
+    pub fn recall(self, map: SetName) -> Statement {
+        prioritized(self.set(map).lookup())
+    }
+
+    /// Remembers in a map, for this many seconds, that the client gets the endpoint in the packet's
+    /// priority; on with the next rule if the map is full.
+    pub fn remember(self, map: SetName, seconds: u32) -> Statement {
+        self.client(map, Operation::Update { seconds, limit: None })
+    }
+
+    /// Forgets the endpoint that the client got last, as this map has it.
+    pub fn forget(self, map: SetName) -> Statement {
+        self.client(map, Operation::Delete)
+    }
+
+    /// Changes the client's entry in a map of clients: service port and client → the number in the
+    /// packet's priority.
+    fn client(self, map: SetName, operation: Operation) -> Statement {
+        let source = Field::Source(map.family(self.0));
+        Statement::Update(Update {
+            set: map.as_str(),
+            key: vec![SERVICE_PORT, (source, None)],
+            operation,
+            data: Some(Field::Priority),
+        })
+    }
+}
+
+fn prioritized(found: Lookup) -> Statement {
+    Statement::Assign(Variable::Priority, Assigned::Found(found))
 }

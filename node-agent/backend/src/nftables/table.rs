@@ -9,11 +9,13 @@ use super::lower::{FrontendState, lower};
 use super::name::{ChainName, Class, FilledBy, KnownFacts, ServiceTable, SetName};
 use super::number::{Numbers, Owner};
 use super::program;
-use super::rule::{Action, Chain, Rule, chain};
+use super::rule::{chain, dropped, rule};
 use super::table_config::TableConfig;
 use crate::why::Why;
 use denizen_model::{Family, PodSet, family_of};
-use denizen_nft::{Content, Delta, Element, Extent, Key, Observed, SetId, Value, comment_text};
+use denizen_nft::{
+    Chain, Content, Delta, Element, Extent, Key, Observed, SetId, Value, comment_text,
+};
 use denizen_plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
 
 type Members = BTreeMap<Key, Option<Arc<str>>>;
@@ -57,17 +59,6 @@ impl Table {
         self.numbers.restore(owner, endpoint, number);
     }
 
-    /// Every desired chain, each before those that refer to it.
-    pub fn chains(&self) -> Vec<Chain> {
-        let classes = self.classes.iter().flat_map(|class| self.class_chains(*class));
-        program::chains(self.table_family, &self.config).into_iter().chain(classes).collect()
-    }
-
-    /// These chains in the driver's terms.
-    pub fn lowered(&self, chains: &[Chain]) -> Vec<denizen_nft::Chain> {
-        chains.iter().map(|chain| chain.lowered(self.table_family)).collect()
-    }
-
     /// Whether the table is desired at all.
     pub fn is_wanted(&self) -> bool {
         match self.table_family {
@@ -79,7 +70,7 @@ impl Table {
 
     /// The chains of a class.
     pub fn class_chains(&self, class: Class) -> Vec<Chain> {
-        program::class_chains(class, &self.config.node_side)
+        program::class_chains(self.table_family, class, &self.config.node_side)
     }
 
     /// Whether a service has, or had, session affinity.
@@ -90,7 +81,7 @@ impl Table {
     /// The number of desired elements of each set.
     pub fn sizes(&self) -> BTreeMap<SetName, usize> {
         let mut sizes: BTreeMap<SetName, usize> =
-            SetName::of(self.table_family).iter().map(|set| (*set, 0)).collect();
+            SetName::of(self.table_family).map(|set| (set, 0)).collect();
         let members = self.members.iter().map(|(set, members)| (*set, members.len()));
         sizes.extend(members);
         if let Some(size) = sizes.get_mut(&SetName::ClusterIps) {
@@ -105,8 +96,8 @@ impl Table {
     }
 
     /// Every desired element, sorted.
-    pub fn elements(&self) -> Vec<Element> {
-        let mut elements: Vec<Element> = Content::elements(self).collect();
+    pub fn sorted_elements(&self) -> Vec<Element> {
+        let mut elements: Vec<Element> = self.elements().collect();
         elements.sort_unstable_by_key(|element| (element.set, element.key));
         elements
     }
@@ -139,7 +130,7 @@ impl Table {
         if let Some(wanted) = wanted {
             for class in wanted.classes(&key) {
                 if self.classes.insert(class) {
-                    delta.chains.extend(self.lowered(&self.class_chains(class)));
+                    delta.chains.extend(self.class_chains(class));
                 }
             }
             self.keys.insert(key, wanted);
@@ -196,9 +187,9 @@ impl Table {
     /// Takes the local pods.
     pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Delta) {
         let of_pods =
-            SetName::of(self.table_family).iter().filter(|set| set.filled_by() == FilledBy::Pods);
+            SetName::of(self.table_family).filter(|set| set.filled_by() == FilledBy::Pods);
         let mut wanted: BTreeMap<SetName, Members> =
-            of_pods.map(|set| (*set, Members::new())).collect();
+            of_pods.map(|set| (set, Members::new())).collect();
         for pod in &pods.pods {
             let comment: Arc<str> = comment_text(&pod.to_string()).into();
             let port = pod.port.as_deref().filter(|_| self.config.proves_ports());
@@ -260,8 +251,9 @@ impl Table {
 }
 
 impl Content for Table {
-    fn chains(&self) -> Vec<denizen_nft::Chain> {
-        self.lowered(&Self::chains(self))
+    fn chains(&self) -> Vec<Chain> {
+        let classes = self.classes.iter().flat_map(|class| self.class_chains(*class));
+        program::chains(self.table_family, &self.config).into_iter().chain(classes).collect()
     }
 
     fn elements(&self) -> impl Iterator<Item = Element> {
@@ -298,13 +290,12 @@ impl Content for Table {
     /// refused as if no service had its cluster IP. It must not pass either: its connection would
     /// stay untranslated, and where the address is routed to this node for IPVS, a port of the
     /// node's own would answer.
-    fn before_replacing(&self, seen: &Observed) -> Vec<denizen_nft::Chain> {
+    fn before_replacing(&self, seen: &Observed) -> Vec<Chain> {
         let name = ChainName::UnusedPort;
         if !seen.has_rules(&name.to_string()) {
             return Vec::new();
         }
-        let drop = Rule::new(Why::NeverUndone, [], [Action::Count, Action::Drop]);
-        self.lowered(&[chain(name, Why::UnusedPort, vec![drop])])
+        vec![chain(name, Why::UnusedPort, vec![rule(Why::NeverUndone, dropped())])]
     }
 
     fn review(&mut self, seen: &Observed, _delta: &mut Delta) -> usize {

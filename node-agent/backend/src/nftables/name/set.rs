@@ -4,7 +4,10 @@ use std::fmt;
 
 use super::ServiceTable;
 use denizen_model::Family;
-use denizen_nft::SetId;
+use denizen_nft::{Field, Set, SetDeclaration, SetId};
+
+/// The most endpoints of a service address: slots are numbered with 16 bits.
+pub const MOST_SLOTS: u32 = 65_535;
 
 /// What fills a set, and so must be known before it can be said to be right. Until then, what an
 /// earlier run put there stays.
@@ -39,115 +42,190 @@ impl KnownFacts {
     }
 }
 
-/// A set or map.
+/// A set or map; [`SETS`] declares it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SetName {
-    /// Address, protocol, port → where to.
     Services,
-    /// Address, protocol, port, slot → endpoint.
     Endpoints,
-    /// Protocol, port → where to.
     NodePorts,
-    /// Protocol, port, slot → endpoint.
     NodePortEndpoints,
-    /// As [`Self::Services`], under policy Local, from elsewhere.
     LocalServices,
-    /// As [`Self::Endpoints`], on this node.
     LocalEndpoints,
-    /// As [`Self::NodePorts`], under policy Local, from elsewhere.
     LocalNodePorts,
-    /// As [`Self::NodePortEndpoints`], on this node.
     LocalNodePortEndpoints,
-    /// The cluster IPs that services have.
     ClusterIps,
-    /// The node's own addresses that serve node ports.
     NodePortAddresses,
-    /// Input interface and address of each pod of this node.
     LocalPods,
-    /// The same of those whose port of the bridge must be right, too.
     BridgedPods,
-    /// Each local endpoint's address, twice.
     Hairpin,
-    /// Frontends that not every source may enter by.
     RestrictedFrontends,
-    /// Frontend and range of sources that may enter by it.
     AllowedSources,
-    /// Service port and client → endpoint's number; the kernel fills it and lets it expire.
     Affinity,
-    /// The same while [`Self::Affinity`] is full: this node's pods, and some clients of each
-    /// service port.
     AffinityReserved,
-    /// The same while [`Self::Affinity`] is full: all other clients, for a short time.
     AffinityBrief,
-    /// How many clients of each service port may still enter [`Self::AffinityReserved`].
     AffinityBudget,
-    /// As [`Self::Endpoints`], → endpoint's number, for services with session affinity.
     AffinitySlots,
-    /// Address, protocol, port, endpoint's number → endpoint.
     AffinityEndpoints,
-    /// As [`Self::AffinitySlots`], of node ports.
     NodePortAffinitySlots,
-    /// As [`Self::AffinityEndpoints`], of node ports.
     NodePortAffinityEndpoints,
-    /// As [`Self::AffinitySlots`], on this node.
     LocalAffinitySlots,
-    /// As [`Self::AffinityEndpoints`], on this node.
     LocalAffinityEndpoints,
-    /// As [`Self::LocalAffinitySlots`], of node ports.
     LocalNodePortAffinitySlots,
-    /// As [`Self::LocalAffinityEndpoints`], of node ports.
     LocalNodePortAffinityEndpoints,
-    /// Port of a bridge and address of each pod of [`Self::BridgedPods`].
     PodPorts,
-    /// The same, IPv6.
     PodPorts6,
-    /// The addresses that are routed to this node for virtual servers.
     VirtualIps,
 }
 
-impl SetName {
-    /// Those of IP tables, in the order in which they are made, then those of a bridge's table
-    /// and of ARP's.
-    const ALL: [Self; 30] = [
-        Self::Services,
-        Self::Endpoints,
-        Self::NodePorts,
-        Self::NodePortEndpoints,
-        Self::LocalServices,
-        Self::LocalEndpoints,
-        Self::LocalNodePorts,
-        Self::LocalNodePortEndpoints,
-        Self::ClusterIps,
-        Self::NodePortAddresses,
-        Self::LocalPods,
-        Self::BridgedPods,
-        Self::Hairpin,
-        Self::RestrictedFrontends,
-        Self::AllowedSources,
-        Self::Affinity,
-        Self::AffinityReserved,
-        Self::AffinityBrief,
-        Self::AffinityBudget,
-        Self::AffinitySlots,
-        Self::AffinityEndpoints,
-        Self::NodePortAffinitySlots,
-        Self::NodePortAffinityEndpoints,
-        Self::LocalAffinitySlots,
-        Self::LocalAffinityEndpoints,
-        Self::LocalNodePortAffinitySlots,
-        Self::LocalNodePortAffinityEndpoints,
-        Self::PodPorts,
-        Self::PodPorts6,
-        Self::VirtualIps,
-    ];
+const SOURCE: Field = Field::Source(Family::V4);
+const DESTINATION: Field = Field::Destination(Family::V4);
+const SLOT: Field = Field::Random(MOST_SLOTS);
+const ADDRESS: &[Field] = &[DESTINATION];
+const NODE_PORT: &[Field] = &[Field::Protocol, Field::DestinationPort];
+const NODE_PORT_SLOT: &[Field] = &[Field::Protocol, Field::DestinationPort, SLOT];
+const NODE_PORT_NUMBER: &[Field] = &[Field::Protocol, Field::DestinationPort, Field::Priority];
+const FRONTEND: &[Field] = &[DESTINATION, Field::Protocol, Field::DestinationPort];
+const FRONTEND_SLOT: &[Field] = &[DESTINATION, Field::Protocol, Field::DestinationPort, SLOT];
+const FRONTEND_NUMBER: &[Field] =
+    &[DESTINATION, Field::Protocol, Field::DestinationPort, Field::Priority];
+const FRONTEND_SOURCE: &[Field] = &[DESTINATION, Field::Protocol, Field::DestinationPort, SOURCE];
+const POD: &[Field] = &[Field::InputInterface, SOURCE];
+/// The number comes first: nft cannot list a rule that updates a set whose key begins with an IPv6
+/// address.
+const CLIENT: &[Field] = &[Field::Priority, SOURCE];
 
+/// Those of IP tables, in the order in which they are made, then those of a bridge's table and of
+/// ARP's.
+const SETS: [SetDeclaration<SetName>; 30] = {
+    const ENDPOINT: &[Field] = &[DESTINATION, Field::DestinationPort];
+    /// The number of a service port's endpoint.
+    const NUMBER: &[Field] = &[Field::Priority];
+    /// Clients: the reserve has room for 128 service ports that use up their budget twice: at once,
+    /// and in the time after.
+    const MANY: u32 = 1 << 18;
+    /// One budget for each number of a service port.
+    const FEW: u32 = 1 << 16;
+    [
+        SetDeclaration::new(SetName::Services, "services", FRONTEND)
+            .to_chains()
+            .why("where connections to a service's address and port go"),
+        SetDeclaration::new(SetName::Endpoints, "endpoints", FRONTEND_SLOT)
+            .to(ENDPOINT)
+            .why("the endpoints behind each service address, by slot"),
+        SetDeclaration::new(SetName::NodePorts, "nodeports", NODE_PORT)
+            .to_chains()
+            .why("where connections to a node port go"),
+        SetDeclaration::new(SetName::NodePortEndpoints, "nodeport-endpoints", NODE_PORT_SLOT)
+            .to(ENDPOINT)
+            .why("the endpoints behind each node port, by slot"),
+        SetDeclaration::new(SetName::LocalServices, "local-services", FRONTEND)
+            .to_chains()
+            .why("policy Local: where connections from outside to a service go"),
+        SetDeclaration::new(SetName::LocalEndpoints, "local-endpoints", FRONTEND_SLOT)
+            .to(ENDPOINT)
+            .why("policy Local: the endpoints on this node, by slot"),
+        SetDeclaration::new(SetName::LocalNodePorts, "local-nodeports", NODE_PORT)
+            .to_chains()
+            .why("policy Local: where connections from outside to a node port go"),
+        SetDeclaration::new(
+            SetName::LocalNodePortEndpoints,
+            "local-nodeport-endpoints",
+            NODE_PORT_SLOT,
+        )
+        .to(ENDPOINT)
+        .why("policy Local: a node port's endpoints on this node, by slot"),
+        SetDeclaration::new(SetName::ClusterIps, "cluster-ips", ADDRESS)
+            .why("cluster IPs of services"),
+        SetDeclaration::new(SetName::NodePortAddresses, "nodeport-addresses", ADDRESS)
+            .why("addresses of this node that serve node ports"),
+        SetDeclaration::new(SetName::LocalPods, "local-pods", POD)
+            .why("local pods: input interface and source address"),
+        SetDeclaration::new(SetName::BridgedPods, "bridged-pods", POD)
+            .why("bridged pods whose bridge port must match too: interface and source address"),
+        SetDeclaration::new(SetName::Hairpin, "hairpin", &[SOURCE, DESTINATION])
+            .why("hairpin: pods that are endpoints of the service they call"),
+        SetDeclaration::new(SetName::RestrictedFrontends, "restricted-frontends", FRONTEND)
+            .why("loadBalancerSourceRanges: load balancer IPs that not all clients may use"),
+        SetDeclaration::new(SetName::AllowedSources, "allowed-sources", FRONTEND_SOURCE)
+            .ranged()
+            .why("loadBalancerSourceRanges: who may use them"),
+        SetDeclaration::new(SetName::Affinity, "affinity", CLIENT)
+            .to(NUMBER)
+            .why("session affinity: the endpoint that each client of a service port got last")
+            .filled_by_packets(MANY),
+        SetDeclaration::new(SetName::AffinityReserved, "affinity-reserved", CLIENT)
+            .to(NUMBER)
+            .why("session affinity, map full: local pods, and a budget of each service port")
+            .filled_by_packets(MANY),
+        SetDeclaration::new(SetName::AffinityBrief, "affinity-brief", CLIENT)
+            .to(NUMBER)
+            .why("session affinity, map full: all other clients, for a short time")
+            .filled_by_packets(FEW),
+        SetDeclaration::new(SetName::AffinityBudget, "affinity-budget", &[Field::Priority])
+            .why("session affinity, map full: budget of each service port for new clients")
+            .filled_by_packets(FEW),
+        SetDeclaration::new(SetName::AffinitySlots, "affinity-slots", FRONTEND_SLOT)
+            .to(NUMBER)
+            .why("session affinity: the number of the endpoint in each slot"),
+        SetDeclaration::new(SetName::AffinityEndpoints, "affinity-endpoints", FRONTEND_NUMBER)
+            .to(ENDPOINT)
+            .why("session affinity: endpoints by number"),
+        SetDeclaration::new(
+            SetName::NodePortAffinitySlots,
+            "nodeport-affinity-slots",
+            NODE_PORT_SLOT,
+        )
+        .to(NUMBER)
+        .why("session affinity, node ports: the number of the endpoint in each slot"),
+        SetDeclaration::new(
+            SetName::NodePortAffinityEndpoints,
+            "nodeport-affinity-endpoints",
+            NODE_PORT_NUMBER,
+        )
+        .to(ENDPOINT)
+        .why("session affinity, node ports: endpoints by number"),
+        SetDeclaration::new(SetName::LocalAffinitySlots, "local-affinity-slots", FRONTEND_SLOT)
+            .to(NUMBER)
+            .why("session affinity, policy Local: the number of the endpoint in each slot"),
+        SetDeclaration::new(
+            SetName::LocalAffinityEndpoints,
+            "local-affinity-endpoints",
+            FRONTEND_NUMBER,
+        )
+        .to(ENDPOINT)
+        .why("session affinity, policy Local: endpoints by number"),
+        SetDeclaration::new(
+            SetName::LocalNodePortAffinitySlots,
+            "local-nodeport-affinity-slots",
+            NODE_PORT_SLOT,
+        )
+        .to(NUMBER)
+        .why("session affinity, policy Local, node ports: the number of the endpoint in each slot"),
+        SetDeclaration::new(
+            SetName::LocalNodePortAffinityEndpoints,
+            "local-nodeport-affinity-endpoints",
+            NODE_PORT_NUMBER,
+        )
+        .to(ENDPOINT)
+        .why("session affinity, policy Local, node ports: endpoints by number"),
+        SetDeclaration::new(SetName::PodPorts, "pod-ports", POD)
+            .why("bridge ports and IPv4 source addresses of local pods"),
+        SetDeclaration::new(SetName::PodPorts6, "pod-ports6", POD)
+            .why("bridge ports and IPv6 source addresses of local pods"),
+        SetDeclaration::new(SetName::VirtualIps, "virtual-ips", &[Field::ArpTarget])
+            .why("addresses of services that are routed to this node for IPVS"),
+    ]
+};
+
+impl SetName {
     /// Those of a table, in the order in which they are made.
-    pub fn of(table_family: ServiceTable) -> &'static [Self] {
-        match table_family {
-            ServiceTable::Ip(_) => &Self::ALL[..27],
-            ServiceTable::Bridge => &Self::ALL[27..29],
-            ServiceTable::Arp => &Self::ALL[29..],
-        }
+    pub fn of(table_family: ServiceTable) -> impl Iterator<Item = Self> {
+        let declarations = match table_family {
+            ServiceTable::Ip(_) => &SETS[..27],
+            ServiceTable::Bridge => &SETS[27..29],
+            ServiceTable::Arp => &SETS[29..],
+        };
+        declarations.iter().map(|declaration| declaration.set)
     }
 
     /// The driver's name for it.
@@ -157,7 +235,30 @@ impl SetName {
 
     /// The set that has this name.
     pub fn of_id(id: SetId) -> Self {
-        Self::ALL[usize::from(id.0)]
+        SETS[usize::from(id.0)].set
+    }
+
+    fn declaration(self) -> &'static SetDeclaration<Self> {
+        &SETS[self as usize]
+    }
+
+    /// Its name in the kernel.
+    pub fn as_str(self) -> &'static str {
+        self.declaration().name()
+    }
+
+    pub fn filled_by(self) -> FilledBy {
+        let pods = [Self::LocalPods, Self::BridgedPods, Self::PodPorts, Self::PodPorts6];
+        match self.room() {
+            Some(_) => FilledBy::Packets,
+            None if pods.contains(&self) => FilledBy::Pods,
+            None => FilledBy::Services,
+        }
+    }
+
+    /// The most elements that packets may add; `None` for sets that packets do not fill.
+    pub fn room(self) -> Option<u32> {
+        self.declaration().room()
     }
 
     /// The family of the addresses in its keys.
@@ -169,135 +270,9 @@ impl SetName {
         }
     }
 
-    /// Whose facts fill it.
-    pub fn filled_by(self) -> FilledBy {
-        match self {
-            Self::LocalPods | Self::BridgedPods | Self::PodPorts | Self::PodPorts6 => {
-                FilledBy::Pods
-            }
-            Self::Affinity
-            | Self::AffinityReserved
-            | Self::AffinityBrief
-            | Self::AffinityBudget => FilledBy::Packets,
-            Self::Services
-            | Self::Endpoints
-            | Self::NodePorts
-            | Self::NodePortEndpoints
-            | Self::LocalServices
-            | Self::LocalEndpoints
-            | Self::LocalNodePorts
-            | Self::LocalNodePortEndpoints
-            | Self::ClusterIps
-            | Self::VirtualIps
-            | Self::NodePortAddresses
-            | Self::Hairpin
-            | Self::RestrictedFrontends
-            | Self::AllowedSources
-            | Self::AffinitySlots
-            | Self::AffinityEndpoints
-            | Self::NodePortAffinitySlots
-            | Self::NodePortAffinityEndpoints
-            | Self::LocalAffinitySlots
-            | Self::LocalAffinityEndpoints
-            | Self::LocalNodePortAffinitySlots
-            | Self::LocalNodePortAffinityEndpoints => FilledBy::Services,
-        }
-    }
-
-    /// Its name in the kernel.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Services => "services",
-            Self::Endpoints => "endpoints",
-            Self::NodePorts => "nodeports",
-            Self::NodePortEndpoints => "nodeport-endpoints",
-            Self::LocalServices => "local-services",
-            Self::LocalEndpoints => "local-endpoints",
-            Self::LocalNodePorts => "local-nodeports",
-            Self::LocalNodePortEndpoints => "local-nodeport-endpoints",
-            Self::ClusterIps => "cluster-ips",
-            Self::NodePortAddresses => "nodeport-addresses",
-            Self::LocalPods => "local-pods",
-            Self::BridgedPods => "bridged-pods",
-            Self::PodPorts => "pod-ports",
-            Self::PodPorts6 => "pod-ports6",
-            Self::VirtualIps => "virtual-ips",
-            Self::Hairpin => "hairpin",
-            Self::RestrictedFrontends => "restricted-frontends",
-            Self::AllowedSources => "allowed-sources",
-            Self::Affinity => "affinity",
-            Self::AffinityReserved => "affinity-reserved",
-            Self::AffinityBrief => "affinity-brief",
-            Self::AffinityBudget => "affinity-budget",
-            Self::AffinitySlots => "affinity-slots",
-            Self::AffinityEndpoints => "affinity-endpoints",
-            Self::NodePortAffinitySlots => "nodeport-affinity-slots",
-            Self::NodePortAffinityEndpoints => "nodeport-affinity-endpoints",
-            Self::LocalAffinitySlots => "local-affinity-slots",
-            Self::LocalAffinityEndpoints => "local-affinity-endpoints",
-            Self::LocalNodePortAffinitySlots => "local-nodeport-affinity-slots",
-            Self::LocalNodePortAffinityEndpoints => "local-nodeport-affinity-endpoints",
-        }
-    }
-
-    /// What it is for, beside it on the node.
-    pub fn why(self) -> &'static str {
-        match self {
-            Self::Services => "where connections to a service's address and port go",
-            Self::Endpoints => "the endpoints behind each service address, by slot",
-            Self::NodePorts => "where connections to a node port go",
-            Self::NodePortEndpoints => "the endpoints behind each node port, by slot",
-            Self::LocalServices => "policy Local: where connections from outside to a service go",
-            Self::LocalEndpoints => "policy Local: the endpoints on this node, by slot",
-            Self::LocalNodePorts => {
-                "policy Local: where connections from outside to a node port go"
-            }
-            Self::LocalNodePortEndpoints => {
-                "policy Local: a node port's endpoints on this node, by slot"
-            }
-            Self::ClusterIps => "cluster IPs of services",
-            Self::NodePortAddresses => "addresses of this node that serve node ports",
-            Self::LocalPods => "local pods: input interface and source address",
-            Self::BridgedPods => {
-                "bridged pods whose bridge port must match too: interface and source address"
-            }
-            Self::PodPorts => "bridge ports and IPv4 source addresses of local pods",
-            Self::PodPorts6 => "bridge ports and IPv6 source addresses of local pods",
-            Self::VirtualIps => "addresses of services that are routed to this node for IPVS",
-            Self::Hairpin => "hairpin: pods that are endpoints of the service they call",
-            Self::RestrictedFrontends => {
-                "loadBalancerSourceRanges: load balancer IPs that not all clients may use"
-            }
-            Self::AllowedSources => "loadBalancerSourceRanges: who may use them",
-            Self::Affinity => {
-                "session affinity: the endpoint that each client of a service port got last"
-            }
-            Self::AffinityReserved => {
-                "session affinity, map full: local pods, and a budget of each service port"
-            }
-            Self::AffinityBrief => {
-                "session affinity, map full: all other clients, for a short time"
-            }
-            Self::AffinityBudget => {
-                "session affinity, map full: budget of each service port for new clients"
-            }
-            Self::AffinitySlots => "session affinity: the number of the endpoint in each slot",
-            Self::AffinityEndpoints => "session affinity: endpoints by number",
-            Self::NodePortAffinitySlots => {
-                "session affinity, node ports: the number of the endpoint in each slot"
-            }
-            Self::NodePortAffinityEndpoints => "session affinity, node ports: endpoints by number",
-            Self::LocalAffinitySlots => {
-                "session affinity, policy Local: the number of the endpoint in each slot"
-            }
-            Self::LocalAffinityEndpoints => "session affinity, policy Local: endpoints by number",
-            Self::LocalNodePortAffinitySlots => {
-                "session affinity, policy Local, node ports: the number of the endpoint in each slot"
-            }
-            Self::LocalNodePortAffinityEndpoints => {
-                "session affinity, policy Local, node ports: endpoints by number"
-            }
-        }
+    /// The driver's set, in a table of this family.
+    pub fn declared(self, table_family: ServiceTable) -> Set {
+        self.declaration().declared(self.id()).in_version(self.family(table_family))
     }
 }
 
@@ -312,9 +287,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_is_found_by_its_id() {
-        for set in SetName::ALL {
-            assert_eq!(SetName::of_id(set.id()), set);
+    fn every_set_is_declared_at_its_number() {
+        for (number, declaration) in SETS.iter().enumerate() {
+            assert_eq!(declaration.set as usize, number);
         }
     }
 }

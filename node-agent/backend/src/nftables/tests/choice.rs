@@ -1,25 +1,30 @@
-use super::super::name::{ChainName, Class, Group};
+use super::super::name::{Class, Group, ServiceTable};
 use super::super::program::class_chains;
-use super::super::rule::{Action, Chain};
-use denizen_model::Protocol;
+use denizen_model::{Family, Protocol};
+use denizen_nft::{Assigned, Chain, Field, Statement};
 use denizen_plan::NodeSide;
 
 fn chains(size: u32, affinity: Option<u32>) -> Vec<Chain> {
     let class = Class { group: Group::Service, protocol: Protocol::Tcp, size, affinity };
-    class_chains(class, &NodeSide::default())
+    class_chains(ServiceTable::Ip(Family::V4), class, &NodeSide::default())
 }
 
 /// Among how many slots each rule of the balancing chain draws.
 fn draws(size: u32, affinity: Option<u32>) -> Vec<u32> {
     let chains = chains(size, affinity);
-    let balance = chains.iter().find(|chain| matches!(chain.name, ChainName::Balance(_))).unwrap();
-    let cascade = balance.rules.iter().filter(|rule| !rule.matches.is_empty());
-    let drawn = cascade.flat_map(|rule| &rule.actions).filter_map(|action| {
-        if let Action::Translate { slots, .. } | Action::Draw { slots, .. } = action {
-            Some(*slots)
-        } else {
-            None
-        }
+    let balance = chains.iter().find(|chain| chain.name.starts_with("lb-")).unwrap();
+    let asks = |statement: &Statement| matches!(statement, Statement::Equals(Field::Protocol, _));
+    let cascade = balance.rules.iter().filter(|rule| rule.statements.first().is_some_and(asks));
+    let drawn = cascade.flat_map(|rule| &rule.statements).filter_map(|statement| {
+        let (Statement::Dnat(_, lookup) | Statement::Assign(_, Assigned::Found(lookup))) =
+            statement
+        else {
+            return None;
+        };
+        lookup.key.iter().find_map(|field| match field {
+            Field::Random(slots) => Some(*slots),
+            _ => None,
+        })
     });
     drawn.collect()
 }

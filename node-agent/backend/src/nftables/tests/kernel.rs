@@ -24,9 +24,8 @@ fn all_chains(table_family: ServiceTable, config: &TableConfig) -> Vec<Chain> {
     });
     let of_classes = classes
         .filter(|_| matches!(table_family, ServiceTable::Ip(_)))
-        .flat_map(|class| class_chains(class, &config.node_side));
-    let all = chains(table_family, config).into_iter().chain(of_classes);
-    all.map(|chain| chain.lowered(table_family)).collect()
+        .flat_map(|class| class_chains(table_family, class, &config.node_side));
+    chains(table_family, config).into_iter().chain(of_classes).collect()
 }
 
 fn config(table_family: ServiceTable, detector: Detector, egress: bool) -> TableConfig {
@@ -116,7 +115,7 @@ fn a_table_that_is_being_replaced_lets_nothing_pass_to_unused_ports() {
         Keeper::sync(&mut kernel, &mut [(&mut keeper, &mut table)]).unwrap();
         assert_eq!(send().unwrap_err().kind(), ErrorKind::PermissionDenied);
         let seen = kernel.observe(keeper.schema()).unwrap();
-        let chains = Content::chains(&table);
+        let chains = table.chains();
         assert_eq!(seen.structure(keeper.schema(), &chains), Some(Structure::default()));
     });
 }

@@ -4,16 +4,15 @@ use proptest::prelude::*;
 
 use super::super::element::frontend_of;
 use super::super::lower::lower;
-use super::super::name::{ChainName, Class, Group, ServiceTable, SetName};
+use super::super::name::{Class, Group, ServiceTable, SetName};
 use super::super::number::Numbers;
 use super::super::program;
-use super::super::rule::Action;
 use super::super::table::Table;
 use super::super::table_config::TableConfig;
 use super::slots::{frontend, key, to};
 use denizen_fixture::{ip, pods, port, range};
 use denizen_model::{Affinity, Family, Protocol};
-use denizen_nft::{Delta, Element, Key, SetId, Value};
+use denizen_nft::{Content, Delta, Element, Key, SetId, Statement, Value, Verdict};
 use denizen_plan::{
     Detection, Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade,
     NodePlan, NodeSide, Outcome,
@@ -43,7 +42,7 @@ impl Kernel {
         }
         let mut all: Vec<Element> = self.elements.values().cloned().collect();
         all.sort_by_key(|element| (element.set, element.key));
-        assert_eq!(all, table.elements());
+        assert_eq!(all, table.sorted_elements());
         let wanted: BTreeSet<String> =
             table.chains().iter().map(|chain| chain.name.to_string()).collect();
         assert_eq!(self.chains, wanted);
@@ -158,13 +157,13 @@ fn every_chain_that_is_named_is_made() {
     };
     table.change_frontend(decided.key, Some(&decided), &mut Delta::default());
     let chains = table.chains();
-    let names: BTreeSet<ChainName> = chains.iter().map(|chain| chain.name).collect();
+    let names: BTreeSet<_> = chains.iter().map(|chain| &chain.name).collect();
     assert_eq!(names.len(), chains.len(), "each once");
-    let texts: BTreeSet<String> = names.iter().map(ToString::to_string).collect();
-    assert_eq!(texts.len(), names.len(), "no two of one name");
-    for action in chains.iter().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.actions) {
-        if let Action::Jump(chain) | Action::Goto(chain) = action {
-            assert!(names.contains(chain), "{chain}");
+    for rule in chains.iter().flat_map(|chain| &chain.rules) {
+        for statement in &rule.statements {
+            if let Statement::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) = statement {
+                assert!(names.contains(chain), "{chain}");
+            }
         }
     }
 }
@@ -189,8 +188,9 @@ fn every_reason_fits() {
             affinity,
         })
     });
+    let ip = ServiceTable::Ip(Family::V4);
     let mut chains: Vec<_> =
-        classes.flat_map(|class| program::class_chains(class, &NodeSide::default())).collect();
+        classes.flat_map(|class| program::class_chains(ip, class, &NodeSide::default())).collect();
     for detector in detectors {
         let detection = Detection::new(&detector, &[range("10.0.0.0/9")]);
         let node = NodePlan { detection, ..NodePlan::default() };
@@ -199,15 +199,18 @@ fn every_reason_fits() {
         }));
     }
     let rules = chains.iter().flat_map(|chain| &chain.rules);
-    let mut whys: BTreeSet<&str> = rules.clone().map(|rule| rule.why.text()).collect();
-    whys.extend(chains.iter().map(|chain| chain.why.text()));
-    whys.extend(ServiceTable::ALL.into_iter().flat_map(SetName::of).map(|set| set.why()));
+    let mut whys: BTreeSet<&str> = rules.clone().map(|rule| rule.why).collect();
+    whys.extend(chains.iter().map(|chain| chain.why));
+    whys.extend(
+        ServiceTable::ALL
+            .into_iter()
+            .flat_map(|table| SetName::of(table).map(move |set| set.declared(table).comment)),
+    );
     for text in whys {
         assert!(text.len() <= 100 && !text.contains('"'), "{} bytes: {text}", text.len());
     }
     for rule in rules {
-        let lowered = rule.lowered(ServiceTable::Bridge);
-        assert!(lowered.comment(denizen_nft::TableFamily::Bridge).len() < 128);
+        assert!(rule.comment(denizen_nft::TableFamily::Ip).len() < 128);
     }
 }
 
