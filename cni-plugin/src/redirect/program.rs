@@ -1,6 +1,6 @@
 //! The kernel's rules for a [`Redirect`]. Pure.
 
-use denizen_nft::{BaseChain, Chain, Field, Hook, Key, Kind, Rule, Statement, Verdict};
+use denizen_nft::{BaseChain, Chain, ChainKind, Field, Hook, Key, Rule, Statement, Verdict};
 use denizen_packet::{Family, family_of};
 use denizen_state::redirect::{Ask, ChainDirection, Does, PortRange, Redirect, RedirectProtocol};
 use nix::libc;
@@ -53,7 +53,7 @@ fn chain(
         rules.push(Rule { statements, why: rule.why });
         comments.push(rule.comment);
     }
-    let base = Some(BaseChain { kind: Kind::Nat, hook, priority: PRIORITY });
+    let base = Some(BaseChain { kind: ChainKind::Nat, hook, priority: PRIORITY });
     let name = direction.to_string().into();
     Commented { chain: Chain { name, base, why, rules }, comments }
 }
@@ -71,7 +71,8 @@ fn invalid() -> Commented {
     let drop = Statement::Verdict(Verdict::Drop);
     let why = "denizen/drop-invalid";
     let statements = vec![is(RedirectProtocol::Tcp), is_invalid, Statement::Counter, drop];
-    let base = BaseChain { kind: Kind::Filter, hook: Hook::Prerouting, priority: INVALID_PRIORITY };
+    let base =
+        BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: INVALID_PRIORITY };
     let chain = Chain {
         name: INVALID.into(),
         base: Some(base),

@@ -45,7 +45,7 @@ pub struct Crowded {
 impl Affinity {
     /// What an operator should know: which maps are full right now.
     pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
-        let full = self.clients.iter().filter(|it| it.clients >= it.room);
+        let full = self.clients.iter().filter(|map| map.clients >= map.room);
         full.map(|Clients { family, map, room, .. }| {
             format!(
                 "session affinity: the map {map} ({family}) is full with {room} clients; see \
@@ -57,7 +57,7 @@ impl Affinity {
 
 impl fmt::Display for Affinity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let clients: u64 = self.clients.iter().map(|it| u64::from(it.clients)).sum();
+        let clients: u64 = self.clients.iter().map(|map| u64::from(map.clients)).sum();
         write!(f, "{clients}")?;
         let Crowded { reserved, briefly, not } = self.crowded;
         if reserved + briefly + not > 0 {

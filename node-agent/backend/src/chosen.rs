@@ -14,7 +14,7 @@ use super::{Backend, BackendName, Figures, Repair, Report};
 use denizen_iptables::Variant;
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Kernel, NftError};
-use denizen_plan::{Changes, Detector, Frontend, FrontendKey, Listed, Plan};
+use denizen_plan::{Detector, Frontend, FrontendKey, Listed, Plan, PlanChanges};
 use denizen_text::describe;
 
 /// Any backend with a kernel.
@@ -224,7 +224,7 @@ impl fmt::Display for Rendering {
 impl Backend for Chosen {
     type Error = ChosenError;
 
-    fn update(&mut self, plan: &Plan, changes: &Changes) {
+    fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         match self {
             Self::Nftables(nftables) => nftables.update(plan, changes),
             Self::Iptables(iptables) => iptables.update(plan, changes),

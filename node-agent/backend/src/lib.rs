@@ -54,7 +54,7 @@ impl BackendName {
     /// The backend that is written so.
     pub fn named(text: &str) -> Option<Self> {
         let all = [Self::Nftables, Self::Iptables, Self::Ipvs, Self::None];
-        all.into_iter().find(|it| it.to_string() == text)
+        all.into_iter().find(|name| name.to_string() == text)
     }
 
     /// What it can do. As in kube-proxy's iptables mode, iptables leaves addresses and ports

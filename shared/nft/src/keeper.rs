@@ -1,6 +1,6 @@
 //! Keeps a table as its client wants it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{debug, info, warn};
 
@@ -270,8 +270,10 @@ impl Keeper {
         if let Some(structure) = additive.or_else(|| with_samples().filter(is_additive)) {
             return Ok(Some(structure));
         }
-        let mut covered = schema.compared().filter(|set| content.covers(set.id));
-        match into_foreign && covered.all(|set| seen.has_set(set)) {
+        let filled =
+            content.elements().map(|element| element.set).filter(|set| content.covers(*set));
+        let filled: BTreeSet<SetId> = filled.collect();
+        match into_foreign && filled.iter().all(|set| seen.has_set(schema.set(*set))) {
             true => Ok(Some(Structure::default())),
             false => Err(NftError::OtherVersion { family: schema.family }),
         }

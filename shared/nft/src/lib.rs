@@ -60,7 +60,7 @@ pub use part::RejectedElement;
 pub use read::{ChainView, Decision, ExpressionView, RuleView, TableView};
 pub use repair::Repair;
 pub use rule::{
-    Assigned, BaseChain, Chain, Hook, Kind, Limit, Lookup, Operation, Reject, Rule, Statement,
+    Assigned, BaseChain, Chain, ChainKind, Hook, Limit, Lookup, Operation, Reject, Rule, Statement,
     Update, Variable, Verdict,
 };
 pub use rule_id::RuleId;

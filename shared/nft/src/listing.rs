@@ -120,9 +120,9 @@ impl Registers {
                 let port = self.held(data.find_u32(1)).text;
                 Some(format!("redirect to :{}", port_text(&port).unwrap_or(port)))
             }
-            "log" => {
-                Some(data.find_str(2).map_or("log".to_owned(), |it| format!("log prefix \"{it}\"")))
-            }
+            "log" => Some(
+                data.find_str(2).map_or("log".to_owned(), |text| format!("log prefix \"{text}\"")),
+            ),
             name => Some(name.to_owned()),
         }
     }

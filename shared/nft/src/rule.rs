@@ -26,7 +26,7 @@ pub struct Chain {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BaseChain {
     /// What it may do.
-    pub kind: Kind,
+    pub kind: ChainKind,
     /// The hook that calls it.
     pub hook: Hook,
     /// Before chains of higher numbers.
@@ -35,14 +35,14 @@ pub struct BaseChain {
 
 /// What a base chain may do, and which packets it sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ChainKind {
     /// Translates addresses; sees the first packet of each connection.
     Nat,
     /// Sees every packet.
     Filter,
 }
 
-impl Kind {
+impl ChainKind {
     /// The kernel's name.
     pub(crate) fn as_str(self) -> &'static str {
         match self {

@@ -164,8 +164,10 @@ impl Set {
     /// random number.
     pub fn draw(&self, below: u32) -> Lookup {
         let is_random = |field: &Field| matches!(field, Field::Random(_));
-        let drawn =
-            self.key.iter().map(|it| if is_random(it) { Field::Random(below) } else { *it });
+        let drawn = self
+            .key
+            .iter()
+            .map(|field| if is_random(field) { Field::Random(below) } else { *field });
         self.lookup_of(drawn.collect())
     }
 

@@ -14,6 +14,7 @@ use crate::bytes::Range;
 use crate::part::commit_parts;
 
 mod both_versions;
+mod keeper;
 
 const NAMES: SetId = SetId(0);
 const RANGES: SetId = SetId(1);
@@ -140,10 +141,14 @@ fn chains(schema: &Schema) -> Vec<Chain> {
                 rule([Statement::Reject(Reject::PortUnreachable)]),
             ],
         ),
-        chain("filter", base(Kind::Filter, Hook::Prerouting), filter),
-        chain("forwarded", base(Kind::Filter, Hook::Forward), forwarded),
-        chain("arriving", base(Kind::Nat, Hook::Prerouting), vec![rule([tcp, translate])]),
-        chain("leaving", base(Kind::Nat, Hook::Postrouting), vec![rule([Statement::Masquerade])]),
+        chain("filter", base(ChainKind::Filter, Hook::Prerouting), filter),
+        chain("forwarded", base(ChainKind::Filter, Hook::Forward), forwarded),
+        chain("arriving", base(ChainKind::Nat, Hook::Prerouting), vec![rule([tcp, translate])]),
+        chain(
+            "leaving",
+            base(ChainKind::Nat, Hook::Postrouting),
+            vec![rule([Statement::Masquerade])],
+        ),
     ]
 }
 
@@ -297,7 +302,8 @@ fn a_set_that_loses_many_ranges_is_made_anew() {
             let delta = seen.difference(all(&after).into_iter(), |_| true);
             assert_eq!((delta.delete.len(), delta.add.len()), (300, 300));
             let mut batch = kernel.batch(family, None);
-            let of_set = |set| all(&after).into_iter().filter(|it| it.set == set).collect();
+            let of_set =
+                |set| all(&after).into_iter().filter(|element| element.set == set).collect();
             delta.write_within(&mut batch, &schema, || chains.clone(), of_set);
             let begun = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap();
             kernel.commit(batch).unwrap();
@@ -424,7 +430,7 @@ fn rules_are_listed_as_far_as_they_are_understood() {
             .write(TableFamily::Ip, |batch| batch.replace_table(false, &schema, &chains))
             .unwrap();
         let listed =
-            kernel.rules(TableFamily::Ip, schema.name, Some("filter"), |it| Some(it.text()));
+            kernel.rules(TableFamily::Ip, schema.name, Some("filter"), |rule| Some(rule.text()));
         let listed = listed.unwrap();
         for part in ["ip daddr 10.96.0.0/16", "return"] {
             assert!(listed[1].contains(part), "{}", listed[1]);
@@ -433,7 +439,7 @@ fn rules_are_listed_as_far_as_they_are_understood() {
             assert!(listed[2].contains(part), "{}", listed[2]);
         }
         let forwarded =
-            kernel.rules(TableFamily::Ip, schema.name, Some("forwarded"), |it| Some(it.text()));
+            kernel.rules(TableFamily::Ip, schema.name, Some("forwarded"), |rule| Some(rule.text()));
         let first = &forwarded.unwrap()[0];
         for part in ["meta pkttype != host", "oifname \"veth*\"", "meta l4proto 58", "accept"] {
             assert!(first.contains(part), "{first}");

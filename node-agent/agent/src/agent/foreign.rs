@@ -35,7 +35,7 @@ pub(super) fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Fi
     let elsewhere = Arc::new(Notify::new());
     let (findings, found) = watch::channel(Findings::default());
     if config.policy.services {
-        let wanted = forward::Wanted {
+        let wanted = forward::Opening {
             open: config.policy.node_side.open_forward,
             by_ipvs: config.backend.name.capabilities().balances_by_ipvs,
         };

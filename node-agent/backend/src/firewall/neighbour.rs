@@ -62,7 +62,7 @@ pub(super) fn drop_waiting(addresses: &[(Arc<str>, IpAddr)]) {
         addresses.iter().try_for_each(|(interface, address)| {
             let index = indices.entry(interface).or_insert_with(|| if_nametoindex(&**interface));
             match *index {
-                Ok(index) if listed.as_ref().is_none_or(|it| it.contains(&(index, *address))) => {
+                Ok(index) if listed.as_ref().is_none_or(|all| all.contains(&(index, *address))) => {
                     delete(&mut socket, index, *address)
                 }
                 Ok(_) | Err(_) => Ok(()),

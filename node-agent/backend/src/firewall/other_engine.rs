@@ -56,14 +56,14 @@ pub fn other_engine() -> Result<Option<Engine>, EngineError> {
 /// Something in the kernel by which an engine is recognised, and where it is.
 #[derive(Debug)]
 struct Object {
-    kind: Kind,
+    kind: ObjectKind,
     name: String,
     /// Behind kind and name.
     of: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ObjectKind {
     Link,
     Table,
     Chain,
@@ -71,45 +71,46 @@ enum Kind {
 
 /// What a name must be.
 #[derive(Debug, Clone, Copy)]
-enum Named {
+enum NamePattern {
     Exactly(&'static str),
     Beginning(&'static str),
 }
 
 /// The marks of each engine. Those that are there without policy too, as pods' interfaces are, do
 /// not count.
-const ENGINES: [(&str, Kind, Named); 14] = [
-    ("Calico", Kind::Chain, Named::Beginning("cali-")),
-    ("Calico", Kind::Table, Named::Exactly("calico")),
+const ENGINES: [(&str, ObjectKind, NamePattern); 14] = [
+    ("Calico", ObjectKind::Chain, NamePattern::Beginning("cali-")),
+    ("Calico", ObjectKind::Table, NamePattern::Exactly("calico")),
     // In place of chains, with Calico's eBPF data plane.
-    ("Calico", Kind::Link, Named::Exactly("bpfin.cali")),
-    ("Cilium", Kind::Link, Named::Exactly("cilium_host")),
+    ("Calico", ObjectKind::Link, NamePattern::Exactly("bpfin.cali")),
+    ("Cilium", ObjectKind::Link, NamePattern::Exactly("cilium_host")),
     // k3s and k0s have it built in.
-    ("kube-router", Kind::Chain, Named::Exactly("KUBE-ROUTER-FORWARD")),
-    ("kube-router", Kind::Chain, Named::Beginning("KUBE-NWPLCY-")),
-    ("kube-router", Kind::Chain, Named::Beginning("KUBE-POD-FW-")),
-    ("kube-router", Kind::Table, Named::Beginning("kube-router-filter-")),
-    ("Antrea", Kind::Link, Named::Exactly("antrea-gw0")),
-    ("OVN-Kubernetes", Kind::Link, Named::Exactly("ovn-k8s-mp0")),
-    ("kube-network-policies", Kind::Table, Named::Exactly("kube-network-policies")),
+    ("kube-router", ObjectKind::Chain, NamePattern::Exactly("KUBE-ROUTER-FORWARD")),
+    ("kube-router", ObjectKind::Chain, NamePattern::Beginning("KUBE-NWPLCY-")),
+    ("kube-router", ObjectKind::Chain, NamePattern::Beginning("KUBE-POD-FW-")),
+    ("kube-router", ObjectKind::Table, NamePattern::Beginning("kube-router-filter-")),
+    ("Antrea", ObjectKind::Link, NamePattern::Exactly("antrea-gw0")),
+    ("OVN-Kubernetes", ObjectKind::Link, NamePattern::Exactly("ovn-k8s-mp0")),
+    ("kube-network-policies", ObjectKind::Table, NamePattern::Exactly("kube-network-policies")),
     // kind's default network plugin has it built in.
-    ("kindnet", Kind::Table, Named::Exactly("kindnet-network-policies")),
-    ("Weave Net", Kind::Chain, Named::Exactly("WEAVE-NPC")),
-    ("Azure NPM", Kind::Chain, Named::Exactly("AZURE-NPM")),
+    ("kindnet", ObjectKind::Table, NamePattern::Exactly("kindnet-network-policies")),
+    ("Weave Net", ObjectKind::Chain, NamePattern::Exactly("WEAVE-NPC")),
+    ("Azure NPM", ObjectKind::Chain, NamePattern::Exactly("AZURE-NPM")),
 ];
 
 fn recognise(objects: &[Object]) -> Option<Engine> {
     ENGINES.iter().find_map(|(engine, kind, named)| {
         let is_named = |name: &str| match named {
-            Named::Exactly(exactly) => name == *exactly,
-            Named::Beginning(beginning) => name.starts_with(beginning),
+            NamePattern::Exactly(exactly) => name == *exactly,
+            NamePattern::Beginning(beginning) => name.starts_with(beginning),
         };
-        let object = objects.iter().find(|it| it.kind == *kind && is_named(&it.name))?;
+        let object =
+            objects.iter().find(|object| object.kind == *kind && is_named(&object.name))?;
         let Object { kind, name, of } = object;
         let kind = match kind {
-            Kind::Link => "link",
-            Kind::Table => "table",
-            Kind::Chain => "chain",
+            ObjectKind::Link => "link",
+            ObjectKind::Table => "table",
+            ObjectKind::Chain => "chain",
         };
         Some(Engine { name: engine, found: format!("{kind} {name}{of}") })
     })
@@ -117,19 +118,22 @@ fn recognise(objects: &[Object]) -> Option<Engine> {
 
 fn links() -> Result<Vec<Object>, EngineError> {
     let links = if_nameindex().map_err(EngineError::Links)?;
-    let link = |name: String| Object { kind: Kind::Link, name, of: String::new() };
-    Ok(links.iter().map(|it| link(it.name().to_string_lossy().into_owned())).collect())
+    let link = |name: String| Object { kind: ObjectKind::Link, name, of: String::new() };
+    Ok(links
+        .iter()
+        .map(|interface| link(interface.name().to_string_lossy().into_owned()))
+        .collect())
 }
 
 fn tables_and_chains() -> Result<Vec<Object>, NetlinkError> {
     let mut kernel = Kernel::open()?;
     let mut objects = kernel.tables(|table| {
         let of = format!(" of family {}", table.family()?);
-        Some(Object { kind: Kind::Table, name: table.name()?.to_owned(), of })
+        Some(Object { kind: ObjectKind::Table, name: table.name()?.to_owned(), of })
     })?;
     objects.extend(kernel.chains(None, |chain| {
         let of = format!(" of table {} {}", chain.family()?, chain.table()?);
-        Some(Object { kind: Kind::Chain, name: chain.name()?.to_owned(), of })
+        Some(Object { kind: ObjectKind::Chain, name: chain.name()?.to_owned(), of })
     })?);
     Ok(objects)
 }
@@ -142,7 +146,8 @@ fn legacy_chains(version: Family) -> Result<Vec<Object>, IptablesError> {
     }
     let saved = Programs::installed(Variant::Legacy)?.saved(version, Table::Filter)?;
     let of = format!(" of table {} of legacy {}", Table::Filter, iptables_of(version));
-    let chain = |name: &str| Object { kind: Kind::Chain, name: name.to_owned(), of: of.clone() };
+    let chain =
+        |name: &str| Object { kind: ObjectKind::Chain, name: name.to_owned(), of: of.clone() };
     let declared = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
     Ok(declared.map(chain).collect())
 }

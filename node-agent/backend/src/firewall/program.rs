@@ -7,7 +7,8 @@ use super::schema::SetName;
 use super::tunnel;
 use denizen_model::Family;
 use denizen_nft::{
-    Assigned, BaseChain, Chain, Field, Hook, Key, Kind, Reject, Rule, Statement, Variable, Verdict,
+    Assigned, BaseChain, Chain, ChainKind, Field, Hook, Key, Reject, Rule, Statement, Variable,
+    Verdict,
 };
 use denizen_plan::{Direction, FirewallSettings, MarkBit, ToNode};
 
@@ -78,8 +79,8 @@ impl DropReason {
 /// All chains, in an order in which each is made before it is referred to.
 pub fn all(version: Family, settings: FirewallSettings) -> Vec<Chain> {
     let out = Program { version };
-    let refused = Direction::BOTH.map(|it| out.refused(it));
-    let asked = Direction::BOTH.map(|it| out.policies(it));
+    let refused = Direction::BOTH.map(|direction| out.refused(direction));
+    let asked = Direction::BOTH.map(|direction| out.policies(direction));
     let mut to_node = Vec::from(out.translated_to_tunnel());
     match settings.to_node {
         ToNode::Enforce => to_node.extend(out.to_node()),
@@ -125,7 +126,7 @@ pub(super) fn base(
 ) -> Chain {
     Chain {
         name: name.into(),
-        base: Some(BaseChain { kind: Kind::Filter, hook, priority }),
+        base: Some(BaseChain { kind: ChainKind::Filter, hook, priority }),
         why,
         rules,
     }

@@ -17,7 +17,7 @@ use super::schema::SetName;
 use super::table::{FirewallContent, FirewallTable};
 use denizen_model::{Family, family_of};
 use denizen_nft::{Element, Keeper, Kernel, NftError, Observed, Rendering, Repair, TableFamily};
-use denizen_plan::{Changes, FirewallPlan, FirewallSettings, Isolation, Plan, Sides};
+use denizen_plan::{FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, Sides};
 use denizen_text::describe;
 
 /// The pod firewall's tables, and the kernel that they are in.
@@ -118,7 +118,7 @@ impl Firewall {
     }
 
     /// Takes in what is wanted. Nothing is read or written.
-    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         let Some(firewall) = plan.firewall() else { return };
         let of_firewall = &changes.firewall;
         if !changes.pods && of_firewall.is_empty() {
@@ -138,7 +138,7 @@ impl Firewall {
         self.note_changes(plan, firewall, changes);
     }
 
-    fn note_newcomers(&mut self, plan: &Plan, changes: &Changes) {
+    fn note_newcomers(&mut self, plan: &Plan, changes: &PlanChanges) {
         let was_open = |sides: &Sides| sides.ingress.isolation == Isolation::Open;
         let all = changes.firewall.sides.iter();
         let isolated = all.filter(|change| change.before.as_ref().is_none_or(was_open));
@@ -147,7 +147,7 @@ impl Firewall {
         self.newcomers.extend(restricted(plan, isolated.chain(handed_over)));
     }
 
-    fn note_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &Changes) {
+    fn note_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
         let of_firewall = &changes.firewall;
         let of = |sides: Option<&Sides>, address, numbers: &Numbers| {
             sides.map_or_else(Vec::new, |sides| of_sides(address, sides, numbers))

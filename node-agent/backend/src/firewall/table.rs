@@ -144,7 +144,8 @@ impl Content for FirewallContent<'_> {
         let number = at.and_then(|at| bytes.get(at..)?.first_chunk());
         let number = number.copied().map(u32::from_ne_bytes).unwrap_or_default();
         let sides = read_address(version, bytes).and_then(|pod| self.firewall.sides(pod));
-        let is_isolated = sides.is_some_and(|it| it.of(direction).isolation != Isolation::Open);
+        let is_isolated =
+            sides.is_some_and(|sides| sides.of(direction).isolation != Isolation::Open);
         !self.numbers.is_in_use(number) || !is_isolated
     }
 

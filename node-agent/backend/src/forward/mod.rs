@@ -88,7 +88,7 @@ impl Passing {
         }
     }
 
-    fn matters(self, wanted: Wanted) -> bool {
+    fn matters(self, wanted: Opening) -> bool {
         match self {
             Self::Forward => true,
             Self::Input => wanted.by_ipvs,
@@ -98,7 +98,7 @@ impl Passing {
 
 /// What is wanted of others' chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct Opening {
     /// Chains that drop are opened for services' connections.
     pub open: bool,
     /// IPVS carries connections.
@@ -130,7 +130,7 @@ pub struct Findings {
 ///
 /// Nothing is remembered: whatever is found is brought to what is wanted, so it may be repeated at
 /// any time.
-pub fn look(wanted: Wanted) -> Findings {
+pub fn look(wanted: Opening) -> Findings {
     let mut findings = Findings::default();
     let mut note = |result: Result<(), ForwardError>| {
         findings.errors.extend(result.err().map(|error| describe(&error)));
@@ -150,7 +150,7 @@ pub fn look(wanted: Wanted) -> Findings {
 /// Looks at others' chains, and changes nothing. Chains that denizen's rules have opened are well.
 /// `by_ipvs`: IPVS carries connections.
 pub fn inspect(by_ipvs: bool) -> Findings {
-    let wanted = Wanted { open: false, by_ipvs };
+    let wanted = Opening { open: false, by_ipvs };
     let mut findings = Findings::default();
     let mut seen: Vec<Chain> = Vec::new();
     let read = Kernel::open().and_then(|mut kernel| nft::read(&mut kernel));
@@ -164,7 +164,7 @@ pub fn inspect(by_ipvs: bool) -> Findings {
             Err(error) => findings.errors.push(describe(&error)),
         }
     }
-    let closed = seen.iter().filter(|it| it.passing.matters(wanted) && !it.is_open());
+    let closed = seen.iter().filter(|chain| chain.passing.matters(wanted) && !chain.is_open());
     closed.for_each(|chain| chain.report(&mut findings));
     findings
 }
@@ -175,7 +175,7 @@ pub fn inspect(by_ipvs: bool) -> Findings {
 /// [`ForwardError`]; everything that could be removed was.
 pub fn cleanup() -> Result<usize, ForwardError> {
     let mut seen = Vec::new();
-    let nothing = Wanted { open: false, by_ipvs: false };
+    let nothing = Opening { open: false, by_ipvs: false };
     let mut result = through_netlink(nothing, &mut seen);
     for family in Family::BOTH {
         result = result.and(through_iptables(family, nothing, &mut seen));
@@ -183,12 +183,12 @@ pub fn cleanup() -> Result<usize, ForwardError> {
     result.map(|()| seen.iter().filter(|chain| !chain.own.is_empty()).count())
 }
 
-fn through_netlink(wanted: Wanted, seen: &mut Vec<Chain>) -> Result<(), ForwardError> {
+fn through_netlink(wanted: Opening, seen: &mut Vec<Chain>) -> Result<(), ForwardError> {
     let mut kernel = Kernel::open()?;
-    for (place, chain) in nft::read(&mut kernel)? {
+    for (base_chain, chain) in nft::read(&mut kernel)? {
         let admitted = chain.must_open(wanted).then_some(MarkBit::ADMITTED);
         let own: &[u64] = if chain.must_close(wanted) { &chain.own } else { &[] };
-        nft::write(&mut kernel, &place, own, admitted)?;
+        nft::write(&mut kernel, &base_chain, own, admitted)?;
         seen.push(chain.changed(wanted));
     }
     Ok(())
@@ -196,7 +196,7 @@ fn through_netlink(wanted: Wanted, seen: &mut Vec<Chain>) -> Result<(), ForwardE
 
 fn through_iptables(
     family: Family,
-    wanted: Wanted,
+    wanted: Opening,
     seen: &mut Vec<Chain>,
 ) -> Result<(), ForwardError> {
     for chain in legacy::read(family)? {
@@ -217,22 +217,22 @@ impl Chain {
         self.own.len() == self.passing.rules()
     }
 
-    fn is_wanted_open(&self, wanted: Wanted) -> bool {
+    fn is_wanted_open(&self, wanted: Opening) -> bool {
         let drops = self.default_fate != DefaultFate::Passes;
         wanted.open && drops && self.passing.matters(wanted)
     }
 
-    fn must_close(&self, wanted: Wanted) -> bool {
+    fn must_close(&self, wanted: Opening) -> bool {
         let right = self.is_wanted_open(wanted) && self.is_open();
         !self.own.is_empty() && !right
     }
 
-    fn must_open(&self, wanted: Wanted) -> bool {
+    fn must_open(&self, wanted: Opening) -> bool {
         self.is_wanted_open(wanted) && !self.is_open()
     }
 
     /// Says what was done to it.
-    fn changed(self, wanted: Wanted) -> Self {
+    fn changed(self, wanted: Opening) -> Self {
         if self.must_open(wanted) {
             warn!(
                 chain = self.what,

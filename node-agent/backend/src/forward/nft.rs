@@ -16,7 +16,7 @@ use denizen_plan::MarkBit;
 
 /// A base chain of somebody else.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ForeignChain {
     family: TableFamily,
     table: Arc<str>,
     chain: Arc<str>,
@@ -28,40 +28,45 @@ pub struct Place {
 ///
 /// # Errors
 /// [`NetlinkError`].
-pub fn read(kernel: &mut Kernel) -> Result<Vec<(Place, Chain)>, NetlinkError> {
+pub fn read(kernel: &mut Kernel) -> Result<Vec<(ForeignChain, Chain)>, NetlinkError> {
     let mut found = Vec::new();
-    for place in places(kernel)? {
-        let chains = reachable(kernel, &place)?;
-        let own = chains.get(&*place.chain).into_iter().flatten();
+    for base_chain in base_chains(kernel)? {
+        let chains = reachable(kernel, &base_chain)?;
+        let own = chains.get(&*base_chain.chain).into_iter().flatten();
         let chain = Chain {
-            what: format!("table {} {}, chain {}", place.family, place.table, place.chain),
-            passing: place.passing,
-            default_fate: filter(&chains, &place.chain, place.policy_drops),
+            what: format!(
+                "table {} {}, chain {}",
+                base_chain.family, base_chain.table, base_chain.chain
+            ),
+            passing: base_chain.passing,
+            default_fate: filter(&chains, &base_chain.chain, base_chain.policy_drops),
             own: own.filter_map(|rule| rule.own).collect(),
         };
-        found.push((place, chain));
+        found.push((base_chain, chain));
     }
     Ok(found)
 }
 
-fn places(kernel: &mut Kernel) -> Result<Vec<Place>, NetlinkError> {
+fn base_chains(kernel: &mut Kernel) -> Result<Vec<ForeignChain>, NetlinkError> {
     let asleep: Vec<(TableFamily, String)> = kernel.tables(|table| {
         let of = table.family().zip(table.name().map(str::to_owned));
         of.filter(|_| table.is_dormant())
     })?;
-    let mut found = kernel.chains(None, place)?;
-    found.retain(|place| {
-        !asleep.iter().any(|(family, table)| *family == place.family && **table == *place.table)
+    let mut found = kernel.chains(None, base_chain)?;
+    found.retain(|base_chain| {
+        !asleep
+            .iter()
+            .any(|(family, table)| *family == base_chain.family && **table == *base_chain.table)
     });
     Ok(found)
 }
 
-fn place(chain: ChainView<'_>) -> Option<Place> {
+fn base_chain(chain: ChainView<'_>) -> Option<ForeignChain> {
     let family = chain.family().filter(|family| match family {
         TableFamily::Ip | TableFamily::Ip6 | TableFamily::Inet => true,
         TableFamily::Arp | TableFamily::Bridge => false,
     })?;
-    let place = Place {
+    let base_chain = ForeignChain {
         family,
         table: chain.table()?.into(),
         chain: chain.name()?.into(),
@@ -69,19 +74,20 @@ fn place(chain: ChainView<'_>) -> Option<Place> {
         policy_drops: chain.drops_by_policy(),
     };
     // No one calls our own table foreign.
-    let is_own = [TABLE, firewall::TABLE].contains(&&*place.table);
-    (!is_own).then_some(place)
+    let is_own = [TABLE, firewall::TABLE].contains(&&*base_chain.table);
+    (!is_own).then_some(base_chain)
 }
 
 /// The rules of a base chain and of every chain that it may lead to.
-fn reachable(kernel: &mut Kernel, place: &Place) -> Result<Chains, NetlinkError> {
+fn reachable(kernel: &mut Kernel, base_chain: &ForeignChain) -> Result<Chains, NetlinkError> {
     let mut chains = BTreeMap::new();
-    let mut due = vec![place.chain.to_string()];
+    let mut due = vec![base_chain.chain.to_string()];
     while let Some(name) = due.pop() {
         if chains.contains_key(&name) {
             continue;
         }
-        let rules = kernel.rules(place.family, &place.table, Some(&name), |it| Some(rule(it)))?;
+        let rules = kernel
+            .rules(base_chain.family, &base_chain.table, Some(&name), |seen| Some(rule(seen)))?;
         for rule in &rules {
             if let Act::Jump(to) | Act::Goto(to) = &rule.act {
                 due.push(to.clone());
@@ -146,11 +152,11 @@ fn act(expression: &ExpressionView<'_>) -> Option<Act> {
 /// [`NftError`].
 pub fn write(
     kernel: &mut Kernel,
-    place: &Place,
+    base_chain: &ForeignChain,
     own: &[u64],
     admitted: Option<MarkBit>,
 ) -> Result<(), NftError> {
-    let Place { family, table, chain, passing, .. } = place;
+    let ForeignChain { family, table, chain, passing, .. } = base_chain;
     let language = match (&**table, &**chain, family) {
         ("filter", "FORWARD" | "INPUT", TableFamily::Ip | TableFamily::Ip6) => Language::Xtables,
         _ => Language::Nft,

@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::{Findings, Wanted, look};
+use super::{Findings, Opening, look};
 
 /// Legacy iptables tells nobody of its changes.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs until the receiver of the findings is gone. `changed` is notified of others' changes.
-pub async fn run(wanted: Wanted, changed: Arc<Notify>, found: watch::Sender<Findings>) {
+pub async fn run(wanted: Opening, changed: Arc<Notify>, found: watch::Sender<Findings>) {
     while !found.is_closed() {
         // Iptables may wait for its lock.
         let Ok(findings) = spawn_blocking(move || look(wanted)).await else {

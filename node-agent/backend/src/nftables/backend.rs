@@ -16,9 +16,10 @@ use crate::why::Why;
 use crate::{Backend, Figures, Repair, Report, SetSize};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{
-    Keeper, Kernel, NftError, Observed, RejectedElement, Rendering, Schema, Value, read_endpoint,
+    Content, Keeper, Kernel, NftError, Observed, RejectedElement, Rendering, Schema, Value,
+    read_endpoint,
 };
-use denizen_plan::{Changes, Frontend, FrontendAddress, FrontendKey, NodePlan, Plan};
+use denizen_plan::{Frontend, FrontendAddress, FrontendKey, NodePlan, Plan, PlanChanges};
 use denizen_text::describe;
 
 /// When a table is removed, the chains that choose services go first.
@@ -33,7 +34,7 @@ pub fn render(plan: &Plan) -> Rendering {
         FrontendAddress::Node(_) => None,
     });
     backend.hold_cluster_ips(&addresses.collect());
-    backend.update_carried(plan, &Changes::from_nothing(plan), &|_| true);
+    backend.update_carried(plan, &PlanChanges::from_nothing(plan), &|_| true);
     backend.rendering()
 }
 
@@ -188,7 +189,7 @@ impl<K> Nftables<K> {
     }
 
     /// Takes a new plan. Rules choose all endpoints.
-    pub fn update(&mut self, plan: &Plan, changes: &Changes) {
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         self.update_carried(plan, changes, &|_| false);
     }
 
@@ -199,7 +200,7 @@ impl<K> Nftables<K> {
     pub fn update_carried(
         &mut self,
         plan: &Plan,
-        changes: &Changes,
+        changes: &PlanChanges,
         ready: &dyn Fn(&FrontendKey) -> bool,
     ) {
         if changes.node {
@@ -251,7 +252,7 @@ impl KeptTable {
         Self { table, keeper: Keeper::new(table_family.schema()) }
     }
 
-    fn update(&mut self, plan: &Plan, changes: &Changes, ready: &dyn Fn(&FrontendKey) -> bool) {
+    fn update(&mut self, plan: &Plan, changes: &PlanChanges, ready: &dyn Fn(&FrontendKey) -> bool) {
         let Self { table, keeper } = self;
         let pods = plan.pods().filter(|_| changes.pods);
         let known = KnownFacts {
@@ -274,7 +275,7 @@ impl KeptTable {
     fn update_services(
         &mut self,
         plan: &Plan,
-        changes: &Changes,
+        changes: &PlanChanges,
         ready: &dyn Fn(&FrontendKey) -> bool,
     ) {
         let Self { table, keeper } = self;
@@ -311,7 +312,7 @@ impl KeptTable {
 impl Backend for Nftables {
     type Error = NftError;
 
-    fn update(&mut self, plan: &Plan, changes: &Changes) {
+    fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         Self::update(self, plan, changes);
     }
 

@@ -14,7 +14,7 @@ use super::rule::{
 use super::table_config::TableConfig;
 use crate::why::Why;
 use denizen_model::Family;
-use denizen_nft::{BaseChain, Chain, Field, Hook, Kind, Statement};
+use denizen_nft::{BaseChain, Chain, ChainKind, Field, Hook, Statement};
 use denizen_plan::LocalTest;
 
 /// Before `filter` (0), where others drop.
@@ -71,7 +71,7 @@ pub(super) fn clear_port_bit(config: &TableConfig) -> Vec<Chain> {
     let clear =
         |kind| rule(Why::ClearPortBit, [comes_in_by_kind(kind), is_marked(bit), unmark(bit)]);
     let behind = |name, hook, priority| {
-        let base_chain = BaseChain { kind: Kind::Filter, hook, priority };
+        let base_chain = BaseChain { kind: ChainKind::Filter, hook, priority };
         base(name, base_chain, Why::ClearPortBit, BEHIND_PORTS.map(clear).into())
     };
     match (config.reads_ports(), &config.egress) {
@@ -108,7 +108,7 @@ pub(super) fn bridge_chains(sets: SetStatements, config: &TableConfig) -> Vec<Ch
     };
     let arriving = config.local.iter().flat_map(arriving).collect();
     let forget = rule(Why::OnlyBridged, [is_marked(bit), unmark(bit)]);
-    let at = |hook| BaseChain { kind: Kind::Filter, hook, priority: BRIDGE_PRIORITY };
+    let at = |hook| BaseChain { kind: ChainKind::Filter, hook, priority: BRIDGE_PRIORITY };
     vec![
         base(ChainName::Prerouting, at(Hook::Prerouting), Why::TellPort, arriving),
         base(ChainName::Bridged, at(Hook::Forward), Why::OnlyBridged, vec![forget]),

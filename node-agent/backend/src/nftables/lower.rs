@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 use super::element::frontend_key;
 use super::name::{ChainName, Class, Group, MOST_SLOTS, SetName};
 use super::number::{MOST_NUMBERS, Numbers};
-use denizen_model::{Affinity, Protocol};
+use denizen_model::{Protocol, SessionAffinity};
 use denizen_nft::{Data, Element, Value, comment_text, endpoint};
 use denizen_plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome};
 
@@ -57,8 +57,8 @@ pub fn lower(
     numbers: &mut Numbers,
 ) -> FrontendState {
     let most = match frontend.affinity {
-        Affinity::None => MOST_SLOTS as usize,
-        Affinity::ClientIp { .. } => MOST_NUMBERS,
+        SessionAffinity::None => MOST_SLOTS as usize,
+        SessionAffinity::ClientIp { .. } => MOST_NUMBERS,
     };
     let inside = target(&frontend.inside, now.map(|now| &now.inside), most);
     let outside = frontend.outside.as_ref().map(|outcome| {
@@ -79,7 +79,7 @@ pub fn lower(
         numbers: BTreeMap::new(),
         sources: frontend.sources.clone(),
     };
-    if let Affinity::ClientIp { seconds } = frontend.affinity {
+    if let SessionAffinity::ClientIp { seconds } = frontend.affinity {
         key.number(frontend.key.protocol, seconds, numbers);
     }
     key

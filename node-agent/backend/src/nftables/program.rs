@@ -18,7 +18,7 @@ use super::rule::{
 use super::table_config::TableConfig;
 use crate::why::Why;
 use denizen_model::{Family, Protocol};
-use denizen_nft::{BaseChain, Chain, Hook, Kind, Reject, Rule, Statement};
+use denizen_nft::{BaseChain, Chain, ChainKind, Hook, Reject, Rule, Statement};
 use denizen_plan::{MarkBit, NodeSide};
 use ipnetwork::{IpNetwork, Ipv4Network};
 
@@ -31,7 +31,7 @@ const RAW_PRIORITY: i32 = -300;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
 /// `filter`: before IPVS (`NF_IP_PRI_NAT_SRC - 1`, 99).
-const INPUT: BaseChain = BaseChain { kind: Kind::Filter, hook: Hook::Input, priority: 0 };
+const INPUT: BaseChain = BaseChain { kind: ChainKind::Filter, hook: Hook::Input, priority: 0 };
 
 /// The constant chains, each before those that refer to it.
 pub fn chains(table_family: ServiceTable, config: &TableConfig) -> Vec<Chain> {
@@ -103,7 +103,7 @@ fn base_chains(sets: SetStatements, config: &TableConfig) -> [Chain; 3] {
         rule(Why::MarkedAbove, [is_marked(masquerade), unmark(masquerade), Statement::Masquerade]),
         rule(Why::Hairpin, translated.into_iter().chain(hairpin)),
     ];
-    let nat = |hook, priority| BaseChain { kind: Kind::Nat, hook, priority };
+    let nat = |hook, priority| BaseChain { kind: ChainKind::Nat, hook, priority };
     let before = |hook| nat(hook, DESTINATION_PRIORITY);
     let sending = vec![restricted, services, node_ports];
     [
@@ -129,7 +129,7 @@ fn martians() -> Chain {
         rule(Why::Martian, [addressed].into_iter().chain(dropped())),
     ];
     let base_chain =
-        BaseChain { kind: Kind::Filter, hook: Hook::Prerouting, priority: RAW_PRIORITY };
+        BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: RAW_PRIORITY };
     base(ChainName::Martians, base_chain, Why::Martian, rules)
 }
 
@@ -167,7 +167,7 @@ pub fn only_old_connections(sets: SetStatements, must_wait: bool) -> Chain {
 fn arp_input(sets: SetStatements) -> Chain {
     let asked = [sets.is_in(SetName::VirtualIps)];
     let rules = vec![rule(Why::NoNeighbour, asked.into_iter().chain(dropped()))];
-    let base_chain = BaseChain { kind: Kind::Filter, hook: Hook::ArpInput, priority: 0 };
+    let base_chain = BaseChain { kind: ChainKind::Filter, hook: Hook::ArpInput, priority: 0 };
     base(ChainName::Input, base_chain, Why::NoNeighbour, rules)
 }
 
@@ -183,7 +183,7 @@ fn egress(sets: SetStatements, config: &TableConfig) -> Option<[Chain; 2]> {
         rule(Why::PodsAlone, asked.chain([jump(ChainName::Egress)]))
     });
     let base_chain =
-        BaseChain { kind: Kind::Filter, hook: Hook::Forward, priority: FORWARD_PRIORITY };
+        BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority: FORWARD_PRIORITY };
     Some([
         chain(ChainName::Egress, Why::GoesOut, rules),
         base(ChainName::Forward, base_chain, Why::PodsAlone, pods.collect()),
@@ -274,7 +274,12 @@ fn unallocated(config: &TableConfig) -> Option<[Chain; 3]> {
     let drops: Vec<Rule> = config.service_ranges.iter().map(drop).collect();
     let behind_nat = |name, hook| {
         let rule = rule(Why::Untaken, [is_unanswered(), jump(ChainName::Unallocated)]);
-        base(name, BaseChain { kind: Kind::Filter, hook, priority: 0 }, Why::Untaken, vec![rule])
+        base(
+            name,
+            BaseChain { kind: ChainKind::Filter, hook, priority: 0 },
+            Why::Untaken,
+            vec![rule],
+        )
     };
     (!drops.is_empty()).then(|| {
         [

@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 
 use denizen_nft::{
-    BaseChain, Chain, Field, Hook, Key, Kind, Limit, Rule, Schema, Statement, TableFamily,
+    BaseChain, Chain, ChainKind, Field, Hook, Key, Limit, Rule, Schema, Statement, TableFamily,
 };
 
 use super::Prediction;
@@ -143,7 +143,7 @@ fn known() -> Rule {
 }
 
 fn base(name: &str, hook: Hook, priority: i32, rules: Vec<Rule>) -> Chain {
-    let base = BaseChain { kind: Kind::Filter, hook, priority };
+    let base = BaseChain { kind: ChainKind::Filter, hook, priority };
     let why = "for denizen-agent trace; decides nothing";
     Chain { name: name.into(), base: Some(base), why, rules }
 }

@@ -13,8 +13,8 @@ use std::net::IpAddr;
 
 use denizen_model::{Family, family_of};
 use denizen_nft::{
-    BaseChain, Chain, Content, DataType, Element, Field, Hook, Keeper, Kernel, Key, Kind, NftError,
-    Reject, Rule, Schema, Set, SetId, Statement, Value,
+    BaseChain, Chain, ChainKind, Content, DataType, Element, Field, Hook, Keeper, Kernel, Key,
+    NftError, Reject, Rule, Schema, Set, SetId, Statement, Value,
 };
 
 /// The name of its table, in `ip` and in `ip6`.
@@ -124,7 +124,7 @@ fn announced(version: Family) -> Set {
 fn chains(version: Family) -> [Chain; 2] {
     let chain = |name: &str, hook, why, asked: Option<Statement>| Chain {
         name: name.into(),
-        base: Some(BaseChain { kind: Kind::Filter, hook, priority: PRIORITY }),
+        base: Some(BaseChain { kind: ChainKind::Filter, hook, priority: PRIORITY }),
         why,
         rules: refused(version, asked).into(),
     };

@@ -52,7 +52,7 @@ fn edit(before: &[u8], after: &[u8]) -> Result<(), TestCaseError> {
 fn common(before: &[u8], after: &[u8]) -> usize {
     let [first, rest @ ..] = before else { return 0 };
     let without = common(rest, after);
-    match after.iter().position(|it| it == first) {
+    match after.iter().position(|rule| rule == first) {
         Some(at) => without.max(1 + common(rest, &after[at + 1..])),
         None => without,
     }

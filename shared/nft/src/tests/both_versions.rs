@@ -28,7 +28,7 @@ fn a_table_of_both_versions_redirects() {
             of(Family::V6, Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0).into(), 16),
             to(4140),
         ];
-        let (kind, hook) = (Kind::Nat, Hook::Output);
+        let (kind, hook) = (ChainKind::Nat, Hook::Output);
         let base = Some(BaseChain { kind, hook, priority: -110 });
         let chain = Chain { name: "outbound".into(), base, why: "a chain", rules };
         let chains = vec![chain];
@@ -37,9 +37,9 @@ fn a_table_of_both_versions_redirects() {
             .unwrap();
         let seen = kernel.observe(&schema).unwrap();
         assert_eq!(seen.structure(&schema, &chains), Some(Structure::default()));
-        let listed = kernel.rules(TableFamily::Inet, schema.name, None, |it| {
-            let nth = chains[0].rules.iter().position(|rule| it.does(TableFamily::Inet, rule));
-            Some((nth, it.text()))
+        let listed = kernel.rules(TableFamily::Inet, schema.name, None, |seen| {
+            let nth = chains[0].rules.iter().position(|rule| seen.does(TableFamily::Inet, rule));
+            Some((nth, seen.text()))
         });
         let texts = [
             "meta skuid 2102 meta skgid != 7 return",

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use anyhow::{Result, ensure};
 use denizen_model::Family;
 use denizen_nft::{
-    Assigned, BaseChain, Chain, Data, DataType, Element, Field, Hook, Kernel, Key, Kind, Lookup,
-    Rendering, Rule, Schema, Set, SetId, Statement, TableFamily, Value, Variable, Verdict,
+    Assigned, BaseChain, Chain, ChainKind, Data, DataType, Element, Field, Hook, Kernel, Key,
+    Lookup, Rendering, Rule, Schema, Set, SetId, Statement, TableFamily, Value, Variable, Verdict,
 };
 use denizen_tests::node::netns::Netns;
 
@@ -74,7 +74,7 @@ fn routed(version: Family) -> Table {
     let find =
         |lookup: Lookup| rule([Statement::Assign(Variable::Priority, Assigned::Found(lookup))]);
     let port = [Field::Protocol, Field::DestinationPort, Field::Priority];
-    let base = BaseChain { kind: Kind::Filter, hook: Hook::Forward, priority: -5 };
+    let base = BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority: -5 };
     let mut rules = vec![
         find(lookup(IDENTITIES)),
         find(other(IDENTITIES, &[destination])),
@@ -156,7 +156,7 @@ fn bridged() -> Table {
         set(TARGETS, "targets", &[Field::InputInterface, Field::NeighbourTarget]),
     ];
     let schema = Schema { family: TableFamily::Bridge, name: "some", comment: "for a test", sets };
-    let base = BaseChain { kind: Kind::Filter, hook: Hook::Forward, priority: -5 };
+    let base = BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority: -5 };
     let leaves = Statement::In(schema.set(OUT).lookup());
     let carries = Statement::carries;
     let multicast = Statement::NotEquals(Field::PacketType, Key::EMPTY.byte(Field::UNICAST));

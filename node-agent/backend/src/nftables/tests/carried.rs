@@ -77,7 +77,7 @@ fn hairpin_does_not_ask_whether_the_rules_translated() {
 fn a_routed_address_is_refused_after_its_service_is_gone() {
     let (mut nftables, _) = rendered(&planner(BY_IPVS), true);
     let mut held = |addresses: &[&str]| {
-        nftables.hold_cluster_ips(&addresses.iter().map(|it| ip(it)).collect());
+        nftables.hold_cluster_ips(&addresses.iter().map(|address| ip(address)).collect());
         nftables.rendering().to_string()
     };
     let text = held(&["10.96.0.10"]);

@@ -11,7 +11,7 @@ use super::super::table::Table;
 use super::super::table_config::TableConfig;
 use super::slots::{frontend, key, to};
 use denizen_fixture::{ip, pods, port, range};
-use denizen_model::{Affinity, Family, Protocol};
+use denizen_model::{Family, Protocol, SessionAffinity};
 use denizen_nft::{Content, Delta, Element, Key, SetId, Statement, Value, Verdict};
 use denizen_plan::{
     Detection, Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade,
@@ -78,7 +78,11 @@ fn decision() -> impl Strategy<Value = (FrontendKey, Option<Frontend>)> {
             kind: if external { FrontendKind::ExternalIp } else { FrontendKind::ClusterIp },
             masquerade,
             outside,
-            affinity: if extra == 1 { Affinity::ClientIp { seconds: 300 } } else { Affinity::None },
+            affinity: if extra == 1 {
+                SessionAffinity::ClientIp { seconds: 300 }
+            } else {
+                SessionAffinity::None
+            },
             sources: (extra == 2).then(|| [range("10.0.0.0/9"), range("192.168.0.0/30")].into()),
             ..frontend(at, inside)
         };
@@ -151,7 +155,7 @@ fn what_does_not_change_is_not_touched() {
 fn every_chain_that_is_named_is_made() {
     let (mut table, _) = start();
     let decided = Frontend {
-        affinity: Affinity::ClientIp { seconds: 300 },
+        affinity: SessionAffinity::ClientIp { seconds: 300 },
         outside: Some(to(0..2)),
         ..frontend(key("10.96.0.10"), to(0..5))
     };
