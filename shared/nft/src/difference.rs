@@ -1,12 +1,12 @@
 //! What differs between a table and what it should be, and what makes them the same.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::batch::Batch;
 use crate::bytes::Key;
 use crate::edit::Edit;
-use crate::observed::{Observed, wanted_chain};
+use crate::replacement::{made_anew, make_anew};
 use crate::rule::Chain;
 use crate::set::{Element, Schema, SetId};
 
@@ -67,6 +67,33 @@ impl Delta {
         self.delete.extend(stale.into_keys());
     }
 
+    /// Writes it as [`Self::write`] does, but makes sets anew where that is cheaper. `chains` are
+    /// all of the table that may look such a set up, as they are in the kernel or will be by this
+    /// batch; their rules are written anew, and their counters begin at zero. `after` says which
+    /// elements a set has afterwards.
+    ///
+    /// A packet sees the old set or the new one. It may find the new one empty for a moment, so
+    /// whoever is not found must be dropped.
+    pub fn write_within(
+        &self,
+        batch: &mut Batch,
+        schema: &Schema,
+        chains: impl FnOnce() -> Vec<Chain>,
+        after: impl Fn(SetId) -> Vec<Element>,
+    ) {
+        let anew = made_anew(self, schema, after);
+        if anew.is_empty() {
+            return self.write(batch, schema);
+        }
+        let is_changed = |id: SetId| !anew.iter().any(|(other, _)| *other == id);
+        batch.add_chains(schema.name, &self.chains);
+        let delete = self.delete.iter().filter(|(id, _)| is_changed(*id));
+        let add = self.add.iter().filter(|element| is_changed(element.set));
+        batch.delete_elements(schema, &delete.copied().collect::<Vec<_>>());
+        make_anew(batch, schema, &chains(), &anew);
+        batch.add_elements(schema, &add.cloned().collect::<Vec<_>>());
+    }
+
     /// Writes it: chains, what goes, then what comes.
     pub fn write(&self, batch: &mut Batch, schema: &Schema) {
         batch.add_chains(schema.name, &self.chains);
@@ -79,13 +106,13 @@ impl Delta {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Structure {
     /// Those that are not there.
-    missing: Vec<Chain>,
+    pub(crate) missing: Vec<Chain>,
     /// Those with other rules than they should have.
-    wrong: Vec<Edit>,
+    pub(crate) wrong: Vec<Edit>,
     /// Those that a hook calls, and should not, or another one should.
-    misplaced: Vec<Arc<str>>,
+    pub(crate) misplaced: Vec<Arc<str>>,
     /// Those that should not be there. They go when nothing refers to them any more.
-    left_over: Vec<Arc<str>>,
+    pub(crate) left_over: Vec<Arc<str>>,
 }
 
 impl Structure {
@@ -119,72 +146,5 @@ impl Structure {
         for chain in &self.missing {
             batch.add_rules(table, chain);
         }
-    }
-}
-
-impl Observed {
-    /// What differs between the table's chains and these; `None` when the table cannot be kept: it
-    /// is not there, or its sets are not those that it should have.
-    pub fn structure(&self, schema: &Schema, chains: &[Chain]) -> Option<Structure> {
-        let is_usable = self.table && self.flags == 0 && self.strange == 0;
-        if !is_usable || !self.has_sets(&schema.sets) {
-            return None;
-        }
-        let mut structure = Structure::default();
-        for chain in chains {
-            let wanted = wanted_chain(schema.family, chain);
-            match self.chains.get(&chain.name) {
-                None => structure.missing.push(chain.clone()),
-                Some(seen) if seen.hook != wanted.hook => {
-                    structure.misplaced.push(chain.name.clone());
-                    structure.missing.push(chain.clone());
-                }
-                Some(seen) if seen.rules != wanted.rules => {
-                    structure.wrong.push(Edit::new(chain, seen, &wanted));
-                }
-                Some(_) => {}
-            }
-        }
-        let wanted: BTreeSet<&Arc<str>> = chains.iter().map(|chain| &chain.name).collect();
-        for (name, seen) in self.chains.iter().filter(|(name, _)| !wanted.contains(name)) {
-            let list = match seen.hook {
-                Some(_) => &mut structure.misplaced,
-                None => &mut structure.left_over,
-            };
-            list.push(name.clone());
-        }
-        Some(structure)
-    }
-
-    /// What leads from the elements that are there to `wanted`, in the sets that `covers` names.
-    pub fn difference(
-        &self,
-        wanted: impl Iterator<Item = Element>,
-        covers: impl Fn(SetId) -> bool,
-    ) -> Delta {
-        let mut delta = Delta::default();
-        let there = self.elements.keys().filter(|(set, _)| covers(*set));
-        let mut unwanted: HashSet<&(SetId, Key)> = there.collect();
-        for element in wanted.filter(|element| covers(element.set)) {
-            let key = (element.set, element.key);
-            let is_there = unwanted.remove(&key);
-            if self.has(&element) {
-                continue;
-            }
-            if is_there {
-                delta.delete.push(key);
-            }
-            delta.add.push(element);
-        }
-        delta.delete.extend(unwanted);
-        delta.sort();
-        delta
-    }
-
-    /// Whether an element is there as it should be.
-    fn has(&self, element: &Element) -> bool {
-        self.elements.get(&(element.set, element.key)).is_some_and(|(value, comment)| {
-            *comment == element.comment && value.as_ref() == Some(&element.value)
-        })
     }
 }

@@ -120,14 +120,15 @@ impl Field {
     pub(crate) const ARP: u16 = 0x0806;
 
     /// The same of packets of this version, if it is an address of theirs.
-    pub fn in_version(self, version: Family) -> Self {
-        match self {
-            Self::Source(_) => Self::Source(version),
-            Self::Destination(_) => Self::Destination(version),
-            Self::OriginalSource(_) => Self::OriginalSource(version),
-            Self::AnswerSource(_) => Self::AnswerSource(version),
-            other => other,
+    pub fn in_version(mut self, version: Family) -> Self {
+        if let Self::Source(of)
+        | Self::Destination(of)
+        | Self::OriginalSource(of)
+        | Self::AnswerSource(of) = &mut self
+        {
+            *of = version;
         }
+        self
     }
 
     /// Bytes of its value.

@@ -1,5 +1,6 @@
 //! Reads and writes nf_tables through netlink.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,7 +12,10 @@ use tracing::trace_span;
 
 use crate::batch::{Batch, kind};
 use crate::family::TableFamily;
-use crate::observed::Observed;
+use crate::observed::{Observed, about};
+use crate::read::{ChainView, RuleView, TableView};
+use crate::rule::{Chain, Rule};
+use crate::rule_id::RuleId;
 use crate::set::{Schema, Set};
 use crate::what::What;
 
@@ -292,9 +296,87 @@ impl Kernel {
         generation.ok_or(NetlinkError::Unacknowledged)
     }
 
+    /// Every table, as far as `each` wants it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn tables<T>(
+        &mut self,
+        mut each: impl FnMut(TableView<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        self.read(libc::NFT_MSG_GETTABLE, None, &[], |message| each(TableView(message)))
+    }
+
+    /// Every chain of the tables of a family (`None`: of all), as far as `each` wants it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn chains<T>(
+        &mut self,
+        family: Option<TableFamily>,
+        mut each: impl FnMut(ChainView<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        self.read(libc::NFT_MSG_GETCHAIN, family, &[], |message| each(ChainView(message)))
+    }
+
+    /// Every rule of a table, or of one of its chains, as far as `each` wants it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn rules<T>(
+        &mut self,
+        family: TableFamily,
+        table: &str,
+        chain: Option<&str>,
+        mut each: impl FnMut(RuleView<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        let of: Vec<&str> = [table].into_iter().chain(chain).collect();
+        // Where the kernel does not narrow a dump, it has other tables' rules, too.
+        self.read(libc::NFT_MSG_GETRULE, Some(family), &of, |message| {
+            about(table, &message).and_then(|_| each(RuleView(message)))
+        })
+    }
+
+    /// The packets that rules of a table have counted, of those of these chains that `reason` names
+    /// one for. Another chain may have an equal rule for another reason.
+    ///
+    /// # Errors
+    /// [`NftError::Netlink`].
+    pub fn counted<R: Copy>(
+        &mut self,
+        schema: &Schema,
+        chains: &[Chain],
+        reason: impl Fn(&Rule) -> Option<R>,
+    ) -> Result<Vec<(R, u64)>, NftError> {
+        let family = schema.family;
+        let mut reasons: HashMap<(&str, RuleId), R> = HashMap::new();
+        for chain in chains {
+            let of_rules = chain.rules.iter().filter_map(|rule| Some((rule, reason(rule)?)));
+            reasons.extend(of_rules.map(|(rule, of)| ((&*chain.name, rule.id(family)), of)));
+        }
+        let counted = self.rules(family, schema.name, None, |rule| {
+            Some((*reasons.get(&(rule.chain()?, rule.id()?))?, rule.packets()))
+        });
+        counted.map_err(|source| NftError::Netlink { family, doing: "read", source })
+    }
+
+    fn read<T>(
+        &mut self,
+        message: i32,
+        family: Option<TableFamily>,
+        of: &[&str],
+        mut each: impl FnMut(Message<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        retried(|| {
+            let mut found = Vec::new();
+            self.dump(message, family, of, |answer| found.extend(each(answer)))?;
+            Ok(found)
+        })
+    }
+
     /// Gives every answer to a dump request to `each`: those of one family (`None`: of all). `of`
     /// narrows the request further: a table's name, or a table's and a chain's or a set's.
-    pub(crate) fn dump(
+    fn dump(
         &mut self,
         message: i32,
         family: Option<TableFamily>,
@@ -320,9 +402,7 @@ impl Kernel {
 }
 
 /// Takes a dump again while somebody's change tears it, a bounded number of times.
-pub(crate) fn retried<T>(
-    mut attempt: impl FnMut() -> Result<T, NetlinkError>,
-) -> Result<T, NetlinkError> {
+fn retried<T>(mut attempt: impl FnMut() -> Result<T, NetlinkError>) -> Result<T, NetlinkError> {
     let mut result = attempt();
     for _ in 1..DUMP_TRIES {
         if !matches!(result, Err(NetlinkError::Interrupted | NetlinkError::Overflow)) {

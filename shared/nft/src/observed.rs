@@ -1,7 +1,7 @@
 //! What the kernel holds of a table, as it tells it. It is parsed, never trusted: what the client
 //! would not have written is simply not equal to what it wants.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use denizen_netlink::{Attributes, Message};
@@ -9,7 +9,9 @@ use nix::libc;
 
 use crate::batch::ACCEPT;
 use crate::bytes::{Data, Key};
+use crate::difference::{Delta, Structure};
 use crate::edge::{RangeEdge, ranges};
+use crate::edit::Edit;
 use crate::expression::{self, Expression};
 use crate::family::TableFamily;
 use crate::rule::{Chain, Rule};
@@ -133,6 +135,71 @@ impl Observed {
                 comment: comment.cloned(),
             })
             .collect()
+    }
+
+    /// What differs between the table's chains and these; `None` when the table cannot be kept: it
+    /// is not there, or its sets are not those that it should have.
+    pub fn structure(&self, schema: &Schema, chains: &[Chain]) -> Option<Structure> {
+        let is_usable = self.table && self.flags == 0 && self.strange == 0;
+        if !is_usable || !self.has_sets(&schema.sets) {
+            return None;
+        }
+        let mut structure = Structure::default();
+        for chain in chains {
+            let wanted = wanted_chain(schema.family, chain);
+            match self.chains.get(&chain.name) {
+                None => structure.missing.push(chain.clone()),
+                Some(seen) if seen.hook != wanted.hook => {
+                    structure.misplaced.push(chain.name.clone());
+                    structure.missing.push(chain.clone());
+                }
+                Some(seen) if seen.rules != wanted.rules => {
+                    structure.wrong.push(Edit::new(chain, seen, &wanted));
+                }
+                Some(_) => {}
+            }
+        }
+        let wanted: BTreeSet<&Arc<str>> = chains.iter().map(|chain| &chain.name).collect();
+        for (name, seen) in self.chains.iter().filter(|(name, _)| !wanted.contains(name)) {
+            let list = match seen.hook {
+                Some(_) => &mut structure.misplaced,
+                None => &mut structure.left_over,
+            };
+            list.push(name.clone());
+        }
+        Some(structure)
+    }
+
+    /// What leads from the elements that are there to `wanted`, in the sets that `covers` names.
+    pub fn difference(
+        &self,
+        wanted: impl Iterator<Item = Element>,
+        covers: impl Fn(SetId) -> bool,
+    ) -> Delta {
+        let mut delta = Delta::default();
+        let there = self.elements.keys().filter(|(set, _)| covers(*set));
+        let mut unwanted: HashSet<&(SetId, Key)> = there.collect();
+        for element in wanted.filter(|element| covers(element.set)) {
+            let key = (element.set, element.key);
+            let is_there = unwanted.remove(&key);
+            if self.has(&element) {
+                continue;
+            }
+            if is_there {
+                delta.delete.push(key);
+            }
+            delta.add.push(element);
+        }
+        delta.delete.extend(unwanted);
+        delta.sort();
+        delta
+    }
+
+    /// Whether an element is there as it should be.
+    fn has(&self, element: &Element) -> bool {
+        self.elements.get(&(element.set, element.key)).is_some_and(|(value, comment)| {
+            *comment == element.comment && value.as_ref() == Some(&element.value)
+        })
     }
 
     /// Takes in a NFT_MSG_NEWTABLE.
@@ -284,13 +351,4 @@ fn value(set: &Set, element: Attributes<'_>) -> Option<Value> {
 pub(crate) fn about<'a>(table: &str, message: &Message<'a>) -> Option<Attributes<'a>> {
     let attributes = message.attributes();
     (attributes.find_str(1) == Some(table)).then_some(attributes)
-}
-
-impl Schema {
-    /// The sets whose elements are compared. Not those that packets fill; reading them would take
-    /// minutes where there are many: for every piece of a dump the kernel counts from the first
-    /// element.
-    pub(crate) fn compared(&self) -> impl Iterator<Item = &Set> {
-        self.sets.iter().filter(|set| set.room.is_none())
-    }
 }

@@ -1,31 +1,26 @@
 //! Reads tables, chains and rules, whoever's they are.
 
-use std::collections::HashMap;
-
-use denizen_netlink::{Attributes, Message, NetlinkError};
+use denizen_netlink::{Attributes, Message};
 use nix::libc;
 
 use crate::encode::{NFTRACE, VERDICT_REGISTER};
 use crate::expression::{observed, wanted};
 use crate::family::TableFamily;
-use crate::kernel::{Kernel, NftError, retried};
-use crate::observed::about;
-use crate::rule::{Chain, Hook, Rule};
+use crate::rule::{Hook, Rule};
 use crate::rule_id::RuleId;
-use crate::set::Schema;
 use crate::user_data::comment_in;
 
 /// A table, as it was read.
 #[derive(Debug, Clone, Copy)]
-pub struct TableView<'a>(Message<'a>);
+pub struct TableView<'a>(pub(crate) Message<'a>);
 
 /// A chain, as it was read.
 #[derive(Debug, Clone, Copy)]
-pub struct ChainView<'a>(Message<'a>);
+pub struct ChainView<'a>(pub(crate) Message<'a>);
 
 /// A rule, as it was read.
 #[derive(Debug, Clone, Copy)]
-pub struct RuleView<'a>(Message<'a>);
+pub struct RuleView<'a>(pub(crate) Message<'a>);
 
 /// An expression of a rule, as it was read.
 #[derive(Debug, Clone, Copy)]
@@ -52,86 +47,6 @@ pub enum Decision<'a> {
     /// What the rule alone does not show: a map of verdicts, a program that is asked, a
     /// target of xtables.
     Other,
-}
-
-impl Kernel {
-    /// Every table, as far as `each` wants it.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn tables<T>(
-        &mut self,
-        mut each: impl FnMut(TableView<'_>) -> Option<T>,
-    ) -> Result<Vec<T>, NetlinkError> {
-        self.read(libc::NFT_MSG_GETTABLE, None, &[], |message| each(TableView(message)))
-    }
-
-    /// Every chain of the tables of a family (`None`: of all), as far as `each` wants it.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn chains<T>(
-        &mut self,
-        family: Option<TableFamily>,
-        mut each: impl FnMut(ChainView<'_>) -> Option<T>,
-    ) -> Result<Vec<T>, NetlinkError> {
-        self.read(libc::NFT_MSG_GETCHAIN, family, &[], |message| each(ChainView(message)))
-    }
-
-    /// Every rule of a table, or of one of its chains, as far as `each` wants it.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn rules<T>(
-        &mut self,
-        family: TableFamily,
-        table: &str,
-        chain: Option<&str>,
-        mut each: impl FnMut(RuleView<'_>) -> Option<T>,
-    ) -> Result<Vec<T>, NetlinkError> {
-        let of: Vec<&str> = [table].into_iter().chain(chain).collect();
-        // Where the kernel does not narrow a dump, it has other tables' rules, too.
-        self.read(libc::NFT_MSG_GETRULE, Some(family), &of, |message| {
-            about(table, &message).and_then(|_| each(RuleView(message)))
-        })
-    }
-
-    /// The packets that rules of a table have counted, of those of these chains that `reason` names
-    /// one for. Another chain may have an equal rule for another reason.
-    ///
-    /// # Errors
-    /// [`NftError::Netlink`].
-    pub fn counted<R: Copy>(
-        &mut self,
-        schema: &Schema,
-        chains: &[Chain],
-        reason: impl Fn(&Rule) -> Option<R>,
-    ) -> Result<Vec<(R, u64)>, NftError> {
-        let family = schema.family;
-        let mut reasons: HashMap<(&str, RuleId), R> = HashMap::new();
-        for chain in chains {
-            let of_rules = chain.rules.iter().filter_map(|rule| Some((rule, reason(rule)?)));
-            reasons.extend(of_rules.map(|(rule, of)| ((&*chain.name, rule.id(family)), of)));
-        }
-        let counted = self.rules(family, schema.name, None, |rule| {
-            Some((*reasons.get(&(rule.chain()?, rule.id()?))?, rule.packets()))
-        });
-        counted.map_err(|source| NftError::Netlink { family, doing: "read", source })
-    }
-
-    fn read<T>(
-        &mut self,
-        message: i32,
-        family: Option<TableFamily>,
-        of: &[&str],
-        mut each: impl FnMut(Message<'_>) -> Option<T>,
-    ) -> Result<Vec<T>, NetlinkError> {
-        retried(|| {
-            let mut found = Vec::new();
-            self.dump(message, family, of, |answer| found.extend(each(answer)))?;
-            Ok(found)
-        })
-    }
 }
 
 fn table_family(message: &Message<'_>) -> Option<TableFamily> {

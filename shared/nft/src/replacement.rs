@@ -7,7 +7,7 @@
 
 use crate::batch::Batch;
 use crate::difference::Delta;
-use crate::rule::{Assigned, Chain, Lookup, Rule, Statement};
+use crate::rule::{Assigned, Chain, Lookup, Statement};
 use crate::set::{Element, Schema, SetId};
 
 /// So few ranges are removed one by one, whatever the set's size.
@@ -21,70 +21,43 @@ fn is_made_anew(removed: usize, left: usize) -> bool {
     removed > FEW && removed * (removed + left) > ADDED * left + FIXED
 }
 
-impl Delta {
-    /// Writes it as [`Self::write`] does, but makes sets anew where that is cheaper. `chains` are
-    /// all of the table that may look such a set up, as they are in the kernel or will be by this
-    /// batch; their rules are written anew, and their counters begin at zero. `after` says which
-    /// elements a set has afterwards.
-    ///
-    /// A packet sees the old set or the new one. It may find the new one empty for a moment, so
-    /// whoever is not found must be dropped.
-    pub fn write_within(
-        &self,
-        batch: &mut Batch,
-        schema: &Schema,
-        chains: impl FnOnce() -> Vec<Chain>,
-        after: impl Fn(SetId) -> Vec<Element>,
-    ) {
-        let anew = self.made_anew(schema, after);
-        if anew.is_empty() {
-            return self.write(batch, schema);
-        }
-        let is_changed = |id: SetId| !anew.iter().any(|(other, _)| *other == id);
-        batch.add_chains(schema.name, &self.chains);
-        let delete = self.delete.iter().filter(|(id, _)| is_changed(*id));
-        let add = self.add.iter().filter(|element| is_changed(element.set));
-        batch.delete_elements(schema, &delete.copied().collect::<Vec<_>>());
-        batch.make_anew(schema, &chains(), &anew);
-        batch.add_elements(schema, &add.cloned().collect::<Vec<_>>());
-    }
-
-    fn made_anew(
-        &self,
-        schema: &Schema,
-        after: impl Fn(SetId) -> Vec<Element>,
-    ) -> Vec<(SetId, Vec<Element>)> {
-        let sets = schema.sets.iter().filter(|set| set.is_ranged_concatenation());
-        let anew = sets.filter_map(|set| {
-            let removed = self.delete.iter().filter(|(id, _)| *id == set.id).count();
-            let left = if removed > FEW { after(set.id) } else { return None };
-            is_made_anew(removed, left.len()).then_some((set.id, left))
-        });
-        anew.collect()
-    }
+/// The sets that are made anew by this difference, with what they then hold.
+pub(crate) fn made_anew(
+    delta: &Delta,
+    schema: &Schema,
+    after: impl Fn(SetId) -> Vec<Element>,
+) -> Vec<(SetId, Vec<Element>)> {
+    let sets = schema.sets.iter().filter(|set| set.is_ranged_concatenation());
+    let anew = sets.filter_map(|set| {
+        let removed = delta.delete.iter().filter(|(id, _)| *id == set.id).count();
+        let left = if removed > FEW { after(set.id) } else { return None };
+        is_made_anew(removed, left.len()).then_some((set.id, left))
+    });
+    anew.collect()
 }
 
-impl Batch {
-    /// Puts new sets in place of those that are there.
-    fn make_anew(&mut self, schema: &Schema, chains: &[Chain], sets: &[(SetId, Vec<Element>)]) {
-        let names: Vec<&str> = sets.iter().map(|(id, _)| schema.set(*id).name).collect();
-        let looks_up = |chain: &&Chain| chain.rules.iter().any(|rule| rule.looks_up(&names));
-        let chains: Vec<&Chain> = chains.iter().filter(looks_up).collect();
-        chains.iter().for_each(|chain| self.flush_chain(schema.name, &chain.name));
-        names.iter().for_each(|name| self.delete_set(schema, name));
-        for ((id, elements), number) in sets.iter().zip(1..) {
-            self.add_set(schema.name, schema.set(*id), number);
-            self.add_elements(schema, elements);
-        }
-        chains.iter().for_each(|chain| self.add_rules(schema.name, chain));
+/// Puts new sets in place of those that are there.
+pub(crate) fn make_anew(
+    batch: &mut Batch,
+    schema: &Schema,
+    chains: &[Chain],
+    sets: &[(SetId, Vec<Element>)],
+) {
+    let names: Vec<&str> = sets.iter().map(|(id, _)| schema.set(*id).name).collect();
+    let chains: Vec<&Chain> = chains.iter().filter(|chain| looks_up(chain, &names)).collect();
+    chains.iter().for_each(|chain| batch.flush_chain(schema.name, &chain.name));
+    sets.iter().for_each(|(id, _)| batch.delete_set(schema, schema.set(*id).name));
+    for ((id, elements), number) in sets.iter().zip(1..) {
+        batch.add_set(schema.name, schema.set(*id), number);
+        batch.add_elements(schema, elements);
     }
+    chains.iter().for_each(|chain| batch.add_rules(schema.name, chain));
 }
 
-impl Rule {
-    /// Whether it looks one of these sets up.
-    fn looks_up(&self, sets: &[&str]) -> bool {
-        self.statements.iter().filter_map(looked_up).any(|lookup| sets.contains(&lookup.set))
-    }
+/// Whether a chain looks one of these sets up.
+fn looks_up(chain: &Chain, sets: &[&str]) -> bool {
+    let statements = chain.rules.iter().flat_map(|rule| &rule.statements);
+    statements.filter_map(looked_up).any(|lookup| sets.contains(&lookup.set))
 }
 
 fn looked_up(statement: &Statement) -> Option<&Lookup> {

@@ -4,9 +4,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use denizen_netlink::Writer;
+
 use crate::bytes::Key;
+use crate::encode;
 use crate::family::TableFamily;
 use crate::field::Field;
+use crate::rule_id::RuleId;
 use denizen_packet::Family;
 
 /// A chain.
@@ -104,6 +108,20 @@ pub struct Rule {
     pub statements: Vec<Statement>,
     /// Why it is there, for a person who lists the chain: at most 100 bytes, without quotes.
     pub why: &'static str,
+}
+
+impl Rule {
+    /// Its id in a table of this family.
+    pub fn id(&self, family: TableFamily) -> RuleId {
+        let mut list = Writer::default();
+        encode::statements(&mut list, family, &self.statements);
+        RuleId::of(list.bytes())
+    }
+
+    /// Its comment on the node: `<id> <why>`.
+    pub fn comment(&self, family: TableFamily) -> String {
+        format!("{} {}", self.id(family), self.why)
+    }
 }
 
 /// What a rule asks of a packet, or does.

@@ -2,34 +2,14 @@
 
 use std::fmt;
 
-use denizen_netlink::Writer;
-
-use crate::encode;
-use crate::family::TableFamily;
-use crate::rule::Rule;
-
 /// A rule's id: a hash of the expressions that were sent to the kernel. The kernel does not return
 /// rules as they were written, and another release may word a reason differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuleId(u32);
 
-impl Rule {
-    /// Its id in a table of this family.
-    pub fn id(&self, family: TableFamily) -> RuleId {
-        let mut list = Writer::default();
-        encode::statements(&mut list, family, &self.statements);
-        RuleId::of(list.bytes())
-    }
-
-    /// Its comment on the node: `<id> <why>`.
-    pub fn comment(&self, family: TableFamily) -> String {
-        format!("{} {}", self.id(family), self.why)
-    }
-}
-
 impl RuleId {
     /// FNV-1a, 32 bits. It distinguishes versions of one program, and withstands no attack.
-    fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
         let hash = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         Self(bytes.iter().fold(0x811c_9dc5, hash))
     }

@@ -97,6 +97,13 @@ impl Schema {
         let found = self.sets.iter().find(|set| set.id == id);
         found.expect("an element's set is one that the table's schema has")
     }
+
+    /// The sets whose elements are compared. Not those that packets fill; reading them would take
+    /// minutes where there are many: for every piece of a dump the kernel counts from the first
+    /// element.
+    pub(crate) fn compared(&self) -> impl Iterator<Item = &Set> {
+        self.sets.iter().filter(|set| set.room.is_none())
+    }
 }
 
 /// nft's number for verdicts as data. Their length is the kernel's own affair.

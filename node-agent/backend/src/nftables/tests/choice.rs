@@ -21,10 +21,10 @@ fn draws(size: u32, affinity: Option<u32>) -> Vec<u32> {
         else {
             return None;
         };
-        lookup.key.iter().find_map(|field| match field {
-            Field::Random(slots) => Some(*slots),
-            _ => None,
-        })
+        lookup
+            .key
+            .iter()
+            .find_map(|field| if let Field::Random(slots) = field { Some(*slots) } else { None })
     });
     drawn.collect()
 }
