@@ -176,7 +176,7 @@ impl<B: Backend> Engine<B> {
         backend: impl FnOnce(&mut B) -> Result<Repair, B::Error>,
     ) -> Result<Repair, EngineError<B::Error>> {
         let plan = self.planner.plan();
-        let of_firewall = self.firewall.as_mut().map(|it| firewall(it, plan)).transpose();
+        let of_firewall = self.firewall.as_mut().map(|tables| firewall(tables, plan)).transpose();
         self.firewall_error = of_firewall.as_ref().err().map(|error| describe(error));
         let of_backend = backend(&mut self.backend);
         self.note_outcome(&of_backend);
@@ -276,7 +276,7 @@ impl<B: Backend> Engine<B> {
     fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
         self.report = self.backend.report();
         self.last_error = result.as_ref().err().map(|error| describe(error));
-        let is_settled = |it: &FirewallPlan| it.is_known() || it.is_left_open();
+        let is_settled = |decided: &FirewallPlan| decided.is_known() || decided.is_left_open();
         let is_firewalled =
             self.plan().firewall().is_none_or(is_settled) && self.firewall_error.is_none();
         if result.is_ok() && is_firewalled {

@@ -197,7 +197,9 @@ mod tests {
             // The kernel gives the process id to a process's first socket, and this is not it.
             let own = Socket::open().unwrap();
             let first = alone_here().unwrap();
-            assert!([&own, &first._socket].iter().any(|it| it.portid() != std::process::id()));
+            assert!(
+                [&own, &first._socket].iter().any(|socket| socket.portid() != std::process::id())
+            );
             for _ in 0..2 {
                 let error = alone_here().unwrap_err();
                 let named = format!("another agent (process {})", std::process::id());

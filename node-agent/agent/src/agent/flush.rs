@@ -133,7 +133,7 @@ impl Flush {
     /// The candidates whose first search is not over.
     pub fn unsearched(&self) -> impl Iterator<Item = &StaleCandidates> {
         let looking = self.look.as_ref().filter(|look| look.first);
-        self.fresh.iter().map(|it| &it.candidates).chain(looking.map(|look| &look.candidates))
+        self.fresh.iter().map(|fresh| &fresh.candidates).chain(looking.map(|look| &look.candidates))
     }
 
     /// The current problem.

@@ -54,7 +54,8 @@ pub(super) fn choose(config: &mut Config) -> Enforcer {
 /// packets until it has judged them.
 fn permit_connections() {
     let conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask()).map_err(|error| describe(&error));
-    let permitted = conntrack.and_then(|mut it| it.unmark_all().map_err(|error| describe(&error)));
+    let permitted = conntrack
+        .and_then(|mut conntrack| conntrack.unmark_all().map_err(|error| describe(&error)));
     match permitted {
         Ok(connections) => info!(connections, "no connection is forbidden any more"),
         Err(error) => warn!(error, "forbidden connections keep their mark"),

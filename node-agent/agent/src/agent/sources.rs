@@ -147,7 +147,7 @@ pub(super) fn records(run_dir: &Path) -> Records {
     let config = state_file::StateFileConfig { run_dir: run_dir.to_owned() };
     Records::new(move || {
         let pods = state_file::read(&config).ok().flatten();
-        pods.into_iter().flat_map(|it| it.pods).flat_map(|pod| pod.ips).collect()
+        pods.into_iter().flat_map(|set| set.pods).flat_map(|pod| pod.ips).collect()
     })
 }
 

@@ -26,7 +26,9 @@ pub(super) fn checks(subject: &Subject, report: &Report) -> Vec<Check> {
         Check::new(Topic::Running, Finding::ok(running)),
         Check::new(Topic::Rules, rules(status)),
     ];
-    checks.extend(complaints(status, report).into_iter().map(|it| Check::new(Topic::Status, it)));
+    checks.extend(
+        complaints(status, report).into_iter().map(|finding| Check::new(Topic::Status, finding)),
+    );
     checks
 }
 
@@ -47,8 +49,9 @@ fn rules(status: &Status) -> Finding {
 fn complaints(status: &Status, report: &Report) -> Vec<Finding> {
     const ADVICE: &str = "`denizen-agent status` and the agent's log follow it";
     let news = |text: &&String| !report.says(text);
-    let errors = status.errors.iter().filter(news).map(|it| Finding::failure(it, ADVICE));
-    let warnings = status.warnings.iter().filter(news).map(|it| Finding::warning(it, ADVICE));
+    let errors = status.errors.iter().filter(news).map(|error| Finding::failure(error, ADVICE));
+    let warnings =
+        status.warnings.iter().filter(news).map(|warning| Finding::warning(warning, ADVICE));
     let all: Vec<Finding> = errors.chain(warnings).collect();
     match all.is_empty() {
         true => vec![Finding::ok("the agent reports nothing else that is wrong")],

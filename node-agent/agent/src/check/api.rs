@@ -25,7 +25,10 @@ pub(super) async fn checks(subject: &Subject) -> Vec<Check> {
                 node_name: subject.policy.settings.node_name.to_string(),
                 features: subject.features,
             };
-            in_folder(&config).into_iter().map(|it| Check::new(Topic::Manifests, it)).collect()
+            in_folder(&config)
+                .into_iter()
+                .map(|finding| Check::new(Topic::Manifests, finding))
+                .collect()
         }
         Ok(Objects::Api(access)) => of_server(subject, access).await,
         Err(ObjectsError::NoObjects) => vec![Check::new(
@@ -114,7 +117,8 @@ fn release(written: Option<&str>) -> Finding {
     let Some(written) = written else {
         return Finding::ok("the API server answers, and does not say its release");
     };
-    let mut parts = written.trim_start_matches('v').split('.').map_while(|it| it.parse().ok());
+    let mut parts =
+        written.trim_start_matches('v').split('.').map_while(|number| number.parse().ok());
     match parts.next().zip(parts.next()) {
         Some(release) if release < OLDEST => Finding::failure(
             format!(
@@ -128,7 +132,7 @@ fn release(written: Option<&str>) -> Finding {
 
 fn rights(missing: &[Right]) -> Finding {
     const ADVICE: &str = "apply conf/kubernetes/rbac.yaml of this release";
-    let (events, vital): (Vec<_>, Vec<_>) = missing.iter().partition(|it| it.is_for_events());
+    let (events, vital): (Vec<_>, Vec<_>) = missing.iter().partition(|right| right.is_for_events());
     match (vital.is_empty(), events.is_empty()) {
         (true, true) => Finding::ok("the role permits all that the agent asks for"),
         (true, false) => {

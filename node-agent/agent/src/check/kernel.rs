@@ -142,7 +142,7 @@ fn programs(asked: Option<Variant>) -> Result<(&'static str, Vec<String>), Iptab
     };
     let mut missing = Vec::new();
     for family in Family::BOTH.into_iter().filter(|family| is_spoken(*family)) {
-        let is_there = || legacy_tables(family).iter().any(|it| it == Table::Filter.as_str());
+        let is_there = || legacy_tables(family).iter().any(|table| table == Table::Filter.as_str());
         if programs.variant == Variant::Nft || is_there() {
             let lacking = programs.missing(family, &(SCHEMA.extensions)(family))?;
             // The rule names a set, which is only there with the backend's rules.

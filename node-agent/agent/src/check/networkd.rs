@@ -47,7 +47,9 @@ fn manages_foreign_routes(root: &Path) -> Option<bool> {
         let entries = fs::read_dir(folder.join("networkd.conf.d")).into_iter().flatten().flatten();
         parts.extend(entries.map(|entry| (entry.file_name(), entry.path())));
     }
-    let parts = parts.into_values().filter(|path| path.extension().is_some_and(|it| it == "conf"));
+    let parts = parts
+        .into_values()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "conf"));
     let files = main.into_iter().chain(parts);
     let texts = files.filter_map(|path| regular::read_to_string(&path, LONGEST).ok());
     texts.filter_map(|text| setting(&text)).next_back()

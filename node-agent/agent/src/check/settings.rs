@@ -112,7 +112,8 @@ fn bridges(subject: &Subject) -> Finding {
         let ports = subject.pods().iter().filter(|pod| pod.port.is_some());
         ports.flat_map(|pod| &pod.ips).any(|ip| family_of(*ip) == family)
     };
-    let families: Vec<Family> = Family::BOTH.into_iter().filter(|it| is_bridged(*it)).collect();
+    let families: Vec<Family> =
+        Family::BOTH.into_iter().filter(|family| is_bridged(*family)).collect();
     if families.is_empty() {
         return Finding::skipped("no recorded pod is the port of a bridge");
     }

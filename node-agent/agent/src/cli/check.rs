@@ -85,7 +85,7 @@ impl CheckArgs {
             sysctls.display()
         );
         let agent = asked(run_dir)?;
-        let running = agent.as_ref().ok().and_then(|it| BackendName::named(&it.backend));
+        let running = agent.as_ref().ok().and_then(|status| BackendName::named(&status.backend));
         let backend = match self.policy.services.are_served() {
             true => self.policy.backend.chosen().or(running),
             false => Some(BackendName::None),

@@ -58,8 +58,8 @@ pub enum BridgeError {
 /// [`BridgeError`].
 pub async fn ranges(run_dir: &Path) -> Result<Vec<IpNetwork>, BridgeError> {
     let status = AgentClient::new(run_dir).status().await?;
-    let announced = || status.announcements.map(|it| it.pod_cidrs);
-    let known = status.routing.map(|it| it.pod_cidrs).or_else(announced);
+    let announced = || status.announcements.map(|announcements| announcements.pod_cidrs);
+    let known = status.routing.map(|routing| routing.pod_cidrs).or_else(announced);
     let known = known.ok_or(BridgeError::Unknown("--routing-mode is off"))?;
     let ranges: Vec<_> = known.iter().filter_map(|text| text.parse().ok()).collect();
     match ranges.is_empty() {
@@ -93,7 +93,8 @@ pub fn put(
             return Err(FolderError::Io { doing: "read", path: file, source }.into());
         }
     }
-    let missing = PLUGINS.map(|plugin| plugins.join(plugin)).into_iter().find(|it| !it.exists());
+    let missing =
+        PLUGINS.map(|plugin| plugins.join(plugin)).into_iter().find(|program| !program.exists());
     if let Some(missing) = missing {
         return Err(BridgeError::Plugin(missing));
     }
@@ -112,7 +113,7 @@ fn conflist(ranges: &[IpNetwork], entry: &Value) -> String {
         "hairpinMode": true,
         "ipam": {
             "type": "host-local",
-            "ranges": texts(ranges).iter().map(|it| json!([{ "subnet": it }])).collect::<Vec<_>>(),
+            "ranges": texts(ranges).iter().map(|range| json!([{ "subnet": range }])).collect::<Vec<_>>(),
             "routes": routes.map(|(to, _)| json!({ "dst": to })).collect::<Vec<_>>(),
         },
     });

@@ -197,7 +197,7 @@ fn a_mode_uses_its_section_and_a_detector_its_name() {
 fn no_field_is_silently_ignored() {
     let known = super::flags();
     for flag in flags_of_fields() {
-        assert!(known.iter().any(|it| it == flag), "there is no --{flag}");
+        assert!(known.iter().any(|known_flag| known_flag == flag), "there is no --{flag}");
     }
     let mut seen = BTreeSet::new();
     for field in fields() {
