@@ -65,7 +65,7 @@ fn address(text: &str) -> Result<(Option<IpAddr>, Option<HostPortFamily>), Strin
     Ok(match ip.to_canonical() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => (None, Some(HostPortFamily::Ipv4)),
         IpAddr::V6(Ipv6Addr::UNSPECIFIED) => (None, Some(HostPortFamily::Ipv6)),
-        ip => (Some(ip), None),
+        ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => (Some(ip), None),
     })
 }
 

@@ -151,6 +151,7 @@ fn engine(variant: Variant) -> Engine {
         node_side: NodeSide::default(),
         services: true,
         firewall: None,
+        host_ports: None,
         scheduler: Scheduler::default(),
     };
     let backend = BackendConfig { name: BackendName::Iptables, iptables_variant: Some(variant) };

@@ -54,10 +54,10 @@ use denizen_backend::BackendName;
 use denizen_backend::forward::Findings;
 use denizen_backend::sysctl::Reconciler;
 use denizen_backend::takeover::Predecessor;
-use denizen_model::{Event, PodName};
+use denizen_model::{Event, Notice, NoticeReason, NoticeSubject, PodName};
 use denizen_nft::Watch;
 use denizen_observe::status::LastSync;
-use denizen_plan::FirewallPlan;
+use denizen_plan::{FirewallPlan, HostPortRemark};
 use denizen_routing::bird::BirdController;
 use denizen_routing::{Announcer, DirectRouter, SendNotice, pollable};
 use denizen_source::attachments;
@@ -121,7 +121,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     let engine = engine.with_records(sources::records(&config.run_dir));
     let bird = BirdController::start(config.routing.announced(), &config.run_dir)
         .context("cannot make BIRD's directory")?;
-    let announcer = Announcer::open(&config.routing, send_notice, engine.beside()?)?;
+    let announcer = Announcer::open(&config.routing, send_notice.clone(), engine.beside()?)?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine: sources::with_egress(engine, egress),
@@ -144,6 +144,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         direct_router,
         announcer,
         bird,
+        send_notice,
     };
     let result = agent.run_loop(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
@@ -185,6 +186,7 @@ struct Agent {
     announcer: Option<Announcer>,
     /// Configures BIRD; `None` if it is off.
     bird: Option<BirdController>,
+    send_notice: SendNotice,
 }
 
 impl Agent {
@@ -317,6 +319,17 @@ impl Agent {
         self.engine.apply(batch);
     }
 
+    /// Tells of host ports that somebody else has.
+    fn tell_of_host_ports(&self, remarks: &[HostPortRemark]) {
+        for remark in remarks.iter().filter(|remark| remark.is_warning()) {
+            (self.send_notice)(Notice {
+                about: NoticeSubject::Node,
+                reason: NoticeReason::HostPortConflict,
+                text: remark.to_string(),
+            });
+        }
+    }
+
     /// One pass: plans, prepares the node, withdraws announcements, programs what is due (or
     /// resyncs everything if `look`), and then announces and publishes. Returns whether that
     /// succeeded.
@@ -326,6 +339,7 @@ impl Agent {
         if let Some(announcer) = &mut self.announcer {
             announcer.update(self.engine.plan(), &changes);
         }
+        self.tell_of_host_ports(&changes.host_port_remarks);
         self.publisher.queued(&self.engine, begun);
         self.settings.keep(self.engine.settings(), look);
         self.set_up_bridges(look);

@@ -7,6 +7,7 @@ mod detect;
 mod error;
 pub mod file;
 mod firewall;
+mod host_ports;
 mod listen;
 mod node_side;
 mod objects;
@@ -20,6 +21,7 @@ pub use conntrack::ConntrackArgs;
 pub use detect::{DetectArgs, DetectorError};
 pub use error::ConfigError;
 pub use firewall::{FirewallArgs, NetworkPolicyMode, PolicyToNode};
+pub use host_ports::{HostPortsArgs, HostPortsMode};
 pub use node_side::NodeSideArgs;
 pub use objects::{InCluster, Objects, ObjectsArgs, ObjectsError};
 pub use routing::{AnnouncePods, AnnounceServices, RoutingArgs, RoutingMode};
@@ -90,6 +92,10 @@ pub struct PolicyArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
     pub firewall: FirewallArgs,
+
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "flattened into the flags")]
+    pub host_ports: HostPortsArgs,
 
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened into the flags")]
@@ -283,13 +289,16 @@ impl PolicyArgs {
             node_ports: self.backend.node_ports(backend)?,
             services: self.services.are_served(),
             firewall: self.firewall.settings(backend.capabilities().balances_by_ipvs),
+            host_ports: self.host_ports.settings(),
             scheduler: Scheduler::new(self.backend.ipvs_scheduler),
         })
     }
 
     /// Whether there is anything to program but routes.
     fn has_rules(&self) -> bool {
-        self.services.are_served() || self.firewall.network_policy != NetworkPolicyMode::Off
+        self.services.are_served()
+            || self.firewall.network_policy != NetworkPolicyMode::Off
+            || self.host_ports.settings().is_some()
     }
 
     /// The backend to open: none if another program serves services. `auto` is the backend that

@@ -22,8 +22,9 @@ pub use self::activity::Activity;
 use crate::control::Sampled;
 use denizen_backend::chosen::{BackendConfig, Chosen, ChosenError};
 use denizen_backend::firewall::{self, Firewall, Records};
+use denizen_backend::host_ports::{self, HostPorts};
 use denizen_backend::nftables;
-use denizen_backend::sysctl::{Setting, live, on_loopback};
+use denizen_backend::sysctl::{Setting, host_ports_on_loopback, live, on_loopback};
 use denizen_backend::{Backend, Figures, Repair, Report, SetSize};
 use denizen_iptables::Variant;
 use denizen_model::{Event, Model, PodVersion};
@@ -44,6 +45,9 @@ pub enum EngineError<E: std::error::Error + 'static> {
     /// The pod firewall's tables are not.
     #[error(transparent)]
     Firewall(#[from] NftError),
+    /// Host ports' tables are not.
+    #[error("host ports are not served as they should be")]
+    HostPorts(#[source] NftError),
     /// The backend's rules are not.
     #[error(transparent)]
     Backend(E),
@@ -58,6 +62,10 @@ pub struct Engine<B = Chosen> {
     firewall: Option<Firewall>,
     /// Why they are not as they should be.
     firewall_error: Option<String>,
+    /// Host ports' tables; `None` in tests without a kernel.
+    host_ports: Option<HostPorts>,
+    /// Why they are not as they should be.
+    host_ports_error: Option<String>,
     /// As of the last attempt to program.
     report: Report,
     /// As of the last status.
@@ -88,7 +96,13 @@ impl Engine {
         let backend = Chosen::open(config)?;
         let beside = policy.firewall.map(|_| backend.beside()).transpose()?;
         let firewall = beside.map(Firewall::new);
-        Ok(Self { firewall, ..Self::new(policy, config.name.capabilities(), backend) })
+        // Also if they are off: an earlier run may have left its tables.
+        let host_ports = Some(HostPorts::new(backend.beside()?));
+        let mut engine = Self::new(policy, config.name.capabilities(), backend);
+        (engine.firewall, engine.host_ports) = (firewall, host_ports);
+        let plan = engine.planner.plan();
+        engine.host_ports.iter_mut().for_each(|host_ports| host_ports.update(plan));
+        Ok(engine)
     }
 
     /// With a way to read which pods are recorded, beside the events.
@@ -104,7 +118,9 @@ impl Engine {
     pub fn watch(&self, beside: Option<u32>) -> Result<Watch, NetlinkError> {
         let own = self.backend.portid().into_iter().chain(beside);
         let own = own.chain(self.firewall.as_ref().map(Firewall::portid));
-        Watch::open(&[nftables::TABLE, firewall::TABLE, UNSERVED], own.collect())
+        let own = own.chain(self.host_ports.as_ref().map(HostPorts::portid));
+        const TABLES: [&str; 4] = [nftables::TABLE, firewall::TABLE, host_ports::TABLE, UNSERVED];
+        Watch::open(&TABLES, own.collect())
     }
 
     /// Another client of nf_tables, whose batches do not count as foreign changes.
@@ -138,6 +154,8 @@ impl<B: Backend> Engine<B> {
             backend,
             firewall: None,
             firewall_error: None,
+            host_ports: None,
+            host_ports_error: None,
             figures: Figures::default(),
             synced: false,
             candidate_tracker: CandidateTracker::default(),
@@ -157,7 +175,10 @@ impl<B: Backend> Engine<B> {
 
     /// Whether there is anything to program.
     pub fn is_idle(&self) -> bool {
-        self.planner.is_idle() && self.last_error.is_none() && self.firewall_error.is_none()
+        self.planner.is_idle()
+            && self.last_error.is_none()
+            && self.firewall_error.is_none()
+            && self.host_ports_error.is_none()
     }
 
     /// Plans what changed and programs it.
@@ -166,22 +187,28 @@ impl<B: Backend> Engine<B> {
     /// [`EngineError`]. What could not be programmed is tried again by the next call.
     pub fn sync(&mut self) -> Result<(), EngineError<B::Error>> {
         self.decide();
-        self.program(Firewall::sync, B::sync).map(drop)
+        self.program(Firewall::sync, HostPorts::sync, B::sync).map(drop)
     }
 
-    /// The pod firewall comes first: a pod that is known as local may be asked for at once.
+    /// The pod firewall comes first: a pod that is known as local may be asked for at once. Host
+    /// ports come last: what reaches a pod through them is judged, and answered, as its.
     fn program(
         &mut self,
         firewall: impl FnOnce(&mut Firewall, &Plan) -> Result<Repair, NftError>,
+        host_ports: impl FnOnce(&mut HostPorts) -> Result<Repair, NftError>,
         backend: impl FnOnce(&mut B) -> Result<Repair, B::Error>,
     ) -> Result<Repair, EngineError<B::Error>> {
         let plan = self.planner.plan();
         let of_firewall = self.firewall.as_mut().map(|tables| firewall(tables, plan)).transpose();
         self.firewall_error = of_firewall.as_ref().err().map(|error| describe(error));
         let of_backend = backend(&mut self.backend);
+        let of_host_ports = self.host_ports.as_mut().map(host_ports).transpose();
+        let of_host_ports = of_host_ports.map_err(EngineError::HostPorts);
+        self.host_ports_error = of_host_ports.as_ref().err().map(|error| describe(error));
         self.note_outcome(&of_backend);
-        let (of_firewall, of_backend) = (of_firewall?.unwrap_or_default(), of_backend);
-        Ok(of_firewall + of_backend.map_err(EngineError::Backend)?)
+        let of_firewall = of_firewall?.unwrap_or_default();
+        let of_backend = of_backend.map_err(EngineError::Backend)?;
+        Ok(of_firewall + of_backend + of_host_ports?.unwrap_or_default())
     }
 
     /// Notes that another program changed our tables.
@@ -196,7 +223,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`EngineError`].
     pub fn resync(&mut self) -> Result<Repair, EngineError<B::Error>> {
-        self.program(Firewall::resync, B::resync)
+        self.program(Firewall::resync, HostPorts::resync, B::resync)
     }
 
     /// Explains what happens to a packet.
@@ -311,6 +338,12 @@ impl<B: Backend> Engine<B> {
         if let Some(firewall) = &mut self.firewall {
             firewall.update(plan, &changes);
         }
+        if changes.has_host_ports {
+            self.host_ports.iter_mut().for_each(|host_ports| host_ports.update(plan));
+        }
+        for remark in &changes.host_port_remarks {
+            info!(%remark, "a host port is not served as asked for");
+        }
         self.candidate_tracker.update(plan, &changes);
         self.decided_triggers.append(&mut changes.triggers);
         self.policies_changed |= changes.network_policies;
@@ -326,20 +359,29 @@ impl<B: Backend> Engine<B> {
         });
         // Hundreds may be waiting whose records have not been read yet.
         is_written && self.firewall.as_ref().is_none_or(Firewall::has_pods) && {
-            let decided = self.plan().firewall().zip(self.plan().attachment(&asked.wait_for));
-            decided.is_none_or(|(firewall, pod)| firewall.is_decided(pod))
+            let pod = self.plan().attachment(&asked.wait_for);
+            let decided = self.plan().firewall().zip(pod);
+            // What is wrong with host ports concerns no other pod.
+            let has_host_ports =
+                self.host_ports_error.is_none() || pod.is_none_or(|pod| pod.host_ports.is_empty());
+            decided.is_none_or(|(firewall, pod)| firewall.is_decided(pod)) && has_host_ports
         }
     }
 
     /// The kernel's settings that services' rules need.
     pub fn settings(&self) -> Vec<Setting> {
-        if !self.plan().policy().services {
+        let (plan, policy) = (self.plan(), self.plan().policy());
+        let served = plan.host_ports().map(|host_ports| host_ports.served());
+        let has_host_ports = served.is_some_and(|served| !served.is_empty());
+        if !policy.services && !has_host_ports {
             return Vec::new();
         }
-        let mut settings = live(self.plan());
+        let mut settings = live(plan);
         // Only after the rule that protects 127.0.0.0/8 from neighbours.
-        let asked = &self.plan().policy().node_ports;
-        settings.extend(on_loopback(asked).filter(|_| self.synced));
+        let is_guarded = self.synced && self.host_ports_error.is_none();
+        let of_host_ports = policy.host_ports.filter(|_| has_host_ports && is_guarded);
+        let of_node_ports = on_loopback(&policy.node_ports).filter(|_| self.synced);
+        settings.extend(of_node_ports.or_else(|| host_ports_on_loopback(of_host_ports)));
         settings
     }
 

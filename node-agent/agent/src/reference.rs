@@ -106,6 +106,7 @@ fn every_field_of_the_status_is_there() {
             draining: vec![DrainingStatus::default()],
             ..IpvsStatus::default()
         }),
+        host_ports: Some(denizen_observe::status::HostPortsStatus::default()),
         redirected_pods: 0,
         unredirected_pods: 0,
         services: 0,

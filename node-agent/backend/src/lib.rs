@@ -4,6 +4,7 @@ mod affinity;
 pub mod chosen;
 pub mod firewall;
 pub mod forward;
+pub mod host_ports;
 pub mod iptables;
 pub mod ipvs;
 pub mod nftables;

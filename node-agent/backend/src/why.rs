@@ -183,6 +183,22 @@ pub enum Why {
     /// neighbour that took it for one would send there what other machines may serve: MetalLB's
     /// announcements, another node's.
     NoNeighbour,
+    /// Host ports come behind everybody's rules for services, whose addresses and ports are
+    /// allocated.
+    HostPorts,
+    /// The one place where the pod of a host port is looked up.
+    FindHostPort,
+    /// A pod that names the address comes before one that asks for every address.
+    HostPortAtAddress,
+    /// A service has the port at this address. If it has no endpoints, or the client may not use it,
+    /// nothing has translated the packet, and it must not reach a pod either.
+    HostPortTaken,
+    /// A host port without a hostIP answers on the addresses of the node, and on no service's.
+    HostPortAtAny,
+    /// What the node itself sends to 127.0.0.0/8. IPv6 has no `route_localnet`.
+    HostPortOnLoopback,
+    /// A packet from 127.0.0.0/8 cannot leave the node with that source.
+    FromLoopback,
     /// With `route_localnet` on, a neighbour could reach programs that listen on loopback only.
     Martian,
     /// iptables, in kube-proxy's words: as [`Self::Arriving`] and [`Self::Sending`] in nat; in
@@ -326,6 +342,17 @@ impl Why {
             Self::AdmitMarked => "admitted by a service",
             Self::AdmitEstablished => "belongs to a connection that was admitted",
             Self::HealthCheck => "a load balancer asks here whether this node serves",
+            Self::HostPorts => "host ports come behind the rules for services",
+            Self::FindHostPort => "looks up the pod of a host port",
+            Self::HostPortAtAddress => "address, protocol and port name the pod: its hostIP",
+            Self::HostPortTaken => "a service has the port at this address, and comes first",
+            Self::HostPortAtAny => {
+                "without a hostIP, protocol and port name the pod at the node's addresses"
+            }
+            Self::HostPortOnLoopback => "the node's own connections to 127.0.0.0/8",
+            Self::FromLoopback => {
+                "a packet from 127.0.0.0/8 cannot leave the node with that source"
+            }
             Self::Martian => "loopback addresses are for this node alone",
             Self::Untranslated => {
                 "a connection from before the rules, which no rule translates any more"

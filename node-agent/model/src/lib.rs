@@ -6,6 +6,7 @@ mod cluster_pod;
 mod egress;
 mod endpoint;
 mod event;
+mod host_port;
 mod labels;
 mod link;
 mod network_policy;
@@ -29,6 +30,7 @@ pub use cluster_pod::{ClusterPod, NamedPort, Namespace, PodName, SandboxUids};
 pub use egress::Egress;
 pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
 pub use event::{Event, Listing};
+pub use host_port::{HostPort, HostPortAddress};
 pub use labels::{Labels, Operator, Requirement, Selector};
 pub use link::{Mac, NodeLinks, NotEthernet, Tunnel};
 pub use network_policy::{

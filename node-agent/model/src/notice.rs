@@ -24,6 +24,8 @@ pub enum NoticeReason {
     InvalidNetworkPolicy,
     /// Another node's podCIDR gets no route.
     RouteRejected,
+    /// A host port is not served as a pod asks for it.
+    HostPortConflict,
     /// An address that somebody asks for is not announced.
     NotAnnounced,
     /// An address is announced for another Service, and nodes without an endpoint of this one drop
@@ -50,6 +52,7 @@ impl NoticeReason {
             Self::HealthCheckUnserved => "FailedToStartServiceHealthcheck",
             Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
             Self::RouteRejected => "RouteRejected",
+            Self::HostPortConflict => "HostPortConflict",
             Self::NotAnnounced => "NotAnnounced",
             Self::SharedAddress => "SharedAddress",
         }
@@ -62,6 +65,7 @@ impl NoticeReason {
             Self::HealthCheckUnserved => "Listen",
             Self::InvalidNetworkPolicy => "Enforce",
             Self::RouteRejected => "Route",
+            Self::HostPortConflict => "ServeHostPort",
             Self::NotAnnounced | Self::SharedAddress => "Announce",
         }
     }
@@ -75,6 +79,7 @@ impl NoticeReason {
             | Self::HealthCheckUnserved
             | Self::InvalidNetworkPolicy
             | Self::RouteRejected
+            | Self::HostPortConflict
             | Self::NotAnnounced
             | Self::SharedAddress => "Warning",
         }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::cluster_pod::PodName;
+use super::host_port::HostPort;
 use super::link::Mac;
 use denizen_state::redirect::Redirect;
 use denizen_state::{AttachmentId, Epoch, Generation};
@@ -30,6 +31,8 @@ pub struct LocalPod {
     pub ips: Vec<IpAddr>,
     /// The MAC address of the interface inside the pod, if it was recorded.
     pub mac: Option<Mac>,
+    /// The node's ports that lead to it.
+    pub host_ports: Vec<HostPort>,
     /// When it was recorded, RFC 3339 in UTC, so it sorts.
     pub added_at: Arc<str>,
     /// It was attached without the plugin, and may have sent packets before it was recorded.

@@ -1,6 +1,7 @@
 //! The state of the running agent, for people and programs.
 
 pub mod health;
+mod host_ports;
 mod ipvs;
 pub mod metrics;
 pub mod tables;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::host_ports::HostPortsStatus;
 pub use self::ipvs::{DrainingSince, DrainingStatus, IpvsStatus};
 use denizen_backend::Affinity;
 use denizen_backend::firewall::Dropped;
@@ -81,6 +83,9 @@ pub struct Status {
     /// What IPVS carries; missing with the other backends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipvs: Option<IpvsStatus>,
+    /// The host ports of this node's pods; missing if they are off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_ports: Option<HostPortsStatus>,
     /// Clients remembered for session affinity.
     #[serde(default)]
     pub affinity: Affinity,
@@ -214,6 +219,7 @@ impl fmt::Display for Status {
                 ),
             ),
         ];
+        let host_ports = self.host_ports.iter().map(|ports| ("host ports", ports.to_string()));
         let announcements =
             self.announcements.iter().map(|withheld| ("announcements", withheld.to_string()));
         let bgp = self.bgp.iter().flat_map(BgpStatus::lines);
@@ -223,6 +229,7 @@ impl fmt::Display for Status {
         let none = self.errors.is_empty().then(|| ("errors", "none".to_owned()));
         lines
             .into_iter()
+            .chain(host_ports)
             .chain(announcements)
             .chain(bgp)
             .chain(ipvs)

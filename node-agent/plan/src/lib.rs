@@ -10,6 +10,7 @@ pub mod explain;
 mod firewall;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
+mod host_ports;
 mod ipvs;
 mod node;
 mod planner;
@@ -39,6 +40,10 @@ pub use self::firewall::{
     AddressRange, Direction, FirewallChanges, FirewallPlan, FirewallSettings, IdentityChange,
     IdentityId, IfRefused, Isolation, Permission, PolicyFlow, PolicyRejection, PolicyResult,
     PolicyStep, PortKey, Side, Sides, SidesChange, ToNode,
+};
+pub use self::host_ports::{
+    HostPortChanges, HostPortKey, HostPortPlace, HostPortPlan, HostPortRemark, HostPortSettings,
+    ServedHostPort, TakenPort,
 };
 pub use self::ipvs::{
     Carrier, HashTable, Hashed, IpvsPlan, Listed, Method, NotOnIpvs, PlannedServer, Scheduler,
@@ -84,6 +89,12 @@ pub struct PlanChanges {
     pub triggers: Vec<Timestamp>,
     /// What differs in [`Plan::firewall`].
     pub firewall: FirewallChanges,
+    /// What differs in [`HostPortPlan::served`].
+    pub host_ports: HostPortChanges,
+    /// [`Plan::host_ports`] differs, or is known from now on.
+    pub has_host_ports: bool,
+    /// What is new in [`HostPortPlan::remarks`].
+    pub host_port_remarks: Vec<HostPortRemark>,
     /// A NetworkPolicy differs, whatever that changed.
     pub network_policies: bool,
     /// Conflicts that are new.
@@ -111,6 +122,7 @@ impl PlanChanges {
             hairpins: known,
             health_checks: known,
             local_endpoints: known,
+            has_host_ports: true,
             ..Self::default()
         }
     }
@@ -129,6 +141,7 @@ pub struct Plan {
     services: Option<ServicePlan>,
     ipvs: Option<IpvsPlan>,
     firewall: Option<FirewallPlan>,
+    host_ports: Option<HostPortPlan>,
     waiting_for: Vec<Listing>,
 }
 
@@ -139,7 +152,17 @@ impl Plan {
         let waiting_for = Listing::SERVICES.into();
         let firewall = policy.firewall.map(FirewallPlan::new);
         let ipvs = capabilities.balances_by_ipvs.then(IpvsPlan::default);
-        Self { policy, capabilities, node, pods: None, services: None, ipvs, firewall, waiting_for }
+        Self {
+            policy,
+            capabilities,
+            node,
+            pods: None,
+            services: None,
+            ipvs,
+            firewall,
+            host_ports: None,
+            waiting_for,
+        }
     }
 
     pub fn policy(&self) -> &Policy {
@@ -215,6 +238,12 @@ impl Plan {
         self.firewall.as_ref()
     }
 
+    /// What is decided about host ports; `None` if that is not Denizen's business, and while pods
+    /// are not known.
+    pub fn host_ports(&self) -> Option<&HostPortPlan> {
+        self.host_ports.as_ref()
+    }
+
     /// Which first lists [`Self::services`] wait for.
     pub fn waiting_for(&self) -> &[Listing] {
         &self.waiting_for
@@ -251,6 +280,7 @@ impl Plan {
             changes.firewall = firewall.update(model, self.pods.as_deref(), change);
         }
         change.firewall_is_decided();
+        let facts_changed = change.pods || change.addresses;
         let moved = match changes.complete || change.is_about_node() {
             true => self.update_node(model, &mut changes),
             false => BTreeSet::new(),
@@ -263,7 +293,30 @@ impl Plan {
             // The rest waits until all first lists are complete.
             None => (change.pods, change.egress) = (false, false),
         }
+        self.update_host_ports(model, facts_changed, &mut changes);
         changes
+    }
+
+    /// Decides about host ports, if anything changed that they depend on. `facts_changed`: pods or
+    /// the node's addresses are others.
+    fn update_host_ports(&mut self, model: &Model, facts_changed: bool, changes: &mut PlanChanges) {
+        let (Some(settings), Some(pods)) = (self.policy.host_ports, &self.pods) else {
+            return;
+        };
+        let is_first = self.host_ports.is_none();
+        let mut host_ports = self.host_ports.take().unwrap_or_default();
+        let is_due = is_first || facts_changed || changes.node || changes.complete;
+        if is_due || host_ports.concerns(changes.frontends.iter()) {
+            let by = host_ports::Surroundings {
+                settings,
+                pods: &pods.pods,
+                links: model.addresses(),
+                services: self.services.as_ref(),
+                node_ports: &self.node.node_ports,
+            };
+            changes.has_host_ports = host_ports.update(&by, changes) || is_first;
+        }
+        self.host_ports = Some(host_ports);
     }
 
     /// Returns the addresses that begin or cease to be the node's own.

@@ -1,6 +1,7 @@
 //! What a plan depends on besides facts: the configuration, and what the backend can do.
 
 use super::firewall::FirewallSettings;
+use super::host_ports::HostPortSettings;
 use super::ipvs::Scheduler;
 use super::node::{Detector, NodePortAddresses, NodeSide};
 use super::services::Settings;
@@ -16,6 +17,8 @@ pub struct Policy {
     pub services: bool,
     /// The pod firewall; `None` if it is off.
     pub firewall: Option<FirewallSettings>,
+    /// Host ports; `None` if another program serves them.
+    pub host_ports: Option<HostPortSettings>,
     /// IPVS's scheduler for services that ask for none.
     pub scheduler: Scheduler,
 }

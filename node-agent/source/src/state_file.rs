@@ -208,6 +208,7 @@ fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {
         vlan_port: name(true),
         ips,
         mac: attachment.mac.as_deref().and_then(|mac| mac.parse().ok()),
+        host_ports: attachment.host_ports.iter().map(Into::into).collect(),
         added_at: attachment.added_at.as_str().into(),
         adopted: attachment.adopted,
         redirect: attachment.redirect.clone().map(Arc::new),

@@ -102,6 +102,7 @@ fn known() -> (Planner, StaleCandidates) {
         node_side: NodeSide::default(),
         services: true,
         firewall: None,
+        host_ports: None,
         scheduler: Scheduler::default(),
     };
     let mut planner = Planner::new(policy, BackendName::Nftables.capabilities());

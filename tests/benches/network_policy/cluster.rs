@@ -114,6 +114,7 @@ impl Cluster {
             mac: None,
             added_at: "2026-11-20T12:00:00Z".into(),
             adopted: false,
+            host_ports: Vec::new(),
             redirect: None,
         };
         let version = Some((Epoch("e".into()), Generation(generation)));

@@ -39,6 +39,7 @@ impl Engine {
             node_side: NodeSide::default(),
             services: true,
             firewall: Some(FirewallSettings::default()),
+            host_ports: None,
             scheduler: Scheduler::default(),
         };
         let able = Capabilities {

@@ -120,6 +120,7 @@ pub fn programmed_pods(more: usize) -> denizen_model::PodSet {
         mac: None,
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,
+        host_ports: Vec::new(),
         redirect: None,
     };
     denizen_model::PodSet { version: None, pods: (0..PODS_OF_A_NODE + more).map(pod).collect() }

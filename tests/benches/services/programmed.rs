@@ -63,6 +63,7 @@ pub fn policy() -> Policy {
         node_side: NodeSide::default(),
         services: true,
         firewall: None,
+        host_ports: None,
         scheduler: Scheduler::default(),
     }
 }

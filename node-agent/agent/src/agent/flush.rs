@@ -150,7 +150,9 @@ impl Flush {
         }
         // A DEL waits for what departed, and nobody for its answers. What is permitted again has
         // none on their way.
-        let is_urgent = candidates.has_departed() || candidates.parts().is_empty();
+        let is_urgent = candidates.has_departed()
+            || candidates.has_former_host_ports()
+            || candidates.parts().is_empty();
         let pause = if is_urgent { Duration::ZERO } else { ANSWERED };
         let due = Instant::now() + pause;
         if let Some(marked) = candidates.take_marked_before() {

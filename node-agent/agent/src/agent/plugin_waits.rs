@@ -75,6 +75,7 @@ impl PluginWaits {
         self.read_policies(engine.plan(), read_policies);
         let searched = || iter::once(engine.stale_candidates()).chain(flush.unsearched());
         let is_clean = !searched().any(StaleCandidates::has_departed);
+        let has_left_nothing = is_clean && !searched().any(StaleCandidates::has_former_host_ports);
         // A table that cannot be read keeps no pod from its start.
         let is_own = |pod: &LocalPod| {
             is_clean
@@ -85,7 +86,7 @@ impl PluginWaits {
             engine.has_programmed(&wait.asked)
                 && match engine.plan().attachment(&wait.asked.wait_for) {
                     Some(pod) => wait.policies == PolicyFreshness::Done && is_own(pod),
-                    None => is_clean,
+                    None => has_left_nothing,
                 }
         };
         let done = self.waiting.extract_if(.., |wait| wait.reply.is_closed() || is_done(wait));

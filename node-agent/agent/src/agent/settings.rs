@@ -19,10 +19,10 @@ pub(super) fn set_up(config: &Config) -> anyhow::Result<Option<Reconciler>> {
         "--sysctl-dir {0}: {0}/net does not exist",
         sysctls.display()
     );
-    let mut settings = Reconciler::new(sysctls, &config.run_dir, &config.policy.node_ports);
+    let mut settings = Reconciler::new(sysctls, &config.run_dir, &config.policy);
     let ipvs = for_ipvs(config);
     if config.init_only {
-        settings.set_all(&config.conntrack, &config.policy.node_ports, ipvs);
+        settings.set_all(&config.conntrack, &config.policy, ipvs);
         info!("kernel settings are set up; exiting because of --init-only");
         return Ok(None);
     }

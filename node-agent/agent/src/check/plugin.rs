@@ -3,11 +3,17 @@
 use std::path::Path;
 
 use super::{Check, Finding, Subject, Topic};
+use crate::install::HOST_PORTS;
 use crate::install::conflist::PLUGIN;
 use crate::install::folder::{Active, active};
 use crate::install::plugin::{PluginError, release};
+use denizen_cni::PORT_MAPPINGS;
 use denizen_state::{StateError, run_dir};
 use denizen_text::describe;
+use serde_json::Value;
+
+/// The usual plugin for host ports.
+const PORTMAP: &str = "portmap";
 
 /// What to do if the plugin is not where it should be.
 const INSTALL: &str = "keep `denizen-agent install-cni` running: the container install-cni of the \
@@ -37,11 +43,12 @@ fn configuration(subject: &Subject) -> Finding {
             active.path.display(),
             active.plugins.join(", ")
         )),
-        Ok(active) => entry(&active, &subject.run_dir),
+        Ok(active) => entry(&active, subject),
     }
 }
 
-fn entry(active: &Active, run_dir: &Path) -> Finding {
+fn entry(active: &Active, subject: &Subject) -> Finding {
+    let run_dir = &subject.run_dir;
     let (path, plugins) = (active.path.display(), active.plugins.join(", "));
     let Some(entry) = &active.entry else {
         return Finding::failure(
@@ -50,9 +57,12 @@ fn entry(active: &Active, run_dir: &Path) -> Finding {
         );
     };
     let recorded = entry["runDir"].as_str().unwrap_or(run_dir::DEFAULT);
-    if Path::new(recorded) != run_dir {
+    if Path::new(recorded) != *run_dir {
         let reason = format!("the plugin records in {recorded}, not in {}", run_dir.display());
         return Finding::failure(reason, "give the plugin and the agent the same run directory");
+    }
+    if let Some(finding) = host_ports(active, entry, subject) {
+        return finding;
     }
     match active.plugins.last().is_some_and(|last| last == PLUGIN) {
         true => Finding::ok(format!("denizen is the last plugin of {path}: {plugins}")),
@@ -60,6 +70,34 @@ fn entry(active: &Active, run_dir: &Path) -> Finding {
             format!("denizen does not record what plugins behind it change: {path} has {plugins}"),
             "move its entry to the end",
         ),
+    }
+}
+
+/// What is wrong between who asks for host ports and who serves them.
+fn host_ports(active: &Active, entry: &Value, subject: &Subject) -> Option<Finding> {
+    let path = active.path.display();
+    let is_asked = entry.get(HOST_PORTS).is_some_and(|asked| !asked.is_null());
+    let is_passed = entry["capabilities"][PORT_MAPPINGS] == true;
+    let is_portmap = active.plugins.iter().any(|plugin| plugin == PORTMAP);
+    match (subject.policy.host_ports.is_some(), is_asked) {
+        (true, false) => Some(Finding::failure(
+            format!("the agent serves host ports, and denizen's entry in {path} asks for none"),
+            "give install-cni --host-ports",
+        )),
+        (true, true) if !is_passed => Some(Finding::failure(
+            format!("the runtime does not pass host ports to denizen's entry in {path}"),
+            "give the entry \"capabilities\": {\"portMappings\": true}, as install-cni \
+             --host-ports does",
+        )),
+        (true, true) if is_portmap => Some(Finding::warning(
+            format!("{path} has portmap, too: it serves the same host ports, and each ADD waits"),
+            "take portmap out of the list when the pods that it has served are gone",
+        )),
+        (false, true) if !is_portmap => Some(Finding::warning(
+            format!("denizen's entry in {path} asks for host ports, and the agent serves none"),
+            "give the agent --host-ports=on",
+        )),
+        (true, true) | (false, _) => None,
     }
 }
 

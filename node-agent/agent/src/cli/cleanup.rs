@@ -15,6 +15,7 @@ use crate::agent::{AloneError, alone_here, process_named};
 use crate::config::RunDirArgs;
 use denizen_backend::firewall::Firewall;
 use denizen_backend::forward;
+use denizen_backend::host_ports::HostPorts;
 use denizen_backend::ipvs::Kernel;
 use denizen_backend::nftables::{self, Nftables};
 use denizen_backend::sysctl::{BridgeFilter, Loopback, SYSCTLS};
@@ -225,7 +226,7 @@ fn tables() -> anyhow::Result<usize> {
             .context("cannot open netlink to conntrack")?;
         conntrack.unmark_all().context("forbidden connections keep their mark")?;
     }
-    Ok(services + firewall + Unserved::remove(&mut kernel)?)
+    Ok(services + firewall + Unserved::remove(&mut kernel)? + HostPorts::remove(&mut kernel)?)
 }
 
 fn arp_table() -> anyhow::Result<usize> {

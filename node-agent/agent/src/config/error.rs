@@ -30,8 +30,9 @@ pub enum ConfigError {
     Objects(#[from] ObjectsError),
     /// Neither services nor NetworkPolicies nor routes.
     #[error(
-        "--services=off, --network-policy=off and --routing-mode=off leave nothing to do: serve \
-         services, enforce NetworkPolicies with --network-policy=on, or route with --routing-mode"
+        "--services=off, --network-policy=off, --routing-mode=off and --host-ports=off leave nothing \
+         to do: serve services, enforce NetworkPolicies with --network-policy=on, route with \
+         --routing-mode, or serve host ports with --host-ports=on"
     )]
     NothingToDo,
     /// Addresses for which anybody can ask would be announced.

@@ -1,12 +1,15 @@
 //! The engine's part of `status`.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 
 use super::Engine;
 use denizen_backend::{Backend, Figures};
 use denizen_model::Listing;
-use denizen_observe::status::{DrainingStatus, IpvsStatus, NetworkPolicyStatus, Status};
-use denizen_plan::{Plan, Remark, ServicePlan, Sides};
+use denizen_observe::status::{
+    DrainingStatus, HostPortsStatus, IpvsStatus, NetworkPolicyStatus, Status,
+};
+use denizen_plan::{HostPortPlan, Plan, Remark, ServicePlan, Sides};
 
 /// The most remarks of one kind that are shown.
 const MOST_REMARKS: usize = 32;
@@ -17,6 +20,7 @@ pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Stat
     let mut errors = problems;
     errors.extend(engine.last_error.clone());
     errors.extend(engine.firewall_error.clone());
+    errors.extend(engine.host_ports_error.clone());
     errors.extend(engine.report.contended.clone());
     errors.extend(engine.report.rejected.iter().cloned());
     errors.extend(lost_health_ports(engine.planner.plan()));
@@ -31,7 +35,11 @@ pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Stat
     Status {
         redirected_pods: pods.iter().filter(|pod| pod.redirect.is_some()).count(),
         unredirected_pods: 0,
-        warnings: affinity.warnings().chain(surprising).collect(),
+        warnings: affinity
+            .warnings()
+            .chain(surprising)
+            .chain(host_port_warnings(engine.planner.plan()))
+            .collect(),
         backend: String::new(),
         backend_why: String::new(),
         detect_local: engine.planner.plan().policy().detector.to_string(),
@@ -43,6 +51,7 @@ pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Stat
         announcements: None,
         bgp: None,
         ipvs: ipvs(engine),
+        host_ports: host_ports(engine.planner.plan()),
         services: model.service_count(),
         endpoints: services.map_or(0, ServicePlan::endpoint_count),
         generation: engine.programmed_pods.as_ref().map(|(_, generation)| generation.0),
@@ -116,13 +125,41 @@ fn remarks(plan: &Plan) -> (Vec<String>, Vec<String>) {
     let services = plan.services().into_iter();
     let (wrong, surprising): (Vec<&Remark>, Vec<&Remark>) =
         services.flat_map(ServicePlan::remarks).partition(|remark| remark.is_error());
-    let shown = |remarks: Vec<&Remark>| {
-        let more = remarks.len().saturating_sub(MOST_REMARKS);
-        let lines = remarks.iter().take(MOST_REMARKS).map(ToString::to_string);
-        let more = (more > 0).then(|| format!("and {more} more like these"));
-        lines.chain(more).collect()
-    };
-    (shown(wrong), shown(surprising))
+    (shown(wrong.into_iter()), shown(surprising.into_iter()))
+}
+
+/// The first of these remarks, and how many more there are.
+fn shown<'a, R: Display + 'a>(remarks: impl Iterator<Item = &'a R> + Clone) -> Vec<String> {
+    let more = remarks.clone().count().saturating_sub(MOST_REMARKS);
+    let lines = remarks.take(MOST_REMARKS).map(ToString::to_string);
+    let more = (more > 0).then(|| format!("and {more} more like these"));
+    lines.chain(more).collect()
+}
+
+fn host_ports(plan: &Plan) -> Option<HostPortsStatus> {
+    let decided = plan.host_ports()?;
+    Some(HostPortsStatus {
+        served: decided.served().len(),
+        asking_pods: asking_pods(plan),
+        conflicts: shown(decided.remarks().iter()),
+    })
+}
+
+/// How many recorded pods ask for host ports.
+fn asking_pods(plan: &Plan) -> usize {
+    plan.recorded().iter().filter(|pod| !pod.host_ports.is_empty()).count()
+}
+
+/// Host ports that nobody may get who was promised them.
+fn host_port_warnings(plan: &Plan) -> Vec<String> {
+    let unserved = asking_pods(plan);
+    let is_off = plan.policy().host_ports.is_none() && unserved > 0;
+    let off = is_off.then(|| {
+        format!("{unserved} pods have recorded host ports, which are not served: see --host-ports")
+    });
+    let remarks = plan.host_ports().into_iter().flat_map(HostPortPlan::remarks);
+    let lines = shown(remarks.filter(|remark| remark.is_warning()));
+    lines.into_iter().chain(off).collect()
 }
 
 /// Health-check node ports that a service requests and another one has.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use denizen_cni::ANNOTATIONS;
+use denizen_cni::{ANNOTATIONS, PORT_MAPPINGS};
 use denizen_state::run_dir;
 use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,6 +29,9 @@ use self::conflist::PLUGIN;
 use self::folder::{FolderError, Report};
 use denizen_source::watch::{FolderHints, FolderWatch};
 use denizen_text::describe;
+
+/// The key of the plugin's entry that asks for host ports.
+pub const HOST_PORTS: &str = "hostPorts";
 
 /// How often the folder is checked without an event: inotify does not report changes of a link's
 /// target.
@@ -64,6 +67,11 @@ pub struct InstallArgs {
     #[arg(long, value_name = "DIR", default_value = run_dir::DEFAULT)]
     pub run_dir: PathBuf,
 
+    /// Have the runtime pass host ports to the plugin, for an agent with --host-ports. Without
+    /// that agent they are recorded and not served
+    #[arg(long)]
+    pub host_ports: bool,
+
     /// Give a node without a pod network one: write a CNI configuration of the plugins bridge and
     /// host-local, with addresses from this node's podCIDRs, which a running agent with
     /// --routing-mode=direct knows
@@ -91,13 +99,21 @@ impl InstallArgs {
             entry.insert("runDir".to_owned(), self.run_dir.to_string_lossy().into());
         }
         entry.extend(config);
-        if entry.contains_key("redirect") {
-            // Without it, the runtime does not pass the annotations by which pods are selected.
+        if self.host_ports {
+            entry.entry(HOST_PORTS).or_insert_with(|| Map::new().into());
+        }
+        // Without these, the runtime passes neither the annotations by which pods are selected nor
+        // the ports.
+        let needed = [("redirect", ANNOTATIONS), (HOST_PORTS, PORT_MAPPINGS)];
+        for (key, capability) in needed {
+            if !entry.contains_key(key) {
+                continue;
+            }
             let capabilities = entry.entry("capabilities").or_insert_with(|| Map::new().into());
             capabilities
                 .as_object_mut()
                 .context("--plugin-config: capabilities are not an object")?
-                .insert(ANNOTATIONS.to_owned(), true.into());
+                .insert(capability.to_owned(), true.into());
         }
         Ok(entry.into())
     }

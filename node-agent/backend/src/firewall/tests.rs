@@ -192,6 +192,7 @@ fn recorded(which: u8) -> PodSet {
         mac: Some(Mac([2, 0, 0, 0, 0, name])),
         added_at: "2026-11-20T12:00:00Z".into(),
         adopted: false,
+        host_ports: Vec::new(),
         redirect: None,
     };
     PodSet {

@@ -19,4 +19,7 @@ pub use file::{SYSCTLS, value};
 pub use hairpin::{HairpinMode, HairpinPorts};
 pub use loopback::Loopback;
 pub use reconciler::{Reconciler, cpus, set_up};
-pub use setting::{IPVS_CONNTRACK, Setting, Wanted, bridge_filter, for_ipvs, live, on_loopback};
+pub use setting::{
+    IPVS_CONNTRACK, Setting, Wanted, bridge_filter, for_ipvs, host_ports_on_loopback, live,
+    on_loopback,
+};

@@ -7,8 +7,8 @@ use tracing::warn;
 use super::conntrack::Conntrack;
 use super::file::apply;
 use super::loopback::Loopback;
-use super::setting::{Setting, on_loopback, possible};
-use denizen_plan::NodePortAddresses;
+use super::setting::{Setting, host_ports_on_loopback, on_loopback, possible};
+use denizen_plan::Policy;
 use denizen_text::describe;
 
 /// The warning until the first full set of rules is programmed, whoever set the setting.
@@ -21,7 +21,7 @@ pub struct Reconciler {
     /// The folder of the kernel's settings.
     sysctls: PathBuf,
     loopback: Loopback,
-    /// Node ports are configured on 127.0.0.1.
+    /// Node ports or host ports are configured on 127.0.0.1.
     needs_loopback: bool,
     wanted: Vec<Setting>,
     problems: Vec<String>,
@@ -29,13 +29,13 @@ pub struct Reconciler {
 }
 
 impl Reconciler {
-    /// For the settings below the folder `sysctls`; none is wanted yet. If `node_ports` includes
-    /// 127.0.0.1, the setting that an earlier run made for it, and noted in `run_dir`, stays.
-    pub fn new(sysctls: &Path, run_dir: &Path, node_ports: &NodePortAddresses) -> Self {
+    /// For the settings below the folder `sysctls`; none is wanted yet. If `policy` has node ports
+    /// or host ports on 127.0.0.1, the setting that an earlier run made for it, and noted in `run_dir`, stays.
+    pub fn new(sysctls: &Path, run_dir: &Path, policy: &Policy) -> Self {
         Self {
             sysctls: sysctls.to_owned(),
             loopback: Loopback::new(sysctls, run_dir),
-            needs_loopback: on_loopback(node_ports).is_some(),
+            needs_loopback: all_on_loopback(policy).is_some(),
             wanted: Vec::new(),
             problems: Vec::new(),
             warnings: Vec::new(),
@@ -68,14 +68,9 @@ impl Reconciler {
     /// Sets everything that an agent with these flags may need, for an agent that may not set it.
     /// That includes what node ports on 127.0.0.1 need, before the agent's rule protects
     /// 127.0.0.0/8 from neighbours. An agent that may set it itself programs that rule first.
-    pub fn set_all(
-        mut self,
-        conntrack: &Conntrack,
-        node_ports: &NodePortAddresses,
-        ipvs: Vec<Setting>,
-    ) {
+    pub fn set_all(mut self, conntrack: &Conntrack, policy: &Policy, ipvs: Vec<Setting>) {
         set_up(&self.sysctls, conntrack);
-        let all = possible().into_iter().chain(on_loopback(node_ports)).chain(ipvs);
+        let all = possible().into_iter().chain(all_on_loopback(policy)).chain(ipvs);
         // Failures are logged.
         self.keep(all.collect(), true);
     }
@@ -97,6 +92,11 @@ impl Reconciler {
         let unguarded = (!guarded && self.loopback.is_open()).then(|| UNGUARDED.to_owned());
         self.warnings.iter().cloned().chain(unguarded).collect()
     }
+}
+
+/// The setting that node ports or host ports on 127.0.0.1 require.
+fn all_on_loopback(policy: &Policy) -> Option<Setting> {
+    on_loopback(&policy.node_ports).or_else(|| host_ports_on_loopback(policy.host_ports))
 }
 
 /// Sets connection tracking up, once. If the kernel does not permit it, that is logged, as in

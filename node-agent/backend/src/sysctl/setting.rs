@@ -1,7 +1,7 @@
 //! Kernel settings that the rules depend on. Pure.
 
 use denizen_model::{Family, LocalPod, family_of};
-use denizen_plan::{Detector, NodePortAddresses, Plan};
+use denizen_plan::{Detector, HostPortSettings, NodePortAddresses, Plan};
 
 /// Whether the kernel routes 127.0.0.0/8 like other addresses.
 pub const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
@@ -100,6 +100,19 @@ pub fn on_loopback(node_ports: &NodePortAddresses) -> Option<Setting> {
             Wanted::Exactly(1),
             "node ports do not answer on 127.0.0.1 (set it on the host, or turn that off with \
              --iptables-localhost-nodeports=false)",
+        )
+    })
+}
+
+/// The setting that host ports on 127.0.0.0/8 require, as [`on_loopback`].
+pub fn host_ports_on_loopback(host_ports: Option<HostPortSettings>) -> Option<Setting> {
+    host_ports.is_some_and(|settings| settings.localhost).then(|| Setting {
+        is_vital: false,
+        ..Setting::new(
+            ROUTE_LOCALNET,
+            Wanted::Exactly(1),
+            "host ports do not answer on 127.0.0.1 (set it on the host, or turn that off with \
+             --host-ports=without-localhost)",
         )
     })
 }

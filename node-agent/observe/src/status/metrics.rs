@@ -3,6 +3,7 @@
 
 mod bgp;
 mod gauges;
+mod host_ports;
 mod ipvs;
 mod network_policy;
 mod process;
@@ -23,6 +24,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use self::bgp::Bgp;
 pub use self::gauges::set_gauges;
+use self::host_ports::HostPortMetrics;
 use self::ipvs::IpvsMetrics;
 use self::network_policy::NetworkPolicyMetrics;
 use self::process::Process;
@@ -47,6 +49,8 @@ pub struct Metrics {
     pub routing: RoutingMetrics,
     pub bgp: Bgp,
     pub ipvs: IpvsMetrics,
+    /// Metrics of host ports.
+    pub host_ports: HostPortMetrics,
     process: Process,
 }
 
@@ -134,6 +138,8 @@ impl Default for Metrics {
         let routing = RoutingMetrics::register(registry.sub_registry_with_prefix(prefix));
         let bgp = Bgp::register(registry.sub_registry_with_prefix("denizen_bgp"));
         let ipvs = IpvsMetrics::register(registry.sub_registry_with_prefix("denizen_ipvs"));
+        let prefix = "denizen_host_ports";
+        let host_ports = HostPortMetrics::register(registry.sub_registry_with_prefix(prefix));
         let process = Process::register(registry.sub_registry_with_prefix("process"));
         Self {
             registry: Arc::new(registry),
@@ -143,6 +149,7 @@ impl Default for Metrics {
             routing,
             bgp,
             ipvs,
+            host_ports,
             process,
         }
     }

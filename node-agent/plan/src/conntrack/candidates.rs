@@ -1,13 +1,15 @@
 //! Collects which entries of connection tracking may have become stale, change by change. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use denizen_state::Epoch;
 
 use crate::{
-    FirewallChanges, FirewallPlan, FrontendAddress, FrontendKey, Plan, PlanChanges, ServicePlan,
+    FirewallChanges, FirewallPlan, FrontendAddress, FrontendKey, HostPortKey, HostPortPlace, Plan,
+    PlanChanges, ServicePlan,
 };
 use denizen_model::{Family, PodSet, Protocol, family_of};
 use denizen_packet::{FlowSelection, TrackedFlow};
@@ -36,6 +38,8 @@ pub struct StaleCandidates {
     all_relaxed: bool,
     /// Whether to search for connections that an earlier run forbade.
     marked_before: bool,
+    /// Host ports that lead elsewhere now, or nowhere, and where they led.
+    host_ports: BTreeMap<HostPortKey, BTreeSet<SocketAddr>>,
 }
 
 impl StaleCandidates {
@@ -54,6 +58,7 @@ impl StaleCandidates {
             && self.relaxed.is_empty()
             && !self.all_relaxed
             && !self.marked_before
+            && self.host_ports.is_empty()
     }
 
     /// Adds the other candidates to these.
@@ -68,6 +73,9 @@ impl StaleCandidates {
         self.pods.extend(pods);
         self.of_pods.extend(of_pods);
         self.late.extend(late);
+        for (key, former) in other.host_ports {
+            self.host_ports.entry(key).or_default().extend(former);
+        }
     }
 
     /// The parts of the kernel's table that must be read. Each costs a dump, in which the kernel
@@ -79,7 +87,8 @@ impl StaleCandidates {
             families.extend(Family::BOTH);
         }
         let keys = self.keys.iter().map(|key| (key.family(), key.protocol));
-        let named = keys.chain(self.of_pods.iter().copied());
+        let host_ports = self.host_ports.keys().map(|key| (key.family(), key.protocol));
+        let named = keys.chain(self.of_pods.iter().copied()).chain(host_ports);
         let named = named.filter(|(family, _)| !families.contains(family));
         let named = named.map(|(family, protocol)| FlowSelection {
             family,
@@ -108,6 +117,7 @@ impl StaleCandidates {
     pub fn concern(&self, entry: &TrackedFlow) -> bool {
         entry.is_marked
             || can_move(entry) && self.concern_service_of(entry)
+            || can_move(entry) && self.former_endpoints(entry, |_| true).next().is_some()
             || self.is_restricted(entry)
             || self.departed_ends(entry).next().is_some()
     }
@@ -136,6 +146,31 @@ impl StaleCandidates {
     pub fn take_marked_before(&mut self) -> Option<Self> {
         let due = std::mem::take(&mut self.marked_before);
         due.then(|| Self { marked_before: true, ..Self::default() })
+    }
+
+    /// Where the changed host ports led that may match an entry's destination. `serves_any`: whether
+    /// those that name no address are served at it.
+    pub(super) fn former_endpoints(
+        &self,
+        entry: &TrackedFlow,
+        serves_any: impl Fn(IpAddr) -> bool,
+    ) -> impl Iterator<Item = &BTreeSet<SocketAddr>> {
+        let (ip, port) = (entry.destination.ip(), NonZeroU16::new(entry.destination.port()));
+        let places = [
+            Some(HostPortPlace::Ip(ip)),
+            serves_any(ip).then_some(HostPortPlace::Any(entry.family())),
+        ];
+        let key = move |at: HostPortPlace, (protocol, port)| HostPortKey { at, protocol, port };
+        let named = entry.protocol().zip(port).filter(|_| !self.host_ports.is_empty());
+        let keys = places.into_iter().flatten().filter_map(move |at| Some(key(at, named?)));
+        keys.filter_map(move |key| self.host_ports.get(&key))
+    }
+
+    /// Whether there are flows to search for of pods that had a host port, of protocols whose
+    /// senders never start again.
+    pub fn has_former_host_ports(&self) -> bool {
+        let mut former = self.host_ports.iter().filter(|(_, former)| !former.is_empty());
+        former.any(|(key, _)| key.protocol != Protocol::Tcp)
     }
 
     /// Whether there are connections to search for that must be gone before their address is
@@ -255,6 +290,9 @@ impl CandidateTracker {
             }
         }
         self.firewall_is(plan, &changes.firewall);
+        for (key, former) in &changes.host_ports {
+            self.candidates.host_ports.entry(*key).or_default().extend(former);
+        }
         let Some(services) = plan.services() else {
             return;
         };

@@ -6,7 +6,8 @@ use std::num::NonZeroU16;
 
 use super::candidates::{StaleCandidates, can_move, keys_of};
 use crate::{
-    FirewallPlan, Frontend, Masquerade, Plan, Planner, PolicyFlow, SeenAs, ServicePlan, serving,
+    FirewallPlan, Frontend, HostPortPlan, Masquerade, Plan, Planner, PolicyFlow, SeenAs,
+    ServicePlan, serving,
 };
 use denizen_model::{Family, ServicePortName, Snapshot};
 use denizen_packet::{TrackedFlow, Treatment};
@@ -81,7 +82,8 @@ impl<'a> StaleFilter<'a> {
         can_move(entry)
             && (self.is_of_gone_pod(entry)
                 || self.hides_a_local_pod(entry)
-                || self.misses_its_service(entry))
+                || self.misses_its_service(entry)
+                || self.misses_its_host_port(entry))
     }
 
     /// Whether the connection is of a pod that is gone. One of the pod that has the address now is
@@ -152,6 +154,26 @@ impl<'a> StaleFilter<'a> {
         // the entry.
         let served = claims[0].is_some() || self.serves_node_ports(entry.destination.ip());
         served || entry.is_translated()
+    }
+
+    /// A flow to a host port that led elsewhere when it began: to a pod that had it before, or to
+    /// the node itself.
+    fn misses_its_host_port(&self, entry: &TrackedFlow) -> bool {
+        let none = HostPortPlan::default();
+        let plan = self.plan.host_ports().unwrap_or(&none);
+        let former = self.candidates.former_endpoints(entry, |ip| plan.serves_any_at(ip));
+        let former: Vec<_> = former.collect();
+        let port = NonZeroU16::new(entry.destination.port());
+        let Some((protocol, port)) = entry.protocol().zip(port).filter(|_| !former.is_empty())
+        else {
+            return false;
+        };
+        let is_former = || former.iter().any(|former| former.contains(&entry.reply_source));
+        match plan.at(entry.destination.ip(), protocol, port) {
+            Some((_, served)) if served.endpoint == entry.reply_source => false,
+            Some(_) => !entry.is_translated() || is_former(),
+            None => entry.is_translated() && is_former(),
+        }
     }
 
     fn serves(&mut self, claim: &Frontend, world: Snapshot<'_>, reply_source: SocketAddr) -> bool {

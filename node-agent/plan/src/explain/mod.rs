@@ -8,6 +8,7 @@ mod arrival;
 mod carrier;
 mod egress;
 mod hairpin;
+mod host_port;
 mod masquerade;
 mod name;
 mod packet;
@@ -112,7 +113,12 @@ pub fn explain(
             path.through(frontend, sender, &rejected(frontend))
         }
         Some(_) | None if is_kept_out => path.kept_out(sender),
-        Some(_) | None => path.past(sender),
+        Some(_) | None => match path.host_port() {
+            Some(found) if !path.is_answered(packet.destination) => {
+                path.through_host_port(found, sender)
+            }
+            Some(_) | None => path.past(sender),
+        },
     };
     let explanation = policy::apply(plan, packet, explanation);
     Ok(redirect::inside(plan, packet, explanation))
@@ -219,7 +225,9 @@ impl<'a> PacketPath<'a> {
 
     /// Whether it is addressed to loopback but comes from outside. IPv6 needs no such rule.
     fn is_kept_out(&self, sender: Sender) -> bool {
-        let is_guarded = self.asked.plan.policy().services;
+        let policy = self.asked.plan.policy();
+        let is_guarded =
+            policy.services || policy.host_ports.is_some_and(|settings| settings.localhost);
         let is_loopback =
             matches!(self.asked.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
         is_guarded

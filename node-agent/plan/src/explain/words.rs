@@ -27,6 +27,10 @@ const NO_PORT: &str =
     "services have ports, which a ping has not; denizen touches services' traffic only";
 const SERVICES_OFF: &str = "services are not decided here (--services=off); if another program serves this address, \
      ask again with the endpoint that it chooses, which is what policies see";
+pub(super) const ONE_ENDPOINT: &str = "a host port has one endpoint";
+pub(super) const FROM_LOOPBACK: &str =
+    "a packet from 127.0.0.0/8 cannot leave the node with that source";
+pub(super) const ANSWERED_HERE: &str = "the answer comes back through this node";
 pub(super) const NO_ENDPOINTS: &str =
     "the service has no usable endpoint; the client should know at once";
 pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and policy Local forbids the \

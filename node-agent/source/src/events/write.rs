@@ -121,6 +121,7 @@ fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
         | NoticeReason::MetricsUnserved
         | NoticeReason::HealthCheckUnserved
         | NoticeReason::RouteRejected
+        | NoticeReason::HostPortConflict
         | NoticeReason::NotAnnounced => format!("{:x}", now.as_nanosecond()),
         NoticeReason::InvalidNetworkPolicy | NoticeReason::SharedAddress => {
             let mut hasher = DefaultHasher::new();

@@ -43,6 +43,7 @@ fn hostile_view() -> View {
             routing: None,
             announcements: None,
             bgp: None,
+            host_ports: None,
             ipvs: Some(IpvsStatus {
                 draining: vec![DrainingStatus {
                     service: text(),

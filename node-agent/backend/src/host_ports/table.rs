@@ -1,0 +1,200 @@
+//! The table of one version: host ports are data in two maps, the rules are always the same.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::why::Why;
+use denizen_model::{Family, family_of};
+use denizen_nft::{
+    BaseChain, Chain, ChainKind, DataType, Element, Field, Hook, Key, Rule, Schema, Set, SetId,
+    Statement, Value, Verdict, endpoint,
+};
+use denizen_plan::{HostPortKey, HostPortPlace, HostPortPlan};
+
+/// The name of the table, in `ip` and in `ip6`.
+pub const TABLE: &str = "denizen-host-ports";
+
+/// Behind everybody's `dstnat` (-100; Denizen's own rules for services are at -110). All NAT chains
+/// of a hook are in this order, iptables' too.
+const DESTINATION_PRIORITY: i32 = -99;
+/// `srcnat`.
+const SOURCE_PRIORITY: i32 = 100;
+/// `raw`: before connection tracking, which would give answers back the loopback address they are
+/// meant for.
+const RAW_PRIORITY: i32 = -300;
+
+/// `IPS_DST_NAT`.
+const TRANSLATED: u32 = 1 << 5;
+
+const AT_ADDRESS: SetId = SetId(0);
+const AT_ANY: SetId = SetId(1);
+const ADDRESSES: SetId = SetId(2);
+const TAKEN: SetId = SetId(3);
+const HAIRPINS: SetId = SetId(4);
+
+/// What the rules depend on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Host ports are served on 127.0.0.0/8.
+    pub on_loopback: bool,
+    /// Neighbours' packets to 127.0.0.0/8 are dropped, which `route_localnet` would let in.
+    pub guard: bool,
+    /// There are host ports.
+    pub ports: bool,
+}
+
+/// The table.
+pub fn schema(version: Family) -> Schema {
+    let all = [AT_ADDRESS, AT_ANY, ADDRESSES, TAKEN, HAIRPINS];
+    Schema {
+        family: version.into(),
+        name: TABLE,
+        comment: "Denizen: host ports of this node's pods",
+        sets: all.map(|id| set(version, id)).into(),
+    }
+}
+
+fn set(version: Family, id: SetId) -> Set {
+    let (source, destination) = (Field::Source(version), Field::Destination(version));
+    let port = [Field::Protocol, Field::DestinationPort];
+    let at_address = vec![destination, port[0], port[1]];
+    let to = || DataType::Fields(vec![destination, Field::DestinationPort]);
+    let (name, comment, key, data) = match id {
+        AT_ADDRESS => ("at-address", "host ports with a hostIP, and their pods", at_address, to()),
+        AT_ANY => ("at-any", "host ports without a hostIP, and their pods", port.into(), to()),
+        ADDRESSES => ("addresses", "the node's addresses", vec![destination], DataType::None),
+        TAKEN => ("taken", "here a service has the port", at_address, DataType::None),
+        HAIRPINS => ("hairpins", "pods with host ports", vec![source, destination], DataType::None),
+        SetId(_) => unreachable!("the table has no other set"),
+    };
+    Set { id, name, comment, key, is_ranged: false, data, room: None }
+}
+
+/// Its chains, each before those that refer to it.
+pub fn chains(version: Family, rules: Rules) -> Vec<Chain> {
+    let nat = |hook, priority| BaseChain { kind: ChainKind::Nat, hook, priority };
+    let base = |name: &str, base, why: Why, rules| Chain {
+        name: name.into(),
+        base: Some(base),
+        why: why.text(),
+        rules,
+    };
+    let jump = || rule(Why::FindHostPort, [Statement::Verdict(Verdict::Jump("host-ports".into()))]);
+    let found = Chain {
+        name: "host-ports".into(),
+        base: None,
+        why: Why::FindHostPort.text(),
+        rules: found(version),
+    };
+    let before = |hook| nat(hook, DESTINATION_PRIORITY);
+    let arriving = base(
+        "prerouting",
+        before(Hook::Prerouting),
+        Why::HostPorts,
+        arriving_rules(version, jump()),
+    );
+    let mut sent = vec![jump()];
+    let mut left = vec![hairpin(version)];
+    if rules.on_loopback {
+        sent.push(on_loopback(version));
+        left.push(from_loopback());
+    }
+    let sending = base("output", before(Hook::Output), Why::Sending, sent);
+    let leaving = nat(Hook::Postrouting, SOURCE_PRIORITY);
+    let leaving = base("postrouting", leaving, Why::Leaving, left);
+    let raw = BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: RAW_PRIORITY };
+    let guard = rules.guard.then(|| base("martians", raw, Why::Martian, martians()));
+    let ports = rules.ports.then_some([found, arriving, sending, leaving]);
+    ports.into_iter().flatten().chain(guard).collect()
+}
+
+/// A host port on 127.0.0.0/8 is for the node alone.
+fn arriving_rules(version: Family, jump: Rule) -> Vec<Rule> {
+    let back = Statement::Verdict(Verdict::Return);
+    let loopback = rule(Why::Martian, [of_loopback(Field::Destination), back]);
+    let loopback = (version == Family::V4).then_some(loopback);
+    loopback.into_iter().chain([jump]).collect()
+}
+
+/// Who names the address comes first.
+fn found(version: Family) -> Vec<Rule> {
+    let dnat = |id| Statement::Dnat(version, set(version, id).lookup());
+    let is_in = |id| Statement::In(set(version, id).lookup());
+    let back = Statement::Verdict(Verdict::Return);
+    vec![
+        rule(Why::HostPortAtAddress, [dnat(AT_ADDRESS)]),
+        rule(Why::HostPortTaken, [is_in(TAKEN), back]),
+        rule(Why::HostPortAtAny, [is_in(ADDRESSES), dnat(AT_ANY)]),
+    ]
+}
+
+/// In the output chain alone: what arrives for these addresses is this node's own, and was asked
+/// there.
+fn on_loopback(version: Family) -> Rule {
+    let free = Statement::NotIn(set(version, TAKEN).lookup());
+    let to_pod = Statement::Dnat(version, set(version, AT_ANY).lookup());
+    rule(Why::HostPortOnLoopback, [of_loopback(Field::Destination), free, to_pod])
+}
+
+fn hairpin(version: Family) -> Rule {
+    let same = Statement::In(set(version, HAIRPINS).lookup());
+    rule(Why::Hairpin, [translated(), same, Statement::Masquerade])
+}
+
+fn from_loopback() -> Rule {
+    rule(Why::FromLoopback, [of_loopback(Field::Source), translated(), Statement::Masquerade])
+}
+
+fn martians() -> Vec<Rule> {
+    let own = Statement::Equals(Field::InputInterface, Key::EMPTY.interface("lo"));
+    let (back, drop) = (Statement::Verdict(Verdict::Return), Statement::Verdict(Verdict::Drop));
+    let addressed = || of_loopback(Field::Destination);
+    vec![
+        rule(Why::Martian, [addressed(), own, back]),
+        rule(Why::Martian, [addressed(), Statement::Counter, drop]),
+    ]
+}
+
+fn of_loopback(field: fn(Family) -> Field) -> Statement {
+    Statement::Within(field(Family::V4), IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8)
+}
+
+fn translated() -> Statement {
+    Statement::Bits { field: Field::ConnectionStatus, mask: TRANSLATED, equal: false, value: 0 }
+}
+
+fn rule(why: Why, statements: impl Into<Vec<Statement>>) -> Rule {
+    Rule { statements: statements.into(), why: why.text() }
+}
+
+/// Its elements; none if no host port of the version is served.
+pub fn elements(version: Family, plan: &HostPortPlan) -> Vec<Element> {
+    let is_ours = move |ip: &IpAddr| family_of(*ip) == version;
+    let served: Vec<_> =
+        plan.served().iter().filter(|(_, served)| is_ours(&served.endpoint.ip())).collect();
+    let asks_any = served.iter().any(|(key, _)| matches!(key.at, HostPortPlace::Any(_)));
+    let member = |set, key| Element { set, key, value: Value::Member, comment: None };
+    let addresses = plan.addresses().iter().filter(move |ip| asks_any && is_ours(ip));
+    let addresses = addresses.map(move |ip| member(ADDRESSES, Key::EMPTY.address(*ip)));
+    let taken = plan.taken().iter().filter(move |(ip, ..)| is_ours(ip));
+    let taken = taken.map(move |(ip, protocol, port)| {
+        let key = Key::EMPTY.address(*ip).byte(protocol.number()).port(port.get());
+        member(TAKEN, key)
+    });
+    let hairpins = served.iter().map(|(_, served)| served.endpoint.ip());
+    let hairpins = hairpins.map(move |ip| member(HAIRPINS, Key::EMPTY.address(ip).address(ip)));
+    let ports = served.iter().map(|(key, served)| {
+        let (ip, port) = (served.endpoint.ip(), served.endpoint.port());
+        let (set, of_address) = match key.at {
+            HostPortPlace::Ip(at) => (AT_ADDRESS, Key::EMPTY.address(at)),
+            HostPortPlace::Any(_) => (AT_ANY, Key::EMPTY),
+        };
+        let HostPortKey { protocol, port: of_node, .. } = key;
+        Element {
+            set,
+            key: of_address.byte(protocol.number()).port(of_node.get()),
+            value: Value::Data(endpoint(ip, port)),
+            comment: Some(served.pod.clone()),
+        }
+    });
+    addresses.chain(taken).chain(hairpins).chain(ports).collect()
+}
