@@ -188,6 +188,33 @@ fn every_value_arrives() -> Result<()> {
     Ok(())
 }
 
+/// One value switches who serves host ports and who asks for them.
+#[test]
+fn host_ports_are_switched_on_both_sides() -> Result<()> {
+    let cases = [
+        (json!("off"), None),
+        (json!(false), None),
+        (json!("on"), Some("--host-ports=on")),
+        (json!(true), Some("--host-ports=on")),
+        (json!("without-localhost"), Some("--host-ports=without-localhost")),
+    ];
+    for (value, of_agent) in cases {
+        let image = json!({ "repository": "r/d" });
+        let values = json!({ "image": image, "apiServer": "https://a", "hostPorts": value });
+        let objects = rendered(&values)?;
+        let pods = objects.iter().find(|object| object["kind"] == "DaemonSet");
+        let containers = &pods.context("no DaemonSet")?["spec"]["template"]["spec"]["containers"];
+        let found = |container: usize| {
+            let args = containers[container]["args"].as_array().into_iter().flatten();
+            let mut args = args.filter_map(Value::as_str);
+            args.find(|arg| arg.starts_with("--host-ports")).map(str::to_owned)
+        };
+        let expected = [of_agent, of_agent.map(|_| "--host-ports")];
+        assert_eq!([found(0).as_deref(), found(1).as_deref()], expected, "{value}");
+    }
+    Ok(())
+}
+
 #[test]
 fn every_value_is_tried_and_documented() -> Result<()> {
     let file = documents("helm/denizen/values.yaml")?.remove(0);
@@ -198,7 +225,7 @@ fn every_value_is_tried_and_documented() -> Result<()> {
             None => _ = names.insert(name.clone()),
         }
     }
-    let variants = ["backend", "routing", "services"].into_iter();
+    let variants = ["backend", "hostPorts", "routing", "services"].into_iter();
     let tried = changes().into_iter().map(|(name, ..)| name).chain(variants);
     assert_eq!(tried.map(str::to_owned).collect::<BTreeSet<_>>(), names);
     let page = text("reference/helm.md")?;

@@ -15,6 +15,7 @@ mod endpoints;
 mod external_traffic_policy;
 mod hairpin;
 mod health_check_node_port;
+mod host_ports;
 mod load_balancer_source_ranges;
 mod local_detection;
 mod no_endpoints;

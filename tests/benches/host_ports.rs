@@ -1,0 +1,140 @@
+//! What a host port costs a pod's start and end: ADD and DEL of the plugin, which waits for the
+//! agent, with 0, 1 and 10 ports, on a node whose other pods have none and on one where they have a
+//! thousand; next to `portmap` doing its ADD and DEL with the same ports.
+//!
+//! `cargo build --release --bins` first; then `cargo bench --bench host_ports`. Ratios of one run,
+//! for times are a machine's. The candidates take turns, so that what disturbs one disturbs all.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use denizen_state::{Attachment, HostPort, HostPortProtocol, RunDir};
+use denizen_tests::eventually::eventually;
+use denizen_tests::node::cluster::Cluster;
+use denizen_tests::node::cni::{Call, Chain};
+use denizen_tests::node::pod::Wiring;
+use serde_json::{Map, Value, json};
+
+const ROUNDS: usize = 100;
+const PORTS: [u16; 3] = [0, 1, 10];
+/// Host ports of other pods.
+const OTHERS: [u16; 2] = [0, 1_000];
+/// Each of the others has so many.
+const EACH: u16 = 4;
+
+struct Candidate {
+    name: String,
+    plugin: Value,
+    /// It has its turn in one of so many rounds.
+    every: usize,
+    adds: Vec<Duration>,
+    dels: Vec<Duration>,
+}
+
+impl Candidate {
+    fn new(name: String, plugin: Value, every: usize) -> Self {
+        Self { name, plugin, every, adds: Vec::new(), dels: Vec::new() }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is what a bench is for")]
+    fn turn(
+        &mut self,
+        cluster: &Cluster,
+        chain: &Chain,
+        call: &Call,
+        result: &Value,
+    ) -> Result<()> {
+        for command in ["ADD", "DEL"] {
+            let begun = Instant::now();
+            let done = chain.call(&cluster.world.node, call, command, &self.plugin, Some(result));
+            let took = begun.elapsed();
+            done.map_err(|refusal| anyhow!("{} {command}: {refusal}", self.name))?;
+            let times = if command == "ADD" { &mut self.adds } else { &mut self.dels };
+            times.push(took);
+        }
+        Ok(())
+    }
+}
+
+fn median(times: &[Duration]) -> f64 {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+}
+
+fn mappings(count: u16) -> Value {
+    let one = |number| json!({ "hostPort": 9000 + number, "containerPort": 80, "protocol": "tcp" });
+    (0..count).map(one).collect()
+}
+
+/// Records of other pods with host ports, on a link that stays.
+fn others(cluster: &Cluster, like: &Attachment, count: u16) -> Result<()> {
+    let record = |number: u16| {
+        let port = |port: u16| HostPort {
+            ip: None,
+            family: None,
+            protocol: HostPortProtocol::Tcp,
+            port: (10_000 + number * EACH + port).try_into().expect("it is not 0"),
+            pod_port: 80.try_into().expect("it is not 0"),
+            unknown: Map::new(),
+        };
+        let [high, low] = number.to_be_bytes();
+        Attachment {
+            container_id: format!("other-{number}"),
+            ips: vec![[10, 10, 200 + high, low].into()],
+            host_ports: (0..EACH).map(port).collect(),
+            ..like.clone()
+        }
+    };
+    let records = (0..count / EACH).map(record).map(|record| (record.id(), record));
+    RunDir::open(cluster.run_dir())?.update(Duration::from_secs(5), |state| {
+        state.attachments.extend(records);
+    })?;
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let cluster = Cluster::new("bench-hp", &Value::Null)?;
+    let agent = cluster.start_agent_with(["--backend=nftables", "--host-ports=on"])?;
+    let standing = cluster.add_pod("standing", Wiring::Bridged)?;
+    let state = RunDir::open(cluster.run_dir())?.read()?.context("a state file")?;
+    let like = state.attachments.into_values().next().context("a record")?;
+    let netns = denizen_tests::node::netns::Netns::new("bench-hp-pod")?;
+    let call = Call::of_pod(netns.name(), "pod", &netns.path());
+    let chain = cluster.chain(Wiring::Bridged).clone().without_denizen();
+    let result = chain.add(&cluster.world.node, &call).map_err(|refusal| anyhow!("{refusal}"))?;
+    let full = cluster.chain(Wiring::Bridged);
+    let ours = full.plugins.last().context("denizen is the last plugin")?;
+    println!("medians of {ROUNDS} turns, in ms         ADD       DEL");
+    for number in OTHERS {
+        others(&cluster, &like, number)?;
+        let served = u64::from(number);
+        eventually("served", Duration::from_secs(30), || {
+            Ok(agent.status()?["hostPorts"]["served"].as_u64() == Some(served))
+        })?;
+        let mut all = Vec::new();
+        for count in PORTS {
+            let mut plugin = ours.clone();
+            plugin["waitForAgent"] = json!({ "timeout": "10s", "onTimeout": "fail" });
+            plugin["hostPorts"] = json!({});
+            plugin["runtimeConfig"] = json!({ "portMappings": mappings(count) });
+            let name = format!("denizen, {count} ports, {number} of others");
+            all.push(Candidate::new(name, plugin, 1));
+        }
+        for count in PORTS.into_iter().filter(|_| number == 0) {
+            let runtime = json!({ "portMappings": mappings(count) });
+            let plugin = json!({ "type": "portmap", "runtimeConfig": runtime });
+            all.push(Candidate::new(format!("portmap, {count} ports"), plugin, 5));
+        }
+        for round in 0..ROUNDS {
+            for candidate in all.iter_mut().filter(|candidate| round % candidate.every == 0) {
+                candidate.turn(&cluster, full, &call, &result)?;
+            }
+        }
+        for one in &all {
+            println!("  {:<36} {:>8.3}  {:>8.3}", one.name, median(&one.adds), median(&one.dels));
+        }
+    }
+    drop(standing);
+    Ok(())
+}

@@ -1,0 +1,9 @@
+//! Host ports, as packets meet them, with every backend and beside another program that serves
+//! services.
+
+mod context;
+mod place;
+mod policy;
+mod precedence;
+mod reach;
+mod removal;

@@ -1,0 +1,193 @@
+//! A node whose agent serves host ports, and pods that ask for some.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use denizen_tests::agent::{Agent, Explanation};
+use denizen_tests::eventually::eventually;
+use denizen_tests::node::cluster::serve;
+use denizen_tests::node::cni::Chain;
+use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::oracle::flows::table::Backend;
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
+use denizen_tests::packets::server::Server;
+use serde_json::{Value, json};
+
+/// What has not happened by then never will.
+pub const BOUND: Duration = Duration::from_secs(20);
+
+/// Who serves services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Services {
+    /// Denizen.
+    By(Backend),
+    /// Another program, or none.
+    Off,
+}
+
+impl Services {
+    pub const ALL: [Self; 4] = [
+        Self::By(Backend::Nftables),
+        Self::By(Backend::IptablesLegacy),
+        Self::By(Backend::IptablesNft),
+        Self::Off,
+    ];
+
+    /// Those that Denizen serves.
+    pub const SERVED: [Self; 3] = [
+        Self::By(Backend::Nftables),
+        Self::By(Backend::IptablesLegacy),
+        Self::By(Backend::IptablesNft),
+    ];
+
+    fn flags(self) -> Vec<String> {
+        match self {
+            Self::By(backend) => backend.flags(),
+            Self::Off => vec!["--services=off".to_owned()],
+        }
+    }
+}
+
+/// The usual fixture, with an agent that serves host ports.
+pub struct Context {
+    pub agent: Agent,
+    pub fixture: Fixture,
+    label: String,
+}
+
+/// A pod with host ports, which answers at [`PORT`] over every protocol.
+pub struct Asking {
+    pub pod: Pod,
+    _server: Server,
+}
+
+impl Context {
+    pub fn new(label: &str, services: Services) -> Result<Self> {
+        Self::with(label, services, &["--host-ports=on"], |_| Ok(Vec::new()))
+    }
+
+    /// With these flags, and with what `objects` gives.
+    pub fn with(
+        label: &str,
+        services: Services,
+        flags: &[&str],
+        objects: impl FnOnce(&Fixture) -> Result<Vec<Value>>,
+    ) -> Result<Self> {
+        let fixture = Fixture::new(label)?;
+        fixture.cluster.manifests.put("services", &objects(&fixture)?)?;
+        let flags = flags.iter().map(|&flag| flag.to_owned());
+        let agent = fixture.cluster.start_agent_with(services.flags().into_iter().chain(flags))?;
+        Ok(Self { agent, fixture, label: label.to_owned() })
+    }
+
+    pub fn node(&self) -> &Netns {
+        &self.fixture.cluster.world.node
+    }
+
+    /// The chain of `wiring` whose runtime passes these host ports, and which waits for the agent.
+    pub fn chain(&self, wiring: Wiring, ports: &Value) -> Chain {
+        let mut chain = self.fixture.cluster.chain(wiring).clone();
+        let denizen = chain.plugins.last_mut().expect("denizen is the last plugin");
+        denizen["hostPorts"] = json!({});
+        denizen["runtimeConfig"] = json!({ "portMappings": ports });
+        denizen["waitForAgent"] = json!({ "timeout": "10s", "onTimeout": "fail" });
+        chain
+    }
+
+    /// A new pod that asks for these host ports. Its ADD has returned.
+    pub fn asks(&self, name: &str, wiring: Wiring, ports: &Value) -> Result<Asking> {
+        self.attached(name, &self.chain(wiring, ports))
+    }
+
+    /// The same, and its ADD does not wait for the agent.
+    pub fn asks_at_once(&self, name: &str, wiring: Wiring, ports: &Value) -> Result<Asking> {
+        let mut chain = self.chain(wiring, ports);
+        chain.wait_as(&Value::Null);
+        self.attached(name, &chain)
+    }
+
+    fn attached(&self, name: &str, chain: &Chain) -> Result<Asking> {
+        let netns = Netns::new(&format!("{}-{name}", self.label))?;
+        let pod = Pod::attach(self.node(), netns, name, chain)?;
+        let all = PROTOCOLS.map(|protocol| (protocol, PORT));
+        let server = serve(&pod.netns, &pod.addresses, &all)?;
+        Ok(Asking { pod, _server: server })
+    }
+
+    /// The addresses of the node: its first of each family, then its second ones.
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.fixture.cluster.world.addresses().node
+    }
+
+    pub fn explain(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Explanation> {
+        self.fixture.explain(&self.agent, who, to, protocol)
+    }
+
+    /// `who` asks the pod's host port, and is answered by the pod as `explain` says.
+    pub fn is_answered(
+        &self,
+        who: Who,
+        to: SocketAddr,
+        protocol: Protocol,
+        by: &Asking,
+    ) -> Result<Outcome> {
+        let outcome = self.fixture.ask(who, to, protocol)?;
+        let pod = by.pod.address_like(to.ip()).context("an address of the family")?;
+        let endpoint = SocketAddr::new(pod, PORT);
+        let what = format!("{who:?} to {to}/{protocol}");
+        ensure!(outcome.endpoint() == Some(endpoint), "{what}: {outcome:?}, not by {endpoint}");
+        let explained = self.explain(who, to, protocol)?;
+        let said = (explained.verdict.as_str(), &explained.endpoints[..]);
+        ensure!(said == ("forward", &[endpoint]), "{what}: {explained:?}");
+        let masqueraded = outcome.seen() != Some(self.fixture.address(who, to.ip())?);
+        ensure!(explained.masquerade == masqueraded, "{what}: {outcome:?}, {explained:?}");
+        Ok(outcome)
+    }
+
+    /// `who` does not reach any pod there, as `explain` says.
+    pub fn is_left_alone(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<()> {
+        let outcome = self.fixture.ask(who, to, protocol)?;
+        ensure!(outcome == Outcome::Refused, "{who:?} to {to}/{protocol}: {outcome:?}");
+        let explained = self.explain(who, to, protocol)?;
+        ensure!(explained.verdict == "untouched", "{who:?} to {to}/{protocol}: {explained:?}");
+        Ok(())
+    }
+
+    /// Whether the node has any table for host ports.
+    pub fn has_tables(&self) -> Result<bool> {
+        Ok(self.node().output("nft", &["list", "tables"])?.contains("denizen-host-ports"))
+    }
+
+    pub fn has_no_tables_soon(&self) -> Result<()> {
+        eventually("the tables are gone", BOUND, || Ok(!self.has_tables()?))
+    }
+
+    /// What `status` says is not served as asked for.
+    pub fn conflicts(&self) -> Result<Vec<String>> {
+        let status = self.agent.status()?;
+        Ok(serde_json::from_value(status["hostPorts"]["conflicts"].clone())?)
+    }
+}
+
+/// A patient question of the node itself.
+pub fn of_node(protocol: Protocol, from: IpAddr, to: SocketAddr) -> Probe {
+    Probe { protocol, ..Probe::tcp(to) }.from(from)
+}
+
+/// One host port of a pod at [`PORT`], as containerd writes it.
+pub fn port(number: u16) -> Value {
+    port_at(number, "tcp", "")
+}
+
+/// The same over a protocol, and with a hostIP.
+pub fn port_at(number: u16, protocol: &str, ip: &str) -> Value {
+    json!({ "HostPort": number, "ContainerPort": PORT, "Protocol": protocol, "HostIP": ip })
+}
+
+/// `ports` over every protocol.
+pub fn every_protocol(number: u16) -> Value {
+    json!(["tcp", "udp", "sctp"].map(|protocol| port_at(number, protocol, "")))
+}
