@@ -74,7 +74,7 @@ fn each_fault_of_the_api_is_found_and_nothing_else() -> Result<()> {
     fs::create_dir(&folder)?;
     let mut api = ApiServer::start(&on.netns, address, &folder)?;
     let kubeconfig = api.kubeconfig().display().to_string();
-    check(&on, &kubeconfig)?.ensure_only("node", "warning", "no CheckedNode node-1")?;
+    check(&on, &kubeconfig)?.ensure_only("node", "warning", "no Node node-1")?;
     api.put(&node(NODE, &[ip("192.168.0.2")], ""))?;
     check(&on, &kubeconfig)?.ensure_well()?;
     for (what, misbehave, [name, verdict, words]) in FAULTS {
