@@ -66,6 +66,8 @@ fn names_and_types_are_these() {
         "denizen_ipvs_draining_endpoints gauge",
         "denizen_ipvs_draining_connections gauge",
         "denizen_ipvs_ended_connections counter",
+        "denizen_host_ports_served gauge",
+        "denizen_host_ports_conflicts gauge",
         "process_cpu_seconds counter",
         "process_cpu_delay_seconds counter",
         "process_resident_memory_bytes gauge",
