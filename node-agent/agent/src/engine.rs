@@ -216,6 +216,9 @@ impl<B: Backend> Engine<B> {
         if let Some(firewall) = &mut self.firewall {
             firewall.disturbed();
         }
+        if let Some(host_ports) = &mut self.host_ports {
+            host_ports.disturbed();
+        }
     }
 
     /// Repairs what others changed in our tables. Returns what was repaired.
