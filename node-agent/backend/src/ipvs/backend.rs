@@ -138,7 +138,7 @@ impl IpvsBackend {
         let Ok(servers) = &mut self.servers else {
             return std::mem::take(&mut self.used);
         };
-        let candidates = servers.reconsidered().into_iter();
+        let candidates = servers.readiness_changed().into_iter();
         let used = &mut self.used;
         let differs = |key: &ServerKey| match servers.is_ready(key) {
             true => used.insert(*key),

@@ -1,19 +1,20 @@
 //! Brings the kernel's virtual servers to the desired state, and knows which of them may be used.
 
 mod leaving;
-mod reading;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::{Bound, RangeInclusive};
 use std::sync::Arc;
 
-use denizen_ipvs::{IpvsCommand, RejectedCommand, ServerKey, VirtualServer};
+use denizen_ipvs::{IpvsCommand, ObservedServer, RejectedCommand, ServerKey, VirtualServer};
 use nix::errno::Errno;
 use tracing::{debug, warn};
 
 use super::host::{Host, ServersError};
 use super::state::{Order, RealState, ServerState, note, subject};
+use crate::EndedConnections;
+use denizen_plan::Listed;
 use leaving::Leaving;
 
 /// The scheduler that takes the place of one that the kernel does not have.
@@ -40,7 +41,7 @@ pub enum Extent {
 /// IPVS has no names. A virtual server is ours if its address has a route of ours, which has a
 /// protocol number of our own. So a route comes before the first virtual server of its address, and
 /// goes after the last. What others add at such an address while we run is not ours, unless it is
-/// wanted: it is made as it is wanted to be. All other virtual servers are foreign: none is changed
+/// wanted: we overwrite it. All other virtual servers are foreign: none is changed
 /// or removed, and where one has the key of a desired one, that one is not programmed.
 #[derive(Debug)]
 pub struct Servers<H> {
@@ -63,7 +64,7 @@ pub struct Servers<H> {
     /// What may differ from the kernel's state.
     due: BTreeSet<ServerKey>,
     /// What may be ready now and was not, or the other way round.
-    reconsidered: BTreeSet<ServerKey>,
+    readiness_changed: BTreeSet<ServerKey>,
     /// The addresses of [`Self::take_addresses`] may be others.
     has_moved: bool,
     refused: BTreeMap<ServerKey, Errno>,
@@ -92,7 +93,7 @@ impl<H: Host> Servers<H> {
             foreign: BTreeSet::new(),
             is_unknown: true,
             due: BTreeSet::new(),
-            reconsidered: BTreeSet::new(),
+            readiness_changed: BTreeSet::new(),
             has_moved: false,
             refused: BTreeMap::new(),
             missing: BTreeSet::new(),
@@ -112,7 +113,7 @@ impl<H: Host> Servers<H> {
         self.refused.remove(&key);
         self.has_moved |= !self.routes.contains_key(&key.at.ip());
         self.due.insert(key);
-        self.reconsidered.insert(key);
+        self.readiness_changed.insert(key);
     }
 
     /// All that is wanted is known from now on.
@@ -162,15 +163,15 @@ impl<H: Host> Servers<H> {
     }
 
     /// What may be ready now and was not, or the other way round, since the last call.
-    pub fn reconsidered(&mut self) -> BTreeSet<ServerKey> {
-        std::mem::take(&mut self.reconsidered)
+    pub fn readiness_changed(&mut self) -> BTreeSet<ServerKey> {
+        std::mem::take(&mut self.readiness_changed)
     }
 
     /// Whether there is something to do for the rules, which use these virtual servers now, or for
     /// a [`Self::sync`] of everything.
     pub fn has_more(&self, used: &BTreeSet<ServerKey>) -> bool {
         let differs = |key: &ServerKey| self.is_ready(key) != used.contains(key);
-        self.reconsidered.iter().any(differs)
+        self.readiness_changed.iter().any(differs)
             || (self.is_complete && (self.has_moved || !self.due.is_empty()))
     }
 
@@ -222,6 +223,56 @@ impl<H: Host> Servers<H> {
         Err(ServersError::Disturbed)
     }
 
+    /// Takes the addresses of the recorded pods. The connections of one that is no longer among
+    /// them end with the next [`Self::sync`]: nobody is there to end them.
+    pub fn set_pods(&mut self, now: BTreeSet<IpAddr>) {
+        self.due.extend(self.leaving.set_pods(now, &self.draining));
+    }
+
+    /// The established connections that ended because their endpoint was removed.
+    pub fn ended_connections(&self) -> EndedConnections {
+        self.leaving.connections
+    }
+
+    /// The real servers that get no new connections, each with its virtual server.
+    pub fn draining(&self) -> impl Iterator<Item = (ServerKey, SocketAddr)> + '_ {
+        self.draining.iter().flat_map(|(key, reals)| reals.iter().map(|at| (*key, *at)))
+    }
+
+    /// Reads what those of [`Self::draining`] still have.
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    pub fn read_draining(&mut self) -> Result<Vec<(ServerKey, ObservedServer)>, ServersError> {
+        let mut read = Vec::new();
+        for (key, draining) in &self.draining {
+            let reals = self.host.real_servers(key)?.into_iter();
+            let reals = reals.filter(|observed| draining.contains(&observed.real.at));
+            read.extend(reals.map(|real| (*key, real)));
+        }
+        Ok(read)
+    }
+
+    /// Reads a virtual server's real servers, in the kernel's order, if it [`Self::is_ready`].
+    ///
+    /// # Errors
+    /// [`ServersError`].
+    pub fn read_listed(&mut self, key: &ServerKey) -> Result<Vec<Listed>, ServersError> {
+        let reals = if self.is_ready(key) { self.host.real_servers(key)? } else { Vec::new() };
+        Ok(reals.into_iter().map(|observed| (observed.real.at, observed.real.weight)).collect())
+    }
+
+    /// Takes note of which real servers of a virtual server get no new connections.
+    fn note_draining(&mut self, key: ServerKey) {
+        let reals = self.known.get(&key).into_iter().flat_map(|state| &state.reals);
+        let draining: BTreeSet<SocketAddr> =
+            reals.filter(|(_, real)| real.weight == 0).map(|(at, _)| *at).collect();
+        match draining.is_empty() {
+            true => self.draining.remove(&key),
+            false => self.draining.insert(key, draining),
+        };
+    }
+
     fn observe(&mut self) -> Result<(), ServersError> {
         self.routes = self.host.routes()?;
         let servers = self.host.servers()?;
@@ -236,7 +287,8 @@ impl<H: Host> Servers<H> {
         self.known.clear();
         for server in ours {
             let reals = self.host.real_servers(&server.key)?;
-            let reals = reals.into_iter().map(|it| (it.real.at, it.into())).collect();
+            let reals =
+                reals.into_iter().map(|observed| (observed.real.at, observed.into())).collect();
             self.known.insert(server.key, ServerState { server, reals });
         }
         self.made = Some(self.known.keys().copied().collect());
@@ -245,7 +297,7 @@ impl<H: Host> Servers<H> {
         all.into_iter().for_each(|key| self.note_draining(key));
         self.refused.clear();
         self.due = self.wanted.keys().chain(self.known.keys()).copied().collect();
-        self.reconsidered.extend(&self.due);
+        self.readiness_changed.extend(&self.due);
         self.has_moved = true;
         self.leaving.has_routes = true;
         self.is_unknown = false;
@@ -262,9 +314,11 @@ impl<H: Host> Servers<H> {
         let mut changes = self.add_routes(&wanted)?;
         let (mut now, mut later) = (Vec::new(), unwanted);
         for key in wanted {
-            let state = self.with_leaving(self.schedulable(&self.wanted[&key]))?;
-            let known = self.known.get(&key);
-            if extent == Extent::WhatIsSafe && known.is_some_and(|it| it.server != state.server) {
+            let (known, wanted) = (self.known.get(&key), self.schedulable(&self.wanted[&key]));
+            let state = self.leaving.keep_endpoints(&mut self.host, known, wanted)?;
+            if extent == Extent::WhatIsSafe
+                && known.is_some_and(|known| known.server != state.server)
+            {
                 later.insert(key);
             } else if self.has_route(key.at.ip()) {
                 let order = self.order(&state.server);
@@ -277,12 +331,13 @@ impl<H: Host> Servers<H> {
             self.due.extend(later);
         } else {
             self.leaving.has_routes |= !later.is_empty();
-            let gone = self.removals(&later)?;
+            let unwanted = later.iter().filter(|key| self.known.contains_key(key));
+            let gone = self.leaving.removals(&mut self.host, unwanted)?;
             changes += gone.len();
             is_as_known &= self.apply(&gone)?;
             changes += self.remove_routes()?;
             if is_as_known {
-                self.forget_ended();
+                self.leaving.forget_ended();
             }
         }
         Ok((changes, is_as_known))
@@ -302,7 +357,7 @@ impl<H: Host> Servers<H> {
         let mut is_as_known = true;
         for (index, command) in commands.iter().enumerate() {
             let key = subject(command);
-            self.reconsidered.insert(key);
+            self.readiness_changed.insert(key);
             match refused.get(&index) {
                 None => note(&mut self.known, command),
                 // Nothing can be done for a server that there is not.
@@ -350,7 +405,7 @@ impl<H: Host> Servers<H> {
         let refused = self.host.add_routes(&routes)?;
         for (ip, source) in &routes {
             let keys = of.range(at(*ip));
-            self.reconsidered.extend(keys.clone());
+            self.readiness_changed.extend(keys.clone());
             match refused.get(ip) {
                 None => drop(self.routes.insert(*ip, Some(*source))),
                 Some(errno) => {
@@ -360,6 +415,27 @@ impl<H: Host> Servers<H> {
             }
         }
         Ok(routes.len())
+    }
+
+    /// Removes the routes of addresses that have been without a virtual server of ours since an
+    /// earlier look.
+    fn remove_routes(&mut self) -> Result<usize, ServersError> {
+        if !std::mem::take(&mut self.leaving.has_routes) {
+            return Ok(0);
+        }
+        let Self { wanted, known, routes, .. } = self;
+        let used: BTreeSet<IpAddr> =
+            wanted.keys().chain(known.keys()).map(|key| key.at.ip()).collect();
+        let unused = routes.keys().filter(|ip| !used.contains(ip)).copied().collect();
+        let is_in = |servers: &BTreeMap<ServerKey, ServerState>, key: &_| servers.contains_key(key);
+        let old =
+            self.leaving.old_addresses(unused, |key| is_in(wanted, key), |key| is_in(known, key));
+        if !old.is_empty() {
+            self.host.remove_routes(&old)?;
+            self.routes.retain(|ip, _| !old.contains(ip));
+            self.has_moved = true;
+        }
+        Ok(old.len())
     }
 
     fn source(&self, like: IpAddr) -> Option<IpAddr> {

@@ -7,13 +7,12 @@ use denizen_ipvs::{IpvsCommand, ObservedServer, RealServer, ServerKey};
 use nix::libc;
 use tracing::info;
 
-use super::Servers;
 use crate::EndedConnections;
 use crate::ipvs::host::{Host, ServersError};
 use crate::ipvs::state::{RealState, ServerState};
 
-/// For as many looks, a quarter of an hour, a virtual server stays for connections that do not end,
-/// and an endpoint of which nobody says that its pod has ended.
+/// Force removal after 15 looks, about 15 minutes: of a virtual server whose connections do not end,
+/// and of an endpoint of which nobody says that its pod has ended.
 const MOST_LOOKS: u32 = 15;
 
 /// The scheduler that refuses the clients of an endpoint with weight 0.
@@ -33,7 +32,8 @@ pub(super) struct Leaving {
     pods: BTreeSet<IpAddr>,
     /// Those that have ended, until their connections have, too.
     ended: BTreeSet<IpAddr>,
-    connections: EndedConnections,
+    /// The established connections that ended because their endpoint was removed.
+    pub connections: EndedConnections,
 }
 
 impl EndedConnections {
@@ -52,50 +52,52 @@ impl EndedConnections {
     }
 }
 
-impl<H: Host> Servers<H> {
-    /// The established connections that ended because their endpoint was removed.
-    pub fn ended_connections(&self) -> EndedConnections {
-        self.leaving.connections
-    }
-
-    /// Takes the addresses of the recorded pods. The connections of one that is no longer among
-    /// them end with the next [`Self::sync`]: nobody is there to end them.
-    pub fn set_pods(&mut self, now: BTreeSet<IpAddr>) {
-        let Leaving { pods, ended, .. } = &mut self.leaving;
+impl Leaving {
+    /// Takes the addresses of the recorded pods. Returns which virtual servers have a draining
+    /// endpoint of a pod that is no longer among them: its connections end with the next sync, for
+    /// nobody is there to end them.
+    pub fn set_pods(
+        &mut self,
+        now: BTreeSet<IpAddr>,
+        draining: &BTreeMap<ServerKey, BTreeSet<SocketAddr>>,
+    ) -> BTreeSet<ServerKey> {
+        let Self { pods, ended, .. } = self;
         ended.extend(pods.difference(&now));
         ended.retain(|ip| !now.contains(ip));
         *pods = now;
         let has_ended = |at: &SocketAddr| ended.contains(&at.ip());
-        let concerned = self.draining.iter().filter(|(_, reals)| reals.iter().any(has_ended));
-        self.due.extend(concerned.map(|(key, _)| *key));
+        let concerned = draining.iter().filter(|(_, reals)| reals.iter().any(has_ended));
+        concerned.map(|(key, _)| *key).collect()
     }
 
     /// All connections of pods that have ended are ended.
-    pub(super) fn forget_ended(&mut self) {
-        self.leaving.ended.clear();
+    pub fn forget_ended(&mut self) {
+        self.ended.clear();
     }
 
     /// A virtual server as it is wanted, and the endpoints with connections that are not wanted any
     /// more: they get no new ones, and stay until a look finds them without. An endpoint goes at
     /// once when its pod has ended. If that would not be known, since nobody has recorded it here,
-    /// it goes after [`MOST_LOOKS`] in any case.
-    pub(super) fn with_leaving(
+    /// it goes after [`MOST_LOOKS`] in any case. `known`: as the kernel has it.
+    pub fn keep_endpoints(
         &mut self,
+        host: &mut impl Host,
+        known: Option<&ServerState>,
         mut wanted: ServerState,
     ) -> Result<ServerState, ServersError> {
         let key = wanted.server.key;
-        let known = self.known.get(&key).into_iter().flat_map(|known| &known.reals);
+        let known = known.into_iter().flat_map(|known| &known.reals);
         let gone: BTreeSet<SocketAddr> = known
             .filter(|(at, real)| real.translates && !wanted.reals.contains_key(at))
             .map(|(at, _)| *at)
             .collect();
-        let Leaving { looks, endpoints, pods, ended, connections, .. } = &mut self.leaving;
+        let Self { looks, endpoints, pods, ended, connections, .. } = self;
         endpoints.retain(|(of, at), _| *of != key || gone.contains(at));
         let is_tcp = key.protocol == libc::IPPROTO_TCP as u8;
         if gone.is_empty() || !is_tcp || &*wanted.server.scheduler == REFUSES {
             return Ok(wanted);
         }
-        for observed in self.host.real_servers(&key)? {
+        for observed in host.real_servers(&key)? {
             let (at, left) = (observed.real.at, observed.active + observed.inactive);
             if left == 0 || !gone.contains(&at) {
                 continue;
@@ -111,57 +113,53 @@ impl<H: Host> Servers<H> {
         Ok(wanted)
     }
 
-    /// What is to be done about virtual servers that are not wanted, and that rules send nobody to.
-    /// One with TCP connections gets no new ones, until a look finds it without. Whoever goes on to
-    /// send datagrams is led elsewhere by rules, so there is nothing to wait for.
-    pub(super) fn removals(
+    /// What is to be done about virtual servers of the kernel's (`unwanted`) that rules send nobody
+    /// to. One with TCP connections gets no new ones, until a look finds it without. Whoever goes on
+    /// to send datagrams is led elsewhere by rules, so there is nothing to wait for.
+    pub fn removals<'a>(
         &mut self,
-        unwanted: &BTreeSet<ServerKey>,
+        host: &mut impl Host,
+        unwanted: impl Iterator<Item = &'a ServerKey>,
     ) -> Result<Vec<IpvsCommand>, ServersError> {
+        let Self { looks, servers, ended, connections, .. } = self;
         let mut commands = Vec::new();
-        for key in unwanted.iter().filter(|key| self.known.contains_key(key)) {
-            let Leaving { looks, servers, ended, connections, .. } = &mut self.leaving;
+        for key in unwanted {
             let since = *servers.entry(*key).or_insert(*looks);
             let is_tcp = key.protocol == libc::IPPROTO_TCP as u8;
-            let reals = if is_tcp { self.host.real_servers(key)? } else { Vec::new() };
+            let reals = if is_tcp { host.real_servers(key)? } else { Vec::new() };
             let is_old = *looks - since >= MOST_LOOKS;
-            let (dead, reals): (Vec<_>, Vec<_>) =
-                reals.into_iter().partition(|it| is_old || ended.contains(&it.real.at.ip()));
-            dead.iter().for_each(|it| connections.note(key, it, ended));
-            if reals.iter().all(|it| it.active + it.inactive == 0) {
+            let (dead, reals): (Vec<_>, Vec<_>) = reals
+                .into_iter()
+                .partition(|observed| is_old || ended.contains(&observed.real.at.ip()));
+            dead.iter().for_each(|observed| connections.note(key, observed, ended));
+            if reals.iter().all(|observed| observed.active + observed.inactive == 0) {
                 commands.push(IpvsCommand::Remove(*key));
                 continue;
             }
-            commands.extend(dead.iter().map(|it| IpvsCommand::RemoveReal(*key, it.real.at)));
-            let weighed = reals.iter().map(|it| it.real).filter(|real| real.weight > 0);
+            let dead = dead.iter().map(|observed| observed.real.at);
+            commands.extend(dead.map(|at| IpvsCommand::RemoveReal(*key, at)));
+            let weighed = reals.iter().map(|observed| observed.real);
+            let weighed = weighed.filter(|real| real.weight > 0);
             let idle = |real| IpvsCommand::ChangeReal(*key, RealServer { weight: 0, ..real });
             commands.extend(weighed.map(idle));
         }
         Ok(commands)
     }
 
-    /// Removes the routes of addresses that have been without a virtual server of ours since an
-    /// earlier look. Until then rules refuse what clients still send there, so that they need not
-    /// wait for an answer.
-    pub(super) fn remove_routes(&mut self) -> Result<usize, ServersError> {
-        if !std::mem::take(&mut self.leaving.has_routes) {
-            return Ok(0);
-        }
-        let used: BTreeSet<IpAddr> =
-            self.wanted.keys().chain(self.known.keys()).map(|key| key.at.ip()).collect();
-        let Leaving { looks, servers, endpoints, addresses, .. } = &mut self.leaving;
-        servers.retain(|key, _| self.known.contains_key(key) && !self.wanted.contains_key(key));
-        endpoints.retain(|(key, _), _| self.wanted.contains_key(key));
-        let unused: BTreeSet<IpAddr> =
-            self.routes.keys().filter(|ip| !used.contains(ip)).copied().collect();
+    /// Which of these `unused` addresses have been without a virtual server of ours since an
+    /// earlier look: their routes go. Until then rules refuse what clients still send there, so that
+    /// they need not wait for an answer. Forgets what is not leaving any more.
+    pub fn old_addresses(
+        &mut self,
+        unused: BTreeSet<IpAddr>,
+        is_wanted: impl Fn(&ServerKey) -> bool,
+        is_known: impl Fn(&ServerKey) -> bool,
+    ) -> Vec<IpAddr> {
+        let Self { looks, servers, endpoints, addresses, .. } = self;
+        servers.retain(|key, _| is_known(key) && !is_wanted(key));
+        endpoints.retain(|(key, _), _| is_wanted(key));
         addresses.retain(|ip, _| unused.contains(ip));
         let is_old = |ip: &IpAddr| *addresses.entry(*ip).or_insert(*looks) < *looks;
-        let old: Vec<IpAddr> = unused.into_iter().filter(is_old).collect();
-        if !old.is_empty() {
-            self.host.remove_routes(&old)?;
-            self.routes.retain(|ip, _| !old.contains(ip));
-            self.has_moved = true;
-        }
-        Ok(old.len())
+        unused.into_iter().filter(is_old).collect()
     }
 }

@@ -159,7 +159,7 @@ fn a_scheduler_changes_while_nobody_is_sent_there() {
     let mut servers = started(&fake, &[server(at, "rr", &[("10.1.0.2:80", 1)])]);
     synced(&mut servers);
     fake.log();
-    servers.reconsidered();
+    servers.readiness_changed();
     servers.want(key(at), Some(server(at, "lc", &[("10.1.0.2:80", 1), ("10.1.0.3:80", 1)])));
     assert!(!servers.is_ready(&key(at)));
     servers.sync(Extent::WhatIsSafe).expect("the kernel does it");
@@ -168,7 +168,7 @@ fn a_scheduler_changes_while_nobody_is_sent_there() {
     let changes = ["change 10.96.0.10:80/6 lc", "add 10.96.0.10:80/6 10.1.0.3:80 1"];
     assert_eq!(fake.log(), changes);
     assert!(servers.is_ready(&key(at)));
-    assert!(servers.reconsidered().contains(&key(at)));
+    assert!(servers.readiness_changed().contains(&key(at)));
 }
 
 #[test]
