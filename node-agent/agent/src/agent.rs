@@ -16,6 +16,7 @@ mod run_dir;
 mod sampling;
 mod settings;
 mod sources;
+mod start;
 mod stop;
 mod turn;
 mod view;
@@ -26,7 +27,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -36,19 +37,18 @@ pub(crate) use self::alone::named as process_named;
 pub use self::alone::{AloneError, alone_here};
 use self::bridges::Bridges;
 use self::flush::Flush;
-use self::foreign::{foreign_change, watch_forward};
+use self::foreign::foreign_change;
 use self::network_policy::Enforcer;
 use self::plugin_waits::PluginWaits;
 use self::publish::Publisher;
 use self::sampling::Sampling;
 use self::sources::Sources;
+pub use self::start::run;
 use self::stop::Stop;
 pub use self::stop::pause;
 use self::turn::{Next, StopWatch};
-use crate::config::Config;
 use crate::control::Question;
 use crate::engine::Engine;
-use crate::http;
 use crate::memory::trim;
 use denizen_backend::BackendName;
 use denizen_backend::forward::Findings;
@@ -60,7 +60,6 @@ use denizen_observe::status::LastSync;
 use denizen_plan::{FirewallPlan, HostPortRemark};
 use denizen_routing::bird::BirdController;
 use denizen_routing::{Announcer, DirectRouter, SendNotice, pollable};
-use denizen_source::attachments;
 use denizen_text::describe;
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
@@ -74,82 +73,6 @@ const GLANCE: Duration = Duration::from_secs(5);
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Batches of events that may queue before a source waits.
 const QUEUE: usize = 64;
-
-/// Runs until a signal stops it. The rules stay: that is how an upgrade works. `backend_why` says
-/// why the backend was chosen.
-///
-/// # Errors
-/// When it cannot start: another agent runs here, the run directory cannot be used, or netlink
-/// cannot be opened.
-pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> {
-    let Some(settings) = settings::set_up(&config)? else {
-        return Ok(());
-    };
-    open_files::raise_limit();
-    let _alone = alone_here()?;
-    let (asked, requests) = mpsc::channel(QUEUE);
-    let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
-    let enforcer = network_policy::choose(&mut config);
-    let (event_sender, events) = mpsc::channel(QUEUE);
-    let egress = sources::egress_at_start(&config);
-    // Signals are handled before anything that may wait for long: without a handler, process 1 of a
-    // container ignores SIGTERM.
-    let mut stop = Stop::listen()?;
-    let records = config.records();
-    tokio::select! {
-        () = stop.signalled() => return Ok(()),
-        () = attachments::adopt_at_start(&records) => {}
-    }
-    let (wrong, wrong_policies) = mpsc::channel(QUEUE);
-    let mut sources = sources::start(&config, &wrong, &event_sender).await?;
-    drop(wrong);
-    drop(event_sender);
-    let (publisher, published) = Publisher::new(&config, asked, now());
-    let notices = sources::notices(&config, wrong_policies);
-    let send_notice: SendNotice = {
-        let notices = notices.clone();
-        Arc::new(move |notice| notices.send(notice))
-    };
-    let direct_router = DirectRouter::start(&config.routing, send_notice.clone());
-    sources.problems.extend(
-        http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
-    );
-    sources.problems.push(run_dir.problems);
-    let (elsewhere, found) = watch_forward(&config);
-    let bridges = Bridges::new(&config);
-    let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
-    let engine = engine.with_records(sources::records(&config.run_dir));
-    let bird = BirdController::start(config.routing.announced(), &config.run_dir)
-        .context("cannot make BIRD's directory")?;
-    let announcer = Announcer::open(&config.routing, send_notice.clone(), engine.beside()?)?;
-    let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
-    let mut agent = Agent {
-        engine: sources::with_egress(engine, egress),
-        backend: config.backend.name,
-        backend_why,
-        enforcer,
-        settings,
-        bridges,
-        elsewhere,
-        found,
-        sources,
-        run_dir_lost: run_dir.is_lost,
-        plugin_waits: PluginWaits::default(),
-        watch: None,
-        begun: None,
-        predecessor: Predecessor::of(config.backend.name),
-        publisher,
-        flush,
-        sampling: Sampling::default(),
-        direct_router,
-        announcer,
-        bird,
-        send_notice,
-    };
-    let result = agent.run_loop(stop, events, requests).await;
-    let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
-    result
-}
 
 struct Agent {
     engine: Engine,

@@ -1,0 +1,99 @@
+//! Starts everything, in the order that it needs, and runs the loop.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::sync::mpsc;
+
+use super::alone::alone_here;
+use super::bridges::Bridges;
+use super::flush::Flush;
+use super::foreign::watch_forward;
+use super::plugin_waits::PluginWaits;
+use super::publish::Publisher;
+use super::sampling::Sampling;
+use super::stop::Stop;
+use super::{Agent, QUEUE, network_policy, now, open_files, run_dir, settings, sources};
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::http;
+use denizen_backend::takeover::Predecessor;
+use denizen_routing::bird::BirdController;
+use denizen_routing::{Announcer, DirectRouter, SendNotice};
+use denizen_source::attachments;
+
+/// Runs until a signal stops it. The rules stay: that is how an upgrade works. `backend_why` says
+/// why the backend was chosen.
+///
+/// # Errors
+/// When it cannot start: another agent runs here, the run directory cannot be used, or netlink
+/// cannot be opened.
+pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> {
+    let Some(settings) = settings::set_up(&config)? else {
+        return Ok(());
+    };
+    open_files::raise_limit();
+    let _alone = alone_here()?;
+    let (asked, requests) = mpsc::channel(QUEUE);
+    let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
+    let enforcer = network_policy::choose(&mut config);
+    let (event_sender, events) = mpsc::channel(QUEUE);
+    let egress = sources::egress_at_start(&config);
+    // Signals are handled before anything that may wait for long: without a handler, process 1 of a
+    // container ignores SIGTERM.
+    let mut stop = Stop::listen()?;
+    let records = config.records();
+    tokio::select! {
+        () = stop.signalled() => return Ok(()),
+        () = attachments::adopt_at_start(&records) => {}
+    }
+    let (wrong, wrong_policies) = mpsc::channel(QUEUE);
+    let mut sources = sources::start(&config, &wrong, &event_sender).await?;
+    drop(wrong);
+    drop(event_sender);
+    let (publisher, published) = Publisher::new(&config, asked, now());
+    let notices = sources::notices(&config, wrong_policies);
+    let send_notice: SendNotice = {
+        let notices = notices.clone();
+        Arc::new(move |notice| notices.send(notice))
+    };
+    let direct_router = DirectRouter::start(&config.routing, send_notice.clone());
+    sources.problems.extend(
+        http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
+    );
+    sources.problems.push(run_dir.problems);
+    let (elsewhere, found) = watch_forward(&config);
+    let bridges = Bridges::new(&config);
+    let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
+    let engine = engine.with_records(sources::records(&config.run_dir));
+    let bird = BirdController::start(config.routing.announced(), &config.run_dir)
+        .context("cannot make BIRD's directory")?;
+    let announcer = Announcer::open(&config.routing, send_notice.clone(), engine.beside()?)?;
+    let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
+    let mut agent = Agent {
+        engine: sources::with_egress(engine, egress),
+        backend: config.backend.name,
+        backend_why,
+        enforcer,
+        settings,
+        bridges,
+        elsewhere,
+        found,
+        sources,
+        run_dir_lost: run_dir.is_lost,
+        plugin_waits: PluginWaits::default(),
+        watch: None,
+        begun: None,
+        predecessor: Predecessor::of(config.backend.name),
+        publisher,
+        flush,
+        sampling: Sampling::default(),
+        direct_router,
+        announcer,
+        bird,
+        send_notice,
+    };
+    let result = agent.run_loop(stop, events, requests).await;
+    let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
+    result
+}
