@@ -190,16 +190,16 @@ impl Chosen {
 /// A plan, rendered by a backend.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-pub enum Rendering {
+pub enum RenderedPlan {
     /// Tables of nf_tables.
     Nftables(denizen_nft::Rendering),
     /// What `iptables-restore` takes, and sets.
-    Iptables(iptables::Rendering),
+    Iptables(iptables::IptablesRendering),
     /// Tables of nf_tables, and virtual servers.
-    Ipvs(ipvs::Rendering),
+    Ipvs(ipvs::IpvsRendering),
 }
 
-impl Rendering {
+impl RenderedPlan {
     /// The rules that this backend would program. Needs no kernel.
     pub fn of(name: BackendName, plan: &Plan) -> Self {
         match name {
@@ -211,7 +211,7 @@ impl Rendering {
     }
 }
 
-impl fmt::Display for Rendering {
+impl fmt::Display for RenderedPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nftables(rules) => rules.fmt(f),

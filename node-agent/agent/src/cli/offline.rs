@@ -9,7 +9,7 @@ use clap::Args;
 use super::{Output, show};
 use crate::config::PolicyArgs;
 use denizen_backend::BackendName;
-use denizen_backend::chosen::Rendering;
+use denizen_backend::chosen::RenderedPlan;
 use serde::Serialize;
 
 use denizen_backend::firewall;
@@ -50,7 +50,7 @@ const AUTO: BackendName = BackendName::Nftables;
 #[serde(rename_all = "camelCase")]
 struct Rendered {
     #[serde(flatten)]
-    services: Rendering,
+    services: RenderedPlan,
     /// Missing without policies: then the tables are empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     network_policy: Option<denizen_nft::Rendering>,
@@ -70,7 +70,7 @@ pub(super) fn render(args: &RenderArgs) -> anyhow::Result<()> {
     let plan = planner.plan();
     let is_enforced = plan.firewall().is_some_and(FirewallPlan::is_enforced);
     let rendered = Rendered {
-        services: Rendering::of(backend, plan),
+        services: RenderedPlan::of(backend, plan),
         network_policy: is_enforced.then(|| firewall::render(plan)),
     };
     show(&rendered, args.output)

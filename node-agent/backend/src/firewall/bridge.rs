@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use self::set::SetName;
+use self::set::BridgeSet;
 use super::TABLE;
 use super::attached::Attached;
 use super::program::{
@@ -63,7 +63,7 @@ pub fn schema() -> Schema {
         family: TableFamily::Bridge,
         name: TABLE,
         comment: "Denizen: NetworkPolicies for this node's pods on bridges",
-        sets: set::all().map(SetName::declared).collect(),
+        sets: set::all().map(BridgeSet::declared).collect(),
     }
 }
 
@@ -123,7 +123,7 @@ fn not_for_pods(asked: Vec<Statement>) -> Rule {
 
 /// What arrives from pods' ports.
 fn prerouting() -> Chain {
-    let rules = vec![rule("comes from a pod's port", [SetName::Ports.has(), jump("sources")])];
+    let rules = vec![rule("comes from a pod's port", [BridgeSet::Ports.has(), jump("sources")])];
     let why = "what arrives from pods' ports, before IP rules see it";
     base("prerouting", Hook::Prerouting, SOURCE_PRIORITY, why, rules)
 }
@@ -134,11 +134,11 @@ fn sources() -> Chain {
     let other = "another source, or another Ethernet address";
     let icmpv6 = types(Field::Protocol, ICMPV6, ICMPV6);
     let mut rules: Vec<Rule> =
-        tunnel::asked(SetName::TunnelPorts.has(), SetName::TunnelProtocols.has()).into();
+        tunnel::asked(BridgeSet::TunnelPorts.has(), BridgeSet::TunnelProtocols.has()).into();
     rules.extend([
-        rule(own, [is_frame(IPV4), SetName::Macs.has(), SetName::Addresses4.has(), back()]),
+        rule(own, [is_frame(IPV4), BridgeSet::Macs.has(), BridgeSet::Addresses4.has(), back()]),
         rule("what ICMPv6 announces", [is_frame(IPV6), icmpv6, jump("advertised")]),
-        rule(own, [is_frame(IPV6), SetName::Macs.has(), SetName::Addresses6.has(), back()]),
+        rule(own, [is_frame(IPV6), BridgeSet::Macs.has(), BridgeSet::Addresses6.has(), back()]),
         rule(other, [is_frame(IPV4), goto("ipv4")]),
         rule(other, [is_frame(IPV6), goto("ipv6")]),
         rule("whose addresses it says it has", [is_frame(ARP), goto("arp-ether")]),
@@ -150,8 +150,8 @@ fn sources() -> Chain {
 /// A packet in a packet would come out at the node with any source, and be judged by that.
 fn tunnels() -> Chain {
     let mut rules = vec![
-        dropped(DropReason::Tunnel, vec![SetName::Nodes4.has()]),
-        dropped(DropReason::Tunnel, vec![SetName::Nodes6.has()]),
+        dropped(DropReason::Tunnel, vec![BridgeSet::Nodes4.has()]),
+        dropped(DropReason::Tunnel, vec![BridgeSet::Nodes6.has()]),
     ];
     rules.extend(Family::BOTH.map(|version| {
         let asked = vec![Statement::carries(version), tunnel::is_multicast(version)];
@@ -162,9 +162,9 @@ fn tunnels() -> Chain {
 
 fn macs() -> Chain {
     let rules = vec![
-        rule("the pod's own", [SetName::Macs.has(), back()]),
-        spoofed(vec![SetName::Restricted.has()]),
-        spoofed(vec![SetName::TakenMacs.has()]),
+        rule("the pod's own", [BridgeSet::Macs.has(), back()]),
+        spoofed(vec![BridgeSet::Restricted.has()]),
+        spoofed(vec![BridgeSet::TakenMacs.has()]),
     ];
     chain("macs".into(), "a pod has its own Ethernet address, or at least nobody else's", rules)
 }
@@ -179,9 +179,9 @@ fn advertised() -> Chain {
     let claim = with(&is(NEIGHBOUR_SOLICITATION), vec![is_unspecified()]);
     for asked in [is(NEIGHBOUR_ADVERTISEMENT), claim] {
         rules.extend([
-            rule("an address of the pod", with(&asked, vec![SetName::Targets.has(), back()])),
-            spoofed(with(&asked, vec![SetName::Restricted.has()])),
-            spoofed(with(&asked, vec![SetName::TakenTargets.has()])),
+            rule("an address of the pod", with(&asked, vec![BridgeSet::Targets.has(), back()])),
+            spoofed(with(&asked, vec![BridgeSet::Restricted.has()])),
+            spoofed(with(&asked, vec![BridgeSet::TakenTargets.has()])),
         ]);
     }
     let why = "a pod announces its own addresses, or at least nobody else's, and no routes";
@@ -198,9 +198,9 @@ fn discovery() -> Chain {
 fn ipv4() -> Chain {
     let rules = vec![
         rule("whose Ethernet address", [jump("macs")]),
-        rule("an address of the pod", [SetName::Addresses4.has(), back()]),
-        spoofed(vec![SetName::Restricted.has()]),
-        spoofed(vec![SetName::Taken4.has()]),
+        rule("an address of the pod", [BridgeSet::Addresses4.has(), back()]),
+        spoofed(vec![BridgeSet::Restricted.has()]),
+        spoofed(vec![BridgeSet::Taken4.has()]),
     ];
     chain("ipv4".into(), "a pod has its own addresses, or at least nobody else's", rules)
 }
@@ -208,20 +208,20 @@ fn ipv4() -> Chain {
 fn ipv6() -> Chain {
     let rules = vec![
         rule("whose Ethernet address", [jump("macs")]),
-        rule("an address of the pod", [SetName::Addresses6.has(), back()]),
-        spoofed(vec![SetName::Taken6.has()]),
-        rule("a policy restricts the pod", [SetName::Restricted.has(), goto("discovery")]),
+        rule("an address of the pod", [BridgeSet::Addresses6.has(), back()]),
+        spoofed(vec![BridgeSet::Taken6.has()]),
+        rule("a policy restricts the pod", [BridgeSet::Restricted.has(), goto("discovery")]),
     ];
     chain("ipv6".into(), "a pod has its own addresses, or at least nobody else's", rules)
 }
 
 fn arp() -> Chain {
-    let own = SetName::Macs.has_of(&[Field::InputInterface, Field::ArpSenderEther]);
+    let own = BridgeSet::Macs.has_of(&[Field::InputInterface, Field::ArpSenderEther]);
     let rules = vec![
         rule("whose Ethernet address", [jump("macs")]),
         rule("says the Ethernet address of the pod", [own, goto("arp-address")]),
-        spoofed(vec![SetName::Restricted.has()]),
-        spoofed(vec![SetName::TakenMacs.has_of(&[Field::ArpSenderEther])]),
+        spoofed(vec![BridgeSet::Restricted.has()]),
+        spoofed(vec![BridgeSet::TakenMacs.has_of(&[Field::ArpSenderEther])]),
         rule("says another Ethernet address, which is nobody's", [goto("arp-address")]),
     ];
     chain("arp-ether".into(), "which Ethernet address an ARP message says its sender has", rules)
@@ -229,7 +229,7 @@ fn arp() -> Chain {
 
 /// Before a pod takes an address it asks who has it, with no address of its own (RFC 5227).
 fn arp_address() -> Chain {
-    let own = SetName::Addresses4.has_of(&[Field::InputInterface, Field::ArpSender]);
+    let own = BridgeSet::Addresses4.has_of(&[Field::InputInterface, Field::ArpSender]);
     let none = Key::EMPTY.address(Ipv4Addr::UNSPECIFIED.into());
     let rules = vec![
         rule("says that it has an address of the pod", [own, back()]),
@@ -237,15 +237,15 @@ fn arp_address() -> Chain {
             "asks who has an address, before it takes it",
             [Statement::Equals(Field::ArpSender, none), back()],
         ),
-        spoofed(vec![SetName::Restricted.has()]),
-        spoofed(vec![SetName::Taken4.has_of(&[Field::ArpSender])]),
+        spoofed(vec![BridgeSet::Restricted.has()]),
+        spoofed(vec![BridgeSet::Taken4.has_of(&[Field::ArpSender])]),
     ];
     chain("arp-address".into(), "which IPv4 address an ARP message says its sender has", rules)
 }
 
 /// No rule can look behind a tag, and who receives it may take it off.
 fn frames() -> Chain {
-    let mut rules = vec![dropped(DropReason::Frame, vec![SetName::Restricted.has()])];
+    let mut rules = vec![dropped(DropReason::Frame, vec![BridgeSet::Restricted.has()])];
     rules.extend(TAGS.map(|tag| dropped(DropReason::Frame, vec![is_frame(tag)])));
     rules.push(rule("whose Ethernet address", [goto("macs")]));
     let why = "what no rule can look into: nothing from a restricted pod, and no tags";
@@ -255,25 +255,25 @@ fn frames() -> Chain {
 /// What one port of a bridge sends to another.
 fn forward() -> Chain {
     let no_frame = |ether_type| Statement::NotEquals(Field::FrameType, Key::EMPTY.port(ether_type));
-    let to_port = |set: SetName| set.has_of(&[Field::OutputInterface]);
+    let to_port = |set: BridgeSet| set.has_of(&[Field::OutputInterface]);
     let judged = "IP rules judge it at the node's interface";
     let mut rules = vec![
-        rule(judged, [SetName::NodeVeths.has(), back()]),
-        rule(judged, [to_port(SetName::NodeVeths), back()]),
-        rule("goes to an isolated pod", [SetName::IngressIsolated.has(), jump("receiver")]),
+        rule(judged, [BridgeSet::NodeVeths.has(), back()]),
+        rule(judged, [to_port(BridgeSet::NodeVeths), back()]),
+        rule("goes to an isolated pod", [BridgeSet::IngressIsolated.has(), jump("receiver")]),
         rule(
             "a restricted pod sends to another pod",
-            [SetName::Restricted.has(), to_port(SetName::Ports), jump("neighbours")],
+            [BridgeSet::Restricted.has(), to_port(BridgeSet::Ports), jump("neighbours")],
         ),
         dropped(
             DropReason::Frame,
-            [vec![to_port(SetName::Restricted)], [IPV4, IPV6, ARP].map(no_frame).into()].concat(),
+            [vec![to_port(BridgeSet::Restricted)], [IPV4, IPV6, ARP].map(no_frame).into()].concat(),
         ),
     ];
     let why = DropReason::Refused(Direction::Ingress);
     for field in [Field::InputInterface, Field::OutputInterface] {
         rules.extend(Family::BOTH.map(|version| {
-            dropped(why, vec![SetName::CutOff.has_of(&[field]), Statement::carries(version)])
+            dropped(why, vec![BridgeSet::CutOff.has_of(&[field]), Statement::carries(version)])
         }));
     }
     let why = "what one port of a bridge sends to another";
@@ -284,18 +284,19 @@ fn forward() -> Chain {
 /// and so it is judged. Beside that there are only questions about its addresses, and what routers
 /// announce.
 fn receiver() -> Chain {
-    let for_it =
-        |set: SetName, version| set.has_of(&[Field::OutputInterface, Field::Destination(version)]);
+    let for_it = |set: BridgeSet, version| {
+        set.has_of(&[Field::OutputInterface, Field::Destination(version)])
+    };
     let its = "for an address of the pod: IP rules judge it";
     let is_unjudged = |(first, last)| {
         let asked = [is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
         rule("IP rules do not judge it", asked.into_iter().chain([goto("announcements")]))
     };
     let mut rules =
-        vec![rule(its, [is_frame(IPV4), for_it(SetName::Addresses4, Family::V4), back()])];
+        vec![rule(its, [is_frame(IPV4), for_it(BridgeSet::Addresses4, Family::V4), back()])];
     rules.extend([(LISTENER_QUERY, REDIRECT), (LISTENER_REPORT, LISTENER_REPORT)].map(is_unjudged));
     rules.extend([
-        rule(its, [is_frame(IPV6), for_it(SetName::Addresses6, Family::V6), back()]),
+        rule(its, [is_frame(IPV6), for_it(BridgeSet::Addresses6, Family::V6), back()]),
         rule("finds the Ethernet address of the pod", [is_frame(ARP), is_short(true), back()]),
         dropped(DropReason::Refused(Direction::Ingress), Vec::new()),
     ]);
@@ -310,7 +311,7 @@ fn announcements() -> Chain {
     let routers = "announcements and questions of routers";
     let rules = vec![
         rule("finds the Ethernet address of the pod", asks),
-        not_for_pods(vec![SetName::Ports.has()]),
+        not_for_pods(vec![BridgeSet::Ports.has()]),
         rule(routers, [is(LISTENER_QUERY, LISTENER_QUERY), vec![back()]].concat()),
         rule(routers, [is(ROUTER_ADVERTISEMENT, REDIRECT), vec![back()]].concat()),
         dropped(DropReason::Refused(Direction::Ingress), Vec::new()),
@@ -342,7 +343,7 @@ fn carrying_ipv6(rules: Vec<Rule>) -> Vec<Rule> {
     rules.into_iter().map(carries).collect()
 }
 
-fn member(set: SetName, key: Key) -> Element {
+fn member(set: BridgeSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
@@ -375,29 +376,29 @@ pub(super) fn of_pods(
     let mut all = Vec::new();
     for (pod, port) in pods.iter().filter_map(|pod| Some((pod, pod.bridge_port()?))) {
         let key = Key::EMPTY.interface(port);
-        all.push(member(SetName::Ports, key));
+        all.push(member(BridgeSet::Ports, key));
         if let Some(mac) = pod.mac {
-            all.push(member(SetName::Macs, key.ether(mac.0)));
-            all.push(member(SetName::TakenMacs, Key::EMPTY.ether(mac.0)));
+            all.push(member(BridgeSet::Macs, key.ether(mac.0)));
+            all.push(member(BridgeSet::TakenMacs, Key::EMPTY.ether(mac.0)));
         }
         for ip in plan.addresses_of(pod) {
             match ip {
-                IpAddr::V4(_) => all.push(member(SetName::Addresses4, key.address(ip))),
+                IpAddr::V4(_) => all.push(member(BridgeSet::Addresses4, key.address(ip))),
                 IpAddr::V6(_) => {
-                    let sets = [SetName::Addresses6, SetName::Targets];
+                    let sets = [BridgeSet::Addresses6, BridgeSet::Targets];
                     all.extend(sets.map(|set| member(set, key.address(ip))));
                 }
             }
         }
         let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
         if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
-            all.push(member(SetName::IngressIsolated, key));
+            all.push(member(BridgeSet::IngressIsolated, key));
         }
         if plan.is_restricted(pod) {
-            all.push(member(SetName::Restricted, key));
+            all.push(member(BridgeSet::Restricted, key));
             // IP rules see no frames in VLANs either.
             if pod.is_in_vlan() || without_netfilter.contains(&pod.interface) {
-                all.push(member(SetName::CutOff, key));
+                all.push(member(BridgeSet::CutOff, key));
             }
         }
     }
@@ -408,16 +409,16 @@ pub(super) fn of_pods(
 pub(super) fn of_surroundings(plan: &FirewallPlan) -> Vec<Element> {
     let links = plan.links();
     let bridges =
-        links.bridges.iter().map(|mac| member(SetName::TakenMacs, Key::EMPTY.ether(mac.0)));
-    let veth = |name: &Arc<str>| member(SetName::NodeVeths, Key::EMPTY.interface(name));
+        links.bridges.iter().map(|mac| member(BridgeSet::TakenMacs, Key::EMPTY.ether(mac.0)));
+    let veth = |name: &Arc<str>| member(BridgeSet::NodeVeths, Key::EMPTY.interface(name));
     let veths = links.veths.iter().map(veth);
     let nodes = plan.tunnel_ends().map(|ip| match ip {
-        IpAddr::V4(_) => member(SetName::Nodes4, Key::EMPTY.address(ip)),
-        IpAddr::V6(_) => member(SetName::Nodes6, Key::EMPTY.address(ip)),
+        IpAddr::V4(_) => member(BridgeSet::Nodes4, Key::EMPTY.address(ip)),
+        IpAddr::V6(_) => member(BridgeSet::Nodes6, Key::EMPTY.address(ip)),
     });
     let tunnels = links.tunnels.iter().map(|tunnel| match tunnel::key(*tunnel) {
-        tunnel::TunnelKey::Port(key) => member(SetName::TunnelPorts, key),
-        tunnel::TunnelKey::Protocol(key) => member(SetName::TunnelProtocols, key),
+        tunnel::TunnelKey::Port(key) => member(BridgeSet::TunnelPorts, key),
+        tunnel::TunnelKey::Protocol(key) => member(BridgeSet::TunnelProtocols, key),
     });
     bridges.chain(veths).chain(nodes).chain(tunnels).collect()
 }
@@ -426,7 +427,7 @@ pub(super) fn of_surroundings(plan: &FirewallPlan) -> Vec<Element> {
 pub(super) fn of_taken(address: IpAddr) -> Vec<Element> {
     let key = Key::EMPTY.address(address);
     match address {
-        IpAddr::V4(_) => vec![member(SetName::Taken4, key)],
-        IpAddr::V6(_) => vec![member(SetName::Taken6, key), member(SetName::TakenTargets, key)],
+        IpAddr::V4(_) => vec![member(BridgeSet::Taken4, key)],
+        IpAddr::V6(_) => vec![member(BridgeSet::Taken6, key), member(BridgeSet::TakenTargets, key)],
     }
 }

@@ -4,13 +4,13 @@ use std::net::IpAddr;
 
 use super::attached::Attached;
 use super::number::Numbers;
-use super::schema::SetName;
+use super::schema::FirewallSet;
 use super::tunnel::{self, TunnelKey};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Data, Element, Key, Value};
 use denizen_plan::{AddressRange, Direction, FirewallPlan, Isolation, Permission, PortKey, Sides};
 
-pub(super) fn member(set: SetName, key: Key) -> Element {
+pub(super) fn member(set: FirewallSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
@@ -18,7 +18,7 @@ pub(super) fn member(set: SetName, key: Key) -> Element {
 pub fn of_sides(address: IpAddr, sides: &Sides, numbers: &Numbers) -> Vec<Element> {
     let key = Key::EMPTY.address(address);
     if Direction::BOTH.iter().all(|side| sides.of(*side).isolation == Isolation::Pending) {
-        return vec![member(SetName::Pending, key)];
+        return vec![member(FirewallSet::Pending, key)];
     }
     let mut elements = Vec::new();
     for direction in Direction::BOTH {
@@ -27,7 +27,7 @@ pub fn of_sides(address: IpAddr, sides: &Sides, numbers: &Numbers) -> Vec<Elemen
             Isolation::Open => continue,
             // Without any permission.
             Isolation::Pending | Isolation::Isolated => {
-                elements.push(member(SetName::Isolated(direction), key));
+                elements.push(member(FirewallSet::Isolated(direction), key));
             }
         }
         let permissions = side.permissions.iter();
@@ -35,7 +35,7 @@ pub fn of_sides(address: IpAddr, sides: &Sides, numbers: &Numbers) -> Vec<Elemen
         elements.extend(permissions.map(permission));
     }
     if sides.is_restricted() {
-        elements.push(member(SetName::Itself, key.address(address)));
+        elements.push(member(FirewallSet::Itself, key.address(address)));
     }
     elements
 }
@@ -49,15 +49,15 @@ fn of_permission(
     let peer = permission.peer.map_or(0, |id| numbers.number(id));
     let pod = Key::EMPTY.address(pod);
     match permission.ports {
-        PortKey::All => member(SetName::All(direction), pod.number(peer)),
+        PortKey::All => member(FirewallSet::All(direction), pod.number(peer)),
         PortKey::Protocol(protocol) => {
-            member(SetName::Protocols(direction), pod.byte(protocol.number()).number(peer))
+            member(FirewallSet::Protocols(direction), pod.byte(protocol.number()).number(peer))
         }
         PortKey::Range(protocol, first, last) => {
             let key = pod.byte(protocol.number()).port(first.get()).number(peer);
             match first == last {
-                true => member(SetName::Ports(direction), key),
-                false => member(SetName::PortRanges(direction), key.up_to_port(last.get())),
+                true => member(FirewallSet::Ports(direction), key),
+                false => member(FirewallSet::PortRanges(direction), key.up_to_port(last.get())),
             }
         }
     }
@@ -67,14 +67,14 @@ fn of_permission(
 pub fn of_identity(address: IpAddr, number: u32) -> Element {
     let value = Value::Data(Data::EMPTY.number(number));
     let key = Key::EMPTY.address(address);
-    Element { set: SetName::Identities.id(), key, value, comment: None }
+    Element { set: FirewallSet::Identities.id(), key, value, comment: None }
 }
 
 /// The number of a range's identity.
 pub fn of_block(range: AddressRange, number: u32) -> Element {
     let value = Value::Data(Data::EMPTY.number(number));
     let key = Key::EMPTY.address(range.first).up_to_address(range.last);
-    Element { set: SetName::Blocks.id(), key, value, comment: None }
+    Element { set: FirewallSet::Blocks.id(), key, value, comment: None }
 }
 
 /// Where the packets of routed pods come in, and with which addresses.
@@ -82,15 +82,15 @@ pub fn of_interfaces(plan: &FirewallPlan, pods: &[LocalPod], version: Family) ->
     let mut elements = Vec::new();
     for pod in pods.iter().filter(|pod| !pod.shares_interface()) {
         let interface = Key::EMPTY.interface(&pod.interface);
-        elements.push(member(SetName::PodInterfaces, interface));
+        elements.push(member(FirewallSet::PodInterfaces, interface));
         let ips = plan.addresses_of(pod).into_iter().filter(|ip| family_of(*ip) == version);
-        elements.extend(ips.map(|ip| member(SetName::PodAddresses, interface.address(ip))));
+        elements.extend(ips.map(|ip| member(FirewallSet::PodAddresses, interface.address(ip))));
         if plan.is_restricted(pod) {
-            elements.push(member(SetName::RestrictedInterfaces, interface));
+            elements.push(member(FirewallSet::RestrictedInterfaces, interface));
         }
         let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
         if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
-            elements.push(member(SetName::IsolatedInterfaces, interface));
+            elements.push(member(FirewallSet::IsolatedInterfaces, interface));
         }
     }
     elements
@@ -99,17 +99,17 @@ pub fn of_interfaces(plan: &FirewallPlan, pods: &[LocalPod], version: Family) ->
 /// What is there for nodes and tunnels.
 pub fn of_surroundings(plan: &FirewallPlan, version: Family) -> Vec<Element> {
     let ends = plan.tunnel_ends().filter(|ip| family_of(*ip) == version);
-    let ends = ends.map(|ip| member(SetName::Nodes, Key::EMPTY.address(ip)));
+    let ends = ends.map(|ip| member(FirewallSet::Nodes, Key::EMPTY.address(ip)));
     let tunnels = plan.links().tunnels.iter().map(|tunnel| match tunnel::key(*tunnel) {
-        TunnelKey::Port(key) => member(SetName::TunnelPorts, key),
-        TunnelKey::Protocol(key) => member(SetName::TunnelProtocols, key),
+        TunnelKey::Port(key) => member(FirewallSet::TunnelPorts, key),
+        TunnelKey::Protocol(key) => member(FirewallSet::TunnelProtocols, key),
     });
     ends.chain(tunnels).collect()
 }
 
 /// An address that is a pod's or a node's.
 pub fn of_taken(address: IpAddr) -> Element {
-    member(SetName::Taken, Key::EMPTY.address(address))
+    member(FirewallSet::Taken, Key::EMPTY.address(address))
 }
 
 /// Every element that should be there.

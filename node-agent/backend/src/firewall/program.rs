@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 
-use super::schema::SetName;
+use super::schema::FirewallSet;
 use super::tunnel;
 use denizen_model::Family;
 use denizen_nft::{
@@ -211,12 +211,12 @@ pub(super) fn forbidden(asked: Vec<Statement>) -> Rule {
 }
 
 impl Program {
-    fn is_in(&self, set: SetName) -> Statement {
+    fn is_in(&self, set: FirewallSet) -> Statement {
         Statement::In(set.declared(self.version).lookup())
     }
 
     /// The destination, in a set that is declared with the source.
-    fn is_destination_in(&self, set: SetName) -> Statement {
+    fn is_destination_in(&self, set: FirewallSet) -> Statement {
         let destination = Field::Destination(self.version);
         Statement::In(set.declared(self.version).lookup_of(vec![destination]))
     }
@@ -232,12 +232,12 @@ impl Program {
     /// restricts, only that is dropped by which it would pass for another pod, for a node or for a
     /// router.
     fn sources(&self) -> Chain {
-        let foreign = Statement::NotIn(SetName::PodInterfaces.declared(self.version).lookup());
+        let foreign = Statement::NotIn(FirewallSet::PodInterfaces.declared(self.version).lookup());
         let mut rules =
             vec![rule("does not come from a pod's interface", [foreign, to(Verdict::Return)])];
         rules.extend(tunnel::asked(
-            self.is_in(SetName::TunnelPorts),
-            self.is_in(SetName::TunnelProtocols),
+            self.is_in(FirewallSet::TunnelPorts),
+            self.is_in(FirewallSet::TunnelProtocols),
         ));
         if self.version == Family::V6 {
             let router = [134, 137].map(|kind| types(Field::Icmpv6Type, kind, kind));
@@ -245,13 +245,16 @@ impl Program {
         }
         let spoofed = |set| dropped(DropReason::Spoofed, vec![self.is_in(set)]);
         rules.extend([
-            rule("an address of the pod", [self.is_in(SetName::PodAddresses), to(Verdict::Return)]),
-            spoofed(SetName::Taken),
+            rule(
+                "an address of the pod",
+                [self.is_in(FirewallSet::PodAddresses), to(Verdict::Return)],
+            ),
+            spoofed(FirewallSet::Taken),
         ]);
         if self.version == Family::V6 {
             rules.extend(discovery_from_link());
         }
-        rules.push(spoofed(SetName::RestrictedInterfaces));
+        rules.push(spoofed(FirewallSet::RestrictedInterfaces));
         base(
             "prerouting",
             Hook::Prerouting,
@@ -264,7 +267,7 @@ impl Program {
     /// A packet in a packet would come out at the node with any source, and be judged by that.
     fn tunnels(&self) -> Chain {
         let rules = vec![
-            dropped(DropReason::Tunnel, vec![self.is_destination_in(SetName::Nodes)]),
+            dropped(DropReason::Tunnel, vec![self.is_destination_in(FirewallSet::Nodes)]),
             dropped(DropReason::Tunnel, vec![tunnel::is_multicast(self.version)]),
         ];
         let why = "what pods send to where nodes take packets out of packets";
@@ -275,8 +278,8 @@ impl Program {
     fn translated_to_tunnel(&self) -> [Rule; 2] {
         let is_translated = has_any(Field::ConnectionStatus, DST_NAT);
         let is_for = |set| vec![is_translated.clone(), self.is_in(set)];
-        [SetName::TunnelPorts, SetName::TunnelProtocols].map(|set| {
-            let node = self.is_destination_in(SetName::Nodes);
+        [FirewallSet::TunnelPorts, FirewallSet::TunnelProtocols].map(|set| {
+            let node = self.is_destination_in(FirewallSet::Nodes);
             dropped(DropReason::Tunnel, [is_for(set), vec![node]].concat())
         })
     }
@@ -293,7 +296,7 @@ impl Program {
     /// whoever may send nothing may send errors about its own connections alone.
     pub(super) fn known(&self) -> [Rule; 3] {
         let is = |state| has_any(Field::ConnectionState, state);
-        let itself = SetName::Itself.declared(self.version);
+        let itself = FirewallSet::Itself.declared(self.version);
         let source = Field::Source(self.version);
         let is_no_end = |end: Field| Statement::NotIn(itself.lookup_of(vec![end, source]));
         [
@@ -302,7 +305,7 @@ impl Program {
                 DropReason::Refused(Direction::Egress),
                 vec![
                     is(RELATED),
-                    self.is_in(SetName::Isolated(Direction::Egress)),
+                    self.is_in(FirewallSet::Isolated(Direction::Egress)),
                     is_no_end(Field::OriginalSource(self.version)),
                     is_no_end(Field::AnswerSource(self.version)),
                 ],
@@ -340,8 +343,8 @@ impl Program {
     /// A route leads another address to an isolated pod. Its policies are about its own addresses.
     fn to_foreign_address(&self) -> Rule {
         let interface = Field::OutputInterface;
-        let isolated = SetName::IsolatedInterfaces.declared(self.version);
-        let own = SetName::PodAddresses.declared(self.version);
+        let isolated = FirewallSet::IsolatedInterfaces.declared(self.version);
+        let own = FirewallSet::PodAddresses.declared(self.version);
         let destination = Field::Destination(self.version);
         let asked = vec![
             Statement::In(isolated.lookup_of(vec![interface])),
@@ -358,12 +361,12 @@ impl Program {
                 Direction::Ingress => "a policy isolates the receiver for ingress",
             };
             let chain = Verdict::Jump(direction.to_string().into());
-            rule(why, [self.is_in(SetName::Isolated(direction)), to(chain)])
+            rule(why, [self.is_in(FirewallSet::Isolated(direction)), to(chain)])
         };
         [
-            rule("a pod reaches itself", [self.is_in(SetName::Itself), to(Verdict::Return)]),
-            dropped(DropReason::Pending, vec![self.is_in(SetName::Pending)]),
-            dropped(DropReason::Pending, vec![self.is_destination_in(SetName::Pending)]),
+            rule("a pod reaches itself", [self.is_in(FirewallSet::Itself), to(Verdict::Return)]),
+            dropped(DropReason::Pending, vec![self.is_in(FirewallSet::Pending)]),
+            dropped(DropReason::Pending, vec![self.is_destination_in(FirewallSet::Pending)]),
             jump(Direction::Egress),
             jump(Direction::Ingress),
         ]
@@ -375,10 +378,10 @@ impl Program {
         rules.extend(self.neighbour_discovery());
         let jump = to(Verdict::Jump(Direction::Egress.to_string().into()));
         rules.extend([
-            dropped(DropReason::Pending, vec![self.is_in(SetName::Pending)]),
+            dropped(DropReason::Pending, vec![self.is_in(FirewallSet::Pending)]),
             rule(
                 "a policy isolates the sender for egress; --policy-to-node enforce",
-                [self.is_in(SetName::Isolated(Direction::Egress)), jump],
+                [self.is_in(FirewallSet::Isolated(Direction::Egress)), jump],
             ),
         ]);
         rules
@@ -390,10 +393,10 @@ impl Program {
         let clear = Statement::Assign(Variable::Priority, Assigned::Zero);
         let mut rules = vec![rule("0 stands for everybody", [clear])];
         rules.extend(self.permissions(direction));
-        rules.push(self.identify(direction, SetName::Blocks, "the peer's ipBlocks"));
+        rules.push(self.identify(direction, FirewallSet::Blocks, "the peer's ipBlocks"));
         rules.push(self.identify(
             direction,
-            SetName::Identities,
+            FirewallSet::Identities,
             "the peer's pod, whose number covers its ipBlocks too",
         ));
         rules.extend(self.permissions(direction));
@@ -409,15 +412,15 @@ impl Program {
     fn permissions(&self, direction: Direction) -> [Rule; 4] {
         let permitted = || to(Verdict::Goto("permitted".into()));
         [
-            (SetName::All(direction), "every port"),
-            (SetName::Protocols(direction), "every port of the protocol"),
-            (SetName::Ports(direction), "this port"),
-            (SetName::PortRanges(direction), "a range with this port"),
+            (FirewallSet::All(direction), "every port"),
+            (FirewallSet::Protocols(direction), "every port of the protocol"),
+            (FirewallSet::Ports(direction), "this port"),
+            (FirewallSet::PortRanges(direction), "a range with this port"),
         ]
         .map(|(set, why)| rule(why, [self.is_in(set), permitted()]))
     }
 
-    fn identify(&self, direction: Direction, map: SetName, why: &'static str) -> Rule {
+    fn identify(&self, direction: Direction, map: FirewallSet, why: &'static str) -> Rule {
         let peer = match direction {
             Direction::Ingress => Field::Source(self.version),
             Direction::Egress => Field::Destination(self.version),

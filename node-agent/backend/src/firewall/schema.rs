@@ -8,7 +8,7 @@ use denizen_state::firewall::PENDING;
 
 /// A set of a table of IP packets; [`SETS`] declares it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SetName {
+pub enum FirewallSet {
     /// Pods about which nothing is decided yet. The plugin adds to it too, while no agent runs.
     Pending,
     Isolated(Direction),
@@ -37,7 +37,7 @@ const SOURCE: Field = Field::Source(Family::V4);
 const DESTINATION: Field = Field::Destination(Family::V4);
 
 /// All of them, in the order in which they are made.
-const SETS: [SetDeclaration<SetName>; 22] = {
+const SETS: [SetDeclaration<FirewallSet>; 22] = {
     use Direction::{Egress, Ingress};
     use Field::{DestinationPort, InputInterface, Priority, Protocol};
     const EVERY_PORT: &str = "pod and peer: every port of every protocol; peer 0 is everybody";
@@ -47,69 +47,73 @@ const SETS: [SetDeclaration<SetName>; 22] = {
     const TO_PORT: &[Field] = &[DESTINATION, Protocol, DestinationPort, Priority];
     const FROM_PORT: &[Field] = &[SOURCE, Protocol, DestinationPort, Priority];
     [
-        SetDeclaration::new(SetName::Pending, PENDING, &[SOURCE])
+        SetDeclaration::new(FirewallSet::Pending, PENDING, &[SOURCE])
             .why("local pods whose policies are not known yet: all is dropped"),
-        SetDeclaration::new(SetName::Isolated(Ingress), "ingress-isolated", &[DESTINATION])
+        SetDeclaration::new(FirewallSet::Isolated(Ingress), "ingress-isolated", &[DESTINATION])
             .why("local pods that a policy isolates for ingress"),
-        SetDeclaration::new(SetName::Isolated(Egress), "egress-isolated", &[SOURCE])
+        SetDeclaration::new(FirewallSet::Isolated(Egress), "egress-isolated", &[SOURCE])
             .why("local pods that a policy isolates for egress"),
-        SetDeclaration::new(SetName::Itself, "itself", &[SOURCE, DESTINATION])
+        SetDeclaration::new(FirewallSet::Itself, "itself", &[SOURCE, DESTINATION])
             .why("a pod reaches itself, whatever its policies say"),
-        SetDeclaration::new(SetName::Identities, "identities", &[SOURCE])
+        SetDeclaration::new(FirewallSet::Identities, "identities", &[SOURCE])
             .to(&[Priority])
             .why("pods, and the number of the peers of policies that cover them"),
-        SetDeclaration::new(SetName::Blocks, "blocks", &[SOURCE])
+        SetDeclaration::new(FirewallSet::Blocks, "blocks", &[SOURCE])
             .to(&[Priority])
             .ranged()
             .why("ranges of ipBlocks, and the number of those that hold them"),
-        SetDeclaration::new(SetName::All(Ingress), "ingress-all", &[DESTINATION, Priority])
+        SetDeclaration::new(FirewallSet::All(Ingress), "ingress-all", &[DESTINATION, Priority])
             .why(EVERY_PORT),
         SetDeclaration::new(
-            SetName::Protocols(Ingress),
+            FirewallSet::Protocols(Ingress),
             "ingress-protocols",
             &[DESTINATION, Protocol, Priority],
         )
         .why(PROTOCOLS),
-        SetDeclaration::new(SetName::Ports(Ingress), "ingress-ports", TO_PORT).why(PORTS),
-        SetDeclaration::new(SetName::PortRanges(Ingress), "ingress-port-ranges", TO_PORT)
+        SetDeclaration::new(FirewallSet::Ports(Ingress), "ingress-ports", TO_PORT).why(PORTS),
+        SetDeclaration::new(FirewallSet::PortRanges(Ingress), "ingress-port-ranges", TO_PORT)
             .ranged()
             .why(PORT_RANGES),
-        SetDeclaration::new(SetName::All(Egress), "egress-all", &[SOURCE, Priority])
+        SetDeclaration::new(FirewallSet::All(Egress), "egress-all", &[SOURCE, Priority])
             .why(EVERY_PORT),
         SetDeclaration::new(
-            SetName::Protocols(Egress),
+            FirewallSet::Protocols(Egress),
             "egress-protocols",
             &[SOURCE, Protocol, Priority],
         )
         .why(PROTOCOLS),
-        SetDeclaration::new(SetName::Ports(Egress), "egress-ports", FROM_PORT).why(PORTS),
-        SetDeclaration::new(SetName::PortRanges(Egress), "egress-port-ranges", FROM_PORT)
+        SetDeclaration::new(FirewallSet::Ports(Egress), "egress-ports", FROM_PORT).why(PORTS),
+        SetDeclaration::new(FirewallSet::PortRanges(Egress), "egress-port-ranges", FROM_PORT)
             .ranged()
             .why(PORT_RANGES),
-        SetDeclaration::new(SetName::PodInterfaces, "pod-interfaces", &[InputInterface])
+        SetDeclaration::new(FirewallSet::PodInterfaces, "pod-interfaces", &[InputInterface])
             .why("the node's ends of local pods' links"),
-        SetDeclaration::new(SetName::PodAddresses, "pod-addresses", &[InputInterface, SOURCE])
+        SetDeclaration::new(FirewallSet::PodAddresses, "pod-addresses", &[InputInterface, SOURCE])
             .why("the addresses of the pod behind each of them"),
         SetDeclaration::new(
-            SetName::RestrictedInterfaces,
+            FirewallSet::RestrictedInterfaces,
             "restricted-interfaces",
             &[InputInterface],
         )
         .why("those of pods that a policy restricts"),
-        SetDeclaration::new(SetName::IsolatedInterfaces, "isolated-interfaces", &[InputInterface])
-            .why("those of pods that a policy isolates for ingress"),
-        SetDeclaration::new(SetName::Taken, "taken", &[SOURCE])
+        SetDeclaration::new(
+            FirewallSet::IsolatedInterfaces,
+            "isolated-interfaces",
+            &[InputInterface],
+        )
+        .why("those of pods that a policy isolates for ingress"),
+        SetDeclaration::new(FirewallSet::Taken, "taken", &[SOURCE])
             .why("addresses of pods and nodes: nobody else may send from them"),
-        SetDeclaration::new(SetName::Nodes, "nodes", &[SOURCE])
+        SetDeclaration::new(FirewallSet::Nodes, "nodes", &[SOURCE])
             .why("addresses of nodes, where tunnels may end"),
-        SetDeclaration::new(SetName::TunnelPorts, "tunnel-ports", &[Protocol, DestinationPort])
+        SetDeclaration::new(FirewallSet::TunnelPorts, "tunnel-ports", &[Protocol, DestinationPort])
             .why("where the node takes packets out of packets"),
-        SetDeclaration::new(SetName::TunnelProtocols, "tunnel-protocols", &[Protocol])
+        SetDeclaration::new(FirewallSet::TunnelProtocols, "tunnel-protocols", &[Protocol])
             .why("by which the node takes packets out of packets"),
     ]
 };
 
-impl SetName {
+impl FirewallSet {
     /// Its number in the schema.
     pub fn id(self) -> SetId {
         let at = SETS.iter().position(|declaration| declaration.set == self);

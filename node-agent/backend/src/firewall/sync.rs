@@ -13,7 +13,7 @@ use super::neighbour::{drop_waiting, restricted};
 use super::number::Numbers;
 use super::records::Records;
 use super::report::FirewallReport;
-use super::schema::SetName;
+use super::schema::FirewallSet;
 use super::table::{FirewallContent, FirewallTable};
 use denizen_model::{Family, family_of};
 use denizen_nft::{Element, Keeper, Kernel, NftError, Observed, Rendering, Repair, TableFamily};
@@ -272,7 +272,7 @@ impl Firewall {
         for version in Family::BOTH {
             let schema = FirewallTable::Ip(version).schema();
             let mut seen = Observed::default();
-            for set in [SetName::Identities, SetName::Blocks] {
+            for set in [FirewallSet::Identities, FirewallSet::Blocks] {
                 let read = self.kernel.read_set(&schema, schema.set(set.id()), &mut seen);
                 if let Err(error) = read {
                     debug!(family = %schema.family, %error, "no identities of an earlier run");
@@ -288,7 +288,7 @@ impl Firewall {
     fn release_pending(&mut self) -> Result<(), NftError> {
         for schema in Family::BOTH.map(|version| FirewallTable::Ip(version).schema()) {
             let seen = self.kernel.observe(&schema)?;
-            let is_pending = |set| set == SetName::Pending.id();
+            let is_pending = |set| set == FirewallSet::Pending.id();
             let delta = seen.difference(std::iter::empty(), is_pending);
             self.kernel.write(schema.family, |batch| delta.write(batch, &schema))?;
         }

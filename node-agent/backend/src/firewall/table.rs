@@ -9,7 +9,7 @@ use super::element::{all, of_interfaces, of_sides, of_surroundings};
 use super::number::Numbers;
 use super::program;
 use super::records::Records;
-use super::schema::{SetName, schema};
+use super::schema::{FirewallSet, schema};
 use denizen_model::{Family, family_of};
 use denizen_nft::{
     Chain, Content, Delta, Element, Extent, Key, Observed, Schema, SetId, TableFamily, read_address,
@@ -136,10 +136,10 @@ impl Content for FirewallContent<'_> {
     /// then, and no more.
     fn is_garbage(&self, set: SetId, key: &Key) -> bool {
         let FirewallTable::Ip(version) = self.table else { return false };
-        let name = SetName::of_id(set);
+        let name = FirewallSet::of_id(set);
         let Some(direction) = name.permits() else { return false };
         let bytes = key.as_bytes();
-        let behind = if matches!(name, SetName::PortRanges(_)) { 4 } else { 0 };
+        let behind = if matches!(name, FirewallSet::PortRanges(_)) { 4 } else { 0 };
         let at = bytes.len().checked_sub(4 + behind);
         let number = at.and_then(|at| bytes.get(at..)?.first_chunk());
         let number = number.copied().map(u32::from_ne_bytes).unwrap_or_default();
@@ -157,7 +157,7 @@ impl Content for FirewallContent<'_> {
             delta.delete.clear();
             return 0;
         }
-        let pending = |(set, _): &&(SetId, Key)| *set == SetName::Pending.id();
+        let pending = |(set, _): &&(SetId, Key)| *set == FirewallSet::Pending.id();
         let found = delta.delete.iter().filter(pending).count();
         if found == 0 {
             return 0;
@@ -168,7 +168,7 @@ impl Content for FirewallContent<'_> {
         known.for_each(|ip| _ = unread.remove(ip));
         delta.delete.retain(|(set, key)| {
             let address = read_address(version, key.as_bytes());
-            *set != SetName::Pending.id() || !address.is_some_and(|ip| unread.contains(&ip))
+            *set != FirewallSet::Pending.id() || !address.is_some_and(|ip| unread.contains(&ip))
         });
         let removed = delta.delete.iter().filter(pending).count();
         self.has_unread |= removed < found;

@@ -7,7 +7,7 @@ use tokio::time::sleep_until;
 
 use super::IptablesError;
 use super::sync::{Iptables, serves};
-use super::text::Rendering;
+use super::text::IptablesRendering;
 use super::wanted::Wanted;
 use crate::nftables::Nftables;
 use crate::{Backend, Figures, Repair, Report};
@@ -15,7 +15,7 @@ use denizen_iptables::Writer;
 use denizen_plan::{Frontend, Plan, PlanChanges};
 
 /// Renders a plan. Needs no kernel.
-pub fn render(plan: &Plan) -> Rendering {
+pub fn render(plan: &Plan) -> IptablesRendering {
     let mut wanted = Wanted::offline();
     wanted.update(plan, &PlanChanges::from_nothing(plan));
     wanted.rendering()

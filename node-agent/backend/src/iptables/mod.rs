@@ -31,7 +31,7 @@ pub use name::{MARK_MASQ, OWNER, SETS, is_a_proxys};
 pub use observed::is_ours;
 pub use schema::SCHEMA;
 pub use sync::Iptables;
-pub use text::Rendering;
+pub use text::IptablesRendering;
 pub use wanted::Wanted;
 
 use denizen_iptables as iptables;

@@ -153,14 +153,14 @@ pub const OWNER: &str = "denizen: ";
 
 /// A set of local pods: addresses, each with its input interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SetName {
+pub enum IpsetName {
     /// All of them.
     Pods(Family),
     /// Bridged pods whose port of the bridge must match too.
     BridgedPods(Family),
 }
 
-impl SetName {
+impl IpsetName {
     /// All of them, in the order in which they are filled: a pod whose port matters must be in its
     /// port's set first.
     pub const ALL: [Self; 4] = [
@@ -199,9 +199,9 @@ impl SetName {
     }
 }
 
-/// The sets of [`SetName::ALL`].
+/// The sets of [`IpsetName::ALL`].
 pub const SETS: [Set; 4] = {
-    let [a, b, c, d] = SetName::ALL;
+    let [a, b, c, d] = IpsetName::ALL;
     [a.set(), b.set(), c.set(), d.set()]
 };
 

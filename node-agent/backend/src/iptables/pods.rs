@@ -1,6 +1,6 @@
 //! Local pods as elements of the rules' sets. Pure.
 
-use super::name::SetName;
+use super::name::IpsetName;
 use denizen_iptables::{Element, Elements, Set};
 use denizen_model::{LocalPod, PodSet, family_of};
 
@@ -28,10 +28,10 @@ impl Pods {
 
     /// The elements of a set: addresses with their input interfaces (the bridge, for a bridged
     /// pod). The comment names the pod.
-    pub fn of(&self, set: SetName) -> Elements {
+    pub fn of(&self, set: IpsetName) -> Elements {
         let elements = match set {
-            SetName::Pods(_) => &self.all,
-            SetName::BridgedPods(_) => &self.bridged,
+            IpsetName::Pods(_) => &self.all,
+            IpsetName::BridgedPods(_) => &self.bridged,
         };
         let of_family = |element: &Element| family_of(element.address) == set.family();
         let elements = elements.iter().filter(|(element, _)| of_family(element));
@@ -40,7 +40,7 @@ impl Pods {
 
     /// The elements of one of the driver's sets.
     pub fn of_set(&self, set: Set) -> Elements {
-        SetName::of(set).map(|set| self.of(set)).unwrap_or_default()
+        IpsetName::of(set).map(|set| self.of(set)).unwrap_or_default()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::name::{ChainName, OWNER, SetName};
+use super::name::{ChainName, IpsetName, OWNER};
 use crate::why::Why;
 use denizen_model::{Family, Protocol};
 use denizen_plan::MarkBit;
@@ -225,8 +225,8 @@ impl Match {
             Self::Port(protocol, port) => write!(text, " -m {protocol} --dport {port}"),
             Self::FromNode => write!(text, " -m addrtype {not}--src-type LOCAL"),
             Self::ToNode => write!(text, " -m addrtype {not}--dst-type LOCAL"),
-            Self::FromPod => write_set(SetName::Pods(family), is, text),
-            Self::FromBridgedPod => write_set(SetName::BridgedPods(family), is, text),
+            Self::FromPod => write_set(IpsetName::Pods(family), is, text),
+            Self::FromBridgedPod => write_set(IpsetName::BridgedPods(family), is, text),
             Self::BridgePort => write!(text, " -m physdev {not}--physdev-is-in"),
             Self::Marked(bit) => write!(text, " -m mark {not}--mark {0:#x}/{0:#x}", bit.mask()),
             Self::State(states) => write!(text, " -m conntrack {not}--ctstate {states}"),
@@ -275,7 +275,7 @@ impl Target {
     }
 }
 
-fn write_set(set: SetName, is: bool, text: &mut String) -> fmt::Result {
+fn write_set(set: IpsetName, is: bool, text: &mut String) -> fmt::Result {
     let not = if is { "" } else { "! " };
     write!(text, " -m set {not}--match-set {} src,src", set.as_str())
 }

@@ -7,14 +7,14 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::name::SetName;
+use super::name::IpsetName;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
 use denizen_iptables::{Desired, Element, Table};
 
 /// The rules of both families.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Rendering {
+pub struct IptablesRendering {
     families: Vec<FamilyText>,
     /// The bridge's table, if the ports of bridges matter.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,7 +47,7 @@ struct TableText {
     own: Vec<String>,
 }
 
-impl Rendering {
+impl IptablesRendering {
     /// Of these rules and pods, and of the bridge's table.
     pub(super) fn of(
         rules: &[Ruleset],
@@ -71,9 +71,9 @@ fn family(rules: &Ruleset, pods: &Pods) -> FamilyText {
         tables[table as usize].own.push(chain.clone());
         tables[table as usize].chains.insert(chain, lines);
     });
-    let sets = SetName::ALL.into_iter().rev();
+    let sets = IpsetName::ALL.into_iter().rev();
     let sets = sets.filter(|set| set.family() == rules.family());
-    let set = |set: SetName| SetText {
+    let set = |set: IpsetName| SetText {
         name: set.as_str(),
         elements: pods.of(set).iter().map(|(element, pod)| element_text(element, pod)).collect(),
     };
@@ -92,7 +92,7 @@ fn element_text(Element { address, interface }: &Element, pod: &str) -> String {
     format!("{address},{interface} comment \"{pod}\"")
 }
 
-impl fmt::Display for Rendering {
+impl fmt::Display for IptablesRendering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(bridge) = &self.bridge {
             writeln!(f, "# nft -f -\n{bridge}")?;

@@ -3,10 +3,10 @@
 use std::num::NonZeroU16;
 
 use super::fixed::Shape;
-use super::name::SetName;
+use super::name::IpsetName;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
-use super::text::Rendering;
+use super::text::IptablesRendering;
 use crate::SetSize;
 use crate::nftables::{Nftables, NoKernel};
 use denizen_model::Family;
@@ -37,9 +37,9 @@ impl Wanted {
     }
 
     /// The rendered rules.
-    pub fn rendering(&self) -> Rendering {
+    pub fn rendering(&self) -> IptablesRendering {
         let bridge = self.bridge.is_wanted().then(|| self.bridge.rendering());
-        Rendering::of(&self.rules, &self.pods, bridge)
+        IptablesRendering::of(&self.rules, &self.pods, bridge)
     }
 }
 
@@ -89,13 +89,13 @@ impl<K> Wanted<K> {
 
     /// How many elements each set should have.
     pub fn sizes(&self) -> Vec<SetSize> {
-        let size = |set: SetName| SetSize {
+        let size = |set: IpsetName| SetSize {
             family: set.family(),
             set: set.as_str().to_owned(),
             elements: self.pods.of(set).len(),
         };
         let of_bridge = self.bridge.is_wanted().then(|| self.bridge.sizes());
-        SetName::ALL.map(size).into_iter().chain(of_bridge.into_iter().flatten()).collect()
+        IpsetName::ALL.map(size).into_iter().chain(of_bridge.into_iter().flatten()).collect()
     }
 
     fn reshape(&mut self, change: impl Fn(&mut Shape)) {

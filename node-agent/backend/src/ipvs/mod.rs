@@ -17,4 +17,4 @@ mod tests;
 pub use self::backend::{IpvsBackend, IpvsBackendError};
 pub use self::host::ServersError;
 pub use self::kernel::Kernel;
-pub use self::rendering::{Rendering, render};
+pub use self::rendering::{IpvsRendering, render};

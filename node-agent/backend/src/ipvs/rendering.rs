@@ -11,7 +11,7 @@ use denizen_plan::{FrontendAddress, FrontendKey, Plan, PlannedServer, Share};
 
 /// The rules, and the virtual servers that they lead to.
 #[derive(Debug, Serialize)]
-pub struct Rendering {
+pub struct IpvsRendering {
     #[serde(flatten)]
     rules: denizen_nft::Rendering,
     #[serde(rename = "virtualServers")]
@@ -32,10 +32,10 @@ struct ServerText {
 
 /// Renders a plan, as if its virtual servers were in the kernel. Endpoints that drain are left out:
 /// only a kernel that has them keeps them.
-pub fn render(plan: &Plan) -> Rendering {
+pub fn render(plan: &Plan) -> IpvsRendering {
     let servers = plan.ipvs().into_iter().flat_map(|ipvs| ipvs.servers());
     let servers = servers.filter_map(|(key, server)| ServerText::of(key, server)).collect();
-    Rendering { rules: nftables::render(plan), servers }
+    IpvsRendering { rules: nftables::render(plan), servers }
 }
 
 impl ServerText {
@@ -56,7 +56,7 @@ impl ServerText {
     }
 }
 
-impl fmt::Display for Rendering {
+impl fmt::Display for IpvsRendering {
     /// The virtual servers are comments behind the rules, so that `nft -f` takes all of it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.rules.fmt(f)?;

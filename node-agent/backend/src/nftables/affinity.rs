@@ -13,7 +13,7 @@
 //! Other service ports keep their budgets. A client that is remembered stays in its map.
 
 use super::draw::cascade;
-use super::name::{ChainName, Class, SetName};
+use super::name::{ChainName, Class, ServiceSet};
 use super::rule::{
     SetStatements, chain, goto, is_over, is_recalled, jump, keep_service_port, rule, spend,
 };
@@ -29,8 +29,8 @@ const RESERVED_PERIOD: u32 = 10_800;
 const BRIEF: u32 = 300;
 
 /// The maps of clients, in the order in which they are looked at.
-pub const MAPS: [SetName; 3] =
-    [SetName::Affinity, SetName::AffinityReserved, SetName::AffinityBrief];
+pub const MAPS: [ServiceSet; 3] =
+    [ServiceSet::Affinity, ServiceSet::AffinityReserved, ServiceSet::AffinityBrief];
 
 /// The chain that looks up the client, and balances it if it is not remembered.
 pub(super) fn balance(sets: SetStatements, class: Class) -> Chain {
@@ -76,7 +76,7 @@ impl Memory {
     fn remember(&self) -> Chain {
         let is_over = || is_over(self.class.protocol);
         let to = || self.translate();
-        let is_pod = self.sets.is_in(SetName::LocalPods);
+        let is_pod = self.sets.is_in(ServiceSet::LocalPods);
         let [all, reserved, brief] = MAPS.map(|map| self.stay(map));
         let period = self.seconds.max(RESERVED_PERIOD);
         let budget = spend(Limit { burst: RESERVED, hourly: RESERVED * 3600 / period }, period);
@@ -94,8 +94,8 @@ impl Memory {
         chain(ChainName::Remember(self.class), Why::Remember, rules)
     }
 
-    fn stay(&self, map: SetName) -> Statement {
-        let is_brief = map == SetName::AffinityBrief;
+    fn stay(&self, map: ServiceSet) -> Statement {
+        let is_brief = map == ServiceSet::AffinityBrief;
         self.sets.remember(map, if is_brief { self.seconds.min(BRIEF) } else { self.seconds })
     }
 

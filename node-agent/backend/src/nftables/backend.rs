@@ -9,7 +9,7 @@ use tracing::debug;
 use super::carried::carried;
 use super::client::{clients, counted};
 use super::element::{frontend_of, protocol_and_number};
-use super::name::{FilledBy, Group, KnownFacts, ServiceTable, SetName};
+use super::name::{FilledBy, Group, KnownFacts, ServiceSet, ServiceTable};
 use super::table::Table;
 use super::table_config::TableConfig;
 use crate::why::Why;
@@ -85,7 +85,7 @@ impl Nftables {
             let (table_family, schema) = (table.table_family, keeper.schema());
             let seen = remembered(&mut self.kernel, table_family, schema);
             for (id, key, value, comment) in seen.elements() {
-                let family = SetName::of_id(id).family(table_family);
+                let family = ServiceSet::of_id(id).family(table_family);
                 let ends = protocol_and_number(family, schema.set(id), key);
                 let endpoint = match value {
                     Some(Value::Data(data)) => read_endpoint(family, data),
@@ -300,7 +300,7 @@ impl KeptTable {
 
     fn rejected_at(&self, frontend: &FrontendKey) -> impl Iterator<Item = String> {
         let is_at = |rejected: &&RejectedElement| {
-            let family = SetName::of_id(rejected.set).family(self.table.table_family);
+            let family = ServiceSet::of_id(rejected.set).family(self.table.table_family);
             let set = self.keeper.schema().set(rejected.set);
             frontend_of(family, set, &rejected.key) == Some(*frontend)
         };
@@ -387,7 +387,7 @@ impl Backend for Nftables {
 fn remembered(kernel: &mut Kernel, table_family: ServiceTable, schema: &Schema) -> Observed {
     let mut seen = Observed::default();
     let of_groups = Group::ALL.map(Group::affinity_endpoints);
-    for set in SetName::of(table_family).filter(|set| of_groups.contains(set)) {
+    for set in ServiceSet::of(table_family).filter(|set| of_groups.contains(set)) {
         if let Err(error) = kernel.read_set(schema, schema.set(set.id()), &mut seen) {
             debug!(family = %schema.family, %set, %error, "no clients are remembered from an earlier run");
         }

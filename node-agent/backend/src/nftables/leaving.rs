@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::name::{ChainName, ServiceTable, SetName};
+use super::name::{ChainName, ServiceSet, ServiceTable};
 use super::program::only_old_connections;
 use super::rule::SetStatements;
 use super::table::cluster_ip;
@@ -35,7 +35,7 @@ fn only_refuse_in(
     table_family: ServiceTable,
     addresses: Vec<Element>,
 ) -> Result<(), NftError> {
-    let declared = SetName::ClusterIps.declared(table_family);
+    let declared = ServiceSet::ClusterIps.declared(table_family);
     let schema = Schema { sets: vec![declared], ..table_family.schema() };
     let seen = kernel.observe(&schema)?;
     if seen.owner().is_some() {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::name::{ChainName, SetName};
+use super::name::{ChainName, ServiceSet};
 use super::rule::{
     SetStatements, base, comes_from, comes_in_by, comes_in_by_kind, is_marked, mark, rule, unmark,
 };
@@ -36,12 +36,12 @@ const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
 pub(super) fn local(sets: SetStatements, config: &TableConfig) -> Vec<Vec<Statement>> {
     let has_port_bit = || is_marked(config.node_side.port_bit);
     let rules = |test: &LocalTest| match test {
-        LocalTest::Pod => vec![vec![sets.is_in(SetName::LocalPods)]],
+        LocalTest::Pod => vec![vec![sets.is_in(ServiceSet::LocalPods)]],
         // All pods are in the first set with every detector, so that an earlier run's rules, which
         // stay while services are not known, detect them as well.
-        LocalTest::PodAtItsPort => vec![vec![has_port_bit(), sets.is_in(SetName::BridgedPods)]],
+        LocalTest::PodAtItsPort => vec![vec![has_port_bit(), sets.is_in(ServiceSet::BridgedPods)]],
         LocalTest::PodWithoutPort => {
-            vec![vec![sets.is_in(SetName::LocalPods), sets.is_not_in(SetName::BridgedPods)]]
+            vec![vec![sets.is_in(ServiceSet::LocalPods), sets.is_not_in(ServiceSet::BridgedPods)]]
         }
         LocalTest::AnyPort => {
             BEHIND_PORTS.map(|kind| vec![comes_in_by_kind(kind), has_port_bit()]).into()
@@ -93,8 +93,8 @@ pub(super) fn bridge_chains(sets: SetStatements, config: &TableConfig) -> Vec<Ch
         LocalTest::PodAtItsPort => vec![
             // A packet may arrive with any mark.
             rule(Why::PortUnproven, [unmark(bit)]),
-            tell(Why::PodPort, sets.is_in(SetName::PodPorts)),
-            tell(Why::PodPort, sets.is_in(SetName::PodPorts6)),
+            tell(Why::PodPort, sets.is_in(ServiceSet::PodPorts)),
+            tell(Why::PodPort, sets.is_in(ServiceSet::PodPorts6)),
         ],
         LocalTest::AnyPort => vec![
             tell(Why::AnyPort, Statement::carries(Family::V4)),

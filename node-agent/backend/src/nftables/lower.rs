@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::element::frontend_key;
-use super::name::{ChainName, Class, Group, MOST_SLOTS, SetName};
+use super::name::{ChainName, Class, Group, MOST_SLOTS, ServiceSet};
 use super::number::{MOST_NUMBERS, Numbers};
 use denizen_model::{Protocol, SessionAffinity};
 use denizen_nft::{Data, Element, Value, comment_text, endpoint};
@@ -177,16 +177,16 @@ impl FrontendState {
         }
         if let Some(sources) = &self.sources {
             let comment = || Some(self.owner.clone());
-            let element = |set: SetName, key| Element {
+            let element = |set: ServiceSet, key| Element {
                 set: set.id(),
                 key,
                 value: Value::Member,
                 comment: comment(),
             };
-            elements.push(element(SetName::RestrictedFrontends, frontend_key(key)));
+            elements.push(element(ServiceSet::RestrictedFrontends, frontend_key(key)));
             let range = |range: &IpNetwork| {
                 element(
-                    SetName::AllowedSources,
+                    ServiceSet::AllowedSources,
                     frontend_key(key).range(range.network(), range.prefix()),
                 )
             };
@@ -228,7 +228,8 @@ impl FrontendState {
         group: Group,
         elements: &mut Vec<Element>,
     ) {
-        let at = |set: SetName, key, value, comment| Element { set: set.id(), key, value, comment };
+        let at =
+            |set: ServiceSet, key, value, comment| Element { set: set.id(), key, value, comment };
         for (address, slot) in slots.endpoints.iter().zip(0..) {
             let to = Value::Data(endpoint(address.ip(), address.port()));
             let key = frontend_key(frontend).number(slot);

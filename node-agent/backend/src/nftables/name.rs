@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-pub use self::set::{FilledBy, KnownFacts, MOST_SLOTS, SetName};
+pub use self::set::{FilledBy, KnownFacts, MOST_SLOTS, ServiceSet};
 use denizen_model::{Family, Protocol, family_of};
 use denizen_nft::Schema;
 
@@ -49,7 +49,7 @@ impl ServiceTable {
             family: self.lowered(),
             name: TABLE,
             comment: TABLE_COMMENT,
-            sets: SetName::of(self).map(|set| set.declared(self)).collect(),
+            sets: ServiceSet::of(self).map(|set| set.declared(self)).collect(),
         }
     }
 
@@ -104,42 +104,42 @@ impl Group {
     }
 
     /// The map in which the group's frontends are found.
-    pub fn keys(self) -> SetName {
+    pub fn keys(self) -> ServiceSet {
         match self {
-            Self::Service => SetName::Services,
-            Self::NodePort => SetName::NodePorts,
-            Self::LocalService => SetName::LocalServices,
-            Self::LocalNodePort => SetName::LocalNodePorts,
+            Self::Service => ServiceSet::Services,
+            Self::NodePort => ServiceSet::NodePorts,
+            Self::LocalService => ServiceSet::LocalServices,
+            Self::LocalNodePort => ServiceSet::LocalNodePorts,
         }
     }
 
     /// With session affinity: the map of the numbers of the frontends' endpoints, by slot.
-    pub fn affinity_slots(self) -> SetName {
+    pub fn affinity_slots(self) -> ServiceSet {
         match self {
-            Self::Service => SetName::AffinitySlots,
-            Self::NodePort => SetName::NodePortAffinitySlots,
-            Self::LocalService => SetName::LocalAffinitySlots,
-            Self::LocalNodePort => SetName::LocalNodePortAffinitySlots,
+            Self::Service => ServiceSet::AffinitySlots,
+            Self::NodePort => ServiceSet::NodePortAffinitySlots,
+            Self::LocalService => ServiceSet::LocalAffinitySlots,
+            Self::LocalNodePort => ServiceSet::LocalNodePortAffinitySlots,
         }
     }
 
     /// With session affinity: the map of the frontends' endpoints by number.
-    pub fn affinity_endpoints(self) -> SetName {
+    pub fn affinity_endpoints(self) -> ServiceSet {
         match self {
-            Self::Service => SetName::AffinityEndpoints,
-            Self::NodePort => SetName::NodePortAffinityEndpoints,
-            Self::LocalService => SetName::LocalAffinityEndpoints,
-            Self::LocalNodePort => SetName::LocalNodePortAffinityEndpoints,
+            Self::Service => ServiceSet::AffinityEndpoints,
+            Self::NodePort => ServiceSet::NodePortAffinityEndpoints,
+            Self::LocalService => ServiceSet::LocalAffinityEndpoints,
+            Self::LocalNodePort => ServiceSet::LocalNodePortAffinityEndpoints,
         }
     }
 
     /// The map in which the frontends' endpoints are found.
-    pub fn endpoints(self) -> SetName {
+    pub fn endpoints(self) -> ServiceSet {
         match self {
-            Self::Service => SetName::Endpoints,
-            Self::NodePort => SetName::NodePortEndpoints,
-            Self::LocalService => SetName::LocalEndpoints,
-            Self::LocalNodePort => SetName::LocalNodePortEndpoints,
+            Self::Service => ServiceSet::Endpoints,
+            Self::NodePort => ServiceSet::NodePortEndpoints,
+            Self::LocalService => ServiceSet::LocalEndpoints,
+            Self::LocalNodePort => ServiceSet::LocalNodePortEndpoints,
         }
     }
 }

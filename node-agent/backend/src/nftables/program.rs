@@ -1,6 +1,6 @@
 //! The constant chains, and the chains of a size class.
 //!
-//! Services and endpoints are data in maps. A service's element in [`SetName::Services`] names one
+//! Services and endpoints are data in maps. A service's element in [`ServiceSet::Services`] names one
 //! chain, and that one lookup decides everything about it at once (where to, masqueraded or not),
 //! so a packet that races with a commit sees the state before it or after it, never a mixture.
 
@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use super::affinity;
 use super::draw::cascade;
 use super::local::{FORWARD_PRIORITY, bridge_chains, clear_port_bit, local};
-use super::name::{ChainName, Class, Group, ServiceTable, SetName};
+use super::name::{ChainName, Class, Group, ServiceSet, ServiceTable};
 use super::rule::{
     SetStatements, back, base, chain, clear_scratch, comes_in_by, dropped, goes_to, goto,
     is_first_packet, is_later_packet, is_marked, is_over, is_scratched, is_translated,
@@ -49,7 +49,7 @@ pub fn chains(table_family: ServiceTable, config: &TableConfig) -> Vec<Chain> {
 
 fn ip_chains(sets: SetStatements, config: &TableConfig) -> Vec<Chain> {
     let drop = rule(Why::NoLocalEndpoint, dropped());
-    let node_ports = rule(Why::FindNodePort, [sets.go_where(SetName::NodePorts)]);
+    let node_ports = rule(Why::FindNodePort, [sets.go_where(ServiceSet::NodePorts)]);
     let jumped_to = [
         chain(ChainName::NoEndpoints, Why::Refuse, refuse(&[], Why::RefuseTcp, Why::Refuse).into()),
         chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, vec![drop]),
@@ -61,12 +61,12 @@ fn ip_chains(sets: SetStatements, config: &TableConfig) -> Vec<Chain> {
         chain(
             ChainName::LocalPolicy,
             Why::StayOnNode,
-            local_policy(sets, config, SetName::LocalServices),
+            local_policy(sets, config, ServiceSet::LocalServices),
         ),
         chain(
             ChainName::NodePortPolicy,
             Why::StayOnNode,
-            local_policy(sets, config, SetName::LocalNodePorts),
+            local_policy(sets, config, ServiceSet::LocalNodePorts),
         ),
     ];
     jumped_to
@@ -83,7 +83,7 @@ fn ip_chains(sets: SetStatements, config: &TableConfig) -> Vec<Chain> {
 /// policy the service with that node port has.
 fn base_chains(sets: SetStatements, config: &TableConfig) -> [Chain; 3] {
     let masquerade = config.node_side.masquerade_bit;
-    let at_node = |why, to| rule(why, [sets.is_in(SetName::NodePortAddresses), to]);
+    let at_node = |why, to| rule(why, [sets.is_in(ServiceSet::NodePortAddresses), to]);
     let restricted = restricted(sets);
     let services = rule(Why::Dispatch, [jump(ChainName::Services)]);
     let node_ports = at_node(Why::OwnAddress, goto(ChainName::NodePorts));
@@ -97,7 +97,7 @@ fn base_chains(sets: SetStatements, config: &TableConfig) -> [Chain; 3] {
     // What IPVS translates does not count as translated. Only translation leads a packet from a pod
     // to itself through this node, so the set alone tells, at the cost of a lookup.
     let translated = (!config.by_ipvs).then(is_translated);
-    let hairpin = [sets.is_in(SetName::Hairpin), Statement::Masquerade];
+    let hairpin = [sets.is_in(ServiceSet::Hairpin), Statement::Masquerade];
     let leaving = vec![
         rule(Why::GiveBackPriority, [is_scratched(), clear_scratch()]),
         rule(Why::MarkedAbove, [is_marked(masquerade), unmark(masquerade), Statement::Masquerade]),
@@ -137,9 +137,9 @@ fn martians() -> Chain {
 /// answered from their endpoint from the first packet on.
 fn untranslated(sets: SetStatements) -> Chain {
     let stale = [
-        sets.is_in(SetName::ClusterIps),
+        sets.is_in(ServiceSet::ClusterIps),
         is_later_packet(),
-        sets.is_answered_from(SetName::ClusterIps),
+        sets.is_answered_from(ServiceSet::ClusterIps),
     ];
     let rules = refuse(&stale, Why::Untranslated, Why::Untranslated).into();
     base(ChainName::Input, INPUT, Why::Untranslated, rules)
@@ -149,7 +149,7 @@ fn untranslated(sets: SetStatements) -> Chain {
 /// after it: what is new to its cluster IPs is refused, or, if it `must_wait`, is to come again.
 pub fn only_old_connections(sets: SetStatements, must_wait: bool) -> Chain {
     let why = Why::OnlyOldConnections;
-    let is_to = sets.is_in(SetName::ClusterIps);
+    let is_to = sets.is_in(ServiceSet::ClusterIps);
     // Connection tracking knows what the node itself sends before it comes in again.
     let new = [vec![is_first_packet()], vec![comes_in_by("lo"), is_unanswered()]];
     let rules = new.into_iter().flat_map(|new| {
@@ -165,7 +165,7 @@ pub fn only_old_connections(sets: SetStatements, must_wait: bool) -> Chain {
 /// The kernel answers ARP for every address with a local route, on every link. It does not answer
 /// neighbour discovery: that wants the address on the link's own device.
 fn arp_input(sets: SetStatements) -> Chain {
-    let asked = [sets.is_in(SetName::VirtualIps)];
+    let asked = [sets.is_in(ServiceSet::VirtualIps)];
     let rules = vec![rule(Why::NoNeighbour, asked.into_iter().chain(dropped()))];
     let base_chain = BaseChain { kind: ChainKind::Filter, hook: Hook::ArpInput, priority: 0 };
     base(ChainName::Input, base_chain, Why::NoNeighbour, rules)
@@ -232,13 +232,13 @@ fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
 
 /// Before anything else, as in kube-proxy's nftables mode.
 fn restricted(sets: SetStatements) -> Rule {
-    let restricted = sets.is_in(SetName::RestrictedFrontends);
+    let restricted = sets.is_in(ServiceSet::RestrictedFrontends);
     rule(Why::Restricted, [restricted, jump(ChainName::SourceRanges)])
 }
 
 fn source_ranges(sets: SetStatements) -> Vec<Rule> {
     vec![
-        rule(Why::MayEnter, [sets.is_in(SetName::AllowedSources), back()]),
+        rule(Why::MayEnter, [sets.is_in(ServiceSet::AllowedSources), back()]),
         rule(Why::MayNotEnter, dropped()),
     ]
 }
@@ -254,14 +254,17 @@ fn refuse(asked: &[Statement], tcp: Why, others: Why) -> [Rule; 2] {
 
 /// The same, so that what is counted and shown has this reason.
 fn unused_port(sets: SetStatements) -> Vec<Rule> {
-    let again = rule(Why::FindServiceAgain, [sets.go_where(SetName::Services)]);
+    let again = rule(Why::FindServiceAgain, [sets.go_where(ServiceSet::Services)]);
     let refuse = refuse(&[], Why::UnusedPort, Why::UnusedPort);
     [again].into_iter().chain(refuse).collect()
 }
 
 fn dispatch(sets: SetStatements) -> Vec<Rule> {
-    let unused = [sets.is_in(SetName::ClusterIps), goto(ChainName::UnusedPort)];
-    vec![rule(Why::FindService, [sets.go_where(SetName::Services)]), rule(Why::UnusedPort, unused)]
+    let unused = [sets.is_in(ServiceSet::ClusterIps), goto(ChainName::UnusedPort)];
+    vec![
+        rule(Why::FindService, [sets.go_where(ServiceSet::Services)]),
+        rule(Why::UnusedPort, unused),
+    ]
 }
 
 /// Drops what is still addressed to a service range behind everybody's translation: another proxy
@@ -296,7 +299,7 @@ fn mark_unless_local(sets: SetStatements, config: &TableConfig) -> Vec<Rule> {
     returns.chain([rule(Why::ComesFromElsewhere, [mark])]).collect()
 }
 
-fn local_policy(sets: SetStatements, config: &TableConfig, keys: SetName) -> Vec<Rule> {
+fn local_policy(sets: SetStatements, config: &TableConfig, keys: ServiceSet) -> Vec<Rule> {
     let returns = pods_return(sets, config, Why::PodsAreInside);
     returns.chain([rule(Why::StayOnNode, [sets.go_where(keys)])]).collect()
 }

@@ -2,7 +2,7 @@
 
 use ipnetwork::IpNetwork;
 
-use super::name::{ChainName, ServiceTable, SetName};
+use super::name::{ChainName, ServiceSet, ServiceTable};
 use crate::why::Why;
 use denizen_model::{Family, Protocol, family_of};
 use denizen_nft::{
@@ -147,7 +147,7 @@ pub fn keep_service_port() -> Statement {
 /// for so many seconds; on with the next rule if none is left.
 pub fn spend(limit: Limit, seconds: u32) -> Statement {
     Statement::Update(Update {
-        set: SetName::AffinityBudget.as_str(),
+        set: ServiceSet::AffinityBudget.as_str(),
         key: vec![SERVICE_PORT],
         operation: Operation::Update { seconds, limit: Some(limit) },
         data: None,
@@ -167,69 +167,69 @@ fn has_none(field: Field, mask: u32) -> Statement {
 pub struct SetStatements(pub ServiceTable);
 
 impl SetStatements {
-    fn set(self, set: SetName) -> Set {
+    fn set(self, set: ServiceSet) -> Set {
         set.declared(self.0)
     }
 
     /// Asks whether the set has the packet's values of its key.
-    pub fn is_in(self, set: SetName) -> Statement {
+    pub fn is_in(self, set: ServiceSet) -> Statement {
         Statement::In(self.set(set).lookup())
     }
 
     /// Not for the bridge's table, where it would be true of every frame that carries something
     /// else.
-    pub fn is_not_in(self, set: SetName) -> Statement {
+    pub fn is_not_in(self, set: ServiceSet) -> Statement {
         Statement::NotIn(self.set(set).lookup())
     }
 
     /// Asks whether its connection's answers come from an address in this set, whose key is the
     /// destination.
-    pub fn is_answered_from(self, set: SetName) -> Statement {
+    pub fn is_answered_from(self, set: ServiceSet) -> Statement {
         let source = Field::AnswerSource(set.family(self.0));
         Statement::In(self.set(set).lookup_of(vec![source]))
     }
 
     /// Goes to the chain in the map; on with the next rule if the map has no such key.
-    pub fn go_where(self, map: SetName) -> Statement {
+    pub fn go_where(self, map: ServiceSet) -> Statement {
         Statement::GoWhere(self.set(map).lookup())
     }
 
     /// To the endpoint in a slot drawn among this many; on with the next rule if the slot is empty.
-    pub fn translate(self, endpoints: SetName, slots: u32) -> Statement {
+    pub fn translate(self, endpoints: ServiceSet, slots: u32) -> Statement {
         Statement::Dnat(endpoints.family(self.0), self.set(endpoints).draw(slots))
     }
 
     /// To the endpoint in the packet's priority; on with the next rule if it is gone.
-    pub fn translate_to_number(self, endpoints: SetName) -> Statement {
+    pub fn translate_to_number(self, endpoints: ServiceSet) -> Statement {
         Statement::Dnat(endpoints.family(self.0), self.set(endpoints).lookup())
     }
 
     /// Draws a slot among this many, and puts the number of the endpoint in it into the packet's
     /// priority; on with the next rule if the slot is empty.
-    pub fn draw(self, numbers: SetName, slots: u32) -> Statement {
+    pub fn draw(self, numbers: ServiceSet, slots: u32) -> Statement {
         prioritized(self.set(numbers).draw(slots))
     }
 
     /// Puts the number of the endpoint that the client got last, as this map has it, into the
     /// packet's priority; on with the next rule if the map does not have the client.
-    pub fn recall(self, map: SetName) -> Statement {
+    pub fn recall(self, map: ServiceSet) -> Statement {
         prioritized(self.set(map).lookup())
     }
 
     /// Remembers in a map, for this many seconds, that the client gets the endpoint in the packet's
     /// priority; on with the next rule if the map is full.
-    pub fn remember(self, map: SetName, seconds: u32) -> Statement {
+    pub fn remember(self, map: ServiceSet, seconds: u32) -> Statement {
         self.client(map, Operation::Update { seconds, limit: None })
     }
 
     /// Forgets the endpoint that the client got last, as this map has it.
-    pub fn forget(self, map: SetName) -> Statement {
+    pub fn forget(self, map: ServiceSet) -> Statement {
         self.client(map, Operation::Delete)
     }
 
     /// Changes the client's entry in a map of clients: service port and client → the number in the
     /// packet's priority.
-    fn client(self, map: SetName, operation: Operation) -> Statement {
+    fn client(self, map: ServiceSet, operation: Operation) -> Statement {
         let source = Field::Source(map.family(self.0));
         Statement::Update(Update {
             set: map.as_str(),

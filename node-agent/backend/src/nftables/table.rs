@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::element::frontend_of;
 use super::lower::{FrontendState, lower};
-use super::name::{ChainName, Class, FilledBy, KnownFacts, ServiceTable, SetName};
+use super::name::{ChainName, Class, FilledBy, KnownFacts, ServiceSet, ServiceTable};
 use super::number::{Numbers, Owner};
 use super::program;
 use super::rule::{chain, dropped, rule};
@@ -34,7 +34,7 @@ pub struct Table {
     cluster_ips: HashMap<IpAddr, usize>,
     /// Those of [`Self::hold_cluster_ips`]. Each counts once.
     held: BTreeSet<IpAddr>,
-    members: BTreeMap<SetName, Members>,
+    members: BTreeMap<ServiceSet, Members>,
 }
 
 impl Table {
@@ -79,17 +79,17 @@ impl Table {
     }
 
     /// The number of desired elements of each set.
-    pub fn sizes(&self) -> BTreeMap<SetName, usize> {
-        let mut sizes: BTreeMap<SetName, usize> =
-            SetName::of(self.table_family).map(|set| (set, 0)).collect();
+    pub fn sizes(&self) -> BTreeMap<ServiceSet, usize> {
+        let mut sizes: BTreeMap<ServiceSet, usize> =
+            ServiceSet::of(self.table_family).map(|set| (set, 0)).collect();
         let members = self.members.iter().map(|(set, members)| (*set, members.len()));
         sizes.extend(members);
-        if let Some(size) = sizes.get_mut(&SetName::ClusterIps) {
+        if let Some(size) = sizes.get_mut(&ServiceSet::ClusterIps) {
             *size = self.cluster_ips.len();
         }
         for (key, state) in &self.keys {
             for element in state.elements(key) {
-                *sizes.entry(SetName::of_id(element.set)).or_default() += 1;
+                *sizes.entry(ServiceSet::of_id(element.set)).or_default() += 1;
             }
         }
         sizes
@@ -157,7 +157,7 @@ impl Table {
         if self.table_family == ServiceTable::Arp {
             let own = addresses.iter().filter(|ip| ip.is_ipv4());
             let wanted = own.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
-            return self.change_members(SetName::VirtualIps, wanted, delta);
+            return self.change_members(ServiceSet::VirtualIps, wanted, delta);
         }
         let wanted = addresses.iter().copied().filter(|ip| self.table_family.holds(*ip)).collect();
         let before = std::mem::replace(&mut self.held, wanted);
@@ -174,7 +174,7 @@ impl Table {
         match (known, *count > 0) {
             (false, true) => delta.add.push(cluster_ip(ip)),
             (true, false) => {
-                let key = (SetName::ClusterIps.id(), Key::EMPTY.address(ip));
+                let key = (ServiceSet::ClusterIps.id(), Key::EMPTY.address(ip));
                 delta.delete.push(key);
             }
             (false, false) | (true, true) => {}
@@ -187,8 +187,8 @@ impl Table {
     /// Takes the local pods.
     pub fn change_pods(&mut self, pods: &PodSet, delta: &mut Delta) {
         let of_pods =
-            SetName::of(self.table_family).filter(|set| set.filled_by() == FilledBy::Pods);
-        let mut wanted: BTreeMap<SetName, Members> =
+            ServiceSet::of(self.table_family).filter(|set| set.filled_by() == FilledBy::Pods);
+        let mut wanted: BTreeMap<ServiceSet, Members> =
             of_pods.map(|set| (set, Members::new())).collect();
         for pod in &pods.pods {
             let comment: Arc<str> = comment_text(&pod.to_string()).into();
@@ -213,15 +213,17 @@ impl Table {
 
     /// The elements for a pod's address in this table; `by_port` if its port of a bridge must
     /// match.
-    fn pod_sets(&self, ip: IpAddr, by_port: bool) -> &'static [SetName] {
+    fn pod_sets(&self, ip: IpAddr, by_port: bool) -> &'static [ServiceSet] {
         match (self.table_family, family_of(ip)) {
             (ServiceTable::Ip(family), of_ip) if family != of_ip => &[],
-            (ServiceTable::Ip(_), _) if by_port => &[SetName::LocalPods, SetName::BridgedPods],
-            (ServiceTable::Ip(_), _) => &[SetName::LocalPods],
+            (ServiceTable::Ip(_), _) if by_port => {
+                &[ServiceSet::LocalPods, ServiceSet::BridgedPods]
+            }
+            (ServiceTable::Ip(_), _) => &[ServiceSet::LocalPods],
             (ServiceTable::Arp, _) => &[],
             (ServiceTable::Bridge, _) if !by_port => &[],
-            (ServiceTable::Bridge, Family::V4) => &[SetName::PodPorts],
-            (ServiceTable::Bridge, Family::V6) => &[SetName::PodPorts6],
+            (ServiceTable::Bridge, Family::V4) => &[ServiceSet::PodPorts],
+            (ServiceTable::Bridge, Family::V6) => &[ServiceSet::PodPorts6],
         }
     }
 
@@ -229,17 +231,17 @@ impl Table {
     pub fn change_hairpins(&mut self, addresses: impl Iterator<Item = IpAddr>, delta: &mut Delta) {
         let key = |ip| (Key::EMPTY.address(ip).address(ip), None);
         let wanted = addresses.filter(|ip| self.table_family.holds(*ip)).map(key).collect();
-        self.change_members(SetName::Hairpin, wanted, delta);
+        self.change_members(ServiceSet::Hairpin, wanted, delta);
     }
 
     /// Takes the addresses that serve node ports.
     pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Delta) {
         let ours = addresses.iter().filter(|ip| self.table_family.holds(**ip));
         let wanted = ours.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
-        self.change_members(SetName::NodePortAddresses, wanted, delta);
+        self.change_members(ServiceSet::NodePortAddresses, wanted, delta);
     }
 
-    fn change_members(&mut self, set: SetName, wanted: Members, delta: &mut Delta) {
+    fn change_members(&mut self, set: ServiceSet, wanted: Members, delta: &mut Delta) {
         let before = self.members.insert(set, wanted).unwrap_or_default();
         let wanted = &self.members[&set];
         let gone = before.iter().filter(|(key, comment)| wanted.get(key) != Some(*comment));
@@ -282,7 +284,7 @@ impl Content for Table {
     }
 
     fn covers(&self, set: SetId) -> bool {
-        self.known.covers(SetName::of_id(set))
+        self.known.covers(ServiceSet::of_id(set))
     }
 
     /// Drops what the table refuses at unused ports. A packet in its chains finds the maps empty but
@@ -301,10 +303,10 @@ impl Content for Table {
     fn review(&mut self, seen: &Observed, _delta: &mut Delta) -> usize {
         if self.known.services {
             let schema = self.table_family.schema();
-            let keys = [SetName::Services, SetName::NodePorts].map(SetName::id);
+            let keys = [ServiceSet::Services, ServiceSet::NodePorts].map(ServiceSet::id);
             let found = seen.elements().filter(|(set, ..)| keys.contains(set));
             let found = found.filter_map(|(set, key, ..)| {
-                let family = SetName::of_id(set).family(self.table_family);
+                let family = ServiceSet::of_id(set).family(self.table_family);
                 frontend_of(family, schema.set(set), key)
             });
             self.left_frontends.extend(found.filter(|key| !self.keys.contains_key(key)));
@@ -313,10 +315,10 @@ impl Content for Table {
     }
 }
 
-fn member(set: SetName, key: Key, comment: Option<Arc<str>>) -> Element {
+fn member(set: ServiceSet, key: Key, comment: Option<Arc<str>>) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment }
 }
 
 pub(super) fn cluster_ip(ip: IpAddr) -> Element {
-    member(SetName::ClusterIps, Key::EMPTY.address(ip), None)
+    member(ServiceSet::ClusterIps, Key::EMPTY.address(ip), None)
 }

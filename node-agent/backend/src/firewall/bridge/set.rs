@@ -5,7 +5,7 @@ use denizen_nft::{Field, Set, SetDeclaration, SetId, Statement};
 
 /// A set of the table; [`SETS`] declares it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SetName {
+pub enum BridgeSet {
     Ports,
     Restricted,
     Addresses4,
@@ -26,7 +26,7 @@ pub enum SetName {
 }
 
 /// All of them, in the order in which they are made.
-const SETS: [SetDeclaration<SetName>; 17] = {
+const SETS: [SetDeclaration<BridgeSet>; 17] = {
     use Field::{
         DestinationPort, EtherSource, InputInterface, NeighbourTarget, OutputInterface, Protocol,
     };
@@ -35,42 +35,42 @@ const SETS: [SetDeclaration<SetName>; 17] = {
     const D4: Field = Field::Destination(Family::V4);
     const D6: Field = Field::Destination(Family::V6);
     [
-        SetDeclaration::new(SetName::Ports, "pod-ports", &[InputInterface])
+        SetDeclaration::new(BridgeSet::Ports, "pod-ports", &[InputInterface])
             .why("ports of local pods"),
-        SetDeclaration::new(SetName::Restricted, "restricted-ports", &[InputInterface])
+        SetDeclaration::new(BridgeSet::Restricted, "restricted-ports", &[InputInterface])
             .why("ports of local pods that a policy restricts"),
-        SetDeclaration::new(SetName::Addresses4, "pod-addresses", &[InputInterface, S4])
+        SetDeclaration::new(BridgeSet::Addresses4, "pod-addresses", &[InputInterface, S4])
             .why("the IPv4 addresses of the pod behind each port"),
-        SetDeclaration::new(SetName::Addresses6, "pod-addresses6", &[InputInterface, S6])
+        SetDeclaration::new(BridgeSet::Addresses6, "pod-addresses6", &[InputInterface, S6])
             .why("the IPv6 addresses of the pod behind each port"),
-        SetDeclaration::new(SetName::Targets, "pod-targets", &[InputInterface, NeighbourTarget])
+        SetDeclaration::new(BridgeSet::Targets, "pod-targets", &[InputInterface, NeighbourTarget])
             .why("the same, as neighbour advertisements have them"),
-        SetDeclaration::new(SetName::Macs, "pod-macs", &[InputInterface, EtherSource])
+        SetDeclaration::new(BridgeSet::Macs, "pod-macs", &[InputInterface, EtherSource])
             .why("the Ethernet address of the pod behind each port"),
-        SetDeclaration::new(SetName::TakenMacs, "taken-macs", &[EtherSource])
+        SetDeclaration::new(BridgeSet::TakenMacs, "taken-macs", &[EtherSource])
             .why("the Ethernet addresses of local pods and of bridges"),
-        SetDeclaration::new(SetName::Taken4, "taken", &[S4])
+        SetDeclaration::new(BridgeSet::Taken4, "taken", &[S4])
             .why("the IPv4 addresses of pods and nodes"),
-        SetDeclaration::new(SetName::Taken6, "taken6", &[S6])
+        SetDeclaration::new(BridgeSet::Taken6, "taken6", &[S6])
             .why("the IPv6 addresses of pods and nodes"),
-        SetDeclaration::new(SetName::TakenTargets, "taken-targets", &[NeighbourTarget])
+        SetDeclaration::new(BridgeSet::TakenTargets, "taken-targets", &[NeighbourTarget])
             .why("the same, as neighbour advertisements have them"),
-        SetDeclaration::new(SetName::Nodes4, "nodes", &[D4]).why("the IPv4 addresses of nodes"),
-        SetDeclaration::new(SetName::Nodes6, "nodes6", &[D6]).why("the IPv6 addresses of nodes"),
-        SetDeclaration::new(SetName::TunnelPorts, "tunnel-ports", &[Protocol, DestinationPort])
+        SetDeclaration::new(BridgeSet::Nodes4, "nodes", &[D4]).why("the IPv4 addresses of nodes"),
+        SetDeclaration::new(BridgeSet::Nodes6, "nodes6", &[D6]).why("the IPv6 addresses of nodes"),
+        SetDeclaration::new(BridgeSet::TunnelPorts, "tunnel-ports", &[Protocol, DestinationPort])
             .why("where the node takes packets out of packets"),
-        SetDeclaration::new(SetName::TunnelProtocols, "tunnel-protocols", &[Protocol])
+        SetDeclaration::new(BridgeSet::TunnelProtocols, "tunnel-protocols", &[Protocol])
             .why("by which the node takes packets out of packets"),
-        SetDeclaration::new(SetName::IngressIsolated, "ingress-isolated", &[OutputInterface])
+        SetDeclaration::new(BridgeSet::IngressIsolated, "ingress-isolated", &[OutputInterface])
             .why("ports of local pods that a policy isolates for ingress"),
-        SetDeclaration::new(SetName::CutOff, "cut-off", &[InputInterface])
+        SetDeclaration::new(BridgeSet::CutOff, "cut-off", &[InputInterface])
             .why("ports of restricted pods whose frames IP rules do not see"),
-        SetDeclaration::new(SetName::NodeVeths, "node-veths", &[InputInterface])
+        SetDeclaration::new(BridgeSet::NodeVeths, "node-veths", &[InputInterface])
             .why("veths by which the node itself is behind a port"),
     ]
 };
 
-impl SetName {
+impl BridgeSet {
     pub(super) fn id(self) -> SetId {
         SetId(self as u8)
     }
@@ -91,7 +91,7 @@ impl SetName {
     }
 }
 
-pub(super) fn all() -> impl Iterator<Item = SetName> {
+pub(super) fn all() -> impl Iterator<Item = BridgeSet> {
     SETS.iter().map(|declaration| declaration.set)
 }
 

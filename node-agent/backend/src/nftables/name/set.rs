@@ -33,7 +33,7 @@ pub struct KnownFacts {
 
 impl KnownFacts {
     /// Whether the facts that fill this set are known.
-    pub fn covers(self, set: SetName) -> bool {
+    pub fn covers(self, set: ServiceSet) -> bool {
         match set.filled_by() {
             FilledBy::Pods => self.pods,
             FilledBy::Services => self.services,
@@ -44,7 +44,7 @@ impl KnownFacts {
 
 /// A set or map; [`SETS`] declares it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SetName {
+pub enum ServiceSet {
     Services,
     Endpoints,
     NodePorts,
@@ -96,7 +96,7 @@ const CLIENT: &[Field] = &[Field::Priority, SOURCE];
 
 /// Those of IP tables, in the order in which they are made, then those of a bridge's table and of
 /// ARP's.
-const SETS: [SetDeclaration<SetName>; 30] = {
+const SETS: [SetDeclaration<ServiceSet>; 30] = {
     const ENDPOINT: &[Field] = &[DESTINATION, Field::DestinationPort];
     /// The number of a service port's endpoint.
     const NUMBER: &[Field] = &[Field::Priority];
@@ -106,118 +106,118 @@ const SETS: [SetDeclaration<SetName>; 30] = {
     /// One budget for each number of a service port.
     const FEW: u32 = 1 << 16;
     [
-        SetDeclaration::new(SetName::Services, "services", FRONTEND)
+        SetDeclaration::new(ServiceSet::Services, "services", FRONTEND)
             .to_chains()
             .why("where connections to a service's address and port go"),
-        SetDeclaration::new(SetName::Endpoints, "endpoints", FRONTEND_SLOT)
+        SetDeclaration::new(ServiceSet::Endpoints, "endpoints", FRONTEND_SLOT)
             .to(ENDPOINT)
             .why("the endpoints behind each service address, by slot"),
-        SetDeclaration::new(SetName::NodePorts, "nodeports", NODE_PORT)
+        SetDeclaration::new(ServiceSet::NodePorts, "nodeports", NODE_PORT)
             .to_chains()
             .why("where connections to a node port go"),
-        SetDeclaration::new(SetName::NodePortEndpoints, "nodeport-endpoints", NODE_PORT_SLOT)
+        SetDeclaration::new(ServiceSet::NodePortEndpoints, "nodeport-endpoints", NODE_PORT_SLOT)
             .to(ENDPOINT)
             .why("the endpoints behind each node port, by slot"),
-        SetDeclaration::new(SetName::LocalServices, "local-services", FRONTEND)
+        SetDeclaration::new(ServiceSet::LocalServices, "local-services", FRONTEND)
             .to_chains()
             .why("policy Local: where connections from outside to a service go"),
-        SetDeclaration::new(SetName::LocalEndpoints, "local-endpoints", FRONTEND_SLOT)
+        SetDeclaration::new(ServiceSet::LocalEndpoints, "local-endpoints", FRONTEND_SLOT)
             .to(ENDPOINT)
             .why("policy Local: the endpoints on this node, by slot"),
-        SetDeclaration::new(SetName::LocalNodePorts, "local-nodeports", NODE_PORT)
+        SetDeclaration::new(ServiceSet::LocalNodePorts, "local-nodeports", NODE_PORT)
             .to_chains()
             .why("policy Local: where connections from outside to a node port go"),
         SetDeclaration::new(
-            SetName::LocalNodePortEndpoints,
+            ServiceSet::LocalNodePortEndpoints,
             "local-nodeport-endpoints",
             NODE_PORT_SLOT,
         )
         .to(ENDPOINT)
         .why("policy Local: a node port's endpoints on this node, by slot"),
-        SetDeclaration::new(SetName::ClusterIps, "cluster-ips", ADDRESS)
+        SetDeclaration::new(ServiceSet::ClusterIps, "cluster-ips", ADDRESS)
             .why("cluster IPs of services"),
-        SetDeclaration::new(SetName::NodePortAddresses, "nodeport-addresses", ADDRESS)
+        SetDeclaration::new(ServiceSet::NodePortAddresses, "nodeport-addresses", ADDRESS)
             .why("addresses of this node that serve node ports"),
-        SetDeclaration::new(SetName::LocalPods, "local-pods", POD)
+        SetDeclaration::new(ServiceSet::LocalPods, "local-pods", POD)
             .why("local pods: input interface and source address"),
-        SetDeclaration::new(SetName::BridgedPods, "bridged-pods", POD)
+        SetDeclaration::new(ServiceSet::BridgedPods, "bridged-pods", POD)
             .why("bridged pods whose bridge port must match too: interface and source address"),
-        SetDeclaration::new(SetName::Hairpin, "hairpin", &[SOURCE, DESTINATION])
+        SetDeclaration::new(ServiceSet::Hairpin, "hairpin", &[SOURCE, DESTINATION])
             .why("hairpin: pods that are endpoints of the service they call"),
-        SetDeclaration::new(SetName::RestrictedFrontends, "restricted-frontends", FRONTEND)
+        SetDeclaration::new(ServiceSet::RestrictedFrontends, "restricted-frontends", FRONTEND)
             .why("loadBalancerSourceRanges: load balancer IPs that not all clients may use"),
-        SetDeclaration::new(SetName::AllowedSources, "allowed-sources", FRONTEND_SOURCE)
+        SetDeclaration::new(ServiceSet::AllowedSources, "allowed-sources", FRONTEND_SOURCE)
             .ranged()
             .why("loadBalancerSourceRanges: who may use them"),
-        SetDeclaration::new(SetName::Affinity, "affinity", CLIENT)
+        SetDeclaration::new(ServiceSet::Affinity, "affinity", CLIENT)
             .to(NUMBER)
             .why("session affinity: the endpoint that each client of a service port got last")
             .filled_by_packets(MANY),
-        SetDeclaration::new(SetName::AffinityReserved, "affinity-reserved", CLIENT)
+        SetDeclaration::new(ServiceSet::AffinityReserved, "affinity-reserved", CLIENT)
             .to(NUMBER)
             .why("session affinity, map full: local pods, and a budget of each service port")
             .filled_by_packets(MANY),
-        SetDeclaration::new(SetName::AffinityBrief, "affinity-brief", CLIENT)
+        SetDeclaration::new(ServiceSet::AffinityBrief, "affinity-brief", CLIENT)
             .to(NUMBER)
             .why("session affinity, map full: all other clients, for a short time")
             .filled_by_packets(FEW),
-        SetDeclaration::new(SetName::AffinityBudget, "affinity-budget", &[Field::Priority])
+        SetDeclaration::new(ServiceSet::AffinityBudget, "affinity-budget", &[Field::Priority])
             .why("session affinity, map full: budget of each service port for new clients")
             .filled_by_packets(FEW),
-        SetDeclaration::new(SetName::AffinitySlots, "affinity-slots", FRONTEND_SLOT)
+        SetDeclaration::new(ServiceSet::AffinitySlots, "affinity-slots", FRONTEND_SLOT)
             .to(NUMBER)
             .why("session affinity: the number of the endpoint in each slot"),
-        SetDeclaration::new(SetName::AffinityEndpoints, "affinity-endpoints", FRONTEND_NUMBER)
+        SetDeclaration::new(ServiceSet::AffinityEndpoints, "affinity-endpoints", FRONTEND_NUMBER)
             .to(ENDPOINT)
             .why("session affinity: endpoints by number"),
         SetDeclaration::new(
-            SetName::NodePortAffinitySlots,
+            ServiceSet::NodePortAffinitySlots,
             "nodeport-affinity-slots",
             NODE_PORT_SLOT,
         )
         .to(NUMBER)
         .why("session affinity, node ports: the number of the endpoint in each slot"),
         SetDeclaration::new(
-            SetName::NodePortAffinityEndpoints,
+            ServiceSet::NodePortAffinityEndpoints,
             "nodeport-affinity-endpoints",
             NODE_PORT_NUMBER,
         )
         .to(ENDPOINT)
         .why("session affinity, node ports: endpoints by number"),
-        SetDeclaration::new(SetName::LocalAffinitySlots, "local-affinity-slots", FRONTEND_SLOT)
+        SetDeclaration::new(ServiceSet::LocalAffinitySlots, "local-affinity-slots", FRONTEND_SLOT)
             .to(NUMBER)
             .why("session affinity, policy Local: the number of the endpoint in each slot"),
         SetDeclaration::new(
-            SetName::LocalAffinityEndpoints,
+            ServiceSet::LocalAffinityEndpoints,
             "local-affinity-endpoints",
             FRONTEND_NUMBER,
         )
         .to(ENDPOINT)
         .why("session affinity, policy Local: endpoints by number"),
         SetDeclaration::new(
-            SetName::LocalNodePortAffinitySlots,
+            ServiceSet::LocalNodePortAffinitySlots,
             "local-nodeport-affinity-slots",
             NODE_PORT_SLOT,
         )
         .to(NUMBER)
         .why("session affinity, policy Local, node ports: the number of the endpoint in each slot"),
         SetDeclaration::new(
-            SetName::LocalNodePortAffinityEndpoints,
+            ServiceSet::LocalNodePortAffinityEndpoints,
             "local-nodeport-affinity-endpoints",
             NODE_PORT_NUMBER,
         )
         .to(ENDPOINT)
         .why("session affinity, policy Local, node ports: endpoints by number"),
-        SetDeclaration::new(SetName::PodPorts, "pod-ports", POD)
+        SetDeclaration::new(ServiceSet::PodPorts, "pod-ports", POD)
             .why("bridge ports and IPv4 source addresses of local pods"),
-        SetDeclaration::new(SetName::PodPorts6, "pod-ports6", POD)
+        SetDeclaration::new(ServiceSet::PodPorts6, "pod-ports6", POD)
             .why("bridge ports and IPv6 source addresses of local pods"),
-        SetDeclaration::new(SetName::VirtualIps, "virtual-ips", &[Field::ArpTarget])
+        SetDeclaration::new(ServiceSet::VirtualIps, "virtual-ips", &[Field::ArpTarget])
             .why("addresses of services that are routed to this node for IPVS"),
     ]
 };
 
-impl SetName {
+impl ServiceSet {
     /// Those of a table, in the order in which they are made.
     pub fn of(table_family: ServiceTable) -> impl Iterator<Item = Self> {
         let declarations = match table_family {
@@ -276,7 +276,7 @@ impl SetName {
     }
 }
 
-impl fmt::Display for SetName {
+impl fmt::Display for ServiceSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }

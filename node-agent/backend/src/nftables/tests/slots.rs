@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 
 use super::super::lower::{FrontendState, lower};
-use super::super::name::{Class, ServiceTable, SetName};
+use super::super::name::{Class, ServiceSet, ServiceTable};
 use super::super::number::Numbers;
 use denizen_fixture::{ip, port, service};
 use denizen_model::{Family, Protocol, SessionAffinity};
@@ -51,7 +51,7 @@ fn programmed(
     state: &FrontendState,
     key: &FrontendKey,
 ) -> (BTreeMap<u32, SocketAddr>, Option<u32>) {
-    let set = SetName::Endpoints.declared(ServiceTable::Ip(Family::V4));
+    let set = ServiceSet::Endpoints.declared(ServiceTable::Ip(Family::V4));
     let mut slots = BTreeMap::new();
     for element in state.elements(key).iter().filter(|element| element.set == set.id) {
         let text = set.key_text(&element.key).to_string();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::super::element::frontend_of;
 use super::super::lower::lower;
-use super::super::name::{Class, Group, ServiceTable, SetName};
+use super::super::name::{Class, Group, ServiceSet, ServiceTable};
 use super::super::number::Numbers;
 use super::super::program;
 use super::super::table::Table;
@@ -208,7 +208,7 @@ fn every_reason_fits() {
     whys.extend(
         ServiceTable::ALL
             .into_iter()
-            .flat_map(|table| SetName::of(table).map(move |set| set.declared(table).comment)),
+            .flat_map(|table| ServiceSet::of(table).map(move |set| set.declared(table).comment)),
     );
     for text in whys {
         assert!(text.len() <= 100 && !text.contains('"'), "{} bytes: {text}", text.len());
@@ -225,7 +225,7 @@ fn every_rejected_element_of_a_frontend_is_found() {
     let table_family = ServiceTable::Ip(Family::V4);
     let schema = table_family.schema();
     let frontend_of = |element: &Element| {
-        let family = SetName::of_id(element.set).family(table_family);
+        let family = ServiceSet::of_id(element.set).family(table_family);
         frontend_of(family, schema.set(element.set), &element.key)
     };
     for own in [key("10.96.0.10"), at_node] {
@@ -244,7 +244,7 @@ fn every_rejected_element_of_a_frontend_is_found() {
     }
     let address = Key::EMPTY.address(ip("6.0.0.80"));
     let cluster_ip = Element {
-        set: SetName::ClusterIps.id(),
+        set: ServiceSet::ClusterIps.id(),
         key: address,
         value: Value::Member,
         comment: None,
