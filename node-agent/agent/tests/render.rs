@@ -99,6 +99,23 @@ fn blocks(text: &str) -> Vec<(&str, &str)> {
     found
 }
 
+/// Compares a text with its golden file, or writes that anew. Returns what is not as it was.
+fn difference(path: &Path, text: String) -> Result<Option<String>> {
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::create_dir_all(path.parent().context("a folder")?)?;
+        fs::write(path, text)?;
+        return Ok(None);
+    }
+    let is_same = fs::read_to_string(path).unwrap_or_default() == text;
+    Ok((!is_same).then(|| format!("{}:\n{text}", path.display())))
+}
+
+fn all_as_they_were(wrong: &[String]) -> Result<()> {
+    let shown = wrong.join("\n");
+    ensure!(wrong.is_empty(), "not as it was (UPDATE_GOLDEN=1 takes it over):\n{shown}");
+    Ok(())
+}
+
 fn beyond(empty: &str, text: &str) -> String {
     let usual: BTreeSet<_> = blocks(empty).into_iter().collect();
     let mut shown = String::new();
@@ -120,19 +137,9 @@ fn rules_are_as_they_were() -> Result<()> {
     for name in features()? {
         let text = run(&name, &["render"])?;
         let text = if name == EMPTY { text } else { beyond(&empty, &text) };
-        let path = golden().join(format!("{name}.txt"));
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            fs::write(&path, text)?;
-        } else if fs::read_to_string(&path).unwrap_or_default() != text {
-            wrong.push(format!("{}:\n{text}", path.display()));
-        }
+        wrong.extend(difference(&golden().join(format!("{name}.txt")), text)?);
     }
-    assert!(
-        wrong.is_empty(),
-        "not as it was (UPDATE_GOLDEN=1 takes it over):\n{}",
-        wrong.join("\n")
-    );
-    Ok(())
+    all_as_they_were(&wrong)
 }
 
 /// Lines that `empty` has not, each after the line that begins its table.
@@ -169,20 +176,9 @@ fn iptables_rules_are_as_they_were() -> Result<()> {
             );
         }
         let text = if name == EMPTY { text } else { lines_beyond(&empty, &text) };
-        let path = golden().join("iptables").join(format!("{name}.txt"));
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            fs::create_dir_all(golden().join("iptables"))?;
-            fs::write(&path, text)?;
-        } else if fs::read_to_string(&path).unwrap_or_default() != text {
-            wrong.push(format!("{}:\n{text}", path.display()));
-        }
+        wrong.extend(difference(&golden().join("iptables").join(format!("{name}.txt")), text)?);
     }
-    assert!(
-        wrong.is_empty(),
-        "not as it was (UPDATE_GOLDEN=1 takes it over):\n{}",
-        wrong.join("\n")
-    );
-    Ok(())
+    all_as_they_were(&wrong)
 }
 
 /// Rules, and the virtual servers behind them.
@@ -190,11 +186,7 @@ fn iptables_rules_are_as_they_were() -> Result<()> {
 fn virtual_servers_are_as_they_were() -> Result<()> {
     let folder = golden().join("ipvs");
     let text = beyond(&run(EMPTY, &["render"])?, &run_on(&folder, "web", &["render"])?);
-    let path = folder.join("web.txt");
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&path, &text)?;
-    }
-    assert_eq!(fs::read_to_string(&path)?, text, "UPDATE_GOLDEN=1 takes it over");
+    all_as_they_were(difference(&folder.join("web.txt"), text)?.as_slice())?;
     let json = run_on(&folder, "web", &["render", "--output", "json"])?;
     let json: serde_json::Value = serde_json::from_str(&json)?;
     let count = |of: &str| json[of].as_array().map_or(0, Vec::len);
@@ -207,12 +199,7 @@ fn virtual_servers_are_as_they_were() -> Result<()> {
 fn policies_beside_ipvs_are_as_they_were() -> Result<()> {
     let of = |backend| run("network-policy", &["render", "--backend", backend]);
     let text = beyond(&of("nftables")?, &of("ipvs")?);
-    let path = golden().join("ipvs/network-policy.txt");
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&path, &text)?;
-    }
-    assert_eq!(fs::read_to_string(&path)?, text, "UPDATE_GOLDEN=1 takes it over");
-    Ok(())
+    all_as_they_were(difference(&golden().join("ipvs/network-policy.txt"), text)?.as_slice())
 }
 
 #[test]

@@ -15,16 +15,14 @@
 mod forbidden;
 
 use std::collections::HashSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use denizen_backend::BackendName;
 use denizen_conntrack::Conntrack;
-use denizen_model::{
-    EndpointState, Event, Family, Listing, Protocol, Service, ServiceName, ServicePort,
-    SessionAffinity, Slice, SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
-};
+use denizen_fixture as fixture;
+use denizen_model::{Event, Listing, Protocol, Service, Slice, SlicePort};
 use denizen_packet::{TrackedFlow, Treatment};
 use denizen_plan::MarkBit;
 use denizen_plan::conntrack::{CandidateTracker, StaleCandidates, StaleFilter};
@@ -116,45 +114,17 @@ fn known() -> (Planner, StaleCandidates) {
 }
 
 fn facts(n: u32) -> [Event; 2] {
-    let name = ServiceName::new("bench", &format!("s{n}"));
-    let at = |port: u16| port.try_into().expect("not 0");
-    let service = Service {
-        name: name.clone(),
-        cluster_ips: vec![IpAddr::V4(service_ip(n))],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        proxied_ips: Vec::new(),
-        source_ranges: SourceRanges::default(),
-        ports: vec![ServicePort {
-            name: "dns".into(),
-            protocol: Protocol::Udp,
-            port: at(53),
-            node_port: None,
-        }],
-        external_policy: TrafficPolicy::Cluster,
-        internal_policy: TrafficPolicy::Cluster,
-        affinity: SessionAffinity::None,
-        health_check_node_port: None,
-        created: "".into(),
-        scheduler: None,
-        opts_out: false,
-    };
-    let endpoint = |ip| SliceEndpoint {
-        address: IpAddr::V4(ip),
-        state: EndpointState::Ready,
-        terminating: false,
-        node: None,
-        zone_hints: Vec::new(),
-        node_hints: Vec::new(),
-    };
-    let slice = Slice {
-        name: SliceName { namespace: "bench".into(), name: format!("s{n}").into() },
-        service: name.clone(),
-        family: Family::V4,
-        ports: vec![SlicePort { name: "dns".into(), protocol: Protocol::Udp, port: at(5353) }],
-        endpoints: vec![endpoint(self::endpoint(n * 2)), endpoint(self::endpoint(n * 2 + 1))],
-    };
-    [Event::Service(name, Some(service)), Event::Slice(slice.name.clone(), Some(slice))]
+    let (name, ip) = (format!("s{n}"), service_ip(n).to_string());
+    let ports = vec![fixture::service_port("dns", Protocol::Udp, 53, None)];
+    let service = Service { ports, ..fixture::service(&name, &[&ip]) };
+    let endpoint = |n| fixture::endpoint(&endpoint(n).to_string(), None);
+    let port = SlicePort { name: "dns".into(), protocol: Protocol::Udp, port: fixture::port(5353) };
+    let endpoints = vec![endpoint(n * 2), endpoint(n * 2 + 1)];
+    let slice = Slice { ports: vec![port], ..fixture::slice(&name, &name, endpoints) };
+    [
+        Event::Service(service.name.clone(), Some(service)),
+        Event::Slice(slice.name.clone(), Some(slice)),
+    ]
 }
 
 fn stale_of(

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::agent::{Agent, Explanation};
 use crate::node::cluster::{Cluster, NODE, OTHER_NODE, serve};
@@ -40,6 +40,13 @@ pub enum Who {
 /// Everyone who may start a connection.
 pub const EVERYONE: [Who; 5] =
     [Who::Bridged, Who::Routed, Who::Remote, Who::Outside, Who::ThisNode];
+
+/// Gives the Service among these objects the load balancer IPs of this number.
+pub fn put_load_balancer(objects: &mut [Value], number: u8) {
+    objects[0]["spec"]["type"] = "LoadBalancer".into();
+    let ingress = service_ips(number).map(|ip| json!({ "ip": ip }));
+    objects[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
+}
 
 /// Two pods of a node, and the node.
 #[derive(Debug)]
@@ -109,6 +116,21 @@ impl Fixture {
             .into_iter()
             .find(|who| self.address(*who, address).is_ok_and(|own| own == address))
             .or_else(is_nodes)
+    }
+
+    /// Makes the endpoints of `leaving` terminate, among a service's objects: they still serve, and
+    /// get no new connections.
+    pub fn drain(&self, objects: &mut [Value], leaving: &[Who]) -> Result<()> {
+        for slice in &mut objects[1..] {
+            for endpoint in slice["endpoints"].as_array_mut().context("endpoints")? {
+                let at = endpoint["addresses"][0].as_str().context("an address")?.parse()?;
+                if self.owner(at).is_some_and(|who| leaving.contains(&who)) {
+                    endpoint["conditions"] =
+                        json!({ "ready": false, "serving": true, "terminating": true });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Asks `to` as `who`, from its own address.

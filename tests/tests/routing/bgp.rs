@@ -203,12 +203,12 @@ impl Underlay {
     /// What one router tells a node, the node tells no other: that would be its own way to it.
     fn passes_nothing_on(&self) -> Result<()> {
         for (tor, family) in self.tors.iter().flat_map(|tor| [(tor, 4), (tor, 6)]) {
-            let told = tor.ask(&format!("show route protocol node1_{family}"))?;
+            let shown = tor.ask(&format!("show route protocol node1_{family}"))?;
             let [own, other] =
                 [1, 2].map(|number| ranges(number)[usize::from(family == 6)].clone());
             let others = [&other, "0.0.0.0/0", "::/0"];
-            let is_own = told.contains(&own) && !others.iter().any(|range| told.contains(*range));
-            ensure!(is_own, "{told}");
+            let is_own = shown.contains(&own) && !others.iter().any(|range| shown.contains(*range));
+            ensure!(is_own, "{shown}");
         }
         Ok(())
     }

@@ -118,8 +118,8 @@ impl Fabric {
                 let is_only =
                     |line: &String| line.contains(&via) && line.matches("via ").count() == 1;
                 observed("preferred", BOUND, shown, is_only).with_context(|| {
-                    let told = bird.ask(&format!("show route all for {address}"));
-                    format!("{via}at router {index}: {}", told.unwrap_or_default())
+                    let shown = bird.ask(&format!("show route all for {address}"));
+                    format!("{via}at router {index}: {}", shown.unwrap_or_default())
                 })?;
                 let to = SocketAddr::new(*address, PORT + u16::from(number));
                 let outcome = Probe::tcp(to).ask_in(netns);
@@ -183,8 +183,8 @@ fn routers_prefer_the_node_that_has_recorded_a_pod_last() -> Result<()> {
     ensure!(is_said && explained["metric"] == 98, "{explained}");
     fabric.until_preferred(2, ROUTERS.len())?;
     let (bird, _) = &fabric.routers[0];
-    let told = bird.ask(&format!("show route all for {}", fabric.pods[0].1.addresses[0]))?;
-    ensure!(told.contains("BGP.local_pref: 200"), "{told}");
+    let shown = bird.ask(&format!("show route all for {}", fabric.pods[0].1.addresses[0]))?;
+    ensure!(shown.contains("BGP.local_pref: 200"), "{shown}");
     let status = fabric.node(2).agent()?.status()?;
     assert_eq!(status["announcements"]["announced"]["fresh-pod"], 2, "{status}");
     fabric.ages(2)?;

@@ -12,14 +12,13 @@ use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{
-    EVERYONE, Fixture, PROTOCOLS, Who, every_protocol, service_ips,
+    EVERYONE, Fixture, PROTOCOLS, Who, every_protocol, put_load_balancer, service_ips,
 };
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::packets::long_connection::{self, LongConnection, MEMBERS};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use denizen_tests::packets::server::{Listen, Server};
 use denizen_tests::test_length::in_full;
-use serde_json::json;
 
 use crate::context::GuestContext;
 use crate::ipvs::leaving::step_by_step;
@@ -57,9 +56,7 @@ impl Served {
         let ports: Vec<_> =
             every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
         let mut web = fixture.service("web", 10, &ports, &MEMBERS)?;
-        web[0]["spec"]["type"] = "LoadBalancer".into();
-        let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
-        web[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
+        put_load_balancer(&mut web, BALANCER);
         fixture.cluster.manifests.put("web", &web)?;
         fixture.cluster.world.node.feed("ipvsadm", &["--restore"], &format!("{FOREIGN}\n"))?;
         Ok(Self { fixture })

@@ -10,12 +10,13 @@ use denizen_tests::agent::{Agent, STARTING, programmed};
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::kernel::conntrack::{KeptFlow, tracked};
 use denizen_tests::node::cluster::serve;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{
+    Fixture, PORT, Who, every_protocol, put_load_balancer, service_ips,
+};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::long_connection::{self, ECHO, LongConnection, MEMBERS};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
-use serde_json::json;
 
 /// IPVS forgets a silent connection after so many seconds, if nobody tells it otherwise.
 const SHORT: u64 = 2;
@@ -71,18 +72,8 @@ impl Connections {
     fn echoes(&self, members: &[Who], leaving: &[Who]) -> Result<()> {
         let port = [Port::tcp("echo", 7, ECHO)];
         let mut objects = self.fixture.service("echoes", ECHOES, &port, members)?;
-        objects[0]["spec"]["type"] = "LoadBalancer".into();
-        let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
-        objects[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
-        for slice in &mut objects[1..] {
-            for endpoint in slice["endpoints"].as_array_mut().context("endpoints")? {
-                let at = endpoint["addresses"][0].as_str().context("an address")?.parse()?;
-                if self.fixture.owner(at).is_some_and(|who| leaving.contains(&who)) {
-                    endpoint["conditions"] =
-                        json!({ "ready": false, "serving": true, "terminating": true });
-                }
-            }
-        }
+        put_load_balancer(&mut objects, BALANCER);
+        self.fixture.drain(&mut objects, leaving)?;
         self.fixture.cluster.manifests.put("echoes", &objects)
     }
 

@@ -11,7 +11,7 @@ use denizen_tests::node::fixture::{Fixture, Who, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::checked;
 use denizen_tests::packets::long_connection::{self, ECHO, LongConnection};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -43,15 +43,7 @@ impl Drained {
     /// The service's endpoints from now on; `leaving` are among them and get no new connections.
     fn echoes(&self, leaving: &[Who]) -> Result<()> {
         let mut objects = self.fixture.service("echo", NUMBER, &[ECHOES], &MEMBERS)?;
-        for slice in &mut objects[1..] {
-            for endpoint in slice["endpoints"].as_array_mut().context("endpoints")? {
-                let at = endpoint["addresses"][0].as_str().context("an address")?.parse()?;
-                if self.fixture.owner(at).is_some_and(|who| leaving.contains(&who)) {
-                    endpoint["conditions"] =
-                        json!({ "ready": false, "serving": true, "terminating": true });
-                }
-            }
-        }
+        self.fixture.drain(&mut objects, leaving)?;
         self.fixture.cluster.manifests.put("echo", &objects)
     }
 

@@ -8,7 +8,9 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::serve;
-use denizen_tests::node::fixture::{EVERYONE, Fixture, PORT, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{
+    EVERYONE, Fixture, PORT, Who, every_protocol, put_load_balancer, service_ips,
+};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::host_length;
 use denizen_tests::packets::long_connection::{self, LongConnection, MEMBERS};
@@ -81,9 +83,7 @@ impl Judged {
         let ports: Vec<_> =
             every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
         let mut web = fixture.service("web", 10, &ports, &MEMBERS)?;
-        web[0]["spec"]["type"] = "LoadBalancer".into();
-        let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
-        web[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
+        put_load_balancer(&mut web, BALANCER);
         let manifests = &fixture.cluster.manifests;
         manifests.put("web", &web)?;
         let own = [Port::tcp("own", 80, PORT)];
