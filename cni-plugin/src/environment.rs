@@ -61,7 +61,8 @@ impl Environment {
         let if_name = text("CNI_IFNAME", self.if_name.as_ref())?.unwrap_or_default();
         if !is_name(container_id) {
             return Err(CniError::Environment(format!(
-                "CNI_CONTAINERID is malformed: {} (a letter or digit, then letters, digits, '_', '.' and '-')",
+                "CNI_CONTAINERID is malformed: {} (a letter or digit, then letters, digits, '_', \
+                 '.' and '-')",
                 quoted(container_id)
             )));
         }

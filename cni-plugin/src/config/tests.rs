@@ -17,8 +17,9 @@ fn missing_keys_have_defaults() {
 
 #[test]
 fn keys_of_the_protocol_and_empty_keys_of_go_are_accepted() {
-    let text = r#"{"cniVersion":"1.1.0","name":"pods","type":"denizen","args":{"cni":{}},"capabilities":{"x":true},
-        "runtimeConfig":{"x":1},"cni.dev/attachments":[],"ipam":{},"dns":{ },"waitForAgent":null,"prevResult":null}"#;
+    let text = r#"{"cniVersion":"1.1.0","name":"pods","type":"denizen","args":{"cni":{}},
+        "capabilities":{"x":true},"runtimeConfig":{"x":1},"cni.dev/attachments":[],"ipam":{},
+        "dns":{ },"waitForAgent":null,"prevResult":null}"#;
     whole(text).unwrap();
 }
 

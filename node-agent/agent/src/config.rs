@@ -135,7 +135,12 @@ pub struct RunArgs {
 
     /// Directory of the container runtime's cached CNI results. Pods that were attached without
     /// denizen are adopted from it. Empty: adopt none
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/cni", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/cni",
+        value_parser = OsStringValueParser::new().map(PathBuf::from)
+    )]
     pub cni_cache_dir: PathBuf,
 
     /// Interfaces that are not pods', or bridges whose ports are not pods', although they lead into

@@ -14,7 +14,8 @@ pub enum ConfigError {
     NodePortAddresses(#[from] NotACidr),
     /// Not an address to listen at.
     #[error(
-        "{flag}: {value:?} is not an IP address with or without a port, such as 127.0.0.1:10249 or [::1]:10249"
+        "{flag}: {value:?} is not an IP address with or without a port, such as 127.0.0.1:10249 or \
+         [::1]:10249"
     )]
     Listen {
         /// The flag.

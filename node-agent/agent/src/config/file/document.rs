@@ -92,19 +92,22 @@ impl Document {
         let kinds = format!("{} of {} or {} of {}", OWN.1, OWN.0, KUBE_PROXY.1, KUBE_PROXY.0);
         match (text("apiVersion"), text("kind")) {
             (Some(version), Some(kind)) if (version, kind) == OWN => Ok(Self::Denizen(tree)),
-            (Some(version), Some(kind)) if (version, kind) == KUBE_PROXY => Ok(Self::KubeProxy(tree)),
+            (Some(version), Some(kind)) if (version, kind) == KUBE_PROXY => {
+                Ok(Self::KubeProxy(tree))
+            }
             (_, Some("ConfigMap")) => Err(tree.problem(
                 "",
-                "it is a ConfigMap: use the content of one of its keys as the file (kubeadm's is config.conf)",
+                "it is a ConfigMap: use the content of one of its keys as the file (kubeadm's is \
+                 config.conf)",
             )),
-            (None, _) | (_, None) => Err(tree.problem(
-                "",
-                format!("it has no apiVersion and kind: it must be a {kinds}"),
-            )),
-            (Some(version), Some(kind)) => Err(tree.problem(
-                "",
-                format!("it is a {kind:?} of {version:?}, but must be a {kinds}"),
-            )),
+            (None, _) | (_, None) => {
+                Err(tree
+                    .problem("", format!("it has no apiVersion and kind: it must be a {kinds}")))
+            }
+            (Some(version), Some(kind)) => {
+                Err(tree
+                    .problem("", format!("it is a {kind:?} of {version:?}, but must be a {kinds}")))
+            }
         }
     }
 }

@@ -242,7 +242,8 @@ impl Joint<'_> {
             }
             _ => {
                 let what = format!(
-                    "{mode:?} is not a mode: use ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix"
+                    "{mode:?} is not a mode: use ClusterCIDR, NodeCIDR, BridgeInterface or \
+                     InterfaceNamePrefix"
                 );
                 return contents.errors.push(warning(at, &what));
             }

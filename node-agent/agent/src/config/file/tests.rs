@@ -112,8 +112,9 @@ fn the_example_has_every_field_with_its_default() {
 fn fields_become_flags() {
     let text = format!(
         "{HEAD}detectLocal: bridge=cni0,br1\nmasqueradeAll: true\nmasqueradeBit: 7\n\
-         nodePortAddresses: [10.0.0.0/8, 'fd00::/8']\nfeatureGates: {{PreferSameTrafficDistribution: false}}\n\
-         healthzBindAddress: ''\nconntrack: {{min: 0, udpTimeout: 1m30s, tcpBeLiberal: true}}\nlogFormat: json\n"
+         nodePortAddresses: [10.0.0.0/8, 'fd00::/8']\n\
+         featureGates: {{PreferSameTrafficDistribution: false}}\nhealthzBindAddress: ''\n\
+         conntrack: {{min: 0, udpTimeout: 1m30s, tcpBeLiberal: true}}\nlogFormat: json\n"
     );
     let config = checked(&text, &[]);
     assert_eq!(config.policy.detector.to_string(), "bridge=cni0,br1");
@@ -125,7 +126,8 @@ fn fields_become_flags() {
     assert_eq!((conntrack.min, conntrack.udp.as_secs(), conntrack.tcp_be_liberal), (0, 90, true));
     assert_eq!(conntrack.max_per_core, 32_768, "a missing field keeps its default");
     // JSON is valid YAML.
-    let json = r#"{"apiVersion":"denizen.io/v1alpha1","kind":"DenizenConfiguration","manifests":"/m","masqueradeAll":true}"#;
+    let json = r#"{"apiVersion":"denizen.io/v1alpha1","kind":"DenizenConfiguration",
+        "manifests":"/m","masqueradeAll":true}"#;
     assert!(checked(json, &[]).policy.settings.masquerade_all);
 }
 

@@ -116,9 +116,12 @@ const IGNORED: [&str; 1] = ["clusterCIDR"];
 #[test]
 fn fields_with_the_same_meaning_become_flags() {
     let text = format!(
-        "{HEAD}mode: nftables\nhostnameOverride: n\nnftables: {{masqueradeBit: 3, masqueradeAll: true}}\n\
-         nodePortAddresses: [primary]\nmetricsBindAddress: 0.0.0.0:10249\nconntrack: {{maxPerCore: 0, tcpEstablishedTimeout: 2h0m0s}}\n\
-         detectLocalMode: InterfaceNamePrefix\ndetectLocal: {{interfaceNamePrefix: veth}}\nfeatureGates: {{A: true}}\nlogging: {{format: json}}\n"
+        "{HEAD}mode: nftables\nhostnameOverride: n\n\
+         nftables: {{masqueradeBit: 3, masqueradeAll: true}}\nnodePortAddresses: [primary]\n\
+         metricsBindAddress: 0.0.0.0:10249\n\
+         conntrack: {{maxPerCore: 0, tcpEstablishedTimeout: 2h0m0s}}\n\
+         detectLocalMode: InterfaceNamePrefix\ndetectLocal: {{interfaceNamePrefix: veth}}\n\
+         featureGates: {{A: true}}\nlogging: {{format: json}}\n"
     );
     let (config, ignored) = load(&text, &[]).unwrap();
     assert_eq!(ignored, Vec::<String>::new());
