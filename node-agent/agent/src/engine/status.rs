@@ -155,7 +155,7 @@ fn host_port_warnings(plan: &Plan) -> Vec<String> {
     let unserved = asking_pods(plan);
     let is_off = plan.policy().host_ports.is_none() && unserved > 0;
     let off = is_off.then(|| {
-        format!("{unserved} pods have recorded host ports, which are not served: see --host-ports")
+        format!("pods with recorded host ports, which are not served: {unserved}; see --host-ports")
     });
     let remarks = plan.host_ports().into_iter().flat_map(HostPortPlan::remarks);
     let lines = shown(remarks.filter(|remark| remark.is_warning()));

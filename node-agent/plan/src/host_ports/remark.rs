@@ -89,7 +89,7 @@ impl fmt::Display for HostPortRemark {
             }
             Self::Older { newer, .. } => write!(f, "is served by {newer}, which is newer"),
             Self::NoAddress { .. } => {
-                write!(f, "is not served: its hostIP is no address of this node that is served")
+                write!(f, "is not served: its hostIP is no address at which this node serves any")
             }
             Self::NoPodAddress { .. } => {
                 write!(f, "is not served: the pod has no address of that family")
