@@ -33,7 +33,9 @@ use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
 use denizen_iptables::Variant;
 use denizen_model::{Event, Slice};
-use denizen_plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
+use denizen_plan::{
+    Detector, NodePortAddresses, NodeSide, PermittedRanges, Policy, Scheduler, Settings,
+};
 use denizen_tests::bench::{Bench, Chosen, Sizes};
 use denizen_tests::node::cni::Namespace;
 use denizen_tests::peers::kube_proxy::service_chain;
@@ -145,7 +147,12 @@ fn cold_with_one_refused(service: usize, facts: Vec<Event>) -> Duration {
 
 fn engine(variant: Variant) -> Engine {
     let policy = Policy {
-        settings: Settings { node_name: NODE.into(), masquerade_all: false, node_hints: false },
+        settings: Settings {
+            node_name: NODE.into(),
+            masquerade_all: false,
+            node_hints: false,
+            permitted: PermittedRanges::default(),
+        },
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),

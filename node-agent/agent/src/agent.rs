@@ -57,7 +57,7 @@ use denizen_backend::takeover::Predecessor;
 use denizen_model::{Event, Notice, NoticeReason, NoticeSubject, PodName};
 use denizen_nft::Watch;
 use denizen_observe::status::LastSync;
-use denizen_plan::{FirewallPlan, HostPortRemark};
+use denizen_plan::{FirewallPlan, PlanChanges, Remark};
 use denizen_routing::bird::BirdController;
 use denizen_routing::{Announcer, DirectRouter, SendNotice, pollable};
 use denizen_text::describe;
@@ -242,9 +242,18 @@ impl Agent {
         self.engine.apply(batch);
     }
 
-    /// Tells of host ports that somebody else has.
-    fn tell_of_host_ports(&self, remarks: &[HostPortRemark]) {
-        for remark in remarks.iter().filter(|remark| remark.is_warning()) {
+    /// Tells of host ports that somebody else has, and of addresses that no Service may have.
+    fn tell_of_refused(&self, changes: &PlanChanges) {
+        for remark in &changes.remarks {
+            if let Remark::NotPermitted { service, .. } = remark {
+                (self.send_notice)(Notice {
+                    about: NoticeSubject::Service(service.clone()),
+                    reason: NoticeReason::AddressNotPermitted,
+                    text: remark.to_string(),
+                });
+            }
+        }
+        for remark in changes.host_port_remarks.iter().filter(|remark| remark.is_warning()) {
             (self.send_notice)(Notice {
                 about: NoticeSubject::Node,
                 reason: NoticeReason::HostPortConflict,
@@ -262,7 +271,7 @@ impl Agent {
         if let Some(announcer) = &mut self.announcer {
             announcer.update(self.engine.plan(), &changes);
         }
-        self.tell_of_host_ports(&changes.host_port_remarks);
+        self.tell_of_refused(&changes);
         self.publisher.queued(&self.engine, begun);
         self.settings.keep(self.engine.settings(), look);
         self.set_up_bridges(look);

@@ -288,6 +288,7 @@ impl PolicyArgs {
                 node_hints: node_hints(&self.feature_gates)?,
                 node_name: node_name.into(),
                 masquerade_all: self.masquerade_all,
+                permitted: self.services.permitted(),
             },
             detector: self.detect.detector().clone(),
             node_side: self.node_side.settled()?,

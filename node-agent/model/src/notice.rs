@@ -24,6 +24,8 @@ pub enum NoticeReason {
     InvalidNetworkPolicy,
     /// Another node's podCIDR gets no route.
     RouteRejected,
+    /// A Service asks for an address that the operator permits to none.
+    AddressNotPermitted,
     /// A host port is not served as a pod asks for it.
     HostPortConflict,
     /// An address that somebody asks for is not announced.
@@ -52,6 +54,7 @@ impl NoticeReason {
             Self::HealthCheckUnserved => "FailedToStartServiceHealthcheck",
             Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
             Self::RouteRejected => "RouteRejected",
+            Self::AddressNotPermitted => "AddressNotPermitted",
             Self::HostPortConflict => "HostPortConflict",
             Self::NotAnnounced => "NotAnnounced",
             Self::SharedAddress => "SharedAddress",
@@ -65,6 +68,7 @@ impl NoticeReason {
             Self::HealthCheckUnserved => "Listen",
             Self::InvalidNetworkPolicy => "Enforce",
             Self::RouteRejected => "Route",
+            Self::AddressNotPermitted => "Serve",
             Self::HostPortConflict => "ServeHostPort",
             Self::NotAnnounced | Self::SharedAddress => "Announce",
         }
@@ -79,6 +83,7 @@ impl NoticeReason {
             | Self::HealthCheckUnserved
             | Self::InvalidNetworkPolicy
             | Self::RouteRejected
+            | Self::AddressNotPermitted
             | Self::HostPortConflict
             | Self::NotAnnounced
             | Self::SharedAddress => "Warning",

@@ -1,9 +1,17 @@
 //! Settings for tests, also of the crates above.
 
-use crate::{Capabilities, Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
+use crate::{
+    Capabilities, Detector, NodePortAddresses, NodeSide, PermittedRanges, Policy, Scheduler,
+    Settings,
+};
 
 pub fn settings() -> Settings {
-    Settings { node_name: "node-1".into(), node_hints: true, masquerade_all: false }
+    Settings {
+        node_name: "node-1".into(),
+        node_hints: true,
+        masquerade_all: false,
+        permitted: PermittedRanges::default(),
+    }
 }
 
 /// By default, as the agent's flags have it.

@@ -58,8 +58,8 @@ pub use self::policy::{Capabilities, Policy};
 use self::services::PlanInputs;
 pub use self::services::{
     Conflict, Endpoint, EndpointSelection, Endpoints, Frontend, FrontendAddress, FrontendKey,
-    FrontendKind, HealthCheck, HealthChecks, HealthPorts, Masquerade, Outcome, Remark, ServicePlan,
-    Settings, Whereabouts, frontends, select, serving,
+    FrontendKind, HealthCheck, HealthChecks, HealthPorts, Masquerade, Outcome, PermittedRanges,
+    Remark, ServicePlan, Settings, Whereabouts, frontends, select, serving,
 };
 use denizen_model::{Listing, LocalPod, Model, ModelChange, PodSet, ServiceName, Snapshot};
 

@@ -26,7 +26,9 @@ use denizen_model::{Event, Listing, Protocol, Service, Slice, SlicePort};
 use denizen_packet::{TrackedFlow, Treatment};
 use denizen_plan::MarkBit;
 use denizen_plan::conntrack::{CandidateTracker, StaleCandidates, StaleFilter};
-use denizen_plan::{Detector, NodePortAddresses, NodeSide, Planner, Policy, Scheduler, Settings};
+use denizen_plan::{
+    Detector, NodePortAddresses, NodeSide, PermittedRanges, Planner, Policy, Scheduler, Settings,
+};
 use denizen_tests::bench::{Bench, Memory};
 use denizen_tests::kernel::ctnetlink::{self, FlowEntry};
 use denizen_tests::node::cni::Namespace;
@@ -94,7 +96,12 @@ fn endpoint(n: u32) -> Ipv4Addr {
 /// What the filter knows, and the frontends that are to be looked at: all.
 fn known() -> (Planner, StaleCandidates) {
     let policy = Policy {
-        settings: Settings { node_name: "bench".into(), masquerade_all: false, node_hints: false },
+        settings: Settings {
+            node_name: "bench".into(),
+            masquerade_all: false,
+            node_hints: false,
+            permitted: PermittedRanges::default(),
+        },
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),

@@ -6,8 +6,8 @@ use denizen_backend::firewall::Firewall;
 use denizen_model::Event;
 use denizen_nft::Kernel;
 use denizen_plan::{
-    Capabilities, Detector, FirewallSettings, NodePortAddresses, NodeSide, Planner, Policy,
-    Scheduler, Settings,
+    Capabilities, Detector, FirewallSettings, NodePortAddresses, NodeSide, PermittedRanges,
+    Planner, Policy, Scheduler, Settings,
 };
 
 /// What a change took.
@@ -33,6 +33,7 @@ impl Engine {
                 node_name: "node-1".into(),
                 masquerade_all: false,
                 node_hints: true,
+                permitted: PermittedRanges::default(),
             },
             detector: Detector::default(),
             node_ports: NodePortAddresses::Primary,

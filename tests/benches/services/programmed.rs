@@ -9,7 +9,9 @@ use denizen_agent::engine::Engine;
 use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
 use denizen_model::{Event, Service, ServiceName, Slice};
-use denizen_plan::{Detector, NodePortAddresses, NodeSide, Policy, Scheduler, Settings};
+use denizen_plan::{
+    Detector, NodePortAddresses, NodeSide, PermittedRanges, Policy, Scheduler, Settings,
+};
 use denizen_tests::node::cni::Namespace;
 
 use crate::clock::{Cost, Samples, cost, text, timed};
@@ -57,7 +59,12 @@ pub const NFTABLES: BackendConfig =
 /// As an agent on an ordinary node has it.
 pub fn policy() -> Policy {
     Policy {
-        settings: Settings { node_name: NODE.into(), masquerade_all: false, node_hints: false },
+        settings: Settings {
+            node_name: NODE.into(),
+            masquerade_all: false,
+            node_hints: false,
+            permitted: PermittedRanges::default(),
+        },
         detector: Detector::PodState,
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),

@@ -177,3 +177,33 @@ fn an_event_that_cannot_be_written_stops_nothing() -> Result<()> {
     assert!(context.api.objects("events").is_empty());
     Ok(())
 }
+
+/// Whoever may write a Service chooses its external IPs (CVE-2020-8554).
+#[test]
+fn an_address_outside_the_permitted_ranges_is_an_event_and_never_in_the_kernel() -> Result<()> {
+    let context = ApiContext::own("kube-permitted")?;
+    context.put_node()?;
+    let mut service = manifest::service("grabs", &service_ips(12), &HTTP);
+    service["spec"]["externalIPs"] = json!(["192.0.2.7", "198.51.100.53"]);
+    context.api.put(&service)?;
+    let mut settings = context.settings();
+    settings.flags.push("--external-ip-ranges=192.0.2.0/24,2001:db8::/64".to_owned());
+    let here = &context.fixture.cluster.world.node;
+    let agent = Agent::start(here, settings)?;
+    let event = until_event(&context, "AddressNotPermitted")?;
+    assert_eq!(
+        (&event["regarding"]["kind"], &event["regarding"]["name"], &event["type"]),
+        (&json!("Service"), &json!("grabs"), &json!("Warning"))
+    );
+    let text = "Service default/grabs: its external IP 198.51.100.53 is in no range of \
+                --external-ip-ranges: not served";
+    assert_eq!(event["note"], text);
+    until_error(&agent, text)?;
+    let rules = || here.output("nft", &["list", "ruleset"]);
+    let rules =
+        observed("the other one is served", BOUND, rules, |rules| rules.contains("192.0.2.7"))?;
+    assert!(!rules.contains("198.51.100.53"), "{rules}");
+    service["spec"]["externalIPs"] = json!(["192.0.2.7"]);
+    context.api.put(&service)?;
+    until_no_error(&agent)
+}

@@ -1,6 +1,8 @@
-//! The flag that leaves services to another program, and what it does not go together with.
+//! Whether services are served, and at which addresses.
 
 use clap::{Args, ValueEnum};
+use denizen_plan::PermittedRanges;
+use ipnetwork::IpNetwork;
 
 use super::{ConfigError, NodeSideArgs};
 
@@ -13,21 +15,38 @@ pub enum ServicesMode {
     Off,
 }
 
-/// The flag, as written.
-#[derive(Debug, Clone, Copy, Args)]
+/// The flags, as written.
+#[derive(Debug, Clone, Args)]
 pub struct ServicesArgs {
     /// Whether to serve Services. off: another program, such as kube-proxy, does, and denizen
     /// enforces NetworkPolicies beside it
     #[arg(long, value_enum, value_name = "MODE", default_value = "on")]
     pub services: ServicesMode,
+
+    /// The ranges whose addresses Services may have as external IPs (CVE-2020-8554). Without any,
+    /// every address
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
+    pub external_ip_ranges: Vec<IpNetwork>,
+
+    /// The ranges whose addresses Services may have as load balancer IPs. Without any, every address
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
+    pub load_balancer_ip_ranges: Vec<IpNetwork>,
 }
 
 impl ServicesArgs {
     /// Whether services are served.
-    pub fn are_served(self) -> bool {
+    pub fn are_served(&self) -> bool {
         match self.services {
             ServicesMode::On => true,
             ServicesMode::Off => false,
+        }
+    }
+
+    /// The addresses that services may have.
+    pub(super) fn permitted(&self) -> PermittedRanges {
+        PermittedRanges {
+            external_ips: self.external_ip_ranges.clone(),
+            load_balancer_ips: self.load_balancer_ip_ranges.clone(),
         }
     }
 
@@ -35,7 +54,7 @@ impl ServicesArgs {
     ///
     /// # Errors
     /// [`ConfigError::WithoutServices`].
-    pub(super) fn check(self, node_side: &NodeSideArgs) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, node_side: &NodeSideArgs) -> Result<(), ConfigError> {
         if self.are_served() {
             return Ok(());
         }

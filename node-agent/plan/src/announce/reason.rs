@@ -16,6 +16,8 @@ pub enum WithheldReason {
     /// No configured range contains it. Without ranges, whoever may write a Service could claim any
     /// address.
     OutsideRanges,
+    /// This flag does not permit services to have it.
+    NotPermitted(&'static str),
     /// The configured maximum, this number, is reached.
     OverLimit(usize),
     /// The backend could not program its rules.
@@ -82,6 +84,7 @@ impl WithheldReason {
             Self::Forbidden(Forbidden::NodeAddress { .. }) => "node-address",
             Self::Forbidden(_) => "forbidden",
             Self::OutsideRanges => "outside-ranges",
+            Self::NotPermitted(_) => "not-permitted",
             Self::OverLimit(_) => "over-limit",
             Self::RulesRefused => "rules-refused",
             Self::NotDeliveredHere => "not-delivered-here",
@@ -101,6 +104,7 @@ impl WithheldReason {
         match self {
             Self::Forbidden(_)
             | Self::OutsideRanges
+            | Self::NotPermitted(_)
             | Self::OverLimit(_)
             | Self::RulesRefused
             | Self::NotDeliveredHere => true,
@@ -121,6 +125,7 @@ impl fmt::Display for WithheldReason {
         match self {
             Self::Forbidden(forbidden) => forbidden.fmt(f),
             Self::OutsideRanges => write!(f, "--announce-ranges does not contain it"),
+            Self::NotPermitted(flag) => write!(f, "it is not served: {flag} does not contain it"),
             Self::OverLimit(most) => write!(f, "there are more than {most} announcements"),
             Self::RulesRefused => write!(f, "the rules of its ports could not be programmed"),
             Self::NotDeliveredHere => {

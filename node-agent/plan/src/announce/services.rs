@@ -8,7 +8,8 @@ use ipnetwork::IpNetwork;
 
 use super::super::pod_ranges::is_too_large;
 use super::super::services::{
-    Frontend, FrontendAddress, FrontendKey, FrontendKind, Outcome, Whereabouts, ready, whereabouts,
+    Frontend, FrontendAddress, FrontendKey, FrontendKind, Outcome, PermittedRanges, Whereabouts,
+    ready, whereabouts,
 };
 use super::forbidden::Forbidding;
 use super::incremental::PrefixClaim;
@@ -112,6 +113,9 @@ impl<'a> ServiceAnnouncer<'a> {
         let settings = self.by.settings;
         if !settings.kinds.contains(&kind) {
             return Err(WithheldReason::NotChosen);
+        }
+        if !self.by.plan.policy().settings.permitted.permit(kind, address) {
+            return Err(WithheldReason::NotPermitted(PermittedRanges::flag(kind)));
         }
         if service.opts_out {
             return Err(WithheldReason::OptedOut);

@@ -7,7 +7,7 @@ mod newest;
 
 use super::*;
 use crate::fixture::*;
-use crate::{FrontendAddress, FrontendKey, Planner};
+use crate::{FrontendAddress, FrontendKey, PermittedRanges, Planner, Policy, Settings};
 use denizen_fixture::*;
 use denizen_model::{
     Event, Listing, Node, OtherNode, PodSet, Service, Slice, SliceEndpoint, TrafficPolicy,
@@ -107,7 +107,11 @@ impl AnnounceWorld {
     }
 
     fn planner(&self) -> Planner {
-        let mut planner = Planner::new(policy(), CAPABLE);
+        self.planner_of(policy())
+    }
+
+    fn planner_of(&self, policy: Policy) -> Planner {
+        let mut planner = Planner::new(policy, CAPABLE);
         planner.apply(self.events());
         planner.apply(Listing::SERVICES.map(Event::Listed).into());
         planner.update();
@@ -225,6 +229,24 @@ fn only_what_was_asked_for_is_announced() {
     assert_eq!(ranges("203.0.113.8/29"), Err("outside-ranges"));
     assert_eq!(ranges("203.0.113.0/29"), Ok(105));
     assert_eq!(world().decision("198.51.100.1"), Err("unknown"));
+}
+
+#[test]
+fn an_address_that_is_not_served_is_not_announced() {
+    let decision = |permitted: &str| {
+        let ranges = vec![range(permitted)];
+        let permitted = PermittedRanges { load_balancer_ips: ranges, ..PermittedRanges::default() };
+        let settings = Settings { permitted, ..settings() };
+        let world = world();
+        let decided = world.decide_by(&world.planner_of(Policy { settings, ..policy() }));
+        match decided.about(ip(VIP)) {
+            Some((_, Err(withheld))) => withheld.reason.code(),
+            Some((_, Ok(_))) => "announced",
+            None => "unknown",
+        }
+    };
+    assert_eq!(decision("203.0.113.8/29"), "not-permitted");
+    assert_eq!(decision("203.0.113.0/29"), "announced");
 }
 
 /// `spec.externalIPs` is any user's field: whatever they write, nobody's packets come here.

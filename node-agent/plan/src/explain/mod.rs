@@ -252,6 +252,11 @@ impl<'a> PacketPath<'a> {
             );
             self.step(what, words::OWN_ADDRESS);
             PacketVerdict::Untouched
+        } else if let Some((service, kind)) = self.asked.services.refused(destination) {
+            let what =
+                format!("{to} is left alone: it is {} {kind} of {service}", words::article(kind));
+            self.step(what, words::not_permitted(kind));
+            PacketVerdict::Untouched
         } else if self.is_answered(destination) {
             self.step(format!("{to} is refused"), words::unused(self.asked.packet.transport));
             PacketVerdict::Reject

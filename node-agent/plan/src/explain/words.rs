@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use denizen_state::redirect::{Redirect, RedirectProtocol, UnmarkedConnection};
 
 use super::{PacketTarget, policy_name};
-use crate::{Arrival, BridgePort, Detector, Endpoints, Frontend, FrontendKind, Local};
+use crate::{
+    Arrival, BridgePort, Detector, Endpoints, Frontend, FrontendKind, Local, PermittedRanges,
+};
 use denizen_model::TrafficPolicy;
 
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
@@ -43,6 +45,13 @@ pub(super) const OPEN_FAMILY: &str = "spec.loadBalancerSourceRanges restrict eac
      kube-proxy";
 pub(super) const OWN_ADDRESS: &str = "the address is the node's own; serving it as a cluster IP would take it away from the \
      node";
+pub(super) fn not_permitted(kind: FrontendKind) -> String {
+    format!(
+        "it is in no range of {}, which names those that are served",
+        PermittedRanges::flag(kind)
+    )
+}
+
 pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered for all addresses of the service port, \
      until the time-out after its last new connection";
 pub(super) const BY_IPVS: &str = "nftables decides all else about the connection; until the virtual \

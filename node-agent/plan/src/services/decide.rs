@@ -8,6 +8,7 @@ use ipnetwork::IpNetwork;
 
 use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
 use super::outcome::{Endpoints, Outcome};
+use super::permitted::PermittedRanges;
 use super::ranges::joined;
 use super::selection::{EndpointSelection, Whereabouts, select};
 use denizen_model::{
@@ -21,6 +22,8 @@ pub struct Settings {
     pub node_hints: bool,
     /// Masquerade all connections to cluster IPs, those of local pods too.
     pub masquerade_all: bool,
+    /// Which external IPs and load balancer IPs are served.
+    pub permitted: PermittedRanges,
 }
 
 /// This node's place, by which endpoints are selected.
@@ -74,6 +77,7 @@ impl Decided<'_> {
         let service = self.service;
         let at = |kind, ips: &[IpAddr]| -> Vec<_> {
             let ours = ips.iter().filter(|ip| family_of(**ip) == self.family);
+            let ours = ours.filter(|ip| self.settings.permitted.permit(kind, **ip));
             ours.map(|ip| self.frontend(kind, FrontendAddress::Ip(*ip), self.port.port)).collect()
         };
         let node_port = self.port.node_port.map(|port| {

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::frontend::FrontendKey;
+use super::frontend::{FrontendKey, FrontendKind};
+use super::permitted::PermittedRanges;
 use super::service_plan::PlanInputs;
 use crate::Scheduler;
 use denizen_model::{Family, Service, ServiceName, ServicePortName, family_of};
@@ -28,6 +29,9 @@ pub enum Remark {
         /// Its cluster IP.
         address: IpAddr,
     },
+    /// An external IP or a load balancer IP is outside the ranges that the operator permits. It is
+    /// not served.
+    NotPermitted { service: ServiceName, kind: FrontendKind, address: IpAddr },
     /// A ServiceCIDR has one of the node's own addresses in it. Its unallocated addresses are left
     /// alone: the node would lose its own.
     OwnRange {
@@ -66,6 +70,7 @@ impl Remark {
         match self {
             Self::OpenFamily { .. } => false,
             Self::OwnAddress { .. }
+            | Self::NotPermitted { .. }
             | Self::OwnRange { .. }
             | Self::ShadowedCheck { .. }
             | Self::UnknownScheduler { .. }
@@ -85,6 +90,11 @@ impl fmt::Display for Remark {
             Self::OwnAddress { service, address } => write!(
                 f,
                 "Service {service}: its cluster IP {address} is this node's own address: not served there"
+            ),
+            Self::NotPermitted { service, kind, address } => write!(
+                f,
+                "Service {service}: its {kind} {address} is in no range of {}: not served",
+                PermittedRanges::flag(*kind)
             ),
             Self::OwnRange { range, address } => write!(
                 f,
@@ -122,7 +132,24 @@ pub(super) fn remarks(service: &Service, by: PlanInputs<'_>) -> Vec<Remark> {
     let flag = unknown
         .flag
         .map(|flag| Remark::UnknownSchedulerFlag { service: name(), flag: flag.into() });
-    taken.chain(open).chain(scheduler).chain(flag).collect()
+    let refused = refused(service, &by.settings.permitted);
+    let refused =
+        refused.map(|(kind, address)| Remark::NotPermitted { service: name(), kind, address });
+    taken.chain(refused).chain(open).chain(scheduler).chain(flag).collect()
+}
+
+/// The addresses that are not served, because the operator permits them to no service. One that is
+/// served as an address of the other kind is none of them.
+fn refused<'a>(
+    service: &'a Service,
+    permitted: &'a PermittedRanges,
+) -> impl Iterator<Item = (FrontendKind, IpAddr)> + 'a {
+    let external = service.external_ips.iter().map(|ip| (FrontendKind::ExternalIp, *ip));
+    let balanced = service.load_balancer_ips.iter().map(|ip| (FrontendKind::LoadBalancerIp, *ip));
+    let (served, refused): (Vec<_>, Vec<_>) =
+        external.chain(balanced).partition(|(kind, ip)| permitted.permit(*kind, *ip));
+    let is_served = move |address: &IpAddr| served.iter().any(|(_, ip)| ip == address);
+    refused.into_iter().filter(move |(_, address)| !is_served(address))
 }
 
 /// Whether the source ranges restrict the other family but not load balancer IPs of this one.

@@ -103,11 +103,22 @@ impl ServicePlan {
         self.remarks().find_map(|remark| match remark {
             Remark::OwnAddress { service, address: ip } if *ip == address => Some(service),
             Remark::OwnAddress { .. }
+            | Remark::NotPermitted { .. }
             | Remark::OpenFamily { .. }
             | Remark::OwnRange { .. }
             | Remark::ShadowedCheck { .. }
             | Remark::UnknownScheduler { .. }
             | Remark::UnknownSchedulerFlag { .. } => None,
+        })
+    }
+
+    /// The service that asks for this address, which the operator permits to none.
+    pub fn refused(&self, address: IpAddr) -> Option<(&ServiceName, FrontendKind)> {
+        self.remarks().find_map(|remark| {
+            let Remark::NotPermitted { service, kind, address: asked } = remark else {
+                return None;
+            };
+            (*asked == address).then_some((service, *kind))
         })
     }
 

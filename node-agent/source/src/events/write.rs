@@ -111,8 +111,8 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
     (format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"), event)
 }
 
-/// The name of an event about the object `name`. Every node sees the same mistake in a policy, and
-/// many the same shared address, so the name of that event depends only on its text: the first node
+/// The name of an event about the object `name`. Every node sees the same mistake in a policy or
+/// a Service, and many the same shared address, so the name of that event depends only on its text: the first node
 /// writes it, the others find it there.
 fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
     let id = match notice.reason {
@@ -123,7 +123,9 @@ fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
         | NoticeReason::RouteRejected
         | NoticeReason::HostPortConflict
         | NoticeReason::NotAnnounced => format!("{:x}", now.as_nanosecond()),
-        NoticeReason::InvalidNetworkPolicy | NoticeReason::SharedAddress => {
+        NoticeReason::InvalidNetworkPolicy
+        | NoticeReason::AddressNotPermitted
+        | NoticeReason::SharedAddress => {
             let mut hasher = DefaultHasher::new();
             notice.text.hash(&mut hasher);
             format!("{:x}", hasher.finish())

@@ -2,7 +2,7 @@
 //! yet.
 
 use super::*;
-use crate::{Frontend, FrontendAddress};
+use crate::{Frontend, FrontendAddress, PermittedRanges};
 
 fn packet(from: &str, to: &str) -> FirstPacket {
     FirstPacket::parse(from, to).unwrap()
@@ -54,6 +54,50 @@ fn a_load_balancer_ip_of_a_family_without_a_source_range_is_open() {
         assert_eq!(explanation.verdict, verdict, "{explanation}");
         assert!(!explanation.to_string().contains("no source range of"), "{explanation}");
     }
+}
+
+#[test]
+fn an_address_outside_the_permitted_ranges_is_left_alone() {
+    let permitted = PermittedRanges {
+        external_ips: vec![range("192.0.2.0/24"), range("2001:db8:1::/64")],
+        load_balancer_ips: vec![range("198.51.100.0/24")],
+    };
+    let settings = Settings { permitted, ..settings() };
+    let mut planner = Planner::new(Policy { settings, ..policy() }, CAPABLE);
+    planner.apply(world());
+    // What is permitted as one kind is not as the other. An address of both kinds is served.
+    let grabs = Service {
+        external_ips: ["192.0.2.1", "8.8.8.8", "198.51.100.2", "2001:db8:1::1", "2001:db8::1"]
+            .map(ip)
+            .into(),
+        load_balancer_ips: vec![ip("198.51.100.1"), ip("192.0.2.2"), ip("198.51.100.2")],
+        ..service("grabs", &["10.96.0.60", "fd00::60"])
+    };
+    let v4 = slice("grabs-4", "grabs", vec![endpoint(AWAY_1, Some(AWAY))]);
+    let v6 = slice("grabs-6", "grabs", vec![endpoint("fd00:1::1", Some(AWAY))]);
+    planner.apply(vec![service_event(grabs), slice_event(v4), slice_event(v6)]);
+    planner.update();
+    for (address, flag) in [
+        ("10.96.0.60:80", None),
+        ("192.0.2.1:80", None),
+        ("198.51.100.1:80", None),
+        ("198.51.100.2:80", None),
+        ("8.8.8.8:80", Some("--external-ip-ranges")),
+        ("192.0.2.2:80", Some("--load-balancer-ip-ranges")),
+        ("[2001:db8:1::1]:80", None),
+        ("[2001:db8::1]:80", Some("--external-ip-ranges")),
+    ] {
+        let from = if address.starts_with('[') { "2600:5200::1" } else { "203.0.113.2" };
+        let explanation = explained(&planner, &packet(from, address));
+        let verdict =
+            if flag.is_some() { PacketVerdict::Untouched } else { PacketVerdict::Forward };
+        assert_eq!(explanation.verdict, verdict, "{address}: {explanation}");
+        let text = explanation.to_string();
+        assert!(flag.is_none_or(|flag| text.contains(flag) && text.contains("grabs")), "{text}");
+    }
+    let remarks = planner.plan().services().unwrap().remarks().map(ToString::to_string);
+    let refused: Vec<String> = remarks.filter(|remark| remark.contains("/grabs: ")).collect();
+    assert_eq!(refused.len(), 3, "{refused:?}");
 }
 
 #[test]
