@@ -253,7 +253,7 @@ impl Agent {
                 });
             }
         }
-        for remark in changes.host_port_remarks.iter().filter(|remark| remark.is_warning()) {
+        for remark in changes.host_ports.remarks.iter().filter(|remark| remark.is_warning()) {
             (self.send_notice)(Notice {
                 about: NoticeSubject::Node,
                 reason: NoticeReason::HostPortConflict,

@@ -277,7 +277,7 @@ impl PolicyArgs {
     /// # Errors
     /// [`ConfigError`], for the first error.
     pub fn check(&self, auto: BackendName) -> Result<Policy, ConfigError> {
-        self.services.check(&self.node_side)?;
+        self.services.check(&self.node_side, self.host_ports)?;
         let backend = self.backend(auto).name;
         let node_name = match &self.node_name {
             Some(name) => name.clone(),

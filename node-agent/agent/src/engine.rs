@@ -101,7 +101,8 @@ impl Engine {
         let mut engine = Self::new(policy, config.name.capabilities(), backend);
         (engine.firewall, engine.host_ports) = (firewall, host_ports);
         let plan = engine.planner.plan();
-        engine.host_ports.iter_mut().for_each(|host_ports| host_ports.update(plan));
+        let nothing = PlanChanges::default();
+        engine.host_ports.iter_mut().for_each(|host_ports| host_ports.update(plan, &nothing));
         Ok(engine)
     }
 
@@ -341,10 +342,10 @@ impl<B: Backend> Engine<B> {
         if let Some(firewall) = &mut self.firewall {
             firewall.update(plan, &changes);
         }
-        if changes.has_host_ports {
-            self.host_ports.iter_mut().for_each(|host_ports| host_ports.update(plan));
+        if let Some(host_ports) = &mut self.host_ports {
+            host_ports.update(plan, &changes);
         }
-        for remark in &changes.host_port_remarks {
+        for remark in &changes.host_ports.remarks {
             info!(%remark, "a host port is not served as asked for");
         }
         self.candidate_tracker.update(plan, &changes);

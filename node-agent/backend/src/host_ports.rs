@@ -3,17 +3,17 @@
 //! The tables' translation comes behind everybody's rules for services. What those have translated
 //! is not asked again: the kernel leaves the rest of a hook's NAT chains out.
 
+mod content;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-
+use self::content::HostPortTable;
 pub use self::table::TABLE;
-use self::table::{Rules, chains, elements, schema};
+use self::table::schema;
 use denizen_model::Family;
-use denizen_nft::{Chain, Content, Element, Keeper, Kernel, Key, NftError, Repair, SetId};
-use denizen_plan::{HostPortPlan, Plan};
+use denizen_nft::{Keeper, Kernel, NftError, Repair};
+use denizen_plan::{HostPortPlan, Plan, PlanChanges};
 
 /// The tables of both versions.
 #[derive(Debug)]
@@ -24,64 +24,10 @@ pub struct HostPorts {
     is_decided: bool,
 }
 
-/// What the table of one version holds.
-#[derive(Debug)]
-struct HostPortTable {
-    version: Family,
-    elements: HashMap<(SetId, Key), Element>,
-    rules: Rules,
-}
-
-impl HostPortTable {
-    fn is_empty(&self) -> bool {
-        !self.rules.ports && !self.rules.guard
-    }
-
-    fn new(version: Family, plan: &Plan, decided: &HostPortPlan) -> Self {
-        let settings = plan.policy().host_ports;
-        let elements = elements(version, decided);
-        let has_loopback =
-            version == Family::V4 && settings.is_some_and(|settings| settings.localhost);
-        Self {
-            version,
-            rules: Rules {
-                ports: !elements.is_empty(),
-                on_loopback: has_loopback && !elements.is_empty(),
-                // Every backend guards these addresses itself.
-                guard: has_loopback && !plan.policy().services,
-            },
-            elements: elements
-                .into_iter()
-                .map(|element| ((element.set, element.key), element))
-                .collect(),
-        }
-    }
-
-    /// The elements that are not the same in `other`.
-    fn beside(&self, other: &Self) -> Vec<Element> {
-        let differs = |(key, element): &(_, &Element)| other.elements.get(*key) != Some(*element);
-        self.elements.iter().filter(differs).map(|(_, element)| element.clone()).collect()
-    }
-}
-
-impl Content for HostPortTable {
-    fn chains(&self) -> Vec<Chain> {
-        chains(self.version, self.rules)
-    }
-
-    fn elements(&self) -> impl Iterator<Item = Element> {
-        self.elements.values().cloned()
-    }
-}
-
 impl HostPorts {
     /// Nothing is programmed yet.
     pub fn new(kernel: Kernel) -> Self {
-        let table = |version| {
-            let empty =
-                HostPortTable { version, elements: HashMap::new(), rules: Rules::default() };
-            (Keeper::new(schema(version)), empty)
-        };
+        let table = |version| (Keeper::new(schema(version)), HostPortTable::new(version));
         Self { kernel, tables: Family::BOTH.map(table), is_decided: false }
     }
 
@@ -95,24 +41,26 @@ impl HostPorts {
         self.tables.iter_mut().for_each(|(keeper, _)| keeper.disturbed());
     }
 
-    /// What is decided. While pods are not known, what an earlier run programmed stays.
-    pub fn update(&mut self, plan: &Plan) {
+    /// What is decided, and how it differs from before. While pods are not known, what an earlier
+    /// run programmed stays.
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         let none = HostPortPlan::default();
         let decided = match (plan.policy().host_ports, plan.host_ports()) {
             (Some(_), Some(decided)) => decided,
             (Some(_), None) => return,
             (None, _) => &none,
         };
-        self.is_decided = true;
+        let is_first = !std::mem::replace(&mut self.is_decided, true);
         for (keeper, table) in &mut self.tables {
-            let new = HostPortTable::new(table.version, plan, decided);
-            if new.rules == table.rules {
-                keeper.note(|delta| delta.extend(table.beside(&new), new.beside(table)));
-            } else {
-                // The table is made, removed, or gets other chains.
+            match is_first {
+                true => table.fill(decided),
+                false => {
+                    keeper.note(|delta| table.change(decided, &changes.host_ports, delta));
+                }
+            }
+            if table.settle(plan) {
                 keeper.doubt();
             }
-            *table = new;
         }
     }
 

@@ -136,7 +136,7 @@ pub enum Why {
     /// `--open-forward`: another firewall's chain recognises services' connections by this bit of
     /// the conntrack mark. The packet mark is only on the first packet, and addresses do not tell.
     Admitted,
-    /// iptables, `--open-forward`: no service's chain translated this connection.
+    /// `--open-forward`, iptables and host ports: nothing translated this connection.
     NotAdmitted,
     /// `--open-forward`, in another firewall's chain: KEP-2450's one rule without a CIDR. Answers,
     /// and errors about connections, come from whatever address the endpoint has.
@@ -320,10 +320,10 @@ impl Why {
                 "sets the conntrack mark bit by which --open-forward accepts this connection"
             }
             Self::NotAdmitted => {
-                "clears the conntrack mark bit: no service translated this connection"
+                "clears the conntrack mark bit: nothing translated this connection"
             }
             Self::AdmitAnswers => "accepts answers of accepted connections",
-            Self::AdmitServices => "accepts connections to services",
+            Self::AdmitServices => "accepts connections to services and host ports",
             Self::MarkedAbove => "masquerades what the service rules marked",
             Self::ToEndpoint => "the connection goes to this endpoint",
             Self::MasqueradeAll => "--masquerade-all: masquerades connections to every cluster IP",

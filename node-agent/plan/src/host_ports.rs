@@ -3,29 +3,33 @@
 //! Services come first: their addresses and ports are allocated by the API, a host port is only
 //! asked for. Among pods, who names the address comes before who asks for every address, then the
 //! newest record: of two pods that claim one port, the older one is on its way out.
+//!
+//! Each [`HostPortKey`] is decided by itself: a pod's change touches the keys that it claims, and
+//! no others.
 
+mod changes;
+mod claims;
+mod key;
 mod remark;
+mod surroundings;
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+pub use self::changes::HostPortChanges;
+use self::changes::Remarks;
+use self::claims::{Claim, Claims};
+pub use self::key::{HostPortKey, HostPortPlace};
 pub use self::remark::HostPortRemark;
-use super::PlanChanges;
-use super::node::NodePorts;
-use super::services::{Frontend, FrontendAddress, FrontendKey, FrontendKind, ServicePlan};
-use denizen_model::{
-    Family, HostPort, HostPortAddress, LocalPod, NodeAddress, Protocol, family_of,
-};
+pub(super) use self::surroundings::Surroundings;
+use self::surroundings::{NodeAddresses, is_of_one_link};
+use super::services::Frontend;
+use denizen_model::{Protocol, family_of};
 use denizen_state::AttachmentId;
-
-/// The device on which kube-proxy's IPVS mode keeps services' addresses.
-const KUBE_IPVS: &str = "kube-ipvs0";
 
 /// Settings for all host ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,64 +38,10 @@ pub struct HostPortSettings {
     pub localhost: bool,
 }
 
-/// Where packets to a host port are addressed to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HostPortKey {
-    /// The address.
-    pub at: HostPortPlace,
-    /// The protocol.
-    pub protocol: Protocol,
-    /// The port.
-    pub port: NonZeroU16,
-}
-
-/// The address of a [`HostPortKey`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum HostPortPlace {
-    /// This one.
-    Ip(IpAddr),
-    /// [`HostPortPlan::addresses`] of this family.
-    Any(Family),
-}
-
-impl HostPortKey {
-    /// The family of the packets.
-    pub fn family(&self) -> Family {
-        match self.at {
-            HostPortPlace::Ip(ip) => family_of(ip),
-            HostPortPlace::Any(family) => family,
-        }
-    }
-
-    /// The keys of a host port as asked for.
-    fn of(asked: HostPort) -> impl Iterator<Item = Self> {
-        let HostPort { at, protocol, port, .. } = asked;
-        at.families().map(move |family| Self {
-            at: match at {
-                HostPortAddress::Ip(ip) => HostPortPlace::Ip(ip),
-                HostPortAddress::Any | HostPortAddress::AnyOf(_) => HostPortPlace::Any(family),
-            },
-            protocol,
-            port,
-        })
-    }
-}
-
-impl fmt::Display for HostPortKey {
-    /// As in `192.168.0.2:8080/tcp`, or `8080/tcp` at every address.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at, protocol, port } = self;
-        match at {
-            HostPortPlace::Ip(ip) => write!(f, "{}/{protocol}", SocketAddr::new(*ip, port.get())),
-            HostPortPlace::Any(_) => write!(f, "{port}/{protocol}"),
-        }
-    }
-}
-
 /// A host port that is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedHostPort {
-    /// The pod, as [`LocalPod`] shows itself.
+    /// The pod, as [`LocalPod`](denizen_model::LocalPod) shows itself.
     pub pod: Arc<str>,
     /// Its attachment.
     pub attachment: AttachmentId,
@@ -106,24 +56,23 @@ pub type TakenPort = (IpAddr, Protocol, NonZeroU16);
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct HostPortPlan {
     served: BTreeMap<HostPortKey, ServedHostPort>,
-    addresses: BTreeSet<IpAddr>,
     taken: BTreeSet<TakenPort>,
     is_on_loopback: bool,
+    remarks: Remarks,
+    /// Who serves a key is in [`Self::served`].
+    decisions: BTreeMap<HostPortKey, Decision>,
+    claims: Claims,
+    addresses: NodeAddresses,
+    node_ports: BTreeSet<IpAddr>,
+    knows_services: bool,
+}
+
+/// What is decided about one key, beside who serves it.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Decision {
+    taken: Vec<TakenPort>,
     remarks: Vec<HostPortRemark>,
 }
-
-/// What host ports are decided by.
-pub(super) struct Surroundings<'a> {
-    pub settings: HostPortSettings,
-    pub pods: &'a [LocalPod],
-    pub links: &'a [NodeAddress],
-    pub services: Option<&'a ServicePlan>,
-    pub node_ports: &'a NodePorts,
-}
-
-/// What differs from the plan before: for each host port that leads elsewhere now, or nowhere,
-/// where it led before; `None` for one that is new.
-pub type HostPortChanges = BTreeMap<HostPortKey, Option<SocketAddr>>;
 
 impl HostPortPlan {
     /// Every host port that is served.
@@ -133,10 +82,10 @@ impl HostPortPlan {
 
     /// The node's addresses at which host ports that name none are served.
     pub fn addresses(&self) -> &BTreeSet<IpAddr> {
-        &self.addresses
+        &self.addresses.any
     }
 
-    /// Of [`Self::addresses`], where a service has a port that [`Self::served`] has, too.
+    /// Where a service has a port that a pod asks for.
     pub fn taken(&self) -> &BTreeSet<TakenPort> {
         &self.taken
     }
@@ -147,8 +96,8 @@ impl HostPortPlan {
     }
 
     /// What is not served as asked for.
-    pub fn remarks(&self) -> &[HostPortRemark] {
-        &self.remarks
+    pub fn remarks(&self) -> impl Iterator<Item = &HostPortRemark> + Clone {
+        self.remarks.iter()
     }
 
     /// The host port that a packet to this destination is for, with the key by which it is found.
@@ -158,205 +107,196 @@ impl HostPortPlan {
         protocol: Protocol,
         port: NonZeroU16,
     ) -> Option<(HostPortKey, &ServedHostPort)> {
+        if self.taken.contains(&(ip, protocol, port)) {
+            return None;
+        }
         let key = |at| HostPortKey { at, protocol, port };
-        let exact = key(HostPortPlace::Ip(ip));
-        let any = key(HostPortPlace::Any(family_of(ip)));
         let found = |key: HostPortKey| Some((key, self.served.get(&key)?));
-        let is_any = || self.serves_any_at(ip) && !self.taken.contains(&(ip, protocol, port));
-        found(exact).or_else(|| is_any().then(|| found(any)).flatten())
+        let any = || found(key(HostPortPlace::Any(family_of(ip))));
+        let is_any = || self.serves_any_at(ip);
+        found(key(HostPortPlace::Ip(ip))).or_else(|| is_any().then(any).flatten())
     }
 
     /// Whether host ports that name no address are served at this one.
     pub fn serves_any_at(&self, ip: IpAddr) -> bool {
         match ip {
             IpAddr::V4(v4) if v4.is_loopback() => self.is_on_loopback,
-            IpAddr::V4(_) | IpAddr::V6(_) => self.addresses.contains(&ip),
+            IpAddr::V4(_) | IpAddr::V6(_) => self.addresses().contains(&ip),
         }
     }
 
-    /// Whether a change of services at these frontends may change what is served.
-    pub(super) fn concerns<'a>(&self, mut keys: impl Iterator<Item = &'a FrontendKey>) -> bool {
-        keys.any(|key| self.asks_for(key.protocol, key.port))
-    }
-
-    fn asks_for(&self, protocol: Protocol, port: NonZeroU16) -> bool {
-        let served = self.served.keys().map(|key| (key.protocol, key.port));
-        let not = self.remarks.iter().map(HostPortRemark::port);
-        served.chain(not).any(|asked| asked == (protocol, port))
-    }
-
-    /// Decides anew. Returns whether anything differs.
-    pub(super) fn update(&mut self, by: &Surroundings<'_>, changes: &mut PlanChanges) -> bool {
-        let new = Self::new(by);
-        if *self == new {
-            return false;
+    /// Decides again what a change touches.
+    pub(super) fn update(&mut self, by: &Surroundings<'_>) -> HostPortChanges {
+        let mut changes = HostPortChanges::default();
+        let claims = self.claims.change(by.former_pods, by.pods);
+        for [former, now] in &claims.pods {
+            self.remarks.replace(&former.remarks, &now.remarks, &mut changes.remarks);
         }
-        let added = new.remarks.iter().filter(|remark| !self.remarks.contains(remark));
-        changes.host_port_remarks.extend(added.cloned());
-        let changes = &mut changes.host_ports;
-        for (key, was) in &self.served {
-            if new.served.get(key).map(|is| is.endpoint) != Some(was.endpoint) {
-                changes.insert(*key, Some(was.endpoint));
+        let mut due = claims.keys;
+        self.see(by, &mut due, &mut changes);
+        let mut taken = BTreeSet::new();
+        for key in due {
+            self.decide(key, by, &mut taken, &mut changes);
+        }
+        for one in taken {
+            let is_taken = self.is_taken(one);
+            let differs = match is_taken {
+                true => self.taken.insert(one),
+                false => self.taken.remove(&one),
+            };
+            if differs {
+                changes.taken.insert(one);
             }
         }
-        for key in new.served.keys().filter(|key| !self.served.contains_key(key)) {
-            changes.insert(*key, None);
-        }
-        *self = new;
-        true
+        changes
     }
 
-    fn new(by: &Surroundings<'_>) -> Self {
-        let is_on_loopback = by.settings.localhost;
-        let mut plan = Self { addresses: addresses(by), is_on_loopback, ..Self::default() };
-        let mut claims: BTreeMap<HostPortKey, Vec<Claim<'_>>> = BTreeMap::new();
-        for claim in all_claims(by, &mut plan.remarks) {
-            claims.entry(claim.key).or_default().push(claim);
+    /// Takes in what is new about services and addresses. Adds the keys that it concerns.
+    fn see(
+        &mut self,
+        by: &Surroundings<'_>,
+        due: &mut BTreeSet<HostPortKey>,
+        changes: &mut HostPortChanges,
+    ) {
+        self.is_on_loopback = by.settings.localhost;
+        let knows_services = by.services.is_some();
+        let is_first =
+            std::mem::replace(&mut self.knows_services, knows_services) != knows_services;
+        if is_first {
+            due.extend(self.claims.keys());
+        } else {
+            let beside = by.frontends.iter();
+            let keys = beside.flat_map(|frontend| HostPortKey::beside(frontend, &self.node_ports));
+            due.extend(keys.filter(|key| self.claims.has_key(key)));
         }
-        for (key, mut of_key) in claims {
-            of_key.sort_by_key(Claim::rank);
-            let mut of_key = of_key.into_iter();
-            let Some(first) = of_key.next() else { continue };
-            let older = of_key.filter(|claim| claim.name() != first.name());
-            plan.remarks.extend(older.map(|claim| HostPortRemark::Older {
-                pod: claim.name(),
-                asked: claim.asked,
-                newer: first.name(),
-            }));
-            plan.serve(key, &first, by);
+        let node_ports: BTreeSet<IpAddr> = by.node_ports.addresses.iter().copied().collect();
+        let of_node_ports: Vec<IpAddr> =
+            self.node_ports.symmetric_difference(&node_ports).copied().collect();
+        self.node_ports = node_ports;
+        let is_on_dummy = |ip: IpAddr| self.addresses.on_dummies.contains(&ip);
+        let concerns_dummies = || by.frontends.iter().any(|key| key.ip().is_some_and(is_on_dummy));
+        let mut moved = BTreeSet::new();
+        if is_first || by.links_changed || concerns_dummies() {
+            let addresses = NodeAddresses::of(by);
+            moved = addresses.differing(&self.addresses);
+            let any = addresses.any.symmetric_difference(&self.addresses.any);
+            changes.addresses = any.copied().collect();
+            self.addresses = addresses;
         }
-        plan.remarks.sort();
-        plan.remarks.dedup();
-        plan
+        for ip in moved.iter().chain(&of_node_ports) {
+            due.extend(self.claims.keys_at(HostPortPlace::Ip(*ip)));
+            if !is_of_one_link(*ip) || of_node_ports.contains(ip) {
+                due.extend(self.claims.keys_at(HostPortPlace::Any(family_of(*ip))));
+            }
+        }
     }
 
-    /// Serves a key, except where a service has it.
-    fn serve(&mut self, key: HostPortKey, claim: &Claim<'_>, by: &Surroundings<'_>) {
-        let HostPortKey { at, protocol, port } = key;
-        let frontend = |ip| by.frontend(ip, protocol, port);
-        let shadowed = |ip, frontend: &Frontend| HostPortRemark::Shadowed {
-            pod: claim.name(),
-            asked: claim.asked,
-            at: ip,
-            kind: frontend.kind,
-            by: frontend.service_port.clone(),
+    /// Decides about a key. Adds to `taken` what may be taken now, or was.
+    fn decide(
+        &mut self,
+        key: HostPortKey,
+        by: &Surroundings<'_>,
+        taken: &mut BTreeSet<TakenPort>,
+        changes: &mut HostPortChanges,
+    ) {
+        let (decision, served) = self.decision(key, by);
+        let was = match &served {
+            Some(served) => self.served.insert(key, served.clone()),
+            None => self.served.remove(&key),
         };
-        match at {
+        let end = |served: &ServedHostPort| served.endpoint;
+        if was.as_ref().map(end) != served.as_ref().map(end) {
+            changes.former.insert(key, was.as_ref().map(end));
+        }
+        if was != served {
+            changes.served.insert(key);
+        }
+        let is_nothing = decision == Decision::default();
+        let now = (decision.taken.clone(), decision.remarks.clone());
+        let former = match is_nothing {
+            true => self.decisions.remove(&key),
+            false => self.decisions.insert(key, decision),
+        };
+        let former = former.unwrap_or_default();
+        self.remarks.replace(&former.remarks, &now.1, &mut changes.remarks);
+        taken.extend(former.taken.into_iter().chain(now.0));
+    }
+
+    /// What becomes of a key.
+    fn decision(
+        &self,
+        key: HostPortKey,
+        by: &Surroundings<'_>,
+    ) -> (Decision, Option<ServedHostPort>) {
+        let mut claims = self.claims.of_key(key);
+        let mut decision = Decision::default();
+        let Some(first) = claims.next() else {
+            return (decision, None);
+        };
+        let older = claims.filter(|claim| claim.pod != first.pod);
+        decision.remarks.extend(older.map(|claim| HostPortRemark::Older {
+            pod: claim.pod.clone(),
+            asked: claim.asked,
+            newer: first.pod.clone(),
+        }));
+        let shadowed = self.shadowed(key, by);
+        let is_served = match key.at {
             HostPortPlace::Ip(ip) => {
-                if let Some(frontend) = frontend(ip) {
-                    return self.remarks.push(shadowed(ip, frontend));
+                let is_here = self.addresses.has(ip, by.settings);
+                if shadowed.is_empty() && !is_here {
+                    let (pod, asked) = (first.pod.clone(), first.asked);
+                    decision.remarks.push(HostPortRemark::NoAddress { pod, asked });
                 }
-                if !by.has(ip) {
-                    return self
-                        .remarks
-                        .push(HostPortRemark::NoAddress { pod: claim.name(), asked: claim.asked });
-                }
+                shadowed.is_empty() && is_here
             }
+            HostPortPlace::Any(_) => true,
+        };
+        for (ip, frontend) in shadowed {
+            decision.taken.push((ip, key.protocol, key.port));
+            decision.remarks.push(HostPortRemark::Shadowed {
+                pod: first.pod.clone(),
+                asked: first.asked,
+                at: ip,
+                kind: frontend.kind,
+                by: frontend.service_port.clone(),
+            });
+        }
+        (decision, is_served.then(|| served(first)))
+    }
+
+    /// The services that have a key's port, and where.
+    fn shadowed<'a>(
+        &self,
+        key: HostPortKey,
+        by: &'a Surroundings<'_>,
+    ) -> Vec<(IpAddr, &'a Frontend)> {
+        let HostPortKey { at, protocol, port } = key;
+        let frontend = |ip| Some((ip, by.frontend(ip, protocol, port)?));
+        match at {
+            HostPortPlace::Ip(ip) => frontend(ip).into_iter().collect(),
             HostPortPlace::Any(family) => {
                 let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
-                let on_loopback = by.settings.localhost.then_some(&loopback);
-                let all = self.addresses.iter().chain(on_loopback);
-                for ip in all.filter(|ip| family_of(**ip) == family) {
-                    if let Some(frontend) = frontend(*ip) {
-                        self.taken.insert((*ip, protocol, port));
-                        self.remarks.push(shadowed(*ip, frontend));
-                    }
-                }
-            }
-        }
-        let (pod, attachment) = (claim.name(), claim.pod.id.clone());
-        self.served.insert(key, ServedHostPort { pod, attachment, endpoint: claim.endpoint });
-    }
-}
-
-impl Surroundings<'_> {
-    /// The frontend of a service at an address of the node.
-    fn frontend(&self, ip: IpAddr, protocol: Protocol, port: NonZeroU16) -> Option<&Frontend> {
-        let services = self.services?;
-        let key = |address| FrontendKey { address, protocol, port };
-        let node = key(FrontendAddress::Node(family_of(ip)));
-        let at_node =
-            || services.frontend(&node).filter(|_| self.node_ports.addresses.contains(&ip));
-        services.frontend(&key(FrontendAddress::Ip(ip))).or_else(at_node)
-    }
-
-    /// Whether the node has an address at which host ports can be served.
-    fn has(&self, ip: IpAddr) -> bool {
-        match ip {
-            IpAddr::V4(v4) if v4.is_loopback() => self.settings.localhost,
-            IpAddr::V6(v6) if v6.is_loopback() => false,
-            IpAddr::V4(_) | IpAddr::V6(_) => self.links.iter().any(|on| on.address == ip),
-        }
-    }
-}
-
-/// The node's addresses at which a host port that names none is served: all of its links', but
-/// loopback (127.0.0.0/8 is served by itself, and from `::1` nothing can be forwarded), and those
-/// that are a service's: kube-proxy's IPVS mode keeps them on a device.
-fn addresses(by: &Surroundings<'_>) -> BTreeSet<IpAddr> {
-    // A node-local DNS cache has a cluster IP on a dummy device.
-    let is_cluster_ip = |ip: IpAddr| {
-        let mut frontends = by.services.into_iter().flat_map(ServicePlan::frontends);
-        let at = FrontendAddress::Ip(ip);
-        frontends.any(|one| one.kind == FrontendKind::ClusterIp && one.key.address == at)
-    };
-    let of_node = by.links.iter().filter(|on| &*on.interface != KUBE_IPVS);
-    let of_node = of_node.filter(|on| !on.address.is_loopback());
-    of_node.filter(|on| !on.dummy || !is_cluster_ip(on.address)).map(|on| on.address).collect()
-}
-
-/// A pod's claim of one key.
-struct Claim<'a> {
-    key: HostPortKey,
-    pod: &'a LocalPod,
-    asked: HostPort,
-    endpoint: SocketAddr,
-}
-
-impl Claim<'_> {
-    /// The smallest wins.
-    fn rank(&self) -> impl Ord + use<> {
-        (Reverse(self.pod.added_at.clone()), self.pod.id.clone(), self.endpoint)
-    }
-
-    fn name(&self) -> Arc<str> {
-        self.pod.to_string().into()
-    }
-}
-
-/// Every claim that can be served. A record whose address a newer one has is of a pod that is gone.
-fn all_claims<'a>(by: &Surroundings<'a>, remarks: &mut Vec<HostPortRemark>) -> Vec<Claim<'a>> {
-    let asking = || by.pods.iter().filter(|pod| !pod.host_ports.is_empty());
-    let mut owners: HashMap<IpAddr, &LocalPod> = HashMap::new();
-    if asking().next().is_some() {
-        for pod in by.pods {
-            for ip in &pod.ips {
-                let owner = owners.entry(*ip).or_insert(pod);
-                if (&owner.added_at, &owner.id) < (&pod.added_at, &pod.id) {
-                    *owner = pod;
-                }
+                let on_loopback = by.settings.localhost.then_some(loopback);
+                let all = self.addresses().iter().copied().chain(on_loopback);
+                all.filter(|ip| family_of(*ip) == family).filter_map(frontend).collect()
             }
         }
     }
-    let mut claims = Vec::new();
-    for pod in asking() {
-        let is_gone = |ip: &IpAddr| owners.get(ip).is_some_and(|owner| owner.id != pod.id);
-        for asked in pod.host_ports.iter().copied() {
-            let (mut is_possible, mut is_superseded) = (false, false);
-            for key in HostPortKey::of(asked) {
-                let ip = pod.ips.iter().find(|ip| family_of(**ip) == key.family());
-                let Some(ip) = ip else { continue };
-                is_superseded |= is_gone(ip);
-                if !is_gone(ip) {
-                    let endpoint = SocketAddr::new(*ip, asked.pod_port.get());
-                    claims.push(Claim { key, pod, asked, endpoint });
-                    is_possible = true;
-                }
-            }
-            if !is_possible && !is_superseded {
-                remarks.push(HostPortRemark::NoPodAddress { pod: pod.to_string().into(), asked });
-            }
-        }
+
+    /// Whether a service has the port there, by what is decided about the keys that ask for it.
+    fn is_taken(&self, taken: TakenPort) -> bool {
+        let (ip, protocol, port) = taken;
+        [HostPortPlace::Ip(ip), HostPortPlace::Any(family_of(ip))].into_iter().any(|at| {
+            let decision = self.decisions.get(&HostPortKey { at, protocol, port });
+            decision.is_some_and(|decision| decision.taken.contains(&taken))
+        })
     }
-    claims
+}
+
+fn served(claim: &Claim) -> ServedHostPort {
+    ServedHostPort {
+        pod: claim.pod.clone(),
+        attachment: claim.id.clone(),
+        endpoint: claim.endpoint,
+    }
 }

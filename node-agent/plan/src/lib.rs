@@ -89,12 +89,8 @@ pub struct PlanChanges {
     pub triggers: Vec<Timestamp>,
     /// What differs in [`Plan::firewall`].
     pub firewall: FirewallChanges,
-    /// What differs in [`HostPortPlan::served`].
+    /// What differs in [`Plan::host_ports`].
     pub host_ports: HostPortChanges,
-    /// [`Plan::host_ports`] differs, or is known from now on.
-    pub has_host_ports: bool,
-    /// What is new in [`HostPortPlan::remarks`].
-    pub host_port_remarks: Vec<HostPortRemark>,
     /// A NetworkPolicy differs, whatever that changed.
     pub network_policies: bool,
     /// Conflicts that are new.
@@ -122,7 +118,6 @@ impl PlanChanges {
             hairpins: known,
             health_checks: known,
             local_endpoints: known,
-            has_host_ports: true,
             ..Self::default()
         }
     }
@@ -269,6 +264,7 @@ impl Plan {
             ..PlanChanges::default()
         };
         let mut concerned = BTreeSet::new();
+        let former_pods = self.pods.clone();
         if change.pods {
             let before = std::mem::replace(&mut self.pods, model.pods().cloned());
             if let (Some(ipvs), Some(world)) = (&mut self.ipvs, world) {
@@ -280,7 +276,7 @@ impl Plan {
             changes.firewall = firewall.update(model, self.pods.as_deref(), change);
         }
         change.firewall_is_decided();
-        let facts_changed = change.pods || change.addresses;
+        let links_changed = change.addresses;
         let moved = match changes.complete || change.is_about_node() {
             true => self.update_node(model, &mut changes),
             false => BTreeSet::new(),
@@ -293,30 +289,34 @@ impl Plan {
             // The rest waits until all first lists are complete.
             None => (change.pods, change.egress) = (false, false),
         }
-        self.update_host_ports(model, facts_changed, &mut changes);
+        self.update_host_ports(model, recorded(&former_pods), links_changed, &mut changes);
         changes
     }
 
-    /// Decides about host ports, if anything changed that they depend on. `facts_changed`: pods or
-    /// the node's addresses are others.
-    fn update_host_ports(&mut self, model: &Model, facts_changed: bool, changes: &mut PlanChanges) {
+    /// Decides about host ports that a change touches.
+    fn update_host_ports(
+        &mut self,
+        model: &Model,
+        former_pods: &[LocalPod],
+        links_changed: bool,
+        changes: &mut PlanChanges,
+    ) {
         let (Some(settings), Some(pods)) = (self.policy.host_ports, &self.pods) else {
             return;
         };
         let is_first = self.host_ports.is_none();
-        let mut host_ports = self.host_ports.take().unwrap_or_default();
-        let is_due = is_first || facts_changed || changes.node || changes.complete;
-        if is_due || host_ports.concerns(changes.frontends.iter()) {
-            let by = host_ports::Surroundings {
-                settings,
-                pods: &pods.pods,
-                links: model.addresses(),
-                services: self.services.as_ref(),
-                node_ports: &self.node.node_ports,
-            };
-            changes.has_host_ports = host_ports.update(&by, changes) || is_first;
-        }
-        self.host_ports = Some(host_ports);
+        let host_ports = self.host_ports.get_or_insert_default();
+        changes.host_ports = host_ports.update(&host_ports::Surroundings {
+            settings,
+            former_pods: if is_first { &[] } else { former_pods },
+            pods: &pods.pods,
+            links: model.addresses(),
+            links_changed: links_changed || is_first,
+            services: self.services.as_ref(),
+            owes_services: self.policy.services && self.services.is_none(),
+            frontends: &changes.frontends,
+            node_ports: &self.node.node_ports,
+        });
     }
 
     /// Returns the addresses that begin or cease to be the node's own.

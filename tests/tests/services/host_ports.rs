@@ -2,6 +2,7 @@
 //! services.
 
 mod context;
+mod forward;
 mod place;
 mod policy;
 mod precedence;

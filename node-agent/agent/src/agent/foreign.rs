@@ -29,12 +29,12 @@ pub(super) async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>, elsewhere
     }
 }
 
-/// Starts the task that looks at other firewalls' chains, if services are served. Returns what
-/// wakes it, and its findings.
+/// Starts the task that looks at other firewalls' chains, if services or host ports are served.
+/// Returns what wakes it, and its findings.
 pub(super) fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
     let elsewhere = Arc::new(Notify::new());
     let (findings, found) = watch::channel(Findings::default());
-    if config.policy.services {
+    if config.policy.services || config.policy.host_ports.is_some() {
         let wanted = forward::Opening {
             open: config.policy.node_side.open_forward,
             by_ipvs: config.backend.name.capabilities().balances_by_ipvs,

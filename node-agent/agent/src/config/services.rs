@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use denizen_plan::PermittedRanges;
 use ipnetwork::IpNetwork;
 
-use super::{ConfigError, NodeSideArgs};
+use super::{ConfigError, HostPortsArgs, NodeSideArgs};
 
 /// `--services`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -54,12 +54,17 @@ impl ServicesArgs {
     ///
     /// # Errors
     /// [`ConfigError::WithoutServices`].
-    pub(super) fn check(&self, node_side: &NodeSideArgs) -> Result<(), ConfigError> {
+    pub(super) fn check(
+        &self,
+        node_side: &NodeSideArgs,
+        host_ports: HostPortsArgs,
+    ) -> Result<(), ConfigError> {
         if self.are_served() {
             return Ok(());
         }
+        let opens_for_services = node_side.open_forward && host_ports.settings().is_none();
         let asked = [
-            ("--open-forward", node_side.open_forward),
+            ("--open-forward", opens_for_services),
             ("--egress-masquerade-config", node_side.egress_masquerade_config.is_some()),
         ];
         match asked.into_iter().find(|(_, is_asked)| *is_asked) {

@@ -141,7 +141,7 @@ fn host_ports(plan: &Plan) -> Option<HostPortsStatus> {
     Some(HostPortsStatus {
         served: decided.served().len(),
         asking_pods: asking_pods(plan),
-        conflicts: shown(decided.remarks().iter()),
+        conflicts: shown(decided.remarks()),
     })
 }
 

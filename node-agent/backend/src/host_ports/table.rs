@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::why::Why;
-use denizen_model::{Family, family_of};
+use denizen_model::Family;
 use denizen_nft::{
-    BaseChain, Chain, ChainKind, DataType, Element, Field, Hook, Key, Rule, Schema, Set, SetId,
-    Statement, Value, Verdict, endpoint,
+    Assigned, BaseChain, Chain, ChainKind, DataType, Element, Field, Hook, Key, Rule, Schema, Set,
+    SetId, Statement, Value, Variable, Verdict, endpoint,
 };
-use denizen_plan::{HostPortKey, HostPortPlace, HostPortPlan};
+use denizen_plan::{HostPortKey, HostPortPlace, MarkBit, ServedHostPort, TakenPort};
 
 /// The name of the table, in `ip` and in `ip6`.
 pub const TABLE: &str = "denizen-host-ports";
@@ -27,8 +27,8 @@ const TRANSLATED: u32 = 1 << 5;
 
 const AT_ADDRESS: SetId = SetId(0);
 const AT_ANY: SetId = SetId(1);
-const ADDRESSES: SetId = SetId(2);
-const TAKEN: SetId = SetId(3);
+pub const ADDRESSES: SetId = SetId(2);
+pub const TAKEN: SetId = SetId(3);
 const HAIRPINS: SetId = SetId(4);
 
 /// What the rules depend on.
@@ -40,6 +40,8 @@ pub struct Rules {
     pub guard: bool,
     /// There are host ports.
     pub ports: bool,
+    /// `--open-forward`: connections to pods are marked.
+    pub open_forward: bool,
 }
 
 /// The table.
@@ -90,7 +92,7 @@ pub fn chains(version: Family, rules: Rules) -> Vec<Chain> {
         "prerouting",
         before(Hook::Prerouting),
         Why::HostPorts,
-        arriving_rules(version, jump()),
+        arriving_rules(version, jump(), rules.open_forward),
     );
     let mut sent = vec![jump()];
     let mut left = vec![hairpin(version)];
@@ -108,21 +110,29 @@ pub fn chains(version: Family, rules: Rules) -> Vec<Chain> {
 }
 
 /// A host port on 127.0.0.0/8 is for the node alone.
-fn arriving_rules(version: Family, jump: Rule) -> Vec<Rule> {
+fn arriving_rules(version: Family, jump: Rule, open_forward: bool) -> Vec<Rule> {
     let back = Statement::Verdict(Verdict::Return);
     let loopback = rule(Why::Martian, [of_loopback(Field::Destination), back]);
     let loopback = (version == Family::V4).then_some(loopback);
-    loopback.into_iter().chain([jump]).collect()
+    // What is translated leaves this hook at once, with the bit.
+    let admit = |why, assigned| {
+        let here = Statement::In(set(version, ADDRESSES).lookup());
+        let assign = Statement::Assign(Variable::ConnectionMark, assigned);
+        open_forward.then(|| rule(why, [here, assign]))
+    };
+    let bit = MarkBit::ADMITTED.mask();
+    let before = loopback.into_iter().chain(admit(Why::Admitted, Assigned::Or(bit)));
+    before.chain([jump]).chain(admit(Why::NotAdmitted, Assigned::And(!bit))).collect()
 }
 
-/// Who names the address comes first.
+/// Services come first, then who names the address.
 fn found(version: Family) -> Vec<Rule> {
     let dnat = |id| Statement::Dnat(version, set(version, id).lookup());
     let is_in = |id| Statement::In(set(version, id).lookup());
     let back = Statement::Verdict(Verdict::Return);
     vec![
-        rule(Why::HostPortAtAddress, [dnat(AT_ADDRESS)]),
         rule(Why::HostPortTaken, [is_in(TAKEN), back]),
+        rule(Why::HostPortAtAddress, [dnat(AT_ADDRESS)]),
         rule(Why::HostPortAtAny, [is_in(ADDRESSES), dnat(AT_ANY)]),
     ]
 }
@@ -166,35 +176,36 @@ fn rule(why: Why, statements: impl Into<Vec<Statement>>) -> Rule {
     Rule { statements: statements.into(), why: why.text() }
 }
 
-/// Its elements; none if no host port of the version is served.
-pub fn elements(version: Family, plan: &HostPortPlan) -> Vec<Element> {
-    let is_ours = move |ip: &IpAddr| family_of(*ip) == version;
-    let served: Vec<_> =
-        plan.served().iter().filter(|(_, served)| is_ours(&served.endpoint.ip())).collect();
-    let asks_any = served.iter().any(|(key, _)| matches!(key.at, HostPortPlace::Any(_)));
-    let member = |set, key| Element { set, key, value: Value::Member, comment: None };
-    let addresses = plan.addresses().iter().filter(move |ip| asks_any && is_ours(ip));
-    let addresses = addresses.map(move |ip| member(ADDRESSES, Key::EMPTY.address(*ip)));
-    let taken = plan.taken().iter().filter(move |(ip, ..)| is_ours(ip));
-    let taken = taken.map(move |(ip, protocol, port)| {
-        let key = Key::EMPTY.address(*ip).byte(protocol.number()).port(port.get());
-        member(TAKEN, key)
-    });
-    let hairpins = served.iter().map(|(_, served)| served.endpoint.ip());
-    let hairpins = hairpins.map(move |ip| member(HAIRPINS, Key::EMPTY.address(ip).address(ip)));
-    let ports = served.iter().map(|(key, served)| {
-        let (ip, port) = (served.endpoint.ip(), served.endpoint.port());
-        let (set, of_address) = match key.at {
-            HostPortPlace::Ip(at) => (AT_ADDRESS, Key::EMPTY.address(at)),
-            HostPortPlace::Any(_) => (AT_ANY, Key::EMPTY),
-        };
-        let HostPortKey { protocol, port: of_node, .. } = key;
-        Element {
-            set,
-            key: of_address.byte(protocol.number()).port(of_node.get()),
-            value: Value::Data(endpoint(ip, port)),
-            comment: Some(served.pod.clone()),
-        }
-    });
-    addresses.chain(taken).chain(hairpins).chain(ports).collect()
+/// The address of the node, if it is of this version.
+pub fn of_address(ip: IpAddr) -> Element {
+    member(ADDRESSES, Key::EMPTY.address(ip))
+}
+
+/// A port that a service has.
+pub fn of_taken((ip, protocol, port): TakenPort) -> Element {
+    member(TAKEN, Key::EMPTY.address(ip).byte(protocol.number()).port(port.get()))
+}
+
+/// A pod that may reach itself.
+pub fn of_hairpin(ip: IpAddr) -> Element {
+    member(HAIRPINS, Key::EMPTY.address(ip).address(ip))
+}
+
+/// A host port that is served.
+pub fn of_host_port(key: HostPortKey, served: &ServedHostPort) -> Element {
+    let HostPortKey { at, protocol, port } = key;
+    let (set, of_place) = match at {
+        HostPortPlace::Ip(at) => (AT_ADDRESS, Key::EMPTY.address(at)),
+        HostPortPlace::Any(_) => (AT_ANY, Key::EMPTY),
+    };
+    Element {
+        set,
+        key: of_place.byte(protocol.number()).port(port.get()),
+        value: Value::Data(endpoint(served.endpoint.ip(), served.endpoint.port())),
+        comment: Some(served.pod.clone()),
+    }
+}
+
+fn member(set: SetId, key: Key) -> Element {
+    Element { set, key, value: Value::Member, comment: None }
 }

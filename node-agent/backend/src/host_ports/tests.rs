@@ -7,8 +7,8 @@ use std::process::Command;
 use nix::sched::{CloneFlags, unshare};
 
 use super::*;
-use denizen_fixture::{address, ip, pods, port};
-use denizen_model::{Event, HostPort, HostPortAddress, Protocol};
+use denizen_fixture::{address, ip, pods, port, service};
+use denizen_model::{Event, HostPort, HostPortAddress, Listing, Protocol};
 use denizen_plan::fixture::{CAPABLE, policy};
 use denizen_plan::{HostPortSettings, Planner, Policy};
 
@@ -31,7 +31,8 @@ fn opened() -> HostPorts {
     HostPorts::new(Kernel::open().expect("netlink"))
 }
 
-/// A node with one pod that asks for these host ports at every address.
+/// A node with one pod that asks for these host ports at every address, with services that are
+/// not known yet.
 fn planner(services: bool, ports: &[u16]) -> Planner {
     let host_ports = Some(HostPortSettings { localhost: true });
     let mut planner = Planner::new(Policy { services, host_ports, ..policy() }, CAPABLE);
@@ -43,7 +44,7 @@ fn planner(services: bool, ports: &[u16]) -> Planner {
     planner
 }
 
-fn ask(planner: &mut Planner, ports: &[u16]) {
+fn ask(planner: &mut Planner, ports: &[u16]) -> PlanChanges {
     let mut set = pods(1, &[("10.1.0.5", "veth1")]);
     set.pods[0].ips.push(ip("fd00:1::5"));
     let asked = |number: &u16| HostPort {
@@ -54,12 +55,37 @@ fn ask(planner: &mut Planner, ports: &[u16]) {
     };
     set.pods[0].host_ports = ports.iter().map(asked).collect();
     planner.apply(vec![Event::Pods(set)]);
-    planner.update();
+    planner.update()
 }
 
+/// Programs all that is decided, as a fresh start does.
 fn program(host_ports: &mut HostPorts, planner: &Planner) {
-    host_ports.update(planner.plan());
+    change(host_ports, planner, &PlanChanges::default());
+}
+
+fn change(host_ports: &mut HostPorts, planner: &Planner, changes: &PlanChanges) {
+    host_ports.update(planner.plan(), changes);
     host_ports.sync().expect("taken");
+}
+
+/// All that is decided is in the kernel, and nothing else.
+fn is_as_decided(host_ports: &mut HostPorts) {
+    host_ports.disturbed();
+    assert!(host_ports.resync().expect("taken").is_none());
+}
+
+/// The node's first lists, with a service that has these node ports and no endpoints.
+fn list_services(planner: &mut Planner, node_ports: &[u16]) -> PlanChanges {
+    let mut web = service("web", &["10.96.0.10"]);
+    let numbered = |number: &u16| {
+        denizen_fixture::service_port(&format!("p{number}"), Protocol::Tcp, *number, Some(*number))
+    };
+    web.ports = node_ports.iter().map(numbered).collect();
+    let node = denizen_fixture::node(None, &["192.168.0.2"], &[]);
+    let facts = [Event::Node(Some(node)), Event::Service(web.name.clone(), Some(web))];
+    let lists = Listing::SERVICES.into_iter().map(Event::Listed);
+    planner.apply(facts.into_iter().chain(lists).collect());
+    planner.update()
 }
 
 #[test]
@@ -69,8 +95,8 @@ fn a_host_port_is_an_element_and_none_is_no_table() {
         let mut planner = planner(true, &[]);
         program(&mut host_ports, &planner);
         assert_eq!(nft("list ruleset"), "");
-        ask(&mut planner, &[8080]);
-        program(&mut host_ports, &planner);
+        let changes = ask(&mut planner, &[8080]);
+        change(&mut host_ports, &planner, &changes);
         let one = nft("-a list ruleset");
         for part in [
             "tcp . 8080 comment \"default/pod-0\" : 10.1.0.5 . 80",
@@ -81,13 +107,14 @@ fn a_host_port_is_an_element_and_none_is_no_table() {
             assert!(one.contains(part), "{part}: {one}");
         }
         let rules = |shown: &str| shown.lines().filter(|line| line.contains("# handle")).count();
-        ask(&mut planner, &[8080, 8081]);
-        program(&mut host_ports, &planner);
+        let changes = ask(&mut planner, &[8080, 8081]);
+        change(&mut host_ports, &planner, &changes);
+        is_as_decided(&mut host_ports);
         let two = nft("-a list ruleset");
         assert_eq!(rules(&two), rules(&one), "{two}");
         assert!(two.contains("8081"), "{two}");
-        ask(&mut planner, &[]);
-        program(&mut host_ports, &planner);
+        let changes = ask(&mut planner, &[]);
+        change(&mut host_ports, &planner, &changes);
         assert_eq!(nft("list ruleset"), "");
     });
 }
@@ -138,5 +165,32 @@ fn what_an_earlier_run_left_stays_until_pods_are_known() {
         assert_eq!(nft("list ruleset"), left);
         program(&mut opened(), &Planner::new(policy(), CAPABLE));
         assert_eq!(nft("list ruleset"), "");
+    });
+}
+
+/// A service without endpoints translates nothing, so only the element keeps its port from the pod.
+/// A restarted agent does not know services at first.
+#[test]
+fn what_services_have_stays_taken_while_a_restarted_agent_reads_them() {
+    in_namespace(|| {
+        let mut before = planner(true, &[8080, 30080]);
+        list_services(&mut before, &[30080]);
+        program(&mut opened(), &before);
+        let wanted = nft("list ruleset");
+        assert!(wanted.contains("192.168.0.2 . tcp . 30080"), "{wanted}");
+
+        let (mut host_ports, mut restarted) = (opened(), planner(true, &[8080, 30080]));
+        program(&mut host_ports, &restarted);
+        assert_eq!(nft("list ruleset"), wanted);
+        let changes = ask(&mut restarted, &[8080, 30080, 9090]);
+        change(&mut host_ports, &restarted, &changes);
+        let asked = nft("list ruleset");
+        assert!(asked.contains("9090") && asked.contains("tcp . 30080 }"), "{asked}");
+        let changes = list_services(&mut restarted, &[9090]);
+        change(&mut host_ports, &restarted, &changes);
+        let known = nft("list ruleset");
+        assert!(known.contains("192.168.0.2 . tcp . 9090"), "{known}");
+        assert!(!known.contains("192.168.0.2 . tcp . 30080"), "{known}");
+        is_as_decided(&mut host_ports);
     });
 }

@@ -290,7 +290,7 @@ impl CandidateTracker {
             }
         }
         self.firewall_is(plan, &changes.firewall);
-        for (key, former) in &changes.host_ports {
+        for (key, former) in &changes.host_ports.former {
             self.candidates.host_ports.entry(*key).or_default().extend(former);
         }
         let Some(services) = plan.services() else {

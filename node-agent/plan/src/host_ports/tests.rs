@@ -1,8 +1,13 @@
+mod paths;
+
 use super::*;
 use crate::fixture::{CAPABLE, policy};
-use crate::{Plan, Policy};
+use crate::{Plan, PlanChanges, Policy};
 use denizen_fixture::{address, endpoint, ip, node, port, service, slice};
-use denizen_model::{Event, Listing, Model, ModelChange, PodName, PodSet, ServicePort};
+use denizen_model::{
+    Event, Family, HostPort, HostPortAddress, Listing, LocalPod, Model, ModelChange, PodName,
+    PodSet, ServicePort,
+};
 use denizen_state::{Epoch, Generation};
 
 /// A pod with its addresses, what it asks for as in `192.168.0.2:80/tcp->8080`, and when it was
@@ -94,7 +99,7 @@ impl Node {
     }
 
     fn remarks(&self) -> Vec<String> {
-        self.decided().remarks().iter().map(ToString::to_string).collect()
+        self.decided().remarks().map(ToString::to_string).collect()
     }
 }
 
@@ -197,15 +202,33 @@ fn changes_name_where_a_port_led() {
     let any = key(HostPortPlace::Any(Family::V4));
     let ask = |name, address, second| pod(name, &[address], &["*:53/udp->53"], second);
     let end = |text: &str| Some(text.parse::<SocketAddr>().unwrap());
-    let changes = node.pods(vec![ask("a", "10.1.0.1", 0)]);
-    assert_eq!(changes.host_ports, [(any, None)].into());
-    let changes = node.pods(vec![ask("a", "10.1.0.1", 0), ask("b", "10.1.0.2", 1)]);
-    assert_eq!(changes.host_ports, [(any, end("10.1.0.1:53"))].into());
-    assert_eq!(changes.host_port_remarks.len(), 1);
-    let changes = node.pods(vec![ask("b", "10.1.0.2", 1)]);
-    assert_eq!((changes.host_ports, changes.has_host_ports), ([].into(), true), "a remark ends");
-    let changes = node.pods(vec![]);
-    assert_eq!(changes.host_ports, [(any, end("10.1.0.2:53"))].into());
+    let changes = node.pods(vec![ask("a", "10.1.0.1", 0)]).host_ports;
+    assert_eq!(changes.former, [(any, None)].into());
+    let both = || vec![ask("a", "10.1.0.1", 0), ask("b", "10.1.0.2", 1)];
+    let changes = node.pods(both()).host_ports;
+    assert_eq!(changes.former, [(any, end("10.1.0.1:53"))].into());
+    assert_eq!((changes.served, changes.remarks.len()), ([any].into(), 1));
+    assert_eq!(node.pods(both()).host_ports, HostPortChanges::default());
+    let changes = node.pods(vec![ask("b", "10.1.0.2", 1)]).host_ports;
+    assert_eq!(changes, HostPortChanges::default(), "a remark ends");
+    assert_eq!(node.remarks(), [""; 0]);
+    let changes = node.pods(vec![]).host_ports;
+    assert_eq!(changes.former, [(any, end("10.1.0.2:53"))].into());
+}
+
+/// A pod's change is about the ports that it asks for, however many others there are.
+#[test]
+fn a_pods_change_concerns_its_own_ports() {
+    let mut node = Node::new(true);
+    let ask = |number: u8| {
+        let asked = format!("*:{}/tcp->80", 1000 + u16::from(number));
+        pod(&format!("pod-{number:03}"), &[&format!("10.1.0.{number}")], &[&asked], number % 60)
+    };
+    let mut pods: Vec<_> = (1..200).map(ask).collect();
+    node.pods(pods.clone());
+    pods.remove(100);
+    let changes = node.pods(pods).host_ports;
+    assert_eq!((changes.served.len(), changes.taken.len(), changes.addresses.len()), (1, 0, 0));
 }
 
 #[test]

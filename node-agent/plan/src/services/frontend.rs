@@ -33,6 +33,14 @@ impl FrontendKey {
             FrontendAddress::Node(family) => family,
         }
     }
+
+    /// Its address; `None` for a node port, which has several.
+    pub fn ip(&self) -> Option<IpAddr> {
+        match self.address {
+            FrontendAddress::Ip(ip) => Some(ip),
+            FrontendAddress::Node(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for FrontendKey {
