@@ -11,7 +11,9 @@ use denizen_backend::{Affinity, Clients, Crowded};
 use denizen_observe::connections::{NamedConnection, Totals};
 use denizen_observe::drops::{DropCount, DropCounts, DropVerdict, DroppedPacket, PacketReport};
 use denizen_observe::status::metrics::Metrics;
-use denizen_observe::status::{DrainingSince, DrainingStatus, IpvsStatus, LastSync, Status};
+use denizen_observe::status::{
+    ApiTraffic, DrainingSince, DrainingStatus, IpvsStatus, LastSync, Status,
+};
 use denizen_observe::trace::{
     Comparison, HookReport, NamedAddress, PacketFate, RuleReport, TraceReport, TracedPackets,
 };
@@ -76,6 +78,12 @@ fn every_metric_is_there() {
     let set = [("ip_family", "IPv4".to_owned()), ("set", "services".to_owned())];
     metrics.own.elements.get_or_create(&set).set(1);
     metrics.network_policy.set_engine("Denizen");
+    let traffic = ApiTraffic {
+        lists: [("start".to_owned(), 1)].into(),
+        answers: [("json".to_owned(), 1)].into(),
+        ..ApiTraffic::default()
+    };
+    metrics.api.set(&[traffic]);
     let text = metrics.encode();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let names = types.map(|line| match line.split_once(' ').expect("a name and a type") {
@@ -109,6 +117,7 @@ fn every_field_of_the_status_is_there() {
         host_ports: Some(denizen_observe::status::HostPortsStatus::default()),
         redirected_pods: 0,
         unredirected_pods: 0,
+        api: vec![ApiTraffic::default()],
         services: 0,
         endpoints: 0,
         generation: None,

@@ -1,5 +1,6 @@
 //! The state of the running agent, for people and programs.
 
+mod api;
 pub mod health;
 mod host_ports;
 mod ipvs;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::api::ApiTraffic;
 pub use self::host_ports::HostPortsStatus;
 pub use self::ipvs::{DrainingSince, DrainingStatus, IpvsStatus};
 use denizen_backend::Affinity;
@@ -86,6 +88,9 @@ pub struct Status {
     /// The host ports of this node's pods; missing if they are off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_ports: Option<HostPortsStatus>,
+    /// What each followed kind has cost the API server; empty if objects come from files.
+    #[serde(default)]
+    pub api: Vec<ApiTraffic>,
     /// Clients remembered for session affinity.
     #[serde(default)]
     pub affinity: Affinity,
@@ -224,6 +229,7 @@ impl fmt::Display for Status {
             self.announcements.iter().map(|withheld| ("announcements", withheld.to_string()));
         let bgp = self.bgp.iter().flat_map(BgpStatus::lines);
         let ipvs = self.ipvs.iter().flat_map(IpvsStatus::lines);
+        let api = self.api.iter().map(|traffic| ("API", traffic.to_string()));
         let errors = self.errors.iter().map(|error| ("error", error.clone()));
         let warnings = self.warnings.iter().map(|warning| ("warning", warning.clone()));
         let none = self.errors.is_empty().then(|| ("errors", "none".to_owned()));
@@ -233,6 +239,7 @@ impl fmt::Display for Status {
             .chain(announcements)
             .chain(bgp)
             .chain(ipvs)
+            .chain(api)
             .chain(errors)
             .chain(none)
             .chain(warnings)

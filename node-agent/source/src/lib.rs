@@ -26,6 +26,7 @@ pub mod kube;
 pub mod manifests;
 pub mod node;
 pub mod object;
+mod protobuf;
 #[cfg(test)]
 mod running;
 pub mod state_file;

@@ -1,6 +1,7 @@
-//! What the pods of a large cluster cost: `cargo bench -p denizen-tests --bench pods`, as root.
+//! What the objects of a large cluster cost: `cargo bench -p denizen-tests --bench pods`, as root.
 //!
-//! A process that follows 10,000 and 150,000 pods, as the agent does for the pod firewall; and the
+//! A process that follows 10,000 and 150,000 pods, as the agent does for the pod firewall, or 10,000
+//! Services and their EndpointSlices, from a server without protobuf and from one with it; and the
 //! whole agent of a node with 250 of them, without the pod firewall and with it. The server is in
 //! the parent process, and makes the pods as it sends them.
 //!
@@ -22,19 +23,26 @@ use crate::server::Cluster;
 
 /// Clusters: a usual one, and the largest that Kubernetes documents.
 const CLUSTERS: [Cluster; 2] = [
-    Cluster { pods: 10_000, policies: 100, namespaces: 25, updates: 0 },
-    Cluster { pods: 150_000, policies: 10_000, namespaces: 499, updates: 0 },
+    Cluster { pods: 10_000, policies: 100, namespaces: 25, ..NONE },
+    Cluster { pods: 150_000, policies: 10_000, namespaces: 499, ..NONE },
 ];
+
+const NONE: Cluster =
+    Cluster { pods: 0, policies: 0, namespaces: 1, updates: 0, services: 0, only_json: false };
 
 type Part = (&'static str, fn(Cluster) -> Result<()>);
 
 /// The parts, by the words that choose them.
-const PARTS: [Part; 2] = [("source", source::measure), ("agent", agent::measure)];
+const PARTS: [Part; 3] = [
+    ("source", source::measure),
+    ("services", source::measure_services),
+    ("agent", agent::measure),
+];
 
 fn main() -> ExitCode {
     Bench {
         processes: &[
-            (&["follow"], |words| source::follow(Path::new(&words[1]))),
+            (&["follow"], |words| source::follow(Path::new(&words[1]), words[2] == "services")),
             (&["run", "status"], |_| denizen_agent::cli::run()),
         ],
         parts: &PARTS.map(|(part, _)| part),

@@ -22,17 +22,32 @@ const UPDATES: usize = 20_000;
 /// Serves the pods to a process that follows them.
 pub fn measure(cluster: Cluster) -> Result<()> {
     let cluster = Cluster { updates: UPDATES, policies: 0, ..cluster };
-    let folder = tempfile::tempdir()?;
-    let kubeconfig = server::start(cluster, TcpListener::bind("127.0.0.1:0")?, folder.path())?;
     let size = pod(cluster, cluster.pods / 2, 0).to_string().len();
     println!("\n## The source alone, {} pods of {size} bytes each\n", cluster.pods);
-    let status = own_program("follow")?.arg(&kubeconfig).status()?;
-    ensure!(status.success(), "the process that follows them failed: {status}");
+    in_both_encodings(cluster, "pods")
+}
+
+/// The same for Services and their EndpointSlices.
+pub fn measure_services(cluster: Cluster) -> Result<()> {
+    let services = cluster.pods.min(10_000);
+    println!("\n## The source alone, {services} Services and EndpointSlices\n");
+    in_both_encodings(Cluster { services, pods: 0, policies: 0, ..cluster }, "services")
+}
+
+fn in_both_encodings(cluster: Cluster, objects: &str) -> Result<()> {
+    for only_json in [true, false] {
+        println!("{}:", if only_json { "JSON" } else { "protobuf" });
+        let cluster = Cluster { only_json, ..cluster };
+        let folder = tempfile::tempdir()?;
+        let kubeconfig = server::start(cluster, TcpListener::bind("127.0.0.1:0")?, folder.path())?;
+        let status = own_program("follow")?.arg(&kubeconfig).arg(objects).status()?;
+        ensure!(status.success(), "the process that follows them failed: {status}");
+    }
     Ok(())
 }
 
-/// Follows the pods, and prints what that costs.
-pub fn follow(kubeconfig: &Path) -> Result<ExitCode> {
+/// Follows the pods, or the Services, and prints what that costs.
+pub fn follow(kubeconfig: &Path, services: bool) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let before = megabytes(Memory::own()?.resident);
@@ -46,10 +61,10 @@ pub fn follow(kubeconfig: &Path) -> Result<ExitCode> {
             access: Access { credentials, server: None },
             node_name: NODE.into(),
             since: "2026-01-01T00:00:00Z".parse()?,
-            features: Features { services: false, network_policy: true, other_nodes: false },
+            features: Features { services, network_policy: !services, other_nodes: false },
         };
         let (begun, used) = (Instant::now(), processor_time()?);
-        let _problems = kube::start(&config, &names, reads, &report, &send);
+        let followed = kube::start(&config, &names, reads, &report, &send);
         let mut model = Model::default();
         let mut listed = None;
         let mut sent = 0;
@@ -65,13 +80,27 @@ pub fn follow(kubeconfig: &Path) -> Result<ExitCode> {
                     return Ok(ExitCode::SUCCESS);
                 }
             }
-            if listed.is_none() && model.owed([Listing::Pods]).next().is_none() {
+            let missing = match services {
+                true => model.owed([Listing::Services, Listing::Slices]).next(),
+                false => model.owed([Listing::Pods]).next(),
+            };
+            if listed.is_none() && missing.is_none() {
                 println!(
                     "listed after {:?} ({:?} of the processor); before: {before:.1} MB; now: {}",
                     begun.elapsed(),
                     processor_time()? - used,
                     Memory::own()?
                 );
+                for kind in &followed {
+                    println!(
+                        "  {}: {:.1} MB",
+                        kind.kind.plural(),
+                        kind.traffic.bytes() as f64 / 1e6
+                    );
+                }
+                if services {
+                    return Ok(ExitCode::SUCCESS);
+                }
                 listed = Some(processor_time()?);
             }
         }

@@ -12,10 +12,13 @@ use denizen_tests::conf::{
 use denizen_tests::node::netns::checked;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+const FLOW_CONTROL: &str = "kubernetes/api-priority/flow-control.yaml";
 
 /// The folders that `kubectl apply -k` takes.
 const KUSTOMIZATIONS: [&str; 2] = ["kubernetes", "kubernetes/uninstall"];
@@ -64,6 +67,8 @@ pub(crate) fn object(object: &Value) -> Result<()> {
         "ClusterRoleBinding" => strictly::<ClusterRoleBinding>(object),
         "ConfigMap" => strictly::<ConfigMap>(object),
         "DaemonSet" => strictly::<DaemonSet>(object),
+        "FlowSchema" => strictly::<FlowSchema>(object),
+        "PriorityLevelConfiguration" => strictly::<PriorityLevelConfiguration>(object),
         other => bail!("nobody looked at a {other} yet"),
     }
 }
@@ -160,6 +165,22 @@ fn the_component_for_iptables_changes_the_agent_alone() -> Result<()> {
     let added = &mut agent["securityContext"]["capabilities"]["add"];
     added.as_array_mut().context("capabilities")?.push("NET_RAW".into());
     assert_eq!(built_with("iptables")?, plain);
+    Ok(())
+}
+
+/// What an ADD waits for is never behind lists, and both come before the API server's own schemas.
+#[test]
+fn the_levels_of_the_api_servers_fair_queueing() -> Result<()> {
+    let levels = documents(FLOW_CONTROL)?;
+    levels.iter().try_for_each(object)?;
+    let precedence = |name: &str| {
+        let mut schemas = levels.iter().filter(|object| object["kind"] == "FlowSchema");
+        let schema = schemas.find(|schema| schema["metadata"]["name"] == name);
+        schema.and_then(|schema| schema["spec"]["matchingPrecedence"].as_u64())
+    };
+    assert!(Some(0) < precedence("denizen-add"));
+    assert!(precedence("denizen-add") < precedence("denizen"));
+    assert!(precedence("denizen") < Some(900));
     Ok(())
 }
 

@@ -72,13 +72,16 @@ fn refused(values: &Value) -> Result<String> {
 /// nothing may differ.
 #[test]
 fn the_chart_makes_the_objects_that_kustomize_makes() -> Result<()> {
+    let plain = built(&folder().join("kubernetes"))?;
+    let levels = documents("kubernetes/api-priority/flow-control.yaml")?;
     let beside = built_with("beside-kube-proxy")?;
     let file =
         documents("kubernetes/bird/config-map.yaml")?.remove(0)["data"]["config.yaml"].clone();
     let file: Value = serde_saphyr::from_str(file.as_str().context("a file")?)?;
     for (values, kustomize) in [
-        (json!({}), built(&folder().join("kubernetes"))?),
+        (json!({}), plain.clone()),
         (json!({ "backend": "iptables" }), built_with("iptables")?),
+        (json!({ "apiPriority": true }), [plain.clone(), levels].concat()),
         (json!({ "services": "off" }), beside.clone()),
         (json!({ "routing": file["routing"] }), built_with("bird")?),
         // What YAML makes of `off` without quotes.
@@ -225,7 +228,7 @@ fn every_value_is_tried_and_documented() -> Result<()> {
             None => _ = names.insert(name.clone()),
         }
     }
-    let variants = ["backend", "hostPorts", "routing", "services"].into_iter();
+    let variants = ["apiPriority", "backend", "hostPorts", "routing", "services"].into_iter();
     let tried = changes().into_iter().map(|(name, ..)| name).chain(variants);
     assert_eq!(tried.map(str::to_owned).collect::<BTreeSet<_>>(), names);
     let page = text("reference/helm.md")?;

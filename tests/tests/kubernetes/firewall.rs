@@ -185,7 +185,7 @@ fn pods_are_followed_until_they_end() -> Result<()> {
 fn a_pod_that_the_watch_has_not_brought_is_asked_for() -> Result<()> {
     let context = ApiContext::own("kube-lookup")?;
     // The list of pods begins, and does not end.
-    context.api.behave(|manners| manners.never_ends_initial = true);
+    context.api.behave(|manners| manners.never_ends_lists = true);
     let mut following = Following::start(&context)?;
     let names = ["web", "../../services", "later"].map(pod_name);
     following.unknown.send_replace(names.into());
@@ -265,6 +265,8 @@ fn policies_that_cannot_be_read_are_given_up() -> Result<()> {
 #[test]
 fn a_wrong_policy_is_reported_once_for_each_text() -> Result<()> {
     let context = ApiContext::own("kube-wrong")?;
+    // In protobuf, a field that is not known has a number.
+    context.api.behave(|manners| manners.only_json = true);
     context.api.put(&policy(&json!({ "form": [] })))?;
     let mut following = Following::start(&context)?;
     following.until_listed()?;

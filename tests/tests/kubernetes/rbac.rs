@@ -62,8 +62,6 @@ fn right(asked: &Asked) -> Result<Right> {
 #[test]
 fn the_role_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
     let context = ApiContext::own("rbac")?;
-    // Refused as streams, lists are asked for as lists too.
-    context.api.behave(|manners| manners.refuses_streams = true);
     context.put_node()?;
     context.put_web("web", 10, &[Who::Routed])?;
     let _agent = context.start_agent()?;
@@ -77,7 +75,6 @@ fn the_role_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
 #[test]
 fn the_role_beside_kube_proxy_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
     let context = ApiContext::own("rbac-beside")?;
-    context.api.behave(|manners| manners.refuses_streams = true);
     context.put_node()?;
     let flags = ["--services=off", "--network-policy=on"].map(str::to_owned);
     let settings = Settings { flags: flags.into(), ..context.settings() };

@@ -121,7 +121,7 @@ fn a_server_that_is_not_who_it_says_is_not_believed() -> Result<()> {
     Ok(())
 }
 
-/// Services of 4 endpoints, from one list as a stream.
+/// Services of 4 endpoints.
 const MANY: usize = 10_000;
 
 /// MiB of its own memory at any time, in a test build. Measured: 43.

@@ -12,13 +12,36 @@ use crate::engine::Engine;
 use denizen_backend::firewall::Records;
 use denizen_model::{Event, PodName};
 use denizen_model::{Notice, NoticeReason, NoticeSubject};
+use denizen_observe::status::ApiTraffic;
 use denizen_source::attachments;
 use denizen_source::events::Notices;
-use denizen_source::kube::{PolicyRead, PolicyReads, WrongPolicy};
+use denizen_source::kube::{Followed, ListReason, PolicyRead, PolicyReads, Traffic, WrongPolicy};
 use denizen_source::{Outlet, egress, kube, manifests, node, state_file};
 
 /// The current problems of each source.
 pub(super) type Problems = Vec<watch::Receiver<Vec<String>>>;
+
+/// What following one kind has cost the API server.
+pub(super) struct ApiCounts {
+    kind: &'static str,
+    traffic: Arc<Traffic>,
+}
+
+impl ApiCounts {
+    pub(super) fn to_status(&self) -> ApiTraffic {
+        let Self { kind, traffic } = self;
+        let named = |reason: ListReason| (reason.to_string(), traffic.lists(reason));
+        let lists = ListReason::ALL.map(named).into_iter().filter(|(_, count)| *count > 0);
+        let answers = traffic.answers().into_iter().filter(|(_, count)| *count > 0);
+        ApiTraffic {
+            kind: (*kind).to_owned(),
+            bytes: traffic.bytes(),
+            events: traffic.events(),
+            lists: lists.collect(),
+            answers: answers.map(|(encoding, count)| (encoding.to_owned(), count)).collect(),
+        }
+    }
+}
 
 /// The most reads of policies that wait to be sent, or to be reported.
 const READS: usize = 256;
@@ -26,6 +49,8 @@ const READS: usize = 256;
 /// The tasks beside the loop.
 pub(super) struct Sources {
     pub(super) problems: Problems,
+    /// What each kind costs the API server, if objects come from it.
+    pub(super) api: Vec<ApiCounts>,
     /// Interfaces that look like a pod's but have no record.
     pub(super) unrecorded: watch::Receiver<attachments::Unrecorded>,
     /// The attachments that the plugin would redirect now.
@@ -48,7 +73,8 @@ pub(super) async fn start(
     let (read_policies, asked) = mpsc::channel(READS);
     let (done, policies_read) = mpsc::channel(READS);
     let reads = PolicyReads { asked, done };
-    let mut problems = follow_objects(config, &unknown, reads, wrong_policies, events).await?;
+    let (mut problems, api) =
+        follow_objects(config, &unknown, reads, wrong_policies, events).await?;
     let mut outlet = || {
         let (outlet, found) = Outlet::new(events.clone());
         problems.push(found);
@@ -73,7 +99,7 @@ pub(super) async fn start(
     if let Some(file) = &config.egress {
         tokio::spawn(egress::run(file.clone(), outlet()));
     }
-    Ok(Sources { problems, unrecorded, selected, unknown_pods, read_policies, policies_read })
+    Ok(Sources { problems, api, unrecorded, selected, unknown_pods, read_policies, policies_read })
 }
 
 /// Starts the source of the cluster's objects.
@@ -83,7 +109,7 @@ async fn follow_objects(
     reads: PolicyReads,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
-) -> anyhow::Result<Problems> {
+) -> anyhow::Result<(Problems, Vec<ApiCounts>)> {
     let node_name = &config.policy.settings.node_name;
     match &config.objects {
         Objects::Manifests(folder) => {
@@ -94,7 +120,7 @@ async fn follow_objects(
                 features: config.features,
             };
             tokio::spawn(manifests::run(folder, objects));
-            Ok(vec![problems])
+            Ok((vec![problems], Vec::new()))
         }
         Objects::Api(access) => {
             // Unusable credentials at the start are a mistake that the operator should see at once.
@@ -105,7 +131,11 @@ async fn follow_objects(
                 since: jiff::Timestamp::now(),
                 features: config.features,
             };
-            Ok(kube::start(&config, unknown, reads, wrong_policies, events))
+            let followed = kube::start(&config, unknown, reads, wrong_policies, events);
+            let api = |Followed { kind, problems, traffic }: Followed| {
+                (problems, ApiCounts { kind: kind.plural(), traffic })
+            };
+            Ok(followed.into_iter().map(api).unzip())
         }
     }
 }

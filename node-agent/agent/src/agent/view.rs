@@ -1,5 +1,6 @@
 //! The content of `status` and of the status page, from the loop's state.
 
+use super::sources::ApiCounts;
 use super::{Agent, now};
 use denizen_backend::BackendName;
 use denizen_backend::sysctl::vlan;
@@ -54,6 +55,7 @@ pub(super) fn status(agent: &mut Agent) -> Status {
         network_policy_why: agent.enforcer.why.clone(),
         network_policy_engine: agent.enforcer.engine.map(str::to_owned),
         unredirected_pods: lacking.len(),
+        api: agent.sources.api.iter().map(ApiCounts::to_status).collect(),
         unrecorded_interfaces: unrecorded.interfaces.len(),
         routing,
         announcements,

@@ -40,6 +40,7 @@ pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Stat
             .chain(surprising)
             .chain(host_port_warnings(engine.planner.plan()))
             .collect(),
+        api: Vec::new(),
         backend: String::new(),
         backend_why: String::new(),
         detect_local: engine.planner.plan().policy().detector.to_string(),

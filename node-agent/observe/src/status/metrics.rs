@@ -1,6 +1,7 @@
 //! The metrics. They have kube-proxy's names (`pkg/proxy/metrics`) if the meaning is the same, else
 //! the prefix `denizen_`. The loop writes them, and the HTTP server reads them.
 
+mod api;
 mod bgp;
 mod gauges;
 mod host_ports;
@@ -22,6 +23,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use self::api::ApiMetrics;
 use self::bgp::Bgp;
 pub use self::gauges::set_gauges;
 use self::host_ports::HostPortMetrics;
@@ -51,6 +53,8 @@ pub struct Metrics {
     pub ipvs: IpvsMetrics,
     /// Metrics of host ports.
     pub host_ports: HostPortMetrics,
+    /// Metrics of what the agent costs the API server.
+    pub api: ApiMetrics,
     process: Process,
 }
 
@@ -140,6 +144,7 @@ impl Default for Metrics {
         let ipvs = IpvsMetrics::register(registry.sub_registry_with_prefix("denizen_ipvs"));
         let prefix = "denizen_host_ports";
         let host_ports = HostPortMetrics::register(registry.sub_registry_with_prefix(prefix));
+        let api = ApiMetrics::register(registry.sub_registry_with_prefix("denizen_api"));
         let process = Process::register(registry.sub_registry_with_prefix("process"));
         Self {
             registry: Arc::new(registry),
@@ -150,6 +155,7 @@ impl Default for Metrics {
             bgp,
             ipvs,
             host_ports,
+            api,
             process,
         }
     }

@@ -4,40 +4,41 @@ use std::collections::HashMap;
 
 use tokio::sync::oneshot;
 
-use super::wire::{Json, Page, VersionedMetadata, VersionedObject};
+use super::envelope::{Encoding, Object, ObjectMetadata, objects};
 
+#[derive(Debug)]
 pub(super) struct ObjectAnswer {
+    pub(super) encoding: Encoding,
     /// An object, or a list of them.
-    pub(super) text: String,
+    pub(super) body: Vec<u8>,
     /// Dropped once its objects are sent.
     pub(super) _untaken: Option<oneshot::Sender<()>>,
 }
 
 /// Which objects answers have brought, at which version, before the watch does.
 ///
-/// What the watch brings about them until then is older: a deletion may be that of an earlier
-/// object of this name.
+/// What a list or the watch brings about them until then is older: a deletion may be that of an
+/// earlier object of this name, and a list may be of a time before the answer.
 #[derive(Debug, Default)]
 pub(super) struct Ahead(HashMap<(String, String), u64>);
 
 impl Ahead {
     /// The objects in an answer that a watch which is at version `watched` has not brought yet. If
     /// the watch has passed an object's version, it has brought the object, or its deletion.
-    pub(super) fn objects(&mut self, answer: &str, watched: Option<&str>) -> Vec<Json> {
+    pub(super) fn objects<'a>(
+        &mut self,
+        answer: &'a ObjectAnswer,
+        watched: Option<&str>,
+    ) -> Vec<Object<'a>> {
         let watched = watched.and_then(number);
-        let page: Option<Page> = serde_json::from_str(answer).ok();
-        let mut objects = match page.and_then(|page| page.items) {
-            Some(items) => items,
-            None => serde_json::from_str(answer).into_iter().collect(),
-        };
+        let mut objects = objects(answer.encoding, &answer.body).unwrap_or_default();
         objects.retain(|object| {
-            let Ok(VersionedObject { metadata }) = serde_json::from_str(object.get()) else {
-                return false;
-            };
+            let Some(metadata) = object.metadata() else { return false };
             let version = number(&metadata.resource_version);
             let is_news = version > watched;
             if let Some(version) = version.filter(|_| is_news) {
-                self.0.insert((metadata.namespace, metadata.name), version);
+                let name = (metadata.namespace.to_string(), metadata.name.to_string());
+                self.0.insert(name, version);
             }
             is_news
         });
@@ -45,14 +46,33 @@ impl Ahead {
     }
 
     /// Whether an answer has brought what the watch brings now, or something newer.
-    pub(super) fn has(&mut self, object: &VersionedMetadata) -> bool {
-        let name = (object.namespace.clone(), object.name.clone());
+    pub(super) fn has(&mut self, object: &ObjectMetadata<'_>) -> bool {
+        let name = (object.namespace.to_string(), object.name.to_string());
         let Some(ahead) = self.0.get(&name).copied() else { return false };
         let version = number(&object.resource_version);
         if version >= Some(ahead) {
             self.0.remove(&name);
         }
         version <= Some(ahead)
+    }
+
+    /// The name of an object in a list, if an answer has brought something newer.
+    pub(super) fn newer<'a>(&self, object: Object<'a>) -> Option<ObjectMetadata<'a>> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let metadata = object.metadata()?;
+        let name = (metadata.namespace.to_string(), metadata.name.to_string());
+        let ahead = self.0.get(&name).copied();
+        (ahead > number(&metadata.resource_version)).then_some(metadata)
+    }
+
+    /// A list of this version is complete. Returns the names of which answers have brought newer
+    /// states, and forgets the others.
+    pub(super) fn newer_than(&mut self, version: &str) -> impl Iterator<Item = &(String, String)> {
+        let listed = number(version);
+        self.0.retain(|_, ahead| Some(*ahead) > listed);
+        self.0.keys()
     }
 }
 
@@ -71,32 +91,48 @@ mod tests {
         json!({ "metadata": { "namespace": "shop", "name": name, "resourceVersion": version } })
     }
 
-    fn metadata(name: &str, version: &str) -> VersionedMetadata {
-        let versioned: VersionedObject = serde_json::from_value(policy(name, version)).unwrap();
-        versioned.metadata
+    fn answer(object: &Value) -> ObjectAnswer {
+        let body = object.to_string().into();
+        ObjectAnswer { encoding: Encoding::Json, body, _untaken: None }
+    }
+
+    fn has(ahead: &mut Ahead, name: &str, version: &str) -> bool {
+        let object = policy(name, version).to_string();
+        ahead.has(&Object::Json(&object).metadata().unwrap())
     }
 
     #[test]
     fn of_a_list_only_what_the_watch_has_not_brought_counts() {
         let mut ahead = Ahead::default();
         let items = [policy("known", "90"), policy("new", "101")];
-        let list = json!({ "metadata": { "resourceVersion": "200" }, "items": items });
-        let objects = ahead.objects(&list.to_string(), Some("100"));
+        let list = answer(&json!({ "metadata": { "resourceVersion": "200" }, "items": items }));
+        let objects = ahead.objects(&list, Some("100"));
         assert_eq!(objects.len(), 1);
-        assert!(objects[0].get().contains("new"));
-        assert_eq!(ahead.objects("no JSON", Some("100")).len(), 0);
+        assert_eq!(&*objects[0].metadata().unwrap().name, "new");
+        assert_eq!(ahead.objects(&answer(&json!("no object")), Some("100")).len(), 0);
     }
 
     #[test]
     fn what_the_watch_brings_late_is_older_until_it_has_caught_up() {
         let mut ahead = Ahead::default();
-        assert_eq!(ahead.objects(&policy("web", "105").to_string(), Some("100")).len(), 1);
-        assert!(!ahead.has(&metadata("db", "101")), "no answer was about it");
-        assert!(ahead.has(&metadata("web", "101")), "the end of an earlier one");
-        assert!(ahead.has(&metadata("web", "105")), "the same");
-        assert!(!ahead.has(&metadata("web", "106")));
-        ahead.objects(&policy("web", "107").to_string(), Some("106"));
-        assert!(!ahead.has(&metadata("web", "110")), "the watch has passed it");
-        assert!(!ahead.has(&metadata("web", "107")));
+        assert_eq!(ahead.objects(&answer(&policy("web", "105")), Some("100")).len(), 1);
+        assert!(!has(&mut ahead, "db", "101"), "no answer was about it");
+        assert!(has(&mut ahead, "web", "101"), "the end of an earlier one");
+        assert!(has(&mut ahead, "web", "105"), "the same");
+        assert!(!has(&mut ahead, "web", "106"));
+        ahead.objects(&answer(&policy("web", "107")), Some("106"));
+        assert!(!has(&mut ahead, "web", "110"), "the watch has passed it");
+        assert!(!has(&mut ahead, "web", "107"));
+    }
+
+    #[test]
+    fn a_list_may_be_older_than_an_answer() {
+        let mut ahead = Ahead::default();
+        ahead.objects(&answer(&policy("new", "107")), None);
+        ahead.objects(&answer(&policy("old", "99")), None);
+        let newer: Vec<_> = ahead.newer_than("100").map(|(_, name)| name.clone()).collect();
+        assert_eq!(newer, ["new"]);
+        assert!(!has(&mut ahead, "old", "99"));
+        assert!(has(&mut ahead, "new", "106"));
     }
 }

@@ -7,6 +7,7 @@ use kube::core::Status;
 use thiserror::Error;
 
 use super::access::AccessError;
+use super::envelope::Unreadable;
 use crate::Closed;
 use crate::object::ObjectKind;
 
@@ -23,12 +24,16 @@ pub enum Failure {
     Refused(Box<Status>),
     /// The answer is not what was asked for.
     #[error("the API server's answer cannot be read")]
-    Answer(#[source] serde_json::Error),
+    Answer(#[source] Unreadable),
     /// No answer came within this time limit.
     #[error("the API server has been silent for {0:?}")]
     TimedOut(Duration),
     #[error("the API server closed the connection in the middle of a list")]
     HalfAList,
+    /// A watch ended within an event.
+    #[error("the API server closed the connection in the middle of an event")]
+    HalfAnEvent,
+    /// A watch ended too early.
     #[error("the API server ends a watch as soon as it has begun")]
     ShortWatch,
 }
@@ -63,7 +68,7 @@ pub(super) enum Remedy {
     NotServed,
     /// Not allowed until an operator changes the roles.
     Forbidden,
-    /// The server does not accept such a request: it is too old for streamed lists, for example.
+    /// The server does not accept such a request: it is too old for a field selector, for example.
     NotThisWay,
 }
 
@@ -82,7 +87,7 @@ impl Failure {
             },
             Self::Unreachable(error) if is_of_tls(error) => Remedy::NewCredentials,
             Self::Unreachable(_) | Self::Answer(_) | Self::ShortWatch => Remedy::Again,
-            Self::HalfAList => Remedy::Again,
+            Self::HalfAList | Self::HalfAnEvent => Remedy::Again,
             // The server may be waiting for a version that it never reaches: its etcd was restored
             // from an older copy.
             Self::TimedOut(_) => Remedy::ListAnew,
@@ -99,13 +104,25 @@ impl Failure {
         matches!(self, Self::Refused(status) if status.code == 403)
     }
 
-    /// Whether the whole server may be away or overloaded, not only this kind.
+    /// Whether the whole server may be away, not only this kind. One that says 429 is not away: it
+    /// asks each client to wait, and nobody should be woken for its next answer.
     pub(super) fn is_outage(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::TimedOut(_) => true,
-            Self::Refused(status) => status.code == 429 || status.code >= 500,
-            Self::Access(_) | Self::Answer(_) | Self::HalfAList | Self::ShortWatch => false,
+            Self::Refused(status) => status.code >= 500 && !self.is_of_the_future(),
+            Self::Access(_)
+            | Self::Answer(_)
+            | Self::HalfAList
+            | Self::HalfAnEvent
+            | Self::ShortWatch => false,
         }
+    }
+
+    /// Whether the server has not reached the version that was asked for. It never may, if its etcd
+    /// was restored from an older copy.
+    pub(super) fn is_of_the_future(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code == 504
+            && status.message.contains("Too large resource version"))
     }
 
     /// How long the server asks the client to wait.
@@ -138,7 +155,7 @@ impl From<kube::Error> for Failure {
     fn from(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::Refused(status),
-            kube::Error::SerdeError(error) => Self::Answer(error),
+            kube::Error::SerdeError(error) => Self::Answer(error.into()),
             other => Self::Unreachable(other),
         }
     }

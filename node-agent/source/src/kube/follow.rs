@@ -3,40 +3,38 @@
 #[cfg(test)]
 mod tests;
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt};
+use hyper::Request;
 use kube::Client;
-use kube::core::WatchEvent;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::access::Access;
 use super::answer::{Ahead, ObjectAnswer};
+use super::envelope::{Encoding, JsonList, Object, WatchEvent};
+use super::exchange::Reply;
 use super::failure::{Failure, Remedy, StreamEnd};
+use super::frames::{Frames, Listed};
 use super::index::{PartialList, SentObjects};
-use super::kinds;
+use super::kinds::{self, ListedState};
 use super::pace::{Pace, watch_seconds};
 use super::recovery::Recovery;
-use super::wire::{INITIAL_EVENTS_END, Json, Page, VersionedObject};
+use super::spread::Spread;
+use super::traffic::{ListReason, Traffic};
 use super::{FollowerChannels, KubeConfig, WrongPolicy};
-use crate::object::ObjectKind;
+use crate::object::{ObjectKind, RawObject};
 use crate::{Closed, Outlet};
 use denizen_model::Event;
 use denizen_text::describe;
 
-/// Time limit for one page of a list, and for the first answer to a watch.
+/// Time limit for the first answer to a list or a watch.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Time limit for a streamed list, before it is requested in pages. A server older than streams may
-/// ignore that one was requested, and never say where the list ends.
-const STREAMED_LIST: Duration = Duration::from_secs(120);
-
-/// Time limit for silence during a streamed list.
-const STREAM_SILENCE: Duration = Duration::from_secs(20);
+/// Time limit for silence during a list.
+const LIST_SILENCE: Duration = Duration::from_secs(20);
 
 /// Time limit for silence during a watch: the server sends a bookmark about every minute. The
 /// kernel notices a dead connection sooner.
@@ -62,10 +60,17 @@ pub(super) struct KindFollower {
     client: Option<Client>,
     /// The resource version to watch from; `None` if a list is due.
     version: Option<String>,
-    /// Whether to request lists as streams. True until the server refuses.
-    streams: bool,
+    /// The last version that was known. A list never shows an older state.
+    floor: Option<String>,
+    /// Whether the next list must be the newest: the server may never reach the known version.
+    needs_newest: bool,
+    reason: ListReason,
+    traffic: Arc<Traffic>,
+    spread: Arc<Spread>,
     /// The field selector, until the server refuses it.
     fields: Option<String>,
+    /// Whether to use field selectors at all.
+    selects: bool,
     listed: bool,
     pace: Pace,
     recovery: Recovery,
@@ -84,11 +89,12 @@ impl KindFollower {
         recovery: Recovery,
     ) -> Self {
         let KubeConfig { access, node_name, since, features } = config.clone();
-        let FollowerChannels { outlet, answers, wrong_policies } = ends;
+        let FollowerChannels { outlet, answers, wrong_policies, traffic, spread } = ends;
         Self {
             kind,
             index: SentObjects::new(kind, features.decoder(node_name.clone()), since),
             fields: kinds::fields(kind, &node_name, features),
+            selects: kinds::selects(kind),
             node_name,
             access,
             outlet,
@@ -97,7 +103,11 @@ impl KindFollower {
             wrong_policies,
             client: None,
             version: None,
-            streams: true,
+            floor: None,
+            needs_newest: false,
+            reason: ListReason::Start,
+            traffic,
+            spread,
             listed: false,
             pace: Pace::default(),
             recovery,
@@ -126,15 +136,15 @@ impl KindFollower {
         }
     }
 
-    /// One list in pages, or one watch to its end.
+    /// One list, or one watch to its end.
     async fn advance(&mut self) -> Result<(), StreamEnd> {
         let client = match &self.client {
             Some(client) => client.clone(),
             None => self.client.insert(self.access.client().await?).clone(),
         };
         match self.version.clone() {
-            None if !self.streams => self.list(&client).await,
-            version => self.watch(&client, version).await,
+            None => self.list(&client).await,
+            Some(version) => self.watch(&client, &version).await,
         }
     }
 
@@ -155,9 +165,24 @@ impl KindFollower {
         let listing = self.version.is_none();
         match remedy {
             Remedy::NewCredentials => self.client = None,
-            Remedy::ListAnew | Remedy::NotThisWay => self.version = None,
+            Remedy::ListAnew | Remedy::NotThisWay => {
+                self.floor = self.version.take().or(self.floor.take());
+            }
             Remedy::Again | Remedy::NotServed | Remedy::Forbidden => {}
         }
+        self.needs_newest |= failure.is_of_the_future();
+        self.reason = match (listing, failure) {
+            (true, _)
+                if self.reason == ListReason::Start
+                    && self.traffic.lists(ListReason::Start) == 0 =>
+            {
+                ListReason::Start
+            }
+            (true, _) => ListReason::Retry,
+            (false, Failure::TimedOut(_)) => ListReason::Silent,
+            (false, _) if remedy == Remedy::NotThisWay => ListReason::Refused,
+            (false, _) => ListReason::Expired,
+        };
         if listing && self.asks_simpler(failure) {
             return Ok(Duration::ZERO);
         }
@@ -187,65 +212,91 @@ impl KindFollower {
     /// was one left to try.
     fn asks_simpler(&mut self, failure: &Failure) -> bool {
         let refused = failure.remedy() == Remedy::NotThisWay;
-        let unread = matches!(failure, Failure::TimedOut(_) | Failure::Answer(_));
         let kind = self.kind;
-        let instead = if self.streams && (refused || unread) {
-            self.streams = false;
-            "no streamed list: requesting pages"
-        } else if refused && kind != ObjectKind::Node && self.fields.take().is_some() {
-            // Before 1.31 a server selects Services by name only (kubernetes #123905). The model
-            // ignores what the selector would have excluded. A Node's selector stays: without it
-            // the server would send the heartbeats of all nodes.
-            "no field selector: requesting all"
-        } else {
+        if !refused || kind == ObjectKind::Node || !std::mem::take(&mut self.selects) {
             return false;
-        };
-        info!(%kind, error = describe(failure), "{instead}");
+        }
+        self.fields = None;
+        // Before 1.31 a server selects Services by name only (kubernetes #123905). The model
+        // ignores what the selector would have excluded. A Node's selector stays: without it the
+        // server would send the heartbeats of all nodes.
+        info!(%kind, error = describe(failure), "no field selector: requesting all");
         true
     }
 
-    /// Reads a list in pages. The server keeps a snapshot, so that they are consistent.
+    /// Sends a request, and waits for the head of its answer.
+    async fn ask(&self, client: &Client, request: Request<Vec<u8>>) -> Result<Reply, StreamEnd> {
+        let reply = Reply::to(client, request, &self.traffic);
+        tokio::select! {
+            () = self.outlet.closed() => Err(StreamEnd::Closed),
+            reply = timeout(ANSWER, reply) => Ok(reply.map_err(|_| Failure::TimedOut(ANSWER))??),
+        }
+    }
+
+    /// Reads a list, as one change. In protobuf, each object is decoded when it has arrived.
     async fn list(&mut self, client: &Client) -> Result<(), StreamEnd> {
+        if self.kind.is_spread() && self.reason == ListReason::Start {
+            self.wait_for_turn(client).await?;
+        }
+        let state = match &self.floor {
+            _ if self.needs_newest => ListedState::Newest,
+            Some(version) => ListedState::NotOlderThan(version),
+            None => ListedState::Cached,
+        };
+        let params = kinds::list(self.kind, self.fields.clone(), self.selects, state);
+        let request = kinds::request(self.kind).list(&params);
+        self.traffic.list(self.reason);
+        let mut reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
+        self.answered();
         let mut list = PartialList::default();
-        let mut next = None;
-        loop {
-            let request =
-                kinds::request(self.kind).list(&kinds::page(self.kind, self.fields.clone(), next));
-            let text = client.request_text(request.map_err(kube::Error::BuildRequest)?);
-            let text = tokio::select! {
-                () = self.outlet.closed() => return Err(StreamEnd::Closed),
-                text = timeout(ANSWER, text) => text.map_err(|_| Failure::TimedOut(ANSWER))??,
-            };
-            self.answered();
-            let page: Page = serde_json::from_str(&text).map_err(Failure::Answer)?;
-            for item in page.items.iter().flatten() {
-                self.take_listed(&mut list, item).await?;
+        let version = match reply.encoding {
+            Encoding::Protobuf => {
+                let mut listed = Listed::default();
+                while let Some(piece) = self.piece(&mut reply, LIST_SILENCE).await? {
+                    listed.push(&piece);
+                    while let Some(object) = listed.next().map_err(Failure::Answer)? {
+                        self.take_listed(&mut list, object).await?;
+                    }
+                }
+                listed.end().map_err(Failure::Answer)?.ok_or(Failure::HalfAList)?
             }
-            next = page.metadata.next.filter(|next| !next.is_empty());
-            if next.is_none() {
-                let version = page.metadata.resource_version.unwrap_or_default();
-                return Ok(self.complete(list, version).await?);
+            Encoding::Json => {
+                let mut body = Vec::new();
+                while let Some(piece) = self.piece(&mut reply, LIST_SILENCE).await? {
+                    body.extend_from_slice(&piece);
+                }
+                let whole: JsonList<'_> = serde_json::from_slice(&body).map_err(unreadable)?;
+                for item in whole.items.iter().flatten() {
+                    self.take_listed(&mut list, Object::Json(item.get())).await?;
+                }
+                whole.metadata.version().map_err(Failure::Answer)?
+            }
+        };
+        Ok(self.complete(list, version).await?)
+    }
+
+    /// Waits until this agent's first lists are due. Takes answers meanwhile.
+    async fn wait_for_turn(&mut self, client: &Client) -> Result<(), StreamEnd> {
+        let (spread, traffic) = (self.spread.clone(), self.traffic.clone());
+        let mut turn = std::pin::pin!(spread.wait(client, &traffic));
+        loop {
+            tokio::select! {
+                () = self.outlet.closed() => return Err(StreamEnd::Closed),
+                Some(answer) = self.answers.recv() => self.take_answer(&answer).await?,
+                () = &mut turn => return Ok(()),
             }
         }
     }
 
-    /// Watches from `version`. Without one, all existing objects come first.
-    async fn watch(&mut self, client: &Client, version: Option<String>) -> Result<(), StreamEnd> {
-        let initial = version.is_none();
-        let params = kinds::watch(self.kind, self.fields.clone(), watch_seconds(), initial);
-        let request = kinds::request(self.kind).watch(&params, &version.unwrap_or_default());
-        let events = client.request_events::<Json>(request.map_err(kube::Error::BuildRequest)?);
-        let events = tokio::select! {
-            () = self.outlet.closed() => return Err(StreamEnd::Closed),
-            events = timeout(ANSWER, events) => events.map_err(|_| Failure::TimedOut(ANSWER))??,
-        };
+    /// Watches from `version`.
+    async fn watch(&mut self, client: &Client, version: &str) -> Result<(), StreamEnd> {
+        let params = kinds::watch(self.kind, self.fields.clone(), watch_seconds());
+        let request = kinds::request(self.kind).watch(&params, version);
+        let reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
         self.answered();
-        let events = pin!(events);
         let begun = Instant::now();
-        if !initial {
-            self.trouble(None);
-        }
-        let ended = self.read(events, initial.then(PartialList::default)).await;
+        self.trouble(None);
+        let ended = self.read(reply).await;
         if begun.elapsed() >= STEADY {
             self.pace.reset();
         }
@@ -256,62 +307,47 @@ impl KindFollower {
         Ok(())
     }
 
-    /// Reads a watch to its end. `list` collects the list that it begins with, if any.
-    async fn read(
+    /// Reads a watch to its end.
+    async fn read(&mut self, mut reply: Reply) -> Result<(), StreamEnd> {
+        let mut frames = Frames::new(reply.encoding);
+        while let Some(piece) = self.piece(&mut reply, WATCH_SILENCE).await? {
+            frames.push(&piece);
+            while let Some(event) = frames.next().map_err(Failure::Answer)? {
+                self.traffic.event();
+                self.take(event).await?;
+            }
+        }
+        if frames.is_between_events() { Ok(()) } else { Err(Failure::HalfAnEvent.into()) }
+    }
+
+    /// The next piece of an answer's body; `None` at its end. Takes answers meanwhile.
+    async fn piece(
         &mut self,
-        mut events: impl Stream<Item = kube::Result<WatchEvent<Json>>> + Unpin,
-        mut list: Option<PartialList>,
-    ) -> Result<(), StreamEnd> {
-        let deadline = Instant::now() + STREAMED_LIST;
-        let mut heard = Instant::now();
+        reply: &mut Reply,
+        silence: Duration,
+    ) -> Result<Option<hyper::body::Bytes>, StreamEnd> {
+        let heard = Instant::now();
         loop {
-            let silence = match list {
-                None => WATCH_SILENCE,
-                Some(_) => STREAM_SILENCE.min(deadline.saturating_duration_since(heard)),
-            };
-            let event = tokio::select! {
+            tokio::select! {
                 () = self.outlet.closed() => return Err(StreamEnd::Closed),
-                Some(answer) = self.answers.recv() => {
-                    self.take_answer(&answer).await?;
-                    continue;
+                Some(answer) = self.answers.recv() => self.take_answer(&answer).await?,
+                piece = timeout_at(heard + silence, reply.piece()) => {
+                    return Ok(piece.map_err(|_| Failure::TimedOut(silence))??);
                 }
-                event = timeout_at(heard + silence, events.next()) => event,
-            };
-            heard = Instant::now();
-            match event {
-                Ok(Some(event)) => self.take(event?, &mut list).await?,
-                Ok(None) if list.is_some() => return Err(Failure::HalfAList.into()),
-                Ok(None) => return Ok(()),
-                Err(_) => return Err(Failure::TimedOut(silence).into()),
             }
         }
     }
 
-    async fn take(
-        &mut self,
-        event: WatchEvent<Json>,
-        list: &mut Option<PartialList>,
-    ) -> Result<(), StreamEnd> {
+    async fn take(&mut self, event: WatchEvent<'_>) -> Result<(), StreamEnd> {
         match event {
-            WatchEvent::Error(status) => return Err(Failure::Refused(status).into()),
+            WatchEvent::Refused(status) => return Err(Failure::Refused(status).into()),
             WatchEvent::Bookmark(bookmark) => {
-                let version = bookmark.metadata.resource_version;
-                let ends = bookmark.metadata.annotations.contains_key(INITIAL_EVENTS_END);
-                if list.is_none() {
-                    self.version = Some(version);
-                } else if ends && let Some(list) = list.take() {
-                    self.complete(list, version).await?;
-                    self.trouble(None);
+                if let Some(metadata) = bookmark.metadata() {
+                    self.version = Some(metadata.resource_version.to_string());
                 }
             }
-            WatchEvent::Added(object) | WatchEvent::Modified(object) => match list {
-                Some(list) => self.take_listed(list, &object).await?,
-                None => self.take_change(&object, SentObjects::changed).await?,
-            },
-            WatchEvent::Deleted(object) => match list {
-                Some(list) => self.index.unlist(list, object.get()),
-                None => self.take_change(&object, SentObjects::deleted).await?,
-            },
+            WatchEvent::Changed(object) => self.take_change(object, SentObjects::changed).await?,
+            WatchEvent::Deleted(object) => self.take_change(object, SentObjects::deleted).await?,
         }
         Ok(())
     }
@@ -319,8 +355,15 @@ impl KindFollower {
     /// Takes an object of a list. Nothing is decided before the first list is complete, so large
     /// parts of that are sent before: 150,000 pods would wait here in twice the memory that the
     /// model needs for them.
-    async fn take_listed(&mut self, list: &mut PartialList, object: &Json) -> Result<(), Closed> {
-        self.index.list(list, object.get());
+    async fn take_listed(
+        &mut self,
+        list: &mut PartialList,
+        object: Object<'_>,
+    ) -> Result<(), Closed> {
+        match self.ahead.newer(object) {
+            Some(metadata) => self.index.keep(list, &metadata.namespace, &metadata.name),
+            None => self.index.list(list, &object.found(self.kind)),
+        }
         if !self.listed && list.should_flush() {
             let events = self.index.flush(list);
             self.outlet.send(events).await?;
@@ -330,8 +373,9 @@ impl KindFollower {
 
     /// Takes what an answer brings before the watch does.
     async fn take_answer(&mut self, answer: &ObjectAnswer) -> Result<(), Closed> {
-        let objects = self.ahead.objects(&answer.text, self.version.as_deref()).into_iter();
-        let events = objects.flat_map(|object| self.index.changed(object.get())).collect();
+        let objects = self.ahead.objects(answer, self.version.as_deref()).into_iter();
+        let found = objects.map(|object| object.found(self.kind));
+        let events = found.flat_map(|found| self.index.changed(&found)).collect();
         self.outlet.send(events).await?;
         self.report();
         Ok(())
@@ -341,28 +385,35 @@ impl KindFollower {
     /// version.
     async fn take_change(
         &mut self,
-        object: &Json,
-        apply: fn(&mut SentObjects, &str) -> Vec<Event>,
+        object: Object<'_>,
+        apply: fn(&mut SentObjects, &RawObject<'_>) -> Vec<Event>,
     ) -> Result<(), Closed> {
-        let versioned = serde_json::from_str::<VersionedObject>(object.get()).ok();
-        if !versioned.as_ref().is_some_and(|object| self.ahead.has(&object.metadata)) {
-            let events = apply(&mut self.index, object.get());
+        let metadata = object.metadata();
+        if !metadata.as_ref().is_some_and(|metadata| self.ahead.has(metadata)) {
+            let events = apply(&mut self.index, &object.found(self.kind));
             self.outlet.send(events).await?;
             self.report();
         }
-        if let Some(VersionedObject { metadata }) = versioned {
-            self.version = Some(metadata.resource_version);
+        if let Some(metadata) = metadata {
+            self.version = Some(metadata.resource_version.to_string());
         }
         Ok(())
     }
 
     /// A list is complete: sends it as one change, and continues from its version.
-    async fn complete(&mut self, list: PartialList, version: String) -> Result<(), Closed> {
-        self.ahead = Ahead::default();
+    async fn complete(&mut self, mut list: PartialList, version: String) -> Result<(), Closed> {
+        if self.needs_newest {
+            // An etcd that was restored gives versions out a second time.
+            self.ahead = Ahead::default();
+        }
+        for (namespace, name) in self.ahead.newer_than(&version) {
+            self.index.keep(&mut list, namespace, name);
+        }
         let events = self.index.complete(list);
         self.outlet.send(events).await?;
         self.listed().await?;
         self.version = Some(version);
+        self.needs_newest = false;
         self.report();
         Ok(())
     }
@@ -406,4 +457,8 @@ impl KindFollower {
         let problems = self.index.problems().cloned();
         self.outlet.report(trouble.chain(absent).chain(problems).collect());
     }
+}
+
+fn unreadable(error: serde_json::Error) -> Failure {
+    Failure::Answer(error.into())
 }

@@ -69,8 +69,14 @@ impl SentObjects {
         }
     }
 
-    pub(super) fn list(&mut self, list: &mut PartialList, json: &str) {
-        let Reading { key, decoded, problems } = self.read(json);
+    #[cfg(test)]
+    pub(super) fn kind(&self) -> ObjectKind {
+        self.kind
+    }
+
+    /// Adds an object to a list.
+    pub(super) fn list(&mut self, list: &mut PartialList, found: &RawObject<'_>) {
+        let Reading { key, decoded, problems } = self.read(found);
         if let Some(key) = &key {
             list.seen.insert(key.clone());
         }
@@ -84,13 +90,11 @@ impl SentObjects {
         note(&mut list.problems, key, problems);
     }
 
-    /// Removes from a list an object that was deleted while the list was read.
-    pub(super) fn unlist(&self, list: &mut PartialList, json: &str) {
-        if let Some(key) = RawObject::json(self.kind, json).key(&self.decoder) {
-            list.seen.remove(&key);
-            list.fresh.remove(&key);
-            list.problems.remove(&Some(key));
-        }
+    /// Keeps an object whatever the list says of it: an answer has brought something newer.
+    pub(super) fn keep(&self, list: &mut PartialList, namespace: &str, name: &str) {
+        let key = ObjectKey::new(self.kind, namespace, name, self.decoder.node_name());
+        list.fresh.remove(&key);
+        list.seen.insert(key);
     }
 
     /// Takes the changes so far out of an incomplete list. What the list does not have yet may
@@ -125,8 +129,8 @@ impl SentObjects {
     }
 
     /// An object was added or modified.
-    pub(super) fn changed(&mut self, json: &str) -> Vec<Event> {
-        let Reading { key, decoded, problems } = self.read(json);
+    pub(super) fn changed(&mut self, found: &RawObject<'_>) -> Vec<Event> {
+        let Reading { key, decoded, problems } = self.read(found);
         self.note_new(key.as_ref(), &problems);
         note(&mut self.problems, key, problems);
         let mut events = Vec::new();
@@ -138,8 +142,8 @@ impl SentObjects {
         events
     }
 
-    pub(super) fn deleted(&mut self, json: &str) -> Vec<Event> {
-        let Some(key) = RawObject::json(self.kind, json).key(&self.decoder) else {
+    pub(super) fn deleted(&mut self, found: &RawObject<'_>) -> Vec<Event> {
+        let Some(key) = found.key(&self.decoder) else {
             return Vec::new();
         };
         let gone = self.sent.remove(&key).map(|_| key.gone());
@@ -177,8 +181,7 @@ impl SentObjects {
         }
     }
 
-    fn read(&mut self, json: &str) -> Reading {
-        let found = RawObject::json(self.kind, json);
+    fn read(&mut self, found: &RawObject<'_>) -> Reading {
         let mut warnings = Vec::new();
         let (key, decoded, error) = match found.decode(&mut self.decoder, &mut warnings) {
             Ok(Some(decoded)) => (Some(decoded.key.clone()), Some(decoded), None),

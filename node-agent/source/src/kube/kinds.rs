@@ -4,14 +4,23 @@
 //! (Before that filter, headless slices alone were about 1 TB of watch traffic a day in one
 //! cluster: kubernetes #81060.)
 
-use kube::api::{ListParams, WatchParams};
+use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::Request;
 
 use crate::Features;
 use crate::object::ObjectKind;
 
-/// Objects in one page of a list, as in client-go.
-const PAGE: u32 = 500;
+/// Which state a list shows. Each is answered from the server's cache, and never in pages: from the
+/// second page on, many servers would read them from etcd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ListedState<'v> {
+    /// Whatever the server has: the cheapest.
+    Cached,
+    /// One at least as new as this version.
+    NotOlderThan(&'v str),
+    /// The newest, for which the server asks etcd how new that is.
+    Newest,
+}
 
 /// The path at which the API serves this kind, for all namespaces.
 pub(super) fn request(kind: ObjectKind) -> Request {
@@ -26,35 +35,53 @@ pub(super) fn request(kind: ObjectKind) -> Request {
     })
 }
 
-/// Parameters for one page of a list with the field selector `fields`.
-pub(super) fn page(
+/// Parameters for a list with the field selector `fields`. `selects`: whether the server takes the
+/// one for lists alone too.
+pub(super) fn list(
     kind: ObjectKind,
     fields: Option<String>,
-    continue_token: Option<String>,
+    selects: bool,
+    state: ListedState<'_>,
 ) -> ListParams {
+    let (version, matching) = match state {
+        ListedState::Cached => (Some("0"), None),
+        ListedState::NotOlderThan(version) => (Some(version), Some(VersionMatch::NotOlderThan)),
+        ListedState::Newest => (None, None),
+    };
+    let unfinished = only_listed(kind).filter(|_| selects).map(str::to_owned);
+    let fields = fields.into_iter().chain(unfinished).reduce(|all, more| all + "," + &more);
     ListParams {
         label_selector: labels(kind),
         field_selector: fields,
-        limit: Some(PAGE),
-        continue_token,
+        resource_version: version.map(str::to_owned),
+        version_match: matching,
         ..ListParams::default()
     }
 }
 
-/// Parameters for a watch that ends after `seconds`. With `initial`, all existing objects come
-/// first (KEP-3157).
-pub(super) fn watch(
-    kind: ObjectKind,
-    fields: Option<String>,
-    seconds: u32,
-    initial: bool,
-) -> WatchParams {
+/// Parameters for a watch that ends after `seconds`.
+pub(super) fn watch(kind: ObjectKind, fields: Option<String>, seconds: u32) -> WatchParams {
     WatchParams {
         label_selector: labels(kind),
         field_selector: fields,
         timeout: Some(seconds),
         bookmarks: true,
-        send_initial_events: initial,
+        send_initial_events: false,
+    }
+}
+
+/// A field selector for lists alone. A pod that has ended may stay for days, and its address
+/// may be another pod's. In a watch, the server would have to encode each pod that ends once
+/// for every node, since it leaves what they select.
+fn only_listed(kind: ObjectKind) -> Option<&'static str> {
+    match kind {
+        ObjectKind::Pod => Some("status.phase!=Succeeded,status.phase!=Failed"),
+        ObjectKind::Service
+        | ObjectKind::EndpointSlice
+        | ObjectKind::Node
+        | ObjectKind::ServiceCidr
+        | ObjectKind::Namespace
+        | ObjectKind::NetworkPolicy => None,
     }
 }
 
@@ -73,16 +100,27 @@ fn labels(kind: ObjectKind) -> Option<String> {
     }
 }
 
+/// The field selector. No object may stop to match it: see [`only_listed`].
 pub(super) fn fields(kind: ObjectKind, node_name: &str, features: Features) -> Option<String> {
     match kind {
         ObjectKind::Service => Some("spec.clusterIP!=None".to_owned()),
         ObjectKind::Node if features.other_nodes => None,
         ObjectKind::Node => Some(format!("metadata.name={node_name}")),
-        // A pod that has ended may stay for days, and its address may be another pod's.
-        ObjectKind::Pod => Some("status.phase!=Succeeded,status.phase!=Failed".to_owned()),
-        ObjectKind::EndpointSlice
+        ObjectKind::Pod
+        | ObjectKind::EndpointSlice
         | ObjectKind::ServiceCidr
         | ObjectKind::Namespace
         | ObjectKind::NetworkPolicy => None,
+    }
+}
+
+/// Whether there are field selectors for this kind.
+pub(super) fn selects(kind: ObjectKind) -> bool {
+    match kind {
+        ObjectKind::Service | ObjectKind::Node | ObjectKind::Pod => true,
+        ObjectKind::EndpointSlice
+        | ObjectKind::ServiceCidr
+        | ObjectKind::Namespace
+        | ObjectKind::NetworkPolicy => false,
     }
 }

@@ -2,6 +2,7 @@
 //! labels.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Request;
@@ -13,8 +14,11 @@ use tracing::debug;
 
 use super::access::Access;
 use super::answer::ObjectAnswer;
+use super::envelope::Encoding;
+use super::exchange::Reply;
 use super::failure::{Failure, Remedy};
 use super::pace::Pace;
+use super::traffic::Traffic;
 use crate::object::is_dns_name;
 use denizen_model::PodName;
 use denizen_text::describe;
@@ -40,6 +44,7 @@ pub(super) struct PodLookup {
     answers: mpsc::Sender<ObjectAnswer>,
     client: Option<Client>,
     attempts: BTreeMap<PodName, LookupAttempt>,
+    traffic: Arc<Traffic>,
 }
 
 struct LookupAttempt {
@@ -48,15 +53,16 @@ struct LookupAttempt {
     pace: Pace,
 }
 
-type FinishedLookup = (PodName, Result<String, Failure>);
+type FinishedLookup = (PodName, Result<(Encoding, Vec<u8>), Failure>);
 
 impl PodLookup {
     pub(super) fn new(
         access: Access,
         unknown: watch::Receiver<BTreeSet<PodName>>,
         answers: mpsc::Sender<ObjectAnswer>,
+        traffic: Arc<Traffic>,
     ) -> Self {
-        Self { access, unknown, answers, client: None, attempts: BTreeMap::new() }
+        Self { access, unknown, answers, client: None, attempts: BTreeMap::new(), traffic }
     }
 
     /// Runs until nobody names unknown pods, or nobody takes the answers.
@@ -106,7 +112,7 @@ impl PodLookup {
             match &self.client {
                 Some(client) => {
                     attempt.due = None;
-                    requests.spawn(request(client.clone(), name.clone()));
+                    requests.spawn(request(client.clone(), name.clone(), self.traffic.clone()));
                 }
                 None => attempt.due = Some(now + attempt.pace.pause(None)),
             }
@@ -124,7 +130,9 @@ impl PodLookup {
         let mut asked = None;
         match answer {
             // If nobody takes it now, it is asked for again.
-            Ok(text) => drop(self.answers.try_send(ObjectAnswer { text, _untaken: None })),
+            Ok((encoding, body)) => {
+                drop(self.answers.try_send(ObjectAnswer { encoding, body, _untaken: None }));
+            }
             Err(failure) => {
                 debug!(pod = %name, error = describe(&failure), "asked for a pod in vain");
                 if failure.remedy() == Remedy::NewCredentials {
@@ -144,14 +152,14 @@ fn is_in_api(name: &PodName) -> bool {
     is_dns_name(&name.namespace) && is_dns_name(&name.name)
 }
 
-async fn request(client: Client, name: PodName) -> FinishedLookup {
+async fn request(client: Client, name: PodName, traffic: Arc<Traffic>) -> FinishedLookup {
     let path = format!("/api/v1/namespaces/{}/pods/{}", name.namespace, name.name);
     let answer = async {
         let request = Request::get(path).body(Vec::new());
         let request = request.expect("a path of DNS names is valid");
-        let text = timeout(ANSWER, client.request_text(request)).await;
-        Ok(text.map_err(|_| Failure::TimedOut(ANSWER))??)
+        let reply = Reply::to(&client, request, &traffic).await?;
+        Ok((reply.encoding, reply.whole().await?))
     };
-    let answer = answer.await;
+    let answer = timeout(ANSWER, answer).await.unwrap_or(Err(Failure::TimedOut(ANSWER)));
     (name, answer)
 }

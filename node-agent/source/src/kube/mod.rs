@@ -16,12 +16,17 @@
 //! | `failure` | what failed, and what to do about it |
 //! | `pace` | how long to wait |
 //! | `recovery` | wakes the other kinds when the server answers again |
-//! | `wire` | the parts of an answer around its objects |
+//! | `exchange` | one request, and its answer as it arrives |
+//! | `frames` | cuts an answer into events or objects as it arrives; pure |
+//! | `envelope` | the parts of an answer around its objects, in protobuf and JSON; pure |
+//! | `spread` | spreads the first lists of many agents |
+//! | `traffic` | counts what following a kind costs |
 //!
-//! A task of its own follows each kind. It lists once, as a stream if the server can, else in
-//! pages, then watches from there. A list is sent as one change when it is complete, with the
-//! deletions since the last one; until then the previous state stays in force. An object that
-//! cannot be used is named, and its last known state stays in force.
+//! A task of its own follows each kind. It lists once, from the server's cache and in one request,
+//! then watches from there. (A list as a stream of events costs the server several times as much:
+//! it encodes each object for each client anew. Pages may come from etcd.) A list is sent as one
+//! change when it is complete, with the deletions since the last one; until then the previous state
+//! stays in force. An object that cannot be used is named, and its last known state stays in force.
 //!
 //! This is built on kube's client, not on kube-runtime's `watcher`. Version 5.0.0 was tried with
 //! one kind and a type that holds an object's JSON, on a busy machine:
@@ -41,8 +46,11 @@
 pub mod access;
 mod answer;
 mod client;
+mod envelope;
+mod exchange;
 mod failure;
 mod follow;
+mod frames;
 mod index;
 mod kinds;
 mod lookup;
@@ -50,10 +58,11 @@ pub(crate) mod pace;
 pub mod probe;
 mod read;
 mod recovery;
+mod spread;
 #[cfg(test)]
 mod tests;
 mod token;
-mod wire;
+mod traffic;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -67,6 +76,7 @@ use self::follow::KindFollower;
 use self::lookup::PodLookup;
 use self::read::PolicyReader;
 use self::recovery::Recovery;
+use self::spread::Spread;
 use super::object::ObjectKind;
 use super::{Features, Outlet};
 use denizen_model::{Event, PodName, PolicyName};
@@ -74,7 +84,9 @@ use denizen_model::{Event, PodName, PolicyName};
 /// The most answers about single objects that wait for the watch of their kind to take them.
 const WAITING: usize = 16;
 
+pub use self::envelope::Unreadable;
 pub use self::read::{PolicyRead, PolicyReads};
+pub use self::traffic::{ListReason, Traffic};
 
 /// What to follow, and for which node.
 #[derive(Debug, Clone)]
@@ -100,10 +112,21 @@ struct FollowerChannels {
     outlet: Outlet,
     answers: mpsc::Receiver<ObjectAnswer>,
     wrong_policies: mpsc::Sender<WrongPolicy>,
+    traffic: Arc<Traffic>,
+    spread: Arc<Spread>,
+}
+
+/// A kind that is followed.
+#[derive(Debug)]
+pub struct Followed {
+    pub kind: ObjectKind,
+    /// Its current problems.
+    pub problems: latest::Receiver<Vec<String>>,
+    pub traffic: Arc<Traffic>,
 }
 
 /// Starts a task for each kind that a feature needs, which sends what the API serves until the
-/// receiver is closed. Returns the current problems of each.
+/// receiver is closed.
 ///
 /// `reads` are carried out until its sender is dropped. Each pod in `unknown` is asked for by name,
 /// unless the watch brings it within 20 ms, and again until it is no longer in the set.
@@ -114,23 +137,35 @@ pub fn start(
     reads: PolicyReads,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
-) -> Vec<latest::Receiver<Vec<String>>> {
+) -> Vec<Followed> {
     let recovery = Recovery::new();
+    let spread = Arc::new(Spread::new());
     let mut reads = Some(reads);
     let follow = |kind| {
         let (outlet, problems) = Outlet::new(events.clone());
         let (answer, answers) = mpsc::channel(WAITING);
+        let traffic = Arc::new(Traffic::default());
         if kind == ObjectKind::Pod {
-            let lookup = PodLookup::new(config.access.clone(), unknown.clone(), answer);
+            let lookup =
+                PodLookup::new(config.access.clone(), unknown.clone(), answer, traffic.clone());
             tokio::spawn(lookup.run());
         } else if kind == ObjectKind::NetworkPolicy
             && let Some(reads) = reads.take()
         {
-            tokio::spawn(PolicyReader::new(config.access.clone(), reads, answer).run());
+            let reader = PolicyReader::new(
+                config.access.clone(),
+                reads,
+                answer,
+                traffic.clone(),
+                spread.clone(),
+            );
+            tokio::spawn(reader.run());
         }
-        let ends = FollowerChannels { outlet, answers, wrong_policies: wrong_policies.clone() };
+        let (wrong_policies, counted) = (wrong_policies.clone(), traffic.clone());
+        let spread = spread.clone();
+        let ends = FollowerChannels { outlet, answers, wrong_policies, traffic: counted, spread };
         tokio::spawn(KindFollower::new(kind, config, ends, recovery.clone()).run());
-        problems
+        Followed { kind, problems, traffic }
     };
     config.features.kinds().map(follow).collect()
 }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::access::{Access, AccessError};
 pub use super::failure::Failure;
-use super::kinds;
+use super::kinds::{self, ListedState};
 use crate::Features;
 use crate::object::ObjectKind;
 
@@ -141,21 +141,16 @@ impl ServerProbe {
         });
         let request = Request::post(REVIEWS).header("content-type", "application/json");
         let request = request.body(review.to_string().into_bytes()).expect("the path is valid");
-        let answer: Value =
-            serde_json::from_str(&self.ask(request).await?).map_err(Failure::Answer)?;
+        let answer: Value = serde_json::from_str(&self.ask(request).await?).map_err(unreadable)?;
         Ok(answer["status"]["allowed"] == true)
     }
 
     pub async fn has_node(&self, name: &str) -> Result<bool, Failure> {
-        let page = kinds::page(
-            ObjectKind::Node,
-            kinds::fields(ObjectKind::Node, name, Features::default()),
-            None,
-        );
-        let request = kinds::request(ObjectKind::Node).list(&page);
+        let fields = kinds::fields(ObjectKind::Node, name, Features::default());
+        let params = kinds::list(ObjectKind::Node, fields, true, ListedState::Newest);
+        let request = kinds::request(ObjectKind::Node).list(&params);
         let request = request.map_err(|error| Failure::from(kube::Error::BuildRequest(error)))?;
-        let list: Value =
-            serde_json::from_str(&self.ask(request).await?).map_err(Failure::Answer)?;
+        let list: Value = serde_json::from_str(&self.ask(request).await?).map_err(unreadable)?;
         Ok(list["items"].as_array().is_some_and(|nodes| !nodes.is_empty()))
     }
 
@@ -163,6 +158,10 @@ impl ServerProbe {
         let answer = timeout(ANSWER, self.client.request_text(request)).await;
         Ok(answer.map_err(|_| Failure::TimedOut(ANSWER))??)
     }
+}
+
+fn unreadable(error: serde_json::Error) -> Failure {
+    Failure::Answer(error.into())
 }
 
 #[cfg(test)]

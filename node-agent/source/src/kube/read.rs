@@ -17,7 +17,10 @@ use tracing::debug;
 
 use super::access::Access;
 use super::answer::ObjectAnswer;
+use super::exchange::Reply;
 use super::failure::{Failure, Remedy};
+use super::spread::Spread;
+use super::traffic::Traffic;
 use crate::object::is_dns_name;
 use denizen_text::describe;
 
@@ -54,6 +57,9 @@ pub(super) struct PolicyReader {
     /// Namespaces whose request is under way. A namespace has one request at a time: tickets that
     /// come meanwhile share the next one.
     running: BTreeMap<Arc<str>, Vec<u64>>,
+    traffic: Arc<Traffic>,
+    /// Ends with the first read: a pod is added.
+    spread: Arc<Spread>,
 }
 
 type FinishedRead = (Arc<str>, Result<(), Failure>);
@@ -63,9 +69,11 @@ impl PolicyReader {
         access: Access,
         reads: PolicyReads,
         answers: mpsc::Sender<ObjectAnswer>,
+        traffic: Arc<Traffic>,
+        spread: Arc<Spread>,
     ) -> Self {
         let (waiting, running) = (BTreeMap::new(), BTreeMap::new());
-        Self { access, reads, answers, client: None, waiting, running }
+        Self { access, reads, answers, client: None, waiting, running, traffic, spread }
     }
 
     /// Runs until nobody asks, or nobody takes the answers.
@@ -77,6 +85,7 @@ impl PolicyReader {
                 () = self.answers.closed() => return,
                 asked = self.reads.asked.recv() => match asked {
                     Some(PolicyRead { namespace, ticket }) => {
+                        self.spread.end();
                         self.waiting.entry(namespace).or_default().push(ticket);
                     }
                     None => return,
@@ -97,7 +106,8 @@ impl PolicyReader {
             match &self.client {
                 Some(client) if is_dns_name(&namespace) => {
                     let (client, answers) = (client.clone(), self.answers.clone());
-                    requests.spawn(request(client, namespace.clone(), answers));
+                    let traffic = self.traffic.clone();
+                    requests.spawn(request(client, namespace.clone(), answers, traffic));
                     self.running.insert(namespace, tickets);
                 }
                 Some(_) | None => self.report(tickets).await,
@@ -135,15 +145,17 @@ async fn request(
     client: Client,
     namespace: Arc<str>,
     answers: mpsc::Sender<ObjectAnswer>,
+    traffic: Arc<Traffic>,
 ) -> FinishedRead {
     // Without a resource version: the newest state, not one that a server's cache may lag behind.
     let path = format!("/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies");
     let read = async {
         let request = Request::get(path).body(Vec::new());
         let request = request.expect("a path of DNS names is valid");
-        let text = client.request_text(request).await?;
+        let reply = Reply::to(&client, request, &traffic).await?;
+        let (encoding, body) = (reply.encoding, reply.whole().await?);
         let (untaken, taken) = oneshot::channel();
-        if answers.send(ObjectAnswer { text, _untaken: Some(untaken) }).await.is_ok() {
+        if answers.send(ObjectAnswer { encoding, body, _untaken: Some(untaken) }).await.is_ok() {
             // It ends when the answer is dropped.
             let _ = taken.await;
         }

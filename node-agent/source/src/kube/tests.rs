@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::index::{PartialList, SentObjects};
-use crate::object::{Decoder, ObjectKind};
+use crate::object::{Decoder, ObjectKind, RawObject};
 use denizen_model::{Event, OtherNode, ServiceName};
 
 const NODE: &str = "node-1";
@@ -45,9 +45,21 @@ fn slice(name: &str, triggered: &str) -> String {
     .to_string()
 }
 
+fn list_one(index: &mut SentObjects, list: &mut PartialList, object: &str) {
+    index.list(list, &RawObject::json(index.kind(), object));
+}
+
+fn changed(index: &mut SentObjects, object: &str) -> Vec<Event> {
+    index.changed(&RawObject::json(index.kind(), object))
+}
+
+fn deleted(index: &mut SentObjects, object: &str) -> Vec<Event> {
+    index.deleted(&RawObject::json(index.kind(), object))
+}
+
 fn listed(index: &mut SentObjects, objects: &[String]) -> Vec<Event> {
     let mut list = PartialList::default();
-    objects.iter().for_each(|object| index.list(&mut list, object));
+    objects.iter().for_each(|object| list_one(index, &mut list, object));
     index.complete(list)
 }
 
@@ -88,7 +100,7 @@ fn an_incomplete_list_changes_nothing() {
     let mut index = index(ObjectKind::Service);
     listed(&mut index, &[service(1, 1)]);
     let mut half = PartialList::default();
-    index.list(&mut half, &service(1, 2));
+    list_one(&mut index, &mut half, &service(1, 2));
     drop(half);
     assert_eq!(listed(&mut index, &[service(1, 1)]), []);
 }
@@ -97,14 +109,14 @@ fn an_incomplete_list_changes_nothing() {
 fn a_broken_object_is_named_and_keeps_its_last_state() {
     let mut index = index(ObjectKind::Service);
     listed(&mut index, &[service(1, 1), service(2, 1)]);
-    assert_eq!(index.changed(&broken(1)), []);
+    assert_eq!(changed(&mut index, &broken(1)), []);
     let named = problems(&index);
     assert!(named[0].starts_with("Service d/s1: spec.ports: invalid type"), "{named:?}");
     assert_eq!(listed(&mut index, &[broken(1), service(2, 1)]), [], "it still exists");
     assert_eq!(problems(&index), named);
-    assert_eq!(index.deleted(&broken(1)).len(), 1);
+    assert_eq!(deleted(&mut index, &broken(1)).len(), 1);
     assert!(problems(&index).is_empty());
-    assert_eq!(index.changed("{\"metadata\":7}"), []);
+    assert_eq!(changed(&mut index, "{\"metadata\":7}"), []);
     assert!(problems(&index)[0].contains("without a readable name"), "{:?}", problems(&index));
     assert_eq!(listed(&mut index, &[service(2, 1)]), []);
     assert!(problems(&index).is_empty());
@@ -117,7 +129,7 @@ fn of_many_problems_only_some_are_named() {
     let object = json!({
         "metadata": { "namespace": "d", "name": "s" }, "spec": { "clusterIP": "10.0.0.1", "ports": ports },
     });
-    assert_eq!(index.changed(&object.to_string()).len(), 1);
+    assert_eq!(changed(&mut index, &object.to_string()).len(), 1);
     let named = problems(&index);
     assert_eq!(named.len(), 11);
     assert_eq!(named[10], "Service d/s: and 4990 more");
@@ -132,7 +144,7 @@ fn a_trigger_after_the_start_follows_its_slice() {
     ];
     for (name, text, counts) in cases {
         let mut index = index(ObjectKind::EndpointSlice);
-        let events = index.changed(&slice("e", text));
+        let events = changed(&mut index, &slice("e", text));
         assert!(matches!(events[0], Event::Slice(_, Some(_))), "{name}");
         assert_eq!(events.len(), if counts { 2 } else { 1 }, "{name}");
         if let [_, Event::Triggered(_, when)] = events[..] {
@@ -145,12 +157,12 @@ fn a_trigger_after_the_start_follows_its_slice() {
 fn other_nodes_are_ignored() {
     let mut index = index(ObjectKind::Node);
     let node = |name: &str| json!({ "metadata": { "name": name } }).to_string();
-    assert_eq!(index.changed(&node("another")), []);
+    assert_eq!(changed(&mut index, &node("another")), []);
     assert!(!index.has_own_node());
-    assert!(matches!(index.changed(&node(NODE))[..], [Event::Node(Some(_))]));
-    assert_eq!(index.deleted(&node("another")), []);
+    assert!(matches!(changed(&mut index, &node(NODE))[..], [Event::Node(Some(_))]));
+    assert_eq!(deleted(&mut index, &node("another")), []);
     assert!(index.has_own_node());
-    assert_eq!(index.deleted(&node(NODE)), [Event::Node(None)]);
+    assert_eq!(deleted(&mut index, &node(NODE)), [Event::Node(None)]);
     assert!(!index.has_own_node());
 }
 
@@ -174,14 +186,14 @@ fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
         Event::OtherNode("another".into(), Some(node))
     };
     let gone = Event::OtherNode("another".into(), None);
-    assert_eq!(index.changed(&node("another", "10.1.2.0/24")), [other("10.1.2.0/24")]);
-    assert_eq!(index.changed(&node("another", "10.1.2.0/24")), []);
+    assert_eq!(changed(&mut index, &node("another", "10.1.2.0/24")), [other("10.1.2.0/24")]);
+    assert_eq!(changed(&mut index, &node("another", "10.1.2.0/24")), []);
     assert!(!index.has_own_node());
-    assert!(matches!(index.changed(&node(NODE, "10.1.1.0/24"))[..], [Event::Node(Some(_))]));
-    assert_eq!(index.deleted(&node("another", "10.1.2.0/24")), std::slice::from_ref(&gone));
-    assert_eq!(index.changed(&node("another", "10.1.3.0/24")), [other("10.1.3.0/24")]);
+    assert!(matches!(changed(&mut index, &node(NODE, "10.1.1.0/24"))[..], [Event::Node(Some(_))]));
+    assert_eq!(deleted(&mut index, &node("another", "10.1.2.0/24")), std::slice::from_ref(&gone));
+    assert_eq!(changed(&mut index, &node("another", "10.1.3.0/24")), [other("10.1.3.0/24")]);
     let mut list = PartialList::default();
-    index.list(&mut list, &node(NODE, "10.1.1.0/24"));
+    list_one(&mut index, &mut list, &node(NODE, "10.1.1.0/24"));
     assert_eq!(index.complete(list), [gone]);
     assert!(index.has_own_node());
 }
@@ -190,9 +202,8 @@ fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
 enum WatchStep {
     Put(u8, u8),
     Delete(u8),
-    /// A list of the existing objects, with changes during it, as a stream reports them, sent in
-    /// parts.
-    List(Vec<(u8, u8)>),
+    /// A list of the existing objects, sent in parts.
+    List,
     /// The watch misses these changes; a list follows.
     Away(Vec<(u8, u8)>),
 }
@@ -203,7 +214,7 @@ fn step() -> impl Strategy<Value = WatchStep> {
     prop_oneof![
         4 => change().prop_map(|(name, variant)| WatchStep::Put(name, variant)),
         2 => (0..4_u8).prop_map(WatchStep::Delete),
-        1 => changes().prop_map(WatchStep::List),
+        1 => Just(WatchStep::List),
         1 => changes().prop_map(WatchStep::Away),
     ]
 }
@@ -229,22 +240,16 @@ proptest! {
             let events = match step {
                 WatchStep::Put(name, variant) => {
                     exist.insert(name, variant);
-                    index.changed(&service(name, variant))
+                    changed(&mut index, &service(name, variant))
                 }
                 WatchStep::Delete(name) => match exist.remove(&name) {
-                    Some(variant) => index.deleted(&service(name, variant)),
+                    Some(variant) => deleted(&mut index, &service(name, variant)),
                     None => continue,
                 },
-                WatchStep::List(meanwhile) => {
+                WatchStep::List => {
                     let (mut list, mut events) = (PartialList::default(), Vec::new());
-                    exist.iter().for_each(|(name, variant)| index.list(&mut list, &service(*name, *variant)));
-                    for (name, variant) in meanwhile {
-                        change(&mut exist, (name, variant));
-                        if variant == 0 {
-                            index.unlist(&mut list, &service(name, 1));
-                        } else {
-                            index.list(&mut list, &service(name, variant));
-                        }
+                    for (name, variant) in &exist {
+                        list_one(&mut index, &mut list, &service(*name, *variant));
                         events.extend(index.flush(&mut list));
                     }
                     events.extend(index.complete(list));

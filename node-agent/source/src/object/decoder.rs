@@ -37,6 +37,12 @@ impl Decoder {
         Self { other_nodes, ..self }
     }
 
+    /// The node's name.
+    pub(crate) fn node_name(&self) -> &str {
+        &self.node_name
+    }
+
+    /// The shared copy of a text.
     pub(super) fn text(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.texts.known.get(text) {
             return known.clone();

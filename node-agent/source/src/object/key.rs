@@ -23,7 +23,7 @@ pub enum ObjectKey {
 
 impl ObjectKey {
     /// From an object's kind, namespace and name, for the node `here`.
-    pub(super) fn new(kind: ObjectKind, namespace: &str, name: &str, here: &str) -> Self {
+    pub(crate) fn new(kind: ObjectKind, namespace: &str, name: &str, here: &str) -> Self {
         match kind {
             ObjectKind::Service => Self::Service(ServiceName::new(namespace, name)),
             ObjectKind::EndpointSlice => {

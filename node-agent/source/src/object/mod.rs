@@ -7,6 +7,8 @@
 
 mod address;
 mod decoder;
+#[cfg(test)]
+mod encodings;
 mod key;
 mod name;
 mod namespace;
@@ -17,6 +19,7 @@ mod raw_object;
 mod service;
 mod service_cidr;
 mod slice;
+mod text;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +28,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::protobuf::{Field, FromProtobuf, MapEntry, ProtobufError};
 use denizen_model::{Listing, ServiceName, SliceName};
 
 pub use address::{parse_address, parse_range};
@@ -39,39 +43,78 @@ pub use raw_object::{DecodedObject, RawObject};
 pub use service::{ServiceObject, foreign_service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};
 pub use slice::{EndpointSlice, slice};
+pub(crate) use text::{BorrowedText, Time};
 
 /// With any value, this label gives a Service or slice to another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Metadata {
-    #[serde(default)]
-    pub name: String,
+pub struct Metadata<'a> {
+    #[serde(default, borrow)]
+    pub name: BorrowedText<'a>,
     /// Its namespace. The API takes `default` if it is missing.
-    pub namespace: Option<String>,
-    pub labels: Option<BTreeMap<String, String>>,
-    pub annotations: Option<Annotations>,
-    /// When it was created, RFC 3339 in UTC.
-    pub creation_timestamp: Option<String>,
+    pub namespace: Option<BorrowedText<'a>>,
+    pub labels: Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
+    pub annotations: Option<Annotations<'a>>,
+    /// When it was created, in UTC.
+    pub creation_timestamp: Option<Time<'a>>,
     /// When its deletion began, if it did.
-    pub deletion_timestamp: Option<String>,
+    pub deletion_timestamp: Option<Time<'a>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Annotations {
+pub struct Annotations<'a> {
     /// On slices: when the pod or Service changed that led to this state, RFC 3339.
-    #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
-    pub last_change_trigger_time: Option<String>,
+    #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time", borrow)]
+    pub last_change_trigger_time: Option<BorrowedText<'a>>,
     /// On Services: IPVS's scheduler.
     #[serde(rename = "kube-router.io/service.scheduler")]
-    pub scheduler: Option<String>,
+    pub scheduler: Option<BorrowedText<'a>>,
     /// On Services: flags of IPVS's scheduler.
     #[serde(rename = "kube-router.io/service.schedflags")]
-    pub scheduler_flags: Option<String>,
+    pub scheduler_flags: Option<BorrowedText<'a>>,
 }
 
-impl Metadata {
+impl<'a> FromProtobuf<'a> for Metadata<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.name = field.text()?,
+            3 => self.namespace = Some(field.text()?),
+            8 => self.creation_timestamp = text::time(field)?,
+            9 => self.deletion_timestamp = text::time(field)?,
+            11 => insert_entry(&mut self.labels, field)?,
+            12 => self.annotations.get_or_insert_default().insert(field.message()?),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Annotations<'a> {
+    fn insert(&mut self, MapEntry { key, value }: MapEntry<'a>) {
+        match &*key {
+            "endpoints.kubernetes.io/last-change-trigger-time" => {
+                self.last_change_trigger_time = Some(value);
+            }
+            "kube-router.io/service.scheduler" => self.scheduler = Some(value),
+            "kube-router.io/service.schedflags" => self.scheduler_flags = Some(value),
+            _ => {}
+        }
+    }
+}
+
+/// Adds an entry to a map such as the labels.
+fn insert_entry<'a>(
+    map: &mut Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
+    field: &Field<'a>,
+) -> Result<(), ProtobufError> {
+    let MapEntry { key, value } = field.message()?;
+    map.get_or_insert_default().insert(key, value);
+    Ok(())
+}
+
+impl Metadata<'_> {
     /// The namespace, `default` if it is missing.
     pub fn namespace(&self) -> &str {
         namespace_or_default(self.namespace.as_deref())
@@ -83,7 +126,7 @@ impl Metadata {
 
     /// The name of an EndpointSlice with this metadata.
     pub fn slice_name(&self) -> SliceName {
-        SliceName { namespace: self.namespace().into(), name: self.name.as_str().into() }
+        SliceName { namespace: self.namespace().into(), name: (*self.name).into() }
     }
 
     /// When the change happened that led to this state; `None` if the annotation is missing or not
@@ -93,8 +136,13 @@ impl Metadata {
         annotations.last_change_trigger_time.as_deref()?.parse().ok()
     }
 
+    /// When it was created, RFC 3339 in UTC; empty if that is missing.
+    fn created(&self) -> std::sync::Arc<str> {
+        self.creation_timestamp.as_ref().map(Time::to_text).unwrap_or_default().into()
+    }
+
     fn label(&self, name: &str) -> Option<&str> {
-        self.labels.as_ref()?.get(name).map(String::as_str)
+        self.labels.as_ref()?.get(name).map(|value| &**value)
     }
 }
 
@@ -214,11 +262,21 @@ pub enum ObjectError {
         #[source]
         source: serde_json::Error,
     },
+    /// Its protobuf cannot be read.
+    #[error("{kind} {name} cannot be read")]
+    Unreadable {
+        kind: ObjectKind,
+        /// Namespace and name, if they can be read.
+        name: String,
+        #[source]
+        source: ProtobufError,
+    },
 }
 
 /// A part of an object that is skipped, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
+    /// ObjectKind, namespace and name.
     pub object: String,
     pub field: String,
     pub value: String,
@@ -244,7 +302,7 @@ impl<'a> Notes<'a> {
     /// For an object that has a name.
     fn new(
         kind: ObjectKind,
-        metadata: &'a Metadata,
+        metadata: &'a Metadata<'_>,
         warnings: &'a mut Vec<Warning>,
     ) -> Result<Self, ObjectError> {
         Self::named(kind, metadata.namespace(), &metadata.name, warnings)

@@ -5,33 +5,55 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::{Decoder, Notes, ObjectError, ObjectKind, Warning};
+use super::{BorrowedText, Decoder, Notes, ObjectError, ObjectKind, Warning, insert_entry};
+use crate::protobuf::{Field, FromProtobuf, ProtobufError};
 
 /// A Namespace, reduced to the fields that are used.
 #[derive(Debug, Default, Deserialize)]
-pub struct NamespaceObject {
-    #[serde(default)]
-    metadata: NamespaceMetadata,
+pub struct NamespaceObject<'a> {
+    #[serde(default, borrow)]
+    metadata: NamespaceMetadata<'a>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct NamespaceMetadata {
-    #[serde(default)]
-    name: String,
-    labels: Option<BTreeMap<String, String>>,
+struct NamespaceMetadata<'a> {
+    #[serde(default, borrow)]
+    name: BorrowedText<'a>,
+    labels: Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
     deletion_timestamp: Option<IgnoredAny>,
+}
+
+impl<'a> FromProtobuf<'a> for NamespaceObject<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.metadata.merge(field.bytes()?),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<'a> FromProtobuf<'a> for NamespaceMetadata<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.name = field.text()?,
+            9 => self.deletion_timestamp = Some(IgnoredAny),
+            11 => insert_entry(&mut self.labels, field)?,
+            _ => {}
+        }
+        Ok(())
+    }
 }
 
 /// The Namespace in the model's terms.
 pub fn namespace(
-    raw: &NamespaceObject,
+    raw: &NamespaceObject<'_>,
     decoder: &mut Decoder,
     warnings: &mut Vec<Warning>,
 ) -> Result<denizen_model::Namespace, ObjectError> {
     let NamespaceMetadata { name, labels, deletion_timestamp } = &raw.metadata;
     Notes::named(ObjectKind::Namespace, "", name, warnings)?;
-    let labels = labels.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
+    let labels = labels.iter().flatten().map(|(key, value)| (&**key, &**value));
     Ok(denizen_model::Namespace {
         name: decoder.text(name),
         labels: decoder.labels(labels),

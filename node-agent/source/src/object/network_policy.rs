@@ -8,6 +8,7 @@
 
 mod peer;
 mod port;
+mod protobuf;
 mod selector;
 #[cfg(test)]
 mod tests;
@@ -17,10 +18,11 @@ use serde_json::Value;
 
 use self::selector::DecodedSelector;
 use super::{Notes, ObjectError, ObjectKind, Warning, namespace_or_default};
+use crate::protobuf::{Field, FromProtobuf, ProtobufError};
 use denizen_model::{self, Peers, PolicyName, PolicyRule, Ports, Selector};
 
 /// A NetworkPolicy, reduced to the fields that are used.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub struct NetworkPolicyObject {
     #[serde(default)]
     metadata: PolicyMetadata,
@@ -34,6 +36,29 @@ struct PolicyMetadata {
     #[serde(default)]
     name: String,
     namespace: Option<String>,
+}
+
+impl<'a> FromProtobuf<'a> for NetworkPolicyObject {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.metadata.merge(field.bytes()?)?,
+            2 if self.spec.is_null() => self.spec = protobuf::spec(field),
+            2 => self.spec = "there are two".into(),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<'a> FromProtobuf<'a> for PolicyMetadata {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.name = field.text()?.to_string(),
+            3 => self.namespace = Some(field.text()?.to_string()),
+            _ => {}
+        }
+        Ok(())
+    }
 }
 
 const NOT_A_SPEC: &str =

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::{
-    Metadata, Notes, ObjectError, ObjectKind, Warning, elements, parse_address, parse_range,
+    BorrowedText, Metadata, Notes, ObjectError, ObjectKind, Warning, elements, parse_address,
+    parse_range,
 };
+use crate::protobuf::{Field, FromProtobuf, ProtobufError};
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 const EXCLUDE_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
@@ -22,68 +24,137 @@ const EXTERNAL: &str = "ExternalIP";
 
 /// A Node, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct NodeObject {
-    #[serde(default)]
-    pub metadata: Metadata,
-    pub spec: Option<NodeSpec>,
-    pub status: Option<NodeStatus>,
+pub struct NodeObject<'a> {
+    #[serde(default, borrow)]
+    pub metadata: Metadata<'a>,
+    pub spec: Option<NodeSpec<'a>>,
+    pub status: Option<NodeStatus<'a>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeSpec {
+pub struct NodeSpec<'a> {
     /// The first of [`Self::pod_cidrs`]: the older field, for one range only.
-    #[serde(rename = "podCIDR")]
-    pub pod_cidr: Option<String>,
+    #[serde(rename = "podCIDR", borrow)]
+    pub pod_cidr: Option<BorrowedText<'a>>,
     /// The ranges from which this node's pods get their addresses.
     #[serde(rename = "podCIDRs")]
-    pub pod_cidrs: Option<Vec<String>>,
-    pub taints: Option<Vec<Taint>>,
+    pub pod_cidrs: Option<Vec<BorrowedText<'a>>>,
+    /// The node's taints.
+    pub taints: Option<Vec<Taint<'a>>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Taint {
-    #[serde(default)]
-    pub key: String,
+pub struct Taint<'a> {
+    /// Its name.
+    #[serde(default, borrow)]
+    pub key: BorrowedText<'a>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct NodeStatus {
+pub struct NodeStatus<'a> {
     /// The node's addresses and names.
-    pub addresses: Option<Vec<StatusAddress>>,
+    #[serde(borrow)]
+    pub addresses: Option<Vec<StatusAddress<'a>>>,
     /// What holds of the node.
-    pub conditions: Option<Vec<Condition>>,
+    pub conditions: Option<Vec<Condition<'a>>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Condition {
-    #[serde(rename = "type", default)]
-    pub kind: String,
+pub struct Condition<'a> {
+    /// Its name.
+    #[serde(rename = "type", default, borrow)]
+    pub kind: BorrowedText<'a>,
     /// `True`, `False` or `Unknown`.
     #[serde(default)]
-    pub status: String,
+    pub status: BorrowedText<'a>,
 }
 
 /// One entry of `status.addresses`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct StatusAddress {
+pub struct StatusAddress<'a> {
     /// `InternalIP`, `ExternalIP`, `Hostname`, …
-    #[serde(rename = "type", default)]
-    pub kind: String,
+    #[serde(rename = "type", default, borrow)]
+    pub kind: BorrowedText<'a>,
+    /// The address or name.
     #[serde(default)]
-    pub address: String,
+    pub address: BorrowedText<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for NodeObject<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.metadata.merge(field.bytes()?),
+            2 => field.merge_into(&mut self.spec),
+            3 => field.merge_into(&mut self.status),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<'a> FromProtobuf<'a> for NodeSpec<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.pod_cidr = Some(field.text()?),
+            5 => field.push_into(&mut self.taints)?,
+            7 => field.push_text(&mut self.pod_cidrs)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<'a> FromProtobuf<'a> for Taint<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        if field.number == 1 {
+            self.key = field.text()?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> FromProtobuf<'a> for NodeStatus<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            4 => field.push_into(&mut self.conditions),
+            5 => field.push_into(&mut self.addresses),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<'a> FromProtobuf<'a> for Condition<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.kind = field.text()?,
+            2 => self.status = field.text()?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<'a> FromProtobuf<'a> for StatusAddress<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.kind = field.text()?,
+            2 => self.address = field.text()?,
+            _ => {}
+        }
+        Ok(())
+    }
 }
 
 /// The node in the model's terms.
 pub fn node(
-    raw: &NodeObject,
+    raw: &NodeObject<'_>,
     warnings: &mut Vec<Warning>,
 ) -> Result<denizen_model::Node, ObjectError> {
     let mut notes = Notes::new(ObjectKind::Node, &raw.metadata, warnings)?;
     let mut addresses = addresses(raw, INTERNAL, &mut notes);
     addresses.extend(self::addresses(raw, EXTERNAL, &mut notes));
     Ok(denizen_model::Node {
-        name: raw.metadata.name.as_str().into(),
+        name: (*raw.metadata.name).into(),
         created: created(raw),
         zone: raw.metadata.label(ZONE_LABEL).filter(|zone| !zone.is_empty()).map(Into::into),
         addresses,
@@ -91,14 +162,14 @@ pub fn node(
         leaving: is_leaving(raw),
         excluded: raw.metadata.label(EXCLUDE_LABEL).is_some(),
         network_unavailable: raw.status.iter().any(is_network_unavailable),
-        taints: taints(raw).iter().map(|taint| taint.key.as_str().into()).collect(),
+        taints: taints(raw).iter().map(|taint| (*taint.key).into()).collect(),
         labels: labels(raw),
     })
 }
 
 /// Another node in the model's terms, and its name.
 pub fn other_node(
-    raw: &NodeObject,
+    raw: &NodeObject<'_>,
     warnings: &mut Vec<Warning>,
 ) -> Result<(Arc<str>, denizen_model::OtherNode), ObjectError> {
     let mut notes = Notes::new(ObjectKind::Node, &raw.metadata, warnings)?;
@@ -108,19 +179,19 @@ pub fn other_node(
         external: addresses(raw, EXTERNAL, &mut notes),
         pod_cidrs: pod_cidrs(raw.spec.as_ref(), &mut notes),
     };
-    Ok((raw.metadata.name.as_str().into(), node))
+    Ok(((*raw.metadata.name).into(), node))
 }
 
-fn created(raw: &NodeObject) -> Arc<str> {
-    raw.metadata.creation_timestamp.as_deref().unwrap_or_default().into()
+fn created(raw: &NodeObject<'_>) -> Arc<str> {
+    raw.metadata.created()
 }
 
 /// The addresses of this type, in the order of the API.
-fn addresses(raw: &NodeObject, wanted: &str, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+fn addresses(raw: &NodeObject<'_>, wanted: &str, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     let status = raw.status.as_ref().and_then(|status| status.addresses.as_ref());
     let mut addresses = Vec::new();
     let all = elements(status).iter().enumerate();
-    for (index, entry) in all.filter(|(_, entry)| entry.kind == wanted) {
+    for (index, entry) in all.filter(|(_, entry)| *entry.kind == *wanted) {
         match parse_address(&entry.address) {
             Some(address) => addresses.push(address),
             None => notes.warn(
@@ -133,27 +204,28 @@ fn addresses(raw: &NodeObject, wanted: &str, notes: &mut Notes<'_>) -> Vec<IpAdd
     addresses
 }
 
-fn labels(raw: &NodeObject) -> denizen_model::Labels {
+fn labels(raw: &NodeObject<'_>) -> denizen_model::Labels {
     let labels = raw.metadata.labels.iter().flatten();
-    labels.map(|(key, value)| (key.as_str(), value.as_str())).collect()
+    labels.map(|(key, value)| (&**key, &**value)).collect()
 }
 
-fn taints(raw: &NodeObject) -> &[Taint] {
+fn taints<'r>(raw: &'r NodeObject<'r>) -> &'r [Taint<'r>] {
     elements(raw.spec.as_ref().and_then(|spec| spec.taints.as_ref()))
 }
 
-fn is_leaving(raw: &NodeObject) -> bool {
+fn is_leaving(raw: &NodeObject<'_>) -> bool {
     raw.metadata.deletion_timestamp.is_some()
-        || taints(raw).iter().any(|taint| taint.key == TO_BE_DELETED)
+        || taints(raw).iter().any(|taint| *taint.key == *TO_BE_DELETED)
 }
 
-fn is_network_unavailable(status: &NodeStatus) -> bool {
-    let is_named =
-        |condition: &Condition| condition.kind == NETWORK_UNAVAILABLE && condition.status == "True";
+fn is_network_unavailable(status: &NodeStatus<'_>) -> bool {
+    let is_named = |condition: &Condition<'_>| {
+        *condition.kind == *NETWORK_UNAVAILABLE && &*condition.status == "True"
+    };
     elements(status.conditions.as_ref()).iter().any(is_named)
 }
 
-fn pod_cidrs(spec: Option<&NodeSpec>, notes: &mut Notes<'_>) -> Vec<ipnetwork::IpNetwork> {
+fn pod_cidrs(spec: Option<&NodeSpec<'_>>, notes: &mut Notes<'_>) -> Vec<ipnetwork::IpNetwork> {
     let Some(spec) = spec else { return Vec::new() };
     let several = elements(spec.pod_cidrs.as_ref());
     let written = match &spec.pod_cidr {
@@ -179,7 +251,7 @@ mod tests {
     use super::*;
 
     fn converted(json: &str) -> (denizen_model::Node, Vec<String>) {
-        let raw: NodeObject = serde_json::from_str(json).unwrap();
+        let raw: NodeObject<'_> = serde_json::from_str(json).unwrap();
         let mut warnings = Vec::new();
         let node = node(&raw, &mut warnings).unwrap();
         (node, warnings.iter().map(Warning::to_string).collect())

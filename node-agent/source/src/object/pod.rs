@@ -4,17 +4,19 @@
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
-use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::address::{parse_address, parse_range, special_address, usable_address};
 use super::service::{port_number, protocol};
-use super::{Decoder, Notes, ObjectError, ObjectKind, Warning, elements, namespace_or_default};
+use super::{
+    BorrowedText, Decoder, Notes, ObjectError, ObjectKind, Time, Warning, elements, insert_entry,
+    namespace_or_default, text as texts,
+};
+use crate::protobuf::{Field, FromProtobuf, MapEntry, ProtobufError};
 use denizen_model::{ClusterPod, Labels, NamedPort, PodName, SandboxUids};
 
 /// A Pod, reduced to the fields that are used.
@@ -26,10 +28,6 @@ pub struct PodObject<'a> {
     status: Option<PodStatus<'a>>,
 }
 
-/// A text that is not copied, unless it has escapes.
-#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
-
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PodMetadata<'a> {
@@ -39,7 +37,7 @@ struct PodMetadata<'a> {
     uid: Option<BorrowedText<'a>>,
     labels: Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
     annotations: Option<PodAnnotations<'a>>,
-    creation_timestamp: Option<BorrowedText<'a>>,
+    creation_timestamp: Option<Time<'a>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -105,6 +103,102 @@ struct PodIp<'a> {
     ip: BorrowedText<'a>,
 }
 
+impl<'a> FromProtobuf<'a> for PodObject<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.metadata.merge(field.bytes()?),
+            2 => field.merge_into(&mut self.spec),
+            3 => field.merge_into(&mut self.status),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<'a> FromProtobuf<'a> for PodMetadata<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.name = field.text()?,
+            3 => self.namespace = Some(field.text()?),
+            5 => self.uid = Some(field.text()?),
+            8 => self.creation_timestamp = texts::time(field)?,
+            11 => insert_entry(&mut self.labels, field)?,
+            12 => self.annotations.get_or_insert_default().insert(field.message()?),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<'a> PodAnnotations<'a> {
+    fn insert(&mut self, MapEntry { key, value }: MapEntry<'a>) {
+        match &*key {
+            "kubernetes.io/config.hash" => self.hash = Some(value),
+            "kubernetes.io/config.mirror" => self.mirror = Some(value),
+            "denizen.io/additional-addresses" => self.additional = Some(value),
+            _ => {}
+        }
+    }
+}
+
+impl<'a> FromProtobuf<'a> for PodSpec<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            2 => field.push_into(&mut self.containers)?,
+            10 => self.node_name = Some(field.text()?),
+            11 => self.host_network = Some(field.flag()?),
+            20 => field.push_into(&mut self.init_containers)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<'a> FromProtobuf<'a> for Container<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            6 => field.push_into(&mut self.ports)?,
+            24 => self.restart_policy = Some(field.text()?),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<'a> FromProtobuf<'a> for ContainerPort<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.name = Some(field.text()?),
+            3 => self.container_port = Some(field.number()?),
+            4 => self.protocol = Some(field.text()?),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<'a> FromProtobuf<'a> for PodStatus<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.phase = Some(field.text()?),
+            5 => self.host_ip = Some(field.text()?),
+            6 => self.pod_ip = Some(field.text()?),
+            12 => field.push_into(&mut self.pod_ips)?,
+            16 => field.push_into(&mut self.host_ips)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<'a> FromProtobuf<'a> for PodIp<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        if field.number == 1 {
+            self.ip = field.text()?;
+        }
+        Ok(())
+    }
+}
+
 /// Maximum number of [`additional`] addresses: each costs the node's kernel as much as one that the
 /// pod has.
 const MOST_ADDITIONAL: u32 = 16;
@@ -117,8 +211,8 @@ pub fn pod(
 ) -> Result<(PodName, Option<ClusterPod>), ObjectError> {
     let metadata = &raw.metadata;
     let namespace = namespace_or_default(text(&metadata.namespace));
-    let mut notes = Notes::named(ObjectKind::Pod, namespace, &metadata.name.0, warnings)?;
-    let name = PodName { namespace: decoder.text(namespace), name: (*metadata.name.0).into() };
+    let mut notes = Notes::named(ObjectKind::Pod, namespace, &metadata.name, warnings)?;
+    let name = PodName { namespace: decoder.text(namespace), name: (*metadata.name).into() };
     let (spec, status) = (raw.spec.as_ref(), raw.status.as_ref());
     let phase = status.and_then(|status| text(&status.phase));
     if matches!(phase, Some("Succeeded" | "Failed")) {
@@ -144,7 +238,7 @@ pub fn pod(
     let is_here = spec.and_then(|spec| text(&spec.node_name)) == Some(&*decoder.node_name);
     let pod = ClusterPod {
         name: name.clone(),
-        labels: decoder.labels(labels.map(|(key, value)| (&*key.0, &*value.0))),
+        labels: decoder.labels(labels.map(|(key, value)| (&**key, &**value))),
         ips: status.map(|status| ips(status, &mut notes)).unwrap_or_default(),
         ports: ports(spec, decoder, &mut notes),
         created: created(metadata, &mut notes),
@@ -160,7 +254,7 @@ pub fn pod(
 }
 
 fn text<'t>(text: &'t Option<BorrowedText<'_>>) -> Option<&'t str> {
-    text.as_ref().map(|text| &*text.0)
+    text.as_deref()
 }
 
 fn sandbox_uids(metadata: &PodMetadata<'_>) -> SandboxUids {
@@ -174,8 +268,8 @@ fn sandbox_uids(metadata: &PodMetadata<'_>) -> SandboxUids {
 }
 
 fn created(metadata: &PodMetadata<'_>, notes: &mut Notes<'_>) -> i64 {
-    let Some(written) = text(&metadata.creation_timestamp) else { return 0 };
-    written.parse::<Timestamp>().map(Timestamp::as_second).unwrap_or_else(|_| {
+    let Some(time) = &metadata.creation_timestamp else { return 0 };
+    time.seconds().unwrap_or_else(|written| {
         let problem = "not a time: the pod counts as the oldest that claims its addresses";
         notes.warn("metadata.creationTimestamp", written, problem);
         0
@@ -200,7 +294,7 @@ fn addresses(
     notes: &mut Notes<'_>,
 ) -> Vec<IpAddr> {
     let one = one.filter(|ip| several.is_empty() && !ip.is_empty());
-    let written = one.into_iter().chain(several.iter().map(|ip| &*ip.ip.0));
+    let written = one.into_iter().chain(several.iter().map(|ip| &*ip.ip));
     let mut ips = Vec::new();
     for (index, written) in written.enumerate() {
         match usable_address(written) {

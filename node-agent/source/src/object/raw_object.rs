@@ -11,6 +11,7 @@ use super::{
     foreign_service, namespace, network_policy, node, other_node, pod, service, service_cidr,
     slice,
 };
+use crate::protobuf::{Field, Fields, FromProtobuf, ProtobufError};
 use denizen_model::Event;
 
 /// An object of a known kind that is not decoded yet.
@@ -24,12 +25,14 @@ pub struct RawObject<'a> {
 enum RawText<'a> {
     Json(&'a str),
     Tree(Value),
+    /// A message without its envelope.
+    Protobuf(&'a [u8]),
 }
 
 #[derive(Debug)]
 pub struct DecodedObject {
     pub key: ObjectKey,
-    /// A hash of the object's text, and for a pod, whose status often changes, of `event`.
+    /// A hash of the object as it is written, and for a pod, whose status often changes, of `event`.
     pub digest: u64,
     /// The object in the model's terms.
     pub event: Event,
@@ -38,15 +41,45 @@ pub struct DecodedObject {
 }
 
 /// The name of an object that is otherwise malformed.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct ObjectWithName {
     metadata: NamedMetadata,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct NamedMetadata {
     namespace: Option<String>,
     name: String,
+}
+
+impl<'a> FromProtobuf<'a> for ObjectWithName {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.metadata.merge(field.bytes()?),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<'a> FromProtobuf<'a> for NamedMetadata {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.name = field.text()?.to_string(),
+            3 => self.namespace = Some(field.text()?.to_string()).filter(|name| !name.is_empty()),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl ObjectWithName {
+    /// Of a message, even if it cannot be read to its end: the name comes first.
+    fn of_message(message: &[u8]) -> Option<Self> {
+        let mut named = Self::default();
+        // What was read before the error counts.
+        let _ = named.merge(message);
+        (!named.metadata.name.is_empty()).then_some(named)
+    }
 }
 
 impl<'a> RawObject<'a> {
@@ -59,6 +92,11 @@ impl<'a> RawObject<'a> {
         Self { kind, raw: RawText::Tree(tree) }
     }
 
+    /// An object as protobuf, without its envelope.
+    pub(crate) fn protobuf(kind: ObjectKind, message: &'a [u8]) -> Self {
+        Self { kind, raw: RawText::Protobuf(message) }
+    }
+
     pub fn kind(&self) -> ObjectKind {
         self.kind
     }
@@ -67,6 +105,7 @@ impl<'a> RawObject<'a> {
         match &self.raw {
             RawText::Json(json) => hash(json),
             RawText::Tree(tree) => hash(tree),
+            RawText::Protobuf(message) => digest_of_message(message),
         }
     }
 
@@ -82,7 +121,7 @@ impl<'a> RawObject<'a> {
         let mut triggered = None;
         let (key, event) = match self.kind {
             ObjectKind::Service => {
-                let raw: ServiceObject = self.typed()?;
+                let raw: ServiceObject<'_> = self.typed()?;
                 let service = service(&raw, warnings)?;
                 let shared = service.as_ref().map(|service| service.name.clone());
                 let name = shared.unwrap_or_else(|| raw.metadata.service_name());
@@ -93,7 +132,7 @@ impl<'a> RawObject<'a> {
                 }
             }
             ObjectKind::EndpointSlice => {
-                let raw: EndpointSlice = self.typed()?;
+                let raw: EndpointSlice<'_> = self.typed()?;
                 let slice = slice(&raw, warnings)?;
                 let shared = slice.as_ref().map(|slice| slice.name.clone());
                 let name = shared.unwrap_or_else(|| raw.metadata.slice_name());
@@ -101,8 +140,8 @@ impl<'a> RawObject<'a> {
                 (ObjectKey::Slice(name.clone()), Event::Slice(name, slice))
             }
             ObjectKind::Node => {
-                let raw: super::NodeObject = self.typed()?;
-                if raw.metadata.name == *decoder.node_name {
+                let raw: super::NodeObject<'_> = self.typed()?;
+                if *raw.metadata.name == *decoder.node_name {
                     (ObjectKey::Node, Event::Node(Some(node(&raw, warnings)?)))
                 } else if decoder.other_nodes {
                     let (name, node) = other_node(&raw, warnings)?;
@@ -145,11 +184,21 @@ impl<'a> RawObject<'a> {
         Some(ObjectKey::new(self.kind, namespace, &name, &decoder.node_name))
     }
 
-    fn typed<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
+    fn typed<'de, T>(&'de self) -> Result<T, ObjectError>
+    where
+        T: Deserialize<'de> + FromProtobuf<'de>,
+    {
         // Tracking the path costs time, so it is done only after an error.
         let typed = match &self.raw {
             RawText::Json(json) => serde_json::from_str(json),
             RawText::Tree(tree) => T::deserialize(tree),
+            RawText::Protobuf(message) => {
+                return T::decode(message).map_err(|source| ObjectError::Unreadable {
+                    kind: self.kind,
+                    name: self.shown_name(),
+                    source,
+                });
+            }
         };
         typed.or_else(|_| self.typed_with_path())
     }
@@ -160,28 +209,56 @@ impl<'a> RawObject<'a> {
                 serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json))
             }
             RawText::Tree(tree) => serde_path_to_error::deserialize(tree),
+            RawText::Protobuf(_) => serde_path_to_error::deserialize(&Value::Null),
         };
         typed.map_err(|error| ObjectError::Malformed {
             kind: self.kind,
-            name: match self.named() {
-                Some(NamedMetadata { namespace: Some(namespace), name }) => {
-                    format!("{namespace}/{name}")
-                }
-                Some(NamedMetadata { namespace: None, name }) => name,
-                None => "without a readable name".to_owned(),
-            },
+            name: self.shown_name(),
             field: error.path().to_string(),
             source: error.into_inner(),
         })
     }
 
+    fn shown_name(&self) -> String {
+        match self.named() {
+            Some(NamedMetadata { namespace: Some(namespace), name }) => {
+                format!("{namespace}/{name}")
+            }
+            Some(NamedMetadata { namespace: None, name }) => name,
+            None => "without a readable name".to_owned(),
+        }
+    }
+
     fn named(&self) -> Option<NamedMetadata> {
         let named = match &self.raw {
-            RawText::Json(json) => serde_json::from_str::<ObjectWithName>(json),
-            RawText::Tree(tree) => ObjectWithName::deserialize(tree),
+            RawText::Json(json) => serde_json::from_str::<ObjectWithName>(json).ok(),
+            RawText::Tree(tree) => ObjectWithName::deserialize(tree).ok(),
+            RawText::Protobuf(message) => ObjectWithName::of_message(message),
         };
-        named.ok().map(|named| named.metadata)
+        named.map(|named| named.metadata)
     }
+}
+
+/// Fields of the metadata that change though nothing that is used does.
+const RESOURCE_VERSION: u32 = 6;
+const MANAGED_FIELDS: u32 = 17;
+
+/// A hash of a message, without what every writer changes.
+fn digest_of_message(message: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for field in Fields::of(message) {
+        match field {
+            Ok(field) if field.number == 1 && field.bytes().is_ok() => {
+                let metadata = Fields::of(field.bytes().unwrap_or_default()).flatten();
+                let used =
+                    |field: &Field<'_>| !matches!(field.number, RESOURCE_VERSION | MANAGED_FIELDS);
+                metadata.filter(used).for_each(|field| field.hash(&mut hasher));
+            }
+            Ok(field) => field.hash(&mut hasher),
+            Err(_) => message.hash(&mut hasher),
+        }
+    }
+    hasher.finish()
 }
 
 fn hash(value: &impl Hash) -> u64 {

@@ -3,25 +3,48 @@
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
 
-use super::{Metadata, Notes, ObjectError, ObjectKind, Warning, elements, parse_range};
+use super::{
+    BorrowedText, Metadata, Notes, ObjectError, ObjectKind, Warning, elements, parse_range,
+};
+use crate::protobuf::{Field, FromProtobuf, ProtobufError};
 
 /// A ServiceCIDR, reduced to the fields that are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct ServiceCidr {
-    #[serde(default)]
-    pub metadata: Metadata,
-    pub spec: Option<ServiceCidrSpec>,
+pub struct ServiceCidr<'a> {
+    #[serde(default, borrow)]
+    pub metadata: Metadata<'a>,
+    pub spec: Option<ServiceCidrSpec<'a>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct ServiceCidrSpec {
+pub struct ServiceCidrSpec<'a> {
     /// At most one range for each family.
-    pub cidrs: Option<Vec<String>>,
+    #[serde(borrow)]
+    pub cidrs: Option<Vec<BorrowedText<'a>>>,
+}
+
+impl<'a> FromProtobuf<'a> for ServiceCidr<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.metadata.merge(field.bytes()?),
+            2 => field.merge_into(&mut self.spec),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<'a> FromProtobuf<'a> for ServiceCidrSpec<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => field.push_text(&mut self.cidrs),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The name and ranges of a ServiceCIDR.
 pub fn service_cidr(
-    raw: &ServiceCidr,
+    raw: &ServiceCidr<'_>,
     warnings: &mut Vec<Warning>,
 ) -> Result<(String, Vec<IpNetwork>), ObjectError> {
     let mut notes = Notes::new(ObjectKind::ServiceCidr, &raw.metadata, warnings)?;
@@ -37,7 +60,7 @@ pub fn service_cidr(
             ),
         }
     }
-    Ok((raw.metadata.name.clone(), ranges))
+    Ok((raw.metadata.name.to_string(), ranges))
 }
 
 #[cfg(test)]
@@ -46,7 +69,7 @@ mod tests {
 
     #[test]
     fn ranges_of_both_families() {
-        let raw: ServiceCidr = serde_json::from_str(
+        let raw: ServiceCidr<'_> = serde_json::from_str(
             r#"{"metadata":{"name":"kubernetes"},"spec":{"cidrs":["172.30.0.0/16","fd00::/112","x"]},"status":{}}"#,
         )
         .unwrap();

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
+use denizen_fixture::protobuf;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::{Method, Request, Response};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use super::change;
 use super::kinds::{RESOURCES, Resource, Target};
@@ -28,13 +30,49 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query: query_of(request.uri().query().unwrap_or_default()),
+        protobuf: accepts_protobuf(&request) && !shared.manners().only_json,
+        at: Instant::now(),
         status: 0,
     };
     let number = shared.record(asked.clone());
     let mut response = answer_to(&shared, &asked, request).await;
+    if asked.protobuf && response.status().as_u16() >= 400 {
+        response = refusal_in_protobuf(response).await;
+    }
     response.headers_mut().insert("date", date(shared.manners().clock_ahead));
     shared.answered(number, response.status().as_u16());
     response
+}
+
+/// As Kubernetes negotiates: the first of the list that it has.
+fn accepts_protobuf(request: &Request<Incoming>) -> bool {
+    let accepted = request.headers().get("accept").and_then(|value| value.to_str().ok());
+    accepted.is_some_and(|accepted| accepted.starts_with(PROTOBUF))
+}
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
+/// A refusal says why in the encoding that was asked for; one that is a text stays one.
+async fn refusal_in_protobuf(response: Response<Body>) -> Response<Body> {
+    let (mut head, body) = response.into_parts();
+    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let Ok(status) = serde_json::from_slice::<Value>(&body) else {
+        return Response::from_parts(head, whole(body));
+    };
+    head.headers.insert("content-type", HeaderValue::from_static(PROTOBUF));
+    let written = protobuf::envelope("v1", "Status", &protobuf::object("Status", &status));
+    Response::from_parts(head, whole(written.into()))
+}
+
+/// The API's fair queueing, which knows no Kubernetes objects.
+fn too_many(seconds: u64) -> Response<Body> {
+    let text = Bytes::from_static(b"Too many requests, please try again later.\n");
+    Response::builder()
+        .status(429)
+        .header("content-type", "text/plain; charset=utf-8")
+        .header("retry-after", seconds)
+        .body(whole(text))
+        .expect("a status and headers that exist")
 }
 
 async fn answer_to(
@@ -61,6 +99,9 @@ async fn answer_to(
     if let Some(refusal) = refused(&manners, plural).await {
         return refusal;
     }
+    if let Some((_, seconds)) = manners.too_many.filter(|(of, _)| *of == plural) {
+        return too_many(seconds);
+    }
     if manners.forbidden.contains(&plural) {
         let message =
             format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
@@ -70,7 +111,14 @@ async fn answer_to(
         (&Method::GET, Some(name)) => {
             let namespace = target.namespace.as_deref().unwrap_or_default();
             match shared.store.get(target.resource, namespace, name) {
-                Some(object) => json_answer(200, object.json.clone()),
+                Some(object) => match object.protobuf.as_ref().filter(|_| asked.protobuf) {
+                    Some(message) => {
+                        let Resource { version, kind, .. } = target.resource;
+                        let written = protobuf::envelope(version, kind, message);
+                        response_of(PROTOBUF, 200, whole(written.into()))
+                    }
+                    None => json_answer(200, object.json.clone()),
+                },
                 None => change::not_found(&target),
             }
         }
@@ -145,7 +193,9 @@ fn watch(shared: &Arc<Shared>, asked: &Asked, target: Target) -> Response<Body> 
         (false, Err(_)) => return failure(400, "BadRequest", "invalid resource version"),
     };
     let (pipe, body) = Pipe::new(manners);
+    let protobuf = asked.protobuf && protobuf::has(target.resource.kind);
     let wanted = Wanted {
+        protobuf,
         resource: target.resource,
         selector,
         since,
@@ -156,7 +206,10 @@ fn watch(shared: &Arc<Shared>, asked: &Asked, target: Target) -> Response<Body> 
             .unwrap_or(1800),
     };
     tokio::spawn(Watch::new(shared.clone(), wanted, pipe).run());
-    response(200, body)
+    match protobuf {
+        true => response_of(&format!("{PROTOBUF};stream=watch"), 200, body),
+        false => response(200, body),
+    }
 }
 
 /// A page of a list: all pages show the moment of the first.
@@ -166,6 +219,15 @@ fn page(shared: &Arc<Shared>, asked: &Asked, target: &Target) -> Response<Body> 
         Ok(selector) => selector,
         Err(error) => return failure(400, "BadRequest", &error),
     };
+    let least = asked.parameter("resourceVersion").and_then(|text| text.parse().ok());
+    let current = shared.store.list(target.resource, &selector).1;
+    if least.is_some_and(|least: u64| least > current) {
+        let message = format!(
+            "Timeout: Too large resource version: {}, current: {current}",
+            least.unwrap_or_default()
+        );
+        return failure(504, "Timeout", &message);
+    }
     let limit = asked.parameter("limit").and_then(|text| text.parse().ok()).unwrap_or(usize::MAX);
     let limit = limit.min(manners.page).max(1);
     let (objects, version, from) =
@@ -184,22 +246,40 @@ fn page(shared: &Arc<Shared>, asked: &Asked, target: &Target) -> Response<Body> 
             }
         };
     let to = objects.len().min(from.saturating_add(limit));
-    let text =
-        list_of(target.resource, &objects[from..to], version, (to < objects.len()).then_some(to));
+    let next = (to < objects.len()).then_some(to);
+    let in_protobuf = asked.protobuf && protobuf::has(target.resource.kind);
+    let text: Bytes = match in_protobuf {
+        true => list_in_protobuf(target.resource, &objects[from..to], version, next).into(),
+        false => list_of(target.resource, &objects[from..to], version, next).into(),
+    };
     if to < objects.len() {
         shared.store.keep(target.resource, version, objects);
     }
     let breaks = shared.take(|manners| &mut manners.breaks_lists);
+    let never_ends = manners.never_ends_lists;
     let (pipe, body) = Pipe::new(manners);
-    let text = Bytes::from(text);
     tokio::spawn(async move {
-        if breaks {
+        if never_ends {
+            let _ = pipe.write(text.slice(..text.len() / 2)).await;
+            sleep(Duration::from_secs(3600)).await;
+        } else if breaks {
             pipe.break_off(&text).await;
         } else {
             let _ = pipe.write(text).await;
         }
     });
-    response(200, body)
+    response_of(if in_protobuf { PROTOBUF } else { JSON }, 200, body)
+}
+
+fn list_in_protobuf(
+    resource: Resource,
+    objects: &[Arc<Stored>],
+    version: u64,
+    next: Option<usize>,
+) -> Vec<u8> {
+    let next = next.map(|next| format!("{version}.{next}")).unwrap_or_default();
+    let items = objects.iter().filter_map(|object| object.protobuf.as_deref());
+    protobuf::list(resource.version, resource.kind, &version.to_string(), &next, items)
 }
 
 /// As a real server's: items of a list do not say what they are.
@@ -273,13 +353,23 @@ pub(super) fn failure(code: u16, reason: &str, message: &str) -> Response<Body> 
 }
 
 pub(super) fn json_answer(code: u16, text: Bytes) -> Response<Body> {
-    response(code, Full::new(text).map_err(|never| match never {}).boxed_unsync())
+    response(code, whole(text))
 }
 
+fn whole(bytes: Bytes) -> Body {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}
+
+const JSON: &str = "application/json";
+
 fn response(code: u16, body: Body) -> Response<Body> {
+    response_of(JSON, code, body)
+}
+
+fn response_of(content_type: &str, code: u16, body: Body) -> Response<Body> {
     Response::builder()
         .status(code)
-        .header("content-type", "application/json")
+        .header("content-type", content_type)
         .body(body)
         .expect("a status and a header that exist")
 }

@@ -1,7 +1,7 @@
 //! How the tests' server behaves, and what it was asked.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How the server behaves. The default is well.
 #[derive(Debug, Clone)]
@@ -10,16 +10,20 @@ pub struct Manners {
     pub refuses_streams: bool,
     /// Objects are selected by no field but their names, as Services by a server before 1.31.
     pub refuses_fields: bool,
-    /// A streaming list begins, and its end is never sent: as by a server that is older than they
-    /// are.
-    pub never_ends_initial: bool,
+    /// A list begins, and its end is never sent.
+    pub never_ends_lists: bool,
+    /// Everything is answered in JSON, whatever was asked for.
+    pub only_json: bool,
+    /// Resources about which every question is answered with 429, in text, and this number of
+    /// seconds in `Retry-After`.
+    pub too_many: Option<(&'static str, u64)>,
     /// No page has more objects than this, whatever was asked for.
     pub page: usize,
     /// So many of the next further pages are gone when they are asked for.
     pub loses_pages: usize,
     /// So many of the next lists, in pages or streams, break off half way.
     pub breaks_lists: usize,
-    /// Every so many events, a watch has a line that is no JSON.
+    /// Every so many events, a watch has one that is neither JSON nor protobuf.
     pub garbage_every: Option<usize>,
     /// Everything is sent in pieces of so many bytes, with pauses.
     pub slow: Option<(usize, Duration)>,
@@ -51,7 +55,9 @@ impl Default for Manners {
         Self {
             refuses_streams: false,
             refuses_fields: false,
-            never_ends_initial: false,
+            never_ends_lists: false,
+            only_json: std::env::var_os("DENIZEN_TEST_JSON").is_some(),
+            too_many: None,
             page: usize::MAX,
             loses_pages: 0,
             breaks_lists: 0,
@@ -80,6 +86,10 @@ pub struct Asked {
     pub path: String,
     /// The query, decoded.
     pub query: BTreeMap<String, String>,
+    /// Whether it asked for protobuf before JSON.
+    pub protobuf: bool,
+    /// When it came.
+    pub at: Instant,
     /// The status of the answer; 0 while there is none.
     pub status: u16,
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Result;
 use bytes::Bytes;
+use denizen_fixture::protobuf;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -18,6 +19,8 @@ pub struct Stored {
     pub value: Value,
     /// The same as JSON.
     pub json: Bytes,
+    /// The same in protobuf, without its envelope; `None` if that kind has none here.
+    pub protobuf: Option<Bytes>,
 }
 
 /// Names an object: its resource, namespace (empty where there is none) and name.
@@ -207,7 +210,9 @@ impl Store {
 impl Stored {
     fn new(value: Value) -> Self {
         let json = value.to_string().into();
-        Self { value, json }
+        let kind = value["kind"].as_str().filter(|kind| protobuf::has(kind));
+        let protobuf = kind.map(|kind| protobuf::object(kind, &value).into());
+        Self { value, json, protobuf }
     }
 }
 

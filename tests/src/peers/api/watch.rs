@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use denizen_fixture::protobuf;
 use futures_util::stream;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, StreamBody};
@@ -16,6 +17,7 @@ use super::kinds::Resource;
 use super::manners::Manners;
 use super::select::Selector;
 use super::server::Shared;
+use super::store::Stored;
 
 /// The body of an answer.
 pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -76,6 +78,7 @@ pub(super) struct Wanted {
     /// After which version; `None` for a list as a stream.
     pub(super) since: Option<u64>,
     pub(super) bookmarks: bool,
+    pub(super) protobuf: bool,
     pub(super) seconds: u64,
 }
 
@@ -123,19 +126,22 @@ impl Watch {
             if !self.shared.manners().late.contains(&resource.plural) {
                 let Ok((events, until)) = self.shared.store.events(*resource, selector, since)
                 else {
-                    return self.line("ERROR", expired().to_string().as_bytes()).await;
+                    return self.expired().await;
                 };
                 for event in events {
-                    self.line(event.kind, &event.object.json).await?;
+                    self.object(event.kind, &event.object).await?;
                 }
                 since = until;
             }
             tokio::select! {
                 _ = versions.changed() => {}
                 _ = self.cut.changed() => {
-                    return Err(self.pipe.break_off(&Bytes::from_static(b"{\"type\":\"MODIFIED\",\"obj")).await);
+                    let line = Bytes::from_static(b"{\"type\":\"MODIFIED\",\"obj");
+                    let frame = Bytes::from_static(&[0, 0, 1, 0, 0x0a, 5, b'A', b'D']);
+                    let half = if self.wanted.protobuf { frame } else { line };
+                    return Err(self.pipe.break_off(&half).await);
                 }
-                _ = self.expire.changed() => return self.line("ERROR", expired().to_string().as_bytes()).await,
+                _ = self.expire.changed() => return self.expired().await,
                 _ = bookmark.tick() => if self.wanted.bookmarks { self.bookmark(since, false).await?; },
                 () = sleep_until(end) => return Ok(()),
             }
@@ -152,9 +158,9 @@ impl Watch {
             if breaks && n >= half {
                 return Err(self.pipe.break_off(&object.json).await);
             }
-            self.line("ADDED", &object.json).await?;
+            self.object("ADDED", &object).await?;
         }
-        if !self.pipe.manners.never_ends_initial {
+        if !self.pipe.manners.never_ends_lists {
             self.bookmark(version, true).await?;
         }
         Ok(version)
@@ -172,14 +178,54 @@ impl Watch {
         if !ends {
             text["metadata"].as_object_mut().map(|metadata| metadata.remove("annotations"));
         }
-        self.line("BOOKMARK", text.to_string().as_bytes()).await
+        self.value("BOOKMARK", kind, &text).await
+    }
+
+    async fn expired(&mut self) -> Result<(), Over> {
+        self.value("ERROR", "Status", &expired()).await
+    }
+
+    async fn object(&mut self, event: &str, object: &Stored) -> Result<(), Over> {
+        let Resource { version, kind, .. } = self.wanted.resource;
+        match object.protobuf.as_ref().filter(|_| self.wanted.protobuf) {
+            Some(message) => self.frame(event, version, kind, message).await,
+            None => self.line(event, &object.json).await,
+        }
+    }
+
+    async fn value(&mut self, event: &str, kind: &str, value: &Value) -> Result<(), Over> {
+        if !self.wanted.protobuf {
+            return self.line(event, value.to_string().as_bytes()).await;
+        }
+        let message = protobuf::object(kind, value);
+        self.frame(event, value["apiVersion"].as_str().unwrap_or_default(), kind, &message).await
+    }
+
+    async fn frame(
+        &mut self,
+        event: &str,
+        version: &str,
+        kind: &str,
+        message: &[u8],
+    ) -> Result<(), Over> {
+        self.garbage(b"\0\0\0\x09}garbage{").await?;
+        let object = protobuf::envelope(version, kind, message);
+        self.pipe.write(protobuf::event(event, &object).into()).await
+    }
+
+    /// Something that is no event, once in a while.
+    async fn garbage(&mut self, bytes: &'static [u8]) -> Result<(), Over> {
+        self.sent += 1;
+        match self.pipe.manners.garbage_every {
+            Some(every) if self.sent.is_multiple_of(every) => {
+                self.pipe.write(Bytes::from_static(bytes)).await
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     async fn line(&mut self, kind: &str, object: &[u8]) -> Result<(), Over> {
-        self.sent += 1;
-        if self.pipe.manners.garbage_every.is_some_and(|every| self.sent.is_multiple_of(every)) {
-            self.pipe.write(Bytes::from_static(b"}no JSON{\n")).await?;
-        }
+        self.garbage(b"}no JSON{\n").await?;
         let mut line = Vec::with_capacity(object.len() + 40);
         line.extend_from_slice(format!("{{\"type\":\"{kind}\",\"object\":").as_bytes());
         line.extend_from_slice(object);

@@ -56,6 +56,7 @@ fn hostile_view() -> View {
             }),
             redirected_pods: 0,
             unredirected_pods: 0,
+            api: Vec::new(),
             backend: text(),
             backend_why: text(),
             detect_local: text(),

@@ -51,6 +51,7 @@ pub fn set_gauges(metrics: &Metrics, status: &Status, sizes: Vec<SetSize>, plan:
     if let Some(status) = &status.host_ports {
         metrics.host_ports.set(status);
     }
+    metrics.api.set(&status.api);
     let Crowded { reserved, briefly, not } = status.affinity.crowded;
     for (remembered, clients) in [("reserved", reserved), ("briefly", briefly), ("no", not)] {
         let counter = own.affinity_crowded.get_or_create(&[("remembered", remembered)]);

@@ -20,6 +20,8 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
         outlet,
         answers: mpsc::channel(1).1,
         wrong_policies: mpsc::channel(1).0,
+        traffic: Arc::default(),
+        spread: Arc::new(Spread::new()),
     };
     let mut follower = KindFollower::new(ObjectKind::Pod, &config, ends, Recovery::new());
     if !version.is_empty() {
@@ -29,11 +31,11 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
     (follower, sent)
 }
 
-fn pod(number: usize) -> Json {
+fn pod(number: usize) -> String {
     let metadata =
         json!({ "name": format!("pod-{number}"), "namespace": "shop", "resourceVersion": "1" });
     let pod = json!({ "metadata": metadata, "status": { "podIP": format!("10.0.{}.{}", number / 256, number % 256) } });
-    serde_json::value::to_raw_value(&pod).unwrap()
+    pod.to_string()
 }
 
 /// Nothing else is decided by half a list, but it need not wait here as a whole.
@@ -47,7 +49,7 @@ fn a_large_first_list_is_sent_in_parts_and_any_other_as_one_change() {
             let (mut follower, mut sent) = listed(version).await;
             let mut list = PartialList::default();
             for number in 0..PODS {
-                follower.take_listed(&mut list, &pod(number)).await.unwrap();
+                follower.take_listed(&mut list, Object::Json(&pod(number))).await.unwrap();
             }
             let early = sent.len();
             follower.complete(list, "8".to_owned()).await.unwrap();
@@ -72,7 +74,7 @@ fn what_only_a_list_that_broke_off_had_is_gone() {
         let (mut follower, mut sent) = listed("").await;
         let mut broken = PartialList::default();
         for number in 0..300 {
-            follower.take_listed(&mut broken, &pod(number)).await.unwrap();
+            follower.take_listed(&mut broken, Object::Json(&pod(number))).await.unwrap();
         }
         drop(broken);
         let brought = sent.recv().await.unwrap();
@@ -80,8 +82,8 @@ fn what_only_a_list_that_broke_off_had_is_gone() {
         let mut list = PartialList::default();
         for number in 0..300 {
             let pod = pod(number);
-            if !pod.get().contains(&format!("\"{}\"", gone.name)) {
-                follower.take_listed(&mut list, &pod).await.unwrap();
+            if !pod.contains(&format!("\"{}\"", gone.name)) {
+                follower.take_listed(&mut list, Object::Json(&pod)).await.unwrap();
             }
         }
         follower.complete(list, "8".to_owned()).await.unwrap();
@@ -104,11 +106,36 @@ fn an_answer_that_the_watch_has_passed_is_ignored() {
         for (name, watched, answered, counts) in cases {
             let (mut follower, mut sent) = listed(watched).await;
             let pod = json!({ "metadata": { "name": "web", "namespace": "shop", "resourceVersion": answered } });
-            let answer = ObjectAnswer { text: pod.to_string(), _untaken: None };
+            let (encoding, body) = (Encoding::Json, pod.to_string().into());
+            let answer = ObjectAnswer { encoding, body, _untaken: None };
             follower.take_answer(&answer).await.unwrap();
             assert_eq!(sent.try_recv().is_ok(), counts, "{name}");
             let version = follower.version.as_deref().unwrap_or_default();
             assert_eq!(version, watched, "{name}: the watch goes on from where it was");
+        }
+    });
+}
+
+/// The answer is newer than the list, which has another state of this pod or none.
+#[test]
+fn a_list_that_is_older_than_an_answer_takes_nothing_back() {
+    in_runtime(async {
+        let (mut follower, mut sent) = listed("").await;
+        let newer =
+            json!({ "metadata": { "name": "pod-1", "namespace": "shop", "resourceVersion": "9" } });
+        let (encoding, body) = (Encoding::Json, newer.to_string().into());
+        follower.take_answer(&ObjectAnswer { encoding, body, _untaken: None }).await.unwrap();
+        assert!(matches!(&sent.recv().await.unwrap()[..], [Event::ClusterPod(_, Some(_))]));
+        for objects in [&[pod(1), pod(2)][..], &[pod(2)]] {
+            let mut list = PartialList::default();
+            for pod in objects {
+                follower.take_listed(&mut list, Object::Json(pod)).await.unwrap();
+            }
+            follower.complete(list, "8".to_owned()).await.unwrap();
+            while let Ok(events) = sent.try_recv() {
+                let of_first = |event: &&Event| matches!(event, Event::ClusterPod(name, _) if &*name.name == "pod-1");
+                assert_eq!(events.iter().find(of_first), None);
+            }
         }
     });
 }

@@ -8,7 +8,7 @@ use std::num::NonZeroU16;
 use super::{ServiceObject, ServiceSpec, ServiceStatus, SpecPort};
 use crate::object::address::{special_address, usable_address};
 use crate::object::{
-    Annotations, Notes, ObjectError, ObjectKind, PROXY_NAME_LABEL, Warning, elements,
+    Annotations, BorrowedText, Notes, ObjectError, ObjectKind, PROXY_NAME_LABEL, Warning, elements,
     parse_address, parse_range,
 };
 use denizen_model::{
@@ -29,7 +29,7 @@ const MAX_AFFINITY_SECONDS: u32 = 86_400;
 /// type `ExternalName`, given to another proxy by label, or without a usable cluster IP (with a
 /// warning).
 pub fn service(
-    raw: &ServiceObject,
+    raw: &ServiceObject<'_>,
     warnings: &mut Vec<Warning>,
 ) -> Result<Option<denizen_model::Service>, ObjectError> {
     let mut notes = Notes::new(ObjectKind::Service, &raw.metadata, warnings)?;
@@ -64,7 +64,7 @@ pub fn service(
         ),
         affinity: affinity(spec, &mut notes),
         health_check_node_port: health_check_node_port(spec, &mut notes),
-        created: raw.metadata.creation_timestamp.as_deref().unwrap_or_default().into(),
+        created: raw.metadata.created(),
         scheduler: scheduler(raw.metadata.annotations.as_ref()),
         opts_out: raw.metadata.label(ANNOUNCE_LABEL) == Some("false"),
     }))
@@ -72,7 +72,7 @@ pub fn service(
 
 /// What is known of a Service that is given to another proxy by label; `None` if it is not, or has
 /// no cluster IP.
-pub fn foreign_service(raw: &ServiceObject) -> Option<ForeignService> {
+pub fn foreign_service(raw: &ServiceObject<'_>) -> Option<ForeignService> {
     let proxy = raw.metadata.label(PROXY_NAME_LABEL)?;
     let spec = raw.spec.as_ref()?;
     let written = spec.cluster_ip.iter().chain(elements(spec.cluster_ips.as_ref()));
@@ -82,13 +82,13 @@ pub fn foreign_service(raw: &ServiceObject) -> Option<ForeignService> {
 
 /// The cluster IPs, at most one for each family, in the order of `clusterIPs`, or the older
 /// `clusterIP` if that is the only field.
-fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+fn cluster_ips(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     let first = spec.cluster_ip.as_deref().filter(|text| !text.is_empty());
     let several = elements(spec.cluster_ips.as_ref());
     let written: Vec<(&str, &str)> = match first {
         Some("None") => Vec::new(),
         Some(text) if several.is_empty() => vec![("spec.clusterIP", text)],
-        Some(_) | None => several.iter().map(|text| ("spec.clusterIPs", text.as_str())).collect(),
+        Some(_) | None => several.iter().map(|text| ("spec.clusterIPs", &**text)).collect(),
     };
     if first.is_none() && several.is_empty() {
         notes.warn(
@@ -120,7 +120,7 @@ fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     addresses
 }
 
-fn external_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
+fn external_ips(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for (index, text) in elements(spec.external_ips.as_ref()).iter().enumerate() {
         match usable_address(text) {
@@ -133,7 +133,7 @@ fn external_ips(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<IpAddr> {
 }
 
 /// An entry that cannot be read admits nobody; see [`SourceRanges::of`].
-fn source_ranges(spec: &ServiceSpec, notes: &mut Notes<'_>) -> SourceRanges {
+fn source_ranges(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> SourceRanges {
     let written = elements(spec.load_balancer_source_ranges.as_ref());
     let mut source_ranges = SourceRanges::default();
     for (index, text) in written.iter().enumerate() {
@@ -153,7 +153,10 @@ fn source_ranges(spec: &ServiceSpec, notes: &mut Notes<'_>) -> SourceRanges {
 }
 
 /// Those that packets arrive with, and those of `ipMode: Proxy`.
-fn load_balancer_ips(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> [Vec<IpAddr>; 2] {
+fn load_balancer_ips(
+    status: Option<&ServiceStatus<'_>>,
+    notes: &mut Notes<'_>,
+) -> [Vec<IpAddr>; 2] {
     let ingress = status.and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
     let (mut arriving, mut proxied) = (Vec::new(), Vec::new());
     for (index, entry) in elements(ingress).iter().enumerate() {
@@ -176,7 +179,7 @@ fn load_balancer_ips(status: Option<&ServiceStatus>, notes: &mut Notes<'_>) -> [
     [arriving, proxied]
 }
 
-fn ports(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<denizen_model::ServicePort> {
+fn ports(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> Vec<denizen_model::ServicePort> {
     let written = elements(spec.ports.as_ref());
     let mut ports: Vec<denizen_model::ServicePort> = Vec::with_capacity(written.len());
     let (mut names, mut numbers) = (HashSet::new(), HashSet::new());
@@ -202,7 +205,7 @@ fn ports(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Vec<denizen_model::Servic
 
 fn service_port(
     index: usize,
-    raw: &SpecPort,
+    raw: &SpecPort<'_>,
     notes: &mut Notes<'_>,
 ) -> Option<denizen_model::ServicePort> {
     let protocol =
@@ -255,7 +258,11 @@ pub(in crate::object) fn protocol(
     }
 }
 
-fn policy(field: &'static str, written: &Option<String>, notes: &mut Notes<'_>) -> TrafficPolicy {
+fn policy(
+    field: &'static str,
+    written: &Option<BorrowedText<'_>>,
+    notes: &mut Notes<'_>,
+) -> TrafficPolicy {
     match written.as_deref() {
         None | Some("" | "Cluster") => TrafficPolicy::Cluster,
         Some("Local") => TrafficPolicy::Local,
@@ -266,7 +273,7 @@ fn policy(field: &'static str, written: &Option<String>, notes: &mut Notes<'_>) 
     }
 }
 
-fn affinity(spec: &ServiceSpec, notes: &mut Notes<'_>) -> SessionAffinity {
+fn affinity(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> SessionAffinity {
     match spec.session_affinity.as_deref() {
         None | Some("" | "None") => return SessionAffinity::None,
         Some("ClientIP") => {}
@@ -294,7 +301,7 @@ fn affinity(spec: &ServiceSpec, notes: &mut Notes<'_>) -> SessionAffinity {
 
 /// Only a load balancer with the policy Local uses this port; for other services the API may keep a
 /// stale number.
-fn health_check_node_port(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Option<NonZeroU16> {
+fn health_check_node_port(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> Option<NonZeroU16> {
     let asked = spec.kind.as_deref() == Some("LoadBalancer")
         && spec.external_traffic_policy.as_deref() == Some("Local");
     let number = spec.health_check_node_port.filter(|number| asked && *number != 0)?;
@@ -309,8 +316,8 @@ fn health_check_node_port(spec: &ServiceSpec, notes: &mut Notes<'_>) -> Option<N
     port
 }
 
-fn scheduler(annotations: Option<&Annotations>) -> Option<Box<AskedScheduler>> {
-    let written = |text: &Option<String>| text.as_deref().map(|text| text.trim().into());
+fn scheduler(annotations: Option<&Annotations<'_>>) -> Option<Box<AskedScheduler>> {
+    let written = |text: &Option<BorrowedText<'_>>| text.as_deref().map(|text| text.trim().into());
     let Annotations { scheduler, scheduler_flags, .. } = annotations?;
     let asked = AskedScheduler { name: written(scheduler), flags: written(scheduler_flags) };
     (asked.name.is_some() || asked.flags.is_some()).then(|| asked.into())

@@ -15,7 +15,7 @@ fn converted(changes: &Value) -> (Option<denizen_model::Service>, Vec<String>) {
         "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}]},
     });
     overlay(&mut object, changes);
-    let raw: ServiceObject = serde_json::from_value(object).unwrap();
+    let raw = ServiceObject::deserialize(&object).unwrap();
     let mut warnings = Vec::new();
     let service = service(&raw, &mut warnings).unwrap();
     (service, warnings.iter().map(Warning::to_string).collect())

@@ -19,7 +19,7 @@ const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// The slice in the model's terms. `None` if it belongs to no served Service: it names none, its
 /// Service is headless or another proxy's, or its endpoints are host names.
 pub fn slice(
-    raw: &EndpointSlice,
+    raw: &EndpointSlice<'_>,
     warnings: &mut Vec<Warning>,
 ) -> Result<Option<Slice>, ObjectError> {
     let mut notes = Notes::new(ObjectKind::EndpointSlice, &raw.metadata, warnings)?;
@@ -30,7 +30,7 @@ pub fn slice(
     let (Some(service), false) = (service, others) else {
         return Ok(None);
     };
-    let family = match raw.address_type.as_str() {
+    let family = match &*raw.address_type {
         "IPv4" => Family::V4,
         "IPv6" => Family::V6,
         "FQDN" => return Ok(None),
@@ -48,7 +48,7 @@ pub fn slice(
     }))
 }
 
-fn ports(raw: &[EndpointPort], notes: &mut Notes<'_>) -> Vec<SlicePort> {
+fn ports(raw: &[EndpointPort<'_>], notes: &mut Notes<'_>) -> Vec<SlicePort> {
     let mut ports = Vec::with_capacity(raw.len());
     for (index, port) in raw.iter().enumerate() {
         let Some(name) = port.name.as_deref() else {
@@ -75,12 +75,17 @@ fn ports(raw: &[EndpointPort], notes: &mut Notes<'_>) -> Vec<SlicePort> {
     ports
 }
 
-fn endpoints(raw: &[EndpointEntry], family: Family, notes: &mut Notes<'_>) -> Vec<SliceEndpoint> {
+fn endpoints(
+    raw: &[EndpointEntry<'_>],
+    family: Family,
+    notes: &mut Notes<'_>,
+) -> Vec<SliceEndpoint> {
     let mut endpoints = Vec::with_capacity(raw.len());
     // The endpoints of a slice are on few nodes and in few zones: keep one copy of each name.
     let mut names = SharedNames::default();
     for (index, endpoint) in raw.iter().enumerate() {
-        let written = elements(endpoint.addresses.as_ref()).first().map_or("", String::as_str);
+        let written =
+            elements(endpoint.addresses.as_ref()).first().map_or("", |address| &**address);
         let address = match usable_address(written) {
             Ok(address) if family_of(address) == family => Ok(address),
             Ok(_) => Err("not of the slice's addressType: left out"),
@@ -131,7 +136,7 @@ impl SharedNames {
         Some(name)
     }
 
-    fn hints(&mut self, hints: Option<&Vec<Hint>>) -> Vec<Arc<str>> {
+    fn hints(&mut self, hints: Option<&Vec<Hint<'_>>>) -> Vec<Arc<str>> {
         elements(hints).iter().filter_map(|hint| self.shared(&hint.name)).collect()
     }
 }

@@ -14,7 +14,7 @@ fn converted(changes: Value) -> (Option<denizen_model::Slice>, Vec<String>) {
     });
     let Value::Object(changes) = changes else { panic!("not fields: {changes}") };
     object.as_object_mut().unwrap().extend(changes);
-    let raw: EndpointSlice = serde_json::from_value(object).unwrap();
+    let raw = EndpointSlice::deserialize(&object).unwrap();
     let mut warnings = Vec::new();
     let slice = slice(&raw, &mut warnings).unwrap();
     (slice, warnings.iter().map(Warning::to_string).collect())

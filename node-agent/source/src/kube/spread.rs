@@ -1,0 +1,166 @@
+//! Spreads the first lists of agents that start together, as in a rollout or after a power failure.
+//!
+//! What is listed first is what the cluster has most of. An agent waits for a random time that
+//! grows with the number of nodes. It does not know how many there are, so it asks: for one Node,
+//! and how many more there are. Rules that an earlier agent left stay in force meanwhile. A pod's
+//! ADD ends the wait: it needs what is listed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::Request;
+use kube::Client;
+use tokio::sync::{OnceCell, watch};
+use tokio::time::timeout;
+use tracing::{debug, info};
+
+use super::envelope::{Encoding, JsonList, ListMetadata, Unreadable};
+use super::exchange::Reply;
+use super::failure::Failure;
+use super::pace::part_of;
+use super::traffic::Traffic;
+use crate::object::ObjectKind;
+use crate::protobuf::{Envelope, Field, FromProtobuf, ProtobufError};
+use denizen_text::describe;
+
+/// The longest wait for each node: at most 250 agents begin in a second.
+const FOR_EACH_NODE: Duration = Duration::from_millis(4);
+
+/// The longest wait in any cluster.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Up to this many nodes, nobody waits.
+const FEW: u32 = 100;
+
+/// Time limit for the number of nodes.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// The wait of one agent, which all its kinds share.
+#[derive(Debug)]
+pub(super) struct Spread {
+    wait: OnceCell<Duration>,
+    /// Whether a pod's ADD needs what is listed.
+    needed: watch::Sender<bool>,
+}
+
+impl Spread {
+    pub(super) fn new() -> Self {
+        Self { wait: OnceCell::new(), needed: watch::Sender::new(false) }
+    }
+
+    /// From now on nothing waits.
+    pub(super) fn end(&self) {
+        self.needed.send_replace(true);
+    }
+
+    /// Waits for this agent's time.
+    pub(super) async fn wait(&self, client: &Client, traffic: &Arc<Traffic>) {
+        let mut needed = self.needed.subscribe();
+        let wait = async {
+            let chosen = self.wait.get_or_try_init(|| async {
+                let nodes = nodes(client, traffic).await?;
+                let wait = part_of(longest(nodes));
+                if !wait.is_zero() {
+                    info!(nodes, ?wait, "spreading first lists");
+                }
+                Ok::<_, Failure>(wait)
+            });
+            match chosen.await {
+                Ok(wait) => tokio::time::sleep(*wait).await,
+                // The lists fail then too, and each agent waits for a random time after that.
+                Err(error) => debug!(error = describe(&error), "cannot count the nodes"),
+            }
+        };
+        tokio::select! {
+            () = wait => {}
+            _ = needed.wait_for(|needed| *needed) => {}
+        }
+    }
+}
+
+impl ObjectKind {
+    /// Whether a cluster may have many more of them than nodes.
+    pub(super) fn is_spread(self) -> bool {
+        match self {
+            Self::Service | Self::EndpointSlice | Self::Pod => true,
+            Self::Node | Self::ServiceCidr | Self::Namespace | Self::NetworkPolicy => false,
+        }
+    }
+}
+
+fn longest(nodes: u32) -> Duration {
+    if nodes <= FEW { Duration::ZERO } else { (FOR_EACH_NODE * nodes).min(LONGEST) }
+}
+
+/// How many nodes the cluster has.
+async fn nodes(client: &Client, traffic: &Arc<Traffic>) -> Result<u32, Failure> {
+    let request = Request::get("/api/v1/nodes?limit=1").body(Vec::new());
+    let request = request.expect("the path is valid");
+    let answer = async {
+        let reply = Reply::to(client, request, traffic).await?;
+        Ok((reply.encoding, reply.whole().await?))
+    };
+    let answer = timeout(ANSWER, answer).await.unwrap_or(Err(Failure::TimedOut(ANSWER)));
+    let (encoding, body) = answer?;
+    let more = remaining(encoding, &body).map_err(Failure::Answer)?;
+    Ok(u32::try_from(more).unwrap_or_default().saturating_add(1))
+}
+
+/// How many objects a list leaves out.
+fn remaining(encoding: Encoding, body: &[u8]) -> Result<i64, Unreadable> {
+    Ok(match encoding {
+        Encoding::Json => serde_json::from_slice::<JsonList<'_>>(body)?.metadata.remaining,
+        Encoding::Protobuf => {
+            let envelope = Envelope::open(body)?.ok_or(Unreadable::NotProtobuf)?;
+            Head::decode(envelope.object)?.metadata.remaining
+        }
+    })
+}
+
+/// A list without its items.
+#[derive(Debug, Default)]
+struct Head<'a> {
+    metadata: ListMetadata<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for Head<'a> {
+    fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => self.metadata.merge(field.bytes()?),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use denizen_fixture::protobuf;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_wait_grows_with_the_nodes_up_to_a_bound() {
+        assert_eq!(longest(100), Duration::ZERO);
+        assert_eq!(longest(1_000), Duration::from_secs(4));
+        assert_eq!(longest(5_000), Duration::from_secs(20));
+        assert_eq!(longest(u32::MAX), LONGEST);
+        for _ in 0..100 {
+            assert!(part_of(longest(1_000)) <= Duration::from_secs(4));
+        }
+    }
+
+    #[test]
+    fn nodes_are_counted_in_both_encodings() {
+        let metadata =
+            json!({ "resourceVersion": "7", "continue": "x", "remainingItemCount": 4999 });
+        let list = json!({ "metadata": metadata, "items": [{}] }).to_string();
+        assert_eq!(remaining(Encoding::Json, list.as_bytes()).unwrap(), 4999);
+        // metadata { remainingItemCount: 4999 }
+        let written = protobuf::envelope("v1", "NodeList", &[0x0a, 3, 0x20, 0x87, 0x27]);
+        assert_eq!(remaining(Encoding::Protobuf, &written).unwrap(), 4999);
+        let one = protobuf::list("v1", "Node", "7", "", []);
+        assert_eq!(remaining(Encoding::Protobuf, &one).unwrap(), 0);
+        assert!(remaining(Encoding::Protobuf, b"{}").is_err());
+    }
+}
