@@ -1,5 +1,7 @@
 //! What an object is does not depend on how it is written.
 
+mod upstream;
+
 use denizen_fixture::protobuf;
 use denizen_model::Event;
 use serde_json::{Value, json};
