@@ -47,6 +47,10 @@ pub trait Api: std::fmt::Debug {
     fn put(&self, object: &Value) -> Result<()>;
     /// Removes the object of this kind and name.
     fn delete(&self, object: &Value) -> Result<()>;
+    /// Whether it answers in protobuf.
+    fn has_protobuf(&self) -> bool {
+        true
+    }
 
     /// Puts several.
     fn put_all(&self, objects: &[Value]) -> Result<()> {
@@ -69,5 +73,9 @@ impl Api for Box<dyn Api> {
 
     fn delete(&self, object: &Value) -> Result<()> {
         (**self).delete(object)
+    }
+
+    fn has_protobuf(&self) -> bool {
+        (**self).has_protobuf()
     }
 }

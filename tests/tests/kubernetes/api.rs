@@ -41,6 +41,41 @@ fn services_are_served_as_they_change() -> Result<()> {
     })
 }
 
+/// One list of each kind, and no answer in another encoding than was asked for.
+#[test]
+fn status_says_of_each_kind_what_it_costs_the_server() -> Result<()> {
+    with_every_api("kube-cost", |context| {
+        let (encoding, other) = match context.api.has_protobuf() {
+            true => ("protobuf", "json"),
+            false => ("json", "protobuf"),
+        };
+        context.put_node()?;
+        context.put_web("web", 10, &[Who::Routed])?;
+        let agent = context.start_agent()?;
+        context.put_web("web", 10, &[Who::Remote])?;
+        context.until_answered(10, Who::Remote)?;
+        let kinds = || -> Result<Vec<Value>> {
+            let kinds = agent.status()?["api"].as_array().cloned();
+            kinds.context("an entry for each kind")
+        };
+        // The list and the watch.
+        let is_watched = |kind: &Value| kind["answers"][encoding].as_u64() >= Some(2);
+        eventually("each kind is watched", BOUND, || Ok(kinds()?.iter().all(is_watched)))?;
+        let kinds = kinds()?;
+        let names: Vec<_> = kinds.iter().filter_map(|kind| kind["kind"].as_str()).collect();
+        let services = ["Services", "EndpointSlices", "Nodes", "ServiceCIDRs"];
+        let firewall = ["Namespaces", "Pods", "NetworkPolicies"];
+        assert_eq!(names, [&services[..], &firewall].concat());
+        for kind in &kinds {
+            assert_eq!(kind["lists"], json!({ "start": 1 }), "{kind}");
+            assert_eq!(kind["answers"][other], Value::Null, "{kind}");
+            ensure!(kind["bytes"].as_u64() > Some(0), "{kind}");
+        }
+        ensure!(kinds[1]["events"].as_u64() > Some(0), "a slice changed: {kinds:?}");
+        until_no_error(&agent)
+    })
+}
+
 #[test]
 fn what_is_not_ours_is_not_served_and_explain_names_its_proxy() -> Result<()> {
     with_every_api("kube-filter", |context| {

@@ -13,7 +13,7 @@ use denizen_source::kube::{self, PolicyRead, PolicyReads, WrongPolicy};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::NODE;
 use denizen_tests::peers::api::context::{ApiContext, BOUND};
-use denizen_tests::peers::api::{Api, ApiServer};
+use denizen_tests::peers::api::{Api, ApiServer, Asked};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -179,6 +179,82 @@ fn pods_are_followed_until_they_end() -> Result<()> {
         following.until_pods(&[])?;
     }
     Ok(())
+}
+
+/// What is asked about all pods is answered from the server's cache, in one piece. No pod stops to
+/// match what a watch selects: the server would encode its end for each node that watches.
+#[test]
+fn a_pod_that_ends_is_an_event_like_any_other() -> Result<()> {
+    let context = ApiContext::own("kube-ends")?;
+    context.api.put_all(&[pod("web", "web", "Running"), pod("done", "job", "Failed")])?;
+    let mut following = Following::start(&context)?;
+    following.until_listed()?;
+    following.until_pods(&[("web", "web")])?;
+    context.api.cut_watches();
+    context.api.put_all(&[pod("web", "web", "Succeeded"), pod("db", "db", "Running")])?;
+    following.until_pods(&[("db", "db")])?;
+    context.api.expire_watches();
+    let of_pods = || -> (Vec<Asked>, Vec<Asked>) {
+        let asked = context.api.asked().into_iter();
+        asked.filter(|asked| asked.path == "/api/v1/pods").partition(Asked::is_watch)
+    };
+    eventually("pods are listed again", BOUND, || Ok(of_pods().1.len() > 1))?;
+    let (watches, lists) = of_pods();
+    for list in &lists {
+        assert_eq!(list.parameter("limit"), None, "{list:?}");
+        assert!(list.parameter("resourceVersion").is_some(), "etcd would answer: {list:?}");
+        let fields = list.parameter("fieldSelector").context("a selector")?;
+        assert!(fields.contains("status.phase!=Failed"), "{list:?}");
+    }
+    assert_eq!(lists[0].parameter("resourceVersion"), Some("0"));
+    assert_eq!(lists[1].parameter("resourceVersionMatch"), Some("NotOlderThan"));
+    ensure!(watches.len() > 1, "it was cut: {watches:?}");
+    for watch in &watches {
+        assert_eq!(watch.parameter("fieldSelector"), None, "{watch:?}");
+        ensure!(!watch.is_stream(), "{watch:?}");
+    }
+    Ok(())
+}
+
+/// Many nodes lose the server at one moment: each goes on where it was.
+#[test]
+fn after_a_restart_of_the_server_nobody_lists_again() -> Result<()> {
+    const AGENTS: usize = 20;
+    let mut context = ApiContext::own("kube-many")?;
+    context.api.put_all(&[pod("web", "web", "Running"), policy(&json!({}))])?;
+    let mut agents = (0..AGENTS).map(|_| Following::start(&context)).collect::<Result<Vec<_>>>()?;
+    for agent in &mut agents {
+        agent.until_listed()?;
+        agent.until_pods(&[("web", "web")])?;
+    }
+    let lists = |context: &ApiContext<ApiServer>| {
+        // Each agent counts the nodes once.
+        let counts = |asked: &&Asked| asked.path.ends_with("/nodes");
+        let asked = context.api.asked();
+        let answered = asked.iter().filter(|asked| asked.is_page() && asked.status == 200);
+        answered.filter(|asked| !counts(asked)).count()
+    };
+    let before = lists(&context);
+    context.api.stop();
+    context.api.put(&pod("db", "db", "Running"))?;
+    context.go_on()?;
+    for agent in &mut agents {
+        agent.until_pods(&[("db", "db"), ("web", "web")])?;
+    }
+    assert_eq!(before, 3 * AGENTS, "one for each kind and agent");
+    assert_eq!(lists(&context), before, "{:?}", context.api.asked());
+    Ok(())
+}
+
+/// What an ADD waits for does not wait behind lists.
+#[test]
+fn a_pod_is_asked_for_while_a_list_has_no_end() -> Result<()> {
+    let context = ApiContext::own("kube-endless")?;
+    context.api.put_all(&[pod("web", "web", "Running"), pod("db", "db", "Running")])?;
+    context.api.behave(|manners| manners.never_ends_lists = true);
+    let mut following = Following::start(&context)?;
+    following.unknown.send_replace([pod_name("web")].into());
+    following.until_pods(&[("web", "web")])
 }
 
 #[test]

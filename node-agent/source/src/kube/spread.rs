@@ -135,6 +135,8 @@ impl<'a> FromProtobuf<'a> for Head<'a> {
 #[cfg(test)]
 mod tests {
     use denizen_fixture::protobuf;
+    use hyper::Response;
+    use kube::client::Body;
     use serde_json::json;
 
     use super::*;
@@ -148,6 +150,42 @@ mod tests {
         for _ in 0..100 {
             assert!(part_of(longest(1_000)) <= Duration::from_secs(4));
         }
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
+    }
+
+    fn without_a_server() -> Client {
+        let nobody = tower::service_fn(|_: Request<Body>| async {
+            Err::<Response<Body>, _>(std::io::Error::other("no server"))
+        });
+        Client::new(nobody, "default")
+    }
+
+    /// A pod's ADD needs what is listed, and so does each one after it.
+    #[test]
+    fn nothing_waits_any_more_after_an_add() {
+        const DAY: Duration = Duration::from_secs(86_400);
+        runtime().block_on(async {
+            let (client, traffic) = (without_a_server(), Arc::default());
+            let spread = Spread { wait: OnceCell::new_with(Some(DAY)), ..Spread::new() };
+            let mut waiting = std::pin::pin!(spread.wait(&client, &traffic));
+            let early = timeout(Duration::from_millis(1), &mut waiting).await;
+            assert!(early.is_err(), "it is not this agent's turn");
+            spread.end();
+            waiting.await;
+            spread.wait(&client, &traffic).await;
+        });
+    }
+
+    /// Without an answer to how many nodes there are, the lists would fail too.
+    #[test]
+    fn without_a_number_of_nodes_nothing_waits() {
+        runtime().block_on(async {
+            let (client, traffic) = (without_a_server(), Arc::default());
+            Spread::new().wait(&client, &traffic).await;
+        });
     }
 
     #[test]

@@ -200,6 +200,10 @@ impl Api for ApiServer {
         let deleted = self.shared.store.delete(resource, text("namespace"), text("name"));
         deleted.map(drop).with_context(|| format!("there is no {} {}", resource.kind, text("name")))
     }
+
+    fn has_protobuf(&self) -> bool {
+        !self.shared.manners().only_json
+    }
 }
 
 impl Drop for ApiServer {
