@@ -6,8 +6,10 @@ mod cleanup;
 mod connections;
 mod drops;
 mod offline;
+mod relay;
 mod trace;
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -60,6 +62,8 @@ enum Command {
     Drops(drops::DropsArgs),
     /// Show what the running agent knows and has programmed
     Status(StatusArgs),
+    /// Answer requests from standard input, a JSON line each: what `kubectl denizen` runs
+    Relay(relay::RelayArgs),
     /// Check whether this node has what denizen needs, and whether what is installed works
     Check(Box<check::CheckArgs>),
     /// Install the CNI plugin and its entry in the CNI configuration, and keep them installed
@@ -131,9 +135,9 @@ pub fn command() -> clap::Command {
 
 /// The parsed command line, completed from its configuration file, and the fields of that file that
 /// have no effect.
-fn parsed() -> anyhow::Result<(Command, Vec<String>)> {
+fn parsed(words: Vec<OsString>) -> anyhow::Result<(Command, Vec<String>)> {
     let command = command();
-    let Completed { words, ignored } = complete(&command, std::env::args_os().collect())?;
+    let Completed { words, ignored } = complete(&command, words)?;
     let matches = command.get_matches_from(words);
     if let Some(("explain", given)) = matches.subcommand() {
         refuse_policy_flags(given)?;
@@ -167,7 +171,7 @@ fn refuse_policy_flags(explain: &ArgMatches) -> anyhow::Result<()> {
 /// # Errors
 /// The error to print, with its causes.
 pub fn run() -> anyhow::Result<ExitCode> {
-    let (command, ignored) = match parsed() {
+    let (command, ignored) = match parsed(std::env::args_os().collect()) {
         Ok(parsed) => parsed,
         Err(error) => return Ok(unusable(&error)),
     };
@@ -194,6 +198,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Status(StatusArgs { run_dir, output }) => {
             show(&ask(&run_dir.run_dir, async |agent| agent.status().await)?, output)
         }
+        Command::Relay(args) => relay::relay(&args),
         Command::InstallCni(args) => {
             log_to_standard_error(LogFormat::Text);
             block_on(async move { install::run(&args).await })

@@ -10,6 +10,7 @@
 //! | `answer` | a request's answer |
 //! | `change` | POST, PUT, PATCH and DELETE, for kubectl |
 //! | `watch` | the body of a watch |
+//! | [`exec`] | commands in containers |
 //! | `server` | sockets, TLS, starting and stopping |
 //! | [`context`] | a node whose agent follows it |
 //! | `tls` | an authority, and kubeconfig files that trust it |
@@ -18,6 +19,7 @@
 mod answer;
 mod change;
 pub mod context;
+pub mod exec;
 mod kinds;
 mod manners;
 mod real;

@@ -26,7 +26,7 @@ fn archive(written: SystemTime) -> Result<TempDir> {
     let folder = tempfile::tempdir()?;
     let (built, out) = (folder.path().join("built"), folder.path().join("out"));
     fs::create_dir_all(built.join("bin"))?;
-    for program in ["denizen", "denizen-agent"] {
+    for program in ["denizen", "denizen-agent", "kubectl-denizen"] {
         let mut file = File::create(built.join("bin").join(program))?;
         file.write_all(program.as_bytes())?;
         file.set_modified(written)?;
@@ -67,6 +67,28 @@ fn the_same_files_give_the_same_archive() -> Result<()> {
     Ok(())
 }
 
+/// krew installs a plugin from an archive with this checksum, and links this file.
+#[test]
+fn krews_manifest_names_the_archives_of_the_plugin() -> Result<()> {
+    let folder = archive(SystemTime::now())?;
+    let out = folder.path().join("out");
+    let plugin = format!("kubectl-{NAME}.tar.gz");
+    let arm64 = plugin.replace("amd64", "arm64");
+    fs::write(out.join(format!("{arm64}.sha256")), format!("{} {arm64}\n", "0".repeat(64)))?;
+    let mut krew = Command::new(conf::folder().join("release/krew"));
+    let manifest = checked(krew.arg(&out).arg("https://example.org/files"))?;
+    let manifest = String::from_utf8(manifest.stdout)?;
+    let manifest: Value = serde_saphyr::from_str(&manifest)?;
+    let platform = &manifest["spec"]["platforms"][0];
+    let sum = fs::read_to_string(out.join(format!("{plugin}.sha256")))?;
+    assert_eq!(platform["sha256"].as_str(), sum.split(' ').next());
+    assert_eq!(platform["uri"], format!("https://example.org/files/{plugin}"));
+    assert_eq!(manifest["spec"]["version"], concat!("v", env!("CARGO_PKG_VERSION")));
+    let listed = checked(Command::new("tar").arg("-tf").arg(out.join(plugin)))?;
+    assert_eq!(String::from_utf8(listed.stdout)?, "LICENSE\nkubectl-denizen\n");
+    Ok(())
+}
+
 #[test]
 fn the_archive_has_programs_manifests_and_documents_and_their_checksums() -> Result<()> {
     let (_folder, root) = unpacked()?;
@@ -74,6 +96,7 @@ fn the_archive_has_programs_manifests_and_documents_and_their_checksums() -> Res
     let mut wanted: BTreeSet<PathBuf> = [
         "./bin/denizen",
         "./bin/denizen-agent",
+        "./bin/kubectl-denizen",
         "./README.md",
         "./CHANGELOG.md",
         "./LICENSE",
@@ -136,7 +159,9 @@ fn the_bill_of_materials_has_every_crate_that_is_linked_and_no_other() -> Result
         references.insert(text(&component["bom-ref"])?);
         names.insert(name);
     }
-    for linked in ["denizen-agent", "denizen-cni", "denizen-nft", "kube-client", "ring", "tokio"] {
+    for linked in
+        ["denizen-agent", "denizen-cni", "denizen-kubectl", "denizen-nft", "ring", "tokio"]
+    {
         ensure!(names.contains(linked), "{linked}: {names:?}");
     }
     // For tests, and for macros.

@@ -5,6 +5,7 @@
 mod api;
 mod events;
 mod firewall;
+mod kubectl;
 mod outages;
 mod rbac;
 mod refused_policies;

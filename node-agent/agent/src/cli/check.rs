@@ -1,13 +1,14 @@
 //! `check`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use clap::Args;
 
-use super::{Output, block_on, show, unusable};
-use crate::check::{self, Subject, Verdict};
+use super::{Command, Output, block_on, parsed, show, unusable};
+use crate::check::{self, Report, Subject, Verdict};
 use crate::config::{
     ConntrackArgs, InCluster, ListenArgs, ObjectsArgs, PolicyArgs, RoutingArgs, RunDirArgs,
 };
@@ -74,6 +75,15 @@ pub(super) fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::from(FAILED),
     })
+}
+
+/// What `denizen-agent check --run-dir` finds here, for `relay`.
+pub(super) fn report(run_dir: &Path) -> anyhow::Result<Report> {
+    let words = ["denizen-agent", "check", "--run-dir"].map(OsString::from);
+    let (command, _) = parsed(words.into_iter().chain([run_dir.into()]).collect())?;
+    let Command::Check(args) = command else { bail!("check is another command") };
+    let subject = args.subject()?;
+    block_on(async { Ok(check::check(&subject).await) })
 }
 
 impl CheckArgs {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Context;
 use clap::Args;
 use denizen_netlink::NetlinkError;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Output, names};
 use crate::config::RunDirArgs;
@@ -59,6 +59,49 @@ pub(super) fn connections(args: ConnectionsArgs) -> anyhow::Result<()> {
         Some(error) => Err(error).context("cannot write to standard output"),
         None => done,
     }
+}
+
+/// Which connections [`list`] shows.
+#[derive(Debug, Deserialize)]
+pub(super) struct ConnectionsQuery {
+    #[serde(default)]
+    pod: Option<String>,
+    #[serde(default)]
+    service: Option<String>,
+    /// The most connections that are shown; all are counted.
+    limit: usize,
+}
+
+/// A part of the connections, as `--output json` has them.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct ConnectionList {
+    connections: Vec<NamedConnection>,
+    #[serde(flatten)]
+    totals: Totals,
+}
+
+/// Connections for `relay`. A name that this node does not know has none: another node knows it.
+pub(super) fn list(query: ConnectionsQuery, run_dir: &Path) -> anyhow::Result<ConnectionList> {
+    let ConnectionsQuery { pod, service, limit } = query;
+    let filter = ConnectionFilter { pod, service };
+    let (names, now) = (names(run_dir)?, now());
+    let mut reader = ConnectionReader::open()?;
+    let mut list = ConnectionList::default();
+    let each = |tracked| {
+        let connection = NamedConnection::of(&tracked, &names, now);
+        if filter.selects(&connection) {
+            list.totals.add(&connection);
+            if list.connections.len() < limit {
+                list.connections.push(connection);
+            }
+        }
+    };
+    let read = match filter.parts(&names) {
+        Some(parts) => reader.read(&parts, each),
+        None => reader.read_all(each),
+    };
+    read.context("cannot read the connections")?;
+    Ok(list)
 }
 
 /// Since 1970.

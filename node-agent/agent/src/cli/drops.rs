@@ -14,7 +14,7 @@ use super::{Output, ask, names, show};
 use crate::config::RunDirArgs;
 use crate::control::{ControlError, Sampled};
 use denizen_backend::BackendName;
-use denizen_observe::drops::{DropWatch, DroppedPacket, count, remove_samples};
+use denizen_observe::drops::{DropCounts, DropWatch, DroppedPacket, count, remove_samples};
 use denizen_observe::names::Names;
 use denizen_text::{Printable, printable_json};
 
@@ -40,10 +40,14 @@ pub(super) fn drops(args: DropsArgs) -> anyhow::Result<()> {
     if watches {
         return watch(&run_dir, output);
     }
-    let status = ask(&run_dir, async |agent| agent.status().await)?;
+    show(&counts(&run_dir)?, output)
+}
+
+/// What the rules counted.
+pub(super) fn counts(run_dir: &Path) -> anyhow::Result<DropCounts> {
+    let status = ask(run_dir, async |agent| agent.status().await)?;
     let is_iptables = status.backend == BackendName::Iptables.to_string();
-    let counts = count(&mut Kernel::open()?, is_iptables).context("cannot read the counters")?;
-    show(&counts, output)
+    count(&mut Kernel::open()?, is_iptables).context("cannot read the counters")
 }
 
 fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {

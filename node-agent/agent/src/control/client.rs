@@ -74,6 +74,11 @@ impl AgentClient {
         self.ask(Request::VirtualServers { virtual_servers: Empty {} }).await
     }
 
+    /// The answer to any request, as it is.
+    pub async fn relay(&self, request: Request) -> Result<Value, ControlError> {
+        self.ask(request).await
+    }
+
     async fn ask<T: DeserializeOwned>(&self, request: Request) -> Result<T, ControlError> {
         ask_within(ANSWER_TIME, &self.run_dir, &request).await
     }

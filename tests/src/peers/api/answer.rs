@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::change;
+use super::exec;
 use super::kinds::{RESOURCES, Resource, Target};
 use super::manners::{Asked, Manners, query_of};
 use super::select::Selector;
@@ -90,6 +91,19 @@ async fn answer_to(
         return match refused(&manners, "selfsubjectaccessreviews").await {
             Some(refusal) => refusal,
             None => review(&manners, request).await,
+        };
+    }
+    if let Some((namespace, pod, subresource)) = exec::subresource(&asked.path) {
+        let plural = if subresource == "exec" { "pods/exec" } else { "pods/log" };
+        if manners.forbidden.contains(&plural) {
+            let message = format!(
+                "pods {pod:?} is forbidden: User \"denizen\" cannot create resource {plural:?}"
+            );
+            return failure(403, "Forbidden", &message);
+        }
+        return match subresource {
+            "exec" => exec::exec(shared, request, (namespace, pod)),
+            _ => json_answer(200, format!("the log of {pod}\n").into()),
         };
     }
     let Some(target) = Target::parse(&asked.path) else {

@@ -48,6 +48,8 @@ pub struct Manners {
     pub bookmarks: Duration,
     /// Watches end after this, whatever was asked for.
     pub watches_last: Duration,
+    /// The protocol of commands in containers.
+    pub exec_protocol: &'static str,
 }
 
 impl Default for Manners {
@@ -73,6 +75,7 @@ impl Default for Manners {
             tokens: Vec::new(),
             bookmarks: Duration::from_secs(60),
             watches_last: Duration::from_secs(3600),
+            exec_protocol: "v5.channel.k8s.io",
         }
     }
 }
@@ -118,6 +121,11 @@ impl Asked {
 
 /// The query of a URL, decoded.
 pub(super) fn query_of(text: &str) -> BTreeMap<String, String> {
+    pairs_of(text).into_iter().collect()
+}
+
+/// The same in order, with names that come several times.
+pub(super) fn pairs_of(text: &str) -> Vec<(String, String)> {
     let pairs = text.split('&').filter(|pair| !pair.is_empty());
     pairs
         .map(|pair| {

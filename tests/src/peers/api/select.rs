@@ -12,8 +12,15 @@ pub struct Selector {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Term {
     NoLabel(String),
+    Label(String, String),
+    /// One of the addresses of a pod.
+    PodIp(String),
     Namespace(String),
-    Field { path: Vec<String>, value: String, equal: bool },
+    Field {
+        path: Vec<String>,
+        value: String,
+        equal: bool,
+    },
 }
 
 /// The fields that a real server indexes for selectors.
@@ -30,9 +37,10 @@ impl Selector {
             let words = text.unwrap_or_default().split(',').filter(|word| !word.is_empty());
             words.map(str::to_owned).collect()
         };
-        let label = |word: &String| match word.strip_prefix('!') {
-            Some(name) => Ok(Term::NoLabel(name.to_owned())),
-            None => Err(format!("label selector {word:?} is beyond this server")),
+        let label = |word: &String| match (word.strip_prefix('!'), word.split_once('=')) {
+            (Some(name), _) => Ok(Term::NoLabel(name.to_owned())),
+            (None, Some((name, value))) => Ok(Term::Label(name.to_owned(), value.to_owned())),
+            (None, None) => Err(format!("label selector {word:?} is beyond this server")),
         };
         let field = |word: &String| {
             let (path, value, equal) = match word.split_once("!=") {
@@ -42,6 +50,9 @@ impl Selector {
                     (path, value.trim_start_matches('='), true)
                 }
             };
+            if path == "status.podIP" && equal {
+                return Ok(Term::PodIp(value.to_owned()));
+            }
             if !FIELDS.contains(&path) {
                 return Err(format!("field label not supported: {path}"));
             }
@@ -63,6 +74,11 @@ impl Selector {
     pub fn selects(&self, object: &Value) -> bool {
         self.terms.iter().all(|term| match term {
             Term::NoLabel(name) => object["metadata"]["labels"].get(name).is_none(),
+            Term::Label(name, value) => object["metadata"]["labels"][name] == value.as_str(),
+            Term::PodIp(ip) => {
+                let ips = object["status"]["podIPs"].as_array().into_iter().flatten();
+                ips.into_iter().any(|of| of["ip"] == ip.as_str())
+            }
             Term::Namespace(namespace) => object["metadata"]["namespace"] == namespace.as_str(),
             Term::Field { path, value, equal } => {
                 let found = path.iter().fold(object, |at, part| &at[part.as_str()]);

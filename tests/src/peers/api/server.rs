@@ -1,8 +1,10 @@
 //! The tests' own API server: real HTTP/1.1 over real TLS, in a namespace.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -16,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::Api;
 use super::answer::answer;
+use super::exec::Executor;
 use super::kinds::Resource;
 use super::manners::{Asked, Manners};
 use super::store::Store;
@@ -26,18 +29,52 @@ use crate::node::netns::Netns;
 const TOKEN: &str = "the-first-token";
 
 /// What all connections share.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Shared {
     pub(super) store: Store,
     manners: Mutex<Manners>,
     asked: Mutex<Vec<Asked>>,
+    executor: Mutex<Option<Executor>>,
+    executions: Arc<Executions>,
     /// Ends every watch in the middle of a line.
     pub(super) cut: watch::Sender<u64>,
     /// Tells every watch that it is too old.
     pub(super) expire: watch::Sender<u64>,
 }
 
+/// How many commands run, and how many have run at once.
+#[derive(Debug, Default)]
+struct Executions {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// A command that runs.
+pub(super) struct RunningCommand(Arc<Executions>);
+
+impl Drop for RunningCommand {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("asked", &self.asked).finish_non_exhaustive()
+    }
+}
+
 impl Shared {
+    pub(super) fn executor(&self) -> Option<Executor> {
+        self.executor.lock().expect("nobody panics with it").clone()
+    }
+
+    pub(super) fn executing(&self) -> RunningCommand {
+        let now = self.executions.now.fetch_add(1, Ordering::Relaxed) + 1;
+        self.executions.most.fetch_max(now, Ordering::Relaxed);
+        RunningCommand(self.executions.clone())
+    }
+
     pub(super) fn manners(&self) -> Manners {
         self.manners.lock().expect("nobody panics with it").clone()
     }
@@ -131,6 +168,16 @@ impl ApiServer {
     /// Changes how it behaves.
     pub fn behave(&self, change: impl FnOnce(&mut Manners)) {
         change(&mut self.shared.manners.lock().expect("nobody panics with it"));
+    }
+
+    /// What commands in containers do from now on.
+    pub fn execute(&self, executor: Executor) {
+        *self.shared.executor.lock().expect("nobody panics with it") = Some(executor);
+    }
+
+    /// How many commands have run at once.
+    pub fn most_at_once(&self) -> usize {
+        self.shared.executions.most.load(Ordering::Relaxed)
     }
 
     /// Breaks every watch off in the middle of a line.
@@ -231,7 +278,8 @@ async fn accept(
                 let shared = shared.clone();
                 async { Ok::<_, Infallible>(answer(shared, request).await) }
             });
-            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            let _ = connection.with_upgrades().await;
         });
     }
 }

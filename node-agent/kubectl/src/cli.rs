@@ -1,0 +1,195 @@
+//! The command line, and exit codes.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use denizen_text::{duration, printable_lines};
+
+use crate::cluster::{Api, ClusterArgs};
+use crate::completion;
+use crate::output::{Format, Level, UNUSABLE, print};
+use crate::survey::Limits;
+use crate::verb::bundle::{self, BundleArgs};
+use crate::verb::connections::{self, ConnectionsArgs};
+use crate::verb::explain::{self, ExplainArgs};
+use crate::verb::{check, drops, policies, services, status};
+
+/// What denizen's agents say, on all nodes of the cluster
+///
+/// The agents are asked through the API server, by `exec` in their own containers, with your own
+/// rights. Who does not answer is named in every answer.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-denizen", bin_name = "kubectl denizen", version)]
+#[command(
+    after_help = "Exit codes: 0: all is well; 1: something was found; 2: the command line is \
+    wrong, or the cluster cannot be asked; 3: somebody did not answer."
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// How long to wait, and what for.
+#[derive(Debug, Args)]
+struct AnswerArgs {
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, global = true)]
+    output: Format,
+    /// The least that counts as something found, for the exit code
+    #[arg(long, value_enum, default_value = "failure", global = true)]
+    fail_on: Level,
+    /// Time limit for all nodes together
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s", global = true)]
+    timeout: Duration,
+    /// How many nodes are asked at once
+    #[arg(long, value_name = "NUMBER", default_value = "50", global = true,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    parallel: u16,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Does everything work? One row a node, the worst first
+    Status,
+    /// Is anything wrong? What every agent finds on its node, equal findings once
+    Check,
+    /// What becomes of a connection from A to B, on the sender's node and on the receivers', and why
+    Explain(ExplainArgs),
+    /// What the rules of all nodes dropped and refused, by reason
+    Drops,
+    /// Who talks to whom, by name
+    Connections(ConnectionsArgs),
+    /// What becomes of connections to a service on each node, equal answers once
+    Services {
+        /// The service; without it all, as one node knows them
+        #[arg(value_name = "[NAMESPACE/]NAME")]
+        service: Option<String>,
+    },
+    /// Which NetworkPolicies restrict a pod, as its node enforces them
+    Policies {
+        /// The pod
+        #[arg(value_name = "[NAMESPACE/]POD")]
+        pod: String,
+    },
+    /// Collect what somebody needs who is to help, in a folder; no secret can be in it
+    Bundle(BundleArgs),
+    /// How kubectl completes the words of this command
+    Completion {
+        /// Make the link kubectl_complete-denizen, beside this program
+        #[arg(long, required = true)]
+        install: bool,
+        /// Make it in this folder, which must be on PATH
+        #[arg(long, value_name = "FOLDER")]
+        folder: Option<PathBuf>,
+    },
+}
+
+/// The definition of the command line.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the program with these words, its own name the first.
+pub fn run(words: Vec<OsString>) -> ExitCode {
+    let name = words.first().map(Path::new).and_then(Path::file_stem).unwrap_or_default();
+    let result = match name == completion::PROGRAM {
+        true => completed(&words),
+        false => match Cli::try_parse_from(words) {
+            Ok(cli) => block_on(answer(cli)),
+            Err(error) => error.exit(),
+        },
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("kubectl denizen: {}", printable_lines(&format!("{error:#}")));
+        ExitCode::from(UNUSABLE)
+    })
+}
+
+fn completed(words: &[OsString]) -> anyhow::Result<ExitCode> {
+    let words = words.get(1..).unwrap_or_default();
+    let text = block_on(async { Ok(completion::complete(&command(), words).await) })?;
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
+    let AnswerArgs { output, fail_on, timeout, parallel } = cli.answer;
+    let limits = Limits::new(parallel.into(), timeout);
+    if let Verb::Completion { folder, install: _ } = cli.verb {
+        let link = completion::install(folder)?;
+        print(&format!("{}\n", link.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let work = async {
+        let api = Api::connect(&cli.cluster).await?;
+        match &cli.verb {
+            Verb::Status => status::status(&api, limits).await?.show(output, fail_on),
+            Verb::Check => check::check(&api, limits).await?.show(output, fail_on),
+            Verb::Explain(args) => {
+                explain::explain(&api, limits, args).await?.show(output, fail_on)
+            }
+            Verb::Drops => drops::drops(&api, limits).await?.show(output, fail_on),
+            Verb::Connections(args) => {
+                connections::connections(&api, limits, args).await?.show(output, fail_on)
+            }
+            Verb::Services { service } => {
+                let report = services::services(&api, limits, service.as_deref()).await?;
+                report.show(output, fail_on)
+            }
+            Verb::Policies { pod } => {
+                policies::policies(&api, limits, pod).await?.show(output, fail_on)
+            }
+            Verb::Bundle(args) => bundle::bundle(&api, limits, args).await?.show(output, fail_on),
+            Verb::Completion { .. } => Ok(ExitCode::SUCCESS),
+        }
+    };
+    // The nodes have their deadlines; what is left is the API server itself.
+    #[expect(clippy::disallowed_methods, reason = "the API server may not answer either")]
+    let done = tokio::time::timeout(timeout + GRACE, work).await;
+    done.unwrap_or_else(|_| anyhow::bail!("the API server does not answer within {timeout:?}"))
+}
+
+/// For what is done with the nodes' answers.
+const GRACE: Duration = Duration::from_secs(5);
+
+fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(future);
+    runtime.shutdown_background();
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_kubectls() {
+        command().debug_assert();
+        let cases = [
+            ("status --context a -n b -o json", true),
+            ("--context a --kubeconfig f status", true),
+            ("--as me --as-group a --as-group b check --fail-on warning", true),
+            ("check --as-group a", false),
+            ("status --parallel 0", false),
+            ("status --timeout soon", false),
+            ("check --fail-on good", false),
+            ("explain a", false),
+            ("explain a b:80 --via n1", true),
+            ("policies", false),
+            ("completion", false),
+            ("exec -- sh", false),
+        ];
+        for (words, is_right) in cases {
+            let words = format!("kubectl-denizen {words}");
+            assert_eq!(Cli::try_parse_from(words.split(' ')).is_ok(), is_right, "{words}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Equal texts of many nodes, once. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+/// How many names a list shows before it counts the rest.
+const NAMES: usize = 5;
+
+/// How many texts of one shape are shown.
+const TEXTS: usize = 3;
+
+/// What several nodes say in words that differ in names and numbers alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Shared {
+    /// Each once, with the nodes' own values.
+    pub texts: BTreeSet<String>,
+    pub nodes: BTreeSet<String>,
+}
+
+impl Shared {
+    /// The first texts, and how many more there are.
+    pub fn shown(&self) -> String {
+        let shown: Vec<&str> = self.texts.iter().take(TEXTS).map(String::as_str).collect();
+        match self.texts.len().saturating_sub(TEXTS) {
+            0 => shown.join(" | "),
+            more => format!("{} | and {more} more like it", shown.join(" | ")),
+        }
+    }
+}
+
+/// Texts by shape.
+#[derive(Debug, Default)]
+pub struct Texts(BTreeMap<String, Shared>);
+
+impl Texts {
+    pub fn add(&mut self, node: &str, text: &str) {
+        let empty = || Shared { texts: BTreeSet::new(), nodes: BTreeSet::new() };
+        let shared = self.0.entry(shape(text)).or_insert_with(empty);
+        shared.texts.insert(text.to_owned());
+        shared.nodes.insert(node.to_owned());
+    }
+
+    /// Those of most nodes first.
+    pub fn sorted(self) -> Vec<Shared> {
+        let mut all: Vec<Shared> = self.0.into_values().collect();
+        all.sort_by_key(|shared| std::cmp::Reverse(shared.nodes.len()));
+        all
+    }
+}
+
+/// A text without what differs from node to node: words with digits, names of objects and of
+/// files, and what is quoted.
+pub fn shape(text: &str) -> String {
+    let mut shape = String::new();
+    let mut is_quoted = false;
+    for word in text.split_whitespace() {
+        let quotes = word.matches('"').count();
+        let differs = is_quoted
+            || quotes > 0
+            || word.contains(|c: char| c.is_ascii_digit() || "/@".contains(c));
+        is_quoted ^= quotes % 2 == 1;
+        let part = if differs { "*" } else { word };
+        // A list of three addresses is like one of four.
+        if part != "*" || !shape.ends_with("* ") {
+            shape.push_str(part);
+            shape.push(' ');
+        }
+    }
+    shape
+}
+
+/// `a, b, c`, or `37 nodes: a, b, c, …`.
+pub fn node_names<'a>(nodes: impl ExactSizeIterator<Item = &'a String>) -> String {
+    let number = nodes.len();
+    let names: Vec<&str> = nodes.take(NAMES).map(String::as_str).collect();
+    let names = names.join(", ");
+    match number {
+        1 => names,
+        2..=NAMES => format!("{number} nodes: {names}"),
+        _ => format!("{number} nodes: {names}, …"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn texts_that_differ_in_values_alone_are_one() {
+        let mut texts = Texts::default();
+        for node in 0..40 {
+            texts.add(&format!("n{node:02}"), &format!("the route to 10.1.{node}.0/24 is missing"));
+        }
+        texts.add("n07", "ip_forward is off");
+        let sorted = texts.sorted();
+        let [many, one] = &sorted[..] else { panic!("{sorted:#?}") };
+        assert_eq!((many.nodes.len(), one.nodes.len()), (40, 1));
+        assert!(many.shown().contains("and 37 more like it"), "{}", many.shown());
+        assert_eq!(node_names(many.nodes.iter()), "40 nodes: n00, n01, n02, n03, n04, …");
+        assert_eq!(node_names(one.nodes.iter()), "n07");
+    }
+
+    #[test]
+    fn texts_with_other_words_are_not() {
+        let cases = [
+            ("pod a/b has no record", "pod c/d has no record", true),
+            ("pods a/b, a/c have none", "pods a/b have none", true),
+            ("interface \"veth x\" is new", "interface \"veth y z\" is new", true),
+            ("the agent runs", "the agent does not run", false),
+            ("3 rules are missing", "3 rules are left", false),
+        ];
+        for (one, other, are_equal) in cases {
+            assert_eq!(shape(one) == shape(other), are_equal, "{one} {other}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_node_is_lost(said in prop::collection::vec(("[a-c]", "[a-b1-9 ]{0,6}"), 0..20)) {
+            let mut texts = Texts::default();
+            said.iter().for_each(|(node, text)| texts.add(node, text));
+            let sorted = texts.sorted();
+            for (node, text) in said {
+                let has = |shared: &Shared| {
+                    shared.texts.contains(&text) && shared.nodes.contains(&node)
+                };
+                prop_assert!(sorted.iter().any(has));
+            }
+        }
+    }
+}

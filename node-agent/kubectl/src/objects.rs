@@ -1,0 +1,249 @@
+//! The few fields of Kubernetes objects that count. The others, such as the list of a node's images,
+//! are not kept.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::Context;
+use kube::Client;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// Objects of one page of a list.
+const PAGE: &str = "500";
+
+/// An object's name, and what else is in `metadata`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Metadata {
+    pub name: String,
+    pub namespace: String,
+    pub labels: BTreeMap<String, String>,
+    pub creation_timestamp: String,
+    pub deletion_timestamp: Option<String>,
+}
+
+/// A Node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    pub metadata: Metadata,
+    pub spec: NodeSpec,
+    pub status: NodeStatus,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeSpec {
+    #[serde(rename = "podCIDRs")]
+    pub pod_cidrs: Vec<String>,
+    pub taints: Vec<Taint>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    pub key: String,
+    pub effect: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    pub addresses: Vec<NodeAddress>,
+    pub conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeAddress {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub address: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Condition {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub status: String,
+}
+
+impl Node {
+    pub fn is_linux(&self) -> bool {
+        self.metadata.labels.get("kubernetes.io/os").is_none_or(|os| os == "linux")
+    }
+
+    /// What the kubelet last said, if it said anything.
+    pub fn is_ready(&self) -> Option<bool> {
+        let ready = self.status.conditions.iter().find(|condition| condition.kind == "Ready")?;
+        Some(ready.status == "True")
+    }
+
+    /// The addresses inside the cluster.
+    pub fn internal_ips(&self) -> impl Iterator<Item = IpAddr> {
+        let internal = self.status.addresses.iter().filter(|of| of.kind == "InternalIP");
+        internal.filter_map(|of| of.address.parse().ok())
+    }
+}
+
+/// A Pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    pub metadata: Metadata,
+    pub spec: PodSpec,
+    pub status: PodStatus,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    pub node_name: String,
+    pub host_network: bool,
+    pub containers: Vec<Container>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Container {
+    pub name: String,
+    pub image: String,
+    pub args: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodStatus {
+    pub phase: String,
+    pub reason: String,
+    #[serde(rename = "podIPs")]
+    pub pod_ips: Vec<PodIp>,
+    pub container_statuses: Vec<ContainerStatus>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PodIp {
+    pub ip: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerStatus {
+    pub name: String,
+    pub state: ContainerState,
+    pub last_state: ContainerState,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ContainerState {
+    pub running: Option<serde_json::Value>,
+    pub waiting: Option<Waiting>,
+    pub terminated: Option<Terminated>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Waiting {
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Terminated {
+    pub exit_code: i32,
+    pub reason: String,
+}
+
+impl Pod {
+    pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
+        self.status.pod_ips.iter().filter_map(|of| of.ip.parse().ok())
+    }
+}
+
+#[derive(Deserialize)]
+struct Page<T> {
+    #[serde(default)]
+    metadata: PageMetadata,
+    items: Vec<T>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PageMetadata {
+    #[serde(rename = "continue")]
+    next: String,
+}
+
+/// All objects of a list.
+pub async fn list<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    selectors: &[(&str, &str)],
+) -> Result<Vec<T>, kube::Error> {
+    let (mut all, mut next) = (Vec::new(), String::new());
+    loop {
+        let mut query = vec![("limit", PAGE)];
+        query.extend(selectors);
+        query.extend((!next.is_empty()).then_some(("continue", &*next)));
+        let page: Page<T> = get(client, &format!("{path}?{}", encoded(&query))).await?;
+        all.extend(page.items);
+        next = page.metadata.next;
+        if next.is_empty() {
+            return Ok(all);
+        }
+    }
+}
+
+/// One object, or a page.
+pub async fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, kube::Error> {
+    let request = http::Request::get(path).body(Vec::new());
+    client.request(request.map_err(kube::Error::HttpError)?).await
+}
+
+/// What the server answers, whatever that is.
+pub async fn get_text(client: &Client, path: &str) -> anyhow::Result<String> {
+    let request = http::Request::get(path).body(Vec::new())?;
+    client.request_text(request).await.with_context(|| format!("cannot read {path}"))
+}
+
+fn encoded(query: &[(&str, &str)]) -> String {
+    let pair = |(key, value): &(&str, &str)| format!("{key}={}", percent(value));
+    query.iter().map(pair).collect::<Vec<_>>().join("&")
+}
+
+/// A part of a path, or a value of a query, with everything escaped that means something there.
+pub fn percent(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let each = |byte: u8| match is_plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    text.bytes().map(each).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_means_something_in_a_url_is_escaped() {
+        assert_eq!(percent("a-b.c_9~"), "a-b.c_9~");
+        assert_eq!(percent("../x?y=1&z#ü"), "..%2Fx%3Fy%3D1%26z%23%C3%BC");
+        assert_eq!(encoded(&[("a", "x=y"), ("b", "1")]), "a=x%3Dy&b=1");
+    }
+
+    #[test]
+    fn objects_without_most_fields_are_read() {
+        let node: Node = serde_json::from_str(r#"{"metadata":{"name":"n"}}"#).unwrap();
+        assert!(node.is_linux() && node.is_ready().is_none());
+        let pod: Pod = serde_json::from_str(
+            r#"{"spec":{"nodeName":"n"},"status":{"podIPs":[{"ip":"10.0.0.1"},{"ip":"x"}]}}"#,
+        )
+        .unwrap();
+        assert_eq!(pod.ips().count(), 1);
+    }
+}

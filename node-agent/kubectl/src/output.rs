@@ -1,0 +1,195 @@
+//! How answers are printed: tables, JSON, and who did not answer.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use denizen_text::{Printable, printable_json, printable_lines};
+use serde::Serialize;
+
+use crate::finding::{Texts, node_names};
+use crate::survey::{Survey, Unanswered};
+
+/// The output's format.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For a person; it may change
+    #[default]
+    Text,
+    /// For a program
+    Json,
+}
+
+/// How bad an answer is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "camelCase")]
+pub enum Level {
+    #[default]
+    #[value(skip)]
+    Good,
+    /// Something may not work
+    Warning,
+    /// Something does not work
+    Failure,
+}
+
+/// An answer for the cluster.
+#[derive(Debug, Serialize)]
+pub struct Report<T> {
+    #[serde(flatten)]
+    pub body: T,
+    /// How many nodes were to be asked.
+    pub nodes: usize,
+    pub unanswered: Vec<Unanswered>,
+    /// What could not be read, and what that means.
+    pub notes: Vec<String>,
+}
+
+/// What a verb answers.
+pub trait Body: Serialize + fmt::Display {
+    fn level(&self) -> Level;
+}
+
+impl<T> Report<T> {
+    /// What is made of a survey's answers.
+    pub fn of<A>(survey: Survey<A>, body: impl FnOnce(Vec<(String, A)>) -> T) -> Self {
+        let nodes = survey.nodes();
+        let Survey { answered, unanswered, notes } = survey;
+        Self { body: body(answered), nodes, unanswered, notes }
+    }
+}
+
+impl<T: Body> Report<T> {
+    /// A finding counts for more than who did not answer: it is there for certain.
+    fn exit_code(&self, fail_on: Level) -> u8 {
+        match (self.body.level() >= fail_on, self.unanswered.is_empty()) {
+            (true, _) => FOUND,
+            (false, true) => 0,
+            (false, false) => INCOMPLETE,
+        }
+    }
+
+    /// Prints it. Returns the exit code.
+    pub fn show(&self, format: Format, fail_on: Level) -> anyhow::Result<ExitCode> {
+        match format {
+            Format::Text => print(&printable_lines(&self.to_string()))?,
+            Format::Json => {
+                print(&(printable_json(&serde_json::to_string_pretty(self)?) + "\n"))?;
+            }
+        }
+        Ok(ExitCode::from(self.exit_code(fail_on)))
+    }
+}
+
+/// The exit code if something was found.
+pub const FOUND: u8 = 1;
+/// The exit code if the command line is wrong, or the cluster cannot be asked.
+pub const UNUSABLE: u8 = 2;
+/// The exit code if somebody did not answer.
+pub const INCOMPLETE: u8 = 3;
+
+impl<T: fmt::Display> fmt::Display for Report<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.body)?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "note: {}", Printable(note)))?;
+        let answered = self.nodes - self.unanswered.len();
+        if self.unanswered.is_empty() {
+            return writeln!(f, "{answered} of {} nodes answered", self.nodes);
+        }
+        writeln!(f, "{answered} of {} nodes answered; not:", self.nodes)?;
+        let mut reasons = Texts::default();
+        for Unanswered { node, why } in &self.unanswered {
+            reasons.add(node, &format!("{}: {}", why.code, why.reason));
+        }
+        for shared in reasons.sorted() {
+            let (nodes, why) = (node_names(shared.nodes.iter()), shared.shown());
+            writeln!(f, "  {} ({})", Printable(&nodes), Printable(&why))?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints to standard output. The reader, such as `head`, may have read enough.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
+/// Rows under a head, in columns. Names are made printable here, so that they keep their width.
+pub fn table(f: &mut fmt::Formatter<'_>, head: &[&str], rows: &[Vec<String>]) -> fmt::Result {
+    let cell = |text: &String| Printable(text).to_string();
+    let mut all = vec![head.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>()];
+    all.extend(rows.iter().map(|row| row.iter().map(cell).collect()));
+    let width = |column: usize| {
+        all.iter().filter_map(|row| row.get(column)).map(|text| text.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..head.len()).filter_map(width).collect();
+    for row in &all {
+        let padded = row.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
+        writeln!(f, "{}", padded.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::NoAnswer;
+
+    #[derive(Serialize)]
+    struct Found {
+        level: Level,
+    }
+
+    impl fmt::Display for Found {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            table(f, &["NAME", "N"], &[vec!["a\u{1b}[2J".to_owned(), "1".to_owned()]])
+        }
+    }
+
+    impl Body for Found {
+        fn level(&self) -> Level {
+            self.level
+        }
+    }
+
+    fn report(level: Level, silent: usize) -> Report<Found> {
+        let why = |at| NoAnswer::new(NoAnswer::TIMED_OUT, format!("not within {at}s\u{9b}"));
+        let silent = (0..silent).map(|at| Unanswered { node: format!("n{at}"), why: why(at) });
+        let (unanswered, notes) = (silent.collect(), Vec::new());
+        Report { body: Found { level }, nodes: 9, unanswered, notes }
+    }
+
+    #[test]
+    fn exit_codes_are_for_scripts() {
+        let cases = [
+            (Level::Good, 0, Level::Failure, 0),
+            (Level::Warning, 0, Level::Failure, 0),
+            (Level::Warning, 0, Level::Warning, FOUND),
+            (Level::Failure, 0, Level::Failure, FOUND),
+            (Level::Failure, 1, Level::Failure, FOUND),
+            (Level::Warning, 1, Level::Failure, INCOMPLETE),
+            (Level::Good, 1, Level::Failure, INCOMPLETE),
+        ];
+        for (level, silent, fail_on, expected) in cases {
+            let code = report(level, silent).exit_code(fail_on);
+            assert_eq!(code, expected, "{level:?} {silent} {fail_on:?}");
+        }
+    }
+
+    #[test]
+    fn who_did_not_answer_is_said_once_for_each_reason_and_names_are_text() {
+        let text = report(Level::Good, 2).to_string();
+        let expected = "\
+NAME        N
+a\\u{1b}[2J  1
+7 of 9 nodes answered; not:
+  2 nodes: n0, n1 (timed-out: not within 0s\\u{9b} | timed-out: not within 1s\\u{9b})
+";
+        assert_eq!(text, expected);
+    }
+}

@@ -1,0 +1,379 @@
+//! One conversation with one agent: `denizen-agent relay`, executed in its container.
+
+#![expect(clippy::disallowed_methods, reason = "kube bounds no wait for an answer")]
+
+use std::pin::pin;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use kube::api::{Api, AttachParams, AttachedProcess};
+use kube::{Client, Error};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+use crate::cluster::{AgentPod, CONTAINER};
+use crate::session::request::Request;
+
+pub mod request;
+
+/// Time limit for the API server to begin.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Time limit for a node, the beginning included: longer than an agent lets its clients wait.
+pub const NODE: Duration = Duration::from_secs(15);
+
+/// Size limits of what a command prints, in bytes: more than an agent sends.
+const LONGEST_OUTPUT: u64 = 64 << 20;
+const LONGEST_ERROR: u64 = 64 << 10;
+
+/// kube's own pipes have room for a line or two.
+const PIPE: usize = 64 << 10;
+
+/// The error that stands for [`CONNECT`].
+const NOT_IN_TIME: &str = "timed out";
+
+/// Time limit for what is still in the pipes of a broken connection.
+const REST: Duration = Duration::from_millis(100);
+
+const PROGRAM: &str = "denizen-agent";
+
+/// Why a node has no part in an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NoAnswer {
+    /// For scripts.
+    pub code: &'static str,
+    pub reason: String,
+}
+
+impl NoAnswer {
+    pub const NO_AGENT: &str = "no-agent";
+    pub const NOT_RUNNING: &str = "not-running";
+    pub const FORBIDDEN: &str = "forbidden";
+    pub const TIMED_OUT: &str = "timed-out";
+    pub const CUT_OFF: &str = "cut-off";
+    pub const FAILED: &str = "failed";
+
+    pub fn new(code: &'static str, reason: impl Into<String>) -> Self {
+        Self { code, reason: reason.into() }
+    }
+
+    /// With this behind the reason.
+    pub fn and(mut self, more: &str) -> Self {
+        self.reason.push_str(more);
+        self
+    }
+
+    fn timed_out(what: &str, limit: Duration) -> Self {
+        Self::new(Self::TIMED_OUT, format!("{what} within {limit:?}"))
+    }
+}
+
+/// What an agent says.
+#[derive(Debug)]
+pub struct Answers {
+    /// Its release; `None` if it is so old that it has no `relay`.
+    pub release: Option<String>,
+    /// In the order of the requests, as they came: what a newer agent adds is kept.
+    pub answers: Vec<Result<Box<RawValue>, String>>,
+}
+
+impl Answers {
+    /// Each answer for itself.
+    pub fn split(self) -> impl Iterator<Item = Self> {
+        let Self { release, answers } = self;
+        let one = move |answer| Self { release: release.clone(), answers: vec![answer] };
+        answers.into_iter().map(one)
+    }
+}
+
+/// The first line of `relay`.
+#[derive(Deserialize)]
+struct Hello {
+    agent: String,
+    protocol: u32,
+}
+
+/// The protocol of this client.
+const PROTOCOL: u32 = 1;
+
+#[derive(Deserialize)]
+struct Line {
+    answer: Option<Box<RawValue>>,
+    error: Option<String>,
+}
+
+/// What a command printed, and how it ended.
+#[derive(Debug)]
+struct Executed {
+    stdout: String,
+    stderr: String,
+    status: Option<Status>,
+}
+
+/// Asks an agent, at most for `limit`.
+pub async fn ask(
+    client: &Client,
+    agent: &AgentPod,
+    requests: &[Request],
+    limit: Duration,
+) -> Result<Answers, NoAnswer> {
+    let conversation = timeout(limit, converse(client, agent, requests));
+    conversation.await.unwrap_or_else(|_| Err(NoAnswer::timed_out("it did not answer", limit)))
+}
+
+async fn converse(
+    client: &Client,
+    agent: &AgentPod,
+    requests: &[Request],
+) -> Result<Answers, NoAnswer> {
+    let mut input: String = requests.iter().map(|request| request.line() + "\n").collect();
+    input.push_str("{\"end\":{}}\n");
+    let relay = execute(client, agent, &["relay"], &input).await?;
+    if relay.stdout.is_empty() && relay.is_unknown_command() {
+        return older(client, agent, requests).await;
+    }
+    understood(&relay, requests.len())
+}
+
+/// Reads the lines of `relay`.
+fn understood(relay: &Executed, expected: usize) -> Result<Answers, NoAnswer> {
+    let mut lines = relay.stdout.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let Some(first) = lines.next() else { return Err(relay.why()) };
+    let hello: Hello = serde_json::from_str(first).map_err(|error| {
+        NoAnswer::new(NoAnswer::FAILED, format!("its first line cannot be read: {error}"))
+    })?;
+    if hello.protocol > PROTOCOL {
+        let what =
+            format!("agent {} has changed its answers: use its kubectl-denizen", hello.agent);
+        return Err(NoAnswer::new(NoAnswer::FAILED, what));
+    }
+    let answers = lines.map(|line| match serde_json::from_str(line) {
+        Ok(Line { answer: Some(answer), .. }) => Ok(answer),
+        Ok(Line { error: Some(error), .. }) => Err(error),
+        Ok(Line { .. }) => Err("an answer without an answer".to_owned()),
+        Err(error) => Err(format!("its answer cannot be read: {error}")),
+    });
+    let answers: Vec<_> = answers.take(expected).collect();
+    match answers.len() == expected {
+        true => Ok(Answers { release: Some(hello.agent), answers }),
+        false => Err(relay.why()),
+    }
+}
+
+/// Asks an agent without `relay` by its commands.
+async fn older(
+    client: &Client,
+    agent: &AgentPod,
+    requests: &[Request],
+) -> Result<Answers, NoAnswer> {
+    let mut answers = Vec::new();
+    for request in requests {
+        let Some(command) = request.command() else {
+            let what = format!("this agent is older, and does not know {}", request.name());
+            answers.push(Err(what));
+            continue;
+        };
+        let words: Vec<&str> = command.iter().map(String::as_str).collect();
+        let executed = execute(client, agent, &words, "").await?;
+        answers.push(match RawValue::from_string(executed.stdout.trim().to_owned()) {
+            Ok(answer) => Ok(answer),
+            Err(_) => Err(executed.why().reason),
+        });
+    }
+    Ok(Answers { release: None, answers })
+}
+
+async fn execute(
+    client: &Client,
+    agent: &AgentPod,
+    command: &[&str],
+    input: &str,
+) -> Result<Executed, NoAnswer> {
+    let mut words = vec![PROGRAM];
+    words.extend(command);
+    if let Some(run_dir) = &agent.run_dir {
+        words.extend(["--run-dir", run_dir]);
+    }
+    let mut process = match begin(client, agent, &words).await {
+        // What stands between us and the node sheds load.
+        Err(Error::Api(status)) if status.code >= 500 => begin(client, agent, &words).await,
+        begun => begun,
+    }
+    .map_err(|error| refused(&agent.namespace, &error))?;
+    let (mut stdin, stdout, stderr) = (process.stdin(), process.stdout(), process.stderr());
+    let status = process.take_status();
+    if let Some(stdin) = &mut stdin {
+        // Who does not read it says why, or nothing, below.
+        let _ = stdin.write_all(input.as_bytes()).await;
+    }
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let status = async {
+        match status {
+            Some(status) => status.await,
+            None => None,
+        }
+    };
+    // Both at once: who reads one first waits for ever if the other is full.
+    let reading = async {
+        tokio::join!(read(stdout, LONGEST_OUTPUT, &mut out), read(stderr, LONGEST_ERROR, &mut err))
+    };
+    let status = until_end(reading, status).await;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let (stdout, stderr) = (text(out), text(err));
+    // Until here: with an older protocol, the end of the input ends the output too.
+    drop(stdin);
+    Ok(Executed { stdout, stderr, status })
+}
+
+async fn begin(
+    client: &Client,
+    agent: &AgentPod,
+    words: &[&str],
+) -> Result<AttachedProcess, Error> {
+    let params = AttachParams::default()
+        .container(CONTAINER)
+        .stdin(true)
+        .stdout(true)
+        .stderr(true)
+        .tty(false)
+        .max_stdout_buf_size(PIPE)
+        .max_stderr_buf_size(PIPE);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &agent.namespace);
+    let begun = timeout(CONNECT, pods.exec(&agent.name, words.iter().copied(), &params)).await;
+    begun.unwrap_or_else(|_| Err(Error::Service(NOT_IN_TIME.into())))
+}
+
+/// Reads to the end, and returns how the process ended. Of a connection that breaks, kube ends
+/// neither pipe: what has come by then is all.
+async fn until_end<R>(
+    reading: impl Future<Output = R>,
+    status: impl Future<Output = Option<Status>>,
+) -> Option<Status> {
+    let (mut reading, mut status) = (pin!(reading), pin!(status));
+    tokio::select! {
+        biased;
+        _ = &mut reading => status.await,
+        ended = &mut status => {
+            match &ended {
+                Some(_) => drop(reading.await),
+                None => drop(timeout(REST, reading).await),
+            }
+            ended
+        }
+    }
+}
+
+/// Reads what is written, up to the limit; the rest is read and forgotten.
+async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, bytes: &mut Vec<u8>) {
+    let Some(mut pipe) = pipe else { return };
+    let _ = (&mut pipe).take(limit).read_to_end(bytes).await;
+    let _ = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await;
+}
+
+/// Why the API server executes nothing.
+fn refused(namespace: &str, error: &Error) -> NoAnswer {
+    let failed = |why: String| NoAnswer::new(NoAnswer::FAILED, why);
+    if let Error::Service(error) = error
+        && error.to_string() == NOT_IN_TIME
+    {
+        return NoAnswer::timed_out("the API server did not begin", CONNECT);
+    }
+    let Error::Api(status) = error else { return failed(denizen_text::describe(error)) };
+    match status.code {
+        403 => {
+            let needs = format!("needs: get and create pods/exec in namespace {namespace}");
+            NoAnswer::new(NoAnswer::FORBIDDEN, format!("{} ({needs})", status.message))
+        }
+        404 => NoAnswer::new(NoAnswer::NOT_RUNNING, status.message.clone()),
+        _ => failed(status.message.clone()),
+    }
+}
+
+impl Executed {
+    /// Whether the agent is too old for the command: clap's exit code and words.
+    fn is_unknown_command(&self) -> bool {
+        self.exit_code() == Some(2) && self.stderr.contains("unrecognized subcommand")
+    }
+
+    fn exit_code(&self) -> Option<i32> {
+        let status = self.status.as_ref()?;
+        if status.status.as_deref() == Some("Success") {
+            return Some(0);
+        }
+        let causes = status.details.as_ref()?.causes.as_ref()?;
+        let code = causes.iter().find(|cause| cause.reason.as_deref() == Some("ExitCode"))?;
+        code.message.as_ref()?.parse().ok()
+    }
+
+    /// Why there is no whole answer.
+    fn why(&self) -> NoAnswer {
+        let said = self.stderr.lines().find(|line| !line.trim().is_empty());
+        let last = match (self.exit_code(), said, &self.status) {
+            (Some(0), _, _) => "it ended before it had answered".to_owned(),
+            (Some(code), Some(said), _) => format!("exit code {code}: {said}"),
+            (Some(code), None, _) => format!("exit code {code}"),
+            (None, _, Some(status)) => status.message.clone().unwrap_or_default(),
+            (None, _, None) => {
+                let bytes = self.stdout.len();
+                let what = format!("the answer was cut off after {bytes} bytes");
+                return NoAnswer::new(NoAnswer::CUT_OFF, what);
+            }
+        };
+        NoAnswer::new(NoAnswer::FAILED, last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn executed(stdout: &str, stderr: &str, status: Option<serde_json::Value>) -> Executed {
+        let status = status.map(|status| serde_json::from_value(status).unwrap());
+        Executed { stdout: stdout.to_owned(), stderr: stderr.to_owned(), status }
+    }
+
+    fn code(code: u8) -> Option<serde_json::Value> {
+        let cause = json!({ "reason": "ExitCode", "message": code.to_string() });
+        let details = json!({ "causes": [cause] });
+        Some(json!({ "status": "Failure", "reason": "NonZeroExitCode", "details": details }))
+    }
+
+    const HELLO: &str = "{\"agent\":\"9.9.9\",\"protocol\":1,\"new\":1}\n";
+
+    #[test]
+    fn whole_answers_are_told_from_half_ones() {
+        let success = || Some(json!({ "status": "Success" }));
+        let text = format!("{HELLO}{{\"answer\":{{\"a\": 1}}}}\n{{\"error\":\"no\"}}\n");
+        let both = understood(&executed(&text, "", success()), 2).unwrap();
+        assert_eq!(both.release.as_deref(), Some("9.9.9"));
+        assert_eq!(both.answers[0].as_ref().unwrap().get(), "{\"a\": 1}");
+        assert_eq!(both.answers[1].as_ref().unwrap_err(), "no");
+        let half = &text[..text.len() - 3];
+        let cases = [
+            (executed(half, "", None), "cut-off", "cut off after"),
+            (executed(HELLO, "", success()), "failed", "before it had answered"),
+            (executed("", "\nno such file\n", code(127)), "failed", "127: no such file"),
+            (executed("", "", code(1)), "failed", "exit code 1"),
+            (executed("<html>\n", "", success()), "failed", "first line"),
+            (executed("{\"agent\":\"2\",\"protocol\":2}\n", "", None), "failed", "agent 2"),
+        ];
+        for (executed, code, words) in cases {
+            let why = understood(&executed, 2).unwrap_err();
+            assert_eq!(why.code, code, "{why:?}");
+            assert!(why.reason.contains(words), "{why:?}");
+        }
+    }
+
+    #[test]
+    fn an_agent_without_relay_is_told_by_claps_words() {
+        let stderr = "error: unrecognized subcommand 'relay'\n";
+        assert!(executed("", stderr, code(2)).is_unknown_command());
+        assert!(!executed("", stderr, code(1)).is_unknown_command());
+        assert!(!executed("", "error: --run-dir", code(2)).is_unknown_command());
+    }
+}

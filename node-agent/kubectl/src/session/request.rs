@@ -1,0 +1,87 @@
+//! What agents are asked.
+
+use serde::Serialize;
+
+/// A request, as `denizen-agent relay` takes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Request {
+    Status(Empty),
+    Check(Empty),
+    Drops(Empty),
+    View(View),
+    Explain(Explain),
+    Connections(Connections),
+}
+
+/// `{}`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Empty {}
+
+/// A part of the services and pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct View {
+    /// A text in the name or an address.
+    pub search: String,
+    /// The number of services to skip.
+    pub skip: usize,
+}
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Explain {
+    pub from: String,
+    pub to: String,
+}
+
+/// Some of the connections.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Connections {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// The most that are shown.
+    pub limit: usize,
+}
+
+impl Request {
+    pub const STATUS: Self = Self::Status(Empty {});
+    pub const CHECK: Self = Self::Check(Empty {});
+    pub const DROPS: Self = Self::Drops(Empty {});
+
+    /// As JSON, on one line.
+    pub fn line(&self) -> String {
+        serde_json::to_string(self).expect("plain data")
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Status(_) => "status",
+            Self::Check(_) => "check",
+            Self::Drops(_) => "drops",
+            Self::View(_) => "view",
+            Self::Explain(_) => "explain",
+            Self::Connections(_) => "connections",
+        }
+    }
+
+    /// The agent's command with the same answer, for agents without `relay`; `None` if there is
+    /// none.
+    pub fn command(&self) -> Option<Vec<String>> {
+        let mut words = vec![self.name().to_owned(), "--output=json".to_owned()];
+        match self {
+            Self::Status(_) | Self::Check(_) | Self::Drops(_) => {}
+            Self::View(_) => return None,
+            // In one word each: no name is then another flag.
+            Self::Explain(Explain { from, to }) => {
+                words.extend([format!("--from={from}"), format!("--to={to}")]);
+            }
+            Self::Connections(Connections { pod, service, limit: _ }) => {
+                words.extend(pod.iter().map(|pod| format!("--pod={pod}")));
+                words.extend(service.iter().map(|service| format!("--service={service}")));
+            }
+        }
+        Some(words)
+    }
+}

@@ -1,0 +1,97 @@
+//! The same questions to all nodes: so many at once, until the deadline.
+
+#![expect(clippy::disallowed_methods, reason = "a deadline for all nodes together")]
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use kube::Client;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::cluster::{Member, Members};
+use crate::session::request::Request;
+use crate::session::{self, Answers, NoAnswer};
+
+/// How many are asked at once, and how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub parallel: usize,
+    pub deadline: Instant,
+}
+
+impl Limits {
+    /// From now on.
+    pub fn new(parallel: usize, timeout: Duration) -> Self {
+        Self { parallel, deadline: Instant::now() + timeout }
+    }
+}
+
+/// A node that has no part in the answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Unanswered {
+    pub node: String,
+    #[serde(flatten)]
+    pub why: NoAnswer,
+}
+
+/// What all say. Sorted by node.
+#[derive(Debug)]
+pub struct Survey<T> {
+    pub answered: Vec<(String, T)>,
+    pub unanswered: Vec<Unanswered>,
+    pub notes: Vec<String>,
+}
+
+impl<T> Survey<T> {
+    pub fn nodes(&self) -> usize {
+        self.answered.len() + self.unanswered.len()
+    }
+}
+
+/// Asks the agents of all members; `read` makes of an answer what is kept.
+pub async fn survey<T>(
+    client: &Client,
+    members: Members,
+    limits: Limits,
+    requests: &[Request],
+    read: impl Fn(&str, Answers) -> Result<T, NoAnswer>,
+) -> Survey<T> {
+    let one = async |member: Member| {
+        let answer = ask(client, &member, limits.deadline, requests).await;
+        let read = answer.and_then(|answers| read(&member.node, answers));
+        (member.node, read)
+    };
+    let mut asked: Vec<_> =
+        stream::iter(members.all).map(one).buffer_unordered(limits.parallel).collect().await;
+    asked.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let mut survey = Survey { answered: Vec::new(), unanswered: Vec::new(), notes: members.notes };
+    for (node, read) in asked {
+        match read {
+            Ok(answer) => survey.answered.push((node, answer)),
+            Err(why) => survey.unanswered.push(Unanswered { node, why }),
+        }
+    }
+    survey
+}
+
+/// Asks the agent of one node.
+pub async fn ask(
+    client: &Client,
+    member: &Member,
+    deadline: Instant,
+    requests: &[Request],
+) -> Result<Answers, NoAnswer> {
+    let agent = member.agent.as_ref().map_err(Clone::clone)?;
+    let left = deadline.saturating_duration_since(Instant::now()).min(session::NODE);
+    if left.is_zero() {
+        let why = "it was not asked: the time for all nodes was over (see --timeout)";
+        return Err(NoAnswer::new(NoAnswer::TIMED_OUT, why));
+    }
+    let answer = session::ask(client, agent, requests, left).await;
+    answer.map_err(|why| match member.object.as_ref().and_then(|node| node.is_ready()) {
+        Some(false) => why.and("; the node is not Ready"),
+        Some(true) | None => why,
+    })
+}

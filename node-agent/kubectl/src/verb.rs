@@ -1,0 +1,22 @@
+//! The verbs.
+
+pub mod bundle;
+pub mod check;
+pub mod connections;
+pub mod drops;
+pub mod explain;
+pub mod policies;
+pub mod services;
+pub mod status;
+
+use serde::de::DeserializeOwned;
+
+use crate::session::{Answers, NoAnswer};
+
+/// The only answer, read; other answers than those asked for are a failure of this node.
+fn only<T: DeserializeOwned>(answers: Answers) -> Result<T, NoAnswer> {
+    let failed = |why: String| NoAnswer::new(NoAnswer::FAILED, why);
+    let answer = answers.answers.into_iter().next();
+    let answer = answer.ok_or_else(|| failed("it said nothing".to_owned()))?.map_err(failed)?;
+    serde_json::from_str(answer.get()).map_err(|error| failed(format!("unknown answer: {error}")))
+}

@@ -1,0 +1,322 @@
+//! `check`: what every agent finds on its node, equal findings once; and what only shows when nodes
+//! are compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use ipnetwork::IpNetwork;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::{Api, Member};
+use crate::finding::{Shared, Texts, node_names, shape};
+use crate::output::{Body, Level, Report};
+use crate::session::request::Request;
+use crate::session::{Answers, NoAnswer};
+use crate::survey::{Limits, survey};
+use denizen_text::Printable;
+
+/// What is wrong, or may be.
+#[derive(Debug, Serialize)]
+pub struct ClusterCheck {
+    /// Failures first; those of most nodes first.
+    findings: Vec<Finding>,
+    /// How many checks went well.
+    passed: usize,
+    /// How many do not apply, or could not be made.
+    skipped: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    group: String,
+    name: String,
+    verdict: Verdict,
+    /// What was found, with the nodes' own values.
+    #[serde(flatten)]
+    shared: Shared,
+    advice: Option<String>,
+}
+
+/// Ordered: what matters least comes last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Verdict {
+    Failure,
+    Warning,
+    Ok,
+    Skipped,
+    /// A newer agent's. It is shown.
+    #[serde(other)]
+    Unknown,
+}
+
+/// What an agent's `check` says.
+#[derive(Debug, Deserialize)]
+struct NodeReport {
+    checks: Vec<NodeCheck>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NodeCheck {
+    group: String,
+    name: String,
+    verdict: Verdict,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    advice: Option<String>,
+}
+
+/// What is compared between nodes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeStatus {
+    backend: String,
+}
+
+#[derive(Debug)]
+struct Checked {
+    release: String,
+    backend: Option<String>,
+    checks: Vec<NodeCheck>,
+}
+
+pub async fn check(api: &Api, limits: Limits) -> anyhow::Result<Report<ClusterCheck>> {
+    let members = api.members().await?;
+    let overlaps = overlaps(&pod_cidrs(&members.all));
+    let requests = [Request::CHECK, Request::STATUS];
+    let asked = survey(&api.client, members, limits, &requests, checked).await;
+    Ok(Report::of(asked, |answered| {
+        let mut check = merged(&answered);
+        let between = [
+            differing(&answered, "releases", |of| Some(&of.release)),
+            differing(&answered, "backends", |of| of.backend.as_ref()),
+        ];
+        check.findings.extend(between.into_iter().flatten().chain(overlaps));
+        check.findings.sort_by_key(|finding| {
+            (finding.verdict, std::cmp::Reverse(finding.shared.nodes.len()))
+        });
+        check
+    }))
+}
+
+fn checked(_node: &str, answers: Answers) -> Result<Checked, NoAnswer> {
+    let failed = |why: String| NoAnswer::new(NoAnswer::FAILED, why);
+    let release = answers.release.unwrap_or_else(|| "older".to_owned());
+    let mut all = answers.answers.into_iter();
+    let report = all.next().ok_or_else(|| failed("it said nothing".to_owned()))?.map_err(failed)?;
+    let report: NodeReport = serde_json::from_str(report.get())
+        .map_err(|error| failed(format!("unknown answer: {error}")))?;
+    // Without it, `check` itself says that no agent runs.
+    let status = all.next().and_then(Result::ok);
+    let status = status.and_then(|status| serde_json::from_str::<NodeStatus>(status.get()).ok());
+    let backend = status.map(|status| status.backend);
+    Ok(Checked { release, backend, checks: report.checks })
+}
+
+/// Equal findings once.
+fn merged(answered: &[(String, Checked)]) -> ClusterCheck {
+    type Key = (Verdict, String, String, String);
+    let mut by_key: BTreeMap<Key, (Texts, Option<String>)> = BTreeMap::new();
+    let (mut passed, mut skipped) = (0, 0);
+    let all = answered.iter().flat_map(|(node, of)| of.checks.iter().map(move |it| (node, it)));
+    for (node, check) in all {
+        match check.verdict {
+            Verdict::Ok => passed += 1,
+            Verdict::Skipped => skipped += 1,
+            Verdict::Failure | Verdict::Warning | Verdict::Unknown => {
+                let advice = shape(check.advice.as_deref().unwrap_or_default());
+                let key = (check.verdict, check.group.clone(), check.name.clone(), advice);
+                let (texts, advice) = by_key.entry(key).or_default();
+                texts.add(node, &check.reason);
+                advice.get_or_insert_with(|| check.advice.clone().unwrap_or_default());
+            }
+        }
+    }
+    let finding = |((verdict, group, name, _), (texts, advice)): (Key, (Texts, Option<String>))| {
+        let advice = advice.filter(|advice| !advice.is_empty());
+        texts.sorted().into_iter().map(move |shared| Finding {
+            group: group.clone(),
+            name: name.clone(),
+            verdict,
+            shared,
+            advice: advice.clone(),
+        })
+    };
+    ClusterCheck { findings: by_key.into_iter().flat_map(finding).collect(), passed, skipped }
+}
+
+/// A warning if not all nodes have the same.
+fn differing<'a>(
+    answered: &'a [(String, Checked)],
+    name: &str,
+    value: impl Fn(&'a Checked) -> Option<&'a String>,
+) -> Option<Finding> {
+    let mut by_value: BTreeMap<&String, BTreeSet<String>> = BTreeMap::new();
+    for (node, checked) in answered {
+        if let Some(value) = value(checked) {
+            by_value.entry(value).or_default().insert(node.clone());
+        }
+    }
+    // The nodes that are not like most.
+    let most = by_value.values().map(BTreeSet::len).max()?;
+    let usual = by_value.iter().find(|(_, nodes)| nodes.len() == most).map(|(value, _)| *value)?;
+    let others = by_value.iter().filter(|(value, _)| **value != usual);
+    let nodes: BTreeSet<String> = others.flat_map(|(_, nodes)| nodes.clone()).collect();
+    let each = by_value.iter().map(|(value, nodes)| format!("{value} on {}", nodes.len()));
+    let text = format!("nodes differ: {}", each.collect::<Vec<_>>().join(", "));
+    (!nodes.is_empty()).then(|| Finding {
+        group: "cluster".to_owned(),
+        name: name.to_owned(),
+        verdict: Verdict::Warning,
+        shared: Shared { texts: BTreeSet::from([text]), nodes },
+        advice: Some(
+            "this is usual while nodes are updated one after the other; otherwise look why"
+                .to_owned(),
+        ),
+    })
+}
+
+fn pod_cidrs(members: &[Member]) -> Vec<(String, IpNetwork)> {
+    let objects = members.iter().filter_map(|member| Some((&member.node, member.object.as_ref()?)));
+    let cidrs = objects.flat_map(|(node, object)| {
+        let parsed = object.spec.pod_cidrs.iter().filter_map(|cidr| cidr.parse().ok());
+        parsed.map(|cidr| (node.clone(), cidr))
+    });
+    cidrs.collect()
+}
+
+/// A failure for each two nodes whose podCIDRs overlap.
+fn overlaps(cidrs: &[(String, IpNetwork)]) -> Vec<Finding> {
+    let mut sorted: Vec<&(String, IpNetwork)> = cidrs.iter().collect();
+    // The larger first: it may contain those that follow.
+    sorted.sort_by_key(|(_, cidr)| (cidr.network(), cidr.prefix()));
+    let mut found = Vec::new();
+    let mut widest: Option<&(String, IpNetwork)> = None;
+    for next in sorted {
+        match widest {
+            Some((node, cidr)) if cidr.contains(next.1.network()) => {
+                if *node != next.0 {
+                    found.push(overlap((node, cidr), (&next.0, &next.1)));
+                }
+            }
+            Some(_) | None => widest = Some(next),
+        }
+    }
+    found
+}
+
+fn overlap(one: (&String, &IpNetwork), other: (&String, &IpNetwork)) -> Finding {
+    let text = format!("podCIDR {} of {} overlaps {} of {}", one.1, one.0, other.1, other.0);
+    Finding {
+        group: "cluster".to_owned(),
+        name: "pod-cidrs".to_owned(),
+        verdict: Verdict::Failure,
+        shared: Shared {
+            texts: BTreeSet::from([text]),
+            nodes: [one.0, other.0].map(Clone::clone).into(),
+        },
+        advice: Some("give each node a range of its own: two pods get one address".to_owned()),
+    }
+}
+
+impl Body for ClusterCheck {
+    fn level(&self) -> Level {
+        let level = |finding: &Finding| match finding.verdict {
+            Verdict::Failure => Level::Failure,
+            Verdict::Warning | Verdict::Unknown => Level::Warning,
+            Verdict::Ok | Verdict::Skipped => Level::Good,
+        };
+        self.findings.iter().map(level).max().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for ClusterCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Finding { group, name, verdict, shared, advice } in &self.findings {
+            let word = match verdict {
+                Verdict::Failure => "FAILURE",
+                Verdict::Warning | Verdict::Unknown => "warning",
+                Verdict::Ok | Verdict::Skipped => continue,
+            };
+            let (nodes, text) = (node_names(shared.nodes.iter()), shared.shown());
+            writeln!(
+                f,
+                "{word}  {} ({})",
+                Printable(&format!("{group}/{name}")),
+                Printable(&nodes)
+            )?;
+            writeln!(f, "    {}", Printable(&text))?;
+            if let Some(advice) = advice {
+                writeln!(f, "    -> {}", Printable(advice))?;
+            }
+        }
+        let of = |wanted| self.findings.iter().filter(|finding| finding.verdict == wanted).count();
+        let (failures, warnings) = (of(Verdict::Failure), of(Verdict::Warning));
+        let Self { passed, skipped, .. } = self;
+        writeln!(
+            f,
+            "{failures} failures, {warnings} warnings; {passed} checks passed, {skipped} skipped"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn on(node: &str, release: &str, checks: Value) -> (String, Checked) {
+        let checks = serde_json::from_value(checks).unwrap();
+        let backend = Some("nftables".to_owned());
+        (node.to_owned(), Checked { release: release.to_owned(), backend, checks })
+    }
+
+    #[test]
+    fn equal_findings_are_one_and_a_nodes_own_stays() {
+        let answered: Vec<_> = (0..40)
+            .map(|at| {
+                let mut checks = vec![
+                    json!({ "group": "kernel", "name": "nftables", "verdict": "ok" }),
+                    json!({ "group": "api", "name": "node", "verdict": "warning", "advice": "look",
+                            "reason": format!("no Node n{at} with 10.0.{at}.1"), "new": 1 }),
+                ];
+                if at == 7 {
+                    checks.push(json!({ "group": "settings", "name": "forwarding",
+                        "verdict": "failure", "reason": "ip_forward is off", "advice": "set it" }));
+                    checks.push(json!({ "group": "x", "name": "y", "verdict": "strange" }));
+                }
+                on(&format!("n{at}"), "0.1.0", json!(checks))
+            })
+            .collect();
+        let check = merged(&answered);
+        assert_eq!((check.passed, check.findings.len()), (40, 3));
+        assert_eq!(check.level(), Level::Failure);
+        let text = check.to_string();
+        assert!(text.contains("warning  api/node (40 nodes: "), "{text}");
+        assert!(text.contains("FAILURE  settings/forwarding (n7)"), "{text}");
+        assert!(text.contains("warning  x/y (n7)"), "{text}");
+    }
+
+    #[test]
+    fn nodes_that_differ_from_most_are_named() {
+        let answered = [on("a", "2", json!([])), on("b", "1", json!([])), on("c", "2", json!([]))];
+        let found = differing(&answered, "releases", |of| Some(&of.release)).unwrap();
+        assert_eq!(found.shared.nodes, BTreeSet::from(["b".to_owned()]));
+        assert!(found.shared.shown().contains("1 on 1, 2 on 2"), "{found:?}");
+        assert!(differing(&answered, "backends", |of| of.backend.as_ref()).is_none());
+    }
+
+    #[test]
+    fn overlapping_ranges_of_two_nodes_are_found() {
+        let of = |cidrs: &[(&str, &str)]| {
+            let parsed = cidrs.iter().map(|(node, cidr)| (node.to_string(), cidr.parse().unwrap()));
+            overlaps(&parsed.collect::<Vec<_>>()).len()
+        };
+        assert_eq!(of(&[("a", "10.0.0.0/24"), ("b", "10.0.1.0/24"), ("a", "fd00::/64")]), 0);
+        assert_eq!(of(&[("a", "10.0.0.0/16"), ("b", "10.0.3.0/24"), ("c", "10.0.7.0/24")]), 2);
+        assert_eq!(of(&[("a", "10.0.0.0/24"), ("b", "10.0.0.0/24")]), 1);
+        assert_eq!(of(&[("a", "10.0.0.0/16"), ("a", "10.0.3.0/24")]), 0);
+    }
+}

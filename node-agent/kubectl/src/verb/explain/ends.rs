@@ -1,0 +1,260 @@
+//! Names and addresses, and which node they are on, as the API tells it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+
+use crate::cluster::{Api, Member};
+use crate::objects::{self, Pod, percent};
+use crate::verb::policies::pod_object;
+
+/// Who sends.
+#[derive(Debug)]
+pub struct Sender {
+    /// As its node's agent is asked.
+    pub asked: String,
+    pub node: String,
+    /// Its own addresses.
+    pub ips: Vec<IpAddr>,
+}
+
+/// What the connection is addressed to.
+#[derive(Debug)]
+pub struct Destination {
+    /// As the sender's agent is asked.
+    pub asked: String,
+    /// `NAMESPACE/NAME` of a service.
+    service: Option<String>,
+    protocol: String,
+}
+
+/// Where an address is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Place {
+    pub pod: Option<String>,
+    pub node: Option<String>,
+}
+
+/// Where addresses are, as far as is known already.
+#[derive(Debug, Default)]
+pub struct Places(BTreeMap<IpAddr, Place>);
+
+#[derive(Deserialize)]
+struct Slice {
+    #[serde(default)]
+    endpoints: Vec<SliceEndpoint>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct SliceEndpoint {
+    addresses: Vec<String>,
+    node_name: Option<String>,
+    target_ref: Option<TargetRef>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TargetRef {
+    kind: String,
+    namespace: String,
+    name: String,
+}
+
+const PROTOCOLS: [&str; 5] = ["tcp", "udp", "sctp", "icmp", "icmpv6"];
+
+impl Sender {
+    /// `to` tells the node too, if it is an address of one.
+    pub async fn find(
+        api: &Api,
+        members: &[Member],
+        from: &str,
+        via: Option<&str>,
+        to: &str,
+    ) -> anyhow::Result<Self> {
+        let Ok(address) = from.parse::<IpAddr>() else {
+            let pod = api.qualified(from);
+            let object = pod_object(api, &pod).await?;
+            return Self::of_pod(&object, &pod);
+        };
+        if let Some(node) = node_of(members, address) {
+            return Ok(Self { asked: from.to_owned(), node, ips: vec![address] });
+        }
+        if let Some(pod) = pod_at(api, address).await? {
+            let sender = Self::of_pod(&pod, from)?;
+            return Ok(Self { asked: from.to_owned(), ips: vec![address], ..sender });
+        }
+        let target = split(to).0.parse::<SocketAddr>().ok();
+        let at_node = target.and_then(|target| node_of(members, target.ip()));
+        let Some(node) = via.map(str::to_owned).or(at_node) else {
+            bail!(
+                "{from} is no pod's and no node's address: say --via NODE, which gets its packets"
+            );
+        };
+        ensure!(members.iter().any(|member| member.node == node), "there is no node {node}");
+        Ok(Self { asked: from.to_owned(), node, ips: vec![address] })
+    }
+
+    fn of_pod(pod: &Pod, name: &str) -> anyhow::Result<Self> {
+        let ips: Vec<IpAddr> = pod.ips().collect();
+        let node = pod.spec.node_name.clone();
+        ensure!(!node.is_empty(), "pod {name} is on no node yet");
+        let first = *ips.first().with_context(|| format!("pod {name} has no address yet"))?;
+        // Its node's agent knows a pod by name, but one in the node's network only as the node.
+        let asked = if pod.spec.host_network { first.to_string() } else { name.to_owned() };
+        Ok(Self { asked, node, ips })
+    }
+}
+
+impl Destination {
+    pub async fn find(api: &Api, sender: &Sender, to: &str) -> anyhow::Result<Self> {
+        let (end, protocol) = split(to);
+        let suffix = protocol.map(|protocol| format!("/{protocol}")).unwrap_or_default();
+        let protocol = protocol.unwrap_or("tcp").to_owned();
+        let is_address = end.parse::<SocketAddr>().is_ok() || end.parse::<IpAddr>().is_ok();
+        if is_address {
+            return Ok(Self { asked: format!("{end}{suffix}"), service: None, protocol });
+        }
+        let end = api.qualified(end);
+        let (name, port) = match end.rsplit_once(':') {
+            Some((name, port)) => (name, Some(port)),
+            None => (&*end, None),
+        };
+        if is_service(api, name).await? {
+            let asked = format!("{end}{suffix}");
+            return Ok(Self { asked, service: Some(name.to_owned()), protocol });
+        }
+        let pod = pod_object(api, name).await;
+        let pod = pod.with_context(|| format!("{name} is no service either"))?;
+        let is_reachable = |ip: &IpAddr| sender.ips.iter().any(|of| of.is_ipv4() == ip.is_ipv4());
+        let ip = pod.ips().find(is_reachable);
+        let ip = ip.with_context(|| format!("pod {name} has no address of the sender's family"))?;
+        let asked = match port {
+            Some(port) => {
+                let port = port.parse().with_context(|| format!("{port:?} is no pod's port"))?;
+                format!("{}{suffix}", SocketAddr::new(ip, port))
+            }
+            None => format!("{ip}{suffix}"),
+        };
+        Ok(Self { asked, service: None, protocol })
+    }
+
+    /// `None` for a name, and for a ping.
+    pub fn address(&self) -> Option<SocketAddr> {
+        split(&self.asked).0.parse().ok()
+    }
+
+    /// An endpoint, as `explain` takes it.
+    pub fn text_of(&self, target: SocketAddr) -> String {
+        format!("{target}/{}", self.protocol)
+    }
+}
+
+impl Places {
+    /// Where a service's endpoints are: one request for all of them.
+    pub async fn of(api: &Api, destination: &Destination) -> anyhow::Result<Self> {
+        let Some((namespace, name)) =
+            destination.service.as_ref().and_then(|service| service.split_once('/'))
+        else {
+            return Ok(Self::default());
+        };
+        let namespace = percent(namespace);
+        let path = format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
+        let selector = format!("kubernetes.io/service-name={name}");
+        let slices: Vec<Slice> = objects::list(&api.client, &path, &[("labelSelector", &selector)])
+            .await
+            .context("cannot list endpoints (needs: list endpointslices)")?;
+        let mut places = BTreeMap::new();
+        for endpoint in slices.into_iter().flat_map(|slice| slice.endpoints) {
+            let SliceEndpoint { addresses, node_name: node, target_ref } = endpoint;
+            let pod = target_ref.filter(|target| target.kind == "Pod");
+            let pod = pod.map(|target| format!("{}/{}", target.namespace, target.name));
+            let ips = addresses.iter().filter_map(|address| address.parse().ok());
+            places.extend(ips.map(|ip| (ip, Place { pod: pod.clone(), node: node.clone() })));
+        }
+        Ok(Self(places))
+    }
+
+    pub async fn find(
+        &mut self,
+        api: &Api,
+        members: &[Member],
+        address: IpAddr,
+    ) -> anyhow::Result<Place> {
+        if let Some(place) = self.0.get(&address).filter(|place| place.node.is_some()) {
+            return Ok(place.clone());
+        }
+        let place = match node_of(members, address) {
+            Some(node) => Place { pod: None, node: Some(node) },
+            None => pod_at(api, address).await?.map(|pod| Place::of(&pod)).unwrap_or_default(),
+        };
+        self.0.insert(address, place.clone());
+        Ok(place)
+    }
+}
+
+impl Place {
+    fn of(pod: &Pod) -> Self {
+        let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
+        Self { pod: Some(name), node: Some(pod.spec.node_name.clone()) }
+    }
+}
+
+/// What is before the protocol, and the protocol.
+fn split(to: &str) -> (&str, Option<&str>) {
+    match to.rsplit_once('/') {
+        Some((end, last)) if PROTOCOLS.contains(&&*last.to_ascii_lowercase()) => (end, Some(last)),
+        Some(_) | None => (to, None),
+    }
+}
+
+fn node_of(members: &[Member], address: IpAddr) -> Option<String> {
+    let is_its = |member: &&Member| {
+        let object = member.object.as_ref();
+        object.is_some_and(|node| node.internal_ips().any(|ip| ip == address))
+    };
+    members.iter().find(is_its).map(|member| member.node.clone())
+}
+
+/// The pod that has this address for itself, while it runs.
+async fn pod_at(api: &Api, address: IpAddr) -> anyhow::Result<Option<Pod>> {
+    let selector = format!("status.podIP={address}");
+    let pods: Vec<Pod> =
+        objects::list(&api.client, "/api/v1/pods", &[("fieldSelector", &selector)])
+            .await
+            .context("cannot look for the pod of an address (needs: list pods)")?;
+    let has_ended = |pod: &Pod| ["Succeeded", "Failed"].contains(&&*pod.status.phase);
+    Ok(pods.into_iter().find(|pod| !pod.spec.host_network && !has_ended(pod)))
+}
+
+async fn is_service(api: &Api, name: &str) -> anyhow::Result<bool> {
+    let (namespace, name) = name.split_once('/').context("a name is NAMESPACE/NAME")?;
+    let path = format!("/api/v1/namespaces/{}/services/{}", percent(namespace), percent(name));
+    match objects::get::<serde_json::Value>(&api.client, &path).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(error).context("cannot read the service (needs: get services)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_protocol_is_told_from_a_name() {
+        let cases = [
+            ("a/web:80", ("a/web:80", None)),
+            ("web", ("web", None)),
+            ("a/web:80/UDP", ("a/web:80", Some("UDP"))),
+            ("10.0.0.1/icmp", ("10.0.0.1", Some("icmp"))),
+            ("a/icmp-probe", ("a/icmp-probe", None)),
+            ("[fd00::1]:53/udp", ("[fd00::1]:53", Some("udp"))),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(split(text), expected, "{text}");
+        }
+    }
+}

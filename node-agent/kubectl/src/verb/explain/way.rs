@@ -1,0 +1,345 @@
+//! What the agents' answers come to. Pure.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use super::ends::Place;
+use crate::session::NoAnswer;
+
+/// What becomes of the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Verdict {
+    Permitted,
+    /// At some endpoints, and at others not.
+    Partly,
+    Refused,
+    /// Somebody did not answer, or it leaves what is known.
+    Unknown,
+}
+
+/// What an agent's `explain` says.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Explanation {
+    /// `forward`, `untouched`, `drop`, `reject`, `foreign` or `unknown`.
+    pub verdict: String,
+    pub service: Option<String>,
+    pub endpoints: Vec<String>,
+    pub masquerade: bool,
+    pub masqueraded: Vec<String>,
+    pub policies: Vec<PolicyRow>,
+    pub steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Step {
+    pub what: String,
+    pub why: String,
+}
+
+/// What policies say of one direction.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PolicyRow {
+    pub direction: String,
+    pub pod: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    pub isolated_by: Vec<String>,
+    /// `open`, `permitted`, `refused` or `pending`.
+    pub result: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<usize>,
+}
+
+/// One direction of one way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Side {
+    /// `open`, `permitted`, `refused`, `pending`, or `unknown`.
+    pub result: String,
+    /// The policy and its rule, or who does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// The way to one endpoint.
+#[derive(Debug, Clone, Serialize)]
+pub struct Way {
+    /// As `explain` takes it.
+    pub endpoint: String,
+    pub pod: Option<String>,
+    /// `None` if it is on no node that is known.
+    pub node: Option<String>,
+    pub egress: Side,
+    /// The source that is seen there; `None` if that is not known.
+    pub source: Option<IpAddr>,
+    pub ingress: Side,
+    pub verdict: Verdict,
+    #[serde(skip)]
+    target: SocketAddr,
+}
+
+impl Verdict {
+    pub fn of_all(mut ways: impl Iterator<Item = Self>) -> Self {
+        let Some(first) = ways.next() else { return Self::Unknown };
+        ways.fold(first, |all, way| match (all, way) {
+            (one, other) if one == other => one,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (Self::Permitted | Self::Partly | Self::Refused, _) => Self::Partly,
+        })
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Permitted => "permitted",
+            Self::Partly => "permitted at some endpoints alone",
+            Self::Refused => "refused",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
+impl Explanation {
+    /// Where the packet may go, or what becomes of it at once. `destination` is where it is
+    /// addressed to, if that is an address.
+    pub fn targets(&self, destination: Option<SocketAddr>) -> Result<Vec<SocketAddr>, Verdict> {
+        let endpoints = || self.endpoints.iter().filter_map(|end| end.parse().ok()).collect();
+        match (&*self.verdict, destination) {
+            ("forward", _) => Ok(endpoints()),
+            ("untouched", Some(destination)) => Ok(vec![destination]),
+            // Policies refuse it on this node, but it has endpoints, and each has its reason.
+            ("drop", _) if !self.endpoints.is_empty() && !self.policies.is_empty() => {
+                Ok(endpoints())
+            }
+            ("drop", Some(destination)) if !self.policies.is_empty() => Ok(vec![destination]),
+            ("drop" | "reject", _) => Err(Verdict::Refused),
+            _ => Err(Verdict::Unknown),
+        }
+    }
+
+    /// Whether this endpoint sees the node's address as the source.
+    pub fn is_masqueraded(&self, target: SocketAddr) -> bool {
+        match self.masqueraded.is_empty() {
+            true => self.masquerade,
+            false => self.masqueraded.iter().any(|end| end.parse() == Ok(target)),
+        }
+    }
+
+    fn side(&self, direction: &str, target: SocketAddr) -> Side {
+        let is_it = |row: &&PolicyRow| {
+            let end = row.endpoint.as_ref().and_then(|end| end.parse::<SocketAddr>().ok());
+            row.direction == direction && end.is_none_or(|end| end == target)
+        };
+        let rows = self.policies.iter().filter(is_it);
+        // Who refuses comes first: a pod may have several addresses.
+        let row = rows.max_by_key(|row| ["refused", "pending"].contains(&&*row.result));
+        row.map_or(Side { result: "open".to_owned(), why: None }, PolicyRow::side)
+    }
+}
+
+impl PolicyRow {
+    fn side(&self) -> Side {
+        let Self { direction, pod, isolated_by, result, policy, rule, .. } = self;
+        let why = match (&**result, policy, rule) {
+            ("permitted", Some(policy), Some(rule)) => Some(format!(
+                "{direction} of {pod}: permitted by {policy}, {direction} rule {rule}"
+            )),
+            ("refused", ..) => {
+                let isolated = isolated_by.join(", ");
+                Some(format!("{direction} of {pod}: no rule of {isolated} permits it"))
+            }
+            ("pending", ..) => {
+                Some(format!("{direction} of {pod}: its policies are not known yet"))
+            }
+            _ => None,
+        };
+        Side { result: result.clone(), why }
+    }
+}
+
+impl Side {
+    fn unknown(why: &str) -> Self {
+        Self { result: "unknown".to_owned(), why: Some(why.to_owned()) }
+    }
+
+    fn verdict(&self) -> Verdict {
+        match &*self.result {
+            "open" | "permitted" => Verdict::Permitted,
+            "refused" | "pending" => Verdict::Refused,
+            _ => Verdict::Unknown,
+        }
+    }
+}
+
+impl Way {
+    /// As far as the sender's agent knows it.
+    pub fn new(
+        sent: &Explanation,
+        endpoint: String,
+        target: SocketAddr,
+        place: Place,
+        source: Option<IpAddr>,
+    ) -> Self {
+        let egress = sent.side("egress", target);
+        let why = match (&place.node, source) {
+            (None, _) => "it is on no node that is known",
+            (Some(_), None) => "the source that is seen there is not known",
+            (Some(_), Some(_)) if egress.verdict() == Verdict::Refused => "it gets no further",
+            (Some(_), Some(_)) => "its node was not asked",
+        };
+        let Place { pod, node } = place;
+        let ingress = Side::unknown(why);
+        let mut way = Self {
+            endpoint,
+            pod,
+            node,
+            egress,
+            source,
+            ingress,
+            verdict: Verdict::Unknown,
+            target,
+        };
+        way.verdict = way.judged();
+        way
+    }
+
+    /// What the receiver's agent says.
+    pub fn arrives(&mut self, received: &Explanation) {
+        let side = received.side("ingress", self.target);
+        self.ingress = match (&*received.verdict, side.verdict()) {
+            ("untouched" | "forward", _) | ("drop", Verdict::Refused) => side,
+            ("drop" | "reject", _) => {
+                let last = received.steps.last();
+                let why = last.map(|step| format!("{}: {}", step.what, step.why));
+                Side { result: "refused".to_owned(), why }
+            }
+            (other, _) => Side::unknown(&format!("its node's agent says: {other}")),
+        };
+        self.verdict = self.judged();
+    }
+
+    pub fn does_not_say(&mut self, why: &NoAnswer) {
+        self.ingress = Side::unknown(&why.reason);
+        self.verdict = self.judged();
+    }
+
+    pub fn is_refused(&self) -> bool {
+        self.egress.verdict() == Verdict::Refused
+    }
+
+    /// The first refusal in the packet's order; what is not known is never permitted.
+    fn judged(&self) -> Verdict {
+        match (self.egress.verdict(), self.ingress.verdict()) {
+            (Verdict::Refused, _) => Verdict::Refused,
+            (Verdict::Permitted, ingress) => ingress,
+            (Verdict::Unknown | Verdict::Partly, _) => Verdict::Unknown,
+        }
+    }
+
+    pub fn cells(&self) -> Vec<String> {
+        let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
+        vec![
+            self.endpoint.clone(),
+            or_unknown(&self.pod),
+            or_unknown(&self.node),
+            self.egress.result.clone(),
+            or_unknown(&self.source.map(|source| source.to_string())),
+            self.ingress.result.clone(),
+            self.verdict.to_string(),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const END: &str = "10.0.2.7:8080";
+
+    fn says(verdict: &str, policies: Value) -> Explanation {
+        let endpoints = if verdict == "forward" { json!([END]) } else { json!([]) };
+        serde_json::from_value(
+            json!({ "verdict": verdict, "endpoints": endpoints, "policies": policies }),
+        )
+        .unwrap()
+    }
+
+    fn row(direction: &str, result: &str, endpoint: Option<&str>) -> Value {
+        json!({ "direction": direction, "pod": "a/b", "endpoint": endpoint,
+                "isolatedBy": ["a/deny"], "result": result })
+    }
+
+    fn way(sent: &Explanation) -> Way {
+        let place = Place { pod: None, node: Some("n2".to_owned()) };
+        let source = Some("10.0.1.5".parse().unwrap());
+        Way::new(sent, format!("{END}/tcp"), END.parse().unwrap(), place, source)
+    }
+
+    #[test]
+    fn the_first_refusal_decides_and_the_unknown_is_not_permitted() {
+        let open = || says("untouched", json!([]));
+        let egress = |result| says("forward", json!([row("egress", result, Some(END))]));
+        let ingress = |verdict, result| says(verdict, json!([row("ingress", result, None)]));
+        let cases = [
+            (egress("permitted"), Some(open()), Verdict::Permitted),
+            (egress("open"), Some(ingress("untouched", "permitted")), Verdict::Permitted),
+            (egress("refused"), None, Verdict::Refused),
+            (egress("pending"), None, Verdict::Refused),
+            (egress("open"), None, Verdict::Unknown),
+            (egress("open"), Some(ingress("drop", "refused")), Verdict::Refused),
+            (egress("open"), Some(says("reject", json!([]))), Verdict::Refused),
+            (egress("open"), Some(says("drop", json!([]))), Verdict::Refused),
+            (egress("open"), Some(says("unknown", json!([]))), Verdict::Unknown),
+            (egress("of a newer release"), Some(open()), Verdict::Unknown),
+            (egress("open"), Some(ingress("untouched", "of a newer release")), Verdict::Unknown),
+        ];
+        for (sent, received, expected) in cases {
+            let mut way = way(&sent);
+            if let Some(received) = &received {
+                way.arrives(received);
+            }
+            assert_eq!(way.verdict, expected, "{way:?}");
+        }
+    }
+
+    #[test]
+    fn several_endpoints_come_to_one_verdict() {
+        use Verdict::{Partly, Permitted, Refused, Unknown};
+        let cases = [
+            (vec![], Unknown),
+            (vec![Permitted, Permitted], Permitted),
+            (vec![Permitted, Refused, Permitted], Partly),
+            (vec![Refused, Refused], Refused),
+            (vec![Permitted, Unknown], Unknown),
+            (vec![Refused, Permitted, Unknown], Unknown),
+        ];
+        for (ways, expected) in cases {
+            assert_eq!(Verdict::of_all(ways.iter().copied()), expected, "{ways:?}");
+        }
+    }
+
+    #[test]
+    fn where_a_packet_goes_on() {
+        let to: SocketAddr = "10.0.9.9:80".parse().unwrap();
+        let end: SocketAddr = END.parse().unwrap();
+        assert_eq!(says("forward", json!([])).targets(None), Ok(vec![end]));
+        assert_eq!(says("untouched", json!([])).targets(Some(to)), Ok(vec![to]));
+        assert_eq!(says("untouched", json!([])).targets(None), Err(Verdict::Unknown));
+        assert_eq!(says("reject", json!([])).targets(Some(to)), Err(Verdict::Refused));
+        assert_eq!(says("foreign", json!([])).targets(Some(to)), Err(Verdict::Unknown));
+        let dropped = says("drop", json!([row("egress", "refused", None)]));
+        assert_eq!(dropped.targets(Some(to)), Ok(vec![to]));
+        let some = Explanation { masqueraded: vec![END.to_owned()], ..Explanation::default() };
+        assert!(some.is_masqueraded(end) && !some.is_masqueraded(to));
+    }
+}

@@ -1,0 +1,8 @@
+//! `kubectl denizen` against an API server that really executes: agents that answer well, badly and
+//! not at all, by the hundreds; and real ones.
+
+mod answers;
+mod desk;
+mod explain;
+mod real;
+mod rights;

@@ -1,0 +1,136 @@
+//! An operator's desk: the program, and the API server that its kubeconfig leads to.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::binary;
+use denizen_tests::node::netns::{Netns, folder};
+use denizen_tests::peers::api::exec::{ExecRequest, Execution};
+use denizen_tests::peers::api::{Api, ApiServer};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A desk.
+pub struct Desk {
+    pub api: ApiServer,
+    netns: Netns,
+    pub folder: TempDir,
+}
+
+/// What the program said.
+#[derive(Debug)]
+pub struct Said {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Said {
+    pub fn json(&self) -> Result<Value> {
+        serde_json::from_str(&self.stdout).with_context(|| format!("{self:#?}"))
+    }
+
+    /// Why a node has no part in the answer: its code and the reason.
+    pub fn unanswered(&self, node: &str) -> Result<(String, String)> {
+        let json = self.json()?;
+        let all = json["unanswered"].as_array().context("no list")?;
+        let of = all.iter().find(|of| of["node"] == node);
+        let of = of.with_context(|| format!("{node} is not named: {self:#?}"))?;
+        let text = |key: &str| of[key].as_str().unwrap_or_default().to_owned();
+        Ok((text("code"), text("reason")))
+    }
+}
+
+impl Desk {
+    pub fn new(label: &str) -> Result<Self> {
+        let (netns, folder) = (Netns::new(label)?, folder()?);
+        let api = ApiServer::start(&netns, "127.0.0.1:6443".parse()?, folder.path())?;
+        Ok(Self { api, netns, folder })
+    }
+
+    /// Puts a node there, with this address.
+    pub fn node(&self, name: &str, address: &str) -> Result<()> {
+        self.api.put(&json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": { "name": name, "labels": { "kubernetes.io/os": "linux" } },
+            "status": {
+                "addresses": [{ "type": "InternalIP", "address": address }],
+                "conditions": [{ "type": "Ready", "status": "True" }],
+            },
+        }))
+    }
+
+    /// Puts a node there and its agent's pod, which runs.
+    pub fn node_with_agent(&self, name: &str) -> Result<()> {
+        self.node(name, "192.168.0.1")?;
+        self.agent(name, &json!({ "running": {} }), &[])
+    }
+
+    /// Puts a node's agent's pod there, with the container in this state.
+    pub fn agent(&self, node: &str, state: &Value, flags: &[String]) -> Result<()> {
+        let mut args = vec!["run".to_owned()];
+        args.extend_from_slice(flags);
+        self.api.put(&json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "namespace": "kube-system", "name": format!("denizen-{node}"),
+                "labels": { "app.kubernetes.io/name": "denizen" },
+            },
+            "spec": {
+                "nodeName": node, "hostNetwork": true,
+                "containers": [{ "name": "agent", "image": "denizen", "args": args }],
+            },
+            "status": {
+                "phase": "Running",
+                "containerStatuses": [{ "name": "agent", "state": state,
+                    "lastState": { "terminated": { "exitCode": 139, "reason": "Error" } } }],
+            },
+        }))
+    }
+
+    /// What commands in the container of a node's agent do.
+    pub fn execute(
+        &self,
+        executor: impl Fn(&str, &ExecRequest) -> Execution + Send + Sync + 'static,
+    ) {
+        self.api.execute(Arc::new(move |request: &ExecRequest| {
+            let node = request.pod.strip_prefix("denizen-").unwrap_or_default();
+            executor(node, request)
+        }));
+    }
+
+    /// `kubectl-denizen` and these words.
+    pub fn command(&self, words: &[&str]) -> Result<Command> {
+        let mut command = Command::new(binary::ours("kubectl-denizen")?);
+        command.env_clear().arg("--kubeconfig").arg(self.api.kubeconfig()).args(words);
+        Ok(command)
+    }
+
+    /// Runs the program.
+    pub fn run(&self, words: &[&str]) -> Result<Said> {
+        self.said(self.command(words)?)
+    }
+
+    /// The same for a program whatever its flags.
+    pub fn said(&self, mut command: Command) -> Result<Said> {
+        let output = self.netns.run(|| command.output())??;
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).context("not UTF-8");
+        let code = output.status.code().context("it was killed")?;
+        Ok(Said { code, stdout: text(output.stdout)?, stderr: text(output.stderr)? })
+    }
+
+    /// Runs it for JSON, which must be all it says.
+    pub fn json(&self, words: &[&str], code: i32) -> Result<Said> {
+        let said = self.run(&[words, &["--output", "json"]].concat())?;
+        ensure!(said.code == code && said.stderr.is_empty(), "{said:#?}");
+        said.json()?;
+        Ok(said)
+    }
+}
+
+/// The agent's program.
+pub fn agent_program() -> Result<PathBuf> {
+    binary::ours("denizen-agent")
+}

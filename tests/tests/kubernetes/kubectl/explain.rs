@@ -1,0 +1,185 @@
+//! `explain` across two real nodes, beside real connections.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::node::two_nodes::TwoNodes;
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::packets::server::Server;
+use denizen_tests::peers::api::Api;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::desk::{Desk, Said};
+use super::real::on_nodes;
+
+/// The service's port, and that of its endpoints.
+const HTTP: Port = Port::tcp("http", 80, 8080);
+
+/// A client on the first node; a server on each.
+struct Shop {
+    desk: Desk,
+    nodes: TwoNodes,
+    client: Pod,
+    near: Pod,
+    far: Pod,
+    _servers: Vec<Server>,
+}
+
+impl Shop {
+    fn new() -> Result<Self> {
+        let desk = Desk::new("explain")?;
+        let mut nodes = TwoNodes::new("shop", &Value::Null)?;
+        let pod = |node, name| nodes.attach_without_agent(node, name, Wiring::Routed);
+        let client = pod(0, "default/client")?;
+        let (near, far) = (pod(0, "default/near")?, pod(1, "default/far")?);
+        let serve = |pod: &Pod| {
+            let at = |address: &IpAddr| SocketAddr::new(*address, HTTP.target);
+            Server::at(&pod.netns, Protocol::Tcp, at(&pod.addresses[0]))
+        };
+        let _servers = vec![serve(&near)?, serve(&far)?];
+        nodes.start_agents(&[])?;
+        let shop = Self { desk, nodes, client, near, far, _servers };
+        shop.put_objects()?;
+        shop.hold(&[])?;
+        Ok(shop)
+    }
+
+    /// The same objects for the agents and for the API.
+    fn put_objects(&self) -> Result<()> {
+        let object = |node: usize, name: &str, pod: &Pod| {
+            let ips: Vec<Value> = pod.addresses.iter().map(|ip| json!({ "ip": ip })).collect();
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": { "namespace": "default", "name": name, "labels": { "app": name },
+                    "uid": format!("uid-{}", pod.netns.name()) },
+                "spec": { "nodeName": self.nodes.hosts[node].node.name,
+                    "containers": [{ "name": "main", "image": "x" }] },
+                "status": { "phase": "Running", "podIP": pod.addresses[0], "podIPs": ips },
+            })
+        };
+        let ends = [&self.near, &self.far].map(|pod| pod.addresses[0]);
+        let endpoints = [(ends[0], "node-1"), (ends[1], "node-2")];
+        let objects = [
+            json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "default" } }),
+            object(0, "client", &self.client),
+            object(0, "near", &self.near),
+            object(1, "far", &self.far),
+            manifest::service("web", &[ip("172.30.0.10")], &[HTTP]),
+            manifest::slice("web", &[HTTP], &endpoints),
+        ];
+        self.nodes.manifests.put("shop", &objects)?;
+        self.desk.api.put_all(&objects)?;
+        let mut containers = Vec::new();
+        for host in &self.nodes.hosts {
+            let name = &host.node.name;
+            self.desk.node(name, &host.node.addresses[0].to_string())?;
+            let flags = [format!("--run-dir={}", host.run_dir.display())];
+            self.desk.agent(name, &json!({ "running": {} }), &flags)?;
+            containers.push((name.clone(), host.netns.path()));
+        }
+        on_nodes(&self.desk, containers)
+    }
+
+    /// These policies hold, each for a pod and a direction that nothing permits.
+    fn hold(&self, denied: &[(&str, &str)]) -> Result<()> {
+        let policy = |(pod, direction): &(&str, &str)| {
+            json!({
+                "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+                "metadata": { "namespace": "default", "name": format!("deny-{pod}") },
+                "spec": { "podSelector": { "matchLabels": { "app": pod } },
+                    "policyTypes": [direction] },
+            })
+        };
+        let policies: Vec<Value> = denied.iter().map(policy).collect();
+        self.nodes.manifests.put("policies", &policies)?;
+        let expected = |node: usize| {
+            let pods: &[&str] = if node == 0 { &["client", "near"] } else { &["far"] };
+            denied.iter().filter(|(pod, _)| pods.contains(pod)).count()
+        };
+        self.nodes.settled(|node, status| {
+            status["networkPolicy"]["policies"] == expected(node)
+                && status["services"] == 1
+                && status["endpoints"] == 2
+        })
+    }
+
+    fn explained(&self, to: &str, code: i32) -> Result<Said> {
+        self.desk.json(&["explain", "client", to], code)
+    }
+
+    /// What is said of a connection to a pod is what becomes of it.
+    fn agrees(&self, name: &str, pod: &Pod, verdict: &str) -> Result<()> {
+        let code = if verdict == "permitted" { 0 } else { 1 };
+        let json = self.explained(&format!("{name}:8080"), code)?.json()?;
+        ensure!(json["verdict"] == verdict, "{name}: {json:#}");
+        let to = SocketAddr::new(pod.addresses[0], HTTP.target);
+        let probe = if code == 0 { Probe::tcp(to) } else { Probe::tcp(to).patience(SILENCE) };
+        let outcome = probe.ask_in(&self.client.netns);
+        let arrives = matches!(outcome, Outcome::Answered { .. });
+        ensure!(arrives == (code == 0), "{name}: {outcome:?}, but {json:#}");
+        Ok(())
+    }
+}
+
+/// The way to the endpoint on this node.
+fn way<'a>(json: &'a Value, node: &str) -> Result<&'a Value> {
+    let ways = json["ways"].as_array().context("no ways")?;
+    ways.iter().find(|way| way["node"] == node).with_context(|| format!("{json:#}"))
+}
+
+#[test]
+fn both_nodes_are_asked_and_packets_agree() -> Result<()> {
+    let shop = Shop::new()?;
+    let all = shop.explained("web:80", 0)?.json()?;
+    ensure!(all["verdict"] == "permitted" && all["service"] == "default/web:http", "{all:#}");
+    ensure!(all["ways"].as_array().map(Vec::len) == Some(2), "{all:#}");
+    ensure!(way(&all, "node-2")?["source"] == json!(shop.client.addresses[0]), "{all:#}");
+    shop.agrees("near", &shop.near, "permitted")?;
+    shop.agrees("far", &shop.far, "permitted")?;
+
+    shop.hold(&[("far", "Ingress")])?;
+    let some = shop.explained("web:80", 1)?.json()?;
+    ensure!(some["verdict"] == "partly", "{some:#}");
+    let far = way(&some, "node-2")?;
+    ensure!(far["verdict"] == "refused" && far["egress"]["result"] == "open", "{far:#}");
+    let why = far["ingress"]["why"].to_string();
+    ensure!(why.contains("ingress of default/far") && why.contains("deny-far"), "{why}");
+    ensure!(way(&some, "node-1")?["verdict"] == "permitted", "{some:#}");
+    shop.agrees("near", &shop.near, "permitted")?;
+    shop.agrees("far", &shop.far, "refused")?;
+
+    shop.hold(&[("client", "Egress"), ("near", "Ingress")])?;
+    let none = shop.explained("web:80", 1)?.json()?;
+    ensure!(none["verdict"] == "refused", "{none:#}");
+    let far = way(&none, "node-2")?;
+    ensure!(far["egress"]["why"].to_string().contains("deny-client"), "{far:#}");
+    shop.agrees("near", &shop.near, "refused")?;
+    shop.agrees("far", &shop.far, "refused")?;
+
+    let restricted = shop.desk.json(&["policies", "near"], 0)?.json()?;
+    let sides = restricted["sides"].to_string();
+    ensure!(sides.contains("deny-near") && sides.contains("isolated"), "{restricted:#}");
+    shop.hold(&[])?;
+    what_is_not_known_is_not_permitted(&shop)
+}
+
+fn what_is_not_known_is_not_permitted(shop: &Shop) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(shop.nodes.hosts[1].agent()?.pid())?);
+    kill(pid, Signal::SIGSTOP)?;
+    let said = shop.explained("far:8080", 3)?;
+    ensure!(said.json()?["verdict"] == "unknown", "{said:#?}");
+    let (_, reason) = said.unanswered("node-2")?;
+    ensure!(reason.contains("it is stopped, or hangs"), "{reason}");
+    kill(pid, Signal::SIGCONT)?;
+    let nobody = shop.desk.run(&["explain", "client", "nobody:80"])?;
+    let words = "there is no pod default/nobody";
+    ensure!(nobody.code == 2 && nobody.stderr.contains(words), "{nobody:#?}");
+    let outside = shop.desk.run(&["explain", "203.0.113.5", "web:80"])?;
+    ensure!(outside.code == 2 && outside.stderr.contains("--via NODE"), "{outside:#?}");
+    Ok(())
+}

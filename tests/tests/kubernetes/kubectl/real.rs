@@ -1,0 +1,141 @@
+//! Real agents, each in a network namespace of its own, and real processes in their containers.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, Objects, Settings};
+use denizen_tests::node::manifest::{self, Manifests};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::world::ip;
+use denizen_tests::peers::api::exec::{ExecRequest, Execution};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use super::desk::{Desk, agent_program};
+
+/// A node with an agent.
+struct Host {
+    agent: Agent,
+    netns: Netns,
+}
+
+/// What commands in containers do: they are executed on the pod's node. The agent's folder is in
+/// the command, since the pod names it.
+pub fn on_nodes(desk: &Desk, nodes: impl IntoIterator<Item = (String, PathBuf)>) -> Result<()> {
+    let nodes: BTreeMap<String, PathBuf> = nodes.into_iter().collect();
+    let program = agent_program()?;
+    desk.execute(move |node, request: &ExecRequest| {
+        let mut command = Command::new(&program);
+        command.args(&request.command[1..]);
+        match nodes.get(node) {
+            Some(netns) => Execution::Runs(command, netns.clone()),
+            None => Execution::Hangs,
+        }
+    });
+    Ok(())
+}
+
+fn hosts(desk: &Desk, number: usize) -> Result<Vec<Host>> {
+    let manifests = Manifests::in_folder(&desk.folder.path().join("manifests"))?;
+    let ips = [ip("172.30.0.10")];
+    manifests
+        .put("web", &[manifest::service("web", &ips, &[manifest::Port::tcp("http", 80, 8080)])])?;
+    let host = |at: usize| {
+        let (node, address) = (format!("n{at}"), format!("192.168.0.{}", at + 1));
+        let netns = Netns::new(&format!("fleet{at}"))?;
+        netns.ip(&format!(
+            "link add eth0 type veth peer name eth1\nlink set eth1 up\nlink set eth0 up\naddr add {address}/24 dev eth0\n"
+        ))?;
+        let run_dir = desk.folder.path().join(format!("run-{at}"));
+        fs::create_dir_all(&run_dir)?;
+        desk.node(&node, &address)?;
+        let flags = [format!("--run-dir={}", run_dir.display())];
+        desk.agent(&node, &json!({ "running": {} }), &flags)?;
+        let settings = Settings {
+            program: None,
+            objects: Objects::Manifests(manifests.folder().to_owned()),
+            run_dir,
+            node_name: node,
+            flags: Vec::new(),
+        };
+        Ok(Host { agent: Agent::start(&netns, settings)?, netns })
+    };
+    let hosts: Vec<Host> = (0..number).map(host).collect::<Result<_>>()?;
+    let named = hosts.iter().enumerate();
+    on_nodes(desk, named.map(|(at, host)| (format!("n{at}"), host.netns.path())))?;
+    Ok(hosts)
+}
+
+/// Five agents answer; then one is stopped, one crashes, and a node has none.
+#[test]
+fn five_real_agents_answer_and_then_three() -> Result<()> {
+    let desk = Desk::new("fleet")?;
+    let mut hosts = hosts(&desk, 5)?;
+    let said = desk.json(&["status"], 0)?.json()?;
+    let all = said["statuses"].as_array().context("no statuses")?;
+    ensure!(all.len() == 5, "{said:#}");
+    for of in all {
+        let is_programmed = of["status"]["synced"] == true && of["status"]["services"] == 1;
+        ensure!(is_programmed && of["release"] == env!("CARGO_PKG_VERSION"), "{of:#}");
+    }
+    every_verb_is_answered(&desk)?;
+
+    let stopped = Pid::from_raw(i32::try_from(hosts[3].agent.pid())?);
+    kill(stopped, Signal::SIGSTOP)?;
+    hosts[4].agent.stop_now();
+    hosts[4].agent.quiet();
+    desk.agent("n4", &json!({ "waiting": { "reason": "CrashLoopBackOff" } }), &[])?;
+    desk.node("n5", "192.168.0.77")?;
+    let said = desk.json(&["status"], 3)?;
+    ensure!(said.json()?["statuses"].as_array().map(Vec::len) == Some(3), "{said:#?}");
+    let expected = [
+        ("n3", "failed", "it is stopped, or hangs"),
+        ("n4", "not-running", "CrashLoopBackOff"),
+        ("n5", "no-agent", "no pod of denizen"),
+    ];
+    for (node, code, words) in expected {
+        let (found, reason) = said.unanswered(node)?;
+        ensure!(found == code && reason.contains(words), "{node}: {found}: {reason}");
+    }
+    kill(stopped, Signal::SIGCONT)?;
+    Ok(())
+}
+
+fn every_verb_is_answered(desk: &Desk) -> Result<()> {
+    // The machine's own CNI configuration is not ours, so there may be failures.
+    let check = desk.run(&["check", "-o", "json"])?;
+    ensure!(matches!(check.code, 0 | 1) && check.json()?["unanswered"] == json!([]), "{check:#?}");
+    ensure!(check.json()?["passed"].as_u64() > Some(20), "{check:#?}");
+    let drops = desk.json(&["drops"], 0)?.json()?;
+    ensure!(drops["drops"].is_array() && drops["nodes"] == 5, "{drops:#}");
+    let connections = desk.json(&["connections"], 0)?.json()?;
+    ensure!(connections["connections"].is_array() && connections["nodes"] == 5, "{connections:#}");
+    let web = desk.json(&["services", "web"], 0)?.json()?;
+    ensure!(web["services"].as_array().map(Vec::len) == Some(1), "{web:#}");
+    ensure!(web["services"][0]["nodes"].as_array().map(Vec::len) == Some(5), "{web:#}");
+    ensure!(web["services"][0]["frontends"][0]["inside"] == "reject", "{web:#}");
+    let all = desk.json(&["services"], 0)?.json()?;
+    ensure!(all["services"][0]["name"] == "default/web", "{all:#}");
+
+    let folder = desk.folder.path().join("bundle");
+    let folder = folder.to_str().context("a path")?;
+    let bundle = desk.json(&["bundle", folder], 0)?.json()?;
+    ensure!(bundle["missing"] == json!({}), "{bundle:#}");
+    for file in ["status.json", "check.json", "drops.json", "view.json", "agent.log"] {
+        let name = format!("node-n4/{file}");
+        let bytes = fs::metadata(format!("{folder}/{name}"))?.len();
+        ensure!(bytes > 0 && bundle["files"][&name] == bytes, "{name}: {bundle:#}");
+    }
+    // Nothing that could hold a secret was asked for.
+    for asked in desk.api.asked() {
+        let is_secret = ["secrets", "configmaps"].iter().any(|word| asked.path.contains(word));
+        ensure!(!is_secret, "{asked:?}");
+    }
+    let again = desk.run(&["bundle", folder])?;
+    ensure!(again.code == 2 && again.stderr.contains("cannot make"), "{again:#?}");
+    Ok(())
+}
