@@ -25,3 +25,21 @@ mod output;
 mod session;
 mod survey;
 mod verb;
+
+#[cfg(test)]
+mod tests {
+    /// The program is for an operator's desk too.
+    #[test]
+    fn no_crate_that_only_linux_has_is_needed() {
+        let manifest = include_str!("../Cargo.toml");
+        let (_, dependencies) = manifest.split_once("[dependencies]").unwrap();
+        let (dependencies, _) = dependencies.split_once("\n[").unwrap();
+        let names = dependencies.lines().filter_map(|line| line.split(['.', ' ']).next());
+        let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+        assert!(names.contains(&"kube"), "{names:?}");
+        for name in names {
+            let is_ours = name.starts_with("denizen-") && name != "denizen-text";
+            assert!(!is_ours && !["nix", "libc", "rtnetlink"].contains(&name), "{name}");
+        }
+    }
+}

@@ -3,6 +3,8 @@
 //! One process answers several requests, a JSON line each, since starting one through the API server
 //! takes longer than any answer. The first line out tells the release, before anything is asked.
 
+mod route;
+
 use std::io::{self, BufRead, Read, Write};
 use std::net::IpAddr;
 use std::path::Path;
@@ -58,6 +60,8 @@ enum RelayRequest {
     Connections(ConnectionsQuery),
     /// As `denizen-agent drops`.
     Drops(Empty),
+    /// How packets to an address leave this node.
+    Route(IpAddr),
     /// No more requests. The end of the input is no such sign: through some API servers it cuts
     /// the output off.
     End(Empty),
@@ -113,6 +117,7 @@ fn answer(request: RelayRequest, run_dir: &Path) -> anyhow::Result<Value> {
         RelayRequest::Check(_) => return Ok(json!(check::report(run_dir)?)),
         RelayRequest::Connections(query) => return Ok(json!(connections::list(query, run_dir)?)),
         RelayRequest::Drops(_) => return Ok(json!(drops::counts(run_dir)?)),
+        RelayRequest::Route(to) => return Ok(json!(route::route(to)?)),
         RelayRequest::End(_) => return Ok(Value::Null),
     };
     ask(run_dir, async |agent| agent.relay(request).await)
@@ -159,6 +164,7 @@ mod tests {
             r#"{"check":{}}"#,
             r#"{"connections":{"limit":5}}"#,
             r#"{"drops":{}}"#,
+            r#"{"route":"fd00::1"}"#,
             r#"{"end":{}}"#,
             // A newer client may say more.
             r#"{"status":{"more":1}}"#,

@@ -1,5 +1,7 @@
 //! What agents are asked.
 
+use std::net::IpAddr;
+
 use serde::Serialize;
 
 /// A request, as `denizen-agent relay` takes it.
@@ -12,6 +14,8 @@ pub enum Request {
     View(View),
     Explain(Explain),
     Connections(Connections),
+    /// How packets to an address leave the node.
+    Route(IpAddr),
 }
 
 /// `{}`.
@@ -63,6 +67,7 @@ impl Request {
             Self::View(_) => "view",
             Self::Explain(_) => "explain",
             Self::Connections(_) => "connections",
+            Self::Route(_) => "route",
         }
     }
 
@@ -72,7 +77,7 @@ impl Request {
         let mut words = vec![self.name().to_owned(), "--output=json".to_owned()];
         match self {
             Self::Status(_) | Self::Check(_) | Self::Drops(_) => {}
-            Self::View(_) => return None,
+            Self::View(_) | Self::Route(_) => return None,
             // In one word each: no name is then another flag.
             Self::Explain(Explain { from, to }) => {
                 words.extend([format!("--from={from}"), format!("--to={to}")]);

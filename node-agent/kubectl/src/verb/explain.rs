@@ -1,6 +1,6 @@
 //! `explain A B`: a connection's way across nodes. The sender's agent says which endpoints it may go
 //! to and what egress policies say; the agent of each endpoint's node says what ingress policies say
-//! of the source that arrives there.
+//! of the source that arrives there. Both say how packets to the other leave.
 //!
 //! | file | knows |
 //! | --- | --- |
@@ -17,13 +17,13 @@ use std::net::{IpAddr, SocketAddr};
 use clap::Args;
 use serde::Serialize;
 
-use self::ends::{Destination, Place, Places, Sender};
-use self::way::{Explanation, Side, Verdict, Way};
+use self::ends::{Destination, Places, Sender};
+use self::way::{Explanation, Route, Verdict, Way};
 use super::only;
 use crate::cluster::{Api, Member};
 use crate::output::{Body, Level, Report, table};
-use crate::session::NoAnswer;
 use crate::session::request::{Explain, Request};
+use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Unanswered, ask};
 use denizen_text::Printable;
 
@@ -94,8 +94,9 @@ impl Asking<'_> {
     ) -> anyhow::Result<ClusterExplanation> {
         let node = self.sender.node.clone();
         let query = Explain { from: self.sender.asked.clone(), to: destination.asked.clone() };
-        let mut answers = self.ask(&node, vec![query]).await;
-        let sent = answers.pop().and_then(Result::ok);
+        let mut answers = self.ask(&node, vec![Request::Explain(query)]).await;
+        let sent: Option<Explanation> =
+            answers.pop().and_then(Result::ok).and_then(|answer| only(answer).ok());
         let mut body = ClusterExplanation {
             from: args.from.clone(),
             to: args.to.clone(),
@@ -124,74 +125,110 @@ impl Asking<'_> {
         destination: &Destination,
         targets: &[SocketAddr],
     ) -> anyhow::Result<Vec<Way>> {
-        let (mut ways, mut by_node) = (Vec::new(), BTreeMap::<String, Vec<usize>>::new());
+        let mut ways = Vec::new();
         for target in targets {
             let place = self.places.find(self.api, self.members, target.ip()).await?;
-            let source = self.source_at(sent, *target);
-            if let Place { node: Some(node), .. } = &place {
-                by_node.entry(node.clone()).or_default().push(ways.len());
-            }
-            ways.push(Way::new(sent, destination.text_of(*target), *target, place, source));
+            ways.push(Way::new(sent, destination.text_of(*target), *target, place));
         }
-        for (node, at) in by_node {
-            if node == self.sender.node {
+        self.leave(sent, &mut ways).await;
+        let mut by_node = BTreeMap::<String, Vec<&mut Way>>::new();
+        for way in &mut ways {
+            if let Some(node) = way.node.clone() {
+                by_node.entry(node).or_default().push(way);
+            }
+        }
+        for (node, ways) in by_node {
+            match node == self.sender.node {
                 // Its agent has said all.
-                at.iter().for_each(|at| ways[*at].arrives(sent));
-                continue;
-            }
-            let is_known = |at: &&usize| ways[**at].source.is_some() && !ways[**at].is_refused();
-            let at: Vec<usize> = at.iter().filter(is_known).copied().collect();
-            let query = |at: &usize| Explain {
-                from: ways[*at].source.map(|source| source.to_string()).unwrap_or_default(),
-                to: ways[*at].endpoint.clone(),
-            };
-            let queries: Vec<Explain> = at.iter().map(query).collect();
-            if queries.is_empty() {
-                continue;
-            }
-            for (at, answer) in at.into_iter().zip(self.ask(&node, queries).await) {
-                match answer {
-                    Ok(explanation) => ways[at].arrives(&explanation),
-                    Err(why) => ways[at].does_not_say(&why),
-                }
+                true => ways.into_iter().for_each(|way| way.arrives(sent)),
+                false => self.arrive(&node, ways).await,
             }
         }
         Ok(ways)
     }
 
-    /// The source that is seen where this target is.
-    fn source_at(&self, sent: &Explanation, target: SocketAddr) -> Option<IpAddr> {
-        let is_same = |ip: &&IpAddr| ip.is_ipv4() == target.is_ipv4();
-        let of_node = || {
-            let node = self.members.iter().find(|member| member.node == self.sender.node)?;
-            node.object.as_ref()?.internal_ips().find(|ip| ip.is_ipv4() == target.is_ipv4())
-        };
-        match sent.is_masqueraded(target) {
-            true => of_node(),
-            false => self.sender.ips.iter().find(is_same).copied(),
+    /// How packets to other nodes leave the sender's, and with which source.
+    async fn leave(&mut self, sent: &Explanation, ways: &mut [Way]) {
+        let own = self.sender.node.clone();
+        let mut leaving: Vec<&mut Way> =
+            ways.iter_mut().filter(|way| way.node.as_ref() != Some(&own)).collect();
+        let requests = leaving.iter().map(|way| Request::Route(way.target.ip())).collect();
+        let answers = self.ask(&own, requests).await;
+        for (way, answer) in leaving.iter_mut().zip(answers) {
+            way.leaves(answer.and_then(only));
+        }
+        for way in ways {
+            let is_masqueraded = sent.is_masqueraded(way.target);
+            let known = if is_masqueraded { way.own_source() } else { None };
+            way.source = known.or_else(|| self.source_at(is_masqueraded, way.target));
         }
     }
 
-    /// Asks one node. One answer for each query; a node that does not answer is noted.
-    async fn ask(
-        &mut self,
-        node: &str,
-        queries: Vec<Explain>,
-    ) -> Vec<Result<Explanation, NoAnswer>> {
+    /// What the agent of the receivers' node says of them.
+    async fn arrive(&mut self, node: &str, ways: Vec<&mut Way>) {
+        let asked = ways.into_iter().filter(|way| !way.is_refused());
+        let asked: Vec<(IpAddr, &mut Way)> =
+            asked.filter_map(|way| Some((way.source?, way))).collect();
+        let requests = asked.iter().flat_map(|(source, way)| {
+            let query = Explain { from: source.to_string(), to: way.endpoint.clone() };
+            [Request::Explain(query), Request::Route(*source)]
+        });
+        let requests = requests.collect();
+        let mut answers = self.ask(node, requests).await.into_iter();
+        for (_, way) in asked {
+            match answers.next().map(|answer| answer.and_then(only)) {
+                Some(Ok(explanation)) => way.arrives(&explanation),
+                Some(Err(why)) => way.does_not_say(&why),
+                None => {}
+            }
+            if let Some(answer) = answers.next() {
+                way.returns(answer.and_then(only::<Route>));
+            }
+        }
+    }
+
+    /// The source that is seen where this target is, as far as the API tells it.
+    fn source_at(&self, is_masqueraded: bool, target: SocketAddr) -> Option<IpAddr> {
+        let is_same = |ip: &IpAddr| ip.is_ipv4() == target.is_ipv4();
+        if !is_masqueraded {
+            return self.sender.ips.iter().copied().find(is_same);
+        }
+        let node = self.members.iter().find(|member| member.node == self.sender.node)?;
+        node.object.as_ref()?.internal_ips().find(is_same)
+    }
+
+    /// Asks one node. One answer for each request; a node that does not answer is noted.
+    async fn ask(&mut self, node: &str, requests: Vec<Request>) -> Vec<Result<Answers, NoAnswer>> {
+        if requests.is_empty() {
+            return Vec::new();
+        }
         let member = self.members.iter().find(|member| member.node == node);
-        let requests: Vec<Request> = queries.into_iter().map(Request::Explain).collect();
         let asked = match member {
             Some(member) => ask(&self.api.client, member, self.limits.deadline, &requests).await,
             None => Err(NoAnswer::new(NoAnswer::NO_AGENT, "no such node is known")),
         };
-        let answers: Vec<Result<Explanation, NoAnswer>> = match asked {
-            Ok(answers) => answers.split().map(only).collect(),
-            Err(why) => requests.iter().map(|_| Err(why.clone())).collect(),
+        let failed = |error: &String| NoAnswer::new(NoAnswer::FAILED, error.clone());
+        let why = match asked {
+            Err(why) => why,
+            Ok(answers) => {
+                // What an agent refuses to explain is no answer; older ones know no routes.
+                let explained = answers.answers.iter().zip(&requests).find_map(|of| match of {
+                    (Err(error), Request::Explain(_)) => Some(failed(error)),
+                    (Ok(_) | Err(_), _) => None,
+                });
+                self.note(node, explained);
+                return answers.split().map(Ok).collect();
+            }
         };
-        if let Some(why) = answers.iter().find_map(|answer| answer.as_ref().err()) {
-            self.unanswered.push(Unanswered { node: node.to_owned(), why: why.clone() });
+        self.note(node, Some(why.clone()));
+        requests.iter().map(|_| Err(why.clone())).collect()
+    }
+
+    fn note(&mut self, node: &str, why: Option<NoAnswer>) {
+        let is_noted = self.unanswered.iter().any(|noted| noted.node == node);
+        if let Some(why) = why.filter(|_| !is_noted) {
+            self.unanswered.push(Unanswered { node: node.to_owned(), why });
         }
-        answers
     }
 }
 
@@ -205,7 +242,17 @@ impl Body for ClusterExplanation {
     }
 }
 
-const HEAD: [&str; 7] = ["ENDPOINT", "POD", "NODE", "EGRESS", "SOURCE THERE", "INGRESS", "VERDICT"];
+const HEAD: [&str; 9] = [
+    "ENDPOINT",
+    "POD",
+    "NODE",
+    "EGRESS",
+    "ROUTE",
+    "SOURCE THERE",
+    "INGRESS",
+    "WAY BACK",
+    "VERDICT",
+];
 
 impl fmt::Display for ClusterExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -219,11 +266,9 @@ impl fmt::Display for ClusterExplanation {
             table(f, &HEAD, &ways.iter().map(Way::cells).collect::<Vec<_>>())?;
         }
         for way in ways {
-            for side in [&way.egress, &way.ingress] {
-                if let Side { why: Some(why), .. } = side {
-                    let line = format!("{}: {why}", way.endpoint);
-                    writeln!(f, "{}", Printable(&line))?;
-                }
+            for why in way.reasons() {
+                let line = format!("{}: {why}", way.endpoint);
+                writeln!(f, "{}", Printable(&line))?;
             }
         }
         if let Some(sent) = sent {
@@ -234,7 +279,7 @@ impl fmt::Display for ClusterExplanation {
         }
         writeln!(
             f,
-            "routes between nodes, and what other programs do to packets, are not looked at"
+            "what is between the nodes, and what other programs do to packets, is not looked at"
         )
     }
 }

@@ -165,7 +165,66 @@ fn both_nodes_are_asked_and_packets_agree() -> Result<()> {
     let sides = restricted["sides"].to_string();
     ensure!(sides.contains("deny-near") && sides.contains("isolated"), "{restricted:#}");
     shop.hold(&[])?;
+    a_connection_of_two_nodes_is_shown_once(&shop)?;
+    a_missing_way_back_is_found(&shop)?;
     what_is_not_known_is_not_permitted(&shop)
+}
+
+/// Connections that are open at once, each of them in the tables of one node or of both.
+fn a_connection_of_two_nodes_is_shown_once(shop: &Shop) -> Result<()> {
+    const MANY: usize = 12;
+    let (service, far) = (ip("172.30.0.10"), shop.far.addresses[0]);
+    let connect = |to| shop.client.netns.run(move || Probe::tcp(to).connect());
+    let mut open = vec![connect(SocketAddr::new(far, HTTP.target))??];
+    for _ in 1..MANY {
+        open.push(connect(SocketAddr::new(service, HTTP.port))??);
+    }
+    let json = shop.desk.json(&["connections", "--pod", "client"], 0)?.json()?;
+    let all = json["connections"].as_array().context("no connections")?;
+    // Those of the tests before are still closing.
+    let is_open = |connection: &&Value| {
+        let from = connection["client"]["address"].as_str().unwrap_or_default();
+        open.iter().any(|stream| stream.local_addr().is_ok_and(|own| own.to_string() == from))
+    };
+    let found: Vec<&Value> = all.iter().filter(is_open).collect();
+    ensure!(found.len() == MANY, "{} of {MANY}: {json:#}", found.len());
+    for connection in found {
+        let end = match connection.get("endpoint") {
+            Some(endpoint) => &endpoint["address"],
+            None => &connection["destination"]["address"],
+        };
+        let is_far = end.as_str().is_some_and(|end| end.starts_with(&format!("{far}:")));
+        let nodes = if is_far { json!(["node-1", "node-2"]) } else { json!(["node-1"]) };
+        ensure!(connection["nodes"] == nodes, "{connection:#}");
+        ensure!(connection["client"]["name"] == "default/client", "{connection:#}");
+    }
+    Ok(())
+}
+
+/// Though all policies permit.
+fn a_missing_way_back_is_found(shop: &Shop) -> Result<()> {
+    let json = shop.explained("far:8080", 0)?.json()?;
+    let far = way(&json, "node-2")?;
+    ensure!(far["route"]["via"] == "192.168.0.2 (eth0)", "{far:#}");
+    ensure!(far["wayBack"]["via"] == "192.168.0.1 (eth0)", "{far:#}");
+    let far_host = &shop.nodes.hosts[1].netns;
+    let range = "10.11.1.0/24";
+    far_host.ip(&format!("route del {range}"))?;
+    shop.agrees("far", &shop.far, "refused")?;
+    let json = shop.explained("far:8080", 1)?.json()?;
+    let far = way(&json, "node-2")?;
+    ensure!(far["ingress"]["result"] == "open" && far["route"]["result"] == "there", "{far:#}");
+    let why = format!("no route to {}", shop.client.addresses[0]);
+    ensure!(far["wayBack"]["why"] == why.as_str(), "{far:#}");
+    far_host.ip(&format!("route add {range} via 192.168.0.1"))?;
+
+    let near_host = &shop.nodes.hosts[0].netns;
+    near_host.ip("route del 10.11.2.0/24")?;
+    shop.agrees("far", &shop.far, "refused")?;
+    let json = shop.explained("far:8080", 1)?.json()?;
+    ensure!(way(&json, "node-2")?["route"]["result"] == "missing", "{json:#}");
+    near_host.ip("route add 10.11.2.0/24 via 192.168.0.2")?;
+    shop.agrees("far", &shop.far, "permitted")
 }
 
 fn what_is_not_known_is_not_permitted(shop: &Shop) -> Result<()> {

@@ -68,8 +68,33 @@ pub struct Side {
     pub why: Option<String>,
 }
 
+/// How packets leave a node, as its agent says it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Route {
+    reachable: bool,
+    interface: Option<String>,
+    gateway: Option<IpAddr>,
+    source: Option<IpAddr>,
+}
+
+/// A way from one node towards another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Leg {
+    /// `there`, `missing` or `unknown`; `none` where both ends are on one node.
+    pub result: &'static str,
+    /// The gateway and the interface.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub via: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    #[serde(skip)]
+    source: Option<IpAddr>,
+}
+
 /// The way to one endpoint.
 #[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Way {
     /// As `explain` takes it.
     pub endpoint: String,
@@ -77,12 +102,14 @@ pub struct Way {
     /// `None` if it is on no node that is known.
     pub node: Option<String>,
     pub egress: Side,
+    pub route: Leg,
     /// The source that is seen there; `None` if that is not known.
     pub source: Option<IpAddr>,
     pub ingress: Side,
+    pub way_back: Leg,
     pub verdict: Verdict,
     #[serde(skip)]
-    target: SocketAddr,
+    pub target: SocketAddr,
 }
 
 impl Verdict {
@@ -179,36 +206,80 @@ impl Side {
     }
 }
 
+impl Leg {
+    const NONE: Self = Self { result: "none", via: None, why: None, source: None };
+
+    /// `to` is what there is, or is not, a route to.
+    fn of(route: Result<Route, NoAnswer>, to: IpAddr) -> Self {
+        let none = Self::NONE;
+        match route {
+            Err(why) => Self { result: "unknown", why: Some(why.reason), ..none },
+            Ok(Route { reachable: false, .. }) => {
+                Self { result: "missing", why: Some(format!("no route to {to}")), ..none }
+            }
+            Ok(Route { interface, gateway, source, .. }) => {
+                let interface = interface.unwrap_or_else(|| "?".to_owned());
+                let via = match gateway {
+                    Some(gateway) => format!("{gateway} ({interface})"),
+                    None => interface,
+                };
+                Self { result: "there", via: Some(via), why: None, source }
+            }
+        }
+    }
+
+    fn is_missing(&self) -> bool {
+        self.result == "missing"
+    }
+
+    fn cell(&self) -> String {
+        self.via.clone().unwrap_or_else(|| self.result.to_owned())
+    }
+}
+
 impl Way {
     /// As far as the sender's agent knows it.
-    pub fn new(
-        sent: &Explanation,
-        endpoint: String,
-        target: SocketAddr,
-        place: Place,
-        source: Option<IpAddr>,
-    ) -> Self {
+    pub fn new(sent: &Explanation, endpoint: String, target: SocketAddr, place: Place) -> Self {
         let egress = sent.side("egress", target);
-        let why = match (&place.node, source) {
-            (None, _) => "it is on no node that is known",
-            (Some(_), None) => "the source that is seen there is not known",
-            (Some(_), Some(_)) if egress.verdict() == Verdict::Refused => "it gets no further",
-            (Some(_), Some(_)) => "its node was not asked",
+        let why = match &place.node {
+            None => "it is on no node that is known",
+            Some(_) if egress.verdict() == Verdict::Refused => "it gets no further",
+            Some(_) => "its node was not asked",
         };
         let Place { pod, node } = place;
-        let ingress = Side::unknown(why);
         let mut way = Self {
             endpoint,
             pod,
             node,
             egress,
-            source,
-            ingress,
+            route: Leg::NONE,
+            source: None,
+            ingress: Side::unknown(why),
+            way_back: Leg::NONE,
             verdict: Verdict::Unknown,
             target,
         };
         way.verdict = way.judged();
         way
+    }
+
+    /// How packets to it leave the sender's node.
+    pub fn leaves(&mut self, route: Result<Route, NoAnswer>) {
+        self.route = Leg::of(route, self.target.ip());
+        self.verdict = self.judged();
+    }
+
+    /// The sender's node's address on that way.
+    pub fn own_source(&self) -> Option<IpAddr> {
+        self.route.source
+    }
+
+    /// How packets to the source that is seen there leave the receiver's node.
+    pub fn returns(&mut self, route: Result<Route, NoAnswer>) {
+        if let Some(source) = self.source {
+            self.way_back = Leg::of(route, source);
+            self.verdict = self.judged();
+        }
     }
 
     /// What the receiver's agent says.
@@ -231,17 +302,33 @@ impl Way {
         self.verdict = self.judged();
     }
 
+    /// Whether it does not get to the receiver's node.
     pub fn is_refused(&self) -> bool {
-        self.egress.verdict() == Verdict::Refused
+        self.egress.verdict() == Verdict::Refused || self.route.is_missing()
     }
 
     /// The first refusal in the packet's order; what is not known is never permitted.
     fn judged(&self) -> Verdict {
         match (self.egress.verdict(), self.ingress.verdict()) {
-            (Verdict::Refused, _) => Verdict::Refused,
+            _ if self.is_refused() => Verdict::Refused,
+            (Verdict::Permitted, Verdict::Permitted) if self.way_back.is_missing() => {
+                Verdict::Refused
+            }
             (Verdict::Permitted, ingress) => ingress,
-            (Verdict::Unknown | Verdict::Partly, _) => Verdict::Unknown,
+            (Verdict::Unknown | Verdict::Partly | Verdict::Refused, _) => Verdict::Unknown,
         }
+    }
+
+    /// What there is to say of it, in the packet's order.
+    pub fn reasons(&self) -> impl Iterator<Item = String> {
+        let leg = |leg: &Leg, name: &str| leg.why.as_ref().map(|why| format!("{name}: {why}"));
+        let all = [
+            self.egress.why.clone(),
+            leg(&self.route, "route"),
+            self.ingress.why.clone(),
+            leg(&self.way_back, "way back"),
+        ];
+        all.into_iter().flatten()
     }
 
     pub fn cells(&self) -> Vec<String> {
@@ -251,8 +338,10 @@ impl Way {
             or_unknown(&self.pod),
             or_unknown(&self.node),
             self.egress.result.clone(),
+            self.route.cell(),
             or_unknown(&self.source.map(|source| source.to_string())),
             self.ingress.result.clone(),
+            self.way_back.cell(),
             self.verdict.to_string(),
         ]
     }
@@ -281,8 +370,35 @@ mod tests {
 
     fn way(sent: &Explanation) -> Way {
         let place = Place { pod: None, node: Some("n2".to_owned()) };
-        let source = Some("10.0.1.5".parse().unwrap());
-        Way::new(sent, format!("{END}/tcp"), END.parse().unwrap(), place, source)
+        let mut way = Way::new(sent, format!("{END}/tcp"), END.parse().unwrap(), place);
+        way.source = Some("10.0.1.5".parse().unwrap());
+        way
+    }
+
+    #[test]
+    fn a_missing_route_refuses_though_policies_permit() {
+        let there = || serde_json::from_value(json!({ "reachable": true, "interface": "eth0" }));
+        let silent = || Err(NoAnswer::new(NoAnswer::FAILED, "unknown variant `route`"));
+        let missing = || Ok(Route::default());
+        let cases = [
+            (Ok(there().unwrap()), Ok(there().unwrap()), Verdict::Permitted),
+            // Older agents know no routes.
+            (silent(), silent(), Verdict::Permitted),
+            (missing(), Ok(there().unwrap()), Verdict::Refused),
+            (Ok(there().unwrap()), missing(), Verdict::Refused),
+        ];
+        for (out, back, expected) in cases {
+            let mut way = way(&says("forward", json!([])));
+            way.leaves(out);
+            way.arrives(&says("untouched", json!([])));
+            way.returns(back);
+            assert_eq!(way.verdict, expected, "{way:?}");
+        }
+        let mut way = way(&says("forward", json!([])));
+        way.arrives(&says("untouched", json!([])));
+        way.returns(missing());
+        let reasons: Vec<String> = way.reasons().collect();
+        assert_eq!(reasons, ["way back: no route to 10.0.1.5"]);
     }
 
     #[test]
