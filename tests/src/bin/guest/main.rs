@@ -12,6 +12,7 @@ mod context;
 mod flow_table;
 mod ipvs;
 mod kernel_socket;
+mod node_local_dns;
 mod observe;
 mod policies;
 mod single;
@@ -44,7 +45,7 @@ const BOOTS: [(&str, &[Play]); 5] = [
 ];
 
 /// A node as many are.
-const NODE: [Play; 10] = [
+const NODE: [Play; 12] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
     ("policies for pods in a VLAN of a bridge", vlan::isolated_pods_are_cut_off),
@@ -55,6 +56,8 @@ const NODE: [Play; 10] = [
         "a socket of the kernel's own is redirected",
         kernel_socket::is_redirected_unless_its_port_is_skipped,
     ),
+    ("NodeLocal DNSCache beside nftables", node_local_dns::beside_nftables),
+    ("NodeLocal DNSCache beside iptables", node_local_dns::beside_iptables),
     ("nftables takes over from ipvs, and back", ipvs::takeover::nftables_takes_over),
     ("iptables, legacy, takes over from ipvs", || {
         ipvs::takeover::iptables_takes_over(Variant::Legacy)
