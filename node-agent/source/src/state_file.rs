@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use denizen_state::run_dir::STATE_FILE;
-use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError};
+use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError, StateReader};
 use thiserror::Error;
 use tokio::sync::watch as latest;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -67,7 +67,7 @@ pub fn plugin_was_called(config: &StateFileConfig) -> bool {
 /// comes with the first read that succeeds; until then the pods are unknown, which is not the same
 /// as no pods. `seen` gets the state of the file.
 pub async fn run(config: StateFileConfig, seen: latest::Sender<LastState>, outlet: Outlet) {
-    let mut source = StateFileSource { outlet, seen, sent: None };
+    let mut source = StateFileSource { outlet, seen, reader: StateReader::default(), sent: None };
     loop {
         if source.watch_run_dir(&config).await.is_err() {
             return;
@@ -82,6 +82,7 @@ pub async fn run(config: StateFileConfig, seen: latest::Sender<LastState>, outle
 struct StateFileSource {
     outlet: Outlet,
     seen: latest::Sender<LastState>,
+    reader: StateReader,
     sent: Option<PodSet>,
 }
 
@@ -133,7 +134,7 @@ impl StateFileSource {
     /// Reads the file and sends the pods if they changed. Returns why it cannot be used.
     async fn read_and_send(&mut self, dir: &RunDir) -> Result<Option<StateFileError>, Closed> {
         let known = self.sent.as_ref().is_some_and(|sent| sent.version.is_some());
-        let pods = match dir.read() {
+        let pods = match self.reader.read(dir) {
             Ok(Some(state)) => {
                 let state = Arc::new(state);
                 self.seen.send_if_modified(|seen| {

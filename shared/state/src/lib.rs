@@ -7,6 +7,8 @@
 
 #![deny(missing_docs)]
 
+#[cfg(test)]
+mod arbitrary;
 mod change;
 mod error;
 pub mod firewall;
@@ -22,6 +24,7 @@ pub mod run_dir;
 pub mod socket;
 mod state;
 mod state_editor;
+mod state_reader;
 mod store;
 mod successor;
 mod trust;
@@ -29,4 +32,5 @@ mod trust;
 pub use error::StateError;
 pub use host_port::{HostPort, HostPortFamily, HostPortProtocol};
 pub use state::{Attachment, AttachmentId, Epoch, Generation, HostInterface, PodRef, State};
+pub use state_reader::StateReader;
 pub use store::RunDir;

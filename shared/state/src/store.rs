@@ -107,7 +107,7 @@ impl RunDir {
         self.text(&path)?.map(|text| format::parse(&text, &path)).transpose()
     }
 
-    fn text(&self, path: &Path) -> Result<Option<Vec<u8>>, StateError> {
+    pub(crate) fn text(&self, path: &Path) -> Result<Option<Vec<u8>>, StateError> {
         let Some(file) = trust::file(&self.dir, STATE_FILE, OFlag::O_RDONLY, path)? else {
             return Ok(None);
         };
