@@ -391,15 +391,23 @@ fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
     elements
 }
 
-/// Notes the difference between what was noted of each table and what should be there.
+/// Notes the difference between what was noted of each table and what should be there. Both are
+/// [`sorted`]: of all pods' elements, a pod that comes or goes changes a few.
 fn replace(
     noted: &mut BTreeMap<TableFamily, Vec<Element>>,
     keepers: &mut BTreeMap<TableFamily, Keeper>,
     wanted: [(TableFamily, Vec<Element>); 3],
 ) {
     for (family, after) in wanted {
-        let before = noted.insert(family, after.clone()).unwrap_or_default();
-        note(keepers, family, before, after);
+        let before = noted.remove(&family).unwrap_or_default();
+        let is_in = |others: &[Element], element: &Element| {
+            let key = |other: &Element| (other.set, other.key).cmp(&(element.set, element.key));
+            others.binary_search_by(key).is_ok_and(|at| others[at] == *element)
+        };
+        let gone = before.iter().filter(|element| !is_in(&after, element)).cloned();
+        let come = after.iter().filter(|element| !is_in(&before, element)).cloned();
+        note(keepers, family, gone.collect::<Vec<_>>(), come.collect::<Vec<_>>());
+        noted.insert(family, after);
     }
 }
 

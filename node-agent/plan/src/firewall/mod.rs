@@ -286,8 +286,11 @@ impl FirewallPlan {
         id: &AttachmentId,
         subject: &'a FirewallPod,
     ) -> impl Iterator<Item = IpAddr> + 'a {
-        let by = AddressClaimant::Additional(subject.added_at.clone(), id.clone());
-        let is_free = move |ip: &IpAddr| self.addresses.is_of(*ip, &by) && !self.nodes.contains(ip);
+        let asks = !subject.additional.is_empty();
+        let by = asks.then(|| AddressClaimant::Additional(subject.added_at.clone(), id.clone()));
+        let is_free = move |ip: &IpAddr| {
+            by.as_ref().is_some_and(|by| self.addresses.is_of(*ip, by)) && !self.nodes.contains(ip)
+        };
         subject.additional.iter().copied().filter(is_free)
     }
 
