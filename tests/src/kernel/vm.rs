@@ -91,7 +91,8 @@ const ONLY_OUTSIDE: &str = "DENIZEN_GUEST_PLAY";
 /// environment.
 const PATH: &str = "PATH=/usr/sbin:/usr/bin";
 
-/// The kernel of the Debian release that the tests run on, as `tests/packages` unpacks it.
+/// The kernel of the Debian release that the tests run on, as `tests/packages` unpacks it, or the one
+/// in the folder that `DENIZEN_GUEST_KERNEL` names.
 #[derive(Debug)]
 struct Kernel {
     image: PathBuf,
@@ -101,8 +102,13 @@ struct Kernel {
 
 impl Kernel {
     fn find() -> Result<Self> {
-        let built = binary::folder()?;
-        let folder = built.parent().context("cargo's folder has a parent")?.join("guest-kernel");
+        let folder = match std::env::var_os("DENIZEN_GUEST_KERNEL") {
+            Some(folder) => folder.into(),
+            None => {
+                let built = binary::folder()?;
+                built.parent().context("cargo's folder has a parent")?.join("guest-kernel")
+            }
+        };
         let only = |folder: PathBuf, prefix: &str| -> Result<PathBuf> {
             let entries = fs::read_dir(&folder).with_context(|| {
                 format!("no kernel in {}: start tests by `tests/run`", folder.display())

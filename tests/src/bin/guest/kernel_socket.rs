@@ -53,12 +53,13 @@ fn mounts_from(name: &str, redirect: &Value, port: u16) -> Result<SocketAddr> {
     expected.recv_timeout(PATIENCE).context("nobody connected")
 }
 
-/// Answers nothing, so that the mount fails at once.
+/// Takes one connection and answers nothing, so that the mount fails at once. (Linux 5.10 connects
+/// again and again, as long as somebody listens.)
 fn listen(netns: &Netns, port: u16) -> Result<Receiver<SocketAddr>> {
     let listener = netns.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))??;
     let (send, receive) = mpsc::channel();
     thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
+        if let Some(stream) = listener.incoming().flatten().next() {
             let to = match getsockopt(&stream, sockopt::OriginalDst) {
                 Ok(to) => {
                     let ip = Ipv4Addr::from(u32::from_be(to.sin_addr.s_addr));

@@ -35,7 +35,9 @@ pub(crate) fn agrees_with_ipvsadm() -> Result<()> {
     let node = Netns::new("ipvs")?;
     node.ip("link set lo up\naddr add 192.168.0.2/32 dev lo")?;
     let mut ipvs = node.run(Ipvs::open)??;
-    ensure!(ipvs.info()?.connection_rows.is_power_of_two(), "{:?}", ipvs.info()?);
+    // Linux 7.2 makes the table with the first connection.
+    let rows = ipvs.info()?.connection_rows;
+    ensure!(rows == 0 || rows.is_power_of_two(), "{rows}");
     ensure!(ipvs.servers()?.is_empty(), "a new namespace has servers");
     one_by_one(&node, &mut ipvs)?;
     refusals(&node, &mut ipvs)?;
