@@ -1,11 +1,12 @@
-//! NetworkPolicy as Kubernetes describes it: the objects as they are in manifests, and an oracle
-//! that says which packets they permit. Both know nothing of denizen.
+//! NetworkPolicy and ClusterNetworkPolicy as Kubernetes describes them: the objects as they are in
+//! manifests, and an oracle that says which packets they permit. Both know nothing of denizen.
 
 mod build;
 pub mod churn;
 mod object;
 mod oracle;
 mod selector;
+mod tier;
 
 pub use object::{
     Container, ContainerPort, IpBlock, Labels, NamespaceObject, NetworkPolicy, NodeObject,
@@ -14,3 +15,4 @@ pub use object::{
 };
 pub use oracle::{PolicyPacket, Transport, allowed, egress_allowed, ingress_allowed};
 pub use selector::{LabelSelector, Requirement};
+pub use tier::ClusterNetworkPolicy;

@@ -18,7 +18,7 @@ use denizen_observe::trace::{
     Comparison, HookReport, NamedAddress, PacketFate, RuleReport, TraceReport, TracedPackets,
 };
 use denizen_plan::explain::{
-    ExplainStep, Explanation, PacketVerdict, PolicyRow, RedirectRow, VirtualServerRow,
+    ExplainStep, Explanation, PacketVerdict, PolicyRow, RedirectRow, TierRow, VirtualServerRow,
 };
 
 /// A page of the reference.
@@ -168,6 +168,17 @@ fn every_field_of_an_explanation_is_there() {
             pod: String::new(),
             endpoint: text(),
             isolated_by: Vec::new(),
+            tiers: vec![TierRow {
+                tier: String::new(),
+                priority: 0,
+                policy: String::new(),
+                rule: 0,
+                name: "name".to_owned(),
+                action: String::new(),
+                peer: text(),
+                ports: text(),
+                labels_unknown: true,
+            }],
             result: String::new(),
             policy: text(),
             rule: Some(0),
@@ -265,6 +276,7 @@ fn every_field_of_drops_is_there() {
     let packet = DroppedPacket {
         verdict: DropVerdict::Dropped,
         reason: text(),
+        policy: Some(text()),
         table: text(),
         packet: Some(packet),
     };

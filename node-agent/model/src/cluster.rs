@@ -1,10 +1,16 @@
-//! The facts that NetworkPolicies need: Namespaces, pods of the cluster, NetworkPolicies.
+//! The facts that policies need: Namespaces, pods of the cluster, nodes, NetworkPolicies,
+//! ClusterNetworkPolicies.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{ClusterPod, Labels, LocalPod, Model, NetworkPolicy, PodName, PolicyName};
+use ipnetwork::IpNetwork;
 
-/// The complete facts that NetworkPolicies need.
+use super::{
+    ClusterNetworkPolicy, ClusterPod, Labels, LocalPod, Model, NetworkPolicy, PodName, PolicyName,
+};
+
+/// The complete facts that policies need.
 #[derive(Debug, Clone, Copy)]
 pub struct ClusterFacts<'a> {
     pub(super) model: &'a Model,
@@ -58,5 +64,38 @@ impl<'a> ClusterFacts<'a> {
     /// Every NetworkPolicy, by namespace and name.
     pub fn policies(&self) -> impl Iterator<Item = &'a NetworkPolicy> + use<'a> {
         self.model.network_policies.values()
+    }
+
+    /// Every ClusterNetworkPolicy, in the order in which they are asked.
+    pub fn tiers(&self) -> Vec<&'a ClusterNetworkPolicy> {
+        let mut all: Vec<_> = self.model.cluster_network_policies.values().collect();
+        all.sort_by_key(|policy| policy.order());
+        all
+    }
+
+    /// One ClusterNetworkPolicy.
+    pub fn tier_policy(&self, name: &str) -> Option<&'a ClusterNetworkPolicy> {
+        self.model.cluster_network_policies.get(name)
+    }
+
+    /// Whether there is any.
+    pub fn has_tiers(&self) -> bool {
+        !self.model.cluster_network_policies.is_empty()
+    }
+
+    /// The addresses of each node that has an object, and its labels.
+    pub fn nodes(&self) -> impl Iterator<Item = (Vec<IpAddr>, &'a Labels)> + use<'a> {
+        let own = self.model.node.iter().map(|node| (node.addresses.clone(), &node.labels));
+        let others = self.model.other_nodes.values().map(|node| {
+            (node.internal.iter().chain(&node.external).copied().collect(), &node.labels)
+        });
+        own.chain(others)
+    }
+
+    /// The ranges from which nodes give their pods addresses.
+    pub fn pod_ranges(&self) -> impl Iterator<Item = IpNetwork> + use<'a> {
+        let own = self.model.node.iter().flat_map(|node| &node.pod_cidrs);
+        let others = self.model.other_nodes.values().flat_map(|node| &node.pod_cidrs);
+        own.chain(others).copied()
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 
+use super::cluster_network_policy::ClusterNetworkPolicy;
 use super::cluster_pod::{ClusterPod, Namespace, PodName};
 use super::egress::Egress;
 use super::endpoint::{Slice, SliceName};
@@ -29,6 +30,10 @@ pub enum Listing {
     Namespaces,
     Pods,
     NetworkPolicies,
+    /// All ClusterNetworkPolicies, or that the API does not serve them.
+    ClusterNetworkPolicies,
+    /// All Nodes of others, where ClusterNetworkPolicies need them.
+    OtherNodes,
 }
 
 impl std::fmt::Display for Listing {
@@ -42,6 +47,8 @@ impl std::fmt::Display for Listing {
             Self::Namespaces => "namespaces",
             Self::Pods => "pods",
             Self::NetworkPolicies => "network policies",
+            Self::ClusterNetworkPolicies => "cluster network policies",
+            Self::OtherNodes => "other nodes",
         })
     }
 }
@@ -51,7 +58,8 @@ impl Listing {
     pub const SERVICES: [Self; 5] =
         [Self::Services, Self::Slices, Self::Node, Self::ServiceCidrs, Self::Addresses];
     /// Those that the pod firewall waits for.
-    pub const FIREWALL: [Self; 3] = [Self::Namespaces, Self::Pods, Self::NetworkPolicies];
+    pub const FIREWALL: [Self; 4] =
+        [Self::Namespaces, Self::Pods, Self::NetworkPolicies, Self::ClusterNetworkPolicies];
 }
 
 /// One fact from the outside world. It gives the current state, not a difference, so a repeated or
@@ -79,6 +87,8 @@ pub enum Event {
     ClusterPod(PodName, Option<ClusterPod>),
     /// The state of a NetworkPolicy; `None` if it is gone.
     NetworkPolicy(PolicyName, Option<NetworkPolicy>),
+    /// The state of a ClusterNetworkPolicy; `None` if it is gone, or cannot be used.
+    ClusterNetworkPolicy(Arc<str>, Option<ClusterNetworkPolicy>),
     /// The pods in the state file.
     Pods(PodSet),
     /// The addresses of the kernel's links, sorted.

@@ -2,6 +2,7 @@
 //! client.
 
 mod cluster;
+mod cluster_network_policy;
 mod cluster_pod;
 mod egress;
 mod endpoint;
@@ -26,6 +27,9 @@ use jiff::Timestamp;
 pub use denizen_packet::{Family, Protocol, family_of};
 
 pub use cluster::ClusterFacts;
+pub use cluster_network_policy::{
+    Action, ClusterNetworkPolicy, Tier, TierPeer, TierPeers, TierPort, TierPorts, TierRule,
+};
 pub use cluster_pod::{ClusterPod, NamedPort, Namespace, PodName, SandboxUids};
 pub use egress::Egress;
 pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
@@ -65,6 +69,10 @@ pub struct ModelChange {
     pub namespaces: BTreeSet<Arc<str>>,
     pub cluster_pods: BTreeSet<PodName>,
     pub network_policies: BTreeSet<PolicyName>,
+    /// ClusterNetworkPolicies that changed.
+    pub cluster_network_policies: BTreeSet<Arc<str>>,
+    /// The labels of nodes, or the ranges of their pods, changed.
+    pub node_facts: bool,
     /// The API refuses another kind of object.
     pub refused: bool,
 }
@@ -79,6 +87,8 @@ impl ModelChange {
         self.namespaces.clear();
         self.cluster_pods.clear();
         self.network_policies.clear();
+        self.cluster_network_policies.clear();
+        self.node_facts = false;
         self.refused = false;
         self.links = false;
         self.node_addresses = false;
@@ -114,6 +124,7 @@ pub struct Model {
     /// How many pods report each address as their node's (`status.hostIPs`).
     host_ips: BTreeMap<IpAddr, usize>,
     network_policies: BTreeMap<PolicyName, NetworkPolicy>,
+    cluster_network_policies: BTreeMap<Arc<str>, ClusterNetworkPolicy>,
     /// Policies that are deleted, and stay in force: see [`Self::apply_network_policy`].
     outliving: BTreeSet<PolicyName>,
 }
@@ -143,12 +154,13 @@ impl Model {
                 self.node_gone = node.is_none() && (self.node_gone || self.node.is_some());
                 if replace(&mut self.node, node) {
                     (change.node, change.node_addresses) = (true, true);
+                    change.node_facts = true;
                 }
             }
             // No service depends on them: see [`Self::nodes`].
             Event::OtherNode(name, node) => {
                 if self.other_nodes.get(&name) != node.as_ref() {
-                    change.node_addresses = true;
+                    (change.node_addresses, change.node_facts) = (true, true);
                     set(Arc::make_mut(&mut self.other_nodes), &name, node);
                 }
             }
@@ -167,6 +179,11 @@ impl Model {
             }
             Event::ClusterPod(name, pod) => self.apply_cluster_pod(name, pod, change),
             Event::NetworkPolicy(name, policy) => self.apply_network_policy(name, policy, change),
+            Event::ClusterNetworkPolicy(name, policy) => {
+                if set(&mut self.cluster_network_policies, &name, policy) {
+                    change.cluster_network_policies.insert(name);
+                }
+            }
             Event::Pods(pods) => change.pods |= replace(&mut self.pods, Some(pods.into())),
             Event::Addresses(addresses) => {
                 if replace(&mut self.addresses, addresses) {
@@ -243,6 +260,14 @@ impl Model {
     /// first full lists is missing: half a list of policies leaves open what is forbidden.
     pub fn cluster(&self) -> Option<ClusterFacts<'_>> {
         self.owed(Listing::FIREWALL).next().is_none().then_some(ClusterFacts { model: self })
+    }
+
+    /// The same, as if there were no ClusterNetworkPolicy, if the API refuses those alone.
+    pub fn cluster_without_tiers(&self) -> Option<ClusterFacts<'_>> {
+        let tiers = Listing::ClusterNetworkPolicies;
+        let is_refused = self.refused().any(|listing| listing == tiers);
+        let owes_others = self.owed(Listing::FIREWALL).any(|listing| listing != tiers);
+        (is_refused && !owes_others).then_some(ClusterFacts { model: self })
     }
 
     /// A slice may move from one service to another: its label is an ordinary label.

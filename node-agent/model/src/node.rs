@@ -44,6 +44,8 @@ pub struct OtherNode {
     pub external: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNetwork>,
+    /// Its labels.
+    pub labels: Labels,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

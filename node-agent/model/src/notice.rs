@@ -1,5 +1,7 @@
 //! What the agent tells operators as Kubernetes events.
 
+use std::sync::Arc;
+
 use super::network_policy::PolicyName;
 use super::service::ServiceName;
 
@@ -9,6 +11,8 @@ pub enum NoticeSubject {
     Node,
     Service(ServiceName),
     NetworkPolicy(PolicyName),
+    /// A ClusterNetworkPolicy.
+    ClusterNetworkPolicy(Arc<str>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,6 +26,8 @@ pub enum NoticeReason {
     HealthCheckUnserved,
     /// A part of a NetworkPolicy is not understood.
     InvalidNetworkPolicy,
+    /// A part of a ClusterNetworkPolicy is not understood.
+    InvalidClusterNetworkPolicy,
     /// Another node's podCIDR gets no route.
     RouteRejected,
     /// A Service asks for an address that the operator permits to none.
@@ -53,6 +59,7 @@ impl NoticeReason {
             Self::MetricsUnserved => "FailedToStartMetricServer",
             Self::HealthCheckUnserved => "FailedToStartServiceHealthcheck",
             Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
+            Self::InvalidClusterNetworkPolicy => "InvalidClusterNetworkPolicy",
             Self::RouteRejected => "RouteRejected",
             Self::AddressNotPermitted => "AddressNotPermitted",
             Self::HostPortConflict => "HostPortConflict",
@@ -66,7 +73,7 @@ impl NoticeReason {
         match self {
             Self::Starting | Self::HealthUnserved | Self::MetricsUnserved => "StartKubeProxy",
             Self::HealthCheckUnserved => "Listen",
-            Self::InvalidNetworkPolicy => "Enforce",
+            Self::InvalidNetworkPolicy | Self::InvalidClusterNetworkPolicy => "Enforce",
             Self::RouteRejected => "Route",
             Self::AddressNotPermitted => "Serve",
             Self::HostPortConflict => "ServeHostPort",
@@ -82,6 +89,7 @@ impl NoticeReason {
             | Self::MetricsUnserved
             | Self::HealthCheckUnserved
             | Self::InvalidNetworkPolicy
+            | Self::InvalidClusterNetworkPolicy
             | Self::RouteRejected
             | Self::AddressNotPermitted
             | Self::HostPortConflict

@@ -114,7 +114,10 @@ pub struct NetworkPolicyStatus {
     pub refused: Vec<String>,
     /// Policies that select a pod of this node.
     pub policies: usize,
-    /// Policies of the cluster of which a part is not understood.
+    /// ClusterNetworkPolicies that select a pod of this node.
+    #[serde(default)]
+    pub cluster_policies: usize,
+    /// Policies of any kind of which a part is not understood.
     #[serde(default)]
     pub not_understood: usize,
     /// Local pods that a policy isolates.
@@ -144,8 +147,12 @@ impl fmt::Display for NetworkPolicyStatus {
         if !self.waiting_for.is_empty() {
             return write!(f, "waiting for {}", self.waiting_for.join(", "));
         }
-        let Self { policies, isolated, pending, dropped, waiting, .. } = self;
-        write!(f, "{policies} in force, {isolated} pods isolated, {pending} pending, ")?;
+        let Self { policies, cluster_policies, isolated, pending, dropped, waiting, .. } = self;
+        write!(f, "{policies} in force, ")?;
+        if *cluster_policies > 0 {
+            write!(f, "{cluster_policies} ClusterNetworkPolicies, ")?;
+        }
+        write!(f, "{isolated} pods isolated, {pending} pending, ")?;
         if *waiting > 0 {
             write!(f, "{waiting} changes not programmed yet, ")?;
         }

@@ -37,9 +37,10 @@ pub use self::direct::{
     DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,
 };
 pub use self::firewall::{
-    AddressRange, Direction, FirewallChanges, FirewallPlan, FirewallSettings, IdentityChange,
-    IdentityId, IfRefused, Isolation, Permission, PolicyFlow, PolicyRejection, PolicyResult,
-    PolicyStep, PortKey, Side, Sides, SidesChange, ToNode,
+    AddressRange, Cells, Direction, FirewallChanges, FirewallPlan, FirewallSettings, Function,
+    IdentityChange, IdentityId, IfRefused, Isolation, Permission, PolicyFlow, PolicyRejection,
+    PolicyResult, PolicyStep, PortKey, PortSpan, Side, Sides, SidesChange, TierStep, Tiered,
+    ToNode,
 };
 pub use self::host_ports::{
     HostPortChanges, HostPortKey, HostPortPlace, HostPortPlan, HostPortRemark, HostPortSettings,

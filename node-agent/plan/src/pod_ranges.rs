@@ -33,7 +33,7 @@ impl<'a> From<&'a Node> for RangeClaimant<'a> {
 
 impl<'a> From<(&'a Arc<str>, &'a OtherNode)> for RangeClaimant<'a> {
     fn from((name, node): (&'a Arc<str>, &'a OtherNode)) -> Self {
-        let OtherNode { created, internal, external, pod_cidrs } = node;
+        let OtherNode { created, internal, external, pod_cidrs, labels: _ } = node;
         Self { name, created, addresses: [internal, external], pod_cidrs }
     }
 }

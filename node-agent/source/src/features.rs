@@ -27,15 +27,18 @@ impl Features {
             ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::ServiceCidr => {
                 self.services
             }
-            ObjectKind::Namespace | ObjectKind::Pod | ObjectKind::NetworkPolicy => {
-                self.network_policy
-            }
+            ObjectKind::Namespace
+            | ObjectKind::Pod
+            | ObjectKind::NetworkPolicy
+            | ObjectKind::ClusterNetworkPolicy => self.network_policy,
+            // Followed once ClusterNetworkPolicies are served.
+            ObjectKind::OtherNode => false,
         }
     }
 
-    /// Decodes objects for the node of this name.
+    /// Decodes objects for the node of this name. ClusterNetworkPolicies name other nodes.
     pub(super) fn decoder(self, node_name: Arc<str>) -> Decoder {
-        Decoder::new(node_name).with_other_nodes(self.other_nodes)
+        Decoder::new(node_name).with_other_nodes(self.other_nodes || self.network_policy)
     }
 
     pub fn kinds(self) -> impl Iterator<Item = ObjectKind> {

@@ -44,6 +44,11 @@ pub trait Content {
         Vec::new()
     }
 
+    /// The elements that others may have added and that stay when the table is replaced.
+    fn others_members(&mut self, _seen: &Observed) -> Vec<Element> {
+        Vec::new()
+    }
+
     /// Looks at what the kernel holds, and at what is about to be changed, and may change that.
     /// Returns how many removals are no drift, because others may add such elements.
     fn review(&mut self, _seen: &Observed, _delta: &mut Delta) -> usize {

@@ -59,6 +59,12 @@ impl Keeper {
         &self.schema
     }
 
+    /// From the next [`Self::sync`] on the table is declared like this.
+    pub fn set_schema(&mut self, schema: Schema) {
+        self.is_unknown |= self.schema != schema;
+        self.schema = schema;
+    }
+
     /// Notes what leads from the last content to the present one. While the kernel's state is not
     /// known, nothing is kept: the difference is found by reading.
     pub fn note(&mut self, change: impl FnOnce(&mut Delta)) {
@@ -294,10 +300,11 @@ impl Keeper {
     fn load(
         &mut self,
         kernel: &mut Kernel,
-        content: &impl Content,
+        content: &mut impl Content,
         seen: &Observed,
     ) -> Result<Repair, NftError> {
         let Schema { family, name, .. } = self.schema;
+        let kept = kept(content, seen);
         let mut generation = seen.generation();
         let first = content.before_replacing(seen);
         if !first.is_empty() {
@@ -313,7 +320,6 @@ impl Keeper {
         for element in content.elements() {
             by_set.entry(element.set).or_default().push(element);
         }
-        let kept = seen.members(|set| !content.covers(set));
         for elements in by_set.values().chain([&kept]) {
             batch.add_elements(&self.schema, elements);
             self.count += elements.len();
@@ -342,7 +348,9 @@ impl Keeper {
             }
             (_, Extent::Partly { .. }) if is_there => {}
             (_, Extent::Partly { .. } | Extent::Whole) => {
+                let kept = kept(content, seen);
                 batch.replace_table(is_there, &self.schema, &chains);
+                batch.add_elements(&self.schema, &kept);
             }
         }
         kernel.commit(batch)?;
@@ -368,6 +376,13 @@ impl Keeper {
     fn sampled(&self, chains: Vec<Chain>) -> Vec<Chain> {
         if self.samples_drops { sampled(chains) } else { chains }
     }
+}
+
+/// What is in the table that is replaced and stays. Elsewhere it would be [`Content::review`]ed.
+fn kept(content: &mut impl Content, seen: &Observed) -> Vec<Element> {
+    let mut kept = seen.members(|set| !content.covers(set));
+    kept.extend(content.others_members(seen));
+    kept
 }
 
 /// Commits what was noted about tables that are known: one transaction for all of them, and one for

@@ -21,10 +21,10 @@ const NODES: usize = 9;
 
 /// Measures and prints it.
 pub fn report(cluster: Cluster) {
-    let Cluster { policies, remote, namespaces } = cluster;
+    let Cluster { policies, tiers, remote, namespaces } = cluster;
     println!(
-        "\n## {LOCAL} local pods, {policies} policies, {remote} remote pods, {namespaces} \
-         namespaces\n"
+        "\n## {LOCAL} local pods, {policies} policies, {tiers} ClusterNetworkPolicies, {remote} \
+         remote pods, {namespaces} namespaces\n"
     );
     let engine = Namespace::new().run(move || measured(cluster));
     kernel_memory(engine);
@@ -38,6 +38,7 @@ fn measured(cluster: Cluster) -> Engine {
     line("resident memory of model, plan and firewall", format!("{:.1} MB", resident() - before));
     let firewall = engine.planner.plan().firewall().expect("it is on");
     line("policies in force", firewall.policies_in_force().to_string());
+    line("ClusterNetworkPolicies in force", firewall.tiers_in_force().to_string());
     line("identities", firewall.identity_count().to_string());
     let report = engine.firewall.report(engine.planner.plan());
     line("elements", report.elements.to_string());
@@ -79,6 +80,13 @@ fn local_facts(engine: &mut Engine, cluster: Cluster) {
         0 => vec![cluster.policy(another)],
         _ => vec![Event::NetworkPolicy(cluster.policy_name(another), None)],
     });
+    if cluster.tiers > 0 {
+        let another = cluster.tiers;
+        many(engine, "one ClusterNetworkPolicy more or fewer", |n| match n % 2 {
+            0 => vec![cluster.tier_policy(another)],
+            _ => vec![Event::ClusterNetworkPolicy(format!("tier-{another}").into(), None)],
+        });
+    }
 }
 
 fn many(engine: &mut Engine, what: &str, change: impl Fn(u32) -> Vec<Event>) {

@@ -11,6 +11,8 @@ use denizen_model::{
 };
 use denizen_state::{AttachmentId, Epoch, Generation};
 
+use crate::tiers;
+
 /// Pods of one Deployment.
 pub const REPLICAS: u32 = 20;
 /// Different values of the label `app`.
@@ -24,6 +26,8 @@ pub struct Cluster {
     /// Namespaces. Not a multiple of [`APPS`], so that each has pods of many apps.
     pub namespaces: u32,
     pub policies: u32,
+    /// ClusterNetworkPolicies.
+    pub tiers: u32,
     /// Pods of other nodes.
     pub remote: u32,
 }
@@ -39,6 +43,7 @@ impl Cluster {
         let mut facts: Vec<Event> =
             (0..self.namespaces).map(|n| self.namespace_object(n)).collect();
         facts.extend((0..self.policies).map(|n| self.policy(n)));
+        facts.extend((0..self.tiers).map(|n| self.tier_policy(n)));
         facts.extend(self.pods("remote", 0, self.remote));
         facts.extend(self.pods("local", 0, LOCAL + 1));
         facts.push(self.recorded(LOCAL, 1));
@@ -98,6 +103,12 @@ impl Cluster {
             egress: Some(vec![own, dns]),
         };
         Event::NetworkPolicy(policy.name.clone(), Some(policy))
+    }
+
+    /// A ClusterNetworkPolicy.
+    pub fn tier_policy(self, n: u32) -> Event {
+        let policy = tiers::policy(self, n);
+        Event::ClusterNetworkPolicy(policy.name.clone(), Some(policy))
     }
 
     /// So many pods of this node, as the plugin recorded them.
@@ -166,7 +177,8 @@ fn pod(name: PodName, labels: Labels, n: u32, is_here: bool) -> Event {
     Event::ClusterPod(name, Some(pod))
 }
 
-fn is(key: &str, value: String) -> Selector {
+/// What has this label.
+pub fn is(key: &str, value: String) -> Selector {
     let operator = Operator::In([value.into()].into());
     Selector { requirements: [Requirement { key: key.into(), operator }].into() }
 }

@@ -13,6 +13,7 @@ use denizen_tests::node::cni::Namespace;
 use crate::cluster::{APPS, Cluster, REPLICAS, app, from, interface, local_ip, remote_ip};
 use crate::engine::Engine;
 use crate::kube_router::{PROGRAMS, Shape, hook, load};
+use crate::tiers;
 
 const CONNECTIONS: usize = 3_000;
 /// How many policies select the pod.
@@ -28,6 +29,8 @@ const CLIENT: u32 = 25;
 enum Rules {
     None,
     Ours(u32),
+    /// ClusterNetworkPolicies.
+    Tiers(u32),
     KubeRouter(&'static str, u32),
 }
 
@@ -38,9 +41,11 @@ pub fn report(cluster: Cluster) {
     let theirs = PROGRAMS.into_iter().flat_map(|program| {
         SELECTING.into_iter().filter(|n| *n > 0).map(move |n| Rules::KubeRouter(program, n))
     });
+    let tiers = SELECTING.into_iter().filter(|n| *n > 0).map(Rules::Tiers);
     let nodes: Vec<Node> = [Rules::None]
         .into_iter()
         .chain(ours)
+        .chain(tiers)
         .chain(theirs)
         .map(|rules| Node::new(cluster, rules))
         .collect();
@@ -51,10 +56,18 @@ pub fn report(cluster: Cluster) {
             taken.push(node.connection());
         }
     }
+    let mut of_network_policies = None;
     for (node, taken) in nodes.iter().zip(taken) {
         let samples: Samples = taken.into_iter().collect();
-        let [half, most] = [samples.median(), samples.quantile(99)].map(text);
-        println!("{:<50}p50 {half:>9}  p99 {most:>9}", node.what());
+        let median = samples.median();
+        if let Rules::Ours(_) = node.rules {
+            of_network_policies = Some(median);
+        }
+        let ratio = of_network_policies.filter(|_| matches!(node.rules, Rules::Tiers(_)));
+        let ratio = ratio.map(|other| median.as_secs_f64() / other.as_secs_f64());
+        let ratio = ratio.map(|ratio| format!("  {ratio:.2} of NetworkPolicies'"));
+        let [half, most] = [median, samples.quantile(99)].map(text);
+        println!("{:<50}p50 {half:>9}  p99 {most:>9}{}", node.what(), ratio.unwrap_or_default());
     }
 }
 
@@ -93,6 +106,7 @@ impl Node {
         match self.rules {
             Rules::None => "without any rule".to_owned(),
             Rules::Ours(count) => format!("{count} policies"),
+            Rules::Tiers(count) => format!("{count} ClusterNetworkPolicies of 25 rules"),
             Rules::KubeRouter(program, count) => format!("kube-router's shape, {program}, {count}"),
         }
     }
@@ -121,6 +135,14 @@ impl Rules {
                 let mut facts = cluster.facts();
                 facts.retain(|fact| !is_of_the_pods_namespace(cluster, fact));
                 facts.extend((0..count).map(|n| selecting(cluster, n, count)));
+                let mut engine = Engine::new();
+                engine.change(facts);
+                Some(engine.firewall)
+            }
+            Self::Tiers(count) => {
+                let mut facts = cluster.facts();
+                facts.retain(|fact| !is_of_the_pods_namespace(cluster, fact));
+                facts.extend((0..count).map(|n| tiers::selecting(n, count, CLIENT % APPS)));
                 let mut engine = Engine::new();
                 engine.change(facts);
                 Some(engine.firewall)

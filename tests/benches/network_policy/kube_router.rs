@@ -30,7 +30,7 @@ pub struct Shape {
 /// Measures and prints it, for the policies of a cluster.
 pub fn report(cluster: Cluster) {
     println!("\n## kube-router's shape for the same, each change\n");
-    let Cluster { policies, remote, namespaces } = cluster;
+    let Cluster { policies, remote, namespaces, tiers: _ } = cluster;
     let shape = Shape {
         policies,
         selects: Box::new(move |policy, pod| {

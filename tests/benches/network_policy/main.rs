@@ -4,7 +4,8 @@
 //! and firewall, in a network namespace that is made here; next to kube-router's shape (a chain for
 //! each pod and each policy, with a set for each selector) through `ipset restore` and
 //! `iptables-restore`, which it executes for every change. How long a connection takes through
-//! both. One policy of 20,000 ranges. And the largest cluster that Kubernetes documents, with 10,000
+//! both. The same with 100 ClusterNetworkPolicies of 25 rules in each direction, and connections
+//! through them. One policy of 20,000 ranges. And the largest cluster that Kubernetes documents, with 10,000
 //! policies.
 //!
 //! It prints, and asserts no time. Words behind `--` choose parts.
@@ -21,6 +22,7 @@ mod engine;
 mod kube_router;
 mod memory;
 mod ranges;
+mod tiers;
 
 use std::process::ExitCode;
 
@@ -28,12 +30,14 @@ use denizen_tests::bench::Bench;
 
 use crate::cluster::Cluster;
 
-const USUAL: Cluster = Cluster { namespaces: 25, policies: 100, remote: 10_000 };
-const LARGEST: Cluster = Cluster { namespaces: 499, policies: 10_000, remote: 150_000 };
+const USUAL: Cluster = Cluster { namespaces: 25, policies: 100, tiers: 0, remote: 10_000 };
+const TIERED: Cluster = Cluster { tiers: 100, ..USUAL };
+const LARGEST: Cluster = Cluster { namespaces: 499, policies: 10_000, tiers: 0, remote: 150_000 };
 
 /// The parts, by the words that choose them.
-const PARTS: [(&str, fn()); 5] = [
+const PARTS: [(&str, fn()); 6] = [
     ("usual", || changes::report(USUAL)),
+    ("tiers", || changes::report(TIERED)),
     ("kube-router", || kube_router::report(USUAL)),
     ("connect", || connect::report(USUAL)),
     ("ranges", ranges::report),

@@ -17,7 +17,7 @@ use crate::engine::Engine;
 const BLOCKS: u32 = 20_000;
 /// What one change replaces.
 const REPLACED: u32 = 200;
-const SMALL: Cluster = Cluster { namespaces: 1, policies: 0, remote: 100 };
+const SMALL: Cluster = Cluster { namespaces: 1, policies: 0, tiers: 0, remote: 100 };
 
 /// Measures and prints it.
 pub fn report() {

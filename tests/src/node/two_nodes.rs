@@ -151,7 +151,7 @@ impl NodeHost {
         Ok(Self {
             agent: None,
             netns,
-            node: NodeObject { name: format!("node-{number}"), addresses },
+            node: NodeObject { name: format!("node-{number}"), addresses, ..NodeObject::default() },
             bridged: chain(Chain::bridged(BRIDGE, &ranges.refs(0), &data)),
             routed: chain(Chain::routed(&ranges.refs(1), &data)),
             run_dir,

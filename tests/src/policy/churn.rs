@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::node::manifest::Manifests;
 use crate::node::netns::Netns;
@@ -18,8 +18,8 @@ use crate::packets::probe::{Probe, Protocol::Tcp};
 use crate::packets::recorder::{PORT, Recorder};
 use crate::packets::spray::{Spray, Targets};
 use crate::policy::{
-    LabelSelector, Labels, NamespaceObject, NetworkPolicy, ObjectMeta, PodIp, PodSpec, PodStatus,
-    PolicyPeer, PolicyPort, PolicyRule, PolicyWorld,
+    ClusterNetworkPolicy, LabelSelector, Labels, NamespaceObject, NetworkPolicy, ObjectMeta, PodIp,
+    PodSpec, PodStatus, PolicyPeer, PolicyPort, PolicyRule, PolicyWorld,
 };
 
 /// So many retransmissions of a first packet a client waits for.
@@ -43,6 +43,15 @@ pub struct Pauses {
     pub client: Duration,
     /// The strangers, from one datagram to the next.
     pub strangers: Duration,
+}
+
+/// Who says that servers hear clients alone, and that clients reach servers alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChurnedKind {
+    /// NetworkPolicies.
+    OfNamespace,
+    /// ClusterNetworkPolicies, once by tier Admin and once by both.
+    OfCluster,
 }
 
 /// What came of it.
@@ -73,13 +82,13 @@ impl Churned {
 }
 
 /// Two nodes with agents, on which something changes again and again for `duration`.
-pub fn play(label: &str, pauses: Pauses, duration: Duration) -> Result<Churned> {
+pub fn play(label: &str, kind: ChurnedKind, pauses: Pauses, duration: Duration) -> Result<Churned> {
     let mut nodes = TwoNodes::new(label, &Value::Null)?;
     let attach = |(number, (role, node, wiring)): (usize, &(&str, usize, Wiring))| {
         nodes.attach(*node, &format!("x/{role}-{number}"), *wiring)
     };
     let pods = PODS.iter().enumerate().map(attach).collect::<Result<Vec<_>>>()?;
-    let churn = Churn { manifests: nodes.manifests.clone(), pods: &pods };
+    let churn = Churn { manifests: nodes.manifests.clone(), kind, pods: &pods };
     churn.begin()?;
     nodes.start_agents(&[])?;
     nodes.settled(|_, _| true)?;
@@ -156,6 +165,7 @@ fn retransmitted(netns: &Netns) -> Result<u64> {
 /// Who changes everything.
 struct Churn<'a> {
     manifests: Manifests,
+    kind: ChurnedKind,
     pods: &'a [Pod],
 }
 
@@ -204,36 +214,34 @@ impl Churn<'_> {
 
     /// Both policies that matter, which say the same in other words.
     fn put_policies(&self, change: usize) -> Result<()> {
-        let role = |role: &str| LabelSelector::label("role", role);
-        let noisy = |value: &str| {
-            let mut selector = role("client");
-            selector.match_labels.insert("noise".to_owned(), value.to_owned());
-            PolicyPeer::pods(selector)
+        let world = match self.kind {
+            ChurnedKind::OfNamespace => policies(change),
+            ChurnedKind::OfCluster => {
+                PolicyWorld { tiers: tiers(change), ..PolicyWorld::default() }
+            }
         };
-        let mut from = match change % 2 {
-            0 => vec![PolicyPeer::pods(role("client"))],
-            _ => vec![noisy("a"), noisy("b"), noisy("c")],
-        };
-        from.rotate_left(change % 3 % 2);
-        let ports =
-            [PolicyPort::number(Tcp, PORT), PolicyPort::number(Tcp, 8080 + (change % 100) as u16)];
-        let server = NetworkPolicy::new("x", "server", role("server"))
-            .ingress([PolicyRule::from(from).at(ports)]);
-        let client = NetworkPolicy::new("x", "client", role("client"))
-            .egress([PolicyRule::to([PolicyPeer::pods(role("server"))])]);
-        self.put(
-            "policies",
-            PolicyWorld { policies: vec![server, client], ..PolicyWorld::default() },
-        )
+        self.put("policies", world)
     }
 
-    /// A policy that comes and goes, and permits the servers what no one here is.
+    /// A policy that comes and goes, and is about nobody here.
     fn put_other_policy(&self, change: usize) -> Result<()> {
-        let rule = PolicyRule::from([PolicyPeer::pods(LabelSelector::label("noise", "none"))]);
-        let servers = LabelSelector::label("role", "server");
-        let policy = NetworkPolicy::new("x", "other", servers).ingress([rule]);
-        let policies = if change % 8 < 4 { vec![policy] } else { vec![] };
-        self.put("other", PolicyWorld { policies, ..PolicyWorld::default() })
+        let mut world = PolicyWorld::default();
+        match self.kind {
+            _ if change % 8 >= 4 => {}
+            ChurnedKind::OfNamespace => {
+                let nobody = PolicyPeer::pods(LabelSelector::label("noise", "none"));
+                let servers = LabelSelector::label("role", "server");
+                let policy = NetworkPolicy::new("x", "other", servers);
+                world.policies.push(policy.ingress([PolicyRule::from([nobody])]));
+            }
+            ChurnedKind::OfCluster => {
+                let nobody = pods(&json!({ "noise": "none" }));
+                let subject = pods(&json!({ "role": "server" }));
+                let policy = ClusterNetworkPolicy::new("Admin", 0, "other", subject);
+                world.tiers.push(policy.ingress([json!({ "action": "Pass", "from": [nobody] })]));
+            }
+        }
+        self.put("other", world)
     }
 
     /// Pods of other nodes come and go.
@@ -254,6 +262,64 @@ impl Churn<'_> {
     fn put(&self, file: &str, world: PolicyWorld) -> Result<()> {
         self.manifests.put(file, &world.manifests())
     }
+}
+
+/// Both policies that matter, which say the same in other words.
+fn policies(change: usize) -> PolicyWorld {
+    let role = |role: &str| LabelSelector::label("role", role);
+    let noisy = |value: &str| {
+        let mut selector = role("client");
+        selector.match_labels.insert("noise".to_owned(), value.to_owned());
+        PolicyPeer::pods(selector)
+    };
+    let mut from = match change % 2 {
+        0 => vec![PolicyPeer::pods(role("client"))],
+        _ => vec![noisy("a"), noisy("b"), noisy("c")],
+    };
+    from.rotate_left(change % 3 % 2);
+    let ports =
+        [PolicyPort::number(Tcp, PORT), PolicyPort::number(Tcp, 8080 + (change % 100) as u16)];
+    let server = NetworkPolicy::new("x", "server", role("server"))
+        .ingress([PolicyRule::from(from).at(ports)]);
+    let client = NetworkPolicy::new("x", "client", role("client"))
+        .egress([PolicyRule::to([PolicyPeer::pods(role("server"))])]);
+    PolicyWorld { policies: vec![server, client], ..PolicyWorld::default() }
+}
+
+/// The same by ClusterNetworkPolicies. What one tier passes on, the other one decides alike.
+fn tiers(change: usize) -> Vec<ClusterNetworkPolicy> {
+    let role = |role: &str| pods(&json!({ "role": role }));
+    let clients = match change % 2 {
+        0 => vec![role("client")],
+        _ => ["a", "b", "c"].map(|noise| pods(&json!({ "role": "client", "noise": noise }))).into(),
+    };
+    let others = json!({ "namespaces": {} });
+    let port = |port| json!({ "tcp": { "destinationPort": { "number": port } } });
+    let accept = |action: &str| {
+        let ports = [port(PORT), port(8080 + (change % 100) as u16)];
+        json!({ "action": action, "from": clients, "protocols": ports })
+    };
+    let deny = json!({ "action": "Deny", "from": [others] });
+    let priority = (change % 7) as u16;
+    let admin = |action| {
+        ClusterNetworkPolicy::new("Admin", priority, "server", role("server"))
+            .ingress([accept(action), deny.clone()])
+    };
+    let behind = ClusterNetworkPolicy::new("Baseline", 0, "server-behind", role("server"))
+        .ingress([accept("Accept"), deny.clone()]);
+    let client = ClusterNetworkPolicy::new("Admin", 9, "client", role("client")).egress([
+        json!({ "action": "Accept", "to": [role("server")] }),
+        json!({ "action": "Deny", "to": [others] }),
+    ]);
+    match change % 3 {
+        0 => vec![admin("Accept"), client],
+        _ => vec![admin("Pass"), behind, client],
+    }
+}
+
+/// Pods of every namespace with these labels, as peer or subject.
+fn pods(labels: &Value) -> Value {
+    json!({ "pods": { "podSelector": { "matchLabels": labels } } })
 }
 
 fn labels(role: &str, noise: &str) -> Labels {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::selector::LabelSelector;
+use super::tier::ClusterNetworkPolicy;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
@@ -23,15 +24,21 @@ pub struct PolicyWorld {
     pub pods: Vec<PodObject>,
     /// The policies.
     pub policies: Vec<NetworkPolicy>,
+    /// Those of the cluster's administrators.
+    pub tiers: Vec<ClusterNetworkPolicy>,
 }
 
 /// A node, reduced to what policy knows of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeObject {
     /// Its name.
     pub name: String,
     /// Its addresses, of both families.
     pub addresses: Vec<IpAddr>,
+    /// Its labels.
+    pub labels: Labels,
+    /// The ranges that its pods get their addresses from.
+    pub pod_cidrs: Vec<String>,
 }
 
 /// `metadata`.
@@ -254,6 +261,23 @@ impl PolicyWorld {
         }
         for it in &self.policies {
             add("networking.k8s.io/v1", "NetworkPolicy", serde_json::to_value(it).expect(value));
+        }
+        for it in &self.tiers {
+            let object = serde_json::to_value(it).expect(value);
+            add("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", object);
+        }
+        // Other policies do not know Node objects.
+        for NodeObject { name, addresses, labels, pod_cidrs } in
+            self.nodes.iter().filter(|_| !self.tiers.is_empty())
+        {
+            let addresses =
+                addresses.iter().map(|ip| json!({ "type": "InternalIP", "address": ip }));
+            let object = json!({
+                "metadata": { "name": name, "labels": labels },
+                "spec": { "podCIDRs": pod_cidrs },
+                "status": { "addresses": addresses.collect::<Vec<_>>() },
+            });
+            add("v1", "Node", object);
         }
         objects
     }

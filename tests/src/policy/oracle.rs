@@ -9,6 +9,7 @@ use super::object::{
     Container, IpBlock, Labels, NetworkPolicy, PodObject, PolicyPeer, PolicyPort, PortNumber,
 };
 use super::object::{PolicyRule, PolicyWorld};
+use super::tier::{self, Said};
 use crate::packets::probe::Protocol;
 
 /// A new connection's first packet, addressed to a pod and not to a service.
@@ -33,7 +34,7 @@ pub enum Transport {
 
 /// One of the two directions in which pods are isolated, seen from the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
+pub(super) enum Direction {
     Ingress,
     Egress,
 }
@@ -45,24 +46,22 @@ pub fn allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
 
 /// Whether the sender may send it: always, unless it is a pod that is isolated for egress.
 pub fn egress_allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
-    // A pod cannot block access to itself.
-    packet.from == packet.to
-        || owner(world, packet.from)
-            .is_none_or(|pod| permits(world, pod, Direction::Egress, packet))
+    owner(world, packet.from)
+        .is_none_or(|pod| permits_in_tiers(world, pod, Direction::Egress, packet))
 }
 
 /// Whether the receiver may receive it: always, unless it is a pod that is isolated for ingress.
 /// Its own node reaches it in any case.
 pub fn ingress_allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
-    packet.from == packet.to
-        || owner(world, packet.to).is_none_or(|pod| {
-            is_its_node(world, pod, packet.from) || permits(world, pod, Direction::Ingress, packet)
-        })
+    owner(world, packet.to).is_none_or(|pod| {
+        is_its_node(world, pod, packet.from)
+            || permits_in_tiers(world, pod, Direction::Ingress, packet)
+    })
 }
 
 /// The pod that has an address. Pods of the host's network are their node, and a pod that has ended
 /// has no address any more. Of two that claim it, the younger one has it.
-fn owner(world: &PolicyWorld, address: IpAddr) -> Option<&PodObject> {
+pub(super) fn owner(world: &PolicyWorld, address: IpAddr) -> Option<&PodObject> {
     let has_it = |pod: &&PodObject| {
         !pod.spec.host_network
             && !["Succeeded", "Failed"].contains(&pod.status.phase.as_str())
@@ -74,6 +73,26 @@ fn owner(world: &PolicyWorld, address: IpAddr) -> Option<&PodObject> {
 fn is_its_node(world: &PolicyWorld, pod: &PodObject, address: IpAddr) -> bool {
     let mut nodes = world.nodes.iter();
     nodes.any(|node| node.name == pod.spec.node_name && node.addresses.contains(&address))
+}
+
+/// Tier Admin, then NetworkPolicies, then Baseline, unless one of the former isolates the pod for
+/// this direction; then everything passes.
+fn permits_in_tiers(
+    world: &PolicyWorld,
+    pod: &PodObject,
+    direction: Direction,
+    packet: PolicyPacket,
+) -> bool {
+    match tier::said(world, "Admin", pod, direction, packet) {
+        Said::Accept => return true,
+        Said::Deny => return false,
+        Said::Nothing => {}
+    }
+    if world.policies.iter().any(|policy| isolates(policy, pod, direction)) {
+        // A pod cannot block access to itself.
+        return packet.from == packet.to || permits(world, pod, direction, packet);
+    }
+    tier::said(world, "Baseline", pod, direction, packet) != Said::Deny
 }
 
 /// Whether no policy isolates the pod in this direction, or one of those that do permits the
@@ -169,7 +188,7 @@ fn is_peer(
 }
 
 /// The API server gives every namespace its name as a label that nobody can change.
-fn namespace_labels(world: &PolicyWorld, name: &str) -> Labels {
+pub(super) fn namespace_labels(world: &PolicyWorld, name: &str) -> Labels {
     let namespace = world.namespaces.iter().find(|namespace| namespace.metadata.name == name);
     let mut labels =
         namespace.map(|namespace| namespace.metadata.labels.clone()).unwrap_or_default();
@@ -193,7 +212,7 @@ fn in_block(block: &IpBlock, address: IpAddr) -> bool {
 }
 
 /// A CIDR: an address as bits, the prefix's length, and whether it is one of IPv6.
-fn range(cidr: &str) -> Option<(u128, u32, bool)> {
+pub(super) fn range(cidr: &str) -> Option<(u128, u32, bool)> {
     let (address, length) = cidr.split_once('/')?;
     let (bits, is_v6) = bits(address.parse().ok()?);
     let length: u32 = length.parse().ok()?;
@@ -201,14 +220,14 @@ fn range(cidr: &str) -> Option<(u128, u32, bool)> {
     (length <= longest).then_some((bits, length, is_v6))
 }
 
-fn bits(address: IpAddr) -> (u128, bool) {
+pub(super) fn bits(address: IpAddr) -> (u128, bool) {
     match address {
         IpAddr::V4(address) => (u128::from(Ipv4Addr::to_bits(address)), false),
         IpAddr::V6(address) => (Ipv6Addr::to_bits(address), true),
     }
 }
 
-fn in_range((base, length, is_v6): (u128, u32, bool), bits: u128, of_v6: bool) -> bool {
+pub(super) fn in_range((base, length, is_v6): (u128, u32, bool), bits: u128, of_v6: bool) -> bool {
     let host_bits = if is_v6 { 128 } else { 32 } - length;
     let prefix = |bits: u128| bits.checked_shr(host_bits).unwrap_or(0);
     is_v6 == of_v6 && prefix(base) == prefix(bits)
@@ -238,7 +257,7 @@ fn is_protocol(written: Option<&str>, protocol: Protocol) -> bool {
 }
 
 /// Whether a container that runs as long as the pod has a port with this name, protocol and number.
-fn has_port(pod: &PodObject, name: &str, protocol: Protocol, number: u16) -> bool {
+pub(super) fn has_port(pod: &PodObject, name: &str, protocol: Protocol, number: u16) -> bool {
     let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
     let sidecars = pod.spec.init_containers.iter().filter(is_sidecar);
     pod.spec.containers.iter().chain(sidecars).flat_map(|container| &container.ports).any(|port| {

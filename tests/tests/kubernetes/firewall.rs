@@ -70,7 +70,7 @@ impl Following {
     }
 
     /// Waits until what was sent is as `wanted`.
-    fn until(&mut self, what: &str, wanted: impl Fn(&[Event]) -> bool) -> Result<()> {
+    pub(crate) fn until(&mut self, what: &str, wanted: impl Fn(&[Event]) -> bool) -> Result<()> {
         let waited = eventually(what, BOUND, || {
             while let Ok(batch) = self.events.try_recv() {
                 self.sent.extend(batch);
@@ -80,7 +80,7 @@ impl Following {
         waited.with_context(|| format!("{:?}", self.sent))
     }
 
-    fn until_listed(&mut self) -> Result<()> {
+    pub(crate) fn until_listed(&mut self) -> Result<()> {
         self.until("everything is listed", |sent| {
             Listing::FIREWALL.iter().all(|listing| sent.contains(&Event::Listed(*listing)))
         })
@@ -96,7 +96,7 @@ impl Following {
         eventually(&format!("read {ticket} is done"), BOUND, done)
     }
 
-    fn until_read(&mut self, ticket: u64) -> Result<()> {
+    pub(crate) fn until_read(&mut self, ticket: u64) -> Result<()> {
         self.read(ticket)?;
         self.until_done(ticket)
     }

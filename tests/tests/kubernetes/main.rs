@@ -10,3 +10,4 @@ mod outages;
 mod rbac;
 mod refused_policies;
 mod start;
+mod tiers;

@@ -5,6 +5,7 @@ mod away;
 mod containerd;
 mod reuse;
 mod stopped;
+mod tiers;
 
 use std::collections::BTreeSet;
 use std::path::Path;

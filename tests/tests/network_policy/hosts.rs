@@ -40,6 +40,7 @@ impl Hosts for OnPaper {
         let node = |number: u16| NodeObject {
             name: format!("node-{number}"),
             addresses: vec![ip(&format!("192.168.0.{number}")), ip(&format!("2001:db8::{number}"))],
+            ..NodeObject::default()
         };
         vec![node(1), node(2)]
     }

@@ -1,8 +1,9 @@
 //! Random clusters: pods of a tiny alphabet of labels on two nodes, up to six policies for them,
-//! some of which nobody can understand.
+//! some of which nobody can understand, and the same with tiers of ClusterNetworkPolicies.
 
 mod played;
 mod policies;
+mod tiers;
 
 use std::cell::Cell;
 use std::fmt;
@@ -82,7 +83,11 @@ pub fn nodes() -> Vec<NodeObject> {
     NODES
         .into_iter()
         .zip(1..)
-        .map(|(name, number)| NodeObject { name: name.to_owned(), addresses: addresses(number) })
+        .map(|(name, number)| NodeObject {
+            name: name.to_owned(),
+            addresses: addresses(number),
+            ..NodeObject::default()
+        })
         .collect()
 }
 

@@ -49,7 +49,7 @@
 mod addressing;
 mod bad_input;
 mod beside;
-mod connections;
+pub mod connections;
 mod conversation;
 mod forbidden;
 mod frontends;
@@ -57,7 +57,7 @@ mod order;
 mod restart;
 mod rules;
 mod selecting;
-mod small;
+pub mod small;
 pub mod test_cluster;
 
 use std::collections::BTreeSet;

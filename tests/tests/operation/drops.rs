@@ -16,8 +16,10 @@ use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::packets::http::metric;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
-use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
-use serde_json::Value;
+use denizen_tests::policy::{
+    ClusterNetworkPolicy, LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld,
+};
+use serde_json::{Value, json};
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
@@ -180,6 +182,7 @@ fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
         };
         let packet = shown(pod, "dropped", REFUSED_BY_POLICY)?;
         assert_eq!(packet["destination"]["name"], "default/bridged", "{packet:#}");
+        assert_eq!(packet["policy"], "NetworkPolicy default/closed", "{packet:#}");
         let packet = shown(SocketAddr::new(like, 80), "refused", NO_ENDPOINTS)?;
         assert_eq!(packet["service"], "default/lonely:http", "{packet:#}");
         let packet = shown(SocketAddr::new(like, 81), "refused", NO_SERVICE)?;
@@ -192,6 +195,32 @@ fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
     watching.kill()?;
     eventually("nothing is left after SIGKILL", BOUND, || Ok(!traces(node)?))?;
     assert_eq!(self::shown(&fixture, &agent)?, now, "what was counted stays");
+    Ok(())
+}
+
+#[test]
+fn the_rule_of_a_cluster_network_policy_is_named() -> Result<()> {
+    let (fixture, agent) = context("drops-tier", &["--network-policy=on"])?;
+    let deny = json!({
+        "action": "Deny", "name": "no-pods", "from": [{ "namespaces": {} }],
+        "protocols": [{ "tcp": { "destinationPort": { "number": PORT } } }],
+    });
+    let subject = json!({ "pods": { "podSelector": { "matchLabels": { "role": "web" } } } });
+    let policy = ClusterNetworkPolicy::new("Admin", 7, "shut", subject).ingress([deny]);
+    let policies = PolicyWorld { tiers: vec![policy], ..PolicyWorld::default() };
+    fixture.cluster.manifests.put("policies", &policies.manifests())?;
+    agent
+        .until("it is in force", BOUND, |status| status["networkPolicy"]["clusterPolicies"] == 1)?;
+    let watching = WatchCommand::start(&fixture.cluster.world.node, &agent, &["drops"])?;
+    let pod = SocketAddr::new(fixture.bridged.addresses[0], PORT);
+    let source = fixture.address(Who::Routed, pod.ip())?;
+    let dropped = Probe::tcp(pod).from(source).patience(SILENCE);
+    assert_eq!(dropped.ask_in(fixture.place(Who::Routed).0), Outcome::Dropped);
+    let packet = watching.until("the policy's drop", |packet| packet["verdict"] == "dropped")?;
+    assert_eq!(packet["reason"], REFUSED_BY_POLICY, "{packet:#}");
+    let named = packet["policy"].as_str().unwrap_or_default();
+    let rule = "ClusterNetworkPolicy Admin 7 shut ingress[0] \"no-pods\" (Deny)";
+    ensure!(named.starts_with(rule), "{packet:#}");
     Ok(())
 }
 

@@ -34,6 +34,7 @@ impl History {
                 Event::Namespace(..) => "namespace",
                 Event::ClusterPod(..) => "pod",
                 Event::NetworkPolicy(..) => "network policy",
+                Event::ClusterNetworkPolicy(..) => "cluster network policy",
                 Event::OtherNode(..)
                 | Event::Triggered(..)
                 | Event::Listed(_)

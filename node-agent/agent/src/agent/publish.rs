@@ -108,6 +108,7 @@ impl Publisher {
                 | Event::Namespace(..)
                 | Event::ClusterPod(..)
                 | Event::NetworkPolicy(..)
+                | Event::ClusterNetworkPolicy(..)
                 | Event::Listed(_)
                 | Event::Links(_)
                 | Event::Refused(_) => continue,

@@ -15,7 +15,9 @@ use denizen_model::{Notice, NoticeReason, NoticeSubject};
 use denizen_observe::status::ApiTraffic;
 use denizen_source::attachments;
 use denizen_source::events::Notices;
-use denizen_source::kube::{Followed, ListReason, PolicyRead, PolicyReads, Traffic, WrongPolicy};
+use denizen_source::kube::{
+    AnyPolicy, Followed, ListReason, PolicyRead, PolicyReads, Traffic, WrongPolicy,
+};
 use denizen_source::{Outlet, egress, kube, manifests, node, state_file};
 
 /// The current problems of each source.
@@ -155,8 +157,16 @@ pub(super) fn notices(config: &Config, mut wrong: mpsc::Receiver<WrongPolicy>) -
     let sender = notices.clone();
     tokio::spawn(async move {
         while let Some(WrongPolicy { policy, text }) = wrong.recv().await {
-            let about = NoticeSubject::NetworkPolicy(policy);
-            sender.send(Notice { about, reason: NoticeReason::InvalidNetworkPolicy, text });
+            let (about, reason) = match policy {
+                AnyPolicy::OfNamespace(policy) => {
+                    (NoticeSubject::NetworkPolicy(policy), NoticeReason::InvalidNetworkPolicy)
+                }
+                AnyPolicy::OfCluster(policy) => (
+                    NoticeSubject::ClusterNetworkPolicy(policy),
+                    NoticeReason::InvalidClusterNetworkPolicy,
+                ),
+            };
+            sender.send(Notice { about, reason, text });
         }
     });
     notices

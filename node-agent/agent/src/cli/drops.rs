@@ -12,10 +12,12 @@ use denizen_nft::Kernel;
 
 use super::{Output, ask, names, show};
 use crate::config::RunDirArgs;
-use crate::control::{ControlError, Sampled};
-use denizen_backend::BackendName;
+use crate::control::{ControlError, ExplainQuery, Sampled};
+use denizen_backend::{BackendName, firewall};
+use denizen_model::Protocol;
 use denizen_observe::drops::{DropCounts, DropWatch, DroppedPacket, count, remove_samples};
 use denizen_observe::names::Names;
+use denizen_plan::explain::PolicyRow;
 use denizen_text::{Printable, printable_json};
 
 /// How often the command says that it still watches.
@@ -68,6 +70,9 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
         if watch.hear(RENEW, &names, |packet| packets.push(packet))? {
             eprintln!("packets are missing: the kernel had more to tell than was read in time");
         }
+        for packet in &mut packets {
+            packet.policy = refusing(run_dir, packet);
+        }
         match print(&packets, output) {
             // The reader, such as `head`, has read enough.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
@@ -79,6 +84,19 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
             asked = Instant::now();
         }
     }
+}
+
+/// Which policy drops a packet, as `explain` has it. The agent may know more by now than its rules
+/// did.
+fn refusing(run_dir: &Path, packet: &DroppedPacket) -> Option<String> {
+    let is_judged = packet.table.ends_with(firewall::TABLE);
+    let report = packet.packet.as_ref().filter(|_| is_judged)?;
+    Protocol::parse(&report.protocol)?;
+    let from = report.source.address.ip().to_string();
+    let to = format!("{}/{}", report.destination.address, report.protocol);
+    let query = ExplainQuery { from, to };
+    let explanation = ask(run_dir, async |agent| agent.explain(query.clone()).await).ok()?;
+    explanation.policies.iter().find_map(PolicyRow::refusing)
 }
 
 /// Says to the agent that the command still watches. If the agent is gone, it was perhaps killed

@@ -105,12 +105,16 @@ fn network_policy<B>(
     };
     let model = engine.planner.model();
     let refused = model.refused().filter(|_| decided.is_left_open());
-    let policies = model.cluster().into_iter().flat_map(|cluster| cluster.policies());
+    let cluster = model.cluster();
+    let policies = cluster.into_iter().flat_map(|cluster| cluster.policies());
+    let tiers = cluster.into_iter().flat_map(|cluster| cluster.tiers());
     Some(NetworkPolicyStatus {
         waiting_for: model.owed(Listing::FIREWALL).map(|listing| listing.to_string()).collect(),
         refused: refused.map(|listing| listing.to_string()).collect(),
         policies: decided.policies_in_force(),
-        not_understood: policies.filter(|policy| !policy.is_understood).count(),
+        cluster_policies: decided.tiers_in_force(),
+        not_understood: policies.filter(|policy| !policy.is_understood).count()
+            + tiers.filter(|policy| !policy.is_understood).count(),
         isolated: count(Sides::is_isolated),
         pending: count(Sides::is_pending),
         identities: decided.identity_count(),

@@ -114,6 +114,7 @@ fn subject(event: &Event) -> String {
         Event::Namespace(name, _) => format!("namespace {name}"),
         Event::ClusterPod(name, _) => format!("pod {name}"),
         Event::NetworkPolicy(name, _) => format!("policy {name}"),
+        Event::ClusterNetworkPolicy(name, _) => format!("cluster policy {name}"),
         Event::Listed(listing) => format!("{listing:?}"),
         Event::Refused(listing) => format!("{listing:?} refused"),
     }

@@ -19,9 +19,8 @@ use std::sync::Arc;
 use self::set::BridgeSet;
 use super::TABLE;
 use super::attached::Attached;
-use super::program::{
-    DropReason, base, chain, discovery_from_link, dropped, is_unspecified, rule, to, types,
-};
+use super::drop_reason::DropReason;
+use super::program::{base, chain, discovery_from_link, dropped, is_unspecified, rule, to, types};
 use super::tunnel;
 use denizen_model::{Family, LocalPod};
 use denizen_nft::{

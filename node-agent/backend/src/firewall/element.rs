@@ -1,14 +1,18 @@
 //! What is decided, as elements of the tables of IP packets. Pure.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use super::attached::Attached;
-use super::number::Numbers;
+use super::number::{ITSELF, NOBODY, Numbers};
 use super::schema::FirewallSet;
 use super::tunnel::{self, TunnelKey};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Data, Element, Key, Value};
-use denizen_plan::{AddressRange, Direction, FirewallPlan, Isolation, Permission, PortKey, Sides};
+use denizen_plan::{
+    AddressRange, Direction, FirewallPlan, Function, Isolation, Permission, PortKey, Side, Sides,
+    Tiered,
+};
 
 pub(super) fn member(set: FirewallSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
@@ -33,9 +37,63 @@ pub fn of_sides(address: IpAddr, sides: &Sides, numbers: &Numbers) -> Vec<Elemen
         let permissions = side.permissions.iter();
         let permission = |permission| of_permission(address, direction, permission, numbers);
         elements.extend(permissions.map(permission));
+        elements.extend(of_cells(address, direction, side, numbers));
     }
     if sides.is_restricted() {
         elements.push(member(FirewallSet::Itself, key.address(address)));
+    }
+    if sides.is_tiered() {
+        elements.push(member(FirewallSet::Tiered, key));
+    }
+    elements
+}
+
+/// What passes between a pod that ClusterNetworkPolicies select and each peer.
+fn of_cells<'a>(
+    pod: IpAddr,
+    direction: Direction,
+    side: &'a Side,
+    numbers: &'a Numbers,
+) -> impl Iterator<Item = Element> + 'a {
+    side.tiered.iter().flat_map(move |tiered| {
+        let peer = |id: Option<_>| id.map_or(NOBODY, |id| numbers.number(id));
+        let cells = tiered.cells.iter().map(move |(id, function)| (peer(*id), function));
+        let cells = cells.chain([(ITSELF, &tiered.itself)]);
+        // Whoever is not found is refused.
+        let cells = cells.filter(|(_, function)| !function.is_none());
+        cells.map(move |(peer, function)| Element {
+            set: FirewallSet::Cells(direction).id(),
+            key: Key::EMPTY.address(pod).number(peer),
+            value: Value::Data(Data::EMPTY.number(numbers.function(function))),
+            comment: None,
+        })
+    })
+}
+
+/// The functions of all pods of a version.
+pub fn functions_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&Function> {
+    let is_asked = |address| version.is_none_or(|version| family_of(address) == version);
+    let pods = plan.pods().filter(|(address, _)| is_asked(*address));
+    let sides = pods.flat_map(|(_, sides)| Direction::BOTH.map(|direction| sides.of(direction)));
+    let all = sides.filter_map(|side| side.tiered.as_ref()).flat_map(Tiered::functions);
+    // Most are copies of few.
+    let mut seen = HashSet::new();
+    all.filter(|function| seen.insert(function.address())).collect()
+}
+
+/// What passes by each function of a version's pods. Everything and nothing need no elements.
+pub fn of_functions(plan: &FirewallPlan, version: Family, numbers: &Numbers) -> Vec<Element> {
+    let functions = functions_of(plan, Some(version)).into_iter();
+    let mut elements = Vec::new();
+    for function in functions.filter(|function| !function.is_all() && !function.is_none()) {
+        let id = numbers.function(function);
+        elements.extend(function.spans().map(|(protocol, (first, last))| {
+            let key = Key::EMPTY.byte(protocol.number()).port(first).number(id);
+            member(FirewallSet::FunctionPorts, key.up_to_port(last))
+        }));
+        if function.passes_others() {
+            elements.push(member(FirewallSet::FunctionOthers, Key::EMPTY.number(id)));
+        }
     }
     elements
 }
@@ -132,6 +190,7 @@ pub fn all(
     elements.extend(identities.map(|(address, id)| of_identity(address, numbers.number(id))));
     let blocks = plan.blocks().filter(|(range, _)| is_ours(range.first));
     elements.extend(blocks.map(|(range, id)| of_block(range, numbers.number(id))));
+    elements.extend(of_functions(plan, version, numbers));
     for (address, sides) in plan.pods().filter(|(address, _)| is_ours(*address)) {
         elements.extend(of_sides(address, sides, numbers));
     }

@@ -8,6 +8,7 @@
 
 mod attached;
 mod bridge;
+mod drop_reason;
 mod element;
 mod forwarded_by_ipvs;
 mod neighbour;

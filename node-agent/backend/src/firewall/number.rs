@@ -1,14 +1,25 @@
-//! The numbers by which the kernel knows identities.
+//! The numbers by which the kernel knows identities, and what passes between pods and them.
 //!
 //! A number never changes its meaning while an address has it: a packet that races with a commit
 //! may have read the number before and look for permissions after.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use denizen_model::{Family, family_of};
 use denizen_nft::{Observed, Value, read_address};
-use denizen_plan::{Direction, FirewallPlan, IdentityId, Sides};
+use denizen_plan::{Direction, FirewallPlan, Function, IdentityId, Sides};
+
+/// Bit of a function's number, which no identity has.
+const FUNCTION: u32 = 1 << 31;
+/// The function by which everything passes.
+pub const ALL: u32 = FUNCTION;
+/// The function by which nothing does.
+const NONE: u32 = FUNCTION | 1;
+/// The identity of addresses that no policy can tell from others.
+pub const NOBODY: u32 = FUNCTION - 2;
+/// The identity of a pod for itself.
+pub const ITSELF: u32 = FUNCTION - 1;
 
 /// The numbers in use. 0 stands for everybody, and is nobody's.
 #[derive(Debug, Default)]
@@ -18,6 +29,10 @@ pub struct Numbers {
     /// Free from the next change on.
     retired: Vec<u32>,
     next: u32,
+    functions: HashMap<Function, u32>,
+    functions_taken: BTreeSet<u32>,
+    /// Functions that no pod had after the last change.
+    unused: Vec<Function>,
 }
 
 impl Numbers {
@@ -31,8 +46,8 @@ impl Numbers {
         if self.numbers.contains_key(&id) {
             return;
         }
-        while self.taken.contains(&self.next) || self.next == 0 {
-            self.next = self.next.wrapping_add(1);
+        while self.taken.contains(&self.next) || !(1..NOBODY).contains(&self.next) {
+            self.next = if self.next >= NOBODY { 1 } else { self.next + 1 };
         }
         let number = self.next;
         self.taken.insert(number);
@@ -43,6 +58,42 @@ impl Numbers {
     pub fn assigned(&mut self, id: IdentityId) -> u32 {
         self.assign(id);
         self.number(id)
+    }
+
+    /// The number of a function; that of nothing if none was assigned.
+    pub fn function(&self, function: &Function) -> u32 {
+        match function.is_all() {
+            true => ALL,
+            false => self.functions.get(function).copied().unwrap_or(NONE),
+        }
+    }
+
+    /// Gives a function a number if it has none. It follows from what passes, so that an agent that
+    /// starts finds most of what an earlier run wrote.
+    fn assign_function(&mut self, function: &Function) {
+        if function.is_all() || function.is_none() || self.functions.contains_key(function) {
+            return;
+        }
+        let mut number = digest(function);
+        while number <= NONE || self.functions_taken.contains(&number) {
+            number = number.wrapping_add(1) | FUNCTION;
+        }
+        self.functions_taken.insert(number);
+        self.functions.insert(function.clone(), number);
+    }
+
+    /// Frees the numbers of functions that were in no use after the last change either. `used` are
+    /// those that are.
+    pub fn retire_functions(&mut self, used: &HashSet<&Function>) {
+        for function in std::mem::take(&mut self.unused) {
+            if !used.contains(&function)
+                && let Some(number) = self.functions.remove(&function)
+            {
+                self.functions_taken.remove(&number);
+            }
+        }
+        let unused = self.functions.keys().filter(|function| !used.contains(function));
+        self.unused = unused.cloned().collect();
     }
 
     /// Gives every identity of a plan a number.
@@ -58,17 +109,21 @@ impl Numbers {
         }
     }
 
-    /// Gives every peer of a pod a number.
+    /// Gives every peer of a pod a number, and what passes between it and them.
     pub fn assign_peers(&mut self, sides: &Sides) {
         for direction in Direction::BOTH {
             let permissions = sides.of(direction).permissions.iter();
             permissions.filter_map(|permission| permission.peer).for_each(|id| self.assign(id));
+            let Some(tiered) = &sides.of(direction).tiered else { continue };
+            tiered.cells.iter().filter_map(|(id, _)| *id).for_each(|id| self.assign(id));
+            tiered.functions().for_each(|function| self.assign_function(function));
         }
     }
 
     /// Whether an identity has this number.
     pub fn is_in_use(&self, number: u32) -> bool {
-        number == 0 || self.taken.contains(&number) && !self.retired.contains(&number)
+        [0, NOBODY, ITSELF].contains(&number)
+            || self.taken.contains(&number) && !self.retired.contains(&number)
     }
 
     /// A change begins. These identities are gone: their numbers may be given to others by the
@@ -100,7 +155,7 @@ impl Numbers {
     /// Takes over an earlier run's numbers: each that stands for one identity alone. `seen` says
     /// which number each identity's addresses have in the kernel. The others stay taken for now.
     fn restore(&mut self, seen: &BTreeMap<u32, BTreeSet<Option<IdentityId>>>) {
-        for (number, ids) in seen {
+        for (number, ids) in seen.iter().filter(|(number, _)| (1..NOBODY).contains(*number)) {
             self.taken.insert(*number);
             let only = ids.first().copied().flatten().filter(|_| ids.len() == 1);
             match only {
@@ -111,6 +166,18 @@ impl Numbers {
             }
         }
     }
+}
+
+/// FNV-1a, the same in every version of this program. Two functions with one digest are told apart.
+fn digest(function: &Function) -> u32 {
+    let spans = function.spans().flat_map(|(protocol, (first, last))| {
+        let ports = [first.to_be_bytes(), last.to_be_bytes()].concat();
+        std::iter::once(protocol.number()).chain(ports)
+    });
+    let bytes = spans.chain([u8::from(function.passes_others())]);
+    let digest = bytes
+        .fold(0x811c_9dc5_u32, |digest, byte| (digest ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    digest | FUNCTION
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 
+use super::drop_reason::DropReason;
+use super::number::{self, ITSELF, NOBODY};
 use super::schema::FirewallSet;
 use super::tunnel;
 use denizen_model::Family;
@@ -25,60 +27,17 @@ const RELATED: u32 = 0b100;
 const DST_NAT: u32 = 1 << 5;
 /// IPPROTO_TCP.
 const TCP: u8 = 6;
+/// IPPROTO_TCP, IPPROTO_UDP and IPPROTO_SCTP: the protocols whose ports policies can name.
+const WITH_PORTS: [u8; 3] = [TCP, 17, 132];
 /// TCP's flags, and FIN among them (RFC 9293).
 const TCP_FLAGS: Field = Field::TransportByte(13);
 const FIN: u32 = 1;
 
-/// What a rule drops for, as it is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DropReason {
-    /// No policy permits it.
-    Refused(Direction),
-    /// The pod's policies are not known yet.
-    Pending,
-    /// It belongs to a connection that was permitted, and is not any more.
-    Forbidden,
-    /// The source is not the pod's.
-    Spoofed,
-    /// A frame that no rule can look into: tagged, or neither IPv4, IPv6 nor ARP.
-    Frame,
-    /// It announces a route: pods are no routers.
-    Router,
-    /// It is for a tunnel of a node, where it would come out with any source.
-    Tunnel,
-}
-
-impl DropReason {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Refused(Direction::Ingress),
-        Self::Refused(Direction::Egress),
-        Self::Pending,
-        Self::Forbidden,
-        Self::Spoofed,
-        Self::Frame,
-        Self::Router,
-        Self::Tunnel,
-    ];
-
-    /// Why, beside the rule on the node.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Refused(Direction::Ingress) => "no policy permits this to reach the pod",
-            Self::Refused(Direction::Egress) => "no policy permits the pod to reach this",
-            Self::Pending => "the pod's policies are not known yet",
-            Self::Forbidden => "a policy forbids this connection since it was established",
-            Self::Frame => "tagged, or neither IPv4, IPv6 nor ARP: no rule can look into it",
-            Self::Router => "announces a route, and pods are no routers",
-            Self::Tunnel => "for a tunnel of a node, where it would come out with any source",
-            Self::Spoofed => "a pod's interface sends with no address of the pod",
-        }
-    }
-}
-
 /// All chains, in an order in which each is made before it is referred to.
-pub fn all(version: Family, settings: FirewallSettings) -> Vec<Chain> {
-    let out = Program { version };
+pub fn all(version: Family, settings: FirewallSettings, tiered: bool) -> Vec<Chain> {
+    let out = Program { version, tiered };
+    let tiers = Direction::BOTH.into_iter().filter(|_| tiered);
+    let tiers = tiers.map(|direction| out.tiers(direction));
     let refused = Direction::BOTH.map(|direction| out.refused(direction));
     let asked = Direction::BOTH.map(|direction| out.policies(direction));
     let mut to_node = Vec::from(out.translated_to_tunnel());
@@ -93,6 +52,7 @@ pub fn all(version: Family, settings: FirewallSettings) -> Vec<Chain> {
     [out.permitted(), out.forbidden(), out.tunnels()]
         .into_iter()
         .chain(refused)
+        .chain(tiers)
         .chain(asked)
         .chain([out.sources(), out.forward()])
         .chain(here)
@@ -102,6 +62,8 @@ pub fn all(version: Family, settings: FirewallSettings) -> Vec<Chain> {
 /// The tables' chains in one IP version.
 pub(super) struct Program {
     version: Family,
+    /// ClusterNetworkPolicies select pods of this node.
+    tiered: bool,
 }
 
 pub(super) fn rule(why: &'static str, statements: impl IntoIterator<Item = Statement>) -> Rule {
@@ -138,6 +100,10 @@ pub(super) fn chain(name: Arc<str>, why: &'static str, rules: Vec<Rule>) -> Chai
 
 fn input(rules: Vec<Rule>) -> Chain {
     base("input", Hook::Input, POLICY_PRIORITY, "what pods send to their own node", rules)
+}
+
+fn tiers_chain(direction: Direction) -> Arc<str> {
+    format!("{direction}-tiers").into()
 }
 
 fn refused_chain(direction: Direction) -> Arc<str> {
@@ -364,12 +330,61 @@ impl Program {
             rule(why, [self.is_in(FirewallSet::Isolated(direction)), to(chain)])
         };
         [
-            rule("a pod reaches itself", [self.is_in(FirewallSet::Itself), to(Verdict::Return)]),
+            self.to_itself(),
             dropped(DropReason::Pending, vec![self.is_in(FirewallSet::Pending)]),
             dropped(DropReason::Pending, vec![self.is_destination_in(FirewallSet::Pending)]),
             jump(Direction::Egress),
             jump(Direction::Ingress),
         ]
+    }
+
+    /// NetworkPolicies always let a pod reach itself. ClusterNetworkPolicies do not, where it does
+    /// so through a service.
+    fn to_itself(&self) -> Rule {
+        let tiered = FirewallSet::Tiered.declared(self.version).lookup();
+        let is_not_tiered = self.tiered.then_some(Statement::NotIn(tiered));
+        let asked = [self.is_in(FirewallSet::Itself)].into_iter().chain(is_not_tiered);
+        rule("a pod reaches itself", asked.chain([to(Verdict::Return)]))
+    }
+
+    /// What may pass between a pod that ClusterNetworkPolicies select and its peer: one look-up
+    /// finds the peer's number, one what passes between both, one whether that has the port. All
+    /// policies of all tiers are in that.
+    fn tiers(&self, direction: Direction) -> Chain {
+        let permitted = || to(Verdict::Goto("permitted".into()));
+        let assign = |assigned| Statement::Assign(Variable::Priority, assigned);
+        let becomes = |number| [assign(Assigned::Zero), assign(Assigned::Or(number))];
+        let itself = [self.is_in(FirewallSet::Itself)].into_iter().chain(becomes(ITSELF));
+        let cells = FirewallSet::Cells(direction).declared(self.version).lookup();
+        let is_all = Statement::Bits {
+            field: Field::Priority,
+            mask: u32::MAX,
+            equal: true,
+            value: number::ALL,
+        };
+        let has_no_ports = WITH_PORTS
+            .map(|protocol| Statement::NotEquals(Field::Protocol, Key::EMPTY.byte(protocol)));
+        let others = [self.is_in(FirewallSet::FunctionOthers), permitted()];
+        let rules = vec![
+            rule("until something is known: whom no policy names", becomes(NOBODY)),
+            self.identify(direction, FirewallSet::Blocks, "the peer's networks"),
+            self.identify(
+                direction,
+                FirewallSet::Identities,
+                "the peer's pod or node, whose number covers its networks too",
+            ),
+            rule("a pod and itself, through a service", itself),
+            rule("what passes between both, by all policies", [assign(Assigned::Found(cells))]),
+            rule("everything", [is_all, permitted()]),
+            rule("this port", [self.is_in(FirewallSet::FunctionPorts), permitted()]),
+            rule("protocols without ports", has_no_ports.into_iter().chain(others)),
+            rule("nothing permits it", [to(Verdict::Goto(refused_chain(direction)))]),
+        ];
+        let why = match direction {
+            Direction::Ingress => "what may reach a pod that ClusterNetworkPolicies select",
+            Direction::Egress => "what a pod may reach that ClusterNetworkPolicies select",
+        };
+        chain(tiers_chain(direction), why, rules)
     }
 
     /// The rules about what pods send to their own node.
@@ -391,7 +406,16 @@ impl Program {
     /// of its identity travels in the packet's priority.
     fn policies(&self, direction: Direction) -> Chain {
         let clear = Statement::Assign(Variable::Priority, Assigned::Zero);
-        let mut rules = vec![rule("0 stands for everybody", [clear])];
+        let mut rules = Vec::new();
+        if self.tiered {
+            let is_tiered = match direction {
+                Direction::Ingress => self.is_destination_in(FirewallSet::Tiered),
+                Direction::Egress => self.is_in(FirewallSet::Tiered),
+            };
+            let goto = to(Verdict::Goto(tiers_chain(direction)));
+            rules.push(rule("ClusterNetworkPolicies select the pod", [is_tiered, goto]));
+        }
+        rules.push(rule("0 stands for everybody", [clear]));
         rules.extend(self.permissions(direction));
         rules.push(self.identify(direction, FirewallSet::Blocks, "the peer's ipBlocks"));
         rules.push(self.identify(

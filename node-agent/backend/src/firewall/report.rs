@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::program::DropReason;
+use super::drop_reason::DropReason;
 use denizen_nft::{Chain, Kernel, NftError, Schema};
 
 /// Packets dropped, by reason.

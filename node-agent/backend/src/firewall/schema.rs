@@ -31,18 +31,27 @@ pub enum FirewallSet {
     Nodes,
     TunnelPorts,
     TunnelProtocols,
+    /// Pods that ClusterNetworkPolicies select.
+    Tiered,
+    /// Such a pod and a peer, and the function that says what passes between them.
+    Cells(Direction),
+    /// A function, and ports of the destination that pass by it.
+    FunctionPorts,
+    /// Functions by which protocols without ports pass.
+    FunctionOthers,
 }
 
 const SOURCE: Field = Field::Source(Family::V4);
 const DESTINATION: Field = Field::Destination(Family::V4);
 
 /// All of them, in the order in which they are made.
-const SETS: [SetDeclaration<FirewallSet>; 22] = {
+const SETS: [SetDeclaration<FirewallSet>; 27] = {
     use Direction::{Egress, Ingress};
     use Field::{DestinationPort, InputInterface, Priority, Protocol};
     const EVERY_PORT: &str = "pod and peer: every port of every protocol; peer 0 is everybody";
     const PROTOCOLS: &str = "pod, protocol and peer: every port; peer 0 is everybody";
     const PORTS: &str = "pod, protocol, destination port and peer; peer 0 is everybody";
+    const CELLS: &str = "pod and peer: the number of what passes between them, by all policies";
     const PORT_RANGES: &str = "pod, protocol, destination ports and peer; peer 0 is everybody";
     const TO_PORT: &[Field] = &[DESTINATION, Protocol, DestinationPort, Priority];
     const FROM_PORT: &[Field] = &[SOURCE, Protocol, DestinationPort, Priority];
@@ -110,6 +119,23 @@ const SETS: [SetDeclaration<FirewallSet>; 22] = {
             .why("where the node takes packets out of packets"),
         SetDeclaration::new(FirewallSet::TunnelProtocols, "tunnel-protocols", &[Protocol])
             .why("by which the node takes packets out of packets"),
+        SetDeclaration::new(FirewallSet::Tiered, "tiered", &[SOURCE])
+            .why("local pods that ClusterNetworkPolicies select"),
+        SetDeclaration::new(FirewallSet::Cells(Ingress), "ingress-cells", &[DESTINATION, Priority])
+            .to(&[Priority])
+            .why(CELLS),
+        SetDeclaration::new(FirewallSet::Cells(Egress), "egress-cells", &[SOURCE, Priority])
+            .to(&[Priority])
+            .why(CELLS),
+        SetDeclaration::new(
+            FirewallSet::FunctionPorts,
+            "function-ports",
+            &[Protocol, DestinationPort, Priority],
+        )
+        .ranged()
+        .why("protocol, destination ports and number: they pass"),
+        SetDeclaration::new(FirewallSet::FunctionOthers, "function-others", &[Priority])
+            .why("numbers by which protocols without ports pass"),
     ]
 };
 
@@ -124,13 +150,19 @@ impl FirewallSet {
         SETS[usize::from(id.0)].set
     }
 
+    /// Whether it is there only while ClusterNetworkPolicies select pods of this node.
+    fn is_of_tiers(self) -> bool {
+        matches!(self, Self::Tiered | Self::Cells(_) | Self::FunctionPorts | Self::FunctionOthers)
+    }
+
     /// The direction whose permissions are in it.
     pub fn permits(self) -> Option<Direction> {
         match self {
             Self::All(direction)
             | Self::Protocols(direction)
             | Self::Ports(direction)
-            | Self::PortRanges(direction) => Some(direction),
+            | Self::PortRanges(direction)
+            | Self::Cells(direction) => Some(direction),
             Self::Pending
             | Self::Isolated(_)
             | Self::Itself
@@ -143,7 +175,10 @@ impl FirewallSet {
             | Self::Taken
             | Self::Nodes
             | Self::TunnelPorts
-            | Self::TunnelProtocols => None,
+            | Self::TunnelProtocols
+            | Self::Tiered
+            | Self::FunctionPorts
+            | Self::FunctionOthers => None,
         }
     }
 
@@ -154,12 +189,14 @@ impl FirewallSet {
     }
 }
 
-/// The table of one IP version.
-pub fn schema(version: Family) -> Schema {
+/// The table of one IP version. `tiered`: while ClusterNetworkPolicies select pods of this node.
+pub fn schema(version: Family, tiered: bool) -> Schema {
+    let sets = SETS.iter().map(|declaration| declaration.set);
+    let sets = sets.filter(|set| tiered || !set.is_of_tiers());
     Schema {
         family: version.into(),
         name: TABLE,
         comment: "Denizen: NetworkPolicies for this node's pods",
-        sets: SETS.iter().map(|declaration| declaration.set.declared(version)).collect(),
+        sets: sets.map(|set| set.declared(version)).collect(),
     }
 }

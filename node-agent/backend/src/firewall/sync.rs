@@ -8,7 +8,7 @@ use tracing::{debug, info};
 
 use super::attached::Attached;
 use super::bridge;
-use super::element::{all, of_block, of_identity, of_sides, of_taken};
+use super::element::{all, functions_of, of_block, of_identity, of_sides, of_taken};
 use super::neighbour::{drop_waiting, restricted};
 use super::number::Numbers;
 use super::records::Records;
@@ -35,6 +35,8 @@ pub struct Firewall {
     interfaces: BTreeMap<TableFamily, Vec<Element>>,
     /// The same of what is there for nodes, bridges and tunnels.
     surroundings: BTreeMap<TableFamily, Vec<Element>>,
+    /// The same of what passes between pods that ClusterNetworkPolicies select and their peers.
+    functions: BTreeMap<TableFamily, Vec<Element>>,
     /// How pods were attached when this was last updated.
     attached: Attached,
     /// Bridges whose frames IP rules do not see.
@@ -47,16 +49,17 @@ impl Firewall {
     /// Through this connection to nf_tables. Nothing is read or written yet.
     pub fn new(kernel: Kernel) -> Self {
         let keepers =
-            FirewallTable::ALL.map(|table| (table.family(), Keeper::new(table.schema()))).into();
+            FirewallTable::ALL.map(|table| (table.family(), Keeper::new(table.schema(false))));
         Self {
             kernel,
-            keepers,
+            keepers: keepers.into(),
             numbers: Numbers::default(),
             is_restored: false,
             is_programmed: false,
             records: Records::default(),
             interfaces: BTreeMap::new(),
             surroundings: BTreeMap::new(),
+            functions: BTreeMap::new(),
             attached: Attached::default(),
             without_netfilter: BTreeSet::new(),
             newcomers: Vec::new(),
@@ -80,9 +83,35 @@ impl Firewall {
     pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftError> {
         let mut removed = 0;
         for table in FirewallTable::ALL {
-            removed += usize::from(Keeper::remove_table(kernel, &table.schema(), &[])?);
+            removed += usize::from(Keeper::remove_table(kernel, &table.schema(false), &[])?);
         }
         Ok(removed)
+    }
+
+    /// Ensures that tables have sets for ClusterNetworkPolicies while those select pods of this
+    /// node, and else not.
+    fn set_tiered(&mut self, tiered: bool) {
+        for table in FirewallTable::ALL {
+            if let Some(keeper) = self.keepers.get_mut(&table.family()) {
+                keeper.set_schema(table.schema(tiered));
+            }
+        }
+    }
+
+    /// What an earlier run knew of ClusterNetworkPolicies stays until they are known.
+    fn find_tiered(&mut self, firewall: &FirewallPlan) -> Result<(), NftError> {
+        for table in FirewallTable::ALL {
+            let Some(keeper) = self.keepers.get_mut(&table.family()) else { continue };
+            let is_as_declared = |kernel: &mut Kernel, tiered| {
+                let (schema, chains) = (table.schema(tiered), table.chains(firewall, tiered));
+                let seen = kernel.observe(&schema)?;
+                Ok::<_, NftError>(seen.structure(&schema, &chains).is_some())
+            };
+            let is_tiered = !is_as_declared(&mut self.kernel, false)?
+                && is_as_declared(&mut self.kernel, true)?;
+            keeper.set_schema(table.schema(is_tiered));
+        }
+        Ok(())
     }
 
     fn doubt(&mut self) {
@@ -126,6 +155,9 @@ impl Firewall {
         }
         self.is_programmed = false;
         self.note_newcomers(plan, changes);
+        if firewall.is_known() {
+            self.set_tiered(firewall.has_tiers());
+        }
         let attached = Attached::of(plan.recorded());
         let differs = std::mem::replace(&mut self.attached, attached) != attached;
         if differs || of_firewall.state || !firewall.is_known() {
@@ -175,6 +207,12 @@ impl Firewall {
             let after = change.after.map(|id| of_block(change.of, numbers.assigned(id)));
             note(keepers, family_of(change.of.first), before, after);
         }
+        if firewall.has_tiers() && !of_firewall.sides.is_empty() {
+            numbers.retire_functions(&functions_of(firewall, None));
+            let all = FirewallTable::ALL
+                .map(|table| (table.family(), table.of_functions(firewall, numbers)));
+            replace(&mut self.functions, keepers, all);
+        }
         let Attached { bridged, routed } = self.attached;
         for (address, is_taken) in &of_firewall.taken {
             let of_bridges = bridge::of_taken(*address).into_iter().filter(|_| bridged);
@@ -220,13 +258,18 @@ impl Firewall {
         }
         if self.is_unknown() {
             self.doubt();
-            if firewall.is_known() {
-                self.start_over(plan, firewall);
+            match firewall.is_known() {
+                true => self.start_over(plan, firewall),
+                false if firewall.pods().next().is_some() => self.find_tiered(firewall)?,
+                false => {}
             }
         }
         let Self { kernel, keepers, numbers, records, without_netfilter, .. } = self;
-        let content = |table| FirewallContent {
+        let content = |table: FirewallTable| FirewallContent {
             table,
+            tiered: keepers
+                .get(&table.family())
+                .is_some_and(|keeper| *keeper.schema() == table.schema(true)),
             plan,
             firewall,
             numbers,
@@ -261,7 +304,11 @@ impl Firewall {
         if !std::mem::replace(&mut self.is_restored, true) {
             self.restore_numbers(firewall);
         }
+        self.set_tiered(firewall.has_tiers());
         self.numbers.assign_all(firewall);
+        let of_functions = |table: FirewallTable| table.of_functions(firewall, &self.numbers);
+        self.functions =
+            FirewallTable::ALL.map(|table| (table.family(), of_functions(table))).into();
         self.interfaces = of_pods(plan, firewall, &self.without_netfilter).into();
         self.surroundings = of_surroundings(firewall).into();
     }
@@ -270,7 +317,7 @@ impl Firewall {
     fn restore_numbers(&mut self, firewall: &FirewallPlan) {
         let mut all = Vec::new();
         for version in Family::BOTH {
-            let schema = FirewallTable::Ip(version).schema();
+            let schema = FirewallTable::Ip(version).schema(false);
             let mut seen = Observed::default();
             for set in [FirewallSet::Identities, FirewallSet::Blocks] {
                 let read = self.kernel.read_set(&schema, schema.set(set.id()), &mut seen);
@@ -286,7 +333,7 @@ impl Firewall {
     /// The API refuses what policies need, and pods are left open for it: none waits any longer,
     /// neither for this run nor for the plugin's sake. What an earlier run enforced stays.
     fn release_pending(&mut self) -> Result<(), NftError> {
-        for schema in Family::BOTH.map(|version| FirewallTable::Ip(version).schema()) {
+        for schema in Family::BOTH.map(|version| FirewallTable::Ip(version).schema(false)) {
             let seen = self.kernel.observe(&schema)?;
             let is_pending = |set| set == FirewallSet::Pending.id();
             let delta = seen.difference(std::iter::empty(), is_pending);
@@ -336,7 +383,8 @@ impl Firewall {
             return report;
         };
         for table in FirewallTable::ALL {
-            let (schema, chains) = (table.schema(), table.chains(firewall));
+            let tiered = firewall.has_tiers();
+            let (schema, chains) = (table.schema(tiered), table.chains(firewall, tiered));
             if let Err(error) = report.dropped.add(&mut self.kernel, &schema, &chains) {
                 report.errors.push(describe(&error));
             }
@@ -352,7 +400,7 @@ impl Firewall {
 pub fn probe(settings: FirewallSettings) -> Result<(), NftError> {
     let mut kernel = Kernel::open().map_err(NftError::Open)?;
     FirewallTable::ALL.into_iter().try_for_each(|table| {
-        Keeper::probe(&mut kernel, &table.schema(), &table.all_chains(settings))
+        Keeper::probe(&mut kernel, &table.schema(false), &table.all_chains(settings, false))
     })
 }
 
@@ -426,13 +474,14 @@ fn note(
 /// The tables that a plan comes to. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
     let Some(firewall) = plan.firewall() else { return Rendering::empty() };
-    let (pods, mut numbers) = (plan.recorded(), Numbers::default());
+    let (pods, tiered) = (plan.recorded(), firewall.has_tiers());
+    let mut numbers = Numbers::default();
     numbers.assign_all(firewall);
     FirewallTable::ALL.into_iter().fold(Rendering::empty(), |shown, table| {
         let elements = match table {
             FirewallTable::Ip(version) => all(firewall, pods, version, &numbers),
             FirewallTable::Bridge => bridge::elements(firewall, pods, &BTreeSet::new()),
         };
-        shown.with(&table.schema(), &table.chains(firewall), &elements)
+        shown.with(&table.schema(tiered), &table.chains(firewall, tiered), &elements)
     })
 }

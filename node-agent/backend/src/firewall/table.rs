@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::bridge;
-use super::element::{all, of_interfaces, of_sides, of_surroundings};
+use super::element::{all, of_functions, of_interfaces, of_sides, of_surroundings};
 use super::number::Numbers;
 use super::program;
 use super::records::Records;
@@ -35,22 +35,26 @@ impl FirewallTable {
         }
     }
 
-    pub fn schema(self) -> Schema {
+    /// `tiered`: while ClusterNetworkPolicies select pods of this node.
+    pub fn schema(self, tiered: bool) -> Schema {
         match self {
-            Self::Ip(version) => schema(version),
+            Self::Ip(version) => schema(version, tiered),
             Self::Bridge => bridge::schema(),
         }
     }
 
     /// Its chains. None while no policy exists: rules would only cost time.
-    pub fn chains(self, plan: &FirewallPlan) -> Vec<Chain> {
-        if plan.is_enforced() { self.all_chains(plan.settings()) } else { Vec::new() }
+    pub fn chains(self, plan: &FirewallPlan, tiered: bool) -> Vec<Chain> {
+        match plan.is_enforced() {
+            true => self.all_chains(plan.settings(), tiered),
+            false => Vec::new(),
+        }
     }
 
     /// All chains, in an order in which each is made before it is referred to.
-    pub fn all_chains(self, settings: FirewallSettings) -> Vec<Chain> {
+    pub fn all_chains(self, settings: FirewallSettings, tiered: bool) -> Vec<Chain> {
         match self {
-            Self::Ip(version) => program::all(version, settings),
+            Self::Ip(version) => program::all(version, settings, tiered),
             Self::Bridge => bridge::all(),
         }
     }
@@ -68,6 +72,14 @@ impl FirewallTable {
         }
     }
 
+    /// What passes between pods that ClusterNetworkPolicies select and their peers.
+    pub fn of_functions(self, firewall: &FirewallPlan, numbers: &Numbers) -> Vec<Element> {
+        match self {
+            Self::Ip(version) => of_functions(firewall, version, numbers),
+            Self::Bridge => Vec::new(),
+        }
+    }
+
     /// What is there for nodes, bridges and tunnels.
     pub fn of_surroundings(self, firewall: &FirewallPlan) -> Vec<Element> {
         match self {
@@ -80,6 +92,8 @@ impl FirewallTable {
 /// What a table should hold.
 pub(super) struct FirewallContent<'a> {
     pub table: FirewallTable,
+    /// Whether the table has sets for ClusterNetworkPolicies.
+    pub tiered: bool,
     pub plan: &'a Plan,
     pub firewall: &'a FirewallPlan,
     pub numbers: &'a Numbers,
@@ -94,6 +108,15 @@ impl FirewallContent<'_> {
         self.elements().next().is_some()
     }
 
+    /// The addresses that are recorded and not in the plan. To be read after the kernel: a pod is
+    /// recorded before it is isolated.
+    fn unread(&self) -> BTreeSet<IpAddr> {
+        let mut unread = self.records.read();
+        let known = self.plan.recorded().iter().flat_map(|pod| &pod.ips);
+        known.for_each(|ip| _ = unread.remove(ip));
+        unread
+    }
+
     /// The elements of each local pod of this version.
     fn of_each_pod(&self) -> impl Iterator<Item = Element> {
         let pods = self.firewall.pods();
@@ -104,7 +127,7 @@ impl FirewallContent<'_> {
 
 impl Content for FirewallContent<'_> {
     fn chains(&self) -> Vec<Chain> {
-        self.table.chains(self.firewall)
+        self.table.chains(self.firewall, self.tiered)
     }
 
     /// While policies are not known, pods that come wait, and nothing else is touched.
@@ -118,9 +141,13 @@ impl Content for FirewallContent<'_> {
         elements.into_iter()
     }
 
-    /// The sets of ranges are permissions of pods.
+    /// The sets of ranges are permissions of pods, and functions.
     fn elements_of(&self, set: SetId) -> Vec<Element> {
-        self.of_each_pod().filter(|element| element.set == set).collect()
+        let elements = match FirewallSet::of_id(set) == FirewallSet::FunctionPorts {
+            true => self.table.of_functions(self.firewall, self.numbers),
+            false => self.of_each_pod().collect(),
+        };
+        elements.into_iter().filter(|element| element.set == set).collect()
     }
 
     /// In the place of another version's table, nobody would be isolated.
@@ -132,11 +159,15 @@ impl Content for FirewallContent<'_> {
     }
 
     /// A permission is garbage if its peer's number is nobody's, or its pod is not isolated any
-    /// more. A packet that read a number, or that a pod is isolated, still finds what was permitted
-    /// then, and no more.
+    /// more, or is judged by the other kind of policies now. A packet that read a number, or how a
+    /// pod is judged, still finds what was permitted then, and no more. So does one that read the
+    /// number of a function.
     fn is_garbage(&self, set: SetId, key: &Key) -> bool {
         let FirewallTable::Ip(version) = self.table else { return false };
         let name = FirewallSet::of_id(set);
+        if matches!(name, FirewallSet::FunctionPorts | FirewallSet::FunctionOthers) {
+            return true;
+        }
         let Some(direction) = name.permits() else { return false };
         let bytes = key.as_bytes();
         let behind = if matches!(name, FirewallSet::PortRanges(_)) { 4 } else { 0 };
@@ -144,9 +175,27 @@ impl Content for FirewallContent<'_> {
         let number = at.and_then(|at| bytes.get(at..)?.first_chunk());
         let number = number.copied().map(u32::from_ne_bytes).unwrap_or_default();
         let sides = read_address(version, bytes).and_then(|pod| self.firewall.sides(pod));
-        let is_isolated =
-            sides.is_some_and(|sides| sides.of(direction).isolation != Isolation::Open);
-        !self.numbers.is_in_use(number) || !is_isolated
+        let is_looked_up = sides.is_some_and(|sides| {
+            let is_of_tiers = matches!(name, FirewallSet::Cells(_));
+            sides.of(direction).isolation != Isolation::Open && sides.is_tiered() == is_of_tiers
+        });
+        !self.numbers.is_in_use(number) || !is_looked_up
+    }
+
+    /// As [`Self::review`]: the addresses of pods that are not in the plan yet stay.
+    fn others_members(&mut self, seen: &Observed) -> Vec<Element> {
+        let FirewallTable::Ip(version) = self.table else { return Vec::new() };
+        let mut kept = seen.members(|set| set == FirewallSet::Pending.id());
+        if kept.is_empty() {
+            return kept;
+        }
+        let unread = self.unread();
+        let is_unread = |key: &Key| {
+            read_address(version, key.as_bytes()).is_some_and(|ip| unread.contains(&ip))
+        };
+        kept.retain(|element| is_unread(&element.key));
+        self.has_unread |= !kept.is_empty();
+        kept
     }
 
     /// The plugin adds addresses of pods that nobody has decided about. Those of pods that are not
@@ -162,10 +211,7 @@ impl Content for FirewallContent<'_> {
         if found == 0 {
             return 0;
         }
-        // Read after the kernel: a pod is recorded before it is isolated.
-        let mut unread: BTreeSet<IpAddr> = self.records.read();
-        let known = self.plan.recorded().iter().flat_map(|pod| &pod.ips);
-        known.for_each(|ip| _ = unread.remove(ip));
+        let unread = self.unread();
         delta.delete.retain(|(set, key)| {
             let address = read_address(version, key.as_bytes());
             *set != FirewallSet::Pending.id() || !address.is_some_and(|ip| unread.contains(&ip))

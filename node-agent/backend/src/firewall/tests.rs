@@ -255,6 +255,7 @@ fn with_ends(mut events: Vec<Vec<Event>>) -> Vec<Vec<Event>> {
             | Event::Namespace(..)
             | Event::ClusterPod(..)
             | Event::NetworkPolicy(..)
+            | Event::ClusterNetworkPolicy(..)
             | Event::Addresses(_)
             | Event::Links(_)
             | Event::Egress(_)

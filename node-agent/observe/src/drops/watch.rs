@@ -33,6 +33,9 @@ pub struct DroppedPacket {
     /// What became of it.
     pub verdict: DropVerdict,
     pub reason: String,
+    /// The policy that drops it, if one does, and the agent knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
     /// `<family> <table>` of the rule.
     pub table: String,
     /// The packet; missing if it is not IP.
@@ -109,6 +112,7 @@ impl DropWatch {
         Some(DroppedPacket {
             verdict: if rule.refuses { DropVerdict::Refused } else { DropVerdict::Dropped },
             reason: rule.comment.clone().unwrap_or_else(|| rule.text.clone()),
+            policy: None,
             table: format!("{family} {}", message.table),
             packet: self.packets.remove(&message.id).map(|packet| PacketReport::of(&packet, names)),
         })
@@ -137,13 +141,17 @@ impl PacketReport {
 
 impl fmt::Display for DroppedPacket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { verdict, reason, table, packet } = self;
+        let Self { verdict, reason, policy, table, packet } = self;
         write!(f, "{verdict} ")?;
         match packet {
             Some(packet) => write!(f, "{packet}")?,
             None => write!(f, "a packet that is not IP")?,
         }
-        write!(f, ": {reason} ({table})")
+        write!(f, ": {reason}")?;
+        if let Some(policy) = policy {
+            write!(f, ": {policy}")?;
+        }
+        write!(f, " ({table})")
     }
 }
 

@@ -147,6 +147,7 @@ fn refused_by_policy() -> Explanation {
         pod: "default/web-0".into(),
         endpoint: Some(ENDPOINT.into()),
         isolated_by: Vec::new(),
+        tiers: Vec::new(),
         result: "refused".into(),
         policy: None,
         rule: None,

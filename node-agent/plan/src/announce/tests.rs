@@ -86,6 +86,7 @@ fn other(address: &str, range_of: &str) -> OtherNode {
         internal: vec![ip(address)],
         external: Vec::new(),
         pod_cidrs: vec![range(range_of)],
+        labels: denizen_model::Labels::default(),
     }
 }
 

@@ -14,6 +14,7 @@ fn other(created: &str, addresses: &[&str], ranges: &[&str]) -> OtherNode {
         internal: addresses.iter().map(|text| ip(text)).collect(),
         external: Vec::new(),
         pod_cidrs: ranges.iter().map(|text| range(text)).collect(),
+        labels: denizen_model::Labels::default(),
     }
 }
 

@@ -29,7 +29,7 @@ pub use announce::Announced;
 pub use carrier::VirtualServerRow;
 pub use hairpin::without_hairpin;
 pub use packet::{FirstPacket, PacketError, PacketTarget};
-pub use policy::PolicyRow;
+pub use policy::{PolicyRow, TierRow};
 pub use redirect::RedirectRow;
 pub use verdict::PacketVerdict;
 

@@ -1,5 +1,6 @@
 //! What NetworkPolicies say of a packet, after DNAT.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::packet::{FirstPacket, PacketTarget};
 use super::{ExplainStep, Explanation, PacketVerdict};
-use crate::{Plan, PolicyFlow, PolicyResult, PolicyStep};
+use crate::{Plan, PolicyFlow, PolicyResult, PolicyStep, TierStep};
 
 /// What the policies of one pod say of the packet, in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +22,11 @@ pub struct PolicyRow {
     pub endpoint: Option<String>,
     /// The policies that isolate the pod for this direction.
     pub isolated_by: Vec<String>,
-    /// `open`, `permitted`, `refused` or `pending`.
+    /// The rules of ClusterNetworkPolicies that match, up to the one that decides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<TierRow>,
+    /// `open`, `permitted`, `refused` or `pending`; `accepted` or `denied` by the last of the
+    /// tiers' rules.
     pub result: String,
     /// The policy that permits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,7 +42,83 @@ pub struct PolicyRow {
     pub ports: Option<String>,
 }
 
-/// Adds what the policies say, and what that means for the packet.
+/// A rule of a ClusterNetworkPolicy that matches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TierRow {
+    /// `Admin` or `Baseline`.
+    pub tier: String,
+    /// The policy's priority.
+    pub priority: u16,
+    /// The policy.
+    pub policy: String,
+    /// The place of the rule, counted from 0.
+    pub rule: usize,
+    /// Its name, if it has one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// `Accept`, `Deny` or `Pass`.
+    pub action: String,
+    /// The peer that matches; missing if the rule is for everybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// The ports that match; missing if the rule is for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ports: Option<String>,
+    /// Whether it counts because the labels of the pod at the other end are not known yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub labels_unknown: bool,
+}
+
+impl TierRow {
+    fn new(step: &TierStep) -> Self {
+        Self {
+            tier: step.tier.to_string(),
+            priority: step.priority,
+            policy: step.policy.to_string(),
+            rule: step.rule,
+            name: step.name.to_string(),
+            action: step.action.to_string(),
+            peer: step.peer.clone(),
+            ports: step.ports.clone(),
+            labels_unknown: step.is_possible,
+        }
+    }
+}
+
+impl PolicyRow {
+    /// Who drops the packet in this direction: a rule of a ClusterNetworkPolicy, or the policies
+    /// that isolate the pod and permit nothing like it. `None` if nobody does.
+    pub fn refusing(&self) -> Option<String> {
+        match &*self.result {
+            "denied" => Some(Ruled(self.tiers.last()?, &self.direction).to_string()),
+            "refused" => Some(format!("NetworkPolicy {}", self.isolated_by.join(", "))),
+            _ => None,
+        }
+    }
+}
+
+/// For example `Admin 10 deny-all ingress[2] "from-dev" (Deny): every node, TCP port 80`.
+struct Ruled<'a>(&'a TierRow, &'a str);
+
+impl fmt::Display for Ruled<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(TierRow { tier, priority, policy, rule, name, action, .. }, direction) = self;
+        write!(f, "ClusterNetworkPolicy {tier} {priority} {policy} {direction}[{rule}]")?;
+        if !name.is_empty() {
+            write!(f, " {name:?}")?;
+        }
+        let peer = self.0.peer.as_deref().unwrap_or("everybody");
+        let ports = self.0.ports.as_deref().unwrap_or("every port");
+        write!(f, " ({action}): {peer}, {ports}")?;
+        if self.0.labels_unknown {
+            f.write_str("; the labels of this address' pod are not known yet")?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds what the policies say, and what follows for the packet.
 pub(super) fn apply(
     plan: &Plan,
     packet: &FirstPacket,
@@ -69,13 +150,20 @@ pub(super) fn apply(
             return explanation;
         }
     };
+    // What a pod sends to its own address does not leave it.
+    if explanation.verdict == PacketVerdict::Untouched && packet.source == packet.destination {
+        return explanation;
+    }
     let ask = |endpoint| (endpoint, firewall.explain(&flow(packet, endpoint)));
     let asked: Vec<(Option<SocketAddr>, Vec<PolicyStep>)> =
         endpoints.into_iter().map(ask).collect();
     let is_refused = |steps: &Vec<PolicyStep>| {
-        steps
-            .iter()
-            .any(|step| matches!(step.result, PolicyResult::Refused | PolicyResult::Pending))
+        steps.iter().any(|step| {
+            matches!(
+                step.result,
+                PolicyResult::Refused | PolicyResult::Denied | PolicyResult::Pending
+            )
+        })
     };
     if !asked.is_empty() && asked.iter().all(|(_, steps)| is_refused(steps)) {
         explanation.verdict = PacketVerdict::Drop;
@@ -85,7 +173,7 @@ pub(super) fn apply(
     });
     explanation.policies = rows.collect();
     for row in explanation.policies.clone() {
-        explanation.steps.extend(row.step());
+        explanation.steps.extend(row.words());
     }
     explanation
 }
@@ -130,6 +218,7 @@ impl PolicyRow {
             pod: step.pod.clone(),
             endpoint,
             isolated_by: step.policies.iter().map(ToString::to_string).collect(),
+            tiers: step.tiers.iter().map(TierRow::new).collect(),
             result: String::new(),
             policy: None,
             rule: None,
@@ -138,6 +227,8 @@ impl PolicyRow {
         };
         match &step.result {
             PolicyResult::Open => Self { result: "open".to_owned(), ..row },
+            PolicyResult::Accepted => Self { result: "accepted".to_owned(), ..row },
+            PolicyResult::Denied => Self { result: "denied".to_owned(), ..row },
             PolicyResult::Refused => Self { result: "refused".to_owned(), ..row },
             PolicyResult::Pending => Self { result: "pending".to_owned(), ..row },
             PolicyResult::Permitted { policy, rule, peer, ports } => Self {
@@ -151,7 +242,27 @@ impl PolicyRow {
         }
     }
 
-    /// In words; `None` if the direction is open.
+    /// In words; nothing for a direction that is open and that no rule of a tier is about.
+    fn words(&self) -> Vec<ExplainStep> {
+        let Self { direction, pod, .. } = self;
+        let to = self.endpoint.as_ref().map(|end| format!(" (to {end})")).unwrap_or_default();
+        let mut steps = Vec::new();
+        for row in &self.tiers {
+            let what = match &*row.action {
+                "Accept" => "permitted",
+                "Deny" => "dropped",
+                _ => "passed on",
+            };
+            steps.push(ExplainStep {
+                what: format!("{direction} of {pod}{to}: {what}"),
+                why: Ruled(row, direction).to_string(),
+            });
+        }
+        steps.extend(self.step());
+        steps
+    }
+
+    /// What is decided behind the tiers' rules, in words.
     fn step(&self) -> Option<ExplainStep> {
         let Self { direction, pod, .. } = self;
         let to = self.endpoint.as_ref().map(|end| format!(" (to {end})")).unwrap_or_default();

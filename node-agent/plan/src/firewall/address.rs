@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use super::blocks::{Pieces, piece_of};
 use super::group::{GroupId, Groups, PodGroup};
-use super::identity::{Identities, IdentityId, IdentityKey};
+use super::identity::{Identities, IdentityId, IdentityKey, Knowledge};
+use super::peer::PeerId;
 use denizen_model::PodName;
 use denizen_state::AttachmentId;
 
@@ -24,6 +25,16 @@ pub(super) enum AddressClaimant {
     Cluster(i64, PodName),
     /// A recorded pod of this node: when it was recorded, and its attachment.
     Recorded(Arc<str>, AttachmentId),
+}
+
+impl AddressClaimant {
+    /// As who a recorded pod claims the addresses of its record, and those of its annotation.
+    pub fn of_record(id: &AttachmentId, added_at: &Arc<str>) -> [Self; 2] {
+        [
+            Self::Recorded(added_at.clone(), id.clone()),
+            Self::Additional(added_at.clone(), id.clone()),
+        ]
+    }
 }
 
 #[derive(Debug)]
@@ -125,14 +136,17 @@ impl PodAddresses {
     pub fn identify(
         &mut self,
         groups: &Groups,
-        pieces: &Pieces,
+        within: Within<'_>,
         identities: &mut Identities,
     ) -> AddressChanges {
         let mut changes = AddressChanges::default();
         for address in std::mem::take(&mut self.touched) {
             let Some(held) = self.held.get_mut(&address) else { continue };
             let group = held.group().and_then(|group| groups.get(group));
-            let key = group.map(|group| key_of(address, group, pieces)).unwrap_or_default();
+            let key = match held.claims.is_empty() {
+                true => IdentityKey::default(),
+                false => key_of(address, group, within),
+            };
             let before = held.identity.take();
             held.identity = identities.acquire(key);
             before.into_iter().for_each(|before| identities.release(before));
@@ -160,13 +174,38 @@ impl PodAddresses {
     }
 }
 
-/// What a pod's address stands for. A pod that policies cannot tell from the other addresses of the
-/// blocks that hold it needs no identity of its own.
-fn key_of(address: IpAddr, group: &PodGroup, pieces: &Pieces) -> IdentityKey {
-    if group.peers.is_empty() && group.ports.is_empty() {
-        return IdentityKey::default();
+/// What a pod's address stands for. `group`: what is known of the pod. A pod that policies cannot
+/// tell from any other address of the blocks that hold it needs no identity of its own.
+fn key_of(address: IpAddr, group: Option<&PodGroup>, within: Within<'_>) -> IdentityKey {
+    let blocks = within.blocks(address);
+    let (labels, ports) = match group {
+        Some(group) => (&group.peers[..], group.ports.clone()),
+        None => (&[][..], Vec::new()),
+    };
+    let knowledge = match (within.pod_ranges, group) {
+        (None, _) if labels.is_empty() && ports.is_empty() => return IdentityKey::default(),
+        (None, _) => Knowledge::NotNeeded,
+        (Some(_), None) => Knowledge::Unknown,
+        (Some(_), Some(_)) => Knowledge::Known,
+    };
+    let peers: BTreeSet<_> = labels.iter().copied().chain(blocks).collect();
+    IdentityKey { peers: peers.into_iter().collect(), ports, knowledge }
+}
+
+/// The ranges that addresses are in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Within<'a> {
+    /// Those of policies, and those of pods.
+    pub pieces: &'a Pieces,
+    /// The peer that stands for those of pods, while ClusterNetworkPolicies are in force.
+    pub pod_ranges: Option<PeerId>,
+}
+
+impl Within<'_> {
+    /// The policies' blocks that hold an address.
+    pub fn blocks(self, address: IpAddr) -> impl Iterator<Item = PeerId> {
+        let piece = piece_of(self.pieces, address).into_iter();
+        let peers = piece.flat_map(|piece| &piece.peers).copied();
+        peers.filter(move |peer| Some(*peer) != self.pod_ranges)
     }
-    let blocks = piece_of(pieces, address).into_iter().flat_map(|piece| &piece.peers);
-    let peers: BTreeSet<_> = group.peers.iter().chain(blocks).copied().collect();
-    IdentityKey { peers: peers.into_iter().collect(), ports: group.ports.clone() }
 }

@@ -4,8 +4,10 @@
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
+use super::permission::ClassKey;
 use super::rules::Direction;
 use super::side::{Isolation, Side, SideDecision};
+use super::tier::{Asked, TierStep};
 use super::{FirewallPlan, ToNode};
 use denizen_model::{PolicyName, Protocol};
 
@@ -30,14 +32,20 @@ pub struct PolicyStep {
     /// The pod, if the runtime passed its name.
     pub pod: String,
     pub policies: Vec<PolicyName>,
+    /// The rules of ClusterNetworkPolicies that match, up to the one that decides.
+    pub tiers: Vec<TierStep>,
     pub result: PolicyResult,
 }
 
 /// What the policies of one pod say in one direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyResult {
-    /// No policy isolates the pod.
+    /// No policy isolates the pod, and no ClusterNetworkPolicy denies it.
     Open,
+    /// The last rule of [`PolicyStep::tiers`] accepts it.
+    Accepted,
+    /// The last rule of [`PolicyStep::tiers`] denies it.
+    Denied,
     /// A rule permits it.
     Permitted {
         /// Whose rule.
@@ -89,25 +97,27 @@ impl FlowCheck<'_> {
                 Direction::Egress => &subject.egress,
             };
             let class = decision.class.as_ref();
+            let (tiers, result) = self.result(decision, other_end(self.flow, direction));
             Some(PolicyStep {
                 direction,
                 pod: subject.pod.as_ref().map_or_else(|| pod.to_string(), ToString::to_string),
                 policies: class.map(|class| class.policies.clone()).unwrap_or_default(),
-                result: self.result(decision, other_end(self.flow, direction)),
+                tiers,
+                result,
             })
         });
         steps.collect()
     }
 
-    /// The directions whose policies count for a flow, each with its pod. A pod may always reach
-    /// itself, and a node its own pods.
+    /// The directions that are asked about a flow, each of the pod whose policies count. A node
+    /// reaches its own pods always, and NetworkPolicies let a pod reach itself.
     fn asked(&self) -> [Option<(Direction, IpAddr)>; 2] {
         let is_to_itself = self.flow.source == self.flow.destination;
         let [is_from_node, is_to_node] =
             [self.flow.source, self.flow.destination].map(|end| self.plan.own.contains(&end));
         let of = |direction, pod: IpAddr, counts: bool| {
-            (counts && !is_to_itself && self.plan.sides.contains_key(&pod))
-                .then_some((direction, pod))
+            let sides = self.plan.sides.get(&pod)?;
+            (counts && (!is_to_itself || sides.is_tiered())).then_some((direction, pod))
         };
         let to_node = match self.plan.settings.to_node {
             ToNode::Enforce => true,
@@ -124,6 +134,15 @@ impl FlowCheck<'_> {
             Isolation::Open => true,
             Isolation::Pending => false,
             Isolation::Isolated => {
+                if let Some(tiered) = &side.tiered {
+                    let function = match self.flow.source == self.flow.destination {
+                        true => Some(&tiered.itself),
+                        false => tiered.of(self.plan.identity_of(peer)),
+                    };
+                    let port = self.flow.port.map_or(0, NonZeroU16::get);
+                    return function
+                        .is_some_and(|function| function.passes(self.flow.protocol, port));
+                }
                 let identity = self.plan.identity_of(peer);
                 side.permissions.iter().any(|permission| {
                     (permission.peer.is_none() || permission.peer == identity)
@@ -133,12 +152,60 @@ impl FlowCheck<'_> {
         }
     }
 
-    fn result(&self, decision: &SideDecision, peer: IpAddr) -> PolicyResult {
+    fn result(&self, decision: &SideDecision, peer: IpAddr) -> (Vec<TierStep>, PolicyResult) {
         let class = match (decision.isolation, &decision.class) {
-            (Isolation::Open, _) => return PolicyResult::Open,
+            (Isolation::Open, _) => return (Vec::new(), PolicyResult::Open),
             (Isolation::Isolated, Some(class)) => class,
-            (Isolation::Pending, _) | (Isolation::Isolated, None) => return PolicyResult::Pending,
+            (Isolation::Pending, _) | (Isolation::Isolated, None) => {
+                return (Vec::new(), PolicyResult::Pending);
+            }
         };
+        match class.rulebook(&self.plan.rules) {
+            None => (Vec::new(), self.judged_by_policies(class, peer)),
+            Some(_) => self.judged_by_tiers(class, peer),
+        }
+    }
+
+    /// Tier by tier. [`Self::rejection`] asks what was painted, as the kernel does.
+    fn judged_by_tiers(&self, class: &ClassKey, peer: IpAddr) -> (Vec<TierStep>, PolicyResult) {
+        let Some(book) = class.rulebook(&self.plan.rules) else {
+            return (Vec::new(), PolicyResult::Open);
+        };
+        let key = self.plan.key_of(peer).unwrap_or_default();
+        let painter = class.painter(&self.plan.peers);
+        let port = self.flow.port.map_or(0, NonZeroU16::get);
+        let asked = Asked { peer, protocol: self.flow.protocol, port };
+        let admin = painter.walk(&book.admin, &key, asked);
+        let mut steps = admin.steps;
+        if admin.is_denied {
+            return (steps, PolicyResult::Denied);
+        }
+        if admin.is_accepted && !admin.may_pass {
+            return (steps, PolicyResult::Accepted);
+        }
+        let behind = match (class.is_isolated, self.flow.source == self.flow.destination) {
+            (true, true) => PolicyResult::Open,
+            (true, false) => self.judged_by_policies(class, peer),
+            (false, _) => {
+                let baseline = painter.walk(&book.baseline, &key, asked);
+                let (is_denied, is_accepted) = (baseline.is_denied, baseline.is_accepted);
+                if !admin.is_accepted || is_denied {
+                    steps.extend(baseline.steps);
+                }
+                match (is_denied, is_accepted) {
+                    (true, _) => PolicyResult::Denied,
+                    (false, true) => PolicyResult::Accepted,
+                    (false, false) => PolicyResult::Open,
+                }
+            }
+        };
+        let is_refused =
+            matches!(behind, PolicyResult::Refused | PolicyResult::Denied | PolicyResult::Pending);
+        let result = if admin.is_accepted && !is_refused { PolicyResult::Accepted } else { behind };
+        (steps, result)
+    }
+
+    fn judged_by_policies(&self, class: &ClassKey, peer: IpAddr) -> PolicyResult {
         let key = self.plan.key_of(peer);
         match class.permitting(&self.plan.rules, key.as_ref(), self.flow.protocol, self.flow.port) {
             None => PolicyResult::Refused,

@@ -20,12 +20,28 @@ pub(super) struct IdentityKey {
     pub peers: Vec<PeerId>,
     /// The pod's named ports that egress rules in force name, sorted.
     pub ports: Vec<NamedPort>,
+    /// Whether it is known whose address it is.
+    pub knowledge: Knowledge,
+}
+
+/// Whether it is known whose address it is: what denies by labels must hold for pods that nobody
+/// has heard of yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(super) enum Knowledge {
+    /// No ClusterNetworkPolicy is in force, or no pod has the address.
+    #[default]
+    NotNeeded,
+    /// It is a pod's whose labels are known, or a node's.
+    Known,
+    /// Pods get addresses from its range, and nobody has said that one has this one; or the labels
+    /// of the pod that has it are not known yet.
+    Unknown,
 }
 
 impl IdentityKey {
     /// Whether no policy in force can match such an address.
     pub fn is_nobody(&self) -> bool {
-        self.peers.is_empty() && self.ports.is_empty()
+        self.peers.is_empty() && self.ports.is_empty() && self.knowledge == Knowledge::NotNeeded
     }
 
     /// Whether one of these peers covers the address.

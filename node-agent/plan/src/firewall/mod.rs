@@ -1,4 +1,5 @@
-//! The pod firewall: which pod may talk to which, by NetworkPolicies (`networking.k8s.io/v1`).
+//! The pod firewall: which pod may talk to which, by NetworkPolicies (`networking.k8s.io/v1`) and
+//! ClusterNetworkPolicies (`policy.networking.k8s.io`).
 //!
 //! Per pod of this node and direction: open, isolated with what is permitted all the same, or
 //! pending. What is permitted is said of *identities* ([`IdentityId`]): the numbers into which this
@@ -13,15 +14,22 @@
 //! | `address` | who has which address, and its identity |
 //! | `owner` | which recorded pod has which address |
 //! | `side` | which pods are isolated |
+//! | `address_key` | what addresses stand for that no pod has |
+//! | `tier` | what ClusterNetworkPolicies say, tier by tier |
+//! | `function` | what passes between a pod and a peer, whoever says so |
 //! | `permission` | what an isolated pod may do |
 //! | `flow` | what becomes of one connection, and why |
+//! | `narrowed` | whose connections may be forbidden now |
 //! | `update` | what of this a change of facts touches |
 
 mod address;
+mod address_key;
 mod blocks;
 mod flow;
+mod function;
 mod group;
 mod identity;
+mod narrowed;
 mod owner;
 mod peer;
 mod permission;
@@ -29,6 +37,7 @@ mod rules;
 mod side;
 #[cfg(test)]
 mod tests;
+mod tier;
 mod update;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -40,8 +49,8 @@ use self::blocks::{Pieces, piece_of};
 use self::flow::FlowCheck;
 use self::group::{GroupId, Groups, PortNames};
 use self::identity::{Identities, IdentityKey};
-use self::peer::PeerTable;
-use self::permission::{ClassKey, Permissions};
+use self::peer::{PeerId, PeerTable};
+use self::permission::{ClassKey, Granted};
 use self::rules::PoliciesInForce;
 use self::side::{Described, SideDecision};
 use self::update::FirewallUpdate;
@@ -50,10 +59,12 @@ use denizen_state::AttachmentId;
 
 pub use self::blocks::AddressRange;
 pub use self::flow::{PolicyFlow, PolicyRejection, PolicyResult, PolicyStep};
+pub use self::function::{Function, PortSpan};
 pub use self::identity::IdentityId;
-pub use self::permission::{Permission, PortKey};
+pub use self::permission::{Cells, Permission, PortKey};
 pub use self::rules::Direction;
-pub use self::side::{Isolation, Side, Sides};
+pub use self::side::{Isolation, Side, Sides, Tiered};
+pub use self::tier::TierStep;
 
 /// What the operator asked of the pod firewall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -121,7 +132,11 @@ pub struct FirewallPlan {
     identities: Identities,
     pieces: Pieces,
     blocks: Blocks,
-    classes: BTreeMap<ClassKey, Permissions>,
+    classes: BTreeMap<ClassKey, Granted>,
+    /// The peer that stands for the ranges of pods, while ClusterNetworkPolicies are in force.
+    pod_ranges: Option<PeerId>,
+    /// The identities of nodes' addresses that no pod has, while they are.
+    node_identities: BTreeMap<IpAddr, IdentityId>,
 }
 
 /// The ranges of `ipBlock`s, by first address, with their identities.
@@ -140,6 +155,14 @@ struct FirewallPod {
     group: Option<GroupId>,
     ingress: SideDecision,
     egress: SideDecision,
+}
+
+impl FirewallPod {
+    /// Whether its record is unchanged.
+    fn is(&self, pod: &LocalPod) -> bool {
+        (&self.pod, &self.uid, &self.ips, &self.added_at)
+            == (&pod.pod, &pod.uid, &own_addresses(pod), &pod.added_at)
+    }
 }
 
 #[derive(Debug)]
@@ -197,6 +220,20 @@ pub struct FirewallChanges {
 impl FirewallChanges {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Notes that a node's address has another identity. Perhaps it was a pod's, or becomes one.
+    fn note_identity(&mut self, of: IpAddr, before: Option<IdentityId>, after: Option<IdentityId>) {
+        if before == after {
+            return;
+        }
+        match self.identities.iter_mut().find(|change| change.of == of) {
+            Some(change) => {
+                change.before = change.before.or(before);
+                change.after = change.after.or(after);
+            }
+            None => self.identities.push(IdentityChange { of, before, after }),
+        }
     }
 }
 
@@ -259,10 +296,10 @@ impl FirewallPlan {
         (isolation, class.map(|class| &*class.policies).unwrap_or_default())
     }
 
-    /// The addresses of pods that have an identity of their own. Others have that of the
+    /// The addresses of pods and nodes that have an identity of their own. Others have that of the
     /// [block](Self::blocks) that they are in.
     pub fn identities(&self) -> impl Iterator<Item = (IpAddr, IdentityId)> {
-        self.addresses.iter()
+        self.addresses.iter().chain(self.node_identities.iter().map(|(ip, id)| (*ip, *id)))
     }
 
     /// The ranges of `ipBlock`s, which do not overlap.
@@ -351,6 +388,7 @@ impl FirewallPlan {
     /// The identity of any address: its own, or that of the blocks that contain it.
     pub fn identity_of(&self, address: IpAddr) -> Option<IdentityId> {
         let own = self.addresses.identity(address);
+        let own = own.or_else(|| self.node_identities.get(&address).copied());
         own.or_else(|| {
             let piece = piece_of(&self.pieces, address)?;
             self.blocks.get(&piece.range.first).map(|(_, id)| *id)
@@ -359,6 +397,16 @@ impl FirewallPlan {
 
     fn key_of(&self, address: IpAddr) -> Option<IdentityKey> {
         self.identities.key(self.identity_of(address)?).cloned()
+    }
+
+    /// How many ClusterNetworkPolicies select a pod of this node.
+    pub fn tiers_in_force(&self) -> usize {
+        self.rules.tier_count()
+    }
+
+    /// Whether ClusterNetworkPolicies select a pod of this node.
+    pub fn has_tiers(&self) -> bool {
+        self.rules.tier_count() > 0
     }
 
     /// Whether everything about a recorded pod is known. While policies, pods or namespaces are
@@ -381,8 +429,10 @@ impl FirewallPlan {
     /// Whether its labels decide about its isolation, or about what other pods permit it.
     fn lacks_labels(&self, subject: &FirewallPod) -> bool {
         let is_pod = subject.pod.is_some() && subject.described.is_none();
-        let matters =
-            subject.ingress.is_open_ended || subject.egress.is_open_ended || self.rules.len() > 0;
+        let matters = subject.ingress.is_open_ended
+            || subject.egress.is_open_ended
+            || self.rules.len() > 0
+            || self.has_tiers();
         is_pod && matters
     }
 }

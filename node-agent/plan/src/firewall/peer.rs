@@ -21,6 +21,10 @@ pub(super) enum Covers {
     /// Addresses: all `ipBlock`s of one rule together. Nothing has to tell them apart, and there
     /// may be thousands.
     Blocks(Arc<[Block]>),
+    /// Addresses of nodes with these labels.
+    Nodes(Selector),
+    /// Addresses that nodes give to pods. No policy names it.
+    PodRanges(Arc<[Block]>),
 }
 
 impl Covers {
@@ -48,7 +52,7 @@ impl Covers {
             Self::Blocks(blocks) => Self::Blocks(
                 blocks.iter().filter(|block| block.contains(address)).take(1).cloned().collect(),
             ),
-            Self::Pods(..) | Self::PodsOf(..) => self.clone(),
+            Self::Pods(..) | Self::PodsOf(..) | Self::Nodes(_) | Self::PodRanges(_) => self.clone(),
         }
     }
 
@@ -59,7 +63,7 @@ impl Covers {
             Self::PodsOf(namespaces, pods) => {
                 namespaces.selects(of_namespace) && pods.selects(labels)
             }
-            Self::Blocks(_) => false,
+            Self::Blocks(_) | Self::Nodes(_) | Self::PodRanges(_) => false,
         }
     }
 }
@@ -83,6 +87,9 @@ impl fmt::Display for Covers {
                     false => write!(f, "namespaces with {}", SelectorText(namespaces)),
                 }
             }
+            Self::Nodes(nodes) if nodes.is_empty() => f.write_str("every node"),
+            Self::Nodes(nodes) => write!(f, "nodes with {}", SelectorText(nodes)),
+            Self::PodRanges(_) => f.write_str("addresses of pods"),
             Self::Blocks(blocks) => {
                 for (n, Block { range, except }) in blocks.iter().enumerate() {
                     write!(f, "{}ipBlock {range}", if n == 0 { "" } else { ", " })?;
@@ -145,7 +152,13 @@ impl PeerChanges {
     /// Whether peers by address came or went.
     pub fn has_blocks(&self) -> bool {
         let mut all = self.added.iter().chain(&self.removed);
-        all.any(|(_, covers)| matches!(covers, Covers::Blocks(_)))
+        all.any(|(_, covers)| matches!(covers, Covers::Blocks(_) | Covers::PodRanges(_)))
+    }
+
+    /// Whether peers by labels of nodes came or went.
+    pub fn has_nodes(&self) -> bool {
+        let mut all = self.added.iter().chain(&self.removed);
+        all.any(|(_, covers)| matches!(covers, Covers::Nodes(_)))
     }
 }
 
@@ -165,7 +178,7 @@ impl PeerTable {
                 self.of_namespace.entry(namespace.clone()).or_default().insert(id);
             }
             Covers::PodsOf(..) => drop(self.of_any.insert(id)),
-            Covers::Blocks(_) => {}
+            Covers::Blocks(_) | Covers::Nodes(_) | Covers::PodRanges(_) => {}
         }
         self.ids.insert(covers.clone(), id);
         self.users.insert(id, (covers, 1));
@@ -193,6 +206,17 @@ impl PeerTable {
         own.chain(&self.of_any).filter_map(|id| Some((*id, self.covers(*id)?)))
     }
 
+    /// Those that cover a node with these labels, in order.
+    pub fn of_node<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = PeerId> + 'a {
+        self.iter().filter_map(move |(id, covers)| match covers {
+            Covers::Nodes(nodes) => nodes.selects(labels).then_some(id),
+            Covers::Pods(..) | Covers::PodsOf(..) | Covers::Blocks(_) | Covers::PodRanges(_) => {
+                None
+            }
+        })
+    }
+
+    /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (PeerId, &Covers)> {
         self.users.iter().map(|(id, (covers, _))| (*id, covers))
     }

@@ -1,11 +1,14 @@
 //! What the pods of one class may do: the union of the rules of the policies that select them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use super::function::{Function, PortSet};
 use super::identity::{Identities, IdentityId, IdentityKey};
+use super::peer::PeerTable;
 use super::rules::{Direction, PoliciesInForce, RuleInForce};
+use super::tier::{Painter, Rulebook};
 use denizen_model::{NamedPort, PolicyName, PolicyPort, PortMatch, Ports, Protocol};
 
 /// One permission. Permissions only add up: none takes anything away.
@@ -51,6 +54,24 @@ pub(super) struct ClassKey {
     pub policies: Vec<PolicyName>,
     /// The pods' own named ports, if the key is for ingress and rules name ports.
     pub ports: Vec<NamedPort>,
+    /// Whether the pods are isolated by [`Self::policies`], which may permit nothing.
+    pub is_isolated: bool,
+    /// The ClusterNetworkPolicies that say something about this direction, in order; `None` if
+    /// none says anything about any direction of the pods.
+    pub tiers: Option<Vec<Arc<str>>>,
+}
+
+/// What passes between the pods of a class and each peer that a policy can tell from others;
+/// `None`: those that none can tell. Sorted.
+pub type Cells = Arc<[(Option<IdentityId>, Function)]>;
+
+/// What the pods of a class may do.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Granted {
+    /// By NetworkPolicies alone.
+    pub permissions: Permissions,
+    /// By policies of any kind, if ClusterNetworkPolicies select the pods.
+    pub cells: Option<Cells>,
 }
 
 /// The permissions of a class, sorted.
@@ -68,6 +89,90 @@ impl ClassKey {
             return Arc::new([everything]);
         }
         without_overlaps(all)
+    }
+
+    /// What passes between these pods and each identity. What `before` has of identities in use
+    /// stays.
+    pub fn cells(
+        &self,
+        rules: &PoliciesInForce,
+        identities: &Identities,
+        table: &PeerTable,
+        before: Option<&Cells>,
+    ) -> Option<Cells> {
+        let book = self.rulebook(rules)?;
+        let painter = self.painter(table);
+        let known: HashMap<Option<IdentityId>, &Function> = before
+            .into_iter()
+            .flat_map(|cells| cells.iter().map(|(id, function)| (*id, function)))
+            .collect();
+        let nobody = IdentityKey::default();
+        let ids = identities.iter().map(|(id, key)| (Some(id), key));
+        let mut functions: HashSet<Function> =
+            known.values().map(|known| (*known).clone()).collect();
+        let cells = [(None, &nobody)].into_iter().chain(ids).map(|(id, key)| {
+            if let Some(known) = known.get(&id) {
+                return (id, (*known).clone());
+            }
+            let painted = self.painted(&book, &painter, rules, key);
+            // One copy of those that are equal.
+            let function = functions.get(&painted).cloned().unwrap_or(painted);
+            functions.insert(function.clone());
+            (id, function)
+        });
+        Some(cells.collect())
+    }
+
+    /// The rules of tiers, if any ClusterNetworkPolicy selects these pods.
+    pub fn rulebook<'a>(&self, rules: &'a PoliciesInForce) -> Option<Rulebook<'a>> {
+        let policies = self.tiers.as_ref()?.iter().filter_map(|name| rules.tier(name));
+        Some(Rulebook::new(policies, self.direction))
+    }
+
+    pub fn painter<'a>(&'a self, table: &'a PeerTable) -> Painter<'a> {
+        Painter { direction: self.direction, ports: &self.ports, table }
+    }
+
+    fn painted(
+        &self,
+        book: &Rulebook<'_>,
+        painter: &Painter<'_>,
+        rules: &PoliciesInForce,
+        key: &IdentityKey,
+    ) -> Function {
+        let permitted = || self.permitted(rules, key);
+        book.function(painter, key, self.is_isolated.then_some(permitted))
+    }
+
+    /// What passes between one of these pods and itself, through a service. NetworkPolicies never
+    /// forbid that.
+    pub fn itself(
+        &self,
+        rules: &PoliciesInForce,
+        table: &PeerTable,
+        own: &IdentityKey,
+    ) -> Option<Function> {
+        let book = self.rulebook(rules)?;
+        let permitted = self.is_isolated.then_some(PortSet::all);
+        Some(book.function(&self.painter(table), own, permitted))
+    }
+
+    /// What NetworkPolicies permit to a peer.
+    fn permitted(&self, rules: &PoliciesInForce, key: &IdentityKey) -> PortSet {
+        let mut set = PortSet::default();
+        for (_, rule) in self.rules(rules) {
+            if rule.peers.as_ref().is_some_and(|peers| !key.is_any_of(peers)) {
+                continue;
+            }
+            for ports in self.fixed_ports(rule).into_iter().chain(self.named_ports(rule, key)) {
+                match ports {
+                    PortKey::All => return PortSet::all(),
+                    PortKey::Protocol(protocol) => set.add_all(protocol),
+                    PortKey::Range(protocol, first, last) => set.add(protocol, first, last),
+                }
+            }
+        }
+        set
     }
 
     /// The rules, each with its policy.
@@ -165,6 +270,25 @@ impl ClassKey {
             let entry = entry_for(rule, protocol, port);
             is_covered.then_some(Permitting { policy, index: rule.index, peer: covering, entry })
         })
+    }
+}
+
+/// The policies that changed.
+#[derive(Debug, Default)]
+pub(super) struct RuleChanges {
+    pub policies: BTreeSet<PolicyName>,
+    pub tiers: BTreeSet<Arc<str>>,
+}
+
+impl RuleChanges {
+    pub fn is_empty(&self) -> bool {
+        self.policies.is_empty() && self.tiers.is_empty()
+    }
+
+    /// Whether the rules of a class changed.
+    pub fn concerns(&self, class: &ClassKey) -> bool {
+        class.policies.iter().any(|policy| self.policies.contains(policy))
+            || class.tiers.iter().flatten().any(|policy| self.tiers.contains(policy))
     }
 }
 

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use super::group::PortNames;
 use super::peer::{Covers, PeerId, PeerTable};
-use denizen_model::{NetworkPolicy, Peers, PolicyName, PolicyRule, PortMatch, Ports};
+use super::tier::TieredPolicy;
+use denizen_model::{
+    ClusterNetworkPolicy, NetworkPolicy, Peers, PolicyName, PolicyRule, PortMatch, Ports,
+};
 
 /// The direction of a connection, seen from a pod of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -64,7 +67,8 @@ struct InForce {
 #[derive(Debug, Default)]
 pub(super) struct PoliciesInForce {
     policies: BTreeMap<PolicyName, InForce>,
-    /// The port names in egress rules: each destination resolves them itself.
+    tiers: BTreeMap<Arc<str>, TieredPolicy>,
+    /// The port names that egress rules ask for: they are resolved on the destination.
     pub egress_names: PortNames,
 }
 
@@ -95,13 +99,58 @@ impl PoliciesInForce {
             policy.peers().for_each(|peer| peers.release(peer));
         }
         if !changed.is_empty() {
-            let rules = self.policies.values().flat_map(|policy| policy.egress.iter().flatten());
-            self.egress_names = rules.flat_map(RuleInForce::names).collect();
+            self.collect_names();
         }
         changed
     }
 
-    /// The rules of a policy in one direction.
+    /// The same of ClusterNetworkPolicies.
+    pub fn set_tiers(
+        &mut self,
+        wanted: &BTreeMap<&str, &ClusterNetworkPolicy>,
+        peers: &mut PeerTable,
+    ) -> BTreeSet<Arc<str>> {
+        let mut changed = BTreeSet::new();
+        let stays = |name: &Arc<str>, policy: &TieredPolicy| {
+            wanted.get(&**name).is_some_and(|wanted| **wanted == policy.source)
+        };
+        let mut stale = Vec::new();
+        for (name, policy) in self.tiers.extract_if(.., |name, policy| !stays(name, policy)) {
+            changed.insert(name);
+            stale.push(policy);
+        }
+        for (name, policy) in wanted {
+            if !self.tiers.contains_key(*name) {
+                self.tiers.insert(policy.name.clone(), TieredPolicy::new(policy, peers));
+                changed.insert(policy.name.clone());
+            }
+        }
+        for policy in stale {
+            policy.peers().for_each(|peer| peers.release(peer));
+        }
+        if !changed.is_empty() {
+            self.collect_names();
+        }
+        changed
+    }
+
+    fn collect_names(&mut self) {
+        let rules = self.policies.values().flat_map(|policy| policy.egress.iter().flatten());
+        let of_tiers = self.tiers.values().flat_map(TieredPolicy::egress_names);
+        self.egress_names = rules.flat_map(RuleInForce::names).chain(of_tiers).collect();
+    }
+
+    /// A ClusterNetworkPolicy in force.
+    pub fn tier(&self, name: &str) -> Option<&TieredPolicy> {
+        self.tiers.get(name)
+    }
+
+    /// How many ClusterNetworkPolicies are in force.
+    pub fn tier_count(&self) -> usize {
+        self.tiers.len()
+    }
+
+    /// A policy's rules for a direction.
     pub fn of(&self, policy: &PolicyName, direction: Direction) -> &[RuleInForce] {
         let policy = self.policies.get(policy);
         let rules = policy.and_then(|policy| match direction {

@@ -1,8 +1,13 @@
 //! Whether a pod is isolated, per direction.
 
-use super::permission::{ClassKey, Permissions};
+use super::IdentityId;
+use super::function::Function;
+use super::permission::{Cells, ClassKey, Permissions};
 use super::rules::Direction;
-use denizen_model::{Labels, NamedPort, NetworkPolicy, PolicyName};
+use super::tier;
+use denizen_model::{
+    ClusterFacts, ClusterNetworkPolicy, Labels, LocalPod, NamedPort, NetworkPolicy, PolicyName,
+};
 
 /// Whether one direction of a pod is restricted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,16 +25,54 @@ pub struct Side {
     pub isolation: Isolation,
     /// What is permitted; empty unless [`Isolation::Isolated`]. Sorted.
     pub permissions: Permissions,
+    /// What passes if ClusterNetworkPolicies select the pod for any direction. Then
+    /// [`Self::permissions`] is empty.
+    pub tiered: Option<Tiered>,
+}
+
+/// One direction of a pod that ClusterNetworkPolicies select.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tiered {
+    /// What passes between it and its peers. NetworkPolicies are in this.
+    pub cells: Cells,
+    /// What passes between it and itself, through a service.
+    pub itself: Function,
+}
+
+impl Tiered {
+    /// What passes between the pod and a peer of this identity. What is not there, does not pass.
+    pub fn of(&self, identity: Option<IdentityId>) -> Option<&Function> {
+        let at = self.cells.binary_search_by_key(&identity, |(id, _)| *id).ok()?;
+        Some(&self.cells[at].1)
+    }
+
+    /// What passes between it and anybody.
+    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+        self.cells.iter().map(|(_, function)| function).chain([&self.itself])
+    }
+
+    /// Whether something passed before that does not pass now.
+    fn is_narrower_than(&self, before: &Self) -> bool {
+        let is_narrower = |(id, before): &(Option<IdentityId>, Function)| {
+            // An identity that is gone has no address.
+            self.of(*id).is_some_and(|now| now.is_narrower_than(before))
+        };
+        self.itself.is_narrower_than(&before.itself) || before.cells.iter().any(is_narrower)
+    }
 }
 
 impl Side {
-    pub(super) fn new(isolation: Isolation, permissions: Permissions) -> Self {
-        Self { isolation, permissions }
+    pub(super) fn new(
+        isolation: Isolation,
+        permissions: Permissions,
+        tiered: Option<Tiered>,
+    ) -> Self {
+        Self { isolation, permissions, tiered }
     }
 
     /// Nothing passes until more is known.
     pub(super) fn pending() -> Self {
-        Self::new(Isolation::Pending, Permissions::default())
+        Self::new(Isolation::Pending, Permissions::default(), None)
     }
 
     /// Whether something passed before that does not pass now.
@@ -39,7 +82,11 @@ impl Side {
             (Isolation::Open, Isolation::Isolated | Isolation::Pending) => true,
             (Isolation::Isolated, Isolation::Isolated | Isolation::Pending) => {
                 let stays = |permission| self.permissions.binary_search(permission).is_ok();
-                !before.permissions.iter().all(stays)
+                match (&before.tiered, &self.tiered) {
+                    (None, None) => !before.permissions.iter().all(stays),
+                    (Some(before), Some(now)) => now.is_narrower_than(before),
+                    (None, Some(_)) | (Some(_), None) => true,
+                }
             }
         }
     }
@@ -72,6 +119,11 @@ impl Sides {
         Direction::BOTH.iter().any(|side| self.of(*side).isolation == Isolation::Isolated)
     }
 
+    /// Whether ClusterNetworkPolicies say something about any direction.
+    pub fn is_tiered(&self) -> bool {
+        Direction::BOTH.iter().any(|side| self.of(*side).tiered.is_some())
+    }
+
     /// Whether any direction is restricted.
     pub fn is_restricted(&self) -> bool {
         Direction::BOTH.iter().any(|side| self.of(*side).isolation != Isolation::Open)
@@ -83,6 +135,14 @@ impl Sides {
 pub(super) struct Described {
     pub labels: Labels,
     pub ports: std::sync::Arc<[NamedPort]>,
+}
+
+impl Described {
+    /// `None` unless the API's object is this very pod's.
+    pub fn of(pod: &LocalPod, cluster: ClusterFacts<'_>) -> Option<Self> {
+        let object = cluster.pod_of(pod)?;
+        Some(Self { labels: object.labels.clone(), ports: object.ports.clone() })
+    }
 }
 
 /// How one direction of a pod is decided.
@@ -126,9 +186,65 @@ pub(super) fn decide<'a>(
     };
     let ports = pod.filter(|_| has_names && direction == Direction::Ingress);
     let ports = ports.map(|pod| pod.ports.to_vec()).unwrap_or_default();
-    let class = ClassKey { direction, policies: selecting, ports };
+    let (is_isolated, tiers) = (true, None);
+    let class = ClassKey { direction, policies: selecting, ports, is_isolated, tiers };
     let class = (isolation == Isolation::Isolated).then_some(class);
     SideDecision { isolation, class, is_open_ended }
+}
+
+/// Adds to what is decided about both directions of a pod what ClusterNetworkPolicies say.
+///
+/// NetworkPolicies only ever add permissions, so of a pod without labels those that certainly
+/// select it may count. A ClusterNetworkPolicy may deny, so such a pod waits, if any may select it.
+pub(super) fn add_tiers(
+    decisions: [SideDecision; 2],
+    tiers: &[&ClusterNetworkPolicy],
+    of_namespace: &Labels,
+    pod: Option<&Described>,
+) -> [SideDecision; 2] {
+    let asked = Direction::BOTH.map(|direction| {
+        tier::selecting(tiers, of_namespace, pod.map(|pod| &pod.labels), direction)
+    });
+    if asked.iter().any(|(_, may_be)| *may_be) {
+        let (isolation, class, is_open_ended) = (Isolation::Pending, None, true);
+        return decisions.map(|_| SideDecision { isolation, class: class.clone(), is_open_ended });
+    }
+    if asked.iter().all(|(names, _)| names.is_empty()) {
+        return decisions;
+    }
+    let mut asked = Direction::BOTH.into_iter().zip(asked);
+    decisions.map(|decision| {
+        let (direction, (names, _)) = asked.next().expect("there are two of each");
+        with_tiers(decision, direction, names, tiers, pod)
+    })
+}
+
+fn with_tiers(
+    decision: SideDecision,
+    direction: Direction,
+    names: Vec<std::sync::Arc<str>>,
+    tiers: &[&ClusterNetworkPolicy],
+    pod: Option<&Described>,
+) -> SideDecision {
+    let by_policies = match decision.isolation {
+        Isolation::Pending => return decision,
+        Isolation::Open if names.is_empty() => return decision,
+        Isolation::Open => None,
+        Isolation::Isolated => decision.class,
+    };
+    let is_isolated = by_policies.is_some();
+    let has_names = names.iter().any(|name| {
+        let policy = tiers.iter().find(|policy| policy.name == *name);
+        policy.is_some_and(|policy| tier::names_ports(policy, direction))
+    });
+    let (policies, ports) =
+        by_policies.map_or_else(Default::default, |class| (class.policies, class.ports));
+    let ports = match pod.filter(|_| has_names && direction == Direction::Ingress) {
+        Some(pod) => pod.ports.to_vec(),
+        None => ports,
+    };
+    let class = ClassKey { direction, policies, ports, is_isolated, tiers: Some(names) };
+    SideDecision { isolation: Isolation::Isolated, class: Some(class), ..decision }
 }
 
 /// Whether a policy's rules for a direction name ports.

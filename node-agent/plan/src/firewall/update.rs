@@ -4,20 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::address::AddressClaimant;
+use ipnetwork::IpNetwork;
+
+use super::address::{AddressClaimant, Within};
+use super::address_key::{block_of_pods, key_of_range, keys_of_nodes};
 use super::blocks::{AddressRange, Piece, pieces};
 use super::group::{GroupKey, GroupQuery};
 use super::identity::IdentityKey;
+use super::narrowed::narrowed;
 use super::owner::{handed_over, owners};
 use super::peer::Covers;
-use super::permission::ClassKey;
+use super::permission::{Cells, ClassKey, Granted, Permissions, RuleChanges};
 use super::rules::Direction;
-use super::side::{Described, Side, SideDecision, Sides, decide};
+use super::side::{Described, Side, SideDecision, Sides, Tiered, add_tiers, decide};
+use super::tier::AllTiers;
 use super::{
     Blocks, ClusterClaim, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused,
     SidesChange, own_addresses,
 };
-use denizen_model::{ClusterFacts, LocalPod, Model, ModelChange, PodName, PodSet, PolicyName};
+use denizen_model::{
+    Block, ClusterFacts, LocalPod, Model, ModelChange, PodName, PodSet, PolicyName,
+};
 use denizen_state::AttachmentId;
 
 /// A plan that is brought up to date, and what has changed in it so far.
@@ -38,13 +45,18 @@ impl<'a> FirewallUpdate<'a> {
         recorded: Option<&PodSet>,
         change: &ModelChange,
     ) -> FirewallChanges {
-        let was = (self.plan.known, self.plan.left_open, self.plan.is_enforced());
+        let was = self.state();
         if change.addresses {
             self.plan.own = model.addresses().iter().map(|own| own.address).collect();
         }
         self.update_surroundings(model, change);
         let recorded = recorded.map(|set| &*set.pods).unwrap_or_default();
-        match model.cluster() {
+        // `auto` enforces what it may read, and the problem is named.
+        let without_tiers = || match self.plan.settings.if_refused {
+            IfRefused::Open => model.cluster_without_tiers(),
+            IfRefused::Pending => None,
+        };
+        match model.cluster().or_else(without_tiers) {
             Some(cluster) => self.update_known(cluster, recorded, change),
             None => {
                 let is_refused = model.refused().next().is_some();
@@ -53,8 +65,13 @@ impl<'a> FirewallUpdate<'a> {
                 self.update_unknown(recorded, change);
             }
         }
-        self.changes.state = was != (self.plan.known, self.plan.left_open, self.plan.is_enforced());
+        self.changes.state = was != self.state();
         self.changes
+    }
+
+    /// What decides which rules are needed.
+    fn state(&self) -> (bool, bool, bool, bool) {
+        (self.plan.known, self.plan.left_open, self.plan.is_enforced(), self.plan.has_tiers())
     }
 
     fn update_surroundings(&mut self, model: &Model, change: &ModelChange) {
@@ -95,7 +112,7 @@ impl<'a> FirewallUpdate<'a> {
     ) {
         let is_first = !std::mem::replace(&mut self.plan.known, true);
         self.plan.left_open = false;
-        self.plan.any_policy = cluster.policies().next().is_some();
+        self.plan.any_policy = cluster.policies().next().is_some() || cluster.has_tiers();
         let mut names = change.cluster_pods.clone();
         if is_first {
             names.extend(cluster.pods().map(|pod| pod.name.clone()));
@@ -105,10 +122,12 @@ impl<'a> FirewallUpdate<'a> {
             self.update_claims(name, cluster);
         }
         let policies_changed = is_first || !change.network_policies.is_empty();
+        let policies_changed = policies_changed || !change.cluster_network_policies.is_empty();
         let changed = match policies_changed || !touched.is_empty() {
             true => self.update_rules(cluster),
-            false => BTreeSet::new(),
+            false => RuleChanges::default(),
         };
+        let before = self.plan.pod_ranges;
         let blocks_changed = self.update_identities(cluster, change);
         let identities = self.plan.identities.settle();
         self.changes.forgotten = identities.gone;
@@ -116,7 +135,13 @@ impl<'a> FirewallUpdate<'a> {
         let others_changed = self.changes.surroundings || !names.is_empty();
         let are_granted = others_changed
             && self.plan.subjects.values().any(|subject| !subject.additional.is_empty());
-        if !touched.is_empty() || !changed.is_empty() || !identities.keys.is_empty() || are_granted
+        // What passes between a pod and itself depends on its own identity.
+        let are_renamed = self.plan.has_tiers() && !self.changes.identities.is_empty();
+        if !touched.is_empty()
+            || !changed.is_empty()
+            || !identities.keys.is_empty()
+            || are_granted
+            || are_renamed
         {
             self.update_permissions(&changed, &identities.keys);
             let mut owners = owners(&self.plan.subjects);
@@ -128,7 +153,7 @@ impl<'a> FirewallUpdate<'a> {
             self.plan.owners = owners;
             self.set_sides(self.all_sides());
         }
-        self.note_narrowed(is_first || blocks_changed);
+        self.note_narrowed(is_first || blocks_changed || self.plan.pod_ranges != before);
     }
 
     /// Notes whose established connections may be forbidden now: of `all` restricted pods, or of
@@ -141,27 +166,7 @@ impl<'a> FirewallUpdate<'a> {
             }
             false => self.changes.departed.clear(),
         }
-        let restricted = || self.plan.pods().filter(|(_, sides)| sides.is_restricted());
-        if restricted().next().is_none() {
-            return;
-        }
-        let narrower = self.changes.sides.iter().filter(|change| {
-            let Some(after) = &change.after else { return false };
-            match &change.before {
-                // The previous owner of the address may have been open.
-                None => after.is_restricted(),
-                Some(before) => Direction::BOTH
-                    .iter()
-                    .any(|side| after.of(*side).is_narrower_than(before.of(*side))),
-            }
-        });
-        let renamed = self.changes.identities.iter().filter(|change| change.before.is_some());
-        let mut narrowed: BTreeSet<IpAddr> =
-            narrower.map(|change| change.address).chain(renamed.map(|change| change.of)).collect();
-        if all {
-            narrowed.extend(restricted().map(|(address, _)| address));
-        }
-        self.changes.narrowed = narrowed;
+        self.changes.narrowed = narrowed(self.plan, &self.changes, all);
     }
 
     /// Updates the recorded pods. Returns those to decide about again. Adds to `names` those whose
@@ -187,6 +192,7 @@ impl<'a> FirewallUpdate<'a> {
         }
         let of_policies: BTreeSet<_> =
             change.network_policies.iter().map(|policy| &policy.namespace).collect();
+        let tiers = AllTiers { all: cluster.tiers() };
         for pod in recorded {
             let is_other =
                 || self.plan.subjects.get(&pod.id).is_none_or(|subject| !subject.is(pod));
@@ -195,8 +201,9 @@ impl<'a> FirewallUpdate<'a> {
                     names.contains(name) || of_policies.contains(&name.namespace)
                 })
             };
-            if is_first || change.pods && is_other() || is_named() {
-                self.update_subject(pod, cluster);
+            if is_first || change.pods && is_other() || is_named() || tiers.are_changed(pod, change)
+            {
+                self.update_subject(pod, cluster, &tiers);
                 names.extend(pod.pod.clone());
                 touched.insert(pod.id.clone());
             }
@@ -217,9 +224,9 @@ impl<'a> FirewallUpdate<'a> {
         Some(name)
     }
 
-    fn update_subject(&mut self, pod: &LocalPod, cluster: ClusterFacts<'_>) {
+    fn update_subject(&mut self, pod: &LocalPod, cluster: ClusterFacts<'_>, tiers: &AllTiers<'_>) {
         let before = self.plan.subjects.remove(&pod.id);
-        let described = described(pod, cluster)
+        let described = Described::of(pod, cluster)
             // A pod runs while it is recorded, even if its object is gone.
             .or_else(|| {
                 before.as_ref().filter(|subject| subject.uid == pod.uid)?.described.clone()
@@ -238,20 +245,27 @@ impl<'a> FirewallUpdate<'a> {
             .or_else(|| before.as_ref().map(|subject| subject.additional.clone()))
             .unwrap_or_default();
         let ips = own_addresses(pod);
-        let [recorded, annotated] = claimants(&pod.id, &pod.added_at);
+        let [recorded, annotated] = AddressClaimant::of_record(&pod.id, &pod.added_at);
         for (addresses, by) in [(&ips[..], recorded), (&additional, annotated)] {
             for ip in addresses {
                 self.plan.addresses.claim(*ip, by.clone(), group, &mut self.plan.groups);
             }
         }
         before
-            .and_then(|subject| subject.group)
+            .and_then(|before| before.group)
             .into_iter()
             .for_each(|group| self.plan.groups.release(group));
-        let [ingress, egress] = Direction::BOTH.map(|direction| {
+        let decisions = Direction::BOTH.map(|direction| {
             let policies = pod.pod.iter().flat_map(|name| cluster.policies_of(&name.namespace));
             decide(policies, described.as_ref(), direction)
         });
+        let [ingress, egress] = match &pod.pod {
+            Some(name) if !tiers.all.is_empty() => {
+                let of_namespace = cluster.namespace_labels(&name.namespace);
+                add_tiers(decisions, &tiers.all, &of_namespace, described.as_ref())
+            }
+            Some(_) | None => decisions,
+        };
         let subject = FirewallPod {
             pod: pod.pod.clone(),
             uid: pod.uid.clone(),
@@ -268,7 +282,7 @@ impl<'a> FirewallUpdate<'a> {
 
     /// Releases the addresses of a recorded pod.
     fn disclaim(&mut self, id: &AttachmentId, subject: &FirewallPod) {
-        let [recorded, annotated] = claimants(id, &subject.added_at);
+        let [recorded, annotated] = AddressClaimant::of_record(id, &subject.added_at);
         for (addresses, by) in [(&subject.ips[..], recorded), (&subject.additional, annotated)] {
             for ip in addresses {
                 self.plan.addresses.disclaim(*ip, &by, &mut self.plan.groups);
@@ -308,17 +322,20 @@ impl<'a> FirewallUpdate<'a> {
         self.plan.claims.insert(name.clone(), claim);
     }
 
-    /// Policies that select a recorded pod are in force. Returns those that differ.
-    fn update_rules(&mut self, cluster: ClusterFacts<'_>) -> BTreeSet<PolicyName> {
-        let decisions =
-            self.plan.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
-        let selecting = decisions
-            .filter_map(|decision| decision.class.as_ref())
-            .flat_map(|class| &class.policies);
-        let selecting: BTreeSet<&PolicyName> = selecting.collect();
+    /// The policies in force are those that select a recorded pod. Returns those that changed.
+    fn update_rules(&mut self, cluster: ClusterFacts<'_>) -> RuleChanges {
+        let decisions = self.plan.subjects.values().flat_map(|pod| [&pod.ingress, &pod.egress]);
+        let classes = decisions.filter_map(|decision| decision.class.as_ref());
+        let tiers = classes.clone().flat_map(|class| class.tiers.iter().flatten());
+        let tiers: BTreeSet<&Arc<str>> = tiers.collect();
+        let tiers =
+            tiers.into_iter().filter_map(|name| Some((&**name, cluster.tier_policy(name)?)));
+        let tiers = self.plan.rules.set_tiers(&tiers.collect(), &mut self.plan.peers);
+        let selecting: BTreeSet<&PolicyName> = classes.flat_map(|class| &class.policies).collect();
         let policies = selecting.into_iter();
         let policies = policies.filter_map(|name| Some((name, cluster.policy(name)?))).collect();
-        self.plan.rules.set(&policies, &mut self.plan.peers)
+        let policies = self.plan.rules.set(&policies, &mut self.plan.peers);
+        RuleChanges { policies, tiers }
     }
 
     /// Returns whether ranges changed.
@@ -326,6 +343,12 @@ impl<'a> FirewallUpdate<'a> {
         let names_changed = self.plan.names != self.plan.rules.egress_names;
         if names_changed {
             self.plan.names.clone_from(&self.plan.rules.egress_names);
+        }
+        let were_tiered = self.plan.pod_ranges.is_some();
+        self.update_pod_ranges(cluster, change);
+        let switched = were_tiered != self.plan.pod_ranges.is_some();
+        if switched {
+            self.plan.addresses.touched.extend(self.plan.addresses.all().collect::<Vec<_>>());
         }
         let peer_changes = self.plan.peers.settle();
         let asked = GroupQuery {
@@ -341,28 +364,61 @@ impl<'a> FirewallUpdate<'a> {
         if has_blocks {
             self.update_blocks();
         }
-        let changed = self.plan.addresses.identify(
-            &self.plan.groups,
-            &self.plan.pieces,
-            &mut self.plan.identities,
-        );
+        let within = Within { pieces: &self.plan.pieces, pod_ranges: self.plan.pod_ranges };
+        let changed =
+            self.plan.addresses.identify(&self.plan.groups, within, &mut self.plan.identities);
         let identities = changed.identities.into_iter();
         self.changes.identities =
             identities.map(|(of, before, after)| IdentityChange { of, before, after }).collect();
+        let are_changed = has_blocks || peer_changes.has_nodes() || change.node_facts;
+        if switched || are_changed || change.node_addresses || !changed.claimed.is_empty() {
+            self.update_node_identities(cluster);
+        }
         let claimed = changed.claimed.into_iter().filter(|(ip, _)| !self.plan.nodes.contains(ip));
         self.changes.taken.extend(claimed);
         has_blocks
     }
 
+    /// While ClusterNetworkPolicies are in force, addresses in the ranges of pods that are nobody's
+    /// yet have an identity.
+    fn update_pod_ranges(&mut self, cluster: ClusterFacts<'_>, change: &ModelChange) {
+        let is_needed = self.plan.has_tiers();
+        if is_needed == self.plan.pod_ranges.is_some() && !change.node_facts {
+            return;
+        }
+        let before = self.plan.pod_ranges.take();
+        if is_needed {
+            let ranges: BTreeSet<IpNetwork> = cluster.pod_ranges().collect();
+            let ranges: Vec<Block> = ranges.into_iter().map(block_of_pods).collect();
+            self.plan.pod_ranges = Some(self.plan.peers.acquire(Covers::PodRanges(ranges.into())));
+        }
+        before.into_iter().for_each(|before| self.plan.peers.release(before));
+    }
+
+    /// Nodes' addresses are known not to be pods', and those of Node objects may be named.
+    fn update_node_identities(&mut self, cluster: ClusterFacts<'_>) {
+        let mut now = BTreeMap::new();
+        for (address, key) in keys_of_nodes(self.plan, cluster) {
+            now.extend(self.plan.identities.acquire(key).map(|id| (address, id)));
+        }
+        let before = std::mem::replace(&mut self.plan.node_identities, now);
+        before.values().for_each(|id| self.plan.identities.release(*id));
+        let now = &self.plan.node_identities;
+        let all: BTreeSet<IpAddr> = before.keys().chain(now.keys()).copied().collect();
+        for of in all {
+            self.changes.note_identity(of, before.get(&of).copied(), now.get(&of).copied());
+        }
+    }
+
     fn update_blocks(&mut self) {
         let blocks = self.plan.peers.iter().filter_map(|(id, covers)| match covers {
-            Covers::Blocks(blocks) => Some((id, &**blocks)),
-            Covers::Pods(..) | Covers::PodsOf(..) => None,
+            Covers::Blocks(blocks) | Covers::PodRanges(blocks) => Some((id, &**blocks)),
+            Covers::Pods(..) | Covers::PodsOf(..) | Covers::Nodes(_) => None,
         });
         self.plan.pieces = pieces(blocks);
         let mut now = BTreeMap::new();
         for (first, Piece { range, peers }) in &self.plan.pieces {
-            let key = IdentityKey { peers: peers.clone(), ports: Vec::new() };
+            let key = key_of_range(peers, self.plan.pod_ranges);
             now.extend(self.plan.identities.acquire(key).map(|id| (*first, (*range, id))));
         }
         let before = std::mem::replace(&mut self.plan.blocks, now);
@@ -380,39 +436,55 @@ impl<'a> FirewallUpdate<'a> {
         self.plan.addresses.touched.extend(self.plan.addresses.all().collect::<Vec<_>>());
     }
 
-    /// Updates the permissions of the classes in use.
-    fn update_permissions(&mut self, changed: &BTreeSet<PolicyName>, identities: &[IdentityKey]) {
-        let decisions =
-            self.plan.subjects.values().flat_map(|subject| [&subject.ingress, &subject.egress]);
+    /// Brings the permissions of the classes in use up to date.
+    fn update_permissions(&mut self, changed: &RuleChanges, identities: &[IdentityKey]) {
+        let decisions = self.plan.subjects.values().flat_map(|pod| [&pod.ingress, &pod.egress]);
         let used: BTreeSet<&ClassKey> =
             decisions.filter_map(|decision| decision.class.as_ref()).collect();
         let mut classes = std::mem::take(&mut self.plan.classes);
         for class in used {
-            let is_changed = || {
-                class.policies.iter().any(|policy| changed.contains(policy))
-                    || identities.iter().any(|key| class.may_name(key, &self.plan.rules))
+            let is_changed = || identities.iter().any(|key| class.may_name(key, &self.plan.rules));
+            let has_other_rules = changed.concerns(class);
+            let before = classes.remove(class).filter(|_| !has_other_rules);
+            let granted = match before {
+                Some(before) if class.tiers.is_some() => match identities.is_empty() {
+                    true => before,
+                    false => self.granted_by_tiers(class, before.cells.as_ref()),
+                },
+                None if class.tiers.is_some() => self.granted_by_tiers(class, None),
+                Some(before) if !is_changed() => before,
+                Some(_) | None => Granted {
+                    permissions: class.permissions(&self.plan.rules, &self.plan.identities),
+                    cells: None,
+                },
             };
-            let permissions = match classes.remove(class) {
-                Some(permissions) if !is_changed() => permissions,
-                Some(_) | None => class.permissions(&self.plan.rules, &self.plan.identities),
-            };
-            self.plan.classes.insert(class.clone(), permissions);
+            self.plan.classes.insert(class.clone(), granted);
         }
     }
 
-    /// The decisions about each address of the recorded pods.
+    fn granted_by_tiers(&self, class: &ClassKey, before: Option<&Cells>) -> Granted {
+        let cells = class.cells(&self.plan.rules, &self.plan.identities, &self.plan.peers, before);
+        Granted { permissions: Permissions::default(), cells }
+    }
+
+    /// How each address of a recorded pod is judged.
     fn all_sides(&self) -> BTreeMap<IpAddr, Sides> {
         let owners = self.plan.owners.iter();
         owners
-            .filter_map(|(ip, id)| Some((*ip, self.sides_of(self.plan.subjects.get(id)?))))
+            .filter_map(|(ip, id)| Some((*ip, self.sides_of(*ip, self.plan.subjects.get(id)?))))
             .collect()
     }
 
-    fn sides_of(&self, subject: &FirewallPod) -> Sides {
+    fn sides_of(&self, address: IpAddr, subject: &FirewallPod) -> Sides {
+        let own = self.plan.key_of(address).unwrap_or_default();
         let side = |decision: &SideDecision| {
-            let permissions =
-                decision.class.as_ref().and_then(|class| self.plan.classes.get(class));
-            Side::new(decision.isolation, permissions.cloned().unwrap_or_default())
+            let class = decision.class.as_ref();
+            let granted = class.and_then(|class| self.plan.classes.get(class)).cloned();
+            let Granted { permissions, cells } = granted.unwrap_or_default();
+            let itself =
+                class.and_then(|class| class.itself(&self.plan.rules, &self.plan.peers, &own));
+            let tiered = cells.zip(itself).map(|(cells, itself)| Tiered { cells, itself });
+            Side::new(decision.isolation, permissions, tiered)
         };
         Sides { ingress: side(&subject.ingress), egress: side(&subject.egress) }
     }
@@ -431,27 +503,4 @@ impl<'a> FirewallUpdate<'a> {
         });
         self.changes.sides = differ.collect();
     }
-}
-
-impl FirewallPod {
-    /// Whether its record is unchanged.
-    fn is(&self, pod: &LocalPod) -> bool {
-        (&self.pod, &self.uid, &self.ips, &self.added_at)
-            == (&pod.pod, &pod.uid, &own_addresses(pod), &pod.added_at)
-    }
-}
-
-/// The claimants as which a recorded pod claims its recorded addresses, and those of its
-/// annotation.
-pub(super) fn claimants(id: &AttachmentId, added_at: &Arc<str>) -> [AddressClaimant; 2] {
-    [
-        AddressClaimant::Recorded(added_at.clone(), id.clone()),
-        AddressClaimant::Additional(added_at.clone(), id.clone()),
-    ]
-}
-
-/// What the API says of a recorded pod, if its object is this very pod's.
-fn described(pod: &LocalPod, cluster: ClusterFacts<'_>) -> Option<Described> {
-    let object = cluster.pod_of(pod)?;
-    Some(Described { labels: object.labels.clone(), ports: object.ports.clone() })
 }

@@ -62,6 +62,7 @@ fn nodes(others: &[u8]) -> Nodes {
                 range(&format!("10.1.{number}.0/24")),
                 range(&format!("fd01:{number}::/64")),
             ],
+            labels: denizen_model::Labels::default(),
         };
         (format!("n{number}").into(), node)
     };

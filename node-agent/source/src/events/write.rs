@@ -90,6 +90,15 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
             &*service.name,
             json!({ "apiVersion": "v1", "kind": "Service", "namespace": &*service.namespace, "name": &*service.name }),
         ),
+        // Events about what is in no namespace are in this one.
+        NoticeSubject::ClusterNetworkPolicy(policy) => (
+            "default",
+            &**policy,
+            json!({
+                "apiVersion": "policy.networking.k8s.io/v1alpha2",
+                "kind": "ClusterNetworkPolicy", "name": &**policy,
+            }),
+        ),
         NoticeSubject::NetworkPolicy(policy) => (
             &*policy.namespace,
             &*policy.name,
@@ -125,6 +134,7 @@ fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
         | NoticeReason::NotAnnounced => format!("{:x}", now.as_nanosecond()),
         NoticeReason::InvalidNetworkPolicy
         | NoticeReason::AddressNotPermitted
+        | NoticeReason::InvalidClusterNetworkPolicy
         | NoticeReason::SharedAddress => {
             let mut hasher = DefaultHasher::new();
             notice.text.hash(&mut hasher);

@@ -76,6 +76,16 @@ impl Ahead {
     }
 }
 
+/// Whether a list has an object that a watch which is at version `watched` has not brought yet.
+pub(super) fn has_newer(encoding: Encoding, list: &[u8], watched: Option<&str>) -> bool {
+    let watched = watched.and_then(number);
+    let objects = objects(encoding, list).unwrap_or_default();
+    objects.iter().any(|object| {
+        let metadata = object.metadata();
+        metadata.and_then(|metadata| number(&metadata.resource_version)) > watched
+    })
+}
+
 /// Versions are opaque by contract, and numbers of one sequence in practice.
 fn number(version: &str) -> Option<u64> {
     version.parse().ok()
@@ -110,6 +120,9 @@ mod tests {
         assert_eq!(objects.len(), 1);
         assert_eq!(&*objects[0].metadata().unwrap().name, "new");
         assert_eq!(ahead.objects(&answer(&json!("no object")), Some("100")).len(), 0);
+        let is_new =
+            [None, Some("100"), Some("101")].map(|at| has_newer(list.encoding, &list.body, at));
+        assert_eq!(is_new, [true, true, false]);
     }
 
     #[test]

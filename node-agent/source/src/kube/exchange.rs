@@ -30,9 +30,18 @@ impl Reply {
         request: Request<Vec<u8>>,
         traffic: &Arc<Traffic>,
     ) -> Result<Self, Failure> {
+        Self::accepting(envelope::ACCEPT, client, request, traffic).await
+    }
+
+    /// The same, for an answer of one of these media types.
+    pub(super) async fn accepting(
+        accepted: &'static str,
+        client: &Client,
+        request: Request<Vec<u8>>,
+        traffic: &Arc<Traffic>,
+    ) -> Result<Self, Failure> {
         let mut request = request.map(Body::from);
-        let accepted = HeaderValue::from_static(envelope::ACCEPT);
-        request.headers_mut().insert(ACCEPT, accepted);
+        request.headers_mut().insert(ACCEPT, HeaderValue::from_static(accepted));
         let (head, body) = client.send(request).await?.into_parts();
         let mut reply = Self { encoding: Encoding::Json, body, traffic: traffic.clone() };
         if !head.status.is_success() {

@@ -36,6 +36,12 @@ pub enum Failure {
     /// A watch ended too early.
     #[error("the API server ends a watch as soon as it has begun")]
     ShortWatch,
+    /// The definition of the kind is there, and the kind is not served.
+    #[error("the API server does not serve this kind yet, although it is defined")]
+    NotServedYet,
+    /// The kind is not defined. That is no fault.
+    #[error("the API server does not serve this kind")]
+    Absent,
 }
 
 /// Why a list or watch ended.
@@ -87,7 +93,8 @@ impl Failure {
             },
             Self::Unreachable(error) if is_of_tls(error) => Remedy::NewCredentials,
             Self::Unreachable(_) | Self::Answer(_) | Self::ShortWatch => Remedy::Again,
-            Self::HalfAList | Self::HalfAnEvent => Remedy::Again,
+            Self::HalfAList | Self::HalfAnEvent | Self::NotServedYet => Remedy::Again,
+            Self::Absent => Remedy::NotServed,
             // The server may be waiting for a version that it never reaches: its etcd was restored
             // from an older copy.
             Self::TimedOut(_) => Remedy::ListAnew,
@@ -114,7 +121,9 @@ impl Failure {
             | Self::Answer(_)
             | Self::HalfAList
             | Self::HalfAnEvent
-            | Self::ShortWatch => false,
+            | Self::ShortWatch
+            | Self::NotServedYet
+            | Self::Absent => false,
         }
     }
 

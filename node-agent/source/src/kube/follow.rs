@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use hyper::Request;
 use kube::Client;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch as latest};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::access::Access;
 use super::answer::{Ahead, ObjectAnswer};
+use super::companion::{Call, Companion};
+use super::discovery::{self, ABSENT, Discovered};
 use super::envelope::{Encoding, JsonList, Object, WatchEvent};
 use super::exchange::Reply;
 use super::failure::{Failure, Remedy, StreamEnd};
@@ -21,6 +23,7 @@ use super::frames::{Frames, Listed};
 use super::index::{PartialList, SentObjects};
 use super::kinds::{self, ListedState};
 use super::pace::{Pace, watch_seconds};
+use super::read::WatchedTiers;
 use super::recovery::Recovery;
 use super::spread::Spread;
 use super::traffic::{ListReason, Traffic};
@@ -55,6 +58,14 @@ pub(super) struct KindFollower {
     answers: mpsc::Receiver<ObjectAnswer>,
     ahead: Ahead,
     wrong_policies: mpsc::Sender<WrongPolicy>,
+    companion: Option<Companion>,
+    call: Option<Call>,
+    /// What the reader of ClusterNetworkPolicies knows of this follower, if they are its kind.
+    watched: Option<latest::Sender<WatchedTiers>>,
+    /// Where the kind is served, if it is not the same everywhere.
+    path: Option<String>,
+    /// Objects that nobody enforces.
+    old: Vec<String>,
     index: SentObjects,
     /// `None` if the credentials must be read (again).
     client: Option<Client>,
@@ -89,7 +100,8 @@ impl KindFollower {
         recovery: Recovery,
     ) -> Self {
         let KubeConfig { access, node_name, since, features } = config.clone();
-        let FollowerChannels { outlet, answers, wrong_policies, traffic, spread } = ends;
+        let FollowerChannels { outlet, answers, wrong_policies, traffic, spread, .. } = ends;
+        let (companion, call, watched) = (ends.companion, ends.call, ends.watched);
         Self {
             kind,
             index: SentObjects::new(kind, features.decoder(node_name.clone()), since),
@@ -101,6 +113,11 @@ impl KindFollower {
             answers,
             ahead: Ahead::default(),
             wrong_policies,
+            companion,
+            call,
+            watched,
+            path: None,
+            old: Vec::new(),
             client: None,
             version: None,
             floor: None,
@@ -119,6 +136,12 @@ impl KindFollower {
 
     /// Runs until the receiver is closed.
     pub(super) async fn run(mut self) {
+        if let Some(call) = &mut self.call {
+            tokio::select! {
+                () = self.outlet.closed() => return,
+                is_needed = call.needed() => if !is_needed { return },
+            }
+        }
         loop {
             self.recovery.attempt();
             let (least, pause) = match self.advance().await {
@@ -142,9 +165,51 @@ impl KindFollower {
             Some(client) => client.clone(),
             None => self.client.insert(self.access.client().await?).clone(),
         };
+        if self.kind == ObjectKind::ClusterNetworkPolicy && self.version.is_none() {
+            self.discover(&client).await?;
+        }
         match self.version.clone() {
             None => self.list(&client).await,
             Some(version) => self.watch(&client, &version).await,
+        }
+    }
+
+    /// Finds out whether and where ClusterNetworkPolicies are served. If they are not, there are
+    /// none: unless they were enforced until now, and their definition is still there.
+    async fn discover(&mut self, client: &Client) -> Result<(), StreamEnd> {
+        let Discovered { path, old } = discovery::discover(client).await?;
+        self.answered();
+        self.old = old;
+        if path.is_some() {
+            self.path = path;
+            self.publish_position();
+            return Ok(());
+        }
+        let were_served = !self.listed || self.path.is_some();
+        if were_served && discovery::is_defined(client).await? {
+            return Err(Failure::NotServedYet.into());
+        }
+        self.path = None;
+        self.publish_position();
+        let events = self.index.complete(PartialList::default());
+        self.outlet.send(events).await?;
+        self.listed().await?;
+        self.trouble(None);
+        Err(Failure::Absent.into())
+    }
+
+    /// Tells the reader of ClusterNetworkPolicies where they are, and how far the watch is.
+    fn publish_position(&self) {
+        if let Some(watched) = &self.watched {
+            let now = WatchedTiers { path: self.path.clone(), version: self.version.clone() };
+            watched.send_if_modified(|before| std::mem::replace(before, now.clone()) != now);
+        }
+    }
+
+    fn request(&self) -> kube::core::Request {
+        match &self.path {
+            Some(path) => kube::core::Request::new(path.as_str()),
+            None => kinds::request(self.kind),
         }
     }
 
@@ -168,7 +233,14 @@ impl KindFollower {
             Remedy::ListAnew | Remedy::NotThisWay => {
                 self.floor = self.version.take().or(self.floor.take());
             }
+            Remedy::NotServed if self.kind == ObjectKind::ClusterNetworkPolicy => {
+                self.version = None;
+            }
             Remedy::Again | Remedy::NotServed | Remedy::Forbidden => {}
+        }
+        if matches!(failure, Failure::Absent) {
+            self.floor = None;
+            return Ok(ABSENT);
         }
         self.needs_newest |= failure.is_of_the_future();
         self.reason = match (listing, failure) {
@@ -244,7 +316,7 @@ impl KindFollower {
             None => ListedState::Cached,
         };
         let params = kinds::list(self.kind, self.fields.clone(), self.selects, state);
-        let request = kinds::request(self.kind).list(&params);
+        let request = self.request().list(&params);
         self.traffic.list(self.reason);
         let mut reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
         self.answered();
@@ -291,7 +363,7 @@ impl KindFollower {
     /// Watches from `version`.
     async fn watch(&mut self, client: &Client, version: &str) -> Result<(), StreamEnd> {
         let params = kinds::watch(self.kind, self.fields.clone(), watch_seconds());
-        let request = kinds::request(self.kind).watch(&params, version);
+        let request = self.request().watch(&params, version);
         let reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
         self.answered();
         let begun = Instant::now();
@@ -315,6 +387,7 @@ impl KindFollower {
             while let Some(event) = frames.next().map_err(Failure::Answer)? {
                 self.traffic.event();
                 self.take(event).await?;
+                self.publish_position();
             }
         }
         if frames.is_between_events() { Ok(()) } else { Err(Failure::HalfAnEvent.into()) }
@@ -375,7 +448,8 @@ impl KindFollower {
     async fn take_answer(&mut self, answer: &ObjectAnswer) -> Result<(), Closed> {
         let objects = self.ahead.objects(answer, self.version.as_deref()).into_iter();
         let found = objects.map(|object| object.found(self.kind));
-        let events = found.flat_map(|found| self.index.changed(&found)).collect();
+        let events: Vec<Event> = found.flat_map(|found| self.index.changed(&found)).collect();
+        self.call_companion(&events).await;
         self.outlet.send(events).await?;
         self.report();
         Ok(())
@@ -391,6 +465,7 @@ impl KindFollower {
         let metadata = object.metadata();
         if !metadata.as_ref().is_some_and(|metadata| self.ahead.has(metadata)) {
             let events = apply(&mut self.index, &object.found(self.kind));
+            self.call_companion(&events).await;
             self.outlet.send(events).await?;
             self.report();
         }
@@ -410,19 +485,33 @@ impl KindFollower {
             self.index.keep(&mut list, namespace, name);
         }
         let events = self.index.complete(list);
+        self.call_companion(&events).await;
         self.outlet.send(events).await?;
         self.listed().await?;
         self.version = Some(version);
         self.needs_newest = false;
+        self.publish_position();
         self.report();
         Ok(())
+    }
+
+    /// The first ClusterNetworkPolicy needs the Nodes of others.
+    async fn call_companion(&mut self, events: &[Event]) {
+        let is_policy = |event: &Event| matches!(event, Event::ClusterNetworkPolicy(_, Some(_)));
+        if events.iter().any(is_policy)
+            && let Some(mut companion) = self.companion.take()
+        {
+            companion.listed().await;
+        }
     }
 
     /// Sends once that the first list is complete.
     async fn listed(&mut self) -> Result<(), Closed> {
         let is_first = !std::mem::replace(&mut self.listed, true);
         let listed = is_first.then(|| Event::Listed(self.kind.listing()));
-        self.outlet.send(Vec::from_iter(listed)).await
+        self.outlet.send(Vec::from_iter(listed)).await?;
+        self.call.iter().for_each(Call::answer);
+        Ok(())
     }
 
     /// Reports that this kind cannot be followed, or can again, and logs it once.
@@ -455,7 +544,8 @@ impl KindFollower {
             )
         });
         let problems = self.index.problems().cloned();
-        self.outlet.report(trouble.chain(absent).chain(problems).collect());
+        let old = self.old.iter().cloned();
+        self.outlet.report(trouble.chain(absent).chain(old).chain(problems).collect());
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use jiff::Timestamp;
 use tracing::warn;
 
-use super::WrongPolicy;
+use super::{AnyPolicy, WrongPolicy};
 use crate::object::{DecodedObject, Decoder, ObjectKey, ObjectKind, RawObject};
 use denizen_model::Event;
 use denizen_text::describe;
@@ -172,12 +172,13 @@ impl SentObjects {
         for line in lines.iter().filter(|line| !before.contains(line)) {
             warn!(error = line, "part of an object is not used");
         }
-        if let Some(ObjectKey::NetworkPolicy(policy)) = key
-            && !lines.is_empty()
-            && before != lines
-        {
-            let text = lines.join("\n");
-            self.wrong_policies.push(WrongPolicy { policy: policy.clone(), text });
+        let policy = match key {
+            Some(ObjectKey::NetworkPolicy(policy)) => AnyPolicy::OfNamespace(policy.clone()),
+            Some(ObjectKey::ClusterNetworkPolicy(policy)) => AnyPolicy::OfCluster(policy.clone()),
+            _ => return,
+        };
+        if !lines.is_empty() && before != lines {
+            self.wrong_policies.push(WrongPolicy { policy, text: lines.join("\n") });
         }
     }
 

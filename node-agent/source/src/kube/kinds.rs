@@ -27,11 +27,14 @@ pub(super) fn request(kind: ObjectKind) -> Request {
     Request::new(match kind {
         ObjectKind::Service => "/api/v1/services",
         ObjectKind::EndpointSlice => "/apis/discovery.k8s.io/v1/endpointslices",
-        ObjectKind::Node => "/api/v1/nodes",
+        ObjectKind::Node | ObjectKind::OtherNode => "/api/v1/nodes",
         ObjectKind::ServiceCidr => "/apis/networking.k8s.io/v1/servicecidrs",
         ObjectKind::Namespace => "/api/v1/namespaces",
         ObjectKind::Pod => "/api/v1/pods",
         ObjectKind::NetworkPolicy => "/apis/networking.k8s.io/v1/networkpolicies",
+        ObjectKind::ClusterNetworkPolicy => {
+            "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies"
+        }
     })
 }
 
@@ -81,7 +84,9 @@ fn only_listed(kind: ObjectKind) -> Option<&'static str> {
         | ObjectKind::Node
         | ObjectKind::ServiceCidr
         | ObjectKind::Namespace
-        | ObjectKind::NetworkPolicy => None,
+        | ObjectKind::NetworkPolicy
+        | ObjectKind::ClusterNetworkPolicy
+        | ObjectKind::OtherNode => None,
     }
 }
 
@@ -96,7 +101,9 @@ fn labels(kind: ObjectKind) -> Option<String> {
         | ObjectKind::ServiceCidr
         | ObjectKind::Namespace
         | ObjectKind::Pod
-        | ObjectKind::NetworkPolicy => None,
+        | ObjectKind::NetworkPolicy
+        | ObjectKind::ClusterNetworkPolicy
+        | ObjectKind::OtherNode => None,
     }
 }
 
@@ -110,7 +117,9 @@ pub(super) fn fields(kind: ObjectKind, node_name: &str, features: Features) -> O
         | ObjectKind::EndpointSlice
         | ObjectKind::ServiceCidr
         | ObjectKind::Namespace
-        | ObjectKind::NetworkPolicy => None,
+        | ObjectKind::NetworkPolicy
+        | ObjectKind::ClusterNetworkPolicy
+        | ObjectKind::OtherNode => None,
     }
 }
 
@@ -121,6 +130,8 @@ pub(super) fn selects(kind: ObjectKind) -> bool {
         ObjectKind::EndpointSlice
         | ObjectKind::ServiceCidr
         | ObjectKind::Namespace
-        | ObjectKind::NetworkPolicy => false,
+        | ObjectKind::NetworkPolicy
+        | ObjectKind::ClusterNetworkPolicy
+        | ObjectKind::OtherNode => false,
     }
 }

@@ -7,6 +7,8 @@
 //! | `token` | a bearer token in a file that may be replaced |
 //! | `client` | connections that detect a dead server |
 //! | `kinds` | paths and selectors of the requests |
+//! | `discovery` | whether ClusterNetworkPolicies are served |
+//! | `companion` | the Nodes of others, followed for their sake |
 //! | `index` | which objects were sent, and what changed; pure |
 //! | `follow` | lists, watches, and what to do when they fail |
 //! | [`probe`] | asks a server once what it is and permits, for `check` |
@@ -46,6 +48,8 @@
 pub mod access;
 mod answer;
 mod client;
+mod companion;
+mod discovery;
 mod envelope;
 mod exchange;
 mod failure;
@@ -65,6 +69,7 @@ mod token;
 mod traffic;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -72,9 +77,10 @@ use tokio::sync::{mpsc, watch as latest};
 
 use self::access::Access;
 use self::answer::ObjectAnswer;
+use self::companion::{Call, Companion, companion};
 use self::follow::KindFollower;
 use self::lookup::PodLookup;
-use self::read::PolicyReader;
+use self::read::{PolicyReader, TierReads, WatchedTiers};
 use self::recovery::Recovery;
 use self::spread::Spread;
 use super::object::ObjectKind;
@@ -99,10 +105,28 @@ pub struct KubeConfig {
     pub features: Features,
 }
 
-/// A NetworkPolicy that is not understood.
+/// A policy of any kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AnyPolicy {
+    /// A NetworkPolicy.
+    OfNamespace(PolicyName),
+    /// A ClusterNetworkPolicy.
+    OfCluster(Arc<str>),
+}
+
+impl fmt::Display for AnyPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OfNamespace(policy) => write!(f, "{policy}"),
+            Self::OfCluster(policy) => write!(f, "{policy}"),
+        }
+    }
+}
+
+/// A policy that is not understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongPolicy {
-    pub policy: PolicyName,
+    pub policy: AnyPolicy,
     /// What is wrong, for a person: one line for each mistake.
     pub text: String,
 }
@@ -114,6 +138,12 @@ struct FollowerChannels {
     wrong_policies: mpsc::Sender<WrongPolicy>,
     traffic: Arc<Traffic>,
     spread: Arc<Spread>,
+    /// Of the follower of ClusterNetworkPolicies.
+    companion: Option<Companion>,
+    /// Of the follower of Nodes that it calls.
+    call: Option<Call>,
+    /// Of the follower of ClusterNetworkPolicies.
+    watched: Option<latest::Sender<WatchedTiers>>,
 }
 
 /// A kind that is followed.
@@ -141,6 +171,14 @@ pub fn start(
     let recovery = Recovery::new();
     let spread = Arc::new(Spread::new());
     let mut reads = Some(reads);
+    let (called, call) = companion();
+    let has_tiers = config.features.kinds().any(|kind| kind == ObjectKind::ClusterNetworkPolicy);
+    let is_called = has_tiers && !config.features.other_nodes;
+    let (mut called, mut call) = (Some(called), Some(call));
+    let (tier_answers, of_tiers) = mpsc::channel(WAITING);
+    let (watched, at_tiers) = latest::channel(WatchedTiers::default());
+    let mut tier_reads = Some(TierReads { watched: at_tiers, answers: tier_answers });
+    let (mut of_tiers, mut watched) = (Some(of_tiers), Some(watched));
     let follow = |kind| {
         let (outlet, problems) = Outlet::new(events.clone());
         let (answer, answers) = mpsc::channel(WAITING);
@@ -150,22 +188,32 @@ pub fn start(
                 PodLookup::new(config.access.clone(), unknown.clone(), answer, traffic.clone());
             tokio::spawn(lookup.run());
         } else if kind == ObjectKind::NetworkPolicy
-            && let Some(reads) = reads.take()
+            && let Some((reads, tiers)) = reads.take().zip(tier_reads.take())
         {
             let reader = PolicyReader::new(
                 config.access.clone(),
                 reads,
                 answer,
+                tiers,
                 traffic.clone(),
                 spread.clone(),
             );
             tokio::spawn(reader.run());
         }
-        let (wrong_policies, counted) = (wrong_policies.clone(), traffic.clone());
-        let spread = spread.clone();
-        let ends = FollowerChannels { outlet, answers, wrong_policies, traffic: counted, spread };
+        let of_tiers = of_tiers.take_if(|_| kind == ObjectKind::ClusterNetworkPolicy);
+        let ends = FollowerChannels {
+            outlet,
+            answers: of_tiers.unwrap_or(answers),
+            wrong_policies: wrong_policies.clone(),
+            traffic: traffic.clone(),
+            spread: spread.clone(),
+            companion: called.take_if(|_| is_called && kind == ObjectKind::ClusterNetworkPolicy),
+            call: call.take_if(|_| kind == ObjectKind::OtherNode),
+            watched: watched.take_if(|_| kind == ObjectKind::ClusterNetworkPolicy),
+        };
         tokio::spawn(KindFollower::new(kind, config, ends, recovery.clone()).run());
         Followed { kind, problems, traffic }
     };
-    config.features.kinds().map(follow).collect()
+    let other_nodes = is_called.then_some(ObjectKind::OtherNode);
+    config.features.kinds().chain(other_nodes).map(follow).collect()
 }

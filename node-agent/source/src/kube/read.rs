@@ -1,22 +1,25 @@
-//! Reads the policies of a namespace as they are now.
+//! Reads the policies of a namespace, and those of the cluster, as they are now.
 //!
 //! A policy and a pod that it selects may be created together. Nothing orders the watches of two
 //! kinds, so the policy may arrive after the pod. Therefore the policies of a pod's namespace are
-//! read when the pod is added: the answer has every policy that was stored before.
+//! read when the pod is added: the answer has every policy that was stored before. So are
+//! ClusterNetworkPolicies, where they are served: first their versions alone, and the policies
+//! themselves only if the watch has not brought one of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Request;
 use kube::Client;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch as latest};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 use tracing::debug;
 
 use super::access::Access;
-use super::answer::ObjectAnswer;
+use super::answer::{ObjectAnswer, has_newer};
+use super::envelope;
 use super::exchange::Reply;
 use super::failure::{Failure, Remedy};
 use super::spread::Spread;
@@ -28,7 +31,10 @@ use denizen_text::describe;
 /// what is known.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Asks for the policies of a namespace.
+/// As which a list has nothing but its objects' metadata.
+const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+
+/// Asks for the policies of a namespace, and those of the cluster.
 #[derive(Debug)]
 pub struct PolicyRead {
     pub namespace: Arc<str>,
@@ -45,35 +51,74 @@ pub struct PolicyReads {
     pub done: mpsc::Sender<u64>,
 }
 
+/// Where ClusterNetworkPolicies are served, and how far their watch is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct WatchedTiers {
+    /// `None` if they are not served.
+    pub path: Option<String>,
+    /// The version that the watch has reached; `None` before the first list.
+    pub version: Option<String>,
+}
+
+/// What the reader has of the follower of ClusterNetworkPolicies.
+pub(super) struct TierReads {
+    pub watched: latest::Receiver<WatchedTiers>,
+    pub answers: mpsc::Sender<ObjectAnswer>,
+}
+
+/// What one request reads.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum ReadTarget {
+    Namespace(Arc<str>),
+    /// ClusterNetworkPolicies.
+    Cluster,
+}
+
 /// Carries the requests out.
 pub(super) struct PolicyReader {
     access: Access,
     reads: PolicyReads,
     /// Where the answers go: to whoever knows what the watch has brought.
     answers: mpsc::Sender<ObjectAnswer>,
+    tiers: TierReads,
     client: Option<Client>,
-    /// Namespaces for which no request has been sent.
-    waiting: BTreeMap<Arc<str>, Vec<u64>>,
-    /// Namespaces whose request is under way. A namespace has one request at a time: tickets that
-    /// come meanwhile share the next one.
-    running: BTreeMap<Arc<str>, Vec<u64>>,
+    /// What no request has been sent for.
+    waiting: BTreeMap<ReadTarget, Vec<u64>>,
+    /// What a request for is under way. One at a time: tickets that come meanwhile share the next.
+    running: BTreeMap<ReadTarget, Vec<u64>>,
+    /// How many requests each ticket waits for.
+    unfinished: HashMap<u64, usize>,
     traffic: Arc<Traffic>,
     /// Ends with the first read: a pod is added.
     spread: Arc<Spread>,
 }
 
-type FinishedRead = (Arc<str>, Result<(), Failure>);
+type FinishedRead = (ReadTarget, Result<(), Failure>);
 
 impl PolicyReader {
     pub(super) fn new(
         access: Access,
         reads: PolicyReads,
         answers: mpsc::Sender<ObjectAnswer>,
+        tiers: TierReads,
         traffic: Arc<Traffic>,
         spread: Arc<Spread>,
     ) -> Self {
         let (waiting, running) = (BTreeMap::new(), BTreeMap::new());
-        Self { access, reads, answers, client: None, waiting, running, traffic, spread }
+        let unfinished = HashMap::new();
+        let client = None;
+        Self {
+            access,
+            reads,
+            answers,
+            tiers,
+            client,
+            waiting,
+            running,
+            unfinished,
+            traffic,
+            spread,
+        }
     }
 
     /// Runs until nobody asks, or nobody takes the answers.
@@ -86,7 +131,7 @@ impl PolicyReader {
                 asked = self.reads.asked.recv() => match asked {
                     Some(PolicyRead { namespace, ticket }) => {
                         self.spread.end();
-                        self.waiting.entry(namespace).or_default().push(ticket);
+                        self.take(namespace, ticket);
                     }
                     None => return,
                 },
@@ -95,28 +140,50 @@ impl PolicyReader {
         }
     }
 
+    fn take(&mut self, namespace: Arc<str>, ticket: u64) {
+        let are_served = self.tiers.watched.borrow().path.is_some();
+        let of_cluster = are_served.then_some(ReadTarget::Cluster);
+        let targets = [ReadTarget::Namespace(namespace)].into_iter().chain(of_cluster);
+        for target in targets {
+            self.waiting.entry(target).or_default().push(ticket);
+            *self.unfinished.entry(ticket).or_default() += 1;
+        }
+    }
+
     /// Sends what is not under way.
     async fn send(&mut self, requests: &mut JoinSet<FinishedRead>) {
-        let due = |namespace: &Arc<str>| !self.running.contains_key(namespace);
-        let due: Vec<_> = self.waiting.extract_if(.., |namespace, _| due(namespace)).collect();
-        for (namespace, tickets) in due {
+        let due = |target: &ReadTarget| !self.running.contains_key(target);
+        let due: Vec<_> = self.waiting.extract_if(.., |target, _| due(target)).collect();
+        for (target, tickets) in due {
             if self.client.is_none() {
                 self.client = self.access.client().await.ok();
             }
-            match &self.client {
-                Some(client) if is_dns_name(&namespace) => {
-                    let (client, answers) = (client.clone(), self.answers.clone());
-                    let traffic = self.traffic.clone();
-                    requests.spawn(request(client, namespace.clone(), answers, traffic));
-                    self.running.insert(namespace, tickets);
+            let Some(client) = self.client.clone() else {
+                self.report(tickets).await;
+                continue;
+            };
+            let list = PolicyList { client, traffic: self.traffic.clone() };
+            match &target {
+                ReadTarget::Namespace(namespace) if is_dns_name(namespace) => {
+                    let read = read_namespace(list, namespace.clone(), self.answers.clone());
+                    requests.spawn(in_time(target.clone(), read));
                 }
-                Some(_) | None => self.report(tickets).await,
+                ReadTarget::Namespace(_) => {
+                    self.report(tickets).await;
+                    continue;
+                }
+                ReadTarget::Cluster => {
+                    let watched = self.tiers.watched.borrow().clone();
+                    let read = read_cluster(list, watched, self.tiers.answers.clone());
+                    requests.spawn(in_time(target.clone(), read));
+                }
             }
+            self.running.insert(target, tickets);
         }
     }
 
     async fn end(&mut self, ended: Result<FinishedRead, JoinError>) {
-        let (namespace, result) = match ended {
+        let (target, result) = match ended {
             Ok(ended) => ended,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -124,43 +191,83 @@ impl PolicyReader {
             },
         };
         if let Err(failure) = result {
-            debug!(%namespace, error = describe(&failure), "read policies in vain");
+            debug!(?target, error = describe(&failure), "read policies in vain");
             if failure.remedy() == Remedy::NewCredentials {
                 self.client = None;
             }
         }
-        let tickets = self.running.remove(&namespace).unwrap_or_default();
+        let tickets = self.running.remove(&target).unwrap_or_default();
         self.report(tickets).await;
     }
 
-    async fn report(&self, tickets: Vec<u64>) {
+    async fn report(&mut self, tickets: Vec<u64>) {
         for ticket in tickets {
+            let unfinished = self.unfinished.get_mut(&ticket);
+            if let Some(count) = unfinished.filter(|count| **count > 1) {
+                *count -= 1;
+                continue;
+            }
+            self.unfinished.remove(&ticket);
             // Nobody may be there any more.
             let _ = self.reads.done.send(ticket).await;
         }
     }
 }
 
-async fn request(
-    client: Client,
+async fn in_time(
+    target: ReadTarget,
+    read: impl Future<Output = Result<(), Failure>>,
+) -> FinishedRead {
+    let result = timeout(ANSWER, read).await.unwrap_or(Err(Failure::TimedOut(ANSWER)));
+    (target, result)
+}
+
+async fn read_namespace(
+    list: PolicyList,
     namespace: Arc<str>,
     answers: mpsc::Sender<ObjectAnswer>,
-    traffic: Arc<Traffic>,
-) -> FinishedRead {
-    // Without a resource version: the newest state, not one that a server's cache may lag behind.
+) -> Result<(), Failure> {
     let path = format!("/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies");
-    let read = async {
+    hand_over(list.get(&path, envelope::ACCEPT).await?, &answers).await;
+    Ok(())
+}
+
+/// They are the same for every pod of the node, and many: mostly the watch has brought all.
+async fn read_cluster(
+    list: PolicyList,
+    watched: WatchedTiers,
+    answers: mpsc::Sender<ObjectAnswer>,
+) -> Result<(), Failure> {
+    let Some(path) = watched.path else { return Ok(()) };
+    let versions = list.get(&path, METADATA).await?;
+    if has_newer(versions.encoding, &versions.body, watched.version.as_deref()) {
+        hand_over(list.get(&path, envelope::ACCEPT).await?, &answers).await;
+    }
+    Ok(())
+}
+
+/// Waits until the objects of an answer are sent.
+async fn hand_over(answer: ObjectAnswer, answers: &mpsc::Sender<ObjectAnswer>) {
+    let (untaken, taken) = oneshot::channel();
+    if answers.send(ObjectAnswer { _untaken: Some(untaken), ..answer }).await.is_ok() {
+        // It ends when the answer is dropped.
+        let _ = taken.await;
+    }
+}
+
+/// Asks for lists of policies.
+struct PolicyList {
+    client: Client,
+    traffic: Arc<Traffic>,
+}
+
+impl PolicyList {
+    /// Without a resource version: the newest state, not one that a server's cache may lag behind.
+    async fn get(&self, path: &str, accept: &'static str) -> Result<ObjectAnswer, Failure> {
         let request = Request::get(path).body(Vec::new());
         let request = request.expect("a path of DNS names is valid");
-        let reply = Reply::to(&client, request, &traffic).await?;
+        let reply = Reply::accepting(accept, &self.client, request, &self.traffic).await?;
         let (encoding, body) = (reply.encoding, reply.whole().await?);
-        let (untaken, taken) = oneshot::channel();
-        if answers.send(ObjectAnswer { encoding, body, _untaken: Some(untaken) }).await.is_ok() {
-            // It ends when the answer is dropped.
-            let _ = taken.await;
-        }
-        Ok(())
-    };
-    let result = timeout(ANSWER, read).await.unwrap_or(Err(Failure::TimedOut(ANSWER)));
-    (namespace, result)
+        Ok(ObjectAnswer { encoding, body, _untaken: None })
+    }
 }

@@ -83,7 +83,12 @@ impl ObjectKind {
     pub(super) fn is_spread(self) -> bool {
         match self {
             Self::Service | Self::EndpointSlice | Self::Pod => true,
-            Self::Node | Self::ServiceCidr | Self::Namespace | Self::NetworkPolicy => false,
+            Self::Node
+            | Self::ServiceCidr
+            | Self::Namespace
+            | Self::NetworkPolicy
+            | Self::ClusterNetworkPolicy
+            | Self::OtherNode => false,
         }
     }
 }

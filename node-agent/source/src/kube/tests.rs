@@ -182,6 +182,7 @@ fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
             internal: vec!["192.0.2.7".parse().unwrap()],
             external: Vec::new(),
             pod_cidrs: vec![range.parse().unwrap()],
+            labels: denizen_model::Labels::default(),
         };
         Event::OtherNode("another".into(), Some(node))
     };

@@ -19,6 +19,8 @@ pub enum ObjectKey {
     Namespace(Arc<str>),
     Pod(PodName),
     NetworkPolicy(PolicyName),
+    /// A ClusterNetworkPolicy.
+    ClusterNetworkPolicy(Arc<str>),
 }
 
 impl ObjectKey {
@@ -30,7 +32,8 @@ impl ObjectKey {
                 Self::Slice(SliceName { namespace: namespace.into(), name: name.into() })
             }
             ObjectKind::Node if name == here => Self::Node,
-            ObjectKind::Node => Self::OtherNode(name.into()),
+            ObjectKind::Node | ObjectKind::OtherNode => Self::OtherNode(name.into()),
+            ObjectKind::ClusterNetworkPolicy => Self::ClusterNetworkPolicy(name.into()),
             ObjectKind::ServiceCidr => Self::ServiceCidr(name.to_owned()),
             ObjectKind::Namespace => Self::Namespace(name.into()),
             ObjectKind::Pod => {
@@ -52,6 +55,7 @@ impl ObjectKey {
             Self::Namespace(name) => Event::Namespace(name.clone(), None),
             Self::Pod(name) => Event::ClusterPod(name.clone(), None),
             Self::NetworkPolicy(name) => Event::NetworkPolicy(name.clone(), None),
+            Self::ClusterNetworkPolicy(name) => Event::ClusterNetworkPolicy(name.clone(), None),
         }
     }
 }
@@ -67,6 +71,7 @@ impl fmt::Display for ObjectKey {
             Self::Namespace(name) => write!(f, "Namespace {name}"),
             Self::Pod(name) => write!(f, "Pod {name}"),
             Self::NetworkPolicy(name) => write!(f, "NetworkPolicy {name}"),
+            Self::ClusterNetworkPolicy(name) => write!(f, "ClusterNetworkPolicy {name}"),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! object is used.
 
 mod address;
+mod cluster_network_policy;
 mod decoder;
 #[cfg(test)]
 mod encodings;
@@ -32,6 +33,7 @@ use crate::protobuf::{Field, FromProtobuf, MapEntry, ProtobufError};
 use denizen_model::{Listing, ServiceName, SliceName};
 
 pub use address::{parse_address, parse_range};
+pub use cluster_network_policy::{ClusterNetworkPolicy, cluster_network_policy};
 pub use decoder::Decoder;
 pub use key::ObjectKey;
 pub use name::is_dns_name;
@@ -167,10 +169,14 @@ pub enum ObjectKind {
     Pod,
     /// `networking.k8s.io/v1` NetworkPolicy.
     NetworkPolicy,
+    /// `policy.networking.k8s.io` ClusterNetworkPolicy.
+    ClusterNetworkPolicy,
+    /// `v1` Node, those of others: while ClusterNetworkPolicies are served.
+    OtherNode,
 }
 
 impl ObjectKind {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Service,
         Self::EndpointSlice,
         Self::Node,
@@ -178,6 +184,8 @@ impl ObjectKind {
         Self::Namespace,
         Self::Pod,
         Self::NetworkPolicy,
+        Self::ClusterNetworkPolicy,
+        Self::OtherNode,
     ];
 
     /// From `apiVersion` and `kind`; `None` for other kinds. Both count: Knative's Service is
@@ -193,6 +201,9 @@ impl ObjectKind {
             ("v1", "Namespace") => Some(Self::Namespace),
             ("v1", "Pod") => Some(Self::Pod),
             ("networking.k8s.io/v1", "NetworkPolicy") => Some(Self::NetworkPolicy),
+            ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy") => {
+                Some(Self::ClusterNetworkPolicy)
+            }
             (_, _) => None,
         }
     }
@@ -207,6 +218,8 @@ impl ObjectKind {
             Self::Namespace => Listing::Namespaces,
             Self::Pod => Listing::Pods,
             Self::NetworkPolicy => Listing::NetworkPolicies,
+            Self::ClusterNetworkPolicy => Listing::ClusterNetworkPolicies,
+            Self::OtherNode => Listing::OtherNodes,
         }
     }
 
@@ -220,6 +233,8 @@ impl ObjectKind {
             Self::Namespace => "Namespaces",
             Self::Pod => "Pods",
             Self::NetworkPolicy => "NetworkPolicies",
+            Self::ClusterNetworkPolicy => "ClusterNetworkPolicies",
+            Self::OtherNode => "Nodes of others",
         }
     }
 
@@ -227,7 +242,11 @@ impl ObjectKind {
     fn is_namespaced(self) -> bool {
         match self {
             Self::Service | Self::EndpointSlice | Self::Pod | Self::NetworkPolicy => true,
-            Self::Node | Self::ServiceCidr | Self::Namespace => false,
+            Self::Node
+            | Self::ServiceCidr
+            | Self::Namespace
+            | Self::ClusterNetworkPolicy
+            | Self::OtherNode => false,
         }
     }
 }
@@ -242,6 +261,8 @@ impl fmt::Display for ObjectKind {
             Self::Namespace => "Namespace",
             Self::Pod => "Pod",
             Self::NetworkPolicy => "NetworkPolicy",
+            Self::ClusterNetworkPolicy => "ClusterNetworkPolicy",
+            Self::OtherNode => "Node",
         })
     }
 }

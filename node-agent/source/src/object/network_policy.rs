@@ -9,7 +9,7 @@
 mod peer;
 mod port;
 mod protobuf;
-mod selector;
+pub(super) mod selector;
 #[cfg(test)]
 mod tests;
 
@@ -231,9 +231,9 @@ fn rule(
     })
 }
 
-/// The values of the fields `known` of an object; `null` counts as missing. `None` if it is not an
-/// object or has other fields; `problem` says the consequence.
-fn fields<'v, const N: usize>(
+/// The values of the fields `known` of an object; `null` is as good as missing. `None` if it is no
+/// object or has other fields, of which `problem` says the consequence.
+pub(super) fn fields<'v, const N: usize>(
     notes: &mut Notes<'_>,
     path: &str,
     value: &'v Value,
@@ -252,7 +252,7 @@ fn fields<'v, const N: usize>(
 }
 
 /// The elements of a list, none if it is missing; `None` if it is no list.
-fn list(value: Option<&Value>) -> Option<&[Value]> {
+pub(super) fn list(value: Option<&Value>) -> Option<&[Value]> {
     match value {
         None => Some(&[]),
         Some(value) => value.as_array().map(Vec::as_slice),
@@ -260,7 +260,7 @@ fn list(value: Option<&Value>) -> Option<&[Value]> {
 }
 
 /// A value for a person: its beginning.
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => clipped(text),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
@@ -269,7 +269,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-fn clipped(text: &str) -> String {
+pub(super) fn clipped(text: &str) -> String {
     const LONGEST: usize = 100;
     let end = text.floor_char_boundary(LONGEST);
     let more = if end < text.len() { "…" } else { "" };

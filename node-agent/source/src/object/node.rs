@@ -178,6 +178,7 @@ pub fn other_node(
         internal: addresses(raw, INTERNAL, &mut notes),
         external: addresses(raw, EXTERNAL, &mut notes),
         pod_cidrs: pod_cidrs(raw.spec.as_ref(), &mut notes),
+        labels: labels(raw),
     };
     Ok(((*raw.metadata.name).into(), node))
 }

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::{
     Decoder, EndpointSlice, ObjectError, ObjectKey, ObjectKind, ServiceObject, Warning,
-    foreign_service, namespace, network_policy, node, other_node, pod, service, service_cidr,
-    slice,
+    cluster_network_policy, foreign_service, namespace, network_policy, node, other_node, pod,
+    service, service_cidr, slice,
 };
 use crate::protobuf::{Field, Fields, FromProtobuf, ProtobufError};
 use denizen_model::Event;
@@ -150,6 +150,14 @@ impl<'a> RawObject<'a> {
                     return Ok(None);
                 }
             }
+            ObjectKind::OtherNode => {
+                let raw: super::NodeObject<'_> = self.typed()?;
+                if *raw.metadata.name == *decoder.node_name {
+                    return Ok(None);
+                }
+                let (name, node) = other_node(&raw, warnings)?;
+                (ObjectKey::OtherNode(name.clone()), Event::OtherNode(name, Some(node)))
+            }
             ObjectKind::ServiceCidr => {
                 let (name, ranges) = service_cidr(&self.typed()?, warnings)?;
                 let key = ObjectKey::ServiceCidr(name.clone());
@@ -165,6 +173,11 @@ impl<'a> RawObject<'a> {
                 let (key, digest) = (ObjectKey::Pod(name.clone()), hash(&pod));
                 let event = Event::ClusterPod(name, pod);
                 return Ok(Some(DecodedObject { key, digest, event, triggered }));
+            }
+            ObjectKind::ClusterNetworkPolicy => {
+                let (name, policy) = cluster_network_policy(&self.written()?, warnings)?;
+                let key = ObjectKey::ClusterNetworkPolicy(name.clone());
+                (key, Event::ClusterNetworkPolicy(name, policy))
             }
             ObjectKind::NetworkPolicy => {
                 let policy = network_policy(&self.typed()?, warnings)?;
@@ -188,17 +201,21 @@ impl<'a> RawObject<'a> {
     where
         T: Deserialize<'de> + FromProtobuf<'de>,
     {
+        match &self.raw {
+            RawText::Json(_) | RawText::Tree(_) => self.written(),
+            RawText::Protobuf(message) => T::decode(message).map_err(|source| {
+                ObjectError::Unreadable { kind: self.kind, name: self.shown_name(), source }
+            }),
+        }
+    }
+
+    /// What has no protobuf: objects of CustomResourceDefinitions.
+    fn written<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
         // Tracking the path costs time, so it is done only after an error.
         let typed = match &self.raw {
             RawText::Json(json) => serde_json::from_str(json),
             RawText::Tree(tree) => T::deserialize(tree),
-            RawText::Protobuf(message) => {
-                return T::decode(message).map_err(|source| ObjectError::Unreadable {
-                    kind: self.kind,
-                    name: self.shown_name(),
-                    source,
-                });
-            }
+            RawText::Protobuf(_) => return self.typed_with_path(),
         };
         typed.or_else(|_| self.typed_with_path())
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::policy::churn::{self, Pauses};
+use denizen_tests::policy::churn::{self, ChurnedKind, Pauses};
 use denizen_tests::test_length;
 
 /// A hundred changes a second. The emulated processors can do as much if nobody else keeps them
@@ -20,5 +20,11 @@ const PAUSES: Pauses = Pauses {
 const SHORTEST: Duration = Duration::from_secs(5);
 
 pub(crate) fn change() -> Result<()> {
-    churn::play("np-churn", PAUSES, SHORTEST.max(test_length::duration() / 4))?.check(1)
+    churn::play(
+        "np-churn",
+        ChurnedKind::OfNamespace,
+        PAUSES,
+        SHORTEST.max(test_length::duration() / 4),
+    )?
+    .check(1)
 }

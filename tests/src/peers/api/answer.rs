@@ -151,7 +151,8 @@ async fn refused(manners: &Manners, plural: &str) -> Option<Response<Body>> {
         return Some(json_answer(200, "<html>Welcome</html>".into()));
     }
     let message = "the server could not find the requested resource";
-    manners.unserved.contains(&plural).then(|| failure(404, "NotFound", message))
+    let is_unserved = plural == TIERS && !manners.tiers || manners.unserved.contains(&plural);
+    is_unserved.then(|| failure(404, "NotFound", message))
 }
 
 /// The server's time.
@@ -322,13 +323,22 @@ fn list_of(
     )
 }
 
+const TIERS: &str = "clusternetworkpolicies";
+const TIERS_GROUP: &str = "/apis/policy.networking.k8s.io";
+
 /// What kubectl asks before it knows what there is.
 fn discovery(path: &str, manners: &Manners) -> Response<Body> {
     let groups: BTreeMap<&str, &str> = RESOURCES
         .iter()
+        .filter(|resource| resource.plural != TIERS)
         .filter_map(|resource| Some((resource.version.split_once('/')?.0, resource.version)))
         .collect();
+    if path.contains("policy.networking.k8s.io") && !manners.tiers {
+        return failure(404, "NotFound", &format!("there is no {path}"));
+    }
     let found = match path {
+        TIERS_GROUP => json!({ "kind": "APIGroup", "versions": [{ "version": "v1alpha2" }] }),
+        _ if path.contains("/customresourcedefinitions/") => json!({}),
         "/version" => json!({ "major": "1", "minor": "33", "gitVersion": manners.release }),
         "/api" => json!({ "kind": "APIVersions", "versions": ["v1"] }),
         "/apis" => {

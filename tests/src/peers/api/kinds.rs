@@ -17,7 +17,7 @@ pub struct Resource {
 }
 
 /// All there are.
-pub const RESOURCES: [Resource; 8] = [
+pub const RESOURCES: [Resource; 9] = [
     Resource { version: "v1", plural: "services", kind: "Service", namespaced: true },
     Resource { version: "v1", plural: "nodes", kind: "Node", namespaced: false },
     Resource { version: "v1", plural: "pods", kind: "Pod", namespaced: true },
@@ -38,6 +38,13 @@ pub const RESOURCES: [Resource; 8] = [
         version: "networking.k8s.io/v1",
         plural: "servicecidrs",
         kind: "ServiceCIDR",
+        namespaced: false,
+    },
+    // Served only where the tests' server is told so.
+    Resource {
+        version: "policy.networking.k8s.io/v1alpha2",
+        plural: "clusternetworkpolicies",
+        kind: "ClusterNetworkPolicy",
         namespaced: false,
     },
     Resource { version: "events.k8s.io/v1", plural: "events", kind: "Event", namespaced: true },

@@ -29,6 +29,8 @@ pub struct Manners {
     pub slow: Option<(usize, Duration)>,
     /// Resources that are not served.
     pub unserved: Vec<&'static str>,
+    /// ClusterNetworkPolicies are defined, and served.
+    pub tiers: bool,
     /// Resources about which a question is answered with a page that is no JSON, as by a proxy that
     /// is not meant to be there.
     pub garbled: Vec<&'static str>,
@@ -66,6 +68,7 @@ impl Default for Manners {
             garbage_every: None,
             slow: None,
             unserved: Vec::new(),
+            tiers: false,
             garbled: Vec::new(),
             forbidden: Vec::new(),
             clock_ahead: 0,

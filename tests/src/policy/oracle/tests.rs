@@ -15,6 +15,7 @@ fn world(more: Vec<Value>, policies: Vec<Value>) -> PolicyWorld {
     let node = |name: &str, address: &str| NodeObject {
         name: name.to_owned(),
         addresses: vec![address.parse().unwrap()],
+        ..NodeObject::default()
     };
     let pods = [pod("x", "a", A, "n1"), pod("x", "b", B, "n1"), pod("y", "a", OTHER, "n2")];
     let namespaces = ["x", "y"].map(|name| {
@@ -30,6 +31,7 @@ fn world(more: Vec<Value>, policies: Vec<Value>) -> PolicyWorld {
             .into_iter()
             .map(|value| serde_json::from_value(value).unwrap())
             .collect(),
+        tiers: Vec::new(),
     }
 }
 

@@ -12,7 +12,7 @@ use denizen_agent::config::PolicyArgs;
 use denizen_backend::BackendName;
 use denizen_backend::firewall;
 use denizen_model::{Event, Listing, NodeAddress, Protocol as ModelProtocol};
-use denizen_plan::{FirewallPlan, Planner, PolicyFlow};
+use denizen_plan::{FirewallPlan, PlanChanges, Planner, PolicyFlow, PolicyResult};
 use denizen_source::{Features, manifests, state_file};
 use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{PodObject, PolicyPacket, PolicyWorld, Transport};
@@ -64,10 +64,19 @@ impl Planned {
         Ok(Self { planner })
     }
 
-    /// Whether this node lets a packet pass; `None` for a protocol that the plan is not asked
-    /// about.
+    /// Takes more facts in. Returns what they change.
+    pub fn change(&mut self, events: Vec<Event>) -> PlanChanges {
+        self.planner.apply(events);
+        self.planner.update()
+    }
+
+    /// Whether this node lets a packet pass.
     pub fn passes(&self, packet: PolicyPacket) -> Result<Option<bool>> {
-        let Transport::Port(protocol, port) = packet.transport else { return Ok(None) };
+        let Transport::Port(protocol, port) = packet.transport else {
+            let PolicyPacket { from: source, to: destination, .. } = packet;
+            let flow = PolicyFlow { source, destination, protocol: None, port: None };
+            return Ok(Some(self.plan()?.rejection(&flow).is_none()));
+        };
         let flow = PolicyFlow {
             source: packet.from,
             destination: packet.to,
@@ -76,9 +85,18 @@ impl Planned {
                 Protocol::Udp => ModelProtocol::Udp,
                 Protocol::Sctp => ModelProtocol::Sctp,
             }),
-            port: Some(NonZeroU16::new(port).context("port 0")?),
+            port: NonZeroU16::new(port),
         };
-        Ok(Some(self.plan()?.rejection(&flow).is_none()))
+        let plan = self.plan()?;
+        let passes = plan.rejection(&flow).is_none();
+        let explained = plan.explain(&flow).iter().all(|step| {
+            !matches!(
+                step.result,
+                PolicyResult::Refused | PolicyResult::Denied | PolicyResult::Pending
+            )
+        });
+        ensure!(passes == explained, "{packet:?}: it passes: {passes}; explained: {explained}");
+        Ok(Some(passes))
     }
 
     /// The tables that this node renders.

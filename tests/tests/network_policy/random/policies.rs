@@ -60,7 +60,7 @@ fn section(
 }
 
 /// One that concerns namespaces may ask for the label that they have by themselves.
-fn selector(draw: &mut Draw<'_>, of_namespaces: bool) -> LabelSelector {
+pub fn selector(draw: &mut Draw<'_>, of_namespaces: bool) -> LabelSelector {
     let mut selector = LabelSelector::default();
     for key in draw.subset(&KEYS, 25) {
         selector.match_labels.insert(key.to_owned(), draw.one(&VALUES).to_owned());

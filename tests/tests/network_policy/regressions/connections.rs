@@ -32,7 +32,7 @@ impl Connection {
     }
 
     /// Whether a byte gets through in each direction.
-    fn goes_on(&self, patience: Duration) -> bool {
+    pub fn goes_on(&self, patience: Duration) -> bool {
         let passes = |mut from: &TcpStream, mut to: &TcpStream| {
             to.set_read_timeout(Some(patience)).is_ok()
                 && from.write_all(b"?").is_ok()

@@ -35,6 +35,7 @@ pub fn world(policies: impl IntoIterator<Item = NetworkPolicy>) -> PolicyWorld {
             pod("y", "b", 1, YB),
         ],
         policies: policies.into_iter().collect(),
+        tiers: Vec::new(),
     }
 }
 

@@ -24,6 +24,7 @@ fn figures(status: &NetworkPolicyStatus) -> Markup {
     let rows = [
         ("waiting for", status.waiting_for.join(", ")),
         ("policies in force", status.policies.to_string()),
+        ("ClusterNetworkPolicies in force", none_if_zero(status.cluster_policies)),
         ("policies that are not understood", none_if_zero(status.not_understood)),
         ("pods isolated", status.isolated.to_string()),
         ("pods whose policies are not known yet", none_if_zero(status.pending)),

@@ -50,7 +50,10 @@ pub struct PolicyRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     pub isolated_by: Vec<String>,
-    /// `open`, `permitted`, `refused` or `pending`.
+    /// The rules of ClusterNetworkPolicies that match, up to the one that decides.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<TierRow>,
+    /// `open`, `permitted`, `refused` or `pending`; `accepted` or `denied` by the last of `tiers`.
     pub result: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
@@ -58,10 +61,23 @@ pub struct PolicyRow {
     pub rule: Option<usize>,
 }
 
+/// A rule of a ClusterNetworkPolicy.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TierRow {
+    pub tier: String,
+    pub priority: u16,
+    pub policy: String,
+    pub rule: usize,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    pub action: String,
+}
+
 /// One direction of one way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Side {
-    /// `open`, `permitted`, `refused`, `pending`, or `unknown`.
+    /// `open`, `permitted`, `refused`, `accepted`, `denied`, `pending`, or `unknown`.
     pub result: String,
     /// The policy and its rule, or who does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -167,15 +183,23 @@ impl Explanation {
         };
         let rows = self.policies.iter().filter(is_it);
         // Who refuses comes first: a pod may have several addresses.
-        let row = rows.max_by_key(|row| ["refused", "pending"].contains(&&*row.result));
+        let row = rows.max_by_key(|row| ["refused", "denied", "pending"].contains(&&*row.result));
         row.map_or(Side { result: "open".to_owned(), why: None }, PolicyRow::side)
     }
 }
 
 impl PolicyRow {
     fn side(&self) -> Side {
-        let Self { direction, pod, isolated_by, result, policy, rule, .. } = self;
+        let Self { direction, pod, isolated_by, result, policy, rule, tiers, .. } = self;
         let why = match (&**result, policy, rule) {
+            ("accepted" | "denied", ..) => tiers.last().map(|row| {
+                let TierRow { tier, priority, policy, rule, name, action } = row;
+                let name = if name.is_empty() { String::new() } else { format!(" {name:?}") };
+                format!(
+                    "{direction} of {pod}: ClusterNetworkPolicy {tier} {priority} {policy} \
+                     {direction}[{rule}]{name} ({action})"
+                )
+            }),
             ("permitted", Some(policy), Some(rule)) => Some(format!(
                 "{direction} of {pod}: permitted by {policy}, {direction} rule {rule}"
             )),
@@ -199,8 +223,8 @@ impl Side {
 
     fn verdict(&self) -> Verdict {
         match &*self.result {
-            "open" | "permitted" => Verdict::Permitted,
-            "refused" | "pending" => Verdict::Refused,
+            "open" | "permitted" | "accepted" => Verdict::Permitted,
+            "refused" | "denied" | "pending" => Verdict::Refused,
             _ => Verdict::Unknown,
         }
     }
@@ -411,6 +435,9 @@ mod tests {
             (egress("open"), Some(ingress("untouched", "permitted")), Verdict::Permitted),
             (egress("refused"), None, Verdict::Refused),
             (egress("pending"), None, Verdict::Refused),
+            (egress("denied"), None, Verdict::Refused),
+            (egress("accepted"), Some(ingress("untouched", "accepted")), Verdict::Permitted),
+            (egress("accepted"), Some(ingress("drop", "denied")), Verdict::Refused),
             (egress("open"), None, Verdict::Unknown),
             (egress("open"), Some(ingress("drop", "refused")), Verdict::Refused),
             (egress("open"), Some(says("reject", json!([]))), Verdict::Refused),

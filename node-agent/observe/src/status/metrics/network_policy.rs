@@ -19,6 +19,7 @@ pub struct NetworkPolicyMetrics {
     pub programming: Histogram,
     engine: Family<[(&'static str, String); 1], Gauge>,
     policies: Gauge,
+    cluster_policies: Gauge,
     not_understood: Gauge,
     pods: Family<Label, Gauge>,
     identities: Gauge,
@@ -33,6 +34,7 @@ impl NetworkPolicyMetrics {
             programming: doubling(0.000_1, 18),
             engine: Family::default(),
             policies: Gauge::default(),
+            cluster_policies: Gauge::default(),
             not_understood: Gauge::default(),
             pods: Family::default(),
             identities: Gauge::default(),
@@ -45,8 +47,13 @@ impl NetworkPolicyMetrics {
         let gauges = [
             ("policies", "NetworkPolicies that select a local pod", &metrics.policies),
             (
+                "cluster_policies",
+                "ClusterNetworkPolicies that select a local pod",
+                &metrics.cluster_policies,
+            ),
+            (
                 "not_understood",
-                "NetworkPolicies of the cluster with parts that are not understood",
+                "Policies of the cluster with parts that are not understood",
                 &metrics.not_understood,
             ),
             (
@@ -82,6 +89,7 @@ impl NetworkPolicyMetrics {
     pub fn set(&self, status: &NetworkPolicyStatus) {
         let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.policies.set(gauge(status.policies));
+        self.cluster_policies.set(gauge(status.cluster_policies));
         self.not_understood.set(gauge(status.not_understood));
         self.unfiltered_bridges.set(gauge(status.unfiltered_bridges.len()));
         self.identities.set(gauge(status.identities));

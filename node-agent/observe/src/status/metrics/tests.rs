@@ -47,6 +47,7 @@ fn names_and_types_are_these() {
         "denizen_affinity_crowded counter",
         "denizen_network_policy_engine gauge",
         "denizen_network_policy_policies gauge",
+        "denizen_network_policy_cluster_policies gauge",
         "denizen_network_policy_not_understood gauge",
         "denizen_network_policy_unfiltered_bridges gauge",
         "denizen_network_policy_identities gauge",

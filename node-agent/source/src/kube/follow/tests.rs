@@ -22,6 +22,9 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
         wrong_policies: mpsc::channel(1).0,
         traffic: Arc::default(),
         spread: Arc::new(Spread::new()),
+        companion: None,
+        call: None,
+        watched: None,
     };
     let mut follower = KindFollower::new(ObjectKind::Pod, &config, ends, Recovery::new());
     if !version.is_empty() {

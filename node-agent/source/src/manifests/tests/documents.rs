@@ -156,7 +156,7 @@ fn objects_of_network_policies() {
     let text = |event: &Event| format!("{event:?}");
     let (listed, sent): (Vec<_>, _) =
         events.iter().map(text).partition(|text: &String| text.starts_with("Listed("));
-    assert_eq!((listed.len(), sent.len()), (7, 4));
+    assert_eq!((listed.len(), sent.len()), (8, 4));
     let expected = ["Namespace(\"shop\", Some(", "ClusterPod(", "NetworkPolicy(", "Service("];
     for (sent, expected) in sent.iter().zip(expected) {
         assert!(sent.starts_with(expected), "{sent}");
@@ -179,6 +179,6 @@ fn objects_of_a_feature_that_is_off_are_ignored() {
         (events.len() - listed, listed, problems.len())
     };
     assert_eq!(off(true, false), (1, 4, 0));
-    assert_eq!(off(false, true), (3, 4, 1));
+    assert_eq!(off(false, true), (3, 5, 1));
     assert_eq!(off(false, false), (0, 0, 0));
 }

@@ -85,6 +85,9 @@ impl Latest {
                 Event::Namespace(name, it) => (format!("namespace {name}"), it.is_none()),
                 Event::ClusterPod(name, pod) => (format!("pod {name}"), pod.is_none()),
                 Event::NetworkPolicy(name, it) => (format!("policy {name}"), it.is_none()),
+                Event::ClusterNetworkPolicy(name, state) => {
+                    (format!("tiers {name}"), state.is_none())
+                }
                 Event::Listed(_) | Event::Refused(_) => continue,
                 Event::Pods(_)
                 | Event::Addresses(_)

@@ -11,7 +11,7 @@ use crate::object::name::{has_plain_ends, is_dns_name};
 use denizen_model::{Operator, Requirement, Selector};
 
 /// How much of a selector is understood.
-pub(super) enum DecodedSelector {
+pub(in crate::object) enum DecodedSelector {
     Understood(Selector),
     /// Only these requirements.
     InPart(Selector),
@@ -19,7 +19,7 @@ pub(super) enum DecodedSelector {
 
 impl DecodedSelector {
     /// The selector, if all of it is understood.
-    pub(super) fn understood(self) -> Option<Selector> {
+    pub(in crate::object) fn understood(self) -> Option<Selector> {
         match self {
             Self::Understood(selector) => Some(selector),
             Self::InPart(_) => None,
@@ -28,7 +28,7 @@ impl DecodedSelector {
 }
 
 /// Decodes a selector. `problem` says the consequence of a wrong one.
-pub(super) fn selector(
+pub(in crate::object) fn selector(
     notes: &mut Notes<'_>,
     path: &str,
     written: &Value,

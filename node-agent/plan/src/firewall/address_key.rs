@@ -1,0 +1,62 @@
+//! What addresses stand for that no pod has: those of nodes, and those in the ranges of pods that
+//! nobody has heard of yet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnetwork::IpNetwork;
+
+use super::FirewallPlan;
+use super::address::Within;
+use super::identity::{IdentityKey, Knowledge};
+use super::peer::PeerId;
+use denizen_model::{Block, ClusterFacts};
+
+/// Nodes' addresses, as long as ClusterNetworkPolicies are in force: they are known not to be
+/// pods', and those of Node objects may be named.
+pub fn keys_of_nodes(
+    plan: &FirewallPlan,
+    cluster: ClusterFacts<'_>,
+) -> BTreeMap<IpAddr, IdentityKey> {
+    if plan.pod_ranges.is_none() {
+        return BTreeMap::new();
+    }
+    let mut named: BTreeMap<IpAddr, BTreeSet<PeerId>> = BTreeMap::new();
+    for (addresses, labels) in cluster.nodes() {
+        let peers: Vec<PeerId> = plan.peers.of_node(labels).collect();
+        for address in addresses {
+            named.entry(address).or_default().extend(&peers);
+        }
+    }
+    let within = Within { pieces: &plan.pieces, pod_ranges: plan.pod_ranges };
+    let nodes = plan.nodes.iter().filter(|ip| !plan.addresses.is_claimed(**ip));
+    let key = |address: &IpAddr| {
+        let mut peers = named.remove(address).unwrap_or_default();
+        peers.extend(within.blocks(*address));
+        let peers = peers.into_iter().collect();
+        (*address, IdentityKey { peers, ports: Vec::new(), knowledge: Knowledge::Known })
+    };
+    nodes.map(key).collect()
+}
+
+/// What the addresses of a range stand for that are nobody's, as far as is known.
+pub fn key_of_range(peers: &[PeerId], pod_ranges: Option<PeerId>) -> IdentityKey {
+    let is_of_pods = |peer: &PeerId| Some(*peer) == pod_ranges;
+    let knowledge = match peers.iter().any(is_of_pods) {
+        true => Knowledge::Unknown,
+        false => Knowledge::NotNeeded,
+    };
+    let peers = peers.iter().filter(|peer| !is_of_pods(peer)).copied().collect();
+    IdentityKey { peers, ports: Vec::new(), knowledge }
+}
+
+/// A range of pods' addresses. Its first two are not meant: the network's own, and by custom the
+/// router's, which is a node's. (Flannel's tunnel sends from the first of them.)
+pub fn block_of_pods(range: IpNetwork) -> Block {
+    let next = match range.network() {
+        IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits().saturating_add(1))),
+        IpAddr::V6(first) => IpAddr::V6(Ipv6Addr::from_bits(first.to_bits().saturating_add(1))),
+    };
+    let first = [range.network(), next].into_iter().filter(|ip| range.contains(*ip));
+    Block { range, except: first.map(IpNetwork::from).collect() }
+}

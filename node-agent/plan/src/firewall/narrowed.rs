@@ -1,0 +1,34 @@
+//! Whose established connections may be forbidden now.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::rules::Direction;
+use super::{FirewallChanges, FirewallPlan};
+
+/// Of `all` restricted pods, or of what changed.
+pub fn narrowed(plan: &FirewallPlan, changes: &FirewallChanges, all: bool) -> BTreeSet<IpAddr> {
+    let restricted = || plan.pods().filter(|(_, sides)| sides.is_restricted());
+    if restricted().next().is_none() {
+        return BTreeSet::new();
+    }
+    let narrower = changes.sides.iter().filter(|change| {
+        let Some(after) = &change.after else { return false };
+        match &change.before {
+            // The previous owner of the address may have been open.
+            None => after.is_restricted(),
+            Some(before) => Direction::BOTH
+                .iter()
+                .any(|side| after.of(*side).is_narrower_than(before.of(*side))),
+        }
+    });
+    // What denies by labels may be about who had no identity until now.
+    let has_tiers = plan.has_tiers();
+    let renamed = changes.identities.iter().filter(|change| has_tiers || change.before.is_some());
+    let mut narrowed: BTreeSet<IpAddr> =
+        narrower.map(|change| change.address).chain(renamed.map(|change| change.of)).collect();
+    if all {
+        narrowed.extend(restricted().map(|(address, _)| address));
+    }
+    narrowed
+}

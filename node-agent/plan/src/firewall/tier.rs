@@ -1,0 +1,417 @@
+//! ClusterNetworkPolicies: what becomes of packets by tiers, priorities and the order of rules.
+//!
+//! For each class of pods and each identity the ports are painted: each rule takes those that
+//! nothing has decided yet. The kernel gets what is left to pass, and knows no tier.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use super::function::{Function, PortSet};
+use super::identity::{IdentityKey, Knowledge};
+use super::peer::{Covers, PeerId, PeerTable};
+use super::rules::Direction;
+use denizen_model::{
+    Action, Block, ClusterNetworkPolicy, Labels, LocalPod, ModelChange, NamedPort, Protocol, Tier,
+    TierPeer, TierPeers, TierPort, TierPorts, TierRule,
+};
+
+/// A rule of a policy in force.
+#[derive(Debug, Clone)]
+pub(super) struct TieredRule {
+    /// Its place in the policy's list.
+    pub index: usize,
+    /// Its name; empty if it has none.
+    pub name: Arc<str>,
+    /// What it does.
+    pub action: Action,
+    /// About whom; `None` for everybody.
+    pub peers: Option<Vec<PeerId>>,
+    /// About which ports.
+    pub ports: TierPorts,
+}
+
+/// A policy in force.
+#[derive(Debug)]
+pub(super) struct TieredPolicy {
+    pub source: ClusterNetworkPolicy,
+    ingress: Vec<TieredRule>,
+    egress: Vec<TieredRule>,
+}
+
+impl TieredPolicy {
+    pub fn new(source: &ClusterNetworkPolicy, table: &mut PeerTable) -> Self {
+        let mut rules =
+            |rules: &[TierRule]| rules.iter().map(|rule| compiled(rule, table)).collect();
+        let (ingress, egress) = (rules(&source.ingress), rules(&source.egress));
+        Self { source: source.clone(), ingress, egress }
+    }
+
+    /// Its rules for a direction, in order.
+    pub fn rules(&self, direction: Direction) -> &[TieredRule] {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+
+    /// The peers that it names.
+    pub fn peers(&self) -> impl Iterator<Item = PeerId> {
+        let rules = self.ingress.iter().chain(&self.egress);
+        rules.flat_map(|rule| rule.peers.iter().flatten()).copied()
+    }
+
+    /// The names of ports that are resolved on the destination. They have no protocol.
+    pub fn egress_names(&self) -> impl Iterator<Item = (Arc<str>, Protocol)> {
+        let names = self.egress.iter().flat_map(|rule| names(&rule.ports)).cloned();
+        names.flat_map(|name| {
+            [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(|protocol| (name.clone(), protocol))
+        })
+    }
+}
+
+fn compiled(rule: &TierRule, table: &mut PeerTable) -> TieredRule {
+    let peers = match &rule.peers {
+        TierPeers::All => None,
+        TierPeers::These(peers) => {
+            let (mut all, mut blocks) = (Vec::new(), Vec::new());
+            for peer in peers {
+                match peer {
+                    TierPeer::Pods { namespaces, pods } => {
+                        all.push(Covers::PodsOf(namespaces.clone(), pods.clone()));
+                    }
+                    TierPeer::Nodes(nodes) => all.push(Covers::Nodes(nodes.clone())),
+                    TierPeer::Network(range) => {
+                        blocks.push(Block { range: *range, except: Vec::new() });
+                    }
+                }
+            }
+            all.extend((!blocks.is_empty()).then(|| Covers::Blocks(blocks.into())));
+            Some(all.into_iter().map(|covers| table.acquire(covers)).collect())
+        }
+    };
+    let TierRule { index, name, action, ports, .. } = rule;
+    TieredRule { index: *index, name: name.clone(), action: *action, peers, ports: ports.clone() }
+}
+
+fn names(ports: &TierPorts) -> impl Iterator<Item = &Arc<str>> {
+    let ports = match ports {
+        TierPorts::All => &[][..],
+        TierPorts::These(ports) => ports,
+    };
+    ports.iter().filter_map(|port| match port {
+        TierPort::Named(name) => Some(name),
+        TierPort::Range(..) => None,
+    })
+}
+
+/// The policies that say something about a direction of a pod, in order, and whether any may say
+/// something about it: nothing is known of the pod but its namespace.
+pub(super) fn selecting(
+    tiers: &[&ClusterNetworkPolicy],
+    of_namespace: &Labels,
+    pod: Option<&Labels>,
+    direction: Direction,
+) -> (Vec<Arc<str>>, bool) {
+    let has_rules = |policy: &&&ClusterNetworkPolicy| match direction {
+        Direction::Ingress => !policy.ingress.is_empty(),
+        Direction::Egress => !policy.egress.is_empty(),
+    };
+    let in_namespace =
+        tiers.iter().filter(has_rules).filter(|policy| policy.namespaces.selects(of_namespace));
+    match pod {
+        // Not even one for every pod is clear: the pod's named ports are not known either.
+        None => (Vec::new(), in_namespace.count() > 0),
+        Some(labels) => {
+            let all = in_namespace.filter(|policy| policy.pods.selects(labels));
+            (all.map(|policy| policy.name.clone()).collect(), false)
+        }
+    }
+}
+
+/// Whether a rule for a direction names ports.
+pub(super) fn names_ports(policy: &ClusterNetworkPolicy, direction: Direction) -> bool {
+    let rules = match direction {
+        Direction::Ingress => &policy.ingress,
+        Direction::Egress => &policy.egress,
+    };
+    rules.iter().any(|rule| names(&rule.ports).next().is_some())
+}
+
+/// All ClusterNetworkPolicies, in order.
+pub(super) struct AllTiers<'a> {
+    pub all: Vec<&'a ClusterNetworkPolicy>,
+}
+
+impl AllTiers<'_> {
+    /// Whether they may say something else of a pod: their subjects are chosen by labels of
+    /// namespaces too.
+    pub fn are_changed(&self, pod: &LocalPod, change: &ModelChange) -> bool {
+        let namespace = pod.pod.as_ref().map(|name| &name.namespace);
+        !change.cluster_network_policies.is_empty()
+            || !self.all.is_empty()
+                && namespace.is_some_and(|name| change.namespaces.contains(name))
+    }
+}
+
+/// Whether a rule is about a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Match {
+    Yes,
+    No,
+    /// It asks for labels of a pod that nobody has heard of yet.
+    Maybe,
+}
+
+/// A packet's peer, for the rules of one class.
+pub(super) struct Painter<'a> {
+    pub direction: Direction,
+    /// For ingress rules with named ports: the subject's own.
+    pub ports: &'a [NamedPort],
+    pub table: &'a PeerTable,
+}
+
+/// The ports of a rule: those that are certain, and those that may be meant.
+struct RulePorts {
+    certain: PortSet,
+    possible: PortSet,
+}
+
+impl Painter<'_> {
+    fn matches(&self, rule: &TieredRule, key: &IdentityKey) -> Match {
+        let Some(peers) = &rule.peers else { return Match::Yes };
+        if key.is_any_of(peers) {
+            return Match::Yes;
+        }
+        let by_labels = |peer: &PeerId| {
+            matches!(self.table.covers(*peer), Some(Covers::Pods(..) | Covers::PodsOf(..)))
+        };
+        match key.knowledge == Knowledge::Unknown && peers.iter().any(by_labels) {
+            true => Match::Maybe,
+            false => Match::No,
+        }
+    }
+
+    fn ports(&self, rule: &TieredRule, key: &IdentityKey) -> RulePorts {
+        let TierPorts::These(ports) = &rule.ports else {
+            return RulePorts { certain: PortSet::all(), possible: PortSet::default() };
+        };
+        let (mut certain, mut possible) = (PortSet::default(), PortSet::default());
+        for port in ports {
+            match port {
+                TierPort::Range(protocol, first, last) => certain.add(*protocol, *first, *last),
+                TierPort::Named(name) => {
+                    let known = match self.direction {
+                        Direction::Ingress => self.ports,
+                        Direction::Egress => &key.ports,
+                    };
+                    for port in known.iter().filter(|port| port.name == *name) {
+                        certain.add(port.protocol, port.port, port.port);
+                    }
+                    if self.direction == Direction::Egress && key.knowledge == Knowledge::Unknown {
+                        possible = PortSet::every_port();
+                    }
+                }
+            }
+        }
+        possible = possible.without(&certain);
+        RulePorts { certain, possible }
+    }
+
+    /// What passes by the rules, in order, and by what comes `behind` them.
+    pub fn painted<'r>(
+        &self,
+        rules: impl Iterator<Item = &'r TieredRule>,
+        key: &IdentityKey,
+        behind: impl FnOnce() -> PortSet,
+    ) -> PortSet {
+        let mut undecided = PortSet::all();
+        let (mut accepted, mut passed) = (PortSet::default(), PortSet::default());
+        // What would be denied, or passed on, if the peer had the labels that a rule asks for.
+        let (mut perhaps_denied, mut perhaps_passed) = (PortSet::default(), PortSet::default());
+        for rule in rules {
+            if undecided.is_empty() {
+                break;
+            }
+            let matches = self.matches(rule, key);
+            if matches == Match::No {
+                continue;
+            }
+            let RulePorts { certain, possible } = self.ports(rule, key);
+            let (taken, perhaps) = match matches {
+                Match::Yes => (undecided.common(&certain), undecided.common(&possible)),
+                Match::Maybe | Match::No => {
+                    (PortSet::default(), undecided.common(&certain.union(&possible)))
+                }
+            };
+            undecided = undecided.without(&taken);
+            match rule.action {
+                Action::Accept => accepted = accepted.union(&taken),
+                Action::Deny => perhaps_denied = perhaps_denied.union(&perhaps),
+                Action::Pass => {
+                    passed = passed.union(&taken);
+                    perhaps_passed = perhaps_passed.union(&perhaps);
+                }
+            }
+        }
+        let on = undecided.union(&passed);
+        let is_needed = !on.is_empty() || !perhaps_passed.is_empty();
+        let behind = if is_needed { behind() } else { PortSet::default() };
+        let passes = accepted.union(&on.common(&behind)).without(&perhaps_denied);
+        passes.without(&perhaps_passed.without(&behind))
+    }
+}
+
+/// The rules of both tiers for one class.
+pub(super) struct Rulebook<'a> {
+    pub admin: Vec<(&'a TieredPolicy, &'a TieredRule)>,
+    pub baseline: Vec<(&'a TieredPolicy, &'a TieredRule)>,
+}
+
+impl<'a> Rulebook<'a> {
+    /// Of these policies, which are in order.
+    pub fn new(policies: impl Iterator<Item = &'a TieredPolicy>, direction: Direction) -> Self {
+        let mut all = Self { admin: Vec::new(), baseline: Vec::new() };
+        for policy in policies {
+            let rules = policy.rules(direction).iter().map(|rule| (policy, rule));
+            match policy.source.tier {
+                Tier::Admin => all.admin.extend(rules),
+                Tier::Baseline => all.baseline.extend(rules),
+            }
+        }
+        all
+    }
+
+    /// What passes between the class and a peer. `by_network_policies`: what NetworkPolicies
+    /// permit, if one isolates the class.
+    pub fn function(
+        &self,
+        painter: &Painter<'_>,
+        key: &IdentityKey,
+        by_network_policies: Option<impl FnOnce() -> PortSet>,
+    ) -> Function {
+        let admin = self.admin.iter().map(|(_, rule)| *rule);
+        Function::new(painter.painted(admin, key, || match by_network_policies {
+            Some(permitted) => permitted(),
+            None => {
+                let baseline = self.baseline.iter().map(|(_, rule)| *rule);
+                painter.painted(baseline, key, PortSet::all)
+            }
+        }))
+    }
+}
+
+/// A rule of a tier, for a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierStep {
+    /// In which tier.
+    pub tier: Tier,
+    /// Its policy's priority.
+    pub priority: u16,
+    /// Its policy.
+    pub policy: Arc<str>,
+    /// Its place in the policy's list.
+    pub rule: usize,
+    /// Its name; empty if it has none.
+    pub name: Arc<str>,
+    /// What it does.
+    pub action: Action,
+    /// The peer that covers the other side; `None` if the rule is for everybody.
+    pub peer: Option<String>,
+    /// The ports that it is for; `None` if for all.
+    pub ports: Option<String>,
+    /// Whether it matches only if the peer is a pod with certain labels, which nobody knows yet.
+    pub is_possible: bool,
+}
+
+/// What the rules of a tier say of one packet.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    /// The rules that match, up to the one that decides.
+    pub steps: Vec<TierStep>,
+    /// Whether it is denied, for certain or because it may have to be.
+    pub is_denied: bool,
+    /// Whether it is accepted.
+    pub is_accepted: bool,
+    /// Whether it may be passed on: what comes behind must permit it too.
+    pub may_pass: bool,
+}
+
+/// A packet, as rules see it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    pub peer: std::net::IpAddr,
+    pub protocol: Option<Protocol>,
+    pub port: u16,
+}
+
+impl Painter<'_> {
+    /// Asks the rules of one tier about one packet.
+    pub fn walk(
+        &self,
+        rules: &[(&TieredPolicy, &TieredRule)],
+        key: &IdentityKey,
+        asked: Asked,
+    ) -> Walk {
+        let mut walk = Walk::default();
+        for (policy, rule) in rules {
+            let matches = self.matches(rule, key);
+            let RulePorts { certain, possible } = self.ports(rule, key);
+            let is_certain = certain.contains(asked.protocol, asked.port);
+            let is_meant = is_certain || possible.contains(asked.protocol, asked.port);
+            if matches == Match::No || !is_meant {
+                continue;
+            }
+            let is_possible = matches == Match::Maybe || !is_certain;
+            if is_possible && rule.action == Action::Accept {
+                continue;
+            }
+            walk.steps.push(self.step(policy, rule, key, asked, is_possible));
+            match rule.action {
+                Action::Accept => walk.is_accepted = true,
+                Action::Deny => walk.is_denied = true,
+                Action::Pass => walk.may_pass = true,
+            }
+            if !is_possible || walk.is_denied {
+                break;
+            }
+        }
+        walk
+    }
+
+    fn step(
+        &self,
+        policy: &TieredPolicy,
+        rule: &TieredRule,
+        key: &IdentityKey,
+        asked: Asked,
+        is_possible: bool,
+    ) -> TierStep {
+        let peers = rule.peers.iter().flatten();
+        let mut covering = peers.filter(|peer| is_possible || key.is_any_of(&[**peer]));
+        let covering = covering.find_map(|peer| self.table.covers(*peer));
+        let port = match &rule.ports {
+            TierPorts::All => None,
+            TierPorts::These(ports) => ports.iter().find(|port| match port {
+                TierPort::Range(protocol, first, last) => {
+                    let number = NonZeroU16::new(asked.port);
+                    Some(*protocol) == asked.protocol
+                        && number.is_some_and(|port| (*first..=*last).contains(&port))
+                }
+                TierPort::Named(_) => false,
+            }),
+        };
+        let named =
+            || names(&rule.ports).next().map(|name| TierPort::Named(name.clone()).to_string());
+        TierStep {
+            tier: policy.source.tier,
+            priority: policy.source.priority,
+            policy: policy.source.name.clone(),
+            rule: rule.index,
+            name: rule.name.clone(),
+            action: rule.action,
+            peer: covering.map(|covers| covers.covering(asked.peer).to_string()),
+            ports: port.map(ToString::to_string).or_else(named),
+            is_possible,
+        }
+    }
+}

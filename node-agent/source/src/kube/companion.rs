@@ -1,0 +1,51 @@
+//! The Nodes of others, which are followed once there is a ClusterNetworkPolicy.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// Time limit for the first list of Nodes. Then policies go on without it.
+const LISTING: Duration = Duration::from_secs(10);
+
+/// What the follower of ClusterNetworkPolicies has of the follower of Nodes.
+#[derive(Debug)]
+pub(super) struct Companion {
+    needed: watch::Sender<bool>,
+    listed: watch::Receiver<bool>,
+}
+
+/// What the follower of Nodes has of the other.
+#[derive(Debug)]
+pub(super) struct Call {
+    needed: watch::Receiver<bool>,
+    listed: watch::Sender<bool>,
+}
+
+/// Both ends.
+pub(super) fn companion() -> (Companion, Call) {
+    let (needed, asked) = watch::channel(false);
+    let (done, listed) = watch::channel(false);
+    (Companion { needed, listed }, Call { needed: asked, listed: done })
+}
+
+impl Companion {
+    /// Waits until the Nodes are listed: what a policy says of them, and of pods that nobody has
+    /// heard of, holds from its first moment on.
+    pub async fn listed(&mut self) {
+        self.needed.send_if_modified(|needed| !std::mem::replace(needed, true));
+        let _ = timeout(LISTING, self.listed.wait_for(|listed| *listed)).await;
+    }
+}
+
+impl Call {
+    /// Waits until the Nodes are needed; `false` if nobody will need them.
+    pub async fn needed(&mut self) -> bool {
+        self.needed.wait_for(|needed| *needed).await.is_ok()
+    }
+
+    /// They are listed.
+    pub fn answer(&self) {
+        self.listed.send_replace(true);
+    }
+}

@@ -1,0 +1,143 @@
+//! Whether the API serves ClusterNetworkPolicies, and in which version: they are a
+//! CustomResourceDefinition, which may come and go while the agent runs.
+//!
+//! Everybody may read what an API server serves (`system:discovery`), so a cluster without them
+//! needs no role for them.
+
+use std::time::Duration;
+
+use hyper::Request;
+use kube::Client;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use super::failure::Failure;
+
+/// Time limit for an answer.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Time until the API is asked again whether it serves them.
+pub(super) const ABSENT: Duration = Duration::from_secs(60);
+
+const GROUP: &str = "/apis/policy.networking.k8s.io";
+const DEFINITION: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/\
+                          clusternetworkpolicies.policy.networking.k8s.io";
+const RESOURCE: &str = "clusternetworkpolicies";
+/// The versions whose fields are known, the newest first.
+const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha2"];
+/// What came before, with other fields.
+const OLD_VERSION: &str = "v1alpha1";
+const OLD: [(&str, &str); 2] = [
+    ("adminnetworkpolicies", "AdminNetworkPolicy"),
+    ("baselineadminnetworkpolicies", "BaselineAdminNetworkPolicy"),
+];
+
+/// What the API serves.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Discovered {
+    /// Where ClusterNetworkPolicies are; `None` if they are not served.
+    pub path: Option<String>,
+    /// What nobody enforces, one line each.
+    pub old: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Group {
+    #[serde(default)]
+    versions: Vec<Version>,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: String,
+}
+
+#[derive(Deserialize)]
+struct Resources {
+    #[serde(default)]
+    resources: Vec<Named>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Objects {
+    #[serde(default)]
+    items: Vec<Object>,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    metadata: Named,
+}
+
+/// Asks what is served.
+pub(super) async fn discover(client: &Client) -> Result<Discovered, Failure> {
+    let mut discovered = Discovered::default();
+    let Some(group) = ask::<Group>(client, GROUP).await? else { return Ok(discovered) };
+    let is_served = |version: &str| group.versions.iter().any(|served| served.version == version);
+    for version in VERSIONS.into_iter().filter(|version| is_served(version)) {
+        let path = format!("{GROUP}/{version}");
+        let resources = ask::<Resources>(client, &path).await?;
+        let mut names = resources.iter().flat_map(|list| &list.resources);
+        if names.any(|resource| resource.name == RESOURCE) {
+            discovered.path = Some(format!("{path}/{RESOURCE}"));
+            break;
+        }
+    }
+    if is_served(OLD_VERSION) {
+        discovered.old = old(client).await?;
+    }
+    Ok(discovered)
+}
+
+/// Whether the definition is there, although nothing is served: an API server that starts does not
+/// serve everything at once. Who may not ask for it takes what is served for all there is.
+pub(super) async fn is_defined(client: &Client) -> Result<bool, Failure> {
+    match ask::<serde::de::IgnoredAny>(client, DEFINITION).await {
+        Ok(found) => Ok(found.is_some()),
+        Err(failure) if failure.is_forbidden() => Ok(false),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Objects of the version before.
+async fn old(client: &Client) -> Result<Vec<String>, Failure> {
+    let mut lines = Vec::new();
+    for (resource, kind) in OLD {
+        let path = format!("{GROUP}/{OLD_VERSION}/{resource}");
+        match ask::<Objects>(client, &path).await {
+            Ok(objects) => {
+                lines.extend(objects.iter().flat_map(|list| &list.items).map(|object| {
+                    let name = &object.metadata.name;
+                    format!("{kind} {name} is not enforced: write it as a ClusterNetworkPolicy")
+                }))
+            }
+            Err(failure) if failure.is_forbidden() => lines.push(format!(
+                "the API serves {kind} objects ({OLD_VERSION}), which are not enforced; the \
+                 agent's ClusterRole does not allow it to list them"
+            )),
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(lines)
+}
+
+/// The answer; `None` if there is nothing at this path.
+async fn ask<T: serde::de::DeserializeOwned>(
+    client: &Client,
+    path: &str,
+) -> Result<Option<T>, Failure> {
+    let request = Request::get(path).body(Vec::new()).expect("the path is valid");
+    let answer = timeout(ANSWER, client.request_text(request)).await;
+    match answer.map_err(|_| Failure::TimedOut(ANSWER))? {
+        Ok(text) => {
+            serde_json::from_str(&text).map(Some).map_err(|error| Failure::Answer(error.into()))
+        }
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
