@@ -25,7 +25,7 @@ pub struct HostPortKey {
 pub enum HostPortPlace {
     /// This one.
     Ip(IpAddr),
-    /// [`HostPortPlan::addresses`] of this family.
+    /// Every address of this family at which host ports are served.
     Any(Family),
 }
 
