@@ -2,6 +2,7 @@
 //! its own program anew to be a process that is measured; the words behind `--` of `cargo bench`
 //! choose which parts are measured, and for which sizes.
 
+pub mod objects;
 pub mod timing;
 
 use std::path::{Path, PathBuf};

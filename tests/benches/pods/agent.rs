@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use denizen_state::{Attachment, HostInterface, PodRef, RunDir};
+use denizen_tests::bench::objects::{LOCAL, NODE, ip, name, uid};
 use denizen_tests::bench::{MeasuredAgent, Memory, megabytes};
 use denizen_tests::node::cni::Namespace;
 
-use crate::server::{self, Cluster, LOCAL, NODE, ip, name, namespace_of, uid};
+use crate::server::{self, Cluster, namespace_of};
 
 /// How long it may take until all is programmed.
 const PATIENCE: Duration = Duration::from_secs(120);

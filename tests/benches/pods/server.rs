@@ -7,15 +7,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use denizen_fixture::protobuf;
+use denizen_tests::bench::objects::{self, REPLICAS, service, slice, tier};
 use serde_json::{Value, json};
 
-/// The node whose pods are the first [`LOCAL`] ones.
-pub const NODE: &str = "node-1";
-/// Pods of [`NODE`].
-pub const LOCAL: usize = 250;
-
-/// Pods of one Deployment.
-const REPLICAS: usize = 20;
 /// The pod whose deletion ends the changes.
 const LAST: usize = 0;
 
@@ -183,106 +177,6 @@ fn varint(mut value: usize) -> Vec<u8> {
     bytes
 }
 
-/// What real objects have, and nobody uses.
-fn managed(manager: &str, fields: usize) -> Value {
-    let fields: serde_json::Map<String, Value> =
-        (0..fields).map(|n| (format!("f:field{n}"), json!({ ".": {}, "f:name": {} }))).collect();
-    json!([{ "manager": manager, "operation": "Update", "apiVersion": "v1", "time": "2026-11-20T12:00:00Z",
-             "fieldsType": "FieldsV1", "fieldsV1": fields }])
-}
-
-/// A Service as Helm makes it: 1.5 kB.
-fn service(number: usize) -> Value {
-    let (app, address) = (format!("app-{number}"), service_ip(number));
-    json!({
-        "apiVersion": "v1", "kind": "Service",
-        "metadata": {
-            "name": app, "namespace": format!("team-{}", number % 500), "uid": uid(number),
-            "resourceVersion": (number + 1).to_string(), "creationTimestamp": "2026-11-20T12:00:00Z",
-            "labels": { "app.kubernetes.io/name": app, "app.kubernetes.io/instance": format!("{app}-prod"),
-                        "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "server-1.2.3" },
-            "annotations": { "meta.helm.sh/release-name": app, "meta.helm.sh/release-namespace": "shop" },
-            "managedFields": managed("helm", 18),
-        },
-        "spec": {
-            "type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "sessionAffinity": "None",
-            "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack", "internalTrafficPolicy": "Cluster",
-            "selector": { "app.kubernetes.io/name": app },
-            "ports": [{ "name": "http", "protocol": "TCP", "port": 80, "targetPort": "http" },
-                      { "name": "metrics", "protocol": "TCP", "port": 9090, "targetPort": 9090 }],
-        },
-        "status": { "loadBalancer": {} },
-    })
-}
-
-/// Its EndpointSlice, with 4 endpoints: 3 kB.
-fn slice(number: usize) -> Value {
-    let app = format!("app-{number}");
-    let endpoint = |n: usize| {
-        json!({
-            "addresses": [ip(4 * number + n)], "nodeName": format!("node-{}", number % 5000), "zone": "zone-a",
-            "conditions": { "ready": true, "serving": true, "terminating": false },
-            "targetRef": { "kind": "Pod", "namespace": "shop", "name": name(4 * number + n), "uid": uid(number) },
-        })
-    };
-    json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {
-            "name": format!("{app}-x7k2p"), "namespace": format!("team-{}", number % 500), "uid": uid(number),
-            "resourceVersion": (number + 1).to_string(), "creationTimestamp": "2026-11-20T12:00:00Z",
-            "labels": { "kubernetes.io/service-name": app, "app.kubernetes.io/name": app,
-                        "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io" },
-            "annotations": { "endpoints.kubernetes.io/last-change-trigger-time": "2026-11-20T12:00:00Z" },
-            "ownerReferences": [{ "apiVersion": "v1", "kind": "Service", "name": app, "uid": uid(number) }],
-            "managedFields": managed("kube-controller-manager", 14),
-        },
-        "addressType": "IPv4",
-        "ports": [{ "name": "http", "protocol": "TCP", "port": 8080 }, { "name": "metrics", "protocol": "TCP", "port": 9090 }],
-        "endpoints": (0..4).map(endpoint).collect::<Vec<_>>(),
-    })
-}
-
-fn service_ip(number: usize) -> String {
-    format!("10.200.{}.{}", number >> 8 & 255, number & 255)
-}
-
-/// A pod as a cluster has them: 3 kB, of which few bytes are used.
-pub fn pod(cluster: Cluster, number: usize, ready: usize) -> Value {
-    let app = number / REPLICAS;
-    let env: Vec<Value> = (0..12)
-        .map(|n| json!({ "name": format!("SETTING_{n}"), "value": "x".repeat(60) }))
-        .collect();
-    let fields: serde_json::Map<String, Value> =
-        (0..30).map(|n| (format!("f:field{n}"), json!({ ".": {}, "f:name": {} }))).collect();
-    let node = if number < LOCAL { NODE.to_owned() } else { format!("node-{}", 2 + number % 4999) };
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {
-            "name": name(number), "namespace": team(cluster, app),
-            "uid": uid(number), "resourceVersion": (number + ready + 1).to_string(),
-            "creationTimestamp": "2026-11-20T12:00:00Z",
-            "labels": {
-                "app.kubernetes.io/name": format!("app-{app}"),
-                "app.kubernetes.io/instance": format!("app-{app}-prod"),
-                "app.kubernetes.io/component": "server", "app.kubernetes.io/part-of": "shop",
-                "tier": tier(app), "pod-template-hash": format!("7d4b9c{app}"),
-            },
-            "managedFields": [{ "manager": "kubelet", "fieldsV1": fields }],
-        },
-        "spec": {
-            "nodeName": node,
-            "containers": [{
-                "name": "server", "image": "registry.example/shop/server:1.2.3", "env": env,
-                "ports": [{ "name": "http", "containerPort": 8080, "protocol": "TCP" }],
-            }],
-        },
-        "status": {
-            "phase": "Running", "podIP": ip(number), "podIPs": [{ "ip": ip(number) }],
-            "conditions": [{ "type": "Ready", "status": "True", "lastTransitionTime": ready.to_string() }],
-        },
-    })
-}
-
 /// Ingress from two tiers of the namespace and one app of any, to two ports; egress to the
 /// namespace, and to DNS anywhere.
 fn policy(cluster: Cluster, number: usize) -> Value {
@@ -317,30 +211,16 @@ fn namespace(number: usize) -> Value {
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata })
 }
 
-fn tier(app: usize) -> String {
-    format!("tier-{}", app % 5)
-}
-
 fn team(cluster: Cluster, app: usize) -> String {
     format!("team-{}", app % cluster.namespaces)
+}
+
+/// A pod of this cluster.
+pub fn pod(cluster: Cluster, number: usize, ready: usize) -> Value {
+    objects::pod(number, &namespace_of(cluster, number), ready)
 }
 
 /// The namespace of a pod.
 pub fn namespace_of(cluster: Cluster, number: usize) -> String {
     team(cluster, number / REPLICAS)
-}
-
-/// The name of a pod.
-pub fn name(number: usize) -> String {
-    format!("app-{}-7d4b9c6f5d-{number:05}", number / REPLICAS)
-}
-
-/// The UID of a pod.
-pub fn uid(number: usize) -> String {
-    format!("0f9cbb8e-0000-4000-8000-{number:012}")
-}
-
-/// The address of a pod.
-pub fn ip(number: usize) -> String {
-    format!("10.{}.{}.{}", number >> 16, number >> 8 & 255, number & 255)
 }

@@ -11,10 +11,11 @@ use denizen_model::{Event, Listing, Model, ModelChange};
 use denizen_source::Features;
 use denizen_source::kube::access::{Access, Credentials};
 use denizen_source::kube::{self, KubeConfig, PolicyReads};
+use denizen_tests::bench::objects::NODE;
 use denizen_tests::bench::{Memory, megabytes, own_program, processor_time};
 use tokio::sync::{mpsc, watch};
 
-use crate::server::{self, Cluster, NODE, pod};
+use crate::server::{self, Cluster, pod};
 
 /// Changes of pods' statuses.
 const UPDATES: usize = 20_000;

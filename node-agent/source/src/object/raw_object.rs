@@ -93,7 +93,7 @@ impl<'a> RawObject<'a> {
     }
 
     /// An object as protobuf, without its envelope.
-    pub(crate) fn protobuf(kind: ObjectKind, message: &'a [u8]) -> Self {
+    pub fn protobuf(kind: ObjectKind, message: &'a [u8]) -> Self {
         Self { kind, raw: RawText::Protobuf(message) }
     }
 
