@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use denizen_state::{Attachment, json};
+use denizen_state::{Attachment, HostPort, json};
 use serde::Deserialize;
 use serde_json::Map;
 use serde_json::value::RawValue;
@@ -33,6 +33,8 @@ pub struct Remembered<'a> {
     pub netns: Option<&'a str>,
     /// `CNI_ARGS`.
     pub args: &'a str,
+    /// The host ports that the runtime passed.
+    pub host_ports: Vec<HostPort>,
     /// The result of the chain's last plugin.
     pub result: &'a RawValue,
     /// The time of the ADD, RFC 3339 in UTC.
@@ -113,7 +115,8 @@ fn adopt(node: &mut NetnsLinks, remembered: &Remembered<'_>) -> Result<Attachmen
         bridge: attached.bridge,
         ips,
         mac: attached.mac.or(prev_result.mac),
-        host_ports: Vec::new(),
+        host_ports_adopted: !remembered.host_ports.is_empty(),
+        host_ports: remembered.host_ports.clone(),
         added_at: remembered.added_at.clone(),
         adopted: true,
         redirect: None,

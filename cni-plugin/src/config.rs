@@ -29,6 +29,9 @@ const EVERY_PLUGINS: [&str; 6] =
 /// Keys that this plugin uses.
 const OURS: [&str; 5] = ["prevResult", "hostPorts", "redirect", "runDir", "waitForAgent"];
 
+/// What `install-cni` has taken out of the list, to put it back. The plugin has no use for it.
+pub const REPLACED_PORTMAP: &str = "replacedPortmap";
+
 /// The capability by which a runtime passes the pod's annotations.
 pub const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
@@ -93,6 +96,7 @@ impl<'a> RawConfig<'a> {
         let known = |key: &str, value: &RawValue| {
             EVERY_PLUGINS.contains(&key)
                 || OURS.contains(&key)
+                || key == REPLACED_PORTMAP
                 || key.starts_with(PROTOCOL)
                 || (HARMLESS_EMPTY.contains(&key)
                     && value.get().split_whitespace().collect::<String>() == "{}")

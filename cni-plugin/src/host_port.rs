@@ -44,6 +44,15 @@ pub(crate) fn host_ports(
     Ok(all)
 }
 
+/// The host ports in a runtime's cache of what it passed to an ADD.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn cached_host_ports(passed: &Value) -> Result<Vec<HostPort>, String> {
+    let raw = serde_json::value::to_raw_value(passed).map_err(|error| error.to_string())?;
+    host_ports(&raw, None).map_err(|error| error.to_string())
+}
+
 fn host_port(entry: &Fields) -> Result<HostPort, String> {
     let (ip, family) = address(text(entry, "hostIP")?)?;
     let protocol = match text(entry, "protocol")? {

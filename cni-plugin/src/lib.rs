@@ -24,10 +24,10 @@ mod wait;
 
 pub use adopt::{Adopter, NotAdopted, Remembered};
 pub use command::inspect;
-pub use config::ANNOTATIONS;
+pub use config::{ANNOTATIONS, REPLACED_PORTMAP};
 pub use environment::Environment;
 pub use error::CniError;
-pub use host_port::PORT_MAPPINGS;
+pub use host_port::{PORT_MAPPINGS, cached_host_ports};
 pub use redirect::Redirection;
 pub use run::{CallResult, run, understand};
 pub use version::CniVersion;

@@ -1,6 +1,6 @@
 //! What a host port costs a pod's start and end: ADD and DEL of the plugin, which waits for the
-//! agent, with 0, 1 and 10 ports, on a node whose other pods have none and on one where they have a
-//! thousand; next to `portmap` doing its ADD and DEL with the same ports.
+//! agent, with 0, 1 and 10 ports, on a node without other pods, on one with 250, and on one where
+//! these have a thousand ports; next to `portmap` doing its ADD and DEL with the same ports.
 //!
 //! `cargo build --release --bins` first; then `cargo bench --bench host_ports`. Ratios of one run,
 //! for times are a machine's. The candidates take turns, so that what disturbs one disturbs all.
@@ -17,10 +17,8 @@ use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 100;
 const PORTS: [u16; 3] = [0, 1, 10];
-/// Host ports of other pods.
-const OTHERS: [u16; 2] = [0, 1_000];
-/// Each of the others has so many.
-const EACH: u16 = 4;
+/// How many other pods there are, and how many host ports each of them has.
+const OTHERS: [(u16, u16); 3] = [(0, 0), (250, 0), (250, 4)];
 
 struct Candidate {
     name: String,
@@ -67,14 +65,14 @@ fn mappings(count: u16) -> Value {
     (0..count).map(one).collect()
 }
 
-/// Records of other pods with host ports, on a link that stays.
-fn others(cluster: &Cluster, like: &Attachment, count: u16) -> Result<()> {
+/// Records of other pods, on a link that stays.
+fn others(cluster: &Cluster, like: &Attachment, (count, each): (u16, u16)) -> Result<()> {
     let record = |number: u16| {
         let port = |port: u16| HostPort {
             ip: None,
             family: None,
             protocol: HostPortProtocol::Tcp,
-            port: (10_000 + number * EACH + port).try_into().expect("it is not 0"),
+            port: (10_000 + number * each + port).try_into().expect("it is not 0"),
             pod_port: 80.try_into().expect("it is not 0"),
             unknown: Map::new(),
         };
@@ -82,11 +80,11 @@ fn others(cluster: &Cluster, like: &Attachment, count: u16) -> Result<()> {
         Attachment {
             container_id: format!("other-{number}"),
             ips: vec![[10, 10, 200 + high, low].into()],
-            host_ports: (0..EACH).map(port).collect(),
+            host_ports: (0..each).map(port).collect(),
             ..like.clone()
         }
     };
-    let records = (0..count / EACH).map(record).map(|record| (record.id(), record));
+    let records = (0..count).map(record).map(|record| (record.id(), record));
     RunDir::open(cluster.run_dir())?.update(Duration::from_secs(5), |state| {
         state.attachments.extend(records);
     })?;
@@ -105,26 +103,30 @@ fn main() -> Result<()> {
     let result = chain.add(&cluster.world.node, &call).map_err(|refusal| anyhow!("{refusal}"))?;
     let full = cluster.chain(Wiring::Bridged);
     let ours = full.plugins.last().context("denizen is the last plugin")?;
-    println!("medians of {ROUNDS} turns, in ms         ADD       DEL");
-    for number in OTHERS {
-        others(&cluster, &like, number)?;
-        let served = u64::from(number);
+    println!("medians of {ROUNDS} turns, in ms                 ADD       DEL");
+    for (count, each) in OTHERS {
+        others(&cluster, &like, (count, each))?;
+        // The one that stays is no other.
+        let expected = [u64::from(count * each), u64::from(count) + 1];
         eventually("served", Duration::from_secs(30), || {
-            Ok(agent.status()?["hostPorts"]["served"].as_u64() == Some(served))
+            let status = agent.status()?;
+            let seen = [&status["hostPorts"]["served"], &status["pods"]].map(Value::as_u64);
+            Ok(seen == expected.map(Some))
         })?;
+        let on = format!("{count} pods with {each} each");
         let mut all = Vec::new();
-        for count in PORTS {
+        for ports in PORTS {
             let mut plugin = ours.clone();
             plugin["waitForAgent"] = json!({ "timeout": "10s", "onTimeout": "fail" });
             plugin["hostPorts"] = json!({});
-            plugin["runtimeConfig"] = json!({ "portMappings": mappings(count) });
-            let name = format!("denizen, {count} ports, {number} of others");
+            plugin["runtimeConfig"] = json!({ "portMappings": mappings(ports) });
+            let name = format!("denizen, {ports} ports, {on}");
             all.push(Candidate::new(name, plugin, 1));
         }
-        for count in PORTS.into_iter().filter(|_| number == 0) {
-            let runtime = json!({ "portMappings": mappings(count) });
+        for ports in PORTS.into_iter().filter(|_| each == 0) {
+            let runtime = json!({ "portMappings": mappings(ports) });
             let plugin = json!({ "type": "portmap", "runtimeConfig": runtime });
-            all.push(Candidate::new(format!("portmap, {count} ports"), plugin, 5));
+            all.push(Candidate::new(format!("portmap, {ports} ports, {on}"), plugin, 5));
         }
         for round in 0..ROUNDS {
             for candidate in all.iter_mut().filter(|candidate| round % candidate.every == 0) {
@@ -132,7 +134,7 @@ fn main() -> Result<()> {
             }
         }
         for one in &all {
-            println!("  {:<36} {:>8.3}  {:>8.3}", one.name, median(&one.adds), median(&one.dels));
+            println!("  {:<44} {:>8.3}  {:>8.3}", one.name, median(&one.adds), median(&one.dels));
         }
     }
     drop(standing);

@@ -63,6 +63,7 @@ pub(crate) fn add(
         ips: prev_result.ips,
         mac: seen.attached.mac.or(prev_result.mac),
         host_ports,
+        host_ports_adopted: false,
         added_at: rfc3339(now),
         adopted: false,
         redirect,

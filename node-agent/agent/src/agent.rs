@@ -10,6 +10,7 @@ mod history;
 mod network_policy;
 mod open_files;
 mod plugin_waits;
+mod portmap;
 mod publish;
 mod requests;
 mod run_dir;
@@ -40,6 +41,7 @@ use self::flush::Flush;
 use self::foreign::foreign_change;
 use self::network_policy::Enforcer;
 use self::plugin_waits::PluginWaits;
+use self::portmap::PortmapRules;
 use self::publish::Publisher;
 use self::sampling::Sampling;
 use self::sources::Sources;
@@ -92,6 +94,8 @@ struct Agent {
     /// Whether only a restart restores the run directory.
     run_dir_lost: watch::Receiver<bool>,
     plugin_waits: PluginWaits,
+    /// Removes what portmap left; `None` if host ports are off.
+    portmap: Option<PortmapRules>,
     /// Watches for foreign changes, once everything is programmed.
     watch: Option<AsyncFd<Watch>>,
     /// Since when a change has been waiting to be programmed.
@@ -140,6 +144,7 @@ impl Agent {
                 step = self.flush.next() => Next::Flush(step),
                 () = self.engine.wait() => Next::Continue,
                 Some(asked) = requests.recv() => Next::Request(asked),
+                () = portmap_changed(&mut self.portmap) => Next::Portmap,
                 () = self.sampling.expired() => Next::EndSampling,
                 () = announcements_due(self.announcer.as_ref()) => Next::Announce,
                 Some(ticket) = self.sources.policies_read.recv() => Next::PoliciesRead(ticket),
@@ -186,6 +191,10 @@ impl Agent {
             Next::Flush(step) => {
                 let awaited = self.plugin_waits.awaited(self.engine.plan());
                 self.flush.take(step, &mut self.engine, &awaited);
+                self.release();
+                None
+            }
+            Next::Portmap => {
                 self.release();
                 None
             }
@@ -272,6 +281,9 @@ impl Agent {
             announcer.update(self.engine.plan(), &changes);
         }
         self.tell_of_refused(&changes);
+        if let Some(portmap) = self.portmap.as_mut().filter(|_| changes.pods) {
+            portmap.update(self.engine.plan());
+        }
         self.publisher.queued(&self.engine, begun);
         self.settings.keep(self.engine.settings(), look);
         self.set_up_bridges(look);
@@ -346,7 +358,8 @@ impl Agent {
     fn release(&mut self) {
         let (flush, metrics) = (&self.flush, &self.publisher.metrics);
         let reader = &self.sources.read_policies;
-        self.plugin_waits.release(&self.engine, flush, metrics, reader);
+        let portmap = self.portmap.as_ref();
+        self.plugin_waits.release(&self.engine, flush, portmap, metrics, reader);
     }
 
     /// Takes the events that were sent before a read of policies was done, and those of the other
@@ -441,6 +454,14 @@ impl Agent {
 async fn announcements_due(announcer: Option<&Announcer>) {
     match announcer {
         Some(announcer) => announcer.due().await,
+        None => pending().await,
+    }
+}
+
+/// Waits until portmap's rules are others.
+async fn portmap_changed(portmap: &mut Option<PortmapRules>) {
+    match portmap {
+        Some(portmap) => portmap.changed().await,
         None => pending().await,
     }
 }

@@ -266,6 +266,7 @@ impl Config {
         attachments::AttachmentsConfig {
             run_dir: self.run_dir.clone(),
             cni_cache: (!cache.as_os_str().is_empty()).then(|| cache.clone()),
+            host_ports: self.policy.host_ports.is_some(),
             not_pods: self.not_pods.clone(),
         }
     }

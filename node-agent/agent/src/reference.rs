@@ -156,6 +156,7 @@ fn every_field_of_an_explanation_is_there() {
         endpoints: Vec::new(),
         masquerade: false,
         masqueraded: vec![String::new()],
+        host_port: Some(String::new()),
         virtual_server: Some(VirtualServerRow {
             address: String::new(),
             scheduler: String::new(),
@@ -225,6 +226,7 @@ fn every_field_of_a_trace_is_there() {
         source: place(),
         destination: place(),
         service: text(),
+        host_port: text(),
         virtual_server: text(),
         hooks: vec![hook],
         fate: PacketFate::Dropped,

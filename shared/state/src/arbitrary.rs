@@ -47,7 +47,7 @@ prop_compose! {
         let pod = pod.map(|(namespace, name, uid, unknown)| PodRef { namespace, name, uid, unknown });
         let host_interface = host.map(|(name, index, mac, unknown)| HostInterface { name, index, mac, unknown });
         Attachment {
-            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, mac, host_ports, added_at, adopted, redirect, obsolete_redirects, unknown,
+            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, mac, host_ports, host_ports_adopted: adopted, added_at, adopted, redirect, obsolete_redirects, unknown,
         }
     }
 }

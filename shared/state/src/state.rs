@@ -112,6 +112,10 @@ pub struct Attachment {
     /// The node's ports that lead to this pod, in the runtime's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_ports: Vec<HostPort>,
+    /// The ADD did not record [`Self::host_ports`]: another plugin served them, and the agent took
+    /// them from the runtime's cache.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub host_ports_adopted: bool,
     /// When the plugin recorded this, RFC 3339 in UTC.
     pub added_at: String,
     /// The pod was attached without denizen, and the agent adopted it from the runtime's cache.

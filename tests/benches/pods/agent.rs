@@ -99,6 +99,7 @@ fn record(
             redirect: None,
             mac: None,
             obsolete_redirects: Vec::new(),
+            host_ports_adopted: false,
             host_ports: Vec::new(),
             unknown: Default::default(),
         }

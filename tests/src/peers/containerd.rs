@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-pub use self::cri::{Cri, LinuxSandbox, SandboxConfig, SandboxSecurity};
+pub use self::cri::{Cri, LinuxSandbox, PortMapping, SandboxConfig, SandboxSecurity};
 use crate::binary;
 use crate::eventually::observed;
 use crate::node::netns::{Netns, checked};

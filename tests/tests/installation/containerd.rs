@@ -1,6 +1,7 @@
 //! A real container runtime makes the pods: containerd, called by CRI as kubelet calls it.
 
 mod first_deployment;
+mod host_ports;
 mod installation;
 mod redirect;
 mod speaker;

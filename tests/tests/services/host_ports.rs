@@ -5,6 +5,7 @@ mod context;
 mod forward;
 mod place;
 mod policy;
+mod portmap;
 mod precedence;
 mod reach;
 mod removal;

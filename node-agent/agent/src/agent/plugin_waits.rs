@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use super::flush::Flush;
 use super::now;
+use super::portmap::PortmapRules;
 use crate::control::Reply;
 use crate::engine::Engine;
 use denizen_model::LocalPod;
@@ -69,6 +70,7 @@ impl PluginWaits {
         &mut self,
         engine: &Engine,
         flush: &Flush,
+        portmap: Option<&PortmapRules>,
         metrics: &Metrics,
         read_policies: &mpsc::Sender<PolicyRead>,
     ) {
@@ -86,7 +88,10 @@ impl PluginWaits {
             engine.has_programmed(&wait.asked)
                 && match engine.plan().attachment(&wait.asked.wait_for) {
                     Some(pod) => wait.policies == PolicyFreshness::Done && is_own(pod),
-                    None => has_left_nothing,
+                    None => {
+                        let id = &wait.asked.wait_for;
+                        has_left_nothing && !portmap.is_some_and(|portmap| portmap.has_left(id))
+                    }
                 }
         };
         let done = self.waiting.extract_if(.., |wait| wait.reply.is_closed() || is_done(wait));

@@ -10,6 +10,7 @@ use super::bridges::Bridges;
 use super::flush::Flush;
 use super::foreign::watch_forward;
 use super::plugin_waits::PluginWaits;
+use super::portmap::PortmapRules;
 use super::publish::Publisher;
 use super::sampling::Sampling;
 use super::stop::Stop;
@@ -63,6 +64,9 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     );
     sources.problems.push(run_dir.problems);
     let (elsewhere, found) = watch_forward(&config);
+    let portmap = config.policy.host_ports.map(|_| PortmapRules::start(records.cni_cache.clone()));
+    let (portmap, problems) = portmap.unzip();
+    sources.problems.extend(problems);
     let bridges = Bridges::new(&config);
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
     let engine = engine.with_records(sources::records(&config.run_dir));
@@ -82,6 +86,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         sources,
         run_dir_lost: run_dir.is_lost,
         plugin_waits: PluginWaits::default(),
+        portmap,
         watch: None,
         begun: None,
         predecessor: Predecessor::of(config.backend.name),

@@ -158,11 +158,25 @@ fn listed<T: ToString>(rights: &[T]) -> String {
     rights.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// Whether the runtime passes host ports to the plugin.
+fn with_host_ports(node: &str, runtime: &str) -> Finding {
+    match runtime.starts_with("cri-o://") {
+        false => Finding::ok(format!("this is Node {node}")),
+        true => Finding::failure(
+            format!("{runtime} passes no ports to CNI plugins: it serves host ports itself"),
+            "leave --host-ports off on this node, for the agent and for install-cni",
+        ),
+    }
+}
+
 async fn node(subject: &Subject, look: &ServerProbe) -> Finding {
     let name = &subject.policy.settings.node_name;
-    match look.has_node(name).await {
-        Ok(true) => Finding::ok(format!("this is Node {name}")),
-        Ok(false) => Finding::warning(
+    match look.runtime_of(name).await {
+        Ok(Some(runtime)) => match subject.policy.host_ports {
+            Some(_) => with_host_ports(name, &runtime),
+            None => Finding::ok(format!("this is Node {name}")),
+        },
+        Ok(None) => Finding::warning(
             format!("the API has no Node {name}"),
             "give --node-name the name of this node's Node object, here and to the agent",
         ),
@@ -223,5 +237,14 @@ mod tests {
             assert_eq!(found.verdict, expected, "{date}: {found:?}");
         }
         assert_eq!(clock(None, at(0), at(0)).verdict, Verdict::Skipped);
+    }
+
+    #[test]
+    fn a_runtime_that_passes_no_ports_is_named() {
+        let crio = with_host_ports("node-1", "cri-o://1.29.4");
+        assert!(crio.reason.contains("cri-o://1.29.4 passes no ports"), "{crio:?}");
+        for runtime in ["containerd://1.7.2", ""] {
+            assert_eq!(with_host_ports("node-1", runtime).reason, "this is Node node-1");
+        }
     }
 }

@@ -91,7 +91,7 @@ fn host_ports(active: &Active, entry: &Value, subject: &Subject) -> Option<Findi
         )),
         (true, true) if is_portmap => Some(Finding::warning(
             format!("{path} has portmap, too: it serves the same host ports, and each ADD waits"),
-            "take portmap out of the list when the pods that it has served are gone",
+            "give install-cni --replace-portmap",
         )),
         (false, true) if !is_portmap => Some(Finding::warning(
             format!("denizen's entry in {path} asks for host ports, and the agent serves none"),

@@ -13,6 +13,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
+use super::portmap;
+
 /// The `type` of our entry: the plugin's file name.
 pub const PLUGIN: &str = "denizen";
 
@@ -68,6 +70,24 @@ impl<'a> Conflist<'a> {
     /// The list with `entry`: in place of the existing entry, else at the end. `None` if it needs
     /// no change.
     pub fn with(&self, entry: &Value) -> Option<String> {
+        let kept = self.entry().map(|ours| portmap::kept(&ours)).unwrap_or_default();
+        if portmap::replaces(entry) {
+            let (text, mut removed) = portmap::without(self.text).ok()?;
+            if removed.is_empty() {
+                // It was replaced before, or there is none.
+                removed = kept;
+            }
+            let with = Conflist::parse(&text).ok()?.put(&portmap::keeping(entry, &removed));
+            return with.or_else(|| (text != self.text).then_some(text));
+        }
+        if !kept.is_empty() {
+            let without = self.without().ok()??;
+            return Conflist::parse(&without).ok()?.put(entry);
+        }
+        self.put(entry)
+    }
+
+    fn put(&self, entry: &Value) -> Option<String> {
         if let Some(ours) = self.ours() {
             let is = serde_json::from_str::<Value>(self.plugins[ours].get()).ok();
             return (is.as_ref() != Some(entry))
@@ -80,7 +100,8 @@ impl<'a> Conflist<'a> {
         Some(self.replaced(last.end..last.end, &format!(",{space}{entry}")))
     }
 
-    /// The list without denizen; `None` if it does not contain denizen.
+    /// The list without denizen, and with what denizen has replaced; `None` if it does not contain
+    /// denizen.
     ///
     /// # Errors
     /// [`Unusable::Alone`].
@@ -93,7 +114,8 @@ impl<'a> Conflist<'a> {
             0 => self.place(0).start..self.place(1).start,
             _ => self.place(ours - 1).end..self.place(ours).end,
         };
-        Ok(Some(self.replaced(cut, "")))
+        let kept = self.entry().map(|ours| portmap::kept(&ours)).unwrap_or_default();
+        portmap::with(self.replaced(cut, ""), &kept).map(Some)
     }
 
     /// The lone plugin that this list was made of, as [`wrapped`] makes it.
@@ -101,6 +123,12 @@ impl<'a> Conflist<'a> {
         let first = self.plugins.first()?.get();
         let is_whole = members(first).is_ok_and(|members| check_head(&members).is_ok());
         (is_whole && self.ends_with_ours() == (2, true)).then_some(first)
+    }
+
+    /// The list as it is written.
+    #[cfg(test)]
+    pub(super) fn text(&self) -> &'a str {
+        self.text
     }
 
     /// The plugins, as they are written.
@@ -128,7 +156,7 @@ impl<'a> Conflist<'a> {
     }
 
     /// The position of the plugin in the text: its raw value is a slice of that text.
-    fn place(&self, plugin: usize) -> Range<usize> {
+    pub(super) fn place(&self, plugin: usize) -> Range<usize> {
         let raw = self.plugins[plugin].get();
         let start = raw.as_ptr() as usize - self.text.as_ptr() as usize;
         start..start + raw.len()

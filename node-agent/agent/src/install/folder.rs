@@ -17,7 +17,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::conflist::{Conflist, Unusable, wrapped};
-use super::multus;
+use super::{multus, portmap};
 
 /// The file extensions that runtimes read.
 const ENDINGS: [&str; 3] = ["conflist", "conf", "json"];
@@ -141,7 +141,12 @@ fn first_usable<'a>(
 ) -> Option<(&'a Candidate, Option<String>)> {
     for file in files {
         match file.with(entry) {
-            Ok(wanted) => return Some((file, wanted)),
+            Ok(wanted) => {
+                let list = Conflist::parse(&file.text).ok().filter(|_| portmap::replaces(entry));
+                let obstacle = list.as_ref().and_then(portmap::obstacle);
+                report.unusable.extend(obstacle.map(|why| (file.path.clone(), why)));
+                return Some((file, wanted));
+            }
             Err(error) => report.unusable.push((file.path.clone(), error.to_string())),
         }
     }

@@ -11,14 +11,16 @@ pub mod conflist;
 pub mod folder;
 mod multus;
 pub mod plugin;
+pub mod portmap;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use denizen_cni::{ANNOTATIONS, PORT_MAPPINGS};
-use denizen_state::run_dir;
+use denizen_backend::portmap::removable;
+use denizen_cni::{ANNOTATIONS, PORT_MAPPINGS, REPLACED_PORTMAP};
+use denizen_state::{RunDir, StateError, run_dir};
 use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
@@ -72,6 +74,11 @@ pub struct InstallArgs {
     #[arg(long)]
     pub host_ports: bool,
 
+    /// Take portmap out of the list, too, for an agent with --host-ports, which removes portmap's
+    /// rules as pods end. --uninstall puts portmap back
+    #[arg(long, requires = "host_ports")]
+    pub replace_portmap: bool,
+
     /// Give a node without a pod network one: write a CNI configuration of the plugins bridge and
     /// host-local, with addresses from this node's podCIDRs, which a running agent with
     /// --routing-mode=direct knows
@@ -102,6 +109,9 @@ impl InstallArgs {
         if self.host_ports {
             entry.entry(HOST_PORTS).or_insert_with(|| Map::new().into());
         }
+        if self.replace_portmap && removable().is_ok() {
+            entry.insert(REPLACED_PORTMAP.to_owned(), Vec::<Value>::new().into());
+        }
         // Without these, the runtime passes neither the annotations by which pods are selected nor
         // the ports.
         let needed = [("redirect", ANNOTATIONS), (HOST_PORTS, PORT_MAPPINGS)];
@@ -127,6 +137,9 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
     if args.uninstall {
         let report = folder::take_out(&args.cni_conf_dir)?;
         log(&report, "removed denizen from this CNI configuration");
+        for pod in without_portmap(&args.run_dir)? {
+            warn!(pod, "no other plugin knows this pod's host ports: start it again");
+        }
         return Ok(());
     }
     let entry = args.entry()?;
@@ -140,6 +153,9 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
         info!(path = %args.cni_bin_dir.join(PLUGIN).display(), "plugin installed");
     }
     if args.once {
+        if let Some(problem) = portmap_stays(args) {
+            warn!(problem, "CNI configuration");
+        }
         if args.with_bridge {
             put_bridge(args, &entry).await?;
         }
@@ -152,6 +168,21 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
     keep(args, &entry).await
 }
 
+/// The pods whose host ports were never another plugin's.
+fn without_portmap(run_dir: &Path) -> Result<Vec<String>, StateError> {
+    let state = match RunDir::open(run_dir) {
+        Err(StateError::NoRunDir { .. }) => None,
+        other => other?.read()?,
+    };
+    let records = state.into_iter().flat_map(|state| state.attachments.into_values());
+    let own = records.filter(|record| !record.host_ports.is_empty() && !record.host_ports_adopted);
+    let name = |record: denizen_state::Attachment| match &record.pod {
+        Some(pod) => format!("{}/{}", pod.namespace, pod.name),
+        None => record.id().0,
+    };
+    Ok(own.map(name).collect())
+}
+
 /// Writes the bridge's configuration, if it is not there.
 async fn put_bridge(args: &InstallArgs, entry: &Value) -> Result<(), BridgeError> {
     let ranges = bridge::ranges(&args.run_dir).await?;
@@ -159,6 +190,12 @@ async fn put_bridge(args: &InstallArgs, entry: &Value) -> Result<(), BridgeError
         info!(path = bridge::FILE, "wrote the CNI configuration of a bridge");
     }
     Ok(())
+}
+
+/// Why portmap is not replaced on this node.
+fn portmap_stays(args: &InstallArgs) -> Option<String> {
+    let why = removable().err().filter(|_| args.replace_portmap)?;
+    Some(format!("portmap stays in the list: {why}"))
 }
 
 /// Keeps denizen in the configuration until a signal stops this program. The entry stays.
@@ -179,6 +216,7 @@ async fn keep(args: &InstallArgs, entry: &Value) -> anyhow::Result<()> {
             watch = None;
         }
         problems.extend(check(folder, entry));
+        problems.extend(portmap_stays(args));
         if reported.as_ref() != Some(&problems) {
             problems.iter().for_each(|problem| warn!(problem, "CNI configuration"));
             reported = Some(problems);

@@ -31,6 +31,9 @@ pub struct TraceReport {
     /// The service port that its destination is a frontend of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
+    /// The pod whose host port its destination is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_port: Option<String>,
     /// What each hook did to it, in order.
     pub hooks: Vec<HookReport>,
     /// The virtual server of IPVS that gave it its endpoint, between two hooks. No rule does that,
@@ -131,6 +134,7 @@ impl TraceReport {
             source: words.place(outcome.first.source),
             destination: words.place(outcome.first.destination),
             service: prediction.explanation.service.clone(),
+            host_port: prediction.explanation.host_port.clone(),
             hooks,
             virtual_server: server
                 .map(|server| format!("{} by {}", server.address, server.scheduler)),
@@ -277,9 +281,10 @@ impl fmt::Display for HookReport {
 impl fmt::Display for TraceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "packet {}: {} to {}", self.number, self.source, self.destination)?;
-        match &self.service {
-            Some(service) => writeln!(f, ", service {service}")?,
-            None => writeln!(f)?,
+        match (&self.service, &self.host_port) {
+            (Some(service), _) => writeln!(f, ", service {service}")?,
+            (None, Some(pod)) => writeln!(f, ", host port of {pod}")?,
+            (None, None) => writeln!(f)?,
         }
         self.hooks.iter().try_for_each(|hook| write!(f, "{hook}"))?;
         if let Some(server) = &self.virtual_server {

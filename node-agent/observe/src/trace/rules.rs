@@ -7,7 +7,7 @@ use denizen_nft::{
 };
 
 use denizen_backend::firewall;
-use denizen_backend::nftables;
+use denizen_backend::{host_ports, nftables};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedRule {
@@ -33,7 +33,8 @@ pub const KUBE: &str = "KUBE-";
 
 /// Whether the agent programs this chain.
 pub fn is_agents(table: &str, chain: &str) -> bool {
-    [nftables::TABLE, firewall::TABLE].contains(&table) || chain.starts_with(KUBE)
+    [nftables::TABLE, firewall::TABLE, host_ports::TABLE].contains(&table)
+        || chain.starts_with(KUBE)
 }
 
 /// What a comment says to a person. The id of a rule of the agent is for the agent.

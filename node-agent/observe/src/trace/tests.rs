@@ -136,6 +136,7 @@ fn explanation(verdict: PacketVerdict) -> Explanation {
         local: true,
         policies: Vec::new(),
         redirects: Vec::new(),
+        host_port: None,
         virtual_server: None,
         steps: Vec::new(),
     }

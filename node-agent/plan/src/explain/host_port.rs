@@ -48,6 +48,10 @@ impl<'a> PacketPath<'a> {
         };
         self.step(what, why);
         let explanation = self.finish(PacketVerdict::Forward, None, None, masquerade, sender);
-        Explanation { endpoints: vec![endpoint.to_string()], ..explanation }
+        Explanation {
+            endpoints: vec![endpoint.to_string()],
+            host_port: Some(served.pod.to_string()),
+            ..explanation
+        }
     }
 }

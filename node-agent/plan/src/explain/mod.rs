@@ -67,6 +67,9 @@ pub struct Explanation {
     /// The virtual server that chooses the endpoint, if IPVS does.
     #[serde(default, rename = "virtualServer", skip_serializing_if = "Option::is_none")]
     pub virtual_server: Option<VirtualServerRow>,
+    /// The pod whose host port it is for.
+    #[serde(default, rename = "hostPort", skip_serializing_if = "Option::is_none")]
+    pub host_port: Option<String>,
     /// Whether it comes from a pod of this node.
     pub local: bool,
     /// What NetworkPolicies of this node's pods say, if any exists.
@@ -395,6 +398,7 @@ impl<'a> PacketPath<'a> {
             masquerade,
             masqueraded: self.masqueraded,
             virtual_server: None,
+            host_port: None,
             local: sender == Sender::Pod,
             policies: Vec::new(),
             redirects: Vec::new(),

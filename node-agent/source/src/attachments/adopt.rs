@@ -30,6 +30,7 @@ pub fn adopt_pods(config: &AttachmentsConfig) -> Result<(), StateError> {
     };
     let recorded = state.map(|state| state.attachments).unwrap_or_default();
     add_macs(&dir, &recorded)?;
+    adopt_host_ports(config, None)?.iter().for_each(warn_of);
     let found = remembered(config, |_| true, |id| recorded.contains_key(id));
     found.unusable.iter().for_each(warn_of);
     if !found.records.is_empty() {
@@ -71,6 +72,50 @@ fn add_macs(dir: &RunDir, recorded: &BTreeMap<AttachmentId, Attachment>) -> Resu
         }
     };
     dir.update(LOCK_WAIT, update).map(drop)
+}
+
+/// Adds host ports to records of ADDs that did not ask for them, as the runtime's cache has them:
+/// another plugin serves them until then. `names`: of these cached results; `None`: of all. Returns
+/// the cached results that cannot be used. Blocks.
+///
+/// # Errors
+/// [`StateError`]; the file is unchanged then.
+pub(super) fn adopt_host_ports(
+    config: &AttachmentsConfig,
+    names: Option<&BTreeSet<OsString>>,
+) -> Result<Vec<UnusableResult>, StateError> {
+    let Some(folder) = config.cni_cache.as_ref().filter(|_| config.host_ports) else {
+        return Ok(Vec::new());
+    };
+    let dir = RunDir::open(&config.run_dir)?;
+    let recorded = dir.read()?.map(|state| state.attachments).unwrap_or_default();
+    let without = recorded.values().filter(|record| record.host_ports.is_empty());
+    let files: HashSet<OsString> = without.map(cache::file_name).collect();
+    let is_named = |name: &OsStr| names.is_none_or(|names| names.contains(name));
+    let (entries, mut unusable) =
+        cache::entries(folder, |name| is_named(name) && files.contains(name));
+    let mut ports = BTreeMap::new();
+    for CachedAdd { path, container_id, if_name, host_ports, .. } in entries {
+        match host_ports {
+            Ok(none) if none.is_empty() => {}
+            Ok(found) => drop(ports.insert(AttachmentId::new(&container_id, &if_name), found)),
+            Err(why) => unusable.push(UnusableResult::for_good(path, why)),
+        }
+    }
+    if ports.is_empty() {
+        return Ok(unusable);
+    }
+    let update = |state: &mut State| {
+        for (id, ports) in ports {
+            let record = state.attachments.get_mut(&id);
+            if let Some(record) = record.filter(|record| record.host_ports.is_empty()) {
+                info!(attachment = id.0, ports = ports.len(), "adopted a pod's host ports");
+                (record.host_ports, record.host_ports_adopted) = (ports, true);
+            }
+        }
+    };
+    dir.update(LOCK_WAIT, update)?;
+    Ok(unusable)
 }
 
 /// What to search for while the agent runs.
@@ -186,7 +231,7 @@ fn remembered(
         if known(&id) || records.contains_key(&id) {
             continue;
         }
-        match confirmed(&mut adopter, &entry) {
+        match confirmed(&mut adopter, &entry, config.host_ports) {
             Ok(Some(record)) => {
                 if links.insert(record.host_interface.as_ref().map(|link| link.index)) {
                     records.insert(id, record);
@@ -205,7 +250,13 @@ fn remembered(
 fn confirmed(
     adopter: &mut io::Result<Adopter>,
     entry: &CachedAdd,
+    with_host_ports: bool,
 ) -> Result<Option<Attachment>, String> {
+    // A pod whose ports cannot be read is a local pod all the same.
+    let host_ports = entry.host_ports.clone().unwrap_or_else(|why| {
+        warn!(path = %entry.path.display(), why, "host ports of an adopted pod left out");
+        Vec::new()
+    });
     let adopter = adopter.as_mut().map_err(|error| error.to_string())?;
     let added_at = jiff::Timestamp::try_from(entry.written).unwrap_or_default();
     let record = adopter.adopt(&Remembered {
@@ -214,6 +265,7 @@ fn confirmed(
         network: &entry.network,
         netns: entry.netns.as_deref(),
         args: &entry.args,
+        host_ports: host_ports.into_iter().filter(|_| with_host_ports).collect(),
         result: &entry.result,
         added_at: added_at.strftime("%FT%TZ").to_string(),
     });

@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use data_encoding::BASE64;
-use denizen_cni::ANNOTATIONS;
-use denizen_state::Attachment;
+use denizen_cni::{ANNOTATIONS, PORT_MAPPINGS, cached_host_ports};
 use denizen_state::regular;
+use denizen_state::{Attachment, HostPort};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -41,6 +41,8 @@ pub(super) struct CachedAdd {
     pub(super) args: String,
     /// The pod's annotations, if the runtime passes them.
     pub(super) annotations: BTreeMap<String, String>,
+    /// The host ports that the runtime passed; if they cannot be read, why.
+    pub(super) host_ports: Result<Vec<HostPort>, String>,
     /// The network configuration list of the ADD; empty if the runtime does not keep it.
     pub(super) list: String,
     pub(super) result: Box<RawValue>,
@@ -68,6 +70,16 @@ pub(super) fn folders(folder: &Path) -> impl Iterator<Item = PathBuf> {
 /// The name of the file in which libcni keeps the result of the ADD behind `record`.
 pub(super) fn file_name(record: &Attachment) -> OsString {
     format!("{}-{}-{}", record.network, record.container_id, record.if_name).into()
+}
+
+/// Whether the cache folder `folder` has a result of this container; `None` if no results can be
+/// read there.
+pub fn is_cached(folder: &Path, container: &str) -> Option<bool> {
+    let places = PLACES.map(|place| fs::read_dir(folder.join(place)).ok());
+    let mut places = places.into_iter().flatten().peekable();
+    places.peek()?;
+    let has = |name: OsString| name.to_string_lossy().contains(&format!("-{container}-"));
+    Some(places.flat_map(Iterator::flatten).any(|file| has(file.file_name())))
 }
 
 /// The results in the cache folder `folder` whose file name `is_wanted`, and those that could not
@@ -173,7 +185,10 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Cac
     let cached: Cached = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let missing = |key: &str| format!("{key} is missing");
     let (path, args) = (path.to_owned(), cached.cni_args.unwrap_or_default());
-    let passed = cached.capability_args.and_then(|mut passed| passed.remove(ANNOTATIONS));
+    let mut capabilities = cached.capability_args.unwrap_or_default();
+    let ports = capabilities.remove(PORT_MAPPINGS);
+    let host_ports = ports.map_or_else(|| Ok(Vec::new()), |ports| cached_host_ports(&ports));
+    let passed = capabilities.remove(ANNOTATIONS);
     let annotations =
         passed.and_then(|arguments| serde_json::from_value(arguments).ok()).unwrap_or_default();
     let list = cached
@@ -192,6 +207,7 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Cac
             netns: cached.netns,
             args: args.join(";"),
             annotations,
+            host_ports,
             list,
             result: cached.result.ok_or_else(|| missing("result"))?,
         }),
@@ -212,6 +228,7 @@ fn parse(name: &str, text: &str, path: &Path, written: SystemTime) -> Result<Cac
                 netns: None,
                 args: String::new(),
                 annotations,
+                host_ports,
                 list,
                 result: serde_json::from_str(text).map_err(|error| error.to_string())?,
             })
@@ -293,6 +310,40 @@ mod tests {
         }
     }
 
+    /// containerd passes Go's names on, Multus those of the specification.
+    #[test]
+    fn host_ports_are_read_in_any_case() {
+        let cases = [
+            (
+                json!([{ "HostPort": 80, "ContainerPort": 8080, "Protocol": "tcp", "HostIP": "" }]),
+                "*:80/tcp",
+            ),
+            (
+                json!([{ "hostPort": 80, "containerPort": 8080, "protocol": "udp", "hostIP": "10.0.0.1" }]),
+                "10.0.0.1:80/udp",
+            ),
+            (json!(null), ""),
+            (json!([]), ""),
+            (
+                json!([{ "hostPort": 0, "containerPort": 8080 }]),
+                "hostPort 0 is not from 1 to 65535",
+            ),
+        ];
+        for (ports, expected) in cases {
+            let cached = json!({
+                "kind": "cniCacheV1", "containerId": "3f1c", "ifName": "eth0", "networkName": "pods",
+                "capabilityArgs": { "portMappings": ports }, "result": {},
+            });
+            let path = Path::new("any");
+            let entry = parse("any", &cached.to_string(), path, SystemTime::UNIX_EPOCH).unwrap();
+            let found = match entry.host_ports {
+                Ok(ports) => ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+                Err(why) => why,
+            };
+            assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{found}");
+        }
+    }
+
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a runtime writes files this way")]
     fn bad_files_are_named_and_the_others_read() {
@@ -313,6 +364,9 @@ mod tests {
         bad.sort_by(|one, other| one.path.cmp(&other.path));
         let partial: Vec<bool> = bad.iter().map(|bad| bad.is_being_written).collect();
         assert_eq!(partial, [true, false, false], "it was written just now");
+        let cached = |container| is_cached(folder.path(), container);
+        assert_eq!([cached("b"), cached("e")], [Some(true), Some(false)]);
+        assert_eq!(is_cached(Path::new("/nonexistent"), "b"), None);
         let good: Vec<&str> = good.iter().map(|entry| entry.container_id.as_str()).collect();
         assert_eq!(good, ["a"]);
         let names: Vec<_> =

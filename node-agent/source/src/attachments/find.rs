@@ -85,7 +85,9 @@ pub async fn find(
         let hints = finder.cache.take();
         finder.select(&hints, &mut shown.state_file).await;
         finder.publish_selected(&findings.selected);
-        let problem = finder.search(now, hints, &mut shown.state_file).await.err();
+        let ports = finder.adopt_host_ports(&hints, &mut shown.state_file).await.err();
+        let search = finder.search(now, hints, &mut shown.state_file).await.err();
+        let problem = search.or(ports);
         if outlet.report(problem.iter().cloned().collect())
             && let Some(error) = &problem
         {
@@ -182,6 +184,26 @@ impl Finder {
         });
         // If that panicked, all is read anew at the next change.
         self.selection = self.during(state_file, read).await.ok();
+    }
+
+    /// Adds the host ports in what `hints` name to records of ADDs that did not ask for them.
+    async fn adopt_host_ports(
+        &mut self,
+        hints: &FolderHints,
+        state_file: &mut latest::Receiver<LastState>,
+    ) -> Result<(), String> {
+        if !self.config.host_ports || hints.names.is_empty() && !hints.overflow {
+            return Ok(());
+        }
+        let names = (!hints.overflow).then(|| hints.names.clone());
+        let config = self.config.clone();
+        let adopt = spawn_blocking(move || adopt::adopt_host_ports(&config, names.as_ref()));
+        let result = self.during(state_file, adopt).await.map_err(|error| describe(&error))?;
+        for UnusableResult { path, .. } in result.map_err(|error| describe(&error))? {
+            // It is read again, and reported if it stays so.
+            self.partial.insert(path);
+        }
+        Ok(())
     }
 
     /// Searches the cache for interfaces without a record, and checks whether unusable results can

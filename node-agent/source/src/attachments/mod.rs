@@ -30,6 +30,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
+pub use self::cache::is_cached;
 pub use self::find::{FindingSenders, find};
 pub use self::follow::follow;
 pub use self::missing::{NotPods, Unrecorded};
@@ -59,6 +60,8 @@ pub struct AttachmentsConfig {
     /// The folder in which the container runtime caches the results of its ADDs; `None` if no pod
     /// is to be adopted.
     pub cni_cache: Option<PathBuf>,
+    /// Whether the agent serves host ports.
+    pub host_ports: bool,
     /// Interfaces that look like a pod's but are not.
     pub not_pods: NotPods,
 }

@@ -137,6 +137,7 @@ mod tests {
             network: network.to_owned(),
             netns: None,
             args: "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web".to_owned(),
+            host_ports: Ok(Vec::new()),
             annotations: proxy.then_some(version).into_iter().collect(),
             list: list.to_string(),
             result: serde_json::from_str("{}").unwrap(),

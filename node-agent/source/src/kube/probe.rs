@@ -145,13 +145,19 @@ impl ServerProbe {
         Ok(answer["status"]["allowed"] == true)
     }
 
-    pub async fn has_node(&self, name: &str) -> Result<bool, Failure> {
+    /// The runtime of a Node as kubelet names it, such as `containerd://1.7.2`; `None` without such a
+    /// Node.
+    pub async fn runtime_of(&self, name: &str) -> Result<Option<String>, Failure> {
         let fields = kinds::fields(ObjectKind::Node, name, Features::default());
         let params = kinds::list(ObjectKind::Node, fields, true, ListedState::Newest);
         let request = kinds::request(ObjectKind::Node).list(&params);
         let request = request.map_err(|error| Failure::from(kube::Error::BuildRequest(error)))?;
         let list: Value = serde_json::from_str(&self.ask(request).await?).map_err(unreadable)?;
-        Ok(list["items"].as_array().is_some_and(|nodes| !nodes.is_empty()))
+        let runtime = |node: &Value| {
+            let runtime = &node["status"]["nodeInfo"]["containerRuntimeVersion"];
+            runtime.as_str().unwrap_or_default().to_owned()
+        };
+        Ok(list["items"].as_array().and_then(|nodes| nodes.first()).map(runtime))
     }
 
     async fn ask(&self, request: Request<Vec<u8>>) -> Result<String, Failure> {

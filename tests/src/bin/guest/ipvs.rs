@@ -9,6 +9,7 @@ pub(crate) mod driver;
 pub(crate) mod earlier;
 pub(crate) mod handover;
 pub(crate) mod hashed;
+pub(crate) mod host_ports;
 pub(crate) mod hosts;
 pub(crate) mod kills;
 pub(crate) mod leaving;

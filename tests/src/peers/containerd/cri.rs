@@ -50,12 +50,32 @@ pub struct SandboxConfig {
     /// Where its containers' logs would be.
     #[prost(string, tag = "3")]
     pub log_directory: String,
+    /// The pod's host ports.
+    #[prost(message, repeated, tag = "5")]
+    pub port_mappings: Vec<PortMapping>,
     /// The pod's annotations.
     #[prost(btree_map = "string, string", tag = "7")]
     pub annotations: BTreeMap<String, String>,
     /// What of it is Linux's; a runtime expects it, be it empty.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxSandbox>,
+}
+
+/// A host port.
+#[derive(Clone, PartialEq, Message)]
+pub struct PortMapping {
+    /// 0: TCP, 1: UDP, 2: SCTP.
+    #[prost(int32, tag = "1")]
+    pub protocol: i32,
+    /// The pod's port.
+    #[prost(int32, tag = "2")]
+    pub container_port: i32,
+    /// The node's port; 0 for a port that is only declared.
+    #[prost(int32, tag = "3")]
+    pub host_port: i32,
+    /// The node's address; empty: every one.
+    #[prost(string, tag = "4")]
+    pub host_ip: String,
 }
 
 /// What of a sandbox is Linux's.
@@ -156,6 +176,7 @@ impl SandboxConfig {
         Self {
             metadata: Some(metadata),
             log_directory: String::new(),
+            port_mappings: Vec::new(),
             annotations: BTreeMap::new(),
             linux: Some(LinuxSandbox::default()),
         }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::{Result, ensure};
+use denizen_tests::agent::trace::TraceCommand;
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::fixture::{PORT, PROTOCOLS, Who};
 use denizen_tests::node::pod::Wiring;
@@ -137,6 +138,31 @@ fn neighbours_are_kept_out_of_localhost() -> Result<()> {
             let from = context.fixture.address(Who::Routed, LOCALHOST)?;
             let outcome = Probe::tcp(to).from(from).patience(SILENCE).ask_in(pod);
             assert_eq!(outcome, Outcome::Dropped, "{services:?} {number}");
+        }
+    }
+    Ok(())
+}
+
+/// What the kernel does is what `explain` says, rule by rule.
+#[test]
+fn a_trace_follows_a_packet_to_the_pod() -> Result<()> {
+    let traced = [Services::SERVED[0], Services::SERVED[2], Services::Off];
+    for services in traced {
+        let context = Context::new("hp-trace", services)?;
+        let asking = context.asks("pod", Wiring::Bridged, &json!([port(8080)]))?;
+        for ip in context.addresses() {
+            let to = SocketAddr::new(*ip, 8080);
+            let from = context.fixture.address(Who::Outside, *ip)?.to_string();
+            let arguments = ["--from", &from, "--to", &to.to_string()];
+            let tracing = TraceCommand::start(context.node(), &context.agent, &arguments)?;
+            context.is_answered(Who::Outside, to, Protocol::Tcp, &asking)?;
+            let traced = tracing.end()?;
+            traced.ensure_as_predicted()?;
+            let packet = &traced.packets()[0];
+            ensure!(packet["hostPort"] == "default/pod", "{services:?}: {packet:#}");
+            ensure!(packet["lastDestination"]["name"] == "default/pod", "{packet:#}");
+            let hooks = packet["hooks"].to_string();
+            ensure!(hooks.contains("protocol and port name the pod"), "{packet:#}");
         }
     }
     Ok(())

@@ -118,9 +118,14 @@ fn tiles(status: &Status) -> Markup {
         ("drift repaired", status.drift_repaired.to_string(), repair),
         ("missed lookups", status.missed_lookups.to_string(), None),
     ];
+    let host_ports = status.host_ports.as_ref().map(|host_ports| {
+        let conflicts = host_ports.conflicts.len();
+        let more = (conflicts > 0).then(|| format!("{conflicts} not as asked for"));
+        ("host ports", host_ports.served.to_string(), more)
+    });
     html! {
         dl.tiles {
-            @for (name, value, more) in tiles {
+            @for (name, value, more) in tiles.into_iter().chain(host_ports) {
                 div {
                     dt { (name) }
                     dd { (value) @if let Some(more) = more { small { (more) } } }

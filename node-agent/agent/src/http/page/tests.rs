@@ -144,6 +144,7 @@ fn every_value_is_escaped() {
         local: true,
         policies: Vec::new(),
         redirects: Vec::new(),
+        host_port: None,
         virtual_server: None,
         steps: vec![ExplainStep { what: HOSTILE.to_owned(), why: HOSTILE.to_owned() }],
     };
@@ -172,6 +173,7 @@ fn explanation() -> Explanation {
         local: true,
         policies: Vec::new(),
         redirects: Vec::new(),
+        host_port: None,
         virtual_server: None,
         steps: vec![step("one"), step("two"), step("three")],
     }

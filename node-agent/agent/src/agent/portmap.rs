@@ -1,0 +1,183 @@
+//! Removes the rules of the CNI plugin portmap for pods that are gone, while host ports are
+//! Denizen's. Once portmap is out of the runtime's list, no DEL calls it any more.
+//!
+//! Rules of pods that live stay. They lead to the same pods, and if portmap comes back into the
+//! list, it finds them as it left them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use super::now;
+use denizen_backend::portmap::{self, PortmapError};
+use denizen_plan::Plan;
+use denizen_source::attachments::is_cached;
+use denizen_state::AttachmentId;
+use denizen_text::describe;
+
+/// How often to look for rules: an ADD that began with an older list still calls portmap.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// A container that has no record and no cached result for so long is gone: during an ADD,
+/// portmap's rules come before both.
+const GONE_AFTER: Duration = Duration::from_secs(10);
+/// For so long it is remembered that a pod had a record.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// The id of a container.
+type ContainerId = Arc<str>;
+
+/// The pods that the agent knows of.
+#[derive(Debug, Clone, Default)]
+struct Recorded {
+    is_known: bool,
+    now: BTreeSet<ContainerId>,
+    /// Those that had a record, and since when they have none.
+    departed: BTreeMap<ContainerId, Instant>,
+}
+
+/// What is known of portmap's rules.
+pub(super) struct PortmapRules {
+    recorded: watch::Sender<Recorded>,
+    due: Arc<Notify>,
+    /// The containers that have rules.
+    containers: watch::Receiver<BTreeSet<ContainerId>>,
+}
+
+impl PortmapRules {
+    /// Starts to look. Returns the problems, too.
+    pub fn start(cni_cache: Option<PathBuf>) -> (Self, watch::Receiver<Vec<String>>) {
+        let (recorded, of_agent) = watch::channel(Recorded::default());
+        let (found, containers) = watch::channel(BTreeSet::new());
+        let (problem, problems) = watch::channel(Vec::new());
+        let due = Arc::new(Notify::new());
+        let remover =
+            Remover { recorded: of_agent, due: due.clone(), cni_cache, missing: BTreeMap::new() };
+        tokio::spawn(remover.run(found, problem));
+        (Self { recorded, due, containers }, problems)
+    }
+
+    /// Takes in which pods are recorded.
+    pub fn update(&mut self, plan: &Plan) {
+        let ids = plan.recorded().iter().map(|pod| container(&pod.id));
+        let present: BTreeSet<ContainerId> = ids.map(ContainerId::from).collect();
+        let at = now();
+        let is_first = !self.recorded.borrow().is_known;
+        self.recorded.send_modify(|recorded| {
+            let gone = recorded.now.difference(&present).map(|id| (id.clone(), at));
+            recorded.departed.extend(gone);
+            recorded.departed.retain(|id, since| {
+                !present.contains(id) && at.duration_since(*since) < REMEMBERED
+            });
+            (recorded.is_known, recorded.now) = (true, present);
+        });
+        let left = |id| self.containers.borrow().contains(id);
+        if is_first || self.recorded.borrow().departed.keys().any(left) {
+            self.due.notify_one();
+        }
+    }
+
+    /// Whether there are still rules for a pod that is gone.
+    pub fn has_left(&self, id: &AttachmentId) -> bool {
+        let container = container(id);
+        let is_recorded = self.recorded.borrow().now.contains(container);
+        !is_recorded && self.containers.borrow().contains(container)
+    }
+
+    /// Waits until rules were removed, or others are found.
+    pub async fn changed(&mut self) {
+        if self.containers.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// The container of an attachment.
+fn container(id: &AttachmentId) -> &str {
+    id.0.split_once('/').map_or(&*id.0, |(container, _)| container)
+}
+
+/// The task that looks and removes.
+struct Remover {
+    recorded: watch::Receiver<Recorded>,
+    due: Arc<Notify>,
+    cni_cache: Option<PathBuf>,
+    /// Containers of which nothing is known, and since when.
+    missing: BTreeMap<ContainerId, Instant>,
+}
+
+impl Remover {
+    async fn run(
+        mut self,
+        found: watch::Sender<BTreeSet<ContainerId>>,
+        problem: watch::Sender<Vec<String>>,
+    ) {
+        while !found.is_closed() {
+            // Iptables may wait for its lock.
+            let Ok((back, result)) = spawn_blocking(move || self.look()).await else { return };
+            self = back;
+            let error = result.as_ref().err().map(|error| describe(error));
+            problem.send_if_modified(|shown| {
+                let now: Vec<String> = error.into_iter().collect();
+                let is_new = *shown != now;
+                now.iter().filter(|_| is_new).for_each(|problem| warn!(problem, "portmap"));
+                *shown = now;
+                is_new
+            });
+            if let Ok(containers) = result {
+                found.send_if_modified(|known| {
+                    let is_new = *known != containers;
+                    *known = containers;
+                    is_new
+                });
+            }
+            let pause = if self.missing.is_empty() { LOOK_EVERY } else { GONE_AFTER };
+            let _ = timeout(pause, self.due.notified()).await;
+            // Pods often go together.
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Removes the rules of pods that are gone. Returns the containers that have rules then.
+    fn look(mut self) -> (Self, Result<BTreeSet<ContainerId>, PortmapError>) {
+        let result = self.clean();
+        (self, result)
+    }
+
+    fn clean(&mut self) -> Result<BTreeSet<ContainerId>, PortmapError> {
+        let mut containers = portmap::containers()?;
+        let recorded = self.recorded.borrow_and_update().clone();
+        let at = now();
+        // What is not known to be gone stays.
+        let is_missing = |id: &ContainerId| {
+            let cached = self.cni_cache.as_deref().and_then(|folder| is_cached(folder, id));
+            recorded.is_known && !recorded.now.contains(id) && cached == Some(false)
+        };
+        let missing: Vec<ContainerId> =
+            containers.iter().filter(|id| is_missing(id)).cloned().collect();
+        self.missing.retain(|id, _| missing.contains(id));
+        for id in missing {
+            self.missing.entry(id).or_insert(at);
+        }
+        let is_gone = |id: &str| {
+            recorded.departed.contains_key(id)
+                || self.missing.get(id).is_some_and(|since| at - *since >= GONE_AFTER)
+        };
+        let gone: BTreeSet<ContainerId> =
+            containers.iter().filter(|id| is_gone(id)).cloned().collect();
+        if !gone.is_empty() {
+            portmap::remove(&|id| gone.contains(id))?;
+            for id in &gone {
+                info!(container = &**id, "removed portmap's rules of a pod that is gone");
+            }
+            self.missing.retain(|id, _| !gone.contains(id));
+            containers.retain(|id| !gone.contains(id));
+        }
+        Ok(containers)
+    }
+}
