@@ -209,9 +209,7 @@ impl Firewall {
         }
         if firewall.has_tiers() && !of_firewall.sides.is_empty() {
             numbers.retire_functions(&functions_of(firewall, None));
-            let all = FirewallTable::ALL
-                .map(|table| (table.family(), table.of_functions(firewall, numbers)));
-            replace(&mut self.functions, keepers, all);
+            replace(&mut self.functions, keepers, of_functions(firewall, numbers));
         }
         let Attached { bridged, routed } = self.attached;
         for (address, is_taken) in &of_firewall.taken {
@@ -306,9 +304,7 @@ impl Firewall {
         }
         self.set_tiered(firewall.has_tiers());
         self.numbers.assign_all(firewall);
-        let of_functions = |table: FirewallTable| table.of_functions(firewall, &self.numbers);
-        self.functions =
-            FirewallTable::ALL.map(|table| (table.family(), of_functions(table))).into();
+        self.functions = of_functions(firewall, &self.numbers).into();
         self.interfaces = of_pods(plan, firewall, &self.without_netfilter).into();
         self.surroundings = of_surroundings(firewall).into();
     }
@@ -430,6 +426,10 @@ fn of_pods(
 
 fn of_surroundings(firewall: &FirewallPlan) -> [(TableFamily, Vec<Element>); 3] {
     FirewallTable::ALL.map(|table| (table.family(), sorted(table.of_surroundings(firewall))))
+}
+
+fn of_functions(firewall: &FirewallPlan, numbers: &Numbers) -> [(TableFamily, Vec<Element>); 3] {
+    FirewallTable::ALL.map(|table| (table.family(), sorted(table.of_functions(firewall, numbers))))
 }
 
 /// Two records may have one interface.
