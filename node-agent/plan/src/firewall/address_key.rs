@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
@@ -50,9 +51,15 @@ pub fn key_of_range(peers: &[PeerId], pod_ranges: Option<PeerId>) -> IdentityKey
     IdentityKey { peers, ports: Vec::new(), knowledge }
 }
 
+/// The ranges that nodes give their pods addresses from.
+pub fn ranges_of_pods(cluster: ClusterFacts<'_>) -> Arc<[Block]> {
+    let ranges: BTreeSet<IpNetwork> = cluster.pod_ranges().collect();
+    ranges.into_iter().map(block_of_pods).collect()
+}
+
 /// A range of pods' addresses. Its first two are not meant: the network's own, and by custom the
 /// router's, which is a node's. (Flannel's tunnel sends from the first of them.)
-pub fn block_of_pods(range: IpNetwork) -> Block {
+fn block_of_pods(range: IpNetwork) -> Block {
     let next = match range.network() {
         IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits().saturating_add(1))),
         IpAddr::V6(first) => IpAddr::V6(Ipv6Addr::from_bits(first.to_bits().saturating_add(1))),

@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnetwork::IpNetwork;
-
 use super::address::{AddressClaimant, Within};
-use super::address_key::{block_of_pods, key_of_range, keys_of_nodes};
+use super::address_key::{key_of_range, keys_of_nodes, ranges_of_pods};
 use super::blocks::{AddressRange, Piece, pieces};
 use super::group::{GroupKey, GroupQuery};
 use super::identity::IdentityKey;
@@ -22,9 +20,7 @@ use super::{
     Blocks, ClusterClaim, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused,
     SidesChange, own_addresses,
 };
-use denizen_model::{
-    Block, ClusterFacts, LocalPod, Model, ModelChange, PodName, PodSet, PolicyName,
-};
+use denizen_model::{ClusterFacts, LocalPod, Model, ModelChange, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
 
 /// A plan that is brought up to date, and what has changed in it so far.
@@ -136,7 +132,8 @@ impl<'a> FirewallUpdate<'a> {
         let are_granted = others_changed
             && self.plan.subjects.values().any(|subject| !subject.additional.is_empty());
         // What passes between a pod and itself depends on its own identity.
-        let are_renamed = self.plan.has_tiers() && !self.changes.identities.is_empty();
+        let is_own = |change: &IdentityChange<IpAddr>| self.plan.owners.contains_key(&change.of);
+        let are_renamed = self.plan.has_tiers() && self.changes.identities.iter().any(is_own);
         if !touched.is_empty()
             || !changed.is_empty()
             || !identities.keys.is_empty()
@@ -388,9 +385,8 @@ impl<'a> FirewallUpdate<'a> {
         }
         let before = self.plan.pod_ranges.take();
         if is_needed {
-            let ranges: BTreeSet<IpNetwork> = cluster.pod_ranges().collect();
-            let ranges: Vec<Block> = ranges.into_iter().map(block_of_pods).collect();
-            self.plan.pod_ranges = Some(self.plan.peers.acquire(Covers::PodRanges(ranges.into())));
+            let ranges = Covers::PodRanges(ranges_of_pods(cluster));
+            self.plan.pod_ranges = Some(self.plan.peers.acquire(ranges));
         }
         before.into_iter().for_each(|before| self.plan.peers.release(before));
     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::Outlet;
+
 /// Time limit for the first list of Nodes. Then policies go on without it.
 const LISTING: Duration = Duration::from_secs(10);
 
@@ -39,9 +41,14 @@ impl Companion {
 }
 
 impl Call {
-    /// Waits until the Nodes are needed; `false` if nobody will need them.
-    pub async fn needed(&mut self) -> bool {
-        self.needed.wait_for(|needed| *needed).await.is_ok()
+    /// Waits until what is followed is needed; `false` if nobody will need it. What nobody has to
+    /// call is.
+    pub async fn is_needed(call: &mut Option<Self>, outlet: &Outlet) -> bool {
+        let Some(call) = call else { return true };
+        tokio::select! {
+            () = outlet.closed() => false,
+            needed = call.needed.wait_for(|needed| *needed) => needed.is_ok(),
+        }
     }
 
     /// They are listed.

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use hyper::Request;
 use kube::Client;
-use tokio::sync::{mpsc, watch as latest};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::access::Access;
 use super::answer::{Ahead, ObjectAnswer};
-use super::companion::{Call, Companion};
-use super::discovery::{self, ABSENT, Discovered};
+use super::companion::Call;
+use super::discovery::ABSENT;
 use super::envelope::{Encoding, JsonList, Object, WatchEvent};
 use super::exchange::Reply;
 use super::failure::{Failure, Remedy, StreamEnd};
@@ -23,8 +23,8 @@ use super::frames::{Frames, Listed};
 use super::index::{PartialList, SentObjects};
 use super::kinds::{self, ListedState};
 use super::pace::{Pace, watch_seconds};
-use super::read::WatchedTiers;
 use super::recovery::Recovery;
+use super::served::ServedPath;
 use super::spread::Spread;
 use super::traffic::{ListReason, Traffic};
 use super::{FollowerChannels, KubeConfig, WrongPolicy};
@@ -58,14 +58,8 @@ pub(super) struct KindFollower {
     answers: mpsc::Receiver<ObjectAnswer>,
     ahead: Ahead,
     wrong_policies: mpsc::Sender<WrongPolicy>,
-    companion: Option<Companion>,
     call: Option<Call>,
-    /// What the reader of ClusterNetworkPolicies knows of this follower, if they are its kind.
-    watched: Option<latest::Sender<WatchedTiers>>,
-    /// Where the kind is served, if it is not the same everywhere.
-    path: Option<String>,
-    /// Objects that nobody enforces.
-    old: Vec<String>,
+    served: ServedPath,
     index: SentObjects,
     /// `None` if the credentials must be read (again).
     client: Option<Client>,
@@ -113,11 +107,8 @@ impl KindFollower {
             answers,
             ahead: Ahead::default(),
             wrong_policies,
-            companion,
             call,
-            watched,
-            path: None,
-            old: Vec::new(),
+            served: ServedPath::new(companion, watched),
             client: None,
             version: None,
             floor: None,
@@ -136,11 +127,8 @@ impl KindFollower {
 
     /// Runs until the receiver is closed.
     pub(super) async fn run(mut self) {
-        if let Some(call) = &mut self.call {
-            tokio::select! {
-                () = self.outlet.closed() => return,
-                is_needed = call.needed() => if !is_needed { return },
-            }
+        if !Call::is_needed(&mut self.call, &self.outlet).await {
+            return;
         }
         loop {
             self.recovery.attempt();
@@ -175,42 +163,19 @@ impl KindFollower {
     }
 
     /// Finds out whether and where ClusterNetworkPolicies are served. If they are not, there are
-    /// none: unless they were enforced until now, and their definition is still there.
+    /// none.
     async fn discover(&mut self, client: &Client) -> Result<(), StreamEnd> {
-        let Discovered { path, old } = discovery::discover(client).await?;
+        let is_served = self.served.find(client, !self.listed).await?;
         self.answered();
-        self.old = old;
-        if path.is_some() {
-            self.path = path;
-            self.publish_position();
+        self.served.publish(self.version.as_ref());
+        if is_served {
             return Ok(());
         }
-        let were_served = !self.listed || self.path.is_some();
-        if were_served && discovery::is_defined(client).await? {
-            return Err(Failure::NotServedYet.into());
-        }
-        self.path = None;
-        self.publish_position();
         let events = self.index.complete(PartialList::default());
         self.outlet.send(events).await?;
         self.listed().await?;
         self.trouble(None);
         Err(Failure::Absent.into())
-    }
-
-    /// Tells the reader of ClusterNetworkPolicies where they are, and how far the watch is.
-    fn publish_position(&self) {
-        if let Some(watched) = &self.watched {
-            let now = WatchedTiers { path: self.path.clone(), version: self.version.clone() };
-            watched.send_if_modified(|before| std::mem::replace(before, now.clone()) != now);
-        }
-    }
-
-    fn request(&self) -> kube::core::Request {
-        match &self.path {
-            Some(path) => kube::core::Request::new(path.as_str()),
-            None => kinds::request(self.kind),
-        }
     }
 
     /// The server answers. If this follower found the end of an outage by itself, it wakes the
@@ -316,7 +281,7 @@ impl KindFollower {
             None => ListedState::Cached,
         };
         let params = kinds::list(self.kind, self.fields.clone(), self.selects, state);
-        let request = self.request().list(&params);
+        let request = self.served.request(self.kind).list(&params);
         self.traffic.list(self.reason);
         let mut reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
         self.answered();
@@ -363,7 +328,7 @@ impl KindFollower {
     /// Watches from `version`.
     async fn watch(&mut self, client: &Client, version: &str) -> Result<(), StreamEnd> {
         let params = kinds::watch(self.kind, self.fields.clone(), watch_seconds());
-        let request = self.request().watch(&params, version);
+        let request = self.served.request(self.kind).watch(&params, version);
         let reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
         self.answered();
         let begun = Instant::now();
@@ -387,7 +352,7 @@ impl KindFollower {
             while let Some(event) = frames.next().map_err(Failure::Answer)? {
                 self.traffic.event();
                 self.take(event).await?;
-                self.publish_position();
+                self.served.publish(self.version.as_ref());
             }
         }
         if frames.is_between_events() { Ok(()) } else { Err(Failure::HalfAnEvent.into()) }
@@ -449,7 +414,7 @@ impl KindFollower {
         let objects = self.ahead.objects(answer, self.version.as_deref()).into_iter();
         let found = objects.map(|object| object.found(self.kind));
         let events: Vec<Event> = found.flat_map(|found| self.index.changed(&found)).collect();
-        self.call_companion(&events).await;
+        self.served.call_companion(&events).await;
         self.outlet.send(events).await?;
         self.report();
         Ok(())
@@ -465,7 +430,7 @@ impl KindFollower {
         let metadata = object.metadata();
         if !metadata.as_ref().is_some_and(|metadata| self.ahead.has(metadata)) {
             let events = apply(&mut self.index, &object.found(self.kind));
-            self.call_companion(&events).await;
+            self.served.call_companion(&events).await;
             self.outlet.send(events).await?;
             self.report();
         }
@@ -485,24 +450,14 @@ impl KindFollower {
             self.index.keep(&mut list, namespace, name);
         }
         let events = self.index.complete(list);
-        self.call_companion(&events).await;
+        self.served.call_companion(&events).await;
         self.outlet.send(events).await?;
         self.listed().await?;
         self.version = Some(version);
         self.needs_newest = false;
-        self.publish_position();
+        self.served.publish(self.version.as_ref());
         self.report();
         Ok(())
-    }
-
-    /// The first ClusterNetworkPolicy needs the Nodes of others.
-    async fn call_companion(&mut self, events: &[Event]) {
-        let is_policy = |event: &Event| matches!(event, Event::ClusterNetworkPolicy(_, Some(_)));
-        if events.iter().any(is_policy)
-            && let Some(mut companion) = self.companion.take()
-        {
-            companion.listed().await;
-        }
     }
 
     /// Sends once that the first list is complete.
@@ -544,7 +499,7 @@ impl KindFollower {
             )
         });
         let problems = self.index.problems().cloned();
-        let old = self.old.iter().cloned();
+        let old = self.served.old.iter().cloned();
         self.outlet.report(trouble.chain(absent).chain(old).chain(problems).collect());
     }
 }

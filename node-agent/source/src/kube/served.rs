@@ -1,0 +1,71 @@
+//! Where a kind is served: ClusterNetworkPolicies come and go while they are followed.
+
+use kube::Client;
+use kube::core::Request;
+use tokio::sync::watch as latest;
+
+use super::companion::Companion;
+use super::discovery::{Discovered, discover, is_defined};
+use super::failure::Failure;
+use super::kinds;
+use super::read::WatchedTiers;
+use crate::object::ObjectKind;
+use denizen_model::Event;
+
+/// Where the kind of a follower is served, and who else needs to know of it. Nobody does of kinds
+/// that are part of Kubernetes.
+#[derive(Debug)]
+pub(super) struct ServedPath {
+    path: Option<String>,
+    /// Objects of an older version, which nobody enforces.
+    pub old: Vec<String>,
+    companion: Option<Companion>,
+    watched: Option<latest::Sender<WatchedTiers>>,
+}
+
+impl ServedPath {
+    pub(super) fn new(
+        companion: Option<Companion>,
+        watched: Option<latest::Sender<WatchedTiers>>,
+    ) -> Self {
+        Self { path: None, old: Vec::new(), companion, watched }
+    }
+
+    /// Asks whether ClusterNetworkPolicies are served. If they were until now, or an earlier run
+    /// may have enforced some (`is_first`), their definition must be gone too.
+    pub(super) async fn find(&mut self, client: &Client, is_first: bool) -> Result<bool, Failure> {
+        let Discovered { path, old } = discover(client).await?;
+        self.old = old;
+        let may_be_enforced = is_first || self.path.is_some();
+        if path.is_none() && may_be_enforced && is_defined(client).await? {
+            return Err(Failure::NotServedYet);
+        }
+        self.path = path;
+        Ok(self.path.is_some())
+    }
+
+    pub(super) fn request(&self, kind: ObjectKind) -> Request {
+        match &self.path {
+            Some(path) => Request::new(path.as_str()),
+            None => kinds::request(kind),
+        }
+    }
+
+    /// Tells the reader of ClusterNetworkPolicies where they are, and how far the watch is.
+    pub(super) fn publish(&self, version: Option<&String>) {
+        if let Some(watched) = &self.watched {
+            let now = WatchedTiers { path: self.path.clone(), version: version.cloned() };
+            watched.send_if_modified(|before| std::mem::replace(before, now.clone()) != now);
+        }
+    }
+
+    /// The first ClusterNetworkPolicy needs the Nodes of others.
+    pub(super) async fn call_companion(&mut self, events: &[Event]) {
+        let is_policy = |event: &Event| matches!(event, Event::ClusterNetworkPolicy(_, Some(_)));
+        if events.iter().any(is_policy)
+            && let Some(mut companion) = self.companion.take()
+        {
+            companion.listed().await;
+        }
+    }
+}
