@@ -182,6 +182,23 @@ pub struct SidesChange {
     pub after: Option<Sides>,
 }
 
+impl SidesChange {
+    fn between<'a>(
+        before: &'a BTreeMap<IpAddr, Sides>,
+        after: &'a BTreeMap<IpAddr, Sides>,
+    ) -> impl Iterator<Item = Self> + 'a {
+        let addresses: BTreeSet<&IpAddr> = before.keys().chain(after.keys()).collect();
+        addresses.into_iter().filter_map(|address| {
+            let (before, after) = (before.get(address), after.get(address));
+            (before != after).then(|| Self {
+                address: *address,
+                before: before.cloned(),
+                after: after.cloned(),
+            })
+        })
+    }
+}
+
 /// A range or an address has another identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdentityChange<T> {

@@ -487,16 +487,6 @@ impl<'a> FirewallUpdate<'a> {
 
     fn set_sides(&mut self, now: BTreeMap<IpAddr, Sides>) {
         let before = std::mem::replace(&mut self.plan.sides, now);
-        let addresses: BTreeSet<&IpAddr> = before.keys().chain(self.plan.sides.keys()).collect();
-        let differ = addresses.into_iter().filter_map(|address| {
-            let (before, after) = (before.get(address), self.plan.sides.get(address));
-            let is_same = before == after;
-            (!is_same).then(|| SidesChange {
-                address: *address,
-                before: before.cloned(),
-                after: after.cloned(),
-            })
-        });
-        self.changes.sides = differ.collect();
+        self.changes.sides = SidesChange::between(&before, &self.plan.sides).collect();
     }
 }

@@ -134,9 +134,7 @@ async fn ask<T: serde::de::DeserializeOwned>(
     let request = Request::get(path).body(Vec::new()).expect("the path is valid");
     let answer = timeout(ANSWER, client.request_text(request)).await;
     match answer.map_err(|_| Failure::TimedOut(ANSWER))? {
-        Ok(text) => {
-            serde_json::from_str(&text).map(Some).map_err(|error| Failure::Answer(error.into()))
-        }
+        Ok(text) => serde_json::from_str(&text).map(Some).map_err(Failure::from),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -156,6 +156,12 @@ impl Failure {
     }
 }
 
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Answer(error.into())
+    }
+}
+
 impl From<kube::Error> for Failure {
     #[expect(
         clippy::wildcard_enum_match_arm,

@@ -52,7 +52,6 @@ const NOT_SERVED: Duration = Duration::from_secs(600);
 /// Follows one kind.
 pub(super) struct KindFollower {
     kind: ObjectKind,
-    node_name: Arc<str>,
     access: Access,
     outlet: Outlet,
     answers: mpsc::Receiver<ObjectAnswer>,
@@ -98,10 +97,9 @@ impl KindFollower {
         let (companion, call, watched) = (ends.companion, ends.call, ends.watched);
         Self {
             kind,
-            index: SentObjects::new(kind, features.decoder(node_name.clone()), since),
             fields: kinds::fields(kind, &node_name, features),
+            index: SentObjects::new(kind, features.decoder(node_name), since),
             selects: kinds::selects(kind),
-            node_name,
             access,
             outlet,
             answers,
@@ -302,7 +300,7 @@ impl KindFollower {
                 while let Some(piece) = self.piece(&mut reply, LIST_SILENCE).await? {
                     body.extend_from_slice(&piece);
                 }
-                let whole: JsonList<'_> = serde_json::from_slice(&body).map_err(unreadable)?;
+                let whole: JsonList<'_> = serde_json::from_slice(&body).map_err(Failure::from)?;
                 for item in whole.items.iter().flatten() {
                     self.take_listed(&mut list, Object::Json(item.get())).await?;
                 }
@@ -491,19 +489,9 @@ impl KindFollower {
         }
         let trouble =
             self.trouble.iter().map(|trouble| format!("{}: {trouble}", self.kind.plural()));
-        let absent = self.kind == ObjectKind::Node && self.listed && !self.index.has_own_node();
-        let absent = absent.then(|| {
-            format!(
-                "Node {} does not exist (yet), so its addresses and its zone are unknown; check --node-name",
-                self.node_name
-            )
-        });
+        let absent = self.index.lacks_own_node().filter(|_| self.listed);
         let problems = self.index.problems().cloned();
         let old = self.served.old.iter().cloned();
         self.outlet.report(trouble.chain(absent).chain(old).chain(problems).collect());
     }
-}
-
-fn unreadable(error: serde_json::Error) -> Failure {
-    Failure::Answer(error.into())
 }

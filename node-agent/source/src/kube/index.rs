@@ -151,9 +151,16 @@ impl SentObjects {
         gone.into_iter().collect()
     }
 
-    /// Whether this node's Node is known.
-    pub(super) fn has_own_node(&self) -> bool {
-        self.sent.contains_key(&ObjectKey::Node)
+    /// That this node's Node is not known, if Nodes are sent.
+    pub(super) fn lacks_own_node(&self) -> Option<String> {
+        let lacks = self.kind == ObjectKind::Node && !self.sent.contains_key(&ObjectKey::Node);
+        lacks.then(|| {
+            format!(
+                "Node {} does not exist (yet), so its addresses and its zone are unknown; check \
+                 --node-name",
+                self.decoder.node_name()
+            )
+        })
     }
 
     /// What cannot be used, one line each.

@@ -141,7 +141,7 @@ impl ServerProbe {
         });
         let request = Request::post(REVIEWS).header("content-type", "application/json");
         let request = request.body(review.to_string().into_bytes()).expect("the path is valid");
-        let answer: Value = serde_json::from_str(&self.ask(request).await?).map_err(unreadable)?;
+        let answer: Value = serde_json::from_str(&self.ask(request).await?)?;
         Ok(answer["status"]["allowed"] == true)
     }
 
@@ -152,7 +152,7 @@ impl ServerProbe {
         let params = kinds::list(ObjectKind::Node, fields, true, ListedState::Newest);
         let request = kinds::request(ObjectKind::Node).list(&params);
         let request = request.map_err(|error| Failure::from(kube::Error::BuildRequest(error)))?;
-        let list: Value = serde_json::from_str(&self.ask(request).await?).map_err(unreadable)?;
+        let list: Value = serde_json::from_str(&self.ask(request).await?)?;
         let runtime = |node: &Value| {
             let runtime = &node["status"]["nodeInfo"]["containerRuntimeVersion"];
             runtime.as_str().unwrap_or_default().to_owned()
@@ -164,10 +164,6 @@ impl ServerProbe {
         let answer = timeout(ANSWER, self.client.request_text(request)).await;
         Ok(answer.map_err(|_| Failure::TimedOut(ANSWER))??)
     }
-}
-
-fn unreadable(error: serde_json::Error) -> Failure {
-    Failure::Answer(error.into())
 }
 
 #[cfg(test)]

@@ -158,12 +158,12 @@ fn other_nodes_are_ignored() {
     let mut index = index(ObjectKind::Node);
     let node = |name: &str| json!({ "metadata": { "name": name } }).to_string();
     assert_eq!(changed(&mut index, &node("another")), []);
-    assert!(!index.has_own_node());
+    assert!(index.lacks_own_node().is_some());
     assert!(matches!(changed(&mut index, &node(NODE))[..], [Event::Node(Some(_))]));
     assert_eq!(deleted(&mut index, &node("another")), []);
-    assert!(index.has_own_node());
+    assert!(index.lacks_own_node().is_none());
     assert_eq!(deleted(&mut index, &node(NODE)), [Event::Node(None)]);
-    assert!(!index.has_own_node());
+    assert!(index.lacks_own_node().is_some());
 }
 
 #[test]
@@ -189,14 +189,14 @@ fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
     let gone = Event::OtherNode("another".into(), None);
     assert_eq!(changed(&mut index, &node("another", "10.1.2.0/24")), [other("10.1.2.0/24")]);
     assert_eq!(changed(&mut index, &node("another", "10.1.2.0/24")), []);
-    assert!(!index.has_own_node());
+    assert!(index.lacks_own_node().is_some());
     assert!(matches!(changed(&mut index, &node(NODE, "10.1.1.0/24"))[..], [Event::Node(Some(_))]));
     assert_eq!(deleted(&mut index, &node("another", "10.1.2.0/24")), std::slice::from_ref(&gone));
     assert_eq!(changed(&mut index, &node("another", "10.1.3.0/24")), [other("10.1.3.0/24")]);
     let mut list = PartialList::default();
     list_one(&mut index, &mut list, &node(NODE, "10.1.1.0/24"));
     assert_eq!(index.complete(list), [gone]);
-    assert!(index.has_own_node());
+    assert!(index.lacks_own_node().is_none());
 }
 
 #[derive(Debug, Clone)]
