@@ -209,7 +209,8 @@ impl Firewall {
         }
         if firewall.has_tiers() && !of_firewall.sides.is_empty() {
             numbers.retire_functions(&functions_of(firewall, None));
-            replace(&mut self.functions, keepers, of_functions(firewall, numbers));
+            let all = of_each(|table| table.of_functions(firewall, numbers));
+            replace(&mut self.functions, keepers, all);
         }
         let Attached { bridged, routed } = self.attached;
         for (address, is_taken) in &of_firewall.taken {
@@ -225,10 +226,11 @@ impl Firewall {
             }
         }
         if of_firewall.surroundings {
-            replace(&mut self.surroundings, keepers, of_surroundings(firewall));
+            let all = of_each(|table| table.of_surroundings(firewall));
+            replace(&mut self.surroundings, keepers, all);
         }
         if changes.pods || of_firewall.owners || !of_firewall.sides.is_empty() {
-            let all = of_pods(plan, firewall, &self.without_netfilter);
+            let all = of_each(|table| table.of_pods(plan, firewall, &self.without_netfilter));
             replace(&mut self.interfaces, keepers, all);
         }
     }
@@ -304,9 +306,10 @@ impl Firewall {
         }
         self.set_tiered(firewall.has_tiers());
         self.numbers.assign_all(firewall);
-        self.functions = of_functions(firewall, &self.numbers).into();
-        self.interfaces = of_pods(plan, firewall, &self.without_netfilter).into();
-        self.surroundings = of_surroundings(firewall).into();
+        self.functions = of_each(|table| table.of_functions(firewall, &self.numbers)).into();
+        self.interfaces =
+            of_each(|table| table.of_pods(plan, firewall, &self.without_netfilter)).into();
+        self.surroundings = of_each(|table| table.of_surroundings(firewall)).into();
     }
 
     /// Identities keep the numbers that an earlier run gave them.
@@ -415,21 +418,9 @@ pub fn remove_left_over() -> bool {
     tables > 0
 }
 
-fn of_pods(
-    plan: &Plan,
-    firewall: &FirewallPlan,
-    without_netfilter: &BTreeSet<Arc<str>>,
-) -> [(TableFamily, Vec<Element>); 3] {
-    FirewallTable::ALL
-        .map(|table| (table.family(), sorted(table.of_pods(plan, firewall, without_netfilter))))
-}
-
-fn of_surroundings(firewall: &FirewallPlan) -> [(TableFamily, Vec<Element>); 3] {
-    FirewallTable::ALL.map(|table| (table.family(), sorted(table.of_surroundings(firewall))))
-}
-
-fn of_functions(firewall: &FirewallPlan, numbers: &Numbers) -> [(TableFamily, Vec<Element>); 3] {
-    FirewallTable::ALL.map(|table| (table.family(), sorted(table.of_functions(firewall, numbers))))
+/// What each table should hold, [`sorted`].
+fn of_each(elements: impl Fn(FirewallTable) -> Vec<Element>) -> [(TableFamily, Vec<Element>); 3] {
+    FirewallTable::ALL.map(|table| (table.family(), sorted(elements(table))))
 }
 
 /// Two records may have one interface.
