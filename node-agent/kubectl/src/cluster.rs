@@ -8,7 +8,7 @@ use clap::Args;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
-use crate::objects::{self, ContainerStatus, Node, Pod, percent};
+use crate::objects::{self, ContainerStatus, NodeObject, PodObject, percent};
 use crate::session::NoAnswer;
 
 /// The label of an agent's pod.
@@ -60,11 +60,11 @@ pub struct AgentPod {
 
 /// A node, and its agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub struct NodeAgent {
     pub node: String,
     pub agent: Result<AgentPod, NoAnswer>,
     /// What the API says of the node, if it may be read.
-    pub object: Option<Node>,
+    pub object: Option<NodeObject>,
 }
 
 /// A way to the API.
@@ -77,8 +77,8 @@ pub struct Api {
 
 /// The nodes, sorted by name.
 #[derive(Debug, Default)]
-pub struct Members {
-    pub all: Vec<Member>,
+pub struct NodeAgents {
+    pub all: Vec<NodeAgent>,
     /// What could not be read, and what that means.
     pub notes: Vec<String>,
 }
@@ -125,10 +125,10 @@ impl Api {
     }
 
     /// All nodes and their agents.
-    pub async fn members(&self) -> anyhow::Result<Members> {
+    pub async fn node_agents(&self) -> anyhow::Result<NodeAgents> {
         let mut notes = Vec::new();
         let pods = self.agent_pods(&mut notes).await?;
-        let nodes = match objects::list::<Node>(&self.client, "/api/v1/nodes", &[]).await {
+        let nodes = match objects::list::<NodeObject>(&self.client, "/api/v1/nodes", &[]).await {
             Ok(nodes) => Some(nodes),
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 notes.push(format!(
@@ -139,13 +139,13 @@ impl Api {
             }
             Err(error) => return Err(error).context("cannot list nodes"),
         };
-        Ok(Members { all: members(nodes, pods), notes })
+        Ok(NodeAgents { all: node_agents(nodes, pods), notes })
     }
 
-    async fn agent_pods(&self, notes: &mut Vec<String>) -> anyhow::Result<Vec<Pod>> {
+    async fn agent_pods(&self, notes: &mut Vec<String>) -> anyhow::Result<Vec<PodObject>> {
         let selector = [("labelSelector", LABEL)];
         let of = |namespace: &str| format!("/api/v1/namespaces/{}/pods", percent(namespace));
-        let pods: Result<Vec<Pod>, _> = match &self.agent_namespace {
+        let pods: Result<Vec<PodObject>, _> = match &self.agent_namespace {
             Some(namespace) => objects::list(&self.client, &of(namespace), &selector).await,
             None => objects::list(&self.client, "/api/v1/pods", &selector).await,
         };
@@ -168,20 +168,21 @@ impl Api {
 }
 
 /// Anybody who may make pods may give them denizen's label, and answer in an agent's place.
-fn only_one_namespace(pods: &[Pod]) -> anyhow::Result<()> {
+fn only_one_namespace(pods: &[PodObject]) -> anyhow::Result<()> {
     let namespaces: BTreeSet<&str> = pods.iter().map(|pod| &*pod.metadata.namespace).collect();
     if namespaces.len() > 1 {
         let names = namespaces.into_iter().collect::<Vec<_>>().join(", ");
         bail!(
-            "pods with the label {LABEL} are in several namespaces ({names}): which one is denizen's? Say --agent-namespace"
+            "pods with the label {LABEL} are in several namespaces ({names}): which one is denizen's? \
+             Say --agent-namespace"
         );
     }
     Ok(())
 }
 
 /// The nodes and their agents. Without the nodes, those that have an agent's pod.
-fn members(nodes: Option<Vec<Node>>, pods: Vec<Pod>) -> Vec<Member> {
-    let mut by_node: BTreeMap<String, Vec<Pod>> = BTreeMap::new();
+fn node_agents(nodes: Option<Vec<NodeObject>>, pods: Vec<PodObject>) -> Vec<NodeAgent> {
+    let mut by_node: BTreeMap<String, Vec<PodObject>> = BTreeMap::new();
     for pod in pods {
         // One that is not scheduled has no node yet.
         if !pod.spec.node_name.is_empty() {
@@ -189,35 +190,35 @@ fn members(nodes: Option<Vec<Node>>, pods: Vec<Pod>) -> Vec<Member> {
         }
     }
     let objects = nodes.map(|nodes| {
-        let linux = nodes.into_iter().filter(Node::is_linux);
+        let linux = nodes.into_iter().filter(NodeObject::is_linux);
         linux.map(|node| (node.metadata.name.clone(), node)).collect::<BTreeMap<_, _>>()
     });
     let names: BTreeSet<String> = match &objects {
         Some(objects) => objects.keys().cloned().collect(),
         None => by_node.keys().cloned().collect(),
     };
-    let member = |node: String| {
+    let node_agent = |node: String| {
         let object = objects.as_ref().and_then(|objects| objects.get(&node)).cloned();
         let agent = agent_of(by_node.get(&node).map(Vec::as_slice).unwrap_or_default());
         let agent = agent.map_err(|why| match &object {
             Some(object) if why.code == NoAnswer::NO_AGENT => why.and(&taints(object)),
             Some(_) | None => why,
         });
-        Member { node, agent, object }
+        NodeAgent { node, agent, object }
     };
-    names.into_iter().map(member).collect()
+    names.into_iter().map(node_agent).collect()
 }
 
-fn taints(node: &Node) -> String {
+fn taints(node: &NodeObject) -> String {
     let taints = node.spec.taints.iter().map(|taint| format!("{}:{}", taint.key, taint.effect));
     let taints = taints.collect::<Vec<_>>().join(", ");
     if taints.is_empty() { String::new() } else { format!("; taints: {taints}") }
 }
 
 /// The pod to ask: while one replaces another, the one that runs.
-fn agent_of(pods: &[Pod]) -> Result<AgentPod, NoAnswer> {
-    let is_leaving = |pod: &&Pod| pod.metadata.deletion_timestamp.is_some();
-    let youngest = |pods: Vec<&Pod>| {
+fn agent_of(pods: &[PodObject]) -> Result<AgentPod, NoAnswer> {
+    let is_leaving = |pod: &&PodObject| pod.metadata.deletion_timestamp.is_some();
+    let youngest = |pods: Vec<&PodObject>| {
         let last = pods.into_iter().max_by_key(|pod| &pod.metadata.creation_timestamp);
         last.cloned()
     };
@@ -239,7 +240,7 @@ fn agent_of(pods: &[Pod]) -> Result<AgentPod, NoAnswer> {
     Ok(AgentPod { namespace: pod.metadata.namespace, name: pod.metadata.name, run_dir })
 }
 
-fn not_running(pod: &Pod, status: Option<&ContainerStatus>) -> NoAnswer {
+fn not_running(pod: &PodObject, status: Option<&ContainerStatus>) -> NoAnswer {
     let waiting = status.and_then(|status| status.state.waiting.as_ref());
     let ended = status.and_then(|status| {
         status.last_state.terminated.as_ref().or(status.state.terminated.as_ref())
@@ -262,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(node: &str, name: &str, state: Value) -> Pod {
+    fn pod(node: &str, name: &str, state: Value) -> PodObject {
         serde_json::from_value(json!({
             "metadata": { "name": name, "namespace": "kube-system", "creationTimestamp": name },
             "spec": { "nodeName": node, "containers": [
@@ -277,7 +278,7 @@ mod tests {
         .unwrap()
     }
 
-    fn node(name: &str) -> Node {
+    fn node(name: &str) -> NodeObject {
         let taints = json!([{ "key": "gpu", "effect": "NoExecute" }]);
         serde_json::from_value(
             json!({ "metadata": { "name": name }, "spec": { "taints": taints } }),
@@ -300,7 +301,7 @@ mod tests {
         ];
         let mut windows = node("w");
         windows.metadata.labels.insert("kubernetes.io/os".into(), "windows".into());
-        let found = members(Some(vec![node("c"), node("a"), node("b"), windows]), pods.clone());
+        let found = node_agents(Some(vec![node("c"), node("a"), node("b"), windows]), pods.clone());
         let [a, b, c] = &found[..] else { panic!("{found:#?}") };
         let agent = a.agent.as_ref().unwrap();
         assert_eq!((&*agent.name, agent.run_dir.as_deref()), ("2", Some("/run/other")));
@@ -309,8 +310,8 @@ mod tests {
         assert!(why.reason.contains("CrashLoopBackOff, exit code 139"), "{why:?}");
         let why = c.agent.as_ref().unwrap_err();
         assert!(why.reason.contains("gpu:NoExecute"), "{why:?}");
-        let without = members(None, pods);
-        let names: Vec<&str> = without.iter().map(|member| &*member.node).collect();
+        let without = node_agents(None, pods);
+        let names: Vec<&str> = without.iter().map(|node_agent| &*node_agent.node).collect();
         assert_eq!(names, ["a", "b"]);
     }
 

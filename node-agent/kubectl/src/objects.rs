@@ -26,7 +26,7 @@ pub struct Metadata {
 /// A Node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Node {
+pub struct NodeObject {
     pub metadata: Metadata,
     pub spec: NodeSpec,
     pub status: NodeStatus,
@@ -70,7 +70,7 @@ pub struct Condition {
     pub status: String,
 }
 
-impl Node {
+impl NodeObject {
     pub fn is_linux(&self) -> bool {
         self.metadata.labels.get("kubernetes.io/os").is_none_or(|os| os == "linux")
     }
@@ -91,7 +91,7 @@ impl Node {
 /// A Pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Pod {
+pub struct PodObject {
     pub metadata: Metadata,
     pub spec: PodSpec,
     pub status: PodStatus,
@@ -158,7 +158,7 @@ pub struct Terminated {
     pub reason: String,
 }
 
-impl Pod {
+impl PodObject {
     pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
         self.status.pod_ips.iter().filter_map(|of| of.ip.parse().ok())
     }
@@ -238,9 +238,9 @@ mod tests {
 
     #[test]
     fn objects_without_most_fields_are_read() {
-        let node: Node = serde_json::from_str(r#"{"metadata":{"name":"n"}}"#).unwrap();
+        let node: NodeObject = serde_json::from_str(r#"{"metadata":{"name":"n"}}"#).unwrap();
         assert!(node.is_linux() && node.is_ready().is_none());
-        let pod: Pod = serde_json::from_str(
+        let pod: PodObject = serde_json::from_str(
             r#"{"spec":{"nodeName":"n"},"status":{"podIPs":[{"ip":"10.0.0.1"},{"ip":"x"}]}}"#,
         )
         .unwrap();

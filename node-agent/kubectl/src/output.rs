@@ -36,7 +36,7 @@ pub enum Level {
 
 /// An answer for the cluster.
 #[derive(Debug, Serialize)]
-pub struct Report<T> {
+pub struct ClusterReport<T> {
     #[serde(flatten)]
     pub body: T,
     /// How many nodes were to be asked.
@@ -51,7 +51,7 @@ pub trait Body: Serialize + fmt::Display {
     fn level(&self) -> Level;
 }
 
-impl<T> Report<T> {
+impl<T> ClusterReport<T> {
     /// What is made of a survey's answers.
     pub fn of<A>(survey: Survey<A>, body: impl FnOnce(Vec<(String, A)>) -> T) -> Self {
         let nodes = survey.nodes();
@@ -60,7 +60,7 @@ impl<T> Report<T> {
     }
 }
 
-impl<T: Body> Report<T> {
+impl<T: Body> ClusterReport<T> {
     /// A finding counts for more than who did not answer: it is there for certain.
     fn exit_code(&self, fail_on: Level) -> u8 {
         match (self.body.level() >= fail_on, self.unanswered.is_empty()) {
@@ -89,7 +89,7 @@ pub const UNUSABLE: u8 = 2;
 /// The exit code if somebody did not answer.
 pub const INCOMPLETE: u8 = 3;
 
-impl<T: fmt::Display> fmt::Display for Report<T> {
+impl<T: fmt::Display> fmt::Display for ClusterReport<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.body)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "note: {}", Printable(note)))?;
@@ -157,11 +157,11 @@ mod tests {
         }
     }
 
-    fn report(level: Level, silent: usize) -> Report<Found> {
+    fn report(level: Level, silent: usize) -> ClusterReport<Found> {
         let why = |at| NoAnswer::new(NoAnswer::TIMED_OUT, format!("not within {at}s\u{9b}"));
         let silent = (0..silent).map(|at| Unanswered { node: format!("n{at}"), why: why(at) });
         let (unanswered, notes) = (silent.collect(), Vec::new());
-        Report { body: Found { level }, nodes: 9, unanswered, notes }
+        ClusterReport { body: Found { level }, nodes: 9, unanswered, notes }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use kube::Client;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::cluster::{Member, Members};
+use crate::cluster::{NodeAgent, NodeAgents};
 use crate::session::request::Request;
 use crate::session::{self, Answers, NoAnswer};
 
@@ -53,20 +53,21 @@ impl<T> Survey<T> {
 /// Asks the agents of all members; `read` makes of an answer what is kept.
 pub async fn survey<T>(
     client: &Client,
-    members: Members,
+    node_agents: NodeAgents,
     limits: Limits,
     requests: &[Request],
     read: impl Fn(&str, Answers) -> Result<T, NoAnswer>,
 ) -> Survey<T> {
-    let one = async |member: Member| {
-        let answer = ask(client, &member, limits.deadline, requests).await;
-        let read = answer.and_then(|answers| read(&member.node, answers));
-        (member.node, read)
+    let one = async |node_agent: NodeAgent| {
+        let answer = ask(client, &node_agent, limits.deadline, requests).await;
+        let read = answer.and_then(|answers| read(&node_agent.node, answers));
+        (node_agent.node, read)
     };
     let mut asked: Vec<_> =
-        stream::iter(members.all).map(one).buffer_unordered(limits.parallel).collect().await;
+        stream::iter(node_agents.all).map(one).buffer_unordered(limits.parallel).collect().await;
     asked.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let mut survey = Survey { answered: Vec::new(), unanswered: Vec::new(), notes: members.notes };
+    let mut survey =
+        Survey { answered: Vec::new(), unanswered: Vec::new(), notes: node_agents.notes };
     for (node, read) in asked {
         match read {
             Ok(answer) => survey.answered.push((node, answer)),
@@ -79,18 +80,18 @@ pub async fn survey<T>(
 /// Asks the agent of one node.
 pub async fn ask(
     client: &Client,
-    member: &Member,
+    node_agent: &NodeAgent,
     deadline: Instant,
     requests: &[Request],
 ) -> Result<Answers, NoAnswer> {
-    let agent = member.agent.as_ref().map_err(Clone::clone)?;
+    let agent = node_agent.agent.as_ref().map_err(Clone::clone)?;
     let left = deadline.saturating_duration_since(Instant::now()).min(session::NODE);
     if left.is_zero() {
         let why = "it was not asked: the time for all nodes was over (see --timeout)";
         return Err(NoAnswer::new(NoAnswer::TIMED_OUT, why));
     }
     let answer = session::ask(client, agent, requests, left).await;
-    answer.map_err(|why| match member.object.as_ref().and_then(|node| node.is_ready()) {
+    answer.map_err(|why| match node_agent.object.as_ref().and_then(|node| node.is_ready()) {
         Some(false) => why.and("; the node is not Ready"),
         Some(true) | None => why,
     })

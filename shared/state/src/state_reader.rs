@@ -43,8 +43,8 @@ impl StateReader {
 
     /// `None` if the typed format must read it, which knows what is wrong with it, if anything is.
     fn parse(&mut self, text: &[u8]) -> Option<State> {
-        let Members(mut members) = serde_json::from_slice(text).ok()?;
-        let records: Members<'_> = json::parse(members.remove("attachments")?).ok()?;
+        let DistinctMembers(mut members) = serde_json::from_slice(text).ok()?;
+        let records: DistinctMembers<'_> = json::parse(members.remove("attachments")?).ok()?;
         let mut state = State {
             version: json::parse(members.remove("version")?).ok()?,
             epoch: json::parse(members.remove("epoch")?).ok()?,
@@ -78,14 +78,14 @@ impl StateReader {
 }
 
 /// The members of an object, each with the text of its value. A repeated name is an error.
-struct Members<'a>(BTreeMap<String, &'a str>);
+struct DistinctMembers<'a>(BTreeMap<String, &'a str>);
 
-impl<'de> Deserialize<'de> for Members<'de> {
+impl<'de> Deserialize<'de> for DistinctMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Object;
 
         impl<'de> Visitor<'de> for Object {
-            type Value = Members<'de>;
+            type Value = DistinctMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
                         return Err(A::Error::custom("a repeated name"));
                     }
                 }
-                Ok(Members(members))
+                Ok(DistinctMembers(members))
             }
         }
 

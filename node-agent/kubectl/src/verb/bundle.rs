@@ -13,9 +13,9 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cluster::{Api, CONTAINER, Members};
+use crate::cluster::{Api, CONTAINER, NodeAgents};
 use crate::objects::{self, percent};
-use crate::output::{Body, Level, Report};
+use crate::output::{Body, ClusterReport, Level};
 use crate::session::Answers;
 use crate::session::request::{Request, View};
 use crate::survey::{Limits, survey};
@@ -66,13 +66,13 @@ pub async fn bundle(
     api: &Api,
     limits: Limits,
     args: &BundleArgs,
-) -> anyhow::Result<Report<Bundle>> {
-    let Members { mut all, notes } = api.members().await?;
+) -> anyhow::Result<ClusterReport<Bundle>> {
+    let NodeAgents { mut all, notes } = api.node_agents().await?;
     if !args.nodes.is_empty() {
-        let is_there = |node: &&String| !all.iter().any(|member| member.node == **node);
+        let is_there = |node: &&String| !all.iter().any(|node_agent| node_agent.node == **node);
         let unknown: Vec<&str> = args.nodes.iter().filter(is_there).map(String::as_str).collect();
         ensure!(unknown.is_empty(), "there is no node {}", unknown.join(", "));
-        all.retain(|member| args.nodes.contains(&member.node));
+        all.retain(|node_agent| args.nodes.contains(&node_agent.node));
     }
     let number = all.len();
     ensure!(
@@ -88,8 +88,9 @@ pub async fn bundle(
     let nodes: Vec<Value> = all.iter().map(node_facts).collect();
     bundle.add("nodes.json", Ok(serde_json::to_string_pretty(&nodes)?))?;
     if !args.without_logs {
-        for agent in
-            all.iter().filter_map(|member| Some((&member.node, member.agent.as_ref().ok()?)))
+        for agent in all
+            .iter()
+            .filter_map(|node_agent| Some((&node_agent.node, node_agent.agent.as_ref().ok()?)))
         {
             let (node, agent) = agent;
             for (file, previous) in [("agent.log", false), ("agent.previous.log", true)] {
@@ -100,8 +101,8 @@ pub async fn bundle(
         }
     }
     let requests = questions().map(|(_, request)| request);
-    let members = Members { all, notes };
-    let asked = survey(&api.client, members, limits, &requests, |_, answers| Ok(answers)).await;
+    let node_agents = NodeAgents { all, notes };
+    let asked = survey(&api.client, node_agents, limits, &requests, |_, answers| Ok(answers)).await;
     for (node, Answers { answers, .. }) in &asked.answered {
         for ((file, _), answer) in questions().iter().zip(answers) {
             let text = answer.as_ref().map(|answer| answer.get().to_owned());
@@ -113,18 +114,18 @@ pub async fn bundle(
     bundle.add("unanswered.json", Ok(unanswered))?;
     let manifest = serde_json::to_string_pretty(&bundle)?;
     bundle.add("manifest.json", Ok(manifest))?;
-    Ok(Report::of(asked, |_| bundle))
+    Ok(ClusterReport::of(asked, |_| bundle))
 }
 
 /// What is known of a node, field by field: its labels and annotations are anybody's.
-fn node_facts(member: &crate::cluster::Member) -> Value {
-    let object = member.object.as_ref();
+fn node_facts(node_agent: &crate::cluster::NodeAgent) -> Value {
+    let object = node_agent.object.as_ref();
     json!({
-        "node": member.node,
+        "node": node_agent.node,
         "ready": object.and_then(|node| node.is_ready()),
         "podCIDRs": object.map(|node| &node.spec.pod_cidrs),
         "internalIPs": object.map(|node| node.internal_ips().collect::<Vec<_>>()),
-        "agent": member.agent.as_ref().map(|agent| &agent.name).ok(),
+        "agent": node_agent.agent.as_ref().map(|agent| &agent.name).ok(),
     })
 }
 

@@ -7,9 +7,9 @@ use std::fmt;
 use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Api, Member};
+use crate::cluster::{Api, NodeAgent};
 use crate::finding::{Shared, Texts, node_names, shape};
-use crate::output::{Body, Level, Report};
+use crate::output::{Body, ClusterReport, Level};
 use crate::session::request::Request;
 use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, survey};
@@ -30,7 +30,7 @@ pub struct ClusterCheck {
 struct Finding {
     group: String,
     name: String,
-    verdict: Verdict,
+    verdict: FindingVerdict,
     /// What was found, with the nodes' own values.
     #[serde(flatten)]
     shared: Shared,
@@ -40,7 +40,7 @@ struct Finding {
 /// Ordered: what matters least comes last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum Verdict {
+enum FindingVerdict {
     Failure,
     Warning,
     Ok,
@@ -60,7 +60,7 @@ struct NodeReport {
 struct NodeCheck {
     group: String,
     name: String,
-    verdict: Verdict,
+    verdict: FindingVerdict,
     #[serde(default)]
     reason: String,
     #[serde(default)]
@@ -81,12 +81,12 @@ struct Checked {
     checks: Vec<NodeCheck>,
 }
 
-pub async fn check(api: &Api, limits: Limits) -> anyhow::Result<Report<ClusterCheck>> {
-    let members = api.members().await?;
-    let overlaps = overlaps(&pod_cidrs(&members.all));
+pub async fn check(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<ClusterCheck>> {
+    let node_agents = api.node_agents().await?;
+    let overlaps = overlaps(&pod_cidrs(&node_agents.all));
     let requests = [Request::CHECK, Request::STATUS];
-    let asked = survey(&api.client, members, limits, &requests, checked).await;
-    Ok(Report::of(asked, |answered| {
+    let asked = survey(&api.client, node_agents, limits, &requests, checked).await;
+    Ok(ClusterReport::of(asked, |answered| {
         let mut check = merged(&answered);
         let between = [
             differing(&answered, "releases", |of| Some(&of.release)),
@@ -116,15 +116,16 @@ fn checked(_node: &str, answers: Answers) -> Result<Checked, NoAnswer> {
 
 /// Equal findings once.
 fn merged(answered: &[(String, Checked)]) -> ClusterCheck {
-    type Key = (Verdict, String, String, String);
+    type Key = (FindingVerdict, String, String, String);
     let mut by_key: BTreeMap<Key, (Texts, Option<String>)> = BTreeMap::new();
     let (mut passed, mut skipped) = (0, 0);
-    let all = answered.iter().flat_map(|(node, of)| of.checks.iter().map(move |it| (node, it)));
+    let all =
+        answered.iter().flat_map(|(node, of)| of.checks.iter().map(move |check| (node, check)));
     for (node, check) in all {
         match check.verdict {
-            Verdict::Ok => passed += 1,
-            Verdict::Skipped => skipped += 1,
-            Verdict::Failure | Verdict::Warning | Verdict::Unknown => {
+            FindingVerdict::Ok => passed += 1,
+            FindingVerdict::Skipped => skipped += 1,
+            FindingVerdict::Failure | FindingVerdict::Warning | FindingVerdict::Unknown => {
                 let advice = shape(check.advice.as_deref().unwrap_or_default());
                 let key = (check.verdict, check.group.clone(), check.name.clone(), advice);
                 let (texts, advice) = by_key.entry(key).or_default();
@@ -168,7 +169,7 @@ fn differing<'a>(
     (!nodes.is_empty()).then(|| Finding {
         group: "cluster".to_owned(),
         name: name.to_owned(),
-        verdict: Verdict::Warning,
+        verdict: FindingVerdict::Warning,
         shared: Shared { texts: BTreeSet::from([text]), nodes },
         advice: Some(
             "this is usual while nodes are updated one after the other; otherwise look why"
@@ -177,8 +178,10 @@ fn differing<'a>(
     })
 }
 
-fn pod_cidrs(members: &[Member]) -> Vec<(String, IpNetwork)> {
-    let objects = members.iter().filter_map(|member| Some((&member.node, member.object.as_ref()?)));
+fn pod_cidrs(node_agents: &[NodeAgent]) -> Vec<(String, IpNetwork)> {
+    let objects = node_agents
+        .iter()
+        .filter_map(|node_agent| Some((&node_agent.node, node_agent.object.as_ref()?)));
     let cidrs = objects.flat_map(|(node, object)| {
         let parsed = object.spec.pod_cidrs.iter().filter_map(|cidr| cidr.parse().ok());
         parsed.map(|cidr| (node.clone(), cidr))
@@ -211,7 +214,7 @@ fn overlap(one: (&String, &IpNetwork), other: (&String, &IpNetwork)) -> Finding 
     Finding {
         group: "cluster".to_owned(),
         name: "pod-cidrs".to_owned(),
-        verdict: Verdict::Failure,
+        verdict: FindingVerdict::Failure,
         shared: Shared {
             texts: BTreeSet::from([text]),
             nodes: [one.0, other.0].map(Clone::clone).into(),
@@ -223,9 +226,9 @@ fn overlap(one: (&String, &IpNetwork), other: (&String, &IpNetwork)) -> Finding 
 impl Body for ClusterCheck {
     fn level(&self) -> Level {
         let level = |finding: &Finding| match finding.verdict {
-            Verdict::Failure => Level::Failure,
-            Verdict::Warning | Verdict::Unknown => Level::Warning,
-            Verdict::Ok | Verdict::Skipped => Level::Good,
+            FindingVerdict::Failure => Level::Failure,
+            FindingVerdict::Warning | FindingVerdict::Unknown => Level::Warning,
+            FindingVerdict::Ok | FindingVerdict::Skipped => Level::Good,
         };
         self.findings.iter().map(level).max().unwrap_or_default()
     }
@@ -235,9 +238,9 @@ impl fmt::Display for ClusterCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Finding { group, name, verdict, shared, advice } in &self.findings {
             let word = match verdict {
-                Verdict::Failure => "FAILURE",
-                Verdict::Warning | Verdict::Unknown => "warning",
-                Verdict::Ok | Verdict::Skipped => continue,
+                FindingVerdict::Failure => "FAILURE",
+                FindingVerdict::Warning | FindingVerdict::Unknown => "warning",
+                FindingVerdict::Ok | FindingVerdict::Skipped => continue,
             };
             let (nodes, text) = (node_names(shared.nodes.iter()), shared.shown());
             writeln!(
@@ -252,7 +255,7 @@ impl fmt::Display for ClusterCheck {
             }
         }
         let of = |wanted| self.findings.iter().filter(|finding| finding.verdict == wanted).count();
-        let (failures, warnings) = (of(Verdict::Failure), of(Verdict::Warning));
+        let (failures, warnings) = (of(FindingVerdict::Failure), of(FindingVerdict::Warning));
         let Self { passed, skipped, .. } = self;
         writeln!(
             f,

@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::only;
 use crate::cluster::Api;
-use crate::output::{Body, Level, Report};
+use crate::output::{Body, ClusterReport, Level};
 use crate::session::request::{self, Request};
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
@@ -75,6 +76,9 @@ struct Connection {
     masqueraded_as: Option<SocketAddr>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seconds: Option<u64>,
+    /// What else the agent says of it.
+    #[serde(flatten)]
+    other: Map<String, Value>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,8 +92,8 @@ pub async fn connections(
     api: &Api,
     limits: Limits,
     args: &ConnectionsArgs,
-) -> anyhow::Result<Report<ClusterConnections>> {
-    let members = api.members().await?;
+) -> anyhow::Result<ClusterReport<ClusterConnections>> {
+    let node_agents = api.node_agents().await?;
     let is_address = |name: &str| name.parse::<std::net::IpAddr>().is_ok();
     let qualified = |name: &String| match is_address(name) {
         true => name.clone(),
@@ -101,8 +105,8 @@ pub async fn connections(
         limit: args.limit,
     });
     let read = |_: &str, answers| only(answers);
-    let asked = survey(&api.client, members, limits, &[request], read).await;
-    Ok(Report::of(asked, joined))
+    let asked = survey(&api.client, node_agents, limits, &[request], read).await;
+    Ok(ClusterReport::of(asked, joined))
 }
 
 /// The connection as it is on the wire between two nodes: after all translation on the sender's,
@@ -233,7 +237,7 @@ impl fmt::Display for ClusterConnections {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -247,7 +251,7 @@ mod tests {
     fn a_connection_that_two_nodes_know_is_one() {
         let sender = json!([{
             "protocol": "tcp", "client": { "address": "10.0.1.5:40000", "name": "a/client" },
-            "destination": { "address": "10.96.0.1:80" }, "service": "a/web:http",
+            "destination": { "address": "10.96.0.1:80" }, "service": "a/web:http", "new": 1,
             "endpoint": { "address": "10.0.2.7:8080" }, "masqueradedAs": "192.168.0.1:61234",
         }]);
         let receiver = json!([{
@@ -272,7 +276,10 @@ mod tests {
             if reversed {
                 all.reverse();
             }
-            let text = joined(all).to_string();
+            let joined = joined(all);
+            let json = serde_json::to_value(&joined).unwrap();
+            assert_eq!(json["connections"][0]["new"], 1, "what an agent says is passed on");
+            let text = joined.to_string();
             let expected = "\
 tcp: 10.0.1.5:40000 (a/client) to 10.96.0.1:80 (a/web:http), endpoint 10.0.2.7:8080 (a/web-0), \
 masqueraded as 192.168.0.1:61234  [n1, n2]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::only;
 use crate::cluster::Api;
 use crate::finding::{Shared, Texts, node_names};
-use crate::output::{Body, Level, Report};
+use crate::output::{Body, ClusterReport, Level};
 use crate::session::request::Request;
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
@@ -59,11 +59,11 @@ struct Count {
     packets: u64,
 }
 
-pub async fn drops(api: &Api, limits: Limits) -> anyhow::Result<Report<ClusterDrops>> {
-    let members = api.members().await?;
+pub async fn drops(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<ClusterDrops>> {
+    let node_agents = api.node_agents().await?;
     let read = |_: &str, answers| only(answers);
-    let asked = survey(&api.client, members, limits, &[Request::DROPS], read).await;
-    Ok(Report::of(asked, merged))
+    let asked = survey(&api.client, node_agents, limits, &[Request::DROPS], read).await;
+    Ok(ClusterReport::of(asked, merged))
 }
 
 fn merged(answered: Vec<(String, Counts)>) -> ClusterDrops {

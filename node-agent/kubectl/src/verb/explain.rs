@@ -18,10 +18,10 @@ use clap::Args;
 use serde::Serialize;
 
 use self::ends::{Destination, Places, Sender};
-use self::way::{Explanation, Route, Verdict, Way};
+use self::way::{ConnectionVerdict, Explanation, Route, Way};
 use super::only;
-use crate::cluster::{Api, Member};
-use crate::output::{Body, Level, Report, table};
+use crate::cluster::{Api, NodeAgent};
+use crate::output::{Body, ClusterReport, Level, table};
 use crate::session::request::{Explain, Request};
 use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Unanswered, ask};
@@ -49,7 +49,7 @@ pub struct ClusterExplanation {
     to: String,
     /// The node where the packet is decided on first.
     node: String,
-    verdict: Verdict,
+    verdict: ConnectionVerdict,
     #[serde(skip_serializing_if = "Option::is_none")]
     service: Option<String>,
     /// What the first node's agent says; missing if it did not answer.
@@ -63,7 +63,7 @@ pub struct ClusterExplanation {
 struct Asking<'a> {
     api: &'a Api,
     limits: Limits,
-    members: &'a [Member],
+    node_agents: &'a [NodeAgent],
     places: Places,
     sender: Sender,
     unanswered: Vec<Unanswered>,
@@ -73,17 +73,29 @@ pub async fn explain(
     api: &Api,
     limits: Limits,
     args: &ExplainArgs,
-) -> anyhow::Result<Report<ClusterExplanation>> {
-    let members = api.members().await?;
-    let sender = Sender::find(api, &members.all, &args.from, args.via.as_deref(), &args.to).await?;
+) -> anyhow::Result<ClusterReport<ClusterExplanation>> {
+    let node_agents = api.node_agents().await?;
+    let sender =
+        Sender::find(api, &node_agents.all, &args.from, args.via.as_deref(), &args.to).await?;
     let destination = Destination::find(api, &sender, &args.to).await?;
     let places = Places::of(api, &destination).await?;
-    let mut asking =
-        Asking { api, limits, members: &members.all, places, sender, unanswered: Vec::new() };
+    let mut asking = Asking {
+        api,
+        limits,
+        node_agents: &node_agents.all,
+        places,
+        sender,
+        unanswered: Vec::new(),
+    };
     let body = asking.body(args, &destination).await?;
     let nodes: std::collections::BTreeSet<&String> =
         body.ways.iter().filter_map(|way| way.node.as_ref()).chain([&body.node]).collect();
-    Ok(Report { nodes: nodes.len(), unanswered: asking.unanswered, notes: members.notes, body })
+    Ok(ClusterReport {
+        nodes: nodes.len(),
+        unanswered: asking.unanswered,
+        notes: node_agents.notes,
+        body,
+    })
 }
 
 impl Asking<'_> {
@@ -101,7 +113,7 @@ impl Asking<'_> {
             from: args.from.clone(),
             to: args.to.clone(),
             node,
-            verdict: Verdict::Unknown,
+            verdict: ConnectionVerdict::Unknown,
             service: sent.as_ref().and_then(|sent| sent.service.clone()),
             sent,
             ways: Vec::new(),
@@ -112,7 +124,7 @@ impl Asking<'_> {
                 Err(verdict) => body.verdict = verdict,
             }
             if !body.ways.is_empty() {
-                body.verdict = Verdict::of_all(body.ways.iter().map(|way| way.verdict));
+                body.verdict = ConnectionVerdict::of_all(body.ways.iter().map(|way| way.verdict));
             }
         }
         Ok(body)
@@ -127,7 +139,7 @@ impl Asking<'_> {
     ) -> anyhow::Result<Vec<Way>> {
         let mut ways = Vec::new();
         for target in targets {
-            let place = self.places.find(self.api, self.members, target.ip()).await?;
+            let place = self.places.find(self.api, self.node_agents, target.ip()).await?;
             ways.push(Way::new(sent, destination.text_of(*target), *target, place));
         }
         self.leave(sent, &mut ways).await;
@@ -193,7 +205,8 @@ impl Asking<'_> {
         if !is_masqueraded {
             return self.sender.ips.iter().copied().find(is_same);
         }
-        let node = self.members.iter().find(|member| member.node == self.sender.node)?;
+        let node =
+            self.node_agents.iter().find(|node_agent| node_agent.node == self.sender.node)?;
         node.object.as_ref()?.internal_ips().find(is_same)
     }
 
@@ -202,9 +215,11 @@ impl Asking<'_> {
         if requests.is_empty() {
             return Vec::new();
         }
-        let member = self.members.iter().find(|member| member.node == node);
-        let asked = match member {
-            Some(member) => ask(&self.api.client, member, self.limits.deadline, &requests).await,
+        let node_agent = self.node_agents.iter().find(|node_agent| node_agent.node == node);
+        let asked = match node_agent {
+            Some(node_agent) => {
+                ask(&self.api.client, node_agent, self.limits.deadline, &requests).await
+            }
             None => Err(NoAnswer::new(NoAnswer::NO_AGENT, "no such node is known")),
         };
         let failed = |error: &String| NoAnswer::new(NoAnswer::FAILED, error.clone());
@@ -235,9 +250,9 @@ impl Asking<'_> {
 impl Body for ClusterExplanation {
     fn level(&self) -> Level {
         match self.verdict {
-            Verdict::Permitted => Level::Good,
-            Verdict::Unknown => Level::Warning,
-            Verdict::Partly | Verdict::Refused => Level::Failure,
+            ConnectionVerdict::Permitted => Level::Good,
+            ConnectionVerdict::Unknown => Level::Warning,
+            ConnectionVerdict::Partly | ConnectionVerdict::Refused => Level::Failure,
         }
     }
 }

@@ -6,9 +6,9 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use super::only;
-use crate::cluster::{Api, Members};
-use crate::objects::{self, Pod, percent};
-use crate::output::{Body, Level, Report};
+use crate::cluster::{Api, NodeAgents};
+use crate::objects::{self, PodObject, percent};
+use crate::output::{Body, ClusterReport, Level};
 use crate::session::request::{Request, View};
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
@@ -56,7 +56,7 @@ pub async fn policies(
     api: &Api,
     limits: Limits,
     name: &str,
-) -> anyhow::Result<Report<PodPolicies>> {
+) -> anyhow::Result<ClusterReport<PodPolicies>> {
     let pod = api.qualified(name);
     let object = pod_object(api, &pod).await?;
     let node = object.spec.node_name.clone();
@@ -66,8 +66,8 @@ pub async fn policies(
     if object.spec.host_network {
         bail!("pod {pod} is in its node's network: NetworkPolicies do not restrict it");
     }
-    let Members { all, notes } = api.members().await?;
-    let all: Vec<_> = all.into_iter().filter(|member| member.node == node).collect();
+    let NodeAgents { all, notes } = api.node_agents().await?;
+    let all: Vec<_> = all.into_iter().filter(|node_agent| node_agent.node == node).collect();
     if all.is_empty() {
         bail!("node {node} of pod {pod} has no agent");
     }
@@ -77,8 +77,8 @@ pub async fn policies(
         let NodeView { pods } = only(answers)?;
         Ok(pods.shown.into_iter().find(|row| row.name == pod))
     };
-    let asked = survey(&api.client, Members { all, notes }, limits, &[request], read).await;
-    Ok(Report::of(asked, |answered| {
+    let asked = survey(&api.client, NodeAgents { all, notes }, limits, &[request], read).await;
+    Ok(ClusterReport::of(asked, |answered| {
         let row = answered.into_iter().find_map(|(_, row)| row);
         let known = row.is_some();
         let sides = row.map(|row| row.policy).unwrap_or_default();
@@ -87,7 +87,7 @@ pub async fn policies(
 }
 
 /// The pod of this name, `NAMESPACE/NAME`.
-pub async fn pod_object(api: &Api, pod: &str) -> anyhow::Result<Pod> {
+pub async fn pod_object(api: &Api, pod: &str) -> anyhow::Result<PodObject> {
     let (namespace, name) = pod.split_once('/').context("a pod's name is NAMESPACE/NAME")?;
     let path = format!("/api/v1/namespaces/{}/pods/{}", percent(namespace), percent(name));
     match objects::get(&api.client, &path).await {

@@ -7,9 +7,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::only;
-use crate::cluster::{Api, Members};
+use crate::cluster::{Api, NodeAgents};
 use crate::finding::node_names;
-use crate::output::{Body, Level, Report};
+use crate::output::{Body, ClusterReport, Level};
 use crate::session::NoAnswer;
 use crate::session::request::{Request, View};
 use crate::survey::{Limits, Survey, Unanswered, ask, survey};
@@ -92,31 +92,37 @@ pub async fn services(
     api: &Api,
     limits: Limits,
     name: Option<&str>,
-) -> anyhow::Result<Report<ClusterServices>> {
-    let members = api.members().await?;
+) -> anyhow::Result<ClusterReport<ClusterServices>> {
+    let node_agents = api.node_agents().await?;
     let Some(name) = name.map(|name| api.qualified(name)) else {
-        return Ok(Report::of(of_one_node(api, limits, members).await, merged));
+        return Ok(ClusterReport::of(of_one_node(api, limits, node_agents).await, merged));
     };
     let request = Request::View(View { search: name.clone(), skip: 0 });
     let read = |_: &str, answers| {
         let NodeView { services } = only(answers)?;
         Ok(services.shown.into_iter().filter(|row| row.name == name).collect())
     };
-    let asked = survey(&api.client, members, limits, &[request], read).await;
-    Ok(Report::of(asked, merged))
+    let asked = survey(&api.client, node_agents, limits, &[request], read).await;
+    Ok(ClusterReport::of(asked, merged))
 }
 
 /// All services of the first node that answers. The others are not asked.
-async fn of_one_node(api: &Api, limits: Limits, members: Members) -> Survey<Vec<ServiceRow>> {
-    let (mut unanswered, mut notes) = (Vec::new(), members.notes);
-    for member in members.all {
-        match all_pages(api, limits, &member).await {
+async fn of_one_node(
+    api: &Api,
+    limits: Limits,
+    node_agents: NodeAgents,
+) -> Survey<Vec<ServiceRow>> {
+    let (mut unanswered, mut notes) = (Vec::new(), node_agents.notes);
+    for node_agent in node_agents.all {
+        match all_pages(api, limits, &node_agent).await {
             Ok(rows) => {
-                notes
-                    .push(format!("as node {} knows them: the others were not asked", member.node));
-                return Survey { answered: vec![(member.node, rows)], unanswered, notes };
+                notes.push(format!(
+                    "as node {} knows them: the others were not asked",
+                    node_agent.node
+                ));
+                return Survey { answered: vec![(node_agent.node, rows)], unanswered, notes };
             }
-            Err(why) => unanswered.push(Unanswered { node: member.node, why }),
+            Err(why) => unanswered.push(Unanswered { node: node_agent.node, why }),
         }
     }
     Survey { answered: Vec::new(), unanswered, notes }
@@ -125,12 +131,12 @@ async fn of_one_node(api: &Api, limits: Limits, members: Members) -> Survey<Vec<
 async fn all_pages(
     api: &Api,
     limits: Limits,
-    member: &crate::cluster::Member,
+    node_agent: &crate::cluster::NodeAgent,
 ) -> Result<Vec<ServiceRow>, NoAnswer> {
     let mut rows = Vec::new();
     loop {
         let request = Request::View(View { search: String::new(), skip: rows.len() });
-        let answers = ask(&api.client, member, limits.deadline, &[request]).await?;
+        let answers = ask(&api.client, node_agent, limits.deadline, &[request]).await?;
         let NodeView { services: Page { total, shown } } = only(answers)?;
         let is_last = shown.is_empty();
         rows.extend(shown);

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::only;
 use crate::cluster::Api;
 use crate::finding::{Texts, node_names};
-use crate::output::{Body, Level, Report, table};
+use crate::output::{Body, ClusterReport, Level, table};
 use crate::session::request::Request;
 use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Unanswered, survey};
@@ -82,11 +82,11 @@ const HEAD: [&str; 12] = [
     "WARNINGS",
 ];
 
-pub async fn status(api: &Api, limits: Limits) -> anyhow::Result<Report<ClusterStatus>> {
-    let members = api.members().await?;
-    let asked = survey(&api.client, members, limits, &[Request::STATUS], row).await;
+pub async fn status(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<ClusterStatus>> {
+    let node_agents = api.node_agents().await?;
+    let asked = survey(&api.client, node_agents, limits, &[Request::STATUS], row).await;
     let silent = asked.unanswered.clone();
-    Ok(Report::of(asked, |answered| {
+    Ok(ClusterReport::of(asked, |answered| {
         let mut rows: Vec<Row> = answered.into_iter().map(|(_, row)| row).collect();
         rows.sort_by_key(|row| Reverse(row.badness()));
         ClusterStatus { rows, silent }

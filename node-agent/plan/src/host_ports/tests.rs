@@ -41,13 +41,13 @@ fn parse(text: &str) -> HostPort {
     }
 }
 
-struct Node {
+struct HostPortNode {
     model: Model,
     change: ModelChange,
     plan: Plan,
 }
 
-impl Node {
+impl HostPortNode {
     fn new(localhost: bool) -> Self {
         let host_ports = Some(HostPortSettings { localhost });
         let plan = Plan::new(Policy { host_ports, ..policy() }, CAPABLE);
@@ -105,7 +105,7 @@ impl Node {
 
 #[test]
 fn any_address_is_one_of_the_nodes_and_nobody_elses() {
-    let mut node = Node::new(true);
+    let mut node = HostPortNode::new(true);
     node.pods(vec![pod("web", &["10.1.0.5", "fd00:1::5"], &["*:443/tcp->8443"], 0)]);
     let cases = [
         ("192.168.0.2:443/tcp", "10.1.0.5:8443"),
@@ -122,7 +122,7 @@ fn any_address_is_one_of_the_nodes_and_nobody_elses() {
     for (end, expected) in cases {
         assert_eq!(node.at(end), expected, "{end}");
     }
-    let mut node = Node::new(false);
+    let mut node = HostPortNode::new(false);
     node.pods(vec![pod("web", &["10.1.0.5"], &["*:443/tcp->8443", "127.0.0.1:9/tcp->9"], 0)]);
     assert_eq!(node.at("127.0.0.1:443/tcp") + &node.at("127.0.0.1:9/tcp"), "");
     assert_eq!(node.remarks().len(), 1, "{:?}", node.remarks());
@@ -130,7 +130,7 @@ fn any_address_is_one_of_the_nodes_and_nobody_elses() {
 
 #[test]
 fn who_names_the_address_comes_first_and_then_the_newest() {
-    let mut node = Node::new(true);
+    let mut node = HostPortNode::new(true);
     let any = ["*:80/tcp->8080"];
     node.pods(vec![
         pod("a-new", &["10.1.0.1"], &any, 9),
@@ -159,7 +159,7 @@ fn who_names_the_address_comes_first_and_then_the_newest() {
 #[test]
 fn a_service_comes_first_with_endpoints_and_without() {
     for endpoints in [&["10.1.0.9"][..], &[]] {
-        let mut node = Node::new(true);
+        let mut node = HostPortNode::new(true);
         let number = |name: &str, number: u16, node: Option<u16>| {
             denizen_fixture::service_port(name, Protocol::Tcp, number, node)
         };
@@ -197,7 +197,7 @@ fn a_service_comes_first_with_endpoints_and_without() {
 
 #[test]
 fn changes_name_where_a_port_led() {
-    let mut node = Node::new(true);
+    let mut node = HostPortNode::new(true);
     let key = |at| HostPortKey { at, protocol: Protocol::Udp, port: port(53) };
     let any = key(HostPortPlace::Any(Family::V4));
     let ask = |name, address, second| pod(name, &[address], &["*:53/udp->53"], second);
@@ -219,7 +219,7 @@ fn changes_name_where_a_port_led() {
 /// A pod's change is about the ports that it asks for, however many others there are.
 #[test]
 fn a_pods_change_concerns_its_own_ports() {
-    let mut node = Node::new(true);
+    let mut node = HostPortNode::new(true);
     let ask = |number: u8| {
         let asked = format!("*:{}/tcp->80", 1000 + u16::from(number));
         pod(&format!("pod-{number:03}"), &[&format!("10.1.0.{number}")], &[&asked], number % 60)
@@ -233,7 +233,7 @@ fn a_pods_change_concerns_its_own_ports() {
 
 #[test]
 fn an_address_that_comes_is_served() {
-    let mut node = Node::new(true);
+    let mut node = HostPortNode::new(true);
     node.pods(vec![pod("web", &["10.1.0.5"], &["192.168.7.7:80/tcp->80"], 0)]);
     assert_eq!(node.at("192.168.7.7:80/tcp"), "");
     assert_eq!(node.remarks().len(), 1);
@@ -244,7 +244,7 @@ fn an_address_that_comes_is_served() {
 
 #[test]
 fn a_pod_without_an_address_of_the_family_is_named() {
-    let mut node = Node::new(true);
+    let mut node = HostPortNode::new(true);
     node.pods(vec![pod("web", &["10.1.0.5"], &[":::80/tcp->80"], 0)]);
     assert_eq!(
         node.remarks(),

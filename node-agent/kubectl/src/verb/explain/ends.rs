@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
-use crate::cluster::{Api, Member};
-use crate::objects::{self, Pod, percent};
+use crate::cluster::{Api, NodeAgent};
+use crate::objects::{self, PodObject, percent};
 use crate::verb::policies::pod_object;
 
 /// Who sends.
@@ -69,7 +69,7 @@ impl Sender {
     /// `to` tells the node too, if it is an address of one.
     pub async fn find(
         api: &Api,
-        members: &[Member],
+        node_agents: &[NodeAgent],
         from: &str,
         via: Option<&str>,
         to: &str,
@@ -79,7 +79,7 @@ impl Sender {
             let object = pod_object(api, &pod).await?;
             return Self::of_pod(&object, &pod);
         };
-        if let Some(node) = node_of(members, address) {
+        if let Some(node) = node_of(node_agents, address) {
             return Ok(Self { asked: from.to_owned(), node, ips: vec![address] });
         }
         if let Some(pod) = pod_at(api, address).await? {
@@ -87,17 +87,20 @@ impl Sender {
             return Ok(Self { asked: from.to_owned(), ips: vec![address], ..sender });
         }
         let target = split(to).0.parse::<SocketAddr>().ok();
-        let at_node = target.and_then(|target| node_of(members, target.ip()));
+        let at_node = target.and_then(|target| node_of(node_agents, target.ip()));
         let Some(node) = via.map(str::to_owned).or(at_node) else {
             bail!(
                 "{from} is no pod's and no node's address: say --via NODE, which gets its packets"
             );
         };
-        ensure!(members.iter().any(|member| member.node == node), "there is no node {node}");
+        ensure!(
+            node_agents.iter().any(|node_agent| node_agent.node == node),
+            "there is no node {node}"
+        );
         Ok(Self { asked: from.to_owned(), node, ips: vec![address] })
     }
 
-    fn of_pod(pod: &Pod, name: &str) -> anyhow::Result<Self> {
+    fn of_pod(pod: &PodObject, name: &str) -> anyhow::Result<Self> {
         let ips: Vec<IpAddr> = pod.ips().collect();
         let node = pod.spec.node_name.clone();
         ensure!(!node.is_empty(), "pod {name} is on no node yet");
@@ -180,13 +183,13 @@ impl Places {
     pub async fn find(
         &mut self,
         api: &Api,
-        members: &[Member],
+        node_agents: &[NodeAgent],
         address: IpAddr,
     ) -> anyhow::Result<Place> {
         if let Some(place) = self.0.get(&address).filter(|place| place.node.is_some()) {
             return Ok(place.clone());
         }
-        let place = match node_of(members, address) {
+        let place = match node_of(node_agents, address) {
             Some(node) => Place { pod: None, node: Some(node) },
             None => pod_at(api, address).await?.map(|pod| Place::of(&pod)).unwrap_or_default(),
         };
@@ -196,7 +199,7 @@ impl Places {
 }
 
 impl Place {
-    fn of(pod: &Pod) -> Self {
+    fn of(pod: &PodObject) -> Self {
         let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
         Self { pod: Some(name), node: Some(pod.spec.node_name.clone()) }
     }
@@ -210,22 +213,22 @@ fn split(to: &str) -> (&str, Option<&str>) {
     }
 }
 
-fn node_of(members: &[Member], address: IpAddr) -> Option<String> {
-    let is_its = |member: &&Member| {
-        let object = member.object.as_ref();
+fn node_of(node_agents: &[NodeAgent], address: IpAddr) -> Option<String> {
+    let is_its = |node_agent: &&NodeAgent| {
+        let object = node_agent.object.as_ref();
         object.is_some_and(|node| node.internal_ips().any(|ip| ip == address))
     };
-    members.iter().find(is_its).map(|member| member.node.clone())
+    node_agents.iter().find(is_its).map(|node_agent| node_agent.node.clone())
 }
 
 /// The pod that has this address for itself, while it runs.
-async fn pod_at(api: &Api, address: IpAddr) -> anyhow::Result<Option<Pod>> {
+async fn pod_at(api: &Api, address: IpAddr) -> anyhow::Result<Option<PodObject>> {
     let selector = format!("status.podIP={address}");
-    let pods: Vec<Pod> =
+    let pods: Vec<PodObject> =
         objects::list(&api.client, "/api/v1/pods", &[("fieldSelector", &selector)])
             .await
             .context("cannot look for the pod of an address (needs: list pods)")?;
-    let has_ended = |pod: &Pod| ["Succeeded", "Failed"].contains(&&*pod.status.phase);
+    let has_ended = |pod: &PodObject| ["Succeeded", "Failed"].contains(&&*pod.status.phase);
     Ok(pods.into_iter().find(|pod| !pod.spec.host_network && !has_ended(pod)))
 }
 

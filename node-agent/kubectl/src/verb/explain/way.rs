@@ -11,7 +11,7 @@ use crate::session::NoAnswer;
 /// What becomes of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Verdict {
+pub enum ConnectionVerdict {
     Permitted,
     /// At some endpoints, and at others not.
     Partly,
@@ -123,12 +123,12 @@ pub struct Way {
     pub source: Option<IpAddr>,
     pub ingress: Side,
     pub way_back: Leg,
-    pub verdict: Verdict,
+    pub verdict: ConnectionVerdict,
     #[serde(skip)]
     pub target: SocketAddr,
 }
 
-impl Verdict {
+impl ConnectionVerdict {
     pub fn of_all(mut ways: impl Iterator<Item = Self>) -> Self {
         let Some(first) = ways.next() else { return Self::Unknown };
         ways.fold(first, |all, way| match (all, way) {
@@ -139,7 +139,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ConnectionVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Permitted => "permitted",
@@ -153,7 +153,10 @@ impl fmt::Display for Verdict {
 impl Explanation {
     /// Where the packet may go, or what becomes of it at once. `destination` is where it is
     /// addressed to, if that is an address.
-    pub fn targets(&self, destination: Option<SocketAddr>) -> Result<Vec<SocketAddr>, Verdict> {
+    pub fn targets(
+        &self,
+        destination: Option<SocketAddr>,
+    ) -> Result<Vec<SocketAddr>, ConnectionVerdict> {
         let endpoints = || self.endpoints.iter().filter_map(|end| end.parse().ok()).collect();
         match (&*self.verdict, destination) {
             ("forward", _) => Ok(endpoints()),
@@ -163,8 +166,8 @@ impl Explanation {
                 Ok(endpoints())
             }
             ("drop", Some(destination)) if !self.policies.is_empty() => Ok(vec![destination]),
-            ("drop" | "reject", _) => Err(Verdict::Refused),
-            _ => Err(Verdict::Unknown),
+            ("drop" | "reject", _) => Err(ConnectionVerdict::Refused),
+            _ => Err(ConnectionVerdict::Unknown),
         }
     }
 
@@ -221,11 +224,11 @@ impl Side {
         Self { result: "unknown".to_owned(), why: Some(why.to_owned()) }
     }
 
-    fn verdict(&self) -> Verdict {
+    fn verdict(&self) -> ConnectionVerdict {
         match &*self.result {
-            "open" | "permitted" | "accepted" => Verdict::Permitted,
-            "refused" | "denied" | "pending" => Verdict::Refused,
-            _ => Verdict::Unknown,
+            "open" | "permitted" | "accepted" => ConnectionVerdict::Permitted,
+            "refused" | "denied" | "pending" => ConnectionVerdict::Refused,
+            _ => ConnectionVerdict::Unknown,
         }
     }
 }
@@ -267,7 +270,7 @@ impl Way {
         let egress = sent.side("egress", target);
         let why = match &place.node {
             None => "it is on no node that is known",
-            Some(_) if egress.verdict() == Verdict::Refused => "it gets no further",
+            Some(_) if egress.verdict() == ConnectionVerdict::Refused => "it gets no further",
             Some(_) => "its node was not asked",
         };
         let Place { pod, node } = place;
@@ -280,7 +283,7 @@ impl Way {
             source: None,
             ingress: Side::unknown(why),
             way_back: Leg::NONE,
-            verdict: Verdict::Unknown,
+            verdict: ConnectionVerdict::Unknown,
             target,
         };
         way.verdict = way.judged();
@@ -310,7 +313,7 @@ impl Way {
     pub fn arrives(&mut self, received: &Explanation) {
         let side = received.side("ingress", self.target);
         self.ingress = match (&*received.verdict, side.verdict()) {
-            ("untouched" | "forward", _) | ("drop", Verdict::Refused) => side,
+            ("untouched" | "forward", _) | ("drop", ConnectionVerdict::Refused) => side,
             ("drop" | "reject", _) => {
                 let last = received.steps.last();
                 let why = last.map(|step| format!("{}: {}", step.what, step.why));
@@ -328,18 +331,23 @@ impl Way {
 
     /// Whether it does not get to the receiver's node.
     pub fn is_refused(&self) -> bool {
-        self.egress.verdict() == Verdict::Refused || self.route.is_missing()
+        self.egress.verdict() == ConnectionVerdict::Refused || self.route.is_missing()
     }
 
     /// The first refusal in the packet's order; what is not known is never permitted.
-    fn judged(&self) -> Verdict {
+    fn judged(&self) -> ConnectionVerdict {
         match (self.egress.verdict(), self.ingress.verdict()) {
-            _ if self.is_refused() => Verdict::Refused,
-            (Verdict::Permitted, Verdict::Permitted) if self.way_back.is_missing() => {
-                Verdict::Refused
+            _ if self.is_refused() => ConnectionVerdict::Refused,
+            (ConnectionVerdict::Permitted, ConnectionVerdict::Permitted)
+                if self.way_back.is_missing() =>
+            {
+                ConnectionVerdict::Refused
             }
-            (Verdict::Permitted, ingress) => ingress,
-            (Verdict::Unknown | Verdict::Partly | Verdict::Refused, _) => Verdict::Unknown,
+            (ConnectionVerdict::Permitted, ingress) => ingress,
+            (
+                ConnectionVerdict::Unknown | ConnectionVerdict::Partly | ConnectionVerdict::Refused,
+                _,
+            ) => ConnectionVerdict::Unknown,
         }
     }
 
@@ -405,11 +413,11 @@ mod tests {
         let silent = || Err(NoAnswer::new(NoAnswer::FAILED, "unknown variant `route`"));
         let missing = || Ok(Route::default());
         let cases = [
-            (Ok(there().unwrap()), Ok(there().unwrap()), Verdict::Permitted),
+            (Ok(there().unwrap()), Ok(there().unwrap()), ConnectionVerdict::Permitted),
             // Older agents know no routes.
-            (silent(), silent(), Verdict::Permitted),
-            (missing(), Ok(there().unwrap()), Verdict::Refused),
-            (Ok(there().unwrap()), missing(), Verdict::Refused),
+            (silent(), silent(), ConnectionVerdict::Permitted),
+            (missing(), Ok(there().unwrap()), ConnectionVerdict::Refused),
+            (Ok(there().unwrap()), missing(), ConnectionVerdict::Refused),
         ];
         for (out, back, expected) in cases {
             let mut way = way(&says("forward", json!([])));
@@ -431,20 +439,28 @@ mod tests {
         let egress = |result| says("forward", json!([row("egress", result, Some(END))]));
         let ingress = |verdict, result| says(verdict, json!([row("ingress", result, None)]));
         let cases = [
-            (egress("permitted"), Some(open()), Verdict::Permitted),
-            (egress("open"), Some(ingress("untouched", "permitted")), Verdict::Permitted),
-            (egress("refused"), None, Verdict::Refused),
-            (egress("pending"), None, Verdict::Refused),
-            (egress("denied"), None, Verdict::Refused),
-            (egress("accepted"), Some(ingress("untouched", "accepted")), Verdict::Permitted),
-            (egress("accepted"), Some(ingress("drop", "denied")), Verdict::Refused),
-            (egress("open"), None, Verdict::Unknown),
-            (egress("open"), Some(ingress("drop", "refused")), Verdict::Refused),
-            (egress("open"), Some(says("reject", json!([]))), Verdict::Refused),
-            (egress("open"), Some(says("drop", json!([]))), Verdict::Refused),
-            (egress("open"), Some(says("unknown", json!([]))), Verdict::Unknown),
-            (egress("of a newer release"), Some(open()), Verdict::Unknown),
-            (egress("open"), Some(ingress("untouched", "of a newer release")), Verdict::Unknown),
+            (egress("permitted"), Some(open()), ConnectionVerdict::Permitted),
+            (egress("open"), Some(ingress("untouched", "permitted")), ConnectionVerdict::Permitted),
+            (egress("refused"), None, ConnectionVerdict::Refused),
+            (egress("pending"), None, ConnectionVerdict::Refused),
+            (egress("denied"), None, ConnectionVerdict::Refused),
+            (
+                egress("accepted"),
+                Some(ingress("untouched", "accepted")),
+                ConnectionVerdict::Permitted,
+            ),
+            (egress("accepted"), Some(ingress("drop", "denied")), ConnectionVerdict::Refused),
+            (egress("open"), None, ConnectionVerdict::Unknown),
+            (egress("open"), Some(ingress("drop", "refused")), ConnectionVerdict::Refused),
+            (egress("open"), Some(says("reject", json!([]))), ConnectionVerdict::Refused),
+            (egress("open"), Some(says("drop", json!([]))), ConnectionVerdict::Refused),
+            (egress("open"), Some(says("unknown", json!([]))), ConnectionVerdict::Unknown),
+            (egress("of a newer release"), Some(open()), ConnectionVerdict::Unknown),
+            (
+                egress("open"),
+                Some(ingress("untouched", "of a newer release")),
+                ConnectionVerdict::Unknown,
+            ),
         ];
         for (sent, received, expected) in cases {
             let mut way = way(&sent);
@@ -457,7 +473,7 @@ mod tests {
 
     #[test]
     fn several_endpoints_come_to_one_verdict() {
-        use Verdict::{Partly, Permitted, Refused, Unknown};
+        use ConnectionVerdict::{Partly, Permitted, Refused, Unknown};
         let cases = [
             (vec![], Unknown),
             (vec![Permitted, Permitted], Permitted),
@@ -467,7 +483,7 @@ mod tests {
             (vec![Refused, Permitted, Unknown], Unknown),
         ];
         for (ways, expected) in cases {
-            assert_eq!(Verdict::of_all(ways.iter().copied()), expected, "{ways:?}");
+            assert_eq!(ConnectionVerdict::of_all(ways.iter().copied()), expected, "{ways:?}");
         }
     }
 
@@ -477,9 +493,9 @@ mod tests {
         let end: SocketAddr = END.parse().unwrap();
         assert_eq!(says("forward", json!([])).targets(None), Ok(vec![end]));
         assert_eq!(says("untouched", json!([])).targets(Some(to)), Ok(vec![to]));
-        assert_eq!(says("untouched", json!([])).targets(None), Err(Verdict::Unknown));
-        assert_eq!(says("reject", json!([])).targets(Some(to)), Err(Verdict::Refused));
-        assert_eq!(says("foreign", json!([])).targets(Some(to)), Err(Verdict::Unknown));
+        assert_eq!(says("untouched", json!([])).targets(None), Err(ConnectionVerdict::Unknown));
+        assert_eq!(says("reject", json!([])).targets(Some(to)), Err(ConnectionVerdict::Refused));
+        assert_eq!(says("foreign", json!([])).targets(Some(to)), Err(ConnectionVerdict::Unknown));
         let dropped = says("drop", json!([row("egress", "refused", None)]));
         assert_eq!(dropped.targets(Some(to)), Ok(vec![to]));
         let some = Explanation { masqueraded: vec![END.to_owned()], ..Explanation::default() };

@@ -55,7 +55,7 @@ fn fact() -> impl Strategy<Value = Fact> {
     ]
 }
 
-fn tell(node: &mut Node, fact: &Fact) {
+fn tell(node: &mut HostPortNode, fact: &Fact) {
     match fact {
         Fact::Pods(pods) => drop(node.pods(pods.clone())),
         Fact::Addresses(all) => {
@@ -79,14 +79,14 @@ fn tell(node: &mut Node, fact: &Fact) {
     }
 }
 
-fn listed(node: &mut Node) {
+fn listed(node: &mut HostPortNode) {
     Listing::SERVICES.into_iter().for_each(|listing| drop(node.apply(Event::Listed(listing))));
 }
 
 proptest! {
     #[test]
     fn lead_to_the_same_decisions(facts in prop::collection::vec(fact(), 1..20), at in 0..20_usize) {
-        let mut node = Node::new(true);
+        let mut node = HostPortNode::new(true);
         for (number, fact) in facts.iter().enumerate() {
             if number == at {
                 listed(&mut node);
@@ -94,7 +94,7 @@ proptest! {
             tell(&mut node, fact);
         }
         listed(&mut node);
-        let mut fresh = Node::new(true);
+        let mut fresh = HostPortNode::new(true);
         let last = |kind: fn(&Fact) -> bool| facts.iter().rev().find(|fact| kind(fact));
         let kinds: [fn(&Fact) -> bool; 3] = [
             |fact| matches!(fact, Fact::Service(..)),
