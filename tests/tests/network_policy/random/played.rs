@@ -1,5 +1,6 @@
 //! Random policies for the nine pods, with packets of every kind between all of them.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -17,9 +18,9 @@ use crate::play::{Play, Way};
 /// What decides about the labels of three namespaces and the labels and ports of nine pods.
 const ALL_LABELS: usize = 150;
 
-/// The pods and namespaces that there are, with random labels, ports and policies.
-fn worlds(there: PolicyWorld) -> impl Strategy<Value = Cluster> {
-    let policies = vec(vec(any::<u16>(), A_POLICY), 1..=6);
+/// The pods and namespaces that there are, with random labels, ports and so many policies.
+pub fn worlds(there: PolicyWorld, count: RangeInclusive<usize>) -> impl Strategy<Value = Cluster> {
+    let policies = vec(vec(any::<u16>(), A_POLICY), count);
     (vec(any::<u16>(), ALL_LABELS), policies).prop_map(move |(numbers, policies)| {
         let mut world = there.clone();
         let draw = &mut Draw::new(&numbers);
@@ -46,9 +47,13 @@ fn packets_and_explain_do_what_the_oracle_says() -> Result<()> {
     let count = u32::try_from(test_length::times(50, 6))?;
     for seed in [1, random::seed()?] {
         // Each try of a plainer world would take as long as a world.
-        random::play(count, seed, Duration::ZERO, worlds(world.clone()), |Cluster(world)| {
-            play.borrow_mut().judge(world, &[Way::PodIp, Way::ClusterIp])
-        })?;
+        random::play(
+            count,
+            seed,
+            Duration::ZERO,
+            worlds(world.clone(), 1..=6),
+            |Cluster(world)| play.borrow_mut().judge(world, &[Way::PodIp, Way::ClusterIp]),
+        )?;
     }
     Ok(())
 }
