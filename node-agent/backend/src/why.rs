@@ -297,7 +297,8 @@ impl Why {
             }
             Self::Remember => "session affinity: remembered while the map of all clients has room",
             Self::RememberPod => {
-                "session affinity: map affinity is full; local pods go into the reserve, they cannot be forged"
+                "session affinity: map affinity is full; local pods go into the reserve, they cannot \
+                 be forged"
             }
             Self::RememberWithinBudget => {
                 "session affinity: map affinity is full; within the service port's budget, use the reserve"

@@ -11,7 +11,13 @@ use denizen_plan::{MarkBit, NodeSide};
 #[derive(Debug, Clone, Args)]
 pub struct NodeSideArgs {
     /// The bit of the packet mark for connections to masquerade; 14 is the mark 0x4000
-    #[arg(long, visible_alias = "iptables-masquerade-bit", value_name = "0..31", default_value = "14", value_parser = mark_bit)]
+    #[arg(
+        long,
+        visible_alias = "iptables-masquerade-bit",
+        value_name = "0..31",
+        default_value = "14",
+        value_parser = mark_bit
+    )]
     pub masquerade_bit: MarkBit,
 
     /// The bit of the packet mark that --detect-local bridge-port and pod-state=port-exact set in

@@ -11,7 +11,10 @@ use super::*;
 
 #[test]
 fn a_rule_that_iptables_prints_names_its_container() {
-    let line = r#"-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"pods\" id: \"3f1c\"" -m multiport --dports 8080 -j CNI-DN-c83ef2d"#;
+    let line = concat!(
+        r#"-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"pods\" id: \"3f1c\"" "#,
+        "-m multiport --dports 8080 -j CNI-DN-c83ef2d",
+    );
     let found = rule(line).unwrap();
     assert_eq!(&*found.container, "3f1c");
     let input = removal(&[found]);

@@ -356,7 +356,8 @@ impl Own {
             ("plugin_wait_duration", "How long CNI ADDs waited for the rules", &self.plugin_wait),
             (
                 "plugin_request_delay",
-                "From the request of a CNI ADD or DEL to when the agent took it: long if the agent gets no processor",
+                "From the request of a CNI ADD or DEL to when the agent took it: long if the agent gets \
+                 no processor",
                 &self.plugin_request_delay,
             ),
             (

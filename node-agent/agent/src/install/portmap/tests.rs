@@ -3,14 +3,32 @@ use serde_json::json;
 use super::*;
 
 const LISTS: [&str; 4] = [
-    "{\n  \"cniVersion\": \"1.0.0\", \"name\": \"pods\",\n  \"plugins\": [\n    { \"type\": \"bridge\" },\n    { \"type\": \"portmap\",\n      \"capabilities\": {\"portMappings\": true}  }\n  ]\n}\n",
-    r#"{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"calico"} , {"type":"portmap","snat":true,"capabilities":{"portMappings":true}},{"type":"bandwidth"}]}"#,
-    r#"{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"ptp"},{"type":"portmap"},{"type":"tuning"},  {"type":"portmap","x":1.0}]}"#,
+    r#"{
+  "cniVersion": "1.0.0", "name": "pods",
+  "plugins": [
+    { "type": "bridge" },
+    { "type": "portmap",
+      "capabilities": {"portMappings": true}  }
+  ]
+}
+"#,
+    concat!(
+        r#"{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"calico"} , "#,
+        r#"{"type":"portmap","snat":true,"capabilities":{"portMappings":true}},"#,
+        r#"{"type":"bandwidth"}]}"#,
+    ),
+    concat!(
+        r#"{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"ptp"},{"type":"portmap"},"#,
+        r#"{"type":"tuning"},  {"type":"portmap","x":1.0}]}"#,
+    ),
     r#"{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"ptp"}]}"#,
 ];
 
 fn entry() -> Value {
-    json!({ "type": "denizen", "hostPorts": {}, "capabilities": { "portMappings": true }, REPLACED_PORTMAP: [] })
+    json!({
+        "type": "denizen", "hostPorts": {}, "capabilities": { "portMappings": true },
+        REPLACED_PORTMAP: [],
+    })
 }
 
 fn kinds(text: &str) -> Vec<String> {
@@ -44,7 +62,10 @@ fn it_comes_in_place_and_goes_byte_for_byte() {
 /// Its owner writes the file anew, with an older denizen in it or without.
 #[test]
 fn it_is_replaced_again_and_what_was_kept_before_is_forgotten() {
-    let denizen_between = r#"{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"ptp"},{"type":"denizen"},{"type":"portmap"},{"type":"tuning"}]}"#;
+    let denizen_between = concat!(
+        r#"{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"ptp"},{"type":"denizen"},"#,
+        r#"{"type":"portmap"},{"type":"tuning"}]}"#,
+    );
     let replaced = Conflist::parse(denizen_between).unwrap().with(&entry()).unwrap();
     assert_eq!(kinds(&replaced), ["ptp", PLUGIN, "tuning"]);
     let back = Conflist::parse(&replaced).unwrap().without().unwrap().unwrap();
@@ -66,9 +87,8 @@ fn an_entry_that_does_more_stays_and_says_why() {
         (r#""snat":false"#, "snat false"),
         (r#""externalSetMarkChain":"KUBE-MARK-MASQ""#, "chain of others"),
     ] {
-        let text = format!(
-            r#"{{"cniVersion":"0.4.0","name":"pods","plugins":[{{"type":"ptp"}},{{"type":"portmap",{more}}}]}}"#
-        );
+        let plugins = format!(r#"[{{"type":"ptp"}},{{"type":"portmap",{more}}}]"#);
+        let text = format!(r#"{{"cniVersion":"0.4.0","name":"pods","plugins":{plugins}}}"#);
         let list = Conflist::parse(&text).unwrap();
         assert!(obstacle(&list).unwrap().contains(word), "{more}");
         let with = list.with(&entry()).unwrap();

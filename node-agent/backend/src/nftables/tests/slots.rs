@@ -100,7 +100,10 @@ proptest! {
         remembers: bool,
     ) {
         let key = key("10.96.0.10");
-        let affinity = if remembers { SessionAffinity::ClientIp { seconds: 300 } } else { SessionAffinity::None };
+        let affinity = match remembers {
+            true => SessionAffinity::ClientIp { seconds: 300 },
+            false => SessionAffinity::None,
+        };
         let (mut now, mut before, mut numbers) = (None, BTreeMap::new(), Numbers::default());
         for wanted in steps {
             let frontend = Frontend { affinity, ..frontend(key, to(wanted.iter().copied())) };

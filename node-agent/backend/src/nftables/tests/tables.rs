@@ -95,7 +95,10 @@ proptest! {
     /// kernel takes, and what it makes is what the table says.
     #[test]
     fn deltas_lead_where_the_table_is(
-        steps in proptest::collection::vec((proptest::collection::vec(decision(), 0..6), 0_usize..4, 0_u8..3, 0_u8..4), 1..30),
+        steps in proptest::collection::vec(
+            (proptest::collection::vec(decision(), 0..6), 0_usize..4, 0_u8..3, 0_u8..4),
+            1..30,
+        ),
     ) {
         let (mut table, mut kernel) = start();
         for (decisions, local, address, held) in steps {

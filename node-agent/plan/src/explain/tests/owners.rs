@@ -142,6 +142,7 @@ fn nothing_is_explained_from_half_a_picture() {
     let asked = explain(&planner, &packet("10.1.2.3", "10.96.0.10:80"), |_| Vec::new(), &|_| None);
     assert_eq!(
         asked.unwrap_err().to_string(),
-        "still waiting for services, endpoint slices, this node's object, service CIDRs, this node's addresses"
+        "still waiting for services, endpoint slices, this node's object, service CIDRs, this node's \
+         addresses"
     );
 }
