@@ -297,11 +297,10 @@ impl Why {
             }
             Self::Remember => "session affinity: remembered while the map of all clients has room",
             Self::RememberPod => {
-                "session affinity: map affinity is full; local pods go into the reserve, they cannot \
-                 be forged"
+                "session affinity: map affinity is full; pods, which nobody can forge, use the reserve"
             }
             Self::RememberWithinBudget => {
-                "session affinity: map affinity is full; within the service port's budget, use the reserve"
+                "session affinity: map affinity is full; in the service port's budget, use the reserve"
             }
             Self::RememberBriefly => {
                 "session affinity: the budget is used up; remembered for a short time"
