@@ -13,7 +13,6 @@ mod connection;
 mod connections;
 mod listeners;
 mod page;
-mod response;
 mod slots;
 
 use std::io;

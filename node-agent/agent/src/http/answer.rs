@@ -12,12 +12,12 @@ use jiff::Timestamp;
 use super::ask::ask;
 use super::connections::Connections;
 use super::page::{is_meant_for, page};
-use super::response::{Answer, answer, plain};
 use super::{Published, Site};
 use crate::control::Question;
 use denizen_model::{ServiceName, family_of};
 use denizen_observe::status::health::HealthReport;
 use denizen_observe::status::metrics::CONTENT_TYPE as METRICS;
+use denizen_page::{Answer, answer, plain};
 
 /// The header in which a load balancer expects this node's weight.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");

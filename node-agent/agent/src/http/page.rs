@@ -14,31 +14,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hyper::body::Incoming;
-use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue};
-use hyper::http::uri::Authority;
+use hyper::header::HeaderMap;
 use hyper::{Request, StatusCode};
 use tokio::sync::mpsc;
 
 use super::ask::ask;
 use super::connections::Connections;
-use super::response::{Answer, answer};
 use crate::control::{ExplainQuery, Question};
 use denizen_observe::connections::Summary;
 use denizen_observe::status::view::{View, ViewQuery};
+use denizen_page::{Answer, STYLE, addressed_to, answer, protect};
 use denizen_plan::explain::Explanation;
 
-/// Headers of the page: run no script, load only our style, send forms only to us, do not show it
-/// in a frame, keep no copy.
-const HEADERS: [(&str, &str); 5] = [
-    (
-        "content-security-policy",
-        "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    ),
-    ("x-frame-options", "DENY"),
-    ("referrer-policy", "no-referrer"),
-    ("cross-origin-resource-policy", "same-origin"),
-    ("cache-control", "no-store"),
-];
+/// What the browser may do: run no script, load only our style, send forms only to us.
+const POLICY: &str = "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; \
+                      frame-ancestors 'none'";
 
 /// The request's query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,16 +55,14 @@ pub(super) async fn page(
         "/style.css" => answer(
             StatusCode::OK,
             "text/css; charset=utf-8",
-            include_str!("page/style.css").to_owned(),
+            [STYLE, include_str!("page/style.css")].concat(),
         ),
         _ => {
             let asking = Asking::parse(request.uri().query().unwrap_or_default());
             rendered(requests, connections, &asking).await
         }
     };
-    for (name, value) in HEADERS {
-        page.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
-    }
+    protect(&mut page, POLICY);
     page
 }
 
@@ -148,16 +136,13 @@ impl Asking {
     }
 }
 
-/// Whether a request on loopback is meant for this agent. Another site's page may resolve its own
-/// name to 127.0.0.1, and so read what a browser on this node fetches from here (DNS rebinding).
-/// Such requests name that host, so on loopback only requests to an address or to localhost are
-/// accepted.
+/// Whether a request on loopback is meant for this agent, and not led here by another site's page
+/// ([`addressed_to`]): on loopback only requests to an address or to localhost are accepted.
 pub(super) fn is_meant_for(local: IpAddr, headers: &HeaderMap) -> bool {
     if !local.to_canonical().is_loopback() {
         return true;
     }
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-    let Some(authority) = host.and_then(|host| host.parse::<Authority>().ok()) else {
+    let Some(authority) = addressed_to(headers) else {
         return false;
     };
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');

@@ -126,7 +126,7 @@ fn tiles(status: &Status) -> Markup {
     html! {
         dl.tiles {
             @for (name, value, more) in tiles.into_iter().chain(host_ports) {
-                div {
+                div.card {
                     dt { (name) }
                     dd { (value) @if let Some(more) = more { small { (more) } } }
                 }

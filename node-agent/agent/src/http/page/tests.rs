@@ -207,7 +207,7 @@ fn every_class_of_the_page_has_a_style() {
     let named = page.split("class=\"").skip(1).filter_map(|rest| rest.split('"').next());
     let classes: std::collections::BTreeSet<&str> = named.flat_map(str::split_whitespace).collect();
     assert!(classes.len() > 10, "{classes:?}");
-    let style = include_str!("style.css");
+    let style = [STYLE, include_str!("style.css")].concat();
     let is_styled = |class: &&str| {
         let selector = format!(".{class}");
         let mut found = style.match_indices(&selector);
