@@ -2,26 +2,41 @@
 
 #![expect(clippy::disallowed_methods, reason = "the command says to the agent that it still runs")]
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
 use denizen_nft::Kernel;
+use serde::{Deserialize, Serialize};
 
 use super::{Output, ask, names, show};
 use crate::config::RunDirArgs;
 use crate::control::{ControlError, ExplainQuery, Sampled};
 use denizen_backend::{BackendName, firewall};
 use denizen_model::Protocol;
-use denizen_observe::drops::{DropCounts, DropWatch, DroppedPacket, count, remove_samples};
+use denizen_observe::drops::{
+    DropCounts, DropVerdict, DropWatch, DroppedPacket, count, remove_samples,
+};
 use denizen_observe::names::Names;
 use denizen_plan::explain::PolicyRow;
 use denizen_text::{Printable, printable_json};
 
 /// How often the command says that it still watches.
 const RENEW: Duration = Duration::from_secs(2);
+
+/// The longest that [`dropped`] watches, in seconds.
+const LONGEST_WATCH: u64 = 10;
+
+/// What is left of that is not waited for if it is less: the kernel takes 0 for no limit.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// How many kinds of packets [`dropped`] tells apart.
+const KINDS: usize = 100;
 
 #[derive(Debug, Args)]
 pub(super) struct DropsArgs {
@@ -84,6 +99,83 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
             asked = Instant::now();
         }
     }
+}
+
+/// How long [`dropped`] watches.
+#[derive(Debug, Deserialize)]
+pub(super) struct DroppedQuery {
+    seconds: u64,
+}
+
+/// Packets that were seen: at most five a second of each rule.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct DroppedKinds {
+    dropped: Vec<DroppedKind>,
+    /// There were more kinds, or more packets than were read in time.
+    has_more: bool,
+    /// Whose packets are shown.
+    sampled: Sampled,
+}
+
+/// Packets that differ in their source port alone: the first, and how many there were.
+#[derive(Debug, Serialize)]
+struct DroppedKind {
+    #[serde(flatten)]
+    first: DroppedPacket,
+    packets: u64,
+}
+
+type KindKey = (DropVerdict, String, String, Option<(String, IpAddr, SocketAddr)>);
+
+/// What is dropped within a few seconds, for `relay`. The agent removes the rules that show it soon
+/// after.
+pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<DroppedKinds> {
+    let mut watch = DropWatch::open()?;
+    let sampled = sample(run_dir)?;
+    let names: Names = names(run_dir)?;
+    let mut kinds: BTreeMap<KindKey, DroppedKind> = BTreeMap::new();
+    let (mut has_lost, mut has_other) = (false, false);
+    let mut asked = Instant::now();
+    let until = asked + Duration::from_secs(query.seconds.min(LONGEST_WATCH));
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left < SHORTEST_WAIT {
+            break;
+        }
+        has_lost |= watch.hear(left.min(RENEW), &names, |packet| {
+            let has_room = kinds.len() < KINDS;
+            match kinds.entry(kind_of(&packet)) {
+                Entry::Occupied(mut kind) => kind.get_mut().packets += 1,
+                Entry::Vacant(kind) if has_room => {
+                    kind.insert(DroppedKind { first: packet, packets: 1 });
+                }
+                Entry::Vacant(_) => has_other = true,
+            }
+        })?;
+        if asked.elapsed() >= RENEW {
+            renew(run_dir)?;
+            asked = Instant::now();
+        }
+    }
+    let with_policy = |mut kind: DroppedKind| {
+        kind.first.policy = refusing(run_dir, &kind.first);
+        kind
+    };
+    Ok(DroppedKinds {
+        dropped: kinds.into_values().map(with_policy).collect(),
+        has_more: has_lost || has_other,
+        sampled,
+    })
+}
+
+fn kind_of(packet: &DroppedPacket) -> KindKey {
+    let report = packet.packet.as_ref();
+    let ends = report.map(|report| {
+        let (source, destination) = (report.source.address.ip(), report.destination.address);
+        (report.protocol.clone(), source, destination)
+    });
+    (packet.verdict, packet.reason.clone(), packet.table.clone(), ends)
 }
 
 /// Which policy drops a packet, as `explain` has it. The agent may know more by now than its rules

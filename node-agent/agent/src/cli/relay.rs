@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::connections::{self, ConnectionsQuery};
-use super::{ask, check, drops};
+use super::drops::{self, DroppedQuery};
+use super::{ask, check};
 use crate::config::RunDirArgs;
 use crate::control::{Empty, ExplainQuery, Request};
 use denizen_observe::status::view::ViewQuery;
@@ -42,7 +43,7 @@ pub(super) struct RelayArgs {
     run_dir: RunDirArgs,
 }
 
-/// What may be asked. The plugin's requests, and what changes rules, are not here.
+/// What may be asked. The plugin's requests, and what changes a decision, are not here.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum RelayRequest {
@@ -60,6 +61,8 @@ enum RelayRequest {
     Connections(ConnectionsQuery),
     /// As `denizen-agent drops`.
     Drops(Empty),
+    /// What `denizen-agent drops --watch` shows within a few seconds, packets of one kind once.
+    Dropped(DroppedQuery),
     /// How packets to an address leave this node.
     Route(IpAddr),
     /// No more requests. The end of the input is no such sign: through some API servers it cuts
@@ -117,6 +120,7 @@ fn answer(request: RelayRequest, run_dir: &Path) -> anyhow::Result<Value> {
         RelayRequest::Check(_) => return Ok(json!(check::report(run_dir)?)),
         RelayRequest::Connections(query) => return Ok(json!(connections::list(query, run_dir)?)),
         RelayRequest::Drops(_) => return Ok(json!(drops::counts(run_dir)?)),
+        RelayRequest::Dropped(query) => return Ok(json!(drops::dropped(query, run_dir)?)),
         RelayRequest::Route(to) => return Ok(json!(route::route(to)?)),
         RelayRequest::End(_) => return Ok(Value::Null),
     };
@@ -164,6 +168,7 @@ mod tests {
             r#"{"check":{}}"#,
             r#"{"connections":{"limit":5}}"#,
             r#"{"drops":{}}"#,
+            r#"{"dropped":{"seconds":5}}"#,
             r#"{"route":"fd00::1"}"#,
             r#"{"end":{}}"#,
             // A newer client may say more.
