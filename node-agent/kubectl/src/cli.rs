@@ -15,6 +15,7 @@ use crate::survey::Limits;
 use crate::verb::bundle::{self, BundleArgs};
 use crate::verb::connections::{self, ConnectionsArgs};
 use crate::verb::explain::{self, ExplainArgs};
+use crate::verb::ui::{self, Asking, UiArgs};
 use crate::verb::{check, drops, policies, services, status};
 
 /// What denizen's agents say, on all nodes of the cluster
@@ -80,6 +81,8 @@ enum Verb {
     },
     /// Collect what somebody needs who is to help, in a folder; no secret can be in it
     Bundle(BundleArgs),
+    /// A picture of who talks to whom, in a browser on this machine, until it is interrupted
+    Ui(UiArgs),
     /// How kubectl completes the words of this command
     Completion {
         /// Make the link kubectl_complete-denizen, beside this program
@@ -127,6 +130,10 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
         print(&format!("{}\n", link.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Verb::Ui(args) = &cli.verb {
+        let api = Api::connect(&cli.cluster).await?;
+        return ui::ui(api, Asking { parallel: parallel.into(), timeout }, args).await;
+    }
     let work = async {
         let api = Api::connect(&cli.cluster).await?;
         match &cli.verb {
@@ -147,7 +154,7 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
                 policies::policies(&api, limits, pod).await?.show(output, fail_on)
             }
             Verb::Bundle(args) => bundle::bundle(&api, limits, args).await?.show(output, fail_on),
-            Verb::Completion { .. } => Ok(ExitCode::SUCCESS),
+            Verb::Ui(_) | Verb::Completion { .. } => Ok(ExitCode::SUCCESS),
         }
     };
     // The nodes have their deadlines; what is left is the API server itself.
@@ -184,6 +191,8 @@ mod tests {
             ("explain a", false),
             ("explain a b:80 --via n1", true),
             ("policies", false),
+            ("ui --port 8001 --every 30s", true),
+            ("ui --port 80000", false),
             ("completion", false),
             ("exec -- sh", false),
         ];

@@ -19,8 +19,17 @@ pub struct Metadata {
     pub name: String,
     pub namespace: String,
     pub labels: BTreeMap<String, String>,
+    pub owner_references: Vec<OwnerReference>,
     pub creation_timestamp: String,
     pub deletion_timestamp: Option<String>,
+}
+
+/// What made an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct OwnerReference {
+    pub kind: String,
+    pub name: String,
 }
 
 /// A Node.
@@ -159,8 +168,106 @@ pub struct Terminated {
 }
 
 impl PodObject {
+    /// The kind and the name of what a person made, as far as the pod tells; its own without an
+    /// owner.
+    pub fn owner(&self) -> (String, String) {
+        let Some(owner) = self.metadata.owner_references.first() else {
+            return ("Pod".to_owned(), self.metadata.name.clone());
+        };
+        let hash = self.metadata.labels.get("pod-template-hash");
+        let deployment = hash.and_then(|hash| owner.name.strip_suffix(hash)?.strip_suffix('-'));
+        match deployment.filter(|_| owner.kind == "ReplicaSet") {
+            Some(name) => ("Deployment".to_owned(), name.to_owned()),
+            None => (owner.kind.clone(), owner.name.clone()),
+        }
+    }
+
     pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
         self.status.pod_ips.iter().filter_map(|of| of.ip.parse().ok())
+    }
+}
+
+/// A Service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ServiceObject {
+    pub metadata: Metadata,
+    pub spec: ServiceSpec,
+    pub status: ServiceStatus,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ServiceSpec {
+    #[serde(rename = "clusterIP")]
+    pub cluster_ip: String,
+    #[serde(rename = "clusterIPs")]
+    pub cluster_ips: Vec<String>,
+    #[serde(rename = "externalIPs")]
+    pub external_ips: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ServiceStatus {
+    pub load_balancer: LoadBalancer,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct LoadBalancer {
+    pub ingress: Vec<PodIp>,
+}
+
+impl ServiceObject {
+    /// Whether connections to it are programmed: a headless one is a name alone.
+    pub fn has_frontend(&self) -> bool {
+        self.spec.cluster_ip.parse::<IpAddr>().is_ok()
+    }
+
+    pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
+        let ServiceSpec { cluster_ip, cluster_ips, external_ips } = &self.spec;
+        let balanced = self.status.load_balancer.ingress.iter().map(|of| &of.ip);
+        let all = cluster_ips.iter().chain([cluster_ip]).chain(external_ips).chain(balanced);
+        all.filter_map(|ip| ip.parse().ok())
+    }
+}
+
+/// An EndpointSlice.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SliceObject {
+    pub metadata: Metadata,
+    pub endpoints: Vec<SliceEndpoint>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SliceEndpoint {
+    pub addresses: Vec<String>,
+    pub node_name: Option<String>,
+    pub target_ref: Option<TargetRef>,
+    pub conditions: EndpointConditions,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct TargetRef {
+    pub kind: String,
+    pub namespace: String,
+    pub name: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct EndpointConditions {
+    pub ready: Option<bool>,
+}
+
+impl SliceEndpoint {
+    /// What is not said is ready.
+    pub fn is_ready(&self) -> bool {
+        self.conditions.ready != Some(false)
     }
 }
 

@@ -8,6 +8,7 @@ pub mod explain;
 pub mod policies;
 pub mod services;
 pub mod status;
+pub mod ui;
 
 use serde::de::DeserializeOwned;
 

@@ -4,5 +4,6 @@
 mod answers;
 mod desk;
 mod explain;
+mod picture;
 mod real;
 mod rights;

@@ -11,6 +11,7 @@ pub enum Request {
     Status(Empty),
     Check(Empty),
     Drops(Empty),
+    Dropped(Dropped),
     View(View),
     Explain(Explain),
     Connections(Connections),
@@ -49,6 +50,12 @@ pub struct Connections {
     pub limit: usize,
 }
 
+/// What rules drop within a few seconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Dropped {
+    pub seconds: u64,
+}
+
 impl Request {
     pub const STATUS: Self = Self::Status(Empty {});
     pub const CHECK: Self = Self::Check(Empty {});
@@ -64,6 +71,7 @@ impl Request {
             Self::Status(_) => "status",
             Self::Check(_) => "check",
             Self::Drops(_) => "drops",
+            Self::Dropped(_) => "dropped",
             Self::View(_) => "view",
             Self::Explain(_) => "explain",
             Self::Connections(_) => "connections",
@@ -77,7 +85,7 @@ impl Request {
         let mut words = vec![self.name().to_owned(), "--output=json".to_owned()];
         match self {
             Self::Status(_) | Self::Check(_) | Self::Drops(_) => {}
-            Self::View(_) | Self::Route(_) => return None,
+            Self::View(_) | Self::Dropped(_) | Self::Route(_) => return None,
             // In one word each: no name is then another flag.
             Self::Explain(Explain { from, to }) => {
                 words.extend([format!("--from={from}"), format!("--to={to}")]);

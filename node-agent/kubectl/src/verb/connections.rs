@@ -32,46 +32,46 @@ pub struct ConnectionsArgs {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterConnections {
-    connections: Vec<Joined>,
+    pub connections: Vec<Joined>,
     /// Nodes that have more than they show. Some of the others may then lack their other half.
-    more: Vec<More>,
+    pub more: Vec<More>,
 }
 
 /// A connection, and the nodes that know it.
 #[derive(Debug, Serialize)]
-struct Joined {
+pub struct Joined {
     #[serde(flatten)]
-    connection: Connection,
-    nodes: BTreeSet<String>,
+    pub connection: Connection,
+    pub nodes: BTreeSet<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct More {
-    node: String,
-    shown: usize,
-    total: u64,
+pub struct More {
+    pub node: String,
+    pub shown: usize,
+    pub total: u64,
 }
 
 /// What `denizen-agent connections` says.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct NodeConnections {
+pub struct NodeConnections {
     connections: Vec<Connection>,
     total: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Connection {
-    protocol: String,
+pub struct Connection {
+    pub protocol: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    state: Option<String>,
-    client: NamedEnd,
-    destination: NamedEnd,
+    pub state: Option<String>,
+    pub client: NamedEnd,
+    pub destination: NamedEnd,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    service: Option<String>,
+    pub service: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    endpoint: Option<NamedEnd>,
+    pub endpoint: Option<NamedEnd>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     masqueraded_as: Option<SocketAddr>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -82,10 +82,10 @@ struct Connection {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct NamedEnd {
-    address: SocketAddr,
+pub struct NamedEnd {
+    pub address: SocketAddr,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
+    pub name: Option<String>,
 }
 
 pub async fn connections(
@@ -151,7 +151,7 @@ impl Connection {
     }
 }
 
-fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
+pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
     let mut by_wire: BTreeMap<Wire, Joined> = BTreeMap::new();
     let mut more = Vec::new();
     for (node, NodeConnections { connections, total }) in answered {

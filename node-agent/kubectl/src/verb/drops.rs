@@ -16,28 +16,28 @@ use denizen_text::Printable;
 /// How many nodes are shown for each reason.
 const NODES: usize = 5;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterDrops {
     /// Most packets first.
-    drops: Vec<Drop>,
+    pub drops: Vec<Drop>,
     /// Which packets are not counted, and why.
-    not_counted: Vec<Shared>,
+    pub not_counted: Vec<Shared>,
 }
 
 /// One reason.
 #[derive(Debug, Serialize)]
-struct Drop {
-    reason: String,
-    verdict: String,
-    table: String,
-    packets: u64,
+pub struct Drop {
+    pub reason: String,
+    pub verdict: String,
+    pub table: String,
+    pub packets: u64,
     /// By node, most packets first.
-    nodes: Vec<NodeDrops>,
+    pub nodes: Vec<NodeDrops>,
 }
 
 #[derive(Debug, Serialize)]
-struct NodeDrops {
+pub struct NodeDrops {
     node: String,
     packets: u64,
 }
@@ -45,7 +45,7 @@ struct NodeDrops {
 /// What `denizen-agent drops` says.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Counts {
+pub struct Counts {
     drops: Vec<Count>,
     not_counted: Option<String>,
 }
@@ -59,6 +59,13 @@ struct Count {
     packets: u64,
 }
 
+impl Counts {
+    /// Of all reasons.
+    pub fn packets(&self) -> u64 {
+        self.drops.iter().fold(0, |sum: u64, count| sum.saturating_add(count.packets))
+    }
+}
+
 pub async fn drops(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<ClusterDrops>> {
     let node_agents = api.node_agents().await?;
     let read = |_: &str, answers| only(answers);
@@ -66,7 +73,7 @@ pub async fn drops(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<Cl
     Ok(ClusterReport::of(asked, merged))
 }
 
-fn merged(answered: Vec<(String, Counts)>) -> ClusterDrops {
+pub fn merged(answered: Vec<(String, Counts)>) -> ClusterDrops {
     let mut by_reason: BTreeMap<(String, String, String), Vec<NodeDrops>> = BTreeMap::new();
     let mut not_counted = Texts::default();
     for (node, counts) in answered {

@@ -31,14 +31,14 @@ use denizen_text::Printable;
 pub struct ExplainArgs {
     /// Who connects: a pod, or an address
     #[arg(value_name = "[NAMESPACE/]POD|ADDR")]
-    from: String,
+    pub from: String,
     /// To what: a service or a pod and its port, or an address and a port; for a ping, /icmp or
     /// /icmpv6 in place of the port
     #[arg(value_name = "[NAMESPACE/]NAME:PORT[/PROTO]|ADDR:PORT[/PROTO]")]
-    to: String,
+    pub to: String,
     /// The node that gets the packets of a sender outside the cluster
     #[arg(long, value_name = "NODE")]
-    via: Option<String>,
+    pub via: Option<String>,
 }
 
 /// What is found on the way.

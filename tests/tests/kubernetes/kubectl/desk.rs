@@ -50,6 +50,11 @@ impl Desk {
         Ok(Self { api, netns, folder })
     }
 
+    /// Where the desk is, and the API server.
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
     /// Puts a node there, with this address.
     pub fn node(&self, name: &str, address: &str) -> Result<()> {
         self.api.put(&json!({

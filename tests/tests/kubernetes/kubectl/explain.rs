@@ -21,17 +21,17 @@ use super::real::on_nodes;
 const HTTP: Port = Port::tcp("http", 80, 8080);
 
 /// A client on the first node; a server on each.
-struct Shop {
-    desk: Desk,
+pub struct Shop {
+    pub desk: Desk,
     nodes: TwoNodes,
-    client: Pod,
+    pub client: Pod,
     near: Pod,
-    far: Pod,
+    pub far: Pod,
     _servers: Vec<Server>,
 }
 
 impl Shop {
-    fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let desk = Desk::new("explain")?;
         let mut nodes = TwoNodes::new("shop", &Value::Null)?;
         let pod = |node, name| nodes.attach_without_agent(node, name, Wiring::Routed);
@@ -86,7 +86,7 @@ impl Shop {
     }
 
     /// These policies hold, each for a pod and a direction that nothing permits.
-    fn hold(&self, denied: &[(&str, &str)]) -> Result<()> {
+    pub fn hold(&self, denied: &[(&str, &str)]) -> Result<()> {
         let policy = |(pod, direction): &(&str, &str)| {
             json!({
                 "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",

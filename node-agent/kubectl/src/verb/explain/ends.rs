@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, bail, ensure};
-use serde::Deserialize;
 
 use crate::cluster::{Api, NodeAgent};
-use crate::objects::{self, PodObject, percent};
+use crate::objects::{self, PodObject, SliceEndpoint, SliceObject, percent};
 use crate::verb::policies::pod_object;
 
 /// Who sends.
@@ -40,28 +39,6 @@ pub struct Place {
 /// Where addresses are, as far as is known already.
 #[derive(Debug, Default)]
 pub struct Places(BTreeMap<IpAddr, Place>);
-
-#[derive(Deserialize)]
-struct Slice {
-    #[serde(default)]
-    endpoints: Vec<SliceEndpoint>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct SliceEndpoint {
-    addresses: Vec<String>,
-    node_name: Option<String>,
-    target_ref: Option<TargetRef>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct TargetRef {
-    kind: String,
-    namespace: String,
-    name: String,
-}
 
 const PROTOCOLS: [&str; 5] = ["tcp", "udp", "sctp", "icmp", "icmpv6"];
 
@@ -166,12 +143,13 @@ impl Places {
         let namespace = percent(namespace);
         let path = format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
         let selector = format!("kubernetes.io/service-name={name}");
-        let slices: Vec<Slice> = objects::list(&api.client, &path, &[("labelSelector", &selector)])
-            .await
-            .context("cannot list endpoints (needs: list endpointslices)")?;
+        let slices: Vec<SliceObject> =
+            objects::list(&api.client, &path, &[("labelSelector", &selector)])
+                .await
+                .context("cannot list endpoints (needs: list endpointslices)")?;
         let mut places = BTreeMap::new();
         for endpoint in slices.into_iter().flat_map(|slice| slice.endpoints) {
-            let SliceEndpoint { addresses, node_name: node, target_ref } = endpoint;
+            let SliceEndpoint { addresses, node_name: node, target_ref, .. } = endpoint;
             let pod = target_ref.filter(|target| target.kind == "Pod");
             let pod = pod.map(|target| format!("{}/{}", target.namespace, target.name));
             let ips = addresses.iter().filter_map(|address| address.parse().ok());

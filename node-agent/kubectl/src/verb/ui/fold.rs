@@ -1,0 +1,430 @@
+//! What of a cluster is drawn: at most 200 boxes and 500 edges, the most telling ones. The rest is
+//! folded into a box for each namespace, and counted. Pure.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::directory::PartyFacts;
+use super::history::EdgeFacts;
+use super::party::{Group, Party};
+use super::sighting::EdgeKey;
+
+pub const BOXES: usize = 200;
+pub const EDGES: usize = 500;
+
+/// How many of the boxes may stand for a group.
+const GROUPS: usize = 60;
+
+/// Where not all have a box of their own, so many boxes are drawn, and more only of what somebody
+/// looks for and of what is not well: most eyes see nothing in a picture of 200.
+const CALM: usize = 60;
+
+/// How many reasons of one edge are shown.
+const REASONS: usize = 4;
+
+/// What somebody looks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Focus {
+    /// A text in the name of a box, in a port or in a reason; empty for all.
+    pub search: String,
+    /// The namespace whose boxes are folded last.
+    pub namespace: Option<String>,
+    /// Only what is refused, dropped, unanswered or marked.
+    pub problems: bool,
+}
+
+/// What is drawn.
+#[derive(Debug, Default)]
+pub struct Drawing {
+    /// Sorted.
+    pub boxes: Vec<DrawnBox>,
+    /// Sorted by their ends.
+    pub edges: Vec<DrawnEdge>,
+    pub left_out: LeftOut,
+}
+
+#[derive(Debug)]
+pub struct DrawnBox {
+    pub party: Party,
+    pub facts: PartyFacts,
+    /// How many it stands for.
+    pub members: usize,
+    /// Whether something in it, or between its members, is not well.
+    pub is_bad: bool,
+    /// What is between its members, if it stands for several.
+    pub inside: u64,
+}
+
+#[derive(Debug)]
+pub struct DrawnEdge {
+    /// Positions in [`Drawing::boxes`].
+    pub from: usize,
+    pub to: usize,
+    /// Those of several ports are one edge if there are too many.
+    pub ports: BTreeSet<String>,
+    /// Names the edge that is explained.
+    pub id: String,
+    pub facts: EdgeFacts,
+}
+
+/// Edges that are not drawn.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    pub edges: usize,
+    /// Those of them that are not well.
+    pub bad: usize,
+}
+
+/// What is seen of the boxes.
+pub fn drawing(
+    parties: &BTreeMap<Party, PartyFacts>,
+    edges: impl Iterator<Item = EdgeFacts>,
+    focus: &Focus,
+) -> Drawing {
+    let edges: Vec<EdgeFacts> = edges.filter(|edge| focus.has_edge(edge)).collect();
+    let ends = edges.iter().flat_map(|edge| [&edge.key.from, &edge.key.to]);
+    let ends: BTreeSet<&Party> = ends.collect();
+    let asked = parties.iter().filter(|(party, facts)| focus.has_party(party, facts));
+    let asked = asked.map(|(party, _)| party);
+    let all: BTreeSet<&Party> = asked.chain(ends).collect();
+    let (ranked, telling) = ranked(all, parties, &edges, focus);
+    let places = places(&ranked, telling);
+    drawn(&places, parties, edges)
+}
+
+/// The most telling first, and how many of them are what somebody looks for, or not well.
+fn ranked<'a>(
+    all: BTreeSet<&'a Party>,
+    parties: &BTreeMap<Party, PartyFacts>,
+    edges: &[EdgeFacts],
+    focus: &Focus,
+) -> (Vec<&'a Party>, usize) {
+    let mut seen: BTreeMap<&Party, (bool, u64)> = BTreeMap::new();
+    for edge in edges {
+        for end in [&edge.key.from, &edge.key.to] {
+            let (is_bad, weight) = seen.entry(end).or_default();
+            *is_bad |= edge.is_bad();
+            *weight = weight.saturating_add(edge.weight());
+        }
+    }
+    let is_open = |party: &Party| focus.namespace.as_deref().is_some_and(|name| party.is_in(name));
+    let rank = |party: &Party| {
+        let (is_bad, weight) = seen.get(party).copied().unwrap_or_default();
+        let is_marked = parties.get(party).is_some_and(|facts| facts.mark.is_some());
+        let never_folds = party.group().is_none();
+        let is_found = !focus.search.is_empty() && focus.finds(&party.to_string());
+        ([never_folds, is_found || is_open(party), is_bad, is_marked], weight)
+    };
+    let mut ranked: Vec<_> = all.into_iter().map(|party| (Reverse(rank(party)), party)).collect();
+    ranked.sort();
+    let is_telling =
+        |(Reverse((why, _)), _): &&(Reverse<([bool; 4], u64)>, &Party)| why.contains(&true);
+    let telling = ranked.iter().filter(is_telling).count();
+    (ranked.into_iter().map(|(_, party)| party).collect(), telling)
+}
+
+/// How many come first that keep a box of their own.
+fn kept(ranked: &[&Party], telling: usize) -> usize {
+    if ranked.len() <= BOXES {
+        return ranked.len();
+    }
+    let all: BTreeSet<Group> = ranked.iter().filter_map(|party| party.group()).collect();
+    let least = telling.max(CALM.saturating_sub(all.len())).min(ranked.len());
+    let mut groups = BTreeSet::new();
+    let mut kept = ranked.len();
+    // From the end: those that tell least are folded first.
+    while kept > 0 && (kept > least || kept + groups.len().min(GROUPS) > BOXES) {
+        let Some(group) = ranked[kept - 1].group() else { break };
+        groups.insert(group);
+        kept -= 1;
+    }
+    kept
+}
+
+/// The box of each.
+fn places(ranked: &[&Party], telling: usize) -> BTreeMap<Party, Party> {
+    let kept = kept(ranked, telling);
+    let folded = &ranked[kept..];
+    let mut sizes: BTreeMap<Group, usize> = BTreeMap::new();
+    let mut named: Vec<Group> = Vec::new();
+    for group in folded.iter().filter_map(|party| party.group()) {
+        *sizes.entry(group.clone()).or_default() += 1;
+        if !named.contains(&group) {
+            named.push(group);
+        }
+    }
+    // One place is for all others together.
+    let with_box = if named.len() > GROUPS { &named[..GROUPS - 1] } else { &named[..] };
+    let place = |(at, party): (usize, &&Party)| {
+        let place = match party.group() {
+            Some(group) if at >= kept && with_box.contains(&group) => match sizes.get(&group) {
+                Some(1) => (*party).clone(),
+                Some(_) | None => Party::Rest(group),
+            },
+            Some(_) if at >= kept => Party::Rest(Group::OtherNamespaces),
+            Some(_) | None => (*party).clone(),
+        };
+        ((*party).clone(), place)
+    };
+    ranked.iter().enumerate().map(place).collect()
+}
+
+fn drawn(
+    places: &BTreeMap<Party, Party>,
+    parties: &BTreeMap<Party, PartyFacts>,
+    edges: Vec<EdgeFacts>,
+) -> Drawing {
+    let mut boxes: BTreeMap<Party, DrawnBox> = BTreeMap::new();
+    for (party, place) in places {
+        let facts = parties.get(party).cloned().unwrap_or_default();
+        let drawn = boxes.entry(place.clone()).or_insert_with(|| DrawnBox {
+            party: place.clone(),
+            facts: PartyFacts::default(),
+            members: 0,
+            is_bad: false,
+            inside: 0,
+        });
+        drawn.members += 1;
+        drawn.is_bad |= facts.mark.is_some();
+        if party == place {
+            drawn.facts = facts;
+        } else {
+            drawn.facts.pods += facts.pods;
+        }
+    }
+    let mut by_port: BTreeMap<EdgeKey, Vec<EdgeFacts>> = BTreeMap::new();
+    for edge in edges {
+        let [from, to] = [&edge.key.from, &edge.key.to].map(|end| places[end].clone());
+        if from == to && from != edge.key.from {
+            if let Some(drawn) = boxes.get_mut(&from) {
+                drawn.inside = drawn.inside.saturating_add(edge.weight());
+                drawn.is_bad |= edge.is_bad();
+            }
+            continue;
+        }
+        by_port.entry(EdgeKey { from, to, port: edge.key.port.clone() }).or_default().push(edge);
+    }
+    let are_too_many = by_port.len() > EDGES;
+    let mut merged: BTreeMap<(Party, Party, String), (BTreeSet<String>, EdgeFacts)> =
+        BTreeMap::new();
+    for (EdgeKey { from, to, port }, facts) in by_port {
+        let shown = if are_too_many { String::new() } else { port.clone() };
+        for facts in facts {
+            match merged.get_mut(&(from.clone(), to.clone(), shown.clone())) {
+                Some((ports, sum)) => {
+                    ports.insert(port.clone());
+                    sum.merge(facts);
+                }
+                None => {
+                    let ports = BTreeSet::from([port.clone()]);
+                    merged.insert((from.clone(), to.clone(), shown.clone()), (ports, facts));
+                }
+            }
+        }
+    }
+    chosen(boxes.into_values().collect(), merged)
+}
+
+/// The edges that tell most.
+fn chosen(
+    boxes: Vec<DrawnBox>,
+    merged: BTreeMap<(Party, Party, String), (BTreeSet<String>, EdgeFacts)>,
+) -> Drawing {
+    let position = |party: &Party| boxes.binary_search_by(|drawn| drawn.party.cmp(party)).ok();
+    let edge = |((from, to, _), (ports, facts)): ((Party, Party, String), (_, EdgeFacts))| {
+        let (from, to) = (position(&from)?, position(&to)?);
+        Some(DrawnEdge { from, to, ports, id: edge_id(&facts.key), facts })
+    };
+    let mut edges: Vec<DrawnEdge> = merged.into_iter().filter_map(edge).collect();
+    let mut left_out = LeftOut::default();
+    if edges.len() > EDGES {
+        edges.sort_by_key(|edge| Reverse((edge.facts.verdict, edge.facts.weight())));
+        let rest = edges.split_off(EDGES);
+        let bad = rest.iter().filter(|edge| edge.facts.is_bad()).count();
+        left_out = LeftOut { edges: rest.len(), bad };
+        edges.sort_by(|one, other| {
+            let ends = |edge: &DrawnEdge| (edge.from, edge.to);
+            ends(one).cmp(&ends(other)).then_with(|| one.ports.cmp(&other.ports))
+        });
+    }
+    Drawing { boxes, edges, left_out }
+}
+
+impl EdgeFacts {
+    /// Takes in another edge that is drawn as the same.
+    fn merge(&mut self, other: Self) {
+        let is_worse = |one: &Self| (one.verdict, one.weight());
+        if is_worse(&other) > is_worse(self) {
+            self.key = other.key;
+            self.ends = other.ends;
+        }
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count = count.saturating_add(more);
+        }
+        for (count, more) in self.minutes.iter_mut().zip(other.minutes) {
+            *count = count.saturating_add(more);
+        }
+        self.open = self.open.saturating_add(other.open);
+        self.verdict = self.verdict.max(other.verdict);
+        self.age = self.age.min(other.age);
+        self.reasons.extend(other.reasons);
+        while self.reasons.len() > REASONS {
+            // The mildest.
+            self.reasons.pop_first();
+        }
+    }
+}
+
+impl Focus {
+    fn has_edge(&self, edge: &EdgeFacts) -> bool {
+        let EdgeKey { from, to, port } = &edge.key;
+        let is_found = self.finds(&from.to_string())
+            || self.finds(&to.to_string())
+            || self.finds(port)
+            || edge.reasons.iter().any(|(_, reason)| self.finds(reason));
+        is_found && (!self.problems || edge.is_bad())
+    }
+
+    fn has_party(&self, party: &Party, facts: &PartyFacts) -> bool {
+        self.finds(&party.to_string()) && (!self.problems || facts.mark.is_some())
+    }
+
+    fn finds(&self, text: &str) -> bool {
+        self.search.is_empty() || text.to_lowercase().contains(&self.search.to_lowercase())
+    }
+}
+
+/// A short name of an edge that needs no escaping anywhere: FNV-1a of its parts.
+pub fn edge_id(key: &EdgeKey) -> String {
+    let text = format!("{}\0{}\0{}", key.from, key.to, key.port);
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("e{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::history::MINUTES;
+    use super::super::sighting::{EdgeVerdict, ExampleEnds};
+    use super::*;
+
+    fn workload(namespace: usize, name: usize) -> Party {
+        Party::Workload { namespace: format!("ns{namespace:03}"), name: format!("w{name:04}") }
+    }
+
+    fn edge(from: Party, to: Party, port: usize, verdict: EdgeVerdict, count: u64) -> EdgeFacts {
+        let mut counts = [0; EdgeVerdict::ALL.len()];
+        counts[verdict as usize] = count;
+        EdgeFacts {
+            key: EdgeKey { from, to, port: format!("{port}/tcp") },
+            counts,
+            open: count,
+            verdict,
+            reasons: BTreeSet::new(),
+            minutes: [0; MINUTES],
+            age: 0,
+            ends: ExampleEnds { from: String::new(), to: String::new(), via: None },
+        }
+    }
+
+    fn known(parties: impl IntoIterator<Item = Party>) -> BTreeMap<Party, PartyFacts> {
+        parties.into_iter().map(|party| (party, PartyFacts::default())).collect()
+    }
+
+    #[test]
+    fn a_small_cluster_is_drawn_as_it_is() {
+        let parties = known((0..BOXES).map(|at| workload(at % 7, at)));
+        let edges = [edge(workload(0, 0), workload(1, 1), 80, EdgeVerdict::Connected, 3)];
+        let drawing = drawing(&parties, edges.into_iter(), &Focus::default());
+        assert_eq!((drawing.boxes.len(), drawing.edges.len()), (BOXES, 1));
+        assert!(drawing.boxes.iter().all(|drawn| drawn.members == 1));
+    }
+
+    #[test]
+    fn what_is_refused_is_folded_last_and_nothing_is_lost() {
+        let parties = known((0..3000).map(|at| workload(at % 300, at)));
+        let mut edges: Vec<EdgeFacts> = (0..3000)
+            .map(|at| {
+                let to = (at * 7 + 1) % 3000;
+                let (from, to) = (workload(at % 300, at), workload(to % 300, to));
+                edge(from, to, at % 9, EdgeVerdict::Connected, 1 + at as u64 % 50)
+            })
+            .collect();
+        edges[1500].verdict = EdgeVerdict::Dropped;
+        let drawing = drawing(&parties, edges.into_iter(), &Focus::default());
+        assert!(drawing.boxes.len() <= BOXES && drawing.edges.len() <= EDGES);
+        assert_eq!(drawing.boxes.iter().map(|drawn| drawn.members).sum::<usize>(), 3000);
+        let bad: Vec<&DrawnEdge> =
+            drawing.edges.iter().filter(|edge| edge.facts.is_bad()).collect();
+        assert_eq!(bad.len(), 1);
+        assert_eq!(drawing.boxes[bad[0].from].party, workload(1500 % 300, 1500));
+        let rest = Party::Rest(Group::OtherNamespaces);
+        assert!(drawing.boxes.iter().any(|drawn| drawn.party == rest));
+    }
+
+    #[test]
+    fn ports_are_put_together_before_an_edge_is_left_out() {
+        let parties = known((0..30).map(|at| workload(0, at)));
+        let all = |ports: usize| {
+            let pairs = (0..30).flat_map(|from| (0..30).map(move |to| (from, to)));
+            let pairs = pairs.filter(|(from, to)| from != to);
+            pairs.take(600).flat_map(move |(from, to)| {
+                (0..ports).map(move |port| {
+                    edge(workload(0, from), workload(0, to), port, EdgeVerdict::Connected, 1)
+                })
+            })
+        };
+        let few = drawing(&parties, all(4).take(800), &Focus::default());
+        assert_eq!((few.edges.len(), few.edges[0].ports.len()), (200, 4));
+        assert_eq!(few.left_out, LeftOut::default());
+        let many = drawing(&parties, all(1), &Focus::default());
+        assert_eq!((many.edges.len(), many.left_out), (EDGES, LeftOut { edges: 100, bad: 0 }));
+    }
+
+    #[test]
+    fn search_and_an_open_namespace_come_first() {
+        let parties = known((0..1000).map(|at| workload(at % 4, at)));
+        let of = |focus: Focus| drawing(&parties, std::iter::empty(), &focus);
+        let found = of(Focus { search: "NS001/W0005".to_owned(), ..Focus::default() });
+        assert_eq!(found.boxes.len(), 1);
+        let open = of(Focus { namespace: Some("ns002".to_owned()), ..Focus::default() });
+        let shown = open.boxes.iter().filter(|drawn| drawn.party.is_in("ns002")).count();
+        assert!(shown > 190, "{shown}");
+        assert!(of(Focus { problems: true, ..Focus::default() }).boxes.is_empty());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn never_more_than_the_limits(
+            sizes in prop::collection::vec(0usize..60, 0..90),
+            pairs in prop::collection::vec((0usize..2000, 0usize..2000, 0usize..4), 0..900),
+        ) {
+            let all: Vec<Party> = sizes
+                .iter()
+                .enumerate()
+                .flat_map(|(namespace, size)| (0..*size).map(move |at| workload(namespace, at)))
+                .chain([Party::Outside { asks: true }, Party::Node("n".into())])
+                .collect();
+            let verdicts = EdgeVerdict::ALL;
+            let edges: Vec<EdgeFacts> = pairs
+                .iter()
+                .map(|(from, to, verdict)| {
+                    let end = |at: &usize| all[at % all.len()].clone();
+                    edge(end(from), end(to), from % 5, verdicts[*verdict], 1)
+                })
+                .collect();
+            let drawing = drawing(&known(all.clone()), edges.into_iter(), &Focus::default());
+            prop_assert!(drawing.boxes.len() <= BOXES);
+            prop_assert!(drawing.edges.len() <= EDGES);
+            let members: usize = drawing.boxes.iter().map(|drawn| drawn.members).sum();
+            prop_assert_eq!(members, all.len());
+            prop_assert!(drawing.boxes.windows(2).all(|two| two[0].party < two[1].party));
+            let ids: BTreeSet<&String> = drawing.edges.iter().map(|edge| &edge.id).collect();
+            prop_assert_eq!(ids.len(), drawing.edges.len());
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The last minutes of each edge. Agents give a glance: what they track now, and packets of a few
+//! seconds. Memory is bounded by the number of edges.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::sighting::{EdgeKey, EdgeVerdict, ExampleEnds, Sighting};
+
+/// How long an edge is remembered that is not seen any more, in minutes.
+pub const MINUTES: usize = 15;
+
+/// How many edges are remembered: 10 MB, as a rule.
+const EDGES: usize = 20_000;
+
+/// How many reasons of one edge are remembered.
+const REASONS: usize = 4;
+
+const VERDICTS: usize = EdgeVerdict::ALL.len();
+
+#[derive(Debug, Default)]
+pub struct History {
+    edges: BTreeMap<EdgeKey, Remembered>,
+    /// How many edges had to be forgotten early.
+    forgotten: u64,
+    /// The minute of the last glance.
+    minute: u64,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    /// By minute modulo [`MINUTES`], and by verdict.
+    ring: [[u32; VERDICTS]; MINUTES],
+    /// The minute of the newest slot.
+    newest: u64,
+    /// The last glance's connections, by verdict.
+    open: [u32; VERDICTS],
+    reasons: BTreeSet<(EdgeVerdict, String)>,
+    ends: ExampleEnds,
+}
+
+/// What there is to say of an edge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EdgeFacts {
+    pub key: EdgeKey,
+    /// Of the last minutes, by verdict: of connections, the most at one glance of a minute, summed;
+    /// of packets, those that were seen.
+    pub counts: [u64; VERDICTS],
+    /// Tracked now.
+    pub open: u64,
+    /// The worst of the last minutes.
+    pub verdict: EdgeVerdict,
+    pub reasons: BTreeSet<(EdgeVerdict, String)>,
+    /// All verdicts together, the oldest minute first.
+    pub minutes: [u64; MINUTES],
+    /// Minutes since it was seen.
+    pub age: u64,
+    pub ends: ExampleEnds,
+}
+
+impl EdgeFacts {
+    pub fn is_bad(&self) -> bool {
+        self.verdict != EdgeVerdict::Connected
+    }
+
+    pub fn weight(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+}
+
+impl History {
+    /// What is tracked at this minute.
+    pub fn connections(&mut self, minute: u64, sightings: Vec<Sighting>) {
+        self.edges.values_mut().for_each(|edge| edge.open = [0; VERDICTS]);
+        for sighting in sightings {
+            let (verdict, count) = (sighting.verdict as usize, clamped(sighting.count));
+            let edge = self.edge(minute, sighting);
+            edge.open[verdict] = count;
+            let slot = &mut edge.ring[slot_of(minute)][verdict];
+            *slot = count.max(*slot);
+        }
+        self.forget(minute);
+    }
+
+    /// Packets that were seen at this minute.
+    pub fn packets(&mut self, minute: u64, sightings: Vec<Sighting>) {
+        for sighting in sightings {
+            let (verdict, count) = (sighting.verdict as usize, clamped(sighting.count));
+            let slot = &mut self.edge(minute, sighting).ring[slot_of(minute)][verdict];
+            *slot = slot.saturating_add(count);
+        }
+        self.forget(minute);
+    }
+
+    fn edge(&mut self, minute: u64, sighting: Sighting) -> &mut Remembered {
+        let Sighting { key, verdict, reason, ends, count: _ } = sighting;
+        let edge = self.edges.entry(key).or_insert_with(|| Remembered {
+            ring: [[0; VERDICTS]; MINUTES],
+            newest: minute,
+            open: [0; VERDICTS],
+            reasons: BTreeSet::new(),
+            ends: ends.clone(),
+        });
+        edge.go_on_to(minute);
+        if let Some(reason) = reason {
+            // What is explained is what was refused.
+            if !edge.reasons.iter().any(|(known, _)| *known >= verdict) {
+                edge.ends = ends;
+            }
+            if edge.reasons.len() < REASONS {
+                edge.reasons.insert((verdict, reason));
+            }
+        }
+        edge
+    }
+
+    fn forget(&mut self, minute: u64) {
+        self.minute = minute;
+        self.edges.retain(|_, edge| minute.saturating_sub(edge.newest) < MINUTES as u64);
+        let surplus = self.edges.len().saturating_sub(EDGES);
+        if surplus > 0 {
+            let mut oldest: Vec<(u64, bool, EdgeKey)> = self
+                .edges
+                .iter()
+                .map(|(key, edge)| (edge.newest, !edge.reasons.is_empty(), key.clone()))
+                .collect();
+            oldest.sort();
+            oldest.iter().take(surplus).for_each(|(_, _, key)| drop(self.edges.remove(key)));
+            self.forgotten += surplus as u64;
+        }
+    }
+
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    pub fn edges(&self) -> impl Iterator<Item = EdgeFacts> {
+        self.edges.iter().map(|(key, edge)| edge.facts(key, self.minute))
+    }
+
+    /// The ends to explain.
+    pub fn ends(&self, is_asked: impl Fn(&EdgeKey) -> bool) -> Option<&ExampleEnds> {
+        self.edges.iter().find(|(key, _)| is_asked(key)).map(|(_, edge)| &edge.ends)
+    }
+}
+
+impl Remembered {
+    /// Empties the slots of the minutes in between.
+    fn go_on_to(&mut self, minute: u64) {
+        let passed = minute.saturating_sub(self.newest).min(MINUTES as u64);
+        for back in 0..passed {
+            self.ring[slot_of(minute - back)] = [0; VERDICTS];
+        }
+        self.newest = self.newest.max(minute);
+    }
+
+    fn facts(&self, key: &EdgeKey, now: u64) -> EdgeFacts {
+        let age = now.saturating_sub(self.newest);
+        let (mut counts, mut minutes) = ([0; VERDICTS], [0; MINUTES]);
+        for (at, sum) in minutes.iter_mut().enumerate() {
+            let back = (MINUTES - 1 - at) as u64;
+            // Before the first minute, and after the newest, there is nothing.
+            let Some(minute) = now.checked_sub(back).filter(|minute| *minute <= self.newest) else {
+                continue;
+            };
+            for (count, seen) in counts.iter_mut().zip(self.ring[slot_of(minute)]) {
+                *count += u64::from(seen);
+                *sum += u64::from(seen);
+            }
+        }
+        let seen = |verdict: &&EdgeVerdict| counts[**verdict as usize] > 0;
+        let worst = EdgeVerdict::ALL.iter().rev().find(seen).copied();
+        EdgeFacts {
+            key: key.clone(),
+            counts,
+            open: self.open.iter().map(|open| u64::from(*open)).sum(),
+            verdict: worst.unwrap_or(EdgeVerdict::Connected),
+            reasons: self
+                .reasons
+                .iter()
+                .filter(|(verdict, _)| counts[*verdict as usize] > 0)
+                .cloned()
+                .collect(),
+            minutes,
+            age,
+            ends: self.ends.clone(),
+        }
+    }
+}
+
+fn slot_of(minute: u64) -> usize {
+    (minute % MINUTES as u64) as usize
+}
+
+fn clamped(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::party::Party;
+    use super::*;
+
+    fn seen(to: &str, verdict: EdgeVerdict, count: u64) -> Sighting {
+        let key = EdgeKey {
+            from: Party::Outside { asks: true },
+            to: Party::Node(to.to_owned()),
+            port: "1/tcp".into(),
+        };
+        let reason = (verdict > EdgeVerdict::Unanswered).then(|| "no policy permits it".to_owned());
+        let ends = ExampleEnds { from: "a".into(), to: to.to_owned(), via: None };
+        Sighting { key, verdict, count, reason, ends }
+    }
+
+    #[test]
+    fn connections_are_the_most_of_a_minute_and_packets_their_sum() {
+        let mut history = History::default();
+        for count in [3, 7, 2] {
+            history.connections(100, vec![seen("a", EdgeVerdict::Connected, count)]);
+            history.packets(100, vec![seen("a", EdgeVerdict::Dropped, count)]);
+        }
+        let edge = history.edges().next().unwrap();
+        assert_eq!((edge.counts, edge.open), ([7, 0, 0, 12], 2));
+        assert_eq!(
+            (edge.verdict, edge.age, edge.minutes[MINUTES - 1]),
+            (EdgeVerdict::Dropped, 0, 19)
+        );
+        history.connections(103, Vec::new());
+        let edge = history.edges().next().unwrap();
+        assert_eq!((edge.open, edge.age, edge.minutes[MINUTES - 4]), (0, 3, 19));
+        // What was dropped is forgotten before what is connected still.
+        for minute in 104..120 {
+            history.connections(minute, vec![seen("a", EdgeVerdict::Connected, 1)]);
+        }
+        let edge = history.edges().next().unwrap();
+        assert_eq!((edge.counts, edge.verdict), ([15, 0, 0, 0], EdgeVerdict::Connected));
+        history.connections(120 + MINUTES as u64, Vec::new());
+        assert_eq!(history.edges().count(), 0);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_what_was_forgotten_is_counted() {
+        let mut history = History::default();
+        let many = (0..EDGES + 5).map(|at| seen(&format!("n{at}"), EdgeVerdict::Connected, 1));
+        history.connections(1, many.collect());
+        history.packets(2, vec![seen("new", EdgeVerdict::Refused, 1)]);
+        assert_eq!((history.edges().count(), history.forgotten()), (EDGES, 6));
+        assert!(history.edges().any(|edge| edge.verdict == EdgeVerdict::Refused));
+    }
+
+    proptest! {
+        /// The ring against a plain list.
+        #[test]
+        fn a_minute_counts_for_so_long_and_no_longer(
+            steps in prop::collection::vec((0u64..9, 1u64..9), 1..30),
+        ) {
+            let (mut history, mut plain, mut minute) = (History::default(), Vec::new(), 0);
+            for (pause, count) in steps {
+                minute += pause;
+                history.packets(minute, vec![seen("a", EdgeVerdict::Dropped, count)]);
+                plain.push((minute, count));
+            }
+            let counts = plain.iter().filter(|(at, _)| minute - at < MINUTES as u64);
+            let expected: u64 = counts.map(|(_, count)| count).sum();
+            prop_assert_eq!(history.edges().next().unwrap().counts[3], expected);
+        }
+    }
+}

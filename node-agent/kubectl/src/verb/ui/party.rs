@@ -1,0 +1,99 @@
+//! Who takes part: the boxes of the picture.
+
+use std::fmt;
+
+/// A box.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Party {
+    /// Addresses that are no pod's, no service's and no node's: those that ask, and those that are
+    /// asked.
+    Outside {
+        asks: bool,
+    },
+    /// A node itself, and the pods in its network.
+    Node(String),
+    /// Pods with one owner.
+    Workload {
+        namespace: String,
+        name: String,
+    },
+    Service {
+        namespace: String,
+        name: String,
+    },
+    /// Those of a group that are not drawn one by one.
+    Rest(Group),
+}
+
+/// What is folded into one box.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Group {
+    Namespace(String),
+    Nodes,
+    /// Namespaces that have no box of their own.
+    OtherNamespaces,
+}
+
+impl Party {
+    /// The group it is folded into; `None` for what never is.
+    pub fn group(&self) -> Option<Group> {
+        match self {
+            Self::Outside { .. } => None,
+            Self::Node(_) => Some(Group::Nodes),
+            Self::Workload { namespace, .. } | Self::Service { namespace, .. } => {
+                Some(Group::Namespace(namespace.clone()))
+            }
+            Self::Rest(group) => Some(group.clone()),
+        }
+    }
+
+    /// The same as the end that is asked.
+    pub fn asked(self) -> Self {
+        match self {
+            Self::Outside { .. } => Self::Outside { asks: false },
+            Self::Node(_) | Self::Workload { .. } | Self::Service { .. } | Self::Rest(_) => self,
+        }
+    }
+
+    pub fn is_in(&self, namespace: &str) -> bool {
+        matches!(self.group(), Some(Group::Namespace(own)) if own == namespace)
+    }
+
+    /// The class of the box, for the style.
+    pub fn class(&self) -> &'static str {
+        match self {
+            Self::Outside { .. } => "outside",
+            Self::Node(_) => "node",
+            Self::Workload { .. } => "workload",
+            Self::Service { .. } => "service",
+            Self::Rest(_) => "rest",
+        }
+    }
+
+    /// The first line of the box.
+    pub fn title(&self) -> String {
+        match self {
+            Self::Outside { .. } => "outside".to_owned(),
+            Self::Node(name) | Self::Workload { name, .. } | Self::Service { name, .. } => {
+                name.clone()
+            }
+            Self::Rest(Group::Namespace(namespace)) => namespace.clone(),
+            Self::Rest(Group::Nodes) => "nodes".to_owned(),
+            Self::Rest(Group::OtherNamespaces) => "other namespaces".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Outside { .. } => f.write_str("outside"),
+            Self::Node(name) => write!(f, "node {name}"),
+            Self::Workload { namespace, name } => write!(f, "{namespace}/{name}"),
+            Self::Service { namespace, name } => write!(f, "service {namespace}/{name}"),
+            Self::Rest(Group::Namespace(namespace)) => write!(f, "the rest of {namespace}"),
+            Self::Rest(Group::Nodes) => f.write_str("other nodes"),
+            Self::Rest(Group::OtherNamespaces) => f.write_str("other namespaces"),
+        }
+    }
+}

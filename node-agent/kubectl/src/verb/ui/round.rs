@@ -1,0 +1,142 @@
+//! One round: what the API and all agents say. Nobody is asked while nobody looks.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use super::directory::Directory;
+use super::sighting::NodeDropped;
+use super::state::{Glance, State};
+use crate::cluster::{Api, NodeAgent, NodeAgents};
+use crate::session::request::{Connections, Dropped, Request};
+use crate::session::{Answers, NoAnswer};
+use crate::survey::{Limits, Survey, survey};
+use crate::verb::connections::{NodeConnections, joined};
+use crate::verb::drops::{Counts, merged};
+use crate::verb::only;
+
+/// How many connections all nodes together show, and the fewest and the most of one node.
+const CONNECTIONS: usize = 100_000;
+const OF_A_NODE: (usize, usize) = (100, 2_000);
+
+/// Up to so many nodes, dropped packets are watched on all of them.
+const WATCHED: usize = 20;
+
+/// With more nodes, on so many where the counters have risen.
+const RISEN: usize = 50;
+
+/// How long packets are watched in a round, in seconds.
+const WATCH: u64 = 5;
+
+/// What is remembered of one round for the next.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// Dropped packets, by node.
+    dropped: BTreeMap<String, u64>,
+}
+
+struct Said {
+    connections: NodeConnections,
+    /// Missing if the agent could not count.
+    counts: Option<Counts>,
+}
+
+/// Asks everybody, and puts what they say into `state` as it comes. `minute` is the time now.
+pub async fn round(
+    api: &Api,
+    limits: Limits,
+    state: &RefCell<State>,
+    before: &mut Before,
+    minute: impl Fn() -> u64,
+) -> anyhow::Result<()> {
+    let node_agents = api.node_agents().await?;
+    let directory = Directory::read(api, &node_agents.all).await?;
+    state.borrow_mut().directory = directory;
+    let all = node_agents.all.clone();
+    let limit = (CONNECTIONS / all.len().max(1)).clamp(OF_A_NODE.0, OF_A_NODE.1);
+    let requests =
+        [Request::Connections(Connections { limit, ..Connections::default() }), Request::DROPS];
+    let Survey { answered, unanswered, notes } =
+        survey(&api.client, node_agents, limits, &requests, said).await;
+    let nodes = answered.len() + unanswered.len();
+    let (mut connections, mut counts) = (Vec::new(), Vec::new());
+    for (node, said) in answered {
+        counts.extend(said.counts.map(|counts| (node.clone(), counts)));
+        connections.push((node, said.connections));
+    }
+    let watched = before.watched(all, &counts);
+    let glance = Glance { nodes, unanswered, notes, drops: merged(counts), forgotten: 0 };
+    state.borrow_mut().connections(minute(), &joined(connections), glance);
+
+    let node_agents = NodeAgents { all: watched, notes: Vec::new() };
+    let request = Request::Dropped(Dropped { seconds: WATCH });
+    let read = |_: &str, answers| only::<NodeDropped>(answers);
+    let seen = survey(&api.client, node_agents, limits, &[request], read).await;
+    state.borrow_mut().dropped(minute(), &seen.answered, &seen.unanswered);
+    Ok(())
+}
+
+fn said(_: &str, answers: Answers) -> Result<Said, NoAnswer> {
+    let mut answers = answers.split();
+    let nothing = || NoAnswer::new(NoAnswer::FAILED, "it said nothing");
+    let connections = only(answers.next().ok_or_else(nothing)?)?;
+    let counts = answers.next().and_then(|counts| only(counts).ok());
+    Ok(Said { connections, counts })
+}
+
+impl Before {
+    /// The nodes where packets are watched: all if there are few, else where most were dropped
+    /// since the round before.
+    fn watched(&mut self, all: Vec<NodeAgent>, counts: &[(String, Counts)]) -> Vec<NodeAgent> {
+        let now: BTreeMap<String, u64> =
+            counts.iter().map(|(node, counts)| (node.clone(), counts.packets())).collect();
+        let before = std::mem::replace(&mut self.dropped, now);
+        let answered =
+            all.into_iter().filter(|node_agent| self.dropped.contains_key(&node_agent.node));
+        let answered: Vec<NodeAgent> = answered.collect();
+        if answered.len() <= WATCHED {
+            return answered;
+        }
+        let risen = |node_agent: NodeAgent| {
+            let packets = self.dropped.get(&node_agent.node)?;
+            let more = packets.checked_sub(*before.get(&node_agent.node)?)?;
+            (more > 0).then_some((more, node_agent))
+        };
+        let mut risen: Vec<(u64, NodeAgent)> = answered.into_iter().filter_map(risen).collect();
+        risen.sort_by(|one, other| other.0.cmp(&one.0).then(one.1.node.cmp(&other.1.node)));
+        risen.truncate(RISEN);
+        risen.into_iter().map(|(_, node_agent)| node_agent).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_many_nodes_those_are_watched_where_the_counters_rise() {
+        let agents = |number: usize| -> Vec<NodeAgent> {
+            let agent = |at| NodeAgent {
+                node: format!("n{at}"),
+                agent: Err(NoAnswer::new(NoAnswer::NO_AGENT, "")),
+                object: None,
+            };
+            (0..number).map(agent).collect()
+        };
+        let counts = |packets: &[u64]| -> Vec<(String, Counts)> {
+            let count = |packets: &u64| json!({ "drops": [{ "packets": packets }] });
+            let all = packets.iter().map(|packets| serde_json::from_value(count(packets)).unwrap());
+            all.enumerate().map(|(at, counts)| (format!("n{at}"), counts)).collect()
+        };
+        let mut before = Before::default();
+        assert_eq!(before.watched(agents(5), &counts(&[0; 4])).len(), 4, "n4 did not answer");
+        let mut before = Before::default();
+        assert!(before.watched(agents(30), &counts(&[7; 30])).is_empty());
+        let mut risen = [7; 30];
+        (risen[3], risen[9], risen[20]) = (8, 90, 1);
+        let watched = before.watched(agents(30), &counts(&risen));
+        let names: Vec<&str> = watched.iter().map(|node_agent| &*node_agent.node).collect();
+        assert_eq!(names, ["n9", "n3"]);
+    }
+}

@@ -1,0 +1,130 @@
+//! What is known: names, the last minutes, and what the last round said. Pure.
+
+use std::collections::BTreeMap;
+
+use maud::Markup;
+
+use super::directory::Directory;
+use super::fold::{Focus, drawing, edge_id};
+use super::history::History;
+use super::layout::Arrangement;
+use super::rows;
+use super::sighting::{ExampleEnds, NodeDropped, of_connections, of_dropped};
+use crate::finding::{Texts, node_names};
+use crate::survey::Unanswered;
+use crate::verb::connections::{ClusterConnections, More};
+use crate::verb::drops::ClusterDrops;
+
+/// How many pictures' columns are remembered, so that nothing jumps.
+const ARRANGEMENTS: usize = 16;
+
+/// What the last round said.
+#[derive(Debug, Default)]
+pub struct Glance {
+    pub nodes: usize,
+    pub unanswered: Vec<Unanswered>,
+    pub notes: Vec<String>,
+    pub drops: ClusterDrops,
+    /// Edges that were forgotten early.
+    pub forgotten: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct State {
+    pub directory: Directory,
+    history: History,
+    glance: Glance,
+    /// What is missing of the packets that were watched.
+    watch_notes: Vec<String>,
+    /// By what is looked for.
+    arrangements: BTreeMap<Focus, Arrangement>,
+    /// It grows when something changes.
+    version: u64,
+    is_known: bool,
+}
+
+/// What is to be said of nodes that have more connections than they show.
+fn partly(more: &[More]) -> Option<String> {
+    let nodes: Vec<&String> = more.iter().map(|More { node, .. }| node).collect();
+    let shown: usize = more.iter().map(|More { shown, .. }| shown).sum();
+    let total = more.iter().fold(0, |sum: u64, More { total, .. }| sum.saturating_add(*total));
+    let text = || {
+        let names = node_names(nodes.iter().copied());
+        format!("{shown} of {total} connections are looked at on {names}")
+    };
+    (!more.is_empty()).then(text)
+}
+
+impl State {
+    /// Whether there was a round.
+    pub fn is_known(&self) -> bool {
+        self.is_known
+    }
+
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub fn connections(
+        &mut self,
+        minute: u64,
+        connections: &ClusterConnections,
+        mut glance: Glance,
+    ) {
+        self.history.connections(minute, of_connections(connections, &self.directory));
+        glance.notes.extend(partly(&connections.more));
+        glance.notes.extend(self.directory.notes.iter().cloned());
+        self.glance = glance;
+        self.is_known = true;
+        self.version += 1;
+    }
+
+    /// What was seen of dropped packets; nodes that did not show them, and why.
+    pub fn dropped(&mut self, minute: u64, seen: &[(String, NodeDropped)], silent: &[Unanswered]) {
+        let mut notes = Texts::default();
+        for (node, dropped) in seen {
+            self.history.packets(minute, of_dropped(node, dropped, &self.directory));
+            if dropped.has_more {
+                notes.add(node, "more packets were dropped than are shown");
+            }
+        }
+        for Unanswered { node, why } in silent {
+            notes.add(node, &format!("dropped packets have no edges: {}", why.reason));
+        }
+        let note = |shared: crate::finding::Shared| {
+            format!("{}: {}", node_names(shared.nodes.iter()), shared.shown())
+        };
+        let notes: Vec<String> = notes.sorted().into_iter().map(note).collect();
+        if !seen.iter().all(|(_, dropped)| dropped.dropped.is_empty()) || notes != self.watch_notes
+        {
+            self.version += 1;
+        }
+        self.watch_notes = notes;
+    }
+
+    /// The round failed. What was known is shown still.
+    pub fn failed(&mut self, why: String) {
+        self.glance.notes.retain(|note| *note != why);
+        self.glance.notes.insert(0, why);
+        self.is_known = true;
+        self.version += 1;
+    }
+
+    /// The parts of the page.
+    pub fn parts(&mut self, focus: &Focus) -> Markup {
+        let drawing = drawing(&self.directory.parties, self.history.edges(), focus);
+        let arrangement = Arrangement::of(&drawing, self.arrangements.get(focus));
+        let layout = arrangement.layout(&drawing);
+        if self.arrangements.len() >= ARRANGEMENTS && !self.arrangements.contains_key(focus) {
+            self.arrangements.pop_first();
+        }
+        self.arrangements.insert(focus.clone(), arrangement);
+        self.glance.forgotten = self.history.forgotten();
+        rows::parts(&self.glance, &self.watch_notes, &drawing, &layout)
+    }
+
+    /// The ends of an edge, by its id.
+    pub fn ends(&self, id: &str) -> Option<&ExampleEnds> {
+        self.history.ends(|key| edge_id(key) == id)
+    }
+}

@@ -1,0 +1,253 @@
+//! `ui`: who may ask, and what a real browser shows.
+
+mod ask;
+mod shop;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::packets::probe::{Probe, SILENCE};
+
+use self::ask::Picture;
+use self::shop::{Ill, ShopObjects, many_pods};
+use super::desk::Desk;
+use super::explain::Shop;
+
+/// What has not been seen by then never will.
+const BOUND: Duration = Duration::from_secs(90);
+
+/// `DENIZEN_PICTURES` names a folder for pictures that somebody wants to look at.
+fn pictures(desk: &Desk) -> PathBuf {
+    match std::env::var_os("DENIZEN_PICTURES") {
+        Some(folder) => folder.into(),
+        None => desk.folder.path().to_owned(),
+    }
+}
+
+/// Each edge of the picture is in the table, with its verdict.
+fn agree(page: &str) -> Result<usize> {
+    let ids = |mark: &str| -> Vec<String> {
+        let parts = page.split(mark).skip(1);
+        let mut ids: Vec<String> =
+            parts.filter_map(|part| Some(part.split_once('"')?.0.to_owned())).collect();
+        ids.sort();
+        ids
+    };
+    let (_, picture) = page.split_once("id=\"map\"").context("no picture")?;
+    let (picture, _) = picture.split_once("id=\"rows\"").context("no table")?;
+    let drawn: Vec<(&str, &str)> = picture
+        .split("<g class=\"edge ")
+        .skip(1)
+        .filter_map(|part| {
+            let verdict = part.split([' ', '"']).next()?;
+            let (_, rest) = part.split_once("data-edge=\"")?;
+            Some((rest.split_once('"')?.0, verdict))
+        })
+        .collect();
+    ensure!(drawn.len() == ids("data-row=\"").len(), "{} edges: {page}", drawn.len());
+    for (id, verdict) in &drawn {
+        let (_, row) = page.split_once(&format!("data-row=\"{id}\"")).context("no row")?;
+        let (row, _) = row.split_once("</tr>").context("no end of a row")?;
+        ensure!(row.contains(&format!(">{verdict}</span>")), "{id}, {verdict}: {row}");
+    }
+    Ok(drawn.len())
+}
+
+#[test]
+fn only_who_has_the_token_and_asks_here_is_told() -> Result<()> {
+    let desk = Desk::new("ui-token")?;
+    ShopObjects::new(Ill::Nothing).put(&desk)?;
+    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    let token = format!("Authorization: Bearer {}", picture.token);
+    let host = |name: &str| format!("Host: {name}:{}", picture.port);
+    let cases: [(&str, &[&str], u16); 13] = [
+        ("/", &[], 200),
+        ("/script.js", &[], 200),
+        ("/picture", &["-H", &token], 200),
+        ("/picture", &["-H", &token, "-H", &host("localhost")], 200),
+        ("/picture", &[], 401),
+        ("/explain?edge=e0", &[], 401),
+        ("/elsewhere", &[], 401),
+        ("/picture", &["-H", "Authorization: Bearer 0123"], 401),
+        ("/", &["-H", &host("evil.example")], 421),
+        ("/picture", &["-H", &token, "-H", "Host: 127.0.0.1:1"], 421),
+        ("/picture", &["-H", &token, "-H", "Origin: http://evil.example"], 403),
+        ("/picture", &["-H", &token, "-H", "Origin: null"], 403),
+        ("/picture", &["-H", &token, "--data", "x=y"], 405),
+    ];
+    for (path, more, status) in cases {
+        let reply = picture.fetch(path, more)?;
+        ensure!(reply.status == status, "{path} {more:?}: {reply:?}");
+        let policy = reply.header("content-security-policy").unwrap_or_default();
+        ensure!(
+            policy.starts_with("default-src 'none';") && !policy.contains("unsafe"),
+            "{policy}"
+        );
+        // Nothing of the cluster, and not the token.
+        let tells = ["shop", &picture.token].iter().any(|word| reply.body.contains(word));
+        ensure!(tells == (status == 200 && path == "/picture"), "{path}: {}", reply.body);
+    }
+    let own = format!("Origin: http://127.0.0.1:{}", picture.port);
+    let seen = picture.fetch("/picture", &["-H", &token, "-H", &own])?;
+    let tag = format!("If-None-Match: {}", seen.header("etag").context("no tag")?);
+    ensure!(picture.fetch("/picture", &["-H", &token, "-H", &tag])?.status == 304);
+    Ok(())
+}
+
+/// A shop that is well; one with a policy that drops; one with a service that nobody serves.
+#[test]
+fn a_browser_shows_who_talks_to_whom_and_what_is_refused() -> Result<()> {
+    let parts: [(Ill, &[&str]); 3] = [
+        (
+            Ill::Nothing,
+            &[
+                "nothing is refused, dropped or unanswered",
+                "All 3 nodes answered",
+                "service shop/cart",
+            ],
+        ),
+        (
+            Ill::Policy,
+            &[">dropped</span>", "no policy permits this to reach the pod: shop/db-only"],
+        ),
+        (
+            Ill::Endpoint,
+            &[
+                ">refused</span>",
+                "no endpoints: refuse at once",
+                "no ready endpoint",
+                ">unanswered</span>",
+                "2 of 3 nodes answered",
+                "CrashLoopBackOff",
+            ],
+        ),
+    ];
+    for (ill, expected) in parts {
+        let desk = Desk::new(&format!("ui-{ill:?}").to_lowercase())?;
+        ShopObjects::new(ill).put(&desk)?;
+        let picture = Picture::of(&desk, &["--every", "1h"])?;
+        picture.until(BOUND, |page| expected.iter().all(|part| page.contains(part)))?;
+        let page = picture.browse(None)?;
+        let edges = agree(&page)?;
+        ensure!(edges > 15, "{edges}: {page}");
+        for part in expected {
+            ensure!(page.contains(part), "{part} in {page}");
+        }
+        ensure!(page.contains(">live</p>"), "{page}");
+        ensure!(!page.contains("owned</title>"), "a name was run: {page}");
+        ensure!(page.contains("&lt;img src=x"), "the name is shown: {page}");
+        // The namespaces' names apart, nothing leads anywhere.
+        let addresses = page.matches("://").count();
+        ensure!(
+            addresses == page.matches("xmlns=\"http://www.w3.org/2000/svg\"").count(),
+            "{page}"
+        );
+        ensure!(page == picture.browse(None)?, "two pages of one state differ");
+        for (name, size) in [("wide", "1500,1500"), ("narrow", "390,1600")] {
+            let file = pictures(&desk).join(format!("ui-{ill:?}-{name}.png").to_lowercase());
+            picture.browse(Some((&file, size)))?;
+            let bytes = std::fs::read(&file).with_context(|| format!("no {}", file.display()))?;
+            // An error page has far less to it.
+            ensure!(bytes.starts_with(b"\x89PNG") && bytes.len() > 30_000, "{} bytes", bytes.len());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_click_on_an_edge_explains_its_ends() -> Result<()> {
+    let desk = Desk::new("ui-explain")?;
+    ShopObjects::new(Ill::Policy).put(&desk)?;
+    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    let page = picture.until(BOUND, |page| page.contains(">dropped</span>"))?;
+    let (before, _) = page.split_once(">dropped</span>").context("no edge")?;
+    let id = before.rsplit_once("data-row=\"").and_then(|(_, rest)| rest.split_once('"'));
+    let id = id.context("no row")?.0;
+    let told = picture.asked(&format!("/explain?edge={id}"))?;
+    ensure!(told.starts_with("shop/batch-0 to 10.0.2.60:5432/tcp: refused"), "{told}");
+    ensure!(picture.asked("/explain?edge=e0")?.contains("not seen any more"));
+    Ok(())
+}
+
+#[test]
+fn search_and_folded_namespaces_are_asked_of_the_program() -> Result<()> {
+    let desk = Desk::new("ui-many")?;
+    many_pods(&desk, 3000)?;
+    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    let started = Instant::now();
+    let page = picture.asked("/picture")?;
+    eprintln!("3000 pods: {:?}", started.elapsed());
+    let count =
+        |page: &str| ["<g class=\"box ", "<g class=\"edge "].map(|mark| page.matches(mark).count());
+    let [boxes, edges] = count(&page);
+    ensure!((30..=200).contains(&boxes) && (100..=500).contains(&edges), "{boxes}, {edges}");
+    let found = count(&picture.asked("/picture?search=app")?);
+    ensure!(found[0] == 200 && (300..=500).contains(&found[1]), "{found:?}");
+    ensure!(page.contains("services and nodes are folded"), "{page}");
+    let kilobytes = picture.most_kilobytes()?;
+    eprintln!("{boxes} boxes, {edges} edges, {} bytes, {kilobytes} KB", page.len());
+    ensure!(kilobytes < 200_000, "{kilobytes} KB");
+    let found = picture.asked("/picture?search=NS-07%2Fapp-01")?;
+    ensure!(found.contains("ns-07/app-01") && !found.contains(">ns-09</text>"), "{found}");
+    let open = picture.asked("/picture?namespace=ns-07")?;
+    let own = |page: &str| page.matches("ns-07/app-").count();
+    ensure!(own(&open) > own(&page) && own(&open) > 30, "{} and {}", own(&open), own(&page));
+    picture.browse(Some((&pictures(&desk).join("ui-many.png"), "1700,1400")))?;
+    Ok(())
+}
+
+/// Who may read no objects sees addresses, and what is missing; who does not answer is named.
+#[test]
+fn what_cannot_be_read_is_said_in_the_picture() -> Result<()> {
+    let desk = Desk::new("ui-rights")?;
+    ShopObjects::new(Ill::Nothing).put(&desk)?;
+    desk.api.behave(|manners| manners.forbidden = vec!["services", "endpointslices"]);
+    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    let page = picture.asked("/picture")?;
+    ensure!(page.contains("needs: list services of all namespaces"), "{page}");
+    ensure!(agree(&page)? > 5, "{page}");
+    for asked in desk.api.asked() {
+        let is_needless = ["secrets", "configmaps"].iter().any(|word| asked.path.contains(word));
+        ensure!(!is_needless && asked.method == "GET", "{asked:?}");
+    }
+    drop(picture);
+    desk.api.behave(|manners| manners.forbidden = vec!["pods"]);
+    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    let page = picture.asked("/picture")?;
+    ensure!(page.contains("needs: list pods"), "{page}");
+    Ok(())
+}
+
+/// Two real nodes: a policy drops what a pod of one sends to the other.
+#[test]
+fn real_agents_show_what_a_policy_drops() -> Result<()> {
+    let shop = Shop::new()?;
+    shop.hold(&[("far", "Ingress")])?;
+    let picture = Picture::of(&shop.desk, &["--every", "1s"])?;
+    let to = SocketAddr::new(shop.far.addresses[0], 8080);
+    let done = AtomicBool::new(false);
+    let page = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                Probe::tcp(to).patience(SILENCE).ask_in(&shop.client.netns);
+            }
+        });
+        let page = picture.until(BOUND, |page| page.contains(">dropped</span>"));
+        done.store(true, Ordering::Relaxed);
+        page
+    })?;
+    let (before, after) = page.split_once(">dropped</span>").context("no edge")?;
+    let (_, row) = before.rsplit_once("<tr").context("no row")?;
+    for part in ["default/client", "default/far", "8080/tcp"] {
+        ensure!(row.contains(part), "{part} in {row}");
+    }
+    let (why, _) = after.split_once("</tr>").context("no end of a row")?;
+    for part in ["no policy permits this to reach the pod", "default/deny-far"] {
+        ensure!(why.contains(part), "{part} in {why}");
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! The command `ui` while it runs, and who asks it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use denizen_tests::eventually::observed;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::packets::http::{Reply, fetch};
+
+use super::super::desk::Desk;
+
+/// The command. It ends with this value.
+pub struct Picture<'a> {
+    desk: &'a Desk,
+    child: Child,
+    pub port: u16,
+    pub token: String,
+}
+
+impl<'a> Picture<'a> {
+    pub fn of(desk: &'a Desk, words: &[&str]) -> Result<Self> {
+        let mut command = desk.command(&[&["ui"], words].concat())?;
+        command.stdout(Stdio::piped());
+        let mut child = desk.netns().run(|| command.spawn())??;
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().context("no output")?).read_line(&mut url)?;
+        let parts =
+            url.trim().strip_prefix("http://127.0.0.1:").and_then(|url| url.split_once("/#"));
+        let (port, token) = parts.with_context(|| format!("no address: {url:?}"))?;
+        Ok(Self { desk, child, port: port.parse()?, token: token.to_owned() })
+    }
+
+    fn netns(&self) -> &Netns {
+        self.desk.netns()
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}{path}", self.port)
+    }
+
+    pub fn fetch(&self, path: &str, more: &[&str]) -> Result<Reply> {
+        fetch(self.netns(), &self.url(path), more)
+    }
+
+    /// With the token.
+    pub fn asked(&self, path: &str) -> Result<String> {
+        let reply = self.fetch(path, &["-H", &format!("Authorization: Bearer {}", self.token)])?;
+        anyhow::ensure!(reply.status == 200, "{reply:?}");
+        Ok(reply.body)
+    }
+
+    /// The parts of the page, once they are so.
+    pub fn until(&self, bound: Duration, so: impl Fn(&str) -> bool) -> Result<String> {
+        observed("a picture like that", bound, || self.asked("/picture"), |page| so(page))
+    }
+
+    /// What a browser has made of the page; with `picture`, also how it looks.
+    pub fn browse(&self, picture: Option<(&Path, &str)>) -> Result<String> {
+        let profile = tempfile::tempdir_in(self.desk.folder.path())?;
+        let mut arguments = vec![
+            "--headless".to_owned(),
+            "--no-sandbox".to_owned(),
+            "--disable-gpu".to_owned(),
+            "--hide-scrollbars".to_owned(),
+            // Until what the script fetches is there.
+            "--virtual-time-budget=3000".to_owned(),
+            format!("--user-data-dir={}", profile.path().display()),
+        ];
+        match picture {
+            Some((file, size)) => {
+                arguments.push(format!("--window-size={size}"));
+                arguments.push(format!("--screenshot={}", file.display()));
+            }
+            None => arguments.push("--dump-dom".to_owned()),
+        }
+        if let Some(more) = std::env::var_os("DENIZEN_BROWSER_FLAGS") {
+            arguments.extend(more.to_string_lossy().split(' ').map(str::to_owned));
+        }
+        arguments.push(self.url(&format!("/#{}", self.token)));
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        self.netns().output("chromium-headless-shell", &arguments)
+    }
+
+    /// The most memory that it had.
+    pub fn most_kilobytes(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        Ok(number.context("no VmHWM")?.parse()?)
+    }
+}
+
+impl Drop for Picture<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
