@@ -25,6 +25,8 @@ mod rows;
 mod server;
 mod sighting;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::net::Ipv4Addr;

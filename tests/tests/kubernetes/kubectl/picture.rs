@@ -1,6 +1,7 @@
 //! `ui`: who may ask, and what a real browser shows.
 
 mod ask;
+mod browser;
 mod shop;
 
 use std::net::SocketAddr;
@@ -13,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::packets::probe::{Probe, SILENCE};
 
 use self::ask::Picture;
+use self::browser::Browser;
 use self::shop::{Ill, ShopObjects, many_pods};
 use super::desk::Desk;
 use super::explain::Shop;
@@ -170,6 +172,58 @@ fn a_click_on_an_edge_explains_its_ends() -> Result<()> {
     let told = picture.asked(&format!("/explain?edge={id}"))?;
     ensure!(told.starts_with("shop/batch-0 to 10.0.2.60:5432/tcp: refused"), "{told}");
     ensure!(picture.asked("/explain?edge=e0")?.contains("not seen any more"));
+    Ok(())
+}
+
+/// Search, edges, their explanation and the way back, without a mouse; a click does the same. The
+/// browser asks nobody but the program.
+#[test]
+fn a_keyboard_is_enough_and_nobody_else_is_asked() -> Result<()> {
+    let desk = Desk::new("ui-keys")?;
+    ShopObjects::new(Ill::Policy).put(&desk)?;
+    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    picture.until(BOUND, |page| page.contains(">dropped</span>"))?;
+    let mut browser = Browser::open(desk.netns(), &picture.address(), "1500,1300")?;
+    let edges = "document.querySelectorAll('#map .edge').length";
+    browser.until(&format!("{edges} > 15"))?;
+    browser.press("/", "/")?;
+    browser.until("document.activeElement.id == 'search'")?;
+    for letter in ["b", "a", "t", "c", "h"] {
+        browser.press(letter, letter)?;
+    }
+    // Two edges of the job: what it asks, and what it may not.
+    browser.until(&format!("{edges} == 2"))?;
+    browser.evaluate("document.getElementById('scroll').focus()")?;
+    browser.press("ArrowDown", "")?;
+    browser.until("document.activeElement.matches('.edge')")?;
+    browser.evaluate("document.querySelector('#map .edge.dropped').focus()")?;
+    browser.press("Enter", "\r")?;
+    let told = "document.getElementById('told').textContent";
+    browser.until(&format!("{told}.startsWith('shop/batch-0 to 10.0.2.60:5432/tcp: refused')"))?;
+    let folder = pictures(&desk);
+    browser.photograph(&folder.join("ui-explained.png"))?;
+    browser.press("Escape", "")?;
+    browser.until("document.getElementById('explanation').hidden")?;
+    browser.press("Escape", "")?;
+    browser.until(&format!("{edges} > 15"))?;
+    browser.click("[data-search=\"shop/payment\"]")?;
+    browser.until("document.getElementById('search').value == 'shop/payment'")?;
+    browser.until(&format!("{edges} < 10"))?;
+    browser.click("tr[data-row] button")?;
+    browser.until("!document.getElementById('explanation').hidden")?;
+    browser.evaluate("document.getElementById('close').click()")?;
+    browser.click("#problems")?;
+    browser.press("Escape", "")?;
+    browser.until(&format!("{edges} == 1"))?;
+    browser.click("#problems")?;
+    browser.until(&format!("{edges} > 15"))?;
+    browser.darken()?;
+    browser.photograph(&folder.join("ui-dark.png"))?;
+    let own = format!("http://127.0.0.1:{}/", picture.port);
+    ensure!(browser.requests.len() > 5, "{:?}", browser.requests);
+    for url in &browser.requests {
+        ensure!(url.starts_with(&own), "{url}");
+    }
     Ok(())
 }
 

@@ -20,6 +20,10 @@ enum BoxSide {
 const SHORTEST: i64 = 44;
 const LONGEST: i64 = 220;
 
+/// How far before the end words stand, and up to which width that is the middle.
+const WORDS: i64 = 40;
+const SHORT: i64 = 120;
+
 impl Curve {
     /// One for each edge. Ends at one side of a box are spread, in the order of the other ends.
     pub fn all(drawing: &Drawing, layout: &Layout) -> Vec<Self> {
@@ -61,14 +65,15 @@ impl Curve {
         format!("M{from} C{one} {two} {to}")
     }
 
-    /// Where its words stand: near the end, where there are fewer others.
+    /// The middle of its words: before its end, where it is alone and nearly level.
     pub fn words(&self) -> (i64, i64) {
-        let at = |of: fn((i64, i64)) -> i64| {
-            let [from, one, two, to] = self.points.map(of);
-            // At three quarters of the way.
-            (from + 9 * one + 27 * two + 27 * to) / 64
+        let [from, one, two, to] = self.points;
+        let back = (to.0 - two.0).signum() * WORDS;
+        let y = match (to.0 - from.0).abs() {
+            0..=SHORT => (from.1 + 3 * one.1 + 3 * two.1 + to.1) / 8,
+            _ => to.1,
         };
-        (at(|(x, _)| x), at(|(_, y)| y) - 4)
+        (to.0 - back, y - 5)
     }
 }
 

@@ -130,6 +130,15 @@ impl Directory {
         named.or_else(|| self.by_ip.get(&ip.to_canonical()).cloned()).unwrap_or(OUTSIDE)
     }
 
+    pub fn pods(&self) -> usize {
+        self.by_pod.len()
+    }
+
+    /// Whether an agent calls something so that has a box here.
+    pub fn knows(&self, name: &str) -> bool {
+        !name.contains('/') || self.by_pod.contains_key(name)
+    }
+
     /// `NAMESPACE/NAME:PORT` as a box and a port.
     pub fn service_port(service: &str) -> Option<(Party, &str)> {
         let (namespace, rest) = service.split_once('/')?;

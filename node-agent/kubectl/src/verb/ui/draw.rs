@@ -99,7 +99,7 @@ fn box_group(at: usize, drawn: &DrawnBox, (x, y): (i64, i64)) -> Markup {
     let (subtitle, is_marked) = subtitle(drawn);
     let title = format!("{name}: {subtitle}");
     let opens = match party {
-        Party::Rest(Group::Namespace(namespace)) => Some(namespace),
+        Party::Rest(Group::Namespace(namespace)) => Some(Printable(namespace)),
         Party::Rest(Group::Nodes | Group::OtherNamespaces) => None,
         Party::Outside { .. } | Party::Node(_) | Party::Workload { .. } | Party::Service { .. } => {
             None
@@ -108,7 +108,7 @@ fn box_group(at: usize, drawn: &DrawnBox, (x, y): (i64, i64)) -> Markup {
     let searches = match party {
         Party::Rest(_) => None,
         Party::Outside { .. } | Party::Node(_) | Party::Workload { .. } | Party::Service { .. } => {
-            Some(party.to_string())
+            Some(&name)
         }
     };
     html! {

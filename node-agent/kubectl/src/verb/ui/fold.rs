@@ -4,6 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use denizen_text::Printable;
+
 use super::directory::PartyFacts;
 use super::history::EdgeFacts;
 use super::party::{Group, Party};
@@ -289,8 +291,10 @@ impl Focus {
         self.finds(&party.to_string()) && (!self.problems || facts.mark.is_some())
     }
 
+    /// In what is shown.
     fn finds(&self, text: &str) -> bool {
-        self.search.is_empty() || text.to_lowercase().contains(&self.search.to_lowercase())
+        let shown = || Printable(text).to_string().to_lowercase();
+        self.search.is_empty() || shown().contains(&self.search.to_lowercase())
     }
 }
 

@@ -10,19 +10,22 @@ use crate::cluster::{Api, NodeAgent, NodeAgents};
 use crate::session::request::{Connections, Dropped, Request};
 use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Survey, survey};
-use crate::verb::connections::{NodeConnections, joined};
+use crate::verb::connections::{ClusterConnections, NamedEnd, NodeConnections, joined};
 use crate::verb::drops::{Counts, merged};
 use crate::verb::only;
 
 /// How many connections all nodes together show, and the fewest and the most of one node.
-const CONNECTIONS: usize = 100_000;
-const OF_A_NODE: (usize, usize) = (100, 2_000);
+const CONNECTIONS: usize = 50_000;
+const OF_A_NODE: (usize, usize) = (50, 2_000);
 
 /// Up to so many nodes, dropped packets are watched on all of them.
 const WATCHED: usize = 20;
 
 /// With more nodes, on so many where the counters have risen.
 const RISEN: usize = 50;
+
+/// Up to so many pods, the API's objects are read in each round.
+const PODS: usize = 2_000;
 
 /// How long packets are watched in a round, in seconds.
 const WATCH: u64 = 5;
@@ -32,6 +35,8 @@ const WATCH: u64 = 5;
 pub struct Before {
     /// Dropped packets, by node.
     dropped: BTreeMap<String, u64>,
+    /// The minute when the API's objects were read.
+    read: Option<u64>,
 }
 
 struct Said {
@@ -49,8 +54,6 @@ pub async fn round(
     minute: impl Fn() -> u64,
 ) -> anyhow::Result<()> {
     let node_agents = api.node_agents().await?;
-    let directory = Directory::read(api, &node_agents.all).await?;
-    state.borrow_mut().directory = directory;
     let all = node_agents.all.clone();
     let limit = (CONNECTIONS / all.len().max(1)).clamp(OF_A_NODE.0, OF_A_NODE.1);
     let requests =
@@ -63,9 +66,15 @@ pub async fn round(
         counts.extend(said.counts.map(|counts| (node.clone(), counts)));
         connections.push((node, said.connections));
     }
+    let connections = joined(connections);
+    let is_due = before.is_due(minute(), &state.borrow().directory, &connections);
+    if is_due {
+        let directory = Directory::read(api, &all).await?;
+        state.borrow_mut().directory = directory;
+    }
     let watched = before.watched(all, &counts);
     let glance = Glance { nodes, unanswered, notes, drops: merged(counts), forgotten: 0 };
-    state.borrow_mut().connections(minute(), &joined(connections), glance);
+    state.borrow_mut().connections(minute(), &connections, glance);
 
     let node_agents = NodeAgents { all: watched, notes: Vec::new() };
     let request = Request::Dropped(Dropped { seconds: WATCH });
@@ -84,6 +93,28 @@ fn said(_: &str, answers: Answers) -> Result<Said, NoAnswer> {
 }
 
 impl Before {
+    /// Whether the API's objects are to be read: where there are many, each minute, and when agents
+    /// name a pod that is new.
+    fn is_due(
+        &mut self,
+        minute: u64,
+        directory: &Directory,
+        connections: &ClusterConnections,
+    ) -> bool {
+        let is_new =
+            |end: &NamedEnd| end.name.as_deref().is_some_and(|name| !directory.knows(name));
+        let all = connections.connections.iter().map(|joined| &joined.connection);
+        let mut ends =
+            all.flat_map(|of| [Some(&of.client), Some(&of.destination), of.endpoint.as_ref()]);
+        let is_due = directory.pods() < PODS
+            || self.read != Some(minute)
+            || ends.any(|end| end.is_some_and(is_new));
+        if is_due {
+            self.read = Some(minute);
+        }
+        is_due
+    }
+
     /// The nodes where packets are watched: all if there are few, else where most were dropped
     /// since the round before.
     fn watched(&mut self, all: Vec<NodeAgent>, counts: &[(String, Counts)]) -> Vec<NodeAgent> {
@@ -113,6 +144,35 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::objects::PodObject;
+
+    #[test]
+    fn many_objects_are_read_each_minute_and_when_a_pod_is_new() {
+        let pod = |at: usize| json!({ "metadata": { "namespace": "a", "name": format!("p{at}") } });
+        let pods: Vec<PodObject> =
+            serde_json::from_value((0..PODS).map(pod).collect::<Vec<_>>().into()).unwrap();
+        let of = |name: &str| {
+            let end = json!({ "address": "10.0.0.1:1", "name": name });
+            let of = json!([{ "protocol": "tcp", "client": end, "destination": end }]);
+            let said = serde_json::from_value(json!({ "connections": of })).unwrap();
+            joined(vec![("n1".to_owned(), said)])
+        };
+        let few = Directory::of(&[], &pods[1..], &[], &[]);
+        let many = Directory::of(&[], &pods, &[], &[]);
+        let mut before = Before::default();
+        let cases = [
+            (0, &many, "a/p1", true),
+            (0, &many, "a/p1", false),
+            (0, &many, "this node", false),
+            (0, &many, "a/new", true),
+            (0, &few, "a/p1", true),
+            (1, &many, "a/p1", true),
+            (1, &many, "a/p1", false),
+        ];
+        for (at, (minute, directory, name, expected)) in cases.into_iter().enumerate() {
+            assert_eq!(before.is_due(minute, directory, &of(name)), expected, "{at}");
+        }
+    }
 
     #[test]
     fn of_many_nodes_those_are_watched_where_the_counters_rise() {

@@ -139,7 +139,7 @@ const KEYS: &str = "the picture: up and down go from edge to edge, left and righ
                     Enter explains or opens; the table below has the same edges";
 
 /// The page without anything of the cluster.
-fn shell() -> Markup {
+pub fn shell() -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {

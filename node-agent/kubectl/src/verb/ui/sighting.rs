@@ -213,3 +213,91 @@ impl From<Counts> for Vec<Sighting> {
         counts.0.into_iter().map(sighting).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::objects::PodObject;
+    use crate::verb::connections::joined;
+
+    fn directory() -> Directory {
+        let pod = |name: &str, ip: &str| {
+            json!({ "metadata": { "namespace": "a", "name": name },
+            "status": { "podIPs": [{ "ip": ip }] } })
+        };
+        let pods = json!([pod("client", "10.0.1.5"), pod("web", "10.0.2.7")]);
+        let pods: Vec<PodObject> = serde_json::from_value(pods).unwrap();
+        Directory::of(&[], &pods, &[], &[])
+    }
+
+    fn end(address: &str, name: &str) -> Value {
+        match name {
+            "" => json!({ "address": address }),
+            name => json!({ "address": address, "name": name }),
+        }
+    }
+
+    /// `FROM -> TO PORT VERDICT COUNT` of each, and what would be explained.
+    fn told(sightings: Vec<Sighting>) -> Vec<String> {
+        let told = |sighting: Sighting| {
+            let Sighting { key: EdgeKey { from, to, port }, verdict, count, reason, ends } =
+                sighting;
+            let ExampleEnds { from: asked, to: of, via } = ends;
+            let via = via.map(|node| format!(" via {node}")).unwrap_or_default();
+            let why = reason.map(|reason| format!(" {reason}")).unwrap_or_default();
+            format!("{from} -> {to} {port} {} {count}{why}; {asked} {of}{via}", verdict.word())
+        };
+        sightings.into_iter().map(told).collect()
+    }
+
+    #[test]
+    fn a_connection_to_a_service_is_two_edges() {
+        let of = |connection: Value| {
+            let said = serde_json::from_value(json!({ "connections": [connection] })).unwrap();
+            told(of_connections(&joined(vec![("n1".to_owned(), said)]), &directory()))
+        };
+        let service = json!({ "protocol": "tcp", "state": "established",
+            "client": end("10.0.1.5:4000", "a/client"), "destination": end("10.96.0.1:80", ""),
+            "service": "a/web:http", "endpoint": end("10.0.2.7:8080", "") });
+        let expected = [
+            "a/client -> service a/web http connected 1; a/client 10.96.0.1:80/tcp",
+            "service a/web -> a/web 8080/tcp connected 1; a/client 10.96.0.1:80/tcp",
+        ];
+        assert_eq!(of(service), expected);
+        let silent = json!({ "protocol": "udp", "state": "unanswered",
+            "client": end("203.0.113.9:4000", ""), "destination": end("10.0.2.7:53", "a/web") });
+        let expected = ["outside -> a/web 53/udp unanswered 1; 203.0.113.9 10.0.2.7:53/udp via n1"];
+        assert_eq!(of(silent), expected);
+        let own = json!({ "protocol": "tcp", "client": end("192.168.0.1:4000", "this node"),
+            "destination": end("198.51.100.1:443", "") });
+        assert_eq!(
+            of(own),
+            ["node n1 -> outside 443/tcp connected 1; 192.168.0.1 198.51.100.1:443/tcp"]
+        );
+    }
+
+    #[test]
+    fn a_dropped_packet_has_its_reason_and_policy() {
+        let of = |kind: Value| {
+            let dropped = serde_json::from_value(json!({ "dropped": [kind] })).unwrap();
+            told(of_dropped("n2", &dropped, &directory()))
+        };
+        let packet = |more: Value| {
+            let mut kind = json!({ "verdict": "dropped", "reason": "no policy", "packets": 4,
+                "protocol": "tcp", "source": end("10.0.1.5:4000", "a/client"),
+                "destination": end("10.0.2.7:22", "this node") });
+            kind.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            kind
+        };
+        let to_node = "a/client -> node n2 22/tcp dropped 4 no policy; a/client 10.0.2.7:22/tcp";
+        assert_eq!(of(packet(json!({}))), [to_node]);
+        let more = json!({ "verdict": "refused", "service": "a/web:ssh", "policy": "a/deny" });
+        let to_service =
+            "a/client -> service a/web ssh refused 4 no policy: a/deny; a/client 10.0.2.7:22/tcp";
+        assert_eq!(of(packet(more)), [to_service]);
+        // What is not IP has no ends.
+        assert!(of(json!({ "verdict": "dropped", "reason": "tagged" })).is_empty());
+    }
+}

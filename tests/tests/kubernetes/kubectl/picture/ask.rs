@@ -34,6 +34,11 @@ impl<'a> Picture<'a> {
         Ok(Self { desk, child, port: port.parse()?, token: token.to_owned() })
     }
 
+    /// What a browser is to open.
+    pub fn address(&self) -> String {
+        self.url(&format!("/#{}", self.token))
+    }
+
     fn netns(&self) -> &Netns {
         self.desk.netns()
     }
@@ -77,10 +82,7 @@ impl<'a> Picture<'a> {
             }
             None => arguments.push("--dump-dom".to_owned()),
         }
-        if let Some(more) = std::env::var_os("DENIZEN_BROWSER_FLAGS") {
-            arguments.extend(more.to_string_lossy().split(' ').map(str::to_owned));
-        }
-        arguments.push(self.url(&format!("/#{}", self.token)));
+        arguments.push(self.address());
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         self.netns().output("chromium-headless-shell", &arguments)
     }

@@ -326,7 +326,7 @@ pub fn many_pods(desk: &Desk, pods: usize) -> Result<()> {
             };
             match request.get("connections") {
                 Some(query) => {
-                    let shown = query["limit"].as_u64().unwrap_or_default().min(400) as usize;
+                    let shown = query["limit"].as_u64().unwrap_or_default().min(2000) as usize;
                     let all: Vec<Value> = (0..shown).map(connection).collect();
                     json!({ "answer": { "total": 20_000, "connections": all } })
                 }
