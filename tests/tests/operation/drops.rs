@@ -2,8 +2,9 @@
 //! reason for as long as somebody watches, and no longer.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::SocketAddr;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -196,6 +197,50 @@ fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
     eventually("nothing is left after SIGKILL", BOUND, || Ok(!traces(node)?))?;
     assert_eq!(self::shown(&fixture, &agent)?, now, "what was counted stays");
     Ok(())
+}
+
+/// What `kubectl denizen ui` asks for. Packets that differ in their source port alone are one kind.
+#[test]
+fn relay_tells_what_is_dropped_within_seconds_and_ends() -> Result<()> {
+    let (fixture, agent) = context("drops-relay", &["--network-policy=on"])?;
+    let node = &fixture.cluster.world.node;
+    let mut command = Command::new(binary::ours("denizen-agent")?);
+    command.arg("relay").arg("--run-dir").arg(agent.run_dir());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut relay = node.run(|| command.spawn())??;
+    let mut stdin = relay.stdin.take().context("no input")?;
+    stdin.write_all(b"{\"dropped\":{\"seconds\":6}}\n{\"end\":{}}\n")?;
+    eventually("watched", BOUND, || traces(node))?;
+    while relay.try_wait()?.is_none() {
+        ask_all(&fixture)?;
+    }
+    let said = String::from_utf8(relay.wait_with_output()?.stdout)?;
+    let line = said.lines().nth(1).context("no answer")?;
+    let answer = serde_json::from_str::<Value>(line)?["answer"].take();
+    let kinds = answer["dropped"].as_array().with_context(|| line.to_owned())?;
+    let of = |reason: &str, destination: String| -> Result<&Value> {
+        let is_it = |kind: &&Value| {
+            kind["reason"] == reason && kind["destination"]["address"] == destination.as_str()
+        };
+        let found: Vec<&Value> = kinds.iter().filter(is_it).collect();
+        ensure!(found.len() == 1, "{reason} {destination}: {answer:#}");
+        Ok(found[0])
+    };
+    for like in service_ips(99) {
+        let pod = SocketAddr::new(fixture.address(Who::Bridged, like)?, PORT);
+        let dropped = of(REFUSED_BY_POLICY, pod.to_string())?;
+        ensure!(dropped["verdict"] == "dropped" && dropped["packets"].as_u64() > Some(0));
+        let policy = dropped["policy"].as_str().unwrap_or_default();
+        ensure!(policy.contains("default/closed"), "{dropped:#}");
+        let refused = of(NO_ENDPOINTS, SocketAddr::new(like, 80).to_string())?;
+        ensure!(refused["verdict"] == "refused", "{refused:#}");
+        ensure!(refused["service"] == "default/lonely:http", "{refused:#}");
+    }
+    ensure!(
+        answer["sampled"] == json!({ "services": true, "networkPolicies": true }),
+        "{answer:#}"
+    );
+    eventually("no rule shows packets any more", BOUND, || Ok(!traces(node)?))
 }
 
 #[test]
