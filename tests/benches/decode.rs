@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 use denizen_fixture::protobuf;
-use denizen_source::object::{Decoder, ObjectKind, RawObject};
+use denizen_object::{Decoder, ObjectKind, RawObject};
 use denizen_tests::bench::objects::{pod, service, slice};
 use denizen_tests::bench::{Bench, Sizes, processor_time};
 use serde_json::Value;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::object::{Decoder, ObjectKind};
 use denizen_model::Event;
+use denizen_object::{Decoder, ObjectKind};
 
 /// The enabled features. An object that none of them needs is neither asked for nor decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,7 @@
 //! reported, never an error. A source that loses what it watches sends nothing: the last state
 //! stays in force. It reports the loss and tries again.
 //!
-//! [`object`] decodes objects of the Kubernetes API, from files or from the API server.
+//! Crate `object` decodes objects of the Kubernetes API, from files or from the API server.
 
 #![expect(clippy::disallowed_methods, reason = "sources do I/O, and pace it")]
 
@@ -25,8 +25,6 @@ mod features;
 pub mod kube;
 pub mod manifests;
 pub mod node;
-pub mod object;
-mod protobuf;
 #[cfg(test)]
 mod running;
 pub mod state_file;

@@ -9,14 +9,12 @@
 //!
 //! The folder is watched. After any changes, the result equals that of a fresh read of the folder.
 
-mod decode;
 mod file;
 mod folder;
 mod index;
 mod problem;
 #[cfg(test)]
 mod tests;
-mod text;
 
 use std::collections::BTreeSet;
 use std::io;

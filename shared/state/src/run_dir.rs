@@ -15,4 +15,5 @@ pub const SOCKET: &str = "agent.sock";
 
 /// The largest state file that is read or written, in bytes: more than any node needs (an
 /// attachment takes some 400), and little enough to read at once.
+#[cfg(feature = "files")]
 pub(crate) const MAX_STATE_SIZE: u64 = 64 << 20;

@@ -76,7 +76,7 @@ fn every_regression_has_its_test() -> Result<()> {
         "tests/tests/network_policy/regressions",
         "node-agent/agent/src/engine",
         "node-agent/plan/src/firewall",
-        "node-agent/source/src/object/network_policy",
+        "node-agent/object/src/network_policy",
     ];
     let mut tests = BTreeSet::new();
     for folder in sources {

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use crate::object::{BorrowedText, ObjectKind, RawObject};
-use crate::protobuf::{Envelope, Field, Fields, FromProtobuf, ProtobufError};
+use denizen_object::protobuf::{Envelope, Field, Fields, FromProtobuf, ProtobufError};
+use denizen_object::{BorrowedText, ObjectKind, RawObject};
 
 /// What a client asks for: protobuf, and JSON where there is none.
 pub(super) const ACCEPT: &str = "application/vnd.kubernetes.protobuf, application/json";

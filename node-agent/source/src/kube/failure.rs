@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::access::AccessError;
 use super::envelope::Unreadable;
 use crate::Closed;
-use crate::object::ObjectKind;
+use denizen_object::ObjectKind;
 
 /// Why a list, a watch or a question failed.
 #[derive(Debug, Error)]

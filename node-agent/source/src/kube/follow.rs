@@ -25,12 +25,12 @@ use super::kinds::{self, ListedState};
 use super::pace::{Pace, watch_seconds};
 use super::recovery::Recovery;
 use super::served::ServedPath;
-use super::spread::Spread;
+use super::spread::{Spread, is_spread};
 use super::traffic::{ListReason, Traffic};
 use super::{FollowerChannels, KubeConfig, WrongPolicy};
-use crate::object::{ObjectKind, RawObject};
 use crate::{Closed, Outlet};
 use denizen_model::Event;
+use denizen_object::{ObjectKind, RawObject};
 use denizen_text::describe;
 
 /// Time limit for the first answer to a list or a watch.
@@ -270,7 +270,7 @@ impl KindFollower {
 
     /// Reads a list, as one change. In protobuf, each object is decoded when it has arrived.
     async fn list(&mut self, client: &Client) -> Result<(), StreamEnd> {
-        if self.kind.is_spread() && self.reason == ListReason::Start {
+        if is_spread(self.kind) && self.reason == ListReason::Start {
             self.wait_for_turn(client).await?;
         }
         let state = match &self.floor {

@@ -1,7 +1,9 @@
 //! Cuts an answer that arrives piece by piece into events or objects. Pure.
 
 use super::envelope::{Encoding, LONGEST, ListMetadata, Object, Unreadable, WatchEvent};
-use crate::protobuf::{FromProtobuf, Head, MAGIC_LENGTH, Malformation, TypeMeta, begins_protobuf};
+use denizen_object::protobuf::{
+    FromProtobuf, Head, MAGIC_LENGTH, Malformation, TypeMeta, begins_protobuf,
+};
 
 /// Above this capacity, an empty buffer is given back.
 const KEPT: usize = 256 << 10;

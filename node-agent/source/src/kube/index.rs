@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use tracing::warn;
 
 use super::{AnyPolicy, WrongPolicy};
-use crate::object::{DecodedObject, Decoder, ObjectKey, ObjectKind, RawObject};
 use denizen_model::Event;
+use denizen_object::{DecodedObject, Decoder, ObjectKey, ObjectKind, RawObject};
 use denizen_text::describe;
 
 /// Maximum number of problems that are named for one object, since a person reads them.

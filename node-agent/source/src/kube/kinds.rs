@@ -8,7 +8,7 @@ use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::Request;
 
 use crate::Features;
-use crate::object::ObjectKind;
+use denizen_object::ObjectKind;
 
 /// Which state a list shows. Each is answered from the server's cache, and never in pages: from the
 /// second page on, many servers would read them from etcd.

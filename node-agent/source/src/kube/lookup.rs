@@ -19,8 +19,8 @@ use super::exchange::Reply;
 use super::failure::{Failure, Remedy};
 use super::pace::Pace;
 use super::traffic::Traffic;
-use crate::object::is_dns_name;
 use denizen_model::PodName;
+use denizen_object::is_dns_name;
 use denizen_text::describe;
 
 /// How long the watch has before a pod is asked for. It normally brings the pod before its sandbox

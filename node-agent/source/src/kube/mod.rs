@@ -85,9 +85,9 @@ use self::lookup::PodLookup;
 use self::read::{PolicyReader, TierReads, WatchedTiers};
 use self::recovery::Recovery;
 use self::spread::Spread;
-use super::object::ObjectKind;
 use super::{Features, Outlet};
 use denizen_model::{Event, PodName, PolicyName};
+use denizen_object::ObjectKind;
 
 /// The most answers about single objects that wait for the watch of their kind to take them.
 const WAITING: usize = 16;

@@ -16,7 +16,7 @@ use super::access::{Access, AccessError};
 pub use super::failure::Failure;
 use super::kinds::{self, ListedState};
 use crate::Features;
-use crate::object::ObjectKind;
+use denizen_object::ObjectKind;
 
 /// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(5);

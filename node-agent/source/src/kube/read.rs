@@ -24,7 +24,7 @@ use super::exchange::Reply;
 use super::failure::{Failure, Remedy};
 use super::spread::Spread;
 use super::traffic::Traffic;
-use crate::object::is_dns_name;
+use denizen_object::is_dns_name;
 use denizen_text::describe;
 
 /// Time limit for an answer, and for sending what it brings. After that, the pod's ADD goes on with

@@ -9,8 +9,8 @@ use super::discovery::{Discovered, discover, is_defined};
 use super::failure::Failure;
 use super::kinds;
 use super::read::WatchedTiers;
-use crate::object::ObjectKind;
 use denizen_model::Event;
+use denizen_object::ObjectKind;
 
 /// Where the kind of a follower is served, and who else needs to know of it. Nobody does of kinds
 /// that are part of Kubernetes.

@@ -19,8 +19,8 @@ use super::exchange::Reply;
 use super::failure::Failure;
 use super::pace::part_of;
 use super::traffic::Traffic;
-use crate::object::ObjectKind;
-use crate::protobuf::{Envelope, Field, FromProtobuf, ProtobufError};
+use denizen_object::ObjectKind;
+use denizen_object::protobuf::{Envelope, Field, FromProtobuf, ProtobufError};
 use denizen_text::describe;
 
 /// The longest wait for each node: at most 250 agents begin in a second.
@@ -78,18 +78,16 @@ impl Spread {
     }
 }
 
-impl ObjectKind {
-    /// Whether a cluster may have many more of them than nodes.
-    pub(super) fn is_spread(self) -> bool {
-        match self {
-            Self::Service | Self::EndpointSlice | Self::Pod => true,
-            Self::Node
-            | Self::ServiceCidr
-            | Self::Namespace
-            | Self::NetworkPolicy
-            | Self::ClusterNetworkPolicy
-            | Self::OtherNode => false,
-        }
+/// Whether a cluster may have many more of a kind than nodes.
+pub(super) fn is_spread(kind: ObjectKind) -> bool {
+    match kind {
+        ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Pod => true,
+        ObjectKind::Node
+        | ObjectKind::ServiceCidr
+        | ObjectKind::Namespace
+        | ObjectKind::NetworkPolicy
+        | ObjectKind::ClusterNetworkPolicy
+        | ObjectKind::OtherNode => false,
     }
 }
 

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::index::{PartialList, SentObjects};
-use crate::object::{Decoder, ObjectKind, RawObject};
 use denizen_model::{Event, OtherNode, ServiceName};
+use denizen_object::{Decoder, ObjectKind, RawObject};
 
 const NODE: &str = "node-1";
 

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::decode::{self, Format};
 use super::problem::{FileProblem, FileProblems, ProblemKind};
 use crate::Features;
-use crate::object::{DecodedObject, Decoder};
+use denizen_object::manifest::{self, Format};
+use denizen_object::{DecodedObject, Decoder};
 use denizen_text::describe;
 
 /// Reads the text of `file`: passes each object to `sink` once, and returns what could not be used.
@@ -19,7 +19,7 @@ pub(super) fn read(
 ) -> FileProblems {
     let mut problems = FileProblems::default();
     let mut seen = HashSet::new();
-    decode::objects(format, text, &mut |place, found| {
+    manifest::objects(format, text, &mut |place, found| {
         let problem = |what| FileProblem { file: file.to_owned(), place: Some(place), what };
         let found = match found {
             Ok(found) if features.need(found.kind()) => found,

@@ -14,8 +14,8 @@ use super::index::{FileName, ManifestIndex, ObjectDifference};
 use super::problem::{FileProblem, FileProblems, ProblemKind};
 use super::{ManifestsConfig, ManifestsError};
 use crate::Features;
-use crate::object::{DecodedObject, Decoder, ObjectKey};
 use denizen_model::Event;
+use denizen_object::{DecodedObject, Decoder, ObjectKey};
 
 /// Which files to parse again even if their metadata is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]

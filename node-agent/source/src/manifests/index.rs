@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-use crate::object::ObjectKey;
+use denizen_object::ObjectKey;
 
 /// A file of the folder, by its name.
 pub(super) type FileName = Arc<OsStr>;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use tracing::warn;
 
-use super::decode::ObjectPosition;
-use crate::object::Warning;
+use denizen_object::Warning;
+use denizen_object::manifest::ObjectPosition;
 
 /// Something in a file that is not used.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::object::{Decoder, ObjectKind};
+use denizen_object::{Decoder, ObjectKind};
 
 fn pod(number: usize) -> Vec<u8> {
     let metadata = json!({

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::num::NonZeroU16;
 
 use super::{ServiceObject, ServiceSpec, ServiceStatus, SpecPort};
-use crate::object::address::{special_address, usable_address};
-use crate::object::{
+use crate::address::{special_address, usable_address};
+use crate::{
     Annotations, BorrowedText, Notes, ObjectError, ObjectKind, PROXY_NAME_LABEL, Warning, elements,
     parse_address, parse_range,
 };
@@ -236,12 +236,12 @@ fn service_port(
 }
 
 /// A port number from the API's wider integer.
-pub(in crate::object) fn port_number(number: i64) -> Option<NonZeroU16> {
+pub(crate) fn port_number(number: i64) -> Option<NonZeroU16> {
     u16::try_from(number).ok().and_then(NonZeroU16::new)
 }
 
 /// A port's protocol, TCP if it is missing.
-pub(in crate::object) fn protocol(
+pub(crate) fn protocol(
     field: fmt::Arguments<'_>,
     written: Option<&str>,
     notes: &mut Notes<'_>,

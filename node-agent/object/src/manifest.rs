@@ -1,8 +1,9 @@
-//! Converts a file's text to the objects in it, one at a time. Pure.
+//! Manifests: converts a file's text to the objects in it, one at a time. Pure.
 //!
 //! A YAML object becomes the JSON tree that kubectl would send. A list is decoded item by item, so
 //! that of a list of 50,000 objects one is in memory at a time.
 
+mod text;
 mod yaml;
 
 use std::borrow::Cow;
@@ -11,11 +12,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use super::text;
-use crate::object::{ObjectKind, RawObject};
+use crate::{ObjectKind, RawObject};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+pub enum Format {
     /// JSON documents, one after the other.
     Json,
     /// YAML documents, of which any may be JSON.
@@ -24,18 +24,18 @@ pub(super) enum Format {
 
 /// The position of an object in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ObjectPosition {
+pub struct ObjectPosition {
     /// The document, from 1; empty ones are not counted.
-    pub(super) document: usize,
+    pub document: usize,
     /// The item, from 0, if the document is a list.
-    pub(super) item: Option<usize>,
+    pub item: Option<usize>,
     /// The first line of the document, or the broken line, if it is known.
-    pub(super) line: Option<usize>,
+    pub line: Option<usize>,
 }
 
 /// Why a document or item of a list could not be used.
 #[derive(Debug, Error)]
-pub(super) enum DecodeError {
+pub enum DecodeError {
     #[error("not YAML: {0}")]
     Yaml(String),
     /// It is not JSON. The rest of the file cannot be separated from it.
@@ -47,7 +47,7 @@ pub(super) enum DecodeError {
 }
 
 /// Receives the objects of a file. Called once for every object, in the order of the file.
-pub(super) type Sink<'s> = dyn FnMut(ObjectPosition, Result<RawObject<'_>, DecodeError>) + 's;
+pub type Sink<'s> = dyn FnMut(ObjectPosition, Result<RawObject<'_>, DecodeError>) + 's;
 
 /// The fields that say an object's kind, and a list's items.
 #[derive(Deserialize)]
@@ -61,7 +61,7 @@ struct Shell<'a> {
     items: Option<&'a RawValue>,
 }
 
-pub(super) fn objects(format: Format, text: &str, sink: &mut Sink<'_>) {
+pub fn objects(format: Format, text: &str, sink: &mut Sink<'_>) {
     match format {
         Format::Json => json_documents(text, sink),
         Format::Yaml => {

@@ -3,7 +3,7 @@ use std::fmt::Display;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::object::{ObjectError, Warning};
+use crate::{ObjectError, Warning};
 use denizen_model::{self, SessionAffinity, TrafficPolicy};
 
 mod frontends;

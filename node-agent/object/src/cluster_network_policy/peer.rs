@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::super::network_policy::selector::selector;
 use super::super::network_policy::{clipped, list, shown};
 use super::{NOT_A_RULE, namespaced_pods};
-use crate::object::{Notes, parse_range};
+use crate::{Notes, parse_range};
 use denizen_model::{Selector, TierPeer};
 
 const NOT_ONE: &str = "not exactly one kind of peer: the rule matches nothing if it accepts, and \

@@ -25,7 +25,7 @@ pub enum ObjectKey {
 
 impl ObjectKey {
     /// From an object's kind, namespace and name, for the node `here`.
-    pub(crate) fn new(kind: ObjectKind, namespace: &str, name: &str, here: &str) -> Self {
+    pub fn new(kind: ObjectKind, namespace: &str, name: &str, here: &str) -> Self {
         match kind {
             ObjectKind::Service => Self::Service(ServiceName::new(namespace, name)),
             ObjectKind::EndpointSlice => {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{EndpointEntry, EndpointPort, EndpointSlice, Hint};
-use crate::object::address::usable_address;
-use crate::object::service::{port_number, protocol};
-use crate::object::{Notes, ObjectError, ObjectKind, PROXY_NAME_LABEL, Warning, elements};
+use crate::address::usable_address;
+use crate::service::{port_number, protocol};
+use crate::{Notes, ObjectError, ObjectKind, PROXY_NAME_LABEL, Warning, elements};
 use denizen_model::{
     EndpointState, Family, ServiceName, Slice, SliceEndpoint, SlicePort, family_of,
 };

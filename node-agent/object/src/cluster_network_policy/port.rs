@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::super::network_policy::{fields, shown};
 use super::NOT_A_RULE;
-use crate::object::Notes;
+use crate::Notes;
 use denizen_model::{Protocol, TierPort};
 
 const NOT_ONE: &str = "not exactly one protocol or named port: the rule matches nothing if it \

@@ -11,11 +11,13 @@ mod decoder;
 #[cfg(test)]
 mod encodings;
 mod key;
+pub mod manifest;
 mod name;
 mod namespace;
 mod network_policy;
 mod node;
 mod pod;
+pub mod protobuf;
 mod raw_object;
 mod service;
 mod service_cidr;
@@ -45,7 +47,7 @@ pub use raw_object::{DecodedObject, RawObject};
 pub use service::{ServiceObject, foreign_service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};
 pub use slice::{EndpointSlice, slice};
-pub(crate) use text::{BorrowedText, Time};
+pub use text::{BorrowedText, Time};
 
 /// With any value, this label gives a Service or slice to another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";

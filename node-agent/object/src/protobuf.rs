@@ -11,7 +11,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::object::BorrowedText;
+use crate::BorrowedText;
 
 /// What is wrong with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -66,7 +66,7 @@ impl ProtobufError {
 }
 
 /// A message that is built from its fields.
-pub(crate) trait FromProtobuf<'a>: Default {
+pub trait FromProtobuf<'a>: Default {
     /// Takes one field, or ignores it.
     fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError>;
 
@@ -89,14 +89,14 @@ pub(crate) trait FromProtobuf<'a>: Default {
 
 /// A field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Field<'a> {
-    pub(crate) number: u32,
-    pub(crate) value: FieldValue<'a>,
+pub struct Field<'a> {
+    pub number: u32,
+    pub value: FieldValue<'a>,
 }
 
 /// A field's value, as far as a message says what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum FieldValue<'a> {
+pub enum FieldValue<'a> {
     Number(u64),
     /// A text, a message, or bytes.
     Bytes(&'a [u8]),
@@ -106,18 +106,18 @@ pub(crate) enum FieldValue<'a> {
 
 impl<'a> Field<'a> {
     /// A signed number; the API writes negative ones of 32 bits as 64 bits.
-    pub(crate) fn number(&self) -> Result<i64, ProtobufError> {
+    pub fn number(&self) -> Result<i64, ProtobufError> {
         match self.value {
             FieldValue::Number(number) => Ok(number.cast_signed()),
             FieldValue::Bytes(_) | FieldValue::Fixed(_) => Err(self.other_type("number").into()),
         }
     }
 
-    pub(crate) fn flag(&self) -> Result<bool, ProtobufError> {
+    pub fn flag(&self) -> Result<bool, ProtobufError> {
         Ok(self.number()? != 0)
     }
 
-    pub(crate) fn bytes(&self) -> Result<&'a [u8], ProtobufError> {
+    pub fn bytes(&self) -> Result<&'a [u8], ProtobufError> {
         match self.value {
             FieldValue::Bytes(bytes) => Ok(bytes),
             FieldValue::Number(_) | FieldValue::Fixed(_) => {
@@ -126,17 +126,17 @@ impl<'a> Field<'a> {
         }
     }
 
-    pub(crate) fn text(&self) -> Result<BorrowedText<'a>, ProtobufError> {
+    pub fn text(&self) -> Result<BorrowedText<'a>, ProtobufError> {
         let text = std::str::from_utf8(self.bytes()?).map_err(|_| Malformation::NotUtf8)?;
         Ok(text.into())
     }
 
-    pub(crate) fn message<M: FromProtobuf<'a>>(&self) -> Result<M, ProtobufError> {
+    pub fn message<M: FromProtobuf<'a>>(&self) -> Result<M, ProtobufError> {
         M::decode(self.bytes()?)
     }
 
     /// Adds to a message that may occur once.
-    pub(crate) fn merge_into<M: FromProtobuf<'a>>(
+    pub fn merge_into<M: FromProtobuf<'a>>(
         &self,
         message: &mut Option<M>,
     ) -> Result<(), ProtobufError> {
@@ -144,7 +144,7 @@ impl<'a> Field<'a> {
     }
 
     /// Adds to a list.
-    pub(crate) fn push_into<M: FromProtobuf<'a>>(
+    pub fn push_into<M: FromProtobuf<'a>>(
         &self,
         list: &mut Option<Vec<M>>,
     ) -> Result<(), ProtobufError> {
@@ -153,10 +153,7 @@ impl<'a> Field<'a> {
     }
 
     /// Adds to a list of texts.
-    pub(crate) fn push_text(
-        &self,
-        list: &mut Option<Vec<BorrowedText<'a>>>,
-    ) -> Result<(), ProtobufError> {
+    pub fn push_text(&self, list: &mut Option<Vec<BorrowedText<'a>>>) -> Result<(), ProtobufError> {
         list.get_or_insert_default().push(self.text()?);
         Ok(())
     }
@@ -173,9 +170,9 @@ impl<'a> Field<'a> {
 
 /// An entry of a map of texts.
 #[derive(Debug, Default)]
-pub(crate) struct MapEntry<'a> {
-    pub(crate) key: BorrowedText<'a>,
-    pub(crate) value: BorrowedText<'a>,
+pub struct MapEntry<'a> {
+    pub key: BorrowedText<'a>,
+    pub value: BorrowedText<'a>,
 }
 
 impl<'a> FromProtobuf<'a> for MapEntry<'a> {
@@ -191,12 +188,12 @@ impl<'a> FromProtobuf<'a> for MapEntry<'a> {
 
 /// The fields of a message, one after the other. It ends with the first error.
 #[derive(Debug, Clone)]
-pub(crate) struct Fields<'a> {
+pub struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    pub(crate) fn of(message: &'a [u8]) -> Self {
+    pub fn of(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
 }
@@ -228,13 +225,13 @@ impl<'a> Iterator for Fields<'a> {
 
 /// What stands before a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub(crate) number: u32,
+pub struct Head {
+    pub number: u32,
     wire_type: u8,
     /// Where the value begins.
-    pub(crate) size: usize,
+    pub size: usize,
     /// The length of the value; `usize::MAX` stands for whatever no memory could hold.
-    pub(crate) length: usize,
+    pub length: usize,
 }
 
 const NUMBER: u8 = 0;
@@ -247,7 +244,7 @@ const LARGEST_FIELD: u64 = (1 << 29) - 1;
 
 impl Head {
     /// The head of the field that `bytes` begin with; `None` if there are too few of them.
-    pub(crate) fn of(bytes: &[u8]) -> Result<Option<Self>, Malformation> {
+    pub fn of(bytes: &[u8]) -> Result<Option<Self>, Malformation> {
         let Some((key, size)) = number(bytes)? else { return Ok(None) };
         let field = key >> 3;
         if field == 0 || field > LARGEST_FIELD {
@@ -273,12 +270,12 @@ impl Head {
     }
 
     /// Whether the value is a text or a message.
-    pub(crate) fn has_bytes(&self) -> bool {
+    pub fn has_bytes(&self) -> bool {
         self.wire_type == BYTES
     }
 
     /// The length of head and value together.
-    pub(crate) fn whole(&self) -> usize {
+    pub fn whole(&self) -> usize {
         self.size.saturating_add(self.length)
     }
 
@@ -317,14 +314,14 @@ const MAGIC: &[u8; 4] = b"k8s\0";
 
 /// An object with the name of its type (`runtime.Unknown`).
 #[derive(Debug, Default)]
-pub(crate) struct Envelope<'a> {
-    pub(crate) kind: BorrowedText<'a>,
-    pub(crate) object: &'a [u8],
+pub struct Envelope<'a> {
+    pub kind: BorrowedText<'a>,
+    pub object: &'a [u8],
 }
 
 impl<'a> Envelope<'a> {
     /// Opens one; `None` if it is not protobuf.
-    pub(crate) fn open(bytes: &'a [u8]) -> Result<Option<Self>, ProtobufError> {
+    pub fn open(bytes: &'a [u8]) -> Result<Option<Self>, ProtobufError> {
         bytes.strip_prefix(MAGIC).map(Self::decode).transpose()
     }
 }
@@ -342,8 +339,8 @@ impl<'a> FromProtobuf<'a> for Envelope<'a> {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct TypeMeta<'a> {
-    pub(crate) kind: BorrowedText<'a>,
+pub struct TypeMeta<'a> {
+    pub kind: BorrowedText<'a>,
 }
 
 impl<'a> FromProtobuf<'a> for TypeMeta<'a> {
@@ -356,9 +353,9 @@ impl<'a> FromProtobuf<'a> for TypeMeta<'a> {
 }
 
 /// Whether `bytes` begin as protobuf does; `None` if there are too few of them.
-pub(crate) fn begins_protobuf(bytes: &[u8]) -> Option<bool> {
+pub fn begins_protobuf(bytes: &[u8]) -> Option<bool> {
     bytes.get(..MAGIC.len()).map(|start| start == MAGIC)
 }
 
 /// The length of what [`begins_protobuf`] looks at.
-pub(crate) const MAGIC_LENGTH: usize = MAGIC.len();
+pub const MAGIC_LENGTH: usize = MAGIC.len();

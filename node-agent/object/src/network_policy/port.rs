@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::{fields, shown};
-use crate::object::Notes;
-use crate::object::service::port_number;
+use crate::Notes;
+use crate::service::port_number;
 use denizen_model::{PolicyPort, PortMatch, Protocol};
 
 const NOT_A_PORT: &str = "not understood: the port is left out";

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::selector::selector;
 use super::{fields, list, shown};
-use crate::object::{Notes, parse_range};
+use crate::{Notes, parse_range};
 use denizen_model::{Block, Namespaces, PolicyPeer, Selector};
 
 const NOT_A_PEER: &str = "not understood: the peer is left out";

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{fields, list, shown};
-use crate::object::Notes;
-use crate::object::name::{has_plain_ends, is_dns_name};
+use crate::Notes;
+use crate::name::{has_plain_ends, is_dns_name};
 use denizen_model::{Operator, Requirement, Selector};
 
 /// How much of a selector is understood.
-pub(in crate::object) enum DecodedSelector {
+pub(crate) enum DecodedSelector {
     Understood(Selector),
     /// Only these requirements.
     InPart(Selector),
@@ -19,7 +19,7 @@ pub(in crate::object) enum DecodedSelector {
 
 impl DecodedSelector {
     /// The selector, if all of it is understood.
-    pub(in crate::object) fn understood(self) -> Option<Selector> {
+    pub(crate) fn understood(self) -> Option<Selector> {
         match self {
             Self::Understood(selector) => Some(selector),
             Self::InPart(_) => None,
@@ -28,7 +28,7 @@ impl DecodedSelector {
 }
 
 /// Decodes a selector. `problem` says the consequence of a wrong one.
-pub(in crate::object) fn selector(
+pub(crate) fn selector(
     notes: &mut Notes<'_>,
     path: &str,
     written: &Value,

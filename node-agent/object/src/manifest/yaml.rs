@@ -7,7 +7,7 @@ use serde_json::Value;
 use serde_saphyr::{Options, budget, options};
 
 use super::{DecodeError, ITEMS_NOT_A_LIST, ListKind, NOT_AN_OBJECT, Nature, ObjectPosition, Sink};
-use crate::object::RawObject;
+use crate::RawObject;
 
 pub(super) fn document(place: ObjectPosition, text: &str, sink: &mut Sink<'_>) {
     // A list is decoded item by item. Its kind may come after its items, so look for it first. If

@@ -209,8 +209,12 @@ impl<'a> RawObject<'a> {
         }
     }
 
-    /// What has no protobuf: objects of CustomResourceDefinitions.
-    fn written<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
+    /// The fields of another type, as they are written: what has no protobuf, such as objects of
+    /// CustomResourceDefinitions.
+    ///
+    /// # Errors
+    /// [`ObjectError`] if they do not have that type.
+    pub fn written<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
         // Tracking the path costs time, so it is done only after an error.
         let typed = match &self.raw {
             RawText::Json(json) => serde_json::from_str(json),

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::object::{ObjectError, Warning};
+use crate::{ObjectError, Warning};
 use denizen_model::{EndpointState, Family};
 
 /// A slice of a served service, with these fields replaced.

@@ -38,7 +38,7 @@ impl Decoder {
     }
 
     /// The node's name.
-    pub(crate) fn node_name(&self) -> &str {
+    pub fn node_name(&self) -> &str {
         &self.node_name
     }
 
