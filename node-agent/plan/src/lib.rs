@@ -11,6 +11,7 @@ mod firewall;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod host_ports;
+pub mod impact;
 mod ipvs;
 mod node;
 mod planner;
@@ -37,10 +38,10 @@ pub use self::direct::{
     DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,
 };
 pub use self::firewall::{
-    AddressRange, Cells, Direction, FirewallChanges, FirewallPlan, FirewallSettings, Function,
-    IdentityChange, IdentityId, IfRefused, Isolation, Permission, PolicyFlow, PolicyRejection,
-    PolicyResult, PolicyStep, PortKey, PortSpan, Side, Sides, SidesChange, TierStep, Tiered,
-    ToNode,
+    AddressRange, Cells, Decider, Direction, FirewallChanges, FirewallPlan, FirewallSettings,
+    Function, IdentityChange, IdentityId, IfRefused, Isolation, Permission, PolicyFlow,
+    PolicyRejection, PolicyResult, PolicyStep, PortKey, PortSpan, Side, Sides, SidesChange,
+    TierDecider, TierStep, Tiered, ToNode,
 };
 pub use self::host_ports::{
     HostPortChanges, HostPortKey, HostPortPlace, HostPortPlan, HostPortRemark, HostPortSettings,

@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
-use super::permission::ClassKey;
+use super::judge::{Judge, Judged, Judgement};
 use super::rules::Direction;
 use super::side::{Isolation, Side, SideDecision};
-use super::tier::{Asked, TierStep};
+use super::tier::TierStep;
 use super::{FirewallPlan, ToNode};
 use denizen_model::{PolicyName, Protocol};
 
@@ -160,56 +160,24 @@ impl FlowCheck<'_> {
                 return (Vec::new(), PolicyResult::Pending);
             }
         };
-        match class.rulebook(&self.plan.rules) {
-            None => (Vec::new(), self.judged_by_policies(class, peer)),
-            Some(_) => self.judged_by_tiers(class, peer),
-        }
-    }
-
-    /// Tier by tier. [`Self::rejection`] asks what was painted, as the kernel does.
-    fn judged_by_tiers(&self, class: &ClassKey, peer: IpAddr) -> (Vec<TierStep>, PolicyResult) {
-        let Some(book) = class.rulebook(&self.plan.rules) else {
-            return (Vec::new(), PolicyResult::Open);
-        };
         let key = self.plan.key_of(peer).unwrap_or_default();
-        let painter = class.painter(&self.plan.peers);
-        let port = self.flow.port.map_or(0, NonZeroU16::get);
-        let asked = Asked { peer, protocol: self.flow.protocol, port };
-        let admin = painter.walk(&book.admin, &key, asked);
-        let mut steps = admin.steps;
-        if admin.is_denied {
-            return (steps, PolicyResult::Denied);
-        }
-        if admin.is_accepted && !admin.may_pass {
-            return (steps, PolicyResult::Accepted);
-        }
-        let behind = match (class.is_isolated, self.flow.source == self.flow.destination) {
-            (true, true) => PolicyResult::Open,
-            (true, false) => self.judged_by_policies(class, peer),
-            (false, _) => {
-                let baseline = painter.walk(&book.baseline, &key, asked);
-                let (is_denied, is_accepted) = (baseline.is_denied, baseline.is_accepted);
-                if !admin.is_accepted || is_denied {
-                    steps.extend(baseline.steps);
-                }
-                match (is_denied, is_accepted) {
-                    (true, _) => PolicyResult::Denied,
-                    (false, true) => PolicyResult::Accepted,
-                    (false, false) => PolicyResult::Open,
-                }
-            }
+        let judge = Judge {
+            plan: self.plan,
+            class,
+            peer: &key,
+            protocol: self.flow.protocol,
+            port: self.flow.port,
+            is_to_itself: self.flow.source == self.flow.destination,
         };
-        let is_refused =
-            matches!(behind, PolicyResult::Refused | PolicyResult::Denied | PolicyResult::Pending);
-        let result = if admin.is_accepted && !is_refused { PolicyResult::Accepted } else { behind };
-        (steps, result)
-    }
-
-    fn judged_by_policies(&self, class: &ClassKey, peer: IpAddr) -> PolicyResult {
-        let key = self.plan.key_of(peer);
-        match class.permitting(&self.plan.rules, key.as_ref(), self.flow.protocol, self.flow.port) {
-            None => PolicyResult::Refused,
-            Some(permitting) => PolicyResult::Permitted {
+        let Judged { matched, judgement } = judge.judged();
+        let painter = class.painter(&self.plan.peers);
+        let step = |matched| painter.step(matched, &key, peer, judge.asked());
+        let result = match judgement {
+            Judgement::Open => PolicyResult::Open,
+            Judgement::Accepted => PolicyResult::Accepted,
+            Judgement::Denied => PolicyResult::Denied,
+            Judgement::Refused => PolicyResult::Refused,
+            Judgement::Permitted(permitting) => PolicyResult::Permitted {
                 policy: permitting.policy.clone(),
                 rule: permitting.index,
                 peer: permitting
@@ -218,7 +186,8 @@ impl FlowCheck<'_> {
                     .map(|covers| covers.covering(peer).to_string()),
                 ports: permitting.entry.map(ToString::to_string),
             },
-        }
+        };
+        (matched.into_iter().map(step).collect(), result)
     }
 }
 

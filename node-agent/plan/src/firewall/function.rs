@@ -1,6 +1,8 @@
 //! What may pass between a pod and one peer: sets of ports, and the protocols without any.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU16;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use denizen_model::Protocol;
@@ -12,8 +14,8 @@ const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 pub type PortSpan = (u16, u16);
 
 /// Packets, by their protocol and the port of their destination.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub(super) struct PortSet {
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+pub(crate) struct PortSet {
     /// By protocol, as [`PROTOCOLS`] has them. Sorted; spans neither overlap nor touch.
     spans: [Vec<PortSpan>; 3],
     /// All protocols without ports that policies can name.
@@ -44,6 +46,35 @@ impl PortSet {
     /// Adds every port of a protocol.
     pub fn add_all(&mut self, protocol: Protocol) {
         self.spans[index(protocol)] = vec![(0, u16::MAX)];
+    }
+
+    /// Adds what begins at the first port and ends with the second; `None`: protocols without ports.
+    pub fn add_span(&mut self, protocol: Option<Protocol>, (first, last): PortSpan) {
+        match protocol {
+            None => self.others = true,
+            Some(protocol) => {
+                let spans = &mut self.spans[index(protocol)];
+                *spans = joined([&spans[..], &[(first, last)]].concat());
+            }
+        }
+    }
+
+    /// Its parts between these ports, which none of them crosses. `None`: protocols without ports.
+    pub fn cut_at(&self, edges: &BTreeSet<u16>) -> Vec<(Option<Protocol>, PortSpan)> {
+        let mut parts = Vec::new();
+        for (protocol, spans) in PROTOCOLS.into_iter().zip(&self.spans) {
+            for (first, last) in spans {
+                let mut from = *first;
+                let inside = (Bound::Excluded(first), Bound::Included(last));
+                for edge in edges.range(inside) {
+                    parts.push((Some(protocol), (from, edge - 1)));
+                    from = *edge;
+                }
+                parts.push((Some(protocol), (from, *last)));
+            }
+        }
+        parts.extend(self.others.then_some((None, (0, 0))));
+        parts
     }
 
     /// Whether there is nothing in it.
@@ -123,8 +154,12 @@ fn cut(spans: &[PortSpan], holes: &[PortSpan]) -> Vec<PortSpan> {
 pub struct Function(Arc<PortSet>);
 
 impl Function {
-    pub(super) fn new(set: PortSet) -> Self {
+    pub(crate) fn new(set: PortSet) -> Self {
         Self(Arc::new(set))
+    }
+
+    pub(super) fn ports(&self) -> &PortSet {
+        &self.0
     }
 
     /// Nothing passes.
@@ -197,6 +232,20 @@ mod tests {
         assert_eq!(touching, set(&[(1, 9), (11, 12)], true));
         let holes = set(&[(0, 0), (2, 2), (4, 20)], false);
         assert_eq!(touching.without(&holes), set(&[(1, 1), (3, 3)], true));
+    }
+
+    #[test]
+    fn parts_cross_no_edge_and_make_up_the_whole() {
+        let whole = set(&[(0, 9), (20, u16::MAX)], true);
+        let edges = BTreeSet::from([0, 5, 9, 10, 20, 21, u16::MAX]);
+        let parts = whole.cut_at(&edges);
+        let tcp: Vec<PortSpan> =
+            parts.iter().filter(|part| part.0.is_some()).map(|part| part.1).collect();
+        let expected = [(0, 4), (5, 8), (9, 9), (20, 20), (21, u16::MAX - 1), (u16::MAX, u16::MAX)];
+        assert_eq!(tcp, expected);
+        let mut again = PortSet::default();
+        parts.into_iter().for_each(|(protocol, span)| again.add_span(protocol, span));
+        assert_eq!(again, whole);
     }
 
     /// Every boundary of spans that touch, nest or share an end.

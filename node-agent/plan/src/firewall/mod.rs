@@ -18,6 +18,8 @@
 //! | `tier` | what ClusterNetworkPolicies say, tier by tier |
 //! | `function` | what passes between a pod and a peer, whoever says so |
 //! | `permission` | what an isolated pod may do |
+//! | `judge` | what a class's policies say of one packet, and which rule decides |
+//! | `decider` | what passes between classes and identities, and who decides it |
 //! | `flow` | what becomes of one connection, and why |
 //! | `narrowed` | whose connections may be forbidden now |
 //! | `update` | what of this a change of facts touches |
@@ -25,10 +27,12 @@
 mod address;
 mod address_key;
 mod blocks;
+mod decider;
 mod flow;
 mod function;
 mod group;
 mod identity;
+mod judge;
 mod narrowed;
 mod owner;
 mod peer;
@@ -50,7 +54,7 @@ use self::flow::FlowCheck;
 use self::group::{GroupId, Groups, PortNames};
 use self::identity::{Identities, IdentityKey};
 use self::peer::{PeerId, PeerTable};
-use self::permission::{ClassKey, Granted};
+use self::permission::Granted;
 use self::rules::PoliciesInForce;
 use self::side::{Described, SideDecision};
 use self::update::FirewallUpdate;
@@ -58,9 +62,12 @@ use denizen_model::{LocalPod, Model, ModelChange, NodeLinks, PodName, PodSet, Po
 use denizen_state::AttachmentId;
 
 pub use self::blocks::AddressRange;
+pub use self::decider::{Decider, TierDecider};
 pub use self::flow::{PolicyFlow, PolicyRejection, PolicyResult, PolicyStep};
+pub(crate) use self::function::PortSet;
 pub use self::function::{Function, PortSpan};
 pub use self::identity::IdentityId;
+pub(crate) use self::permission::ClassKey;
 pub use self::permission::{Cells, Permission, PortKey};
 pub use self::rules::Direction;
 pub use self::side::{Isolation, Side, Sides, Tiered};

@@ -47,8 +47,8 @@ impl PortKey {
 }
 
 /// Pods with equal keys have equal permissions in one direction.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ClassKey {
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ClassKey {
     pub direction: Direction,
     /// The policies that select them, sorted.
     pub policies: Vec<PolicyName>,
@@ -79,7 +79,11 @@ pub(super) type Permissions = Arc<[Permission]>;
 
 impl ClassKey {
     /// What these pods may do.
-    pub fn permissions(&self, rules: &PoliciesInForce, identities: &Identities) -> Permissions {
+    pub(super) fn permissions(
+        &self,
+        rules: &PoliciesInForce,
+        identities: &Identities,
+    ) -> Permissions {
         let mut all = BTreeSet::new();
         for (_, rule) in self.rules(rules) {
             self.add(rule, identities, &mut all);
@@ -93,7 +97,7 @@ impl ClassKey {
 
     /// What passes between these pods and each identity. What `before` has of identities in use
     /// stays.
-    pub fn cells(
+    pub(super) fn cells(
         &self,
         rules: &PoliciesInForce,
         identities: &Identities,
@@ -124,12 +128,12 @@ impl ClassKey {
     }
 
     /// The rules of tiers, if any ClusterNetworkPolicy selects these pods.
-    pub fn rulebook<'a>(&self, rules: &'a PoliciesInForce) -> Option<Rulebook<'a>> {
+    pub(super) fn rulebook<'a>(&self, rules: &'a PoliciesInForce) -> Option<Rulebook<'a>> {
         let policies = self.tiers.as_ref()?.iter().filter_map(|name| rules.tier(name));
         Some(Rulebook::new(policies, self.direction))
     }
 
-    pub fn painter<'a>(&'a self, table: &'a PeerTable) -> Painter<'a> {
+    pub(super) fn painter<'a>(&'a self, table: &'a PeerTable) -> Painter<'a> {
         Painter { direction: self.direction, ports: &self.ports, table }
     }
 
@@ -146,7 +150,7 @@ impl ClassKey {
 
     /// What passes between one of these pods and itself, through a service. NetworkPolicies never
     /// forbid that.
-    pub fn itself(
+    pub(super) fn itself(
         &self,
         rules: &PoliciesInForce,
         table: &PeerTable,
@@ -176,7 +180,7 @@ impl ClassKey {
     }
 
     /// The rules, each with its policy.
-    pub fn rules<'a>(
+    pub(super) fn rules<'a>(
         &'a self,
         rules: &'a PoliciesInForce,
     ) -> impl Iterator<Item = (&'a PolicyName, &'a RuleInForce)> {
@@ -240,7 +244,7 @@ impl ClassKey {
     }
 
     /// Whether an identity that came or went may change the permissions.
-    pub fn may_name(&self, key: &IdentityKey, rules: &PoliciesInForce) -> bool {
+    pub(super) fn may_name(&self, key: &IdentityKey, rules: &PoliciesInForce) -> bool {
         self.rules(rules).any(|(_, rule)| match &rule.peers {
             None => self.has_names(rule) && !key.ports.is_empty(),
             Some(peers) => key.is_any_of(peers),
@@ -248,23 +252,19 @@ impl ClassKey {
     }
 
     /// The first rule that permits this, and the peer that covers it (`None`: everybody).
-    pub fn permitting<'a>(
+    pub(super) fn permitting<'a>(
         &'a self,
         rules: &'a PoliciesInForce,
-        peer: Option<&IdentityKey>,
+        peer: &IdentityKey,
         protocol: Option<Protocol>,
         port: Option<NonZeroU16>,
     ) -> Option<Permitting<'a>> {
         self.rules(rules).find_map(|(policy, rule)| {
             let covering = match &rule.peers {
                 None => None,
-                Some(peers) => {
-                    let is_it =
-                        |id: &&super::peer::PeerId| peer.is_some_and(|key| key.is_any_of(&[**id]));
-                    Some(*peers.iter().find(is_it)?)
-                }
+                Some(peers) => Some(*peers.iter().find(|id| peer.is_any_of(&[**id]))?),
             };
-            let named = peer.map(|key| self.named_ports(rule, key)).unwrap_or_default();
+            let named = self.named_ports(rule, peer);
             let mut ports = self.fixed_ports(rule).into_iter().chain(named);
             let is_covered = ports.any(|ports| ports.covers(protocol, port));
             let entry = entry_for(rule, protocol, port);

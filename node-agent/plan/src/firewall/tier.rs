@@ -323,11 +323,20 @@ pub struct TierStep {
     pub is_possible: bool,
 }
 
+/// A rule that matches a packet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MatchedRule<'a> {
+    pub policy: &'a TieredPolicy,
+    pub rule: &'a TieredRule,
+    /// See [`TierStep::is_possible`].
+    pub is_possible: bool,
+}
+
 /// What the rules of a tier say of one packet.
 #[derive(Debug, Default)]
-pub(super) struct Walk {
+pub(super) struct Walk<'a> {
     /// The rules that match, up to the one that decides.
-    pub steps: Vec<TierStep>,
+    pub matched: Vec<MatchedRule<'a>>,
     /// Whether it is denied, for certain or because it may have to be.
     pub is_denied: bool,
     /// Whether it is accepted.
@@ -339,19 +348,18 @@ pub(super) struct Walk {
 /// A packet, as rules see it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
-    pub peer: std::net::IpAddr,
     pub protocol: Option<Protocol>,
     pub port: u16,
 }
 
 impl Painter<'_> {
     /// Asks the rules of one tier about one packet.
-    pub fn walk(
+    pub fn walk<'r>(
         &self,
-        rules: &[(&TieredPolicy, &TieredRule)],
+        rules: &[(&'r TieredPolicy, &'r TieredRule)],
         key: &IdentityKey,
         asked: Asked,
-    ) -> Walk {
+    ) -> Walk<'r> {
         let mut walk = Walk::default();
         for (policy, rule) in rules {
             let matches = self.matches(rule, key);
@@ -365,7 +373,7 @@ impl Painter<'_> {
             if is_possible && rule.action == Action::Accept {
                 continue;
             }
-            walk.steps.push(self.step(policy, rule, key, asked, is_possible));
+            walk.matched.push(MatchedRule { policy, rule, is_possible });
             match rule.action {
                 Action::Accept => walk.is_accepted = true,
                 Action::Deny => walk.is_denied = true,
@@ -378,14 +386,15 @@ impl Painter<'_> {
         walk
     }
 
-    fn step(
+    /// A rule that matches a packet from or to this peer, for a person.
+    pub fn step(
         &self,
-        policy: &TieredPolicy,
-        rule: &TieredRule,
+        matched: MatchedRule<'_>,
         key: &IdentityKey,
+        peer: std::net::IpAddr,
         asked: Asked,
-        is_possible: bool,
     ) -> TierStep {
+        let MatchedRule { policy, rule, is_possible } = matched;
         let peers = rule.peers.iter().flatten();
         let mut covering = peers.filter(|peer| is_possible || key.is_any_of(&[**peer]));
         let covering = covering.find_map(|peer| self.table.covers(*peer));
@@ -409,7 +418,7 @@ impl Painter<'_> {
             rule: rule.index,
             name: rule.name.clone(),
             action: rule.action,
-            peer: covering.map(|covers| covers.covering(asked.peer).to_string()),
+            peer: covering.map(|covers| covers.covering(peer).to_string()),
             ports: port.map(ToString::to_string).or_else(named),
             is_possible,
         }

@@ -1,0 +1,90 @@
+//! Who would gain or lose access if policies were applied or deleted.
+//!
+//! Two plans are compared, that of the facts and that of the facts after the change, each made by
+//! the firewall's own code, as if one node had a pod of each kind. Pods that no policy can tell
+//! apart are one: what is compared is *profiles*, of which even large clusters have some hundreds,
+//! and never each pod with each other.
+//!
+//! A node is judged as if the pod were on another one: its own node reaches a pod always.
+//!
+//! | file | does |
+//! | --- | --- |
+//! | `facts` | reduces the facts to what policies can tell apart, and plans |
+//! | `end` | who is at the ends of connections |
+//! | `moment` | one of both plans: what passes, and who decides |
+//! | `compare` | compares profiles, and folds what is equal |
+
+mod compare;
+mod end;
+mod facts;
+mod moment;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use self::compare::Comparison;
+use self::facts::Facts;
+use crate::{AddressRange, Decider, Direction, Function};
+use denizen_model::{Event, Family, PodName};
+
+/// What a change of policies would change.
+#[derive(Debug)]
+pub struct Impact {
+    /// Everybody who was judged.
+    pub ends: Vec<ImpactEnd>,
+    /// Those whom no policy tells apart, by their place in [`Self::ends`].
+    pub profiles: Vec<Vec<usize>>,
+    pub rows: Vec<ImpactRow>,
+    /// The families of the pods' addresses.
+    pub families: Vec<Family>,
+    /// Pods that were not judged: no address is theirs yet, or any longer.
+    pub without_address: Vec<PodName>,
+}
+
+/// Somebody at one end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ImpactEnd {
+    Pod(PodName),
+    /// A node, or a pod that uses its node's network: the name, or the address if it is unknown.
+    Node(Arc<str>),
+    /// Addresses outside the cluster that policies name.
+    Range(AddressRange),
+    /// All other addresses.
+    Elsewhere,
+}
+
+/// Whether somebody gains or loses access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum AccessChange {
+    Lost,
+    Gained,
+}
+
+/// The same change for all pairs of these subjects and peers. Nobody is their own peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImpactRow {
+    pub change: AccessChange,
+    /// The side that decides: of several that refuse, the first that a packet comes to.
+    pub direction: Direction,
+    /// The pods whose policies decide, as places in [`Impact::profiles`].
+    pub subjects: Vec<usize>,
+    /// Who sends to them, or receives from them.
+    pub peers: Vec<usize>,
+    /// The destination's ports.
+    pub ports: Function,
+    pub families: Vec<Family>,
+    /// Who decides now.
+    pub before: Decider,
+    /// Who would decide.
+    pub after: Decider,
+}
+
+/// What `change` would change: events of policies. `facts`: the Namespaces, pods, policies and
+/// Nodes that there are, none of them as the node's own.
+pub fn impact(facts: Vec<Event>, change: Vec<Event>) -> Impact {
+    let facts = Facts::new(facts, &change);
+    let before = facts.plan(&[]);
+    let after = facts.plan(&change);
+    Comparison::new(&facts, &before, &after, &change).run()
+}

@@ -1,0 +1,294 @@
+//! Compares two plans, profile by profile, and folds what is equal.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::num::NonZeroU16;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::end::{End, Ends};
+use super::facts::Facts;
+use super::moment::{ClassNumber, Moment, Numbered, Shared};
+use super::{AccessChange, Impact, ImpactRow};
+use crate::firewall::{ClassKey, PortSet};
+use crate::{Direction, FirewallPlan, Function, IdentityId};
+use denizen_model::{Event, Family, PolicyName};
+
+/// What two plans know of something.
+type Both<T> = [T; 2];
+
+/// All that decides about an end. Ends with equal profiles have equal access.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Profile {
+    family: Family,
+    ingress: Both<ClassNumber>,
+    egress: Both<ClassNumber>,
+    identity: Both<Option<IdentityId>>,
+    /// Whether the change is about what reaches these.
+    ingress_changes: bool,
+    /// Whether it is about what they reach.
+    egress_changes: bool,
+}
+
+/// A part of what changes between two profiles. Ports are numbers in [`Shared::ports`].
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    direction: Direction,
+    change: AccessChange,
+    ports: usize,
+}
+
+/// A part, as one side decides it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct DecidedPart {
+    direction: Direction,
+    change: AccessChange,
+    ports: usize,
+    classes: Both<ClassNumber>,
+    peer: Both<Option<IdentityId>>,
+}
+
+/// What rows have in common. Numbers of ports and of deciders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct RowKey {
+    change: AccessChange,
+    direction: Direction,
+    ports: usize,
+    deciders: Both<usize>,
+}
+
+pub(super) struct Comparison<'a> {
+    moments: Both<Moment<'a>>,
+    shared: Shared,
+    profiles: Vec<Profile>,
+    /// Who has each profile.
+    members: Vec<BTreeSet<usize>>,
+    parts: HashMap<[usize; 4], Rc<[Part]>>,
+    decided: HashMap<DecidedPart, Rc<[RowKey]>>,
+    /// The peers of each subject, both as profiles.
+    rows: BTreeMap<(RowKey, usize), BTreeSet<usize>>,
+    ends: Ends,
+    without_address: Vec<denizen_model::PodName>,
+}
+
+impl<'a> Comparison<'a> {
+    pub fn new(
+        facts: &Facts,
+        before: &'a FirewallPlan,
+        after: &'a FirewallPlan,
+        change: &[Event],
+    ) -> Self {
+        let mut comparison = Self {
+            moments: [Moment::new(before), Moment::new(after)],
+            shared: Shared::default(),
+            profiles: Vec::new(),
+            members: Vec::new(),
+            parts: HashMap::new(),
+            decided: HashMap::new(),
+            rows: BTreeMap::new(),
+            ends: Ends::default(),
+            without_address: facts.without_address.clone(),
+        };
+        let ends = Ends::new(facts, [before, after]);
+        let changed = ChangedPolicies::new(change);
+        let mut profiles = Numbered::default();
+        for end in &ends.all {
+            let profile = comparison.profile(end, facts, &changed);
+            let number = profiles.number(profile);
+            if number == comparison.members.len() {
+                comparison.members.push(BTreeSet::new());
+            }
+            comparison.members[number].insert(end.who);
+        }
+        (comparison.profiles, comparison.ends) = (profiles.into_all(), ends);
+        comparison
+    }
+
+    fn profile(&mut self, end: &End, facts: &Facts, changed: &ChangedPolicies) -> Profile {
+        let record = end.group.map(|group| &facts.groups[group]);
+        let mut of = |direction| {
+            let class = |moment: &mut Moment<'_>| moment.class(record?, direction);
+            self.moments.each_mut().map(class)
+        };
+        let (ingress, egress) = (of(Direction::Ingress), of(Direction::Egress));
+        let changes = |classes: Both<ClassNumber>| {
+            let [before, after] = [0, 1].map(|at| self.moments[at].key(classes[at]));
+            before != after || before.is_some_and(|class| changed.concern(class))
+        };
+        let identity = |moment: &Moment<'_>| moment.plan.identity_of(end.address?);
+        Profile {
+            family: end.family,
+            ingress,
+            egress,
+            identity: self.moments.each_ref().map(identity),
+            ingress_changes: changes(ingress),
+            egress_changes: changes(egress),
+        }
+    }
+
+    pub fn run(mut self) -> Impact {
+        for sender in 0..self.profiles.len() {
+            for receiver in 0..self.profiles.len() {
+                let (from, to) = (&self.profiles[sender], &self.profiles[receiver]);
+                let is_concerned = from.egress_changes || to.ingress_changes;
+                // A pod reaches itself.
+                let is_one = sender == receiver && self.members[sender].len() == 1;
+                if is_concerned && from.family == to.family && !is_one {
+                    self.compare(sender, receiver);
+                }
+            }
+        }
+        self.folded()
+    }
+
+    fn compare(&mut self, sender: usize, receiver: usize) {
+        let (from, to) = (self.profiles[sender].clone(), self.profiles[receiver].clone());
+        for part in &*self.parts(&from, &to) {
+            let Part { direction, change, ports } = *part;
+            let (subject, peer, classes, identity) = match direction {
+                Direction::Egress => (sender, receiver, from.egress, to.identity),
+                Direction::Ingress => (receiver, sender, to.ingress, from.identity),
+            };
+            let decided = DecidedPart { direction, change, ports, classes, peer: identity };
+            for key in &*self.decided(decided) {
+                self.rows.entry((*key, subject)).or_default().insert(peer);
+            }
+        }
+    }
+
+    /// What changes between two profiles. Of two sides that refuse, the sender's comes first.
+    fn parts(&mut self, from: &Profile, to: &Profile) -> Rc<[Part]> {
+        let shared = &mut self.shared;
+        let mut passing = |at: usize| {
+            let moment = &mut self.moments[at];
+            let sent = moment.passing(from.egress[at], to.identity[at], shared);
+            [sent, moment.passing(to.ingress[at], from.identity[at], shared)]
+        };
+        let ([sent_before, received_before], [sent_after, received_after]) =
+            (passing(0), passing(1));
+        let key = [sent_before, received_before, sent_after, received_after];
+        if let Some(parts) = self.parts.get(&key) {
+            return parts.clone();
+        }
+        let [sent_before, received_before, sent_after, received_after] =
+            key.map(|number| shared.ports.get(number).clone());
+        let before = sent_before.common(&received_before);
+        let after = sent_after.common(&received_after);
+        let (lost, gained) = (before.without(&after), after.without(&before));
+        let parts = [
+            (Direction::Egress, AccessChange::Lost, lost.without(&sent_after)),
+            (Direction::Ingress, AccessChange::Lost, lost.common(&sent_after)),
+            (Direction::Egress, AccessChange::Gained, gained.without(&sent_before)),
+            (Direction::Ingress, AccessChange::Gained, gained.common(&sent_before)),
+        ];
+        let parts = parts.into_iter().filter(|(_, _, ports)| !ports.is_empty());
+        let parts: Rc<[Part]> = parts
+            .map(|(direction, change, ports)| {
+                let ports = shared.ports.number(ports);
+                Part { direction, change, ports }
+            })
+            .collect();
+        self.parts.insert(key, parts.clone());
+        parts
+    }
+
+    /// A part, cut where other rules decide.
+    fn decided(&mut self, part: DecidedPart) -> Rc<[RowKey]> {
+        if let Some(keys) = self.decided.get(&part) {
+            return keys.clone();
+        }
+        let DecidedPart { direction, change, ports, classes, peer } = part;
+        let mut edges = BTreeSet::new();
+        for at in [0, 1] {
+            let moment = &self.moments[at];
+            if let Some(class) = moment.key(classes[at]) {
+                edges.extend(moment.plan.edges(class, peer[at]));
+            }
+        }
+        let mut cut: BTreeMap<Both<usize>, PortSet> = BTreeMap::new();
+        for (protocol, span) in self.shared.ports.get(ports).cut_at(&edges) {
+            let port = NonZeroU16::new(span.0);
+            let deciders = [0, 1].map(|at| {
+                let decider = self.moments[at].decider(classes[at], peer[at], protocol, port);
+                self.shared.deciders.number(decider)
+            });
+            cut.entry(deciders).or_default().add_span(protocol, span);
+        }
+        let keys: Rc<[RowKey]> = cut
+            .into_iter()
+            .map(|(deciders, ports)| {
+                let ports = self.shared.ports.number(ports);
+                RowKey { change, direction, ports, deciders }
+            })
+            .collect();
+        self.decided.insert(part, keys.clone());
+        keys
+    }
+
+    /// Subjects with the same peers are one row; so are families in which the same holds.
+    fn folded(self) -> Impact {
+        let Self { shared, profiles, members, rows, ends, without_address, .. } = self;
+        let mut sets = Numbered::default();
+        let sets_of: Vec<usize> =
+            members.iter().map(|members| sets.number(members.clone())).collect();
+        let mut by_family: BTreeMap<(RowKey, BTreeSet<usize>, usize), BTreeSet<Family>> =
+            BTreeMap::new();
+        for ((key, subject), peers) in rows {
+            let peers = peers.into_iter().map(|peer| sets_of[peer]).collect();
+            let families = by_family.entry((key, peers, sets_of[subject])).or_default();
+            families.insert(profiles[subject].family);
+        }
+        let mut folded: BTreeMap<_, BTreeSet<usize>> = BTreeMap::new();
+        for ((key, peers, subject), families) in by_family {
+            folded.entry((key, peers, families)).or_default().insert(subject);
+        }
+        let row = |((key, peers, families), subjects): ((RowKey, BTreeSet<usize>, _), _)| {
+            let RowKey { change, direction, ports, deciders } = key;
+            let [before, after] = deciders.map(|number| shared.deciders.get(number).clone());
+            ImpactRow {
+                change,
+                direction,
+                subjects: BTreeSet::into_iter(subjects).collect(),
+                peers: peers.into_iter().collect(),
+                ports: Function::new(shared.ports.get(ports).clone()),
+                families: BTreeSet::<Family>::into_iter(families).collect(),
+                before,
+                after,
+            }
+        };
+        let families: BTreeSet<Family> = ends.all.iter().map(|end| end.family).collect();
+        Impact {
+            ends: ends.who,
+            families: families.into_iter().collect(),
+            rows: folded.into_iter().map(row).collect(),
+            profiles: sets.into_all().into_iter().map(|set| set.into_iter().collect()).collect(),
+            without_address,
+        }
+    }
+}
+
+/// The policies that the change is about.
+struct ChangedPolicies {
+    policies: BTreeSet<PolicyName>,
+    tiers: BTreeSet<Arc<str>>,
+}
+
+impl ChangedPolicies {
+    fn new(change: &[Event]) -> Self {
+        let mut changed = Self { policies: BTreeSet::new(), tiers: BTreeSet::new() };
+        for event in change {
+            if let Event::NetworkPolicy(name, _) = event {
+                changed.policies.insert(name.clone());
+            }
+            if let Event::ClusterNetworkPolicy(name, _) = event {
+                changed.tiers.insert(name.clone());
+            }
+        }
+        changed
+    }
+
+    /// Whether rules of a class change.
+    fn concern(&self, class: &ClassKey) -> bool {
+        class.policies.iter().any(|policy| self.policies.contains(policy))
+            || class.tiers.iter().flatten().any(|policy| self.tiers.contains(policy))
+    }
+}
