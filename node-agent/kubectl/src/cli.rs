@@ -10,11 +10,12 @@ use denizen_text::{duration, printable_lines};
 
 use crate::cluster::{Api, ClusterArgs};
 use crate::completion;
-use crate::output::{Format, Level, UNUSABLE, print};
+use crate::output::{self, Format, Level, UNUSABLE, print};
 use crate::survey::Limits;
 use crate::verb::bundle::{self, BundleArgs};
 use crate::verb::connections::{self, ConnectionsArgs};
 use crate::verb::explain::{self, ExplainArgs};
+use crate::verb::impact::{self, ImpactArgs};
 use crate::verb::ui::{self, Asking, UiArgs};
 use crate::verb::{check, drops, policies, services, status};
 
@@ -79,6 +80,8 @@ enum Verb {
         #[arg(value_name = "[NAMESPACE/]POD")]
         pod: String,
     },
+    /// Who would lose or gain access if a policy were applied, or deleted
+    Impact(ImpactArgs),
     /// Collect what somebody needs who is to help, in a folder; no secret can be in it
     Bundle(BundleArgs),
     /// A picture of who talks to whom, in a browser on this machine, until it is interrupted
@@ -135,6 +138,9 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
         return ui::ui(api, Asking { parallel: parallel.into(), timeout }, args).await;
     }
     let work = async {
+        if let Verb::Impact(args) = &cli.verb {
+            return output::show(&impact::impact(&cli.cluster, args).await?, output, fail_on);
+        }
         let api = Api::connect(&cli.cluster).await?;
         match &cli.verb {
             Verb::Status => status::status(&api, limits).await?.show(output, fail_on),
@@ -154,7 +160,7 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
                 policies::policies(&api, limits, pod).await?.show(output, fail_on)
             }
             Verb::Bundle(args) => bundle::bundle(&api, limits, args).await?.show(output, fail_on),
-            Verb::Ui(_) | Verb::Completion { .. } => Ok(ExitCode::SUCCESS),
+            Verb::Ui(_) | Verb::Impact(_) | Verb::Completion { .. } => Ok(ExitCode::SUCCESS),
         }
     };
     // The nodes have their deadlines; what is left is the API server itself.
@@ -193,6 +199,8 @@ mod tests {
             ("policies", false),
             ("ui --port 8001 --every 30s", true),
             ("ui --port 80000", false),
+            ("impact -f a.yaml --delete --manifests b", true),
+            ("impact", false),
             ("completion", false),
             ("exec -- sh", false),
         ];

@@ -19,17 +19,18 @@ pub struct Metadata {
     pub name: String,
     pub namespace: String,
     pub labels: BTreeMap<String, String>,
-    pub owner_references: Vec<OwnerReference>,
     pub creation_timestamp: String,
     pub deletion_timestamp: Option<String>,
+    pub owner_references: Vec<OwnerReference>,
 }
 
-/// What made an object.
+/// What an object belongs to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct OwnerReference {
     pub kind: String,
     pub name: String,
+    pub controller: bool,
 }
 
 /// A Node.
@@ -168,20 +169,6 @@ pub struct Terminated {
 }
 
 impl PodObject {
-    /// The kind and the name of what a person made, as far as the pod tells; its own without an
-    /// owner.
-    pub fn owner(&self) -> (String, String) {
-        let Some(owner) = self.metadata.owner_references.first() else {
-            return ("Pod".to_owned(), self.metadata.name.clone());
-        };
-        let hash = self.metadata.labels.get("pod-template-hash");
-        let deployment = hash.and_then(|hash| owner.name.strip_suffix(hash)?.strip_suffix('-'));
-        match deployment.filter(|_| owner.kind == "ReplicaSet") {
-            Some(name) => ("Deployment".to_owned(), name.to_owned()),
-            None => (owner.kind.clone(), owner.name.clone()),
-        }
-    }
-
     pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
         self.status.pod_ips.iter().filter_map(|of| of.ip.parse().ok())
     }

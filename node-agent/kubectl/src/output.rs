@@ -72,14 +72,25 @@ impl<T: Body> ClusterReport<T> {
 
     /// Prints it. Returns the exit code.
     pub fn show(&self, format: Format, fail_on: Level) -> anyhow::Result<ExitCode> {
-        match format {
-            Format::Text => print(&printable_lines(&self.to_string()))?,
-            Format::Json => {
-                print(&(printable_json(&serde_json::to_string_pretty(self)?) + "\n"))?;
-            }
-        }
+        print_as(format, self)?;
         Ok(ExitCode::from(self.exit_code(fail_on)))
     }
+}
+
+/// Prints an answer for which no node is asked. Returns the exit code.
+pub fn show(answer: &impl Body, format: Format, fail_on: Level) -> anyhow::Result<ExitCode> {
+    print_as(format, answer)?;
+    Ok(if answer.level() >= fail_on { ExitCode::from(FOUND) } else { ExitCode::SUCCESS })
+}
+
+fn print_as(format: Format, answer: &(impl Serialize + fmt::Display)) -> anyhow::Result<()> {
+    match format {
+        Format::Text => print(&printable_lines(&answer.to_string()))?,
+        Format::Json => {
+            print(&(printable_json(&serde_json::to_string_pretty(answer)?) + "\n"))?;
+        }
+    }
+    Ok(())
 }
 
 /// The exit code if something was found.

@@ -5,6 +5,7 @@ pub mod check;
 pub mod connections;
 pub mod drops;
 pub mod explain;
+pub mod impact;
 pub mod policies;
 pub mod services;
 pub mod status;

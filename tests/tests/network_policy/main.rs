@@ -16,6 +16,7 @@ mod escape;
 mod explained;
 mod first_packet;
 mod hosts;
+mod impact;
 mod judged;
 mod newcomers;
 mod off;

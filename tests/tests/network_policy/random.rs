@@ -1,9 +1,9 @@
 //! Random clusters: pods of a tiny alphabet of labels on two nodes, up to six policies for them,
 //! some of which nobody can understand, and the same with tiers of ClusterNetworkPolicies.
 
-mod played;
+pub mod played;
 mod policies;
-mod tiers;
+pub mod tiers;
 
 use std::cell::Cell;
 use std::fmt;

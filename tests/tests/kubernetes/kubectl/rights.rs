@@ -52,7 +52,7 @@ fn right(asked: &Asked) -> Result<Option<Right>> {
         ["api", "v1", "namespaces", "kube-system", resource, _, sub] => {
             (true, "", format!("{resource}/{sub}"), "get")
         }
-        ["apis", group, _, "namespaces", _, resource] => {
+        ["apis", group, _, resource] | ["apis", group, _, "namespaces", _, resource] => {
             (false, group, resource.to_owned(), "list")
         }
         _ => anyhow::bail!("{asked:?}"),
@@ -83,7 +83,14 @@ fn the_documented_roles_are_enough_and_not_too_much() -> Result<()> {
     });
     let folder = desk.folder.path().join("bundle");
     let folder = folder.to_str().context("a path")?;
-    let verbs: [&[&str]; 10] = [
+    let policy = desk.folder.path().join("policy.json");
+    let metadata = json!({ "namespace": "default", "name": "p" });
+    let object = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata,
+    });
+    fs::write(&policy, object.to_string())?;
+    let policy = policy.to_str().context("a path")?;
+    let verbs: [&[&str]; 11] = [
         &["status"],
         &["check"],
         &["drops"],
@@ -92,6 +99,7 @@ fn the_documented_roles_are_enough_and_not_too_much() -> Result<()> {
         &["services", "web"],
         &["policies", "client"],
         &["bundle", folder],
+        &["impact", "-f", policy],
         &["explain", "client", "web:80"],
         &["explain", "10.0.0.5", "10.0.0.9:80"],
     ];

@@ -37,7 +37,7 @@ const PRIORITIES: [u16; 4] = [0, 5, 5, 1000];
 const PORTS: [u16; 9] = [0, 1, 52, 53, 79, 80, 81, 82, u16::MAX];
 
 /// The clusters of others, with tiers.
-fn tiered() -> impl Strategy<Value = Cluster> {
+pub fn tiered() -> impl Strategy<Value = Cluster> {
     let tiers = vec(vec(any::<u16>(), A_POLICY), 0..=6);
     (clusters(), vec(any::<u16>(), 20), tiers).prop_map(|(Cluster(mut world), nodes, tiers)| {
         let draw = &mut Draw::new(&nodes);

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::party::Party;
 use crate::cluster::{Api, NodeAgent};
 use crate::objects::{self, PodObject, ServiceObject, SliceObject};
+use crate::workload::Workload;
 
 /// What is known of a box.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl Directory {
                 self.by_pod.insert(pod_name, Party::Node(pod.spec.node_name.clone()));
                 continue;
             }
-            let (kind, name) = pod.owner();
+            let Workload { kind, name, .. } = Workload::of(&pod.metadata);
             let workload = Party::Workload { namespace, name };
             self.by_ip.extend(pod.ips().map(|ip| (ip, workload.clone())));
             self.by_pod.insert(pod_name, workload.clone());

@@ -1,0 +1,157 @@
+//! The answer: rows of the plan, by workload.
+
+mod who;
+mod words;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+
+use denizen_model::{Family, PodName};
+use denizen_plan::Direction;
+use denizen_plan::impact::{AccessChange, Impact, ImpactRow};
+use denizen_text::Printable;
+use serde::Serialize;
+
+use self::who::{Everybody, Member};
+use self::words::{DeciderWords, PortWords};
+use crate::output::{Body, Level};
+use crate::workload::Workload;
+
+/// What would change.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyImpact {
+    /// Losses first.
+    changes: Vec<ChangeRow>,
+    /// How many pods were judged.
+    pods: usize,
+    /// Those that have no address, and were not.
+    without_address: Vec<String>,
+    /// Addresses outside the cluster that policies tell from all others.
+    ranges: Vec<String>,
+    notes: Vec<String>,
+    #[serde(skip)]
+    everybody: Everybody,
+    /// Whether pods have addresses of both families.
+    #[serde(skip)]
+    is_dual_stack: bool,
+}
+
+/// The same change for all pairs of these subjects and peers; nobody is their own peer.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ChangeRow {
+    change: ChangeWord,
+    /// The side that decides: `ingress` or `egress` of the subjects.
+    direction: String,
+    subjects: Vec<Member>,
+    peers: Vec<Member>,
+    ports: PortWords,
+    /// `IPv4` and `IPv6`: for which addresses it holds.
+    families: Vec<String>,
+    before: DeciderWords,
+    after: DeciderWords,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum ChangeWord {
+    Lost,
+    Gained,
+}
+
+impl PolicyImpact {
+    pub fn new(impact: Impact, workloads: &HashMap<PodName, Workload>, notes: Vec<String>) -> Self {
+        let Impact { ends, profiles, rows, families, without_address } = impact;
+        let everybody = Everybody::new(&ends, workloads);
+        let members = |of: &[usize]| {
+            let ends: BTreeSet<usize> =
+                of.iter().flat_map(|profile| profiles[*profile].iter().copied()).collect();
+            everybody.members(&ends)
+        };
+        let row = |row: &ImpactRow| ChangeRow {
+            change: match row.change {
+                AccessChange::Lost => ChangeWord::Lost,
+                AccessChange::Gained => ChangeWord::Gained,
+            },
+            direction: row.direction.to_string(),
+            subjects: members(&row.subjects),
+            peers: members(&row.peers),
+            ports: PortWords::new(&row.ports),
+            families: row.families.iter().map(|family| name_of(*family)).collect(),
+            before: DeciderWords::new(&row.before, row.direction),
+            after: DeciderWords::new(&row.after, row.direction),
+        };
+        let mut changes: Vec<ChangeRow> = rows.iter().map(row).collect();
+        changes.sort();
+        Self {
+            changes,
+            pods: everybody.pods(),
+            without_address: without_address.iter().map(PodName::to_string).collect(),
+            ranges: everybody.ranges(),
+            notes,
+            everybody,
+            is_dual_stack: families.len() > 1,
+        }
+    }
+
+    fn has(&self, change: ChangeWord) -> bool {
+        self.changes.iter().any(|row| row.change == change)
+    }
+}
+
+fn name_of(family: Family) -> String {
+    match family {
+        Family::V4 => "IPv4".to_owned(),
+        Family::V6 => "IPv6".to_owned(),
+    }
+}
+
+impl Body for PolicyImpact {
+    fn level(&self) -> Level {
+        match (self.has(ChangeWord::Lost), self.has(ChangeWord::Gained)) {
+            (true, _) => Level::Failure,
+            (false, true) => Level::Warning,
+            (false, false) => Level::Good,
+        }
+    }
+}
+
+impl fmt::Display for PolicyImpact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { changes, pods, without_address, notes, .. } = self;
+        writeln!(f, "for the {pods} pods of today:")?;
+        for row in changes {
+            row.write(f, self)?;
+        }
+        if changes.is_empty() {
+            writeln!(f, "nobody loses or gains access")?;
+        }
+        if !without_address.is_empty() {
+            let number = without_address.len();
+            writeln!(f, "note: without an address, and so not judged: {number} of the pods")?;
+        }
+        notes.iter().try_for_each(|note| writeln!(f, "note: {}", Printable(note)))
+    }
+}
+
+impl ChangeRow {
+    fn write(&self, f: &mut fmt::Formatter<'_>, answer: &PolicyImpact) -> fmt::Result {
+        let PolicyImpact { everybody, is_dual_stack, .. } = answer;
+        let Self { change, direction, subjects, peers, ports, families, before, after } = self;
+        let word = match change {
+            ChangeWord::Lost => "LOST",
+            ChangeWord::Gained => "gained",
+        };
+        let towards = if *direction == Direction::Egress.to_string() { "to" } else { "from" };
+        let (subjects, peers) = (everybody.text(subjects), everybody.text(peers));
+        writeln!(f, "{word}  {direction} of {subjects}, {towards} {peers}")?;
+        let family = match (&families[..], is_dual_stack) {
+            ([only], true) => format!(" ({only} alone)"),
+            (_, _) => String::new(),
+        };
+        writeln!(f, "    {ports}{family}")?;
+        writeln!(f, "    now   {before}")?;
+        writeln!(f, "    then  {after}")
+    }
+}

@@ -1,0 +1,170 @@
+//! From files to the answer's text.
+
+#![expect(clippy::disallowed_methods, reason = "the files that are read")]
+
+use std::fs;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::{decided, deleted, manifest};
+use crate::output::{Body, Level};
+use crate::verb::impact::facts::ImpactFacts;
+
+const SHOP: &str = "\
+apiVersion: v1
+kind: List
+items:
+- kind: Pod
+  apiVersion: v1
+  metadata:
+    {name: db-0, namespace: shop, labels: {app: db}, ownerReferences: [{kind: StatefulSet, name: db}]}
+  status: {podIPs: [{ip: 10.0.0.1}]}
+- kind: Pod
+  apiVersion: v1
+  metadata:
+    name: web-5d4-a
+    namespace: shop
+    labels: {app: web, pod-template-hash: 5d4}
+    ownerReferences: [{kind: ReplicaSet, name: web-5d4, controller: true}]
+  status: {podIPs: [{ip: 10.0.0.2}]}
+- kind: Pod
+  apiVersion: v1
+  metadata:
+    name: web-5d4-b
+    namespace: shop
+    labels: {app: web, canary: yes please, pod-template-hash: 5d4}
+    ownerReferences: [{kind: ReplicaSet, name: web-5d4, controller: true}]
+  status: {podIPs: [{ip: 10.0.0.3}]}
+- {kind: Pod, apiVersion: v1, metadata: {name: new, namespace: shop}}
+- kind: Node
+  apiVersion: v1
+  metadata: {name: n1}
+  status: {addresses: [{type: InternalIP, address: 192.168.0.1}]}
+";
+
+const POLICY: &str = "\
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: db}}
+  ingress:
+  - from: [{podSelector: {matchExpressions: [{key: canary, operator: Exists}]}}]
+    ports: [{port: 5432}]
+";
+
+/// The folder with these files.
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+fn policies(text: &str, parts_count: bool) -> Result<Vec<denizen_model::Event>, String> {
+    let folder = folder(&[("policy.yaml", text)]);
+    let files: [PathBuf; 1] = [folder.path().join("policy.yaml")];
+    let read = manifest::policies(&files, parts_count);
+    read.map_err(|error| format!("{error:#}").replace(folder.path().to_str().unwrap(), "F"))
+}
+
+#[test]
+fn losses_are_named_by_workload_with_who_decides() {
+    let there = folder(&[("shop.yaml", SHOP)]);
+    let facts = ImpactFacts::of_folder(there.path()).unwrap();
+    let answer = decided(facts, policies(POLICY, true).unwrap());
+    let expected = "\
+for the 3 pods of today:
+LOST  ingress of StatefulSet shop/db, from Deployment shop/web (1 of 2 pods)
+    tcp 0-5431, tcp 5433-65535, every udp port, every sctp port, protocols without ports
+    now   permitted: no policy restricts it
+    then  dropped: NetworkPolicy shop/db isolates it for ingress, and no rule permits this
+LOST  ingress of StatefulSet shop/db, from Deployment shop/web (1 of 2 pods), all other \
+addresses, node n1
+    every port and protocol
+    now   permitted: no policy restricts it
+    then  dropped: NetworkPolicy shop/db isolates it for ingress, and no rule permits this
+note: without an address, and so not judged: 1 of the pods
+";
+    assert_eq!(answer.to_string(), expected);
+    assert_eq!(answer.level(), Level::Failure);
+}
+
+#[test]
+fn gains_are_warnings_and_nothing_is_nothing() {
+    let there = folder(&[("a.yaml", SHOP), ("b.yaml", POLICY)]);
+    let of = || ImpactFacts::of_folder(there.path()).unwrap();
+    let same = decided(of(), policies(POLICY, true).unwrap());
+    assert!(same.to_string().contains("nobody loses or gains access"), "{same}");
+    assert_eq!(same.level(), Level::Good);
+    let facts = of();
+    let gone = policies(POLICY, false).unwrap().into_iter();
+    let gone = gone.map(|event| deleted(event, &facts)).collect::<Result<_, _>>().unwrap();
+    let answer = decided(facts, gone);
+    assert!(answer.to_string().contains("gained  ingress of StatefulSet shop/db"), "{answer}");
+    assert_eq!(answer.level(), Level::Warning);
+}
+
+#[test]
+fn what_is_not_there_cannot_be_deleted() {
+    let facts = ImpactFacts::of_folder(folder(&[("a.yaml", SHOP)]).path()).unwrap();
+    let event = policies(POLICY, false).unwrap().remove(0);
+    let error = deleted(event, &facts).unwrap_err().to_string();
+    assert_eq!(error, "NetworkPolicy shop/db is not there, so it cannot be deleted");
+}
+
+/// Each names the file, the document and the field.
+#[test]
+fn a_policy_that_is_not_understood_is_an_error() {
+    let second = |spec: &str| {
+        format!(
+            "{POLICY}---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n\
+             metadata: {{name: p, namespace: shop}}\nspec: {spec}\n"
+        )
+    };
+    let cases = [
+        (
+            second("{podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/40}}]}]}"),
+            "F/policy.yaml, document 2 (line 9): NetworkPolicy shop/p: spec.ingress[0].from[0].ipBlock",
+        ),
+        (
+            second("{podSelector: {}, ingres: []}"),
+            "F/policy.yaml, document 2 (line 9): NetworkPolicy shop/p: spec.ingres",
+        ),
+        ("apiVersion: v1\nkind: [".to_owned(), "F/policy.yaml, document 1 (line 2): not YAML"),
+        (
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {}\n".to_owned(),
+            "NetworkPolicy without metadata.name",
+        ),
+        (
+            "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: p}\n"
+                .to_owned(),
+            "F/policy.yaml has no NetworkPolicy of networking.k8s.io/v1",
+        ),
+    ];
+    for (text, expected) in cases {
+        let error = policies(&text, true).unwrap_err();
+        assert!(error.contains(expected), "{text}\n{error}\n{expected}");
+    }
+    // Its name is enough to delete it.
+    assert_eq!(policies(&second("{podSelector: {}, ingres: []}"), false).unwrap().len(), 2);
+}
+
+#[test]
+fn a_folder_is_read_as_the_agent_reads_it() {
+    let there = folder(&[
+        ("a.yaml", POLICY),
+        ("b.json", "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"x\"}}"),
+        ("c.yaml", POLICY),
+        ("d.yml", "kind: ["),
+        (".hidden.yaml", "kind: ["),
+        ("text", "kind: ["),
+    ]);
+    let facts = ImpactFacts::of_folder(there.path()).unwrap();
+    assert_eq!(facts.events.len(), 2);
+    let [duplicate, broken] = &facts.notes[..] else { panic!("{:?}", facts.notes) };
+    assert!(duplicate.contains("NetworkPolicy shop/db is there already"), "{duplicate}");
+    assert!(broken.contains("d.yml"), "{broken}");
+}
