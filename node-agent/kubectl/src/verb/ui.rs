@@ -8,7 +8,7 @@
 //! | `sighting` | what agents say, as edges. Pure |
 //! | `history` | the last minutes of each edge. Pure |
 //! | `fold` | what is drawn of it. Pure |
-//! | `layout`, `curve` | where it stands. Pure |
+//! | `layout`, `track`, `curve` | where it stands. Pure |
 //! | `draw`, `rows` | the picture, and the table beside it. Pure |
 
 #![expect(clippy::disallowed_methods, reason = "minutes pass")]
@@ -27,6 +27,7 @@ mod sighting;
 mod state;
 #[cfg(test)]
 mod tests;
+mod track;
 
 use std::cell::RefCell;
 use std::net::Ipv4Addr;

@@ -3,10 +3,10 @@
 use super::fold::Drawing;
 use super::layout::{HEIGHT, Layout, WIDTH};
 
-/// A cubic curve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Cubic curves one after the other, with straight lines between them, past columns.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Curve {
-    pub points: [(i64, i64); 4],
+    parts: Vec<[(i64, i64); 4]>,
 }
 
 /// The side of a box.
@@ -32,11 +32,16 @@ impl Curve {
             .iter()
             .map(|edge| sides(layout.corners[edge.from].0, layout.corners[edge.to].0))
             .collect();
-        // By box and side: the height of the other end, the edge, and which of its ends it is.
+        let none = Vec::new();
+        let tracks = |edge: usize| layout.tracks.get(&edge).unwrap_or(&none);
+        // By box and side: where the edge leads, the edge, and which of its ends it is.
         let mut ends: Vec<(usize, BoxSide, i64, usize, usize)> = Vec::new();
         for (at, (edge, [from, to])) in drawing.edges.iter().zip(&sides).enumerate() {
-            ends.push((edge.from, *from, layout.corners[edge.to].1, at, 0));
-            ends.push((edge.to, *to, layout.corners[edge.from].1, at, 1));
+            let middle = |at: usize| layout.corners[at].1 + HEIGHT / 2;
+            let next = tracks(at).first().map_or(middle(edge.to), |(_, y)| *y);
+            let last = tracks(at).last().map_or(middle(edge.from), |(_, y)| *y);
+            ends.push((edge.from, *from, next, at, 0));
+            ends.push((edge.to, *to, last, at, 1));
         }
         ends.sort_unstable();
         let mut points = vec![[(0, 0); 2]; drawing.edges.len()];
@@ -48,26 +53,33 @@ impl Curve {
                 points[*edge][*end] = (x, y + HEIGHT * place / room);
             }
         }
-        points.iter().zip(&sides).map(|(ends, sides)| Self::between(*ends, *sides)).collect()
-    }
-
-    fn between([from, to]: [(i64, i64); 2], [leaves, arrives]: [BoxSide; 2]) -> Self {
-        let reach =
-            ((to.0 - from.0).abs() / 2 + (to.1 - from.1).abs() / 8).clamp(SHORTEST, LONGEST);
-        let out = |side| if side == BoxSide::Right { reach } else { -reach };
-        let turns = [(from.0 + out(leaves), from.1), (to.0 + out(arrives), to.1)];
-        Self { points: [from, turns[0], turns[1], to] }
+        let curve = |(at, ([from, to], sides)): (usize, (&[(i64, i64); 2], &[BoxSide; 2]))| {
+            let mut parts = Vec::new();
+            let mut begins = *from;
+            for (left, y) in tracks(at) {
+                parts.push(part([begins, (*left, *y)], [BoxSide::Right, BoxSide::Left]));
+                begins = (left + WIDTH, *y);
+            }
+            parts.push(part([begins, *to], *sides));
+            Self { parts }
+        };
+        points.iter().zip(&sides).enumerate().map(curve).collect()
     }
 
     /// As SVG has it.
     pub fn path(&self) -> String {
-        let [from, one, two, to] = self.points.map(|(x, y)| format!("{x} {y}"));
-        format!("M{from} C{one} {two} {to}")
+        let mut path = String::new();
+        for part in &self.parts {
+            let [from, one, two, to] = part.map(|(x, y)| format!("{x} {y}"));
+            let leads = if path.is_empty() { "M" } else { " L" };
+            path.push_str(&format!("{leads}{from} C{one} {two} {to}"));
+        }
+        path
     }
 
     /// The middle of its words: before its end, where it is alone and nearly level.
     pub fn words(&self) -> (i64, i64) {
-        let [from, one, two, to] = self.points;
+        let Some([from, one, two, to]) = self.parts.last() else { return (0, 0) };
         let back = (to.0 - two.0).signum() * WORDS;
         let y = match (to.0 - from.0).abs() {
             0..=SHORT => (from.1 + 3 * one.1 + 3 * two.1 + to.1) / 8,
@@ -75,6 +87,14 @@ impl Curve {
         };
         (to.0 - back, y - 5)
     }
+}
+
+/// A curve that leaves one side of a box, and arrives at one of another.
+fn part([from, to]: [(i64, i64); 2], [leaves, arrives]: [BoxSide; 2]) -> [(i64, i64); 4] {
+    let reach = (to.0 - from.0).abs() / 2 + (to.1 - from.1).abs() / 8;
+    let reach = reach.clamp(SHORTEST, LONGEST);
+    let out = |side| if side == BoxSide::Right { reach } else { -reach };
+    [from, (from.0 + out(leaves), from.1), (to.0 + out(arrives), to.1), to]
 }
 
 /// From which side an edge leaves, and at which it arrives.
@@ -97,12 +117,17 @@ mod tests {
             [(0, 300, [Right, Left]), (300, 0, [Left, Right]), (0, 0, [Right, Right])]
         {
             assert_eq!(sides(from, to), expected);
-            let curve = Curve::between([(from, 10), (to, 90)], expected);
-            let [_, one, two, _] = curve.points;
+            let [_, one, two, _] = part([(from, 10), (to, 90)], expected);
             assert_eq!(one.0 > from, expected[0] == Right);
             assert_eq!(two.0 > to, expected[1] == Right);
         }
-        let curve = Curve::between([(0, 10), (100, 90)], [Right, Left]);
-        assert_eq!(curve.path(), "M0 10 C60 10 40 90 100 90");
+        let parts = vec![
+            part([(0, 10), (100, 90)], [Right, Left]),
+            part([(264, 90), (364, 90)], [Right, Left]),
+        ];
+        let curve = Curve { parts };
+        let expected = "M0 10 C60 10 40 90 100 90 L264 90 C314 90 314 90 364 90";
+        assert_eq!(curve.path(), expected);
+        assert_eq!(curve.words(), (324, 85));
     }
 }

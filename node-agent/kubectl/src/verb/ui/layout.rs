@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::fold::Drawing;
 use super::party::Party;
+use super::track::{Tracks, lay};
 
 pub const WIDTH: i64 = 164;
 pub const HEIGHT: i64 = 48;
 pub const MARGIN: i64 = 24;
 
 /// Between boxes of one column, between columns that edges cross, and between those they do not.
-const GAP: i64 = 18;
+pub const GAP: i64 = 18;
 const CROSSED: i64 = 76;
 const SPLIT: i64 = 26;
 
@@ -41,6 +42,7 @@ pub struct Layout {
     pub height: i64,
     /// The height of the words above boxes without edges.
     pub idle: Option<i64>,
+    pub tracks: Tracks,
 }
 
 /// Boxes by number, and who is next to whom.
@@ -216,14 +218,16 @@ impl Arrangement {
         let mut corners = vec![(0, 0); drawing.boxes.len()];
         let mut right = columns(&layers, &mut corners);
         align(&layers, &links, &mut corners);
-        let top = places.keys().map(|at| corners[*at].1).min().unwrap_or(MARGIN);
-        for at in places.keys() {
-            corners[*at].1 += MARGIN - top;
-        }
-        let bottom = places.keys().map(|at| corners[*at].1 + HEIGHT).max().unwrap_or(MARGIN);
+        // Past a layer of several columns there is no way between boxes.
+        let mut tracks = match layers.iter().all(|layer| layer.len() <= ROWS) {
+            true => lay(&layers, drawing, &mut corners),
+            false => Tracks::new(),
+        };
+        let bottom = move_to_top(&places, &mut corners, &mut tracks);
         let idle: Vec<usize> = (0..corners.len()).filter(|at| !places.contains_key(at)).collect();
         if idle.is_empty() {
-            return Layout { corners, width: right + MARGIN, height: bottom + MARGIN, idle: None };
+            let (width, height) = (right + MARGIN, bottom + MARGIN);
+            return Layout { corners, width, height, idle: None, tracks };
         }
         let begins = if places.is_empty() { MARGIN } else { bottom + GAP };
         let row = ((right - MARGIN + SPLIT) / (WIDTH + SPLIT)).max(NARROWEST);
@@ -235,7 +239,8 @@ impl Arrangement {
             (right, height) = (right.max(x + WIDTH), height.max(y + HEIGHT));
         }
         let heading = Some(begins + HEADING - GAP);
-        Layout { corners, width: right + MARGIN, height: height + MARGIN, idle: heading }
+        let (width, height) = (right + MARGIN, height + MARGIN);
+        Layout { corners, width, height, idle: heading, tracks }
     }
 }
 
@@ -284,6 +289,22 @@ fn columns(layers: &[Vec<usize>], corners: &mut [(i64, i64)]) -> i64 {
         x += CROSSED - SPLIT;
     }
     right
+}
+
+/// Moves everything so that the highest box or edge is at the top. Returns the bottom.
+fn move_to_top(
+    places: &BTreeMap<usize, (usize, usize)>,
+    corners: &mut [(i64, i64)],
+    tracks: &mut Tracks,
+) -> i64 {
+    let boxes = places.keys().map(|at| corners[*at].1);
+    let passing = tracks.values().flatten().map(|(_, y)| *y);
+    let by = MARGIN - boxes.chain(passing).min().unwrap_or(MARGIN);
+    places.keys().for_each(|at| corners[*at].1 += by);
+    tracks.values_mut().flatten().for_each(|(_, y)| *y += by);
+    let boxes = places.keys().map(|at| corners[*at].1 + HEIGHT);
+    let passing = tracks.values().flatten().map(|(_, y)| *y);
+    boxes.chain(passing).max().unwrap_or(MARGIN)
 }
 
 /// Moves boxes up and down towards their neighbours, in layers that are one column.
@@ -415,9 +436,19 @@ mod tests {
             let arrangement = Arrangement::of(&first, None);
             let second = drawing(&boxes, &of(&[&pairs[..], &other].concat()));
             let later = Arrangement::of(&second, Some(&arrangement));
-            for (drawing, arrangement) in [(&first, &arrangement), (&second, &later)] {
+            // With few edges, they pass between boxes.
+            let few = drawing(&boxes, &of(&other));
+            let alone = Arrangement::of(&few, None);
+            let all = [(&first, &arrangement), (&second, &later), (&few, &alone)];
+            for (drawing, arrangement) in all {
                 let layout = arrangement.layout(drawing);
                 prop_assert_eq!(&layout, &arrangement.layout(drawing));
+                for (x, y) in layout.tracks.values().flatten() {
+                    let is_hidden = |(left, top): &(i64, i64)| {
+                        left == x && (top - 2..=top + HEIGHT + 2).contains(y)
+                    };
+                    prop_assert!(!layout.corners.iter().any(is_hidden), "{x} {y}");
+                }
                 for (at, (x, y)) in layout.corners.iter().enumerate() {
                     prop_assert!(*x >= MARGIN && x + WIDTH <= layout.width);
                     prop_assert!(*y >= MARGIN && y + HEIGHT <= layout.height);
