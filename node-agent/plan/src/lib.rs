@@ -38,7 +38,7 @@ pub use self::direct::{
     DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,
 };
 pub use self::firewall::{
-    AddressRange, Cells, Decider, Direction, FirewallChanges, FirewallPlan, FirewallSettings,
+    AddressRange, Cell, Cells, Decider, Direction, FirewallChanges, FirewallPlan, FirewallSettings,
     Function, IdentityChange, IdentityId, IfRefused, Isolation, Permission, PolicyFlow,
     PolicyRejection, PolicyResult, PolicyStep, PortKey, PortSpan, Side, Sides, SidesChange,
     TierDecider, TierStep, Tiered, ToNode,

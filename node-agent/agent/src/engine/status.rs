@@ -9,7 +9,7 @@ use denizen_model::Listing;
 use denizen_observe::status::{
     DrainingStatus, HostPortsStatus, IpvsStatus, NetworkPolicyStatus, Status,
 };
-use denizen_plan::{HostPortPlan, Plan, Remark, ServicePlan, Sides};
+use denizen_plan::{FirewallPlan, HostPortPlan, Plan, Remark, ServicePlan, Sides};
 
 /// The most remarks of one kind that are shown.
 const MOST_REMARKS: usize = 32;
@@ -39,6 +39,7 @@ pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Stat
             .warnings()
             .chain(surprising)
             .chain(host_port_warnings(engine.planner.plan()))
+            .chain(policy_ties(engine.planner.plan()))
             .collect(),
         api: Vec::new(),
         backend: String::new(),
@@ -123,6 +124,12 @@ fn network_policy<B>(
         dropped: report.dropped,
         unfiltered_bridges: firewall.without_netfilter().map(str::to_owned).collect(),
     })
+}
+
+/// ClusterNetworkPolicies whose order the API leaves open.
+fn policy_ties(plan: &Plan) -> Vec<String> {
+    let ties = plan.firewall().map(FirewallPlan::ties).unwrap_or_default();
+    shown(ties.iter())
 }
 
 /// The remarks, as errors and as warnings.

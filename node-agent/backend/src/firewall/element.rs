@@ -10,16 +10,21 @@ use super::tunnel::{self, TunnelKey};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Data, Element, Key, Value};
 use denizen_plan::{
-    AddressRange, Direction, FirewallPlan, Function, Isolation, Permission, PortKey, Side, Sides,
-    Tiered,
+    AddressRange, Direction, FirewallPlan, Function, Isolation, Permission, PortKey, Sides, Tiered,
 };
 
 pub(super) fn member(set: FirewallSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
-/// How a pod's address is judged.
-pub fn of_sides(address: IpAddr, sides: &Sides, numbers: &Numbers) -> Vec<Element> {
+/// How a pod's address is judged. Of the many cells of ClusterNetworkPolicies only those that
+/// `others` have not.
+pub fn of_sides(
+    address: IpAddr,
+    sides: &Sides,
+    others: Option<&Sides>,
+    numbers: &Numbers,
+) -> Vec<Element> {
     let key = Key::EMPTY.address(address);
     if Direction::BOTH.iter().all(|side| sides.of(*side).isolation == Isolation::Pending) {
         return vec![member(FirewallSet::Pending, key)];
@@ -37,7 +42,11 @@ pub fn of_sides(address: IpAddr, sides: &Sides, numbers: &Numbers) -> Vec<Elemen
         let permissions = side.permissions.iter();
         let permission = |permission| of_permission(address, direction, permission, numbers);
         elements.extend(permissions.map(permission));
-        elements.extend(of_cells(address, direction, side, numbers));
+        let others = others.and_then(|others| others.of(direction).tiered.as_ref());
+        let tiered = side.tiered.iter();
+        elements.extend(
+            tiered.flat_map(|tiered| of_cells(address, direction, tiered, others, numbers)),
+        );
     }
     if sides.is_restricted() {
         elements.push(member(FirewallSet::Itself, key.address(address)));
@@ -48,25 +57,26 @@ pub fn of_sides(address: IpAddr, sides: &Sides, numbers: &Numbers) -> Vec<Elemen
     elements
 }
 
-/// What passes between a pod that ClusterNetworkPolicies select and each peer.
+/// What passes between a pod that ClusterNetworkPolicies select and each peer, where `others` have
+/// something else.
 fn of_cells<'a>(
     pod: IpAddr,
     direction: Direction,
-    side: &'a Side,
+    tiered: &'a Tiered,
+    others: Option<&'a Tiered>,
     numbers: &'a Numbers,
 ) -> impl Iterator<Item = Element> + 'a {
-    side.tiered.iter().flat_map(move |tiered| {
-        let peer = |id: Option<_>| id.map_or(NOBODY, |id| numbers.number(id));
-        let cells = tiered.cells.iter().map(move |(id, function)| (peer(*id), function));
-        let cells = cells.chain([(ITSELF, &tiered.itself)]);
-        // Whoever is not found is refused.
-        let cells = cells.filter(|(_, function)| !function.is_none());
-        cells.map(move |(peer, function)| Element {
-            set: FirewallSet::Cells(direction).id(),
-            key: Key::EMPTY.address(pod).number(peer),
-            value: Value::Data(Data::EMPTY.number(numbers.function(function))),
-            comment: None,
-        })
+    let peer = |id: Option<_>| id.map_or(NOBODY, |id| numbers.number(id));
+    let cells = tiered.cells.beyond(others.map(|others| &others.cells));
+    let cells = cells.map(move |(id, function)| (peer(*id), function));
+    let cells = cells.chain([(ITSELF, &tiered.itself)]);
+    // Whoever is not found is refused.
+    let cells = cells.filter(|(_, function)| !function.is_none());
+    cells.map(move |(peer, function)| Element {
+        set: FirewallSet::Cells(direction).id(),
+        key: Key::EMPTY.address(pod).number(peer),
+        value: Value::Data(Data::EMPTY.number(numbers.function(function))),
+        comment: None,
     })
 }
 
@@ -75,10 +85,15 @@ pub fn functions_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&Fu
     let is_asked = |address| version.is_none_or(|version| family_of(address) == version);
     let pods = plan.pods().filter(|(address, _)| is_asked(*address));
     let sides = pods.flat_map(|(_, sides)| Direction::BOTH.map(|direction| sides.of(direction)));
-    let all = sides.filter_map(|side| side.tiered.as_ref()).flat_map(Tiered::functions);
-    // Most are copies of few.
-    let mut seen = HashSet::new();
-    all.filter(|function| seen.insert(function.address())).collect()
+    // Pods of one class share their cells.
+    let (mut seen, mut all) = (HashSet::new(), HashSet::new());
+    for tiered in sides.filter_map(|side| side.tiered.as_ref()) {
+        all.insert(&tiered.itself);
+        if seen.insert(tiered.cells.address()) {
+            all.extend(tiered.cells.functions());
+        }
+    }
+    all
 }
 
 /// What passes by each function of a version's pods. Everything and nothing need no elements.
@@ -192,7 +207,7 @@ pub fn all(
     elements.extend(blocks.map(|(range, id)| of_block(range, numbers.number(id))));
     elements.extend(of_functions(plan, version, numbers));
     for (address, sides) in plan.pods().filter(|(address, _)| is_ours(*address)) {
-        elements.extend(of_sides(address, sides, numbers));
+        elements.extend(of_sides(address, sides, None, numbers));
     }
     elements.sort_unstable_by_key(|element| (element.set, element.key));
     elements.dedup_by_key(|element| (element.set, element.key));

@@ -105,17 +105,20 @@ impl Numbers {
             let blocks = plan.blocks().filter(|(range, _)| is_ours(&range.first));
             blocks.for_each(|(_, id)| self.assign(id));
             let pods = plan.pods().filter(|(address, _)| is_ours(address));
-            pods.for_each(|(_, sides)| self.assign_peers(sides));
+            pods.for_each(|(_, sides)| self.assign_peers(sides, None));
         }
     }
 
-    /// Gives every peer of a pod a number, and what passes between it and them.
-    pub fn assign_peers(&mut self, sides: &Sides) {
+    /// Gives every peer of a pod a number, and what passes between it and them. Those that it had
+    /// `before` have theirs.
+    pub fn assign_peers(&mut self, sides: &Sides, before: Option<&Sides>) {
         for direction in Direction::BOTH {
             let permissions = sides.of(direction).permissions.iter();
             permissions.filter_map(|permission| permission.peer).for_each(|id| self.assign(id));
             let Some(tiered) = &sides.of(direction).tiered else { continue };
-            tiered.cells.iter().filter_map(|(id, _)| *id).for_each(|id| self.assign(id));
+            let before = before.and_then(|before| before.of(direction).tiered.as_ref());
+            let cells = tiered.cells.beyond(before.map(|before| &before.cells));
+            cells.filter_map(|(id, _)| *id).for_each(|id| self.assign(id));
             tiered.functions().for_each(|function| self.assign_function(function));
         }
     }

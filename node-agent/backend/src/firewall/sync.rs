@@ -17,7 +17,9 @@ use super::schema::FirewallSet;
 use super::table::{FirewallContent, FirewallTable};
 use denizen_model::{Family, family_of};
 use denizen_nft::{Element, Keeper, Kernel, NftError, Observed, Rendering, Repair, TableFamily};
-use denizen_plan::{FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, Sides};
+use denizen_plan::{
+    FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, Sides, SidesChange,
+};
 use denizen_text::describe;
 
 /// The pod firewall's tables, and the kernel that they are in.
@@ -181,20 +183,21 @@ impl Firewall {
 
     fn note_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
         let of_firewall = &changes.firewall;
-        let of = |sides: Option<&Sides>, address, numbers: &Numbers| {
-            sides.map_or_else(Vec::new, |sides| of_sides(address, sides, numbers))
+        let of = |sides: Option<&Sides>, others, address, numbers: &Numbers| {
+            sides.map_or_else(Vec::new, |sides| of_sides(address, sides, others, numbers))
         };
-        let before: Vec<Vec<Element>> = of_firewall
-            .sides
-            .iter()
-            .map(|change| of(change.before.as_ref(), change.address, &self.numbers))
-            .collect();
+        let before = of_firewall.sides.iter().map(|SidesChange { address, before, after }| {
+            of(before.as_ref(), after.as_ref(), *address, &self.numbers)
+        });
+        let before: Vec<Vec<Element>> = before.collect();
         let Self { numbers, keepers, .. } = self;
         numbers.retire(&of_firewall.forgotten);
-        for (change, before) in of_firewall.sides.iter().zip(before) {
-            change.after.iter().for_each(|sides| numbers.assign_peers(sides));
-            let after = of(change.after.as_ref(), change.address, numbers);
-            note(keepers, family_of(change.address), before, after);
+        for (SidesChange { address, before: sides, after }, before) in
+            of_firewall.sides.iter().zip(before)
+        {
+            after.iter().for_each(|after| numbers.assign_peers(after, sides.as_ref()));
+            let after = of(after.as_ref(), sides.as_ref(), *address, numbers);
+            note(keepers, family_of(*address), before, after);
         }
         for change in &of_firewall.identities {
             // The old number is not compared: it is another one.
@@ -430,6 +433,19 @@ fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
     elements
 }
 
+/// The elements that `others` have not, or not so. Both are [`sorted`].
+fn beyond<'a>(
+    elements: &'a [Element],
+    others: &'a [Element],
+) -> impl Iterator<Item = &'a Element> + 'a {
+    let mut others = others.iter().peekable();
+    elements.iter().filter(move |element| {
+        let order = |other: &&Element| (other.set, other.key).cmp(&(element.set, element.key));
+        while others.next_if(|other| order(other).is_lt()).is_some() {}
+        others.next_if(|other| order(other).is_eq()).is_none_or(|other| other != *element)
+    })
+}
+
 /// Notes the difference between what was noted of each table and what should be there. Both are
 /// [`sorted`]: of all pods' elements, a pod that comes or goes changes a few.
 fn replace(
@@ -439,13 +455,8 @@ fn replace(
 ) {
     for (family, after) in wanted {
         let before = noted.remove(&family).unwrap_or_default();
-        let is_in = |others: &[Element], element: &Element| {
-            let key = |other: &Element| (other.set, other.key).cmp(&(element.set, element.key));
-            others.binary_search_by(key).is_ok_and(|at| others[at] == *element)
-        };
-        let gone = before.iter().filter(|element| !is_in(&after, element)).cloned();
-        let come = after.iter().filter(|element| !is_in(&before, element)).cloned();
-        note(keepers, family, gone.collect::<Vec<_>>(), come.collect::<Vec<_>>());
+        let (gone, come) = (beyond(&before, &after), beyond(&after, &before));
+        note(keepers, family, gone.cloned(), come.cloned());
         noted.insert(family, after);
     }
 }

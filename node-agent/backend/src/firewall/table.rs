@@ -121,7 +121,7 @@ impl FirewallContent<'_> {
     fn of_each_pod(&self) -> impl Iterator<Item = Element> {
         let pods = self.firewall.pods();
         let pods = pods.filter(|(ip, _)| self.table == FirewallTable::Ip(family_of(*ip)));
-        pods.flat_map(|(address, sides)| of_sides(address, sides, self.numbers))
+        pods.flat_map(|(address, sides)| of_sides(address, sides, None, self.numbers))
     }
 }
 

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 mod ranges;
+mod tiers;
 
 use super::Firewall;
 use denizen_model::{
@@ -155,7 +156,10 @@ fn event() -> impl Strategy<Value = Vec<Event>> {
             dummy: false,
         }])]
     });
-    prop_oneof![4 => policy, 4 => pod, 1 => namespace, 2 => recorded, 1 => links, 1 => addresses]
+    let tier = tiers::event();
+    prop_oneof![
+        4 => policy, 3 => tier, 4 => pod, 1 => namespace, 2 => recorded, 1 => links, 1 => addresses
+    ]
 }
 
 fn cluster_pod(namespace: u8, name: u8, label: u8, web: u8) -> ClusterPod {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::function::PortSet;
 use super::identity::{IdentityId, IdentityKey};
 use super::judge::{Judge, Judged, Judgement};
-use super::permission::{ClassKey, Permission, PortKey};
+use super::permission::ClassKey;
 use super::rules::Direction;
 use super::tier::MatchedRule;
 use super::{AddressRange, FirewallPlan};
@@ -54,26 +54,7 @@ impl FirewallPlan {
 
     /// What passes between pods of this class and an identity, as the kernel is told.
     pub(crate) fn passing(&self, class: &ClassKey, peer: Option<IdentityId>) -> PortSet {
-        let Some(granted) = self.classes.get(class) else { return PortSet::default() };
-        if let Some(cells) = &granted.cells {
-            let at = cells.binary_search_by_key(&peer, |(id, _)| *id).ok();
-            return at.map(|at| cells[at].1.ports().clone()).unwrap_or_default();
-        }
-        // They are sorted by peer.
-        let of = |peer: Option<IdentityId>| {
-            let first = granted.permissions.partition_point(|permission| permission.peer < peer);
-            let from = granted.permissions[first..].iter();
-            from.take_while(move |permission| permission.peer == peer)
-        };
-        let mut set = PortSet::default();
-        for Permission { ports, .. } in of(None).chain(of(peer).filter(|_| peer.is_some())) {
-            match ports {
-                PortKey::All => return PortSet::all(),
-                PortKey::Protocol(protocol) => set.add_all(*protocol),
-                PortKey::Range(protocol, first, last) => set.add(*protocol, *first, *last),
-            }
-        }
-        set
+        self.classes.passing(class, peer)
     }
 
     /// Who decides about a packet between pods of this class and an identity.

@@ -16,10 +16,13 @@
 //! | `side` | which pods are isolated |
 //! | `address_key` | what addresses stand for that no pod has |
 //! | `tier` | what ClusterNetworkPolicies say, tier by tier |
+//! | `tie` | which of them have one priority |
 //! | `function` | what passes between a pod and a peer, whoever says so |
+//! | `cells` | what passes between a pod and all its peers |
 //! | `permission` | what an isolated pod may do |
 //! | `judge` | what a class's policies say of one packet, and which rule decides |
 //! | `decider` | what passes between classes and identities, and who decides it |
+//! | `class` | what the pods of each class may do |
 //! | `flow` | what becomes of one connection, and why |
 //! | `narrowed` | whose connections may be forbidden now |
 //! | `update` | what of this a change of facts touches |
@@ -27,6 +30,8 @@
 mod address;
 mod address_key;
 mod blocks;
+mod cells;
+mod class;
 mod decider;
 mod flow;
 mod function;
@@ -41,6 +46,7 @@ mod rules;
 mod side;
 #[cfg(test)]
 mod tests;
+mod tie;
 mod tier;
 mod update;
 
@@ -50,11 +56,11 @@ use std::sync::Arc;
 
 use self::address::{AddressClaimant, PodAddresses};
 use self::blocks::{Pieces, piece_of};
+use self::class::Classes;
 use self::flow::FlowCheck;
 use self::group::{GroupId, Groups, PortNames};
 use self::identity::{Identities, IdentityKey};
 use self::peer::{PeerId, PeerTable};
-use self::permission::Granted;
 use self::rules::PoliciesInForce;
 use self::side::{Described, SideDecision};
 use self::update::FirewallUpdate;
@@ -62,15 +68,17 @@ use denizen_model::{LocalPod, Model, ModelChange, NodeLinks, PodName, PodSet, Po
 use denizen_state::AttachmentId;
 
 pub use self::blocks::AddressRange;
+pub use self::cells::{Cell, Cells};
 pub use self::decider::{Decider, TierDecider};
 pub use self::flow::{PolicyFlow, PolicyRejection, PolicyResult, PolicyStep};
 pub(crate) use self::function::PortSet;
 pub use self::function::{Function, PortSpan};
 pub use self::identity::IdentityId;
 pub(crate) use self::permission::ClassKey;
-pub use self::permission::{Cells, Permission, PortKey};
+pub use self::permission::{Permission, PortKey};
 pub use self::rules::Direction;
 pub use self::side::{Isolation, Side, Sides, Tiered};
+pub use self::tie::PolicyTie;
 pub use self::tier::TierStep;
 
 /// What the operator asked of the pod firewall.
@@ -139,7 +147,7 @@ pub struct FirewallPlan {
     identities: Identities,
     pieces: Pieces,
     blocks: Blocks,
-    classes: BTreeMap<ClassKey, Granted>,
+    classes: Classes,
     /// The peer that stands for the ranges of pods, while ClusterNetworkPolicies are in force.
     pod_ranges: Option<PeerId>,
     /// The identities of nodes' addresses that no pod has, while they are.
@@ -187,23 +195,6 @@ pub struct SidesChange {
     pub before: Option<Sides>,
     /// `None` if it is no longer a pod's.
     pub after: Option<Sides>,
-}
-
-impl SidesChange {
-    fn between<'a>(
-        before: &'a BTreeMap<IpAddr, Sides>,
-        after: &'a BTreeMap<IpAddr, Sides>,
-    ) -> impl Iterator<Item = Self> + 'a {
-        let addresses: BTreeSet<&IpAddr> = before.keys().chain(after.keys()).collect();
-        addresses.into_iter().filter_map(|address| {
-            let (before, after) = (before.get(address), after.get(address));
-            (before != after).then(|| Self {
-                address: *address,
-                before: before.cloned(),
-                after: after.cloned(),
-            })
-        })
-    }
 }
 
 /// A range or an address has another identity.
@@ -426,6 +417,14 @@ impl FirewallPlan {
     /// How many ClusterNetworkPolicies select a pod of this node.
     pub fn tiers_in_force(&self) -> usize {
         self.rules.tier_count()
+    }
+
+    /// ClusterNetworkPolicies whose order for a pod of this node the API leaves open.
+    pub fn ties(&self) -> BTreeSet<PolicyTie> {
+        let decisions = self.subjects.values().flat_map(|pod| [&pod.ingress, &pod.egress]);
+        let classes: BTreeSet<_> =
+            decisions.filter_map(|decision| decision.class.as_ref()).collect();
+        classes.into_iter().flat_map(|class| PolicyTie::of_class(class, &self.rules)).collect()
     }
 
     /// Whether ClusterNetworkPolicies select a pod of this node.

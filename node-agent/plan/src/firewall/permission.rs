@@ -1,9 +1,10 @@
 //! What the pods of one class may do: the union of the rules of the policies that select them.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use super::cells::Cells;
 use super::function::{Function, PortSet};
 use super::identity::{Identities, IdentityId, IdentityKey};
 use super::peer::PeerTable;
@@ -61,19 +62,6 @@ pub(crate) struct ClassKey {
     pub tiers: Option<Vec<Arc<str>>>,
 }
 
-/// What passes between the pods of a class and each peer that a policy can tell from others;
-/// `None`: those that none can tell. Sorted.
-pub type Cells = Arc<[(Option<IdentityId>, Function)]>;
-
-/// What the pods of a class may do.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Granted {
-    /// By NetworkPolicies alone.
-    pub permissions: Permissions,
-    /// By policies of any kind, if ClusterNetworkPolicies select the pods.
-    pub cells: Option<Cells>,
-}
-
 /// The permissions of a class, sorted.
 pub(super) type Permissions = Arc<[Permission]>;
 
@@ -106,25 +94,13 @@ impl ClassKey {
     ) -> Option<Cells> {
         let book = self.rulebook(rules)?;
         let painter = self.painter(table);
-        let known: HashMap<Option<IdentityId>, &Function> = before
-            .into_iter()
-            .flat_map(|cells| cells.iter().map(|(id, function)| (*id, function)))
-            .collect();
         let nobody = IdentityKey::default();
-        let ids = identities.iter().map(|(id, key)| (Some(id), key));
-        let mut functions: HashSet<Function> =
-            known.values().map(|known| (*known).clone()).collect();
-        let cells = [(None, &nobody)].into_iter().chain(ids).map(|(id, key)| {
-            if let Some(known) = known.get(&id) {
-                return (id, (*known).clone());
-            }
-            let painted = self.painted(&book, &painter, rules, key);
-            // One copy of those that are equal.
-            let function = functions.get(&painted).cloned().unwrap_or(painted);
-            functions.insert(function.clone());
-            (id, function)
-        });
-        Some(cells.collect())
+        let peers = [None].into_iter().chain(identities.iter().map(|(id, _)| Some(id)));
+        Some(Cells::new(peers, before, |peer| {
+            let key = peer.and_then(|id| identities.key(id)).unwrap_or(&nobody);
+            let permitted = || self.permitted(rules, key);
+            book.function(&painter, key, self.is_isolated.then_some(permitted))
+        }))
     }
 
     /// The rules of tiers, if any ClusterNetworkPolicy selects these pods.
@@ -135,17 +111,6 @@ impl ClassKey {
 
     pub(super) fn painter<'a>(&'a self, table: &'a PeerTable) -> Painter<'a> {
         Painter { direction: self.direction, ports: &self.ports, table }
-    }
-
-    fn painted(
-        &self,
-        book: &Rulebook<'_>,
-        painter: &Painter<'_>,
-        rules: &PoliciesInForce,
-        key: &IdentityKey,
-    ) -> Function {
-        let permitted = || self.permitted(rules, key);
-        book.function(painter, key, self.is_isolated.then_some(permitted))
     }
 
     /// What passes between one of these pods and itself, through a service. NetworkPolicies never

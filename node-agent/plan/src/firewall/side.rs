@@ -1,8 +1,9 @@
 //! Whether a pod is isolated, per direction.
 
 use super::IdentityId;
+use super::cells::{Cell, Cells};
 use super::function::Function;
-use super::permission::{Cells, ClassKey, Permissions};
+use super::permission::{ClassKey, Permissions};
 use super::rules::Direction;
 use super::tier;
 use denizen_model::{
@@ -42,22 +43,22 @@ pub struct Tiered {
 impl Tiered {
     /// What passes between the pod and a peer of this identity. What is not there, does not pass.
     pub fn of(&self, identity: Option<IdentityId>) -> Option<&Function> {
-        let at = self.cells.binary_search_by_key(&identity, |(id, _)| *id).ok()?;
-        Some(&self.cells[at].1)
+        self.cells.of(identity)
     }
 
-    /// What passes between it and anybody.
+    /// What passes between it and anybody, and itself.
     pub fn functions(&self) -> impl Iterator<Item = &Function> {
-        self.cells.iter().map(|(_, function)| function).chain([&self.itself])
+        self.cells.functions().chain([&self.itself])
     }
 
     /// Whether something passed before that does not pass now.
     fn is_narrower_than(&self, before: &Self) -> bool {
-        let is_narrower = |(id, before): &(Option<IdentityId>, Function)| {
+        let is_narrower = |(id, before): &Cell| {
             // An identity that is gone has no address.
             self.of(*id).is_some_and(|now| now.is_narrower_than(before))
         };
-        self.itself.is_narrower_than(&before.itself) || before.cells.iter().any(is_narrower)
+        let mut differing = before.cells.beyond(Some(&self.cells));
+        self.itself.is_narrower_than(&before.itself) || differing.any(is_narrower)
     }
 }
 

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use super::address::{AddressClaimant, Within};
 use super::address_key::{key_of_range, keys_of_nodes, ranges_of_pods};
 use super::blocks::{AddressRange, Piece, pieces};
+use super::class::Rules;
 use super::group::{GroupKey, GroupQuery};
 use super::identity::IdentityKey;
 use super::narrowed::narrowed;
 use super::owner::{handed_over, owners};
 use super::peer::Covers;
-use super::permission::{Cells, ClassKey, Granted, Permissions, RuleChanges};
+use super::permission::RuleChanges;
 use super::rules::Direction;
-use super::side::{Described, Side, SideDecision, Sides, Tiered, add_tiers, decide};
+use super::side::{Described, Side, Sides, add_tiers, decide};
 use super::tier::AllTiers;
 use super::{
     Blocks, ClusterClaim, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused,
@@ -96,8 +97,10 @@ impl<'a> FirewallUpdate<'a> {
         let late = late.filter(|_| !self.plan.left_open);
         let pending = Sides { ingress: Side::pending(), egress: Side::pending() };
         let ips = late.filter(|pod| pod.pod.is_some()).flat_map(|pod| &pod.ips);
-        let sides = ips.map(|ip| (*ip, pending.clone())).collect();
-        self.set_sides(sides);
+        let ips: BTreeSet<IpAddr> = ips.copied().collect();
+        let all: BTreeSet<IpAddr> = self.plan.sides.keys().chain(&ips).copied().collect();
+        let sides = all.into_iter().map(|ip| (ip, ips.contains(&ip).then(|| pending.clone())));
+        self.set_sides(sides.collect());
     }
 
     fn update_known(
@@ -134,21 +137,13 @@ impl<'a> FirewallUpdate<'a> {
         // What passes between a pod and itself depends on its own identity.
         let is_own = |change: &IdentityChange<IpAddr>| self.plan.owners.contains_key(&change.of);
         let are_renamed = self.plan.has_tiers() && self.changes.identities.iter().any(is_own);
-        if !touched.is_empty()
-            || !changed.is_empty()
-            || !identities.keys.is_empty()
-            || are_granted
-            || are_renamed
-        {
-            self.update_permissions(&changed, &identities.keys);
-            let mut owners = owners(&self.plan.subjects);
-            for (id, subject) in &self.plan.subjects {
-                owners.extend(self.plan.granted(id, subject).map(|ip| (ip, id.clone())));
-            }
-            self.changes.departed = handed_over(&self.plan.owners, &owners).collect();
-            self.changes.owners = self.plan.owners != owners;
-            self.plan.owners = owners;
-            self.set_sides(self.all_sides());
+        let concerns_all =
+            !changed.is_empty() || !identities.keys.is_empty() || are_granted || are_renamed;
+        if concerns_all {
+            self.update_classes(&changed, &identities.keys);
+        }
+        if concerns_all || !touched.is_empty() {
+            self.update_sides((!concerns_all).then_some(&touched));
         }
         self.note_narrowed(is_first || blocks_changed || self.plan.pod_ranges != before);
     }
@@ -432,61 +427,56 @@ impl<'a> FirewallUpdate<'a> {
         self.plan.addresses.touched.extend(self.plan.addresses.all().collect::<Vec<_>>());
     }
 
-    /// Brings the permissions of the classes in use up to date.
-    fn update_permissions(&mut self, changed: &RuleChanges, identities: &[IdentityKey]) {
-        let decisions = self.plan.subjects.values().flat_map(|pod| [&pod.ingress, &pod.egress]);
-        let used: BTreeSet<&ClassKey> =
-            decisions.filter_map(|decision| decision.class.as_ref()).collect();
-        let mut classes = std::mem::take(&mut self.plan.classes);
-        for class in used {
-            let is_changed = || identities.iter().any(|key| class.may_name(key, &self.plan.rules));
-            let has_other_rules = changed.concerns(class);
-            let before = classes.remove(class).filter(|_| !has_other_rules);
-            let granted = match before {
-                Some(before) if class.tiers.is_some() => match identities.is_empty() {
-                    true => before,
-                    false => self.granted_by_tiers(class, before.cells.as_ref()),
-                },
-                None if class.tiers.is_some() => self.granted_by_tiers(class, None),
-                Some(before) if !is_changed() => before,
-                Some(_) | None => Granted {
-                    permissions: class.permissions(&self.plan.rules, &self.plan.identities),
-                    cells: None,
-                },
-            };
-            self.plan.classes.insert(class.clone(), granted);
+    /// Brings what pods may do up to date.
+    fn update_classes(&mut self, changed: &RuleChanges, identities: &[IdentityKey]) {
+        let FirewallPlan { classes, subjects, rules, identities: known, peers, .. } =
+            &mut *self.plan;
+        let decisions = subjects.values().flat_map(|pod| [&pod.ingress, &pod.egress]);
+        let rules = Rules { policies: rules, identities: known, peers };
+        classes.update(decisions, rules, changed, identities);
+    }
+
+    /// Decides whose addresses are, and how those of these pods are judged, or of all.
+    fn update_sides(&mut self, of: Option<&BTreeSet<AttachmentId>>) {
+        let mut owners = owners(&self.plan.subjects);
+        for (id, subject) in &self.plan.subjects {
+            owners.extend(self.plan.granted(id, subject).map(|ip| (ip, id.clone())));
         }
+        let before = std::mem::replace(&mut self.plan.owners, owners);
+        self.changes.departed = handed_over(&before, &self.plan.owners).collect();
+        self.changes.owners = self.plan.owners != before;
+        let mut classes = std::mem::take(&mut self.plan.classes);
+        let plan = &*self.plan;
+        let is_meant = |(_, id): &(&IpAddr, &AttachmentId)| of.is_none_or(|of| of.contains(*id));
+        let addresses = before.iter().chain(&plan.owners).filter(is_meant).map(|(ip, _)| ip);
+        let judged = plan.sides.keys().filter(|_| of.is_none());
+        let addresses: BTreeSet<&IpAddr> = addresses.chain(judged).collect();
+        let rules =
+            Rules { policies: &plan.rules, identities: &plan.identities, peers: &plan.peers };
+        let sides = addresses.into_iter().map(|ip| {
+            let subject = plan.owners.get(ip).and_then(|id| plan.subjects.get(id));
+            let own = plan.identity_of(*ip);
+            let mut side = |decision| classes.side(decision, rules, own);
+            let sides = subject.map(|subject| Sides {
+                ingress: side(&subject.ingress),
+                egress: side(&subject.egress),
+            });
+            (*ip, sides)
+        });
+        let sides = sides.collect();
+        self.plan.classes = classes;
+        self.set_sides(sides);
     }
 
-    fn granted_by_tiers(&self, class: &ClassKey, before: Option<&Cells>) -> Granted {
-        let cells = class.cells(&self.plan.rules, &self.plan.identities, &self.plan.peers, before);
-        Granted { permissions: Permissions::default(), cells }
-    }
-
-    /// How each address of a recorded pod is judged.
-    fn all_sides(&self) -> BTreeMap<IpAddr, Sides> {
-        let owners = self.plan.owners.iter();
-        owners
-            .filter_map(|(ip, id)| Some((*ip, self.sides_of(*ip, self.plan.subjects.get(id)?))))
-            .collect()
-    }
-
-    fn sides_of(&self, address: IpAddr, subject: &FirewallPod) -> Sides {
-        let own = self.plan.key_of(address).unwrap_or_default();
-        let side = |decision: &SideDecision| {
-            let class = decision.class.as_ref();
-            let granted = class.and_then(|class| self.plan.classes.get(class)).cloned();
-            let Granted { permissions, cells } = granted.unwrap_or_default();
-            let itself =
-                class.and_then(|class| class.itself(&self.plan.rules, &self.plan.peers, &own));
-            let tiered = cells.zip(itself).map(|(cells, itself)| Tiered { cells, itself });
-            Side::new(decision.isolation, permissions, tiered)
-        };
-        Sides { ingress: side(&subject.ingress), egress: side(&subject.egress) }
-    }
-
-    fn set_sides(&mut self, now: BTreeMap<IpAddr, Sides>) {
-        let before = std::mem::replace(&mut self.plan.sides, now);
-        self.changes.sides = SidesChange::between(&before, &self.plan.sides).collect();
+    fn set_sides(&mut self, now: Vec<(IpAddr, Option<Sides>)>) {
+        for (address, after) in now {
+            let before = match &after {
+                Some(sides) => self.plan.sides.insert(address, sides.clone()),
+                None => self.plan.sides.remove(&address),
+            };
+            if before != after {
+                self.changes.sides.push(SidesChange { address, before, after });
+            }
+        }
     }
 }
