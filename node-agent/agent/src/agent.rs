@@ -45,12 +45,13 @@ use self::portmap::PortmapRules;
 use self::publish::Publisher;
 use self::sampling::Sampling;
 use self::sources::Sources;
-pub use self::start::run;
+pub use self::start::{Startup, run};
 use self::stop::Stop;
 pub use self::stop::pause;
 use self::turn::{Next, StopWatch};
 use crate::control::Question;
 use crate::engine::Engine;
+use crate::log::LogFilter;
 use crate::memory::trim;
 use denizen_backend::BackendName;
 use denizen_backend::forward::Findings;
@@ -59,6 +60,7 @@ use denizen_backend::takeover::Predecessor;
 use denizen_model::{Event, Notice, NoticeReason, NoticeSubject, PodName};
 use denizen_nft::Watch;
 use denizen_observe::status::LastSync;
+use denizen_observe::status::metrics::SyncExtent;
 use denizen_plan::{FirewallPlan, PlanChanges, Remark};
 use denizen_routing::bird::BirdController;
 use denizen_routing::{Announcer, DirectRouter, SendNotice, pollable};
@@ -114,6 +116,7 @@ struct Agent {
     /// Configures BIRD; `None` if it is off.
     bird: Option<BirdController>,
     send_notice: SendNotice,
+    log: LogFilter,
 }
 
 impl Agent {
@@ -284,7 +287,8 @@ impl Agent {
         if let Some(portmap) = self.portmap.as_mut().filter(|_| changes.pods) {
             portmap.update(self.engine.plan());
         }
-        self.publisher.queued(&self.engine, begun);
+        let extent = if look { SyncExtent::Full } else { SyncExtent::Partial };
+        self.publisher.queued(&self.engine, extent, begun);
         self.settings.keep(self.engine.settings(), look);
         self.set_up_bridges(look);
         if let Some(announcer) = &mut self.announcer {
@@ -305,8 +309,9 @@ impl Agent {
             self.follow_rules(begun);
             return true;
         };
+        let families = error.families_in_nftables();
         let error = describe(&error);
-        self.publisher.failed(begun, now(), &error);
+        self.publisher.failed(begun, now(), &error, families);
         self.release();
         error!(error, "cannot program the kernel; will retry");
         false

@@ -5,12 +5,13 @@ mod check;
 mod cleanup;
 mod connections;
 mod drops;
+mod log_level;
 mod offline;
 mod relay;
 mod trace;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,23 +21,21 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use denizen_state::run_dir;
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::field::MakeExt;
-use tracing_subscriber::fmt::format;
 
 use self::cleanup::CleanupArgs;
 
-use crate::agent;
-use crate::config::file::{Completed, complete, with_booleans};
+use crate::agent::{self, Startup};
+use crate::config::file::{Completed, FlagsInForce, complete, with_booleans};
 use crate::config::{LogFormat, PolicyArgs, RunArgs, RunDirArgs};
 use crate::control::{AgentClient, ControlError, ExplainQuery};
 use crate::install::{self, InstallArgs};
+use crate::log::log_to_standard_error;
 use crate::memory;
 use denizen_backend::BackendName;
 use denizen_backend::chosen::{self, Choice};
 use denizen_observe::names::Names;
 use denizen_plan::explain::Explanation;
-use denizen_text::{Printable, printable_json, printable_lines};
+use denizen_text::{printable_json, printable_lines};
 
 /// Service networking for a node that knows its own pods.
 #[derive(Debug, Parser)]
@@ -62,6 +61,8 @@ enum Command {
     Drops(drops::DropsArgs),
     /// Show what the running agent knows and has programmed
     Status(StatusArgs),
+    /// Show or change what the running agent logs, until it restarts
+    LogLevel(log_level::LogLevelArgs),
     /// Answer requests from standard input, a JSON line each: what `kubectl denizen` runs
     Relay(relay::RelayArgs),
     /// Check whether this node has what denizen needs, and whether what is installed works
@@ -133,17 +134,24 @@ pub fn command() -> clap::Command {
     with_booleans(Cli::command())
 }
 
-/// The parsed command line, completed from its configuration file, and the fields of that file that
-/// have no effect.
-fn parsed(words: Vec<OsString>) -> anyhow::Result<(Command, Vec<String>)> {
+/// The parsed command line, completed from its configuration file.
+struct Parsed {
+    command: Command,
+    /// The fields of the file that have no effect.
+    ignored: Vec<String>,
+    /// The flags of `run`.
+    flags: FlagsInForce,
+}
+
+fn parsed(words: Vec<OsString>) -> anyhow::Result<Parsed> {
     let command = command();
     let Completed { words, ignored } = complete(&command, words)?;
-    let matches = command.get_matches_from(words);
+    let matches = command.clone().get_matches_from(words);
     if let Some(("explain", given)) = matches.subcommand() {
         refuse_policy_flags(given)?;
     }
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    Ok((cli.command, ignored))
+    Ok(Parsed { command: cli.command, ignored, flags: FlagsInForce::of(&command, &matches) })
 }
 
 /// Refuses policy flags without `--manifests`: a running agent uses the flags that it was started
@@ -171,7 +179,7 @@ fn refuse_policy_flags(explain: &ArgMatches) -> anyhow::Result<()> {
 /// # Errors
 /// The error to print, with its causes.
 pub fn run() -> anyhow::Result<ExitCode> {
-    let (command, ignored) = match parsed(std::env::args_os().collect()) {
+    let Parsed { command, ignored, mut flags } = match parsed(std::env::args_os().collect()) {
         Ok(parsed) => parsed,
         Err(error) => return Ok(unusable(&error)),
     };
@@ -181,13 +189,16 @@ pub fn run() -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(args) => {
             memory::set_up();
-            log_to_standard_error(args.log_format);
+            let log = log_to_standard_error(args.log_format);
             ignored
                 .iter()
                 .for_each(|what| warn!(what, "a field of the configuration file has no effect"));
             let Choice { backend, why } = backend_here(&args.policy)?;
             let config = args.check(backend)?;
-            block_on(agent::run(config, why))
+            if args.policy.services.are_served() {
+                flags.chosen_backend(&backend.to_string());
+            }
+            block_on(agent::run(config, Startup { backend_why: why, flags, log }))
         }
         Command::Render(args) => offline::render(&args),
         Command::Explain(args) => explain(*args),
@@ -198,9 +209,10 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Status(StatusArgs { run_dir, output }) => {
             show(&ask(&run_dir.run_dir, async |agent| agent.status().await)?, output)
         }
+        Command::LogLevel(args) => log_level::log_level(args),
         Command::Relay(args) => relay::relay(&args),
         Command::InstallCni(args) => {
-            log_to_standard_error(LogFormat::Text);
+            let _ = log_to_standard_error(LogFormat::Text);
             block_on(async move { install::run(&args).await })
         }
         Command::Cleanup(args) => cleanup::cleanup(&args),
@@ -287,30 +299,6 @@ fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     // A thread that waits for a disk that does not answer ends with the process.
     runtime.shutdown_background();
     result
-}
-
-fn log_to_standard_error(format: LogFormat) {
-    // kube's own logs are off: the API source logs each failure once, with its consequence.
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // Like the default format, but without characters that a terminal would obey: values contain
-    // names that others wrote.
-    let fields = format::debug_fn(|line, field, value| {
-        let value = format!("{value:?}");
-        match field.name() {
-            "message" => write!(line, "{}", Printable(&value)),
-            name => write!(line, "{name}={}", Printable(&value)),
-        }
-    });
-    match format {
-        LogFormat::Text => builder
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_target(false)
-            .fmt_fields(fields.delimited(" "))
-            .init(),
-        LogFormat::Json => builder.json().flatten_event(true).init(),
-    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 pub use self::client::AgentClient;
 pub use self::server::{listen, serve};
+use crate::log::{LogLevel, LogLevelQuery};
 use denizen_observe::names::Names;
 use denizen_observe::status::Status;
 use denizen_observe::status::view::{View, ViewQuery};
@@ -46,6 +47,8 @@ pub enum Question {
     VirtualServers(Reply<Vec<ServerAddress>>),
     /// Shows packets that rules drop or refuse, for a few seconds from now on.
     Sample(Reply<Sampled>),
+    /// What is logged, and from now on.
+    LogLevel(LogLevelQuery, Reply<LogLevel>),
     /// The agent's status.
     Status(Reply<Status>),
     /// The content of the status page.
@@ -90,6 +93,12 @@ pub enum Request {
     Sample {
         /// No parameters.
         sample: Empty,
+    },
+    /// What is logged, and from now on.
+    LogLevel {
+        /// What to do about it.
+        #[serde(rename = "logLevel")]
+        log_level: LogLevelQuery,
     },
     /// The agent's status.
     Status {

@@ -2,6 +2,7 @@
 //! socket and no clock; `agent` drives it.
 
 mod activity;
+mod error;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -15,19 +16,19 @@ use denizen_netlink::NetlinkError;
 use denizen_nft::{Kernel, NftError, Watch};
 use denizen_state::socket::WaitFor;
 use jiff::Timestamp;
-use thiserror::Error;
 use tracing::{info, warn};
 
 pub use self::activity::Activity;
+pub use self::error::EngineError;
 use crate::control::Sampled;
 use denizen_backend::chosen::{BackendConfig, Chosen, ChosenError};
 use denizen_backend::firewall::{self, Firewall, Records};
 use denizen_backend::host_ports::{self, HostPorts};
 use denizen_backend::nftables;
 use denizen_backend::sysctl::{Setting, host_ports_on_loopback, live, on_loopback};
-use denizen_backend::{Backend, Figures, Repair, Report, SetSize};
+use denizen_backend::{Backend, Figures, Repair, Report};
 use denizen_iptables::Variant;
-use denizen_model::{Event, Model, PodVersion};
+use denizen_model::{Event, Family, Model, PodVersion};
 use denizen_observe::names::Names;
 use denizen_observe::status::{DrainingSince, Status};
 use denizen_plan::conntrack::{CandidateTracker, StaleCandidates};
@@ -38,20 +39,6 @@ use denizen_plan::{
 use denizen_routing::ProgrammedPlan;
 use denizen_routing::routes::UNSERVED;
 use denizen_text::describe;
-
-/// Why the kernel is not as it should be.
-#[derive(Debug, Error)]
-pub enum EngineError<E: std::error::Error + 'static> {
-    /// The pod firewall's tables are not.
-    #[error(transparent)]
-    Firewall(#[from] NftError),
-    /// Host ports' tables are not.
-    #[error("host ports are not served as they should be")]
-    HostPorts(#[source] NftError),
-    /// The backend's rules are not.
-    #[error(transparent)]
-    Backend(E),
-}
 
 /// Model, plan and backend.
 #[derive(Debug)]
@@ -76,9 +63,9 @@ pub struct Engine<B = Chosen> {
     /// The state file's version whose pods are in the kernel.
     programmed_pods: Option<PodVersion>,
     /// Times of the changes that are decided but not programmed yet.
-    decided_triggers: Vec<Timestamp>,
+    decided_triggers: Vec<(Family, Timestamp)>,
     /// Times of the changes that were programmed since the last [`Self::take_triggers`].
-    programmed_triggers: Vec<Timestamp>,
+    programmed_triggers: Vec<(Family, Timestamp)>,
     /// A NetworkPolicy changed since the last [`Self::take_policies_changed`].
     policies_changed: bool,
     activity: Activity,
@@ -389,9 +376,9 @@ impl<B: Backend> Engine<B> {
         settings
     }
 
-    /// Times of the pods' and Services' changes that were programmed since the last call: the start
-    /// of kube-proxy's `network_programming_duration_seconds`.
-    pub fn take_triggers(&mut self) -> Vec<Timestamp> {
+    /// Times of the pods' and Services' changes that were programmed since the last call, with their
+    /// slices' families: the start of kube-proxy's `network_programming_duration_seconds`.
+    pub fn take_triggers(&mut self) -> Vec<(Family, Timestamp)> {
         std::mem::take(&mut self.programmed_triggers)
     }
 
@@ -432,9 +419,9 @@ impl<B: Backend> Engine<B> {
         status::status(self, problems)
     }
 
-    /// The sizes of the backend's sets, as of the last status.
-    pub fn take_set_sizes(&mut self) -> Vec<SetSize> {
-        std::mem::take(&mut self.figures.sizes)
+    /// The backend's figures, as of the last status.
+    pub fn figures(&self) -> &Figures {
+        &self.figures
     }
 
     /// Whether a look that costs hardly anything finds that others removed what is programmed. Then

@@ -14,6 +14,7 @@ mod connections;
 mod listeners;
 mod page;
 mod slots;
+mod z_pages;
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ use std::thread;
 use tokio::sync::{mpsc, watch};
 
 use self::listeners::Wanted;
+pub use self::z_pages::StartFacts;
 use crate::config::Listen;
 use crate::control::Question;
 use denizen_observe::status::health::Pulse;
@@ -41,6 +43,8 @@ pub struct Published {
     pub metrics: Metrics,
     /// Requests to the loop.
     pub requests: mpsc::Sender<Question>,
+    /// What does not change.
+    pub start: Arc<StartFacts>,
 }
 
 /// What an address serves.

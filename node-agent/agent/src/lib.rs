@@ -13,6 +13,7 @@ pub mod control;
 pub mod engine;
 pub mod http;
 pub mod install;
+pub mod log;
 mod memory;
 #[cfg(test)]
 mod reference;

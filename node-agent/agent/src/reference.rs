@@ -78,6 +78,7 @@ fn every_metric_is_there() {
     let set = [("ip_family", "IPv4".to_owned()), ("set", "services".to_owned())];
     metrics.own.elements.get_or_create(&set).set(1);
     metrics.network_policy.set_engine("Denizen");
+    metrics.own.service_drops.get_or_create(&[("reason", "unused_port")]).inc();
     let traffic = ApiTraffic {
         lists: [("start".to_owned(), 1)].into(),
         answers: [("json".to_owned(), 1)].into(),

@@ -9,6 +9,7 @@ pub mod iptables;
 pub mod ipvs;
 pub mod nftables;
 pub mod portmap;
+mod service_drops;
 pub mod sysctl;
 pub mod takeover;
 #[cfg(test)]
@@ -16,6 +17,8 @@ mod tests;
 pub mod why;
 
 pub use self::affinity::{Affinity, Clients, Crowded};
+pub use self::service_drops::{ServiceDropReason, ServiceDrops};
+pub use denizen_iptables::RestoreFailures;
 pub use denizen_nft::Repair;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -205,6 +208,10 @@ pub struct Figures {
     pub sizes: Vec<SetSize>,
     /// Packets that found no endpoint in any slot.
     pub missed_lookups: u64,
+    /// What the rules dropped and refused since they were made; `None` if it is not known.
+    pub drops: Option<ServiceDrops>,
+    /// With iptables: failed writes of each family's rules.
+    pub restore_failures: [RestoreFailures; 2],
     /// How many clients are remembered for session affinity.
     pub affinity: Affinity,
     /// What each endpoint that drains still has.

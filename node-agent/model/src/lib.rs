@@ -64,8 +64,9 @@ pub struct ModelChange {
     pub node_addresses: bool,
     pub service_ranges: bool,
     pub egress: bool,
-    /// When the changes happened that led to the new slices of these services.
-    pub triggers: Vec<Timestamp>,
+    /// When the changes happened that led to the new slices of these services, and the slices'
+    /// families.
+    pub triggers: Vec<(Family, Timestamp)>,
     pub namespaces: BTreeSet<Arc<str>>,
     pub cluster_pods: BTreeSet<PodName>,
     pub network_policies: BTreeSet<PolicyName>,
@@ -146,9 +147,10 @@ impl Model {
                 // An unchanged slice, or one without a service, needs no programming, so its
                 // trigger does not count.
                 let owner = self.slice_owner.get(&name);
-                if owner.is_some_and(|owner| change.services.contains(owner)) {
-                    change.triggers.push(at);
-                }
+                let owner = owner.filter(|owner| change.services.contains(*owner));
+                let slices = owner.and_then(|owner| self.slices.get(owner));
+                let slice = slices.into_iter().flatten().find(|slice| slice.name == name);
+                change.triggers.extend(slice.map(|slice| (slice.family, at)));
             }
             Event::Node(node) => {
                 self.node_gone = node.is_none() && (self.node_gone || self.node.is_some());

@@ -63,7 +63,7 @@ pub use self::services::{
     FrontendKind, HealthCheck, HealthChecks, HealthPorts, Masquerade, Outcome, PermittedRanges,
     Remark, ServicePlan, Settings, Whereabouts, frontends, select, serving,
 };
-use denizen_model::{Listing, LocalPod, Model, ModelChange, PodSet, ServiceName, Snapshot};
+use denizen_model::{Family, Listing, LocalPod, Model, ModelChange, PodSet, ServiceName, Snapshot};
 
 /// What differs from the plan before.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -87,8 +87,9 @@ pub struct PlanChanges {
     /// Services whose own facts or endpoints differ, whatever that changed. (Where a draining
     /// endpoint ends, no frontend does.)
     pub services: BTreeSet<ServiceName>,
-    /// When the facts changed that are planned now: for the latency metric.
-    pub triggers: Vec<Timestamp>,
+    /// When the facts changed that are planned now, and their slices' families: for the latency
+    /// metric.
+    pub triggers: Vec<(Family, Timestamp)>,
     /// What differs in [`Plan::firewall`].
     pub firewall: FirewallChanges,
     /// What differs in [`Plan::host_ports`].

@@ -37,7 +37,7 @@ pub use programs::{Programs, Variant, is_spoken, legacy_tables};
 pub use rejected_rules::RejectedRules;
 pub use save::{Observed, appended};
 pub use worker::{Done, Outcome};
-pub use writer::{Repaired, Writer};
+pub use writer::{Repaired, RestoreFailures, Writer};
 
 /// A table of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

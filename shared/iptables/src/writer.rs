@@ -56,6 +56,27 @@ pub struct Writer {
     rewritten: Vec<Instant>,
     /// The last looks: where they are seldom, a minute sees one.
     looks: VecDeque<Instant>,
+    /// The write that is being done.
+    writing: Option<WriteExtent>,
+    failures: RestoreFailures,
+}
+
+/// Writes that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RestoreFailures {
+    /// Of all that differed from what is desired.
+    pub full: u64,
+    /// Of what changed.
+    pub partial: u64,
+}
+
+/// What a write consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WriteExtent {
+    /// All that a look found to differ.
+    Full,
+    /// What changed, or was rejected before.
+    Partial,
 }
 
 /// What was repaired of somebody else's changes.
@@ -94,6 +115,8 @@ impl Writer {
             again: BTreeSet::new(),
             rewritten: Vec::new(),
             looks: VecDeque::new(),
+            writing: None,
+            failures: RestoreFailures::default(),
         }
     }
 
@@ -110,6 +133,11 @@ impl Writer {
     /// Why the table that a kernel may lack is not as it should be.
     pub fn optional_failure(&self) -> Option<&IptablesError> {
         self.optional_failure.as_ref()
+    }
+
+    /// Writes that failed.
+    pub fn restore_failures(&self) -> RestoreFailures {
+        self.failures
     }
 
     /// What the first look saw; returned once.
@@ -187,8 +215,25 @@ impl Writer {
     }
 
     fn give(&mut self, job: Job) {
+        self.writing = match job {
+            Job::Write(_) => Some(WriteExtent::Partial),
+            Job::Probe | Job::Look(_) => None,
+        };
         // The thread ends when this value does.
         self.busy = self.jobs.send(job).is_ok();
+    }
+
+    fn give_difference(&mut self, delta: Delta) {
+        self.give(Job::Write(delta.into()));
+        self.writing = Some(WriteExtent::Full);
+    }
+
+    fn note_failure(&mut self) {
+        match self.writing {
+            Some(WriteExtent::Full) => self.failures.full += 1,
+            Some(WriteExtent::Partial) => self.failures.partial += 1,
+            None => {}
+        }
     }
 
     /// Takes in what came of a job; what was repaired of somebody else's changes.
@@ -208,6 +253,7 @@ impl Writer {
             Err(error) => {
                 // What is missing then is nobody's doing.
                 (self.unknown, self.settled, self.expected) = (true, false, true);
+                self.note_failure();
                 return Err(error);
             }
             Ok(Outcome::Probed(missing)) => {
@@ -311,7 +357,7 @@ impl Writer {
         // Nor is what could not be written.
         let is_required = delta.touches(&Table::REQUIRED);
         if self.optional_failure.is_some() && !is_required {
-            self.give(Job::Write(delta.into()));
+            self.give_difference(delta);
             return Repaired::default();
         }
         if !self.settled {
@@ -323,7 +369,7 @@ impl Writer {
         if self.is_contended() {
             return Repaired::default();
         }
-        self.give(Job::Write(delta.into()));
+        self.give_difference(delta);
         if expected {
             return Repaired::default();
         }

@@ -83,6 +83,19 @@ pub enum NftError {
 }
 
 impl NftError {
+    /// The family of the table that it is about; `None` if it is about none.
+    pub fn family(&self) -> Option<TableFamily> {
+        match self {
+            Self::Netlink { family, .. }
+            | Self::Refused { family, .. }
+            | Self::Owned { family, .. }
+            | Self::OtherVersion { family }
+            | Self::Parts { family, .. }
+            | Self::Raced { family } => Some(*family),
+            Self::Open(_) => None,
+        }
+    }
+
     /// The error that the kernel answered with, if it is that.
     pub fn errno(&self) -> Option<Errno> {
         match self {

@@ -68,6 +68,15 @@ fn refused(values: &Value) -> Result<String> {
     Ok(format!("{error:#}"))
 }
 
+/// The same objects, with one more flag of the agent.
+fn with_flag(mut objects: Vec<Value>, flag: &str) -> Result<Vec<Value>> {
+    let of_agent = "/spec/template/spec/containers/0/args";
+    let daemon_set = objects.iter_mut().find(|object| object["kind"] == "DaemonSet");
+    let args = daemon_set.and_then(|object| object.pointer_mut(of_agent)?.as_array_mut());
+    args.context("no DaemonSet")?.push(flag.into());
+    Ok(objects)
+}
+
 /// Helm adds a label and annotations of its own when it sends them, not when it renders them. So
 /// nothing may differ.
 #[test]
@@ -78,11 +87,16 @@ fn the_chart_makes_the_objects_that_kustomize_makes() -> Result<()> {
     let file =
         documents("kubernetes/bird/config-map.yaml")?.remove(0)["data"]["config.yaml"].clone();
     let file: Value = serde_saphyr::from_str(file.as_str().context("a file")?)?;
+    let monitor = documents("monitoring/pod-monitor.yaml")?;
     for (values, kustomize) in [
         (json!({}), plain.clone()),
         (json!({ "backend": "iptables" }), built_with("iptables")?),
         (json!({ "apiPriority": true }), [plain.clone(), levels].concat()),
         (json!({ "services": "off" }), beside.clone()),
+        (
+            json!({ "podMonitor": { "enabled": true } }),
+            [with_flag(plain.clone(), "--metrics-bind-address=0.0.0.0:10249")?, monitor].concat(),
+        ),
         (json!({ "routing": file["routing"] }), built_with("bird")?),
         // What YAML makes of `off` without quotes.
         (json!({ "services": false }), beside),
@@ -191,6 +205,38 @@ fn every_value_arrives() -> Result<()> {
     Ok(())
 }
 
+/// Beside kube-proxy the agent's metrics have another port, and the PodMonitor asks there. Without
+/// the PodMonitor they stay on loopback.
+#[test]
+fn a_pod_monitor_asks_where_the_agent_answers() -> Result<()> {
+    for (services, enabled, at) in [
+        ("on", true, Some("0.0.0.0:10249")),
+        ("off", true, Some("0.0.0.0:20249")),
+        ("on", false, None),
+        ("off", false, Some("127.0.0.1:20249")),
+    ] {
+        let labels = json!({ "release": "prometheus" });
+        let monitor = json!({ "enabled": enabled, "labels": labels });
+        let objects = rendered(&with(json!({ "services": services, "podMonitor": monitor }))?)?;
+        let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind);
+        let agent = &containers_of(of("DaemonSet").context("no DaemonSet")?)[0];
+        let words = agent["args"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let found = words.filter_map(|word| word.strip_prefix("--metrics-bind-address="));
+        assert_eq!(found.collect::<Vec<_>>(), Vec::from_iter(at), "{services} {enabled}");
+        let monitor = of("PodMonitor");
+        assert_eq!(monitor.is_some(), enabled);
+        let Some(monitor) = monitor else { continue };
+        assert_eq!(monitor["metadata"]["labels"]["release"], "prometheus");
+        let port = at.and_then(|at| at.rsplit_once(':')).context("a port")?.1;
+        for relabeling in [1, 2] {
+            let path = format!("/spec/podMetricsEndpoints/0/relabelings/{relabeling}/replacement");
+            let replacement = monitor.pointer(&path).and_then(Value::as_str);
+            ensure!(replacement.is_some_and(|at| at.ends_with(&format!(":{port}"))), "{monitor}");
+        }
+    }
+    Ok(())
+}
+
 /// One value switches who serves host ports and who asks for them.
 #[test]
 fn host_ports_are_switched_on_both_sides() -> Result<()> {
@@ -228,7 +274,9 @@ fn every_value_is_tried_and_documented() -> Result<()> {
             None => _ = names.insert(name.clone()),
         }
     }
-    let variants = ["apiPriority", "backend", "hostPorts", "routing", "services"].into_iter();
+    let variants =
+        ["apiPriority", "backend", "hostPorts", "podMonitor.enabled", "routing", "services"];
+    let variants = variants.into_iter().chain(["podMonitor.labels"]);
     let tried = changes().into_iter().map(|(name, ..)| name).chain(variants);
     assert_eq!(tried.map(str::to_owned).collect::<BTreeSet<_>>(), names);
     let page = text("reference/helm.md")?;

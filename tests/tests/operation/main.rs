@@ -8,6 +8,7 @@ mod config_file;
 mod connections;
 mod drops;
 mod health;
+mod in_force;
 mod live_changes;
 mod metrics;
 mod monitoring;

@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::eventually::observed;
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::cluster::Cluster;
-use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::cni::POD_INTERFACE;
+use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::node::world::ip;
+use denizen_tests::packets::frame::{self, FrameSocket};
 use denizen_tests::packets::http::{fetch, url};
+use denizen_tests::packets::probe::{Outcome, Protocol};
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyRule, PolicyWorld};
 use serde_json::{Value, json};
 
@@ -54,22 +57,31 @@ fn services_and_syncs_are_counted() -> Result<()> {
     until(node, "denizen_services", |services| services == 1.0)?;
     let after = scrape(node)?;
     let elements = |set: &str| format!("denizen_rule_elements{{ip_family=\"IPv4\",set=\"{set}\"}}");
-    let no_local =
-        "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
-    let rose = [
-        ("kubeproxy_sync_proxy_rules_duration_seconds_count", 1.0),
-        ("kubeproxy_sync_proxy_rules_duration_seconds_sum", 0.0),
-        ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", 0.0),
-        ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", 0.0),
-        ("kubeproxy_sync_proxy_rules_service_changes_total", 1.0),
-        ("kubeproxy_sync_proxy_rules_endpoint_changes_total", 2.0),
-        ("kubeproxy_conntrack_reconciler_sync_duration_seconds_count", 0.0),
-        ("kubeproxy_conntrack_reconciler_deleted_entries_total", 0.0),
-        ("process_cpu_seconds_total", 0.0),
-        (no_local, 1.0),
+    let no_local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total\
+                    {ip_family=\"IPv4\",traffic_policy=\"internal\"}";
+    let mut rose = vec![
+        ("kubeproxy_sync_proxy_rules_service_changes_total".to_owned(), 1.0),
+        ("kubeproxy_sync_proxy_rules_endpoint_changes_total".to_owned(), 2.0),
+        ("process_cpu_seconds_total".to_owned(), 0.0),
+        (no_local.to_owned(), 1.0),
     ];
+    for family in ["IPv4", "IPv6"] {
+        let series = |name: &str| format!("kubeproxy_{name}{{ip_family=\"{family}\"}}");
+        rose.extend([
+            (series("sync_proxy_rules_duration_seconds_count"), 1.0),
+            (series("sync_proxy_rules_duration_seconds_sum"), 0.0),
+            (series("sync_partial_proxy_rules_duration_seconds_count"), 1.0),
+            (series("sync_proxy_rules_last_timestamp_seconds"), 0.0),
+            (series("sync_proxy_rules_last_queued_timestamp_seconds"), 0.0),
+            (series("sync_proxy_rules_nftables_sync_failures_total"), 0.0),
+            (series("conntrack_reconciler_sync_duration_seconds_count"), 0.0),
+            (series("conntrack_reconciler_deleted_entries_total"), 0.0),
+        ]);
+        let full = series("sync_full_proxy_rules_duration_seconds_count");
+        assert!(value(&before, &full)? >= 1.0, "the first sync is a full one");
+    }
     for (series, least) in rose {
-        let (from, to) = (value(&before, series)?, value(&after, series)?);
+        let (from, to) = (value(&before, &series)?, value(&after, &series)?);
         assert!(to - from >= least, "{series}: {from}, {to}");
     }
     assert_eq!(value(&after, "denizen_problems")?, 0.0);
@@ -81,6 +93,76 @@ fn services_and_syncs_are_counted() -> Result<()> {
     manifests.remove("web")?;
     until(node, &elements("endpoints"), |endpoints| endpoints == 0.0)?;
     Ok(())
+}
+
+/// By reason, with the rules' own counters: with iptables as with nftables.
+#[test]
+fn what_services_rules_refuse_is_counted() -> Result<()> {
+    for (label, flags, counts_unused_ports) in [
+        ("met-drop", ["--backend=nftables", "--network-policy=off"].as_slice(), true),
+        ("met-drop-i", ["--backend=iptables", "--iptables-variant=nft"].as_slice(), false),
+    ] {
+        let fixture = Fixture::new(label)?;
+        let node = &fixture.cluster.world.node;
+        let manifests = &fixture.cluster.manifests;
+        manifests.put("lonely", &fixture.service("lonely", 99, &HTTP, &[])?)?;
+        let _agent = fixture.cluster.start_agent_with(flags.iter().copied())?;
+        let series =
+            |reason: &str| format!("denizen_service_dropped_packets_total{{reason=\"{reason}\"}}");
+        let no_endpoints = series("no_endpoints");
+        until(node, &no_endpoints, |packets| packets == 0.0)?;
+        for lonely in service_ips(99) {
+            let refused = fixture.ask(Who::Routed, (lonely, 80).into(), Protocol::Tcp)?;
+            assert_eq!(refused, Outcome::Refused, "{label} {lonely}");
+        }
+        until(node, &no_endpoints, |packets| packets >= 2.0)?;
+        let text = scrape(node)?;
+        assert_eq!(value(&text, &series("source_ranges"))?, 0.0);
+        if counts_unused_ports {
+            let [unused, _] = service_ips(99);
+            let refused = fixture.ask(Who::Routed, (unused, 81).into(), Protocol::Tcp)?;
+            assert_eq!(refused, Outcome::Refused);
+            until(node, &series("unused_port"), |packets| packets >= 1.0)?;
+        }
+        // What was counted stays when the rule goes.
+        let before = value(&scrape(node)?, &no_endpoints)?;
+        let web = fixture.service("lonely", 99, &HTTP, &[Who::Remote])?;
+        manifests.put("lonely", &web)?;
+        eventually("the service is served", BOUND, || {
+            let answer =
+                fixture.ask(Who::Routed, (service_ips(99)[0], 80).into(), Protocol::Tcp)?;
+            Ok(answer.endpoint().is_some())
+        })?;
+        assert!(value(&scrape(node)?, &no_endpoints)? >= before, "{label}");
+    }
+    Ok(())
+}
+
+/// As kube-proxy: iptables drops what connection tracking cannot assign, and counts it.
+#[test]
+fn invalid_packets_that_iptables_drops_are_counted() -> Result<()> {
+    const TCP: u8 = 6;
+    const RST: u8 = 4;
+    let fixture = Fixture::new("met-inv")?;
+    let node = &fixture.cluster.world.node;
+    let _agent =
+        fixture.cluster.start_agent_with(["--backend=iptables", "--iptables-variant=nft"])?;
+    let invalid = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total";
+    until(node, invalid, |packets| packets == 0.0)?;
+    let pod = &fixture.routed;
+    let from = frame::mac_of(&pod.netns, POD_INTERFACE)?;
+    let to = frame::mac_of(node, pod.host_interface())?;
+    let remote = fixture.address(Who::Remote, pod.addresses[0])?;
+    // It belongs to no connection, and begins none.
+    let mut reset = [0; 20];
+    (reset[12], reset[13]) = (5 << 4, RST);
+    let reset = frame::packet(pod.addresses[0], remote, TCP, 64, &reset);
+    let reset = frame::frame(from, to, &[], frame::ether_type(remote), &reset);
+    let socket = FrameSocket::open(&pod.netns, POD_INTERFACE)?;
+    eventually("it is dropped", BOUND, || {
+        socket.send(&reset)?;
+        Ok(value(&scrape(node)?, invalid)? >= 1.0)
+    })
 }
 
 /// Text with one name in two families, or a family in two places, is refused by Prometheus as a

@@ -302,9 +302,9 @@ impl Flush {
         };
         engine.searched(&look.candidates);
         let Treated { deleted, forbidden, permitted } = treated;
+        self.metrics.searched(took.as_secs_f64(), deleted);
+        let deleted: usize = deleted.iter().sum();
         engine.activity_mut().flushed += deleted as u64;
-        self.metrics.conntrack_duration.observe(took.as_secs_f64());
-        self.metrics.conntrack_deleted.inc_by(deleted as u64);
         if deleted > 0 {
             info!(entries = deleted, elapsed = ?took, "stale flows flushed");
         } else {

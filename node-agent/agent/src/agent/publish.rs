@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use denizen_state::AttachmentId;
@@ -13,11 +14,11 @@ use super::history::History;
 use crate::config::Config;
 use crate::control::Question;
 use crate::engine::Engine;
-use crate::http::Published;
+use crate::http::{Published, StartFacts};
 use denizen_backend::Backend;
-use denizen_model::{Event, Listing, PodSet};
+use denizen_model::{Event, Family, Listing, PodSet};
 use denizen_observe::status::health::Pulse;
-use denizen_observe::status::metrics::Metrics;
+use denizen_observe::status::metrics::{Metrics, SyncExtent, ip_family};
 use denizen_plan::HealthPorts;
 
 /// The loop's end of [`Published`].
@@ -36,6 +37,8 @@ pub(super) struct Publisher {
     policies_listed: bool,
     /// When the oldest change of a NetworkPolicy came that is not programmed yet.
     policy_changed: Option<Instant>,
+    /// How much the syncs since the last success compared with the kernel.
+    extent: SyncExtent,
 }
 
 impl Publisher {
@@ -43,9 +46,9 @@ impl Publisher {
     pub(super) fn new(
         config: &Config,
         requests: mpsc::Sender<Question>,
-        now: Instant,
+        start: StartFacts,
     ) -> (Self, Published) {
-        let (pulse, pulse_receiver) = watch::channel(Pulse::starting(now));
+        let (pulse, pulse_receiver) = watch::channel(Pulse::starting(start.instant));
         let (ports, ports_receiver) = watch::channel(HealthPorts::default());
         let metrics = Metrics::default();
         let published = Published {
@@ -53,6 +56,7 @@ impl Publisher {
             ports: ports_receiver,
             metrics: metrics.clone(),
             requests,
+            start: Arc::new(start),
         };
         let publisher = Self {
             pulse,
@@ -64,6 +68,7 @@ impl Publisher {
             recorded: None,
             policies_listed: false,
             policy_changed: None,
+            extent: SyncExtent::Full,
         };
         (publisher, published)
     }
@@ -141,10 +146,17 @@ impl Publisher {
         }
     }
 
-    /// Notes that a change is queued.
-    pub(super) fn queued<B: Backend>(&self, engine: &Engine<B>, now: Instant) {
-        let metrics = &self.metrics.like_kube_proxy;
-        metrics.last_queued.set(seconds(Timestamp::now()));
+    /// Notes that a change is queued, or that everything is to be compared with the kernel.
+    pub(super) fn queued<B: Backend>(
+        &mut self,
+        engine: &Engine<B>,
+        extent: SyncExtent,
+        now: Instant,
+    ) {
+        self.metrics.like_kube_proxy.queued(seconds(Timestamp::now()));
+        if extent == SyncExtent::Full {
+            self.extent = extent;
+        }
         self.pulse.send_modify(|pulse| {
             pulse.alive = now;
             pulse.node_eligible = engine.model().is_node_eligible();
@@ -171,10 +183,11 @@ impl Publisher {
     ) {
         let clock = Timestamp::now();
         self.measure(begun, now, clock);
-        for at in engine.take_triggers() {
+        for (family, at) in engine.take_triggers() {
             // Another machine's clock may be ahead.
             let took = clock.duration_since(at).as_secs_f64().max(0.0);
-            self.metrics.like_kube_proxy.network_programming.observe(took);
+            let metric = &self.metrics.like_kube_proxy.network_programming;
+            metric.get_or_create(&ip_family(family)).observe(took);
         }
         self.pulse.send_modify(|pulse| {
             pulse.alive = now;
@@ -193,17 +206,27 @@ impl Publisher {
         }
     }
 
-    /// Notes that the attempt that began at `begun` has failed.
-    pub(super) fn failed(&mut self, begun: Instant, now: Instant, error: &str) {
-        self.metrics.like_kube_proxy.sync_failures.inc();
+    /// Notes that the attempt that began at `begun` has failed, and for which families nf_tables
+    /// was not programmed.
+    pub(super) fn failed(
+        &mut self,
+        begun: Instant,
+        now: Instant,
+        error: &str,
+        families: &[Family],
+    ) {
+        for family in families {
+            let metric = &self.metrics.like_kube_proxy.nftables_failures;
+            metric.get_or_create(&ip_family(*family)).inc();
+        }
         self.history.tried(Timestamp::now(), now - begun, Some(error.to_owned()));
     }
 
     fn measure(&mut self, begun: Instant, now: Instant, clock: Timestamp) {
         self.history.tried(clock, now - begun, None);
         let metrics = &self.metrics.like_kube_proxy;
-        metrics.sync_duration.observe((now - begun).as_secs_f64());
-        metrics.last_sync.set(seconds(clock));
+        let extent = std::mem::replace(&mut self.extent, SyncExtent::Partial);
+        metrics.synced(extent, (now - begun).as_secs_f64(), seconds(clock));
         metrics.service_changes.1.set(0);
         metrics.endpoint_changes.1.set(0);
         let recorded = self.recorded.take();

@@ -1,11 +1,13 @@
 //! Answers what comes through the agent's socket.
 
 use tokio::sync::mpsc;
+use tracing::info;
 
 use super::view::{self, status};
 use super::{Agent, QUEUE};
 use crate::control::{ExplainQuery, Question, server_addresses};
 use crate::engine::Engine;
+use crate::log::LogLevelQuery;
 use denizen_observe::status::metrics::set_gauges;
 use denizen_observe::trace::Prediction;
 use denizen_plan::explain::{Explanation, FirstPacket, without_hairpin};
@@ -79,12 +81,19 @@ fn answer(agent: &mut Agent, question: Question) -> Option<bool> {
         Question::VirtualServers(reply) => {
             let _ = reply.send(Ok(server_addresses(agent.engine.plan())));
         }
+        Question::LogLevel(query, reply) => {
+            let level = agent.log.apply(&query).map_err(|error| error.to_string());
+            if let (Ok(level), false) = (&level, query == LogLevelQuery::Show) {
+                info!(level = level.level, "log level changed");
+            }
+            let _ = reply.send(level);
+        }
         Question::Status(reply) => drop(reply.send(Ok(status(agent)))),
         Question::View(query, reply) => drop(reply.send(Ok(view::view(agent, &query)))),
         Question::Measure(reply) => {
             let status = status(agent);
-            let sizes = agent.engine.take_set_sizes();
-            set_gauges(&agent.publisher.metrics, &status, sizes, agent.engine.plan());
+            let Agent { engine, publisher, .. } = agent;
+            set_gauges(&publisher.metrics, &status, engine.figures(), engine.plan());
             let _ = reply.send(Ok(()));
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::alone::alone_here;
@@ -16,20 +17,32 @@ use super::sampling::Sampling;
 use super::stop::Stop;
 use super::{Agent, QUEUE, network_policy, now, open_files, run_dir, settings, sources};
 use crate::config::Config;
+use crate::config::file::FlagsInForce;
 use crate::engine::Engine;
-use crate::http;
+use crate::http::{self, StartFacts};
+use crate::log::LogFilter;
 use denizen_backend::takeover::Predecessor;
 use denizen_routing::bird::BirdController;
 use denizen_routing::{Announcer, DirectRouter, SendNotice};
 use denizen_source::attachments;
 
-/// Runs until a signal stops it. The rules stay: that is how an upgrade works. `backend_why` says
-/// why the backend was chosen.
+/// What the agent has beside its configuration.
+#[derive(Debug)]
+pub struct Startup {
+    /// Why the backend was chosen.
+    pub backend_why: String,
+    /// The flags, for who asks.
+    pub flags: FlagsInForce,
+    pub log: LogFilter,
+}
+
+/// Runs until a signal stops it. The rules stay: that is how an upgrade works.
 ///
 /// # Errors
 /// When it cannot start: another agent runs here, the run directory cannot be used, or netlink
 /// cannot be opened.
-pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> {
+pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
+    let Startup { backend_why, flags, log } = startup;
     let Some(settings) = settings::set_up(&config)? else {
         return Ok(());
     };
@@ -52,7 +65,14 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
     let mut sources = sources::start(&config, &wrong, &event_sender).await?;
     drop(wrong);
     drop(event_sender);
-    let (publisher, published) = Publisher::new(&config, asked, now());
+    let start = StartFacts {
+        flags,
+        log: log.clone(),
+        backend: config.backend.name.to_string(),
+        at: Timestamp::now(),
+        instant: now(),
+    };
+    let (publisher, published) = Publisher::new(&config, asked, start);
     let notices = sources::notices(&config, wrong_policies);
     let send_notice: SendNotice = {
         let notices = notices.clone();
@@ -97,6 +117,7 @@ pub async fn run(mut config: Config, backend_why: String) -> anyhow::Result<()> 
         announcer,
         bird,
         send_notice,
+        log,
     };
     let result = agent.run_loop(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{bail, ensure};
 use clap::Args;
 
-use super::{Command, Output, block_on, parsed, show, unusable};
+use super::{Command, Output, Parsed, block_on, parsed, show, unusable};
 use crate::check::{self, Report, Subject, Verdict};
 use crate::config::{
     ConntrackArgs, InCluster, ListenArgs, ObjectsArgs, PolicyArgs, RoutingArgs, RunDirArgs,
@@ -80,7 +80,7 @@ pub(super) fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
 /// What `denizen-agent check --run-dir` finds here, for `relay`.
 pub(super) fn report(run_dir: &Path) -> anyhow::Result<Report> {
     let words = ["denizen-agent", "check", "--run-dir"].map(OsString::from);
-    let (command, _) = parsed(words.into_iter().chain([run_dir.into()]).collect())?;
+    let Parsed { command, .. } = parsed(words.into_iter().chain([run_dir.into()]).collect())?;
     let Command::Check(args) = command else { bail!("check is another command") };
     let subject = args.subject()?;
     block_on(async { Ok(check::check(&subject).await) })

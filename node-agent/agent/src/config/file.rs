@@ -4,6 +4,7 @@
 
 mod denizen;
 mod document;
+mod in_force;
 mod kube_proxy;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use denizen_state::regular;
 use thiserror::Error;
 
 use self::document::{Document, Place};
+pub use self::in_force::FlagsInForce;
 use super::{ListenArgs, PolicyArgs};
 use denizen_backend::BackendName;
 

@@ -15,6 +15,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::{ControlError, Empty, ExplainQuery, Request, Sampled, ServerAddress};
+use crate::log::{LogLevel, LogLevelQuery};
 use denizen_observe::names::Names;
 use denizen_observe::status::Status;
 use denizen_observe::trace::Prediction;
@@ -67,6 +68,11 @@ impl AgentClient {
     /// Shows dropped packets, for a few seconds from now on.
     pub async fn sample(&self) -> Result<Sampled, ControlError> {
         self.ask(Request::Sample { sample: Empty {} }).await
+    }
+
+    /// What is logged, and from now on.
+    pub async fn log_level(&self, log_level: LogLevelQuery) -> Result<LogLevel, ControlError> {
+        self.ask(Request::LogLevel { log_level }).await
     }
 
     /// The virtual servers that are planned.

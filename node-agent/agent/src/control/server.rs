@@ -120,6 +120,9 @@ fn question(request: Request) -> (Question, JsonAnswer) {
         Request::Names { .. } => with_answer(Question::Names),
         Request::VirtualServers { .. } => with_answer(Question::VirtualServers),
         Request::Sample { .. } => with_answer(Question::Sample),
+        Request::LogLevel { log_level } => {
+            with_answer(|reply| Question::LogLevel(log_level, reply))
+        }
         Request::Status { .. } => with_answer(Question::Status),
         Request::View { view } => with_answer(|reply| Question::View(view, reply)),
         Request::Measure { .. } => with_answer(Question::Measure),

@@ -14,7 +14,8 @@ use denizen_backend::nftables::{Nftables, NoKernel, render};
 use denizen_backend::{Backend, BackendName, Figures, Repair, Report};
 use denizen_fixture::*;
 use denizen_model::{
-    Egress, Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy,
+    Egress, Event, Family, Listing, PodSet, Protocol, Service, ServiceName, SliceName,
+    TrafficPolicy,
 };
 use denizen_plan::fixture::*;
 use denizen_plan::{
@@ -395,7 +396,7 @@ fn triggers_are_those_of_what_is_in_the_kernel() {
     assert!(engine.take_triggers().is_empty(), "not everything is known yet");
     engine.apply(Listing::SERVICES.map(Event::Listed).into());
     assert!(engine.sync().is_ok());
-    assert_eq!(engine.take_triggers(), [at(1)]);
+    assert_eq!(engine.take_triggers(), [(Family::V4, at(1))]);
     assert!(engine.take_triggers().is_empty(), "returned once");
     engine.apply(vec![a_slice(1, 1, [3].into()), Event::Triggered(name(1), at(2))]);
     assert!(engine.is_idle(), "the slice is as it was");
@@ -404,5 +405,5 @@ fn triggers_are_those_of_what_is_in_the_kernel() {
     assert!(engine.sync().is_err());
     assert!(engine.take_triggers().is_empty());
     assert!(engine.sync().is_ok());
-    assert_eq!(engine.take_triggers(), [at(3)]);
+    assert_eq!(engine.take_triggers(), [(Family::V4, at(3))]);
 }

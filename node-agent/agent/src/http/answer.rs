@@ -73,7 +73,10 @@ impl Answers {
                 Err(_) => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy\n"),
             },
             "/" | "/style.css" => page(&self.published.requests, &self.connections, request).await,
-            _ => plain(StatusCode::NOT_FOUND, "no such page\n"),
+            path => {
+                let page = self.published.start.page(path, now());
+                page.unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "no such page\n"))
+            }
         }
     }
 

@@ -11,8 +11,9 @@ use super::text::IptablesRendering;
 use super::wanted::Wanted;
 use crate::nftables::Nftables;
 use crate::{Backend, Figures, Repair, Report};
-use denizen_iptables::Writer;
+use denizen_iptables::{Variant, Writer};
 use denizen_plan::{Frontend, Plan, PlanChanges};
+use denizen_text::describe;
 
 /// Renders a plan. Needs no kernel.
 pub fn render(plan: &Plan) -> IptablesRendering {
@@ -71,9 +72,21 @@ impl Backend for Iptables {
     }
 
     /// No lookup can miss, since every chain ends in an existing endpoint. The number of clients is
-    /// not known.
+    /// not known, nor what legacy iptables has counted.
     fn figures(&mut self) -> Figures {
-        Figures { sizes: self.wanted.sizes(), ..Figures::default() }
+        let mut figures = Figures {
+            sizes: self.wanted.sizes(),
+            restore_failures: [0, 1].map(|at| self.writers[at].restore_failures()),
+            ..Figures::default()
+        };
+        match self.variant() {
+            Variant::Legacy => {}
+            Variant::Nft => match self.drop_counters.read() {
+                Ok(drops) => figures.drops = Some(drops),
+                Err(error) => figures.errors.push(describe(&error)),
+            },
+        }
+        figures
     }
 
     fn sample_drops(&mut self, _on: bool) -> bool {

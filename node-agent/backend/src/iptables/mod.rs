@@ -8,6 +8,7 @@
 
 mod backend;
 mod contender;
+mod drop_counters;
 mod egress;
 mod fixed;
 mod name;

@@ -89,6 +89,14 @@ impl ChainName {
             Self::Of(..) => false,
         }
     }
+
+    /// Its name, if it is a constant chain.
+    pub fn fixed(self) -> Option<&'static str> {
+        match self {
+            Self::Fixed(name) => Some(name),
+            Self::BuiltIn(_) | Self::Of(..) => None,
+        }
+    }
 }
 
 impl fmt::Display for ChainName {

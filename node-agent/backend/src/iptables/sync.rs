@@ -6,6 +6,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tracing::{error, info, warn};
 
 use super::contender::contender;
+use super::drop_counters::DropCounters;
 use super::name::{Kind, SETS};
 use super::ruleset::Ruleset;
 use super::schema::SCHEMA;
@@ -45,6 +46,7 @@ pub struct Iptables {
     sets_settled: bool,
     /// The other program that keeps rewriting the rules.
     pub(super) contended: Option<String>,
+    pub(super) drop_counters: DropCounters,
 }
 
 impl Iptables {
@@ -77,6 +79,7 @@ impl Iptables {
             repaired: Repair::default(),
             sets_settled: false,
             contended: None,
+            drop_counters: DropCounters::default(),
         })
     }
 

@@ -7,12 +7,11 @@ use std::net::IpAddr;
 use tracing::debug;
 
 use super::carried::carried;
-use super::client::{clients, counted};
+use super::client::{clients, dropped};
 use super::element::{frontend_of, protocol_and_number};
 use super::name::{FilledBy, Group, KnownFacts, ServiceSet, ServiceTable};
 use super::table::Table;
 use super::table_config::TableConfig;
-use crate::why::Why;
 use crate::{Backend, Figures, Repair, Report, SetSize};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{
@@ -349,12 +348,11 @@ impl Backend for Nftables {
     fn figures(&mut self) -> Figures {
         let mut figures = Figures { sizes: self.sizes(), ..Figures::default() };
         let Self { kernel, tables } = self;
-        let missed = tables.iter().map(|KeptTable { table, keeper }| {
-            let [missed] = counted(kernel, keeper.schema(), table, [Why::NeverUndone])?;
-            Ok::<u64, NftError>(missed)
-        });
-        match missed.sum() {
-            Ok(missed) => figures.missed_lookups = missed,
+        let counts = tables.iter().map(|kept| (kept.keeper.schema(), &kept.table));
+        match dropped(kernel, counts) {
+            Ok((drops, missed)) => {
+                (figures.drops, figures.missed_lookups) = (Some(drops), missed);
+            }
             Err(error) => figures.errors.push(describe(&error)),
         }
         match clients(kernel, tables.iter().map(|kept| (kept.keeper.schema(), &kept.table))) {

@@ -3,7 +3,7 @@
 use super::affinity::MAPS;
 use super::table::Table;
 use crate::why::Why;
-use crate::{Affinity, Clients};
+use crate::{Affinity, Clients, ServiceDropReason, ServiceDrops};
 use denizen_nft::{Content, Kernel, NftError, Schema};
 
 /// Reads the kernel's maps, unless no service has session affinity.
@@ -42,8 +42,29 @@ pub fn clients<'a>(
     Ok(all)
 }
 
+/// Sums the packets that rules dropped or refused, and those that no look-up found an endpoint for.
+pub fn dropped<'a>(
+    kernel: &mut Kernel,
+    tables: impl Iterator<Item = (&'a Schema, &'a Table)>,
+) -> Result<(ServiceDrops, u64), NftError> {
+    let (mut drops, mut missed) = (ServiceDrops::default(), 0);
+    for (schema, table) in tables {
+        let counted = kernel.counted(schema, &table.chains(), |rule| {
+            let is_missed = rule.why == Why::NeverUndone.text();
+            if is_missed { Some(None) } else { ServiceDropReason::of_text(rule.why).map(Some) }
+        });
+        for (reason, packets) in counted? {
+            match reason {
+                Some(reason) => drops.add(reason, packets),
+                None => missed += packets,
+            }
+        }
+    }
+    Ok((drops, missed))
+}
+
 /// Sums the packets that the rules for each of these reasons counted.
-pub fn counted<const N: usize>(
+fn counted<const N: usize>(
     kernel: &mut Kernel,
     schema: &Schema,
     table: &Table,

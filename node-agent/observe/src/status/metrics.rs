@@ -6,6 +6,7 @@ mod bgp;
 mod gauges;
 mod host_ports;
 mod ipvs;
+mod like_kube_proxy;
 mod network_policy;
 mod process;
 mod routing;
@@ -13,7 +14,6 @@ mod routing;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -28,6 +28,7 @@ use self::bgp::Bgp;
 pub use self::gauges::set_gauges;
 use self::host_ports::HostPortMetrics;
 use self::ipvs::IpvsMetrics;
+pub use self::like_kube_proxy::{LikeKubeProxy, SyncExtent, ip_family};
 use self::network_policy::NetworkPolicyMetrics;
 use self::process::Process;
 use self::routing::RoutingMetrics;
@@ -35,8 +36,6 @@ use self::routing::RoutingMetrics;
 /// The type of [`Metrics::encode`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A gauge of seconds since 1970.
-type Moment = Gauge<f64, AtomicU64>;
 /// One label: its name and its value.
 type Label = [(&'static str, &'static str); 1];
 
@@ -56,37 +55,6 @@ pub struct Metrics {
     /// Metrics of what the agent costs the API server.
     pub api: ApiMetrics,
     process: Process,
-}
-
-/// Metrics with kube-proxy's names and meanings. Both families are programmed together, so there is
-/// no `ip_family`.
-#[derive(Debug, Clone)]
-pub struct LikeKubeProxy {
-    /// From the first change received to the kernel's acknowledgement, in seconds.
-    pub sync_duration: Histogram,
-    /// From the change of a pod or Service in the cluster to the kernel's acknowledgement here, in
-    /// seconds. Changes from before the agent's start do not count.
-    pub network_programming: Histogram,
-    /// When programming last succeeded.
-    pub last_sync: Moment,
-    /// When a change was last queued for programming.
-    pub last_queued: Moment,
-    /// Changes of Services, and those that are not programmed yet.
-    pub service_changes: (Counter, Gauge),
-    /// Changes of EndpointSlices, and those that are not programmed yet.
-    pub endpoint_changes: (Counter, Gauge),
-    /// Failed attempts to program the kernel.
-    pub sync_failures: Counter,
-    /// Services with a policy Local that have endpoints, but none on this node, by policy.
-    pub no_local_endpoints: Family<Label, Gauge>,
-    /// Duration of searches for stale conntrack entries, in seconds.
-    pub conntrack_duration: Histogram,
-    /// Stale conntrack entries deleted.
-    pub conntrack_deleted: Counter,
-    /// Answers of `/healthz`, by status code.
-    pub healthz: Family<Label, Counter>,
-    /// Answers of `/livez`, by status code.
-    pub livez: Family<Label, Counter>,
 }
 
 #[derive(Debug, Clone)]
@@ -121,6 +89,9 @@ pub struct Own {
     pub drift_repaired: Counter,
     /// Packets whose lookups found no endpoint.
     pub missed_lookups: Counter,
+    /// Packets that services' rules dropped or refused, by reason; no series where they are not
+    /// counted.
+    pub service_drops: Family<Label, Counter>,
     /// New clients of services with session affinity while the map of clients was full, by how they
     /// are remembered.
     pub affinity_crowded: Family<Label, Counter>,
@@ -177,12 +148,6 @@ fn doubling(first: f64, buckets: u16) -> Histogram {
     Histogram::new(exponential_buckets(first, 2.0, buckets))
 }
 
-/// kube-proxy's buckets for its SLI: 0.25 s to 5 minutes.
-fn programming_buckets() -> impl Iterator<Item = f64> {
-    let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
-    [0.25, 0.5].into_iter().chain(seconds.map(f64::from))
-}
-
 /// Creates these series at the start: an event that never happened counts 0 and is not missing.
 fn from_zero<M: Default + Clone>(
     family: &Family<Label, M>,
@@ -191,89 +156,6 @@ fn from_zero<M: Default + Clone>(
 ) {
     for value in values {
         let _ = family.get_or_create(&[(name, *value)]);
-    }
-}
-
-impl LikeKubeProxy {
-    fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            sync_duration: doubling(0.001, 15),
-            network_programming: Histogram::new(programming_buckets()),
-            last_sync: Moment::default(),
-            last_queued: Moment::default(),
-            service_changes: Default::default(),
-            endpoint_changes: Default::default(),
-            sync_failures: Counter::default(),
-            no_local_endpoints: Family::default(),
-            conntrack_duration: doubling(0.001, 15),
-            conntrack_deleted: Counter::default(),
-            healthz: Family::default(),
-            livez: Family::default(),
-        };
-        metrics.register_syncs(registry);
-        metrics.register_rest(registry);
-        metrics.register_conntrack(registry);
-        metrics
-    }
-
-    fn register_conntrack(&self, registry: &mut Registry) {
-        let (name, help) = (
-            "conntrack_reconciler_sync_duration",
-            "How long it took to find and flush stale flows",
-        );
-        registry.register_with_unit(name, help, Unit::Seconds, self.conntrack_duration.clone());
-        let help = "Stale flows that were flushed";
-        registry.register(
-            "conntrack_reconciler_deleted_entries",
-            help,
-            self.conntrack_deleted.clone(),
-        );
-    }
-
-    fn register_syncs(&self, registry: &mut Registry) {
-        let (name, help) = ("sync_proxy_rules_duration", "How long programming the kernel took");
-        registry.register_with_unit(name, help, Unit::Seconds, self.sync_duration.clone());
-        let (name, help) = (
-            "network_programming_duration",
-            "From a change in the cluster to the rules in this kernel",
-        );
-        registry.register_with_unit(name, help, Unit::Seconds, self.network_programming.clone());
-        let (name, help) = ("sync_proxy_rules_last_timestamp", "When programming last succeeded");
-        registry.register_with_unit(name, help, Unit::Seconds, self.last_sync.clone());
-        let (name, help) = (
-            "sync_proxy_rules_last_queued_timestamp",
-            "When a change was last queued for programming",
-        );
-        registry.register_with_unit(name, help, Unit::Seconds, self.last_queued.clone());
-        registry.register(
-            "sync_proxy_rules_nftables_sync_failures",
-            "Attempts to program the kernel that failed",
-            self.sync_failures.clone(),
-        );
-    }
-
-    fn register_rest(&self, registry: &mut Registry) {
-        let changes = [("service", &self.service_changes), ("endpoint", &self.endpoint_changes)];
-        for (what, (total, pending)) in changes {
-            let name = format!("sync_proxy_rules_{what}_changes");
-            registry.register(&name, format!("Changes of {what}s"), total.clone());
-            let help = format!("Changes of {what}s that are not programmed yet");
-            registry.register(format!("{name}_pending"), help, pending.clone());
-        }
-        registry.register(
-            "sync_proxy_rules_no_local_endpoints_total",
-            "Services with policy Local that have endpoints only on other nodes",
-            self.no_local_endpoints.clone(),
-        );
-        from_zero(&self.no_local_endpoints, "traffic_policy", &["internal", "external"]);
-        for (path, family) in [("healthz", &self.healthz), ("livez", &self.livez)] {
-            registry.register(
-                format!("proxy_{path}"),
-                format!("Answers of /{path}, by status code"),
-                family.clone(),
-            );
-            from_zero(family, "code", &["200", "503"]);
-        }
     }
 }
 
@@ -296,6 +178,7 @@ impl Own {
             plugin_waits: Family::default(),
             drift_repaired: Counter::default(),
             missed_lookups: Counter::default(),
+            service_drops: Family::default(),
             affinity_crowded: Family::default(),
             elements: Family::default(),
             problems: Gauge::default(),
@@ -388,6 +271,9 @@ impl Own {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
+        let help =
+            "Packets that services' rules dropped or refused since they were made, by reason";
+        registry.register("service_dropped_packets", help, self.service_drops.clone());
         let help =
             "New clients of session affinity while the map was full, by how they are remembered";
         registry.register("affinity_crowded", help, self.affinity_crowded.clone());

@@ -248,3 +248,29 @@ fn who_goes_on_is_told_from_who_comes_by() {
         );
     }
 }
+
+/// As kube-proxy's metrics tell them apart.
+#[test]
+fn failed_writes_count_by_what_was_written() {
+    let mut context = Context::new();
+    let failures = |full, partial| RestoreFailures { full, partial };
+    let fails = |context: &mut Context| {
+        let (family, at) = (Family::V4, context.now);
+        let done = Done { family, result: Err(without_the_table()), at, took: Duration::ZERO };
+        context.writer.take(done, &mut context.rules).unwrap_err();
+    };
+    // A look writes nothing.
+    fails(&mut context);
+    assert_eq!(context.writer.restore_failures(), failures(0, 0));
+    context.looks(Some(Table::Nat));
+    assert!(context.writes());
+    fails(&mut context);
+    assert_eq!(context.writer.restore_failures(), failures(1, 0));
+    context.looks(None);
+    context.rules.wants_optional(Some("-j DROP"));
+    context.rules.jumps_changed = false;
+    context.writer.go_on(&mut context.rules);
+    assert!(context.writes());
+    fails(&mut context);
+    assert_eq!(context.writer.restore_failures(), failures(1, 1));
+}

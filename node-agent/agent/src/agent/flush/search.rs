@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::memory::trim;
 use denizen_conntrack::{Conntrack, ConntrackError};
-use denizen_packet::{PackedFlow, TrackedFlow, Treatment};
+use denizen_packet::{Family, PackedFlow, TrackedFlow, Treatment};
 use denizen_plan::conntrack::StaleCandidates;
 
 /// Entries that the loop decides about at once: a fraction of a millisecond's work.
@@ -28,7 +28,8 @@ pub struct Looked {
 /// How many entries were treated, of those that still existed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Treated {
-    pub deleted: usize,
+    /// By family.
+    pub deleted: [usize; 2],
     pub forbidden: usize,
     pub permitted: usize,
 }
@@ -91,18 +92,25 @@ impl Looked {
 
     /// Piece by piece: what is decided may be the kernel's whole table.
     fn treat(&mut self, decided: &[(PackedFlow, Treatment)]) {
-        for treatment in Treatment::ALL {
+        for (treatment, family) in Treatment::ALL
+            .into_iter()
+            .flat_map(|treatment| Family::BOTH.map(|family| (treatment, family)))
+        {
             let of_it = decided.iter().filter(|(_, decided)| *decided == treatment);
-            let mut entries = of_it.map(|(entry, _)| entry.flow()).peekable();
+            let flows = of_it.map(|(entry, _)| entry.flow());
+            let mut entries = flows.filter(|entry| entry.family() == family).peekable();
             while entries.peek().is_some() {
-                self.treat_piece(treatment, &entries.by_ref().take(PIECE).collect::<Vec<_>>());
+                let piece = entries.by_ref().take(PIECE).collect::<Vec<_>>();
+                self.treat_piece(treatment, family, &piece);
             }
         }
     }
 
-    fn treat_piece(&mut self, treatment: Treatment, entries: &[TrackedFlow]) {
+    fn treat_piece(&mut self, treatment: Treatment, family: Family, entries: &[TrackedFlow]) {
         let done = match treatment {
-            Treatment::Delete | Treatment::DeleteUnanswered => &mut self.treated.deleted,
+            Treatment::Delete | Treatment::DeleteUnanswered => {
+                &mut self.treated.deleted[family as usize]
+            }
             Treatment::Mark => &mut self.treated.forbidden,
             Treatment::Unmark => &mut self.treated.permitted,
         };

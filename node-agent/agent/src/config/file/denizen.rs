@@ -36,7 +36,7 @@ const NAMED_OTHERWISE: [(&str, &str); 19] = [
 
 /// How a flag's value is written in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FieldType {
+pub(super) enum FieldType {
     Bool,
     Single,
     /// A list; the flag separates its items with commas.
@@ -49,7 +49,7 @@ enum FieldType {
 
 impl FieldType {
     /// From the flag's value name.
-    fn of(arg: &Arg) -> Self {
+    pub(super) fn of(arg: &Arg) -> Self {
         let names = arg.get_value_names().unwrap_or_default();
         let name = names.first().map(|name| name.as_str()).unwrap_or_default();
         if name == "BOOL" {
@@ -62,6 +62,24 @@ impl FieldType {
             Self::List
         } else {
             Self::Single
+        }
+    }
+
+    /// The field's value for what the flag has: the reverse of [`written`].
+    pub(super) fn value(self, text: &str) -> serde_json::Value {
+        let items = || text.split(',').filter(|item| !item.is_empty());
+        match self {
+            Self::Bool => (text == "true").into(),
+            Self::Single => text.into(),
+            Self::List => items().collect(),
+            Self::Gates => {
+                let gate = |item: &str| {
+                    let (name, value) = item.split_once('=')?;
+                    Some((name.to_owned(), value.eq_ignore_ascii_case("true")))
+                };
+                items().filter_map(gate).collect()
+            }
+            Self::Json => serde_json::from_str(text).unwrap_or(text.into()),
         }
     }
 

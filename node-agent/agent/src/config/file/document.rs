@@ -64,7 +64,7 @@ pub(super) enum Document {
     KubeProxy(Node),
 }
 
-const OWN: (&str, &str) = ("denizen.io/v1alpha1", "DenizenConfiguration");
+pub(super) const OWN: (&str, &str) = ("denizen.io/v1alpha1", "DenizenConfiguration");
 const KUBE_PROXY: (&str, &str) = ("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration");
 /// The fields that name the kind.
 const NATURE: [&str; 2] = ["apiVersion", "kind"];

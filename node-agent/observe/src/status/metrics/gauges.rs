@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::Metrics;
+use super::like_kube_proxy::{ip_family, policy_labels};
 use crate::status::Status;
-use denizen_backend::{Crowded, SetSize};
-use denizen_model::ServicePortName;
+use denizen_backend::{Crowded, Figures, RestoreFailures, ServiceDropReason};
+use denizen_model::{Family, ServicePortName};
 use denizen_plan::{Frontend, FrontendKind, Outcome, Plan, ServicePlan};
 
-/// Sets the gauges from a fresh `status`; `sizes` are those of the backend's sets.
-pub fn set_gauges(metrics: &Metrics, status: &Status, sizes: Vec<SetSize>, plan: &Plan) {
+/// Sets the gauges from a fresh `status` and the backend's figures.
+pub fn set_gauges(metrics: &Metrics, status: &Status, figures: &Figures, plan: &Plan) {
     let own = &metrics.own;
     own.local_pods.set(gauge(status.pods));
     own.unrecorded_interfaces.set(gauge(status.unrecorded_interfaces));
@@ -21,8 +22,8 @@ pub fn set_gauges(metrics: &Metrics, status: &Status, sizes: Vec<SetSize>, plan:
     own.problems.set(gauge(status.errors.len()));
     own.drift_repaired.inner().store(status.drift_repaired, Ordering::Relaxed);
     own.missed_lookups.inner().store(status.missed_lookups, Ordering::Relaxed);
-    for size in sizes {
-        let labels = [("ip_family", size.family.to_string()), ("set", size.set)];
+    for size in &figures.sizes {
+        let labels = [("ip_family", size.family.to_string()), ("set", size.set.clone())];
         own.elements.get_or_create(&labels).set(gauge(size.elements));
     }
     for map in &status.affinity.clients {
@@ -57,16 +58,44 @@ pub fn set_gauges(metrics: &Metrics, status: &Status, sizes: Vec<SetSize>, plan:
         let counter = own.affinity_crowded.get_or_create(&[("remembered", remembered)]);
         counter.inner().store(clients, Ordering::Relaxed);
     }
-    let dropped = [
-        (
-            "internal",
-            without_local(plan, |f| f.kind == FrontendKind::ClusterIp && f.inside == Outcome::Drop),
-        ),
-        ("external", without_local(plan, |f| f.outside == Some(Outcome::Drop))),
-    ];
-    for (policy, services) in dropped {
-        let family = &metrics.like_kube_proxy.no_local_endpoints;
-        family.get_or_create(&[("traffic_policy", policy)]).set(gauge(services));
+    set_like_kube_proxy(metrics, figures, plan);
+}
+
+fn set_like_kube_proxy(metrics: &Metrics, figures: &Figures, plan: &Plan) {
+    for family in Family::BOTH {
+        let of_family = |drops: fn(&Frontend) -> bool| {
+            without_local(plan, |frontend| frontend.key.family() == family && drops(frontend))
+        };
+        let dropped = [
+            (
+                "internal",
+                of_family(|f| f.kind == FrontendKind::ClusterIp && f.inside == Outcome::Drop),
+            ),
+            ("external", of_family(|f| f.outside == Some(Outcome::Drop))),
+        ];
+        for (policy, services) in dropped {
+            let gauges = &metrics.like_kube_proxy.no_local_endpoints;
+            gauges.get_or_create(&policy_labels(family, policy)).set(gauge(services));
+        }
+        let RestoreFailures { full, partial } = figures.restore_failures[family as usize];
+        let failures = [
+            (&metrics.like_kube_proxy.restore_failures, full),
+            (&metrics.like_kube_proxy.partial_restore_failures, partial),
+        ];
+        for (counters, count) in failures {
+            let counter = counters.get_or_create(&ip_family(family));
+            counter.inner().store(count, Ordering::Relaxed);
+        }
+    }
+    let Some(drops) = &figures.drops else { return };
+    for reason in ServiceDropReason::ALL {
+        let packets = drops.of(reason);
+        if reason == ServiceDropReason::Invalid {
+            metrics.like_kube_proxy.invalid_dropped.inner().store(packets, Ordering::Relaxed);
+        } else {
+            let counter = metrics.own.service_drops.get_or_create(&[("reason", reason.name())]);
+            counter.inner().store(packets, Ordering::Relaxed);
+        }
     }
 }
 

@@ -8,14 +8,20 @@ fn names_and_types_are_these() {
     let set = [("ip_family", "IPv4".to_owned()), ("set", "services".to_owned())];
     metrics.own.elements.get_or_create(&set).set(1);
     metrics.network_policy.set_engine("Denizen");
+    metrics.own.service_drops.get_or_create(&[("reason", "unused_port")]).inc();
     let text = metrics.encode();
     let types: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     let golden = [
         "kubeproxy_sync_proxy_rules_duration_seconds histogram",
+        "kubeproxy_sync_full_proxy_rules_duration_seconds histogram",
+        "kubeproxy_sync_partial_proxy_rules_duration_seconds histogram",
         "kubeproxy_network_programming_duration_seconds histogram",
         "kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge",
         "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge",
         "kubeproxy_sync_proxy_rules_nftables_sync_failures counter",
+        "kubeproxy_sync_proxy_rules_iptables_restore_failures counter",
+        "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures counter",
+        "kubeproxy_iptables_ct_state_invalid_dropped_packets counter",
         "kubeproxy_sync_proxy_rules_service_changes counter",
         "kubeproxy_sync_proxy_rules_service_changes_pending gauge",
         "kubeproxy_sync_proxy_rules_endpoint_changes counter",
@@ -44,6 +50,7 @@ fn names_and_types_are_these() {
         "denizen_plugin_waits counter",
         "denizen_drift_repaired counter",
         "denizen_missed_lookups counter",
+        "denizen_service_dropped_packets counter",
         "denizen_affinity_crowded counter",
         "denizen_network_policy_engine gauge",
         "denizen_network_policy_policies gauge",
@@ -83,7 +90,7 @@ fn names_and_types_are_these() {
 #[test]
 fn every_sample_is_in_its_family_and_is_a_number() {
     let metrics = Metrics::default();
-    metrics.like_kube_proxy.sync_duration.observe(0.003);
+    metrics.like_kube_proxy.synced(SyncExtent::Full, 0.003, 1e9);
     let hostile = [("ip_family", "IPv4".to_owned()), ("set", "a\"b\\c\nd".to_owned())];
     metrics.own.elements.get_or_create(&hostile).set(7);
     let mut family = String::new();
@@ -118,4 +125,37 @@ fn a_copy_counts_into_the_same_numbers() {
     }
     let memory = text.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
     assert!(memory.unwrap().parse::<u64>().unwrap() > 100_000, "{memory:?}");
+}
+
+/// kube-proxy has a proxy for each family, and its dashboards ask by it. A sync here is one of both.
+#[test]
+fn a_sync_counts_for_both_families_and_by_its_extent() {
+    let metrics = Metrics::default();
+    metrics.like_kube_proxy.synced(SyncExtent::Full, 0.5, 1e9);
+    metrics.like_kube_proxy.synced(SyncExtent::Partial, 0.25, 1e9 + 1.0);
+    metrics.like_kube_proxy.synced(SyncExtent::Partial, 0.25, 1e9 + 2.0);
+    metrics.like_kube_proxy.queued(1e9 + 3.0);
+    metrics.like_kube_proxy.searched(0.125, [2, 1]);
+    let text = metrics.encode();
+    for family in ["IPv4", "IPv6"] {
+        for (name, expected) in [
+            ("sync_proxy_rules_duration_seconds_count", "3"),
+            ("sync_proxy_rules_duration_seconds_sum", "1.0"),
+            ("sync_full_proxy_rules_duration_seconds_count", "1"),
+            ("sync_partial_proxy_rules_duration_seconds_count", "2"),
+            ("sync_proxy_rules_last_timestamp_seconds", "1000000002.0"),
+            ("sync_proxy_rules_last_queued_timestamp_seconds", "1000000003.0"),
+            ("conntrack_reconciler_sync_duration_seconds_sum", "0.125"),
+            (
+                "conntrack_reconciler_deleted_entries_total",
+                if family == "IPv4" { "2" } else { "1" },
+            ),
+            ("network_programming_duration_seconds_count", "0"),
+            ("sync_proxy_rules_nftables_sync_failures_total", "0"),
+            ("sync_proxy_rules_iptables_restore_failures_total", "0"),
+        ] {
+            let line = format!("kubeproxy_{name}{{ip_family=\"{family}\"}} {expected}\n");
+            assert!(text.contains(&line), "{line} in {text}");
+        }
+    }
 }

@@ -1,0 +1,83 @@
+//! What services' rules drop and refuse packets for, as it is counted.
+
+use crate::why::Why;
+
+/// Why a packet to a service, or to where one might be, was dropped or refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ServiceDropReason {
+    /// The service has no endpoint: refused.
+    NoEndpoints,
+    /// Policy Local, and no endpoint is on this node.
+    NoLocalEndpoints,
+    /// `loadBalancerSourceRanges` do not have the source.
+    SourceRanges,
+    /// No service has this port of a cluster IP: refused.
+    UnusedPort,
+    /// No service has this address of the service ranges.
+    UnusedAddress,
+    /// It came from elsewhere and is for a loopback address.
+    Loopback,
+    /// Connection tracking cannot assign it to a connection: iptables, as kube-proxy.
+    Invalid,
+}
+
+impl ServiceDropReason {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::NoEndpoints,
+        Self::NoLocalEndpoints,
+        Self::SourceRanges,
+        Self::UnusedPort,
+        Self::UnusedAddress,
+        Self::Loopback,
+        Self::Invalid,
+    ];
+
+    /// The value of the metric's label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoEndpoints => "no_endpoints",
+            Self::NoLocalEndpoints => "no_local_endpoints",
+            Self::SourceRanges => "source_ranges",
+            Self::UnusedPort => "unused_port",
+            Self::UnusedAddress => "unused_address",
+            Self::Loopback => "loopback",
+            Self::Invalid => "invalid",
+        }
+    }
+
+    /// The reasons of the rules that drop or refuse for it.
+    pub fn rules(self) -> &'static [Why] {
+        match self {
+            Self::NoEndpoints => &[Why::RefuseTcp, Why::Refuse],
+            Self::NoLocalEndpoints => &[Why::NoLocalEndpoint],
+            Self::SourceRanges => &[Why::MayNotEnter],
+            Self::UnusedPort => &[Why::UnusedPort],
+            Self::UnusedAddress => &[Why::Unallocated],
+            Self::Loopback => &[Why::Martian],
+            Self::Invalid => &[Why::Invalid],
+        }
+    }
+
+    /// What a rule drops or refuses for that has this reason's text.
+    pub fn of_text(text: &str) -> Option<Self> {
+        let has = |reason: &Self| reason.rules().iter().any(|why| why.text() == text);
+        Self::ALL.into_iter().find(has)
+    }
+}
+
+/// Packets that services' rules dropped or refused, by reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ServiceDrops([u64; ServiceDropReason::ALL.len()]);
+
+impl ServiceDrops {
+    /// How many for this reason.
+    pub fn of(&self, reason: ServiceDropReason) -> u64 {
+        self.0[reason as usize]
+    }
+
+    /// Counts more.
+    pub fn add(&mut self, reason: ServiceDropReason, packets: u64) {
+        self.0[reason as usize] += packets;
+    }
+}
