@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod busy_node;
+mod compare;
 mod config_file;
 mod connections;
 mod drops;

@@ -2,6 +2,7 @@
 //! maps that lead to them.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 
 use anyhow::Result;
 
@@ -63,6 +64,21 @@ impl KubeProxy<'_> {
         self.node.nft(&text)
     }
 
+    /// One service's endpoints in place of others: new chains, and those of the endpoints that are
+    /// gone are emptied. (They are deleted a second later, in another transaction.)
+    pub fn replace_nftables(&self, before: &Served, now: &Served) -> Result<()> {
+        let mut text = String::new();
+        for endpoint in &now.endpoints {
+            now.add_endpoint_to(&mut text, endpoint)?;
+        }
+        writeln!(text, "flush chain ip kube-proxy {}", now.nftables_chain())?;
+        now.add_rules_to(&mut text)?;
+        for gone in before.endpoints.iter().filter(|gone| !now.endpoints.contains(gone)) {
+            writeln!(text, "flush chain ip kube-proxy {}", before.endpoint_chain_of(gone))?;
+        }
+        self.node.nft(&text)
+    }
+
     /// What `kube-proxy --cleanup` does to them.
     pub fn remove_nftables(&self) -> Result<()> {
         self.node.nft("delete table ip kube-proxy\n")
@@ -70,29 +86,54 @@ impl KubeProxy<'_> {
 }
 
 impl Served {
-    /// A cluster CIDR in which nobody is: everybody is masqueraded.
+    fn nftables_chain(&self) -> String {
+        format!("service-{}-{}", hash(&self.name), self.name.replace(':', "/tcp/"))
+    }
+
+    fn endpoint_chain_of(&self, endpoint: &SocketAddr) -> String {
+        let (ip, port) = (endpoint.ip(), endpoint.port());
+        let hash = hash(&format!("{}{endpoint}", self.nftables_chain()));
+        format!("endpoint-{hash}-{ip}/{port}")
+    }
+
     fn add_to(&self, text: &mut String) -> std::fmt::Result {
         let (ip, port) = (self.at.ip(), self.at.port());
-        let chain = format!("service-{}-{}", hash(&self.name), self.name.replace(':', "/tcp/"));
-        let mut choices = Vec::new();
-        for (slot, endpoint) in self.endpoints.iter().enumerate() {
-            let (own, own_port) = (endpoint.ip(), endpoint.port());
-            let to = format!("endpoint-{}-{own}/{own_port}", hash(&format!("{chain}{endpoint}")));
-            writeln!(
-                text,
-                "add chain ip kube-proxy {to}\n\
-                 add rule ip kube-proxy {to} ip saddr {own} jump mark-for-masquerade\n\
-                 add rule ip kube-proxy {to} meta l4proto tcp dnat to {endpoint}"
-            )?;
-            choices.push(format!("{slot} : goto {to}"));
+        for endpoint in &self.endpoints {
+            self.add_endpoint_to(text, endpoint)?;
         }
+        let chain = self.nftables_chain();
+        writeln!(text, "add chain ip kube-proxy {chain}")?;
+        self.add_rules_to(text)?;
         writeln!(
             text,
-            "add chain ip kube-proxy {chain}\n\
-             add rule ip kube-proxy {chain} ip daddr {ip} tcp dport {port} ip saddr != 100.64.0.0/10 jump mark-for-masquerade\n\
-             add rule ip kube-proxy {chain} numgen random mod {} vmap {{ {} }}\n\
-             add element ip kube-proxy cluster-ips {{ {ip} }}\n\
-             add element ip kube-proxy service-ips {{ {ip} . tcp . {port} : goto {chain} }}",
+            "add element ip kube-proxy cluster-ips {{ {ip} }}\n\
+             add element ip kube-proxy service-ips {{ {ip} . tcp . {port} : goto {chain} }}"
+        )
+    }
+
+    /// The chain of an endpoint, empty if it is there already.
+    fn add_endpoint_to(&self, text: &mut String, endpoint: &SocketAddr) -> std::fmt::Result {
+        let (own, to) = (endpoint.ip(), self.endpoint_chain_of(endpoint));
+        writeln!(
+            text,
+            "add chain ip kube-proxy {to}\n\
+             flush chain ip kube-proxy {to}\n\
+             add rule ip kube-proxy {to} ip saddr {own} jump mark-for-masquerade\n\
+             add rule ip kube-proxy {to} meta l4proto tcp dnat to {endpoint}"
+        )
+    }
+
+    /// A cluster CIDR in which nobody is: everybody is masqueraded.
+    fn add_rules_to(&self, text: &mut String) -> std::fmt::Result {
+        let (ip, port, chain) = (self.at.ip(), self.at.port(), self.nftables_chain());
+        let choice = |(slot, endpoint): (usize, &SocketAddr)| {
+            format!("{slot} : goto {}", self.endpoint_chain_of(endpoint))
+        };
+        let choices: Vec<String> = self.endpoints.iter().enumerate().map(choice).collect();
+        writeln!(
+            text,
+            "add rule ip kube-proxy {chain} ip daddr {ip} tcp dport {port} ip saddr != 100.64.0.0/10 jump mark-for-masquerade\n\
+             add rule ip kube-proxy {chain} numgen random mod {} vmap {{ {} }}",
             choices.len(),
             choices.join(", ")
         )

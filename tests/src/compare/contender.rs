@@ -1,0 +1,161 @@
+//! Who is compared: how each is started and told of a change.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use super::ground::{Ground, NODE};
+use crate::kernel::iptables::Variant;
+use crate::peers::kube_proxy::KubeProxy;
+
+/// kube-proxy's `mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KubeProxyMode {
+    Nftables,
+    Iptables,
+    Ipvs,
+}
+
+impl KubeProxyMode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
+        }
+    }
+}
+
+impl FromStr for KubeProxyMode {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let all = [Self::Nftables, Self::Iptables, Self::Ipvs];
+        let found = all.into_iter().find(|mode| mode.name() == text);
+        found.with_context(|| format!("{text} is no mode: nftables, iptables or ipvs"))
+    }
+}
+
+/// Who is measured.
+#[derive(Debug, Clone)]
+pub enum Contender {
+    Denizen {
+        program: PathBuf,
+    },
+    KubeProxy {
+        program: PathBuf,
+        mode: KubeProxyMode,
+    },
+    /// `nft -f` of the rules that kube-proxy's nftables mode would write: the kernel's part alone.
+    Shape,
+}
+
+/// A contender that runs. It ends with this value.
+#[derive(Debug)]
+pub struct Running {
+    child: Option<Child>,
+    log: PathBuf,
+}
+
+impl Contender {
+    /// What the table calls it.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Denizen { .. } => "Denizen".to_owned(),
+            Self::KubeProxy { mode, .. } => format!("kube-proxy ({})", mode.name()),
+            Self::Shape => "nft -f of kube-proxy's rules".to_owned(),
+        }
+    }
+
+    /// Starts it on the node.
+    pub fn start(&self, ground: &Ground) -> Result<Running> {
+        let folder = ground.folder.path();
+        let log = folder.join("log");
+        let mut command = match self {
+            Self::Denizen { program } => denizen(program, ground),
+            Self::KubeProxy { program, mode } => {
+                let mut command = Command::new(program);
+                command.arg("--config").arg(kube_proxy_config(*mode, ground)?);
+                command
+            }
+            Self::Shape => {
+                rules(ground, 0).start_nftables()?;
+                return Ok(Running { child: None, log });
+            }
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
+        let child = ground.node.run(|| command.spawn())?;
+        let child = child.with_context(|| format!("cannot run {:?}", command.get_program()))?;
+        Ok(Running { child: Some(child), log })
+    }
+
+    /// Changes the last service's endpoint, for the time of this number.
+    pub fn change(&self, ground: &Ground, changes: usize) -> Result<()> {
+        match self {
+            Self::Denizen { .. } | Self::KubeProxy { .. } => ground.change(changes),
+            Self::Shape => {
+                let (before, now) = (ground.served(changes - 1), ground.served(changes));
+                let (before, now) = before.last().zip(now.last()).context("a service")?;
+                rules(ground, changes).replace_nftables(before, now)
+            }
+        }
+    }
+}
+
+impl Running {
+    /// Its process; `None` if it has ended its work.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// An error if it has ended, with what it said last.
+    pub fn is_alive(&mut self) -> Result<()> {
+        let Some(child) = &mut self.child else { return Ok(()) };
+        if let Some(status) = child.try_wait()? {
+            let log = fs::read_to_string(&self.log).unwrap_or_default();
+            bail!("it has ended ({status}): {}", log.lines().last().unwrap_or("it said nothing"));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Services alone, as kube-proxy.
+fn denizen(program: &Path, ground: &Ground) -> Command {
+    let mut command = Command::new(program);
+    command.args(["run", "--node-name", NODE, "--network-policy=off", "--cni-cache-dir="]);
+    command.arg("--run-dir").arg(ground.folder.path().join("run"));
+    command.arg("--kubeconfig").arg(ground.kubeconfig());
+    command
+}
+
+fn kube_proxy_config(mode: KubeProxyMode, ground: &Ground) -> Result<PathBuf> {
+    let config = json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+        "mode": mode.name(), "hostnameOverride": NODE,
+        "clientConnection": { "kubeconfig": ground.kubeconfig() },
+        "detectLocalMode": "InterfaceNamePrefix",
+        "detectLocal": { "interfaceNamePrefix": "veth" },
+        // The machine's own limits stay as they are.
+        "conntrack": { "maxPerCore": 0 },
+    });
+    let path = ground.folder.path().join("kube-proxy.yaml");
+    fs::write(&path, config.to_string())?;
+    Ok(path)
+}
+
+fn rules(ground: &Ground, changes: usize) -> KubeProxy<'_> {
+    KubeProxy { node: &ground.node, variant: Variant::Nft, services: ground.served(changes) }
+}

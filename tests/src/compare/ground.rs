@@ -1,0 +1,161 @@
+//! What one contender is measured on: a node, a client, the endpoints of the last service, and an
+//! API server, each in a network namespace of its own.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::node::manifest::{self, Port};
+use crate::node::netns::Netns;
+use crate::packets::probe::Protocol;
+use crate::packets::server::{Listen, Server};
+use crate::peers::api::{Api, ApiServer, RealServer};
+use crate::peers::kube_proxy::Served;
+
+/// Endpoints of each service but the last.
+pub const ENDPOINTS: usize = 4;
+/// The node's name.
+pub const NODE: &str = "node-1";
+
+const HTTP: [Port; 1] = [Port::tcp("http", 80, 8080)];
+const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 66)), 6443);
+/// The node's addresses, towards each of the others.
+const LINKS: [(&str, &str, &str); 3] = [
+    ("client", "192.0.2.1/24", "192.0.2.2/24"),
+    ("pods", "10.64.0.1/24", "10.64.0.10/24"),
+    ("api", "203.0.113.1/24", "203.0.113.66/24"),
+];
+/// Either is the last service's only endpoint.
+const ANSWERING: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 64, 0, 10), Ipv4Addr::new(10, 64, 0, 11)];
+
+/// The ground. All of it goes with the value.
+#[derive(Debug)]
+pub struct Ground {
+    api: Box<dyn Api>,
+    _answers: Server,
+    /// Where the contender runs.
+    pub node: Netns,
+    /// Where connections come from.
+    pub client: Netns,
+    _others: [Netns; 2],
+    services: usize,
+    /// For the contender's files.
+    pub folder: TempDir,
+}
+
+impl Ground {
+    /// Services, and an API server that has them: the real one of this program, or the tests' own.
+    pub fn new(services: usize, apiserver: Option<&Path>) -> Result<Self> {
+        let [node, client, pods, server] =
+            ["node", "client", "pods", "api"].map(|label| Netns::new(&format!("cmp-{label}")));
+        let (node, client, pods, server) = (node?, client?, pods?, server?);
+        node.sysctl("net.ipv4.ip_forward", "1")?;
+        for ((name, ours, theirs), peer) in LINKS.iter().zip([&client, &pods, &server]) {
+            node.ip(&format!(
+                "link add {name} type veth peer name eth0 netns {}\n\
+                 address add {ours} dev {name}\nlink set {name} up",
+                peer.name()
+            ))?;
+            let gateway = ours.split('/').next().context("an address")?;
+            peer.ip(&format!(
+                "address add {theirs} dev eth0\nlink set eth0 up\nroute add default via {gateway}"
+            ))?;
+        }
+        pods.ip(&format!("address add {}/24 dev eth0", ANSWERING[1]))?;
+        let listens = ANSWERING.map(|at| Listen {
+            protocol: Protocol::Tcp,
+            address: SocketAddr::new(at.into(), 8080),
+        });
+        let answers = Server::start(&pods, &listens)?;
+        let folder = tempfile::tempdir()?;
+        let api: Box<dyn Api> = match apiserver {
+            None => Box::new(ApiServer::start(&server, API, folder.path())?),
+            Some(program) => {
+                let assets = program.parent().context("a program lies in a folder")?;
+                Box::new(RealServer::start(assets, &server, API, folder.path())?)
+            }
+        };
+        let _others = [pods, server];
+        let ground = Self { api, _answers: answers, node, client, _others, services, folder };
+        ground.api.put(&manifest::node(NODE, &[Ipv4Addr::new(192, 0, 2, 1).into()], ""))?;
+        for number in 0..services {
+            let service = manifest::service(&name(number), &[address(number).into()], &HTTP);
+            ground.api.put(&service)?;
+            ground.api.put(&slice(number, &ground.endpoints(number, 0)))?;
+        }
+        Ok(ground)
+    }
+
+    /// The file that leads to the API server.
+    pub fn kubeconfig(&self) -> &Path {
+        self.api.kubeconfig()
+    }
+
+    /// Where the last service is asked.
+    pub fn last(&self) -> SocketAddr {
+        SocketAddr::new(address(self.services - 1).into(), 80)
+    }
+
+    /// The endpoint that the last service has after so many changes.
+    pub fn endpoint(&self, changes: usize) -> SocketAddr {
+        SocketAddr::new(ANSWERING[changes % ANSWERING.len()].into(), 8080)
+    }
+
+    /// Gives the last service the endpoint that it has after so many changes.
+    pub fn change(&self, changes: usize) -> Result<()> {
+        let last = self.services - 1;
+        self.api.put(&slice(last, &self.endpoints(last, changes)))
+    }
+
+    /// All services after so many changes, for who writes rules without an API server.
+    pub fn served(&self, changes: usize) -> Vec<Served> {
+        let served = |number: usize| Served {
+            name: format!("default/{}:http", name(number)),
+            at: SocketAddr::new(address(number).into(), 80),
+            endpoints: self
+                .endpoints(number, changes)
+                .into_iter()
+                .map(|endpoint| SocketAddr::new(endpoint, 8080))
+                .collect(),
+        };
+        (0..self.services).map(served).collect()
+    }
+
+    /// The bytes that the node has got from the API server, headers and all.
+    pub fn received(&self) -> Result<u64> {
+        let text =
+            self.node.output("ip", &["-statistics", "-json", "link", "show", "dev", "api"])?;
+        let links: Value = serde_json::from_str(&text).context("`ip -json`")?;
+        links[0]["stats64"]["rx"]["bytes"].as_u64().context("no count of bytes")
+    }
+
+    fn endpoints(&self, number: usize, changes: usize) -> Vec<IpAddr> {
+        if number + 1 == self.services {
+            return vec![self.endpoint(changes).ip()];
+        }
+        let first = u32::from(Ipv4Addr::new(10, 128, 0, 1));
+        let of = |endpoint: usize| {
+            let number = u32::try_from(number * ENDPOINTS + endpoint).expect("a few thousands");
+            IpAddr::from(Ipv4Addr::from(first + number))
+        };
+        (0..ENDPOINTS).map(of).collect()
+    }
+}
+
+fn name(number: usize) -> String {
+    format!("service-{number}")
+}
+
+/// From the range of the tests' real API server.
+fn address(number: usize) -> Ipv4Addr {
+    let first = u32::from(Ipv4Addr::new(172, 30, 1, 0));
+    Ipv4Addr::from(first + u32::try_from(number).expect("a few thousands"))
+}
+
+fn slice(number: usize, endpoints: &[IpAddr]) -> Value {
+    let endpoints: Vec<_> = endpoints.iter().map(|endpoint| (*endpoint, "node-2")).collect();
+    manifest::slice(&name(number), &HTTP, &endpoints)
+}

@@ -1,0 +1,104 @@
+//! What is measured of a contender, in which order.
+
+use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::CompareOptions;
+use super::contender::{Contender, Running};
+use super::ground::Ground;
+use crate::bench::Memory;
+use crate::bench::timing::{Samples, timed};
+use crate::packets::probe::Probe;
+
+/// The longest that anything may take.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// What comes right after the first load belongs to it.
+const AFTER: Duration = Duration::from_secs(2);
+/// Between two changes: kube-proxy by default syncs once a second at most.
+const PAUSE: Duration = Duration::from_millis(1500);
+/// A client that polls takes little from the contender.
+const POLL: Duration = Duration::from_millis(1);
+/// How long a client waits for an answer before it asks again.
+const ANSWER: Duration = Duration::from_millis(200);
+
+/// What it cost.
+#[derive(Debug, Clone)]
+pub struct Figures {
+    /// From its start to the first connection that the last service answers.
+    pub start: Duration,
+    /// From a changed EndpointSlice to the first connection that reaches the new endpoint.
+    pub change: Duration,
+    /// One connection to the last service.
+    pub connect: Duration,
+    /// Its memory when all is programmed; `None` where there is no process.
+    pub memory: Option<Memory>,
+    /// What it got from the API server at the start, and for one change; `None` where it asks none.
+    pub bytes: Option<[u64; 2]>,
+}
+
+/// Measures a contender.
+pub fn measured(
+    contender: &Contender,
+    ground: &Ground,
+    options: &CompareOptions,
+) -> Result<Figures> {
+    let received = ground.received()?;
+    let begun = Instant::now();
+    let mut running = contender.start(ground)?;
+    until_answered(ground, &mut running, ground.endpoint(0)).context("at the start")?;
+    let start = begun.elapsed();
+    sleep(AFTER);
+    let memory = running.pid().map(Memory::of).transpose()?;
+    let at_start = ground.received()? - received;
+    let connect = connections(ground, options.connections)?;
+    let before = ground.received()?;
+    let changes = (1..=options.changes).map(|number| {
+        sleep(PAUSE);
+        let begun = Instant::now();
+        contender.change(ground, number)?;
+        until_answered(ground, &mut running, ground.endpoint(number))?;
+        Ok(begun.elapsed())
+    });
+    let changes: Samples = changes.collect::<Result<Vec<_>>>()?.into_iter().collect();
+    sleep(PAUSE);
+    let of_change = (ground.received()? - before) / options.changes.max(1) as u64;
+    Ok(Figures {
+        start,
+        change: changes.median(),
+        connect: connect.median(),
+        memory,
+        bytes: running.pid().map(|_| [at_start, of_change]),
+    })
+}
+
+/// Waits until the last service is answered by this endpoint.
+fn until_answered(ground: &Ground, running: &mut Running, endpoint: SocketAddr) -> Result<()> {
+    let probe = Probe::tcp(ground.last()).patience(ANSWER);
+    ground.client.run(|| {
+        let begun = Instant::now();
+        loop {
+            let outcome = probe.ask();
+            if outcome.endpoint() == Some(endpoint) {
+                return Ok(());
+            }
+            running.is_alive()?;
+            ensure!(begun.elapsed() < PATIENCE, "{endpoint} does not answer: {outcome:?}");
+            sleep(POLL);
+        }
+    })?
+}
+
+fn connections(ground: &Ground, count: usize) -> Result<Samples> {
+    let probe = Probe::tcp(ground.last());
+    ground.client.run(|| {
+        let connect = |_| {
+            let (stream, took) = timed(|| probe.connect());
+            stream.map(|_| took)
+        };
+        let samples = (0..count).map(connect).collect::<Result<Vec<_>, _>>();
+        Ok(samples.context("a connection")?.into_iter().collect())
+    })?
+}
