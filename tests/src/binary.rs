@@ -48,6 +48,15 @@ pub fn bird() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// What `tests/run` unpacked of a registry for images: the program.
+pub fn registry() -> Result<PathBuf> {
+    let built = folder()?;
+    let folder = built.parent().context("cargo's folder has a parent")?.join("registry");
+    let path = folder.join("usr/bin/docker-registry");
+    ensure!(path.exists(), "{} is not there: `tests/run` unpacks it", path.display());
+    Ok(path)
+}
+
 /// One of the previous release's programs: `DENIZEN_PREVIOUS_RELEASE` names their folder.
 pub fn previous(name: &str) -> Option<PathBuf> {
     std::env::var_os("DENIZEN_PREVIOUS_RELEASE").map(|folder| Path::new(&folder).join(name))

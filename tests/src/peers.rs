@@ -6,4 +6,5 @@ pub mod bird;
 pub mod containerd;
 pub mod kube_proxy;
 pub mod linkerd_init;
+pub mod registry;
 pub mod sidecar;

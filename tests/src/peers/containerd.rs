@@ -165,6 +165,20 @@ impl Containerd {
         self.import(&binary::image(name)?)
     }
 
+    /// Pulls an image for every platform from a registry without TLS, which the node reaches; its
+    /// digest and its platforms, as containerd says them.
+    pub fn pull(&self, node: &Netns, image: &str) -> Result<(String, String)> {
+        let mut pull = self.images();
+        let flags = ["pull", "--plain-http", "--all-platforms", "--snapshotter", "native"];
+        node.run(|| checked(pull.args(flags).arg(image)))??;
+        let listed = checked(self.images().args(["list", &format!("name=={image}")]))?;
+        let listed = String::from_utf8(listed.stdout)?;
+        let row: Vec<&str> = listed.lines().nth(1).unwrap_or_default().split_whitespace().collect();
+        // REF TYPE DIGEST SIZE UNIT PLATFORMS LABELS
+        let column = |number: usize| row.get(number).map(|text| (*text).to_owned());
+        column(2).zip(column(5)).with_context(|| format!("{image} is not there: {listed}"))
+    }
+
     /// Gives an image a second name.
     pub fn tag(&self, image: &str, name: &str) -> Result<()> {
         checked(self.images().args(["tag", image, name]))?;

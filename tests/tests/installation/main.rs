@@ -15,3 +15,4 @@ mod helm;
 mod install_cni;
 mod privileges;
 mod programs;
+mod publish;
