@@ -53,17 +53,17 @@ impl Curve {
                 points[*edge][*end] = (x, y + HEIGHT * place / room);
             }
         }
-        let curve = |(at, ([from, to], sides)): (usize, (&[(i64, i64); 2], &[BoxSide; 2]))| {
+        let curve = |(at, [from, to]): (usize, [(i64, i64); 2])| {
             let mut parts = Vec::new();
-            let mut begins = *from;
+            let mut begins = from;
             for (left, y) in tracks(at) {
                 parts.push(part([begins, (*left, *y)], [BoxSide::Right, BoxSide::Left]));
                 begins = (left + WIDTH, *y);
             }
-            parts.push(part([begins, *to], *sides));
+            parts.push(part([begins, to], sides[at]));
             Self { parts }
         };
-        points.iter().zip(&sides).enumerate().map(curve).collect()
+        points.into_iter().enumerate().map(curve).collect()
     }
 
     /// As SVG has it.

@@ -57,10 +57,10 @@ pub fn lay(layers: &[Vec<usize>], drawing: &Drawing, corners: &mut [(i64, i64)])
         let ends = [edge.from, edge.to].map(|end| layer_of.get(&end).copied());
         let [Some(from), Some(to)] = ends else { continue };
         let (begins, ends) = (middle(corners, edge.from), middle(corners, edge.to));
-        for layer in from + 1..to {
+        for (layer, column) in columns.iter_mut().enumerate().take(to).skip(from + 1) {
             let part = (layer - from) as i64;
             let wished = begins + (ends - begins) * part / (to - from) as i64;
-            columns[layer].push((wished, Standing::Edge(number)));
+            column.push((wished, Standing::Edge(number)));
         }
     }
     if columns.iter().zip(layers).any(|(column, boxes)| column.len() > boxes.len() + MOST) {
