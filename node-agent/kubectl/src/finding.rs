@@ -35,8 +35,13 @@ pub struct Texts(BTreeMap<String, Shared>);
 
 impl Texts {
     pub fn add(&mut self, node: &str, text: &str) {
+        self.add_as(shape(text), node, text);
+    }
+
+    /// The same where something else than the words says what is equal.
+    pub fn add_as(&mut self, shape: String, node: &str, text: &str) {
         let empty = || Shared { texts: BTreeSet::new(), nodes: BTreeSet::new() };
-        let shared = self.0.entry(shape(text)).or_insert_with(empty);
+        let shared = self.0.entry(shape).or_insert_with(empty);
         shared.texts.insert(text.to_owned());
         shared.nodes.insert(node.to_owned());
     }
@@ -46,6 +51,21 @@ impl Texts {
         let mut all: Vec<Shared> = self.0.into_values().collect();
         all.sort_by_key(|shared| std::cmp::Reverse(shared.nodes.len()));
         all
+    }
+}
+
+/// What several nodes say of the same thing: `1 to 40` of numbers, else each once, the first ones.
+pub fn spread(values: &BTreeSet<String>) -> String {
+    let numbers: Option<BTreeSet<u64>> = values.iter().map(|value| value.parse().ok()).collect();
+    if let Some(numbers) = numbers.filter(|numbers| numbers.len() > 1)
+        && let Some((first, last)) = numbers.first().zip(numbers.last())
+    {
+        return format!("{first} to {last}");
+    }
+    let shown: Vec<&str> = values.iter().take(TEXTS).map(String::as_str).collect();
+    match values.len().saturating_sub(TEXTS) {
+        0 => shown.join(" | "),
+        more => format!("{} | and {more} more", shown.join(" | ")),
     }
 }
 
@@ -101,6 +121,21 @@ mod tests {
         assert!(many.shown().contains("and 37 more like it"), "{}", many.shown());
         assert_eq!(node_names(many.nodes.iter()), "40 nodes: n00, n01, n02, n03, n04, …");
         assert_eq!(node_names(one.nodes.iter()), "n07");
+    }
+
+    #[test]
+    fn values_of_many_nodes_are_a_range_or_a_list() {
+        let cases: [(&[&str], &str); 5] = [
+            (&["7"], "7"),
+            (&["10", "9", "200"], "9 to 200"),
+            (&["a", "b"], "a | b"),
+            (&["1", "b"], "1 | b"),
+            (&["a", "b", "c", "d", "e"], "a | b | c | and 2 more"),
+        ];
+        for (values, expected) in cases {
+            let values = values.iter().map(|value| (*value).to_owned()).collect();
+            assert_eq!(spread(&values), expected, "{values:?}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(super) fn checks(subject: &Subject, report: &Report) -> Vec<Check> {
             let failed = Finding::failure(
                 describe(error),
                 "start it; if it runs, its log says why it does not answer, and --run-dir must be its own",
-            );
+            ).coded("agent-silent", [("error", describe(error))]);
             return vec![Check::new(Topic::Running, failed)];
         }
     };
@@ -38,11 +38,13 @@ fn rules(status: &Status) -> Finding {
         (false, true) => Finding::failure(
             "the first full set of rules is not in the kernel yet",
             "the errors below and the agent's log say why",
-        ),
+        )
+        .coded("rules-missing", []),
         (false, false) => Finding::failure(
             format!("nothing is programmed: the agent waits for {}", status.waiting_for.join(", ")),
             "see what the checks of the API say",
-        ),
+        )
+        .coded("agent-waits", [("for", status.waiting_for.join(", "))]),
     }
 }
 

@@ -38,7 +38,8 @@ pub(super) async fn checks(subject: &Subject) -> Vec<Check> {
             ),
         )],
         Err(error) => {
-            let failed = Finding::failure(describe(error), "correct that flag, or that variable");
+            let failed = Finding::failure(describe(error), "correct that flag, or that variable")
+                .coded("api-flag-wrong", [("error", describe(error))]);
             vec![Check::new(Topic::Credentials, failed)]
         }
     }
@@ -47,7 +48,10 @@ pub(super) async fn checks(subject: &Subject) -> Vec<Check> {
 fn in_folder(config: &manifests::ManifestsConfig) -> Vec<Finding> {
     match manifests::read(config) {
         Err(error) => {
-            vec![Finding::failure(describe(&error), "name another folder with --manifests")]
+            vec![
+                Finding::failure(describe(&error), "name another folder with --manifests")
+                    .coded("manifests-unreadable", [("error", describe(&error))]),
+            ]
         }
         Ok((_, problems)) if problems.is_empty() => {
             vec![Finding::ok(format!("{} can be read", config.folder.display()))]
@@ -66,7 +70,8 @@ async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
             let advice = "give --kubeconfig a file that can be read, or mount the service account";
             return vec![Check::new(
                 Topic::Credentials,
-                Finding::failure(describe(&error), advice),
+                Finding::failure(describe(&error), advice)
+                    .coded("credentials-unreadable", [("error", describe(&error))]),
             )];
         }
     };
@@ -79,7 +84,9 @@ async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
         Err(error) => {
             let advice = "check the address (--master, DENIZEN_API_SERVER), its certificate, and \
                           the way there";
-            return vec![Check::new(Topic::Server, Finding::failure(describe(&error), advice))];
+            let failed = Finding::failure(describe(&error), advice)
+                .coded("server-unreachable", [("error", describe(&error))]);
+            return vec![Check::new(Topic::Server, failed)];
         }
     };
     let mut checks = vec![Check::new(Topic::Server, release(server.release.as_deref()))];
@@ -107,10 +114,12 @@ async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
 fn not_accepted(error: &Failure) -> Finding {
     let reason = format!("the API server does not accept them: {}", describe(error));
     Finding::failure(reason, "renew the token or certificate that the kubeconfig or pod has")
+        .coded("credentials-refused", [("error", describe(error))])
 }
 
 fn unknown(error: &Failure) -> Finding {
     Finding::warning(describe(error), "see whether the API server is well, and check again")
+        .coded("api-unclear", [("error", describe(error))])
 }
 
 fn release(written: Option<&str>) -> Finding {
@@ -125,7 +134,8 @@ fn release(written: Option<&str>) -> Finding {
                 "the API server is Kubernetes {written}, which does not serve all that is read"
             ),
             format!("denizen needs Kubernetes {}.{} or later", OLDEST.0, OLDEST.1),
-        ),
+        )
+        .coded("server-old", [("release", written.to_owned())]),
         Some(_) | None => Finding::ok(format!("the API server answers: Kubernetes {written}")),
     }
 }
@@ -137,11 +147,13 @@ fn rights(missing: &[Right]) -> Finding {
         (true, true) => Finding::ok("the role permits all that the agent asks for"),
         (true, false) => {
             Finding::warning(format!("the role does not permit: {}", listed(&events)), ADVICE)
+                .coded("rights-for-events-missing", [("rights", listed(&events))])
         }
         (false, _) => Finding::failure(
             format!("the role does not permit: {}", listed(&[vital, events].concat())),
             ADVICE,
-        ),
+        )
+        .coded("rights-missing", [("rights", listed(missing))]),
     }
 }
 
@@ -165,7 +177,8 @@ fn with_host_ports(node: &str, runtime: &str) -> Finding {
         true => Finding::failure(
             format!("{runtime} passes no ports to CNI plugins: it serves host ports itself"),
             "leave --host-ports off on this node, for the agent and for install-cni",
-        ),
+        )
+        .coded("runtime-serves-host-ports", [("runtime", runtime.to_owned())]),
     }
 }
 
@@ -179,7 +192,8 @@ async fn node(subject: &Subject, look: &ServerProbe) -> Finding {
         Ok(None) => Finding::warning(
             format!("the API has no Node {name}"),
             "give --node-name the name of this node's Node object, here and to the agent",
-        ),
+        )
+        .coded("node-missing", [("node", name.to_string())]),
         Err(error) if subject.is_before_installation && error.is_forbidden() => {
             Finding::skipped(describe(&error))
         }
@@ -200,6 +214,7 @@ fn clock(date: Option<Timestamp>, began: Timestamp, ended: Timestamp) -> Finding
         format!("this node's clock and the API server's differ by {} s", ahead.as_secs()),
         "synchronise the clocks (NTP): tokens, certificates and latency metrics depend on them",
     )
+    .coded("clocks-differ", [("seconds", ahead.as_secs().to_string())])
 }
 
 #[cfg(test)]

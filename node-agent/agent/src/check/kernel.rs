@@ -54,7 +54,8 @@ fn permissions() -> Finding {
         false => Finding::failure(
             "this process has no CAP_NET_ADMIN, without which no rule can be read or programmed",
             "run it as root on the node, or in the agent's container",
-        ),
+        )
+        .coded("no-net-admin", []),
     }
 }
 
@@ -74,13 +75,14 @@ fn nftables(subject: &Subject) -> Finding {
         Ok(()) => Finding::ok("nf_tables accepts the tables for services"),
         Err(error) => {
             let error = describe(&error);
-            match subject.backend {
-                Some(_) => Finding::failure(error, NF_TABLES),
+            let finding = match subject.backend {
+                Some(_) => Finding::failure(&error, NF_TABLES),
                 None => Finding::warning(
                     format!("nf_tables cannot be used, so the backend would be iptables: {error}"),
                     NF_TABLES,
                 ),
-            }
+            };
+            finding.coded("nftables-refused", [("error", error)])
         }
     }
 }
@@ -94,7 +96,7 @@ fn iptables(subject: &Subject, is_needed: bool) -> Finding {
             describe(&error),
             "install iptables (iptables-nft or iptables-legacy), and add CAP_NET_RAW to the agent's \
              container: the component `iptables` in conf/kubernetes does",
-        ),
+        ).coded("iptables-missing", [("error", describe(&error))]),
         Ok((variant, missing)) if missing.is_empty() => {
             Finding::ok(format!("{variant} and the kernel have all extensions"))
         }
@@ -104,7 +106,7 @@ fn iptables(subject: &Subject, is_needed: bool) -> Finding {
                 missing.join("; ")
             ),
             "load the kernel modules of these matches and targets (xt_…), or install the full iptables",
-        ),
+        ).coded("iptables-extensions-missing", [("missing", missing.join("; "))]),
     }
 }
 
@@ -125,7 +127,7 @@ fn ipvs(subject: &Subject) -> Finding {
             format!("nftables would choose all endpoints: {}", describe(&error)),
             "install the kernel modules ip_vs and xt_ipvs, by which the agent makes the kernel load \
              them, and those of the schedulers; or load ip_vs before the agent starts",
-        ),
+        ).coded("ipvs-missing", [("error", describe(&error))]),
     }
 }
 
@@ -164,7 +166,8 @@ fn bridge_ports(subject: &Subject) -> Finding {
         Err(error) => Finding::failure(
             format!("this --detect-local cannot be had: {}", describe(&error)),
             "use --detect-local pod-state, or a kernel with CONFIG_NF_TABLES_BRIDGE",
-        ),
+        )
+        .coded("bridge-table-refused", [("error", describe(&error))]),
     })
 }
 
@@ -177,11 +180,13 @@ fn network_policy(subject: &Subject) -> Finding {
     }
     match (firewall::probe(settings), subject.network_policy) {
         (Ok(()), _) => Finding::ok("nf_tables accepts the tables of the pod firewall"),
-        (Err(error), NetworkPolicyMode::On) => Finding::failure(describe(&error), NF_TABLES),
+        (Err(error), NetworkPolicyMode::On) => Finding::failure(describe(&error), NF_TABLES)
+            .coded("firewall-refused", [("error", describe(&error))]),
         (Err(error), NetworkPolicyMode::Auto | NetworkPolicyMode::Off) => Finding::warning(
             format!("NetworkPolicies cannot be enforced: {}", describe(&error)),
             NF_TABLES,
-        ),
+        )
+        .coded("firewall-refused", [("error", describe(&error))]),
     }
 }
 
@@ -206,7 +211,8 @@ fn conntrack() -> Finding {
         Err(error) => Finding::failure(
             format!("flows to endpoints that are gone cannot be deleted: {error}"),
             "load the kernel module nf_conntrack_netlink",
-        ),
+        )
+        .coded("conntrack-unreadable", [("error", error)]),
     }
 }
 
@@ -218,10 +224,11 @@ fn bridge_module(subject: &Subject) -> Finding {
         return Finding::ok("the kernel module br_netfilter is loaded");
     }
     match subject.has_bridged_pods() {
-        true => Finding::failure(WITHOUT, ADVICE),
+        true => Finding::failure(WITHOUT, ADVICE).coded("br-netfilter-missing", []),
         false => Finding::warning(
             format!("{WITHOUT}. No recorded pod is behind a bridge"),
             format!("if your CNI plugin uses a bridge: {ADVICE}"),
-        ),
+        )
+        .coded("br-netfilter-missing", []),
     }
 }

@@ -34,6 +34,7 @@ pub(super) fn removes_routes() -> Option<Finding> {
              others, and so the agent's, until the agent makes them again",
             "set ManageForeignRoutes=no in the section [Network] of /etc/systemd/networkd.conf",
         )
+        .coded("networkd-removes-routes", [])
     })
 }
 

@@ -36,14 +36,15 @@ fn service_proxies(subject: &Subject) -> Finding {
         Ok(found) => found.join(", "),
         Err(error) => {
             let advice = "run it where iptables is installed, with CAP_NET_RAW";
-            return Finding::warning(describe(&error), advice);
+            let finding = Finding::warning(describe(&error), advice);
+            return finding.coded("iptables-unreadable", [("error", describe(&error))]);
         }
     };
     let is_passed_by = subject.policy.firewall.is_some() && ipvs::virtual_servers() > 0;
     let is_running = !processes_called("kube-proxy").is_empty();
     match (subject.policy.services, found.is_empty()) {
         (false, _) if is_passed_by => {
-            Finding::failure(ipvs::PASSES_BY, "use kube-proxy's mode nftables or iptables")
+            Finding::failure(ipvs::PASSES_BY, "use kube-proxy's mode nftables or iptables").coded("ipvs-passes-by", [])
         }
         (false, true) => Finding::ok(
             "--services=off, and kube-proxy has no rules here: another program must serve services",
@@ -53,15 +54,15 @@ fn service_proxies(subject: &Subject) -> Finding {
         (true, false) if subject.is_before_installation => Finding::warning(
             format!("kube-proxy serves services here: {found}"),
             "conf/MIGRATION.md says how to take over from it",
-        ),
+        ).coded("kube-proxy-serves", [("found", found)]),
         (true, false) if is_running => Finding::failure(
             format!("kube-proxy runs here as well: {found}"),
             "stop it, then run `denizen-agent cleanup --kube-proxy`; or use --services=off",
-        ),
+        ).coded("kube-proxy-runs", [("found", found)]),
         (true, false) => Finding::warning(
             format!("kube-proxy runs here as well, or left its rules: {found}"),
             "if it is stopped, run `denizen-agent cleanup --kube-proxy`, also beside a running agent",
-        ),
+        ).coded("kube-proxy-rules", [("found", found)]),
     }
 }
 
@@ -71,7 +72,8 @@ fn policy_engines(subject: &Subject) -> Finding {
         Ok(Some(engine)) => format!("{} ({})", engine.name, engine.found),
         Err(error) => {
             let advice = "run it where iptables is installed, with CAP_NET_RAW";
-            return Finding::warning(describe(&error), advice);
+            let finding = Finding::warning(describe(&error), advice);
+            return finding.coded("iptables-unreadable", [("error", describe(&error))]);
         }
     };
     match subject.network_policy {
@@ -83,7 +85,8 @@ fn policy_engines(subject: &Subject) -> Finding {
                 "{engine} enforces NetworkPolicies as well: each refuses what the other permits"
             ),
             "remove it, and what it left (conf/MIGRATION-POLICY.md), or use --network-policy=auto",
-        ),
+        )
+        .coded("other-policy-engine", [("engine", engine)]),
     }
 }
 
@@ -141,13 +144,21 @@ fn kube_proxys_ports(subject: &Subject, status: &Status) -> Vec<Finding> {
     if errors.is_empty() || not_permitted().is_some() || !is_kube_proxy_here() {
         return Vec::new();
     }
-    errors.into_iter().map(|error| Finding::warning(error, ADVICE)).collect()
+    errors
+        .into_iter()
+        .map(|error| {
+            Finding::warning(error, ADVICE).coded("port-of-kube-proxy", [("error", error.clone())])
+        })
+        .collect()
 }
 
 fn taken(flag: &str, at: SocketAddr) -> Option<Finding> {
     let error = TcpListener::bind(at).err()?;
-    Some(Finding::warning(
-        format!("the agent could not listen at {at}: {error}"),
-        format!("stop who listens there (kube-proxy has the same ports), or use {flag}"),
-    ))
+    Some(
+        Finding::warning(
+            format!("the agent could not listen at {at}: {error}"),
+            format!("stop who listens there (kube-proxy has the same ports), or use {flag}"),
+        )
+        .coded("port-taken", [("flag", flag.to_owned()), ("error", error.to_string())]),
+    )
 }

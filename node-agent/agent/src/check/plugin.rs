@@ -37,7 +37,8 @@ fn configuration(subject: &Subject) -> Finding {
             describe(&error),
             "install a CNI plugin that makes the pods' interfaces, or name its folder with \
              --cni-conf-dir",
-        ),
+        )
+        .coded("cni-unusable", [("error", describe(&error))]),
         Ok(active) if subject.is_before_installation => Finding::ok(format!(
             "denizen can be added to {}: {}",
             active.path.display(),
@@ -54,12 +55,14 @@ fn entry(active: &Active, subject: &Subject) -> Finding {
         return Finding::failure(
             format!("the runtime does not call denizen: {path} has {plugins}"),
             INSTALL,
-        );
+        )
+        .coded("cni-without-denizen", [("path", path.to_string()), ("plugins", plugins)]);
     };
     let recorded = entry["runDir"].as_str().unwrap_or(run_dir::DEFAULT);
     if Path::new(recorded) != *run_dir {
         let reason = format!("the plugin records in {recorded}, not in {}", run_dir.display());
-        return Finding::failure(reason, "give the plugin and the agent the same run directory");
+        return Finding::failure(reason, "give the plugin and the agent the same run directory")
+            .coded("run-dirs-differ", [("plugin", recorded.to_owned())]);
     }
     if let Some(finding) = host_ports(active, entry, subject) {
         return finding;
@@ -69,7 +72,8 @@ fn entry(active: &Active, subject: &Subject) -> Finding {
         false => Finding::warning(
             format!("denizen does not record what plugins behind it change: {path} has {plugins}"),
             "move its entry to the end",
-        ),
+        )
+        .coded("cni-not-last", [("path", path.to_string()), ("plugins", plugins)]),
     }
 }
 
@@ -80,23 +84,37 @@ fn host_ports(active: &Active, entry: &Value, subject: &Subject) -> Option<Findi
     let is_passed = entry["capabilities"][PORT_MAPPINGS] == true;
     let is_portmap = active.plugins.iter().any(|plugin| plugin == PORTMAP);
     match (subject.policy.host_ports.is_some(), is_asked) {
-        (true, false) => Some(Finding::failure(
-            format!("the agent serves host ports, and denizen's entry in {path} asks for none"),
-            "give install-cni --host-ports",
-        )),
-        (true, true) if !is_passed => Some(Finding::failure(
-            format!("the runtime does not pass host ports to denizen's entry in {path}"),
-            "give the entry \"capabilities\": {\"portMappings\": true}, as install-cni \
+        (true, false) => Some(
+            Finding::failure(
+                format!("the agent serves host ports, and denizen's entry in {path} asks for none"),
+                "give install-cni --host-ports",
+            )
+            .coded("host-ports-not-asked", [("path", path.to_string())]),
+        ),
+        (true, true) if !is_passed => Some(
+            Finding::failure(
+                format!("the runtime does not pass host ports to denizen's entry in {path}"),
+                "give the entry \"capabilities\": {\"portMappings\": true}, as install-cni \
              --host-ports does",
-        )),
-        (true, true) if is_portmap => Some(Finding::warning(
-            format!("{path} has portmap, too: it serves the same host ports, and each ADD waits"),
-            "give install-cni --replace-portmap",
-        )),
-        (false, true) if !is_portmap => Some(Finding::warning(
-            format!("denizen's entry in {path} asks for host ports, and the agent serves none"),
-            "give the agent --host-ports=on",
-        )),
+            )
+            .coded("host-ports-not-passed", [("path", path.to_string())]),
+        ),
+        (true, true) if is_portmap => Some(
+            Finding::warning(
+                format!(
+                    "{path} has portmap, too: it serves the same host ports, and each ADD waits"
+                ),
+                "give install-cni --replace-portmap",
+            )
+            .coded("portmap-too", [("path", path.to_string())]),
+        ),
+        (false, true) if !is_portmap => Some(
+            Finding::warning(
+                format!("denizen's entry in {path} asks for host ports, and the agent serves none"),
+                "give the agent --host-ports=on",
+            )
+            .coded("host-ports-not-served", [("path", path.to_string())]),
+        ),
         (true, true) | (false, _) => None,
     }
 }
@@ -114,9 +132,11 @@ fn program(folder: &Path) -> Finding {
                 env!("CARGO_PKG_VERSION")
             ),
             INSTALL,
-        ),
+        )
+        .coded("plugin-of-another-release", [("release", release)]),
         Err(error @ (PluginError::Io { .. } | PluginError::Strange { .. })) => {
             Finding::failure(describe(&error), INSTALL)
+                .coded("plugin-unusable", [("error", describe(&error))])
         }
     }
 }
@@ -127,13 +147,15 @@ fn records(subject: &Subject) -> Finding {
     let records = match &subject.records {
         Ok(Some(records)) => &records.pods,
         Ok(None) | Err(StateError::NoRunDir { .. }) => {
-            return Finding::warning("the plugin has not recorded any pod", TRY);
+            return Finding::warning("the plugin has not recorded any pod", TRY)
+                .coded("records-none", []);
         }
         Err(error) => {
             return Finding::failure(
                 describe(error),
                 "the agent replaces a file that cannot be read; its log says why it did not",
-            );
+            )
+            .coded("records-unreadable", [("error", describe(error))]);
         }
     };
     let adopted = records.iter().filter(|pod| pod.adopted).count();
@@ -144,8 +166,9 @@ fn records(subject: &Subject) -> Finding {
         0 if adopted > 0 => Finding::warning(
             format!("all {adopted} recorded pods were adopted, none by an ADD"),
             TRY,
-        ),
-        0 => Finding::warning("no pod is recorded", TRY),
+        )
+        .coded("records-adopted", [("adopted", adopted.to_string())]),
+        0 => Finding::warning("no pod is recorded", TRY).coded("records-none", []),
         called => {
             Finding::ok(format!("{called} attachments recorded by the plugin, {adopted} adopted"))
         }

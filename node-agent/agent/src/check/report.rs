@@ -1,5 +1,6 @@
 //! What was checked, and what came of it. Pure.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
@@ -179,28 +180,47 @@ pub struct Finding {
     pub reason: String,
     /// What to do about it; `None` if there is nothing to do.
     pub advice: Option<String>,
+    /// What is the same for each node with this finding: conf/reference/check.md has all. `None`
+    /// if nothing is wrong, or if others say what is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<&'static str>,
+    /// What of [`Self::reason`] is this node's own.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub parameters: BTreeMap<&'static str, String>,
 }
 
 impl Finding {
     /// All is well.
     pub fn ok(reason: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Ok, reason: reason.into(), advice: None }
+        Self::new(Verdict::Ok, reason.into(), None)
     }
 
     /// It does not apply, or cannot be known.
     pub fn skipped(reason: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Skipped, reason: reason.into(), advice: None }
+        Self::new(Verdict::Skipped, reason.into(), None)
     }
 
     /// Something may not work.
     pub fn warning(reason: impl Into<String>, advice: impl Into<String>) -> Self {
-        let (reason, advice) = (reason.into(), Some(advice.into()));
-        Self { verdict: Verdict::Warning, reason, advice }
+        Self::new(Verdict::Warning, reason.into(), Some(advice.into()))
     }
 
     /// Something does not work.
     pub fn failure(reason: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Failure, ..Self::warning(reason, advice) }
+        Self::new(Verdict::Failure, reason.into(), Some(advice.into()))
+    }
+
+    /// The same with a code, and with what of the reason is this node's own.
+    pub fn coded(
+        self,
+        code: &'static str,
+        parameters: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> Self {
+        Self { code: Some(code), parameters: parameters.into_iter().collect(), ..self }
+    }
+
+    fn new(verdict: Verdict, reason: String, advice: Option<String>) -> Self {
+        Self { verdict, reason, advice, code: None, parameters: BTreeMap::new() }
     }
 }
 
@@ -250,7 +270,7 @@ impl fmt::Display for Report {
             if group.replace(*its) != Some(*its) {
                 writeln!(f, "{}", its.title())?;
             }
-            let Finding { verdict, reason, advice } = finding;
+            let Finding { verdict, reason, advice, .. } = finding;
             writeln!(f, "  {:<8} {name:<19} {}", verdict.word(), Printable(reason))?;
             if let Some(advice) = advice {
                 writeln!(f, "  {:<8} {:<19} what to do: {}", "", "", Printable(advice))?;
@@ -289,6 +309,30 @@ agent
 ok 1, warning 1, failure 1, skipped 1
 ";
         assert_eq!(report.to_string(), expected);
+    }
+
+    /// Whoever asks many nodes goes by them.
+    #[test]
+    fn the_page_has_all_codes_and_no_other() {
+        let sources = [
+            include_str!("agent.rs"),
+            include_str!("api.rs"),
+            include_str!("kernel.rs"),
+            include_str!("networkd.rs"),
+            include_str!("others.rs"),
+            include_str!("plugin.rs"),
+            include_str!("routing.rs"),
+            include_str!("settings.rs"),
+        ];
+        let calls = sources.iter().flat_map(|source| source.split(".coded(").skip(1));
+        let codes: std::collections::BTreeSet<&str> =
+            calls.filter_map(|call| call.split('"').nth(1)).collect();
+        let page = include_str!("../../../../conf/reference/check.md");
+        let (_, section) = page.split_once("\n## Codes\n").unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+        let named = rows.filter_map(|row| row.split('`').next()).collect();
+        assert_eq!(codes, named);
+        assert!(codes.len() > 40, "{codes:?}");
     }
 
     #[test]

@@ -32,13 +32,24 @@ fn rules(table: u32) -> Option<Finding> {
     let rules = Routes::open(PROTOCOL).and_then(|mut routes| routes.rules());
     let rules = match rules {
         Ok(rules) => rules,
-        Err(error) => return Some(Finding::warning(describe(&error), "run it as root")),
+        Err(error) => {
+            return Some(
+                Finding::warning(describe(&error), "run it as root")
+                    .coded("rules-unreadable", [("error", describe(&error))]),
+            );
+        }
     };
     let rule = rules.iter().find(|rule| rule.table == table)?;
-    Some(Finding::failure(
-        format!("routing rule {} (`ip rule`) leads to table {table}", rule.priority),
-        "remove the rule, or use another --announce-table",
-    ))
+    Some(
+        Finding::failure(
+            format!("routing rule {} (`ip rule`) leads to table {table}", rule.priority),
+            "remove the rule, or use another --announce-table",
+        )
+        .coded(
+            "announce-table-ruled",
+            [("priority", rule.priority.to_string()), ("table", table.to_string())],
+        ),
+    )
 }
 
 /// Another program that listens where the agent's BIRD will.
@@ -50,6 +61,7 @@ fn speaker(subject: &Subject) -> Option<Finding> {
             format!("another program listens at port {BGP_PORT}, so BIRD cannot"),
             "stop it: it may be kube-router, Calico, MetalLB, FRR or another BIRD",
         )
+        .coded("bgp-port-taken", [("port", BGP_PORT.to_string())])
     })
 }
 

@@ -44,6 +44,7 @@ fn forwarding(subject: &Subject) -> Finding {
         format!("the node forwards no packets of its pods: {} is 0", off.join(" and ")),
         format!("sysctl -w {}=1, and name it in /etc/sysctl.d", off.join("=1 ")),
     )
+    .coded("forwarding-off", [("settings", off.join(", "))])
 }
 
 fn conntrack_room(subject: &Subject) -> Finding {
@@ -54,19 +55,22 @@ fn conntrack_room(subject: &Subject) -> Finding {
             return Finding::warning(
                 format!("the room of connection tracking is not known: {error}"),
                 "load the kernel module nf_conntrack",
-            );
+            )
+            .coded("conntrack-unknown", [("error", error.to_string())]);
         }
     };
     let used = format!("{count} of {max} connections");
+    let room = [("count", count.to_string()), ("max", max.to_string())];
     let more = "find out who opens so many (`conntrack -L`), or set net.netfilter.nf_conntrack_max \
                 higher";
     let hundredths = (count * 100).checked_div(max).unwrap_or_default();
     if hundredths >= FULL {
         let reason = format!("connection tracking is full, so new connections are dropped: {used}");
-        return Finding::failure(reason, more);
+        return Finding::failure(reason, more).coded("conntrack-full", room);
     }
     if hundredths >= CLOSE {
-        return Finding::warning(format!("connection tracking is nearly full: {used}"), more);
+        return Finding::warning(format!("connection tracking is nearly full: {used}"), more)
+            .coded("conntrack-nearly-full", room);
     }
     if max > buckets.saturating_mul(LONGEST_BUCKET) {
         return Finding::warning(
@@ -74,6 +78,10 @@ fn conntrack_room(subject: &Subject) -> Finding {
                 "lookups are slow when many connections are open: {max} fit in {buckets} buckets"
             ),
             format!("set net.netfilter.nf_conntrack_buckets to {} or more", max / 4),
+        )
+        .coded(
+            "conntrack-buckets-few",
+            [("max", max.to_string()), ("buckets", buckets.to_string())],
         );
     }
     Finding::ok(format!("{used} are tracked"))
@@ -94,6 +102,7 @@ fn conntrack_settings(subject: &Subject) -> Finding {
         format!("the agent was not permitted to set them: {}", others.join(", ")),
         "set them on the host (/etc/sysctl.d), or use --sysctl-dir as the DaemonSet does",
     )
+    .coded("conntrack-settings-differ", [("settings", others.join(", "))])
 }
 
 /// What is wrong with a setting.
@@ -128,7 +137,8 @@ fn bridges(subject: &Subject) -> Finding {
                 off.join(", ")
             ),
             "set it on the host (/etc/sysctl.d), or use --sysctl-dir as the DaemonSet does",
-        ),
+        )
+        .coded("bridge-filter-off", [("settings", off.join(", "))]),
     }
 }
 

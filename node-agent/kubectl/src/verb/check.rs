@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Api, NodeAgent};
-use crate::finding::{Shared, Texts, node_names, shape};
+use crate::finding::{Shared, Texts, node_names, shape, spread};
 use crate::output::{Body, ClusterReport, Level};
 use crate::session::request::Request;
 use crate::session::{Answers, NoAnswer};
@@ -35,6 +35,12 @@ struct Finding {
     #[serde(flatten)]
     shared: Shared,
     advice: Option<String>,
+    /// What makes findings equal, as [the agents have it](NodeCheck::code).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+    /// The nodes' own values of each parameter.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    parameters: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Ordered: what matters least comes last.
@@ -65,6 +71,11 @@ struct NodeCheck {
     reason: String,
     #[serde(default)]
     advice: Option<String>,
+    /// Older agents have none.
+    #[serde(default)]
+    code: Option<String>,
+    #[serde(default)]
+    parameters: BTreeMap<String, String>,
 }
 
 /// What is compared between nodes.
@@ -114,10 +125,27 @@ fn checked(_node: &str, answers: Answers) -> Result<Checked, NoAnswer> {
     Ok(Checked { release, backend, checks: report.checks })
 }
 
+/// What findings that may be equal have in common.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct FindingKey {
+    verdict: FindingVerdict,
+    group: String,
+    name: String,
+    /// The agents' code, which says what is equal; else what is advised, and the words say it.
+    sense: Result<String, String>,
+}
+
+/// Findings with one key.
+#[derive(Debug, Default)]
+struct Merged {
+    texts: Texts,
+    advice: Option<String>,
+    parameters: BTreeMap<String, BTreeSet<String>>,
+}
+
 /// Equal findings once.
 fn merged(answered: &[(String, Checked)]) -> ClusterCheck {
-    type Key = (FindingVerdict, String, String, String);
-    let mut by_key: BTreeMap<Key, (Texts, Option<String>)> = BTreeMap::new();
+    let mut by_key: BTreeMap<FindingKey, Merged> = BTreeMap::new();
     let (mut passed, mut skipped) = (0, 0);
     let all =
         answered.iter().flat_map(|(node, of)| of.checks.iter().map(move |check| (node, check)));
@@ -126,15 +154,27 @@ fn merged(answered: &[(String, Checked)]) -> ClusterCheck {
             FindingVerdict::Ok => passed += 1,
             FindingVerdict::Skipped => skipped += 1,
             FindingVerdict::Failure | FindingVerdict::Warning | FindingVerdict::Unknown => {
-                let advice = shape(check.advice.as_deref().unwrap_or_default());
-                let key = (check.verdict, check.group.clone(), check.name.clone(), advice);
-                let (texts, advice) = by_key.entry(key).or_default();
-                texts.add(node, &check.reason);
-                advice.get_or_insert_with(|| check.advice.clone().unwrap_or_default());
+                let advice = check.advice.as_deref().unwrap_or_default();
+                let sense = check.code.clone().ok_or_else(|| shape(advice));
+                let same = match &sense {
+                    Ok(code) => code.clone(),
+                    Err(_) => shape(&check.reason),
+                };
+                let (group, name) = (check.group.clone(), check.name.clone());
+                let key = FindingKey { verdict: check.verdict, group, name, sense };
+                let merged = by_key.entry(key).or_default();
+                merged.texts.add_as(same, node, &check.reason);
+                merged.advice.get_or_insert_with(|| advice.to_owned());
+                for (name, value) in &check.parameters {
+                    let values = merged.parameters.entry(name.clone()).or_default();
+                    values.insert(value.clone());
+                }
             }
         }
     }
-    let finding = |((verdict, group, name, _), (texts, advice)): (Key, (Texts, Option<String>))| {
+    let findings = by_key.into_iter().flat_map(|(key, merged)| {
+        let FindingKey { verdict, group, name, sense } = key;
+        let Merged { texts, advice, parameters } = merged;
         let advice = advice.filter(|advice| !advice.is_empty());
         texts.sorted().into_iter().map(move |shared| Finding {
             group: group.clone(),
@@ -142,9 +182,11 @@ fn merged(answered: &[(String, Checked)]) -> ClusterCheck {
             verdict,
             shared,
             advice: advice.clone(),
+            code: sense.clone().ok(),
+            parameters: parameters.clone(),
         })
-    };
-    ClusterCheck { findings: by_key.into_iter().flat_map(finding).collect(), passed, skipped }
+    });
+    ClusterCheck { findings: findings.collect(), passed, skipped }
 }
 
 /// A warning if not all nodes have the same.
@@ -175,6 +217,8 @@ fn differing<'a>(
             "this is usual while nodes are updated one after the other; otherwise look why"
                 .to_owned(),
         ),
+        code: None,
+        parameters: BTreeMap::new(),
     })
 }
 
@@ -220,6 +264,23 @@ fn overlap(one: (&String, &IpNetwork), other: (&String, &IpNetwork)) -> Finding 
             nodes: [one.0, other.0].map(Clone::clone).into(),
         },
         advice: Some("give each node a range of its own: two pods get one address".to_owned()),
+        code: None,
+        parameters: BTreeMap::new(),
+    }
+}
+
+impl Finding {
+    /// What was found: of equal findings one, and how the others' values differ.
+    fn text(&self) -> String {
+        let own = self.shared.texts.iter().next().filter(|_| self.code.is_some());
+        let Some(own) = own else { return self.shared.shown() };
+        let differing = self.parameters.iter().filter(|(_, values)| values.len() > 1);
+        let differing: Vec<String> =
+            differing.map(|(name, values)| format!("{name}: {}", spread(values))).collect();
+        match differing.is_empty() {
+            true => own.clone(),
+            false => format!("{own} ({})", differing.join("; ")),
+        }
     }
 }
 
@@ -236,13 +297,14 @@ impl Body for ClusterCheck {
 
 impl fmt::Display for ClusterCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Finding { group, name, verdict, shared, advice } in &self.findings {
+        for finding in &self.findings {
+            let Finding { group, name, verdict, shared, advice, .. } = finding;
             let word = match verdict {
                 FindingVerdict::Failure => "FAILURE",
                 FindingVerdict::Warning | FindingVerdict::Unknown => "warning",
                 FindingVerdict::Ok | FindingVerdict::Skipped => continue,
             };
-            let (nodes, text) = (node_names(shared.nodes.iter()), shared.shown());
+            let (nodes, text) = (node_names(shared.nodes.iter()), finding.text());
             writeln!(
                 f,
                 "{word}  {} ({})",
@@ -300,6 +362,43 @@ mod tests {
         assert!(text.contains("warning  api/node (40 nodes: "), "{text}");
         assert!(text.contains("FAILURE  settings/forwarding (n7)"), "{text}");
         assert!(text.contains("warning  x/y (n7)"), "{text}");
+    }
+
+    /// With other words, other advice and other values.
+    #[test]
+    fn findings_of_one_code_are_one_and_show_how_they_differ() {
+        let full = |node: &str, code: Value, count: u32| {
+            let check = json!({ "group": "settings", "name": "conntrack-room", "verdict": "failure",
+                "reason": format!("{count} of 100 are tracked"), "advice": format!("{count}"),
+                "code": code, "parameters": { "count": count.to_string(), "max": "100" } });
+            on(node, "0.1.0", json!([check]))
+        };
+        let code = || json!("conntrack-full");
+        let answered = [full("a", code(), 97), full("b", code(), 100), full("c", json!("x"), 7)];
+        let check = merged(&answered);
+        let [full, _] = &check.findings[..] else { panic!("{check:#?}") };
+        assert_eq!(full.shared.nodes.len(), 2);
+        assert_eq!(full.text(), "100 of 100 are tracked (count: 97 to 100)");
+        let json = serde_json::to_value(&check).unwrap();
+        assert_eq!(json["findings"][0]["code"], "conntrack-full");
+        assert_eq!(json["findings"][0]["parameters"]["count"], json!(["100", "97"]));
+    }
+
+    /// Errors that only share their place are not one.
+    #[test]
+    fn without_codes_the_words_say_what_is_equal() {
+        let of = |node: &str, reason: &str| {
+            let check = json!({ "group": "agent", "name": "status", "verdict": "failure",
+                "reason": reason, "advice": "look" });
+            on(node, "0.1.0", json!([check]))
+        };
+        let answered =
+            [of("a", "no table 7"), of("b", "no table 9"), of("c", "another program listens")];
+        let check = merged(&answered);
+        let nodes: Vec<usize> =
+            check.findings.iter().map(|finding| finding.shared.nodes.len()).collect();
+        assert_eq!(nodes, [2, 1]);
+        assert!(serde_json::to_value(&check).unwrap()["findings"][0].get("code").is_none());
     }
 
     #[test]
