@@ -10,7 +10,7 @@ use denizen_text::{duration, printable_lines};
 
 use crate::cluster::{Api, ClusterArgs};
 use crate::completion;
-use crate::output::{self, Format, Level, UNUSABLE, print};
+use crate::output::{self, Format, Level, PrintedAnswer, UNUSABLE, print};
 use crate::survey::Limits;
 use crate::verb::bundle::{self, BundleArgs};
 use crate::verb::connections::{self, ConnectionsArgs};
@@ -18,6 +18,7 @@ use crate::verb::explain::{self, ExplainArgs};
 use crate::verb::impact::{self, ImpactArgs};
 use crate::verb::ui::{self, Asking, UiArgs};
 use crate::verb::{check, drops, policies, services, status};
+use crate::watch::{WatchArgs, watch};
 
 /// What denizen's agents say, on all nodes of the cluster
 ///
@@ -39,7 +40,7 @@ struct Cli {
 }
 
 /// How long to wait, and what for.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Copy, Args)]
 struct AnswerArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t, global = true)]
@@ -59,13 +60,13 @@ struct AnswerArgs {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Does everything work? One row a node, the worst first
-    Status,
+    Status(WatchArgs),
     /// Is anything wrong? What every agent finds on its node, equal findings once
-    Check,
+    Check(WatchArgs),
     /// What becomes of a connection from A to B, on the sender's node and on the receivers', and why
     Explain(ExplainArgs),
     /// What the rules of all nodes dropped and refused, by reason
-    Drops,
+    Drops(WatchArgs),
     /// Who talks to whom, by name
     Connections(ConnectionsArgs),
     /// What becomes of connections to a service on each node, equal answers once
@@ -126,8 +127,7 @@ fn completed(words: &[OsString]) -> anyhow::Result<ExitCode> {
 }
 
 async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
-    let AnswerArgs { output, fail_on, timeout, parallel } = cli.answer;
-    let limits = Limits::new(parallel.into(), timeout);
+    let AnswerArgs { output, timeout, parallel, .. } = cli.answer;
     if let Verb::Completion { folder, install: _ } = cli.verb {
         let link = completion::install(folder)?;
         print(&format!("{}\n", link.display()))?;
@@ -137,36 +137,50 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
         let api = Api::connect(&cli.cluster).await?;
         return ui::ui(api, Asking { parallel: parallel.into(), timeout }, args).await;
     }
-    let work = async {
-        if let Verb::Impact(args) = &cli.verb {
-            return output::show(&impact::impact(&cli.cluster, args).await?, output, fail_on);
-        }
-        let api = Api::connect(&cli.cluster).await?;
-        match &cli.verb {
-            Verb::Status => status::status(&api, limits).await?.show(output, fail_on),
-            Verb::Check => check::check(&api, limits).await?.show(output, fail_on),
-            Verb::Explain(args) => {
-                explain::explain(&api, limits, args).await?.show(output, fail_on)
-            }
-            Verb::Drops => drops::drops(&api, limits).await?.show(output, fail_on),
-            Verb::Connections(args) => {
-                connections::connections(&api, limits, args).await?.show(output, fail_on)
-            }
-            Verb::Services { service } => {
-                let report = services::services(&api, limits, service.as_deref()).await?;
-                report.show(output, fail_on)
-            }
-            Verb::Policies { pod } => {
-                policies::policies(&api, limits, pod).await?.show(output, fail_on)
-            }
-            Verb::Bundle(args) => bundle::bundle(&api, limits, args).await?.show(output, fail_on),
-            Verb::Ui(_) | Verb::Impact(_) | Verb::Completion { .. } => Ok(ExitCode::SUCCESS),
-        }
-    };
+    if let Verb::Status(args) | Verb::Check(args) | Verb::Drops(args) = &cli.verb
+        && let Some(every) = args.watch
+    {
+        return watch(every, output, async || asked(&cli).await).await;
+    }
+    let PrintedAnswer { text, code } = asked(&cli).await?;
+    print(&text)?;
+    Ok(ExitCode::from(code))
+}
+
+/// The answer, if the API server answers in time.
+async fn asked(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
+    let timeout = cli.answer.timeout;
     // The nodes have their deadlines; what is left is the API server itself.
     #[expect(clippy::disallowed_methods, reason = "the API server may not answer either")]
-    let done = tokio::time::timeout(timeout + GRACE, work).await;
+    let done = tokio::time::timeout(timeout + GRACE, of_verb(cli)).await;
     done.unwrap_or_else(|_| anyhow::bail!("the API server does not answer within {timeout:?}"))
+}
+
+async fn of_verb(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
+    let AnswerArgs { output, fail_on, timeout, parallel } = cli.answer;
+    let limits = Limits::new(parallel.into(), timeout);
+    if let Verb::Impact(args) = &cli.verb {
+        return output::printed(&impact::impact(&cli.cluster, args).await?, output, fail_on);
+    }
+    let api = Api::connect(&cli.cluster).await?;
+    match &cli.verb {
+        Verb::Status(_) => status::status(&api, limits).await?.printed(output, fail_on),
+        Verb::Check(_) => check::check(&api, limits).await?.printed(output, fail_on),
+        Verb::Explain(args) => explain::explain(&api, limits, args).await?.printed(output, fail_on),
+        Verb::Drops(_) => drops::drops(&api, limits).await?.printed(output, fail_on),
+        Verb::Connections(args) => {
+            connections::connections(&api, limits, args).await?.printed(output, fail_on)
+        }
+        Verb::Services { service } => {
+            let report = services::services(&api, limits, service.as_deref()).await?;
+            report.printed(output, fail_on)
+        }
+        Verb::Policies { pod } => {
+            policies::policies(&api, limits, pod).await?.printed(output, fail_on)
+        }
+        Verb::Bundle(args) => bundle::bundle(&api, limits, args).await?.printed(output, fail_on),
+        Verb::Ui(_) | Verb::Impact(_) | Verb::Completion { .. } => Ok(PrintedAnswer::default()),
+    }
 }
 
 /// For what is done with the nodes' answers.
@@ -194,6 +208,10 @@ mod tests {
             ("status --parallel 0", false),
             ("status --timeout soon", false),
             ("check --fail-on good", false),
+            ("status --watch -o json", true),
+            ("drops --watch=3s", true),
+            ("drops --watch=soon", false),
+            ("connections --watch", false),
             ("explain a", false),
             ("explain a b:80 --via n1", true),
             ("policies", false),

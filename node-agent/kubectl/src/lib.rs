@@ -14,6 +14,7 @@
 //! | `survey` | the same question to all, so many at once, until the deadline |
 //! | `finding` | equal texts of many nodes, once |
 //! | `output` | tables, JSON, and who did not answer |
+//! | `watch` | the same question again and again |
 //! | `workload` | what pods belong to |
 //! | the others | a verb each |
 
@@ -26,6 +27,7 @@ mod output;
 mod session;
 mod survey;
 mod verb;
+mod watch;
 mod workload;
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::process::ExitCode;
 
 use clap::ValueEnum;
 use denizen_text::{Printable, printable_json, printable_lines};
@@ -70,27 +69,35 @@ impl<T: Body> ClusterReport<T> {
         }
     }
 
-    /// Prints it. Returns the exit code.
-    pub fn show(&self, format: Format, fail_on: Level) -> anyhow::Result<ExitCode> {
-        print_as(format, self)?;
-        Ok(ExitCode::from(self.exit_code(fail_on)))
+    /// As it is printed, with the exit code.
+    pub fn printed(&self, format: Format, fail_on: Level) -> anyhow::Result<PrintedAnswer> {
+        Ok(PrintedAnswer { text: text(format, self)?, code: self.exit_code(fail_on) })
     }
 }
 
-/// Prints an answer for which no node is asked. Returns the exit code.
-pub fn show(answer: &impl Body, format: Format, fail_on: Level) -> anyhow::Result<ExitCode> {
-    print_as(format, answer)?;
-    Ok(if answer.level() >= fail_on { ExitCode::from(FOUND) } else { ExitCode::SUCCESS })
+/// An answer as it is printed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct PrintedAnswer {
+    pub text: String,
+    /// The exit code.
+    pub code: u8,
 }
 
-fn print_as(format: Format, answer: &(impl Serialize + fmt::Display)) -> anyhow::Result<()> {
-    match format {
-        Format::Text => print(&printable_lines(&answer.to_string()))?,
-        Format::Json => {
-            print(&(printable_json(&serde_json::to_string_pretty(answer)?) + "\n"))?;
-        }
-    }
-    Ok(())
+/// An answer for which no node is asked.
+pub fn printed(
+    answer: &impl Body,
+    format: Format,
+    fail_on: Level,
+) -> anyhow::Result<PrintedAnswer> {
+    let code = if answer.level() >= fail_on { FOUND } else { 0 };
+    Ok(PrintedAnswer { text: text(format, answer)?, code })
+}
+
+fn text(format: Format, answer: &(impl Serialize + fmt::Display)) -> anyhow::Result<String> {
+    Ok(match format {
+        Format::Text => printable_lines(&answer.to_string()),
+        Format::Json => printable_json(&serde_json::to_string_pretty(answer)?) + "\n",
+    })
 }
 
 /// The exit code if something was found.
@@ -121,12 +128,13 @@ impl<T: fmt::Display> fmt::Display for ClusterReport<T> {
     }
 }
 
-/// Prints to standard output. The reader, such as `head`, may have read enough.
-pub fn print(text: &str) -> io::Result<()> {
+/// Prints to standard output. Returns whether somebody reads on: the reader, such as `head`, may have
+/// read enough.
+pub fn print(text: &str) -> io::Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true),
     }
 }
 

@@ -7,3 +7,4 @@ mod explain;
 mod picture;
 mod real;
 mod rights;
+mod watch;
