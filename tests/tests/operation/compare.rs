@@ -1,5 +1,7 @@
 //! `tests/compare`: what it says without its files, and that it measures what it says. Never a time.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
@@ -33,32 +35,62 @@ fn without_its_files_it_says_where_they_are() -> Result<()> {
     Ok(())
 }
 
-/// With a few services, and the programs that tests have.
-#[test]
-fn each_figure_is_measured_of_both() -> Result<()> {
+/// Measures a few services with the programs that tests have. The rows of the table.
+fn measured(other: &[&str]) -> Result<Vec<Vec<String>>> {
     let out = tempfile::tempdir()?;
     let mut command = Command::new(binary::ours("compare")?);
     command.arg("--denizen").arg(binary::ours("denizen-agent")?).arg("--out").arg(out.path());
-    let small = ["--shape", "--services", "5", "--changes", "2", "--connections", "20"];
-    let output = command.args(small).output()?;
+    let small = ["--services", "5", "--changes", "2", "--connections", "20"];
+    let output = command.args(small).args(other).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let table = String::from_utf8(output.stdout)?;
-    let rows: Vec<Vec<&str>> = table
-        .lines()
-        .filter(|line| line.starts_with("| ") && !line.starts_with("| ---"))
-        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
-        .collect();
-    assert_eq!(rows[0], ["", "Denizen", "nft -f of kube-proxy's rules", "times"], "{table}");
+    let rows = table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---"));
+    let cells = |line: &str| {
+        let cells = line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned());
+        cells.collect::<Vec<String>>()
+    };
+    let rows: Vec<_> = rows.map(cells).collect();
     assert_eq!(rows.len(), 8, "{table}");
-    for row in &rows[1..] {
-        ensure!(row[1].starts_with(|c: char| c.is_ascii_digit()), "{row:?}");
-        let has_other =
-            ["start", "change", "one connection"].iter().any(|what| row[0].starts_with(what));
-        assert_eq!(row[2] != "–", has_other, "{row:?}");
-    }
-    let written = std::fs::read_to_string(out.path().join("compare.md"))?;
+    let written = fs::read_to_string(out.path().join("compare.md"))?;
     assert_eq!(written.trim(), table.trim());
-    let picture = std::fs::read_to_string(out.path().join("compare.svg"))?;
-    ensure!(picture.starts_with("<svg ") && picture.contains(rows[1][1]), "{picture}");
+    let picture = fs::read_to_string(out.path().join("compare.svg"))?;
+    ensure!(picture.starts_with("<svg ") && picture.contains(&rows[1][1]), "{picture}");
+    Ok(rows)
+}
+
+fn is_figure(cell: &str) -> bool {
+    cell.starts_with(|c: char| c.is_ascii_digit())
+}
+
+#[test]
+fn of_a_shape_is_measured_what_the_kernel_does() -> Result<()> {
+    let rows = measured(&["--shape"])?;
+    assert_eq!(rows[0], ["", "Denizen", "nft -f of kube-proxy's rules", "times"]);
+    for row in &rows[1..] {
+        let kernels = ["start", "change", "one connection"];
+        let is_kernels = kernels.iter().any(|what| row[0].starts_with(what));
+        ensure!(is_figure(&row[1]) && is_figure(&row[2]) == is_kernels, "{row:?}");
+    }
+    Ok(())
+}
+
+/// As kube-proxy: a program that takes its configuration. Nobody here has the real one.
+#[test]
+fn of_a_program_everything_is_measured() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let program = folder.path().join("kube-proxy");
+    let agent = binary::ours("denizen-agent")?;
+    let flags = "--network-policy=off --cni-cache-dir= --run-dir \"$(dirname \"$2\")/proxy\"";
+    fs::write(&program, format!("#!/bin/sh\nexec {} run {flags} \"$@\"\n", agent.display()))?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    let rows = measured(&["--kube-proxy", &program.display().to_string(), "--mode", "nftables"])?;
+    assert_eq!(rows[0], ["", "Denizen", "kube-proxy (nftables)", "times"]);
+    for row in &rows[1..] {
+        ensure!(row[1..].iter().all(|cell| is_figure(cell)), "{row:?}");
+    }
+    fs::write(&program, "#!/bin/sh\necho no such flag >&2\nexit 3\n")?;
+    let ended = measured(&["--kube-proxy", &program.display().to_string()]).err();
+    let ended = format!("{:#}", ended.context("it measured a program that ends")?);
+    ensure!(ended.contains("kube-proxy (nftables)") && ended.contains("no such flag"), "{ended}");
     Ok(())
 }
