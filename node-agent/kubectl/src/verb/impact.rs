@@ -35,10 +35,18 @@ pub struct ImpactArgs {
 
 pub async fn impact(cluster: &ClusterArgs, args: &ImpactArgs) -> anyhow::Result<PolicyImpact> {
     let change = manifest::policies(&args.filename, !args.delete)?;
-    let facts = match &args.manifests {
-        Some(folder) => ImpactFacts::of_folder(folder)?,
-        None => ImpactFacts::of_cluster(&Api::connect(cluster).await?).await?,
+    let (facts, namespace) = match &args.manifests {
+        Some(folder) => {
+            let namespace = cluster.namespace.clone().unwrap_or_else(|| "default".to_owned());
+            (ImpactFacts::of_folder(folder)?, namespace)
+        }
+        None => {
+            let api = Api::connect(cluster).await?;
+            (ImpactFacts::of_cluster(&api).await?, api.namespace)
+        }
     };
+    let change: Vec<Event> =
+        change.into_iter().map(|document| document.into_event(&namespace)).collect();
     let change = match args.delete {
         true => change.into_iter().map(|event| deleted(event, &facts)).collect::<Result<_, _>>()?,
         false => change,

@@ -17,6 +17,9 @@ use self::words::{DeciderWords, PortWords};
 use crate::output::{Body, Level};
 use crate::workload::Workload;
 
+/// How many rows a person is shown.
+const ROWS: usize = 40;
+
 /// What would change.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -121,8 +124,11 @@ impl fmt::Display for PolicyImpact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { changes, pods, without_address, notes, .. } = self;
         writeln!(f, "for the {pods} pods of today:")?;
-        for row in changes {
+        for row in changes.iter().take(ROWS) {
             row.write(f, self)?;
+        }
+        if changes.len() > ROWS {
+            writeln!(f, "and {} more; `-o json` has all", changes.len() - ROWS)?;
         }
         if changes.is_empty() {
             writeln!(f, "nobody loses or gains access")?;

@@ -6,12 +6,11 @@ use std::path::Path;
 use anyhow::Context;
 use denizen_model::{Event, PodName};
 use denizen_object::{DecodedObject, Decoder, ObjectKey, ObjectKind, RawObject};
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::manifest::{self, FileObject};
+use super::manifest::{self, FileObject, WithMetadata};
 use crate::cluster::Api;
-use crate::objects::{self, Metadata};
+use crate::objects;
 use crate::workload::Workload;
 
 /// How many notes about objects that are understood in part.
@@ -35,11 +34,6 @@ pub struct ImpactFacts {
     pub workloads: HashMap<PodName, Workload>,
     /// What is not used or not known, and what that means.
     pub notes: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct WithMetadata {
-    metadata: Metadata,
 }
 
 impl ImpactFacts {
@@ -101,16 +95,20 @@ impl ImpactFacts {
         let (mut facts, mut decoder) = (Self::default(), manifest::decoder());
         let mut seen = HashSet::new();
         for (file, format, text) in manifest::folder(folder)? {
-            let problems = manifest::each(&file, (format, &text), &mut decoder, &mut |object| {
-                let FileObject { raw, decoded } = object;
-                match seen.insert(decoded.key.clone()) {
-                    true => facts.add(raw, decoded),
-                    false => {
-                        let note = format!("{file}: {} is there already: left out", decoded.key);
-                        facts.notes.push(note);
-                    }
+            let mut take = |FileObject { raw, decoded }: FileObject<'_, '_>| match seen
+                .insert(decoded.key.clone())
+            {
+                true => facts.add(raw, decoded),
+                false => {
+                    let note = format!("{file}: {} is there already: left out", decoded.key);
+                    facts.notes.push(note);
                 }
-            });
+            };
+            // Each Node is read as another's.
+            let is_asked =
+                |kind| kind == ObjectKind::Node || LISTS.iter().any(|(listed, _)| *listed == kind);
+            let source = (format, &*text);
+            let problems = manifest::each(&file, source, &mut decoder, is_asked, &mut take);
             facts.notes.extend(problems.broken.into_iter().chain(problems.parts));
         }
         facts.shorten_notes();

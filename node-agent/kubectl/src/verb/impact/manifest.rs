@@ -6,13 +6,22 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use denizen_model::Event;
+use denizen_model::{Event, NetworkPolicy, PolicyName};
 use denizen_object::manifest::{self, Format, ObjectPosition};
-use denizen_object::{DecodedObject, Decoder, RawObject};
+use denizen_object::{DecodedObject, Decoder, ObjectKind, RawObject};
 use denizen_text::describe;
+use serde::Deserialize;
+
+use crate::objects::Metadata;
 
 /// How many problems are named.
 const PROBLEMS: usize = 10;
+
+/// What every object has.
+#[derive(Deserialize)]
+pub struct WithMetadata {
+    pub metadata: Metadata,
+}
 
 /// What cannot be used: each with the file, the document, the field and the reason.
 #[derive(Debug, Default)]
@@ -23,21 +32,48 @@ pub struct Problems {
     pub parts: Vec<String>,
 }
 
+/// A policy of the command line.
+#[derive(Debug)]
+pub struct PolicyDocument {
+    event: Event,
+    /// Whether it says its namespace, or has none.
+    is_qualified: bool,
+}
+
+impl PolicyDocument {
+    /// The policy, in this namespace if it does not say another.
+    pub fn into_event(self, namespace: &str) -> Event {
+        if let Event::NetworkPolicy(name, policy) = &self.event
+            && !self.is_qualified
+        {
+            let name = PolicyName { namespace: namespace.into(), ..name.clone() };
+            let policy =
+                policy.clone().map(|policy| NetworkPolicy { name: name.clone(), ..policy });
+            return Event::NetworkPolicy(name, policy);
+        }
+        self.event
+    }
+}
+
 /// An object that is used.
 pub struct FileObject<'a, 'r> {
     pub raw: &'a RawObject<'r>,
     pub decoded: DecodedObject,
 }
 
-/// Reads a file's objects.
+/// Reads a file's objects of these kinds.
 pub fn each(
     file: &str,
     (format, text): (Format, &str),
     decoder: &mut Decoder,
+    is_wanted: impl Fn(ObjectKind) -> bool,
     sink: &mut dyn FnMut(FileObject<'_, '_>),
 ) -> Problems {
     let mut problems = Problems::default();
     manifest::objects(format, text, &mut |position, found| {
+        if found.as_ref().is_ok_and(|raw| !is_wanted(raw.kind())) {
+            return;
+        }
         let place = place(file, position);
         let mut warnings = Vec::new();
         let decoded = match &found {
@@ -62,20 +98,22 @@ fn place(file: &str, ObjectPosition { document, item, line }: ObjectPosition) ->
 
 /// The policies of these files. If `parts_count`, a part that is not understood is an error: whoever
 /// asks what a policy does wants to know that it does something else.
-pub fn policies(files: &[PathBuf], parts_count: bool) -> anyhow::Result<Vec<Event>> {
+pub fn policies(files: &[PathBuf], parts_count: bool) -> anyhow::Result<Vec<PolicyDocument>> {
+    const POLICIES: [ObjectKind; 2] = [ObjectKind::NetworkPolicy, ObjectKind::ClusterNetworkPolicy];
+    let is_policy = |kind| POLICIES.contains(&kind);
     let (mut policies, mut problems) = (Vec::new(), Vec::new());
     for file in files {
         let shown = file.display().to_string();
-        let (text, mut found) = (text(file)?, 0);
-        let Problems { broken, parts } =
-            each(&shown, (format(file), &text), &mut decoder(), &mut |object| {
-                let event = object.decoded.event;
-                if let Event::NetworkPolicy(..) | Event::ClusterNetworkPolicy(..) = event {
-                    policies.push(event);
-                    found += 1;
-                }
-            });
-        if found == 0 && broken.is_empty() {
+        let (text, before) = (text(file)?, policies.len());
+        let mut take = |FileObject { raw, decoded }: FileObject<'_, '_>| {
+            let written = raw.written::<WithMetadata>();
+            let has_namespace = written.is_ok_and(|of| !of.metadata.namespace.is_empty());
+            let is_qualified = has_namespace || raw.kind() == ObjectKind::ClusterNetworkPolicy;
+            policies.push(PolicyDocument { event: decoded.event, is_qualified });
+        };
+        let source = (format(file), &*text);
+        let Problems { broken, parts } = each(&shown, source, &mut decoder(), is_policy, &mut take);
+        if policies.len() == before && broken.is_empty() {
             bail!(
                 "{shown} has no NetworkPolicy of networking.k8s.io/v1, and no \
                  ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2"

@@ -67,6 +67,7 @@ fn policies(text: &str, parts_count: bool) -> Result<Vec<denizen_model::Event>, 
     let folder = folder(&[("policy.yaml", text)]);
     let files: [PathBuf; 1] = [folder.path().join("policy.yaml")];
     let read = manifest::policies(&files, parts_count);
+    let read = read.map(|all| all.into_iter().map(|of| of.into_event("mine")).collect());
     read.map_err(|error| format!("{error:#}").replace(folder.path().to_str().unwrap(), "F"))
 }
 
@@ -150,6 +151,57 @@ fn a_policy_that_is_not_understood_is_an_error() {
     }
     // Its name is enough to delete it.
     assert_eq!(policies(&second("{podSelector: {}, ingres: []}"), false).unwrap().len(), 2);
+}
+
+/// As `kubectl apply` has it.
+#[test]
+fn a_policy_without_a_namespace_is_in_that_of_the_command_line() {
+    let text = POLICY.replace(", namespace: shop", "");
+    let name = |event: &denizen_model::Event| {
+        let denizen_model::Event::NetworkPolicy(name, Some(policy)) = event else {
+            panic!("{event:?}")
+        };
+        assert_eq!(policy.name, *name);
+        name.to_string()
+    };
+    let names = |text: &str| policies(text, true).unwrap().iter().map(name).collect::<Vec<_>>();
+    assert_eq!(names(&text), ["mine/db"]);
+    assert_eq!(names(POLICY), ["shop/db"]);
+}
+
+/// Files have policies beside what they are for.
+#[test]
+fn what_is_wrong_with_other_objects_is_no_matter() {
+    let service =
+        "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec: {ports: [{port: -1}]}\n";
+    let text = format!("{service}---\n{POLICY}");
+    assert_eq!(policies(&text, true).unwrap().len(), 1);
+}
+
+#[test]
+fn a_person_is_shown_the_first_rows() {
+    let pods: String = (0..60)
+        .map(|at| {
+            format!(
+                "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: p{at}, namespace: shop, \
+                 labels: {{app: db}}}}\nspec: {{containers: [{{ports: [{{name: x, \
+                 containerPort: {}}}]}}]}}\nstatus: {{podIPs: [{{ip: 10.0.0.{at}}}]}}\n",
+                at + 1
+            )
+        })
+        .collect();
+    let there = folder(&[("pods.yaml", &pods)]);
+    let policy = "\
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec: {podSelector: {}, ingress: [{ports: [{port: x}]}]}
+";
+    let facts = ImpactFacts::of_folder(there.path()).unwrap();
+    let answer = decided(facts, policies(policy, true).unwrap());
+    let text = answer.to_string();
+    assert!(text.contains("and 20 more; `-o json` has all"), "{text}");
+    assert_eq!(text.matches("LOST").count(), 40);
 }
 
 #[test]
