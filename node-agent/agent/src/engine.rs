@@ -353,8 +353,10 @@ impl<B: Backend> Engine<B> {
             let pod = self.plan().attachment(&asked.wait_for);
             let decided = self.plan().firewall().zip(pod);
             // What is wrong with host ports concerns no other pod.
-            let has_host_ports =
-                self.host_ports_error.is_none() || pod.is_none_or(|pod| pod.host_ports.is_empty());
+            let are_served = self.host_ports_error.is_none()
+                && (self.plan().policy().host_ports.is_none()
+                    || self.plan().host_ports().is_some());
+            let has_host_ports = are_served || pod.is_none_or(|pod| pod.host_ports.is_empty());
             decided.is_none_or(|(firewall, pod)| firewall.is_decided(pod)) && has_host_ports
         }
     }

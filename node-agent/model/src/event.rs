@@ -57,9 +57,15 @@ impl Listing {
     /// Those that services wait for.
     pub const SERVICES: [Self; 5] =
         [Self::Services, Self::Slices, Self::Node, Self::ServiceCidrs, Self::Addresses];
-    /// Those that the pod firewall waits for.
-    pub const FIREWALL: [Self; 4] =
-        [Self::Namespaces, Self::Pods, Self::NetworkPolicies, Self::ClusterNetworkPolicies];
+    /// Those that the pod firewall waits for. Without this node's addresses it would take the node
+    /// for somebody else, and not know where its tunnels end.
+    pub const FIREWALL: [Self; 5] = [
+        Self::Namespaces,
+        Self::Pods,
+        Self::NetworkPolicies,
+        Self::ClusterNetworkPolicies,
+        Self::Addresses,
+    ];
 }
 
 /// One fact from the outside world. It gives the current state, not a difference, so a repeated or

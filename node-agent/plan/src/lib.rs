@@ -237,7 +237,7 @@ impl Plan {
     }
 
     /// What is decided about host ports; `None` if that is not Denizen's business, and while pods
-    /// are not known.
+    /// or this node's addresses are not known.
     pub fn host_ports(&self) -> Option<&HostPortPlan> {
         self.host_ports.as_ref()
     }
@@ -296,7 +296,8 @@ impl Plan {
         changes
     }
 
-    /// Decides about host ports that a change touches.
+    /// Decides about host ports that a change touches, as soon as it is known where they are
+    /// served.
     fn update_host_ports(
         &mut self,
         model: &Model,
@@ -307,6 +308,9 @@ impl Plan {
         let (Some(settings), Some(pods)) = (self.policy.host_ports, &self.pods) else {
             return;
         };
+        if model.owed([Listing::Addresses]).next().is_some() {
+            return;
+        }
         let is_first = self.host_ports.is_none();
         let host_ports = self.host_ports.get_or_insert_default();
         changes.host_ports = host_ports.update(&host_ports::Surroundings {

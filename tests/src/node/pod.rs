@@ -190,7 +190,8 @@ fn failed(command: &str) -> impl Fn(Refusal) -> anyhow::Error {
     move |refusal| anyhow!("{command} failed: {refusal}")
 }
 
-fn addresses_of(result: &Value) -> Vec<IpAddr> {
+/// The addresses that a chain's result gives a pod.
+pub fn addresses_of(result: &Value) -> Vec<IpAddr> {
     let entries = result["ips"].as_array().into_iter().flatten();
     let texts = entries.filter_map(|entry| entry["address"].as_str()?.split('/').next());
     texts.filter_map(|text| text.parse().ok()).collect()

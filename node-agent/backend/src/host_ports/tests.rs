@@ -40,6 +40,7 @@ fn planner(services: bool, ports: &[u16]) -> Planner {
         address("192.168.0.2", "eth0"),
         address("2001:db8::2", "eth0"),
     ])]);
+    planner.apply(vec![Event::Listed(Listing::Addresses)]);
     ask(&mut planner, ports);
     planner
 }

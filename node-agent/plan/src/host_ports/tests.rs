@@ -60,6 +60,7 @@ impl HostPortNode {
             address("2001:db8::2", "eth0"),
             address("10.96.0.1", "kube-ipvs0"),
         ]));
+        node.apply(Event::Listed(Listing::Addresses));
         node
     }
 
@@ -101,6 +102,18 @@ impl HostPortNode {
     fn remarks(&self) -> Vec<String> {
         self.decided().remarks().map(ToString::to_string).collect()
     }
+}
+
+/// An agent that starts would take an earlier run's host ports away from all of them.
+#[test]
+fn nothing_is_decided_before_the_nodes_addresses_are_known() {
+    let host_ports = Some(HostPortSettings { localhost: true });
+    let plan = Plan::new(Policy { host_ports, ..policy() }, CAPABLE);
+    let mut node = HostPortNode { model: Model::default(), change: ModelChange::default(), plan };
+    node.pods(Vec::new());
+    assert!(node.plan.host_ports().is_none());
+    node.apply(Event::Listed(Listing::Addresses));
+    assert!(node.plan.host_ports().is_some());
 }
 
 #[test]

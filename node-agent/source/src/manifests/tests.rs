@@ -42,8 +42,8 @@ impl TestFolder {
 fn listed() -> Vec<Event> {
     Listing::SERVICES
         .into_iter()
-        .filter(|listing| *listing != Listing::Addresses)
         .chain(Listing::FIREWALL)
+        .filter(|listing| *listing != Listing::Addresses)
         .map(Event::Listed)
         .collect()
 }

@@ -87,6 +87,14 @@ impl Context {
         &self.fixture.cluster.world.node
     }
 
+    /// The agent is killed. The next one has not programmed anything yet.
+    pub fn restart_agent(&mut self) -> Result<()> {
+        let settings = self.agent.settings().clone();
+        self.agent.stop_now();
+        self.agent = Agent::spawn(self.node(), settings)?;
+        Ok(())
+    }
+
     /// The chain of `wiring` whose runtime passes these host ports, and which waits for the agent.
     pub fn chain(&self, wiring: Wiring, ports: &Value) -> Chain {
         let mut chain = self.fixture.cluster.chain(wiring).clone();

@@ -1,13 +1,15 @@
 //! Pods that come and go: nobody is led to a pod that is gone, and nothing is left.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use denizen_tests::node::cluster::serve;
+use denizen_tests::node::cni::Call;
 use denizen_tests::node::fixture::{PORT, Who};
-use denizen_tests::node::pod::Wiring;
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Wiring, addresses_of};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use serde_json::json;
 
@@ -28,6 +30,42 @@ fn the_first_syn_after_an_add_is_answered() -> Result<()> {
             let outcome = probe.ask_in(&context.fixture.cluster.world.client);
             assert_eq!(outcome, Outcome::Refused, "{services:?}");
         }
+    }
+    Ok(())
+}
+
+/// A thousand ADDs and DELs of one pod. Every hundredth comes while a killed agent starts again.
+#[test]
+fn no_first_syn_of_a_thousand_adds_is_lost() -> Result<()> {
+    const ADDS: u16 = 1000;
+    let mut context = Context::new("hp-1000", Services::SERVED[0])?;
+    let chain = context.chain(Wiring::Routed, &json!(null)).without_denizen();
+    let netns = Netns::new("hp-1000-asks")?;
+    let call = Call::of_pod(netns.name(), "asks", &netns.path());
+    let refused = |refusal| anyhow!("{refusal}");
+    let result = chain.add(context.node(), &call).map_err(refused)?;
+    let ip = addresses_of(&result).into_iter().find(IpAddr::is_ipv4).context("one of IPv4")?;
+    let _server = serve(&netns, &[ip], &[(Protocol::Tcp, PORT)])?;
+    let at = context.addresses()[0];
+    let from = context.fixture.address(Who::Outside, at)?;
+    for number in 0..ADDS {
+        let host_port = 20_000 + number;
+        let asked = context.chain(Wiring::Routed, &json!([port(host_port)]));
+        let denizen = asked.plugins.last().context("denizen is the last plugin")?;
+        let killed = number % 100 == 99;
+        if killed {
+            context.restart_agent()?;
+        }
+        let done = |command| asked.call(context.node(), &call, command, denizen, Some(&result));
+        done("ADD").map_err(refused)?;
+        let to = SocketAddr::new(at, host_port);
+        let probe = Probe::tcp(to).from(from).patience(SILENCE);
+        let outcome = probe.ask_in(&context.fixture.cluster.world.client);
+        let by = outcome.endpoint().map(|endpoint| endpoint.ip());
+        ensure!(by == Some(ip), "after ADD {number}, killed {killed}: {outcome:?}");
+        done("DEL").map_err(refused)?;
+        let outcome = probe.ask_in(&context.fixture.cluster.world.client);
+        ensure!(outcome == Outcome::Refused, "after DEL {number}, killed {killed}: {outcome:?}");
     }
     Ok(())
 }
