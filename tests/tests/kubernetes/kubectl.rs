@@ -4,6 +4,7 @@
 mod answers;
 mod desk;
 mod explain;
+mod impact;
 mod picture;
 mod real;
 mod rights;

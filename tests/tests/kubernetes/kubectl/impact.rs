@@ -1,0 +1,90 @@
+//! `impact` of what the API server has.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::peers::api::Api;
+use serde_json::{Value, json};
+
+use super::desk::Desk;
+
+fn pod(name: &str, app: &str, address: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "namespace": "shop", "name": name, "labels": { "app": app },
+            "ownerReferences": [{ "kind": "StatefulSet", "name": app, "controller": true }] },
+        "spec": { "nodeName": "n1" },
+        "status": { "phase": "Running", "podIPs": [{ "ip": address }] },
+    })
+}
+
+/// It permits this app to reach the database.
+fn policy(name: &str, permitted: &str) -> Value {
+    let from = json!([{ "podSelector": { "matchLabels": { "app": permitted } } }]);
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "namespace": "shop", "name": name },
+        "spec": { "podSelector": { "matchLabels": { "app": "db" } }, "ingress": [{ "from": from }] },
+    })
+}
+
+/// A desk with a shop whose database `web` may reach, and a file with another policy.
+fn shop(label: &str, change: &Value) -> Result<(Desk, String)> {
+    let desk = Desk::new(label)?;
+    desk.node("n1", "192.168.0.1")?;
+    desk.api.put(&pod("db-0", "db", "10.0.0.1"))?;
+    desk.api.put(&pod("web-0", "web", "10.0.0.2"))?;
+    desk.api.put(&pod("job-0", "job", "10.0.0.3"))?;
+    desk.api.put(&policy("db", "web"))?;
+    let file = desk.folder.path().join("policy.json");
+    fs::write(&file, change.to_string())?;
+    Ok((desk, file.to_str().context("a path")?.to_owned()))
+}
+
+/// Of each row: lost or gained, the peers, and what would be decided.
+fn rows(answer: &Value) -> Vec<(String, String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let rows = answer["changes"].as_array().into_iter().flatten();
+    let row = |row: &Value| {
+        let names = row["peers"].as_array().into_iter().flatten();
+        let names: Vec<String> = names.map(|peer| text(&peer["name"])).collect();
+        (text(&row["change"]), names.join(","), text(&row["after"]["result"]))
+    };
+    rows.map(row).collect()
+}
+
+#[test]
+fn the_clusters_policies_are_what_a_change_changes() -> Result<()> {
+    let (desk, file) = shop("impact", &policy("db", "job"))?;
+    let expected = |changes: &[[&str; 3]]| -> Vec<(String, String, String)> {
+        let owned = |row: &[&str; 3]| row.map(str::to_owned).into();
+        changes.iter().map(owned).collect()
+    };
+    let replaced = desk.json(&["impact", "-f", &file], 1)?.json()?;
+    let swapped = [["lost", "web", "refused"], ["gained", "job", "permitted"]];
+    ensure!(rows(&replaced) == expected(&swapped), "{replaced:#}");
+    ensure!(replaced["changes"][0]["before"]["policies"] == json!(["shop/db"]), "{replaced:#}");
+    ensure!(replaced["pods"] == 3, "{replaced:#}");
+    // Another one beside it takes nothing away.
+    fs::write(&file, policy("more", "job").to_string())?;
+    let added = desk.json(&["impact", "-f", &file], 0)?.json()?;
+    ensure!(rows(&added) == expected(&swapped[1..]), "{added:#}");
+    desk.json(&["impact", "-f", &file, "--fail-on", "warning"], 1)?;
+    // Nobody executes anything anywhere.
+    ensure!(desk.api.asked().iter().all(|asked| asked.method == "GET"), "something was written");
+    Ok(())
+}
+
+/// Nodes can be done without; without policies the answer would be wrong.
+#[test]
+fn what_must_not_be_read_is_named() -> Result<()> {
+    let (desk, file) = shop("unread", &policy("db", "job"))?;
+    desk.api.behave(|manners| manners.forbidden = vec!["nodes"]);
+    let answer = desk.json(&["impact", "-f", &file], 1)?.json()?;
+    let notes = answer["notes"].to_string();
+    ensure!(notes.contains("nodes are not judged"), "{answer:#}");
+    desk.api.behave(|manners| manners.forbidden = vec!["networkpolicies"]);
+    let said = desk.run(&["impact", "-f", &file])?;
+    ensure!(said.code == 2 && said.stderr.contains("cannot list NetworkPolicies"), "{said:#?}");
+    Ok(())
+}
