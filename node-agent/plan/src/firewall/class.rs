@@ -27,7 +27,7 @@ struct Granted {
 
 /// What classes are decided by.
 #[derive(Clone, Copy)]
-pub(super) struct Rules<'a> {
+pub(super) struct ClassFacts<'a> {
     pub policies: &'a PoliciesInForce,
     pub identities: &'a Identities,
     pub peers: &'a PeerTable,
@@ -39,7 +39,7 @@ impl Classes {
     pub fn update<'a>(
         &mut self,
         decisions: impl Iterator<Item = &'a SideDecision>,
-        rules: Rules<'_>,
+        by: ClassFacts<'_>,
         changed: &RuleChanges,
         identities: &[IdentityKey],
     ) {
@@ -48,15 +48,15 @@ impl Classes {
             if self.0.contains_key(class) {
                 continue;
             }
-            let is_changed = || identities.iter().any(|key| class.may_name(key, rules.policies));
+            let is_changed = || identities.iter().any(|key| class.may_name(key, by.policies));
             let granted = match classes.remove_entry(class) {
                 Some((class, before)) if !changed.concerns(&class) => match class.tiers {
                     Some(_) if identities.is_empty() => (class, before),
-                    Some(_) => (class.clone(), Granted::by_tiers(&class, rules, before)),
+                    Some(_) => (class.clone(), Granted::by_tiers(&class, by, before)),
                     None if !is_changed() => (class, before),
-                    None => (class.clone(), Granted::by_policies(&class, rules)),
+                    None => (class.clone(), Granted::by_policies(&class, by)),
                 },
-                Some(_) | None => (class.clone(), Granted::of(class, rules)),
+                Some(_) | None => (class.clone(), Granted::of(class, by)),
             };
             self.0.extend([granted]);
         }
@@ -71,20 +71,20 @@ impl Classes {
     pub fn side(
         &mut self,
         decision: &SideDecision,
-        rules: Rules<'_>,
+        by: ClassFacts<'_>,
         own: Option<IdentityId>,
     ) -> Side {
         let Some(class) = &decision.class else {
             return Side::new(decision.isolation, Permissions::default(), None);
         };
         if !self.0.contains_key(class) {
-            self.0.insert(class.clone(), Granted::of(class, rules));
+            self.0.insert(class.clone(), Granted::of(class, by));
         }
         let granted = self.0.get_mut(class).expect("it was just put there");
         let tiered = granted.cells.clone().map(|cells| {
             let itself = granted.itself.entry(own).or_insert_with(|| {
-                let key = own.and_then(|id| rules.identities.key(id)).cloned().unwrap_or_default();
-                let itself = class.itself(rules.policies, rules.peers, &key);
+                let key = own.and_then(|id| by.identities.key(id)).cloned().unwrap_or_default();
+                let itself = class.itself(by.policies, by.peers, &key);
                 itself.unwrap_or_else(Function::none)
             });
             Tiered { cells, itself: itself.clone() }
@@ -94,15 +94,15 @@ impl Classes {
 }
 
 impl Granted {
-    fn of(class: &ClassKey, rules: Rules<'_>) -> Self {
+    fn of(class: &ClassKey, by: ClassFacts<'_>) -> Self {
         match class.tiers {
-            Some(_) => Self::by_tiers(class, rules, Self::default()),
-            None => Self::by_policies(class, rules),
+            Some(_) => Self::by_tiers(class, by, Self::default()),
+            None => Self::by_policies(class, by),
         }
     }
 
-    fn by_policies(class: &ClassKey, rules: Rules<'_>) -> Self {
-        let permissions = class.permissions(rules.policies, rules.identities);
+    fn by_policies(class: &ClassKey, by: ClassFacts<'_>) -> Self {
+        let permissions = class.permissions(by.policies, by.identities);
         Self { permissions, ..Self::default() }
     }
 
@@ -128,8 +128,8 @@ impl Granted {
     }
 
     /// Of identities that are still in use, what was decided `before` stays.
-    fn by_tiers(class: &ClassKey, rules: Rules<'_>, before: Self) -> Self {
-        let Rules { policies, identities, peers } = rules;
+    fn by_tiers(class: &ClassKey, by: ClassFacts<'_>, before: Self) -> Self {
+        let ClassFacts { policies, identities, peers } = by;
         let cells = class.cells(policies, identities, peers, before.cells.as_ref());
         let mut itself = before.itself;
         itself.retain(|id, _| id.is_none_or(|id| identities.key(id).is_some()));

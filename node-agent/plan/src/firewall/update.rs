@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::address::{AddressClaimant, Within};
 use super::address_key::{key_of_range, keys_of_nodes, ranges_of_pods};
 use super::blocks::{AddressRange, Piece, pieces};
-use super::class::Rules;
+use super::class::ClassFacts;
 use super::group::{GroupKey, GroupQuery};
 use super::identity::IdentityKey;
 use super::narrowed::narrowed;
@@ -432,8 +432,8 @@ impl<'a> FirewallUpdate<'a> {
         let FirewallPlan { classes, subjects, rules, identities: known, peers, .. } =
             &mut *self.plan;
         let decisions = subjects.values().flat_map(|pod| [&pod.ingress, &pod.egress]);
-        let rules = Rules { policies: rules, identities: known, peers };
-        classes.update(decisions, rules, changed, identities);
+        let by = ClassFacts { policies: rules, identities: known, peers };
+        classes.update(decisions, by, changed, identities);
     }
 
     /// Decides whose addresses are, and how those of these pods are judged, or of all.
@@ -451,12 +451,12 @@ impl<'a> FirewallUpdate<'a> {
         let addresses = before.iter().chain(&plan.owners).filter(is_meant).map(|(ip, _)| ip);
         let judged = plan.sides.keys().filter(|_| of.is_none());
         let addresses: BTreeSet<&IpAddr> = addresses.chain(judged).collect();
-        let rules =
-            Rules { policies: &plan.rules, identities: &plan.identities, peers: &plan.peers };
+        let by =
+            ClassFacts { policies: &plan.rules, identities: &plan.identities, peers: &plan.peers };
         let sides = addresses.into_iter().map(|ip| {
             let subject = plan.owners.get(ip).and_then(|id| plan.subjects.get(id));
             let own = plan.identity_of(*ip);
-            let mut side = |decision| classes.side(decision, rules, own);
+            let mut side = |decision| classes.side(decision, by, own);
             let sides = subject.map(|subject| Sides {
                 ingress: side(&subject.ingress),
                 egress: side(&subject.egress),
