@@ -18,6 +18,7 @@ mod switched;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -30,6 +31,11 @@ use denizen_tests::policy::{LabelSelector, NetworkPolicy};
 
 use crate::regressions::test_cluster::TestCluster;
 
+/// A processor's queue for packets is shared with all that goes on beside: what finds it full is
+/// lost.
+const BURST: usize = 32;
+/// How long the queue may take for them.
+const PAUSE: Duration = Duration::from_millis(2);
 /// What has not come by then never will.
 const PATIENCE: Duration = Duration::from_millis(700);
 
@@ -95,8 +101,11 @@ impl Ways {
     /// Sends all of them. Returns the names of those that are heard.
     fn lead(&self, from: &FrameSocket, to: &FrameSocket) -> Result<BTreeSet<&str>> {
         to.drain()?;
-        for way in &self.0 {
-            from.send(&way.frame).with_context(|| way.name.clone())?;
+        for burst in self.0.chunks(BURST) {
+            for way in burst {
+                from.send(&way.frame).with_context(|| way.name.clone())?;
+            }
+            sleep(PAUSE);
         }
         let markers: Vec<_> = self.0.iter().map(|way| way.marker.clone()).collect();
         let heard = to.heard(&markers, PATIENCE)?;
