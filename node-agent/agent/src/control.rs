@@ -166,7 +166,10 @@ pub enum ControlError {
         pid: i32,
     },
     /// No agent answers.
-    #[error("no agent answers on {path}: is `denizen-agent run` running with this --run-dir?", path = .path.display())]
+    #[error(
+        "no agent answers on {path}: is `denizen-agent run` running with this --run-dir?",
+        path = .path.display()
+    )]
     Nobody {
         /// The socket.
         path: PathBuf,

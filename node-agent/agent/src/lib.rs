@@ -1,9 +1,9 @@
 //! The node agent: it knows a node's services, decides what happens to their packets, and programs
 //! the kernel's rules.
 //!
-//! Facts flow in ([`denizen_source`] → [`denizen_model`]), decisions are computed ([`denizen_plan`]), differences flow out
-//! ([`denizen_backend`]). Everything between the first arrow and the last is pure. [`engine`] joins the
-//! layers; [`agent`] alone knows the clock.
+//! Facts flow in ([`denizen_source`] → [`denizen_model`]), decisions are computed
+//! ([`denizen_plan`]), differences flow out ([`denizen_backend`]). Everything between the first
+//! arrow and the last is pure. [`engine`] joins the layers; [`agent`] alone knows the clock.
 
 pub mod agent;
 pub mod check;

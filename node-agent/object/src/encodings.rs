@@ -58,15 +58,22 @@ fn services() {
             "everything",
             json!({
                 "type": "LoadBalancer", "clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"],
-                "externalIPs": ["203.0.113.7", "nine"], "loadBalancerSourceRanges": ["198.51.100.0/24", "x"],
-                "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local", "healthCheckNodePort": 30100,
-                "sessionAffinity": "ClientIP", "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 77 } },
-                "ports": [{ "name": "http", "port": 80, "targetPort": "web", "nodePort": 30080, "protocol": "TCP" },
-                          { "name": "dns", "port": 53, "protocol": "UDP" }, { "name": "bad", "port": -5 }],
+                "externalIPs": ["203.0.113.7", "nine"],
+                "loadBalancerSourceRanges": ["198.51.100.0/24", "x"],
+                "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local",
+                "healthCheckNodePort": 30100, "sessionAffinity": "ClientIP",
+                "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 77 } },
+                "ports": [
+                    { "name": "http", "port": 80, "targetPort": "web", "nodePort": 30080,
+                      "protocol": "TCP" },
+                    { "name": "dns", "port": 53, "protocol": "UDP" }, { "name": "bad", "port": -5 },
+                ],
             }),
         ),
     ];
-    let ingress = json!([{ "ip": "203.0.113.1" }, { "ip": "203.0.113.2", "ipMode": "Proxy" }, { "hostname": "x" }]);
+    let ingress = json!([
+        { "ip": "203.0.113.1" }, { "ip": "203.0.113.2", "ipMode": "Proxy" }, { "hostname": "x" }
+    ]);
     for (name, spec) in cases {
         let status = json!({ "loadBalancer": { "ingress": ingress } });
         same(
@@ -84,7 +91,8 @@ fn services() {
 fn slices() {
     let endpoint = |conditions: Value| {
         json!({
-            "addresses": ["10.1.0.1", "10.1.0.2"], "conditions": conditions, "nodeName": "node-1", "zone": "a",
+            "addresses": ["10.1.0.1", "10.1.0.2"], "conditions": conditions,
+            "nodeName": "node-1", "zone": "a",
             "targetRef": { "kind": "Pod", "namespace": "shop", "name": "web-1", "uid": "u" },
             "hints": { "forZones": [{ "name": "a" }], "forNodes": [{ "name": "node-1" }] },
         })
@@ -111,18 +119,25 @@ fn slices() {
 
 #[test]
 fn pods() {
-    let containers = json!([{ "name": "c", "image": "i", "env": [{ "name": "A", "value": "b" }],
-                              "ports": [{ "name": "http", "containerPort": 8080, "protocol": "TCP" },
-                                        { "containerPort": 1 }, { "name": "bad", "containerPort": 70000 }] }]);
-    let inits = json!([{ "name": "s", "restartPolicy": "Always", "ports": [{ "name": "side", "containerPort": 9 }] },
-                       { "name": "i", "ports": [{ "name": "never", "containerPort": 9 }] }]);
+    let ports = json!([
+        { "name": "http", "containerPort": 8080, "protocol": "TCP" },
+        { "containerPort": 1 }, { "name": "bad", "containerPort": 70000 },
+    ]);
+    let containers = json!([
+        { "name": "c", "image": "i", "env": [{ "name": "A", "value": "b" }], "ports": ports },
+    ]);
+    let inits = json!([
+        { "name": "s", "restartPolicy": "Always", "ports": [{ "name": "side", "containerPort": 9 }] },
+        { "name": "i", "ports": [{ "name": "never", "containerPort": 9 }] },
+    ]);
     for phase in ["", "Pending", "Running", "Succeeded", "Failed"] {
         for (node, host_network) in [("node-1", false), ("node-2", false), ("node-1", true)] {
             let mut pod = json!({
                 "metadata": metadata("web-1"),
                 "spec": { "nodeName": node, "hostNetwork": host_network, "containers": containers,
                           "initContainers": inits, "restartPolicy": "Always" },
-                "status": { "phase": phase, "podIP": "10.1.0.1", "podIPs": [{ "ip": "10.1.0.1" }, { "ip": "fd00::1" }],
+                "status": { "phase": phase, "podIP": "10.1.0.1",
+                            "podIPs": [{ "ip": "10.1.0.1" }, { "ip": "fd00::1" }],
                             "hostIP": "192.0.2.1", "hostIPs": [{ "ip": "192.0.2.1" }] },
             });
             pod["metadata"]["annotations"]["denizen.io/additional-addresses"] =
@@ -144,7 +159,8 @@ fn nodes_namespaces_and_ranges() {
                           "labels": { "topology.kubernetes.io/zone": "a" } },
             "spec": { "podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd00:1::/64"],
                       "taints": [{ "key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule" }] },
-            "status": { "addresses": [{ "type": "InternalIP", "address": "192.0.2.1" }, { "type": "ExternalIP", "address": "x" }],
+            "status": { "addresses": [{ "type": "InternalIP", "address": "192.0.2.1" },
+                                      { "type": "ExternalIP", "address": "x" }],
                         "conditions": [{ "type": "NetworkUnavailable", "status": "True" }] },
         });
         same(name, ObjectKind::Node, &node);
@@ -173,7 +189,9 @@ fn whole_policy() -> Value {
     });
     let peers = json!([{ "podSelector": selector, "namespaceSelector": {} },
                        { "ipBlock": { "cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"] } }]);
-    let ports = json!([{ "protocol": "TCP", "port": 80, "endPort": 90 }, { "port": "http" }, { "protocol": "UDP" }]);
+    let ports = json!([
+        { "protocol": "TCP", "port": 80, "endPort": 90 }, { "port": "http" }, { "protocol": "UDP" }
+    ]);
     json!({
         "podSelector": selector, "policyTypes": ["Ingress", "Egress"],
         "ingress": [{ "from": peers, "ports": ports }, {}], "egress": [{ "to": peers, "ports": ports }],
@@ -194,11 +212,15 @@ fn policies() {
         ("a peer of nothing", json!({ "podSelector": {}, "ingress": [{ "from": [{}] }] })),
         (
             "both kinds of peer",
-            json!({ "podSelector": {}, "ingress": [{ "from": [{ "podSelector": {}, "ipBlock": { "cidr": "10.0.0.0/8" } }] }] }),
+            json!({ "podSelector": {}, "ingress": [{ "from": [
+                { "podSelector": {}, "ipBlock": { "cidr": "10.0.0.0/8" } }
+            ] }] }),
         ),
         (
             "no port",
-            json!({ "podSelector": {}, "ingress": [{ "ports": [{ "port": 0 }, { "port": "", "protocol": "X" }] }] }),
+            json!({ "podSelector": {}, "ingress": [{ "ports": [
+                { "port": 0 }, { "port": "", "protocol": "X" }
+            ] }] }),
         ),
         ("no type", json!({ "podSelector": {}, "policyTypes": ["Sideways"] })),
         (

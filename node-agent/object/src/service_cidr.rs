@@ -70,7 +70,8 @@ mod tests {
     #[test]
     fn ranges_of_both_families() {
         let raw: ServiceCidr<'_> = serde_json::from_str(
-            r#"{"metadata":{"name":"kubernetes"},"spec":{"cidrs":["172.30.0.0/16","fd00::/112","x"]},"status":{}}"#,
+            r#"{"metadata":{"name":"kubernetes"},"status":{},
+                "spec":{"cidrs":["172.30.0.0/16","fd00::/112","x"]}}"#,
         )
         .unwrap();
         let mut warnings = Vec::new();

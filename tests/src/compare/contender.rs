@@ -1,4 +1,4 @@
-//! Who is compared: how each is started and told of a change.
+//! Who is compared: how each is started and learns of a change.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

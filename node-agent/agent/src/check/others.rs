@@ -44,7 +44,8 @@ fn service_proxies(subject: &Subject) -> Finding {
     let is_running = !processes_called("kube-proxy").is_empty();
     match (subject.policy.services, found.is_empty()) {
         (false, _) if is_passed_by => {
-            Finding::failure(ipvs::PASSES_BY, "use kube-proxy's mode nftables or iptables").coded("ipvs-passes-by", [])
+            Finding::failure(ipvs::PASSES_BY, "use kube-proxy's mode nftables or iptables")
+                .coded("ipvs-passes-by", [])
         }
         (false, true) => Finding::ok(
             "--services=off, and kube-proxy has no rules here: another program must serve services",

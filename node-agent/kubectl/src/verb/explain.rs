@@ -17,7 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 use clap::Args;
 use serde::Serialize;
 
-use self::ends::{Destination, Places, Sender};
+use self::ends::{AddressOwners, Destination, Sender};
 use self::way::{ConnectionVerdict, Explanation, Route, Way};
 use super::only;
 use crate::cluster::{Api, NodeAgent};
@@ -64,7 +64,7 @@ struct Asking<'a> {
     api: &'a Api,
     limits: Limits,
     node_agents: &'a [NodeAgent],
-    places: Places,
+    places: AddressOwners,
     sender: Sender,
     unanswered: Vec<Unanswered>,
 }
@@ -78,7 +78,7 @@ pub async fn explain(
     let sender =
         Sender::find(api, &node_agents.all, &args.from, args.via.as_deref(), &args.to).await?;
     let destination = Destination::find(api, &sender, &args.to).await?;
-    let places = Places::of(api, &destination).await?;
+    let places = AddressOwners::of(api, &destination).await?;
     let mut asking = Asking {
         api,
         limits,

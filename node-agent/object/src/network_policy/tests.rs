@@ -345,7 +345,8 @@ fn a_warning_says_where_what_and_the_consequence() {
     assert_eq!(
         warnings,
         [format!(
-            "NetworkPolicy shop/p: spec.egress[1].to[1].x\u{1b}[2J \"{}…\": not understood: the peer is left out",
+            "NetworkPolicy shop/p: spec.egress[1].to[1].x\u{1b}[2J \"{}…\": not understood: the peer \
+             is left out",
             "y".repeat(100)
         )]
     );

@@ -22,7 +22,8 @@ fn pod(spec: Value, status: Value) -> Value {
             "creationTimestamp": "1970-01-01T00:01:40Z", "managedFields": [{ "x": 1 }],
         },
         "spec": { "nodeName": "node-1", "containers": [{ "name": "c" }] },
-        "status": { "phase": "Running", "podIP": "10.1.0.1", "podIPs": [{ "ip": "10.1.0.1" }, { "ip": "fd00::1" }] },
+        "status": { "phase": "Running", "podIP": "10.1.0.1",
+                    "podIPs": [{ "ip": "10.1.0.1" }, { "ip": "fd00::1" }] },
     });
     for (section, fields) in [("spec", spec), ("status", status)] {
         for (key, value) in fields.as_object().unwrap() {

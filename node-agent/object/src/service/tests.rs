@@ -180,7 +180,12 @@ fn policies() {
 
 #[test]
 fn affinity() {
-    let config = |seconds: Value| json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}}});
+    let config = |seconds: Value| {
+        json!({
+            "sessionAffinity": "ClientIP",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}},
+        })
+    };
     let default = SessionAffinity::ClientIp { seconds: 10_800 };
     let cases = [
         ("missing", json!({}), SessionAffinity::None, 0),

@@ -80,7 +80,10 @@ fn ports() {
         ("other protocol", json!([{"name": "a", "port": 1, "protocol": "DCCP"}]), vec![], 1),
         (
             "SCTP and UDP",
-            json!([{"name": "a", "port": 1, "protocol": "SCTP"}, {"name": "a", "port": 1, "protocol": "UDP", "appProtocol": "x"}]),
+            json!([
+                {"name": "a", "port": 1, "protocol": "SCTP"},
+                {"name": "a", "port": 1, "protocol": "UDP", "appProtocol": "x"}
+            ]),
             vec!["a 1/sctp", "a 1/udp"],
             0,
         ),

@@ -73,12 +73,12 @@ pub struct TierRow {
 impl TierRow {
     fn new(step: &TierStep) -> Self {
         Self {
-            tier: step.tier.to_string(),
-            priority: step.priority,
-            policy: step.policy.to_string(),
-            rule: step.rule,
-            name: step.name.to_string(),
-            action: step.action.to_string(),
+            tier: step.rule.tier.to_string(),
+            priority: step.rule.priority,
+            policy: step.rule.policy.to_string(),
+            rule: step.rule.index,
+            name: step.rule.name.to_string(),
+            action: step.rule.action.to_string(),
             peer: step.peer.clone(),
             ports: step.ports.clone(),
             labels_unknown: step.is_possible,

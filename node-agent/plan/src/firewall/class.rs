@@ -62,7 +62,7 @@ impl Classes {
         }
     }
 
-    /// What passes between pods of a class and an identity, as the kernel is told.
+    /// What passes between pods of a class and an identity, as the kernel has it.
     pub fn passing(&self, class: &ClassKey, peer: Option<IdentityId>) -> PortSet {
         self.0.get(class).map(|granted| granted.passing(peer)).unwrap_or_default()
     }

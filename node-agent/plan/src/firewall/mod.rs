@@ -69,6 +69,7 @@ use denizen_state::AttachmentId;
 
 pub use self::blocks::AddressRange;
 pub use self::cells::{Cell, Cells};
+pub(crate) use self::decider::port_edges;
 pub use self::decider::{Decider, TierDecider};
 pub use self::flow::{PolicyFlow, PolicyRejection, PolicyResult, PolicyStep};
 pub(crate) use self::function::PortSet;
@@ -303,11 +304,7 @@ impl FirewallPlan {
     pub fn isolation(&self, pod: &LocalPod, direction: Direction) -> (Isolation, &[PolicyName]) {
         let sides = pod.ips.iter().find_map(|ip| self.sides(*ip));
         let isolation = sides.map_or(Isolation::Open, |sides| sides.of(direction).isolation);
-        let decision = self.subjects.get(&pod.id).map(|subject| match direction {
-            Direction::Ingress => &subject.ingress,
-            Direction::Egress => &subject.egress,
-        });
-        let class = decision.and_then(|decision| decision.class.as_ref());
+        let class = self.class(&pod.id, direction);
         (isolation, class.map(|class| &*class.policies).unwrap_or_default())
     }
 
@@ -408,6 +405,31 @@ impl FirewallPlan {
             let piece = piece_of(&self.pieces, address)?;
             self.blocks.get(&piece.range.first).map(|(_, id)| *id)
         })
+    }
+
+    /// The class of a recorded pod; `None` if it is open.
+    pub(crate) fn class(&self, pod: &AttachmentId, direction: Direction) -> Option<&ClassKey> {
+        let subject = self.subjects.get(pod)?;
+        let decision = match direction {
+            Direction::Ingress => &subject.ingress,
+            Direction::Egress => &subject.egress,
+        };
+        decision.class.as_ref()
+    }
+
+    /// What passes between pods of this class and an identity, as the kernel has it.
+    pub(crate) fn passing(&self, class: &ClassKey, peer: Option<IdentityId>) -> PortSet {
+        self.classes.passing(class, peer)
+    }
+
+    /// The ranges that policies, or nodes' ranges of pods, tell from others.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = AddressRange> {
+        self.pieces.values().map(|piece| piece.range)
+    }
+
+    /// The addresses of nodes.
+    pub(crate) fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.nodes.iter().copied()
     }
 
     fn key_of(&self, address: IpAddr) -> Option<IdentityKey> {

@@ -6,6 +6,7 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use super::decider::TierDecider;
 use super::function::{Function, PortSet};
 use super::identity::{IdentityKey, Knowledge};
 use super::peer::{Covers, PeerId, PeerTable};
@@ -303,18 +304,8 @@ impl<'a> Rulebook<'a> {
 /// A rule of a tier, for a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierStep {
-    /// In which tier.
-    pub tier: Tier,
-    /// Its policy's priority.
-    pub priority: u16,
-    /// Its policy.
-    pub policy: Arc<str>,
-    /// Its place in the policy's list.
-    pub rule: usize,
-    /// Its name; empty if it has none.
-    pub name: Arc<str>,
-    /// What it does.
-    pub action: Action,
+    /// Which rule.
+    pub rule: TierDecider,
     /// The peer that covers the other side; `None` if the rule is for everybody.
     pub peer: Option<String>,
     /// The ports that it is for; `None` if for all.
@@ -394,7 +385,7 @@ impl Painter<'_> {
         peer: std::net::IpAddr,
         asked: Asked,
     ) -> TierStep {
-        let MatchedRule { policy, rule, is_possible } = matched;
+        let MatchedRule { rule, is_possible, .. } = matched;
         let peers = rule.peers.iter().flatten();
         let mut covering = peers.filter(|peer| is_possible || key.is_any_of(&[**peer]));
         let covering = covering.find_map(|peer| self.table.covers(*peer));
@@ -412,12 +403,7 @@ impl Painter<'_> {
         let named =
             || names(&rule.ports).next().map(|name| TierPort::Named(name.clone()).to_string());
         TierStep {
-            tier: policy.source.tier,
-            priority: policy.source.priority,
-            policy: policy.source.name.clone(),
-            rule: rule.index,
-            name: rule.name.clone(),
-            action: rule.action,
+            rule: TierDecider::of(matched),
             peer: covering.map(|covers| covers.covering(peer).to_string()),
             ports: port.map(ToString::to_string).or_else(named),
             is_possible,

@@ -9,7 +9,7 @@ use super::end::{End, Ends};
 use super::facts::Facts;
 use super::moment::{ClassNumber, Moment, Numbered, Shared};
 use super::{AccessChange, Impact, ImpactRow};
-use crate::firewall::{ClassKey, PortSet};
+use crate::firewall::{ClassKey, PortSet, port_edges};
 use crate::{Direction, FirewallPlan, Function, IdentityId};
 use denizen_model::{Event, Family, PolicyName};
 
@@ -201,7 +201,7 @@ impl<'a> Comparison<'a> {
         for at in [0, 1] {
             let moment = &self.moments[at];
             if let Some(class) = moment.key(classes[at]) {
-                edges.extend(moment.plan.edges(class, peer[at]));
+                edges.extend(port_edges(moment.plan, class, peer[at]));
             }
         }
         let mut cut: BTreeMap<Both<usize>, PortSet> = BTreeMap::new();

@@ -93,7 +93,7 @@ impl<'a> Moment<'a> {
     ) -> Decider {
         match self.key(class) {
             None => Decider::Nobody,
-            Some(class) => self.plan.decider(class, peer, protocol, port),
+            Some(class) => Decider::of(self.plan, class, peer, protocol, port),
         }
     }
 }

@@ -60,7 +60,7 @@ fn agree(page: &str) -> Result<usize> {
 }
 
 #[test]
-fn only_who_has_the_token_and_asks_here_is_told() -> Result<()> {
+fn only_who_has_the_token_and_asks_here_is_answered() -> Result<()> {
     let desk = Desk::new("ui-token")?;
     ShopObjects::new(Ill::Nothing).put(&desk)?;
     let picture = Picture::of(&desk, &["--every", "1h"])?;
@@ -169,8 +169,9 @@ fn a_click_on_an_edge_explains_its_ends() -> Result<()> {
     let (before, _) = page.split_once(">dropped</span>").context("no edge")?;
     let id = before.rsplit_once("data-row=\"").and_then(|(_, rest)| rest.split_once('"'));
     let id = id.context("no row")?.0;
-    let told = picture.asked(&format!("/explain?edge={id}"))?;
-    ensure!(told.starts_with("shop/batch-0 to 10.0.2.60:5432/tcp: refused"), "{told}");
+    let explained = picture.asked(&format!("/explain?edge={id}"))?;
+    let refused = "shop/batch-0 to 10.0.2.60:5432/tcp: refused";
+    ensure!(explained.starts_with(refused), "{explained}");
     ensure!(picture.asked("/explain?edge=e0")?.contains("not seen any more"));
     Ok(())
 }
@@ -198,8 +199,8 @@ fn a_keyboard_is_enough_and_nobody_else_is_asked() -> Result<()> {
     browser.until("document.activeElement.matches('.edge')")?;
     browser.evaluate("document.querySelector('#map .edge.dropped').focus()")?;
     browser.press("Enter", "\r")?;
-    let told = "document.getElementById('told').textContent";
-    browser.until(&format!("{told}.startsWith('shop/batch-0 to 10.0.2.60:5432/tcp: refused')"))?;
+    let text = "document.getElementById('explained').textContent";
+    browser.until(&format!("{text}.startsWith('shop/batch-0 to 10.0.2.60:5432/tcp: refused')"))?;
     let folder = pictures(&desk);
     browser.photograph(&folder.join("ui-explained.png"))?;
     browser.press("Escape", "")?;

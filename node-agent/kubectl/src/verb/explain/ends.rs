@@ -31,14 +31,14 @@ pub struct Destination {
 
 /// Where an address is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct AddressOwner {
     pub pod: Option<String>,
     pub node: Option<String>,
 }
 
 /// Where addresses are, as far as is known already.
 #[derive(Debug, Default)]
-pub struct Places(BTreeMap<IpAddr, Place>);
+pub struct AddressOwners(BTreeMap<IpAddr, AddressOwner>);
 
 const PROTOCOLS: [&str; 5] = ["tcp", "udp", "sctp", "icmp", "icmpv6"];
 
@@ -132,7 +132,7 @@ impl Destination {
     }
 }
 
-impl Places {
+impl AddressOwners {
     /// Where a service's endpoints are: one request for all of them.
     pub async fn of(api: &Api, destination: &Destination) -> anyhow::Result<Self> {
         let Some((namespace, name)) =
@@ -153,7 +153,8 @@ impl Places {
             let pod = target_ref.filter(|target| target.kind == "Pod");
             let pod = pod.map(|target| format!("{}/{}", target.namespace, target.name));
             let ips = addresses.iter().filter_map(|address| address.parse().ok());
-            places.extend(ips.map(|ip| (ip, Place { pod: pod.clone(), node: node.clone() })));
+            places
+                .extend(ips.map(|ip| (ip, AddressOwner { pod: pod.clone(), node: node.clone() })));
         }
         Ok(Self(places))
     }
@@ -163,20 +164,22 @@ impl Places {
         api: &Api,
         node_agents: &[NodeAgent],
         address: IpAddr,
-    ) -> anyhow::Result<Place> {
+    ) -> anyhow::Result<AddressOwner> {
         if let Some(place) = self.0.get(&address).filter(|place| place.node.is_some()) {
             return Ok(place.clone());
         }
         let place = match node_of(node_agents, address) {
-            Some(node) => Place { pod: None, node: Some(node) },
-            None => pod_at(api, address).await?.map(|pod| Place::of(&pod)).unwrap_or_default(),
+            Some(node) => AddressOwner { pod: None, node: Some(node) },
+            None => {
+                pod_at(api, address).await?.map(|pod| AddressOwner::of(&pod)).unwrap_or_default()
+            }
         };
         self.0.insert(address, place.clone());
         Ok(place)
     }
 }
 
-impl Place {
+impl AddressOwner {
     fn of(pod: &PodObject) -> Self {
         let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
         Self { pod: Some(name), node: Some(pod.spec.node_name.clone()) }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::ends::Place;
+use super::ends::AddressOwner;
 use crate::session::NoAnswer;
 
 /// What becomes of the connection.
@@ -266,14 +266,19 @@ impl Leg {
 
 impl Way {
     /// As far as the sender's agent knows it.
-    pub fn new(sent: &Explanation, endpoint: String, target: SocketAddr, place: Place) -> Self {
+    pub fn new(
+        sent: &Explanation,
+        endpoint: String,
+        target: SocketAddr,
+        place: AddressOwner,
+    ) -> Self {
         let egress = sent.side("egress", target);
         let why = match &place.node {
             None => "it is on no node that is known",
             Some(_) if egress.verdict() == ConnectionVerdict::Refused => "it gets no further",
             Some(_) => "its node was not asked",
         };
-        let Place { pod, node } = place;
+        let AddressOwner { pod, node } = place;
         let mut way = Self {
             endpoint,
             pod,

@@ -7,7 +7,7 @@ use super::curve::Curve;
 use super::fold::{Drawing, DrawnBox, DrawnEdge};
 use super::history::EdgeFacts;
 use super::layout::{HEIGHT, Layout, MARGIN, WIDTH};
-use super::party::{Group, Party};
+use super::party::{FoldedGroup, Party};
 use super::sighting::EdgeVerdict;
 
 /// With more edges, words stand at those alone that are pointed at.
@@ -79,7 +79,7 @@ fn edge_group(drawing: &Drawing, edge: &DrawnEdge, curve: &Curve) -> Markup {
     let [from, to] =
         [from, to].map(|end| Printable(&drawing.boxes[*end].party.to_string()).to_string());
     let ports = shown_ports(ports.iter());
-    let title = format!("{from} to {to}, {ports}: {}", told(facts));
+    let title = format!("{from} to {to}, {ports}: {}", described(facts));
     let (path, (x, y)) = (curve.path(), curve.words());
     html! {
         g.edge.(word).past[facts.age > 1].(thickness(facts)) data-edge=(id)
@@ -99,8 +99,8 @@ fn box_group(at: usize, drawn: &DrawnBox, (x, y): (i64, i64)) -> Markup {
     let (subtitle, is_marked) = subtitle(drawn);
     let title = format!("{name}: {subtitle}");
     let opens = match party {
-        Party::Rest(Group::Namespace(namespace)) => Some(Printable(namespace)),
-        Party::Rest(Group::Nodes | Group::OtherNamespaces) => None,
+        Party::Rest(FoldedGroup::Namespace(namespace)) => Some(Printable(namespace)),
+        Party::Rest(FoldedGroup::Nodes | FoldedGroup::OtherNamespaces) => None,
         Party::Outside { .. } | Party::Node(_) | Party::Workload { .. } | Party::Service { .. } => {
             None
         }
@@ -152,7 +152,7 @@ fn subtitle(drawn: &DrawnBox) -> (String, bool) {
 }
 
 /// What became of its packets, in words.
-pub fn told(facts: &EdgeFacts) -> String {
+pub fn described(facts: &EdgeFacts) -> String {
     let counted = EdgeVerdict::ALL.into_iter().rev().filter_map(|verdict| {
         let count = facts.counts[verdict as usize];
         (count > 0).then(|| format!("{} {count}", verdict.word()))

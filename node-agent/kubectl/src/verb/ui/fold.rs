@@ -8,7 +8,7 @@ use denizen_text::Printable;
 
 use super::directory::PartyFacts;
 use super::history::EdgeFacts;
-use super::party::{Group, Party};
+use super::party::{FoldedGroup, Party};
 use super::sighting::EdgeKey;
 
 pub const BOXES: usize = 200;
@@ -130,7 +130,7 @@ fn kept(ranked: &[&Party], telling: usize) -> usize {
     if ranked.len() <= BOXES {
         return ranked.len();
     }
-    let all: BTreeSet<Group> = ranked.iter().filter_map(|party| party.group()).collect();
+    let all: BTreeSet<FoldedGroup> = ranked.iter().filter_map(|party| party.group()).collect();
     let least = telling.max(CALM.saturating_sub(all.len())).min(ranked.len());
     let mut groups = BTreeSet::new();
     let mut kept = ranked.len();
@@ -147,8 +147,8 @@ fn kept(ranked: &[&Party], telling: usize) -> usize {
 fn places(ranked: &[&Party], telling: usize) -> BTreeMap<Party, Party> {
     let kept = kept(ranked, telling);
     let folded = &ranked[kept..];
-    let mut sizes: BTreeMap<Group, usize> = BTreeMap::new();
-    let mut named: Vec<Group> = Vec::new();
+    let mut sizes: BTreeMap<FoldedGroup, usize> = BTreeMap::new();
+    let mut named: Vec<FoldedGroup> = Vec::new();
     for group in folded.iter().filter_map(|party| party.group()) {
         *sizes.entry(group.clone()).or_default() += 1;
         if !named.contains(&group) {
@@ -163,7 +163,7 @@ fn places(ranked: &[&Party], telling: usize) -> BTreeMap<Party, Party> {
                 Some(1) => (*party).clone(),
                 Some(_) | None => Party::Rest(group),
             },
-            Some(_) if at >= kept => Party::Rest(Group::OtherNamespaces),
+            Some(_) if at >= kept => Party::Rest(FoldedGroup::OtherNamespaces),
             Some(_) | None => (*party).clone(),
         };
         ((*party).clone(), place)
@@ -365,7 +365,7 @@ mod tests {
             drawing.edges.iter().filter(|edge| edge.facts.is_bad()).collect();
         assert_eq!(bad.len(), 1);
         assert_eq!(drawing.boxes[bad[0].from].party, workload(1500 % 300, 1500));
-        let rest = Party::Rest(Group::OtherNamespaces);
+        let rest = Party::Rest(FoldedGroup::OtherNamespaces);
         assert!(drawing.boxes.iter().any(|drawn| drawn.party == rest));
     }
 

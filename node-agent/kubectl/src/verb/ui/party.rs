@@ -22,12 +22,12 @@ pub enum Party {
         name: String,
     },
     /// Those of a group that are not drawn one by one.
-    Rest(Group),
+    Rest(FoldedGroup),
 }
 
 /// What is folded into one box.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Group {
+pub enum FoldedGroup {
     Namespace(String),
     Nodes,
     /// Namespaces that have no box of their own.
@@ -36,12 +36,12 @@ pub enum Group {
 
 impl Party {
     /// The group it is folded into; `None` for what never is.
-    pub fn group(&self) -> Option<Group> {
+    pub fn group(&self) -> Option<FoldedGroup> {
         match self {
             Self::Outside { .. } => None,
-            Self::Node(_) => Some(Group::Nodes),
+            Self::Node(_) => Some(FoldedGroup::Nodes),
             Self::Workload { namespace, .. } | Self::Service { namespace, .. } => {
-                Some(Group::Namespace(namespace.clone()))
+                Some(FoldedGroup::Namespace(namespace.clone()))
             }
             Self::Rest(group) => Some(group.clone()),
         }
@@ -56,7 +56,7 @@ impl Party {
     }
 
     pub fn is_in(&self, namespace: &str) -> bool {
-        matches!(self.group(), Some(Group::Namespace(own)) if own == namespace)
+        matches!(self.group(), Some(FoldedGroup::Namespace(own)) if own == namespace)
     }
 
     /// The class of the box, for the style.
@@ -77,9 +77,9 @@ impl Party {
             Self::Node(name) | Self::Workload { name, .. } | Self::Service { name, .. } => {
                 name.clone()
             }
-            Self::Rest(Group::Namespace(namespace)) => namespace.clone(),
-            Self::Rest(Group::Nodes) => "nodes".to_owned(),
-            Self::Rest(Group::OtherNamespaces) => "other namespaces".to_owned(),
+            Self::Rest(FoldedGroup::Namespace(namespace)) => namespace.clone(),
+            Self::Rest(FoldedGroup::Nodes) => "nodes".to_owned(),
+            Self::Rest(FoldedGroup::OtherNamespaces) => "other namespaces".to_owned(),
         }
     }
 }
@@ -91,9 +91,9 @@ impl fmt::Display for Party {
             Self::Node(name) => write!(f, "node {name}"),
             Self::Workload { namespace, name } => write!(f, "{namespace}/{name}"),
             Self::Service { namespace, name } => write!(f, "service {namespace}/{name}"),
-            Self::Rest(Group::Namespace(namespace)) => write!(f, "the rest of {namespace}"),
-            Self::Rest(Group::Nodes) => f.write_str("other nodes"),
-            Self::Rest(Group::OtherNamespaces) => f.write_str("other namespaces"),
+            Self::Rest(FoldedGroup::Namespace(namespace)) => write!(f, "the rest of {namespace}"),
+            Self::Rest(FoldedGroup::Nodes) => f.write_str("other nodes"),
+            Self::Rest(FoldedGroup::OtherNamespaces) => f.write_str("other namespaces"),
         }
     }
 }

@@ -93,14 +93,14 @@ function lookFor(change) {
 async function explain(edge) {
   const panel = element("explanation");
   panel.hidden = false;
-  element("told").textContent = "asking the nodes…";
+  element("explained").textContent = "asking the nodes…";
   panel.focus();
   panel.scrollIntoView({ block: "nearest" });
   try {
     const answer = await ask("/explain", { edge }, {});
-    element("told").textContent = await answer.text();
+    element("explained").textContent = await answer.text();
   } catch {
-    element("told").textContent = "kubectl denizen ui does not answer";
+    element("explained").textContent = "kubectl denizen ui does not answer";
   }
 }
 

@@ -134,7 +134,7 @@ fn focus(query: &str) -> Focus {
     }
 }
 
-/// What is told to who does not see the picture.
+/// For who does not see the picture.
 const KEYS: &str = "the picture: up and down go from edge to edge, left and right from box to box, \
                     Enter explains or opens; the table below has the same edges";
 
@@ -169,7 +169,7 @@ pub fn shell() -> Markup {
                     section #explanation hidden tabindex="-1" aria-live="polite" {
                         button #close type="button" { "Close" }
                         h2 { "Explained" }
-                        pre #told {}
+                        pre #explained {}
                     }
                     div #rows {}
                 }

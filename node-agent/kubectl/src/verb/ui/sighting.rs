@@ -240,8 +240,8 @@ mod tests {
     }
 
     /// `FROM -> TO PORT VERDICT COUNT` of each, and what would be explained.
-    fn told(sightings: Vec<Sighting>) -> Vec<String> {
-        let told = |sighting: Sighting| {
+    fn texts(sightings: Vec<Sighting>) -> Vec<String> {
+        let text = |sighting: Sighting| {
             let Sighting { key: EdgeKey { from, to, port }, verdict, count, reason, ends } =
                 sighting;
             let ExampleEnds { from: asked, to: of, via } = ends;
@@ -249,14 +249,14 @@ mod tests {
             let why = reason.map(|reason| format!(" {reason}")).unwrap_or_default();
             format!("{from} -> {to} {port} {} {count}{why}; {asked} {of}{via}", verdict.word())
         };
-        sightings.into_iter().map(told).collect()
+        sightings.into_iter().map(text).collect()
     }
 
     #[test]
     fn a_connection_to_a_service_is_two_edges() {
         let of = |connection: Value| {
             let said = serde_json::from_value(json!({ "connections": [connection] })).unwrap();
-            told(of_connections(&joined(vec![("n1".to_owned(), said)]), &directory()))
+            texts(of_connections(&joined(vec![("n1".to_owned(), said)]), &directory()))
         };
         let service = json!({ "protocol": "tcp", "state": "established",
             "client": end("10.0.1.5:4000", "a/client"), "destination": end("10.96.0.1:80", ""),
@@ -282,7 +282,7 @@ mod tests {
     fn a_dropped_packet_has_its_reason_and_policy() {
         let of = |kind: Value| {
             let dropped = serde_json::from_value(json!({ "dropped": [kind] })).unwrap();
-            told(of_dropped("n2", &dropped, &directory()))
+            texts(of_dropped("n2", &dropped, &directory()))
         };
         let packet = |more: Value| {
             let mut kind = json!({ "verdict": "dropped", "reason": "no policy", "packets": 4,

@@ -35,8 +35,8 @@ fn external_addresses() {
         (
             "a load balancer's addresses of the node itself",
             ingress(json!([
-                {"ip": "127.0.0.1"}, {"ip": "::1"}, {"ip": "0.0.0.0"}, {"ip": "169.254.169.254"}, {"ip": "fe80::1"},
-                {"ip": "::ffff:127.0.0.1"}
+                {"ip": "127.0.0.1"}, {"ip": "::1"}, {"ip": "0.0.0.0"}, {"ip": "169.254.169.254"},
+                {"ip": "fe80::1"}, {"ip": "::ffff:127.0.0.1"}
             ])),
             "",
             "",
@@ -44,9 +44,10 @@ fn external_addresses() {
         ),
         (
             "a load balancer's that are many hosts'",
-            ingress(
-                json!([{"ip": "224.0.0.5"}, {"ip": "239.1.1.1"}, {"ip": "ff0e::1"}, {"ip": "255.255.255.255"}]),
-            ),
+            ingress(json!([
+                {"ip": "224.0.0.5"}, {"ip": "239.1.1.1"}, {"ip": "ff0e::1"},
+                {"ip": "255.255.255.255"}
+            ])),
             "",
             "",
             4,
@@ -142,8 +143,9 @@ fn source_ranges() {
         ),
     ];
     for (name, ranges, expected, unreadable) in cases {
+        let annotation = "service.beta.kubernetes.io/load-balancer-source-ranges";
         let (service, warned) = converted(&json!({
-            "metadata": {"annotations": {"service.beta.kubernetes.io/load-balancer-source-ranges": "9.9.9.9/32"}},
+            "metadata": {"annotations": {annotation: "9.9.9.9/32"}},
             "spec": {"loadBalancerSourceRanges": ranges},
             "status": {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}]}},
         }));

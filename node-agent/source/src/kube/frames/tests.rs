@@ -130,7 +130,7 @@ fn read_any(bytes: &[u8]) -> Result<Option<String>, Unreadable> {
 #[test]
 fn events_are_the_same_in_pieces_of_any_size() {
     let expected = ["+pod-1@7", "-pod-2@7", "@9", "410 too old"];
-    let object = |name: &str, version: &str| json!({ "metadata": { "name": name, "resourceVersion": version }});
+    let object = |name: &str, version: &str| json!({ "metadata": { "name": name, "resourceVersion": version } });
     let json = [
         json!({ "type": "MODIFIED", "object": object("pod-1", "7") }),
         json!({ "type": "DELETED", "object": object("pod-2", "7") }),
@@ -231,7 +231,10 @@ proptest! {
 
     #[test]
     fn changed_answers_are_survived(
-        place in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<prop::sample::Index>(), size in 1..300_usize,
+        place in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+        cut in any::<prop::sample::Index>(),
+        size in 1..300_usize,
     ) {
         for mut bytes in [list(3, "42", ""), events(), pod(1)] {
             let at = place.index(bytes.len());

@@ -1,4 +1,4 @@
-//! A real browser that is told what to do, by its own protocol for that (DevTools).
+//! A real browser that does what it is asked to, by its own protocol for that (DevTools).
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

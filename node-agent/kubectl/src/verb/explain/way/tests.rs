@@ -18,7 +18,7 @@ fn row(direction: &str, result: &str, endpoint: Option<&str>) -> Value {
 }
 
 fn way(sent: &Explanation) -> Way {
-    let place = Place { pod: None, node: Some("n2".to_owned()) };
+    let place = AddressOwner { pod: None, node: Some("n2".to_owned()) };
     let mut way = Way::new(sent, format!("{END}/tcp"), END.parse().unwrap(), place);
     way.source = Some("10.0.1.5".parse().unwrap());
     way

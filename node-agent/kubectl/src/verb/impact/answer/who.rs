@@ -62,7 +62,7 @@ const ELSEWHERE: &str = "Elsewhere";
 #[derive(Debug, Default)]
 pub struct Everybody {
     /// By their place in the plan's answer.
-    ends: Vec<Place>,
+    ends: Vec<JudgedEnd>,
     /// How many pods each has.
     workloads: BTreeMap<Workload, usize>,
     /// How many workloads each has.
@@ -71,7 +71,7 @@ pub struct Everybody {
 }
 
 #[derive(Debug)]
-enum Place {
+enum JudgedEnd {
     Pod(Workload),
     Outside(Member),
 }
@@ -88,16 +88,18 @@ impl Everybody {
                         kind: "Pod".to_owned(),
                     });
                     *everybody.workloads.entry(workload.clone()).or_default() += 1;
-                    Place::Pod(workload)
+                    JudgedEnd::Pod(workload)
                 }
                 ImpactEnd::Node(name) => {
                     everybody.nodes += 1;
-                    Place::Outside(Member::outside(NODE, name.to_string()))
+                    JudgedEnd::Outside(Member::outside(NODE, name.to_string()))
                 }
                 ImpactEnd::Range(range) => {
-                    Place::Outside(Member::outside(RANGE, range_text(*range)))
+                    JudgedEnd::Outside(Member::outside(RANGE, range_text(*range)))
                 }
-                ImpactEnd::Elsewhere => Place::Outside(Member::outside(ELSEWHERE, String::new())),
+                ImpactEnd::Elsewhere => {
+                    JudgedEnd::Outside(Member::outside(ELSEWHERE, String::new()))
+                }
             };
             everybody.ends.push(place);
         }
@@ -114,8 +116,8 @@ impl Everybody {
     /// Addresses outside the cluster that policies tell from all others.
     pub fn ranges(&self) -> Vec<String> {
         let outside = self.ends.iter().filter_map(|place| match place {
-            Place::Outside(member) if member.kind == RANGE => Some(member.name.clone()),
-            Place::Outside(_) | Place::Pod(_) => None,
+            JudgedEnd::Outside(member) if member.kind == RANGE => Some(member.name.clone()),
+            JudgedEnd::Outside(_) | JudgedEnd::Pod(_) => None,
         });
         outside.collect()
     }
@@ -126,8 +128,8 @@ impl Everybody {
         let mut members = Vec::new();
         for place in places.iter().map(|place| &self.ends[*place]) {
             match place {
-                Place::Pod(workload) => *pods.entry(workload).or_default() += 1,
-                Place::Outside(member) => members.push(member.clone()),
+                JudgedEnd::Pod(workload) => *pods.entry(workload).or_default() += 1,
+                JudgedEnd::Outside(member) => members.push(member.clone()),
             }
         }
         members.extend(pods.into_iter().map(|(workload, pods)| Member {

@@ -98,7 +98,7 @@ impl DeciderWords {
                 Self { result: "refused".to_owned(), policies, rule: None, text }
             }
             Decider::Tier(tier) => {
-                let TierDecider { tier, priority, policy, rule, name, action } = tier;
+                let TierDecider { tier, priority, policy, index: rule, name, action } = tier;
                 let (result, verb) = match action {
                     denizen_model::Action::Deny => ("denied", "dropped"),
                     denizen_model::Action::Accept | denizen_model::Action::Pass => {
