@@ -132,11 +132,11 @@ fn a_pod_that_no_policy_selects_passes_for_no_other_and_for_no_router() -> Resul
     let of_remote = claims(a, remote, c).without("the other's");
     for (whom, ways, to) in &tries {
         speaks(&cluster, "x/c")?;
-        let lead = ways.lead(&from, to)?;
+        let lead = ways.lead_patiently(&from, to)?;
         ensure!(lead == ways.names(), "as {whom}, only {lead:#?}");
     }
     speaks(&cluster, "x/c")?;
-    ensure!(of_remote.lead(&from, &at_c)? == of_remote.names());
+    ensure!(of_remote.lead_patiently(&from, &at_c)? == of_remote.names());
     put(&mut cluster, [elsewhere()])?;
     speaks(&cluster, "x/c")?;
     none_leads(&of_remote, &from, &at_c, "as a pod elsewhere")?;

@@ -74,9 +74,9 @@ fn no_pod_reaches_another_by_a_tunnel_of_its_node() -> Result<()> {
         cluster.node(0).sysctl(&format!("net.ipv4.conf.{key}.rp_filter"), "0")?;
     }
     tunnel(&cluster, PORTS[0])?;
-    let lead = by_c(PORTS[0]).lead(&at_c, &at_a)?.len();
+    let lead = by_c(PORTS[0]).lead_patiently(&at_c, &at_a)?.len();
     ensure!(lead >= 3, "without policies {lead} ways lead there");
-    let lead = by_b(PORTS[0]).lead(&at_b, &at_a)?.len();
+    let lead = by_b(PORTS[0]).lead_patiently(&at_b, &at_a)?.len();
     ensure!(lead == 2, "without policies {lead} ways lead there");
     let from_y = || PolicyPeer::both(LabelSelector::label("ns", "y"), of("a"));
     let policy = || NetworkPolicy::new("x", "in", of("a")).ingress([PolicyRule::from([from_y()])]);

@@ -76,7 +76,7 @@ fn a_pod_that_no_policy_selects_loses_nothing_because_of_others_policies() -> Re
     }
     put(&mut cluster, [elsewhere()])?;
     for (ways, from, to) in [(&switched, &at_a, &at_c), (&routed, &at_b, &at_c)] {
-        let lead = ways.lead(from, to)?;
+        let lead = ways.lead_patiently(from, to)?;
         let names = ways.names();
         let lost: Vec<_> = names.difference(&lead).collect();
         ensure!(lost.is_empty(), "{lost:#?}");
@@ -118,7 +118,7 @@ fn an_annotation_permits_addresses_and_the_pods_policies_hold_for_them() -> Resu
         pod.metadata.annotations.insert(key.clone(), value.clone());
     });
     put(&mut cluster, [to_c()])?;
-    let (permitted, lead) = (ways(), ways().lead(&from, &at_c)?.len());
+    let (permitted, lead) = (ways(), ways().lead_patiently(&from, &at_c)?.len());
     ensure!(lead == permitted.names().len(), "{lead}");
     let mut stolen = Ways::default();
     let foreign = cluster.addresses("y/a")[0];

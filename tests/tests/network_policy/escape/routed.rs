@@ -61,7 +61,7 @@ fn nothing_is_routed_between_pods_that_deny_everything() -> Result<()> {
     let to_a = ways(b, End::gateway(&cluster, "x/b")?, a);
     let (at_a, at_b) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/b"))?);
     for (ways, from, to) in [(&to_b, &at_a, &at_b), (&to_a, &at_b, &at_a)] {
-        let lead = ways.lead(from, to)?;
+        let lead = ways.lead_patiently(from, to)?;
         ensure!(lead == ways.names(), "only {lead:#?}");
     }
     put(&mut cluster, [deny_all()])?;
@@ -80,7 +80,7 @@ fn the_node_answers_nothing_of_a_pod_that_may_send_nothing() -> Result<()> {
     let routed = questions(b, End::gateway(&cluster, "x/b")?);
     let (at_a, at_b) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/b"))?);
     for (ways, pod) in [(&bridged, &at_a), (&routed, &at_b)] {
-        let lead = ways.lead(pod, pod)?;
+        let lead = ways.lead_patiently(pod, pod)?;
         ensure!(lead == ways.names(), "only {lead:#?}");
     }
     put(&mut cluster, [deny_all()])?;

@@ -150,7 +150,7 @@ fn nothing_passes_from_port_to_port_where_either_pod_denies_everything() -> Resu
     let mut cluster = TestCluster::new("escape-switched")?;
     let ways = ways(End::of(&cluster, "x/a")?, End::of(&cluster, "x/c")?);
     let (from, to) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/c"))?);
-    let lead = ways.lead(&from, &to)?;
+    let lead = ways.lead_patiently(&from, &to)?;
     // Without connection tracking nobody puts fragments together.
     let shut: Vec<_> = ways.names().difference(&lead).copied().collect();
     ensure!(shut.iter().all(|name| name.starts_with("IPv6's next header")), "{shut:#?}");
