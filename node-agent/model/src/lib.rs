@@ -43,7 +43,7 @@ pub use network_policy::{
 };
 pub use node::{Node, NodeAddress, Nodes, OtherNode};
 pub use notice::{Notice, NoticeReason, NoticeSubject};
-pub use pod::{LocalPod, PodSet, PodVersion};
+pub use pod::{LocalPod, PodSet, PodVersion, differing_pods};
 pub use range::canonical_range;
 pub use service::{
     AskedScheduler, ForeignService, Service, ServiceName, ServicePort, ServicePortName,

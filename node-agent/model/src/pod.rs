@@ -1,5 +1,6 @@
 //! The pods of this node, as the CNI plugin recorded them.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -65,6 +66,29 @@ impl fmt::Display for LocalPod {
         match &self.pod {
             Some(pod) => pod.fmt(f),
             None => f.write_str(&self.id.0),
+        }
+    }
+}
+
+/// The pods that are in one list only, or differ: as they were, and as they are. Both lists are
+/// sorted by id.
+pub fn differing_pods<'a>(
+    before: &'a [LocalPod],
+    now: &'a [LocalPod],
+) -> Vec<(Option<&'a LocalPod>, Option<&'a LocalPod>)> {
+    let mut differing = Vec::new();
+    let (mut before, mut now) = (before.iter().peekable(), now.iter().peekable());
+    loop {
+        let order = match (before.peek(), now.peek()) {
+            (None, None) => return differing,
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(was), Some(is)) => was.id.cmp(&is.id),
+        };
+        let was = if order.is_le() { before.next() } else { None };
+        let is = if order.is_ge() { now.next() } else { None };
+        if was != is {
+            differing.push((was, is));
         }
     }
 }

@@ -63,13 +63,17 @@ pub use self::services::{
     FrontendKind, HealthCheck, HealthChecks, HealthPorts, Masquerade, Outcome, PermittedRanges,
     Remark, ServicePlan, Settings, Whereabouts, frontends, select, serving,
 };
-use denizen_model::{Family, Listing, LocalPod, Model, ModelChange, PodSet, ServiceName, Snapshot};
+use denizen_model::{
+    Family, Listing, LocalPod, Model, ModelChange, PodSet, ServiceName, Snapshot, differing_pods,
+};
 
 /// What differs from the plan before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct PlanChanges {
     /// [`Plan::pods`] differ, or are known for the first time.
     pub pods: bool,
+    /// Recorded pods that are new, differ, or are gone.
+    pub records: BTreeSet<AttachmentId>,
     /// [`Plan::node`] differs.
     pub node: bool,
     /// [`Plan::services`] are known for the first time.
@@ -109,6 +113,7 @@ impl PlanChanges {
         let frontends = plan.services.iter().flat_map(ServicePlan::frontends);
         Self {
             pods: plan.pods.is_some(),
+            records: plan.recorded().iter().map(|pod| pod.id.clone()).collect(),
             node: true,
             complete: known,
             frontends: frontends.map(|frontend| frontend.key).collect(),
@@ -270,6 +275,9 @@ impl Plan {
         let former_pods = self.pods.clone();
         if change.pods {
             let before = std::mem::replace(&mut self.pods, model.pods().cloned());
+            let differing = differing_pods(recorded(&before), recorded(&self.pods)).into_iter();
+            let differing = differing.filter_map(|(was, is)| Some(is.or(was)?.id.clone()));
+            changes.records = differing.collect();
             if let (Some(ipvs), Some(world)) = (&mut self.ipvs, world) {
                 concerned = ipvs.change_pods(recorded(&before), recorded(&self.pods), world);
             }

@@ -356,7 +356,8 @@ pub fn elements(
     if !plan.is_enforced() {
         return Vec::new();
     }
-    let mut all = of_pods(plan, pods, without_netfilter);
+    let of_pods = pods.iter().flat_map(|pod| of_pod(plan, pod, without_netfilter));
+    let mut all: Vec<_> = of_pods.collect();
     all.extend(of_surroundings(plan));
     if Attached::of(pods).bridged {
         all.extend(plan.taken().into_iter().flat_map(of_taken));
@@ -366,39 +367,37 @@ pub fn elements(
     all
 }
 
-/// What is there for recorded pods.
-pub(super) fn of_pods(
+/// What is there for a recorded pod, if it is on a bridge.
+pub(super) fn of_pod(
     plan: &FirewallPlan,
-    pods: &[LocalPod],
+    pod: &LocalPod,
     without_netfilter: &BTreeSet<Arc<str>>,
 ) -> Vec<Element> {
-    let mut all = Vec::new();
-    for (pod, port) in pods.iter().filter_map(|pod| Some((pod, pod.bridge_port()?))) {
-        let key = Key::EMPTY.interface(port);
-        all.push(member(BridgeSet::Ports, key));
-        if let Some(mac) = pod.mac {
-            all.push(member(BridgeSet::Macs, key.ether(mac.0)));
-            all.push(member(BridgeSet::TakenMacs, Key::EMPTY.ether(mac.0)));
-        }
-        for ip in plan.addresses_of(pod) {
-            match ip {
-                IpAddr::V4(_) => all.push(member(BridgeSet::Addresses4, key.address(ip))),
-                IpAddr::V6(_) => {
-                    let sets = [BridgeSet::Addresses6, BridgeSet::Targets];
-                    all.extend(sets.map(|set| member(set, key.address(ip))));
-                }
+    let Some(port) = pod.bridge_port() else { return Vec::new() };
+    let key = Key::EMPTY.interface(port);
+    let mut all = vec![member(BridgeSet::Ports, key)];
+    if let Some(mac) = pod.mac {
+        all.push(member(BridgeSet::Macs, key.ether(mac.0)));
+        all.push(member(BridgeSet::TakenMacs, Key::EMPTY.ether(mac.0)));
+    }
+    for ip in plan.addresses_of(pod) {
+        match ip {
+            IpAddr::V4(_) => all.push(member(BridgeSet::Addresses4, key.address(ip))),
+            IpAddr::V6(_) => {
+                let sets = [BridgeSet::Addresses6, BridgeSet::Targets];
+                all.extend(sets.map(|set| member(set, key.address(ip))));
             }
         }
-        let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
-        if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
-            all.push(member(BridgeSet::IngressIsolated, key));
-        }
-        if plan.is_restricted(pod) {
-            all.push(member(BridgeSet::Restricted, key));
-            // IP rules see no frames in VLANs either.
-            if pod.is_in_vlan() || without_netfilter.contains(&pod.interface) {
-                all.push(member(BridgeSet::CutOff, key));
-            }
+    }
+    let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
+    if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
+        all.push(member(BridgeSet::IngressIsolated, key));
+    }
+    if plan.is_restricted(pod) {
+        all.push(member(BridgeSet::Restricted, key));
+        // IP rules see no frames in VLANs either.
+        if pod.is_in_vlan() || without_netfilter.contains(&pod.interface) {
+            all.push(member(BridgeSet::CutOff, key));
         }
     }
     all

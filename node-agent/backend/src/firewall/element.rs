@@ -150,21 +150,21 @@ pub fn of_block(range: AddressRange, number: u32) -> Element {
     Element { set: FirewallSet::Blocks.id(), key, value, comment: None }
 }
 
-/// Where the packets of routed pods come in, and with which addresses.
-pub fn of_interfaces(plan: &FirewallPlan, pods: &[LocalPod], version: Family) -> Vec<Element> {
-    let mut elements = Vec::new();
-    for pod in pods.iter().filter(|pod| !pod.shares_interface()) {
-        let interface = Key::EMPTY.interface(&pod.interface);
-        elements.push(member(FirewallSet::PodInterfaces, interface));
-        let ips = plan.addresses_of(pod).into_iter().filter(|ip| family_of(*ip) == version);
-        elements.extend(ips.map(|ip| member(FirewallSet::PodAddresses, interface.address(ip))));
-        if plan.is_restricted(pod) {
-            elements.push(member(FirewallSet::RestrictedInterfaces, interface));
-        }
-        let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
-        if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
-            elements.push(member(FirewallSet::IsolatedInterfaces, interface));
-        }
+/// Where the packets of a routed pod come in, and with which addresses.
+pub fn of_pod(plan: &FirewallPlan, pod: &LocalPod, version: Family) -> Vec<Element> {
+    if pod.shares_interface() {
+        return Vec::new();
+    }
+    let interface = Key::EMPTY.interface(&pod.interface);
+    let mut elements = vec![member(FirewallSet::PodInterfaces, interface)];
+    let ips = plan.addresses_of(pod).into_iter().filter(|ip| family_of(*ip) == version);
+    elements.extend(ips.map(|ip| member(FirewallSet::PodAddresses, interface.address(ip))));
+    if plan.is_restricted(pod) {
+        elements.push(member(FirewallSet::RestrictedInterfaces, interface));
+    }
+    let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
+    if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
+        elements.push(member(FirewallSet::IsolatedInterfaces, interface));
     }
     elements
 }
@@ -196,7 +196,7 @@ pub fn all(
         return Vec::new();
     }
     let is_ours = |address: IpAddr| family_of(address) == version;
-    let mut elements = of_interfaces(plan, pods, version);
+    let mut elements: Vec<_> = pods.iter().flat_map(|pod| of_pod(plan, pod, version)).collect();
     elements.extend(of_surroundings(plan, version));
     if Attached::of(pods).routed {
         elements.extend(plan.taken().into_iter().filter(|ip| is_ours(*ip)).map(of_taken));

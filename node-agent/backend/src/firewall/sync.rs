@@ -10,12 +10,14 @@ use super::attached::Attached;
 use super::bridge;
 use super::element::{all, functions_of, of_block, of_identity, of_sides, of_taken};
 use super::neighbour::{drop_waiting, restricted};
+use super::noted::{note, of_each, replace};
 use super::number::Numbers;
+use super::pod_elements::{Changed, PodElements, of_pod};
 use super::records::Records;
 use super::report::FirewallReport;
 use super::schema::FirewallSet;
 use super::table::{FirewallContent, FirewallTable};
-use denizen_model::{Family, family_of};
+use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Element, Keeper, Kernel, NftError, Observed, Rendering, Repair, TableFamily};
 use denizen_plan::{
     FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, Sides, SidesChange,
@@ -33,9 +35,8 @@ pub struct Firewall {
     /// What was noted last is in the kernel.
     is_programmed: bool,
     records: Records,
-    /// What changes as a whole, as it was noted last: what is there for recorded pods.
-    interfaces: BTreeMap<TableFamily, Vec<Element>>,
-    /// The same of what is there for nodes, bridges and tunnels.
+    of_pods: PodElements,
+    /// What is there for nodes, bridges and tunnels, as it was noted last.
     surroundings: BTreeMap<TableFamily, Vec<Element>>,
     /// The same of what passes between pods that ClusterNetworkPolicies select and their peers.
     functions: BTreeMap<TableFamily, Vec<Element>>,
@@ -59,7 +60,7 @@ impl Firewall {
             is_restored: false,
             is_programmed: false,
             records: Records::default(),
-            interfaces: BTreeMap::new(),
+            of_pods: PodElements::default(),
             surroundings: BTreeMap::new(),
             functions: BTreeMap::new(),
             attached: Attached::default(),
@@ -232,10 +233,28 @@ impl Firewall {
             let all = of_each(|table| table.of_surroundings(firewall));
             replace(&mut self.surroundings, keepers, all);
         }
-        if changes.pods || of_firewall.owners || !of_firewall.sides.is_empty() {
-            let all = of_each(|table| table.of_pods(plan, firewall, &self.without_netfilter));
-            replace(&mut self.interfaces, keepers, all);
+        self.note_pods(plan, firewall, changes);
+    }
+
+    /// Notes what the tables hold for recorded pods that a change concerns.
+    fn note_pods(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
+        let (records, owners) = (&changes.records, &changes.firewall.owners);
+        let judged: BTreeSet<IpAddr> =
+            changes.firewall.sides.iter().map(|change| change.address).collect();
+        if records.is_empty() && owners.is_empty() && judged.is_empty() {
+            return;
         }
+        let is_concerned = |pod: &&LocalPod| {
+            records.contains(&pod.id)
+                || owners.contains(&pod.id)
+                || pod.ips.iter().any(|ip| judged.contains(ip))
+        };
+        let Self { of_pods, keepers, without_netfilter, .. } = self;
+        let mut changed = of_pods.remove_all(records);
+        for pod in plan.recorded().iter().filter(is_concerned) {
+            of_pods.replace(&pod.id, of_pod(firewall, pod, without_netfilter), &mut changed);
+        }
+        changed.note(keepers);
     }
 
     /// Programs what is wanted. After an error, call it again: it starts from what it observes.
@@ -310,8 +329,11 @@ impl Firewall {
         self.set_tiered(firewall.has_tiers());
         self.numbers.assign_all(firewall);
         self.functions = of_each(|table| table.of_functions(firewall, &self.numbers)).into();
-        self.interfaces =
-            of_each(|table| table.of_pods(plan, firewall, &self.without_netfilter)).into();
+        self.of_pods = PodElements::default();
+        for pod in plan.recorded() {
+            let elements = of_pod(firewall, pod, &self.without_netfilter);
+            self.of_pods.replace(&pod.id, elements, &mut Changed::default());
+        }
         self.surroundings = of_each(|table| table.of_surroundings(firewall)).into();
     }
 
@@ -419,58 +441,6 @@ pub fn remove_left_over() -> bool {
         info!(tables, "NetworkPolicies are enforced no more: their tables are removed");
     }
     tables > 0
-}
-
-/// What each table should hold, [`sorted`].
-fn of_each(elements: impl Fn(FirewallTable) -> Vec<Element>) -> [(TableFamily, Vec<Element>); 3] {
-    FirewallTable::ALL.map(|table| (table.family(), sorted(elements(table))))
-}
-
-/// Two records may have one interface.
-fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
-    elements.sort_unstable_by_key(|element| (element.set, element.key));
-    elements.dedup_by_key(|element| (element.set, element.key));
-    elements
-}
-
-/// The elements that `others` have not, or not so. Both are [`sorted`].
-fn beyond<'a>(
-    elements: &'a [Element],
-    others: &'a [Element],
-) -> impl Iterator<Item = &'a Element> + 'a {
-    let mut others = others.iter().peekable();
-    elements.iter().filter(move |element| {
-        let order = |other: &&Element| (other.set, other.key).cmp(&(element.set, element.key));
-        while others.next_if(|other| order(other).is_lt()).is_some() {}
-        others.next_if(|other| order(other).is_eq()).is_none_or(|other| other != *element)
-    })
-}
-
-/// Notes the difference between what was noted of each table and what should be there. Both are
-/// [`sorted`]: of all pods' elements, a pod that comes or goes changes a few.
-fn replace(
-    noted: &mut BTreeMap<TableFamily, Vec<Element>>,
-    keepers: &mut BTreeMap<TableFamily, Keeper>,
-    wanted: [(TableFamily, Vec<Element>); 3],
-) {
-    for (family, after) in wanted {
-        let before = noted.remove(&family).unwrap_or_default();
-        let (gone, come) = (beyond(&before, &after), beyond(&after, &before));
-        note(keepers, family, gone.cloned(), come.cloned());
-        noted.insert(family, after);
-    }
-}
-
-fn note(
-    keepers: &mut BTreeMap<TableFamily, Keeper>,
-    family: impl Into<TableFamily>,
-    before: impl IntoIterator<Item = Element>,
-    after: impl IntoIterator<Item = Element>,
-) {
-    if let Some(keeper) = keepers.get_mut(&family.into()) {
-        let (before, after) = (before.into_iter().collect(), after.into_iter().collect());
-        keeper.note(|delta| delta.extend(before, after));
-    }
 }
 
 /// The tables that a plan comes to. Needs no kernel.

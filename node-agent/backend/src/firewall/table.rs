@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::bridge;
-use super::element::{all, of_functions, of_interfaces, of_sides, of_surroundings};
+use super::element::{all, of_functions, of_pod, of_sides, of_surroundings};
 use super::number::Numbers;
 use super::program;
 use super::records::Records;
 use super::schema::{FirewallSet, schema};
-use denizen_model::{Family, family_of};
+use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{
     Chain, Content, Delta, Element, Extent, Key, Observed, Schema, SetId, TableFamily, read_address,
 };
@@ -59,16 +59,16 @@ impl FirewallTable {
         }
     }
 
-    /// What is there for recorded pods.
-    pub fn of_pods(
+    /// What is there for a recorded pod.
+    pub fn of_pod(
         self,
-        plan: &Plan,
         firewall: &FirewallPlan,
+        pod: &LocalPod,
         without_netfilter: &BTreeSet<Arc<str>>,
     ) -> Vec<Element> {
         match self {
-            Self::Ip(version) => of_interfaces(firewall, plan.recorded(), version),
-            Self::Bridge => bridge::of_pods(firewall, plan.recorded(), without_netfilter),
+            Self::Ip(version) => of_pod(firewall, pod, version),
+            Self::Bridge => bridge::of_pod(firewall, pod, without_netfilter),
         }
     }
 

@@ -122,9 +122,13 @@ impl PodAddresses {
         self.held.contains_key(&address)
     }
 
-    pub fn is_of(&self, address: IpAddr, claimant: &AddressClaimant) -> bool {
-        let last = self.held.get(&address).and_then(|held| held.claims.last());
-        last.is_some_and(|claim| claim.by == *claimant)
+    /// The recorded pod that has an address, and whether only its annotation names the address.
+    pub fn recorded(&self, address: IpAddr) -> Option<(&AttachmentId, bool)> {
+        match &self.held.get(&address)?.claims.last()?.by {
+            AddressClaimant::Recorded(_, id) => Some((id, false)),
+            AddressClaimant::Additional(_, id) => Some((id, true)),
+            AddressClaimant::Cluster(..) => None,
+        }
     }
 
     /// Every address that a pod has.

@@ -12,7 +12,19 @@ use super::side::{Side, SideDecision, Tiered};
 
 /// The classes in use.
 #[derive(Debug, Default)]
-pub(super) struct Classes(BTreeMap<ClassKey, Granted>);
+pub(super) struct Classes {
+    all: BTreeMap<ClassKey, Class>,
+    /// Whether classes came or went since the last [`Self::settle`].
+    have_changed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Class {
+    /// How many decisions name it. At 0 it goes with the next [`Classes::update`].
+    users: usize,
+    /// `None` until somebody asks.
+    granted: Option<Granted>,
+}
 
 /// What the pods of a class may do.
 #[derive(Debug, Default)]
@@ -34,37 +46,67 @@ pub(super) struct ClassFacts<'a> {
 }
 
 impl Classes {
-    /// Brings the classes that decisions name up to date, and forgets the others. `identities` are
-    /// those that came or went.
-    pub fn update<'a>(
+    /// Notes that a pod is decided so.
+    pub fn acquire(&mut self, decisions: [&SideDecision; 2]) {
+        for key in decisions.into_iter().filter_map(|decision| decision.class.as_ref()) {
+            if !self.all.contains_key(key) {
+                self.all.insert(key.clone(), Class::default());
+            }
+            if let Some(class) = self.all.get_mut(key) {
+                self.have_changed |= class.users == 0;
+                class.users += 1;
+            }
+        }
+    }
+
+    /// Notes that a pod is no longer decided so.
+    pub fn release(&mut self, decisions: [&SideDecision; 2]) {
+        for key in decisions.into_iter().filter_map(|decision| decision.class.as_ref()) {
+            if let Some(class) = self.all.get_mut(key) {
+                class.users -= 1;
+                self.have_changed |= class.users == 0;
+            }
+        }
+    }
+
+    /// The classes that decisions name.
+    pub fn keys(&self) -> impl Iterator<Item = &ClassKey> + Clone {
+        self.all.iter().filter(|(_, class)| class.users > 0).map(|(key, _)| key)
+    }
+
+    /// Whether other classes are in use than when this was asked last.
+    pub fn settle(&mut self) -> bool {
+        std::mem::take(&mut self.have_changed)
+    }
+
+    /// Brings the classes in use up to date, and forgets the others. `identities` are those that
+    /// came or went.
+    pub fn update(
         &mut self,
-        decisions: impl Iterator<Item = &'a SideDecision>,
         by: ClassFacts<'_>,
         changed: &RuleChanges,
         identities: &[IdentityKey],
     ) {
-        let mut classes = std::mem::take(&mut self.0);
-        for class in decisions.filter_map(|decision| decision.class.as_ref()) {
-            if self.0.contains_key(class) {
-                continue;
-            }
-            let is_changed = || identities.iter().any(|key| class.may_name(key, by.policies));
-            let granted = match classes.remove_entry(class) {
-                Some((class, before)) if !changed.concerns(&class) => match class.tiers {
-                    Some(_) if identities.is_empty() => (class, before),
-                    Some(_) => (class.clone(), Granted::by_tiers(&class, by, before)),
-                    None if !is_changed() => (class, before),
-                    None => (class.clone(), Granted::by_policies(&class, by)),
+        self.all.retain(|_, class| class.users > 0);
+        for (key, class) in &mut self.all {
+            let is_changed = || identities.iter().any(|other| key.may_name(other, by.policies));
+            let granted = match class.granted.take() {
+                Some(before) if !changed.concerns(key) => match key.tiers {
+                    Some(_) if identities.is_empty() => before,
+                    Some(_) => Granted::by_tiers(key, by, before),
+                    None if !is_changed() => before,
+                    None => Granted::by_policies(key, by),
                 },
-                Some(_) | None => (class.clone(), Granted::of(class, by)),
+                Some(_) | None => Granted::of(key, by),
             };
-            self.0.extend([granted]);
+            class.granted = Some(granted);
         }
     }
 
     /// What passes between pods of a class and an identity, as the kernel has it.
     pub fn passing(&self, class: &ClassKey, peer: Option<IdentityId>) -> PortSet {
-        self.0.get(class).map(|granted| granted.passing(peer)).unwrap_or_default()
+        let granted = self.all.get(class).and_then(|class| class.granted.as_ref());
+        granted.map(|granted| granted.passing(peer)).unwrap_or_default()
     }
 
     /// How an address of a pod is judged whose own identity this is.
@@ -74,17 +116,15 @@ impl Classes {
         by: ClassFacts<'_>,
         own: Option<IdentityId>,
     ) -> Side {
-        let Some(class) = &decision.class else {
+        let Some(key) = &decision.class else {
             return Side::new(decision.isolation, Permissions::default(), None);
         };
-        if !self.0.contains_key(class) {
-            self.0.insert(class.clone(), Granted::of(class, by));
-        }
-        let granted = self.0.get_mut(class).expect("it was just put there");
+        let class = self.all.get_mut(key).expect("the decision's pod acquired it");
+        let granted = class.granted.get_or_insert_with(|| Granted::of(key, by));
         let tiered = granted.cells.clone().map(|cells| {
             let itself = granted.itself.entry(own).or_insert_with(|| {
-                let key = own.and_then(|id| by.identities.key(id)).cloned().unwrap_or_default();
-                let itself = class.itself(by.policies, by.peers, &key);
+                let peer = own.and_then(|id| by.identities.key(id)).cloned().unwrap_or_default();
+                let itself = key.itself(by.policies, by.peers, &peer);
                 itself.unwrap_or_else(Function::none)
             });
             Tiered { cells, itself: itself.clone() }

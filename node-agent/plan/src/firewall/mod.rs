@@ -12,7 +12,6 @@
 //! | `group` | which peers cover which pods, by labels |
 //! | `blocks` | which peers cover which addresses |
 //! | `address` | who has which address, and its identity |
-//! | `owner` | which recorded pod has which address |
 //! | `side` | which pods are isolated |
 //! | `address_key` | what addresses stand for that no pod has |
 //! | `tier` | what ClusterNetworkPolicies say, tier by tier |
@@ -39,7 +38,6 @@ mod group;
 mod identity;
 mod judge;
 mod narrowed;
-mod owner;
 mod peer;
 mod permission;
 mod rules;
@@ -54,7 +52,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use self::address::{AddressClaimant, PodAddresses};
+use self::address::PodAddresses;
 use self::blocks::{Pieces, piece_of};
 use self::class::Classes;
 use self::flow::FlowCheck;
@@ -176,8 +174,17 @@ struct FirewallPod {
 impl FirewallPod {
     /// Whether its record is unchanged.
     fn is(&self, pod: &LocalPod) -> bool {
-        (&self.pod, &self.uid, &self.ips, &self.added_at)
-            == (&pod.pod, &pod.uid, &own_addresses(pod), &pod.added_at)
+        (&self.pod, &self.uid, &self.added_at) == (&pod.pod, &pod.uid, &pod.added_at)
+            && self.ips.iter().copied().eq(own_addresses(pod))
+    }
+
+    fn decisions(&self) -> [&SideDecision; 2] {
+        [&self.ingress, &self.egress]
+    }
+
+    /// Every address that it has or asks for.
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.ips.iter().chain(&*self.additional).copied()
     }
 }
 
@@ -220,8 +227,8 @@ pub struct FirewallChanges {
     pub blocks: Vec<IdentityChange<AddressRange>>,
     /// Addresses that only their owner may send from: whether they begin or cease to be so.
     pub taken: Vec<(IpAddr, bool)>,
-    /// The owner of an address among the recorded pods differs.
-    pub owners: bool,
+    /// Recorded pods that begin or cease to have an address.
+    pub owners: BTreeSet<AttachmentId>,
     /// Where tunnels end, or [`FirewallPlan::links`], differ.
     pub surroundings: bool,
     /// Identities that no address and no range has any longer.
@@ -322,25 +329,27 @@ impl FirewallPlan {
     /// The addresses that a recorded pod may send from: those of its record, the link-local one of
     /// its MAC address, and those of its annotation that are nobody else's.
     pub fn addresses_of(&self, pod: &LocalPod) -> Vec<IpAddr> {
-        let mut addresses = own_addresses(pod);
-        if let Some(subject) = self.subjects.get(&pod.id) {
-            addresses.extend(self.granted(&pod.id, subject));
-        }
-        addresses
+        let subject = self.subjects.get(&pod.id);
+        let granted = subject.into_iter().flat_map(|subject| self.granted(&pod.id, subject));
+        own_addresses(pod).chain(granted).collect()
     }
 
     /// The additional addresses of a pod that are nobody else's.
     fn granted<'a>(
         &'a self,
-        id: &AttachmentId,
+        id: &'a AttachmentId,
         subject: &'a FirewallPod,
     ) -> impl Iterator<Item = IpAddr> + 'a {
-        let asks = !subject.additional.is_empty();
-        let by = asks.then(|| AddressClaimant::Additional(subject.added_at.clone(), id.clone()));
-        let is_free = move |ip: &IpAddr| {
-            by.as_ref().is_some_and(|by| self.addresses.is_of(*ip, by)) && !self.nodes.contains(ip)
-        };
+        let is_own = |ip: &IpAddr| subject.ips.contains(ip);
+        let is_free = move |ip: &IpAddr| !is_own(ip) && self.owner(*ip) == Some(id);
         subject.additional.iter().copied().filter(is_free)
+    }
+
+    /// The recorded pod that has an address. Of two records with one address, the later one counts.
+    /// What an annotation names is the pod's if it is nobody else's.
+    fn owner(&self, address: IpAddr) -> Option<&AttachmentId> {
+        let (id, is_additional) = self.addresses.recorded(address)?;
+        (!is_additional || !self.nodes.contains(&address)).then_some(id)
     }
 
     /// Whether a recorded pod may not send with this source. A restricted pod may use its own
@@ -443,10 +452,7 @@ impl FirewallPlan {
 
     /// ClusterNetworkPolicies whose order for a pod of this node the API leaves open.
     pub fn ties(&self) -> BTreeSet<PolicyTie> {
-        let decisions = self.subjects.values().flat_map(|pod| [&pod.ingress, &pod.egress]);
-        let classes: BTreeSet<_> =
-            decisions.filter_map(|decision| decision.class.as_ref()).collect();
-        classes.into_iter().flat_map(|class| PolicyTie::of_class(class, &self.rules)).collect()
+        self.classes.keys().flat_map(|class| PolicyTie::of_class(class, &self.rules)).collect()
     }
 
     /// Whether ClusterNetworkPolicies select a pod of this node.
@@ -483,8 +489,8 @@ impl FirewallPlan {
 }
 
 /// The addresses of a pod's record, and the link-local one that Linux makes of its MAC address.
-fn own_addresses(pod: &LocalPod) -> Vec<IpAddr> {
+fn own_addresses(pod: &LocalPod) -> impl Iterator<Item = IpAddr> {
     let link_local = pod.mac.map(|mac| IpAddr::V6(mac.link_local()));
     let link_local = link_local.filter(|ip| !pod.ips.contains(ip));
-    pod.ips.iter().copied().chain(link_local).collect()
+    pod.ips.iter().copied().chain(link_local)
 }

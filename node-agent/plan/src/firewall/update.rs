@@ -11,7 +11,6 @@ use super::class::ClassFacts;
 use super::group::{GroupKey, GroupQuery};
 use super::identity::IdentityKey;
 use super::narrowed::narrowed;
-use super::owner::{handed_over, owners};
 use super::peer::Covers;
 use super::permission::RuleChanges;
 use super::rules::Direction;
@@ -74,9 +73,12 @@ impl<'a> FirewallUpdate<'a> {
     fn update_surroundings(&mut self, model: &Model, change: &ModelChange) {
         if change.node_addresses {
             let before = std::mem::replace(&mut self.plan.nodes, model.node_addresses().collect());
-            let differ = before.symmetric_difference(&self.plan.nodes);
-            let differ = differ.filter(|ip| !self.plan.addresses.is_claimed(**ip));
-            self.changes.taken.extend(differ.map(|ip| (*ip, self.plan.nodes.contains(ip))));
+            for ip in before.symmetric_difference(&self.plan.nodes) {
+                match self.plan.addresses.is_claimed(*ip) {
+                    true => _ = self.plan.addresses.touched.insert(*ip),
+                    false => self.changes.taken.push((*ip, self.plan.nodes.contains(ip))),
+                }
+            }
             self.changes.surroundings |= before != self.plan.nodes;
         }
         if change.links && self.plan.links != *model.links() {
@@ -122,29 +124,23 @@ impl<'a> FirewallUpdate<'a> {
         }
         let policies_changed = is_first || !change.network_policies.is_empty();
         let policies_changed = policies_changed || !change.cluster_network_policies.is_empty();
-        let changed = match policies_changed || !touched.is_empty() {
+        let changed = match policies_changed | self.plan.classes.settle() {
             true => self.update_rules(cluster),
             false => RuleChanges::default(),
         };
+        let given = self.update_owners();
         let before = self.plan.pod_ranges;
         let blocks_changed = self.update_identities(cluster, change);
         let identities = self.plan.identities.settle();
         self.changes.forgotten = identities.gone;
-        // Whether a pod gets what its annotation asks for depends on what other pods have.
-        let others_changed = self.changes.surroundings || !names.is_empty();
-        let are_granted = others_changed
-            && self.plan.subjects.values().any(|subject| !subject.additional.is_empty());
         // What passes between a pod and itself depends on its own identity.
         let is_own = |change: &IdentityChange<IpAddr>| self.plan.owners.contains_key(&change.of);
         let are_renamed = self.plan.has_tiers() && self.changes.identities.iter().any(is_own);
-        let concerns_all =
-            !changed.is_empty() || !identities.keys.is_empty() || are_granted || are_renamed;
+        let concerns_all = !changed.is_empty() || !identities.keys.is_empty() || are_renamed;
         if concerns_all {
             self.update_classes(&changed, &identities.keys);
         }
-        if concerns_all || !touched.is_empty() {
-            self.update_sides((!concerns_all).then_some(&touched));
-        }
+        self.update_sides(given, (!concerns_all).then_some(&touched));
         self.note_narrowed(is_first || blocks_changed || self.plan.pod_ranges != before);
     }
 
@@ -173,11 +169,10 @@ impl<'a> FirewallUpdate<'a> {
     ) -> BTreeSet<AttachmentId> {
         let mut touched = BTreeSet::new();
         if change.pods || is_first {
-            let now: BTreeMap<&AttachmentId, &LocalPod> =
-                recorded.iter().map(|pod| (&pod.id, pod)).collect();
-            let gone: Vec<AttachmentId> =
-                self.plan.subjects.keys().filter(|id| !now.contains_key(id)).cloned().collect();
-            for id in gone {
+            let is_gone =
+                |id: &&AttachmentId| recorded.binary_search_by(|pod| pod.id.cmp(id)).is_err();
+            let gone = self.plan.subjects.keys().filter(is_gone);
+            for id in gone.cloned().collect::<Vec<_>>() {
                 names.extend(self.remove_subject(&id, cluster));
                 touched.insert(id);
             }
@@ -205,6 +200,7 @@ impl<'a> FirewallUpdate<'a> {
 
     fn remove_subject(&mut self, id: &AttachmentId, cluster: ClusterFacts<'_>) -> Option<PodName> {
         let subject = self.plan.subjects.remove(id)?;
+        self.plan.classes.release(subject.decisions());
         self.disclaim(id, &subject);
         subject.group.into_iter().for_each(|group| self.plan.groups.release(group));
         // Another pod may have its address from now on, although the API still shows it as this
@@ -223,7 +219,10 @@ impl<'a> FirewallUpdate<'a> {
             .or_else(|| {
                 before.as_ref().filter(|subject| subject.uid == pod.uid)?.described.clone()
             });
-        before.iter().for_each(|before| self.disclaim(&pod.id, before));
+        if let Some(before) = &before {
+            self.plan.classes.release(before.decisions());
+            self.disclaim(&pod.id, before);
+        }
         let group = pod.pod.as_ref().zip(described.as_ref()).map(|(name, described)| {
             self.plan.groups.acquire(GroupKey {
                 namespace: name.namespace.clone(),
@@ -236,7 +235,7 @@ impl<'a> FirewallUpdate<'a> {
             .map(|object| object.additional.clone())
             .or_else(|| before.as_ref().map(|subject| subject.additional.clone()))
             .unwrap_or_default();
-        let ips = own_addresses(pod);
+        let ips: Vec<IpAddr> = own_addresses(pod).collect();
         let [recorded, annotated] = AddressClaimant::of_record(&pod.id, &pod.added_at);
         for (addresses, by) in [(&ips[..], recorded), (&additional, annotated)] {
             for ip in addresses {
@@ -258,6 +257,7 @@ impl<'a> FirewallUpdate<'a> {
             }
             Some(_) | None => decisions,
         };
+        self.plan.classes.acquire([&ingress, &egress]);
         let subject = FirewallPod {
             pod: pod.pod.clone(),
             uid: pod.uid.clone(),
@@ -316,8 +316,7 @@ impl<'a> FirewallUpdate<'a> {
 
     /// The policies in force are those that select a recorded pod. Returns those that changed.
     fn update_rules(&mut self, cluster: ClusterFacts<'_>) -> RuleChanges {
-        let decisions = self.plan.subjects.values().flat_map(|pod| [&pod.ingress, &pod.egress]);
-        let classes = decisions.filter_map(|decision| decision.class.as_ref());
+        let classes = self.plan.classes.keys();
         let tiers = classes.clone().flat_map(|class| class.tiers.iter().flatten());
         let tiers: BTreeSet<&Arc<str>> = tiers.collect();
         let tiers =
@@ -429,39 +428,56 @@ impl<'a> FirewallUpdate<'a> {
 
     /// Brings what pods may do up to date.
     fn update_classes(&mut self, changed: &RuleChanges, identities: &[IdentityKey]) {
-        let FirewallPlan { classes, subjects, rules, identities: known, peers, .. } =
-            &mut *self.plan;
-        let decisions = subjects.values().flat_map(|pod| [&pod.ingress, &pod.egress]);
+        let FirewallPlan { classes, rules, identities: known, peers, .. } = &mut *self.plan;
         let by = ClassFacts { policies: rules, identities: known, peers };
-        classes.update(decisions, by, changed, identities);
+        classes.update(by, changed, identities);
     }
 
-    /// Decides whose addresses are, and how those of these pods are judged, or of all.
-    fn update_sides(&mut self, of: Option<&BTreeSet<AttachmentId>>) {
-        let mut owners = owners(&self.plan.subjects);
-        for (id, subject) in &self.plan.subjects {
-            owners.extend(self.plan.granted(id, subject).map(|ip| (ip, id.clone())));
+    /// Decides whose the addresses are whose claims differ. Returns those that are another's now.
+    fn update_owners(&mut self) -> BTreeSet<IpAddr> {
+        let plan = &*self.plan;
+        let now = plan.addresses.touched.iter().map(|ip| (*ip, plan.owner(*ip)));
+        let changed = now.filter(|(ip, owner)| plan.owners.get(ip) != *owner);
+        let changed: Vec<_> = changed.map(|(ip, owner)| (ip, owner.cloned())).collect();
+        for (ip, owner) in &changed {
+            let before = match owner {
+                Some(id) => self.plan.owners.insert(*ip, id.clone()),
+                None => self.plan.owners.remove(ip),
+            };
+            if before.is_some() && owner.is_some() {
+                self.changes.departed.insert(*ip);
+            }
+            self.changes.owners.extend(before.into_iter().chain(owner.clone()));
         }
-        let before = std::mem::replace(&mut self.plan.owners, owners);
-        self.changes.departed = handed_over(&before, &self.plan.owners).collect();
-        self.changes.owners = self.plan.owners != before;
+        changed.into_iter().map(|(ip, _)| ip).collect()
+    }
+
+    /// Decides how these addresses are judged, and those of these pods, or of all.
+    fn update_sides(
+        &mut self,
+        mut addresses: BTreeSet<IpAddr>,
+        of: Option<&BTreeSet<AttachmentId>>,
+    ) {
+        match of {
+            Some(ids) => {
+                let subjects = ids.iter().filter_map(|id| self.plan.subjects.get(id));
+                addresses.extend(subjects.flat_map(FirewallPod::addresses));
+            }
+            None => addresses.extend(self.plan.owners.keys().chain(self.plan.sides.keys())),
+        }
         let mut classes = std::mem::take(&mut self.plan.classes);
         let plan = &*self.plan;
-        let is_meant = |(_, id): &(&IpAddr, &AttachmentId)| of.is_none_or(|of| of.contains(*id));
-        let addresses = before.iter().chain(&plan.owners).filter(is_meant).map(|(ip, _)| ip);
-        let judged = plan.sides.keys().filter(|_| of.is_none());
-        let addresses: BTreeSet<&IpAddr> = addresses.chain(judged).collect();
         let by =
             ClassFacts { policies: &plan.rules, identities: &plan.identities, peers: &plan.peers };
         let sides = addresses.into_iter().map(|ip| {
-            let subject = plan.owners.get(ip).and_then(|id| plan.subjects.get(id));
-            let own = plan.identity_of(*ip);
+            let subject = plan.owners.get(&ip).and_then(|id| plan.subjects.get(id));
+            let own = plan.identity_of(ip);
             let mut side = |decision| classes.side(decision, by, own);
             let sides = subject.map(|subject| Sides {
                 ingress: side(&subject.ingress),
                 egress: side(&subject.egress),
             });
-            (*ip, sides)
+            (ip, sides)
         });
         let sides = sides.collect();
         self.plan.classes = classes;

@@ -1,13 +1,13 @@
 //! What pods ask for, and which of them are still there.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::key::{HostPortKey, HostPortPlace};
 use super::remark::HostPortRemark;
-use denizen_model::{HostPort, LocalPod, family_of};
+use denizen_model::{HostPort, LocalPod, differing_pods, family_of};
 use denizen_state::AttachmentId;
 
 /// A pod's claim of one key. Of two, the smaller one wins: the newer.
@@ -69,7 +69,7 @@ impl Claims {
     /// Takes in which pods there are. Both lists are sorted by id.
     pub fn change(&mut self, before: &[LocalPod], now: &[LocalPod]) -> ClaimChanges {
         let mut concerned = BTreeSet::new();
-        for (was, is) in differing(before, now) {
+        for (was, is) in differing_pods(before, now) {
             concerned.extend([was, is].into_iter().flatten().map(|pod| &pod.id).cloned());
             for (pod, is_there) in [(was, false), (is, true)] {
                 let Some(pod) = pod else { continue };
@@ -151,28 +151,5 @@ impl Claims {
             }
         }
         claimed
-    }
-}
-
-/// The pods that are in one list only, or differ in what counts here.
-fn differing<'a>(
-    before: &'a [LocalPod],
-    now: &'a [LocalPod],
-) -> Vec<(Option<&'a LocalPod>, Option<&'a LocalPod>)> {
-    let mut differing = Vec::new();
-    let (mut before, mut now) = (before.iter().peekable(), now.iter().peekable());
-    loop {
-        let order = match (before.peek(), now.peek()) {
-            (None, None) => return differing,
-            (Some(_), None) => Ordering::Less,
-            (None, Some(_)) => Ordering::Greater,
-            (Some(was), Some(is)) => was.id.cmp(&is.id),
-        };
-        let was = if order.is_le() { before.next() } else { None };
-        let is = if order.is_ge() { now.next() } else { None };
-        let facts = |pod: &'a LocalPod| (&pod.ips, &pod.host_ports, &pod.added_at, &pod.pod);
-        if was.map(facts) != is.map(facts) {
-            differing.push((was, is));
-        }
     }
 }

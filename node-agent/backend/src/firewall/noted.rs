@@ -1,0 +1,62 @@
+//! What should be in the tables, as it was noted last, and how it differs from what should be there
+//! now.
+
+use std::collections::BTreeMap;
+
+use super::table::FirewallTable;
+use denizen_nft::{Element, Keeper, TableFamily};
+
+/// What each table should hold, [`sorted`].
+pub(super) fn of_each(
+    elements: impl Fn(FirewallTable) -> Vec<Element>,
+) -> [(TableFamily, Vec<Element>); 3] {
+    FirewallTable::ALL.map(|table| (table.family(), sorted(elements(table))))
+}
+
+/// Sorted, and each once: bridges may have one Ethernet address.
+fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
+    elements.sort_unstable_by_key(|element| (element.set, element.key));
+    elements.dedup_by_key(|element| (element.set, element.key));
+    elements
+}
+
+/// The elements that `others` have not, or not so. Both are [`sorted`].
+fn beyond<'a>(
+    elements: &'a [Element],
+    others: &'a [Element],
+) -> impl Iterator<Item = &'a Element> + 'a {
+    let mut others = others.iter().peekable();
+    elements.iter().filter(move |element| {
+        let order = |other: &&Element| (other.set, other.key).cmp(&(element.set, element.key));
+        while others.next_if(|other| order(other).is_lt()).is_some() {}
+        others.next_if(|other| order(other).is_eq()).is_none_or(|other| other != *element)
+    })
+}
+
+/// Notes the difference between what was noted of each table and what should be there. Both are
+/// [`sorted`].
+pub(super) fn replace(
+    noted: &mut BTreeMap<TableFamily, Vec<Element>>,
+    keepers: &mut BTreeMap<TableFamily, Keeper>,
+    wanted: [(TableFamily, Vec<Element>); 3],
+) {
+    for (family, after) in wanted {
+        let before = noted.remove(&family).unwrap_or_default();
+        let (gone, come) = (beyond(&before, &after), beyond(&after, &before));
+        note(keepers, family, gone.cloned(), come.cloned());
+        noted.insert(family, after);
+    }
+}
+
+/// Notes what leads from some elements of a table to others.
+pub(super) fn note(
+    keepers: &mut BTreeMap<TableFamily, Keeper>,
+    family: impl Into<TableFamily>,
+    before: impl IntoIterator<Item = Element>,
+    after: impl IntoIterator<Item = Element>,
+) {
+    if let Some(keeper) = keepers.get_mut(&family.into()) {
+        let (before, after) = (before.into_iter().collect(), after.into_iter().collect());
+        keeper.note(|delta| delta.extend(before, after));
+    }
+}

@@ -1,0 +1,117 @@
+//! What the tables hold for recorded pods, by pod: one that comes or goes costs what is its own.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::noted::note;
+use super::table::FirewallTable;
+use denizen_model::LocalPod;
+use denizen_nft::{Element, Keeper, Key, SetId, TableFamily};
+use denizen_plan::FirewallPlan;
+use denizen_state::AttachmentId;
+
+/// The elements of a pod in every table.
+type OfPod = Vec<(TableFamily, Element)>;
+
+/// What the tables hold for a recorded pod.
+pub(super) fn of_pod(
+    firewall: &FirewallPlan,
+    pod: &LocalPod,
+    without_netfilter: &BTreeSet<Arc<str>>,
+) -> OfPod {
+    let of_table = |table: FirewallTable| {
+        let elements = table.of_pod(firewall, pod, without_netfilter);
+        elements.into_iter().map(move |element| (table.family(), element))
+    };
+    FirewallTable::ALL.into_iter().flat_map(of_table).collect()
+}
+
+/// The elements of recorded pods, as they were noted last. Two records may have one interface, and
+/// so share elements.
+#[derive(Debug, Default)]
+pub(super) struct PodElements {
+    of: BTreeMap<AttachmentId, OfPod>,
+    holders: HashMap<(TableFamily, SetId, Key), u32>,
+}
+
+/// Elements that no pod has any longer, and those that none had.
+#[derive(Debug, Default)]
+pub(super) struct Changed {
+    gone: OfPod,
+    come: OfPod,
+}
+
+impl PodElements {
+    /// Notes what a pod has from now on.
+    pub fn replace(&mut self, pod: &AttachmentId, now: OfPod, changed: &mut Changed) {
+        let key = |(family, element): &(TableFamily, Element)| (*family, element.set, element.key);
+        for element in self.of.remove(pod).unwrap_or_default() {
+            let Some(holders) = self.holders.get_mut(&key(&element)) else { continue };
+            *holders -= 1;
+            if *holders == 0 {
+                self.holders.remove(&key(&element));
+                changed.gone.push(element);
+            }
+        }
+        for element in &now {
+            let holders = self.holders.entry(key(element)).or_default();
+            *holders += 1;
+            if *holders == 1 {
+                changed.come.push(element.clone());
+            }
+        }
+        if !now.is_empty() {
+            self.of.insert(pod.clone(), now);
+        }
+    }
+
+    /// Notes that these pods have nothing.
+    pub fn remove_all(&mut self, pods: &BTreeSet<AttachmentId>) -> Changed {
+        let mut changed = Changed::default();
+        pods.iter().for_each(|pod| self.replace(pod, OfPod::new(), &mut changed));
+        changed
+    }
+}
+
+impl Changed {
+    /// Notes it for the tables.
+    pub fn note(self, keepers: &mut BTreeMap<TableFamily, Keeper>) {
+        for table in FirewallTable::ALL {
+            let family = table.family();
+            let of_table = |all: &OfPod| -> Vec<Element> {
+                let all = all.iter().filter(|(other, _)| *other == family);
+                all.map(|(_, element)| element.clone()).collect()
+            };
+            note(keepers, family, of_table(&self.gone), of_table(&self.come));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::firewall::element::member;
+    use crate::firewall::schema::FirewallSet;
+
+    #[test]
+    fn what_two_records_share_stays_until_both_are_gone() {
+        let element = |name: &str| {
+            let key = Key::EMPTY.interface(name);
+            (TableFamily::Ip, member(FirewallSet::PodInterfaces, key))
+        };
+        let [first, second] = ["a/eth0", "b/eth0"].map(|id| AttachmentId(id.to_owned()));
+        let (shared, own) = (element("veth0"), element("veth1"));
+        let mut noted = PodElements::default();
+        let mut change = |pod: &AttachmentId, now: &[&(TableFamily, Element)]| {
+            let mut changed = Changed::default();
+            noted.replace(pod, now.iter().copied().cloned().collect(), &mut changed);
+            (changed.gone, changed.come)
+        };
+        assert_eq!(change(&first, &[&shared, &own]), (vec![], vec![shared.clone(), own.clone()]));
+        assert_eq!(change(&second, &[&shared]), (vec![], vec![]));
+        assert_eq!(change(&first, &[&own]), (vec![own.clone()], vec![own.clone()]));
+        assert_eq!(change(&second, &[]), (vec![shared.clone()], vec![]));
+        assert_eq!(change(&second, &[]), (vec![], vec![]));
+        assert_eq!(change(&first, &[]), (vec![own], vec![]));
+    }
+}
