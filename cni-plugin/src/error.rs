@@ -105,14 +105,14 @@ impl CniError {
     pub(crate) fn object(&self, version: CniVersion) -> String {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
-        struct Object {
+        struct ErrorObject {
             cni_version: &'static str,
             code: u32,
             msg: String,
             #[serde(skip_serializing_if = "String::is_empty")]
             details: String,
         }
-        let object = Object {
+        let object = ErrorObject {
             cni_version: version.name(),
             code: self.code(),
             msg: bounded(&self.to_string()).into(),

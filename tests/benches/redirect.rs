@@ -30,13 +30,13 @@ enum What {
     Commands,
 }
 
-struct Candidate {
+struct RedirectCandidate {
     name: &'static str,
     what: What,
     times: Vec<Duration>,
 }
 
-impl Candidate {
+impl RedirectCandidate {
     /// The time that `percent` of the turns kept below. What else the machine does can only add to
     /// a turn.
     fn quantile(&self, percent: usize) -> Duration {
@@ -44,8 +44,8 @@ impl Candidate {
     }
 }
 
-fn candidates() -> Vec<Candidate> {
-    let candidate = |name, what| Candidate { name, what, times: Vec::new() };
+fn candidates() -> Vec<RedirectCandidate> {
+    let candidate = |name, what| RedirectCandidate { name, what, times: Vec::new() };
     vec![
         candidate("ADD of a pod that is not selected", What::Plain),
         candidate("ADD with redirect, verify none", What::Redirected("none")),
@@ -129,7 +129,7 @@ fn commands(pod: &Namespace) -> Duration {
 }
 
 /// The times; whether the goals are met.
-fn report(all: &mut [Candidate]) -> bool {
+fn report(all: &mut [RedirectCandidate]) -> bool {
     println!("{ROUNDS} new pods each                      median   fastest tenth");
     for one in &mut *all {
         one.times.sort_unstable();
@@ -141,7 +141,7 @@ fn report(all: &mut [Candidate]) -> bool {
 }
 
 /// The same quantile of all, next to the goals.
-fn goals(all: &[Candidate], percent: usize, how: &str) -> bool {
+fn goals(all: &[RedirectCandidate], percent: usize, how: &str) -> bool {
     let times: Vec<Duration> = all.iter().map(|one| one.quantile(percent)).collect();
     let &[plain, redirected, verified, commands] = times.as_slice() else {
         unreachable!("there are four candidates")

@@ -14,7 +14,7 @@ use anyhow::Result;
 
 pub use node::remove_kept;
 
-use node::Node;
+use node::QuickstartNode;
 use page::Page;
 
 /// Makes the node, sends the connections, changes things, and says what came of it. With `keep` the
@@ -22,7 +22,7 @@ use page::Page;
 pub fn run(keep: bool) -> Result<ExitCode> {
     let mut page = Page::default();
     page.title("A node of its own, in network namespaces");
-    let mut node = Node::up(keep)?;
+    let mut node = QuickstartNode::up(keep)?;
     node.introduce(&mut page)?;
     node.check(&mut page)?;
     page.title("Connections");

@@ -76,14 +76,14 @@ mod tests {
     }
 
     /// A name, the pod's namespace, its annotations, and whether it is selected.
-    type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], bool);
+    type SelectedCase<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], bool);
 
     #[test]
     fn a_pod_of_the_past_is_selected_as_one_of_today() {
         let entry = json!({ "profile": "linkerd", "namespaces": { "never": null } });
         let redirection = Redirection::of(&list(entry)).unwrap();
         let proxy = ("linkerd.io/proxy-version", "edge-26.8.1");
-        let cases: [Case<'_>; 8] = [
+        let cases: [SelectedCase<'_>; 8] = [
             ("injected", "shop", &[proxy], true),
             ("no proxy", "shop", &[], false),
             ("another mesh's", "shop", &[("sidecar.istio.io/status", "{}")], false),

@@ -23,7 +23,7 @@ use std::thread;
 
 use tokio::sync::{mpsc, watch};
 
-use self::listeners::Wanted;
+use self::listeners::Sites;
 pub use self::z_pages::StartFacts;
 use crate::config::Listen;
 use crate::control::Question;
@@ -82,7 +82,7 @@ pub fn start(
 ) -> io::Result<[watch::Receiver<Vec<String>>; 2]> {
     let ports = published.ports.clone();
     let answers = Arc::new(answer::Answers::new(published));
-    let serve = |name: &str, wanted: fn(Listen, &HealthPorts) -> Wanted| {
+    let serve = |name: &str, wanted: fn(Listen, &HealthPorts) -> Sites| {
         let (problems, receiver) = watch::channel(Vec::new());
         let reporter = listeners::ProblemReporter { problems, notices: notices.clone() };
         let wanted = move |ports: &HealthPorts| wanted(listen, ports);

@@ -100,7 +100,7 @@ struct Hello {
 const PROTOCOL: u32 = 1;
 
 #[derive(Deserialize)]
-struct Line {
+struct RelayLine {
     answer: Option<Box<RawValue>>,
     error: Option<String>,
 }
@@ -151,9 +151,9 @@ fn understood(relay: &Executed, expected: usize) -> Result<Answers, NoAnswer> {
         return Err(NoAnswer::new(NoAnswer::FAILED, what));
     }
     let answers = lines.map(|line| match serde_json::from_str(line) {
-        Ok(Line { answer: Some(answer), .. }) => Ok(answer),
-        Ok(Line { error: Some(error), .. }) => Err(error),
-        Ok(Line { .. }) => Err("an answer without an answer".to_owned()),
+        Ok(RelayLine { answer: Some(answer), .. }) => Ok(answer),
+        Ok(RelayLine { error: Some(error), .. }) => Err(error),
+        Ok(RelayLine { .. }) => Err("an answer without an answer".to_owned()),
         Err(error) => Err(format!("its answer cannot be read: {error}")),
     });
     let answers: Vec<_> = answers.take(expected).collect();

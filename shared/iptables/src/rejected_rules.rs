@@ -26,13 +26,13 @@ const FEW: usize = 8;
 const LISTED: usize = 32;
 
 /// A chain and, if only a rule of it is left out, that rule.
-pub type Key = (ChainId, Option<String>);
+pub type RejectedKey = (ChainId, Option<String>);
 
 /// The rules that are rejected now.
 #[derive(Debug)]
 pub struct RejectedRules {
     schema: &'static Schema,
-    all: BTreeMap<Key, RejectedRule>,
+    all: BTreeMap<RejectedKey, RejectedRule>,
     /// What this host lacks. Rules that need it are rejected without asking a program.
     missing: MissingExtensions,
     /// What is not reported yet.
@@ -170,9 +170,9 @@ impl RejectedRules {
             true => !it.needs(missing),
             false => tried.contains(&it.chain),
         };
-        let is_replaced = |key: &Key| key.1.is_none() && chains.contains(&key.0);
+        let is_replaced = |key: &RejectedKey| key.1.is_none() && chains.contains(&key.0);
         let before = self.all.extract_if(.., |key, it| is_tried(it) || is_replaced(key));
-        let mut before: BTreeMap<Key, RejectedRule> = before.collect();
+        let mut before: BTreeMap<RejectedKey, RejectedRule> = before.collect();
         for rejected in rejected {
             if before.remove(&rejected.key()).is_none() {
                 self.news.rejected.push(rejected.words());
@@ -237,8 +237,8 @@ impl RejectedRules {
     }
 
     /// In words, the rejected rules of these chains, and these rules of shared chains.
-    pub fn about(&self, own: &BTreeSet<Key>) -> Vec<String> {
-        let is_own = |key: &Key, rejected: &RejectedRule| {
+    pub fn about(&self, own: &BTreeSet<RejectedKey>) -> Vec<String> {
+        let is_own = |key: &RejectedKey, rejected: &RejectedRule| {
             own.contains(key) && rejected.unwritten != Unwritten::Removal
         };
         let rejected = self.all.iter().filter(|(key, rejected)| is_own(key, rejected));
@@ -262,7 +262,7 @@ fn shortened(mut words: Vec<String>) -> Vec<String> {
 }
 
 impl RejectedRule {
-    fn key(&self) -> Key {
+    fn key(&self) -> RejectedKey {
         let line = match &self.unwritten {
             Unwritten::Rule(line) => Some(line.clone()),
             Unwritten::Chain(_) | Unwritten::Removal => None,

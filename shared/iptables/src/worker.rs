@@ -68,7 +68,7 @@ pub fn start(
 ) -> Sender<Job> {
     let (jobs, todo) = channel();
     thread::spawn(move || {
-        let mut node = Node { programs, schema, family, until: None };
+        let mut node = FamilyTables { programs, schema, family, until: None };
         for job in todo {
             let begun = now();
             let result = node.execute(job);
@@ -86,7 +86,7 @@ pub fn start(
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One family's tables of this node.
-struct Node {
+struct FamilyTables {
     programs: Programs,
     schema: &'static Schema,
     family: Family,
@@ -94,7 +94,7 @@ struct Node {
     until: Option<Instant>,
 }
 
-impl Node {
+impl FamilyTables {
     fn execute(&mut self, job: Job) -> Result<Outcome, IptablesError> {
         let Self { programs, schema, family, .. } = *self;
         if !is_spoken(family) {
@@ -125,7 +125,7 @@ impl Node {
     }
 }
 
-impl Kernel for Node {
+impl Kernel for FamilyTables {
     fn write(&mut self, input: &str) -> Result<(), IptablesError> {
         self.programs.restore(self.family, input)
     }

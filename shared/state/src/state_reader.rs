@@ -82,9 +82,9 @@ struct DistinctMembers<'a>(BTreeMap<String, &'a str>);
 
 impl<'de> Deserialize<'de> for DistinctMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Object;
+        struct ObjectVisitor;
 
-        impl<'de> Visitor<'de> for Object {
+        impl<'de> Visitor<'de> for ObjectVisitor {
             type Value = DistinctMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -102,7 +102,7 @@ impl<'de> Deserialize<'de> for DistinctMembers<'de> {
             }
         }
 
-        deserializer.deserialize_map(Object)
+        deserializer.deserialize_map(ObjectVisitor)
     }
 }
 

@@ -15,7 +15,7 @@ const PORT: [Port; 1] = [Port::tcp("http", 80, 8080)];
 
 /// What changes.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct ChangingCluster {
     slices: Vec<Value>,
 }
 
@@ -40,7 +40,7 @@ fn managed_fields(endpoints: usize) -> Value {
              "time": "2026-11-01T12:00:00Z", "fieldsType": "FieldsV1", "fieldsV1": fields }])
 }
 
-impl Cluster {
+impl ChangingCluster {
     /// With so many services.
     pub fn new(services: usize) -> Self {
         let slice = |service: usize| {

@@ -26,7 +26,7 @@ use denizen_tests::bench::{Bench, MeasuredAgent, Memory, megabytes};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::peers::api::{Api, ApiServer};
 
-use crate::cluster::{Cluster, NODE};
+use crate::cluster::{ChangingCluster, NODE};
 use crate::kernel::Notifications;
 
 const SERVICES: usize = 10_000;
@@ -51,7 +51,7 @@ fn churn() -> Result<()> {
     let node = Netns::new("bench-churn")?;
     node.ip("link set lo up")?;
     let api = ApiServer::start(&node, "127.0.0.1:6443".parse()?, folder.path())?;
-    let mut cluster = Cluster::new(SERVICES);
+    let mut cluster = ChangingCluster::new(SERVICES);
     api.put_all(&cluster.objects())?;
     let (program, run_dir) = (std::env::current_exe()?, folder.path().join("run"));
     let objects = ("--kubeconfig", api.kubeconfig());

@@ -26,7 +26,7 @@ const CLIENT: u32 = 25;
 
 /// Who judges the connections.
 #[derive(Clone, Copy)]
-enum Rules {
+enum Judges {
     None,
     Ours(u32),
     /// ClusterNetworkPolicies.
@@ -37,17 +37,17 @@ enum Rules {
 /// Measures and prints it.
 pub fn report(cluster: Cluster) {
     println!("\n## A connection to a pod, by the policies that select it\n");
-    let ours = SELECTING.map(Rules::Ours);
+    let ours = SELECTING.map(Judges::Ours);
     let theirs = PROGRAMS.into_iter().flat_map(|program| {
-        SELECTING.into_iter().filter(|n| *n > 0).map(move |n| Rules::KubeRouter(program, n))
+        SELECTING.into_iter().filter(|n| *n > 0).map(move |n| Judges::KubeRouter(program, n))
     });
-    let tiers = SELECTING.into_iter().filter(|n| *n > 0).map(Rules::Tiers);
-    let nodes: Vec<Node> = [Rules::None]
+    let tiers = SELECTING.into_iter().filter(|n| *n > 0).map(Judges::Tiers);
+    let nodes: Vec<ConnectNode> = [Judges::None]
         .into_iter()
         .chain(ours)
         .chain(tiers)
         .chain(theirs)
-        .map(|rules| Node::new(cluster, rules))
+        .map(|rules| ConnectNode::new(cluster, rules))
         .collect();
     let mut taken: Vec<Vec<Duration>> = nodes.iter().map(|_| Vec::new()).collect();
     // In turns, so that whatever else the machine does falls on all of them.
@@ -60,10 +60,10 @@ pub fn report(cluster: Cluster) {
     for (node, taken) in nodes.iter().zip(taken) {
         let samples: Samples = taken.into_iter().collect();
         let median = samples.median();
-        if let Rules::Ours(_) = node.rules {
+        if let Judges::Ours(_) = node.rules {
             of_network_policies = Some(median);
         }
-        let ratio = of_network_policies.filter(|_| matches!(node.rules, Rules::Tiers(_)));
+        let ratio = of_network_policies.filter(|_| matches!(node.rules, Judges::Tiers(_)));
         let ratio = ratio.map(|other| median.as_secs_f64() / other.as_secs_f64());
         let ratio = ratio.map(|ratio| format!("  {ratio:.2} of NetworkPolicies'"));
         let [half, most] = [median, samples.quantile(99)].map(text);
@@ -72,8 +72,8 @@ pub fn report(cluster: Cluster) {
 }
 
 /// A node, its pod, and a client elsewhere.
-struct Node {
-    rules: Rules,
+struct ConnectNode {
+    rules: Judges,
     /// The tables stay as long as it does.
     _firewall: Option<Firewall>,
     _namespaces: [Namespace; 2],
@@ -81,8 +81,8 @@ struct Node {
     listener: Arc<TcpListener>,
 }
 
-impl Node {
-    fn new(cluster: Cluster, rules: Rules) -> Self {
+impl ConnectNode {
+    fn new(cluster: Cluster, rules: Judges) -> Self {
         let [node, server, client] = [(); 3].map(|()| Namespace::new());
         wire(
             &node,
@@ -104,10 +104,12 @@ impl Node {
 
     fn what(&self) -> String {
         match self.rules {
-            Rules::None => "without any rule".to_owned(),
-            Rules::Ours(count) => format!("{count} policies"),
-            Rules::Tiers(count) => format!("{count} ClusterNetworkPolicies of 25 rules"),
-            Rules::KubeRouter(program, count) => format!("kube-router's shape, {program}, {count}"),
+            Judges::None => "without any rule".to_owned(),
+            Judges::Ours(count) => format!("{count} policies"),
+            Judges::Tiers(count) => format!("{count} ClusterNetworkPolicies of 25 rules"),
+            Judges::KubeRouter(program, count) => {
+                format!("kube-router's shape, {program}, {count}")
+            }
         }
     }
 
@@ -126,7 +128,7 @@ impl Node {
     }
 }
 
-impl Rules {
+impl Judges {
     /// In this thread's network namespace.
     fn load(self, cluster: Cluster) -> Option<Firewall> {
         match self {

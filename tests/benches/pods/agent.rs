@@ -12,7 +12,7 @@ use denizen_tests::bench::objects::{LOCAL, NODE, ip, name, uid};
 use denizen_tests::bench::{MeasuredAgent, Memory, megabytes};
 use denizen_tests::node::cni::Namespace;
 
-use crate::server::{self, Cluster, namespace_of};
+use crate::server::{self, ServedCluster, namespace_of};
 
 /// How long it may take until all is programmed.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const AFTER: Duration = Duration::from_secs(2);
 
 /// Measures and prints it.
-pub fn measure(cluster: Cluster) -> Result<()> {
-    let Cluster { pods, policies, .. } = cluster;
+pub fn measure(cluster: ServedCluster) -> Result<()> {
+    let ServedCluster { pods, policies, .. } = cluster;
     println!("\n## The whole agent, {LOCAL} local of {pods} pods, {policies} policies\n");
     let [off, on] = ["off", "on"].map(|mode| measured(cluster, mode));
     println!(
@@ -31,7 +31,7 @@ pub fn measure(cluster: Cluster) -> Result<()> {
     Ok(())
 }
 
-fn measured(cluster: Cluster, mode: &str) -> Result<Memory> {
+fn measured(cluster: ServedCluster, mode: &str) -> Result<Memory> {
     let [node, local] = [(); 2].map(|()| Namespace::new());
     let folder = tempfile::tempdir()?;
     let listener = node.run(|| TcpListener::bind("127.0.0.1:0"))?;
@@ -59,7 +59,7 @@ fn measured(cluster: Cluster, mode: &str) -> Result<Memory> {
 
 /// Records the local pods as the plugin does. All of them are one namespace.
 fn record(
-    cluster: Cluster,
+    cluster: ServedCluster,
     [node, pods]: [&Namespace; 2],
     folder: &Path,
     run_dir: &Path,

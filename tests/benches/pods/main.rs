@@ -19,18 +19,24 @@ use std::process::ExitCode;
 use anyhow::Result;
 use denizen_tests::bench::{Bench, Sizes};
 
-use crate::server::Cluster;
+use crate::server::ServedCluster;
 
 /// Clusters: a usual one, and the largest that Kubernetes documents.
-const CLUSTERS: [Cluster; 2] = [
-    Cluster { pods: 10_000, policies: 100, namespaces: 25, ..NONE },
-    Cluster { pods: 150_000, policies: 10_000, namespaces: 499, ..NONE },
+const CLUSTERS: [ServedCluster; 2] = [
+    ServedCluster { pods: 10_000, policies: 100, namespaces: 25, ..NONE },
+    ServedCluster { pods: 150_000, policies: 10_000, namespaces: 499, ..NONE },
 ];
 
-const NONE: Cluster =
-    Cluster { pods: 0, policies: 0, namespaces: 1, updates: 0, services: 0, only_json: false };
+const NONE: ServedCluster = ServedCluster {
+    pods: 0,
+    policies: 0,
+    namespaces: 1,
+    updates: 0,
+    services: 0,
+    only_json: false,
+};
 
-type Part = (&'static str, fn(Cluster) -> Result<()>);
+type Part = (&'static str, fn(ServedCluster) -> Result<()>);
 
 /// The parts, by the words that choose them.
 const PARTS: [Part; 3] = [
@@ -50,7 +56,7 @@ fn main() -> ExitCode {
     }
     .run(|chosen| {
         for (_, measure) in PARTS.into_iter().filter(|(part, _)| chosen.has(part)) {
-            let is_chosen = |cluster: &Cluster| chosen.sizes.contains(&cluster.pods);
+            let is_chosen = |cluster: &ServedCluster| chosen.sizes.contains(&cluster.pods);
             CLUSTERS.into_iter().filter(is_chosen).try_for_each(measure)?;
         }
         Ok(())

@@ -15,7 +15,7 @@ const LAST: usize = 0;
 
 /// What the server has.
 #[derive(Debug, Clone, Copy)]
-pub struct Cluster {
+pub struct ServedCluster {
     pub pods: usize,
     pub policies: usize,
     pub namespaces: usize,
@@ -28,7 +28,7 @@ pub struct Cluster {
 }
 
 /// Serves a cluster at a listener, without an end; a kubeconfig file in `folder` leads to it.
-pub fn start(cluster: Cluster, listener: TcpListener, folder: &Path) -> Result<PathBuf> {
+pub fn start(cluster: ServedCluster, listener: TcpListener, folder: &Path) -> Result<PathBuf> {
     let server = format!("http://{}", listener.local_addr()?);
     let text = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -68,11 +68,11 @@ const KINDS: [(&str, &str, &str, Count, Make); 7] = [
     ("nodes", "v1", "Node", |_| 0, policy),
     ("servicecidrs", "networking.k8s.io/v1", "ServiceCIDR", |_| 0, policy),
 ];
-type Count = fn(Cluster) -> usize;
-type Make = fn(Cluster, usize) -> Value;
+type Count = fn(ServedCluster) -> usize;
+type Make = fn(ServedCluster, usize) -> Value;
 
 /// Answers a list, or a watch that brings the changes.
-fn serve(stream: TcpStream, cluster: Cluster) -> std::io::Result<()> {
+fn serve(stream: TcpStream, cluster: ServedCluster) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
     let mut accepted = String::new();
@@ -105,7 +105,7 @@ fn serve(stream: TcpStream, cluster: Cluster) -> std::io::Result<()> {
         // `type` comes first, as a real server writes it.
         false => writeln!(to, r#"{{"type":"{event}","object":{object}}}"#),
     };
-    let Cluster { pods, updates, .. } = cluster;
+    let ServedCluster { pods, updates, .. } = cluster;
     if kind == "Pod" && updates > 0 {
         for update in 1..=updates {
             send("MODIFIED", pod(cluster, update % pods, update))?;
@@ -179,7 +179,7 @@ fn varint(mut value: usize) -> Vec<u8> {
 
 /// Ingress from two tiers of the namespace and one app of any, to two ports; egress to the
 /// namespace, and to DNS anywhere.
-fn policy(cluster: Cluster, number: usize) -> Value {
+fn policy(cluster: ServedCluster, number: usize) -> Value {
     let is_tier = |n: usize| json!({ "podSelector": { "matchLabels": { "tier": tier(n) } } });
     let app = json!({ "matchLabels": { "app.kubernetes.io/name": format!("app-{number}") } });
     let ports: Vec<Value> = [8080, 9090].map(|port| json!({ "port": port })).into();
@@ -211,16 +211,16 @@ fn namespace(number: usize) -> Value {
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata })
 }
 
-fn team(cluster: Cluster, app: usize) -> String {
+fn team(cluster: ServedCluster, app: usize) -> String {
     format!("team-{}", app % cluster.namespaces)
 }
 
 /// A pod of this cluster.
-pub fn pod(cluster: Cluster, number: usize, ready: usize) -> Value {
+pub fn pod(cluster: ServedCluster, number: usize, ready: usize) -> Value {
     objects::pod(number, &namespace_of(cluster, number), ready)
 }
 
 /// The namespace of a pod.
-pub fn namespace_of(cluster: Cluster, number: usize) -> String {
+pub fn namespace_of(cluster: ServedCluster, number: usize) -> String {
     team(cluster, number / REPLICAS)
 }

@@ -15,30 +15,30 @@ use denizen_tests::bench::objects::NODE;
 use denizen_tests::bench::{Memory, megabytes, own_program, processor_time};
 use tokio::sync::{mpsc, watch};
 
-use crate::server::{self, Cluster, pod};
+use crate::server::{self, ServedCluster, pod};
 
 /// Changes of pods' statuses.
 const UPDATES: usize = 20_000;
 
 /// Serves the pods to a process that follows them.
-pub fn measure(cluster: Cluster) -> Result<()> {
-    let cluster = Cluster { updates: UPDATES, policies: 0, ..cluster };
+pub fn measure(cluster: ServedCluster) -> Result<()> {
+    let cluster = ServedCluster { updates: UPDATES, policies: 0, ..cluster };
     let size = pod(cluster, cluster.pods / 2, 0).to_string().len();
     println!("\n## The source alone, {} pods of {size} bytes each\n", cluster.pods);
     in_both_encodings(cluster, "pods")
 }
 
 /// The same for Services and their EndpointSlices.
-pub fn measure_services(cluster: Cluster) -> Result<()> {
+pub fn measure_services(cluster: ServedCluster) -> Result<()> {
     let services = cluster.pods.min(10_000);
     println!("\n## The source alone, {services} Services and EndpointSlices\n");
-    in_both_encodings(Cluster { services, pods: 0, policies: 0, ..cluster }, "services")
+    in_both_encodings(ServedCluster { services, pods: 0, policies: 0, ..cluster }, "services")
 }
 
-fn in_both_encodings(cluster: Cluster, objects: &str) -> Result<()> {
+fn in_both_encodings(cluster: ServedCluster, objects: &str) -> Result<()> {
     for only_json in [true, false] {
         println!("{}:", if only_json { "JSON" } else { "protobuf" });
-        let cluster = Cluster { only_json, ..cluster };
+        let cluster = ServedCluster { only_json, ..cluster };
         let folder = tempfile::tempdir()?;
         let kubeconfig = server::start(cluster, TcpListener::bind("127.0.0.1:0")?, folder.path())?;
         let status = own_program("follow")?.arg(&kubeconfig).arg(objects).status()?;

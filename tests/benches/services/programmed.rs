@@ -147,7 +147,7 @@ fn restart(facts: Vec<Event>) {
 
 /// One endpoint of one service in another's place, again and again; `between` runs after each.
 pub fn endpoint_changes(engine: &mut Engine, facts: &[Event], between: &mut dyn FnMut()) -> Costs {
-    let world = World::of(facts);
+    let world = ServiceFacts::of(facts);
     many(engine, "one endpoint replaced", CHANGES, |n| {
         between();
         let mut slice = world.slice(n).clone();
@@ -168,7 +168,7 @@ fn look(engine: &mut Engine, what: &str) {
 }
 
 fn other_changes(engine: &mut Engine, facts: &[Event]) {
-    let world = World::of(facts);
+    let world = ServiceFacts::of(facts);
     many(engine, "one endpoint more, a class up", FEWER, |n| {
         let mut slice = world.slice(n).clone();
         let mut fifth = slice.endpoints[0].clone();
@@ -218,12 +218,12 @@ fn said(slice: Slice) -> Event {
 }
 
 /// The services and slices among some facts, each service's slice at the same place.
-struct World {
+struct ServiceFacts {
     services: Vec<Service>,
     slices: Vec<Slice>,
 }
 
-impl World {
+impl ServiceFacts {
     fn of(facts: &[Event]) -> Self {
         let mut services = Vec::new();
         let mut slices = Vec::new();

@@ -56,7 +56,7 @@ pub enum Contender {
 
 /// A contender that runs. It ends with this value.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningContender {
     child: Option<Child>,
     log: PathBuf,
 }
@@ -72,7 +72,7 @@ impl Contender {
     }
 
     /// Starts it on the node.
-    pub fn start(&self, ground: &Ground) -> Result<Running> {
+    pub fn start(&self, ground: &Ground) -> Result<RunningContender> {
         let folder = ground.folder.path();
         let log = folder.join("log");
         let mut command = match self {
@@ -84,13 +84,13 @@ impl Contender {
             }
             Self::Shape => {
                 rules(ground, 0).start_nftables()?;
-                return Ok(Running { child: None, log });
+                return Ok(RunningContender { child: None, log });
             }
         };
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
         let child = ground.node.run(|| command.spawn())?;
         let child = child.with_context(|| format!("cannot run {:?}", command.get_program()))?;
-        Ok(Running { child: Some(child), log })
+        Ok(RunningContender { child: Some(child), log })
     }
 
     /// Changes the last service's endpoint, for the time of this number.
@@ -106,7 +106,7 @@ impl Contender {
     }
 }
 
-impl Running {
+impl RunningContender {
     /// Its process; `None` if it has ended its work.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
@@ -123,7 +123,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningContender {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             let _ = child.kill();

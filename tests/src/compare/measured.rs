@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::CompareOptions;
-use super::contender::{Contender, Running};
+use super::contender::{Contender, RunningContender};
 use super::ground::Ground;
 use crate::bench::Memory;
 use crate::bench::timing::{Samples, timed};
@@ -75,7 +75,11 @@ pub fn measured(
 }
 
 /// Waits until the last service is answered by this endpoint.
-fn until_answered(ground: &Ground, running: &mut Running, endpoint: SocketAddr) -> Result<()> {
+fn until_answered(
+    ground: &Ground,
+    running: &mut RunningContender,
+    endpoint: SocketAddr,
+) -> Result<()> {
     let probe = Probe::tcp(ground.last()).patience(ANSWER);
     ground.client.run(|| {
         let begun = Instant::now();

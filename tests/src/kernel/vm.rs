@@ -94,13 +94,13 @@ const PATH: &str = "PATH=/usr/sbin:/usr/bin";
 /// The kernel of the Debian release that the tests run on, as `tests/packages` unpacks it, or the one
 /// in the folder that `DENIZEN_GUEST_KERNEL` names.
 #[derive(Debug)]
-struct Kernel {
+struct GuestKernel {
     image: PathBuf,
     /// `lib/modules/<version>`.
     modules: PathBuf,
 }
 
-impl Kernel {
+impl GuestKernel {
     fn find() -> Result<Self> {
         let folder = match std::env::var_os("DENIZEN_GUEST_KERNEL") {
             Some(folder) => folder.into(),
@@ -151,7 +151,7 @@ pub fn word(name: &str) -> String {
 pub fn run(processors: Processors, boot: &str, words: &str) -> Result<()> {
     let only = word(&std::env::var(ONLY_OUTSIDE).unwrap_or_default());
     let words = format!("{BOOT}={boot} {ONLY}={only} {} {words}", test_length::variable());
-    let kernel = Kernel::find()?;
+    let kernel = GuestKernel::find()?;
     let image = Image::with_everything(&kernel.modules)?.packed()?;
     let mut machine = Machine(started(&kernel, &image.path, processors, &words)?);
     let output = machine.0.stdout.take().context("the guest's console")?;
@@ -172,7 +172,12 @@ pub fn run(processors: Processors, boot: &str, words: &str) -> Result<()> {
     Ok(())
 }
 
-fn started(kernel: &Kernel, image: &Path, processors: Processors, words: &str) -> Result<Child> {
+fn started(
+    kernel: &GuestKernel,
+    image: &Path,
+    processors: Processors,
+    words: &str,
+) -> Result<Child> {
     let mut emulator = Command::new("qemu-system-x86_64");
     emulator.args(processors.flags().split(' ').chain(MACHINE.split(' ')));
     emulator.arg("-kernel").arg(&kernel.image);

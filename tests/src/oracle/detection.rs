@@ -20,7 +20,7 @@ use crate::oracle::flows::table::Backend;
 pub use self::context::MatrixContext;
 pub use self::frontend::{FRONTENDS, Frontend, KEPT, Seen, WITH_EGRESS};
 pub use self::packets::{Played, play};
-pub use self::table::{MATRIX, Row, SENDERS, Sender};
+pub use self::table::{DetectedSender, MATRIX, Row, SENDERS};
 
 /// The agent of a mode.
 pub fn settings(context: &MatrixContext, backend: Backend, mode: &str) -> Settings {

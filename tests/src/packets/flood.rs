@@ -86,14 +86,14 @@ impl Drop for Flood {
 }
 
 /// One hostile connection.
-struct Connection {
+struct HostileConnection {
     socket: Socket,
     /// What is still to be sent, once it is connected.
     request: Option<&'static [u8]>,
 }
 
 fn attack(to: SocketAddr, count: usize, stop: &AtomicBool, made: &AtomicUsize) -> Result<()> {
-    let mut connections: Vec<Option<Connection>> = (0..count).map(|_| None).collect();
+    let mut connections: Vec<Option<HostileConnection>> = (0..count).map(|_| None).collect();
     // All at once, and then those again that were closed.
     let mut budget = count;
     while !stop.load(Ordering::Relaxed) {
@@ -111,19 +111,19 @@ fn attack(to: SocketAddr, count: usize, stop: &AtomicBool, made: &AtomicUsize) -
     Ok(())
 }
 
-fn connect(to: SocketAddr, request: &'static [u8]) -> io::Result<Connection> {
+fn connect(to: SocketAddr, request: &'static [u8]) -> io::Result<HostileConnection> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     match socket.connect(&to.into()) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    Ok(Connection { socket, request: Some(request) })
+    Ok(HostileConnection { socket, request: Some(request) })
 }
 
 /// Sends what is to be sent, and forgets what was closed at the other end.
-fn look_after(connections: &mut [Option<Connection>]) -> Result<()> {
-    let interest = |connection: &Connection| match connection.request {
+fn look_after(connections: &mut [Option<HostileConnection>]) -> Result<()> {
+    let interest = |connection: &HostileConnection| match connection.request {
         Some(_) => PollFlags::POLLOUT,
         // An end is there to be read, and so is an answer, after which the connection is closed
         // too.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::node::{Node, listens};
+use super::node::{QuickstartNode, listens};
 use super::page::Page;
 use super::{rows, serve};
 use crate::node::fixture::Who;
@@ -27,7 +27,7 @@ const ENOUGH: usize = 60;
 const LATE: [Port; 1] = [Port::tcp("http", 80, 8080)];
 const LATE_IP: &str = "172.30.0.30";
 
-pub(super) fn play(node: &mut Node, page: &mut Page) -> Result<()> {
+pub(super) fn play(node: &mut QuickstartNode, page: &mut Page) -> Result<()> {
     let pod = add_pod(node, page)?;
     let late = SocketAddr::new(ip(LATE_IP), 80);
     let address = pod.address_like(late.ip()).context("the new pod has an IPv4 address")?;
@@ -40,7 +40,7 @@ pub(super) fn play(node: &mut Node, page: &mut Page) -> Result<()> {
 }
 
 /// A new pod, whose first packet must already be a local pod's.
-fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
+fn add_pod(node: &QuickstartNode, page: &mut Page) -> Result<Pod> {
     let pod = node.fixture.cluster.add_pod("late", Wiring::Bridged)?;
     serve::start(&pod.netns, &listens(&pod.addresses))?;
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
@@ -62,7 +62,7 @@ fn add_pod(node: &Node, page: &mut Page) -> Result<Pod> {
 
 /// A service that gets its first endpoint and loses it again: refused, answered, refused.
 fn appear_and_vanish(
-    node: &Node,
+    node: &QuickstartNode,
     page: &mut Page,
     late: SocketAddr,
     endpoint: IpAddr,
@@ -106,7 +106,7 @@ fn appear_and_vanish(
 }
 
 /// One of three endpoints of a service in use is removed.
-fn remove_from_web(node: &Node, page: &mut Page) -> Result<()> {
+fn remove_from_web(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
     let text = std::fs::read_to_string(node.fixture.cluster.manifests.folder().join("web.yaml"))?;
     let entry =

@@ -27,12 +27,12 @@ const KEPT: &str = "denizen-quickstart";
 const KEPT_FOLDER: &str = "/run/denizen-quickstart";
 
 /// The node, up and programmed.
-pub(super) struct Node {
+pub(super) struct QuickstartNode {
     pub(super) agent: Agent,
     pub(super) fixture: Fixture,
 }
 
-impl Node {
+impl QuickstartNode {
     pub(super) fn up(keep: bool) -> Result<Self> {
         let cluster = cluster(keep)?;
         apply_examples(&cluster.manifests)?;

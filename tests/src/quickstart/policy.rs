@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::node::Node;
+use super::node::QuickstartNode;
 use super::page::Page;
 use crate::node::cluster::NODE;
 use crate::node::fixture::Who;
@@ -43,7 +43,7 @@ fn object(pod: &Pod, name: &str, app: &str) -> Value {
     })
 }
 
-pub(super) fn play(node: &Node, page: &mut Page) -> Result<()> {
+pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     let manifests = &node.fixture.cluster.manifests;
     let (bridged, routed) = (&node.fixture.bridged, &node.fixture.routed);
     let pods = [object(bridged, "bridged", "web"), object(routed, "routed", "shop")];
@@ -63,7 +63,7 @@ pub(super) fn play(node: &Node, page: &mut Page) -> Result<()> {
 }
 
 /// Connects to the bridged pod as `who`, and shows what came of it and why.
-fn connect(node: &Node, page: &mut Page, who: Who, expected: &str) -> Result<()> {
+fn connect(node: &QuickstartNode, page: &mut Page, who: Who, expected: &str) -> Result<()> {
     let web = SocketAddr::new(ip("10.10.0.2"), 8080);
     let (source, interface) = (node.fixture.address(who, web.ip())?, node.fixture.place(who).1);
     let outcome = node.fixture.ask(who, web, Protocol::Tcp)?;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 
-use super::node::Node;
+use super::node::QuickstartNode;
 use super::page::{Line, Page};
 use crate::agent::{Explanation, ExplanationStep};
 use crate::node::fixture::Who;
@@ -16,7 +16,7 @@ use crate::packets::probe::{Outcome, Probe, Protocol};
 const SPREAD: usize = 300;
 
 /// A connection to make.
-struct Row {
+struct ConnectionRow {
     from: Who,
     what: &'static str,
     to: SocketAddr,
@@ -62,7 +62,7 @@ fn services() -> [Services; 2] {
     ]
 }
 
-fn rows(at: &Services) -> Vec<Row> {
+fn rows(at: &Services) -> Vec<ConnectionRow> {
     use Protocol::{Tcp, Udp};
     use Who::{Bridged, Outside, Remote, Routed, ThisNode};
     let to = |address, port, protocol| (SocketAddr::new(address, port), protocol);
@@ -90,12 +90,18 @@ fn rows(at: &Services) -> Vec<Row> {
         (Bridged, "no service", pod, answer(&[Remote], false)),
     ];
     rows.into_iter()
-        .map(|(from, what, (to, protocol), expect)| Row { from, what, to, protocol, expect })
+        .map(|(from, what, (to, protocol), expect)| ConnectionRow {
+            from,
+            what,
+            to,
+            protocol,
+            expect,
+        })
         .collect()
 }
 
 /// Sends all connections of both families and puts them on the page.
-pub(super) fn play(node: &Node, page: &mut Page) -> Result<()> {
+pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     let mut lines = Vec::new();
     for family in services() {
         for row in rows(&family) {
@@ -117,7 +123,7 @@ pub(super) fn play(node: &Node, page: &mut Page) -> Result<()> {
     Ok(())
 }
 
-fn send(node: &Node, row: &Row) -> Result<Line> {
+fn send(node: &QuickstartNode, row: &ConnectionRow) -> Result<Line> {
     let (source, interface) =
         (node.fixture.address(row.from, row.to.ip())?, node.fixture.place(row.from).1);
     let outcome = node.fixture.ask(row.from, row.to, row.protocol)?;
@@ -154,7 +160,7 @@ fn reason(step: &ExplanationStep) -> String {
 }
 
 /// Two connections explained to the end.
-fn explain_in_full(node: &Node, page: &mut Page) -> Result<()> {
+fn explain_in_full(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     let rows = rows(&services()[0]);
     for row in rows
         .iter()
@@ -176,13 +182,18 @@ fn explain_in_full(node: &Node, page: &mut Page) -> Result<()> {
 }
 
 /// A connection that starts on the node has the node's address with or without masquerade.
-fn was_masqueraded(row: &Row, seen: IpAddr, source: IpAddr) -> bool {
+fn was_masqueraded(row: &ConnectionRow, seen: IpAddr, source: IpAddr) -> bool {
     seen != source
         || (row.from == Who::ThisNode
             && matches!(row.expect, Expect::Answer { masquerade: true, .. }))
 }
 
-fn wrong(node: &Node, row: &Row, outcome: &Outcome, source: IpAddr) -> Result<Option<String>> {
+fn wrong(
+    node: &QuickstartNode,
+    row: &ConnectionRow,
+    outcome: &Outcome,
+    source: IpAddr,
+) -> Result<Option<String>> {
     let right = match (&row.expect, outcome) {
         (Expect::Refused, outcome) => *outcome == Outcome::Refused,
         (Expect::Answer { by, masquerade }, Outcome::Answered { endpoint, seen }) => {
@@ -203,7 +214,7 @@ fn wrong(node: &Node, row: &Row, outcome: &Outcome, source: IpAddr) -> Result<Op
 }
 
 /// What `explain` says otherwise than the packet did.
-fn disagreement(row: &Row, explained: &Explanation) -> Option<String> {
+fn disagreement(row: &ConnectionRow, explained: &Explanation) -> Option<String> {
     let service = explained.service.is_some();
     let expected = match &row.expect {
         Expect::Refused => ("reject", false),
@@ -216,7 +227,12 @@ fn disagreement(row: &Row, explained: &Explanation) -> Option<String> {
 }
 
 /// Many connections of the bridged pod to `to`: each of `by` should answer about as many.
-pub(super) fn spread(node: &Node, to: SocketAddr, by: &[Who], page: &mut Page) -> Result<()> {
+pub(super) fn spread(
+    node: &QuickstartNode,
+    to: SocketAddr,
+    by: &[Who],
+    page: &mut Page,
+) -> Result<()> {
     let (netns, _) = node.fixture.place(Who::Bridged);
     let outcomes = netns.run(|| (0..SPREAD).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>())?;
     let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();

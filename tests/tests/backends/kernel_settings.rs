@@ -76,9 +76,9 @@ fn a_service_on_the_clients_own_bridge_works_though_the_bridge_was_not_filtered(
 }
 
 /// Ends its process, by its id, when it is dropped.
-struct Running(Child);
+struct ForeignProcess(Child);
 
-impl Drop for Running {
+impl Drop for ForeignProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -110,7 +110,7 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
         "mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec \"$@\"";
     let program = ["unshare", "--mount", "sh", "-c", read_only, "sh"];
     let mut command = command(&fixture, &program, &[])?;
-    let _agent = Running(node.run(|| command.spawn())??);
+    let _agent = ForeignProcess(node.run(|| command.spawn())??);
     let status = status_of(&fixture)?;
     let errors: Vec<_> = status["errors"].as_array().context("errors")?.iter().collect();
     for key in BRIDGE_FILTERS {
@@ -145,7 +145,7 @@ fn a_mount_of_the_hosts_settings_is_enough_where_proc_sys_is_read_only() -> Resu
     let flag = format!("--sysctl-dir={host}");
     let flags = [&flag, "--conntrack-udp-timeout=43s", "--nodeport-addresses=all,localhost"];
     let mut command = command(&fixture, &program, &flags)?;
-    let _agent = Running(node.run(|| command.spawn())??);
+    let _agent = ForeignProcess(node.run(|| command.spawn())??);
     let status = status_of(&fixture)?;
     for key in BRIDGE_FILTERS {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");

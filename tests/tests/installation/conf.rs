@@ -351,13 +351,13 @@ fn the_image_has_the_iptables_that_the_tests_run() -> Result<()> {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rules {
-    groups: Vec<Group>,
+struct AlertRules {
+    groups: Vec<AlertGroup>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Group {
+struct AlertGroup {
     name: String,
     rules: Vec<Alert>,
 }
@@ -375,7 +375,7 @@ struct Alert {
 
 #[test]
 fn every_alert_says_what_is_wrong_and_how_bad_it_is() -> Result<()> {
-    let rules: Rules = serde_json::from_value(documents("monitoring/alerts.yaml")?.remove(0))?;
+    let rules: AlertRules = serde_json::from_value(documents("monitoring/alerts.yaml")?.remove(0))?;
     let mut names = BTreeSet::new();
     for alert in rules.groups.iter().flat_map(|group| &group.rules) {
         assert!(names.insert(&alert.alert), "{} twice", alert.alert);

@@ -37,14 +37,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A node with containerd, whose chain is as a CNI plugin's installer leaves it: without denizen
 /// yet.
-struct Node {
+struct ContainerdNode {
     containerd: Containerd,
     folder: PathBuf,
     cluster: Cluster,
     _web: Server,
 }
 
-impl Node {
+impl ContainerdNode {
     fn new(label: &str) -> Result<Self> {
         let cluster = Cluster::new(label, &Value::Null)?;
         let web = cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
@@ -117,7 +117,7 @@ fn pods(agent: &Agent) -> Result<u64> {
 
 #[test]
 fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()> {
-    let node = Node::new("ctr-one")?;
+    let node = ContainerdNode::new("ctr-one")?;
     let agent = node.cluster.start_agent()?;
     node.install()?;
     let cri = node.containerd.cri()?;
@@ -155,7 +155,7 @@ fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()>
 #[test]
 fn thirty_pods_at_once_are_all_known_and_all_crossed_out() -> Result<()> {
     const PODS: usize = 30;
-    let node = Node::new("ctr-thirty")?;
+    let node = ContainerdNode::new("ctr-thirty")?;
     let agent = node.cluster.start_agent()?;
     node.install()?;
     let (start, all_are_there) = (Barrier::new(PODS), Barrier::new(PODS));
@@ -193,7 +193,7 @@ fn thirty_pods_at_once_are_all_known_and_all_crossed_out() -> Result<()> {
 /// by the old chain, is made good for.
 #[test]
 fn pods_that_containerd_made_before_are_adopted_and_pruned() -> Result<()> {
-    let node = Node::new("ctr-adopt")?;
+    let node = ContainerdNode::new("ctr-adopt")?;
     let cri = node.containerd.cri()?;
     let old = cri.run_sandbox("old")?;
     let agent = node.cluster.start_agent()?;

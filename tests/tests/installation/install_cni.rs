@@ -21,11 +21,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LIST: &str = "{\n  \"cniVersion\": \"1.0.0\", \"name\": \"pods\",\n  \"plugins\": [\n    { \"type\": \"bridge\" },\n    { \"type\": \"portmap\" }\n  ]\n}\n";
 const LONE: &str = "{ \"cniVersion\": \"0.4.0\", \"name\": \"pods\", \"type\": \"ptp\" }\n";
 
-struct Node {
+struct CniNode {
     folder: TempDir,
 }
 
-impl Node {
+impl CniNode {
     fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         fs::create_dir(folder.path().join("net.d"))?;
@@ -109,7 +109,7 @@ fn is(folder: &Path, expected: &[&str]) -> bool {
 #[test]
 fn once_and_out_again() -> Result<()> {
     for (name, text) in [("10-x.conflist", LIST), ("10-x.conf", LONE)] {
-        let node = Node::new()?;
+        let node = CniNode::new()?;
         let refused = node.run(&["--once"])?;
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(
@@ -141,7 +141,7 @@ fn once_and_out_again() -> Result<()> {
 
 #[test]
 fn it_waits_for_a_configuration_and_keeps_its_place_in_it() -> Result<()> {
-    let node = Node::new()?;
+    let node = CniNode::new()?;
     let mut running = node.start()?;
     node.wait("it says that it waits", || node.log().contains("waiting for one"))?;
     node.write("00-broken.conflist", "{ \"name\": ")?;
@@ -166,7 +166,7 @@ fn it_waits_for_a_configuration_and_keeps_its_place_in_it() -> Result<()> {
 /// before denizen was there, and after.
 #[test]
 fn behind_multus_it_is_in_the_network_that_multus_delegates_to() -> Result<()> {
-    let node = Node::new()?;
+    let node = CniNode::new()?;
     node.write("10-x.conflist", LIST)?;
     let start_multus = |network: &str| {
         let network: Value = serde_json::from_str(network)?;
@@ -202,7 +202,7 @@ fn behind_multus_it_is_in_the_network_that_multus_delegates_to() -> Result<()> {
 
 #[test]
 fn a_plugin_that_does_not_run_is_not_installed() -> Result<()> {
-    let node = Node::new()?;
+    let node = CniNode::new()?;
     node.write("10-x.conflist", LIST)?;
     assert!(node.run(&["--once"])?.status.success());
     assert!(node.run(&["--uninstall"])?.status.success());
@@ -236,7 +236,7 @@ fn with_redirect_the_entry_has_the_capability() -> Result<()> {
         (redirect, Some(json!({ "io.kubernetes.cri.pod-annotations": true }))),
         (others, Some(json!({ "io.kubernetes.cri.pod-annotations": true, "ips": true }))),
     ] {
-        let node = Node::new()?;
+        let node = CniNode::new()?;
         node.write("10-x.conflist", LIST)?;
         let output = node.run(&["--once", "--plugin-config", config])?;
         assert!(output.status.success(), "{output:?}");
@@ -244,7 +244,7 @@ fn with_redirect_the_entry_has_the_capability() -> Result<()> {
         let list: Value = serde_json::from_str(&list)?;
         assert_eq!(list["plugins"][2].get("capabilities"), expected.as_ref(), "{list}");
     }
-    let node = Node::new()?;
+    let node = CniNode::new()?;
     node.write("10-x.conflist", LIST)?;
     let wrong = r#"{"redirect":{},"capabilities":[]}"#;
     let output = node.run(&["--once", "--plugin-config", wrong])?;
@@ -258,7 +258,7 @@ fn with_redirect_the_entry_has_the_capability() -> Result<()> {
 #[test]
 fn a_crash_at_any_point_leaves_a_valid_configuration() -> Result<()> {
     for (name, text) in [("10-x.conflist", LIST), ("10-x.conf", LONE)] {
-        let node = Node::new()?;
+        let node = CniNode::new()?;
         node.write(name, text)?;
         let (folder, stop) = (node.conf(), AtomicBool::new(false));
         thread::scope(|scope| -> Result<()> {

@@ -14,14 +14,14 @@ use serde_json::Value;
 use crate::firewall::{Following, pod_name};
 
 /// An API group, a resource in it, and what is done with it.
-type Right = (String, String, String);
+type GrantedRight = (String, String, String);
 
 fn texts(list: &Value) -> Vec<String> {
     let texts = list.as_array().into_iter().flatten();
     texts.filter_map(|text| text.as_str().map(str::to_owned)).collect()
 }
 
-fn permitted(documents: &[Value]) -> Result<BTreeSet<Right>> {
+fn permitted(documents: &[Value]) -> Result<BTreeSet<GrantedRight>> {
     let role = documents.iter().find(|object| object["kind"] == "ClusterRole");
     let mut rights = BTreeSet::new();
     // Asked for where ClusterNetworkPolicies are served.
@@ -40,7 +40,7 @@ fn permitted(documents: &[Value]) -> Result<BTreeSet<Right>> {
 }
 
 /// What a request needs.
-fn right(asked: &Asked) -> Result<Right> {
+fn right(asked: &Asked) -> Result<GrantedRight> {
     let path = &asked.path;
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let (group, resource) = match parts.as_slice() {
@@ -90,13 +90,13 @@ fn the_role_beside_kube_proxy_permits_what_is_asked_for_and_nothing_else() -> Re
 
 fn until_all_is_asked_for(
     context: &ApiContext<ApiServer>,
-    permitted: &BTreeSet<Right>,
+    permitted: &BTreeSet<GrantedRight>,
 ) -> Result<()> {
     eventually("everything that is permitted is asked for", BOUND, || {
         let asked = context.api.asked();
         let of_tiers = |asked: &&Asked| asked.path.contains("policy.networking.k8s.io");
         let asked = asked.iter().filter(|asked| !of_tiers(asked));
-        let asked: BTreeSet<Right> = asked.map(right).collect::<Result<_>>()?;
+        let asked: BTreeSet<GrantedRight> = asked.map(right).collect::<Result<_>>()?;
         let more: Vec<_> = asked.difference(permitted).collect();
         anyhow::ensure!(more.is_empty(), "forbidden: {more:?}");
         Ok(asked == *permitted)

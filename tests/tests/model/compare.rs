@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::agent::Agent;
 use super::cluster::ports;
 use super::world::World;
-use denizen_tests::oracle::reader::{Arrival, End, ReadFate, Reader};
+use denizen_tests::oracle::reader::{Arrival, ReadEnd, ReadFate, Reader};
 
 /// Draws that should be as likely as each other differ by less.
 const ROUNDING: f64 = 1e-9;
@@ -24,7 +24,7 @@ pub fn compare(
     reader: &Reader,
     arrival: &Arrival,
     said: &Explanation,
-) -> Result<BTreeMap<End, f64>> {
+) -> Result<BTreeMap<ReadEnd, f64>> {
     let ends = reader.walk(arrival).context("the rules cannot be read")?;
     let sum: f64 = ends.values().sum();
     ensure!((sum - 1.0).abs() < ROUNDING, "probabilities sum up to {sum}: {ends:?}");
@@ -47,7 +47,7 @@ pub fn compare(
 }
 
 /// What the rules make of a packet, without how likely.
-pub fn fates(ends: &BTreeMap<End, f64>) -> Fates {
+pub fn fates(ends: &BTreeMap<ReadEnd, f64>) -> Fates {
     ends.keys().map(|end| (end.fate, end.masqueraded)).collect()
 }
 

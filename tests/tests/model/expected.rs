@@ -21,7 +21,7 @@ enum Sender {
 }
 
 /// A world, and a packet in it.
-struct Question<'a> {
+struct PacketQuestion<'a> {
     world: &'a World,
     packet: &'a Arrival,
     v4: bool,
@@ -31,7 +31,7 @@ struct Question<'a> {
 /// What may become of the packet, each with whether it is masqueraded; and whether a local pod sent
 /// it.
 pub fn expected(world: &World, packet: &Arrival) -> (BTreeSet<(ReadFate, bool)>, bool) {
-    let question = Question {
+    let question = PacketQuestion {
         world,
         packet,
         v4: packet.destination.is_ipv4(),
@@ -74,7 +74,7 @@ fn is_local(world: &World, packet: &Arrival) -> bool {
     world.pods.iter().any(is)
 }
 
-impl<'a> Question<'a> {
+impl<'a> PacketQuestion<'a> {
     fn has_flag(&self, flag: &str) -> bool {
         self.world.flags.iter().any(|has| has == flag)
     }
@@ -109,7 +109,7 @@ impl<'a> Question<'a> {
     ///
     /// Unlike kube-proxy, whose last one written wins: cluster IPs win over load balancer IPs,
     /// those over external IPs; then the older service wins, then the first by name.
-    fn winner(&self, frontend: Frontend) -> Option<(Kind, Port<'a>)> {
+    fn winner(&self, frontend: FrontendTuple) -> Option<(Kind, Port<'a>)> {
         let all = ports(self.world, self.v4).into_iter();
         let frontends = all
             .flat_map(|port| frontends(port).into_iter().map(move |(kind, at)| (kind, at, port)));
@@ -270,10 +270,10 @@ impl<'a> Question<'a> {
 }
 
 /// An address, or the node's; a protocol; a port.
-type Frontend = (Option<IpAddr>, u8, u16);
+type FrontendTuple = (Option<IpAddr>, u8, u16);
 
 /// Everything that leads to a service port.
-fn frontends(port: Port<'_>) -> Vec<(Kind, Frontend)> {
+fn frontends(port: Port<'_>) -> Vec<(Kind, FrontendTuple)> {
     let (protocol, number) = (port.protocol(), port.number("port").unwrap_or_default());
     let own = port.addresses().into_iter().map(|(kind, ip)| (kind, (Some(ip), protocol, number)));
     let at_node = port.number("nodePort").map(|number| (Kind::NodePort, (None, protocol, number)));

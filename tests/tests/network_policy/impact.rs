@@ -230,12 +230,12 @@ fn compared(change: &Change) -> Result<Option<usize>> {
 
 /// How many changes were compared, and how many of them change something.
 #[derive(Default)]
-struct Counts {
+struct ChangeCounts {
     compared: Cell<usize>,
     effective: Cell<usize>,
 }
 
-impl Counts {
+impl ChangeCounts {
     fn add(&self, differing: Option<usize>) {
         self.compared.set(self.compared.get() + usize::from(differing.is_some()));
         self.effective.set(self.effective.get() + usize::from(differing > Some(0)));
@@ -252,7 +252,7 @@ impl Counts {
 #[test]
 fn impact_is_the_difference_of_what_the_oracle_says() -> Result<()> {
     let worlds = u32::try_from(test_length::times(1_000, 60))?;
-    let counts = Counts::default();
+    let counts = ChangeCounts::default();
     let test = |Cluster(world): &Cluster| {
         changes(world).iter().try_for_each(|change| {
             counts.add(compared(change)?);
@@ -271,7 +271,7 @@ fn impact_is_the_difference_of_real_probes() -> Result<()> {
     let (play, world) = Play::new("impact", half)?;
     let play = std::cell::RefCell::new(play);
     let count = u32::try_from(test_length::times(60, 6))?;
-    let counts = Counts::default();
+    let counts = ChangeCounts::default();
     for seed in [1, random::seed()?] {
         let worlds = played::worlds(world.clone(), 2..=4);
         random::play(count, seed, Duration::ZERO, worlds, |Cluster(world)| {

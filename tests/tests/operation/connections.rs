@@ -69,9 +69,9 @@ fn listed(fixture: &Fixture) -> Result<BTreeSet<Tuple>> {
 }
 
 /// Who asks what, and what must be said of it: client, service, endpoint, masqueraded or not.
-type Case = (Who, SocketAddr, Option<&'static str>, Option<&'static str>, bool);
+type ConnectionCase = (Who, SocketAddr, Option<&'static str>, Option<&'static str>, bool);
 
-fn cases(fixture: &Fixture) -> Result<Vec<Case>> {
+fn cases(fixture: &Fixture) -> Result<Vec<ConnectionCase>> {
     let mut cases = Vec::new();
     for like in service_ips(10) {
         let pod = |who| Ok::<_, anyhow::Error>(SocketAddr::new(fixture.address(who, like)?, PORT));
@@ -127,7 +127,12 @@ fn connections_agree_with_conntrack_and_have_names() -> Result<()> {
     narrowed(&fixture, &agent, &shown)
 }
 
-fn check(fixture: &Fixture, shown: &Value, protocol: Protocol, case: &Case) -> Result<()> {
+fn check(
+    fixture: &Fixture,
+    shown: &Value,
+    protocol: Protocol,
+    case: &ConnectionCase,
+) -> Result<()> {
     let (who, to, client, endpoint, masqueraded) = case;
     let name = protocol.to_string().to_lowercase();
     let source = fixture.address(*who, to.ip())?;

@@ -47,7 +47,7 @@ fn context(label: &str, flags: &[&str]) -> Result<(Fixture, Agent)> {
 }
 
 /// By table, reason and whether it is answered.
-type Counts = BTreeMap<(String, String, bool), u64>;
+type CountsByReason = BTreeMap<(String, String, bool), u64>;
 
 fn drops(fixture: &Fixture, agent: &Agent) -> Result<Value> {
     let mut command = Command::new(binary::ours("denizen-agent")?);
@@ -56,7 +56,7 @@ fn drops(fixture: &Fixture, agent: &Agent) -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("no JSON")
 }
 
-fn shown(fixture: &Fixture, agent: &Agent) -> Result<Counts> {
+fn shown(fixture: &Fixture, agent: &Agent) -> Result<CountsByReason> {
     let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
     let shown = drops(fixture, agent)?;
     let rows = shown["drops"].as_array().context("a list")?.iter();
@@ -68,8 +68,8 @@ fn shown(fixture: &Fixture, agent: &Agent) -> Result<Counts> {
 }
 
 /// What nft shows of the counters of rules that drop or reject.
-fn counted(node: &Netns) -> Result<Counts> {
-    let mut counts = Counts::new();
+fn counted(node: &Netns) -> Result<CountsByReason> {
+    let mut counts = CountsByReason::new();
     for (family, table) in [
         ("ip", "denizen"),
         ("ip6", "denizen"),

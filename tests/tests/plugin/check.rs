@@ -12,9 +12,9 @@ fn bridge() -> Value {
 
 /// What somebody does behind our back: on the node and in the pod, as arguments of `ip`; `VETH`
 /// stands for the pod's veth.
-type Change = (&'static str, &'static [&'static str], &'static [&'static str], &'static str);
+type NodeChange = (&'static str, &'static [&'static str], &'static [&'static str], &'static str);
 
-const CHANGES: [Change; 7] = [
+const CHANGES: [NodeChange; 7] = [
     (
         "renamed",
         &["link set VETH down", "link set VETH name veth-new"],

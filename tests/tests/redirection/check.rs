@@ -10,9 +10,9 @@ use super::context::{Mesh, nft};
 
 /// A change by `nft`, with the handle of the outbound rule of the proxy's user for `HANDLE`, and
 /// what CHECK says of it.
-type Change = (&'static str, &'static str, &'static [&'static str]);
+type RuleChange = (&'static str, &'static str, &'static [&'static str]);
 
-const CHANGES: [Change; 8] = [
+const CHANGES: [RuleChange; 8] = [
     (
         "the table is gone",
         "delete table inet denizen-redirect",

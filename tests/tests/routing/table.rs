@@ -78,7 +78,7 @@ pub(super) struct Monitor {
 
 /// A route of the table appears, or disappears.
 #[derive(Debug, PartialEq)]
-enum Said {
+enum RouteNotice {
     Announced(IpAddr),
     Withdrawn(IpAddr),
 }
@@ -89,15 +89,15 @@ impl Monitor {
     }
 
     /// What was said since.
-    fn said(&mut self) -> Result<Vec<Said>> {
+    fn said(&mut self) -> Result<Vec<RouteNotice>> {
         let mut said = Vec::new();
         self.watch.changes(|change| {
             said.extend(match change {
                 RouteChange::Added(it) if it.key.table == 219 => {
-                    Some(Said::Announced(it.key.destination.ip()))
+                    Some(RouteNotice::Announced(it.key.destination.ip()))
                 }
                 RouteChange::Removed(it) if it.key.table == 219 => {
-                    Some(Said::Withdrawn(it.key.destination.ip()))
+                    Some(RouteNotice::Withdrawn(it.key.destination.ip()))
                 }
                 RouteChange::Added(_)
                 | RouteChange::Removed(_)
@@ -112,11 +112,11 @@ impl Monitor {
     pub(super) fn withdrawn(&mut self) -> Result<Vec<IpAddr>> {
         let said = self.said()?.into_iter();
         let withdrawn =
-            |said| if let Said::Withdrawn(address) = said { Some(address) } else { None };
+            |said| if let RouteNotice::Withdrawn(address) = said { Some(address) } else { None };
         Ok(said.filter_map(withdrawn).collect())
     }
 
-    fn until(&mut self, wanted: &Said) -> Result<()> {
+    fn until(&mut self, wanted: &RouteNotice) -> Result<()> {
         eventually("said", BOUND, || Ok(self.said()?.contains(wanted)))
     }
 }
@@ -137,14 +137,14 @@ fn an_address_is_announced_after_its_rules_and_withdrawn_before_they_go() -> Res
     let mut monitor = Monitor::of(&node.netns)?;
     for _ in 0..test_length::in_full(30, 3) {
         manifests.put("web", &web(node, true)?)?;
-        monitor.until(&Said::Announced(vip.ip()))?;
+        monitor.until(&RouteNotice::Announced(vip.ip()))?;
         let outcome = ask();
         ensure!(outcome.endpoint().is_some(), "announced, and {outcome:?}");
         manifests.put("web", &web(node, false)?)?;
         eventually("not served", BOUND, || Ok(ask().endpoint().is_none()))?;
         let left = table(&node.netns)?;
         ensure!(!left.contains(&announced(&VIPS)[0]), "not served, and announced: {left:?}");
-        monitor.until(&Said::Withdrawn(vip.ip()))?;
+        monitor.until(&RouteNotice::Withdrawn(vip.ip()))?;
     }
     Ok(())
 }

@@ -44,14 +44,14 @@ fn errors_name_the_problem() {
 }
 
 #[derive(Debug, Parser)]
-struct Line {
+struct CommandLine {
     #[command(flatten)]
     run: RunArgs,
 }
 
 fn checked(flags: &str) -> Result<Config, String> {
     let words = ["agent", "--manifests", "/m"].into_iter().chain(flags.split_whitespace());
-    let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+    let line = CommandLine::try_parse_from(words).map_err(|error| error.to_string())?;
     line.run.check(BackendName::Nftables).map_err(|error| error.to_string())
 }
 
@@ -198,7 +198,7 @@ fn where_the_objects_come_from() {
     ];
     let check = |flags: &[&str], host: Option<&str>, services| {
         let words = std::iter::once("denizen-agent").chain(flags.iter().copied());
-        let line = Line::try_parse_from(words).unwrap();
+        let line = CommandLine::try_parse_from(words).unwrap();
         let api = |host: &str| InCluster { host: host.to_owned(), port: "443".to_owned() };
         line.run.objects.check(host.map(api), services)
     };
@@ -218,7 +218,8 @@ fn where_the_objects_come_from() {
         assert_eq!(check(&flags, host, false), expected, "{flags:?}, without services");
     }
     assert!(
-        Line::try_parse_from(["denizen-agent", "--manifests", "/m", "--kubeconfig", "/k"]).is_err()
+        CommandLine::try_parse_from(["denizen-agent", "--manifests", "/m", "--kubeconfig", "/k"])
+            .is_err()
     );
 }
 

@@ -23,12 +23,12 @@ use denizen_plan::{
 };
 
 /// A plan and its rules.
-struct Rules {
+struct NftablesPlan {
     planner: Planner,
     nftables: Nftables<NoKernel>,
 }
 
-impl Rules {
+impl NftablesPlan {
     fn new() -> Self {
         // The one whose constant rules depend on facts.
         let policy = Policy { detector: Detector::NodeCidr(None), ..policy() };
@@ -55,7 +55,7 @@ impl Rules {
 
 /// What is programmed, but for what depends on the way: slots, sizes of classes, numbers, and
 /// chains that nothing refers to any more.
-fn settled(rules: &mut Rules) -> BTreeSet<String> {
+fn settled(rules: &mut NftablesPlan) -> BTreeSet<String> {
     settled_lines(&rules.text())
 }
 
@@ -221,7 +221,7 @@ proptest! {
         for (listing, at) in Listing::SERVICES.into_iter().zip(listed) {
             way.insert(at.index(way.len()), Event::Listed(listing));
         }
-        let mut rules = Rules::new();
+        let mut rules = NftablesPlan::new();
         let reconnect = reconnect.index(way.len());
         for (n, some) in way.chunks(batch).enumerate() {
             rules.apply(some.to_vec());
@@ -241,7 +241,7 @@ proptest! {
                 rules.decide();
             }
         }
-        let mut fresh = Rules::new();
+        let mut fresh = NftablesPlan::new();
         fresh.apply(last_words(&way));
         same(&settled(&mut rules), &settled(&mut fresh))?;
         let at_once = render(rules.planner.plan()).to_string();
@@ -253,7 +253,7 @@ proptest! {
     fn the_order_does_not_matter(events in proptest::collection::vec(event(), 1..30)) {
         let events = last_words(&events);
         let rules_of = |events: Vec<Event>| {
-            let mut rules = Rules::new();
+            let mut rules = NftablesPlan::new();
             rules.apply(Listing::SERVICES.map(Event::Listed).into());
             for event in events {
                 rules.apply(vec![event]);
@@ -268,7 +268,7 @@ proptest! {
 
 #[test]
 fn services_wait_for_the_whole_picture_and_pods_do_not() {
-    let mut rules = Rules::new();
+    let mut rules = NftablesPlan::new();
     let events = vec![
         a_service(1, 1),
         a_slice(1, 1, [3].into()),

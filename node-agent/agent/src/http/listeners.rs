@@ -31,11 +31,11 @@ const RETRY: Duration = Duration::from_secs(1);
 const BACKLOG: u32 = 4096;
 
 /// The addresses, and what each serves.
-pub(super) type Wanted = BTreeMap<SocketAddr, Site>;
+pub(super) type Sites = BTreeMap<SocketAddr, Site>;
 
 /// Listens at the `wanted` addresses, until the channel of `ports` is closed.
 pub(super) async fn serve(
-    wanted: impl Fn(&HealthPorts) -> Wanted,
+    wanted: impl Fn(&HealthPorts) -> Sites,
     mut ports: watch::Receiver<HealthPorts>,
     answers: Arc<Answers>,
     reporter: ProblemReporter,
@@ -55,7 +55,7 @@ pub(super) async fn serve(
 }
 
 /// Addresses that other hosts and pods may reach.
-pub(super) fn public(listen: Listen, ports: &HealthPorts) -> Wanted {
+pub(super) fn public(listen: Listen, ports: &HealthPorts) -> Sites {
     let checks = ports.sockets().map(|at| (at, Site::HealthCheck));
     // The operator's own addresses come last and have precedence.
     let own =
@@ -66,7 +66,7 @@ pub(super) fn public(listen: Listen, ports: &HealthPorts) -> Wanted {
 /// The address for kubelet's probes: a socket of its own, so that connections of other hosts and
 /// pods never wait in the kernel's queue before a probe. If something else has this address, it
 /// answers the probes too.
-pub(super) fn for_kubelet(listen: Listen) -> Wanted {
+pub(super) fn for_kubelet(listen: Listen) -> Sites {
     let is_shared = |at: &SocketAddr| [listen.health, listen.metrics].contains(&Some(*at));
     let at = listen.probe.filter(|at| !is_shared(at));
     at.map(|at| (at, Site::Probe)).into_iter().collect()

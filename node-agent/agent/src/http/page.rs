@@ -32,7 +32,7 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; form-action 'self'; 
 
 /// The request's query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Asking {
+pub(super) struct PageQuery {
     view: ViewQuery,
     from: String,
     to: String,
@@ -58,7 +58,7 @@ pub(super) async fn page(
             [STYLE, include_str!("page/style.css")].concat(),
         ),
         _ => {
-            let asking = Asking::parse(request.uri().query().unwrap_or_default());
+            let asking = PageQuery::parse(request.uri().query().unwrap_or_default());
             rendered(requests, connections, &asking).await
         }
     };
@@ -69,7 +69,7 @@ pub(super) async fn page(
 async fn rendered(
     requests: &mpsc::Sender<Question>,
     connections: &Connections,
-    asking: &Asking,
+    asking: &PageQuery,
 ) -> Answer {
     let query = asking.view.clone();
     let view: Answered<View> = ask(requests, |reply| Question::View(query, reply)).await;
@@ -94,7 +94,7 @@ async fn rendered(
     answer(status, "text/html; charset=utf-8", page.into_string())
 }
 
-impl Asking {
+impl PageQuery {
     fn parse(query: &str) -> Self {
         let mut asking = Self::default();
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {

@@ -18,11 +18,11 @@ const OF_ONE_CLIENT: usize = 16;
 
 /// The open connections. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Slots(Arc<Mutex<Table>>);
+pub(super) struct Slots(Arc<Mutex<HeldConnections>>);
 
 /// The open connections, oldest first.
 #[derive(Debug, Default)]
-struct Table {
+struct HeldConnections {
     next: u64,
     held: Vec<Held>,
 }
@@ -61,7 +61,7 @@ impl Slots {
     }
 }
 
-impl Table {
+impl HeldConnections {
     fn make_room(&mut self, client: IpAddr) {
         let of_client = self.held.iter().filter(|held| held.client == client).count();
         let victim = if of_client >= OF_ONE_CLIENT {

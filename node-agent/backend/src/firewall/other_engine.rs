@@ -55,7 +55,7 @@ pub fn other_engine() -> Result<Option<Engine>, EngineError> {
 
 /// Something in the kernel by which an engine is recognised, and where it is.
 #[derive(Debug)]
-struct Object {
+struct KernelObject {
     kind: ObjectKind,
     name: String,
     /// Behind kind and name.
@@ -98,7 +98,7 @@ const ENGINES: [(&str, ObjectKind, NamePattern); 14] = [
     ("Azure NPM", ObjectKind::Chain, NamePattern::Exactly("AZURE-NPM")),
 ];
 
-fn recognise(objects: &[Object]) -> Option<Engine> {
+fn recognise(objects: &[KernelObject]) -> Option<Engine> {
     ENGINES.iter().find_map(|(engine, kind, named)| {
         let is_named = |name: &str| match named {
             NamePattern::Exactly(exactly) => name == *exactly,
@@ -106,7 +106,7 @@ fn recognise(objects: &[Object]) -> Option<Engine> {
         };
         let object =
             objects.iter().find(|object| object.kind == *kind && is_named(&object.name))?;
-        let Object { kind, name, of } = object;
+        let KernelObject { kind, name, of } = object;
         let kind = match kind {
             ObjectKind::Link => "link",
             ObjectKind::Table => "table",
@@ -116,38 +116,41 @@ fn recognise(objects: &[Object]) -> Option<Engine> {
     })
 }
 
-fn links() -> Result<Vec<Object>, EngineError> {
+fn links() -> Result<Vec<KernelObject>, EngineError> {
     let links = if_nameindex().map_err(EngineError::Links)?;
-    let link = |name: String| Object { kind: ObjectKind::Link, name, of: String::new() };
+    let link = |name: String| KernelObject { kind: ObjectKind::Link, name, of: String::new() };
     Ok(links
         .iter()
         .map(|interface| link(interface.name().to_string_lossy().into_owned()))
         .collect())
 }
 
-fn tables_and_chains() -> Result<Vec<Object>, NetlinkError> {
+fn tables_and_chains() -> Result<Vec<KernelObject>, NetlinkError> {
     let mut kernel = Kernel::open()?;
     let mut objects = kernel.tables(|table| {
         let of = format!(" of family {}", table.family()?);
-        Some(Object { kind: ObjectKind::Table, name: table.name()?.to_owned(), of })
+        Some(KernelObject { kind: ObjectKind::Table, name: table.name()?.to_owned(), of })
     })?;
     objects.extend(kernel.chains(None, |chain| {
         let of = format!(" of table {} {}", chain.family()?, chain.table()?);
-        Some(Object { kind: ObjectKind::Chain, name: chain.name()?.to_owned(), of })
+        Some(KernelObject { kind: ObjectKind::Chain, name: chain.name()?.to_owned(), of })
     })?);
     Ok(objects)
 }
 
 /// The chains of legacy iptables' filter table, which have no netlink.
-fn legacy_chains(version: Family) -> Result<Vec<Object>, IptablesError> {
+fn legacy_chains(version: Family) -> Result<Vec<KernelObject>, IptablesError> {
     // Asking iptables would make the table.
     if !legacy_tables(version).iter().any(|name| name == Table::Filter.as_str()) {
         return Ok(Vec::new());
     }
     let saved = Programs::installed(Variant::Legacy)?.saved(version, Table::Filter)?;
     let of = format!(" of table {} of legacy {}", Table::Filter, iptables_of(version));
-    let chain =
-        |name: &str| Object { kind: ObjectKind::Chain, name: name.to_owned(), of: of.clone() };
+    let chain = |name: &str| KernelObject {
+        kind: ObjectKind::Chain,
+        name: name.to_owned(),
+        of: of.clone(),
+    };
     let declared = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
     Ok(declared.map(chain).collect())
 }

@@ -50,7 +50,7 @@ pub enum DefaultFate {
 
 /// How a walk through a chain ends for such a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum WalkEnd {
     Accepted,
     Dropped,
     Returned,
@@ -60,9 +60,9 @@ enum End {
 pub fn filter(chains: &Chains, base: &str, policy_drops: bool) -> DefaultFate {
     let mut walk = Walk { chains, accepts: false };
     let dropped = match walk.through(base, 0) {
-        End::Accepted => false,
-        End::Dropped => true,
-        End::Returned => policy_drops,
+        WalkEnd::Accepted => false,
+        WalkEnd::Dropped => true,
+        WalkEnd::Returned => policy_drops,
     };
     if dropped { DefaultFate::Drops { all: !walk.accepts } } else { DefaultFate::Passes }
 }
@@ -74,7 +74,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn through(&mut self, chain: &str, depth: usize) -> End {
+    fn through(&mut self, chain: &str, depth: usize) -> WalkEnd {
         // The kernel's own limit on jumps (NFT_JUMP_STACK_SIZE).
         const DEEPEST: usize = 16;
         let rules = self.chains.get(chain).filter(|_| depth < DEEPEST);
@@ -84,29 +84,29 @@ impl Walk<'_> {
                 return end;
             }
         }
-        End::Returned
+        WalkEnd::Returned
     }
 
     /// Where the walk ends at this rule, if it does.
-    fn past(&mut self, rule: &Rule, depth: usize) -> Option<End> {
+    fn past(&mut self, rule: &Rule, depth: usize) -> Option<WalkEnd> {
         let end = match &rule.act {
             Act::Nothing => return None,
             Act::Unknown => {
                 self.accepts = true;
                 return None;
             }
-            Act::Accept => End::Accepted,
-            Act::Drop => End::Dropped,
-            Act::Return => End::Returned,
+            Act::Accept => WalkEnd::Accepted,
+            Act::Drop => WalkEnd::Dropped,
+            Act::Return => WalkEnd::Returned,
             Act::Jump(to) => match self.through(to, depth + 1) {
-                End::Returned => return None,
-                end @ (End::Accepted | End::Dropped) => end,
+                WalkEnd::Returned => return None,
+                end @ (WalkEnd::Accepted | WalkEnd::Dropped) => end,
             },
             Act::Goto(to) => self.through(to, depth + 1),
         };
         if rule.conditional {
             // What returns early goes round a drop that comes later.
-            self.accepts |= end != End::Dropped;
+            self.accepts |= end != WalkEnd::Dropped;
             return None;
         }
         Some(end)
@@ -131,8 +131,8 @@ mod tests {
         let drops = |all| DefaultFate::Drops { all };
         let passes = DefaultFate::Passes;
         // Rules of the base chain, of the other chain, and what is so with policy drop and accept.
-        type Case = (&'static str, Vec<Rule>, Vec<Rule>, [DefaultFate; 2]);
-        let cases: Vec<Case> = vec![
+        type ChainCase = (&'static str, Vec<Rule>, Vec<Rule>, [DefaultFate; 2]);
+        let cases: Vec<ChainCase> = vec![
             ("empty", vec![], vec![], [drops(true), passes]),
             ("counts", vec![always(Nothing)], vec![], [drops(true), passes]),
             ("accepts some", vec![some(Accept)], vec![], [drops(false), passes]),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use super::table::{
-    ADDRESSES, Rules, TAKEN, chains, of_address, of_hairpin, of_host_port, of_taken,
+    ADDRESSES, TAKEN, TableRules, chains, of_address, of_hairpin, of_host_port, of_taken,
 };
 use denizen_model::{Family, family_of};
 use denizen_nft::{Chain, Content, Delta, Element, Key, Observed, SetId};
@@ -14,7 +14,7 @@ use denizen_plan::{HostPortChanges, HostPortKey, HostPortPlan, Plan, ServedHostP
 #[derive(Debug)]
 pub struct HostPortTable {
     version: Family,
-    rules: Rules,
+    rules: TableRules,
     elements: HashMap<(SetId, Key), Element>,
     served: HashMap<HostPortKey, ServedHostPort>,
     /// How many host ports lead to each address.
@@ -28,7 +28,7 @@ impl HostPortTable {
     pub fn new(version: Family) -> Self {
         Self {
             version,
-            rules: Rules::default(),
+            rules: TableRules::default(),
             elements: HashMap::new(),
             served: HashMap::new(),
             endpoints: BTreeMap::new(),
@@ -94,7 +94,7 @@ impl HostPortTable {
         let has_loopback =
             self.version == Family::V4 && settings.is_some_and(|settings| settings.localhost);
         let ports = !self.served.is_empty();
-        let rules = Rules {
+        let rules = TableRules {
             ports,
             on_loopback: has_loopback && ports,
             // Every backend guards these addresses itself.

@@ -33,7 +33,7 @@ const HAIRPINS: SetId = SetId(4);
 
 /// What the rules depend on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct TableRules {
     /// Host ports are served on 127.0.0.0/8.
     pub on_loopback: bool,
     /// Neighbours' packets to 127.0.0.0/8 are dropped, which `route_localnet` would let in.
@@ -72,7 +72,7 @@ fn set(version: Family, id: SetId) -> Set {
 }
 
 /// Its chains, each before those that refer to it.
-pub fn chains(version: Family, rules: Rules) -> Vec<Chain> {
+pub fn chains(version: Family, rules: TableRules) -> Vec<Chain> {
     let nat = |hook, priority| BaseChain { kind: ChainKind::Nat, hook, priority };
     let base = |name: &str, base, why: Why, rules| Chain {
         name: name.into(),

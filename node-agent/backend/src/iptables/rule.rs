@@ -138,7 +138,7 @@ impl Rule {
     }
 
     fn write(&self, family: Family, text: &mut String) -> fmt::Result {
-        for at in Place::BEFORE_COMMENT {
+        for at in TestPosition::BEFORE_COMMENT {
             for (is, test) in self.tests.iter().filter(|(_, test)| test.place() == at) {
                 test.write_plain(*is, text)?;
             }
@@ -155,7 +155,7 @@ impl Rule {
 
 /// The position at which `iptables-save` prints a test, in whichever order tests are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum TestPosition {
     Source,
     Destination,
     Input,
@@ -164,19 +164,19 @@ enum Place {
     Extension,
 }
 
-impl Place {
+impl TestPosition {
     const BEFORE_COMMENT: [Self; 5] =
         [Self::Source, Self::Destination, Self::Input, Self::Protocol, Self::First];
 }
 
 impl Match {
-    fn place(&self) -> Place {
+    fn place(&self) -> TestPosition {
         match self {
-            Self::Source(_) => Place::Source,
-            Self::Destination(_) => Place::Destination,
-            Self::Input(_) => Place::Input,
-            Self::Protocol(_) | Self::Port(..) => Place::Protocol,
-            Self::New => Place::First,
+            Self::Source(_) => TestPosition::Source,
+            Self::Destination(_) => TestPosition::Destination,
+            Self::Input(_) => TestPosition::Input,
+            Self::Protocol(_) | Self::Port(..) => TestPosition::Protocol,
+            Self::New => TestPosition::First,
             Self::FromNode
             | Self::ToNode
             | Self::FromPod
@@ -187,7 +187,7 @@ impl Match {
             | Self::FirstPacket
             | Self::OneIn(_)
             | Self::Recent(..)
-            | Self::Remember(_) => Place::Extension,
+            | Self::Remember(_) => TestPosition::Extension,
         }
     }
 

@@ -17,7 +17,7 @@ use denizen_plan::{Frontend, FrontendAddress, FrontendKey};
 #[derive(Debug)]
 pub struct Ruleset {
     shape: Shape,
-    ports: BTreeMap<ServicePortName, Port>,
+    ports: BTreeMap<ServicePortName, PortChains>,
     owners: HashMap<FrontendKey, ServicePortName>,
     /// Chains to be written, or to be removed if they have no text any more.
     changed: BTreeMap<ChainId, Option<ServicePortName>>,
@@ -27,7 +27,7 @@ pub struct Ruleset {
 
 /// A service port's frontends, and their chains.
 #[derive(Debug, Default)]
-struct Port {
+struct PortChains {
     keys: BTreeMap<FrontendKey, Frontend>,
     chains: Box<[(ChainName, Fingerprint)]>,
     shared: [Option<Fingerprint>; Shared::ALL.len()],
@@ -66,7 +66,7 @@ impl Ruleset {
         let names: Vec<ServicePortName> = if self.shape.local != before.local {
             self.ports.keys().cloned().collect()
         } else if self.shape.to_node != before.to_node {
-            let has_node_port = |port: &Port| {
+            let has_node_port = |port: &PortChains| {
                 port.keys.keys().any(|d| matches!(d.address, FrontendAddress::Node(_)))
             };
             let ports = self.ports.iter().filter(|(_, port)| has_node_port(port));
@@ -89,8 +89,10 @@ impl Ruleset {
         &self,
         frontend: &Frontend,
     ) -> BTreeSet<(iptables::ChainId, Option<String>)> {
-        let port =
-            Port { keys: BTreeMap::from([(frontend.key, frontend.clone())]), ..Port::default() };
+        let port = PortChains {
+            keys: BTreeMap::from([(frontend.key, frontend.clone())]),
+            ..PortChains::default()
+        };
         let Lowered { chains, shared } = lower(view(&self.shape, &frontend.service_port, &port));
         let own = chains.into_keys().map(|chain| ((Table::Nat, chain.to_string()), None));
         let shared = shared.into_iter().map(|(of, rule)| {
@@ -268,6 +270,6 @@ impl Desired for Ruleset {
     }
 }
 
-fn view<'a>(shape: &'a Shape, name: &'a ServicePortName, port: &'a Port) -> ServicePort<'a> {
+fn view<'a>(shape: &'a Shape, name: &'a ServicePortName, port: &'a PortChains) -> ServicePort<'a> {
     ServicePort { name, keys: &port.keys, local: &shape.local, to_node: &shape.to_node }
 }

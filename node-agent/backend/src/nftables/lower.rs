@@ -21,9 +21,9 @@ use denizen_plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquer
 pub struct FrontendState {
     /// What kind of address it is.
     pub kind: FrontendKind,
-    inside: Target,
+    inside: LoweredTarget,
     masquerade: Masquerade,
-    outside: Option<Target>,
+    outside: Option<LoweredTarget>,
     /// The service port's name, for the element's comment.
     owner: Arc<str>,
     /// The time-out of session affinity in seconds.
@@ -35,7 +35,7 @@ pub struct FrontendState {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Target {
+enum LoweredTarget {
     Forward(Slots),
     Reject,
     Drop,
@@ -89,19 +89,19 @@ fn owner(frontend: &Frontend) -> String {
     comment_text(&frontend.service_port.to_string())
 }
 
-fn target(outcome: &Outcome, now: Option<&Target>, most: usize) -> Target {
+fn target(outcome: &Outcome, now: Option<&LoweredTarget>, most: usize) -> LoweredTarget {
     match outcome {
-        Outcome::Reject => Target::Reject,
-        Outcome::Drop => Target::Drop,
+        Outcome::Reject => LoweredTarget::Reject,
+        Outcome::Drop => LoweredTarget::Drop,
         Outcome::Forward(endpoints) => {
             let wanted: Vec<SocketAddr> =
                 endpoints.iter().map(|endpoint| endpoint.address).take(most).collect();
-            Target::Forward(Slots::of(&wanted, now.and_then(Target::slots)))
+            LoweredTarget::Forward(Slots::of(&wanted, now.and_then(LoweredTarget::slots)))
         }
     }
 }
 
-impl Target {
+impl LoweredTarget {
     fn slots(&self) -> Option<&Slots> {
         match self {
             Self::Forward(slots) => Some(slots),
@@ -137,8 +137,9 @@ impl FrontendState {
     fn number(&mut self, protocol: Protocol, seconds: u32, numbers: &mut Numbers) {
         self.affinity = Some(seconds);
         let targets = [Some(&self.inside), self.outside.as_ref()].into_iter().flatten();
-        let sides =
-            targets.filter_map(Target::slots).flat_map(|slots| slots.endpoints.iter().copied());
+        let sides = targets
+            .filter_map(LoweredTarget::slots)
+            .flat_map(|slots| slots.endpoints.iter().copied());
         let endpoints: Vec<SocketAddr> = sides.collect::<BTreeSet<_>>().into_iter().collect();
         let numbers = numbers.of(&(self.owner.clone(), protocol), &endpoints);
         self.numbers = endpoints.into_iter().zip(numbers).collect();
@@ -198,15 +199,15 @@ impl FrontendState {
     fn side(
         &self,
         key: &FrontendKey,
-        target: &Target,
+        target: &LoweredTarget,
         group: Group,
         entry: impl Fn(Class) -> ChainName,
         elements: &mut Vec<Element>,
     ) {
         let chain = match target {
-            Target::Reject => ChainName::NoEndpoints,
-            Target::Drop => ChainName::NoLocalEndpoints,
-            Target::Forward(slots) => {
+            LoweredTarget::Reject => ChainName::NoEndpoints,
+            LoweredTarget::Drop => ChainName::NoLocalEndpoints,
+            LoweredTarget::Forward(slots) => {
                 self.endpoints(key, slots, group, elements);
                 entry(self.class(group, key.protocol, slots))
             }

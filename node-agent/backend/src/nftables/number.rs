@@ -19,7 +19,7 @@ pub type Owner = (Arc<str>, Protocol);
 
 /// One service port's numbers.
 #[derive(Debug, Default)]
-struct Port {
+struct PortNumbers {
     /// Its own number, in place.
     bits: u32,
     /// The number given last.
@@ -32,7 +32,7 @@ struct Port {
 /// All numbers of one family.
 #[derive(Debug, Default)]
 pub struct Numbers {
-    ports: HashMap<Owner, Port>,
+    ports: HashMap<Owner, PortNumbers>,
     last: u32,
 }
 
@@ -55,7 +55,7 @@ impl Numbers {
         if !self.ports.contains_key(owner) {
             self.last = self.last % PORTS + 1;
             let bits = SCRATCH | (self.last * (ENDPOINT_BITS + 1));
-            self.ports.insert(owner.clone(), Port { bits, ..Port::default() });
+            self.ports.insert(owner.clone(), PortNumbers { bits, ..PortNumbers::default() });
         }
         let Some(port) = self.ports.get_mut(owner) else {
             return Box::default();
@@ -71,7 +71,7 @@ impl Numbers {
 /// memory of clients.
 const PORTS: u32 = (1 << 16) - 1;
 
-impl Port {
+impl PortNumbers {
     fn remember(&mut self, endpoint: SocketAddr, number: u32) {
         self.endpoints.insert(endpoint, number);
         self.taken.insert(number);

@@ -60,7 +60,7 @@ pub struct ClusterExplanation {
 }
 
 /// What the agents say so far.
-struct Asking<'a> {
+struct ExplainSession<'a> {
     api: &'a Api,
     limits: Limits,
     node_agents: &'a [NodeAgent],
@@ -79,7 +79,7 @@ pub async fn explain(
         Sender::find(api, &node_agents.all, &args.from, args.via.as_deref(), &args.to).await?;
     let destination = Destination::find(api, &sender, &args.to).await?;
     let places = AddressOwners::of(api, &destination).await?;
-    let mut asking = Asking {
+    let mut asking = ExplainSession {
         api,
         limits,
         node_agents: &node_agents.all,
@@ -98,7 +98,7 @@ pub async fn explain(
     })
 }
 
-impl Asking<'_> {
+impl ExplainSession<'_> {
     async fn body(
         &mut self,
         args: &ExplainArgs,

@@ -48,12 +48,12 @@ struct ServiceRow {
     name: String,
     policies: Vec<String>,
     #[serde(rename(deserialize = "keys"))]
-    frontends: Vec<Frontend>,
+    frontends: Vec<ServiceFrontend>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
-struct Frontend {
+struct ServiceFrontend {
     kind: String,
     at: String,
     #[serde(rename(deserialize = "taken_by", serialize = "takenBy"))]
@@ -78,12 +78,12 @@ enum Fate {
 #[serde(default)]
 struct Endpoints {
     total: usize,
-    shown: Vec<Endpoint>,
+    shown: Vec<ServiceEndpoint>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
-struct Endpoint {
+struct ServiceEndpoint {
     at: String,
 }
 
@@ -197,7 +197,7 @@ impl fmt::Display for ClusterServices {
             let on = node_names(nodes.iter());
             writeln!(f, "{} ({})", Printable(name), Printable(&on))?;
             policies.iter().try_for_each(|policy| writeln!(f, "    {}", Printable(policy)))?;
-            for Frontend { kind, at, taken_by, inside, outside } in frontends {
+            for ServiceFrontend { kind, at, taken_by, inside, outside } in frontends {
                 let mut line = format!("{kind} {at} -> {inside}");
                 if let Some(outside) = outside {
                     line.push_str(&format!("; from outside: {outside}"));

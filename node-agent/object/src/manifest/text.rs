@@ -61,8 +61,8 @@ mod tests {
 
     #[test]
     fn documents_of_a_file() {
-        type Case<'a> = (&'a str, &'a str, &'a [(usize, &'a str)]);
-        let cases: [Case<'_>; 13] = [
+        type FileCase<'a> = (&'a str, &'a str, &'a [(usize, &'a str)]);
+        let cases: [FileCase<'_>; 13] = [
             ("nothing", "", &[]),
             ("comments", "# a\n\n# b\n", &[]),
             ("one", "a: 1\n", &[(1, "a: 1\n")]),

@@ -240,8 +240,8 @@ fn peers_by_their_fields() {
 
 #[test]
 fn blocks() {
-    type Case = (Value, Value, Option<(&'static str, &'static [&'static str])>);
-    let cases: [Case; 21] = [
+    type BlockCase = (Value, Value, Option<(&'static str, &'static [&'static str])>);
+    let cases: [BlockCase; 21] = [
         (json!("10.1.0.0/16"), json!(null), Some(("10.1.0.0/16", &[]))),
         (json!("10.1.2.3/16"), json!([]), Some(("10.1.0.0/16", &[]))),
         (json!("0.0.0.0/0"), json!(["10.0.0.0/8"]), Some(("0.0.0.0/0", &["10.0.0.0/8"]))),

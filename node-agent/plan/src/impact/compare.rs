@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::end::{End, Ends};
 use super::facts::Facts;
-use super::moment::{ClassNumber, Moment, Numbered, Shared};
+use super::moment::{ClassNumber, Moment, Numbered, SharedNumbers};
 use super::{AccessChange, Impact, ImpactRow};
 use crate::firewall::{ClassKey, PortSet, port_edges};
 use crate::{Direction, FirewallPlan, Function, IdentityId};
@@ -29,7 +29,7 @@ struct Profile {
     egress_changes: bool,
 }
 
-/// A part of what changes between two profiles. Ports are numbers in [`Shared::ports`].
+/// A part of what changes between two profiles. Ports are numbers in [`SharedNumbers::ports`].
 #[derive(Debug, Clone, Copy)]
 struct Part {
     direction: Direction,
@@ -58,7 +58,7 @@ struct RowKey {
 
 pub(super) struct Comparison<'a> {
     moments: Both<Moment<'a>>,
-    shared: Shared,
+    shared: SharedNumbers,
     profiles: Vec<Profile>,
     /// Who has each profile.
     members: Vec<BTreeSet<usize>>,
@@ -79,7 +79,7 @@ impl<'a> Comparison<'a> {
     ) -> Self {
         let mut comparison = Self {
             moments: [Moment::new(before), Moment::new(after)],
-            shared: Shared::default(),
+            shared: SharedNumbers::default(),
             profiles: Vec::new(),
             members: Vec::new(),
             parts: HashMap::new(),

@@ -42,7 +42,7 @@ impl<T: Clone + Eq + std::hash::Hash> Numbered<T> {
 
 /// The sets of ports, and those who decide, of both plans.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+pub(super) struct SharedNumbers {
     pub ports: Numbered<PortSet>,
     pub deciders: Numbered<Decider>,
 }
@@ -54,7 +54,7 @@ pub(super) type ClassNumber = Option<usize>;
 pub(super) struct Moment<'a> {
     pub plan: &'a FirewallPlan,
     classes: Numbered<&'a ClassKey>,
-    /// As numbers in [`Shared::ports`].
+    /// As numbers in [`SharedNumbers::ports`].
     passing: HashMap<(usize, Option<IdentityId>), usize>,
 }
 
@@ -71,12 +71,12 @@ impl<'a> Moment<'a> {
         class.map(|class| *self.classes.get(class))
     }
 
-    /// What passes, as a number in [`Shared::ports`].
+    /// What passes, as a number in [`SharedNumbers::ports`].
     pub fn passing(
         &mut self,
         class: ClassNumber,
         peer: Option<IdentityId>,
-        shared: &mut Shared,
+        shared: &mut SharedNumbers,
     ) -> usize {
         let Some(class) = class else { return shared.ports.number(PortSet::all()) };
         let (plan, classes) = (self.plan, &self.classes);

@@ -257,8 +257,9 @@ fn an_address_that_another_nodes_pod_has_got_is_served() {
 fn a_service_chooses_its_scheduler() {
     let mh = Scheduler { method: Method::Mh, fallback: true, hashes_port: true };
     // Scheduler and flags that are asked for, the scheduler, and the remarks.
-    type Case = (Option<&'static str>, Option<&'static str>, &'static str, &'static [&'static str]);
-    let cases: [Case; 8] = [
+    type SchedulerCase =
+        (Option<&'static str>, Option<&'static str>, &'static str, &'static [&'static str]);
+    let cases: [SchedulerCase; 8] = [
         (None, None, "mh (mh-fallback, mh-port)", &[]),
         (Some("wlc"), None, "wlc", &[]),
         (Some("sh"), None, "sh (sh-fallback)", &[]),

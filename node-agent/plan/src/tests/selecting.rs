@@ -31,8 +31,8 @@ fn selected(slices: &[Slice], zone: Option<&str>, node_hints: bool) -> (Vec<u8>,
 #[test]
 fn endpoints_are_those_that_kube_proxy_would_use() {
     let (here, away) = (Some(HERE), Some(AWAY));
-    type Case = (&'static str, Vec<SliceEndpoint>, &'static [u8], &'static [u8]);
-    let cases: [Case; 13] = [
+    type SelectionCase = (&'static str, Vec<SliceEndpoint>, &'static [u8], &'static [u8]);
+    let cases: [SelectionCase; 13] = [
         ("none", vec![], &[], &[]),
         ("ready ones", vec![endpoint("10.0.0.1", here), endpoint("10.0.0.2", away)], &[1, 2], &[1]),
         ("no node is never local", vec![endpoint("10.0.0.1", None)], &[1], &[]),

@@ -4,14 +4,14 @@ use super::*;
 use crate::{Content, Extent, Keeper, Repair};
 
 /// What a client wants.
-struct Wanted {
+struct WantedContent {
     chains: Vec<Chain>,
     elements: Vec<Element>,
     extent: Extent,
     garbage: Option<Key>,
 }
 
-impl Content for Wanted {
+impl Content for WantedContent {
     fn chains(&self) -> Vec<Chain> {
         self.chains.clone()
     }
@@ -29,17 +29,17 @@ impl Content for Wanted {
     }
 }
 
-fn wanted(schema: &Schema) -> Wanted {
+fn wanted(schema: &Schema) -> WantedContent {
     let (chains, elements) = (chains(schema), elements(schema));
-    Wanted { chains, elements, extent: Extent::Whole, garbage: None }
+    WantedContent { chains, elements, extent: Extent::Whole, garbage: None }
 }
 
-fn sync(kernel: &mut Kernel, keeper: &mut Keeper, wanted: &mut Wanted) -> Repair {
+fn sync(kernel: &mut Kernel, keeper: &mut Keeper, wanted: &mut WantedContent) -> Repair {
     Keeper::sync(kernel, &mut [(keeper, wanted)]).unwrap()
 }
 
 /// Whether the kernel holds exactly this.
-fn holds(kernel: &mut Kernel, keeper: &Keeper, wanted: &Wanted) -> bool {
+fn holds(kernel: &mut Kernel, keeper: &Keeper, wanted: &WantedContent) -> bool {
     let seen = kernel.observe(keeper.schema()).unwrap();
     let structure = seen.structure(keeper.schema(), &wanted.chains);
     let delta = seen.difference(wanted.elements(), |_| true);

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::frontend::{TARGET, TARGETS, elsewhere, service};
-use super::table::Sender;
+use super::table::DetectedSender;
 
 /// Everybody's packets come with the bit of the mark by which a bridge's table tells: it is nothing
 /// that a sender, or a rule of somebody else's, could say.
@@ -93,7 +93,7 @@ impl MatrixContext {
     pub(super) fn sender(
         &self,
         wiring: Wiring,
-        sender: Sender,
+        sender: DetectedSender,
         like: IpAddr,
     ) -> Result<(&Netns, IpAddr, Option<String>)> {
         let (pod, neighbour) = self.pod(wiring);
@@ -105,16 +105,16 @@ impl MatrixContext {
         match sender {
             // By the node's end of its veth, which `explain` knows as the port of a bridge where it
             // is one.
-            Sender::Pod => Ok((&pod.netns, pods, Some(pod.host_interface().to_owned()))),
-            Sender::Neighbour => {
+            DetectedSender::Pod => Ok((&pod.netns, pods, Some(pod.host_interface().to_owned()))),
+            DetectedSender::Neighbour => {
                 Ok((&neighbour.netns, pods, Some(neighbour.host_interface().to_owned())))
             }
-            Sender::Remote => honest(Who::Remote),
-            Sender::Outside => honest(Who::Outside),
-            Sender::Spoofer => {
+            DetectedSender::Remote => honest(Who::Remote),
+            DetectedSender::Outside => honest(Who::Outside),
+            DetectedSender::Spoofer => {
                 Ok((&self.fixture.cluster.world.client, pods, Some("eth0".to_owned())))
             }
-            Sender::Node => honest(Who::ThisNode),
+            DetectedSender::Node => honest(Who::ThisNode),
         }
     }
 }

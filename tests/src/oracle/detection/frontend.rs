@@ -10,7 +10,7 @@ use crate::packets::probe::Protocol;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::table::Sender;
+use super::table::DetectedSender;
 
 /// Where the host behind this node listens.
 pub(super) const TARGET: u16 = 5300;
@@ -66,7 +66,7 @@ pub enum Seen {
 
 impl Frontend {
     /// What becomes of a packet whose sender is taken for local, or is not.
-    pub fn expected(self, sender: Sender, local: bool) -> Seen {
+    pub fn expected(self, sender: DetectedSender, local: bool) -> Seen {
         match self {
             // kube-proxy: off-cluster traffic to a cluster IP is masqueraded, and what is not local
             // is that.
@@ -78,7 +78,7 @@ impl Frontend {
             // dropped.
             Self::LocalLoadBalancer | Self::LocalNodePort => match (local, sender) {
                 (true, _) => Seen::Kept,
-                (false, Sender::Node) => Seen::Nodes,
+                (false, DetectedSender::Node) => Seen::Nodes,
                 (false, _) => Seen::Nothing,
             },
             // ip-masq-agent's work, for pods of this node and nobody else.

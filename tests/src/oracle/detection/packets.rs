@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::context::MatrixContext;
 use super::frontend::{Frontend, Seen};
-use super::table::{Row, SENDERS, Sender};
+use super::table::{DetectedSender, Row, SENDERS};
 
 /// What is expected has come by then, or never will.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -85,7 +85,7 @@ fn explained(
     agent: &Agent,
     what: &str,
     (source, interface): (IpAddr, Option<&str>),
-    (sender, local): (Sender, bool),
+    (sender, local): (DetectedSender, bool),
     (to, expected): (SocketAddr, Seen),
 ) -> Result<bool> {
     let explained = agent.explain(source, interface, to, Protocol::Udp)?;

@@ -4,7 +4,7 @@ use crate::node::pod::Wiring;
 
 /// Who sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Sender {
+pub enum DetectedSender {
     /// A pod of this node, as it was recorded.
     Pod,
     /// Another recorded pod of this node of the same wiring, which writes that pod's address into
@@ -21,13 +21,13 @@ pub enum Sender {
 }
 
 /// All of them.
-pub const SENDERS: [Sender; 6] = [
-    Sender::Pod,
-    Sender::Neighbour,
-    Sender::Remote,
-    Sender::Outside,
-    Sender::Spoofer,
-    Sender::Node,
+pub const SENDERS: [DetectedSender; 6] = [
+    DetectedSender::Pod,
+    DetectedSender::Neighbour,
+    DetectedSender::Remote,
+    DetectedSender::Outside,
+    DetectedSender::Spoofer,
+    DetectedSender::Node,
 ];
 
 /// What of this node's a mode takes for local, of bridged and of routed pods: the pod, its
@@ -81,16 +81,16 @@ pub const MATRIX: [Row; 9] = [
 
 impl Row {
     /// Whether the mode takes that sender for a local pod.
-    pub fn takes_for_local(&self, wiring: Wiring, sender: Sender) -> bool {
+    pub fn takes_for_local(&self, wiring: Wiring, sender: DetectedSender) -> bool {
         let [pod, neighbour, spoofer] = match wiring {
             Wiring::Bridged => self.bridged,
             Wiring::Routed => self.routed,
         };
         match sender {
-            Sender::Pod => pod,
-            Sender::Neighbour => neighbour,
-            Sender::Spoofer => spoofer,
-            Sender::Remote | Sender::Outside | Sender::Node => false,
+            DetectedSender::Pod => pod,
+            DetectedSender::Neighbour => neighbour,
+            DetectedSender::Spoofer => spoofer,
+            DetectedSender::Remote | DetectedSender::Outside | DetectedSender::Node => false,
         }
     }
 }

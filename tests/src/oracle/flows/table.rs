@@ -243,7 +243,7 @@ fn endpoints_of(slice: &Value) -> Result<Vec<Listening>> {
     struct Slice {
         #[serde(default)]
         ports: Vec<Port>,
-        endpoints: Vec<Endpoint>,
+        endpoints: Vec<FlowEndpoint>,
     }
     #[derive(Deserialize)]
     struct Port {
@@ -252,13 +252,13 @@ fn endpoints_of(slice: &Value) -> Result<Vec<Listening>> {
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Endpoint {
+    struct FlowEndpoint {
         addresses: Vec<String>,
         node_name: Option<String>,
     }
     let slice = Slice::deserialize(slice).context("an EndpointSlice of the table")?;
     let ports: Vec<_> = slice.ports.iter().map(|port| (port.protocol, port.port)).collect();
-    let listening = |endpoint: Endpoint| {
+    let listening = |endpoint: FlowEndpoint| {
         let addresses =
             endpoint.addresses.iter().map(|text| lenient(text)).collect::<Result<Vec<_>>>()?;
         Ok(Listening { addresses, node: endpoint.node_name, ports: ports.clone() })

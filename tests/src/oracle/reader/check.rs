@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::syntax::{Datum, Expr, Right, Ruleset, Statement, Table, Verdict};
+use super::syntax::{Datum, Expr, RightSide, Ruleset, Statement, Table, Verdict};
 use super::value::Kind;
 
 pub fn check(ruleset: &Ruleset) -> Result<()> {
@@ -31,11 +31,11 @@ fn statement(table: &Table, statement: &Statement) -> Result<()> {
         Statement::Match { left, right, .. } => {
             expr(table, left)?;
             match right {
-                Right::Set(set) => {
+                RightSide::Set(set) => {
                     key(table, left, set)?;
                     ensure!(table.sets[set].data.is_empty(), "{set} is a map");
                 }
-                Right::Pattern(_) | Right::Bits(_) => {}
+                RightSide::Pattern(_) | RightSide::Bits(_) => {}
             }
             Ok(())
         }

@@ -72,7 +72,7 @@ pub struct Stop {
 
 /// How a packet's way ended.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct End {
+pub struct ReadEnd {
     /// What became of it.
     pub fate: ReadFate,
     /// Whether its source will be replaced.
@@ -101,7 +101,7 @@ impl Reader {
     ///
     /// # Errors
     /// A rule asks what is not known.
-    pub fn walk(&self, arrival: &Arrival) -> Result<BTreeMap<End, f64>> {
+    pub fn walk(&self, arrival: &Arrival) -> Result<BTreeMap<ReadEnd, f64>> {
         self.walk_again(arrival, &ReadPacket::from(arrival))
     }
 
@@ -113,7 +113,7 @@ impl Reader {
         &self,
         arrival: &Arrival,
         earlier: &ReadPacket,
-    ) -> Result<BTreeMap<End, f64>> {
+    ) -> Result<BTreeMap<ReadEnd, f64>> {
         let packet = ReadPacket { memory: earlier.memory.clone(), ..ReadPacket::from(arrival) };
         let mut ends = BTreeMap::new();
         let first = if arrival.interface.is_some() { "prerouting" } else { "output" };
@@ -165,7 +165,7 @@ impl Reader {
         layer: Layer,
         hook: &str,
         spread: Spread,
-        ends: &mut BTreeMap<End, f64>,
+        ends: &mut BTreeMap<ReadEnd, f64>,
     ) -> Result<Spread> {
         let mut bases: Vec<(i32, &Table, &str, bool)> = Vec::new();
         for table in &self.ruleset.tables {
@@ -211,7 +211,7 @@ fn meets(packet: &ReadPacket, layer: Layer, table: &Table, hook: &str, nat: bool
     families.contains(&&*table.family) && !(nat && settled)
 }
 
-fn end(ends: &mut BTreeMap<End, f64>, fate: ReadFate, packet: ReadPacket, weight: f64) {
+fn end(ends: &mut BTreeMap<ReadEnd, f64>, fate: ReadFate, packet: ReadPacket, weight: f64) {
     let masqueraded = packet.masqueraded;
-    *ends.entry(End { fate, masqueraded, packet }).or_default() += weight;
+    *ends.entry(ReadEnd { fate, masqueraded, packet }).or_default() += weight;
 }

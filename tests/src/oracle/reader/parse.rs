@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::rule::{Rules, verdict};
-use super::syntax::{Base, Chain, Datum, Ruleset, Set, Table};
+use super::rule::{RuleReader, verdict};
+use super::syntax::{Base, Datum, ReadChain, Ruleset, Set, Table};
 use super::token::{Cursor, Token, tokens};
 use super::value::{Atom, Kind, Pattern};
 
@@ -97,7 +97,7 @@ fn types(words: &mut Cursor, set: &mut Set) -> Result<()> {
 }
 
 fn typeof_(family: &str, words: &mut Cursor, set: &mut Set) -> Result<()> {
-    let rules = Rules { family };
+    let rules = RuleReader { family };
     set.key = rules.concat(words)?.kinds();
     if words.take(":") {
         set.data = rules.concat(words)?.kinds();
@@ -176,8 +176,8 @@ fn datum(words: &mut Cursor, kinds: &[Kind]) -> Result<Datum> {
     Ok(Datum::Atoms(atoms))
 }
 
-fn chain(family: &str, words: &mut Cursor) -> Result<Chain> {
-    let mut chain = Chain { base: None, rules: Vec::new() };
+fn chain(family: &str, words: &mut Cursor) -> Result<ReadChain> {
+    let mut chain = ReadChain { base: None, rules: Vec::new() };
     words.expect("{")?;
     loop {
         words.skip_ends();
@@ -189,7 +189,7 @@ fn chain(family: &str, words: &mut Cursor) -> Result<Chain> {
         } else if words.take("comment") {
             words.text()?;
         } else {
-            chain.rules.push(Rules { family }.rule(words)?);
+            chain.rules.push(RuleReader { family }.rule(words)?);
         }
         ensure!(words.is_end(), "more after a statement, {}", words.place());
     }
@@ -207,7 +207,7 @@ fn base(words: &mut Cursor) -> Result<Base> {
     ensure!(hooks.contains(&&*hook), "the hook {hook} is not known");
     words.expect("priority")?;
     let priority = words.text()?.parse().context("a priority that is a number")?;
-    ensure!(words.next() == Some(Token::End), "a priority ends");
+    ensure!(words.next() == Some(Token::ReadEnd), "a priority ends");
     words.expect("policy")?;
     words.expect("accept")?;
     Ok(Base { nat, hook, priority })

@@ -2,12 +2,12 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::syntax::{Expr, Field, Right, Statement, Verdict, Version};
+use super::syntax::{Expr, Field, RightSide, Statement, Verdict, Version};
 use super::token::{Cursor, Token};
 use super::value::{Atom, Kind, Pattern};
 
 /// Reads the rules of a table of this family.
-pub struct Rules<'a> {
+pub struct RuleReader<'a> {
     pub family: &'a str,
 }
 
@@ -30,7 +30,7 @@ pub fn verdict(word: &str, words: &mut Cursor) -> Result<Option<Verdict>> {
     }))
 }
 
-impl Rules<'_> {
+impl RuleReader<'_> {
     /// The rule that begins here, up to the line's end.
     pub fn rule(&self, words: &mut Cursor) -> Result<Vec<Statement>> {
         let mut statements = Vec::new();
@@ -131,7 +131,7 @@ impl Rules<'_> {
     fn comparison(&self, left: Expr, words: &mut Cursor) -> Result<Statement> {
         let negated = words.take("!=");
         if matches!(words.peek(), Some(Token::Word(word)) if word.starts_with('@')) {
-            let right = Right::Set(name(words)?);
+            let right = RightSide::Set(name(words)?);
             return Ok(Statement::Match { left, negated, right });
         }
         let said = negated || words.take("==");
@@ -141,11 +141,11 @@ impl Rules<'_> {
         let pattern = kind.pattern(&words.text()?)?;
         let right = match (kind, pattern) {
             (Kind::Status | Kind::State, Pattern::Is(Atom::Number(bits))) if !said => {
-                Right::Bits(bits)
+                RightSide::Bits(bits)
             }
-            (Kind::Status, pattern) if matches!(left, Expr::And(..)) => Right::Pattern(pattern),
+            (Kind::Status, pattern) if matches!(left, Expr::And(..)) => RightSide::Pattern(pattern),
             (Kind::Status | Kind::State, _) => bail!("bits compared as a whole are not known"),
-            (_, pattern) => Right::Pattern(pattern),
+            (_, pattern) => RightSide::Pattern(pattern),
         };
         Ok(Statement::Match { left, negated, right })
     }

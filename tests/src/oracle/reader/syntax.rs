@@ -14,7 +14,7 @@ pub struct Ruleset {
 pub struct Table {
     pub family: String,
     pub sets: BTreeMap<String, Set>,
-    pub chains: BTreeMap<String, Chain>,
+    pub chains: BTreeMap<String, ReadChain>,
 }
 
 /// A set, or a map.
@@ -39,7 +39,7 @@ pub enum Datum {
 }
 
 #[derive(Debug)]
-pub struct Chain {
+pub struct ReadChain {
     pub base: Option<Base>,
     pub rules: Vec<Vec<Statement>>,
 }
@@ -67,7 +67,7 @@ pub enum Statement {
     Match {
         left: Expr,
         negated: bool,
-        right: Right,
+        right: RightSide,
     },
     VerdictMap {
         key: Expr,
@@ -103,7 +103,7 @@ pub enum Statement {
 
 /// What the left side of a match is compared with.
 #[derive(Debug)]
-pub enum Right {
+pub enum RightSide {
     Pattern(Pattern),
     Set(String),
     /// One of these bits is there: what a bit mask's match means without an operator.

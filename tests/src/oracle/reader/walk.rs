@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::packet::ReadPacket;
-use super::syntax::{Datum, Expr, Field, Right, Set, Statement, Table, Verdict, Version};
+use super::syntax::{Datum, Expr, Field, RightSide, Set, Statement, Table, Verdict, Version};
 use super::value::{
     Atom, CONFIRMED, DST_NAT, ESTABLISHED, ETHER_IPV4, ETHER_IPV6, ICMPV6, Key, LOCAL, NEW,
     SEEN_REPLY, TCP_ACK, TCP_SYN, UNICAST,
@@ -251,11 +251,11 @@ impl Walk<'_> {
         }
     }
 
-    fn fits(&self, right: &Right, key: &Key) -> Result<bool> {
+    fn fits(&self, right: &RightSide, key: &Key) -> Result<bool> {
         Ok(match right {
-            Right::Set(name) => lookup(self.set(name)?, key).is_some(),
-            Right::Pattern(pattern) => pattern.fits(&single(key.clone())?),
-            Right::Bits(bits) => single(key.clone())?.number()? & bits != 0,
+            RightSide::Set(name) => lookup(self.set(name)?, key).is_some(),
+            RightSide::Pattern(pattern) => pattern.fits(&single(key.clone())?),
+            RightSide::Bits(bits) => single(key.clone())?.number()? & bits != 0,
         })
     }
 

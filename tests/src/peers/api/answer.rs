@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use super::change;
 use super::exec;
-use super::kinds::{RESOURCES, Resource, Target};
+use super::kinds::{PathTarget, RESOURCES, Resource};
 use super::manners::{Asked, Manners, query_of};
 use super::select::Selector;
 use super::server::Shared;
@@ -106,7 +106,7 @@ async fn answer_to(
             _ => json_answer(200, format!("the log of {pod}\n").into()),
         };
     }
-    let Some(target) = Target::parse(&asked.path) else {
+    let Some(target) = PathTarget::parse(&asked.path) else {
         return discovery(&asked.path, &manners);
     };
     let plural = target.resource.plural;
@@ -175,7 +175,7 @@ async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body>
     json_answer(201, review.to_string().into())
 }
 
-fn selector(asked: &Asked, target: &Target, manners: &Manners) -> Result<Selector, String> {
+fn selector(asked: &Asked, target: &PathTarget, manners: &Manners) -> Result<Selector, String> {
     let (labels, fields) = (asked.parameter("labelSelector"), asked.parameter("fieldSelector"));
     if let Some(fields) =
         fields.filter(|selector| manners.refuses_fields && !selector.starts_with("metadata."))
@@ -186,7 +186,7 @@ fn selector(asked: &Asked, target: &Target, manners: &Manners) -> Result<Selecto
     Selector::parse(labels, fields, target.namespace.as_deref())
 }
 
-fn watch(shared: &Arc<Shared>, asked: &Asked, target: Target) -> Response<Body> {
+fn watch(shared: &Arc<Shared>, asked: &Asked, target: PathTarget) -> Response<Body> {
     let manners = shared.manners();
     let selector = match selector(asked, &target, &manners) {
         Ok(selector) => selector,
@@ -228,7 +228,7 @@ fn watch(shared: &Arc<Shared>, asked: &Asked, target: Target) -> Response<Body> 
 }
 
 /// A page of a list: all pages show the moment of the first.
-fn page(shared: &Arc<Shared>, asked: &Asked, target: &Target) -> Response<Body> {
+fn page(shared: &Arc<Shared>, asked: &Asked, target: &PathTarget) -> Response<Body> {
     let manners = shared.manners();
     let selector = match selector(asked, target, &manners) {
         Ok(selector) => selector,

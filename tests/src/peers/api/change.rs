@@ -8,14 +8,14 @@ use hyper::{Method, Request, Response};
 use serde_json::{Value, json};
 
 use super::answer::{failure, json_answer};
-use super::kinds::Target;
+use super::kinds::PathTarget;
 use super::server::Shared;
 use super::watch::Body;
 
 /// Carries out a change, and answers with what is there now.
 pub(super) async fn change(
     shared: &Arc<Shared>,
-    target: &Target,
+    target: &PathTarget,
     request: Request<Incoming>,
 ) -> Response<Body> {
     let (parts, body) = request.into_parts();
@@ -59,7 +59,7 @@ pub(super) async fn change(
     }
 }
 
-fn put(shared: &Arc<Shared>, target: &Target, mut object: Value, code: u16) -> Response<Body> {
+fn put(shared: &Arc<Shared>, target: &PathTarget, mut object: Value, code: u16) -> Response<Body> {
     if let Some(namespace) = &target.namespace {
         object["metadata"]["namespace"] = namespace.as_str().into();
     }
@@ -90,7 +90,7 @@ fn merge(into: &mut Value, patch: &Value) {
     }
 }
 
-pub(super) fn not_found(target: &Target) -> Response<Body> {
+pub(super) fn not_found(target: &PathTarget) -> Response<Body> {
     let name = target.name.as_deref().unwrap_or_default();
     failure(404, "NotFound", &format!("{} {name:?} not found", target.resource.plural))
 }

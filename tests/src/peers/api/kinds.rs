@@ -84,7 +84,7 @@ pub fn path_of(object: &Value) -> Result<String> {
 
 /// What a path is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct PathTarget {
     /// Which resource.
     pub resource: Resource,
     /// Only of this namespace.
@@ -93,7 +93,7 @@ pub struct Target {
     pub name: Option<String>,
 }
 
-impl Target {
+impl PathTarget {
     /// From `/api/v1/namespaces/default/services/web` and the like.
     pub fn parse(path: &str) -> Option<Self> {
         let resource = |rest: &str, plural: &str| {

@@ -110,11 +110,11 @@ pub struct ApiServer {
     folder: PathBuf,
     kubeconfig: PathBuf,
     authority: Authority,
-    running: Option<Running>,
+    running: Option<RunningThread>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningThread {
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -153,13 +153,13 @@ impl ApiServer {
                 }
             });
         });
-        self.running = Some(Running { stop, thread });
+        self.running = Some(RunningThread { stop, thread });
         Ok(())
     }
 
     /// Ends all connections and listens no more: the API is away.
     pub fn stop(&mut self) {
-        if let Some(Running { stop, thread }) = self.running.take() {
+        if let Some(RunningThread { stop, thread }) = self.running.take() {
             let _ = stop.send(());
             let _ = thread.join();
         }

@@ -24,11 +24,11 @@ pub struct Stored {
 }
 
 /// Names an object: its resource, namespace (empty where there is none) and name.
-pub type Key = (Resource, String, String);
+pub type StoredKey = (Resource, String, String);
 
 /// One change, as the history has it.
 #[derive(Debug, Clone)]
-struct Change {
+struct StoreChange {
     version: u64,
     resource: Resource,
     before: Option<Arc<Stored>>,
@@ -47,10 +47,10 @@ pub struct WatchEvent {
 }
 
 #[derive(Debug, Default)]
-struct Content {
+struct StoreContent {
     version: u64,
-    objects: BTreeMap<Key, Arc<Stored>>,
-    history: Vec<Change>,
+    objects: BTreeMap<StoredKey, Arc<Stored>>,
+    history: Vec<StoreChange>,
     /// What happened up to here is forgotten.
     forgotten: u64,
     /// Lists that are handed out in pages.
@@ -60,7 +60,7 @@ struct Content {
 /// All that the server has.
 #[derive(Debug)]
 pub struct Store {
-    content: Mutex<Content>,
+    content: Mutex<StoreContent>,
     version: watch::Sender<u64>,
 }
 
@@ -70,7 +70,7 @@ pub struct Gone;
 
 impl Default for Store {
     fn default() -> Self {
-        let content = Content { version: 1, ..Content::default() };
+        let content = StoreContent { version: 1, ..StoreContent::default() };
         Self { content: Mutex::new(content), version: watch::Sender::new(1) }
     }
 }
@@ -98,7 +98,7 @@ impl Store {
         }
         let after = Arc::new(Stored::new(value));
         content.objects.insert(key, after.clone());
-        content.history.push(Change {
+        content.history.push(StoreChange {
             version,
             resource,
             before,
@@ -118,7 +118,7 @@ impl Store {
         let mut value = before.value.clone();
         value["metadata"]["resourceVersion"] = version.to_string().into();
         let after = Arc::new(Stored::new(value));
-        content.history.push(Change {
+        content.history.push(StoreChange {
             version,
             resource,
             before: Some(before),
@@ -202,7 +202,7 @@ impl Store {
         self.version.subscribe()
     }
 
-    fn content(&self) -> MutexGuard<'_, Content> {
+    fn content(&self) -> MutexGuard<'_, StoreContent> {
         self.content.lock().expect("nobody panics with it")
     }
 }
@@ -217,7 +217,7 @@ impl Stored {
 }
 
 /// The name of an object, whose namespace is written into it where it belongs and is missing.
-fn key(resource: Resource, value: &mut Value) -> Key {
+fn key(resource: Resource, value: &mut Value) -> StoredKey {
     let metadata = &mut value["metadata"];
     if resource.namespaced && metadata["namespace"].is_null() {
         metadata["namespace"] = json!("default");

@@ -22,7 +22,7 @@ const OUT: SetId = SetId(5);
 const MACS: SetId = SetId(6);
 const TARGETS: SetId = SetId(7);
 
-struct Table {
+struct SmallTable {
     schema: Schema,
     chains: Vec<Chain>,
     elements: Vec<Element>,
@@ -65,7 +65,7 @@ fn accept<const N: usize>(asked: [Statement; N]) -> Rule {
     Rule { statements, why: "it is there for a test" }
 }
 
-fn routed(version: Family) -> Table {
+fn routed(version: Family) -> SmallTable {
     let sets = sets(version);
     let schema = Schema { family: version.into(), name: "some", comment: "for a test", sets };
     let lookup = |id| schema.set(id).lookup();
@@ -102,7 +102,7 @@ fn routed(version: Family) -> Table {
     }
     let chains = vec![chain("forward", Some(base), rules)];
     let elements = elements(version);
-    Table { schema, chains, elements }
+    SmallTable { schema, chains, elements }
 }
 
 /// Asks about whom a frame is for.
@@ -149,7 +149,7 @@ fn elements(version: Family) -> Vec<Element> {
     ]
 }
 
-fn bridged() -> Table {
+fn bridged() -> SmallTable {
     let sets = vec![
         set(OUT, "out", &[Field::OutputInterface]),
         set(MACS, "macs", &[Field::EtherSource]),
@@ -184,7 +184,7 @@ fn bridged() -> Table {
     let target = key.address([0xfd00, 0, 0, 0, 0, 0, 0, 1].into());
     let elements = [(OUT, key), (MACS, Key::EMPTY.ether([2; 6])), (TARGETS, target)];
     let element = |(set, key)| Element { set, key, value: Value::Member, comment: None };
-    Table { schema, chains, elements: elements.map(element).into() }
+    SmallTable { schema, chains, elements: elements.map(element).into() }
 }
 
 /// Asks about frames, and about messages that only they carry.
@@ -219,7 +219,7 @@ fn nft_lists_and_reads_back_what_a_firewall_needs() -> Result<()> {
     by_driver.run(|| -> Result<()> {
         let mut kernel = Kernel::open()?;
         let mut batch = kernel.batch(TableFamily::Ip, None);
-        for Table { schema, chains, elements } in &tables {
+        for SmallTable { schema, chains, elements } in &tables {
             batch.about(schema.family);
             batch.replace_table(false, schema, chains);
             batch.add_elements(schema, elements);
@@ -233,7 +233,7 @@ fn nft_lists_and_reads_back_what_a_firewall_needs() -> Result<()> {
     have_the_same(&by_driver, &by_nft)?;
     // Bytes too: what is printed alike need not be what a packet is compared with.
     by_nft.run(|| -> Result<()> {
-        for Table { schema, elements, .. } in &tables {
+        for SmallTable { schema, elements, .. } in &tables {
             let seen = Kernel::open()?.observe(schema)?;
             let delta = seen.difference(elements.iter().cloned(), |_| true);
             ensure!(delta.is_empty(), "{}: {delta:#?}", schema.family);

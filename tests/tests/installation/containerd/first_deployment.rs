@@ -10,7 +10,7 @@ use denizen_tests::node::pod::Wiring;
 use denizen_tests::peers::containerd::Containerd;
 use serde_json::{Value, json};
 
-use super::{Node, PATIENCE};
+use super::{ContainerdNode, PATIENCE};
 
 /// A first deployment, as Kubernetes makes it: the agent starts with exactly the DaemonSet's
 /// capabilities, and pods come before it, while it runs, and while containerd goes by the list of
@@ -18,7 +18,7 @@ use super::{Node, PATIENCE};
 #[test]
 fn pods_that_come_while_denizen_is_being_installed_are_all_known() -> Result<()> {
     const EACH: usize = 3;
-    let node = Node::new("ctr-first")?;
+    let node = ContainerdNode::new("ctr-first")?;
     let cri = node.containerd.cri()?;
     let make = |when: &str| {
         (0..EACH).map(|n| cri.run_sandbox(&format!("{when}-{n}"))).collect::<Result<Vec<_>>>()

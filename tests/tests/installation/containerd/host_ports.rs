@@ -10,7 +10,7 @@ use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use denizen_tests::peers::containerd::{PortMapping, SandboxConfig};
 use serde_json::json;
 
-use super::Node;
+use super::ContainerdNode;
 
 const HOST_PORT: u16 = 54321;
 
@@ -18,7 +18,7 @@ const HOST_PORT: u16 = 54321;
 /// another protocol. kubelet passes on ports without a host port, too.
 #[test]
 fn one_port_with_other_addresses_and_protocols() -> Result<()> {
-    let node = Node::new("ctr-ports")?;
+    let node = ContainerdNode::new("ctr-ports")?;
     let agent = node.cluster.start_agent_with(["--host-ports=on"])?;
     node.install_as(json!({ "hostPorts": {} }))?;
     let cri = node.containerd.cri()?;

@@ -13,7 +13,7 @@ use denizen_tests::packets::probe::Outcome;
 use denizen_tests::peers::containerd::SandboxConfig;
 use serde_json::{Value, json};
 
-use super::{Node, PATIENCE};
+use super::{ContainerdNode, PATIENCE};
 
 fn annotated(name: &str, annotations: &[(&str, &str)]) -> SandboxConfig {
     let annotations = annotations.iter().map(|(name, text)| ((*name).into(), (*text).into()));
@@ -24,7 +24,7 @@ const INJECTED: (&str, &str) = ("linkerd.io/proxy-version", "edge-26.8.1");
 
 #[test]
 fn pods_are_redirected_as_their_annotations_say() -> Result<()> {
-    let node = Node::new("ctr-redirect")?;
+    let node = ContainerdNode::new("ctr-redirect")?;
     let agent = node.cluster.start_agent()?;
     node.install()?;
     let cri = node.containerd.cri()?;

@@ -61,7 +61,7 @@ fn all_is_well<'a>(
 
 /// What is known of a new pod while the API is away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
+enum KnownOfPod {
     /// Its object had come before.
     All,
     /// Policies of its namespace select by labels, and its own are not known.
@@ -72,7 +72,7 @@ enum Known {
     IsOpen,
 }
 
-impl Known {
+impl KnownOfPod {
     const ALL: [Self; 4] = [Self::All, Self::Nothing, Self::IsIsolated, Self::IsOpen];
 
     fn of(number: usize) -> Self {
@@ -101,14 +101,14 @@ impl Known {
 /// A pod that is to be added while the API is away.
 struct Planned {
     name: String,
-    known: Known,
+    known: KnownOfPod,
     sandbox: Mutex<Option<Netns>>,
     sandbox_name: String,
 }
 
 impl Planned {
     fn new(newcomers: &Newcomers, number: usize) -> Result<Self> {
-        let known = Known::of(number);
+        let known = KnownOfPod::of(number);
         let name = format!("{}/after-{number}", known.namespace());
         let sandbox = newcomers.nodes.sandbox(&name)?;
         let sandbox_name = sandbox.name().to_owned();
@@ -133,13 +133,13 @@ impl Planned {
     fn judge(&self, newcomers: &Newcomers, newcomer: &Newcomer) -> Result<Vec<String>> {
         let judge = || newcomers.judge(newcomer, |exchange| self.known.passes(exchange));
         let mut wrong = match self.known {
-            Known::All | Known::Nothing => judge()?,
+            KnownOfPod::All | KnownOfPod::Nothing => judge()?,
             // The plugin isolates it when its time is over, and the agent decides then.
-            Known::IsIsolated | Known::IsOpen => {
+            KnownOfPod::IsIsolated | KnownOfPod::IsOpen => {
                 observed("judged by its namespace", BOUND, judge, Vec::is_empty)?
             }
         };
-        if self.known != Known::IsOpen {
+        if self.known != KnownOfPod::IsOpen {
             wrong.extend(newcomers.leaks(newcomer));
         }
         Ok(wrong)
@@ -168,7 +168,7 @@ fn while_the_api_is_away() -> Result<()> {
     let planned = (0..count).map(|number| Planned::new(&newcomers, number));
     let planned = planned.collect::<Result<Vec<_>>>()?;
     let announce = |newcomers: &Newcomers, is_known: bool| {
-        let these = planned.iter().filter(|pod| (pod.known == Known::All) == is_known);
+        let these = planned.iter().filter(|pod| (pod.known == KnownOfPod::All) == is_known);
         these.into_iter().try_for_each(|pod| pod.announce(newcomers))
     };
     announce(&newcomers, true)?;

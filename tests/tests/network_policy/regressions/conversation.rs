@@ -20,7 +20,7 @@ const UNASSIGNED: u16 = 150;
 
 /// What carries a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum CarriedBy {
     Tcp,
     Udp,
     /// Echo requests and their answers, with the number as id. The server's kernel answers too.
@@ -29,7 +29,7 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl CarriedBy {
     pub const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Ping, Self::Other];
 
     fn socket(self, own: SocketAddr, number: u16) -> Result<Socket> {
@@ -90,7 +90,7 @@ pub struct Conversation {
 impl Conversation {
     /// The port of `to` is its number.
     pub fn open(
-        kind: Kind,
+        kind: CarriedBy,
         (from, client): (&Netns, IpAddr),
         (at, server): (&Netns, SocketAddr),
         to: SocketAddr,
@@ -102,12 +102,12 @@ impl Conversation {
         let listener = socket(at, server)?;
         let client = socket(from, SocketAddr::new(client, 0))?;
         let server = match kind {
-            Kind::Tcp => {
+            CarriedBy::Tcp => {
                 listener.listen(1)?;
                 client.connect(&to.into())?;
                 listener.accept()?.0
             }
-            Kind::Udp => {
+            CarriedBy::Udp => {
                 client.connect(&to.into())?;
                 client.send(b"?")?;
                 listener.set_read_timeout(Some(BOUND))?;
@@ -115,7 +115,7 @@ impl Conversation {
                 listener.connect(&peer)?;
                 listener
             }
-            Kind::Ping | Kind::Other => {
+            CarriedBy::Ping | CarriedBy::Other => {
                 let own = client.local_addr()?;
                 client.connect(&to.into())?;
                 listener.connect(&own)?;

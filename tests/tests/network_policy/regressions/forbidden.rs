@@ -17,7 +17,7 @@ use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{LabelSelector, PolicyPeer, PolicyRule, PolicyWorld};
 
 use super::connections::{Connection, ENDING, connections};
-use super::conversation::{Conversation, Kind, PORT};
+use super::conversation::{CarriedBy, Conversation, PORT};
 use super::test_cluster::{BOUND, TestCluster, x};
 use denizen_tests::node::pod::BRIDGE;
 
@@ -104,7 +104,7 @@ impl Drop for Talk {
 }
 
 /// Each of some kinds, in both families.
-fn both(kinds: &[Kind]) -> impl Iterator<Item = (Kind, usize)> {
+fn both(kinds: &[CarriedBy]) -> impl Iterator<Item = (CarriedBy, usize)> {
     kinds.iter().flat_map(|kind| [0, 1].map(|family| (*kind, family)))
 }
 
@@ -113,7 +113,7 @@ impl TestCluster {
     fn conversations(&self, pairs: &[(&str, &str)]) -> Result<Vec<Conversation>> {
         let mut all = Vec::new();
         for (from, to) in pairs {
-            for (kind, family) in both(&Kind::ALL) {
+            for (kind, family) in both(&CarriedBy::ALL) {
                 let client = (self.netns(from), self.addresses(from)[family]);
                 let server = SocketAddr::new(self.addresses(to)[family], PORT + all.len() as u16);
                 all.push(Conversation::open(kind, client, (self.netns(to), server), server)?);
@@ -124,13 +124,13 @@ impl TestCluster {
 
     /// The same from a pod to its own node.
     fn with_node(&self, from: &str) -> Result<Vec<Conversation>> {
-        let with = |(kind, family): (Kind, usize)| {
+        let with = |(kind, family): (CarriedBy, usize)| {
             let client = (self.netns(from), self.addresses(from)[family]);
             let node = self.play.nodes.hosts[0].node.addresses[family];
             let server = SocketAddr::new(node, PORT);
             Conversation::open(kind, client, (self.node(0), server), server)
         };
-        both(&Kind::ALL).map(with).collect()
+        both(&CarriedBy::ALL).map(with).collect()
     }
 
     /// Those with ports from a pod through a service to `x/a`.
@@ -144,13 +144,13 @@ impl TestCluster {
             .map(|address| manifest::slice("spoken-to", &ports, &[(address, node)]));
         self.play.more = [vec![service], slices.into()].concat();
         self.put([])?;
-        let with = |(kind, family): (Kind, usize)| {
+        let with = |(kind, family): (CarriedBy, usize)| {
             let client = (self.netns(from), self.addresses(from)[family]);
             let server = SocketAddr::new(self.addresses("x/a")[family], SERVICE);
             let to = SocketAddr::new(ip(SERVICE_IPS[family]), PORT);
             Conversation::open(kind, client, (self.netns("x/a"), server), to)
         };
-        both(&[Kind::Tcp, Kind::Udp]).map(with).collect()
+        both(&[CarriedBy::Tcp, CarriedBy::Udp]).map(with).collect()
     }
 }
 
@@ -225,7 +225,12 @@ fn what_is_forbidden_ends_though_its_beginning_was_not_seen() -> Result<()> {
         for family in [0, 1] {
             let client = (cluster.netns(from), cluster.addresses(from)[family]);
             let server = SocketAddr::new(cluster.addresses(to)[family], PORT + open.len() as u16);
-            open.push(Conversation::open(Kind::Tcp, client, (cluster.netns(to), server), server)?);
+            open.push(Conversation::open(
+                CarriedBy::Tcp,
+                client,
+                (cluster.netns(to), server),
+                server,
+            )?);
         }
     }
     let talk = Talk::start([open, Vec::new()]);

@@ -2,7 +2,7 @@
 
 use clap::{Arg, Command};
 
-use super::document::{Known, Node, Place, Value};
+use super::document::{Known, Place, Value, YamlNode};
 use super::{Contents, Problem, Setting};
 use crate::config::DetectorError;
 
@@ -115,7 +115,7 @@ fn in_camel_case(flag: &str) -> String {
 }
 
 /// The settings in such a document.
-pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
+pub(super) fn contents(tree: &YamlNode, run: &Command) -> Contents {
     let flags: Vec<(String, &str)> = run
         .get_arguments()
         .filter_map(|arg| arg.get_long())
@@ -174,7 +174,7 @@ fn written(field_type: FieldType, value: &Value) -> Option<String> {
             joined(items.iter().map(|item| item.value.scalar()).collect())
         }
         (FieldType::Gates, Value::Map(gates)) => {
-            let gate = |(name, node): &(String, Node)| {
+            let gate = |(name, node): &(String, YamlNode)| {
                 let value = written(FieldType::Bool, &node.value)?;
                 Some(format!("{name}={value}"))
             };

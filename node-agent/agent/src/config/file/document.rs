@@ -37,7 +37,7 @@ impl Display for Place {
 
 /// A value, and the line that it is on.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Node {
+pub(super) struct YamlNode {
     line: u64,
     pub(super) value: Value,
 }
@@ -51,17 +51,17 @@ pub(super) enum Value {
     /// Its original text is lost.
     Float(f64),
     Text(String),
-    List(Vec<Node>),
-    Map(Vec<(String, Node)>),
+    List(Vec<YamlNode>),
+    Map(Vec<(String, YamlNode)>),
 }
 
 /// A configuration.
 #[derive(Debug, PartialEq)]
 pub(super) enum Document {
     /// A `DenizenConfiguration`.
-    Denizen(Node),
+    Denizen(YamlNode),
     /// A `KubeProxyConfiguration`.
-    KubeProxy(Node),
+    KubeProxy(YamlNode),
 }
 
 pub(super) const OWN: (&str, &str) = ("denizen.io/v1alpha1", "DenizenConfiguration");
@@ -74,13 +74,14 @@ impl Document {
     pub(super) fn read(text: &str) -> Result<Self, Problem> {
         // `n` is text, as in YAML 1.2, not a boolean.
         let options = options! { strict_booleans: true, with_snippet: false };
-        let tree: Node = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-            let line = error.location().map_or(0, |location| location.line());
-            let text = error.without_snippet().to_string();
-            let what = text.lines().next().unwrap_or_default().to_owned();
-            let field = String::new();
-            Problem { at: Place { line, field }, what }
-        })?;
+        let tree: YamlNode =
+            serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+                let line = error.location().map_or(0, |location| location.line());
+                let text = error.without_snippet().to_string();
+                let what = text.lines().next().unwrap_or_default().to_owned();
+                let field = String::new();
+                Problem { at: Place { line, field }, what }
+            })?;
         let Value::Map(fields) = &tree.value else {
             return Err(tree
                 .problem("", format!("it is {}, but must be a map of fields", tree.value.kind())));
@@ -131,7 +132,7 @@ pub(super) struct Fields<'a> {
     pub(super) errors: Vec<Problem>,
 }
 
-impl Node {
+impl YamlNode {
     pub(super) fn problem(&self, field: &str, what: impl Into<String>) -> Problem {
         Problem { at: self.place(field.to_owned()), what: what.into() }
     }
@@ -220,7 +221,7 @@ impl Value {
     }
 }
 
-impl<'de> Deserialize<'de> for Node {
+impl<'de> Deserialize<'de> for YamlNode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Value>::deserialize(deserializer)?;
         Ok(Self { line: spanned.defined.line(), value: spanned.value })

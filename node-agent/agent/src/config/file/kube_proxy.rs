@@ -4,7 +4,7 @@
 use clap::Command;
 
 use super::denizen::set;
-use super::document::{Known, Node, Place, Value};
+use super::document::{Known, Place, Value, YamlNode};
 use super::{Contents, Problem};
 
 /// The section that kube-proxy uses.
@@ -125,7 +125,7 @@ pub(super) fn flags() -> impl Iterator<Item = &'static str> {
 
 /// The settings in such a document. kubeadm writes every field, most of them empty: an empty field
 /// is not set.
-pub(super) fn contents(tree: &Node, run: &Command) -> Contents {
+pub(super) fn contents(tree: &YamlNode, run: &Command) -> Contents {
     let is_section = |path: &str| {
         let mut fields = FIELDS.iter().filter_map(|(field, _)| field.split_once('.'));
         fields.any(|(section, _)| section == path)

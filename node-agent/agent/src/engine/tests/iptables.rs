@@ -15,12 +15,12 @@ use denizen_plan::{Detector, PlanChanges, Planner, Policy};
 
 type Written = BTreeMap<String, Vec<String>>;
 
-struct Rules {
+struct IptablesPlan {
     planner: Planner,
     wanted: Wanted,
 }
 
-impl Rules {
+impl IptablesPlan {
     fn new() -> Self {
         // The one whose rules depend on facts.
         let policy = Policy { detector: Detector::NodeCidr(None), ..policy() };
@@ -75,13 +75,13 @@ proptest! {
         for (listing, at) in Listing::SERVICES.into_iter().zip(listed) {
             way.insert(at.index(way.len()), Event::Listed(listing));
         }
-        let (mut rules, mut kernel) = (Rules::new(), Written::new());
+        let (mut rules, mut kernel) = (IptablesPlan::new(), Written::new());
         for some in way.chunks(batch) {
             rules.take(some.to_vec());
             rules.write(&mut kernel);
         }
         prop_assert_eq!(&kernel, &rules.all());
-        let mut fresh = Rules::new();
+        let mut fresh = IptablesPlan::new();
         fresh.take(last_words(&way));
         prop_assert_eq!(&kernel, &fresh.all());
         for (chain, lines) in &kernel {

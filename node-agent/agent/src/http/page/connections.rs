@@ -6,15 +6,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-use super::{Answered, Asking};
+use super::{Answered, PageQuery};
 use denizen_observe::connections::{NamedConnection, ServiceTotal, Summary};
 
 /// The most services that are shown.
 const SERVICES: usize = 50;
 
 /// The section about them.
-pub(super) fn section(asking: &Asking, summary: Option<&Answered<Arc<Summary>>>) -> Markup {
-    let counting = |connections| Asking { connections, ..asking.clone() }.link("connections");
+pub(super) fn section(asking: &PageQuery, summary: Option<&Answered<Arc<Summary>>>) -> Markup {
+    let counting = |connections| PageQuery { connections, ..asking.clone() }.link("connections");
     html! {
         section #connections {
             h2 { "Connections" }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use maud::{DOCTYPE, Markup, html};
 
-use super::{Answered, Asking, connections, drops, firewall, packet};
+use super::{Answered, PageQuery, connections, drops, firewall, packet};
 use denizen_observe::connections::Summary;
 use denizen_observe::status::Status;
 use denizen_observe::status::view::{
@@ -17,7 +17,7 @@ const DRAINING: usize = 50;
 
 /// The page.
 pub(super) fn document(
-    asking: &Asking,
+    asking: &PageQuery,
     view: &Answered<View>,
     explanation: Option<&Answered<Explanation>>,
     summary: Option<&Answered<Arc<Summary>>>,
@@ -51,7 +51,7 @@ pub(super) fn document(
     }
 }
 
-fn heading(asking: &Asking, view: &Answered<View>) -> Markup {
+fn heading(asking: &PageQuery, view: &Answered<View>) -> Markup {
     let (tone, words) = match view {
         Err(_) => ("bad", "does not answer".to_owned()),
         Ok(View { status, .. }) if !status.errors.is_empty() => {
@@ -64,7 +64,7 @@ fn heading(asking: &Asking, view: &Answered<View>) -> Markup {
         }
         Ok(_) => ("good", "all programmed".to_owned()),
     };
-    let every = |every| Asking { every, ..asking.clone() }.link("");
+    let every = |every| PageQuery { every, ..asking.clone() }.link("");
     html! {
         h1 { "denizen" }
         @if let Ok(view) = view {
@@ -82,7 +82,7 @@ fn heading(asking: &Asking, view: &Answered<View>) -> Markup {
 }
 
 fn parts(
-    asking: &Asking,
+    asking: &PageQuery,
     view: &View,
     explanation: Option<&Answered<Explanation>>,
     summary: Option<&Answered<Arc<Summary>>>,
@@ -146,11 +146,11 @@ fn problems(tone: &str, title: &str, problems: &[String]) -> Markup {
     }
 }
 
-fn services(asking: &Asking, services: &ResultPart<ServiceRow>) -> Markup {
+fn services(asking: &PageQuery, services: &ResultPart<ServiceRow>) -> Markup {
     let (skip, shown) = (asking.view.skip, services.shown.len());
     let at = |skip| {
         let view = ViewQuery { skip, ..asking.view.clone() };
-        Asking { view, ..asking.clone() }.link("services")
+        PageQuery { view, ..asking.clone() }.link("services")
     };
     html! {
         section #services {
@@ -213,7 +213,7 @@ fn extent(skip: usize, shown: usize, total: usize) -> Markup {
     }
 }
 
-fn service_rows(asking: &Asking, service: &ServiceRow) -> Markup {
+fn service_rows(asking: &PageQuery, service: &ServiceRow) -> Markup {
     html! {
         tbody {
             @for (index, key) in service.keys.iter().enumerate() {
@@ -244,8 +244,8 @@ fn service_rows(asking: &Asking, service: &ServiceRow) -> Markup {
 }
 
 /// A frontend, with a link that explains a packet to it.
-fn frontend_cell(asking: &Asking, key: &FrontendRow) -> Markup {
-    let to = Asking { to: key.at.clone(), ..asking.clone() };
+fn frontend_cell(asking: &PageQuery, key: &FrontendRow) -> Markup {
+    let to = PageQuery { to: key.at.clone(), ..asking.clone() };
     html! {
         @if key.at.starts_with("node port") {
             code { (key.at) }
@@ -274,10 +274,10 @@ fn fate(fate: &ConnectionFate) -> Markup {
     }
 }
 
-fn pods(asking: &Asking, pods: &ResultPart<PodRow>) -> Markup {
+fn pods(asking: &PageQuery, pods: &ResultPart<PodRow>) -> Markup {
     let packet = |pod: &PodRow, ip: &String| {
         let from = format!("{ip}@{}", pod.interface);
-        Asking { from, ..asking.clone() }.link("explain")
+        PageQuery { from, ..asking.clone() }.link("explain")
     };
     html! {
         section #pods {

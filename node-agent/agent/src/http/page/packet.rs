@@ -2,11 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::{Answered, Asking};
+use super::{Answered, PageQuery};
 use denizen_plan::explain::{Explanation, PacketVerdict};
 
 /// The form, and the explanation if one was requested.
-pub(super) fn section(asking: &Asking, explanation: Option<&Answered<Explanation>>) -> Markup {
+pub(super) fn section(asking: &PageQuery, explanation: Option<&Answered<Explanation>>) -> Markup {
     html! {
         section #explain {
             h2 { "Explain a packet" }
@@ -24,7 +24,7 @@ pub(super) fn section(asking: &Asking, explanation: Option<&Answered<Explanation
     }
 }
 
-fn path(asking: &Asking, explanation: &Explanation) -> Markup {
+fn path(asking: &PageQuery, explanation: &Explanation) -> Markup {
     let tone = match explanation.verdict {
         PacketVerdict::Forward => "good",
         PacketVerdict::Reject | PacketVerdict::Drop | PacketVerdict::Unknown => "bad",

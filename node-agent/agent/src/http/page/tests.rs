@@ -131,7 +131,7 @@ fn hostile_summary() -> Summary {
 
 #[test]
 fn every_value_is_escaped() {
-    let asking = Asking {
+    let asking = PageQuery {
         view: ViewQuery { search: HOSTILE.to_owned(), skip: 3 },
         from: HOSTILE.to_owned(),
         to: HOSTILE.to_owned(),
@@ -184,7 +184,7 @@ fn explanation() -> Explanation {
 
 /// The page with everything that it can show.
 fn full_page() -> String {
-    let asking = Asking { connections: true, every: Some(5), ..Asking::default() };
+    let asking = PageQuery { connections: true, every: Some(5), ..PageQuery::default() };
     let counted: Answered<Arc<Summary>> = Ok(Arc::new(hostile_summary()));
     let explanation: Answered<Explanation> = Ok(explanation());
     draw::document(&asking, &Ok(hostile_view()), Some(&explanation), Some(&counted)).into_string()
@@ -238,8 +238,9 @@ fn on_loopback_a_request_for_another_host_is_refused() {
 
 #[test]
 fn a_link_contains_its_query() {
-    let asking =
-        Asking::parse("q=a%26b&skip=50&from=10.0.0.1%40cni0&to=&connections=1&every=99999&other=1");
+    let asking = PageQuery::parse(
+        "q=a%26b&skip=50&from=10.0.0.1%40cni0&to=&connections=1&every=99999&other=1",
+    );
     assert_eq!(asking.view.search, "a&b");
     assert_eq!((asking.view.skip, asking.every), (50, Some(3600)));
     assert!(asking.connections);
@@ -247,5 +248,5 @@ fn a_link_contains_its_query() {
         asking.link("services"),
         "/?q=a%26b&skip=50&from=10.0.0.1%40cni0&connections=yes&every=3600#services"
     );
-    assert_eq!(Asking::parse("skip=-1&every=often"), Asking::default());
+    assert_eq!(PageQuery::parse("skip=-1&every=often"), PageQuery::default());
 }

@@ -15,7 +15,7 @@ use super::super::state::{RealState, ServerState, note};
 
 /// What it has, and how it misbehaves.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct FakeState {
     pub servers: BTreeMap<ServerKey, ServerState>,
     pub routes: BTreeMap<IpAddr, Option<IpAddr>>,
     /// Schedulers that it does not have.
@@ -32,7 +32,7 @@ pub(super) struct State {
 
 /// A handle to it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Fake(pub Rc<RefCell<State>>);
+pub(super) struct Fake(pub Rc<RefCell<FakeState>>);
 
 impl Fake {
     /// Takes the log.
@@ -120,7 +120,7 @@ impl Host for Fake {
     }
 }
 
-fn refusal(state: &State, command: &IpvsCommand) -> Option<Errno> {
+fn refusal(state: &FakeState, command: &IpvsCommand) -> Option<Errno> {
     let servers = &state.servers;
     let real = |key: &ServerKey, at| servers.get(key).map(|it| it.reals.contains_key(at));
     let lacks = |server: &VirtualServer| state.without.contains(&*server.scheduler);

@@ -20,12 +20,12 @@ use denizen_plan::{
 
 /// The kernel's sets and chains, with its own strictness.
 #[derive(Default)]
-struct Kernel {
+struct StrictKernel {
     elements: HashMap<(SetId, Key), Element>,
     chains: BTreeSet<String>,
 }
 
-impl Kernel {
+impl StrictKernel {
     fn commit(&mut self, table: &Table, delta: &Delta) {
         for chain in &delta.chains {
             assert!(self.chains.insert(chain.name.to_string()), "{} is there already", chain.name);
@@ -49,10 +49,10 @@ impl Kernel {
     }
 }
 
-fn start() -> (Table, Kernel) {
+fn start() -> (Table, StrictKernel) {
     let table = Table::new(ServiceTable::Ip(Family::V4), TableConfig::default());
     let chains = table.chains().iter().map(|chain| chain.name.to_string()).collect();
-    (table, Kernel { chains, ..Kernel::default() })
+    (table, StrictKernel { chains, ..StrictKernel::default() })
 }
 
 /// A decision about one of few frontends; `None` when nobody claims it any more.
@@ -123,7 +123,7 @@ proptest! {
 fn what_does_not_change_is_not_touched() {
     let (mut table, mut kernel) = start();
     let at = key("10.96.0.10");
-    let mut change = |outcome: Outcome, kernel: &mut Kernel| {
+    let mut change = |outcome: Outcome, kernel: &mut StrictKernel| {
         let mut delta = Delta::default();
         let decided = frontend(at, outcome);
         table.change_frontend(at, Some(&decided), &mut delta);

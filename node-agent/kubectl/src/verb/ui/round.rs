@@ -39,7 +39,7 @@ pub struct Before {
     read: Option<u64>,
 }
 
-struct Said {
+struct NodeSaid {
     connections: NodeConnections,
     /// Missing if the agent could not count.
     counts: Option<Counts>,
@@ -84,12 +84,12 @@ pub async fn round(
     Ok(())
 }
 
-fn said(_: &str, answers: Answers) -> Result<Said, NoAnswer> {
+fn said(_: &str, answers: Answers) -> Result<NodeSaid, NoAnswer> {
     let mut answers = answers.split();
     let nothing = || NoAnswer::new(NoAnswer::FAILED, "it said nothing");
     let connections = only(answers.next().ok_or_else(nothing)?)?;
     let counts = answers.next().and_then(|counts| only(counts).ok());
-    Ok(Said { connections, counts })
+    Ok(NodeSaid { connections, counts })
 }
 
 impl Before {

@@ -16,7 +16,7 @@ enum TableStep {
     /// Adds a service, with or without a node port, or removes it.
     Service(u8, Option<Option<u16>>),
     /// Sets the endpoints of a service.
-    Endpoints(u8, BTreeMap<u8, State>),
+    Endpoints(u8, BTreeMap<u8, EndpointLife>),
     /// A client sends its first packet to a frontend.
     Client(u8, Index),
     /// The agent programs its state, and flushes.
@@ -24,7 +24,7 @@ enum TableStep {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum EndpointLife {
     Ready,
     Draining,
     Down,
@@ -34,7 +34,7 @@ enum State {
 #[derive(Debug, Default, Clone)]
 struct TableFacts {
     services: BTreeMap<u8, Option<u16>>,
-    endpoints: BTreeMap<u8, BTreeMap<u8, State>>,
+    endpoints: BTreeMap<u8, BTreeMap<u8, EndpointLife>>,
 }
 
 const PROTOCOLS: [(&str, Protocol); 2] = [("udp", Protocol::Udp), ("tcp", Protocol::Tcp)];
@@ -80,7 +80,7 @@ impl TableFacts {
         found.map(|(name, _)| *name)
     }
 
-    fn endpoints_in(&self, service: u8, states: &[State]) -> Vec<SocketAddr> {
+    fn endpoints_in(&self, service: u8, states: &[EndpointLife]) -> Vec<SocketAddr> {
         let all = self.endpoints.get(&service).into_iter().flatten();
         all.filter(|(_, state)| states.contains(state))
             .map(|(number, _)| endpoint_at(*number))
@@ -92,8 +92,8 @@ impl TableFacts {
         let Some(service) = self.behind(destination) else {
             return Some(destination);
         };
-        let picks =
-            [State::Ready, State::Draining].map(|state| self.endpoints_in(service, &[state]));
+        let picks = [EndpointLife::Ready, EndpointLife::Draining]
+            .map(|state| self.endpoints_in(service, &[state]));
         let picked = picks.into_iter().find(|picked| !picked.is_empty())?;
         Some(picked[choice.index(picked.len())])
     }
@@ -104,7 +104,7 @@ impl TableFacts {
         }
         match self.behind(entry.destination) {
             Some(service) => self
-                .endpoints_in(service, &[State::Ready, State::Draining])
+                .endpoints_in(service, &[EndpointLife::Ready, EndpointLife::Draining])
                 .contains(&entry.reply_source),
             // A flow without DNAT.
             None => !entry.is_translated(),
@@ -129,7 +129,11 @@ impl TableFacts {
 
 fn step() -> impl Strategy<Value = TableStep> {
     let service = || 0_u8..3;
-    let states = proptest::sample::select(vec![State::Ready, State::Draining, State::Down]);
+    let states = proptest::sample::select(vec![
+        EndpointLife::Ready,
+        EndpointLife::Draining,
+        EndpointLife::Down,
+    ]);
     prop_oneof![
         3 => (service(), proptest::option::of(any::<bool>())).prop_map(|(name, how)| {
             TableStep::Service(name, how.map(|at_node| at_node.then(|| node_port(name))))
@@ -159,9 +163,9 @@ fn event(step: &TableStep) -> Option<((u8, bool), Event)> {
             let each = endpoints.iter().map(|(number, state)| {
                 let address = endpoint_at(*number).ip().to_string();
                 match state {
-                    State::Ready => endpoint(&address, None),
-                    State::Draining => draining(&address, None),
-                    State::Down => down(&address, None),
+                    EndpointLife::Ready => endpoint(&address, None),
+                    EndpointLife::Draining => draining(&address, None),
+                    EndpointLife::Down => down(&address, None),
                 }
             });
             let name = format!("s{number}");

@@ -72,9 +72,9 @@ struct Killed {
 }
 
 /// What is done to the service that comes and goes.
-type Change = (&'static str, fn(&Killed) -> Result<()>);
+type ServiceChange = (&'static str, fn(&Killed) -> Result<()>);
 
-const CHANGES: [Change; 3] = [
+const CHANGES: [ServiceChange; 3] = [
     ("a service comes", |killed| killed.extra(&MEMBERS)),
     ("an endpoint goes", |killed| killed.extra(&MEMBERS[..2])),
     ("a service goes", |killed| killed.fixture.cluster.manifests.remove("extra")),

@@ -46,10 +46,10 @@ const STEP: usize = 5;
 const MOST_TRIES: usize = 3 * MEMBERS.len();
 
 /// To which frontend, by whom, over which protocol.
-type Connection = (SocketAddr, Who, Protocol);
+type AskedConnection = (SocketAddr, Who, Protocol);
 
 /// Each of these clients at each of these frontends, by every protocol.
-fn connections(frontends: &[SocketAddr], clients: &[Who]) -> Vec<Connection> {
+fn connections(frontends: &[SocketAddr], clients: &[Who]) -> Vec<AskedConnection> {
     let at = |to: &SocketAddr| {
         let to = *to;
         clients.iter().flat_map(move |who| ASKED.map(|protocol| (to, *who, protocol)))
@@ -162,7 +162,7 @@ impl Judged {
     fn expect_of(
         &self,
         what: &str,
-        connections: impl IntoIterator<Item = Connection>,
+        connections: impl IntoIterator<Item = AskedConnection>,
         expected: impl Fn(Who) -> BTreeSet<Who>,
     ) -> Result<()> {
         for (to, who, protocol) in connections {
