@@ -15,7 +15,8 @@ use denizen_observe::status::{
     ApiTraffic, DrainingSince, DrainingStatus, IpvsStatus, LastSync, Status,
 };
 use denizen_observe::trace::{
-    Comparison, HookReport, NamedAddress, PacketFate, RuleReport, TraceReport, TracedPackets,
+    Comparison, HookReport, NamedAddress, PacketFate, PacketIdentity, RuleReport, TraceReport,
+    TracedPackets,
 };
 use denizen_plan::explain::{
     ExplainStep, Explanation, PacketVerdict, PolicyRow, RedirectRow, TierRow, VirtualServerRow,
@@ -224,6 +225,7 @@ fn every_field_of_a_trace_is_there() {
     };
     let packet = TraceReport {
         number: 1,
+        identity: PacketIdentity { identification: 0, sequence: 0 },
         source: place(),
         destination: place(),
         service: text(),

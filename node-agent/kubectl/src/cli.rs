@@ -16,6 +16,7 @@ use crate::verb::bundle::{self, BundleArgs};
 use crate::verb::connections::{self, ConnectionsArgs};
 use crate::verb::explain::{self, ExplainArgs};
 use crate::verb::impact::{self, ImpactArgs};
+use crate::verb::trace::{self, TraceArgs};
 use crate::verb::ui::{self, Asking, UiArgs};
 use crate::verb::{check, drops, policies, services, status};
 use crate::watch::{WatchArgs, watch};
@@ -65,6 +66,8 @@ enum Verb {
     Check(WatchArgs),
     /// What becomes of a connection from A to B, on the sender's node and on the receivers', and why
     Explain(ExplainArgs),
+    /// Follow real packets of a connection from A to B, on the sender's node and on the receivers'
+    Trace(TraceArgs),
     /// What the rules of all nodes dropped and refused, by reason
     Drops(WatchArgs),
     /// Who talks to whom, by name
@@ -149,7 +152,10 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
 
 /// The answer, if the API server answers in time.
 async fn asked(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
-    let timeout = cli.answer.timeout;
+    let mut timeout = cli.answer.timeout;
+    if let Verb::Trace(args) = &cli.verb {
+        timeout += args.time + trace::AROUND;
+    }
     // The nodes have their deadlines; what is left is the API server itself.
     #[expect(clippy::disallowed_methods, reason = "the API server may not answer either")]
     let done = tokio::time::timeout(timeout + GRACE, of_verb(cli)).await;
@@ -167,6 +173,7 @@ async fn of_verb(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
         Verb::Status(_) => status::status(&api, limits).await?.printed(output, fail_on),
         Verb::Check(_) => check::check(&api, limits).await?.printed(output, fail_on),
         Verb::Explain(args) => explain::explain(&api, limits, args).await?.printed(output, fail_on),
+        Verb::Trace(args) => trace::trace(&api, limits, args).await?.printed(output, fail_on),
         Verb::Drops(_) => drops::drops(&api, limits).await?.printed(output, fail_on),
         Verb::Connections(args) => {
             connections::connections(&api, limits, args).await?.printed(output, fail_on)
@@ -214,6 +221,8 @@ mod tests {
             ("connections --watch", false),
             ("explain a", false),
             ("explain a b:80 --via n1", true),
+            ("trace a b:80 --count 3 --for 20s", true),
+            ("trace a b:80 --count 0", false),
             ("policies", false),
             ("ui --port 8001 --every 30s", true),
             ("ui --port 80000", false),

@@ -66,7 +66,7 @@ async fn objects_of(verb: &str, before: &[String]) -> Vec<String> {
         ("bundle", Some("--nodes")) => &[("nodes", false)],
         ("policies", _) | ("connections", Some("--pod")) => &[("pods", true)],
         ("services", _) | ("connections", Some("--service")) => &[("services", true)],
-        ("explain", _) => &[("pods", true), ("services", true)],
+        ("explain" | "trace", _) => &[("pods", true), ("services", true)],
         _ => &[],
     };
     let args = ClusterArgs {

@@ -2,6 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "kube bounds no wait for an answer")]
 
+use std::future::{Pending, pending};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use kube::{Client, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::cluster::{AgentPod, CONTAINER};
@@ -37,6 +39,9 @@ const NOT_IN_TIME: &str = "timed out";
 
 /// Time limit for what is still in the pipes of a broken connection.
 const REST: Duration = Duration::from_millis(100);
+
+/// More than a command's first words.
+const FIRST_WORDS: usize = 4 << 10;
 
 const PROGRAM: &str = "denizen-agent";
 
@@ -131,7 +136,7 @@ async fn converse(
 ) -> Result<Answers, NoAnswer> {
     let mut input: String = requests.iter().map(|request| request.line() + "\n").collect();
     input.push_str("{\"end\":{}}\n");
-    let relay = execute(client, agent, &["relay"], &input).await?;
+    let relay = execute(client, agent, &["relay"], CommandInput::now(&input)).await?;
     if relay.stdout.is_empty() && relay.is_unknown_command() {
         return older(client, agent, requests).await;
     }
@@ -177,7 +182,7 @@ async fn older(
             continue;
         };
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
-        let executed = execute(client, agent, &words, "").await?;
+        let executed = execute(client, agent, &words, CommandInput::now("")).await?;
         answers.push(match RawValue::from_string(executed.stdout.trim().to_owned()) {
             Ok(answer) => Ok(answer),
             Err(_) => Err(executed.why().reason),
@@ -186,11 +191,49 @@ async fn older(
     Ok(Answers { release: None, answers })
 }
 
+/// Runs a command that prints its answer in the end, and that ends when it has something to read:
+/// once `until` is over. `begun` hears of its first words.
+///
+/// # Errors
+/// It printed nothing, or not within `limit`.
+pub async fn follow(
+    client: &Client,
+    agent: &AgentPod,
+    command: &[&str],
+    begun: oneshot::Sender<()>,
+    until: impl Future<Output = ()>,
+    limit: Duration,
+) -> Result<String, NoAnswer> {
+    let input = CommandInput { now: "", begun: Some(begun), until };
+    let executed = timeout(limit, execute(client, agent, command, input)).await;
+    let executed =
+        executed.unwrap_or_else(|_| Err(NoAnswer::timed_out("it did not end", limit)))?;
+    match executed.stdout.is_empty() {
+        true => Err(executed.why()),
+        false => Ok(executed.stdout),
+    }
+}
+
+/// What a command is given.
+struct CommandInput<'a, F> {
+    now: &'a str,
+    /// Hears of the command's first words on standard error.
+    begun: Option<oneshot::Sender<()>>,
+    /// An empty line follows once this is over.
+    until: F,
+}
+
+impl<'a> CommandInput<'a, Pending<()>> {
+    fn now(now: &'a str) -> Self {
+        Self { now, begun: None, until: pending() }
+    }
+}
+
 async fn execute(
     client: &Client,
     agent: &AgentPod,
     command: &[&str],
-    input: &str,
+    input: CommandInput<'_, impl Future<Output = ()>>,
 ) -> Result<Executed, NoAnswer> {
     let mut words = vec![PROGRAM];
     words.extend(command);
@@ -207,8 +250,9 @@ async fn execute(
     let status = process.take_status();
     if let Some(stdin) = &mut stdin {
         // Who does not read it says why, or nothing, below.
-        let _ = stdin.write_all(input.as_bytes()).await;
+        let _ = stdin.write_all(input.now.as_bytes()).await;
     }
+    let mut stderr = stderr;
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let status = async {
         match status {
@@ -217,10 +261,28 @@ async fn execute(
         }
     };
     // Both at once: who reads one first waits for ever if the other is full.
-    let reading = async {
-        tokio::join!(read(stdout, LONGEST_OUTPUT, &mut out), read(stderr, LONGEST_ERROR, &mut err))
+    let reading_errors = async {
+        if let Some((begun, stderr)) = input.begun.zip(stderr.as_mut()) {
+            let mut first = [0; FIRST_WORDS];
+            let read = stderr.read(&mut first).await.unwrap_or_default();
+            err.extend_from_slice(&first[..read]);
+            let _ = begun.send(());
+        }
+        read(stderr, LONGEST_ERROR, &mut err).await;
     };
-    let status = until_end(reading, status).await;
+    let reading = async { tokio::join!(read(stdout, LONGEST_OUTPUT, &mut out), reading_errors) };
+    let status = {
+        let mut ending = pin!(until_end(reading, status));
+        tokio::select! {
+            status = &mut ending => status,
+            () = input.until => {
+                if let Some(stdin) = &mut stdin {
+                    let _ = stdin.write_all(b"\n").await;
+                }
+                ending.await
+            }
+        }
+    };
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let (stdout, stderr) = (text(out), text(err));
     // Until here: with an older protocol, the end of the input ends the output too.

@@ -9,6 +9,7 @@ pub mod impact;
 pub mod policies;
 pub mod services;
 pub mod status;
+pub mod trace;
 pub mod ui;
 
 use serde::de::DeserializeOwned;

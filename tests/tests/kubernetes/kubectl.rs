@@ -8,4 +8,5 @@ mod impact;
 mod picture;
 mod real;
 mod rights;
+mod trace;
 mod watch;

@@ -1,7 +1,10 @@
 //! `trace`.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -28,6 +31,9 @@ pub(super) struct TraceArgs {
     /// Stop after this time
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     timeout: Duration,
+    /// Stop when standard input has something, or ends
+    #[arg(long)]
+    until_input: bool,
     #[command(flatten)]
     run_dir: RunDirArgs,
     /// Output format
@@ -37,14 +43,24 @@ pub(super) struct TraceArgs {
 
 /// Follows packets, and prints each as it ends; as JSON, all of them at the end.
 pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
-    let TraceArgs { from, to, count, timeout, run_dir, output } = args;
+    let TraceArgs { from, to, count, timeout, until_input, run_dir, output } = args;
     let prediction = predicted(run_dir.run_dir, from, to)?;
     let (from, to) = (prediction.from.clone(), prediction.to.clone());
     let mut follower = PacketFollower::start(prediction, count).context("cannot follow packets")?;
     eprintln!("following packets from {from} to {to}: at most {count}, for at most {timeout:?}");
     let mut packets: Vec<TraceReport> = Vec::new();
     let mut printed = Ok(());
-    follower.follow(timeout, |report| {
+    let is_unwanted = Arc::new(AtomicBool::new(false));
+    if until_input {
+        let is_unwanted = is_unwanted.clone();
+        thread::spawn(move || {
+            // Whatever it is, and if it cannot be read.
+            let _ = io::stdin().read(&mut [0]);
+            is_unwanted.store(true, Ordering::Relaxed);
+        });
+    }
+    let is_wanted = || !is_unwanted.load(Ordering::Relaxed);
+    follower.follow(timeout, is_wanted, |report| {
         if output == Output::Text {
             let text = printable_lines(&report.to_string());
             printed = io::stdout().write_all(text.as_bytes());
@@ -55,11 +71,12 @@ pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
     if follower.has_lost() {
         eprintln!("packets are missing: the kernel had more to tell than was read in time");
     }
-    ensure!(!packets.is_empty(), "no packet of a new connection from {from} to {to} was seen");
-    match output {
-        Output::Text => Ok(()),
-        Output::Json => show(&TracedPackets { packets }, output),
+    let is_seen = !packets.is_empty();
+    if output == Output::Json {
+        show(&TracedPackets { packets }, output)?;
     }
+    ensure!(is_seen, "no packet of a new connection from {from} to {to} was seen");
+    Ok(())
 }
 
 fn predicted(run_dir: PathBuf, from: String, to: String) -> anyhow::Result<Prediction> {

@@ -45,10 +45,13 @@ pub struct ExplainArgs {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterExplanation {
-    from: String,
-    to: String,
+    pub from: String,
+    pub to: String,
+    /// As the first node's agent is asked.
+    #[serde(skip)]
+    pub asked: Explain,
     /// The node where the packet is decided on first.
-    node: String,
+    pub node: String,
     verdict: ConnectionVerdict,
     #[serde(skip_serializing_if = "Option::is_none")]
     service: Option<String>,
@@ -56,7 +59,7 @@ pub struct ClusterExplanation {
     #[serde(skip_serializing_if = "Option::is_none")]
     sent: Option<Explanation>,
     /// One for each endpoint; empty if the packet gets no further than the first node.
-    ways: Vec<Way>,
+    pub ways: Vec<Way>,
 }
 
 /// What the agents say so far.
@@ -106,12 +109,13 @@ impl ExplainSession<'_> {
     ) -> anyhow::Result<ClusterExplanation> {
         let node = self.sender.node.clone();
         let query = Explain { from: self.sender.asked.clone(), to: destination.asked.clone() };
-        let mut answers = self.ask(&node, vec![Request::Explain(query)]).await;
+        let mut answers = self.ask(&node, vec![Request::Explain(query.clone())]).await;
         let sent: Option<Explanation> =
             answers.pop().and_then(Result::ok).and_then(|answer| only(answer).ok());
         let mut body = ClusterExplanation {
             from: args.from.clone(),
             to: args.to.clone(),
+            asked: query,
             node,
             verdict: ConnectionVerdict::Unknown,
             service: sent.as_ref().and_then(|sent| sent.service.clone()),
@@ -271,7 +275,7 @@ const HEAD: [&str; 9] = [
 
 impl fmt::Display for ClusterExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { from, to, node, verdict, service, sent, ways } = self;
+        let Self { from, to, asked: _, node, verdict, service, sent, ways } = self;
         let line = format!("{from} to {to}: {verdict}");
         writeln!(f, "{}", Printable(&line))?;
         if let Some(service) = service {

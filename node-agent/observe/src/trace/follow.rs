@@ -105,11 +105,12 @@ impl PacketFollower {
         self.has_lost
     }
 
-    /// Passes each packet that has ended to `each`, until `count` packets were reported or the time
-    /// is over.
+    /// Passes each packet that has ended to `each`, until `count` packets were reported, the time
+    /// is over or nobody wants more.
     pub fn follow(
         &mut self,
         timeout: Duration,
+        is_wanted: impl Fn() -> bool,
         mut each: impl FnMut(TraceReport),
     ) -> Result<(), TraceError> {
         let deadline = Instant::now() + timeout;
@@ -117,14 +118,15 @@ impl PacketFollower {
             let left = deadline.saturating_duration_since(Instant::now());
             self.hear(SILENCE.min(left))?;
             let now = Instant::now();
+            let is_over = left.is_zero() || !is_wanted();
             // What is late may be incomplete.
-            let then = if left.is_zero() { Some(now) } else { now.checked_sub(SILENCE) };
+            let then = if is_over { Some(now) } else { now.checked_sub(SILENCE) };
             let then = then.filter(|_| !self.is_torn);
             let ended = then.map(|then| self.journeys.silent_since(then)).unwrap_or_default();
             for journey in ended.iter().take(self.count - self.reported) {
                 self.report(journey).into_iter().for_each(&mut each);
             }
-            if left.is_zero() {
+            if is_over {
                 break;
             }
         }

@@ -21,6 +21,8 @@ pub use compare::{Comparison, PacketFate};
 pub use follow::interface;
 pub use follow::{PacketFollower, TraceError};
 pub use prediction::Prediction;
-pub use report::{HookReport, NamedAddress, RuleReport, TraceReport, TracedPackets};
+pub use report::{
+    HookReport, NamedAddress, PacketIdentity, RuleReport, TraceReport, TracedPackets,
+};
 pub use rules::{KUBE, TracedRules, comment_words, is_agents};
 pub use table::TABLE_PREFIX;

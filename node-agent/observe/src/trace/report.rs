@@ -24,6 +24,8 @@ pub struct TracedPackets {
 pub struct TraceReport {
     /// Its number, counted from 1.
     pub number: usize,
+    /// What no node on its way changes: the same packet has the same on all of them.
+    pub identity: PacketIdentity,
     /// Its source as it came in.
     pub source: NamedAddress,
     /// Its destination as it came in.
@@ -52,6 +54,16 @@ pub struct TraceReport {
     pub output: Option<String>,
     /// Whether `explain` says the same.
     pub comparison: Comparison,
+}
+
+/// Fields of a packet's headers that count packets, and that are not translated. 0 where there is
+/// none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct PacketIdentity {
+    /// IPv4's identification.
+    pub identification: u16,
+    /// TCP's sequence number.
+    pub sequence: u32,
 }
 
 /// An address and port, and whose they are.
@@ -129,8 +141,10 @@ impl TraceReport {
         let end_reached = outcome.last.destination.to_string();
         let server = prediction.explanation.virtual_server.as_ref();
         let server = server.filter(|_| prediction.explanation.endpoints.contains(&end_reached));
+        let (identification, sequence) = journey.first()?.serial;
         Some(Self {
             number,
+            identity: PacketIdentity { identification, sequence },
             source: words.place(outcome.first.source),
             destination: words.place(outcome.first.destination),
             service: prediction.explanation.service.clone(),

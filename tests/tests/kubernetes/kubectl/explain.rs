@@ -23,7 +23,7 @@ const HTTP: Port = Port::tcp("http", 80, 8080);
 /// A client on the first node; a server on each.
 pub struct Shop {
     pub desk: Desk,
-    nodes: TwoNodes,
+    pub nodes: TwoNodes,
     pub client: Pod,
     near: Pod,
     pub far: Pod,
@@ -32,8 +32,13 @@ pub struct Shop {
 
 impl Shop {
     pub fn new() -> Result<Self> {
-        let desk = Desk::new("explain")?;
-        let mut nodes = TwoNodes::new("shop", &Value::Null)?;
+        Self::with("explain", &[])
+    }
+
+    /// Agents with these flags.
+    pub fn with(label: &str, flags: &[&str]) -> Result<Self> {
+        let desk = Desk::new(label)?;
+        let mut nodes = TwoNodes::new(&format!("{label}-shop"), &Value::Null)?;
         let pod = |node, name| nodes.attach_without_agent(node, name, Wiring::Routed);
         let client = pod(0, "default/client")?;
         let (near, far) = (pod(0, "default/near")?, pod(1, "default/far")?);
@@ -42,7 +47,7 @@ impl Shop {
             Server::at(&pod.netns, Protocol::Tcp, at(&pod.addresses[0]))
         };
         let _servers = vec![serve(&near)?, serve(&far)?];
-        nodes.start_agents(&[])?;
+        nodes.start_agents(flags)?;
         let shop = Self { desk, nodes, client, near, far, _servers };
         shop.put_objects()?;
         shop.hold(&[])?;
