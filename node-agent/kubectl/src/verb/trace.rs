@@ -8,7 +8,7 @@
 
 mod followed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use clap::{Args, value_parser};
@@ -90,24 +90,25 @@ pub async fn trace(
     eprintln!("following packets for at most {:?}", args.time);
     let (sent, received) = follow(api, &node_agents, &sender, &receivers, args.time).await;
     let mut reports = Vec::new();
-    let mut away = BTreeMap::new();
-    for (ends, packets) in [(&sender, sent)].into_iter().chain(receivers.iter().zip(received)) {
-        let node = ends.node.clone();
+    let mut endpoints = BTreeMap::new();
+    let receiving = receivers.iter().zip(received);
+    for (ends, packets) in [(&sender, sent)].into_iter().chain(receiving) {
+        let node = &ends.node;
         match packets {
             Ok(packets) => {
                 let of_node = packets.packets.into_iter();
                 reports.extend(of_node.map(|report| NodeTrace { node: node.clone(), report }));
-                away.insert(ends.to.clone(), node);
+                if *node != sender.node {
+                    endpoints.insert(ends.to.clone(), node.clone());
+                }
             }
-            Err(_) if unanswered.iter().any(|noted| noted.node == node) => {}
-            Err(why) => unanswered.push(Unanswered { node, why }),
+            Err(_) if unanswered.iter().any(|noted| noted.node == *node) => {}
+            Err(why) => unanswered.push(Unanswered { node: node.clone(), why }),
         }
     }
-    away.remove(&sender.to);
-    let nodes: std::collections::BTreeSet<&String> =
-        receivers.iter().map(|ends| &ends.node).chain([&sender.node]).collect();
-    let nodes = nodes.len();
-    let body = followed([explanation.from, explanation.to, sender.node], reports, &away);
+    let nodes = receivers.iter().map(|ends| &ends.node).chain([&sender.node]);
+    let nodes = nodes.collect::<BTreeSet<_>>().len();
+    let body = followed([explanation.from, explanation.to, sender.node], reports, &endpoints);
     Ok(ClusterReport { body, nodes, unanswered, notes })
 }
 

@@ -111,7 +111,8 @@ fn what_another_program_drops_is_named(shop: &Shop, far: SocketAddr) -> Result<(
                  { type filter hook forward priority 10; }; \
                  add rule ip strict forward tcp dport 8080 drop comment \"no web\"";
     node.output("nft", &[chain])?;
-    let said = traced(shop, &["far:8080", "-o", "json"], far, 1)?;
+    let to = format!("{far}/tcp");
+    let said = traced(shop, &[&to, "-o", "json"], far, 1)?;
     node.output("nft", &["delete table ip strict"])?;
     let json = said.json()?;
     let packet = &packets(&json)?[0];
