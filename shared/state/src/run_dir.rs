@@ -13,6 +13,9 @@ pub const LOCK_FILE: &str = "pods.json.lock";
 /// File name of the agent's socket in the run directory.
 pub const SOCKET: &str = "agent.sock";
 
+/// File name of the socket of an agent that starts, until it takes [`SOCKET`]'s place.
+pub const NEXT_SOCKET: &str = "agent.sock.next";
+
 /// The largest state file that is read or written, in bytes: more than any node needs (an
 /// attachment takes some 400), and little enough to read at once.
 #[cfg(feature = "files")]

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use denizen_state::run_dir::SOCKET;
+use denizen_state::run_dir::{NEXT_SOCKET, SOCKET};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -26,7 +26,9 @@ type JsonAnswer = Pin<Box<dyn Future<Output = Option<Value>> + Send>>;
 const LONGEST_REQUEST: u64 = 64 * 1024;
 /// Time limit for a client to write a request.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
-/// Listens on the run directory's socket, and replaces a dead one.
+
+/// Listens on the run directory's socket, and replaces a dead one in one step: a plugin that finds
+/// no socket takes it that no agent runs here, and does not wait.
 ///
 /// # Errors
 /// [`ControlError::Taken`] if a running agent listens there.
@@ -37,13 +39,15 @@ pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
         return Err(ControlError::Taken { path, pid });
     }
     let failed = |source| ControlError::Listen { path: path.clone(), source };
-    match std::fs::remove_file(&path) {
+    let next = run_dir.join(NEXT_SOCKET);
+    match std::fs::remove_file(&next) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed(error)),
     }
-    let listener = UnixListener::bind(&path).map_err(failed)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let listener = UnixListener::bind(&next).map_err(failed)?;
+    std::fs::set_permissions(&next, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    std::fs::rename(&next, &path).map_err(failed)?;
     Ok(listener)
 }
 
@@ -150,4 +154,35 @@ async fn lines(answers: Vec<JsonAnswer>) -> Option<String> {
         lines.push('\n');
     }
     Some(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// The plugin looks for the socket once. Without one, it does not wait for an agent.
+    #[tokio::test]
+    async fn a_dead_socket_is_replaced_without_a_moment_without_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SOCKET);
+        drop(listen(folder.path()).await.unwrap());
+        let (stop, missing) = <(Arc<AtomicBool>, Arc<AtomicUsize>)>::default();
+        let look = std::thread::spawn({
+            let (stop, missing) = (stop.clone(), missing.clone());
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    missing.fetch_add(usize::from(!path.exists()), Ordering::Relaxed);
+                }
+            }
+        });
+        for _ in 0..1000 {
+            drop(listen(folder.path()).await.unwrap());
+        }
+        stop.store(true, Ordering::Relaxed);
+        look.join().unwrap();
+        assert_eq!(missing.load(Ordering::Relaxed), 0, "looks that found no socket");
+    }
 }

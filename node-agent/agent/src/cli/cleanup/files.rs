@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use denizen_state::firewall;
-use denizen_state::run_dir::{SOCKET, STATE_FILE};
+use denizen_state::run_dir::{NEXT_SOCKET, SOCKET, STATE_FILE};
 
 use denizen_routing::bird;
 use denizen_source::egress;
@@ -18,7 +18,7 @@ pub(super) fn remove(run_dir: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     let folder = run_dir.join(bird::FOLDER);
-    for socket in [run_dir.join(SOCKET), folder.join(bird::SOCKET)] {
+    for socket in [run_dir.join(SOCKET), run_dir.join(NEXT_SOCKET), folder.join(bird::SOCKET)] {
         // A BIRD that still runs has its socket still.
         if UnixStream::connect(&socket).is_err() {
             remove_file(&socket)?;
