@@ -18,8 +18,14 @@ pub fn contender() -> String {
     )
 }
 
-/// The processes of this name, as far as this process sees them.
+/// The processes of this name that this process sees, but for those that are known to be in another
+/// network namespace: what they write is not this node's.
 pub fn processes_called(name: &str) -> Vec<u32> {
+    let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let here = network("thread-self");
+    let is_elsewhere = |pid: &u32| {
+        here.is_some() && network(&pid.to_string()).is_some_and(|there| Some(there) != here)
+    };
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut found: Vec<u32> = entries
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -29,7 +35,7 @@ pub fn processes_called(name: &str) -> Vec<u32> {
                 reason = "a process's name, for a message to the operator"
             )]
             let own = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm"));
-            own.is_ok_and(|own| own.trim() == name)
+            own.is_ok_and(|own| own.trim() == name) && !is_elsewhere(pid)
         })
         .collect();
     found.sort_unstable();
