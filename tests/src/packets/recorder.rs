@@ -11,12 +11,17 @@ use std::time::Duration;
 
 use anyhow::Result;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use socket2::{Domain, Socket, Type};
 
 use crate::node::netns::Netns;
 
 /// Where it listens.
 pub const PORT: u16 = 80;
+
+/// What waited for a new pod's MAC address comes at once when it is known, from all senders: more
+/// than a socket usually holds while a busy machine lets the recorder wait.
+const RECEIVE_BUFFER: usize = 16 << 20;
 
 type Senders = Arc<Mutex<BTreeSet<IpAddr>>>;
 
@@ -80,6 +85,7 @@ fn listen(family: Domain, kind: Type) -> io::Result<Socket> {
         Ipv6Addr::UNSPECIFIED.into()
     };
     socket.set_nonblocking(true)?;
+    setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER)?;
     socket.bind(&SocketAddr::new(any, PORT).into())?;
     if kind == Type::STREAM {
         socket.listen(1024)?;

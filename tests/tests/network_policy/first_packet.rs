@@ -112,9 +112,7 @@ fn of_a_new_pod() -> Result<()> {
             let (newcomers, wrong, tickets) = (&newcomers, &wrong, tickets.clone());
             scope.spawn(move || {
                 let found = newcomers.first_packets(&newcomer);
-                newcomers.aim(|targets| {
-                    newcomer.pod.addresses.iter().for_each(|address| _ = targets.remove(address));
-                });
+                newcomers.aim_no_more_at(&newcomer.pod.addresses);
                 let removed = remove(newcomers, &name, newcomer);
                 let lines = match (found, removed) {
                     (Ok(lines), Ok(())) => lines,

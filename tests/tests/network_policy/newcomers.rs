@@ -147,6 +147,12 @@ impl Newcomers {
         change(&mut self.targets.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// The peers send to these no more. What is sent to addresses that are gone fills the kernel's
+    /// tables of neighbours, which all namespaces share.
+    pub fn aim_no_more_at(&self, addresses: &[IpAddr]) {
+        self.aim(|targets| targets.retain(|target| !addresses.contains(target)));
+    }
+
     /// Writes the object of a pod `namespace/name` as the kubelet finds it: without addresses. The
     /// sandbox will be `netns`.
     pub fn announce(&self, pod: &str, netns: &str, role: &str) -> Result<()> {

@@ -79,9 +79,7 @@ fn of_a_new_pod_that_a_label_keeps_from_foes() -> Result<()> {
         newcomers.aim(|targets| targets.extend(&pod.addresses));
         let newcomer = Newcomer::start(pod)?;
         let found = newcomers.first_packets(&newcomer);
-        newcomers.aim(|targets| {
-            newcomer.pod.addresses.iter().for_each(|address| _ = targets.remove(address));
-        });
+        newcomers.aim_no_more_at(&newcomer.pod.addresses);
         remove(&newcomers, &name, newcomer)?;
         found
     })
@@ -106,6 +104,7 @@ fn of_a_new_pod_to_one_of_another_node_that_denies_its_label() -> Result<()> {
         last[kind] = Some(pod.addresses.clone());
         let newcomer = Newcomer::start(pod)?;
         nothing_wrong(1, &newcomers.first_packets(&newcomer)?).context(name.clone())?;
+        newcomers.aim_no_more_at(&newcomer.pod.addresses);
         remove(&newcomers, &name, newcomer)?;
     }
     Ok(())
@@ -135,6 +134,7 @@ fn of_a_pod_whose_policy_was_stored_just_before() -> Result<()> {
         let newcomer = Newcomer::start(pod)?;
         let mut wrong = newcomers.judge(&newcomer, heard_friends)?;
         wrong.extend(newcomers.leaks(&newcomer));
+        newcomers.aim_no_more_at(&newcomer.pod.addresses);
         detach(&newcomers, newcomer)?;
         policy.manifests().iter().try_for_each(|policy| api.delete(policy))?;
         Ok(wrong)
