@@ -10,7 +10,7 @@ use denizen_text::{duration, printable_lines};
 
 use crate::cluster::{Api, ClusterArgs};
 use crate::completion;
-use crate::output::{self, Format, Level, PrintedAnswer, UNUSABLE, print};
+use crate::output::{Format, Level, PrintedAnswer, UNUSABLE, print};
 use crate::survey::Limits;
 use crate::verb::bundle::{self, BundleArgs};
 use crate::verb::connections::{self, ConnectionsArgs};
@@ -166,7 +166,7 @@ async fn of_verb(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
     let AnswerArgs { output, fail_on, timeout, parallel } = cli.answer;
     let limits = Limits::new(parallel.into(), timeout);
     if let Verb::Impact(args) = &cli.verb {
-        return output::printed(&impact::impact(&cli.cluster, args).await?, output, fail_on);
+        return impact::impact(&cli.cluster, limits, args).await?.printed(output, fail_on);
     }
     let api = Api::connect(&cli.cluster).await?;
     match &cli.verb {
@@ -227,6 +227,8 @@ mod tests {
             ("ui --port 8001 --every 30s", true),
             ("ui --port 80000", false),
             ("impact -f a.yaml --delete --manifests b", true),
+            ("impact -f a.yaml --live", true),
+            ("impact -f a.yaml --live --manifests b", false),
             ("impact", false),
             ("completion", false),
             ("exec -- sh", false),

@@ -21,7 +21,11 @@ mod moment;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
 
 use self::compare::Comparison;
 use self::facts::Facts;
@@ -40,6 +44,28 @@ pub struct Impact {
     pub families: Vec<Family>,
     /// Pods that were not judged: no address is theirs yet, or any longer.
     pub without_address: Vec<PodName>,
+    /// Addresses of pods and nodes, as places in [`Self::ends`].
+    addresses: HashMap<IpAddr, usize>,
+    /// The ranges that nodes give their pods addresses from.
+    pod_ranges: Vec<IpNetwork>,
+}
+
+impl Impact {
+    /// Who has an address, as a place in [`Self::ends`]. `None` if that is not known: no pod has
+    /// it, but a node may give it to one.
+    pub fn end_at(&self, address: IpAddr) -> Option<usize> {
+        if let Some(place) = self.addresses.get(&address) {
+            return Some(*place);
+        }
+        if self.pod_ranges.iter().any(|range| range.contains(address)) {
+            return None;
+        }
+        let place = |is_it: fn(&ImpactEnd, IpAddr) -> bool| {
+            self.ends.iter().position(|end| is_it(end, address))
+        };
+        let is_in = |end: &ImpactEnd, address| matches!(end, ImpactEnd::Range(range) if (range.first..=range.last).contains(&address));
+        place(is_in).or_else(|| place(|end, _| *end == ImpactEnd::Elsewhere))
+    }
 }
 
 /// Somebody at one end of a connection.

@@ -73,7 +73,7 @@ pub struct Connection {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<NamedEnd>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    masqueraded_as: Option<SocketAddr>,
+    pub masqueraded_as: Option<SocketAddr>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seconds: Option<u64>,
     /// What else the agent says of it.

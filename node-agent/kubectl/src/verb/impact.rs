@@ -1,9 +1,11 @@
 //! `impact -f POLICY`: who would lose or gain access if a policy were applied, or deleted.
 //!
-//! The agents' own plan decides, twice, and what differs is the answer. No agent is asked.
+//! The agents' own plan decides, twice, and what differs is the answer. No agent is asked, but with
+//! `--live` for connections.
 
 mod answer;
 mod facts;
+mod live;
 mod manifest;
 #[cfg(test)]
 mod tests;
@@ -17,7 +19,10 @@ use denizen_plan::impact;
 
 use self::answer::PolicyImpact;
 use self::facts::ImpactFacts;
+use super::connections::Joined;
 use crate::cluster::{Api, ClusterArgs};
+use crate::output::{self, ClusterReport, Format, Level, PrintedAnswer};
+use crate::survey::Limits;
 
 #[derive(Debug, Args)]
 pub struct ImpactArgs {
@@ -31,10 +36,35 @@ pub struct ImpactArgs {
     /// cluster
     #[arg(long, value_name = "FOLDER")]
     manifests: Option<PathBuf>,
+    /// Ask all agents who is connected now: losses that connections would feel come first
+    #[arg(long, conflicts_with = "manifests")]
+    live: bool,
 }
 
-pub async fn impact(cluster: &ClusterArgs, args: &ImpactArgs) -> anyhow::Result<PolicyImpact> {
+/// The answer; with `--live` also who did not answer.
+#[derive(Debug)]
+pub enum ImpactReport {
+    Planned(PolicyImpact),
+    Live(ClusterReport<PolicyImpact>),
+}
+
+impl ImpactReport {
+    /// As it is printed, with the exit code.
+    pub fn printed(&self, format: Format, fail_on: Level) -> anyhow::Result<PrintedAnswer> {
+        match self {
+            Self::Planned(answer) => output::printed(answer, format, fail_on),
+            Self::Live(report) => report.printed(format, fail_on),
+        }
+    }
+}
+
+pub async fn impact(
+    cluster: &ClusterArgs,
+    limits: Limits,
+    args: &ImpactArgs,
+) -> anyhow::Result<ImpactReport> {
     let change = manifest::policies(&args.filename, !args.delete)?;
+    let mut tracked = None;
     let (facts, namespace) = match &args.manifests {
         Some(folder) => {
             let namespace = cluster.namespace.clone().unwrap_or_else(|| "default".to_owned());
@@ -42,6 +72,9 @@ pub async fn impact(cluster: &ClusterArgs, args: &ImpactArgs) -> anyhow::Result<
         }
         None => {
             let api = Api::connect(cluster).await?;
+            if args.live {
+                tracked = Some(live::tracked(&api, limits).await?);
+            }
             (ImpactFacts::of_cluster(&api).await?, api.namespace)
         }
     };
@@ -51,12 +84,21 @@ pub async fn impact(cluster: &ClusterArgs, args: &ImpactArgs) -> anyhow::Result<
         true => change.into_iter().map(|event| deleted(event, &facts)).collect::<Result<_, _>>()?,
         false => change,
     };
-    Ok(decided(facts, change))
+    let Some(tracked) = tracked else {
+        return Ok(ImpactReport::Planned(decided(facts, change, None)));
+    };
+    let ClusterReport { body: tracked, nodes, unanswered, mut notes } = tracked;
+    let mut body = decided(facts, change, Some(&tracked));
+    notes.extend(body.take_notes());
+    Ok(ImpactReport::Live(ClusterReport { body, nodes, unanswered, notes }))
 }
 
-fn decided(facts: ImpactFacts, change: Vec<Event>) -> PolicyImpact {
-    let ImpactFacts { events, workloads, notes } = facts;
-    PolicyImpact::new(impact::impact(events, change), &workloads, notes)
+/// `tracked`: the connections of now, if they were asked for.
+fn decided(facts: ImpactFacts, change: Vec<Event>, tracked: Option<&[Joined]>) -> PolicyImpact {
+    let ImpactFacts { events, workloads, nodes, notes } = facts;
+    let impact = impact::impact(events, change);
+    let live = tracked.map(|tracked| live::lost(&impact, &nodes, tracked));
+    PolicyImpact::new(impact, live, &workloads, notes)
 }
 
 /// The same policy's end.

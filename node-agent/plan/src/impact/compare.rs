@@ -5,6 +5,8 @@ use std::num::NonZeroU16;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use ipnetwork::IpNetwork;
+
 use super::end::{End, Ends};
 use super::facts::Facts;
 use super::moment::{ClassNumber, Moment, Numbered, SharedNumbers};
@@ -68,6 +70,7 @@ pub(super) struct Comparison<'a> {
     rows: BTreeMap<(RowKey, usize), BTreeSet<usize>>,
     ends: Ends,
     without_address: Vec<denizen_model::PodName>,
+    pod_ranges: Vec<IpNetwork>,
 }
 
 impl<'a> Comparison<'a> {
@@ -87,6 +90,7 @@ impl<'a> Comparison<'a> {
             rows: BTreeMap::new(),
             ends: Ends::default(),
             without_address: facts.without_address.clone(),
+            pod_ranges: facts.pod_ranges.iter().copied().collect(),
         };
         let ends = Ends::new(facts, [before, after]);
         let changed = ChangedPolicies::new(change);
@@ -226,7 +230,7 @@ impl<'a> Comparison<'a> {
 
     /// Subjects with the same peers are one row; so are families in which the same holds.
     fn folded(self) -> Impact {
-        let Self { shared, profiles, members, rows, ends, without_address, .. } = self;
+        let Self { shared, profiles, members, rows, ends, without_address, pod_ranges, .. } = self;
         let mut sets = Numbered::default();
         let sets_of: Vec<usize> =
             members.iter().map(|members| sets.number(members.clone())).collect();
@@ -262,6 +266,8 @@ impl<'a> Comparison<'a> {
             rows: folded.into_iter().map(row).collect(),
             profiles: sets.into_all().into_iter().map(|set| set.into_iter().collect()).collect(),
             without_address,
+            addresses: ends.addresses,
+            pod_ranges,
         }
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct End {
 pub(super) struct Ends {
     pub who: Vec<ImpactEnd>,
     pub all: Vec<End>,
+    /// Which of [`Self::who`] has an address of a pod or of a node.
+    pub addresses: HashMap<IpAddr, usize>,
     places: HashMap<ImpactEnd, usize>,
 }
 
@@ -93,6 +95,10 @@ impl Ends {
             self.who.push(who);
             self.who.len() - 1
         });
+        if let (Some(address), ImpactEnd::Pod(_) | ImpactEnd::Node(_)) = (address, &self.who[place])
+        {
+            self.addresses.insert(address, place);
+        }
         self.all.push(End { who: place, family, address, group });
     }
 }

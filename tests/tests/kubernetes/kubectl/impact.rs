@@ -1,12 +1,15 @@
 //! `impact` of what the API server has.
 
 use std::fs;
+use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::packets::probe::{Outcome, Probe};
 use denizen_tests::peers::api::Api;
 use serde_json::{Value, json};
 
 use super::desk::Desk;
+use super::explain::Shop;
 
 fn pod(name: &str, app: &str, address: &str) -> Value {
     json!({
@@ -86,5 +89,34 @@ fn what_must_not_be_read_is_named() -> Result<()> {
     desk.api.behave(|manners| manners.forbidden = vec!["networkpolicies"]);
     let said = desk.run(&["impact", "-f", &file])?;
     ensure!(said.code == 2 && said.stderr.contains("cannot list NetworkPolicies"), "{said:#?}");
+    Ok(())
+}
+
+/// A connection between two nodes is in the tables of both, and is one. Who does not answer is
+/// named beside what the others know.
+#[test]
+fn losses_that_connections_would_feel_are_named() -> Result<()> {
+    let shop = Shop::with("impact-live", &[])?;
+    let far = SocketAddr::new(shop.far.addresses[0], 8080);
+    let connected = Probe::tcp(far).ask_in(&shop.client.netns);
+    ensure!(matches!(connected, Outcome::Answered { .. }), "{connected:?}");
+    let file = shop.desk.folder.path().join("policy.json");
+    let deny = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "namespace": "default", "name": "deny" },
+        "spec": { "podSelector": { "matchLabels": { "app": "far" } }, "policyTypes": ["Ingress"] },
+    });
+    fs::write(&file, deny.to_string())?;
+    let words = ["impact", "--live", "-f", file.to_str().context("a path")?];
+    let answer = shop.desk.json(&words, 1)?.json()?;
+    let first = &answer["changes"][0];
+    ensure!(first["connections"] == 1 && answer["unanswered"] == json!([]), "{answer:#}");
+    let example = first["examples"][0].as_str().context("no example")?;
+    ensure!(example.contains("default/client"), "{example}");
+    shop.desk.agent("node-1", &json!({ "waiting": { "reason": "CrashLoopBackOff" } }), &[])?;
+    let said = shop.desk.json(&words, 1)?;
+    let answer = said.json()?;
+    ensure!(answer["changes"][0]["connections"] == 1, "the receiver's node knows it: {answer:#}");
+    ensure!(said.unanswered("node-1")?.0 == "not-running", "{answer:#}");
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod who;
 mod words;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
@@ -14,6 +15,7 @@ use serde::Serialize;
 
 use self::who::{Everybody, Member};
 use self::words::{DeciderWords, PortWords};
+use super::live::RowConnections;
 use crate::output::{Body, Level};
 use crate::workload::Workload;
 
@@ -32,7 +34,9 @@ pub struct PolicyImpact {
     without_address: Vec<String>,
     /// Addresses outside the cluster that policies tell from all others.
     ranges: Vec<String>,
-    notes: Vec<String>,
+    /// `None` if they are said elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    notes: Option<Vec<String>>,
     #[serde(skip)]
     everybody: Everybody,
     /// Whether pods have addresses of both families.
@@ -54,6 +58,9 @@ struct ChangeRow {
     families: Vec<String>,
     before: DeciderWords,
     after: DeciderWords,
+    /// If agents were asked for them.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    live: Option<RowConnections>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -64,15 +71,23 @@ enum ChangeWord {
 }
 
 impl PolicyImpact {
-    pub fn new(impact: Impact, workloads: &HashMap<PodName, Workload>, notes: Vec<String>) -> Self {
-        let Impact { ends, profiles, rows, families, without_address } = impact;
+    /// `live`: the connections of each row of the plan, if agents were asked for them.
+    pub fn new(
+        impact: Impact,
+        live: Option<Vec<RowConnections>>,
+        workloads: &HashMap<PodName, Workload>,
+        notes: Vec<String>,
+    ) -> Self {
+        let Impact { ends, profiles, rows, families, without_address, .. } = impact;
         let everybody = Everybody::new(&ends, workloads);
         let members = |of: &[usize]| {
             let ends: BTreeSet<usize> =
                 of.iter().flat_map(|profile| profiles[*profile].iter().copied()).collect();
             everybody.members(&ends)
         };
-        let row = |row: &ImpactRow| ChangeRow {
+        let live = live.map_or_else(Vec::new, |live| live.into_iter().map(Some).collect());
+        let live = live.into_iter().chain(std::iter::repeat(None));
+        let row = |(row, live): (&ImpactRow, Option<RowConnections>)| ChangeRow {
             change: match row.change {
                 AccessChange::Lost => ChangeWord::Lost,
                 AccessChange::Gained => ChangeWord::Gained,
@@ -84,18 +99,26 @@ impl PolicyImpact {
             families: row.families.iter().map(|family| name_of(*family)).collect(),
             before: DeciderWords::new(&row.before, row.direction),
             after: DeciderWords::new(&row.after, row.direction),
+            live,
         };
-        let mut changes: Vec<ChangeRow> = rows.iter().map(row).collect();
+        let mut changes: Vec<ChangeRow> = rows.iter().zip(live).map(row).collect();
         changes.sort();
+        let number = |row: &ChangeRow| row.live.as_ref().map_or(0, |live| live.number);
+        changes.sort_by_key(|row| (row.change, Reverse(number(row))));
         Self {
             changes,
             pods: everybody.pods(),
             without_address: without_address.iter().map(PodName::to_string).collect(),
             ranges: everybody.ranges(),
-            notes,
+            notes: Some(notes),
             everybody,
             is_dual_stack: families.len() > 1,
         }
+    }
+
+    /// What could not be read, to be said elsewhere.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        self.notes.take().unwrap_or_default()
     }
 
     fn has(&self, change: ChangeWord) -> bool {
@@ -137,14 +160,15 @@ impl fmt::Display for PolicyImpact {
             let number = without_address.len();
             writeln!(f, "note: without an address, and so not judged: {number} of the pods")?;
         }
-        notes.iter().try_for_each(|note| writeln!(f, "note: {}", Printable(note)))
+        notes.iter().flatten().try_for_each(|note| writeln!(f, "note: {}", Printable(note)))
     }
 }
 
 impl ChangeRow {
     fn write(&self, f: &mut fmt::Formatter<'_>, answer: &PolicyImpact) -> fmt::Result {
         let PolicyImpact { everybody, is_dual_stack, .. } = answer;
-        let Self { change, direction, subjects, peers, ports, families, before, after } = self;
+        let Self { change, direction, subjects, peers, ports, families, before, after, live } =
+            self;
         let word = match change {
             ChangeWord::Lost => "LOST",
             ChangeWord::Gained => "gained",
@@ -158,6 +182,10 @@ impl ChangeRow {
         };
         writeln!(f, "    {ports}{family}")?;
         writeln!(f, "    now   {before}")?;
-        writeln!(f, "    then  {after}")
+        writeln!(f, "    then  {after}")?;
+        match live {
+            Some(live) if *change == ChangeWord::Lost => live.write(f),
+            Some(_) | None => Ok(()),
+        }
     }
 }

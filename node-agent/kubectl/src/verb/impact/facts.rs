@@ -8,9 +8,9 @@ use denizen_model::{Event, PodName};
 use denizen_object::{DecodedObject, Decoder, ObjectKey, ObjectKind, RawObject};
 use serde_json::value::RawValue;
 
-use super::manifest::{self, FileObject, WithMetadata};
+use super::manifest::{self, FileObject};
 use crate::cluster::Api;
-use crate::objects;
+use crate::objects::{self, PodObject};
 use crate::workload::Workload;
 
 /// How many notes about objects that are understood in part.
@@ -32,6 +32,8 @@ const LISTS: [(ObjectKind, &str); 5] = [
 pub struct ImpactFacts {
     pub events: Vec<Event>,
     pub workloads: HashMap<PodName, Workload>,
+    /// Where pods are.
+    pub nodes: HashMap<PodName, String>,
     /// What is not used or not known, and what that means.
     pub notes: Vec<String>,
 }
@@ -81,9 +83,10 @@ impl ImpactFacts {
 
     fn add(&mut self, raw: &RawObject<'_>, decoded: DecodedObject) {
         if let ObjectKey::Pod(name) = &decoded.key
-            && let Ok(WithMetadata { mut metadata }) = raw.written::<WithMetadata>()
+            && let Ok(PodObject { mut metadata, spec, .. }) = raw.written::<PodObject>()
         {
             metadata.namespace = name.namespace.to_string();
+            self.nodes.insert(name.clone(), spec.node_name);
             self.workloads.insert(name.clone(), Workload::of(&metadata));
         }
         self.events.push(decoded.event);

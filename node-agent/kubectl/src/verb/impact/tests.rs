@@ -5,10 +5,13 @@
 use std::fs;
 use std::path::PathBuf;
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::answer::PolicyImpact;
 use super::{decided, deleted, manifest};
 use crate::output::{Body, Level};
+use crate::verb::connections::Joined;
 use crate::verb::impact::facts::ImpactFacts;
 
 const SHOP: &str = "\
@@ -75,7 +78,7 @@ fn policies(text: &str, parts_count: bool) -> Result<Vec<denizen_model::Event>, 
 fn losses_are_named_by_workload_with_who_decides() {
     let there = folder(&[("shop.yaml", SHOP)]);
     let facts = ImpactFacts::of_folder(there.path()).unwrap();
-    let answer = decided(facts, policies(POLICY, true).unwrap());
+    let answer = decided(facts, policies(POLICY, true).unwrap(), None);
     let expected = "\
 for the 3 pods of today:
 LOST  ingress of StatefulSet shop/db, from Deployment shop/web (1 of 2 pods)
@@ -97,15 +100,70 @@ note: without an address, and so not judged: 1 of the pods
 fn gains_are_warnings_and_nothing_is_nothing() {
     let there = folder(&[("a.yaml", SHOP), ("b.yaml", POLICY)]);
     let of = || ImpactFacts::of_folder(there.path()).unwrap();
-    let same = decided(of(), policies(POLICY, true).unwrap());
+    let same = decided(of(), policies(POLICY, true).unwrap(), None);
     assert!(same.to_string().contains("nobody loses or gains access"), "{same}");
     assert_eq!(same.level(), Level::Good);
     let facts = of();
     let gone = policies(POLICY, false).unwrap().into_iter();
     let gone = gone.map(|event| deleted(event, &facts)).collect::<Result<_, _>>().unwrap();
-    let answer = decided(facts, gone);
+    let answer = decided(facts, gone, None);
     assert!(answer.to_string().contains("gained  ingress of StatefulSet shop/db"), "{answer}");
     assert_eq!(answer.level(), Level::Warning);
+}
+
+fn connection(client: &str, to: &str, endpoint: Option<&str>, more: &Value) -> Joined {
+    let end = |address: &str| json!({ "address": address });
+    let mut connection = json!({
+        "protocol": "tcp", "state": "established", "client": end(client), "destination": end(to),
+        "endpoint": endpoint.map(end),
+    });
+    let more = more.as_object().cloned().unwrap_or_default();
+    connection.as_object_mut().unwrap().extend(more);
+    let connection = serde_json::from_value(connection).unwrap();
+    Joined { connection, nodes: ["n1".to_owned()].into() }
+}
+
+/// What is not answered is no loss, and a node reaches its own pods whatever policies say.
+#[test]
+fn losses_that_connections_would_feel_come_first() {
+    let status = "status: {podIPs: [{ip: 10.0.0.1}]}";
+    let shop = SHOP.replace(status, &format!("spec: {{nodeName: n1}}\n  {status}"));
+    let there = folder(&[("shop.yaml", &shop)]);
+    let none = json!({});
+    let (db, web, canary) = ("10.0.0.1:5432", "10.0.0.2:4000", "10.0.0.3:4000");
+    let tracked = [
+        connection(web, "10.96.0.1:80", Some(db), &none),
+        connection(canary, db, None, &none),
+        connection(web, db, None, &json!({ "state": "syn_sent" })),
+        connection(web, db, None, &json!({ "protocol": "udp", "state": "unanswered" })),
+        connection("192.168.0.1:4000", db, None, &none),
+        connection(canary, db, None, &json!({ "masqueradedAs": "192.168.9.9:4001" })),
+    ];
+    let answer = |tracked: Option<&[Joined]>| {
+        let facts = ImpactFacts::of_folder(there.path()).unwrap();
+        decided(facts, policies(POLICY, true).unwrap(), tracked)
+    };
+    let lines = |answer: &PolicyImpact| -> Vec<String> {
+        let text = answer.to_string();
+        let is_shown = |line: &&str| line.contains("LOST") || line.contains("onnection");
+        text.lines().filter(is_shown).map(|line| line.trim().to_owned()).collect()
+    };
+    let expected = [
+        "LOST  ingress of StatefulSet shop/db, from Deployment shop/web (1 of 2 pods), all other \
+         addresses, node n1",
+        "2 connections now, such as:",
+        "LOST  ingress of StatefulSet shop/db, from Deployment shop/web (1 of 2 pods)",
+        "no connection now",
+    ];
+    let live = answer(Some(&tracked));
+    assert_eq!(lines(&live), expected, "{live}");
+    let json = serde_json::to_value(&live).unwrap();
+    assert_eq!(json["changes"][0]["connections"], 2, "{json:#}");
+    let examples = json["changes"][0]["examples"].as_array().unwrap();
+    assert!(examples[0].as_str().unwrap().contains("10.0.0.2:4000 to 10.96.0.1:80"), "{json:#}");
+    let planned = answer(None);
+    assert!(serde_json::to_value(&planned).unwrap()["changes"][0]["connections"].is_null());
+    assert_eq!(lines(&planned), [expected[2], expected[0]], "{planned}");
 }
 
 #[test]
@@ -198,7 +256,7 @@ metadata: {name: db, namespace: shop}
 spec: {podSelector: {}, ingress: [{ports: [{port: x}]}]}
 ";
     let facts = ImpactFacts::of_folder(there.path()).unwrap();
-    let answer = decided(facts, policies(policy, true).unwrap());
+    let answer = decided(facts, policies(policy, true).unwrap(), None);
     let text = answer.to_string();
     assert!(text.contains("and 20 more; `-o json` has all"), "{text}");
     assert_eq!(text.matches("LOST").count(), 40);
