@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::ground::{Ground, NODE};
 use crate::kernel::iptables::Variant;
-use crate::peers::kube_proxy::KubeProxy;
+use crate::peers::kube_proxy::{KubeProxy, NOBODY};
 
 /// kube-proxy's `mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,5 +157,10 @@ fn kube_proxy_config(mode: KubeProxyMode, ground: &Ground) -> Result<PathBuf> {
 }
 
 fn rules(ground: &Ground, changes: usize) -> KubeProxy<'_> {
-    KubeProxy { node: &ground.node, variant: Variant::Nft, services: ground.served(changes) }
+    KubeProxy {
+        node: &ground.node,
+        variant: Variant::Nft,
+        services: ground.served(changes),
+        cluster_cidr: NOBODY,
+    }
 }

@@ -34,7 +34,12 @@ pub struct KubeProxy<'a> {
     pub variant: Variant,
     /// All that it serves.
     pub services: Vec<Served>,
+    /// It masquerades whoever is not in there.
+    pub cluster_cidr: &'a str,
 }
+
+/// A cluster CIDR in which nobody is.
+pub const NOBODY: &str = "100.64.0.0/10";
 
 /// The chain that says in each table that nobody has flushed it.
 const CANARY: &str = "KUBE-PROXY-CANARY";
@@ -144,7 +149,7 @@ impl KubeProxy<'_> {
             for chain in [vec![served.chain()], served.endpoint_chains()].concat() {
                 chains += &format!(":{chain} - [0:0]\n");
             }
-            rules += &served.rules();
+            rules += &served.rules(self.cluster_cidr);
         }
         for served in &self.services {
             let (ip, port) = (served.at.ip(), served.at.port());
@@ -205,12 +210,11 @@ impl Served {
         self.endpoints.iter().map(|at| self.endpoint_chain(at)).collect()
     }
 
-    /// A cluster CIDR in which nobody is: everybody is masqueraded.
-    fn rules(&self) -> String {
+    fn rules(&self, cluster_cidr: &str) -> String {
         let (name, chain, at) = (&self.name, self.chain(), self.at);
         let (ip, port) = (at.ip(), at.port());
         let mut rules = format!(
-            "-A {chain} -m comment --comment \"{name} cluster IP\" -m tcp -p tcp -d {ip} --dport {port} ! -s 100.64.0.0/10 -j KUBE-MARK-MASQ\n"
+            "-A {chain} -m comment --comment \"{name} cluster IP\" -m tcp -p tcp -d {ip} --dport {port} ! -s {cluster_cidr} -j KUBE-MARK-MASQ\n"
         );
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             let left = self.endpoints.len() - index;

@@ -16,7 +16,7 @@ use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::load::Load;
 use denizen_tests::packets::long_connection::{self, ECHO, LongConnection};
 use denizen_tests::packets::probe::{Probe, Protocol, SILENCE};
-use denizen_tests::peers::kube_proxy::{KubeProxy, Served};
+use denizen_tests::peers::kube_proxy::{KubeProxy, NOBODY, Served};
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 use serde_json::json;
 
@@ -73,7 +73,7 @@ impl Beside {
             served("default/web:tcp", Self::web(), PORT)?,
             served("default/echo:echo", Self::echo(), ECHO)?,
         ];
-        Ok(KubeProxy { node: self.node(), variant: self.variant, services })
+        Ok(KubeProxy { node: self.node(), variant: self.variant, services, cluster_cidr: NOBODY })
     }
 
     fn the_bridged_pod_is(&self, role: &str) -> Result<()> {

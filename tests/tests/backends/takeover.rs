@@ -20,7 +20,7 @@ use denizen_tests::packets::http::{fetch, url};
 use denizen_tests::packets::load::Load;
 use denizen_tests::packets::long_connection::{self, ECHO, LongConnection};
 use denizen_tests::packets::probe::Protocol;
-use denizen_tests::peers::kube_proxy::{KubeProxy, Served};
+use denizen_tests::peers::kube_proxy::{KubeProxy, NOBODY, Served};
 
 /// The backend looks every ten seconds; what has not happened by then never will.
 const BOUND: Duration = Duration::from_secs(90);
@@ -58,7 +58,12 @@ impl TakeoverContext {
     }
 
     fn kube_proxy(&self) -> KubeProxy<'_> {
-        KubeProxy { node: self.node(), variant: self.variant, services: self.services.clone() }
+        KubeProxy {
+            node: self.node(),
+            variant: self.variant,
+            services: self.services.clone(),
+            cluster_cidr: NOBODY,
+        }
     }
 
     fn start(&self, flags: Vec<String>) -> Result<Agent> {

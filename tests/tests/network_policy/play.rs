@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::kernel::ctnetlink;
+use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::packets::server::Server;
+use denizen_tests::peers::kube_proxy::{KubeProxy, Served};
 use denizen_tests::policy::{NodeObject, PolicyWorld, Transport};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::case::{Case, Expected, PROTOCOLS, Step, all_ports, full};
 use crate::explained::Questions;
@@ -36,6 +39,17 @@ const ANSWER: Duration = Duration::from_millis(200);
 /// be late on a busy machine. What arrives although it must not is never asked again.
 const TRIES: usize = 3;
 
+/// All pods of both nodes.
+const PODS: &str = "10.0.0.0/8";
+
+/// Who translates services' addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServedBy {
+    Agents,
+    /// One on each node, of TCP and IPv4 alone; the agents have `--services=off`.
+    KubeProxy,
+}
+
 /// The pods and their nodes. Members end before their nodes do.
 pub struct Play {
     members: BTreeMap<String, Member>,
@@ -46,6 +60,10 @@ pub struct Play {
     attached: usize,
     /// How many services the agents were last given.
     services: usize,
+    served_by: ServedBy,
+    /// How many policies that are not understood and select nobody, by which is seen without
+    /// services that the agents have read all objects: one and two in turns.
+    marks: usize,
 }
 
 /// A pod that asks and answers.
@@ -103,33 +121,79 @@ impl Hosts for Play {
 impl Play {
     /// Two nodes with their agents, and the nine pods, wired so, by the order in which they come.
     pub fn new(label: &str, wiring: fn(usize) -> Wiring) -> Result<(Self, PolicyWorld)> {
-        Self::with(label, wiring, |play| nine(play))
+        Self::with(label, wiring, ServedBy::Agents, |play| nine(play))
     }
 
     /// Two nodes with their agents and these pods only, every other one on the second node.
-    pub fn few(label: &str, pods: &[(&str, &str)]) -> Result<(Self, PolicyWorld)> {
-        Self::with(label, half, |play| some(play, pods))
+    pub fn few(
+        label: &str,
+        served_by: ServedBy,
+        pods: &[(&str, &str)],
+    ) -> Result<(Self, PolicyWorld)> {
+        Self::with(label, half, served_by, |play| some(play, pods))
     }
 
     fn with(
         label: &str,
         wiring: fn(usize) -> Wiring,
+        served_by: ServedBy,
         pods: impl FnOnce(&mut Self) -> Result<PolicyWorld>,
     ) -> Result<(Self, PolicyWorld)> {
-        let nodes = TwoNodes::new(label, &Value::Null)?;
-        let (members, more) = (BTreeMap::new(), Vec::new());
-        let mut play = Self { members, nodes, more, wiring, attached: 0, services: 0 };
+        let mut play = Self {
+            members: BTreeMap::new(),
+            nodes: TwoNodes::new(label, &Value::Null)?,
+            more: Vec::new(),
+            wiring,
+            attached: 0,
+            services: 0,
+            served_by,
+            marks: 1,
+        };
         let world = pods(&mut play)?;
         play.write_objects(&world)?;
-        play.nodes.start_agents(&[])?;
-        play.nodes.settled(|_, status| status["services"] == play.services)?;
+        match served_by {
+            ServedBy::Agents => play.nodes.start_agents(&[])?,
+            ServedBy::KubeProxy => {
+                play.start_kube_proxies()?;
+                play.nodes.start_agents(&["--services=off"])?;
+            }
+        }
+        play.settled()?;
         Ok((play, world))
+    }
+
+    fn start_kube_proxies(&self) -> Result<()> {
+        let served = self.members.iter().flat_map(|(name, member)| {
+            PORTS.map(|port| Served {
+                name: format!("{name}:tcp-{port}"),
+                at: member.at(0, Way::ClusterIp, port),
+                endpoints: vec![member.at(0, Way::PodIp, port)],
+            })
+        });
+        let services: Vec<_> = served.collect();
+        self.nodes.hosts.iter().try_for_each(|host| {
+            let (node, variant) = (&host.netns, Variant::Nft);
+            KubeProxy { node, variant, services: services.clone(), cluster_cidr: PODS }.start()
+        })
+    }
+
+    /// Waits until both agents have read the objects that were written last.
+    fn settled(&self) -> Result<()> {
+        self.nodes.settled(|_, status| match self.served_by {
+            ServedBy::Agents => status["services"] == self.services,
+            ServedBy::KubeProxy => status["networkPolicy"]["notUnderstood"] == self.marks,
+        })
+    }
+
+    /// Who translates services' addresses.
+    pub fn served_by(&self) -> ServedBy {
+        self.served_by
     }
 
     /// Has both agents enforce a world.
     pub fn put(&mut self, world: &PolicyWorld) -> Result<()> {
         self.write_objects(world)?;
-        self.nodes.settled(|_, status| status["services"] == self.services)
+        self.settled()
     }
 
     /// A pod `namespace/name`, and the addresses of the service that it alone serves.
@@ -176,7 +240,10 @@ impl Play {
             change.apply(world, self)?;
         }
         self.put(world)?;
-        let probes = probes(world, &step.expected, ways);
+        let mut probes = probes(world, &step.expected, ways);
+        if self.served_by == ServedBy::KubeProxy {
+            probes.retain(|probe| probe.way == Way::PodIp || probe.is_over_tcp_and_ipv4());
+        }
         self.ask(world, &probes)?;
         // Meanwhile the packets are on their way.
         let explained = self.explained_wrongly(world, &probes)?;
@@ -209,6 +276,16 @@ impl Play {
         objects.extend(self.services(world));
         objects.extend_from_slice(&self.more);
         self.services = written;
+        if self.served_by == ServedBy::KubeProxy {
+            self.marks = 3 - self.marks;
+            objects.extend((0..self.marks).map(|number| {
+                json!({
+                    "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+                    "metadata": { "namespace": "nobodys", "name": format!("mark-{number}") },
+                    "spec": { "podSelector": {}, "mark": "no such field" },
+                })
+            }));
+        }
         self.nodes.manifests.put("objects", &objects)
     }
 
@@ -282,7 +359,11 @@ impl Play {
         let members = self.members(world);
         let mut questions = [Questions::default(), Questions::default()];
         let mut asked = Vec::with_capacity(probes.len());
-        for probe in probes {
+        // What another program translates, `explain` does not know.
+        let is_known =
+            |probe: &&Probe| self.served_by == ServedBy::Agents || probe.way == Way::PodIp;
+        let probes: Vec<&Probe> = probes.iter().filter(is_known).collect();
+        for probe in &probes {
             let (sender, receiver) = (members[probe.from], members[probe.to]);
             let from = sender.pod.addresses[probe.family];
             let mut ask = |node: usize, interface: &str, way: Way| {
@@ -301,7 +382,7 @@ impl Play {
         let is_wrong = |(probe, (sent, received)): &(&Probe, ((usize, usize), Option<_>))| {
             (passes(*sent) && received.is_none_or(passes)) != probe.arrives
         };
-        let wrong = probes.iter().zip(asked).filter(is_wrong);
+        let wrong = probes.into_iter().zip(asked).filter(is_wrong);
         Ok(wrong.map(|(probe, _)| (probe, "explain says the opposite".to_owned())).collect())
     }
 
@@ -318,6 +399,10 @@ impl Play {
 }
 
 impl Probe {
+    fn is_over_tcp_and_ipv4(&self) -> bool {
+        self.family == 0 && matches!(self.transport, Transport::Port(Protocol::Tcp, _))
+    }
+
     /// A ping has none.
     fn port(&self) -> u16 {
         match self.transport {

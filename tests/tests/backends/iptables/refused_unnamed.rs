@@ -16,7 +16,7 @@ use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
 use denizen_tests::packets::probe::Protocol;
-use denizen_tests::peers::kube_proxy::{KubeProxy, Served, service_chain};
+use denizen_tests::peers::kube_proxy::{KubeProxy, NOBODY, Served, service_chain};
 use serde_json::{Value, json};
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -188,7 +188,7 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
         })
     };
     let services = others.iter().map(served).collect::<Result<_>>()?;
-    let kube_proxy = KubeProxy { node, variant, services };
+    let kube_proxy = KubeProxy { node, variant, services, cluster_cidr: NOBODY };
     kube_proxy.start()?;
     context.hold()?;
     let is_lost = |number: &u8| {

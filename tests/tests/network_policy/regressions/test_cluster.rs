@@ -8,7 +8,7 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyWorld};
 
-use crate::play::Play;
+use crate::play::{Play, ServedBy};
 
 /// What has not come about by then never will.
 pub const BOUND: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ pub struct TestCluster {
 
 impl TestCluster {
     pub fn new(label: &str) -> Result<Self> {
-        let (play, world) = Play::few(label, &PODS)?;
+        let (play, world) = Play::few(label, ServedBy::Agents, &PODS)?;
         Ok(Self { play, world })
     }
 
