@@ -213,9 +213,13 @@ impl ServiceObject {
     }
 
     pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
-        let ServiceSpec { cluster_ip, cluster_ips, external_ips } = &self.spec;
         let balanced = self.status.load_balancer.ingress.iter().map(|of| &of.ip);
-        let all = cluster_ips.iter().chain([cluster_ip]).chain(external_ips).chain(balanced);
+        let others = self.spec.external_ips.iter().chain(balanced);
+        self.cluster_ips().chain(others.filter_map(|ip| ip.parse().ok()))
+    }
+
+    pub fn cluster_ips(&self) -> impl Iterator<Item = IpAddr> {
+        let all = self.spec.cluster_ips.iter().chain([&self.spec.cluster_ip]);
         all.filter_map(|ip| ip.parse().ok())
     }
 }

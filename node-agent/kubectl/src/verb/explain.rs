@@ -147,6 +147,7 @@ impl ExplainSession<'_> {
             ways.push(Way::new(sent, destination.text_of(*target), *target, place));
         }
         self.leave(sent, &mut ways).await;
+        self.begin(sent, destination, &mut ways).await;
         let mut by_node = BTreeMap::<String, Vec<&mut Way>>::new();
         for way in &mut ways {
             if let Some(node) = way.node.clone() {
@@ -161,6 +162,19 @@ impl ExplainSession<'_> {
             }
         }
         Ok(ways)
+    }
+
+    /// Whether packets of the node itself come about: the kernel looks for a route to a service's
+    /// address before rules translate it. Those of pods are translated first.
+    async fn begin(&mut self, sent: &Explanation, destination: &Destination, ways: &mut [Way]) {
+        let frontend = destination.frontend(&self.sender);
+        let is_needed = sent.service.is_some() && self.sender.is_in_node_network;
+        let Some(frontend) = frontend.filter(|_| is_needed) else { return };
+        let node = self.sender.node.clone();
+        let answer = self.ask(&node, vec![Request::Route(frontend)]).await.pop();
+        if let Some(answer) = answer.map(|answer| answer.and_then(only::<Route>)) {
+            ways.iter_mut().for_each(|way| way.begins(answer.clone(), frontend));
+        }
     }
 
     /// How packets to other nodes leave the sender's, and with which source.

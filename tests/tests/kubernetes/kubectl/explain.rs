@@ -172,6 +172,7 @@ fn both_nodes_are_asked_and_packets_agree() -> Result<()> {
     shop.hold(&[])?;
     a_connection_of_two_nodes_is_shown_once(&shop)?;
     a_missing_way_back_is_found(&shop)?;
+    a_node_needs_a_route_to_a_service(&shop)?;
     what_is_not_known_is_not_permitted(&shop)
 }
 
@@ -230,6 +231,28 @@ fn a_missing_way_back_is_found(shop: &Shop) -> Result<()> {
     ensure!(way(&json, "node-2")?["route"]["result"] == "missing", "{json:#}");
     near_host.ip("route add 10.11.2.0/24 via 192.168.0.2")?;
     shop.agrees("far", &shop.far, "permitted")
+}
+
+/// A pod does not: its packets are translated before their route is looked for.
+fn a_node_needs_a_route_to_a_service(shop: &Shop) -> Result<()> {
+    let host = &shop.nodes.hosts[0];
+    let node = host.node.addresses[0].to_string();
+    let is_answered = || {
+        let probe = Probe::tcp(SocketAddr::new(ip("172.30.0.10"), HTTP.port));
+        matches!(probe.ask_in(&host.netns), Outcome::Answered { .. })
+    };
+    shop.explained("web:80", 0)?;
+    for to in ["web:80", "172.30.0.10:80"] {
+        let json = shop.desk.json(&["explain", &node, to], 1)?.json()?;
+        let near = way(&json, "node-1")?;
+        ensure!(json["verdict"] == "refused", "{json:#}");
+        ensure!(near["route"]["why"] == "no route to 172.30.0.10", "{near:#}");
+    }
+    ensure!(!is_answered(), "there is no route");
+    host.netns.ip("route add 172.30.0.0/24 via 192.168.0.2")?;
+    let json = shop.desk.json(&["explain", &node, "web:80"], 0)?.json()?;
+    ensure!(json["verdict"] == "permitted" && is_answered(), "{json:#}");
+    host.netns.ip("route del 172.30.0.0/24")
 }
 
 fn what_is_not_known_is_not_permitted(shop: &Shop) -> Result<()> {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, bail, ensure};
 
 use crate::cluster::{Api, NodeAgent};
-use crate::objects::{self, PodObject, SliceEndpoint, SliceObject, percent};
+use crate::objects::{self, PodObject, ServiceObject, SliceEndpoint, SliceObject, percent};
 use crate::verb::policies::pod_object;
 
 /// Who sends.
@@ -17,6 +17,8 @@ pub struct Sender {
     pub node: String,
     /// Its own addresses.
     pub ips: Vec<IpAddr>,
+    /// It is a process of the node, or of a pod in the node's network.
+    pub is_in_node_network: bool,
 }
 
 /// What the connection is addressed to.
@@ -26,6 +28,8 @@ pub struct Destination {
     pub asked: String,
     /// `NAMESPACE/NAME` of a service.
     service: Option<String>,
+    /// Its cluster IPs.
+    cluster_ips: Vec<IpAddr>,
     protocol: String,
 }
 
@@ -57,7 +61,8 @@ impl Sender {
             return Self::of_pod(&object, &pod);
         };
         if let Some(node) = node_of(node_agents, address) {
-            return Ok(Self { asked: from.to_owned(), node, ips: vec![address] });
+            let (asked, ips) = (from.to_owned(), vec![address]);
+            return Ok(Self { asked, node, ips, is_in_node_network: true });
         }
         if let Some(pod) = pod_at(api, address).await? {
             let sender = Self::of_pod(&pod, from)?;
@@ -74,7 +79,8 @@ impl Sender {
             node_agents.iter().any(|node_agent| node_agent.node == node),
             "there is no node {node}"
         );
-        Ok(Self { asked: from.to_owned(), node, ips: vec![address] })
+        let (asked, ips) = (from.to_owned(), vec![address]);
+        Ok(Self { asked, node, ips, is_in_node_network: false })
     }
 
     fn of_pod(pod: &PodObject, name: &str) -> anyhow::Result<Self> {
@@ -84,7 +90,7 @@ impl Sender {
         let first = *ips.first().with_context(|| format!("pod {name} has no address yet"))?;
         // Its node's agent knows a pod by name, but one in the node's network only as the node.
         let asked = if pod.spec.host_network { first.to_string() } else { name.to_owned() };
-        Ok(Self { asked, node, ips })
+        Ok(Self { asked, node, ips, is_in_node_network: pod.spec.host_network })
     }
 }
 
@@ -95,16 +101,17 @@ impl Destination {
         let protocol = protocol.unwrap_or("tcp").to_owned();
         let is_address = end.parse::<SocketAddr>().is_ok() || end.parse::<IpAddr>().is_ok();
         if is_address {
-            return Ok(Self { asked: format!("{end}{suffix}"), service: None, protocol });
+            let (asked, cluster_ips) = (format!("{end}{suffix}"), Vec::new());
+            return Ok(Self { asked, service: None, cluster_ips, protocol });
         }
         let end = api.qualified(end);
         let (name, port) = match end.rsplit_once(':') {
             Some((name, port)) => (name, Some(port)),
             None => (&*end, None),
         };
-        if is_service(api, name).await? {
-            let asked = format!("{end}{suffix}");
-            return Ok(Self { asked, service: Some(name.to_owned()), protocol });
+        if let Some(object) = service_object(api, name).await? {
+            let (asked, cluster_ips) = (format!("{end}{suffix}"), object.cluster_ips().collect());
+            return Ok(Self { asked, service: Some(name.to_owned()), cluster_ips, protocol });
         }
         let pod = pod_object(api, name).await;
         let pod = pod.with_context(|| format!("{name} is no service either"))?;
@@ -118,12 +125,19 @@ impl Destination {
             }
             None => format!("{ip}{suffix}"),
         };
-        Ok(Self { asked, service: None, protocol })
+        Ok(Self { asked, service: None, cluster_ips: Vec::new(), protocol })
     }
 
     /// `None` for a name, and for a ping.
     pub fn address(&self) -> Option<SocketAddr> {
         split(&self.asked).0.parse().ok()
+    }
+
+    /// What packets are addressed to before a service's rules translate them.
+    pub fn frontend(&self, sender: &Sender) -> Option<IpAddr> {
+        let is_reachable = |ip: &IpAddr| sender.ips.iter().any(|of| of.is_ipv4() == ip.is_ipv4());
+        let named = || self.cluster_ips.iter().copied().find(is_reachable);
+        self.address().map(|address| address.ip()).or_else(named)
     }
 
     /// An endpoint, as `explain` takes it.
@@ -213,12 +227,12 @@ async fn pod_at(api: &Api, address: IpAddr) -> anyhow::Result<Option<PodObject>>
     Ok(pods.into_iter().find(|pod| !pod.spec.host_network && !has_ended(pod)))
 }
 
-async fn is_service(api: &Api, name: &str) -> anyhow::Result<bool> {
+async fn service_object(api: &Api, name: &str) -> anyhow::Result<Option<ServiceObject>> {
     let (namespace, name) = name.split_once('/').context("a name is NAMESPACE/NAME")?;
     let path = format!("/api/v1/namespaces/{}/services/{}", percent(namespace), percent(name));
-    match objects::get::<serde_json::Value>(&api.client, &path).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+    match objects::get(&api.client, &path).await {
+        Ok(service) => Ok(Some(service)),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
         Err(error) => Err(error).context("cannot read the service (needs: get services)"),
     }
 }

@@ -301,6 +301,15 @@ impl Way {
         self.verdict = self.judged();
     }
 
+    /// How packets of the node itself to a service's address would leave it.
+    pub fn begins(&mut self, route: Result<Route, NoAnswer>, frontend: IpAddr) {
+        let leg = Leg::of(route, frontend);
+        if leg.is_missing() {
+            self.route = leg;
+            self.verdict = self.judged();
+        }
+    }
+
     /// The sender's node's address on that way.
     pub fn own_source(&self) -> Option<IpAddr> {
         self.route.source
