@@ -61,7 +61,7 @@ use denizen_model::{Event, Notice, NoticeReason, NoticeSubject, PodName};
 use denizen_nft::Watch;
 use denizen_observe::status::LastSync;
 use denizen_observe::status::metrics::SyncExtent;
-use denizen_plan::{FirewallPlan, PlanChanges, Remark};
+use denizen_plan::{FirewallPlan, PlanChanges, PolicyTie, Remark};
 use denizen_routing::bird::BirdController;
 use denizen_routing::{Announcer, DirectRouter, SendNotice, pollable};
 use denizen_text::describe;
@@ -115,6 +115,8 @@ struct Agent {
     announcer: Option<Announcer>,
     /// Configures BIRD; `None` if it is off.
     bird: Option<BirdController>,
+    /// The ClusterNetworkPolicies whose order was not written down at the last pass.
+    ties: BTreeSet<PolicyTie>,
     send_notice: SendNotice,
     log: LogFilter,
 }
@@ -274,6 +276,25 @@ impl Agent {
         }
     }
 
+    /// An event on each ClusterNetworkPolicy whose order to others about one pod is not written
+    /// down.
+    fn report_ties(&mut self, changes: &PlanChanges) {
+        if !changes.cluster_network_policies && changes.firewall.sides.is_empty() {
+            return;
+        }
+        let ties = self.engine.plan().firewall().map(FirewallPlan::ties).unwrap_or_default();
+        for tie in ties.difference(&self.ties) {
+            for policy in &tie.policies {
+                (self.send_notice)(Notice {
+                    about: NoticeSubject::ClusterNetworkPolicy(policy.clone()),
+                    reason: NoticeReason::SamePriority,
+                    text: tie.to_string(),
+                });
+            }
+        }
+        self.ties = ties;
+    }
+
     /// One pass: plans, prepares the node, withdraws announcements, programs what is due (or
     /// resyncs everything if `look`), and then announces and publishes. Returns whether that
     /// succeeded.
@@ -284,6 +305,7 @@ impl Agent {
             announcer.update(self.engine.plan(), &changes);
         }
         self.tell_of_refused(&changes);
+        self.report_ties(&changes);
         if let Some(portmap) = self.portmap.as_mut().filter(|_| changes.pods) {
             portmap.update(self.engine.plan());
         }

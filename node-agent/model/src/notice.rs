@@ -28,6 +28,8 @@ pub enum NoticeReason {
     InvalidNetworkPolicy,
     /// A part of a ClusterNetworkPolicy is not understood.
     InvalidClusterNetworkPolicy,
+    /// ClusterNetworkPolicies of one tier have one priority, and are about one pod.
+    SamePriority,
     /// Another node's podCIDR gets no route.
     RouteRejected,
     /// A Service asks for an address that the operator permits to none.
@@ -60,6 +62,7 @@ impl NoticeReason {
             Self::HealthCheckUnserved => "FailedToStartServiceHealthcheck",
             Self::InvalidNetworkPolicy => "InvalidNetworkPolicy",
             Self::InvalidClusterNetworkPolicy => "InvalidClusterNetworkPolicy",
+            Self::SamePriority => "SamePriority",
             Self::RouteRejected => "RouteRejected",
             Self::AddressNotPermitted => "AddressNotPermitted",
             Self::HostPortConflict => "HostPortConflict",
@@ -73,7 +76,9 @@ impl NoticeReason {
         match self {
             Self::Starting | Self::HealthUnserved | Self::MetricsUnserved => "StartKubeProxy",
             Self::HealthCheckUnserved => "Listen",
-            Self::InvalidNetworkPolicy | Self::InvalidClusterNetworkPolicy => "Enforce",
+            Self::InvalidNetworkPolicy | Self::InvalidClusterNetworkPolicy | Self::SamePriority => {
+                "Enforce"
+            }
             Self::RouteRejected => "Route",
             Self::AddressNotPermitted => "Serve",
             Self::HostPortConflict => "ServeHostPort",
@@ -90,6 +95,7 @@ impl NoticeReason {
             | Self::HealthCheckUnserved
             | Self::InvalidNetworkPolicy
             | Self::InvalidClusterNetworkPolicy
+            | Self::SamePriority
             | Self::RouteRejected
             | Self::AddressNotPermitted
             | Self::HostPortConflict

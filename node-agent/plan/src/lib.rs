@@ -40,8 +40,8 @@ pub use self::direct::{
 pub use self::firewall::{
     AddressRange, Cell, Cells, Decider, Direction, FirewallChanges, FirewallPlan, FirewallSettings,
     Function, IdentityChange, IdentityId, IfRefused, Isolation, Permission, PolicyFlow,
-    PolicyRejection, PolicyResult, PolicyStep, PortKey, PortSpan, Side, Sides, SidesChange,
-    TierDecider, TierStep, Tiered, ToNode,
+    PolicyRejection, PolicyResult, PolicyStep, PolicyTie, PortKey, PortSpan, Side, Sides,
+    SidesChange, TierDecider, TierStep, Tiered, ToNode,
 };
 pub use self::host_ports::{
     HostPortChanges, HostPortKey, HostPortPlace, HostPortPlan, HostPortRemark, HostPortSettings,
@@ -100,6 +100,8 @@ pub struct PlanChanges {
     pub host_ports: HostPortChanges,
     /// A NetworkPolicy differs, whatever that changed.
     pub network_policies: bool,
+    /// A ClusterNetworkPolicy differs, whatever that changed.
+    pub cluster_network_policies: bool,
     /// Conflicts that are new.
     pub conflicts: Vec<Conflict>,
     /// Remarks that are new.
@@ -284,6 +286,7 @@ impl Plan {
         }
         if let Some(firewall) = &mut self.firewall {
             changes.network_policies = !change.network_policies.is_empty();
+            changes.cluster_network_policies = !change.cluster_network_policies.is_empty();
             changes.firewall = firewall.update(model, self.pods.as_deref(), change);
         }
         change.firewall_is_decided();

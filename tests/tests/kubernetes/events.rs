@@ -1,5 +1,6 @@
 //! Events on the Node and on Services, as kube-proxy writes them, and on NetworkPolicies.
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 
 use anyhow::{Context, Result};
@@ -208,4 +209,42 @@ fn an_address_outside_the_permitted_ranges_is_an_event_and_never_in_the_kernel()
     service["spec"]["externalIPs"] = json!(["192.0.2.7"]);
     context.api.put(&service)?;
     until_no_error(&agent)
+}
+
+/// Both are named, once; a third with another priority is not.
+#[test]
+fn policies_of_one_priority_about_one_pod_are_events() -> Result<()> {
+    let context = ApiContext::own("kube-cnp-tie")?;
+    context.api.behave(|manners| manners.tiers = true);
+    context.put_node()?;
+    context.api.put_all(&context.fixture.pod_objects("a", "b"))?;
+    let policy = |name: &str, priority: u16| {
+        json!({
+            "apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
+            "metadata": { "name": name },
+            "spec": {
+                "tier": "Admin", "priority": priority, "subject": { "namespaces": {} },
+                "egress": [{ "action": "Accept", "to": [{ "networks": ["0.0.0.0/0"] }] }],
+            },
+        })
+    };
+    for (name, priority) in [("first", 5), ("second", 5), ("third", 6)] {
+        context.api.put(&policy(name, priority))?;
+    }
+    let _agent = context.start_agent()?;
+    let named = || {
+        let all = events(&context, "SamePriority");
+        let name = |event: &Value| event["regarding"]["name"].as_str().map(str::to_owned);
+        all.iter().filter_map(name).collect::<BTreeSet<_>>()
+    };
+    let expected = ["first", "second"].map(str::to_owned).into();
+    eventually("both are named", BOUND, || Ok(named() == expected))?;
+    let event = &events(&context, "SamePriority")[0];
+    assert_eq!(event["type"], "Warning");
+    let note = event["note"].as_str().context("a note")?;
+    assert!(note.starts_with("ClusterNetworkPolicies first, second select one pod"), "{note}");
+    // It is news again only once it was otherwise.
+    context.api.put(&policy("second", 7))?;
+    context.api.put(&policy("third", 5))?;
+    eventually("the new one is named", BOUND, || Ok(named().contains("third")))
 }

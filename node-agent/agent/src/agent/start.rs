@@ -1,5 +1,6 @@
 //! Starts everything, in the order that it needs, and runs the loop.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -116,6 +117,7 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         direct_router,
         announcer,
         bird,
+        ties: BTreeSet::new(),
         send_notice,
         log,
     };

@@ -135,6 +135,7 @@ fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
         NoticeReason::InvalidNetworkPolicy
         | NoticeReason::AddressNotPermitted
         | NoticeReason::InvalidClusterNetworkPolicy
+        | NoticeReason::SamePriority
         | NoticeReason::SharedAddress => {
             let mut hasher = DefaultHasher::new();
             notice.text.hash(&mut hasher);
