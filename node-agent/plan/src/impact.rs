@@ -60,11 +60,13 @@ impl Impact {
         if self.pod_ranges.iter().any(|range| range.contains(address)) {
             return None;
         }
-        let place = |is_it: fn(&ImpactEnd, IpAddr) -> bool| {
-            self.ends.iter().position(|end| is_it(end, address))
+        let is_there = |end: &ImpactEnd| match end {
+            ImpactEnd::Range(range) => (range.first..=range.last).contains(&address),
+            ImpactEnd::Pod(_) | ImpactEnd::Node(_) | ImpactEnd::Elsewhere => false,
         };
-        let is_in = |end: &ImpactEnd, address| matches!(end, ImpactEnd::Range(range) if (range.first..=range.last).contains(&address));
-        place(is_in).or_else(|| place(|end, _| *end == ImpactEnd::Elsewhere))
+        let is_elsewhere = |end: &ImpactEnd| *end == ImpactEnd::Elsewhere;
+        let range = self.ends.iter().position(is_there);
+        range.or_else(|| self.ends.iter().position(is_elsewhere))
     }
 }
 
