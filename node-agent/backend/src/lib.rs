@@ -9,6 +9,7 @@ pub mod iptables;
 pub mod ipvs;
 pub mod nftables;
 pub mod portmap;
+pub mod refusals;
 mod service_drops;
 pub mod sysctl;
 pub mod takeover;

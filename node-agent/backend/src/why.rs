@@ -82,6 +82,9 @@ pub enum Why {
     /// Other nodes have endpoints, but policy Local forbids them here. The client's next try may be
     /// routed to such a node.
     NoLocalEndpoint,
+    /// Who is dropped or refused is known before anybody looks. In a rule of its own before the one
+    /// that drops: when the set is full, the kernel goes on with the next rule.
+    NoteFlow,
     /// A pod that reaches itself through a service sees its own address as the client. It answers
     /// itself directly, so the answer is not translated back and the connection hangs. With the
     /// node's address as the source, the answer comes back through this node.
@@ -276,6 +279,7 @@ impl Why {
             Self::NoLocalEndpoint => {
                 "policy Local, no endpoint on this node: drop; a retry may be routed to another node"
             }
+            Self::NoteFlow => "notes whose packets are dropped or refused, for 15 minutes",
             Self::Hairpin => {
                 "hairpin: a pod that reaches itself must be answered through this node"
             }

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use denizen_netlink::Writer;
 use nix::libc;
 
-use self::limit::{limit_data, put_limit};
+use self::limit::limit_data;
 use self::reject::reject_data;
 use crate::bytes::Key;
 use crate::family::TableFamily;
@@ -69,6 +69,23 @@ fn register(word: u32) -> u32 {
     if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
 }
 
+/// An expression that each element of a set has by itself.
+fn put_of_element(w: &mut Writer, name: &str, fill: impl FnOnce(&mut Writer)) {
+    const DYNSET_EXPRESSION: u16 = 7;
+    let expression = w.begin(DYNSET_EXPRESSION);
+    w.put_str(EXPR_NAME, name);
+    let data = w.begin(EXPR_DATA);
+    fill(w);
+    w.end(data);
+    w.end(expression);
+}
+
+/// Nothing is counted yet.
+fn counter_data(w: &mut Writer) {
+    w.put(1, &0_u64.to_be_bytes());
+    w.put(2, &0_u64.to_be_bytes());
+}
+
 struct Expressions<'a> {
     writer: &'a mut Writer,
     family: TableFamily,
@@ -116,10 +133,7 @@ impl Expressions<'_> {
                 self.set_register(&port.to_be_bytes());
                 self.expression("redir", |w| w.put_u32(1, register(0)));
             }
-            Statement::Counter => self.expression("counter", |w| {
-                w.put(1, &0_u64.to_be_bytes());
-                w.put(2, &0_u64.to_be_bytes());
-            }),
+            Statement::Counter => self.expression("counter", counter_data),
             Statement::Limit(limit) => self.expression("limit", |w| limit_data(w, *limit)),
             Statement::Trace => self.trace(),
             Statement::Reject(reject) => {
@@ -263,13 +277,14 @@ impl Expressions<'_> {
 
     fn update(&mut self, update: &Update) {
         // `enum nft_dynset_ops`.
+        const ADD: u32 = 0;
         const UPDATE: u32 = 1;
         const DELETE: u32 = 2;
         let mut word = 0;
         for (field, bits) in &update.key {
             self.load(*field, word);
             if let Some(bits) = bits {
-                self.bits(word, *bits, 0);
+                self.bitwise(word, &field.number(*bits), &field.number(0));
             }
             word += field.words();
         }
@@ -278,9 +293,10 @@ impl Expressions<'_> {
         if let Some((field, word)) = data {
             self.load(field, word);
         }
-        let (operation, seconds, limit) = match update.operation {
-            Operation::Update { seconds, limit } => (UPDATE, Some(seconds), limit),
-            Operation::Delete => (DELETE, None, None),
+        let (operation, seconds) = match update.operation {
+            Operation::Update { seconds, .. } => (UPDATE, Some(seconds)),
+            Operation::Count { seconds } => (ADD, Some(seconds)),
+            Operation::Delete => (DELETE, None),
         };
         self.expression("dynset", |w| {
             w.put_str(1, update.set);
@@ -292,8 +308,12 @@ impl Expressions<'_> {
             if let Some(seconds) = seconds {
                 w.put(6, &(u64::from(seconds) * 1000).to_be_bytes());
             }
-            if let Some(limit) = limit {
-                put_limit(w, limit);
+            match update.operation {
+                Operation::Update { limit: Some(limit), .. } => {
+                    put_of_element(w, "limit", |w| limit_data(w, limit));
+                }
+                Operation::Count { .. } => put_of_element(w, "counter", counter_data),
+                Operation::Update { limit: None, .. } | Operation::Delete => {}
             }
         });
     }

@@ -166,6 +166,8 @@ impl Field {
     pub(crate) fn number(self, number: u32) -> Vec<u8> {
         match self.size() {
             1 => vec![number as u8],
+            // In network order.
+            2 => (number as u16).to_be_bytes().into(),
             _ => number.to_ne_bytes().into(),
         }
     }

@@ -11,6 +11,7 @@ use thiserror::Error;
 use tracing::trace_span;
 
 use crate::batch::{Batch, kind};
+use crate::counted::CountedElement;
 use crate::family::TableFamily;
 use crate::observed::{Observed, about};
 use crate::read::{ChainView, RuleView, TableView};
@@ -254,6 +255,26 @@ impl Kernel {
         });
         into.end_of_set(set);
         read
+    }
+
+    /// The elements of a set that count packets, in no order; none if the table or the set is not
+    /// there. One may come twice, if packets fill the set meanwhile.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn counted_elements(
+        &mut self,
+        family: TableFamily,
+        table: &str,
+        set: &str,
+    ) -> Result<Vec<CountedElement>, NetlinkError> {
+        let read = self.read(libc::NFT_MSG_GETSETELEM, Some(family), &[table, set], |message| {
+            Some(CountedElement::read_all(message).collect::<Vec<_>>())
+        });
+        match read {
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
+            read => read.map(|pieces| pieces.concat()),
+        }
     }
 
     /// How many elements a set has. `None` where the set is not there, or the kernel does not tell:

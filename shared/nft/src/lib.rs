@@ -16,6 +16,7 @@
 mod batch;
 mod bytes;
 mod content;
+mod counted;
 mod declaration;
 mod difference;
 mod edge;
@@ -49,6 +50,7 @@ mod what;
 pub use batch::{At, Batch};
 pub use bytes::{Bytes, Data, Key, read_address};
 pub use content::{Content, Extent};
+pub use counted::CountedElement;
 pub use declaration::SetDeclaration;
 pub use difference::{Delta, Structure};
 pub use family::TableFamily;

@@ -275,6 +275,12 @@ pub enum Operation {
         /// How many packets it lets through; on with the next rule when there were more.
         limit: Option<Limit>,
     },
+    /// It is made if it is not there, and counts the packet; on with the next rule when the set is
+    /// full. An element that is there goes when its time is over, however many packets it counts.
+    Count {
+        /// When it goes, in seconds.
+        seconds: u32,
+    },
     /// It is removed.
     Delete,
 }

@@ -12,6 +12,7 @@ use super::*;
 use crate::part::commit_parts;
 
 mod both_versions;
+mod counted;
 mod keeper;
 mod ranges;
 
@@ -23,6 +24,7 @@ const SEEN: SetId = SetId(4);
 const PORTS: SetId = SetId(5);
 const NETWORKS: SetId = SetId(6);
 const PLAIN: SetId = SetId(7);
+const COUNTED: SetId = SetId(8);
 
 fn set(id: SetId, name: &'static str, key: &[Field], data: DataType) -> Set {
     Set { id, name, comment: "a set", key: key.into(), is_ranged: false, data, room: None }
@@ -52,8 +54,27 @@ fn schema(family: TableFamily) -> Schema {
         Set { is_ranged: true, ..ports },
         Set { is_ranged: true, ..networks },
         Set { is_ranged: true, ..plain },
+        Set { room: Some(2), ..set(COUNTED, "counted", &flow(version), DataType::None) },
     ];
     Schema { family, name: "some", comment: "for a test", sets }
+}
+
+/// What packets are counted by.
+fn flow(version: Family) -> [Field; 4] {
+    let addresses = [Field::Source(version), Field::Destination(version)];
+    [Field::Protocol, Field::DestinationPort, addresses[0], addresses[1]]
+}
+
+/// Counts packets by [`flow`], with the port or without.
+fn count(version: Family, with_port: bool) -> Statement {
+    let bits = |field| (field == Field::DestinationPort && !with_port).then_some(0);
+    let key = flow(version).map(|field| (field, bits(field)));
+    Statement::Update(Update {
+        set: "counted",
+        key: key.into(),
+        operation: Operation::Count { seconds: 900 },
+        data: None,
+    })
 }
 
 fn rule(statements: impl Into<Vec<Statement>>) -> Rule {
@@ -107,6 +128,8 @@ fn chains(schema: &Schema) -> Vec<Chain> {
             Statement::Assign(Variable::Priority, Assigned::Zero),
             Statement::Verdict(Verdict::Goto("refuse".into())),
         ]),
+        rule([count(version, true)]),
+        rule([count(version, false)]),
         rule([Statement::GoWhere(lookup(WHERE))]),
     ];
     let of_destination = vec![Field::EtherType, Field::Destination(version)];

@@ -264,6 +264,7 @@ fn number_text(field: Field, number: u32) -> String {
     match (field, number) {
         (Field::Priority, 0) => "none".to_owned(),
         (Field::Priority, class) => class_text(class),
+        (Field::DestinationPort, port) => port.to_string(),
         (_, number) => format!("{number:#010x}"),
     }
 }
@@ -285,6 +286,10 @@ fn update_text(update: &Update) -> String {
                 element += &format!(" {limit}");
             }
             "update"
+        }
+        Operation::Count { seconds } => {
+            element += &format!(" timeout {seconds}s counter");
+            "add"
         }
         Operation::Delete => "delete",
     };

@@ -48,3 +48,8 @@ impl DropReason {
         }
     }
 }
+
+/// Why a rule drops what no policy permits, beside the rule on the node.
+pub fn refused_text(direction: Direction) -> &'static str {
+    DropReason::Refused(direction).text()
+}

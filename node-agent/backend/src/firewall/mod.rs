@@ -28,6 +28,7 @@ mod tunnel;
 
 pub use denizen_state::firewall::TABLE;
 
+pub use self::drop_reason::refused_text;
 pub use self::records::Records;
 pub use self::report::{Dropped, FirewallReport};
 pub use self::sync::{Firewall, probe, remove_left_over, render};

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::drop_reason::DropReason;
 use super::number::{self, ITSELF, NOBODY};
-use super::schema::FirewallSet;
+use super::schema::{FirewallScope, FirewallSet};
 use super::tunnel;
+use crate::refusals::{RefusalReason, note_all};
 use denizen_model::Family;
 use denizen_nft::{
     Assigned, BaseChain, Chain, ChainKind, Field, Hook, Key, Reject, Rule, Statement, Variable,
@@ -34,9 +35,9 @@ const TCP_FLAGS: Field = Field::TransportByte(13);
 const FIN: u32 = 1;
 
 /// All chains, in an order in which each is made before it is referred to.
-pub fn all(version: Family, settings: FirewallSettings, tiered: bool) -> Vec<Chain> {
-    let out = Program { version, tiered };
-    let tiers = Direction::BOTH.into_iter().filter(|_| tiered);
+pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) -> Vec<Chain> {
+    let out = Program { version, scope };
+    let tiers = Direction::BOTH.into_iter().filter(|_| scope.is_tiered());
     let tiers = tiers.map(|direction| out.tiers(direction));
     let refused = Direction::BOTH.map(|direction| out.refused(direction));
     let asked = Direction::BOTH.map(|direction| out.policies(direction));
@@ -62,8 +63,7 @@ pub fn all(version: Family, settings: FirewallSettings, tiered: bool) -> Vec<Cha
 /// The tables' chains in one IP version.
 pub(super) struct Program {
     version: Family,
-    /// ClusterNetworkPolicies select pods of this node.
-    tiered: bool,
+    scope: FirewallScope,
 }
 
 pub(super) fn rule(why: &'static str, statements: impl IntoIterator<Item = Statement>) -> Rule {
@@ -342,7 +342,7 @@ impl Program {
     /// so through a service.
     fn to_itself(&self) -> Rule {
         let tiered = FirewallSet::Tiered.declared(self.version).lookup();
-        let is_not_tiered = self.tiered.then_some(Statement::NotIn(tiered));
+        let is_not_tiered = self.scope.is_tiered().then_some(Statement::NotIn(tiered));
         let asked = [self.is_in(FirewallSet::Itself)].into_iter().chain(is_not_tiered);
         rule("a pod reaches itself", asked.chain([to(Verdict::Return)]))
     }
@@ -407,7 +407,7 @@ impl Program {
     fn policies(&self, direction: Direction) -> Chain {
         let clear = Statement::Assign(Variable::Priority, Assigned::Zero);
         let mut rules = Vec::new();
-        if self.tiered {
+        if self.scope.is_tiered() {
             let is_tiered = match direction {
                 Direction::Ingress => self.is_destination_in(FirewallSet::Tiered),
                 Direction::Egress => self.is_in(FirewallSet::Tiered),
@@ -460,8 +460,13 @@ impl Program {
         chain("permitted".into(), "a policy permits it: on to the other direction", rules)
     }
 
+    /// Before it drops, the flow is noted, unless the table is there for nothing but pods that wait.
     fn refused(&self, direction: Direction) -> Chain {
-        let rules = vec![dropped(DropReason::Refused(direction), Vec::new())];
+        let why = "notes whose packets no policy permits, for 15 minutes";
+        let noting = note_all(RefusalReason::NoPolicy(direction).set(), self.version);
+        let noting = noting.into_iter().filter(|_| self.scope != FirewallScope::Idle);
+        let mut rules: Vec<Rule> = noting.map(|statements| rule(why, statements)).collect();
+        rules.push(dropped(DropReason::Refused(direction), Vec::new()));
         chain(refused_chain(direction), "no policy permits it", rules)
     }
 }

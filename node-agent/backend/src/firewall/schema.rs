@@ -1,9 +1,10 @@
 //! The sets and maps of the tables of IP packets.
 
 use super::TABLE;
+use crate::refusals::{FLOW, FLOWS, RefusalReason};
 use denizen_model::Family;
 use denizen_nft::{Field, Schema, Set, SetDeclaration, SetId};
-use denizen_plan::Direction;
+use denizen_plan::{Direction, FirewallPlan};
 use denizen_state::firewall::PENDING;
 
 /// A set of a table of IP packets; [`SETS`] declares it.
@@ -39,13 +40,43 @@ pub enum FirewallSet {
     FunctionPorts,
     /// Functions by which protocols without ports pass.
     FunctionOthers,
+    /// Flows that no policy permits. Packets fill it.
+    Refusals(Direction),
+}
+
+/// What the tables of IP packets are there for. They have no set beyond that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirewallScope {
+    /// No policy is known. Pods that come may wait.
+    Idle,
+    /// There are policies.
+    Policies,
+    /// ClusterNetworkPolicies select pods of this node.
+    Tiers,
+}
+
+impl FirewallScope {
+    pub const ALL: [Self; 3] = [Self::Idle, Self::Policies, Self::Tiers];
+
+    /// What a plan needs them for, once policies are known.
+    pub fn of(firewall: &FirewallPlan) -> Self {
+        match (firewall.is_enforced(), firewall.has_tiers()) {
+            (_, true) => Self::Tiers,
+            (true, false) => Self::Policies,
+            (false, false) => Self::Idle,
+        }
+    }
+
+    pub fn is_tiered(self) -> bool {
+        self == Self::Tiers
+    }
 }
 
 const SOURCE: Field = Field::Source(Family::V4);
 const DESTINATION: Field = Field::Destination(Family::V4);
 
 /// All of them, in the order in which they are made.
-const SETS: [SetDeclaration<FirewallSet>; 27] = {
+const SETS: [SetDeclaration<FirewallSet>; 29] = {
     use Direction::{Egress, Ingress};
     use Field::{DestinationPort, InputInterface, Priority, Protocol};
     const EVERY_PORT: &str = "pod and peer: every port of every protocol; peer 0 is everybody";
@@ -136,6 +167,20 @@ const SETS: [SetDeclaration<FirewallSet>; 27] = {
         .why("protocol, destination ports and number: they pass"),
         SetDeclaration::new(FirewallSet::FunctionOthers, "function-others", &[Priority])
             .why("numbers by which protocols without ports pass"),
+        SetDeclaration::new(
+            FirewallSet::Refusals(Ingress),
+            RefusalReason::NoPolicy(Ingress).set(),
+            FLOW,
+        )
+        .why("flows of the last 15 minutes that no policy permits to reach the pod")
+        .filled_by_packets(FLOWS),
+        SetDeclaration::new(
+            FirewallSet::Refusals(Egress),
+            RefusalReason::NoPolicy(Egress).set(),
+            FLOW,
+        )
+        .why("flows of the last 15 minutes that no policy permits the pod to begin")
+        .filled_by_packets(FLOWS),
     ]
 };
 
@@ -150,9 +195,31 @@ impl FirewallSet {
         SETS[usize::from(id.0)].set
     }
 
-    /// Whether it is there only while ClusterNetworkPolicies select pods of this node.
-    fn is_of_tiers(self) -> bool {
-        matches!(self, Self::Tiered | Self::Cells(_) | Self::FunctionPorts | Self::FunctionOthers)
+    /// Whether it is there for this.
+    fn is_in(self, scope: FirewallScope) -> bool {
+        match self {
+            Self::Tiered | Self::Cells(_) | Self::FunctionPorts | Self::FunctionOthers => {
+                scope.is_tiered()
+            }
+            Self::Refusals(_) => scope != FirewallScope::Idle,
+            Self::Pending
+            | Self::Isolated(_)
+            | Self::Itself
+            | Self::Identities
+            | Self::Blocks
+            | Self::All(_)
+            | Self::Protocols(_)
+            | Self::Ports(_)
+            | Self::PortRanges(_)
+            | Self::PodInterfaces
+            | Self::PodAddresses
+            | Self::RestrictedInterfaces
+            | Self::IsolatedInterfaces
+            | Self::Taken
+            | Self::Nodes
+            | Self::TunnelPorts
+            | Self::TunnelProtocols => true,
+        }
     }
 
     /// The direction whose permissions are in it.
@@ -178,7 +245,8 @@ impl FirewallSet {
             | Self::TunnelProtocols
             | Self::Tiered
             | Self::FunctionPorts
-            | Self::FunctionOthers => None,
+            | Self::FunctionOthers
+            | Self::Refusals(_) => None,
         }
     }
 
@@ -189,10 +257,10 @@ impl FirewallSet {
     }
 }
 
-/// The table of one IP version. `tiered`: while ClusterNetworkPolicies select pods of this node.
-pub fn schema(version: Family, tiered: bool) -> Schema {
+/// The table of one IP version.
+pub fn schema(version: Family, scope: FirewallScope) -> Schema {
     let sets = SETS.iter().map(|declaration| declaration.set);
-    let sets = sets.filter(|set| tiered || !set.is_of_tiers());
+    let sets = sets.filter(|set| set.is_in(scope));
     Schema {
         family: version.into(),
         name: TABLE,

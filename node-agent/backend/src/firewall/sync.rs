@@ -15,7 +15,7 @@ use super::number::Numbers;
 use super::pod_elements::{Changed, PodElements, of_pod};
 use super::records::Records;
 use super::report::FirewallReport;
-use super::schema::FirewallSet;
+use super::schema::{FirewallScope, FirewallSet};
 use super::table::{FirewallContent, FirewallTable};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Element, Keeper, Kernel, NftError, Observed, Rendering, Repair, TableFamily};
@@ -51,8 +51,8 @@ pub struct Firewall {
 impl Firewall {
     /// Through this connection to nf_tables. Nothing is read or written yet.
     pub fn new(kernel: Kernel) -> Self {
-        let keepers =
-            FirewallTable::ALL.map(|table| (table.family(), Keeper::new(table.schema(false))));
+        let keepers = FirewallTable::ALL
+            .map(|table| (table.family(), Keeper::new(table.schema(FirewallScope::Idle))));
         Self {
             kernel,
             keepers: keepers.into(),
@@ -86,33 +86,35 @@ impl Firewall {
     pub fn cleanup(kernel: &mut Kernel) -> Result<usize, NftError> {
         let mut removed = 0;
         for table in FirewallTable::ALL {
-            removed += usize::from(Keeper::remove_table(kernel, &table.schema(false), &[])?);
+            removed +=
+                usize::from(Keeper::remove_table(kernel, &table.schema(FirewallScope::Idle), &[])?);
         }
         Ok(removed)
     }
 
-    /// Ensures that tables have sets for ClusterNetworkPolicies while those select pods of this
-    /// node, and else not.
-    fn set_tiered(&mut self, tiered: bool) {
+    /// Ensures that tables have the sets that they are there for, and no others.
+    fn set_scope(&mut self, scope: FirewallScope) {
         for table in FirewallTable::ALL {
             if let Some(keeper) = self.keepers.get_mut(&table.family()) {
-                keeper.set_schema(table.schema(tiered));
+                keeper.set_schema(table.schema(scope));
             }
         }
     }
 
-    /// What an earlier run knew of ClusterNetworkPolicies stays until they are known.
-    fn find_tiered(&mut self, firewall: &FirewallPlan) -> Result<(), NftError> {
+    /// What an earlier run needed tables for stays until policies are known.
+    fn find_scope(&mut self, firewall: &FirewallPlan) -> Result<(), NftError> {
         for table in FirewallTable::ALL {
-            let Some(keeper) = self.keepers.get_mut(&table.family()) else { continue };
-            let is_as_declared = |kernel: &mut Kernel, tiered| {
-                let (schema, chains) = (table.schema(tiered), table.chains(firewall, tiered));
-                let seen = kernel.observe(&schema)?;
-                Ok::<_, NftError>(seen.structure(&schema, &chains).is_some())
-            };
-            let is_tiered = !is_as_declared(&mut self.kernel, false)?
-                && is_as_declared(&mut self.kernel, true)?;
-            keeper.set_schema(table.schema(is_tiered));
+            let mut found = FirewallScope::Idle;
+            for scope in FirewallScope::ALL {
+                let (schema, chains) = (table.schema(scope), table.chains(firewall, scope));
+                if self.kernel.observe(&schema)?.structure(&schema, &chains).is_some() {
+                    found = scope;
+                    break;
+                }
+            }
+            if let Some(keeper) = self.keepers.get_mut(&table.family()) {
+                keeper.set_schema(table.schema(found));
+            }
         }
         Ok(())
     }
@@ -159,7 +161,7 @@ impl Firewall {
         self.is_programmed = false;
         self.note_newcomers(plan, changes);
         if firewall.is_known() {
-            self.set_tiered(firewall.has_tiers());
+            self.set_scope(FirewallScope::of(firewall));
         }
         let attached = Attached::of(plan.recorded());
         let differs = std::mem::replace(&mut self.attached, attached) != attached;
@@ -282,16 +284,14 @@ impl Firewall {
             self.doubt();
             match firewall.is_known() {
                 true => self.start_over(plan, firewall),
-                false if firewall.pods().next().is_some() => self.find_tiered(firewall)?,
+                false if firewall.pods().next().is_some() => self.find_scope(firewall)?,
                 false => {}
             }
         }
         let Self { kernel, keepers, numbers, records, without_netfilter, .. } = self;
         let content = |table: FirewallTable| FirewallContent {
             table,
-            tiered: keepers
-                .get(&table.family())
-                .is_some_and(|keeper| *keeper.schema() == table.schema(true)),
+            scope: scope_of(table, keepers),
             plan,
             firewall,
             numbers,
@@ -326,7 +326,7 @@ impl Firewall {
         if !std::mem::replace(&mut self.is_restored, true) {
             self.restore_numbers(firewall);
         }
-        self.set_tiered(firewall.has_tiers());
+        self.set_scope(FirewallScope::of(firewall));
         self.numbers.assign_all(firewall);
         self.functions = of_each(|table| table.of_functions(firewall, &self.numbers)).into();
         self.of_pods = PodElements::default();
@@ -341,7 +341,7 @@ impl Firewall {
     fn restore_numbers(&mut self, firewall: &FirewallPlan) {
         let mut all = Vec::new();
         for version in Family::BOTH {
-            let schema = FirewallTable::Ip(version).schema(false);
+            let schema = FirewallTable::Ip(version).schema(FirewallScope::Idle);
             let mut seen = Observed::default();
             for set in [FirewallSet::Identities, FirewallSet::Blocks] {
                 let read = self.kernel.read_set(&schema, schema.set(set.id()), &mut seen);
@@ -357,7 +357,9 @@ impl Firewall {
     /// The API refuses what policies need, and pods are left open for it: none waits any longer,
     /// neither for this run nor for the plugin's sake. What an earlier run enforced stays.
     fn release_pending(&mut self) -> Result<(), NftError> {
-        for schema in Family::BOTH.map(|version| FirewallTable::Ip(version).schema(false)) {
+        for schema in
+            Family::BOTH.map(|version| FirewallTable::Ip(version).schema(FirewallScope::Idle))
+        {
             let seen = self.kernel.observe(&schema)?;
             let is_pending = |set| set == FirewallSet::Pending.id();
             let delta = seen.difference(std::iter::empty(), is_pending);
@@ -407,14 +409,21 @@ impl Firewall {
             return report;
         };
         for table in FirewallTable::ALL {
-            let tiered = firewall.has_tiers();
-            let (schema, chains) = (table.schema(tiered), table.chains(firewall, tiered));
+            let scope = FirewallScope::of(firewall);
+            let (schema, chains) = (table.schema(scope), table.chains(firewall, scope));
             if let Err(error) = report.dropped.add(&mut self.kernel, &schema, &chains) {
                 report.errors.push(describe(&error));
             }
         }
         report
     }
+}
+
+/// What a table is declared for.
+fn scope_of(table: FirewallTable, keepers: &BTreeMap<TableFamily, Keeper>) -> FirewallScope {
+    let declared = keepers.get(&table.family()).map(Keeper::schema);
+    let is_it = |scope: &FirewallScope| declared == Some(&table.schema(*scope));
+    FirewallScope::ALL.into_iter().find(is_it).unwrap_or(FirewallScope::Idle)
 }
 
 /// Whether the kernel accepts the tables. Nothing is changed.
@@ -424,7 +433,8 @@ impl Firewall {
 pub fn probe(settings: FirewallSettings) -> Result<(), NftError> {
     let mut kernel = Kernel::open().map_err(NftError::Open)?;
     FirewallTable::ALL.into_iter().try_for_each(|table| {
-        Keeper::probe(&mut kernel, &table.schema(false), &table.all_chains(settings, false))
+        let scope = FirewallScope::Policies;
+        Keeper::probe(&mut kernel, &table.schema(scope), &table.all_chains(settings, scope))
     })
 }
 
@@ -446,7 +456,7 @@ pub fn remove_left_over() -> bool {
 /// The tables that a plan comes to. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
     let Some(firewall) = plan.firewall() else { return Rendering::empty() };
-    let (pods, tiered) = (plan.recorded(), firewall.has_tiers());
+    let (pods, scope) = (plan.recorded(), FirewallScope::of(firewall));
     let mut numbers = Numbers::default();
     numbers.assign_all(firewall);
     FirewallTable::ALL.into_iter().fold(Rendering::empty(), |shown, table| {
@@ -454,6 +464,6 @@ pub fn render(plan: &Plan) -> Rendering {
             FirewallTable::Ip(version) => all(firewall, pods, version, &numbers),
             FirewallTable::Bridge => bridge::elements(firewall, pods, &BTreeSet::new()),
         };
-        shown.with(&table.schema(tiered), &table.chains(firewall, tiered), &elements)
+        shown.with(&table.schema(scope), &table.chains(firewall, scope), &elements)
     })
 }

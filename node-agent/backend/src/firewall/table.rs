@@ -9,7 +9,7 @@ use super::element::{all, of_functions, of_pod, of_sides, of_surroundings};
 use super::number::Numbers;
 use super::program;
 use super::records::Records;
-use super::schema::{FirewallSet, schema};
+use super::schema::{FirewallScope, FirewallSet, schema};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{
     Chain, Content, Delta, Element, Extent, Key, Observed, Schema, SetId, TableFamily, read_address,
@@ -35,26 +35,25 @@ impl FirewallTable {
         }
     }
 
-    /// `tiered`: while ClusterNetworkPolicies select pods of this node.
-    pub fn schema(self, tiered: bool) -> Schema {
+    pub fn schema(self, scope: FirewallScope) -> Schema {
         match self {
-            Self::Ip(version) => schema(version, tiered),
+            Self::Ip(version) => schema(version, scope),
             Self::Bridge => bridge::schema(),
         }
     }
 
     /// Its chains. None while no policy exists: rules would only cost time.
-    pub fn chains(self, plan: &FirewallPlan, tiered: bool) -> Vec<Chain> {
+    pub fn chains(self, plan: &FirewallPlan, scope: FirewallScope) -> Vec<Chain> {
         match plan.is_enforced() {
-            true => self.all_chains(plan.settings(), tiered),
+            true => self.all_chains(plan.settings(), scope),
             false => Vec::new(),
         }
     }
 
     /// All chains, in an order in which each is made before it is referred to.
-    pub fn all_chains(self, settings: FirewallSettings, tiered: bool) -> Vec<Chain> {
+    pub fn all_chains(self, settings: FirewallSettings, scope: FirewallScope) -> Vec<Chain> {
         match self {
-            Self::Ip(version) => program::all(version, settings, tiered),
+            Self::Ip(version) => program::all(version, settings, scope),
             Self::Bridge => bridge::all(),
         }
     }
@@ -92,8 +91,7 @@ impl FirewallTable {
 /// What a table should hold.
 pub(super) struct FirewallContent<'a> {
     pub table: FirewallTable,
-    /// Whether the table has sets for ClusterNetworkPolicies.
-    pub tiered: bool,
+    pub scope: FirewallScope,
     pub plan: &'a Plan,
     pub firewall: &'a FirewallPlan,
     pub numbers: &'a Numbers,
@@ -127,7 +125,7 @@ impl FirewallContent<'_> {
 
 impl Content for FirewallContent<'_> {
     fn chains(&self) -> Vec<Chain> {
-        self.table.chains(self.firewall, self.tiered)
+        self.table.chains(self.firewall, self.scope)
     }
 
     /// While policies are not known, pods that come wait, and nothing else is touched.

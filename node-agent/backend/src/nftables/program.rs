@@ -48,11 +48,18 @@ pub fn chains(table_family: ServiceTable, config: &TableConfig) -> Vec<Chain> {
 }
 
 fn ip_chains(sets: SetStatements, config: &TableConfig) -> Vec<Chain> {
-    let drop = rule(Why::NoLocalEndpoint, dropped());
+    let note = |set| rule(Why::NoteFlow, [sets.note(set)]);
+    let refused = [note(ServiceSet::RefusedNoEndpoints)].into_iter().chain(refuse(
+        &[],
+        Why::RefuseTcp,
+        Why::Refuse,
+    ));
+    let kept_away =
+        [note(ServiceSet::DroppedNoLocalEndpoints), rule(Why::NoLocalEndpoint, dropped())];
     let node_ports = rule(Why::FindNodePort, [sets.go_where(ServiceSet::NodePorts)]);
     let jumped_to = [
-        chain(ChainName::NoEndpoints, Why::Refuse, refuse(&[], Why::RefuseTcp, Why::Refuse).into()),
-        chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, vec![drop]),
+        chain(ChainName::NoEndpoints, Why::Refuse, refused.collect()),
+        chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, kept_away.into()),
         chain(ChainName::MarkUnlessLocal, Why::AskWhoSends, mark_unless_local(sets, config)),
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
         chain(ChainName::SourceRanges, Why::Restricted, source_ranges(sets)),
@@ -239,6 +246,7 @@ fn restricted(sets: SetStatements) -> Rule {
 fn source_ranges(sets: SetStatements) -> Vec<Rule> {
     vec![
         rule(Why::MayEnter, [sets.is_in(ServiceSet::AllowedSources), back()]),
+        rule(Why::NoteFlow, [sets.note(ServiceSet::DroppedSourceRanges)]),
         rule(Why::MayNotEnter, dropped()),
     ]
 }

@@ -3,6 +3,7 @@
 use ipnetwork::IpNetwork;
 
 use super::name::{ChainName, ServiceSet, ServiceTable};
+use crate::refusals;
 use crate::why::Why;
 use denizen_model::{Family, Protocol, family_of};
 use denizen_nft::{
@@ -225,6 +226,12 @@ impl SetStatements {
     /// Forgets the endpoint that the client got last, as this map has it.
     pub fn forget(self, map: ServiceSet) -> Statement {
         self.client(map, Operation::Delete)
+    }
+
+    /// Notes the packet's flow in a set of flows, and counts the packet there; on with the next rule
+    /// if the set is full.
+    pub fn note(self, set: ServiceSet) -> Statement {
+        refusals::note(set.as_str(), set.family(self.0), true)
     }
 
     /// Changes the client's entry in a map of clients: service port and client → the number in the

@@ -2,19 +2,7 @@
 
 use denizen_netlink::Writer;
 
-use super::{EXPR_DATA, EXPR_NAME};
 use crate::rule::Limit;
-
-/// A limit that each element of a set has by itself.
-pub(super) fn put_limit(w: &mut Writer, limit: Limit) {
-    const EXPRESSION: u16 = 7;
-    let expression = w.begin(EXPRESSION);
-    w.put_str(EXPR_NAME, "limit");
-    let data = w.begin(EXPR_DATA);
-    limit_data(w, limit);
-    w.end(data);
-    w.end(expression);
-}
 
 /// What the expression takes.
 pub(super) fn limit_data(w: &mut Writer, limit: Limit) {

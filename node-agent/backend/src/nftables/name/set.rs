@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::ServiceTable;
+use crate::refusals::{FLOW, FLOWS, RefusalReason};
 use denizen_model::Family;
 use denizen_nft::{Field, Set, SetDeclaration, SetId};
 
@@ -72,6 +73,9 @@ pub enum ServiceSet {
     LocalAffinityEndpoints,
     LocalNodePortAffinitySlots,
     LocalNodePortAffinityEndpoints,
+    RefusedNoEndpoints,
+    DroppedNoLocalEndpoints,
+    DroppedSourceRanges,
     PodPorts,
     PodPorts6,
     VirtualIps,
@@ -96,7 +100,7 @@ const CLIENT: &[Field] = &[Field::Priority, SOURCE];
 
 /// Those of IP tables, in the order in which they are made, then those of a bridge's table and of
 /// ARP's.
-const SETS: [SetDeclaration<ServiceSet>; 30] = {
+const SETS: [SetDeclaration<ServiceSet>; 33] = {
     const ENDPOINT: &[Field] = &[DESTINATION, Field::DestinationPort];
     /// The number of a service port's endpoint.
     const NUMBER: &[Field] = &[Field::Priority];
@@ -208,6 +212,23 @@ const SETS: [SetDeclaration<ServiceSet>; 30] = {
         )
         .to(ENDPOINT)
         .why("session affinity, policy Local, node ports: endpoints by number"),
+        SetDeclaration::new(ServiceSet::RefusedNoEndpoints, RefusalReason::NoEndpoints.set(), FLOW)
+            .why("flows of the last 15 minutes that found no endpoint")
+            .filled_by_packets(FLOWS),
+        SetDeclaration::new(
+            ServiceSet::DroppedNoLocalEndpoints,
+            RefusalReason::NoLocalEndpoints.set(),
+            FLOW,
+        )
+        .why("policy Local: flows of the last 15 minutes that found no endpoint on this node")
+        .filled_by_packets(FLOWS),
+        SetDeclaration::new(
+            ServiceSet::DroppedSourceRanges,
+            RefusalReason::SourceRanges.set(),
+            FLOW,
+        )
+        .why("loadBalancerSourceRanges: flows of the last 15 minutes that they do not permit")
+        .filled_by_packets(FLOWS),
         SetDeclaration::new(ServiceSet::PodPorts, "pod-ports", POD)
             .why("bridge ports and IPv4 source addresses of local pods"),
         SetDeclaration::new(ServiceSet::PodPorts6, "pod-ports6", POD)
@@ -221,9 +242,9 @@ impl ServiceSet {
     /// Those of a table, in the order in which they are made.
     pub fn of(table_family: ServiceTable) -> impl Iterator<Item = Self> {
         let declarations = match table_family {
-            ServiceTable::Ip(_) => &SETS[..27],
-            ServiceTable::Bridge => &SETS[27..29],
-            ServiceTable::Arp => &SETS[29..],
+            ServiceTable::Ip(_) => &SETS[..30],
+            ServiceTable::Bridge => &SETS[30..32],
+            ServiceTable::Arp => &SETS[32..],
         };
         declarations.iter().map(|declaration| declaration.set)
     }
