@@ -7,6 +7,7 @@ pub mod drops;
 pub mod explain;
 pub mod impact;
 pub mod policies;
+pub mod refused;
 pub mod services;
 pub mod status;
 pub mod trace;

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fmt;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -20,7 +21,8 @@ use crate::control::{ControlError, ExplainQuery, Sampled};
 use denizen_backend::{BackendName, firewall};
 use denizen_model::Protocol;
 use denizen_observe::drops::{
-    DropCounts, DropVerdict, DropWatch, DroppedPacket, count, remove_samples,
+    DropCounts, DropVerdict, DropWatch, DroppedPacket, RefusedFlows, count,
+    refused as read_refused, remove_samples,
 };
 use denizen_observe::names::Names;
 use denizen_plan::explain::PolicyRow;
@@ -35,8 +37,12 @@ const LONGEST_WATCH: u64 = 10;
 /// What is left of that is not waited for if it is less: the kernel takes 0 for no limit.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// How many kinds of packets [`dropped`] tells apart.
+/// How many kinds of packets [`dropped`] tells apart, and of how many flows [`refused`] finds the
+/// policy.
 const KINDS: usize = 100;
+
+/// The most flows that are named.
+const MOST_FLOWS: usize = 1_000;
 
 #[derive(Debug, Args)]
 pub(super) struct DropsArgs {
@@ -57,13 +63,52 @@ pub(super) fn drops(args: DropsArgs) -> anyhow::Result<()> {
     if watches {
         return watch(&run_dir, output);
     }
-    show(&counts(&run_dir)?, output)
+    let counts = counts(&run_dir)?;
+    show(&Drops { counts, refused: refused(RefusedQuery { limit: MOST_FLOWS }, &run_dir)? }, output)
+}
+
+/// What the rules counted, and whose packets they were.
+#[derive(Debug, Serialize)]
+struct Drops {
+    #[serde(flatten)]
+    counts: DropCounts,
+    #[serde(flatten)]
+    refused: RefusedFlows,
+}
+
+impl fmt::Display for Drops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.counts, self.refused)
+    }
+}
+
+/// How many flows [`refused`] names.
+#[derive(Debug, Deserialize)]
+pub(super) struct RefusedQuery {
+    limit: usize,
+}
+
+/// Whose packets the rules dropped and refused within the last 15 minutes.
+pub(super) fn refused(query: RefusedQuery, run_dir: &Path) -> anyhow::Result<RefusedFlows> {
+    let names: Names = names(run_dir)?;
+    let (is_iptables, limit) = (is_iptables(run_dir)?, query.limit.min(MOST_FLOWS));
+    let read = read_refused(&mut Kernel::open()?, is_iptables, &names, limit);
+    let mut refused = read.context("cannot read the flows that were refused")?;
+    for flow in refused.flows.iter_mut().take(KINDS) {
+        let (source, destination) = (flow.source.address.ip(), flow.destination.address);
+        flow.policy = refusing(run_dir, &flow.table, &flow.protocol, source, destination);
+    }
+    Ok(refused)
+}
+
+fn is_iptables(run_dir: &Path) -> anyhow::Result<bool> {
+    let status = ask(run_dir, async |agent| agent.status().await)?;
+    Ok(status.backend == BackendName::Iptables.to_string())
 }
 
 /// What the rules counted.
 pub(super) fn counts(run_dir: &Path) -> anyhow::Result<DropCounts> {
-    let status = ask(run_dir, async |agent| agent.status().await)?;
-    let is_iptables = status.backend == BackendName::Iptables.to_string();
+    let is_iptables = is_iptables(run_dir)?;
     count(&mut Kernel::open()?, is_iptables).context("cannot read the counters")
 }
 
@@ -86,7 +131,7 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
             eprintln!("packets are missing: the kernel had more to tell than was read in time");
         }
         for packet in &mut packets {
-            packet.policy = refusing(run_dir, packet);
+            packet.policy = refusing_packet(run_dir, packet);
         }
         match print(&packets, output) {
             // The reader, such as `head`, has read enough.
@@ -159,7 +204,7 @@ pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<Dro
         }
     }
     let with_policy = |mut kind: DroppedKind| {
-        kind.first.policy = refusing(run_dir, &kind.first);
+        kind.first.policy = refusing_packet(run_dir, &kind.first);
         kind
     };
     Ok(DroppedKinds {
@@ -178,15 +223,26 @@ fn kind_of(packet: &DroppedPacket) -> KindKey {
     (packet.verdict, packet.reason.clone(), packet.table.clone(), ends)
 }
 
-/// Which policy drops a packet, as `explain` has it. The agent may know more by now than its rules
+fn refusing_packet(run_dir: &Path, packet: &DroppedPacket) -> Option<String> {
+    let report = packet.packet.as_ref()?;
+    let (source, destination) = (report.source.address.ip(), report.destination.address);
+    refusing(run_dir, &packet.table, &report.protocol, source, destination)
+}
+
+/// Which policy drops packets, as `explain` has it. The agent may know more by now than its rules
 /// did.
-fn refusing(run_dir: &Path, packet: &DroppedPacket) -> Option<String> {
-    let is_judged = packet.table.ends_with(firewall::TABLE);
-    let report = packet.packet.as_ref().filter(|_| is_judged)?;
-    Protocol::parse(&report.protocol)?;
-    let from = report.source.address.ip().to_string();
-    let to = format!("{}/{}", report.destination.address, report.protocol);
-    let query = ExplainQuery { from, to };
+fn refusing(
+    run_dir: &Path,
+    table: &str,
+    protocol: &str,
+    source: IpAddr,
+    destination: SocketAddr,
+) -> Option<String> {
+    if !table.ends_with(firewall::TABLE) {
+        return None;
+    }
+    Protocol::parse(protocol)?;
+    let query = ExplainQuery { from: source.to_string(), to: format!("{destination}/{protocol}") };
     let explanation = ask(run_dir, async |agent| agent.explain(query.clone()).await).ok()?;
     explanation.policies.iter().find_map(PolicyRow::refusing)
 }

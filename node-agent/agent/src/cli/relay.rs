@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::connections::{self, ConnectionsQuery};
-use super::drops::{self, DroppedQuery};
+use super::drops::{self, DroppedQuery, RefusedQuery};
 use super::{ask, check};
 use crate::config::RunDirArgs;
 use crate::control::{Empty, ExplainQuery, Request};
@@ -59,10 +59,12 @@ enum RelayRequest {
     Check(Empty),
     /// As `denizen-agent connections`, limited.
     Connections(ConnectionsQuery),
-    /// As `denizen-agent drops`.
+    /// As `denizen-agent drops`, without flows.
     Drops(Empty),
     /// What `denizen-agent drops --watch` shows within a few seconds, packets of one kind once.
     Dropped(DroppedQuery),
+    /// The flows whose packets were dropped or refused within the last 15 minutes.
+    Refused(RefusedQuery),
     /// How packets to an address leave this node.
     Route(IpAddr),
     /// No more requests. The end of the input is no such sign: through some API servers it cuts
@@ -121,6 +123,7 @@ fn answer(request: RelayRequest, run_dir: &Path) -> anyhow::Result<Value> {
         RelayRequest::Connections(query) => return Ok(json!(connections::list(query, run_dir)?)),
         RelayRequest::Drops(_) => return Ok(json!(drops::counts(run_dir)?)),
         RelayRequest::Dropped(query) => return Ok(json!(drops::dropped(query, run_dir)?)),
+        RelayRequest::Refused(query) => return Ok(json!(drops::refused(query, run_dir)?)),
         RelayRequest::Route(to) => return Ok(json!(route::route(to)?)),
         RelayRequest::End(_) => return Ok(Value::Null),
     };
@@ -169,6 +172,7 @@ mod tests {
             r#"{"connections":{"limit":5}}"#,
             r#"{"drops":{}}"#,
             r#"{"dropped":{"seconds":5}}"#,
+            r#"{"refused":{"limit":20}}"#,
             r#"{"route":"fd00::1"}"#,
             r#"{"end":{}}"#,
             // A newer client may say more.

@@ -12,6 +12,7 @@ pub enum Request {
     Check(Empty),
     Drops(Empty),
     Dropped(Dropped),
+    Refused(Refused),
     View(View),
     Explain(Explain),
     Connections(Connections),
@@ -56,6 +57,13 @@ pub struct Dropped {
     pub seconds: u64,
 }
 
+/// Flows whose packets were dropped or refused within the last 15 minutes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Refused {
+    /// The most that are named.
+    pub limit: usize,
+}
+
 impl Request {
     pub const STATUS: Self = Self::Status(Empty {});
     pub const CHECK: Self = Self::Check(Empty {});
@@ -72,6 +80,7 @@ impl Request {
             Self::Check(_) => "check",
             Self::Drops(_) => "drops",
             Self::Dropped(_) => "dropped",
+            Self::Refused(_) => "refused",
             Self::View(_) => "view",
             Self::Explain(_) => "explain",
             Self::Connections(_) => "connections",
@@ -85,7 +94,7 @@ impl Request {
         let mut words = vec![self.name().to_owned(), "--output=json".to_owned()];
         match self {
             Self::Status(_) | Self::Check(_) | Self::Drops(_) => {}
-            Self::View(_) | Self::Dropped(_) | Self::Route(_) => return None,
+            Self::View(_) | Self::Dropped(_) | Self::Refused(_) | Self::Route(_) => return None,
             // In one word each: no name is then another flag.
             Self::Explain(Explain { from, to }) => {
                 words.extend([format!("--from={from}"), format!("--to={to}")]);

@@ -6,10 +6,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::only;
+use super::refused::{self, ClusterFlow, NodeRefused};
 use crate::cluster::Api;
 use crate::finding::{Shared, Texts, node_names};
 use crate::output::{Body, ClusterReport, Level};
-use crate::session::request::Request;
+use crate::session::request::{Refused, Request};
+use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
 
@@ -23,6 +25,12 @@ pub struct ClusterDrops {
     pub drops: Vec<Drop>,
     /// Which packets are not counted, and why.
     pub not_counted: Vec<Shared>,
+    /// Whose packets they were in the last 15 minutes, most packets first.
+    pub flows: Vec<ClusterFlow>,
+    /// How many more flows there are that agents did not name.
+    pub more_flows: u64,
+    /// Which flows are not noted, and why.
+    pub not_noted: Vec<Shared>,
 }
 
 /// One reason.
@@ -40,6 +48,35 @@ pub struct Drop {
 pub struct NodeDrops {
     node: String,
     packets: u64,
+}
+
+impl NodeDrops {
+    pub fn new(node: String, packets: u64) -> Self {
+        Self { node, packets }
+    }
+}
+
+/// Sums the packets of all nodes, and sorts the nodes: most packets first.
+pub fn sum(nodes: &mut [NodeDrops]) -> u64 {
+    nodes.sort_by_key(|of| std::cmp::Reverse(of.packets));
+    nodes.iter().fold(0, |sum: u64, of| sum.saturating_add(of.packets))
+}
+
+/// The first nodes, with their packets.
+pub fn nodes_text(nodes: &[NodeDrops]) -> String {
+    let of = |of: &NodeDrops| format!("{} on {}", of.packets, of.node);
+    let shown = nodes.iter().take(NODES).map(of).collect::<Vec<_>>().join(", ");
+    match nodes.len().saturating_sub(NODES) {
+        0 => shown,
+        more => format!("{shown}, and {more} more nodes"),
+    }
+}
+
+/// What an agent says.
+struct NodeAnswer {
+    counts: Counts,
+    /// An older agent does not know them, and says so.
+    refused: Result<NodeRefused, String>,
 }
 
 /// What `denizen-agent drops` says.
@@ -68,9 +105,36 @@ impl Counts {
 
 pub async fn drops(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<ClusterDrops>> {
     let node_agents = api.node_agents().await?;
-    let read = |_: &str, answers| only(answers);
-    let asked = survey(&api.client, node_agents, limits, &[Request::DROPS], read).await;
-    Ok(ClusterReport::of(asked, merged))
+    let limit = refused::limit(node_agents.all.len());
+    let requests = [Request::DROPS, Request::Refused(Refused { limit })];
+    let asked = survey(&api.client, node_agents, limits, &requests, answer).await;
+    Ok(ClusterReport::of(asked, with_flows))
+}
+
+fn answer(_: &str, answers: Answers) -> Result<NodeAnswer, NoAnswer> {
+    let mut answers = answers.split();
+    let nothing = || NoAnswer::new(NoAnswer::FAILED, "it said nothing");
+    let counts = only(answers.next().ok_or_else(nothing)?)?;
+    let refused = answers.next().ok_or_else(nothing).and_then(only);
+    Ok(NodeAnswer { counts, refused: refused.map_err(|why| why.reason) })
+}
+
+fn with_flows(answered: Vec<(String, NodeAnswer)>) -> ClusterDrops {
+    let (mut counts, mut noted) = (Vec::new(), Vec::new());
+    let (mut not_noted, mut more_flows) = (Texts::default(), 0_u64);
+    for (node, NodeAnswer { counts: of_node, refused }) in answered {
+        counts.push((node.clone(), of_node));
+        match refused {
+            Ok(refused) => {
+                refused.not_noted.iter().for_each(|text| not_noted.add(&node, text));
+                more_flows = more_flows.saturating_add(refused.more_flows);
+                noted.push((node, refused.flows));
+            }
+            Err(why) => not_noted.add(&node, &why),
+        }
+    }
+    let flows = refused::joined(noted);
+    ClusterDrops { flows, more_flows, not_noted: not_noted.sorted(), ..merged(counts) }
 }
 
 pub fn merged(answered: Vec<(String, Counts)>) -> ClusterDrops {
@@ -86,13 +150,12 @@ pub fn merged(answered: Vec<(String, Counts)>) -> ClusterDrops {
         }
     }
     let drop = |((reason, verdict, table), mut nodes): (_, Vec<NodeDrops>)| {
-        nodes.sort_by_key(|of| std::cmp::Reverse(of.packets));
-        let packets = nodes.iter().fold(0, |sum: u64, of| sum.saturating_add(of.packets));
+        let packets = sum(&mut nodes);
         Drop { reason, verdict, table, packets, nodes }
     };
     let mut drops: Vec<Drop> = by_reason.into_iter().map(drop).collect();
     drops.sort_by_key(|drop| std::cmp::Reverse(drop.packets));
-    ClusterDrops { drops, not_counted: not_counted.sorted() }
+    ClusterDrops { drops, not_counted: not_counted.sorted(), ..ClusterDrops::default() }
 }
 
 impl Body for ClusterDrops {
@@ -105,21 +168,22 @@ impl Body for ClusterDrops {
 impl fmt::Display for ClusterDrops {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Drop { reason, verdict, table, packets, nodes } in &self.drops {
-            let of = |of: &NodeDrops| format!("{} on {}", of.packets, of.node);
-            let mut shown = nodes.iter().take(NODES).map(of).collect::<Vec<_>>().join(", ");
-            if nodes.len() > NODES {
-                shown.push_str(&format!(", and {} more nodes", nodes.len() - NODES));
-            }
+            let shown = nodes_text(nodes);
             let line = format!("{packets} {verdict}: {reason} ({table}): {shown}");
             writeln!(f, "{}", Printable(&line))?;
         }
         if self.drops.is_empty() {
             writeln!(f, "nothing was dropped or refused")?;
         }
-        self.not_counted.iter().try_for_each(|shared| {
-            let (nodes, text) = (node_names(shared.nodes.iter()), shared.shown());
-            writeln!(f, "not counted: {} ({})", Printable(&text), Printable(&nodes))
-        })
+        let mut missing = |what: &str, all: &[Shared]| {
+            all.iter().try_for_each(|shared| {
+                let (nodes, text) = (node_names(shared.nodes.iter()), shared.shown());
+                writeln!(f, "{what}: {} ({})", Printable(&text), Printable(&nodes))
+            })
+        };
+        missing("not counted", &self.not_counted)?;
+        missing("not noted", &self.not_noted)?;
+        refused::write(f, &self.flows, self.more_flows)
     }
 }
 
@@ -144,6 +208,43 @@ mod tests {
             drops.to_string(),
             "42 dropped: no endpoint (inet denizen): 39 on b, 3 on a\n\
              not counted: iptables (2 nodes: a, b)\n"
+        );
+    }
+
+    #[test]
+    fn a_flow_on_several_nodes_is_one_and_who_does_not_know_is_named() {
+        let flow = |packets: u64, source: &str, more: serde_json::Value| {
+            let mut flow = json!({ "verdict": "dropped", "reason": "no policy", "protocol": "tcp",
+                "table": "ip denizen-firewall", "packets": packets, "seconds": 61,
+                "source": { "address": source },
+                "destination": { "address": "10.0.2.7:22", "name": "this node" } });
+            flow.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            flow
+        };
+        let of = |refused| NodeAnswer { counts: Counts::default(), refused };
+        let said = |flows: Vec<serde_json::Value>, more: u64| {
+            let flows = json!({ "flows": flows, "moreFlows": more, "notNoted": [] });
+            of(Ok(serde_json::from_value(flows).unwrap()))
+        };
+        let policy = json!({ "policy": "a/deny", "service": "a/web:ssh" });
+        let other = json!({ "destination": { "address": "10.0.2.7:0" }, "protocol": "1" });
+        let drops = with_flows(vec![
+            ("a".to_owned(), said(vec![flow(3, "10.0.1.5:0", json!({}))], 0)),
+            (
+                "b".to_owned(),
+                said(vec![flow(4, "10.0.1.5:0", policy), flow(9, "[fd00::1]:0", other)], 30),
+            ),
+            ("c".to_owned(), of(Err("it is older".to_owned()))),
+        ]);
+        assert_eq!(
+            drops.to_string(),
+            "nothing was dropped or refused\n\
+             not noted: it is older (c)\n\
+             flows of the last 15 minutes:\n\
+             9 dropped: 1 fd00::1 to 10.0.2.7: no policy (ip denizen-firewall): 9 on b\n\
+             7 dropped: tcp 10.0.1.5 to 10.0.2.7:22 (node a) (a/web:ssh): no policy: a/deny \
+             (ip denizen-firewall): 4 on b, 3 on a\n\
+             and 30 more flows\n"
         );
     }
 }

@@ -44,6 +44,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
+use self::history::MINUTES;
 use self::round::{Before, round};
 use self::sighting::ExampleEnds;
 use self::state::State;
@@ -155,7 +156,8 @@ impl Ui {
 
     async fn round(&self, before: &mut Before) {
         let limits = Limits::new(self.asking.parallel, self.asking.timeout);
-        let minute = || self.started.elapsed().as_secs() / 60;
+        // What the kernels noted is older than this program.
+        let minute = || MINUTES as u64 + self.started.elapsed().as_secs() / 60;
         if let Err(error) =
             self.bounded(round(&self.api, limits, &self.state, before, minute)).await
         {

@@ -58,7 +58,7 @@ fn statement(table: &Table, statement: &Statement) -> Result<()> {
             ensure!(of.dynamic && of.data == data.kinds(), "{map} takes no such element");
             Ok(())
         }
-        Statement::Limit { set, key } => {
+        Statement::Limit { set, key } | Statement::Count { set, key } => {
             let of = &table.sets[set];
             ensure!(of.dynamic && of.data.is_empty(), "{set} counts nobody's packets");
             self::key(table, key, set)

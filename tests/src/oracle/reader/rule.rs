@@ -67,6 +67,7 @@ impl RuleReader<'_> {
             }
             "dnat" => self.dnat(words)?,
             "update" | "delete" => self.change(words)?,
+            "add" => self.count(words)?,
             _ => self.match_or_set(words)?,
         })
     }
@@ -110,6 +111,19 @@ impl RuleReader<'_> {
         } else {
             Statement::Delete { map, key }
         })
+    }
+
+    /// `add @set { key timeout 1s counter }`.
+    fn count(&self, words: &mut Cursor) -> Result<Statement> {
+        words.expect("add")?;
+        let set = name(words)?;
+        words.expect("{")?;
+        let key = self.concat(words)?;
+        words.expect("timeout")?;
+        words.text()?;
+        words.expect("counter")?;
+        words.expect("}")?;
+        Ok(Statement::Count { set, key })
     }
 
     fn match_or_set(&self, words: &mut Cursor) -> Result<Statement> {

@@ -95,6 +95,11 @@ pub enum Statement {
         set: String,
         key: Expr,
     },
+    /// Counts packets of this key, while there is room.
+    Count {
+        set: String,
+        key: Expr,
+    },
     Dnat {
         to: Expr,
     },

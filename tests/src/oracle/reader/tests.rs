@@ -30,6 +30,12 @@ table ip t {
 		}
 	}
 
+	set seen {
+		typeof meta l4proto . th dport . ip saddr . ip daddr
+		size 4096
+		flags dynamic,timeout
+	}
+
 	chain lb {
 		dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 4 map @ends
 		meta mark set meta mark | 0x00004000
@@ -40,6 +46,8 @@ table ip t {
 		iifname . ip saddr @names return
 		ip daddr . meta l4proto . th dport vmap @frontends
 		meta mark & 0x00004000 == 0x00004000 meta mark set meta mark & 0xffffbfff drop
+		meta l4proto tcp add @seen { meta l4proto . th dport . ip saddr . ip daddr timeout 900s counter }
+		meta l4proto != udp add @seen { meta l4proto . th dport & 0 . ip saddr . ip daddr timeout 900s counter }
 		ip daddr 10.9.0.0/16 counter reject with tcp reset
 	}
 

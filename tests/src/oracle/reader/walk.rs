@@ -160,7 +160,7 @@ impl Walk<'_> {
                 Ok(Then::Next(packet))
             }),
             // Few packets are asked about here.
-            Statement::Limit { key, .. } => {
+            Statement::Limit { key, .. } | Statement::Count { key, .. } => {
                 self.each(key, packet, |_| Ok(Then::Next(packet.clone())))
             }
             Statement::Delete { map, key } => self.each(key, packet, |key| {

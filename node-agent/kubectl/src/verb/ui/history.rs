@@ -80,7 +80,7 @@ impl History {
         self.forget(minute);
     }
 
-    /// Packets that were seen at this minute.
+    /// Packets that were seen at this minute: now, or fewer than [`MINUTES`] ago.
     pub fn packets(&mut self, minute: u64, sightings: Vec<Sighting>) {
         for sighting in sightings {
             let (verdict, count) = (sighting.verdict as usize, clamped(sighting.count));
@@ -113,6 +113,7 @@ impl History {
     }
 
     fn forget(&mut self, minute: u64) {
+        let minute = self.minute.max(minute);
         self.minute = minute;
         self.edges.retain(|_, edge| minute.saturating_sub(edge.newest) < MINUTES as u64);
         let surplus = self.edges.len().saturating_sub(EDGES);
@@ -236,6 +237,23 @@ mod tests {
         assert_eq!((edge.counts, edge.verdict), ([15, 0, 0, 0], EdgeVerdict::Connected));
         history.connections(120 + MINUTES as u64, Vec::new());
         assert_eq!(history.edges().count(), 0);
+    }
+
+    #[test]
+    fn packets_of_an_earlier_minute_are_forgotten_earlier() {
+        let mut history = History::default();
+        history.connections(100, vec![seen("a", EdgeVerdict::Connected, 1)]);
+        history.packets(90, vec![seen("a", EdgeVerdict::Dropped, 7)]);
+        history.packets(86, vec![seen("b", EdgeVerdict::Refused, 2)]);
+        history.packets(100, vec![seen("b", EdgeVerdict::Refused, 1)]);
+        let of = |history: &History| -> Vec<_> {
+            history.edges().map(|edge| (edge.counts, edge.minutes[0], edge.age)).collect()
+        };
+        assert_eq!(of(&history), [([1, 0, 0, 7], 0, 0), ([0, 0, 3, 0], 2, 0)]);
+        history.connections(101, Vec::new());
+        assert_eq!(of(&history), [([1, 0, 0, 7], 0, 1), ([0, 0, 1, 0], 0, 1)]);
+        history.connections(105, Vec::new());
+        assert_eq!(of(&history)[0], ([1, 0, 0, 0], 0, 5));
     }
 
     #[test]

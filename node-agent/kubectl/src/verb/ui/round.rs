@@ -7,12 +7,13 @@ use super::directory::Directory;
 use super::sighting::NodeDropped;
 use super::state::{Glance, State};
 use crate::cluster::{Api, NodeAgent, NodeAgents};
-use crate::session::request::{Connections, Dropped, Request};
+use crate::session::request::{Connections, Dropped, Refused, Request};
 use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Survey, survey};
 use crate::verb::connections::{ClusterConnections, NamedEnd, NodeConnections, joined};
 use crate::verb::drops::{Counts, merged};
 use crate::verb::only;
+use crate::verb::refused::{self, NodeRefused};
 
 /// How many connections all nodes together show, and the fewest and the most of one node.
 const CONNECTIONS: usize = 50_000;
@@ -37,12 +38,16 @@ pub struct Before {
     dropped: BTreeMap<String, u64>,
     /// The minute when the API's objects were read.
     read: Option<u64>,
+    /// The kernels were asked what they had noted before.
+    has_noted: bool,
 }
 
 struct NodeSaid {
     connections: NodeConnections,
     /// Missing if the agent could not count.
     counts: Option<Counts>,
+    /// Missing if the agent was not asked, or is older.
+    refused: Option<NodeRefused>,
 }
 
 /// Asks everybody, and puts what they say into `state` as it comes. `minute` is the time now.
@@ -56,13 +61,17 @@ pub async fn round(
     let node_agents = api.node_agents().await?;
     let all = node_agents.all.clone();
     let limit = (CONNECTIONS / all.len().max(1)).clamp(OF_A_NODE.0, OF_A_NODE.1);
-    let requests =
-        [Request::Connections(Connections { limit, ..Connections::default() }), Request::DROPS];
+    let connections = Request::Connections(Connections { limit, ..Connections::default() });
+    let mut requests = vec![connections, Request::DROPS];
+    if !before.has_noted {
+        requests.push(Request::Refused(Refused { limit: refused::limit(all.len()) }));
+    }
     let Survey { answered, unanswered, notes } =
         survey(&api.client, node_agents, limits, &requests, said).await;
     let nodes = answered.len() + unanswered.len();
-    let (mut connections, mut counts) = (Vec::new(), Vec::new());
+    let (mut connections, mut counts, mut noted) = (Vec::new(), Vec::new(), Vec::new());
     for (node, said) in answered {
+        noted.extend(said.refused.map(|refused| (node.clone(), refused.flows)));
         counts.extend(said.counts.map(|counts| (node.clone(), counts)));
         connections.push((node, said.connections));
     }
@@ -75,6 +84,9 @@ pub async fn round(
     let watched = before.watched(all, &counts);
     let glance = Glance { nodes, unanswered, notes, drops: merged(counts), forgotten: 0 };
     state.borrow_mut().connections(minute(), &connections, glance);
+    if !std::mem::replace(&mut before.has_noted, true) {
+        state.borrow_mut().refused(minute(), noted);
+    }
 
     let node_agents = NodeAgents { all: watched, notes: Vec::new() };
     let request = Request::Dropped(Dropped { seconds: WATCH });
@@ -89,7 +101,8 @@ fn said(_: &str, answers: Answers) -> Result<NodeSaid, NoAnswer> {
     let nothing = || NoAnswer::new(NoAnswer::FAILED, "it said nothing");
     let connections = only(answers.next().ok_or_else(nothing)?)?;
     let counts = answers.next().and_then(|counts| only(counts).ok());
-    Ok(NodeSaid { connections, counts })
+    let refused = answers.next().and_then(|refused| only(refused).ok());
+    Ok(NodeSaid { connections, counts, refused })
 }
 
 impl Before {

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::directory::Directory;
 use super::party::Party;
 use crate::verb::connections::{ClusterConnections, Connection, Joined, NamedEnd};
+use crate::verb::refused::{Flow, NotedFlow};
 
 /// What an edge is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,6 +84,30 @@ pub struct DroppedKind {
     source: Option<NamedEnd>,
     destination: Option<NamedEnd>,
     service: Option<String>,
+}
+
+/// The edges of what a node's kernel noted, each with the number of minutes since its first packet.
+pub fn of_refused(
+    node: &str,
+    noted: Vec<NotedFlow>,
+    directory: &Directory,
+) -> Vec<(u64, Vec<Sighting>)> {
+    let mut by_minute: BTreeMap<u64, NodeDropped> = BTreeMap::new();
+    for NotedFlow { flow, packets, seconds } in noted {
+        let Flow { verdict, reason, policy, protocol, source, destination, service, .. } = flow;
+        by_minute.entry(seconds / 60).or_default().dropped.push(DroppedKind {
+            verdict,
+            reason,
+            policy,
+            packets,
+            protocol: Some(protocol),
+            source: Some(source),
+            destination: Some(destination),
+            service,
+        });
+    }
+    let sightings = |(minute, dropped)| (minute, of_dropped(node, &dropped, directory));
+    by_minute.into_iter().map(sightings).collect()
 }
 
 /// The edges of all connections. One to a service is two: to the service, and on to its endpoint.

@@ -6,14 +6,15 @@ use maud::Markup;
 
 use super::directory::Directory;
 use super::fold::{Focus, drawing, edge_id};
-use super::history::History;
+use super::history::{History, MINUTES};
 use super::layout::Arrangement;
 use super::rows;
-use super::sighting::{ExampleEnds, NodeDropped, of_connections, of_dropped};
+use super::sighting::{ExampleEnds, NodeDropped, of_connections, of_dropped, of_refused};
 use crate::finding::{Texts, node_names};
 use crate::survey::Unanswered;
 use crate::verb::connections::{ClusterConnections, More};
 use crate::verb::drops::ClusterDrops;
+use crate::verb::refused::NotedFlow;
 
 /// How many pictures' columns are remembered, so that nothing jumps.
 const ARRANGEMENTS: usize = 16;
@@ -76,6 +77,18 @@ impl State {
         glance.notes.extend(self.directory.notes.iter().cloned());
         self.glance = glance;
         self.is_known = true;
+        self.version += 1;
+    }
+
+    /// What the kernels noted of dropped and refused packets before anybody looked. Each flow counts
+    /// for the minute of its first packet.
+    pub fn refused(&mut self, minute: u64, noted: Vec<(String, Vec<NotedFlow>)>) {
+        for (node, flows) in noted {
+            for (ago, sightings) in of_refused(&node, flows, &self.directory) {
+                let ago = ago.min(MINUTES as u64 - 1);
+                self.history.packets(minute.saturating_sub(ago), sightings);
+            }
+        }
         self.version += 1;
     }
 

@@ -1,0 +1,169 @@
+//! The flows whose packets the rules of all nodes dropped or refused within the last 15 minutes.
+//! The kernels note them, so nobody has to have looked.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::drops::{NodeDrops, nodes_text, sum};
+use crate::verb::connections::NamedEnd;
+
+/// How many flows all nodes together name, and the fewest and the most of one node.
+const FLOWS: usize = 20_000;
+const OF_A_NODE: (usize, usize) = (20, 1_000);
+
+/// How many flows are shown as text.
+const SHOWN: usize = 20;
+
+/// How many flows each of so many nodes is to name.
+pub fn limit(nodes: usize) -> usize {
+    (FLOWS / nodes.max(1)).clamp(OF_A_NODE.0, OF_A_NODE.1)
+}
+
+/// What an agent's kernel has noted.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeRefused {
+    pub flows: Vec<NotedFlow>,
+    pub more_flows: u64,
+    pub not_noted: Vec<String>,
+}
+
+/// Packets that differ in their source port alone.
+#[derive(Debug, Clone, Deserialize)]
+pub struct NotedFlow {
+    #[serde(flatten)]
+    pub flow: Flow,
+    #[serde(default)]
+    pub packets: u64,
+    /// Seconds since its first packet.
+    #[serde(default)]
+    pub seconds: u64,
+}
+
+/// What became of it, and whose it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    pub verdict: String,
+    pub reason: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    pub table: String,
+    pub protocol: String,
+    pub source: NamedEnd,
+    pub destination: NamedEnd,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+}
+
+/// A flow, with the nodes that dropped or refused it.
+#[derive(Debug, Serialize)]
+pub struct ClusterFlow {
+    #[serde(flatten)]
+    flow: Flow,
+    packets: u64,
+    /// Most packets first.
+    nodes: Vec<NodeDrops>,
+}
+
+/// What makes two flows one: what the kernel knows.
+type FlowKey = (String, String, String, SocketAddr, SocketAddr);
+
+impl Flow {
+    fn key(&self) -> FlowKey {
+        let Self { reason, table, protocol, source, destination, .. } = self;
+        let of = |text: &String| text.clone();
+        (of(reason), of(table), of(protocol), source.address, destination.address)
+    }
+
+    /// With the node's name in place of `this node`.
+    fn named(mut self, node: &str) -> Self {
+        for end in [&mut self.source, &mut self.destination] {
+            if end.name.as_deref() == Some("this node") {
+                end.name = Some(format!("node {node}"));
+            }
+        }
+        self
+    }
+
+    /// Takes over what another node knows.
+    fn complete(&mut self, other: Self) {
+        self.policy = self.policy.take().or(other.policy);
+        self.service = self.service.take().or(other.service);
+        for (end, of) in
+            [(&mut self.source, other.source), (&mut self.destination, other.destination)]
+        {
+            end.name = end.name.take().or(of.name);
+        }
+    }
+}
+
+/// The flows of all nodes, equal ones once, most packets first.
+pub fn joined(noted: Vec<(String, Vec<NotedFlow>)>) -> Vec<ClusterFlow> {
+    let mut by_key: BTreeMap<FlowKey, ClusterFlow> = BTreeMap::new();
+    for (node, flows) in noted {
+        for NotedFlow { flow, packets, seconds: _ } in flows {
+            let flow = flow.named(&node);
+            let on = NodeDrops::new(node.clone(), packets);
+            match by_key.get_mut(&flow.key()) {
+                None => {
+                    let nodes = vec![on];
+                    by_key.insert(flow.key(), ClusterFlow { flow, packets, nodes });
+                }
+                Some(known) => {
+                    known.flow.complete(flow);
+                    known.nodes.push(on);
+                }
+            }
+        }
+    }
+    let mut flows: Vec<ClusterFlow> = by_key.into_values().collect();
+    for flow in &mut flows {
+        flow.packets = sum(&mut flow.nodes);
+    }
+    flows.sort_by_key(|flow| Reverse(flow.packets));
+    flows
+}
+
+/// Writes the first flows, a line each. `more`: how many agents did not name.
+pub fn write(f: &mut fmt::Formatter<'_>, flows: &[ClusterFlow], more: u64) -> fmt::Result {
+    if !flows.is_empty() {
+        writeln!(f, "flows of the last 15 minutes:")?;
+    }
+    flows.iter().take(SHOWN).try_for_each(|flow| writeln!(f, "{flow}"))?;
+    match more.saturating_add(flows.len().saturating_sub(SHOWN) as u64) {
+        0 => Ok(()),
+        more => writeln!(f, "and {more} more flows"),
+    }
+}
+
+/// Without a port that is not known, or that the protocol does not have.
+fn end(end: &NamedEnd) -> String {
+    let address = match end.address.port() {
+        0 => end.address.ip().to_string(),
+        _ => end.address.to_string(),
+    };
+    match &end.name {
+        Some(name) => format!("{address} ({name})"),
+        None => address,
+    }
+}
+
+impl fmt::Display for ClusterFlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { flow, packets, nodes } = self;
+        let Flow { verdict, reason, policy, table, protocol, source, destination, service } = flow;
+        let service = service.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+        let policy = policy.as_ref().map(|policy| format!(": {policy}")).unwrap_or_default();
+        let line = format!(
+            "{packets} {verdict}: {protocol} {} to {}{service}: {reason}{policy} ({table}): {}",
+            end(source),
+            end(destination),
+            nodes_text(nodes),
+        );
+        write!(f, "{}", denizen_text::Printable(&line))
+    }
+}
