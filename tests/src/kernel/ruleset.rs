@@ -42,11 +42,17 @@ pub fn dump(node: &Netns) -> Result<String> {
     Ok(stable(&lines).join("\n"))
 }
 
-/// Sorts what nft lists as `elements = { a, b, … }` over many lines, and zeroes counters.
+/// Sorts what nft lists as `elements = { a, b, … }` over many lines, and zeroes counters. What
+/// packets have put into a set is left out.
 fn stable(lines: &[String]) -> Vec<String> {
     let mut stable = Vec::new();
-    let mut lines = lines.iter();
+    let (mut lines, mut is_packets) = (lines.iter(), false);
     while let Some(line) = lines.next() {
+        is_packets = match line.split_once(' ') {
+            Some(("set" | "map" | "chain", _)) => false,
+            Some(("flags", flags)) => flags.contains("dynamic"),
+            Some(_) | None => is_packets,
+        };
         let Some(first) = line.strip_prefix("elements = {") else {
             stable.push(without_counts(line));
             continue;
@@ -56,6 +62,9 @@ fn stable(lines: &[String]) -> Vec<String> {
             let Some(more) = lines.next() else { break };
             text.push(' ');
             text.push_str(more);
+        }
+        if is_packets {
+            continue;
         }
         let text = text.trim_end().trim_end_matches('}');
         let mut elements: Vec<_> =

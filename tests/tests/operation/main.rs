@@ -16,6 +16,7 @@ mod monitoring;
 mod other_release;
 mod page;
 mod quickstart;
+mod refused;
 mod restart;
 mod trace;
 mod upgrade;

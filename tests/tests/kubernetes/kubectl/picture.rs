@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::packets::probe::{Probe, SILENCE};
+use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
 
 use self::ask::Picture;
 use self::browser::Browser;
@@ -304,5 +304,31 @@ fn real_agents_show_what_a_policy_drops() -> Result<()> {
     for part in ["no policy permits this to reach the pod", "default/deny-far"] {
         ensure!(why.contains(part), "{part} in {why}");
     }
+    Ok(())
+}
+
+/// The kernel has noted them, and the first round asks for that.
+#[test]
+fn real_agents_show_what_was_dropped_before_anybody_looked() -> Result<()> {
+    let shop = Shop::new()?;
+    shop.hold(&[("far", "Ingress")])?;
+    let to = SocketAddr::new(shop.far.addresses[0], 8080);
+    assert_eq!(Probe::tcp(to).patience(SILENCE).ask_in(&shop.client.netns), Outcome::Dropped);
+    let picture = Picture::of(&shop.desk, &["--every", "1h"])?;
+    let page = picture.asked("/picture")?;
+    let (before, after) = page.split_once(">dropped</span>").context("no edge")?;
+    let (_, row) = before.rsplit_once("<tr").context("no row")?;
+    for part in ["default/client", "default/far", "8080/tcp"] {
+        ensure!(row.contains(part), "{part} in {row}");
+    }
+    let (why, _) = after.split_once("</tr>").context("no end of a row")?;
+    for part in ["no policy permits this to reach the pod", "default/deny-far"] {
+        ensure!(why.contains(part), "{part} in {why}");
+    }
+    let drops = shop.desk.json(&["drops"], 0)?.json()?;
+    let flow = &drops["flows"][0];
+    assert_eq!(flow["destination"]["name"], "default/far", "{drops:#}");
+    ensure!(flow["packets"] == flow["nodes"][0]["packets"], "{flow:#}");
+    ensure!(flow["policy"].as_str().is_some_and(|policy| policy.contains("deny-far")), "{flow:#}");
     Ok(())
 }
