@@ -13,7 +13,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::ruleset;
 use denizen_tests::node::fixture::{Fixture, PORT, Who, put_load_balancer, service_ips};
 use denizen_tests::node::manifest::Port;
-use denizen_tests::node::netns::checked;
+use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, PolicyWorld};
 use serde_json::{Value, json};
@@ -282,5 +282,72 @@ fn with_iptables_policies_flows_are_named_and_the_rest_is_said() -> Result<()> {
     })?;
     let missing = shown["notNoted"][0].as_str().unwrap_or_default();
     ensure!(missing.contains("they are in iptables"), "{shown:#}");
+    Ok(())
+}
+
+/// Takes rules and sets away that note flows: the tables of a release without them.
+fn take_away(node: &Netns) -> Result<()> {
+    for (table, chain, set) in [
+        ("denizen", "no-endpoints", "refused-no-endpoints"),
+        ("denizen", "no-local-endpoints", "dropped-no-local-endpoints"),
+        ("denizen", "source-ranges", "dropped-source-ranges"),
+        ("denizen-firewall", "ingress-refused", "ingress-refusals"),
+        ("denizen-firewall", "egress-refused", "egress-refusals"),
+    ] {
+        for family in ["ip", "ip6"] {
+            let listed = node.output("nft", &["-a", "list", "chain", family, table, chain])?;
+            let noting = listed.lines().filter(|line| line.contains(&format!("add @{set} ")));
+            let handles: Vec<&str> =
+                noting.filter_map(|line| Some(line.rsplit_once("# handle ")?.1)).collect();
+            ensure!(!handles.is_empty(), "{set}: {listed}");
+            for handle in handles {
+                node.nft(&format!("delete rule {family} {table} {chain} handle {handle}"))?;
+            }
+            node.nft(&format!("delete set {family} {table} {set}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// An agent without the sets does with those of this release what this one does with a newer one's.
+#[test]
+fn tables_of_releases_without_the_sets_and_with_more_of_them_are_replaced() -> Result<()> {
+    let (fixture, mut agent) = context("refused-release", &[])?;
+    let node = &fixture.cluster.world.node;
+    let (rules, sent) = (ruleset::dump(node)?, all(&fixture)?);
+    let newer = |table: &str| {
+        node.nft(&format!(
+            "table ip {table} {{ set newer {{ typeof ip saddr; size 10; flags dynamic,timeout; }}; \
+             chain noting {{ add @newer {{ ip saddr timeout 9s counter }}; }}; }}"
+        ))
+    };
+    for other in ["older", "newer"] {
+        agent.terminate()?;
+        match other {
+            "older" => take_away(node)?,
+            _ => ["denizen", "denizen-firewall"].iter().try_for_each(|table| newer(table))?,
+        }
+        agent = start(&fixture, &[])?;
+        assert_eq!(ruleset::dump(node)?, rules, "{other}");
+        sent.iter().try_for_each(|flow| send(&fixture, flow))?;
+        are_shown_once(&fixture, &agent, &sent, other)?;
+    }
+    Ok(())
+}
+
+/// The tables that were replaced have begun to note anew; the others go on.
+fn are_shown_once(
+    fixture: &Fixture,
+    agent: &Agent,
+    sent: &[SentFlow],
+    other: &str,
+) -> Result<()> {
+    let (again, anew): (Vec<&SentFlow>, Vec<&SentFlow>) =
+        sent.iter().partition(|flow| other == "newer" && flow.table.starts_with("ip6 "));
+    for (flows, times) in [(again, 2), (anew, 1)] {
+        for flow in flows {
+            are_shown(fixture, agent, std::slice::from_ref(flow), times)?;
+        }
+    }
     Ok(())
 }
