@@ -336,12 +336,7 @@ fn tables_of_releases_without_the_sets_and_with_more_of_them_are_replaced() -> R
 }
 
 /// The tables that were replaced have begun to note anew; the others go on.
-fn are_shown_once(
-    fixture: &Fixture,
-    agent: &Agent,
-    sent: &[SentFlow],
-    other: &str,
-) -> Result<()> {
+fn are_shown_once(fixture: &Fixture, agent: &Agent, sent: &[SentFlow], other: &str) -> Result<()> {
     let (again, anew): (Vec<&SentFlow>, Vec<&SentFlow>) =
         sent.iter().partition(|flow| other == "newer" && flow.table.starts_with("ip6 "));
     for (flows, times) in [(again, 2), (anew, 1)] {
