@@ -9,6 +9,7 @@ use super::{alone, count, flow, rule, set};
 use crate::*;
 
 /// The test's namespace has no other interface.
+#[expect(clippy::disallowed_methods, reason = "a test needs an interface")]
 fn bring_up_loopback() {
     let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
     assert!(up.success());
