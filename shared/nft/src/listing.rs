@@ -112,6 +112,11 @@ impl Registers {
             "cmp" => Some(self.compare(data)),
             "lookup" => Some(self.lookup(data)),
             "counter" => None,
+            "dynset" => {
+                let operation = data.find_u32(3).unwrap_or_default() as usize;
+                let operation = ["add", "update", "delete"].get(operation).unwrap_or(&"?");
+                Some(format!("{operation} @{}", data.find_str(1).unwrap_or_default()))
+            }
             "match" => Some(format!("xt match {}", data.find_str(1).unwrap_or_default())),
             "target" => Some(format!("xt target {}", data.find_str(1).unwrap_or_default())),
             "masq" => Some("masquerade".to_owned()),

@@ -457,6 +457,7 @@ fn rules_are_listed_as_far_as_they_are_understood() {
         for part in ["ip daddr 10.96.0.0/16", "return"] {
             assert!(listed[1].contains(part), "{}", listed[1]);
         }
+        assert_eq!(listed[4], "add @counted");
         for part in ["@names", "!= @ranges", "@th,104,8 & 0x17 0x02", "limit", "drop"] {
             assert!(listed[2].contains(part), "{}", listed[2]);
         }

@@ -230,8 +230,8 @@ fn relay_names_the_flows_of_most_packets() -> Result<()> {
         let mut relay = node.run(|| command.spawn())??;
         let mut stdin = relay.stdin.take().context("no input")?;
         writeln!(stdin, "{{\"refused\":{{\"limit\":{limit}}}}}\n{{\"end\":{{}}}}")?;
-        let said = String::from_utf8(relay.wait_with_output()?.stdout)?;
-        let line = said.lines().nth(1).context("no answer")?;
+        let text = String::from_utf8(relay.wait_with_output()?.stdout)?;
+        let line = text.lines().nth(1).context("no answer")?;
         Ok(serde_json::from_str::<Value>(line)?["answer"].take())
     };
     let most = ask(1)?;
@@ -270,7 +270,7 @@ fn without_policies_nothing_is_noted_and_a_table_has_no_such_set() -> Result<()>
 }
 
 #[test]
-fn with_iptables_policies_flows_are_named_and_the_rest_is_said() -> Result<()> {
+fn with_iptables_flows_of_policies_are_named_and_what_is_missing_too() -> Result<()> {
     let flags = ["--backend=iptables", "--iptables-variant=nft"];
     let (fixture, agent) = context("refused-ipt", &flags)?;
     let sent = &all(&fixture)?[0];

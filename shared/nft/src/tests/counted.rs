@@ -73,8 +73,8 @@ fn packets_are_counted_exactly_while_there_is_room_and_dropped_in_any_case() {
 /// What packets have put into a set is not the client's to compare, to repair or to remove.
 #[test]
 fn a_look_and_a_change_leave_what_packets_have_counted() {
-    struct Wanted(Vec<Chain>);
-    impl Content for Wanted {
+    struct OnlyChains(Vec<Chain>);
+    impl Content for OnlyChains {
         fn chains(&self) -> Vec<Chain> {
             self.0.clone()
         }
@@ -86,7 +86,7 @@ fn a_look_and_a_change_leave_what_packets_have_counted() {
         bring_up_loopback();
         let version = Family::V4;
         let (schema, chains) = counting(version, 100);
-        let (mut keeper, mut content) = (Keeper::new(schema.clone()), Wanted(chains));
+        let (mut keeper, mut content) = (Keeper::new(schema.clone()), OnlyChains(chains));
         Keeper::sync(kernel, &mut [(&mut keeper, &mut content)]).unwrap();
         let lo = super::loopback(schema.family);
         let sender = UdpSocket::bind((lo, 0)).unwrap();
