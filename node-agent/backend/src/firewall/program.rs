@@ -460,7 +460,7 @@ impl Program {
         chain("permitted".into(), "a policy permits it: on to the other direction", rules)
     }
 
-    /// Before it drops, the flow is noted, unless the table is there for nothing but pods that wait.
+    /// Before it drops, the flow is noted, unless the table is there only for pods that wait.
     fn refused(&self, direction: Direction) -> Chain {
         let why = "notes whose packets no policy permits, for 15 minutes";
         let noting = note_all(RefusalReason::NoPolicy(direction).set(), self.version);

@@ -228,8 +228,8 @@ impl SetStatements {
         self.client(map, Operation::Delete)
     }
 
-    /// Notes the packet's flow in a set of flows, and counts the packet there; on with the next rule
-    /// if the set is full.
+    /// Notes the packet's flow in a set of flows, and counts the packet there; on with the next
+    /// rule if the set is full.
     pub fn note(self, set: ServiceSet) -> Statement {
         refusals::note(set.as_str(), set.family(self.0), true)
     }

@@ -80,8 +80,8 @@ impl State {
         self.version += 1;
     }
 
-    /// What the kernels noted of dropped and refused packets before anybody looked. Each flow counts
-    /// for the minute of its first packet.
+    /// What the kernels noted of dropped and refused packets before anybody looked. Each flow
+    /// counts for the minute of its first packet.
     pub fn refused(&mut self, minute: u64, noted: Vec<(String, Vec<NotedFlow>)>) {
         for (node, flows) in noted {
             for (ago, sightings) in of_refused(&node, flows, &self.directory) {
