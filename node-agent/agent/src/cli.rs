@@ -7,6 +7,7 @@ mod connections;
 mod drops;
 mod log_level;
 mod offline;
+mod probe;
 mod relay;
 mod trace;
 
@@ -65,6 +66,9 @@ enum Command {
     LogLevel(log_level::LogLevelArgs),
     /// Answer requests from standard input, a JSON line each: what `kubectl denizen` runs
     Relay(relay::RelayArgs),
+    /// Answer, or connect to, the other end of a connectivity test: what pods of `kubectl denizen
+    /// test` run. Needs no agent
+    Probe(probe::ProbeArgs),
     /// Check whether this node has what denizen needs, and whether what is installed works
     Check(Box<check::CheckArgs>),
     /// Install the CNI plugin and its entry in the CNI configuration, and keep them installed
@@ -211,6 +215,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         }
         Command::LogLevel(args) => log_level::log_level(args),
         Command::Relay(args) => relay::relay(&args),
+        Command::Probe(args) => probe::probe(args),
         Command::InstallCni(args) => {
             let _ = log_to_standard_error(LogFormat::Text);
             block_on(async move { install::run(&args).await })
@@ -284,6 +289,10 @@ fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> a
         Output::Text => printable_lines(&value.to_string()),
         Output::Json => printable_json(&serde_json::to_string_pretty(value)?) + "\n",
     };
+    print(&text)
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         // The reader, such as `head`, has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -57,9 +57,14 @@ fn every_command_and_flag_is_there() {
     let of_plugin: BTreeSet<String> = plugin.into_iter().flat_map(flags).collect();
     assert!(of_plugin.contains("--with-bridge"), "{of_plugin:?}");
     assert_eq!(missing(page!("plugin.md"), of_plugin), BTreeSet::new());
-    let of_others: BTreeSet<String> = others.iter().copied().flat_map(flags).collect();
+    let nested = others.iter().flat_map(|command| command.get_subcommands());
+    let nested = nested.filter(|sub| sub.get_name() != "help").collect::<Vec<_>>();
+    let of_others: BTreeSet<String> =
+        others.iter().chain(&nested).copied().flat_map(flags).collect();
     assert!(
-        of_others.contains("--detect-local") && of_others.contains("--kube-proxy"),
+        ["--detect-local", "--kube-proxy", "--handshake"]
+            .iter()
+            .all(|flag| of_others.contains(*flag)),
         "{of_others:?}"
     );
     assert_eq!(missing(page!("flags.md"), of_others), BTreeSet::new());

@@ -1,0 +1,193 @@
+//! The client: it tries again until there is an answer or the time is over.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpStream, UdpSocket, lookup_host};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::message::{LONGEST, ProbeAnswer, ProbeRequest};
+use super::serve::BACK;
+use super::{ConnectArgs, ProbeProtocol, ProbeTarget};
+
+/// Time limit of one attempt: the kernel sends a SYN again after a second.
+const ATTEMPT: Duration = Duration::from_secs(1);
+
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What came of the attempts at one target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ProbeResult {
+    /// As it was asked for, with the protocol.
+    to: String,
+    outcome: ProbeOutcome,
+    attempts: u32,
+    /// From the first attempt on.
+    milliseconds: u64,
+    /// The server's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// This client's address, as the server sees it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    client: Option<IpAddr>,
+    /// What is wrong, in the system's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    /// What came of the server's connection back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    back: Option<Box<ProbeResult>>,
+    /// What came of the server's own first connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    first: Option<Vec<ProbeResult>>,
+}
+
+/// The outcome of the last attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum ProbeOutcome {
+    /// A server of this program answered.
+    Answered,
+    /// Somebody accepted the connection, and nothing more was wanted.
+    Connected,
+    Refused,
+    /// There is no way there, or a rule said so.
+    Unreachable,
+    TimedOut,
+    /// Something else: another program answered, or the name is unknown.
+    Failed,
+}
+
+/// How to probe.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Manner {
+    pub(super) timeout: Duration,
+    /// A connection is enough.
+    pub(super) handshake: bool,
+    /// The port that the server is to connect back to.
+    pub(super) back: Option<u16>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct ProbeResults {
+    probes: Vec<ProbeResult>,
+}
+
+pub(super) async fn connect(args: ConnectArgs) -> ProbeResults {
+    let ConnectArgs { to, timeout, handshake } = args;
+    let manner = Manner { timeout, handshake, back: None };
+    ProbeResults { probes: probe_all(to, manner).await }
+}
+
+/// All at once. In the order of the targets.
+pub(super) async fn probe_all(targets: Vec<ProbeTarget>, manner: Manner) -> Vec<ProbeResult> {
+    let mut all = JoinSet::new();
+    for (number, target) in targets.into_iter().enumerate() {
+        all.spawn(async move { (number, probe(&target, manner).await) });
+    }
+    let mut results = all.join_all().await;
+    results.sort_by_key(|(number, _)| *number);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+pub(super) async fn probe(target: &ProbeTarget, manner: Manner) -> ProbeResult {
+    let begun = Instant::now();
+    let mut result = ProbeResult {
+        to: target.to_string(),
+        outcome: ProbeOutcome::TimedOut,
+        attempts: 0,
+        milliseconds: 0,
+        name: None,
+        client: None,
+        why: None,
+        back: None,
+        first: None,
+    };
+    let wait = if manner.back.is_some() { ATTEMPT + BACK } else { ATTEMPT };
+    loop {
+        let left = manner.timeout.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            return result;
+        }
+        result.attempts += 1;
+        let attempt = timeout(wait.min(left), attempt(target, manner)).await;
+        let elapsed = begun.elapsed().as_millis();
+        result.milliseconds = elapsed.try_into().unwrap_or(u64::MAX);
+        match attempt {
+            Ok(Ok(None)) => {
+                return ProbeResult { outcome: ProbeOutcome::Connected, why: None, ..result };
+            }
+            Ok(Ok(Some(answer))) => {
+                let ProbeAnswer { name, client, back, first, .. } = answer;
+                let (name, client) = (Some(name), Some(client));
+                let outcome = ProbeOutcome::Answered;
+                return ProbeResult { outcome, name, client, why: None, back, first, ..result };
+            }
+            Ok(Err(error)) => {
+                (result.outcome, result.why) = (outcome_of(&error), Some(error.to_string()));
+            }
+            // What came before the time was over says more.
+            Err(_) if left < wait && result.attempts > 1 => return result,
+            Err(_) => (result.outcome, result.why) = (ProbeOutcome::TimedOut, None),
+        }
+        sleep(PAUSE.min(left)).await;
+    }
+}
+
+/// `None` if a connection was all that was wanted.
+async fn attempt(target: &ProbeTarget, manner: Manner) -> io::Result<Option<ProbeAnswer>> {
+    let address = lookup_host(&target.host).await?.next();
+    let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
+    let request = ProbeRequest::new(manner.back);
+    let answer = match target.protocol {
+        ProbeProtocol::Tcp => {
+            let stream = TcpStream::connect(address).await?;
+            if manner.handshake {
+                return Ok(None);
+            }
+            over_tcp(stream, &request).await?
+        }
+        ProbeProtocol::Udp => over_udp(address, &request).await?,
+    };
+    let answer = ProbeAnswer::read(&answer, &request);
+    answer.map(Some).ok_or_else(|| io::Error::other("another program answered"))
+}
+
+async fn over_tcp(mut stream: TcpStream, request: &ProbeRequest) -> io::Result<Vec<u8>> {
+    stream.write_all(&request.line()).await?;
+    let mut answer = Vec::new();
+    BufReader::new(stream).take(LONGEST).read_until(b'\n', &mut answer).await?;
+    Ok(answer)
+}
+
+async fn over_udp(address: SocketAddr, request: &ProbeRequest) -> io::Result<Vec<u8>> {
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(address).await?;
+    socket.send(&request.datagram()).await?;
+    let mut answer = vec![0; LONGEST as usize];
+    let length = socket.recv(&mut answer).await?;
+    answer.truncate(length);
+    Ok(answer)
+}
+
+fn outcome_of(error: &io::Error) -> ProbeOutcome {
+    let outcomes = [
+        (ErrorKind::ConnectionRefused, ProbeOutcome::Refused),
+        (ErrorKind::ConnectionReset, ProbeOutcome::Refused),
+        (ErrorKind::HostUnreachable, ProbeOutcome::Unreachable),
+        (ErrorKind::NetworkUnreachable, ProbeOutcome::Unreachable),
+        // A route or a rule of this host prohibits it.
+        (ErrorKind::PermissionDenied, ProbeOutcome::Unreachable),
+        (ErrorKind::TimedOut, ProbeOutcome::TimedOut),
+    ];
+    let known = outcomes.into_iter().find(|(kind, _)| *kind == error.kind());
+    known.map_or(ProbeOutcome::Failed, |(_, outcome)| outcome)
+}
