@@ -57,6 +57,22 @@ impl Pod {
     /// interfaces.
     pub fn attach(node: &Netns, netns: Netns, name: &str, chain: &Chain) -> Result<Self> {
         let call = Call::of_pod(netns.name(), name, &netns.path());
+        Self::attach_by(node, netns, call, chain)
+    }
+
+    /// The same of a pod whose UID is known.
+    pub fn attach_with_uid(
+        node: &Netns,
+        netns: Netns,
+        (name, uid): (&str, &str),
+        chain: &Chain,
+    ) -> Result<Self> {
+        let mut call = Call::of_pod(netns.name(), name, &netns.path());
+        call.args = call.args.replace(&format!("uid-{}", netns.name()), uid);
+        Self::attach_by(node, netns, call, chain)
+    }
+
+    fn attach_by(node: &Netns, netns: Netns, call: Call, chain: &Chain) -> Result<Self> {
         let Added { result, took } = chain.add_after(node, &call, None).map_err(failed("ADD"))?;
         let host_interfaces = || {
             let entries = result["interfaces"].as_array().into_iter().flatten();

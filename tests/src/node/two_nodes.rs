@@ -100,6 +100,17 @@ impl TwoNodes {
         Pod::attach(&host.netns, self.sandbox(name)?, name, host.chain(wiring))
     }
 
+    /// The same of a pod whose UID is known.
+    pub fn attach_with_uid(
+        &self,
+        node: usize,
+        (name, uid): (&str, &str),
+        wiring: Wiring,
+    ) -> Result<Pod> {
+        let host = &self.hosts[node];
+        Pod::attach_with_uid(&host.netns, self.sandbox(name)?, (name, uid), host.chain(wiring))
+    }
+
     /// The same where no agent runs that the plugin could wait for.
     pub fn attach_without_agent(&self, node: usize, name: &str, wiring: Wiring) -> Result<Pod> {
         let host = &self.hosts[node];

@@ -169,8 +169,13 @@ async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body>
         return failure(400, "BadRequest", "half a body");
     };
     let mut review: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
-    let resource = review["spec"]["resourceAttributes"]["resource"].as_str();
-    let allowed = resource.is_some_and(|resource| !manners.forbidden.contains(&resource));
+    let attributes = &review["spec"]["resourceAttributes"];
+    let of = |key: &str| attributes[key].as_str().filter(|text| !text.is_empty());
+    let resource = of("resource").map(|resource| match of("subresource") {
+        Some(subresource) => format!("{resource}/{subresource}"),
+        None => resource.to_owned(),
+    });
+    let allowed = resource.is_some_and(|resource| !manners.forbidden.contains(&&*resource));
     review["status"] = json!({ "allowed": allowed });
     json_answer(201, review.to_string().into())
 }

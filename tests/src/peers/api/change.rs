@@ -1,15 +1,18 @@
 //! What kubectl does to objects.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use super::answer::{failure, json_answer};
-use super::kinds::PathTarget;
+use super::kinds::{PathTarget, RESOURCES, Resource};
 use super::server::Shared;
+use super::store::Stored;
 use super::watch::Body;
 
 /// Carries out a change, and answers with what is there now.
@@ -26,7 +29,16 @@ pub(super) async fn change(
     let namespace = target.namespace.as_deref().unwrap_or_default();
     let there = |name: &str| shared.store.get(target.resource, namespace, name);
     let content_type = parts.headers.get("content-type").and_then(|value| value.to_str().ok());
+    if let Some(refusal) = refused(shared, target, &parts.method) {
+        return refusal;
+    }
     match (&parts.method, &target.name) {
+        (&Method::DELETE, Some(name)) if target.resource.kind == "Namespace" => {
+            match there(name).filter(|before| is_meant(&before.value, &written)) {
+                Some(before) => terminate(shared, before.value.clone()),
+                None => not_found(target),
+            }
+        }
         (&Method::DELETE, Some(name)) => {
             match shared.store.delete(target.resource, namespace, name) {
                 Some(_) => json_answer(
@@ -57,6 +69,55 @@ pub(super) async fn change(
         },
         _ => not_found(target),
     }
+}
+
+/// These are always there.
+const NAMESPACES: [&str; 2] = ["default", "kube-system"];
+
+/// How long a namespace is still there after it was deleted.
+const TERMINATING: Duration = Duration::from_millis(50);
+
+/// Why nothing new can be in this namespace.
+fn refused(shared: &Arc<Shared>, target: &PathTarget, method: &Method) -> Option<Response<Body>> {
+    let namespace = target.namespace.as_deref().filter(|name| !NAMESPACES.contains(name))?;
+    let namespaces = RESOURCES.into_iter().find(|resource| resource.kind == "Namespace")?;
+    let found = shared.store.get(namespaces, "", namespace);
+    let is_ending = |found: &Stored| !found.value["metadata"]["deletionTimestamp"].is_null();
+    match found {
+        // Tests put objects into namespaces that are not there, and agents tell events about them.
+        _ if method != Method::POST || target.resource.kind == "Event" => None,
+        None => Some(failure(404, "NotFound", &format!("namespaces {namespace:?} not found"))),
+        Some(found) if is_ending(&found) => {
+            let message = format!("unable to create new content in namespace {namespace}");
+            Some(failure(403, "Forbidden", &message))
+        }
+        Some(_) => None,
+    }
+}
+
+/// Whether `DeleteOptions` are about this object.
+fn is_meant(object: &Value, options: &Value) -> bool {
+    let uid = &options["preconditions"]["uid"];
+    uid.is_null() || *uid == object["metadata"]["uid"]
+}
+
+/// A namespace's end takes a moment, and what is in it goes first.
+fn terminate(shared: &Arc<Shared>, mut namespace: Value) -> Response<Body> {
+    let name = namespace["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    namespace["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    namespace["status"]["phase"] = "Terminating".into();
+    let resource = Resource::of(&namespace);
+    let shown = namespace.to_string();
+    let (Ok(resource), Ok(Some(_))) = (resource, shared.store.update(namespace)) else {
+        return failure(409, "Conflict", "it has changed meanwhile");
+    };
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        sleep(TERMINATING).await;
+        shared.store.empty(&name);
+        shared.store.delete(resource, "", &name);
+    });
+    json_answer(200, shown.into())
 }
 
 fn put(shared: &Arc<Shared>, target: &PathTarget, mut object: Value, code: u16) -> Response<Body> {

@@ -212,6 +212,11 @@ impl ApiServer {
         replace(&self.folder.join("token"), token)
     }
 
+    /// Puts an object in the place of the one with its UID; whether that is still there.
+    pub fn update(&self, object: &Value) -> Result<bool> {
+        Ok(self.shared.store.update(object.clone())?.is_some())
+    }
+
     /// Every request since the beginning.
     pub fn asked(&self) -> Vec<Asked> {
         self.shared.asked.lock().expect("nobody panics with it").clone()

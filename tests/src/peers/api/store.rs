@@ -77,9 +77,23 @@ impl Default for Store {
 
 impl Store {
     /// Puts an object there, with a version of its own; what is stored.
-    pub fn put(&self, mut value: Value) -> Result<Arc<Stored>> {
-        let resource = Resource::of(&value)?;
+    pub fn put(&self, value: Value) -> Result<Arc<Stored>> {
+        self.put_in(&mut self.content(), value)
+    }
+
+    /// The same in the place of an object with the same UID; `None` if that is gone.
+    pub fn update(&self, mut value: Value) -> Result<Option<Arc<Stored>>> {
+        let key = key(Resource::of(&value)?, &mut value);
         let mut content = self.content();
+        let before = content.objects.get(&key).map(|before| &before.value["metadata"]["uid"]);
+        match before == Some(&value["metadata"]["uid"]) {
+            true => self.put_in(&mut content, value).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn put_in(&self, content: &mut StoreContent, mut value: Value) -> Result<Arc<Stored>> {
+        let resource = Resource::of(&value)?;
         content.version += 1;
         let version = content.version;
         let key = key(resource, &mut value);
@@ -127,6 +141,15 @@ impl Store {
         });
         self.version.send_replace(version);
         Some(after)
+    }
+
+    /// Removes all that is in a namespace.
+    pub fn empty(&self, namespace: &str) {
+        let within: Vec<StoredKey> =
+            self.content().objects.keys().filter(|key| key.1 == namespace).cloned().collect();
+        within.into_iter().for_each(|(resource, namespace, name)| {
+            self.delete(resource, &namespace, &name);
+        });
     }
 
     /// One object.

@@ -1,5 +1,6 @@
 //! An operator's desk: the program, and the API server that its kubeconfig leads to.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -46,7 +47,12 @@ impl Said {
 impl Desk {
     pub fn new(label: &str) -> Result<Self> {
         let (netns, folder) = (Netns::new(label)?, folder()?);
-        let api = ApiServer::start(&netns, "127.0.0.1:6443".parse()?, folder.path())?;
+        Self::at(netns, folder, "127.0.0.1:6443".parse()?)
+    }
+
+    /// Where others reach the API server at this address.
+    pub fn at(netns: Netns, folder: TempDir, address: SocketAddr) -> Result<Self> {
+        let api = ApiServer::start(&netns, address, folder.path())?;
         Ok(Self { api, netns, folder })
     }
 
