@@ -16,6 +16,7 @@ use crate::verb::bundle::{self, BundleArgs};
 use crate::verb::connections::{self, ConnectionsArgs};
 use crate::verb::explain::{self, ExplainArgs};
 use crate::verb::impact::{self, ImpactArgs};
+use crate::verb::test::{self, TestArgs};
 use crate::verb::trace::{self, TraceArgs};
 use crate::verb::ui::{self, Asking, UiArgs};
 use crate::verb::{check, drops, policies, services, status};
@@ -86,6 +87,9 @@ enum Verb {
     },
     /// Who would lose or gain access if a policy were applied, or deleted
     Impact(ImpactArgs),
+    /// Do pods reach each other, services and node ports, and do policies hold? With pods of
+    /// denizen's own image, in a namespace that is deleted in the end
+    Test(TestArgs),
     /// Collect what somebody needs who is to help, in a folder; no secret can be in it
     Bundle(BundleArgs),
     /// A picture of who talks to whom, in a browser on this machine, until it is interrupted
@@ -140,6 +144,14 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
         let api = Api::connect(&cli.cluster).await?;
         return ui::ui(api, Asking { parallel: parallel.into(), timeout }, args).await;
     }
+    if let Verb::Test(args) = &cli.verb {
+        let api = Api::connect(&cli.cluster).await?;
+        let asking = Asking { parallel: parallel.into(), timeout };
+        let PrintedAnswer { text, code } =
+            test::test(&api, asking, args, (output, cli.answer.fail_on)).await?;
+        print(&text)?;
+        return Ok(ExitCode::from(code));
+    }
     if let Verb::Status(args) | Verb::Check(args) | Verb::Drops(args) = &cli.verb
         && let Some(every) = args.watch
     {
@@ -186,7 +198,9 @@ async fn of_verb(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
             policies::policies(&api, limits, pod).await?.printed(output, fail_on)
         }
         Verb::Bundle(args) => bundle::bundle(&api, limits, args).await?.printed(output, fail_on),
-        Verb::Ui(_) | Verb::Impact(_) | Verb::Completion { .. } => Ok(PrintedAnswer::default()),
+        Verb::Ui(_) | Verb::Test(_) | Verb::Impact(_) | Verb::Completion { .. } => {
+            Ok(PrintedAnswer::default())
+        }
     }
 }
 
@@ -230,6 +244,12 @@ mod tests {
             ("impact -f a.yaml --live", true),
             ("impact -f a.yaml --live --manifests b", false),
             ("impact", false),
+            ("test --nodes n1,n2 --skip policy,node-port --external example.org:443", true),
+            ("test --external example.org", false),
+            ("test --external --timeout:1", false),
+            ("test --skip everything", false),
+            ("test --cleanup", true),
+            ("test --cleanup --nodes n1", false),
             ("completion", false),
             ("exec -- sh", false),
         ];

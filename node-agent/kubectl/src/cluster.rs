@@ -8,7 +8,7 @@ use clap::Args;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
-use crate::objects::{self, ContainerStatus, NodeObject, PodObject, percent};
+use crate::objects::{self, ContainerStatus, Metadata, NodeObject, PodObject, percent};
 use crate::session::NoAnswer;
 
 /// The label of an agent's pod.
@@ -56,6 +56,8 @@ pub struct AgentPod {
     pub name: String,
     /// `--run-dir` of the agent, if it is not the default.
     pub run_dir: Option<String>,
+    /// The image of its container.
+    pub image: String,
 }
 
 /// A node, and its agent.
@@ -231,13 +233,15 @@ fn agent_of(pods: &[PodObject]) -> Result<AgentPod, NoAnswer> {
     if status.is_none_or(|status| status.state.running.is_none()) {
         return Err(not_running(&pod, status));
     }
-    let args = pod.spec.containers.iter().find(|container| container.name == CONTAINER);
-    let args = args.map(|container| &container.args[..]).unwrap_or_default();
+    let container = pod.spec.containers.iter().find(|container| container.name == CONTAINER);
+    let image = container.map(|container| container.image.clone()).unwrap_or_default();
+    let args = container.map(|container| &container.args[..]).unwrap_or_default();
     let run_dir = args.iter().enumerate().find_map(|(at, arg)| match arg.as_str() {
         "--run-dir" => args.get(at + 1).cloned(),
         arg => arg.strip_prefix("--run-dir=").map(str::to_owned),
     });
-    Ok(AgentPod { namespace: pod.metadata.namespace, name: pod.metadata.name, run_dir })
+    let Metadata { namespace, name, .. } = pod.metadata;
+    Ok(AgentPod { namespace, name, run_dir, image })
 }
 
 fn not_running(pod: &PodObject, status: Option<&ContainerStatus>) -> NoAnswer {

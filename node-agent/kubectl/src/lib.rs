@@ -3,6 +3,7 @@
 //! It decides nothing about packets: the agents do. It finds them, asks them through the API server
 //! with the operator's own rights, and puts together what they say. Who does not answer is a part of
 //! every answer. What no agent knows, since it is not there yet, is decided by the agents' own code.
+//! `test` alone makes objects, in a namespace of its own.
 //!
 //! | module | knows |
 //! | --- | --- |

@@ -8,6 +8,7 @@ use anyhow::Context;
 use kube::Client;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 /// Objects of one page of a list.
 const PAGE: &str = "500";
@@ -128,6 +129,7 @@ pub struct Container {
 pub struct PodStatus {
     pub phase: String,
     pub reason: String,
+    pub message: String,
     #[serde(rename = "podIPs")]
     pub pod_ips: Vec<PodIp>,
     pub container_statuses: Vec<ContainerStatus>,
@@ -150,7 +152,7 @@ pub struct ContainerStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ContainerState {
-    pub running: Option<serde_json::Value>,
+    pub running: Option<Value>,
     pub waiting: Option<Waiting>,
     pub terminated: Option<Terminated>,
 }
@@ -159,6 +161,7 @@ pub struct ContainerState {
 #[serde(default)]
 pub struct Waiting {
     pub reason: String,
+    pub message: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -192,6 +195,14 @@ pub struct ServiceSpec {
     pub cluster_ips: Vec<String>,
     #[serde(rename = "externalIPs")]
     pub external_ips: Vec<String>,
+    pub ports: Vec<ServicePort>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ServicePort {
+    pub name: String,
+    pub node_port: Option<u16>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -210,6 +221,12 @@ impl ServiceObject {
     /// Whether connections to it are programmed: a headless one is a name alone.
     pub fn has_frontend(&self) -> bool {
         self.spec.cluster_ip.parse::<IpAddr>().is_ok()
+    }
+
+    /// The node port of the port of this name, once it has one.
+    pub fn node_port(&self, name: &str) -> Option<u16> {
+        let port = self.spec.ports.iter().find(|port| port.name == name)?;
+        port.node_port.filter(|port| *port > 0)
     }
 
     pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
@@ -300,6 +317,30 @@ pub async fn list<T: DeserializeOwned>(
 pub async fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, kube::Error> {
     let request = http::Request::get(path).body(Vec::new());
     client.request(request.map_err(kube::Error::HttpError)?).await
+}
+
+/// Makes an object. Returns it as the server has it.
+pub async fn create<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    object: &Value,
+) -> Result<T, kube::Error> {
+    send(client, http::Request::post(path), object).await
+}
+
+/// Deletes an object, as these `DeleteOptions` say.
+pub async fn delete(client: &Client, path: &str, options: &Value) -> Result<(), kube::Error> {
+    send::<Value>(client, http::Request::delete(path), options).await.map(drop)
+}
+
+async fn send<T: DeserializeOwned>(
+    client: &Client,
+    request: http::request::Builder,
+    body: &Value,
+) -> Result<T, kube::Error> {
+    let request = request.header(http::header::CONTENT_TYPE, "application/json");
+    let body = body.to_string().into_bytes();
+    client.request(request.body(body).map_err(kube::Error::HttpError)?).await
 }
 
 /// What the server answers, whatever that is.

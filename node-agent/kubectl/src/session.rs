@@ -229,23 +229,59 @@ impl<'a> CommandInput<'a, Pending<()>> {
     }
 }
 
+/// A container, and a command of [`PROGRAM`] for it.
+#[derive(Debug, Clone, Copy)]
+pub struct ContainerCommand<'a> {
+    pub namespace: &'a str,
+    pub pod: &'a str,
+    pub container: &'a str,
+    pub words: &'a [&'a str],
+}
+
+/// Runs a command in a container that need not be an agent's. Returns what it printed.
+///
+/// # Errors
+/// It printed nothing, or not within `limit`.
+pub async fn run(
+    client: &Client,
+    command: ContainerCommand<'_>,
+    limit: Duration,
+) -> Result<String, NoAnswer> {
+    let executed = timeout(limit, execute_in(client, command, CommandInput::now(""))).await;
+    let executed =
+        executed.unwrap_or_else(|_| Err(NoAnswer::timed_out("it did not end", limit)))?;
+    match executed.stdout.is_empty() {
+        true => Err(executed.why()),
+        false => Ok(executed.stdout),
+    }
+}
+
 async fn execute(
     client: &Client,
     agent: &AgentPod,
     command: &[&str],
     input: CommandInput<'_, impl Future<Output = ()>>,
 ) -> Result<Executed, NoAnswer> {
-    let mut words = vec![PROGRAM];
-    words.extend(command);
+    let mut words = command.to_vec();
     if let Some(run_dir) = &agent.run_dir {
         words.extend(["--run-dir", run_dir]);
     }
-    let mut process = match begin(client, agent, &words).await {
+    let AgentPod { namespace, name: pod, .. } = agent;
+    let command = ContainerCommand { namespace, pod, container: CONTAINER, words: &words };
+    execute_in(client, command, input).await
+}
+
+async fn execute_in(
+    client: &Client,
+    command: ContainerCommand<'_>,
+    input: CommandInput<'_, impl Future<Output = ()>>,
+) -> Result<Executed, NoAnswer> {
+    let mut process = match begin(client, command).await {
         // What stands between us and the node sheds load.
-        Err(Error::Api(status)) if status.code >= 500 => begin(client, agent, &words).await,
+        Err(Error::Api(status)) if status.code >= 500 => begin(client, command).await,
         begun => begun,
     }
-    .map_err(|error| refused(&agent.namespace, &error))?;
+    .map_err(|error| refused(command.namespace, &error))?;
     let (mut stdin, stdout, stderr) = (process.stdin(), process.stdout(), process.stderr());
     let status = process.take_status();
     if let Some(stdin) = &mut stdin {
@@ -290,21 +326,19 @@ async fn execute(
     Ok(Executed { stdout, stderr, status })
 }
 
-async fn begin(
-    client: &Client,
-    agent: &AgentPod,
-    words: &[&str],
-) -> Result<AttachedProcess, Error> {
+async fn begin(client: &Client, command: ContainerCommand<'_>) -> Result<AttachedProcess, Error> {
+    let ContainerCommand { namespace, pod, container, words } = command;
     let params = AttachParams::default()
-        .container(CONTAINER)
+        .container(container)
         .stdin(true)
         .stdout(true)
         .stderr(true)
         .tty(false)
         .max_stdout_buf_size(PIPE)
         .max_stderr_buf_size(PIPE);
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &agent.namespace);
-    let begun = timeout(CONNECT, pods.exec(&agent.name, words.iter().copied(), &params)).await;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let words = [PROGRAM].into_iter().chain(words.iter().copied());
+    let begun = timeout(CONNECT, pods.exec(pod, words, &params)).await;
     begun.unwrap_or_else(|_| Err(Error::Service(NOT_IN_TIME.into())))
 }
 

@@ -10,6 +10,7 @@ pub mod policies;
 pub mod refused;
 pub mod services;
 pub mod status;
+pub mod test;
 pub mod trace;
 pub mod ui;
 

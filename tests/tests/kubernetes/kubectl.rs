@@ -2,6 +2,7 @@
 //! not at all, by the hundreds; and real ones.
 
 mod answers;
+mod connectivity;
 mod desk;
 mod explain;
 mod impact;

@@ -15,7 +15,8 @@ use clap::{Args, value_parser};
 use futures_util::future::join_all;
 use tokio::sync::{oneshot, watch};
 
-use self::followed::{ClusterTrace, NodeTrace, TracedPackets, followed};
+pub use self::followed::ClusterTrace;
+use self::followed::{NodeTrace, TracedPackets, followed};
 use super::explain::{ExplainArgs, explain};
 use crate::cluster::{Api, NodeAgent};
 use crate::output::ClusterReport;
@@ -56,7 +57,8 @@ struct FollowedEnds {
     count: u16,
 }
 
-/// Follows packets until `count` of them have left the sender's node, or the time is over.
+/// Follows packets until `count` of them have left the sender's node, or the time is over. Says so
+/// on standard error.
 ///
 /// # Errors
 /// Who the ends are cannot be found out. Nodes that do not answer are in the report.
@@ -64,6 +66,17 @@ pub async fn trace(
     api: &Api,
     limits: Limits,
     args: &TraceArgs,
+) -> anyhow::Result<ClusterReport<ClusterTrace>> {
+    trace_after(api, limits, args, || eprintln!("following packets for at most {:?}", args.time))
+        .await
+}
+
+/// The same; `begins` is called once it is known whom to follow.
+pub async fn trace_after(
+    api: &Api,
+    limits: Limits,
+    args: &TraceArgs,
+    begins: impl FnOnce(),
 ) -> anyhow::Result<ClusterReport<ClusterTrace>> {
     let explained = explain(api, limits, &args.ends).await?;
     let ClusterReport { body: explanation, mut unanswered, mut notes, .. } = explained;
@@ -87,7 +100,7 @@ pub async fn trace(
         let more = receivers.split_off(ENDPOINTS).len();
         notes.push(format!("packets to {more} more endpoints are not followed on their nodes"));
     }
-    eprintln!("following packets for at most {:?}", args.time);
+    begins();
     let (sent, received) = follow(api, &node_agents, &sender, &receivers, args.time).await;
     let mut reports = Vec::new();
     let mut endpoints = BTreeMap::new();

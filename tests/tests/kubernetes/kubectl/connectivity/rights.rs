@@ -1,0 +1,166 @@
+//! The role for `test` is enough, and not too much; what is missing is named. And what is wrong
+//! with pretended clusters is found.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::conf::{documents, texts};
+use denizen_tests::peers::api::Asked;
+use serde_json::{Value, json};
+
+use super::pretended::{Faults, PretendedCluster};
+
+/// An API group, a resource, and what is done with it.
+type TestRight = (String, String, String);
+
+fn permitted(file: &str) -> Result<BTreeSet<TestRight>> {
+    let mut rights = BTreeSet::new();
+    for role in documents(file)? {
+        for rule in role["rules"].as_array().into_iter().flatten() {
+            for group in texts(&rule["apiGroups"])? {
+                for resource in texts(&rule["resources"])? {
+                    let verbs = texts(&rule["verbs"])?.into_iter();
+                    rights.extend(verbs.map(|verb| (group.clone(), resource.clone(), verb)));
+                }
+            }
+        }
+    }
+    Ok(rights)
+}
+
+/// What a request needs; `None` for what everybody may ask.
+fn right(asked: &Asked) -> Result<Option<TestRight>> {
+    let parts: Vec<&str> = asked.path.trim_matches('/').split('/').collect();
+    let (group, resource, is_one) = match parts[..] {
+        ["apis", "authorization.k8s.io", ..] => return Ok(None),
+        ["api", "v1", resource] | ["api", "v1", "namespaces", _, resource] => ("", resource, false),
+        ["api", "v1", resource, _] | ["api", "v1", "namespaces", _, resource, _] => {
+            ("", resource, true)
+        }
+        ["api", "v1", "namespaces", _, "pods", _, "exec"] => ("", "pods/exec", true),
+        ["apis", group, _, "namespaces", _, resource] => (group, resource, false),
+        _ => anyhow::bail!("{asked:?}"),
+    };
+    let verb = match (&*asked.method, is_one) {
+        ("GET", true) => "get",
+        ("GET", false) => "list",
+        ("POST", false) => "create",
+        ("DELETE", true) => "delete",
+        _ => anyhow::bail!("{asked:?}"),
+    };
+    Ok(Some((group.to_owned(), resource.to_owned(), verb.to_owned())))
+}
+
+#[test]
+fn the_role_for_tests_is_enough_and_not_too_much() -> Result<()> {
+    let broken_nodes = ["n01".to_owned()].into();
+    let faults = Faults { broken_nodes, ..Faults::default() };
+    let cluster = PretendedCluster::new("verb-role", 3, faults)?;
+    let said = cluster.tested(&["--timeout=6s", "--output=json"])?;
+    // The pod that does not start is named with its event.
+    ensure!(said.code == 3, "{said:#?}");
+    let (code, why) = said.unanswered("n01")?;
+    ensure!(code == "not-running" && why.contains("ContainerCreating"), "{why}");
+    ensure!(why.ends_with("plugin denizen failed: no space left on device"), "{why}");
+    cluster.tested(&["--cleanup"])?;
+    let asked: Vec<Option<TestRight>> =
+        cluster.desk.api.asked().iter().map(right).collect::<Result<_>>()?;
+    let mut needed: BTreeSet<TestRight> = asked.into_iter().flatten().collect();
+    // Kubernetes asks for it since 1.35, and the tests' server does not.
+    needed.insert((String::new(), "pods/exec".to_owned(), "create".to_owned()));
+    let (own, usual) = (permitted("kubectl/rbac-test.yaml")?, permitted("kubectl/rbac.yaml")?);
+    let more: Vec<_> =
+        needed.iter().filter(|right| !own.contains(right) && !usual.contains(right)).collect();
+    ensure!(more.is_empty(), "not permitted: {more:?}");
+    let less: Vec<_> = own.difference(&needed).collect();
+    ensure!(less.is_empty(), "not needed: {less:?}");
+    Ok(())
+}
+
+#[test]
+fn a_missing_right_is_named_before_anything_is_made() -> Result<()> {
+    let cluster = PretendedCluster::new("verb-missing", 2, Faults::default())?;
+    cluster.desk.api.behave(|manners| manners.forbidden = vec!["networkpolicies", "pods/exec"]);
+    let said = cluster.tested(&[])?;
+    let words =
+        "not permitted: get pods/exec, create pods/exec, create networkpolicies. Nothing was made";
+    ensure!(said.code == 2 && said.stderr.contains(words), "{said:#?}");
+    ensure!(said.stderr.contains("conf/kubectl/rbac-test.yaml"), "{said:#?}");
+    let made = |asked: &&Asked| asked.method == "POST" && !asked.path.contains("reviews");
+    ensure!(cluster.desk.api.asked().iter().find(made).is_none(), "something was made");
+    // An API server that does not say what is permitted.
+    cluster.desk.api.behave(|manners| {
+        manners.forbidden = vec!["networkpolicies"];
+        manners.unserved = vec!["selfsubjectaccessreviews"];
+    });
+    let said = cluster.tested(&[])?;
+    let words = "cannot make a policy (needs: create networkpolicies; conf/kubectl/rbac-test.yaml";
+    ensure!(said.code == 2 && said.stderr.contains(words), "{said:#?}");
+    Ok(())
+}
+
+/// Above 20 nodes nobody asks everybody, and all is asked all the same.
+#[test]
+fn a_large_cluster_is_a_ring() -> Result<()> {
+    const NODES: usize = 24;
+    let cluster = PretendedCluster::new("verb-ring", NODES, Faults::default())?;
+    let words = ["--external=example.org:443", "--output=json"];
+    let said = cluster.tested(&words)?;
+    let json = said.json()?;
+    ensure!(
+        said.code == 0 && json["nodes"] == NODES && json["unanswered"] == json!([]),
+        "{said:#?}"
+    );
+    let count = |kind: &str| {
+        let all = json["checks"].as_array().into_iter().flatten();
+        let found =
+            all.filter(|check| check["kind"] == kind).find_map(|check| check["passed"].as_u64());
+        found.with_context(|| format!("no {kind}: {json:#}"))
+    };
+    let nodes = NODES as u64;
+    ensure!(count("pod")? == nodes * 4 * 2, "a neighbour, three others, two protocols: {json:#}");
+    ensure!(count("external")? == nodes && count("hairpin")? == nodes * 2, "{json:#}");
+    let asked = cluster.asked.lock().expect("nobody panics with it");
+    let outside: BTreeSet<&str> = asked
+        .iter()
+        .map(|(_, target)| &**target)
+        .filter(|target| !target.starts_with(|first: char| first.is_ascii_digit()))
+        .collect();
+    ensure!(outside == ["example.org:443/tcp"].into(), "{outside:?}");
+    Ok(())
+}
+
+#[test]
+fn a_policy_that_nobody_enforces_is_found() -> Result<()> {
+    let cluster =
+        PretendedCluster::new("verb-open", 1, Faults { is_open: true, ..Faults::default() })?;
+    let said = cluster.tested(&["--timeout=8s", "--output=json"])?;
+    ensure!(said.code == 1, "{said:#?}");
+    let json = said.json()?;
+    let failures = json["failures"].as_array().context("no failures")?;
+    let of = |failure: &Value| {
+        let text = |key: &str| failure[key].as_str().unwrap_or_default().to_owned();
+        (text("from"), text("what"), text("kind"))
+    };
+    let found: BTreeSet<_> = failures.iter().map(of).collect();
+    // On a node alone there are two servers.
+    let policy = |from: &str, what: &str| (from.to_owned(), what.to_owned(), "policy".to_owned());
+    let expected = [
+        policy("newcomer-0", "pod server-0 on n00"),
+        policy("newcomer-0", "pod server-1 on n00"),
+        policy("server-1", "pod newcomer-0 on n00, isolated"),
+    ];
+    ensure!(found == expected.into(), "{json:#}");
+    let why = failures[0]["why"].as_str().unwrap_or_default();
+    ensure!(why.ends_with("though a NetworkPolicy forbids it"), "{why}");
+    let text = cluster.tested(&["--timeout=8s"])?.stdout;
+    for words in [
+        "CHECK       PASSED  FAILED\npod         4       0\n",
+        "(pod newcomer-0 on n00, isolated): answered by newcomer-0, though a NetworkPolicy",
+        "    explain:\n      denizen-test-",
+        "1 of 1 nodes answered\n",
+    ] {
+        ensure!(text.contains(words), "{words}: {text}");
+    }
+    Ok(())
+}
