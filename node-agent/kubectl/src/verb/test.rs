@@ -282,6 +282,9 @@ impl Run<'_> {
             return Ok(Vec::new());
         }
         let newcomers = plan::newcomers(servers);
+        if newcomers.is_empty() {
+            participants.notes.push("policies are not tested: too few servers run".to_owned());
+        }
         let manifests = newcomers.iter().map(|newcomer| {
             let image = participants.images.get(&newcomer.node).map_or("", String::as_str);
             manifest::newcomer(newcomer, image, self.lifetime())

@@ -1,6 +1,6 @@
 //! Who asks whom, and what must come of it. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use clap::ValueEnum;
@@ -11,6 +11,9 @@ pub const PORT: u16 = 8080;
 
 /// What servers answer at too, and newcomers may not reach.
 pub const CLOSED: u16 = 8081;
+
+/// What servers' names begin with.
+pub const SERVER: &str = "server-";
 
 /// Up to so many servers, all ask all.
 const ALL: usize = 20;
@@ -91,8 +94,10 @@ pub struct TestFacts {
 /// What must come of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
-    /// One of these answers.
-    Answer(Vec<String>),
+    /// This pod answers.
+    Answer(String),
+    /// Any of the servers answers.
+    AnswerOfServer,
     Connection,
     /// No answer and no connection, however often.
     Nothing,
@@ -133,7 +138,7 @@ pub fn peers(number: usize, mut random: impl FnMut(usize) -> usize) -> Vec<Vec<u
 pub fn servers(nodes: &[String]) -> Vec<TestPod> {
     let again = nodes.first().filter(|_| nodes.len() == 1);
     let server = |(number, node): (usize, &String)| TestPod {
-        name: format!("server-{number}"),
+        name: format!("{SERVER}{number}"),
         node: node.clone(),
         class: if number % 2 == 0 { ServerClass::Permitted } else { ServerClass::Other },
         is_first: number == 0 || nodes.len() > 1,
@@ -193,7 +198,7 @@ impl Newcomer {
             expected,
         };
         let of = |server: &TestPod| {
-            let answer = || Expected::Answer(vec![server.name.clone()]);
+            let answer = || Expected::Answer(server.name.clone());
             let ips = server.ips.iter().flat_map(move |ip| {
                 let open = both(*ip, PORT).map(|to| probe(server, to, answer()));
                 open.into_iter().chain([probe(server, tcp(*ip, CLOSED), Expected::Nothing)])
@@ -223,13 +228,22 @@ impl Newcomer {
         end.is_some_and(|end| self.ips.iter().any(|ip| ip.is_ipv4() == end.is_ipv4()))
     }
 
+    /// Whoever is not isolated reaches what it must not.
+    fn control(&self) -> impl Iterator<Item = PlannedProbe> + '_ {
+        let [one, other] = &self.servers;
+        reachable(&one.ips, &other.ips).map(|ip| {
+            let expected = Expected::Answer(other.name.clone());
+            one.probe(CheckKind::Policy, tcp(ip, CLOSED), other.shown(), expected)
+        })
+    }
+
     /// How servers reach it later.
     fn later(&self) -> impl Iterator<Item = PlannedProbe> + '_ {
         self.servers.iter().flat_map(|server| {
             let ips = reachable(&server.ips, &self.ips);
             ips.map(|ip| {
                 let expected = match server.class {
-                    ServerClass::Permitted => Expected::Answer(vec![self.name.clone()]),
+                    ServerClass::Permitted => Expected::Answer(self.name.clone()),
                     ServerClass::Other => Expected::Nothing,
                 };
                 server.probe(CheckKind::Policy, tcp(ip, PORT), self.shown(), expected)
@@ -261,14 +275,20 @@ impl TestFacts {
             }
         }
         probes.extend(self.newcomers.iter().flat_map(Newcomer::later));
-        probes.extend(self.newcomers.iter().flat_map(|newcomer| self.control(newcomer)));
+        let mut pairs = BTreeSet::new();
+        for newcomer in &self.newcomers {
+            // Newcomers of several nodes may have the same two servers.
+            if pairs.insert(newcomer.servers.each_ref().map(|server| &server.name)) {
+                probes.extend(newcomer.control());
+            }
+        }
         probes
     }
 
     fn to_pod(&self, from: &TestPod, to: &TestPod, probes: &mut Vec<PlannedProbe>) {
         for ip in reachable(&from.ips, &to.ips) {
             let of = |end| {
-                let expected = Expected::Answer(vec![to.name.clone()]);
+                let expected = Expected::Answer(to.name.clone());
                 from.probe(CheckKind::Pod, end, to.shown(), expected)
             };
             probes.extend(both(ip, PORT).map(of));
@@ -276,25 +296,23 @@ impl TestFacts {
     }
 
     fn to_services(&self, from: &TestPod, probes: &mut Vec<PlannedProbe>) {
-        let all: Vec<String> = self.servers.iter().map(|server| server.name.clone()).collect();
         for ip in reachable(&from.ips, &self.service.ips) {
             let of = |end| {
                 let what = "cluster IP of service servers".to_owned();
-                from.probe(CheckKind::ClusterIp, end, what, Expected::Answer(all.clone()))
+                from.probe(CheckKind::ClusterIp, end, what, Expected::AnswerOfServer)
             };
             probes.extend(both(ip, PORT).map(of));
         }
         for ip in reachable(&from.ips, &self.local.ips).filter(|_| from.is_first) {
             let of = |end| {
                 let what = "itself, through service local".to_owned();
-                from.probe(CheckKind::Hairpin, end, what, Expected::Answer(vec![from.name.clone()]))
+                from.probe(CheckKind::Hairpin, end, what, Expected::Answer(from.name.clone()))
             };
             probes.extend(both(ip, PORT).map(of));
         }
     }
 
     fn to_node(&self, from: &TestPod, node: &str, probes: &mut Vec<PlannedProbe>) {
-        let all: Vec<String> = self.servers.iter().map(|server| server.name.clone()).collect();
         let ips = self.nodes.get(node).map(Vec::as_slice).unwrap_or_default();
         let is_served = |ip: &IpAddr| reachable(&[*ip], &self.service.ips).next().is_some();
         for ip in reachable(&from.ips, ips).filter(is_served) {
@@ -302,20 +320,10 @@ impl TestFacts {
                 let Some(port) = port else { continue };
                 let end = format!("{}/{protocol}", SocketAddr::new(ip, *port));
                 let what = format!("node port of {node}");
-                let expected = Expected::Answer(all.clone());
+                let expected = Expected::AnswerOfServer;
                 probes.push(from.probe(CheckKind::NodePort, end, what, expected));
             }
         }
-    }
-
-    /// Whoever is not isolated reaches what the newcomer must not.
-    fn control(&self, newcomer: &Newcomer) -> Vec<PlannedProbe> {
-        let [one, other] = &newcomer.servers;
-        let control = |ip| {
-            let expected = Expected::Answer(vec![other.name.clone()]);
-            one.probe(CheckKind::Policy, tcp(ip, CLOSED), other.shown(), expected)
-        };
-        reachable(&one.ips, &other.ips).map(control).collect()
     }
 }
 

@@ -124,8 +124,8 @@ impl ConnectivityFailure {
         let why = came(&expected, &report);
         let ProbeReport { outcome, attempts, .. } = report;
         let expected = match expected {
-            Expected::Answer(names) if names.len() == 1 => format!("an answer of {}", names[0]),
-            Expected::Answer(_) => "an answer of a server".to_owned(),
+            Expected::Answer(name) => format!("an answer of {name}"),
+            Expected::AnswerOfServer => "an answer of a server".to_owned(),
             Expected::Connection => "a connection".to_owned(),
             Expected::Nothing => "nothing".to_owned(),
         };
@@ -152,7 +152,7 @@ fn came(expected: &Expected, report: &ProbeReport) -> String {
     };
     match expected {
         Expected::Nothing => format!("{words}, though a NetworkPolicy forbids it"),
-        Expected::Answer(_) | Expected::Connection => words,
+        Expected::Answer(_) | Expected::AnswerOfServer | Expected::Connection => words,
     }
 }
 

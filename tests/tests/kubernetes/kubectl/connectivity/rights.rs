@@ -59,6 +59,9 @@ fn the_role_for_tests_is_enough_and_not_too_much() -> Result<()> {
     let said = cluster.tested(&["--timeout=6s", "--output=json"])?;
     // The pod that does not start is named with its event.
     ensure!(said.code == 3, "{said:#?}");
+    // And the others are servers of one class.
+    let notes = said.json()?["notes"].to_string();
+    ensure!(notes.contains("policies are not tested"), "{notes}");
     let (code, why) = said.unanswered("n01")?;
     ensure!(code == "not-running" && why.contains("ContainerCreating"), "{why}");
     ensure!(why.ends_with("plugin denizen failed: no space left on device"), "{why}");

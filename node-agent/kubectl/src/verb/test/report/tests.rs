@@ -17,7 +17,7 @@ fn judged_of(probed: Vec<ProbedPair>) -> JudgedProbes {
 
 #[test]
 fn a_failure_says_who_to_whom_and_what_came() {
-    let answer = || Expected::Answer(vec!["b".to_owned()]);
+    let answer = || Expected::Answer("b".to_owned());
     let gone = NoAnswer::new(NoAnswer::NOT_RUNNING, "gone");
     let JudgedProbes { report, unanswered, notes } = judged_of(vec![
         (probe("a", CheckKind::Pod, answer()), Ok(report("answered", Some("b"), "10.0.0.7"))),
@@ -43,7 +43,7 @@ namespace denizen-test-1 is still there
 
 #[test]
 fn a_masqueraded_source_is_noted_and_nothing_tested_is_not_good() {
-    let answer = Expected::Answer(vec!["b".to_owned()]);
+    let answer = Expected::Answer("b".to_owned());
     let seen = report("answered", Some("b"), "192.168.0.1");
     let judged = judged_of(vec![(probe("a", CheckKind::Pod, answer), Ok(seen))]);
     assert_eq!(judged.report.level(), Level::Good);
