@@ -31,6 +31,16 @@ impl<'a> ClusterFacts<'a> {
         }
     }
 
+    /// The names of all Namespaces.
+    pub fn namespaces(&self) -> impl Iterator<Item = &'a Arc<str>> + use<'a> {
+        self.model.namespaces.keys()
+    }
+
+    /// Whether there is such a Namespace.
+    pub fn has_namespace(&self, name: &str) -> bool {
+        self.model.namespaces.contains_key(name)
+    }
+
     pub fn pod(&self, name: &PodName) -> Option<&'a ClusterPod> {
         self.model.cluster_pods.get(name).filter(|pod| !pod.host_network)
     }
@@ -76,6 +86,11 @@ impl<'a> ClusterFacts<'a> {
     /// One ClusterNetworkPolicy.
     pub fn tier_policy(&self, name: &str) -> Option<&'a ClusterNetworkPolicy> {
         self.model.cluster_network_policies.get(name)
+    }
+
+    /// Whether every pod of the cluster is known, as far as the API has shown it.
+    pub fn knows_all_pods(&self) -> bool {
+        self.model.pod_coverage.is_all()
     }
 
     /// Whether there is any.

@@ -13,6 +13,7 @@ use super::link::NodeLinks;
 use super::network_policy::{NetworkPolicy, PolicyName};
 use super::node::{Node, NodeAddress, OtherNode};
 use super::pod::PodSet;
+use super::pod_coverage::PodCoverage;
 use super::service::{ForeignService, Service, ServiceName};
 
 /// The first lists that a feature waits for.
@@ -91,6 +92,9 @@ pub enum Event {
     /// The state of a pod of the cluster; `None` if it is gone, has ended, or uses its node's
     /// network.
     ClusterPod(PodName, Option<ClusterPod>),
+    /// Which pods of the cluster are known completely. Without it, those of a complete list are
+    /// all.
+    PodCoverage(PodCoverage),
     /// The state of a NetworkPolicy; `None` if it is gone.
     NetworkPolicy(PolicyName, Option<NetworkPolicy>),
     /// The state of a ClusterNetworkPolicy; `None` if it is gone, or cannot be used.

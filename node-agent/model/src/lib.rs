@@ -14,6 +14,7 @@ mod network_policy;
 mod node;
 mod notice;
 mod pod;
+mod pod_coverage;
 mod range;
 mod service;
 
@@ -44,6 +45,7 @@ pub use network_policy::{
 pub use node::{Node, NodeAddress, Nodes, OtherNode};
 pub use notice::{Notice, NoticeReason, NoticeSubject};
 pub use pod::{LocalPod, PodSet, PodVersion, differing_pods};
+pub use pod_coverage::{CoveredNamespaces, PodCoverage};
 pub use range::canonical_range;
 pub use service::{
     AskedScheduler, ForeignService, Service, ServiceName, ServicePort, ServicePortName,
@@ -76,6 +78,8 @@ pub struct ModelChange {
     pub node_facts: bool,
     /// The API refuses another kind of object.
     pub refused: bool,
+    /// Other pods are known completely than before.
+    pub pod_coverage: bool,
 }
 
 impl ModelChange {
@@ -91,6 +95,7 @@ impl ModelChange {
         self.cluster_network_policies.clear();
         self.node_facts = false;
         self.refused = false;
+        self.pod_coverage = false;
         self.links = false;
         self.node_addresses = false;
     }
@@ -122,6 +127,7 @@ pub struct Model {
     links: NodeLinks,
     namespaces: BTreeMap<Arc<str>, Namespace>,
     cluster_pods: BTreeMap<PodName, ClusterPod>,
+    pod_coverage: PodCoverage,
     /// How many pods report each address as their node's (`status.hostIPs`).
     host_ips: BTreeMap<IpAddr, usize>,
     network_policies: BTreeMap<PolicyName, NetworkPolicy>,
@@ -194,6 +200,11 @@ impl Model {
             }
             Event::Links(links) => change.links |= replace(&mut self.links, links),
             Event::Egress(egress) => change.egress |= replace(&mut self.egress, Some(egress)),
+            Event::PodCoverage(coverage) => {
+                // What an address may stand for that no known pod has depends on it.
+                change.node_facts |= coverage.is_all() != self.pod_coverage.is_all();
+                change.pod_coverage |= replace(&mut self.pod_coverage, coverage);
+            }
             Event::Listed(listing) => {
                 self.listed.insert(listing);
                 self.refused.remove(&listing);
@@ -272,6 +283,18 @@ impl Model {
         (is_refused && !owes_others).then_some(ClusterFacts { model: self })
     }
 
+    /// The same, whichever pods are known. ClusterNetworkPolicies that the API refuses count as
+    /// none.
+    pub fn cluster_but_pods(&self) -> Option<ClusterFacts<'_>> {
+        let may_lack = |listing: &Listing| match listing {
+            Listing::Pods | Listing::Addresses => true,
+            Listing::ClusterNetworkPolicies => self.refused.contains(listing),
+            _ => false,
+        };
+        let is_complete = self.owed(Listing::FIREWALL).all(|listing| may_lack(&listing));
+        is_complete.then_some(ClusterFacts { model: self })
+    }
+
     /// A slice may move from one service to another: its label is an ordinary label.
     fn apply_slice(&mut self, name: SliceName, slice: Option<Slice>, change: &mut ModelChange) {
         let owner = self.slice_owner.get(&name);
@@ -324,6 +347,21 @@ impl Model {
         if set(&mut self.cluster_pods, &name, pod) {
             change.cluster_pods.insert(name);
         }
+    }
+
+    /// Which pods of the cluster are known, once the first list of pods is complete.
+    pub fn pod_coverage(&self) -> &PodCoverage {
+        &self.pod_coverage
+    }
+
+    /// How many pods of these namespaces are known, and how many pods there are in all.
+    pub fn pod_counts(&self, namespaces: &BTreeSet<Arc<str>>) -> (usize, usize) {
+        let of = |namespace: &Arc<str>| {
+            let first = PodName { namespace: namespace.clone(), name: "".into() };
+            let from = self.cluster_pods.range(first..);
+            from.take_while(|(name, _)| name.namespace == *namespace).count()
+        };
+        (namespaces.iter().map(of).sum(), self.cluster_pods.len())
     }
 
     /// The pods of the last readable state file; `None` if it was never readable. Pods are

@@ -39,9 +39,9 @@ pub use self::direct::{
 };
 pub use self::firewall::{
     AddressRange, Cell, Cells, Decider, Direction, FirewallChanges, FirewallPlan, FirewallSettings,
-    Function, IdentityChange, IdentityId, IfRefused, Isolation, Permission, PolicyFlow,
-    PolicyRejection, PolicyResult, PolicyStep, PolicyTie, PortKey, PortSpan, Side, Sides,
-    SidesChange, TierDecider, TierStep, Tiered, ToNode,
+    Function, IdentityChange, IdentityId, IfRefused, Isolation, KnownPods, Permission, PodNeeds,
+    PolicyFlow, PolicyRejection, PolicyResult, PolicyStep, PolicyTie, PortKey, PortSpan, Side,
+    Sides, SidesChange, TierDecider, TierStep, Tiered, ToNode, WhyAll,
 };
 pub use self::host_ports::{
     HostPortChanges, HostPortKey, HostPortPlace, HostPortPlan, HostPortRemark, HostPortSettings,

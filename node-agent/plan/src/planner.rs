@@ -1,7 +1,7 @@
 //! Facts in, decisions out. Pure.
 
 use super::policy::{Capabilities, Policy};
-use super::{Plan, PlanChanges};
+use super::{FirewallPlan, KnownPods, Plan, PlanChanges, PodNeeds};
 use denizen_model::{Event, Listing, Model, ModelChange};
 
 /// The facts, those among them that are not planned yet, and the plan.
@@ -41,7 +41,19 @@ impl Planner {
     pub fn is_idle(&self) -> bool {
         let first = self.plan.services().is_none() && self.model.snapshot().is_some();
         let firewall = self.plan.firewall().is_some_and(|firewall| !firewall.is_known());
-        self.change.is_empty() && !first && !(firewall && self.model.cluster().is_some())
+        self.change.is_empty()
+            && !first
+            && !(firewall && self.model.cluster().is_some())
+            && !self.owes_needs()
+    }
+
+    /// Whether it can be said now, and could not before, which pods must be known.
+    fn owes_needs(&self) -> bool {
+        let owes = |firewall: &FirewallPlan| {
+            firewall.settings().pods == KnownPods::Some
+                && *firewall.pod_needs() == PodNeeds::Unknown
+        };
+        self.plan.firewall().is_some_and(owes) && self.model.cluster_but_pods().is_some()
     }
 
     pub fn plan(&self) -> &Plan {

@@ -37,6 +37,7 @@ impl History {
                 Event::ClusterNetworkPolicy(..) => "cluster network policy",
                 Event::OtherNode(..)
                 | Event::Triggered(..)
+                | Event::PodCoverage(_)
                 | Event::Listed(_)
                 | Event::Links(_)
                 | Event::Refused(_) => continue,

@@ -112,6 +112,7 @@ impl Publisher {
                 | Event::Egress(_)
                 | Event::Namespace(..)
                 | Event::ClusterPod(..)
+                | Event::PodCoverage(_)
                 | Event::NetworkPolicy(..)
                 | Event::ClusterNetworkPolicy(..)
                 | Event::Listed(_)

@@ -49,6 +49,6 @@ impl FirewallArgs {
             NetworkPolicyMode::On => IfRefused::Pending,
             NetworkPolicyMode::Off => return None,
         };
-        Some(FirewallSettings { to_node, if_refused, by_ipvs })
+        Some(FirewallSettings { to_node, if_refused, by_ipvs, pods: KnownPods::All })
     }
 }

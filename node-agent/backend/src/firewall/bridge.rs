@@ -26,7 +26,7 @@ use denizen_model::{Family, LocalPod};
 use denizen_nft::{
     Chain, Element, Field, Hook, Key, Rule, Schema, Statement, TableFamily, Value, Verdict,
 };
-use denizen_plan::{Direction, FirewallPlan, Isolation};
+use denizen_plan::{Direction, FirewallPlan, Isolation, KnownPods};
 
 /// Before bridge netfilter (`NF_BR_PRI_BRNF`, 0) calls the IP hooks.
 const SOURCE_PRIORITY: i32 = -300;
@@ -67,9 +67,9 @@ pub fn schema() -> Schema {
 }
 
 /// All chains, in an order in which each is made before it is referred to.
-pub fn all() -> Vec<Chain> {
+pub fn all(pods: KnownPods) -> Vec<Chain> {
     vec![
-        tunnels(),
+        tunnels(pods),
         macs(),
         advertised(),
         discovery(),
@@ -147,7 +147,11 @@ fn sources() -> Chain {
 }
 
 /// A packet in a packet would come out at the node with any source, and be judged by that.
-fn tunnels() -> Chain {
+fn tunnels(pods: KnownPods) -> Chain {
+    let why = "what pods send to where nodes take packets out of packets";
+    if pods == KnownPods::Some {
+        return chain("tunnels".into(), why, vec![tunnel::to_anybody()]);
+    }
     let mut rules = vec![
         dropped(DropReason::Tunnel, vec![BridgeSet::Nodes4.has()]),
         dropped(DropReason::Tunnel, vec![BridgeSet::Nodes6.has()]),
@@ -156,7 +160,7 @@ fn tunnels() -> Chain {
         let asked = vec![Statement::carries(version), tunnel::is_multicast(version)];
         dropped(DropReason::Tunnel, asked)
     }));
-    chain("tunnels".into(), "what pods send to where nodes take packets out of packets", rules)
+    chain("tunnels".into(), why, rules)
 }
 
 fn macs() -> Chain {
@@ -393,8 +397,10 @@ pub(super) fn of_pod(
     if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
         all.push(member(BridgeSet::IngressIsolated, key));
     }
-    if plan.is_restricted(pod) {
+    if plan.is_confined(pod) {
         all.push(member(BridgeSet::Restricted, key));
+    }
+    if plan.is_restricted(pod) {
         // IP rules see no frames in VLANs either.
         if pod.is_in_vlan() || without_netfilter.contains(&pod.interface) {
             all.push(member(BridgeSet::CutOff, key));

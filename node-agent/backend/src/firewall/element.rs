@@ -159,7 +159,7 @@ pub fn of_pod(plan: &FirewallPlan, pod: &LocalPod, version: Family) -> Vec<Eleme
     let mut elements = vec![member(FirewallSet::PodInterfaces, interface)];
     let ips = plan.addresses_of(pod).into_iter().filter(|ip| family_of(*ip) == version);
     elements.extend(ips.map(|ip| member(FirewallSet::PodAddresses, interface.address(ip))));
-    if plan.is_restricted(pod) {
+    if plan.is_confined(pod) {
         elements.push(member(FirewallSet::RestrictedInterfaces, interface));
     }
     let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));

@@ -13,7 +13,7 @@ use denizen_nft::{
     Assigned, BaseChain, Chain, ChainKind, Field, Hook, Key, Reject, Rule, Statement, Variable,
     Verdict,
 };
-use denizen_plan::{Direction, FirewallSettings, MarkBit, ToNode};
+use denizen_plan::{Direction, FirewallSettings, KnownPods, MarkBit, ToNode};
 
 /// `raw`: before connection tracking, so that forged packets cost no entry.
 const RAW_PRIORITY: i32 = -300;
@@ -36,7 +36,7 @@ const FIN: u32 = 1;
 
 /// All chains, in an order in which each is made before it is referred to.
 pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) -> Vec<Chain> {
-    let out = Program { version, scope };
+    let out = Program { version, scope, pods: settings.pods };
     let tiers = Direction::BOTH.into_iter().filter(|_| scope.is_tiered());
     let tiers = tiers.map(|direction| out.tiers(direction));
     let refused = Direction::BOTH.map(|direction| out.refused(direction));
@@ -64,6 +64,7 @@ pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) ->
 pub(super) struct Program {
     version: Family,
     scope: FirewallScope,
+    pods: KnownPods,
 }
 
 pub(super) fn rule(why: &'static str, statements: impl IntoIterator<Item = Statement>) -> Rule {
@@ -232,10 +233,13 @@ impl Program {
 
     /// A packet in a packet would come out at the node with any source, and be judged by that.
     fn tunnels(&self) -> Chain {
-        let rules = vec![
-            dropped(DropReason::Tunnel, vec![self.is_destination_in(FirewallSet::Nodes)]),
-            dropped(DropReason::Tunnel, vec![tunnel::is_multicast(self.version)]),
-        ];
+        let rules = match self.pods {
+            KnownPods::Some => vec![tunnel::to_anybody()],
+            KnownPods::All => vec![
+                dropped(DropReason::Tunnel, vec![self.is_destination_in(FirewallSet::Nodes)]),
+                dropped(DropReason::Tunnel, vec![tunnel::is_multicast(self.version)]),
+            ],
+        };
         let why = "what pods send to where nodes take packets out of packets";
         chain("tunnels".into(), why, rules)
     }
@@ -245,8 +249,11 @@ impl Program {
         let is_translated = has_any(Field::ConnectionStatus, DST_NAT);
         let is_for = |set| vec![is_translated.clone(), self.is_in(set)];
         [FirewallSet::TunnelPorts, FirewallSet::TunnelProtocols].map(|set| {
-            let node = self.is_destination_in(FirewallSet::Nodes);
-            dropped(DropReason::Tunnel, [is_for(set), vec![node]].concat())
+            let node = match self.pods {
+                KnownPods::Some => Vec::new(),
+                KnownPods::All => vec![self.is_destination_in(FirewallSet::Nodes)],
+            };
+            dropped(DropReason::Tunnel, [is_for(set), node].concat())
         })
     }
 

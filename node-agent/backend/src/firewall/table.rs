@@ -54,7 +54,7 @@ impl FirewallTable {
     pub fn all_chains(self, settings: FirewallSettings, scope: FirewallScope) -> Vec<Chain> {
         match self {
             Self::Ip(version) => program::all(version, settings, scope),
-            Self::Bridge => bridge::all(),
+            Self::Bridge => bridge::all(settings.pods),
         }
     }
 

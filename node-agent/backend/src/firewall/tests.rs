@@ -258,6 +258,7 @@ fn with_ends(mut events: Vec<Vec<Event>>) -> Vec<Vec<Event>> {
             | Event::ServiceCidr(..)
             | Event::Namespace(..)
             | Event::ClusterPod(..)
+            | Event::PodCoverage(_)
             | Event::NetworkPolicy(..)
             | Event::ClusterNetworkPolicy(..)
             | Event::Addresses(_)

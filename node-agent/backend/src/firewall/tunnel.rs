@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::program::{rule, to};
+use super::drop_reason::DropReason;
+use super::program::{dropped, rule, to};
 use denizen_model::{Family, Tunnel};
 use denizen_nft::{Field, Key, Rule, Statement, Verdict};
 
@@ -29,6 +30,11 @@ pub(super) fn key(tunnel: Tunnel) -> TunnelKey {
 pub(super) fn asked(port: Statement, protocol: Statement) -> [Rule; 2] {
     let why = "may be for a tunnel of a node";
     [port, protocol].map(|asked| rule(why, [asked, to(Verdict::Jump("tunnels".into()))]))
+}
+
+/// Where not all pods are known, no node's address need be: then nobody is asked.
+pub(super) fn to_anybody() -> Rule {
+    dropped(DropReason::Tunnel, Vec::new())
 }
 
 /// Asks whether a packet is for a group, or for all: a tunnel may listen there too.

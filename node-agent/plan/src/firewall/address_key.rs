@@ -51,8 +51,14 @@ pub fn key_of_range(peers: &[PeerId], pod_ranges: Option<PeerId>) -> IdentityKey
     IdentityKey { peers, ports: Vec::new(), knowledge }
 }
 
-/// The ranges that nodes give their pods addresses from.
+/// The ranges that nodes give their pods addresses from. Every address may be a pod's while not all
+/// pods are known: what denies by labels must hold for those that were never asked for.
 pub fn ranges_of_pods(cluster: ClusterFacts<'_>) -> Arc<[Block]> {
+    if !cluster.knows_all_pods() {
+        let all = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let all = all.into_iter().filter_map(|first| IpNetwork::new(first, 0).ok());
+        return all.map(|range| Block { range, except: Vec::new() }).collect();
+    }
     let ranges: BTreeSet<IpNetwork> = cluster.pod_ranges().collect();
     ranges.into_iter().map(block_of_pods).collect()
 }

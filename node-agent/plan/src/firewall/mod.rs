@@ -7,6 +7,7 @@
 //!
 //! | file | decides |
 //! | --- | --- |
+//! | `settings` | what the operator asks
 //! | `rules` | which policies are in force here |
 //! | `peer` | the peers that these name, each once |
 //! | `group` | which peers cover which pods, by labels |
@@ -23,6 +24,7 @@
 //! | `decider` | what passes between classes and identities, and who decides it |
 //! | `class` | what the pods of each class may do |
 //! | `flow` | what becomes of one connection, and why |
+//! | `pod_needs` | pods of which namespaces must be known for all this |
 //! | `narrowed` | whose connections may be forbidden now |
 //! | `update` | what of this a change of facts touches |
 
@@ -40,7 +42,9 @@ mod judge;
 mod narrowed;
 mod peer;
 mod permission;
+mod pod_needs;
 mod rules;
+mod settings;
 mod side;
 #[cfg(test)]
 mod tests;
@@ -59,6 +63,7 @@ use self::flow::FlowCheck;
 use self::group::{GroupId, Groups, PortNames};
 use self::identity::{Identities, IdentityKey};
 use self::peer::{PeerId, PeerTable};
+use self::pod_needs::NeedsTracker;
 use self::rules::PoliciesInForce;
 use self::side::{Described, SideDecision};
 use self::update::FirewallUpdate;
@@ -75,43 +80,12 @@ pub use self::function::{Function, PortSpan};
 pub use self::identity::IdentityId;
 pub(crate) use self::permission::ClassKey;
 pub use self::permission::{Permission, PortKey};
+pub use self::pod_needs::{PodNeeds, WhyAll};
 pub use self::rules::Direction;
+pub use self::settings::{FirewallSettings, IfRefused, KnownPods, ToNode};
 pub use self::side::{Isolation, Side, Sides, Tiered};
 pub use self::tie::PolicyTie;
 pub use self::tier::TierStep;
-
-/// What the operator asked of the pod firewall.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct FirewallSettings {
-    /// What pods may send to their own node.
-    pub to_node: ToNode,
-    /// What happens to new pods while RBAC forbids the agent to read policies, pods or namespaces.
-    pub if_refused: IfRefused,
-    /// IPVS may choose endpoints. Packets that it forwards pass the hooks input and output, not
-    /// forward.
-    pub by_ipvs: bool,
-}
-
-/// What happens to new pods of this node while RBAC forbids the agent to read what policies need.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum IfRefused {
-    /// `--network-policy on`: they are pending.
-    #[default]
-    Pending,
-    /// `--network-policy auto`: they are open, since the operator of an agent whose role is older
-    /// than the pod firewall never asked for it.
-    Open,
-}
-
-/// `--policy-to-node`: whether egress policies apply to what a pod sends to its own node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ToNode {
-    /// They do.
-    #[default]
-    Enforce,
-    /// They do not.
-    Allow,
-}
 
 /// All decisions about which pods may talk to which.
 #[derive(Debug, Default)]
@@ -151,6 +125,10 @@ pub struct FirewallPlan {
     pod_ranges: Option<PeerId>,
     /// The identities of nodes' addresses that no pod has, while they are.
     node_identities: BTreeMap<IpAddr, IdentityId>,
+    /// Which pods must be known; tracked if some may be unknown.
+    needs: NeedsTracker,
+    /// Whether those are known that must be.
+    are_needs_covered: bool,
 }
 
 /// The ranges of `ipBlock`s, by first address, with their identities.
@@ -329,7 +307,8 @@ impl FirewallPlan {
     /// The addresses that a recorded pod may send from: those of its record, the link-local one of
     /// its MAC address, and those of its annotation that are nobody else's.
     pub fn addresses_of(&self, pod: &LocalPod) -> Vec<IpAddr> {
-        let subject = self.subjects.get(&pod.id);
+        // Who else has it may not be known.
+        let subject = self.subjects.get(&pod.id).filter(|_| self.knows_owners());
         let granted = subject.into_iter().flat_map(|subject| self.granted(&pod.id, subject));
         own_addresses(pod).chain(granted).collect()
     }
@@ -356,7 +335,35 @@ impl FirewallPlan {
     /// addresses alone; another one also those that are neither a pod's nor a node's.
     pub fn is_forged(&self, pod: &LocalPod, source: IpAddr) -> bool {
         !self.addresses_of(pod).contains(&source)
-            && (self.is_restricted(pod) || self.is_taken(source))
+            && (self.is_confined(pod) || self.is_taken(source))
+    }
+
+    /// Whether a recorded pod may send from its own addresses alone.
+    pub fn is_confined(&self, pod: &LocalPod) -> bool {
+        !self.knows_owners() || self.is_restricted(pod)
+    }
+
+    /// Whether every address of a pod or a node is known to be one's.
+    fn knows_owners(&self) -> bool {
+        self.settings.pods == KnownPods::All
+    }
+
+    fn update_needs(&mut self, model: &Model, recorded: &[LocalPod], change: &ModelChange) {
+        if self.settings.pods == KnownPods::Some {
+            self.needs.update(model, recorded, change);
+        }
+        self.are_needs_covered = self.needs.needs().are_covered(model.pod_coverage());
+    }
+
+    /// Which pods of other nodes must be known; unknown unless some [may be](KnownPods::Some).
+    pub fn pod_needs(&self) -> &PodNeeds {
+        self.needs.needs()
+    }
+
+    /// Whether the pods are known that policies of this node's pods name, or cannot be had. Until
+    /// then, less is permitted.
+    pub fn has_needed_pods(&self) -> bool {
+        self.are_needs_covered
     }
 
     /// Whether a policy restricts any direction of a recorded pod, or may do so.
@@ -464,7 +471,7 @@ impl FirewallPlan {
     /// unknown, that holds for no pod, unless pods are [left open](Self::is_left_open).
     pub fn is_decided(&self, pod: &LocalPod) -> bool {
         match self.subjects.get(&pod.id) {
-            Some(subject) => !self.lacks_labels(subject),
+            Some(subject) => self.are_needs_covered && !self.lacks_labels(subject),
             None => self.left_open || pod.pod.is_none(),
         }
     }

@@ -47,6 +47,7 @@ impl<'a> FirewallUpdate<'a> {
         }
         self.update_surroundings(model, change);
         let recorded = recorded.map(|set| &*set.pods).unwrap_or_default();
+        self.plan.update_needs(model, recorded, change);
         // `auto` enforces what it may read, and the problem is named.
         let without_tiers = || match self.plan.settings.if_refused {
             IfRefused::Open => model.cluster_without_tiers(),

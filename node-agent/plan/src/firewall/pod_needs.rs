@@ -1,0 +1,213 @@
+//! The pods of which namespaces decide about this node's pods. Pure.
+//!
+//! A NetworkPolicy only ever permits, so a pod that is not known is permitted less, never more. A
+//! ClusterNetworkPolicy may deny by labels, so with one every pod must be known.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use denizen_model::{
+    ClusterFacts, LocalPod, Model, ModelChange, Namespaces, NetworkPolicy, Peers, PodCoverage,
+    PolicyName, PolicyPeer, PolicyRule, PortMatch, Ports, Selector,
+};
+
+/// Which pods of other nodes must be known, so that this node's pods are judged as if all were.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum PodNeeds {
+    /// Nobody can say yet, or nobody asks.
+    #[default]
+    Unknown,
+    All(WhyAll),
+    /// Those of these namespaces.
+    Namespaces(BTreeSet<Arc<str>>),
+}
+
+/// Why pods of every namespace must be known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WhyAll {
+    /// There is a ClusterNetworkPolicy.
+    ClusterNetworkPolicies,
+    /// This policy permits pods of every namespace.
+    EveryNamespace(PolicyName),
+    /// This policy permits named ports of anybody.
+    NamedPorts(PolicyName),
+}
+
+impl fmt::Display for WhyAll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClusterNetworkPolicies => f.write_str("there is a ClusterNetworkPolicy"),
+            Self::EveryNamespace(policy) => {
+                write!(f, "NetworkPolicy {policy} has an empty namespaceSelector")
+            }
+            Self::NamedPorts(policy) => {
+                write!(f, "NetworkPolicy {policy} permits named ports of any address")
+            }
+        }
+    }
+}
+
+impl PodNeeds {
+    /// Whether all of these pods are known, or cannot be had.
+    pub fn are_covered(&self, coverage: &PodCoverage) -> bool {
+        match (self, coverage) {
+            (_, PodCoverage::All) => true,
+            (Self::Unknown | Self::All(_), PodCoverage::Some(_)) => false,
+            (Self::Namespaces(needed), PodCoverage::Some(covered)) => {
+                let is_covered = |name: &Arc<str>| {
+                    covered.complete.contains(name) || covered.failed.contains(name)
+                };
+                needed.iter().all(is_covered)
+            }
+        }
+    }
+}
+
+/// What must be known, brought up to date with what changes.
+#[derive(Debug, Default)]
+pub(super) struct NeedsTracker {
+    asked: PeersAsked,
+    needs: PodNeeds,
+}
+
+/// What the policies ask that select pods of this node.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct PeersAsked {
+    all: Option<WhyAll>,
+    /// Namespaces without a selector of namespaces: the policies' own.
+    own: BTreeSet<Arc<str>>,
+    of_namespaces: BTreeSet<Selector>,
+}
+
+impl NeedsTracker {
+    pub fn needs(&self) -> &PodNeeds {
+        &self.needs
+    }
+
+    /// Decides again what `change` touches.
+    pub fn update(&mut self, model: &Model, recorded: &[LocalPod], change: &ModelChange) {
+        let Some(cluster) = model.cluster_but_pods() else { return };
+        let is_first = self.needs == PodNeeds::Unknown;
+        let is_named = |pod: &LocalPod| {
+            pod.pod.as_ref().is_some_and(|name| change.cluster_pods.contains(name))
+        };
+        let may_differ = change.pods
+            || !change.network_policies.is_empty()
+            || !change.cluster_network_policies.is_empty()
+            || recorded.iter().any(is_named);
+        if may_differ || is_first {
+            let asked = PeersAsked::by(cluster, recorded);
+            if asked != self.asked || is_first {
+                self.needs = asked.needs(cluster);
+                self.asked = asked;
+                return;
+            }
+        }
+        let PodNeeds::Namespaces(needed) = &mut self.needs else { return };
+        for name in &change.namespaces {
+            match self.asked.asks_for(name, cluster) {
+                true => needed.insert(name.clone()),
+                false => needed.remove(name),
+            };
+        }
+    }
+}
+
+impl PeersAsked {
+    fn by(cluster: ClusterFacts<'_>, recorded: &[LocalPod]) -> Self {
+        let mut asked = Self::default();
+        if cluster.has_tiers() {
+            asked.all = Some(WhyAll::ClusterNetworkPolicies);
+            return asked;
+        }
+        let namespaces = recorded.iter().filter_map(|pod| Some(&pod.pod.as_ref()?.namespace));
+        let namespaces: BTreeSet<&Arc<str>> = namespaces.collect();
+        for namespace in namespaces {
+            let of_namespace =
+                |pod: &&LocalPod| pod.pod.as_ref().is_some_and(|name| name.namespace == *namespace);
+            let pods: Vec<&LocalPod> = recorded.iter().filter(of_namespace).collect();
+            for policy in cluster.policies_of(namespace) {
+                // A pod whose labels are not known may be selected.
+                let may_select = |pod: &&LocalPod| {
+                    cluster.pod_of(pod).is_none_or(|pod| policy.pods.selects(&pod.labels))
+                };
+                if pods.iter().any(may_select) {
+                    asked.add(policy);
+                }
+            }
+        }
+        asked
+    }
+
+    fn add(&mut self, policy: &NetworkPolicy) {
+        for rule in policy.ingress.iter().flatten() {
+            // Named ports are those of this node's pod.
+            self.add_rule(policy, rule, false);
+        }
+        for rule in policy.egress.iter().flatten() {
+            self.add_rule(policy, rule, names_ports(&rule.ports));
+        }
+    }
+
+    /// `by_name`: the destination's pod says which ports are meant.
+    fn add_rule(&mut self, policy: &NetworkPolicy, rule: &PolicyRule, by_name: bool) {
+        let mut needs_all = |why: fn(PolicyName) -> WhyAll| {
+            self.all.get_or_insert_with(|| why(policy.name.clone()));
+        };
+        let peers = match &rule.peers {
+            Peers::All => {
+                if by_name {
+                    needs_all(WhyAll::NamedPorts);
+                }
+                return;
+            }
+            Peers::These(peers) => peers,
+        };
+        for peer in peers {
+            match peer {
+                PolicyPeer::Block(_) if by_name => needs_all(WhyAll::NamedPorts),
+                PolicyPeer::Block(_) => {}
+                PolicyPeer::Pods { namespaces: Namespaces::Own, .. } => {
+                    self.own.insert(policy.name.namespace.clone());
+                }
+                PolicyPeer::Pods { namespaces: Namespaces::Selected(selector), .. } => {
+                    match selector.is_empty() {
+                        true => needs_all(WhyAll::EveryNamespace),
+                        false => _ = self.of_namespaces.insert(selector.clone()),
+                    }
+                }
+            }
+        }
+    }
+
+    fn needs(&self, cluster: ClusterFacts<'_>) -> PodNeeds {
+        if let Some(why) = &self.all {
+            return PodNeeds::All(why.clone());
+        }
+        let selected = cluster.namespaces().filter(|name| self.asks_for(name, cluster));
+        PodNeeds::Namespaces(selected.chain(&self.own).cloned().collect())
+    }
+
+    fn asks_for(&self, namespace: &Arc<str>, cluster: ClusterFacts<'_>) -> bool {
+        if self.own.contains(namespace) {
+            return true;
+        }
+        // What has no object has no pods that anybody may reach.
+        if self.of_namespaces.is_empty() || !cluster.has_namespace(namespace) {
+            return false;
+        }
+        let labels = cluster.namespace_labels(namespace);
+        self.of_namespaces.iter().any(|selector| selector.selects(&labels))
+    }
+}
+
+fn names_ports(ports: &Ports) -> bool {
+    match ports {
+        Ports::All => false,
+        Ports::These(ports) => ports.iter().any(|port| matches!(port.port, PortMatch::Named(_))),
+    }
+}
