@@ -10,6 +10,8 @@ mod history;
 mod network_policy;
 mod open_files;
 mod plugin_waits;
+mod pod_scope;
+mod pod_watch;
 mod portmap;
 mod publish;
 mod requests;
@@ -41,6 +43,7 @@ use self::flush::Flush;
 use self::foreign::foreign_change;
 use self::network_policy::Enforcer;
 use self::plugin_waits::PluginWaits;
+use self::pod_watch::PodWatch;
 use self::portmap::PortmapRules;
 use self::publish::Publisher;
 use self::sampling::Sampling;
@@ -96,6 +99,8 @@ struct Agent {
     /// Whether only a restart restores the run directory.
     run_dir_lost: watch::Receiver<bool>,
     plugin_waits: PluginWaits,
+    /// Which pods of other nodes are followed.
+    pod_watch: PodWatch,
     /// Removes what portmap left; `None` if host ports are off.
     portmap: Option<PortmapRules>,
     /// Watches for foreign changes, once everything is programmed.
@@ -152,6 +157,7 @@ impl Agent {
                 () = portmap_changed(&mut self.portmap) => Next::Portmap,
                 () = self.sampling.expired() => Next::EndSampling,
                 () = announcements_due(self.announcer.as_ref()) => Next::Announce,
+                () = pod_scope::due(&self.pod_watch) => Next::PodWatch,
                 Some(ticket) = self.sources.policies_read.recv() => Next::PoliciesRead(ticket),
                 _ = heartbeat.tick() => Next::Heartbeat,
                 Ok(()) = self.run_dir_lost.changed() => Next::RunDir,
@@ -211,6 +217,10 @@ impl Agent {
             }
             Next::Announce => {
                 self.announce_again();
+                None
+            }
+            Next::PodWatch => {
+                pod_scope::choose(self);
                 None
             }
             Next::PoliciesRead(ticket) => self.policies_read(ticket, events),
@@ -327,6 +337,7 @@ impl Agent {
             self.engine.sync()
         };
         self.note_firewall();
+        pod_scope::choose(self);
         let Err(error) = result else {
             self.follow_rules(begun);
             return true;

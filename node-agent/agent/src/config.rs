@@ -20,7 +20,7 @@ pub use backend::{BackendArgs, BackendChoice};
 pub use conntrack::ConntrackArgs;
 pub use detect::{DetectArgs, DetectorError};
 pub use error::ConfigError;
-pub use firewall::{FirewallArgs, NetworkPolicyMode, PolicyToNode};
+pub use firewall::{FirewallArgs, NetworkPolicyMode, PolicyToNode, WatchPods};
 pub use host_ports::{HostPortsArgs, HostPortsMode};
 pub use node_side::NodeSideArgs;
 pub use objects::{InCluster, Objects, ObjectsArgs, ObjectsError};
@@ -28,6 +28,7 @@ pub use routing::{AnnouncePods, AnnounceServices, RoutingArgs, RoutingMode};
 pub use services::{ServicesArgs, ServicesMode};
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -192,6 +193,8 @@ pub struct Config {
     pub backend: BackendConfig,
     /// Whether NetworkPolicies are enforced.
     pub network_policy: NetworkPolicyMode,
+    /// Which pods of other nodes are watched, and for how long after nobody needs them.
+    pub watch_pods: (WatchPods, Duration),
     /// How this node reaches the pods of other nodes, and what it announces.
     pub routing: RoutingSettings,
     /// Settings of connection tracking.
@@ -254,6 +257,7 @@ impl RunArgs {
             init_only: *init_only,
             backend: policy.backend(auto),
             network_policy: policy.firewall.network_policy,
+            watch_pods: (policy.firewall.watch_pods, policy.firewall.watch_pods_linger),
             listen: listen.check()?,
         })
     }

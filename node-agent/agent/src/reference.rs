@@ -134,7 +134,10 @@ fn every_field_of_the_status_is_there() {
         missed_lookups: 0,
         network_policy_why: String::new(),
         network_policy_engine: None,
-        network_policy: Some(denizen_observe::status::NetworkPolicyStatus::default()),
+        network_policy: Some(denizen_observe::status::NetworkPolicyStatus {
+            watched_pods: Some(denizen_observe::status::WatchedPodsStatus::default()),
+            ..denizen_observe::status::NetworkPolicyStatus::default()
+        }),
         affinity: Affinity {
             clients: vec![Clients {
                 family: String::new(),

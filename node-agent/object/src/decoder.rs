@@ -14,6 +14,8 @@ pub struct Decoder {
     pub(super) node_name: Arc<str>,
     /// The Nodes of others are decoded too.
     pub(super) other_nodes: bool,
+    /// When pods end is decoded.
+    pub(super) ends: bool,
     texts: Copies<Arc<str>>,
     labels: Copies<Labels>,
     ports: Copies<Arc<[NamedPort]>>,
@@ -25,6 +27,7 @@ impl Decoder {
         Self {
             node_name,
             other_nodes: false,
+            ends: false,
             texts: Copies::default(),
             labels: Copies::default(),
             ports: Copies::default(),
@@ -35,6 +38,11 @@ impl Decoder {
     /// Whether to decode the Nodes of others too.
     pub fn with_other_nodes(self, other_nodes: bool) -> Self {
         Self { other_nodes, ..self }
+    }
+
+    /// Whether to decode when pods that are deleted end. Their deletion is a change of its own then.
+    pub fn with_ends(self, ends: bool) -> Self {
+        Self { ends, ..self }
     }
 
     /// The node's name.

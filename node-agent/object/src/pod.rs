@@ -38,6 +38,7 @@ struct PodMetadata<'a> {
     labels: Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
     annotations: Option<PodAnnotations<'a>>,
     creation_timestamp: Option<Time<'a>>,
+    deletion_timestamp: Option<Time<'a>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -121,6 +122,7 @@ impl<'a> FromProtobuf<'a> for PodMetadata<'a> {
             3 => self.namespace = Some(field.text()?),
             5 => self.uid = Some(field.text()?),
             8 => self.creation_timestamp = texts::time(field)?,
+            9 => self.deletion_timestamp = texts::time(field)?,
             11 => insert_entry(&mut self.labels, field)?,
             12 => self.annotations.get_or_insert_default().insert(field.message()?),
             _ => {}
@@ -227,6 +229,7 @@ pub fn pod(
             ips: [].into(),
             ports: [].into(),
             created: 0,
+            ends: None,
             host_network: true,
             host_ips,
             additional: [].into(),
@@ -242,6 +245,7 @@ pub fn pod(
         ips: status.map(|status| ips(status, &mut notes)).unwrap_or_default(),
         ports: ports(spec, decoder, &mut notes),
         created: created(metadata, &mut notes),
+        ends: ends(metadata, decoder, &mut notes),
         host_network: false,
         host_ips,
         additional: match is_here {
@@ -274,6 +278,14 @@ fn created(metadata: &PodMetadata<'_>, notes: &mut Notes<'_>) -> i64 {
         notes.warn("metadata.creationTimestamp", written, problem);
         0
     })
+}
+
+fn ends(metadata: &PodMetadata<'_>, decoder: &Decoder, notes: &mut Notes<'_>) -> Option<i64> {
+    let time = metadata.deletion_timestamp.as_ref().filter(|_| decoder.ends)?;
+    Some(time.seconds().unwrap_or_else(|written| {
+        notes.warn("metadata.deletionTimestamp", written, "not a time: the pod counts as ended");
+        0
+    }))
 }
 
 fn ips(status: &PodStatus<'_>, notes: &mut Notes<'_>) -> Box<[IpAddr]> {

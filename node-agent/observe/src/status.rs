@@ -136,6 +136,46 @@ pub struct NetworkPolicyStatus {
     /// ports.
     #[serde(default)]
     pub unfiltered_bridges: Vec<String>,
+    /// Which pods of other nodes are watched; `None` if all are, by `--watch-pods all`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watched_pods: Option<WatchedPodsStatus>,
+}
+
+/// Which pods of other nodes are watched.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchedPodsStatus {
+    /// What is wanted: `all` or `namespaces`; empty until that is known.
+    pub scope: String,
+    /// Since when. RFC 3339 in UTC.
+    pub since: String,
+    pub why: String,
+    /// Whether every pod of the cluster is known.
+    pub all_known: bool,
+    /// Namespaces whose pods are known, unless all are.
+    pub namespaces: Vec<String>,
+    /// Needed namespaces whose pods are not listed yet: what policies permit them is dropped.
+    pub waiting_for: Vec<String>,
+    /// Namespaces whose pods cannot be listed.
+    pub failed: Vec<String>,
+}
+
+impl fmt::Display for WatchedPodsStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scope, why, namespaces, waiting_for, failed, .. } = self;
+        match &**scope {
+            "" => return f.write_str(why),
+            "namespaces" => write!(f, "of {} namespaces, since {}", namespaces.len(), self.since)?,
+            _ => write!(f, "of all namespaces, since {}", self.since)?,
+        }
+        write!(f, ": {why}")?;
+        for (what, names) in [("waiting for", waiting_for), ("cannot be listed:", failed)] {
+            if !names.is_empty() {
+                write!(f, "; {what} {}", names.join(", "))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for NetworkPolicyStatus {

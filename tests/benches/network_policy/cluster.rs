@@ -169,6 +169,7 @@ fn pod(name: PodName, labels: Labels, n: u32, is_here: bool) -> Event {
         ips: [IpAddr::V4(ip)].into(),
         ports: [].into(),
         created: 0,
+        ends: None,
         host_network: false,
         host_ips: [].into(),
         additional: [].into(),

@@ -63,6 +63,7 @@ pub fn follow(kubeconfig: &Path, services: bool) -> Result<ExitCode> {
             node_name: NODE.into(),
             since: "2026-01-01T00:00:00Z".parse()?,
             features: Features { services, network_policy: !services, other_nodes: false },
+            pods: None,
         };
         let (begun, used) = (Instant::now(), processor_time()?);
         let followed = kube::start(&config, &names, reads, &report, &send);

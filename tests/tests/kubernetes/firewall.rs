@@ -60,6 +60,7 @@ impl Following {
             node_name: NODE.into(),
             since: "2026-01-01T00:00:00Z".parse()?,
             features: Features { services: false, network_policy: true, other_nodes: false },
+            pods: None,
         };
         let (read, asked) = mpsc::channel(64);
         let (done, done_reads) = mpsc::channel(64);

@@ -11,3 +11,4 @@ mod rbac;
 mod refused_policies;
 mod start;
 mod tiers;
+mod watched_pods;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio::sync::{mpsc, watch};
 
+use super::pod_scope::{PodScopeSender, pod_scopes};
 use crate::config::{Config, Objects};
 use crate::engine::Engine;
 use denizen_backend::firewall::Records;
@@ -16,7 +17,7 @@ use denizen_observe::status::ApiTraffic;
 use denizen_source::attachments;
 use denizen_source::events::Notices;
 use denizen_source::kube::{
-    AnyPolicy, Followed, ListReason, PolicyRead, PolicyReads, Traffic, WrongPolicy,
+    AnyPolicy, Followed, ListReason, PodScopes, PolicyRead, PolicyReads, Traffic, WrongPolicy,
 };
 use denizen_source::{Outlet, egress, kube, manifests, node, state_file};
 
@@ -63,6 +64,8 @@ pub(super) struct Sources {
     pub(super) read_policies: mpsc::Sender<PolicyRead>,
     /// Gives the tickets of those that were read, or cannot be read in time.
     pub(super) policies_read: mpsc::Receiver<u64>,
+    /// Gets which pods are followed; `None` if all are, or they come from manifests.
+    pub(super) pod_scope: Option<PodScopeSender>,
 }
 
 /// Starts all sources.
@@ -75,8 +78,9 @@ pub(super) async fn start(
     let (read_policies, asked) = mpsc::channel(READS);
     let (done, policies_read) = mpsc::channel(READS);
     let reads = PolicyReads { asked, done };
+    let (pod_scope, scopes) = pod_scopes(config).unzip();
     let (mut problems, api) =
-        follow_objects(config, &unknown, reads, wrong_policies, events).await?;
+        follow_objects(config, scopes, &unknown, reads, wrong_policies, events).await?;
     let mut outlet = || {
         let (outlet, found) = Outlet::new(events.clone());
         problems.push(found);
@@ -101,12 +105,22 @@ pub(super) async fn start(
     if let Some(file) = &config.egress {
         tokio::spawn(egress::run(file.clone(), outlet()));
     }
-    Ok(Sources { problems, api, unrecorded, selected, unknown_pods, read_policies, policies_read })
+    Ok(Sources {
+        problems,
+        api,
+        unrecorded,
+        selected,
+        unknown_pods,
+        read_policies,
+        policies_read,
+        pod_scope,
+    })
 }
 
 /// Starts the source of the cluster's objects.
 async fn follow_objects(
     config: &Config,
+    pods: Option<PodScopes>,
     unknown: &watch::Receiver<BTreeSet<PodName>>,
     reads: PolicyReads,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
@@ -132,6 +146,7 @@ async fn follow_objects(
                 node_name: node_name.clone(),
                 since: jiff::Timestamp::now(),
                 features: config.features,
+                pods,
             };
             let followed = kube::start(&config, unknown, reads, wrong_policies, events);
             let api = |Followed { kind, problems, traffic }: Followed| {

@@ -1,7 +1,7 @@
 //! The content of `status` and of the status page, from the loop's state.
 
 use super::sources::ApiCounts;
-use super::{Agent, now};
+use super::{Agent, now, pod_scope};
 use denizen_backend::BackendName;
 use denizen_backend::sysctl::vlan;
 use denizen_backend::takeover::ipvs;
@@ -45,7 +45,10 @@ pub(super) fn status(agent: &mut Agent) -> Status {
     let vlans = vlan::problems(agent.settings.sysctls(), agent.engine.plan().recorded());
     let without_hairpin = agent.bridges.hairpin_warnings(agent.engine.plan().recorded());
     let unrecorded = agent.sources.unrecorded.borrow().clone();
-    let status = agent.engine.status(problems.collect());
+    let mut status = agent.engine.status(problems.collect());
+    if let Some(network_policy) = &mut status.network_policy {
+        network_policy.watched_pods = pod_scope::status(agent);
+    }
     let selected = agent.sources.selected.borrow().clone();
     let lacking = selected.lacking(agent.engine.plan().recorded());
     let unredirected = attachments::warning(&lacking).into_iter().collect();

@@ -1,8 +1,11 @@
 //! The flags of the pod firewall.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 
-use denizen_plan::{FirewallSettings, IfRefused, ToNode};
+use denizen_plan::{FirewallSettings, IfRefused, KnownPods, ToNode};
+use denizen_text::duration;
 
 /// `--network-policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -24,6 +27,17 @@ pub enum PolicyToNode {
     Allow,
 }
 
+/// `--watch-pods`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WatchPods {
+    /// All pods of the cluster.
+    All,
+    /// In a large cluster, those of the namespaces that policies name.
+    Auto,
+    /// Those of the namespaces that policies name.
+    Namespaces,
+}
+
 /// The flags of the pod firewall, as written.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct FirewallArgs {
@@ -35,6 +49,16 @@ pub struct FirewallArgs {
     /// Whether egress policies apply to what a pod sends to its own node
     #[arg(long, value_enum, value_name = "MODE", default_value = "enforce")]
     pub policy_to_node: PolicyToNode,
+
+    /// Which pods of other nodes to watch for policies. namespaces: those of the namespaces that
+    /// policies of this node's pods name, as long as these are few. auto: that in clusters of more
+    /// than 1000 nodes. With both, pods send from their own addresses alone
+    #[arg(long, value_enum, value_name = "MODE", default_value = "all")]
+    pub watch_pods: WatchPods,
+
+    /// How long the pods of a namespace, or all pods, are watched after no policy needs them
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
+    pub watch_pods_linger: Duration,
 }
 
 impl FirewallArgs {
@@ -49,6 +73,10 @@ impl FirewallArgs {
             NetworkPolicyMode::On => IfRefused::Pending,
             NetworkPolicyMode::Off => return None,
         };
-        Some(FirewallSettings { to_node, if_refused, by_ipvs, pods: KnownPods::All })
+        let pods = match self.watch_pods {
+            WatchPods::All => KnownPods::All,
+            WatchPods::Auto | WatchPods::Namespaces => KnownPods::Some,
+        };
+        Some(FirewallSettings { to_node, if_refused, by_ipvs, pods })
     }
 }

@@ -123,6 +123,8 @@ fn network_policy<B>(
         waiting: report.waiting,
         dropped: report.dropped,
         unfiltered_bridges: firewall.without_netfilter().map(str::to_owned).collect(),
+        // The caller knows which are wanted, and why.
+        watched_pods: None,
     })
 }
 

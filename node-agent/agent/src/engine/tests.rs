@@ -118,6 +118,7 @@ fn subject(event: &Event) -> String {
         Event::ClusterNetworkPolicy(name, _) => format!("cluster policy {name}"),
         Event::Listed(listing) => format!("{listing:?}"),
         Event::Refused(listing) => format!("{listing:?} refused"),
+        Event::PodCoverage(coverage) => format!("{coverage:?}"),
     }
 }
 

@@ -176,6 +176,7 @@ fn cluster_pod(namespace: u8, name: u8, label: u8, web: u8) -> ClusterPod {
         ips: [address(namespace, name)].into(),
         ports: [web].into(),
         created: 0,
+        ends: None,
         host_network: false,
         host_ips: [format!("192.0.2.{}", label + 1).parse().unwrap()].into(),
         additional,

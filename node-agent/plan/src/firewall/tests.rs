@@ -14,6 +14,7 @@ fn pod(number: u32) -> Event {
         ips: [ip(&format!("10.64.{}.{}", number / 256, number % 256))].into(),
         ports: [].into(),
         created: 0,
+        ends: None,
         host_network: false,
         host_ips: [].into(),
         additional: [].into(),

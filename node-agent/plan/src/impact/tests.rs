@@ -19,6 +19,7 @@ fn pod(name: &str, address: &str, app: &str) -> Event {
         ips: [ip(address)].into(),
         ports: [].into(),
         created: 0,
+        ends: None,
         host_network: false,
         host_ips: [].into(),
         additional: [].into(),

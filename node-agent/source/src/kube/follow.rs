@@ -22,7 +22,8 @@ use super::failure::{Failure, Remedy, StreamEnd};
 use super::frames::{Frames, Listed};
 use super::index::{PartialList, SentObjects};
 use super::kinds::{self, ListedState};
-use super::pace::{Pace, watch_seconds};
+use super::pace::{ANSWER, LIST_SILENCE, NOT_SERVED, Pace, STEADY, WATCH_SILENCE, watch_seconds};
+use super::pods::{StreamProgress, StreamScope};
 use super::recovery::Recovery;
 use super::served::ServedPath;
 use super::spread::{Spread, is_spread};
@@ -32,22 +33,6 @@ use crate::{Closed, Outlet};
 use denizen_model::Event;
 use denizen_object::{ObjectKind, RawObject};
 use denizen_text::describe;
-
-/// Time limit for the first answer to a list or a watch.
-const ANSWER: Duration = Duration::from_secs(30);
-
-/// Time limit for silence during a list.
-const LIST_SILENCE: Duration = Duration::from_secs(20);
-
-/// Time limit for silence during a watch: the server sends a bookmark about every minute. The
-/// kernel notices a dead connection sooner.
-const WATCH_SILENCE: Duration = Duration::from_secs(150);
-
-/// A watch that lasted this long succeeded, however it ended.
-const STEADY: Duration = Duration::from_secs(10);
-
-/// Time until a kind that the server does not serve is requested again.
-const NOT_SERVED: Duration = Duration::from_secs(600);
 
 /// Follows one kind.
 pub(super) struct KindFollower {
@@ -71,6 +56,8 @@ pub(super) struct KindFollower {
     reason: ListReason,
     traffic: Arc<Traffic>,
     spread: Arc<Spread>,
+    scope: StreamScope,
+    progress: Arc<StreamProgress>,
     /// The field selector, until the server refuses it.
     fields: Option<String>,
     /// Whether to use field selectors at all.
@@ -92,13 +79,15 @@ impl KindFollower {
         ends: FollowerChannels,
         recovery: Recovery,
     ) -> Self {
-        let KubeConfig { access, node_name, since, features } = config.clone();
+        let KubeConfig { access, node_name, since, features, pods } = config.clone();
         let FollowerChannels { outlet, answers, wrong_policies, traffic, spread, .. } = ends;
         let (companion, call, watched) = (ends.companion, ends.call, ends.watched);
+        let of_scope = ends.scope.fields(&node_name);
+        let decoder = features.decoder(node_name.clone()).with_ends(pods.is_some());
         Self {
             kind,
-            fields: kinds::fields(kind, &node_name, features),
-            index: SentObjects::new(kind, features.decoder(node_name), since),
+            fields: kinds::fields(kind, &node_name, features).or(of_scope),
+            index: SentObjects::new(kind, decoder, since),
             selects: kinds::selects(kind),
             access,
             outlet,
@@ -109,11 +98,13 @@ impl KindFollower {
             served: ServedPath::new(companion, watched),
             client: None,
             version: None,
-            floor: None,
+            floor: ends.floor,
             needs_newest: false,
             reason: ListReason::Start,
             traffic,
             spread,
+            scope: ends.scope,
+            progress: ends.progress,
             listed: false,
             pace: Pace::default(),
             recovery,
@@ -188,6 +179,7 @@ impl KindFollower {
     /// Acts on a failure. Returns how long to wait.
     async fn failed(&mut self, failure: &Failure) -> Result<Duration, Closed> {
         self.outage |= failure.is_outage();
+        self.progress.failed();
         let remedy = failure.remedy();
         // For a watch that resumes, `NotThisWay` can only be about its resource version.
         let listing = self.version.is_none();
@@ -251,7 +243,9 @@ impl KindFollower {
         if !refused || kind == ObjectKind::Node || !std::mem::take(&mut self.selects) {
             return false;
         }
-        self.fields = None;
+        if self.scope != StreamScope::OwnPods {
+            self.fields = None;
+        }
         // Before 1.31 a server selects Services by name only (kubernetes #123905). The model
         // ignores what the selector would have excluded. A Node's selector stays: without it the
         // server would send the heartbeats of all nodes.
@@ -279,7 +273,7 @@ impl KindFollower {
             None => ListedState::Cached,
         };
         let params = kinds::list(self.kind, self.fields.clone(), self.selects, state);
-        let request = self.served.request(self.kind).list(&params);
+        let request = self.scope.request(self.served.request(self.kind)).list(&params);
         self.traffic.list(self.reason);
         let mut reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
         self.answered();
@@ -326,7 +320,7 @@ impl KindFollower {
     /// Watches from `version`.
     async fn watch(&mut self, client: &Client, version: &str) -> Result<(), StreamEnd> {
         let params = kinds::watch(self.kind, self.fields.clone(), watch_seconds());
-        let request = self.served.request(self.kind).watch(&params, version);
+        let request = self.scope.request(self.served.request(self.kind)).watch(&params, version);
         let reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
         self.answered();
         let begun = Instant::now();
@@ -351,6 +345,7 @@ impl KindFollower {
                 self.traffic.event();
                 self.take(event).await?;
                 self.served.publish(self.version.as_ref());
+                self.progress.sent(self.version.as_deref());
             }
         }
         if frames.is_between_events() { Ok(()) } else { Err(Failure::HalfAnEvent.into()) }
@@ -453,6 +448,7 @@ impl KindFollower {
         self.listed().await?;
         self.version = Some(version);
         self.needs_newest = false;
+        self.progress.sent(self.version.as_deref());
         self.served.publish(self.version.as_ref());
         self.report();
         Ok(())
@@ -487,8 +483,10 @@ impl KindFollower {
             // If too many wait to be written, it is in the log and the status nevertheless.
             let _ = self.wrong_policies.try_send(wrong);
         }
-        let trouble =
-            self.trouble.iter().map(|trouble| format!("{}: {trouble}", self.kind.plural()));
+        let trouble = self
+            .trouble
+            .iter()
+            .map(|trouble| format!("{}{}: {trouble}", self.kind.plural(), self.scope));
         let absent = self.index.lacks_own_node().filter(|_| self.listed);
         let problems = self.index.problems().cloned();
         let old = self.served.old.iter().cloned();

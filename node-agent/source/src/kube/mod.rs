@@ -13,6 +13,7 @@
 //! | `follow` | lists, watches, and what to do when they fail |
 //! | [`probe`] | asks a server once what it is and permits, for `check` |
 //! | `lookup` | asks for single pods that the watch has not brought yet |
+//! | `pods` | several streams of pods, and one view of them |
 //! | `read` | reads the policies of a namespace as they are now |
 //! | `answer` | what of the answers to both the watch has not brought |
 //! | `failure` | what failed, and what to do about it |
@@ -60,6 +61,7 @@ mod index;
 mod kinds;
 mod lookup;
 pub(crate) mod pace;
+mod pods;
 pub mod probe;
 mod read;
 mod recovery;
@@ -82,6 +84,7 @@ use self::answer::ObjectAnswer;
 use self::companion::{Call, Companion, companion};
 use self::follow::KindFollower;
 use self::lookup::PodLookup;
+use self::pods::{PodFollowers, PodFollowersConfig, StreamProgress, StreamScope};
 use self::read::{PolicyReader, TierReads, WatchedTiers};
 use self::recovery::Recovery;
 use self::spread::Spread;
@@ -93,6 +96,7 @@ use denizen_object::ObjectKind;
 const WAITING: usize = 16;
 
 pub use self::envelope::Unreadable;
+pub use self::pods::{NodeCount, PodScope, PodScopes};
 pub use self::read::{PolicyRead, PolicyReads};
 pub use self::traffic::{ListReason, Traffic};
 
@@ -105,6 +109,8 @@ pub struct KubeConfig {
     pub since: Timestamp,
     /// The features whose objects are followed.
     pub features: Features,
+    /// Which pods are followed; `None` for all.
+    pub pods: Option<PodScopes>,
 }
 
 /// A policy of any kind.
@@ -146,6 +152,10 @@ struct FollowerChannels {
     call: Option<Call>,
     /// Of the follower of ClusterNetworkPolicies.
     watched: Option<latest::Sender<WatchedTiers>>,
+    scope: StreamScope,
+    progress: Arc<StreamProgress>,
+    /// The version that the first list must not be older than.
+    floor: Option<String>,
 }
 
 /// A kind that is followed.
@@ -189,6 +199,20 @@ pub fn start(
             let lookup =
                 PodLookup::new(config.access.clone(), unknown.clone(), answer, traffic.clone());
             tokio::spawn(lookup.run());
+            if let Some(scopes) = &config.pods {
+                let followers = PodFollowersConfig {
+                    config: config.clone(),
+                    scopes: scopes.clone(),
+                    outlet,
+                    answers,
+                    wrong_policies: wrong_policies.clone(),
+                    traffic: traffic.clone(),
+                    spread: spread.clone(),
+                    recovery: recovery.clone(),
+                };
+                tokio::spawn(PodFollowers::new(followers).run());
+                return Followed { kind, problems, traffic };
+            }
         } else if kind == ObjectKind::NetworkPolicy
             && let Some((reads, tiers)) = reads.take().zip(tier_reads.take())
         {
@@ -212,6 +236,9 @@ pub fn start(
             companion: called.take_if(|_| is_called && kind == ObjectKind::ClusterNetworkPolicy),
             call: call.take_if(|_| kind == ObjectKind::OtherNode),
             watched: watched.take_if(|_| kind == ObjectKind::ClusterNetworkPolicy),
+            scope: StreamScope::All,
+            progress: Arc::default(),
+            floor: None,
         };
         tokio::spawn(KindFollower::new(kind, config, ends, recovery.clone()).run());
         Followed { kind, problems, traffic }

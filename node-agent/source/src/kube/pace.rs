@@ -3,6 +3,22 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+/// Time limit for the first answer to a list or a watch.
+pub(super) const ANSWER: Duration = Duration::from_secs(30);
+
+/// Time limit for silence during a list.
+pub(super) const LIST_SILENCE: Duration = Duration::from_secs(20);
+
+/// Time limit for silence during a watch: the server sends a bookmark about every minute. The
+/// kernel notices a dead connection sooner.
+pub(super) const WATCH_SILENCE: Duration = Duration::from_secs(150);
+
+/// A watch that lasted this long succeeded, however it ended.
+pub(super) const STEADY: Duration = Duration::from_secs(10);
+
+/// Time until a kind that the server does not serve is requested again.
+pub(super) const NOT_SERVED: Duration = Duration::from_secs(600);
+
 /// The first pause. Each further one is twice as long …
 const SHORTEST: Duration = Duration::from_millis(200);
 

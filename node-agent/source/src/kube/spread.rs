@@ -56,9 +56,12 @@ impl Spread {
     /// Waits for this agent's time.
     pub(super) async fn wait(&self, client: &Client, traffic: &Arc<Traffic>) {
         let mut needed = self.needed.subscribe();
+        if *needed.borrow() {
+            return;
+        }
         let wait = async {
             let chosen = self.wait.get_or_try_init(|| async {
-                let nodes = nodes(client, traffic).await?;
+                let nodes = count_nodes(client, traffic).await?;
                 let wait = part_of(longest(nodes));
                 if !wait.is_zero() {
                     info!(nodes, ?wait, "spreading first lists");
@@ -96,7 +99,7 @@ fn longest(nodes: u32) -> Duration {
 }
 
 /// How many nodes the cluster has.
-async fn nodes(client: &Client, traffic: &Arc<Traffic>) -> Result<u32, Failure> {
+pub(super) async fn count_nodes(client: &Client, traffic: &Arc<Traffic>) -> Result<u32, Failure> {
     let request = Request::get("/api/v1/nodes?limit=1").body(Vec::new());
     let request = request.expect("the path is valid");
     let answer = async {

@@ -110,13 +110,19 @@ async fn answer_to(
         return discovery(&asked.path, &manners);
     };
     let plural = target.resource.plural;
+    while shared.manners().silent_paths.contains(&asked.path) {
+        sleep(Duration::from_millis(20)).await;
+    }
+    if manners.garbled_paths.contains(&asked.path) {
+        return json_answer(200, "<html>Welcome</html>".into());
+    }
     if let Some(refusal) = refused(&manners, plural).await {
         return refusal;
     }
     if let Some((_, seconds)) = manners.too_many.filter(|(of, _)| *of == plural) {
         return too_many(seconds);
     }
-    if manners.forbidden.contains(&plural) {
+    if manners.forbidden.contains(&plural) || manners.forbidden_paths.contains(&asked.path) {
         let message =
             format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
         return failure(403, "Forbidden", &message);

@@ -42,6 +42,12 @@ pub struct Manners {
     pub release: &'static str,
     /// Resources about which a question gets no answer.
     pub silent: Vec<&'static str>,
+    /// Paths about which a question gets no answer until this ends.
+    pub silent_paths: Vec<String>,
+    /// Paths that are answered with a page that is no JSON.
+    pub garbled_paths: Vec<String>,
+    /// Paths that nobody may read.
+    pub forbidden_paths: Vec<String>,
     /// Resources of which watches bring no change: they lag behind, as a real server's may.
     pub late: Vec<&'static str>,
     /// The tokens that are known; any client where there are none.
@@ -74,6 +80,9 @@ impl Default for Manners {
             clock_ahead: 0,
             release: "v1.33.0",
             silent: Vec::new(),
+            silent_paths: Vec::new(),
+            garbled_paths: Vec::new(),
+            forbidden_paths: Vec::new(),
             late: Vec::new(),
             tokens: Vec::new(),
             bookmarks: Duration::from_secs(60),

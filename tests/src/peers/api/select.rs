@@ -24,7 +24,8 @@ enum Term {
 }
 
 /// The fields that a real server indexes for selectors.
-const FIELDS: [&str; 4] = ["metadata.name", "metadata.namespace", "spec.clusterIP", "status.phase"];
+const FIELDS: [&str; 5] =
+    ["metadata.name", "metadata.namespace", "spec.clusterIP", "spec.nodeName", "status.phase"];
 
 impl Selector {
     /// From `labelSelector`, `fieldSelector` and the path's namespace.

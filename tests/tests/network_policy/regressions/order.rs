@@ -87,6 +87,7 @@ fn a_late_deletion_takes_nothing_from_the_address_next_owner() -> Result<()> {
             ips: super::small::addresses(YA).into(),
             ports: [].into(),
             created: 0,
+            ends: None,
             host_network: false,
             host_ips: [].into(),
             additional: [].into(),

@@ -21,6 +21,7 @@ pub(super) fn section(status: &Status) -> Markup {
 fn figures(status: &NetworkPolicyStatus) -> Markup {
     let Dropped { ingress, egress, pending, forbidden, spoofed, frame, router, tunnel } =
         status.dropped;
+    let watched_pods = status.watched_pods.as_ref().map(ToString::to_string);
     let rows = [
         ("waiting for", status.waiting_for.join(", ")),
         ("policies in force", status.policies.to_string()),
@@ -39,6 +40,7 @@ fn figures(status: &NetworkPolicyStatus) -> Markup {
         ("packets dropped, a pod as a router", router.to_string()),
         ("packets dropped, for a tunnel of a node", tunnel.to_string()),
         ("bridges whose restricted pods are cut off", status.unfiltered_bridges.join(", ")),
+        ("pods that are watched", watched_pods.unwrap_or_default()),
     ];
     html! {
         table {

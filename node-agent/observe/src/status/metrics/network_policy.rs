@@ -12,6 +12,9 @@ use super::{Label, doubling, from_zero};
 use crate::status::NetworkPolicyStatus;
 use denizen_backend::firewall::Dropped;
 
+/// States of namespaces whose pods are watched.
+const WATCHED: [&str; 3] = ["known", "waiting", "failed"];
+
 /// The metrics of the pod firewall. All but the engine are 0 while it is off.
 #[derive(Debug, Clone)]
 pub struct NetworkPolicyMetrics {
@@ -25,6 +28,8 @@ pub struct NetworkPolicyMetrics {
     identities: Gauge,
     elements: Gauge,
     unfiltered_bridges: Gauge,
+    all_pods: Gauge,
+    watched_namespaces: Family<Label, Gauge>,
     dropped: Family<Label, Counter>,
 }
 
@@ -40,6 +45,8 @@ impl NetworkPolicyMetrics {
             identities: Gauge::default(),
             elements: Gauge::default(),
             unfiltered_bridges: Gauge::default(),
+            all_pods: Gauge::default(),
+            watched_namespaces: Family::default(),
             dropped: Family::default(),
         };
         let help = "1 for the engine that enforces NetworkPolicies on this node";
@@ -62,6 +69,7 @@ impl NetworkPolicyMetrics {
                 &metrics.unfiltered_bridges,
             ),
             ("identities", "What the policies in force can tell apart", &metrics.identities),
+            ("all_pods_known", "1 if every pod of the cluster is known", &metrics.all_pods),
             ("elements", "Elements in all sets of the pod firewall", &metrics.elements),
         ];
         for (name, help, gauge) in gauges {
@@ -70,6 +78,9 @@ impl NetworkPolicyMetrics {
         let help = "Local pods that are isolated, or whose policies are not known yet";
         registry.register("pods", help, metrics.pods.clone());
         from_zero(&metrics.pods, "state", &["isolated", "pending"]);
+        let help = "Namespaces whose pods are watched, unless all are: --watch-pods";
+        registry.register("watched_namespaces", help, metrics.watched_namespaces.clone());
+        from_zero(&metrics.watched_namespaces, "state", &WATCHED);
         let help = "Packets dropped since the rules were made, by reason";
         registry.register("dropped_packets", help, metrics.dropped.clone());
         let reasons =
@@ -96,6 +107,17 @@ impl NetworkPolicyMetrics {
         self.elements.set(gauge(status.elements));
         for (state, number) in [("isolated", status.isolated), ("pending", status.pending)] {
             self.pods.get_or_create(&[("state", state)]).set(gauge(number));
+        }
+        let (all_known, watched) = match &status.watched_pods {
+            None => (status.waiting_for.is_empty(), [0; 3]),
+            Some(pods) => {
+                let of = [&pods.namespaces, &pods.waiting_for, &pods.failed].map(Vec::len);
+                (pods.all_known, of)
+            }
+        };
+        self.all_pods.set(i64::from(all_known));
+        for (state, number) in WATCHED.into_iter().zip(watched) {
+            self.watched_namespaces.get_or_create(&[("state", state)]).set(gauge(number));
         }
         let Dropped { ingress, egress, pending, forbidden, spoofed, frame, router, tunnel } =
             status.dropped;

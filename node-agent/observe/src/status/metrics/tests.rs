@@ -57,6 +57,8 @@ fn names_and_types_are_these() {
         "denizen_network_policy_cluster_policies gauge",
         "denizen_network_policy_not_understood gauge",
         "denizen_network_policy_unfiltered_bridges gauge",
+        "denizen_network_policy_all_pods_known gauge",
+        "denizen_network_policy_watched_namespaces gauge",
         "denizen_network_policy_identities gauge",
         "denizen_network_policy_elements gauge",
         "denizen_network_policy_pods gauge",

@@ -54,6 +54,7 @@ fn client_is_a_pod() -> Event {
         ips: [ip(CLIENT)].into(),
         ports: [].into(),
         created: 0,
+        ends: None,
         host_network: false,
         host_ips: [].into(),
         additional: [].into(),

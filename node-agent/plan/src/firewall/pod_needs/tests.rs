@@ -53,6 +53,7 @@ fn pod(namespace: &str, name: &str, address: &str, app: &str, http: u16, is_here
         ips: [ip(address)].into(),
         ports: [named].into(),
         created: 0,
+        ends: None,
         host_network: false,
         host_ips: [].into(),
         additional: [].into(),
@@ -116,31 +117,32 @@ fn each_kind_of_peer_needs_its_pods() {
     let everybody = |ports| PolicyRule { index: 0, peers: Peers::All, ports };
     let (every, by_name) =
         (PodNeeds::All(WhyAll::EveryNamespace(name())), PodNeeds::All(WhyAll::NamedPorts(name())));
+    let both = |needs: PodNeeds| [needs.clone(), needs];
     let of_a = || pods_of(is("team", "1"));
     // A rule, and what it needs in ingress and in egress.
     let cases = [
-        ("its own namespace", rule(vec![own], Ports::All), [these(&["default"]); 2]),
+        ("its own namespace", rule(vec![own], Ports::All), both(these(&["default"]))),
         ("by labels", rule(vec![of_a()], Ports::All), [these(&["a"]), these(&["a"])]),
         ("by labels and name", rule(vec![of_a()], named()), [these(&["a"]), these(&["a"])]),
         (
             "all but some",
             rule(vec![pods_of(labelled("team", Operator::NotIn(["1".into()].into())))], Ports::All),
-            [these(&["b", "c", "d", "default"]); 2],
+            both(these(&["b", "c", "d", "default"])),
         ),
         (
             "no such label",
             rule(vec![pods_of(labelled("team", Operator::DoesNotExist))], Ports::All),
-            [these(&["b", "c", "d", "default"]); 2],
+            both(these(&["b", "c", "d", "default"])),
         ),
-        ("a block", rule(vec![block("10.0.0.0/8")], Ports::All), [these(&[]); 2]),
+        ("a block", rule(vec![block("10.0.0.0/8")], Ports::All), both(these(&[]))),
         (
             "named ports of a block",
             rule(vec![block("10.0.0.0/8")], named()),
             [these(&[]), by_name.clone()],
         ),
-        ("everybody", everybody(Ports::All), [these(&[]); 2]),
+        ("everybody", everybody(Ports::All), both(these(&[]))),
         ("named ports of everybody", everybody(named()), [these(&[]), by_name]),
-        ("nobody", rule(Vec::new(), named()), [these(&[]); 2]),
+        ("nobody", rule(Vec::new(), named()), both(these(&[]))),
         (
             "every namespace",
             rule(vec![pods_of(Selector::default())], Ports::All),
@@ -148,10 +150,13 @@ fn each_kind_of_peer_needs_its_pods() {
         ),
     ];
     for (what, rule, [ingress, egress]) in cases {
-        let namespaces: Vec<_> = NAMESPACES.iter().map(|name| match *name {
-            "a" => namespace("a", &[("team", "1")]),
-            name => namespace(name, &[]),
-        });
+        let namespaces: Vec<_> = NAMESPACES
+            .iter()
+            .map(|name| match *name {
+                "a" => namespace("a", &[("team", "1")]),
+                name => namespace(name, &[]),
+            })
+            .collect();
         for (rules, expected) in
             [([Some(vec![rule.clone()]), None], ingress), ([None, Some(vec![rule])], egress)]
         {

@@ -14,6 +14,7 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
         node_name: "n".into(),
         since: Timestamp::UNIX_EPOCH,
         features: Features { services: false, network_policy: true, other_nodes: false },
+        pods: None,
     };
     let (outlet, _problems) = Outlet::new(events);
     let ends = FollowerChannels {
@@ -25,6 +26,9 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
         companion: None,
         call: None,
         watched: None,
+        scope: StreamScope::All,
+        progress: Arc::default(),
+        floor: None,
     };
     let mut follower = KindFollower::new(ObjectKind::Pod, &config, ends, Recovery::new());
     if !version.is_empty() {

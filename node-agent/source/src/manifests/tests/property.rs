@@ -93,6 +93,7 @@ impl Latest {
                 | Event::Addresses(_)
                 | Event::Links(_)
                 | Event::Egress(_)
+                | Event::PodCoverage(_)
                 | Event::Triggered(..) => {
                     panic!("not of manifests: {event:?}")
                 }

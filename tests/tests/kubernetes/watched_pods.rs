@@ -1,0 +1,427 @@
+//! `--watch-pods namespaces`: an agent that knows the pods of some namespaces alone permits what one
+//! that knows all does, and never more.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::{Agent, Settings};
+use denizen_tests::eventually::eventually;
+use denizen_tests::node::cluster::{NODE, OTHER_NODE};
+use denizen_tests::node::fixture::{PORT, Who};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::{Pod, Wiring};
+use denizen_tests::packets::probe::{Outcome, Protocol};
+use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
+use denizen_tests::peers::api::{Api, ApiServer, Asked};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+/// The most namespaces that are followed one by one.
+const MOST: usize = 32;
+
+fn namespace(name: &str, team: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {
+            "name": name,
+            "labels": { "kubernetes.io/metadata.name": name, "team": team },
+        },
+    })
+}
+
+/// Permits what comes from namespaces of this team.
+fn permits(team: &str) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "name": team, "namespace": "default" },
+        "spec": {
+            "podSelector": {}, "policyTypes": ["Ingress"],
+            "ingress": [
+                { "from": [{ "namespaceSelector": { "matchLabels": { "team": team } } }] },
+            ],
+        },
+    })
+}
+
+fn isolates() -> Value {
+    let mut policy = permits("nobody");
+    policy["spec"]["ingress"] = json!([]);
+    policy
+}
+
+/// A ClusterNetworkPolicy of tier Admin with these rules about what reaches every pod.
+fn admin(ingress: &Value) -> Value {
+    json!({
+        "apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
+        "metadata": { "name": "admin" },
+        "spec": {
+            "tier": "Admin", "priority": 0, "subject": { "namespaces": {} }, "ingress": ingress,
+        },
+    })
+}
+
+fn from_team(action: &str, team: &str) -> Value {
+    let namespaces = json!({ "matchLabels": { "team": team } });
+    json!({ "action": action, "from": [{ "namespaces": namespaces }] })
+}
+
+fn from_anywhere(action: &str) -> Value {
+    json!({ "action": action, "from": [{ "networks": ["0.0.0.0/0", "::/0"] }] })
+}
+
+/// An agent that follows some namespaces alone.
+struct Watched {
+    context: ApiContext<ApiServer>,
+    flags: Vec<String>,
+}
+
+impl Watched {
+    fn new(label: &str, flags: &[&str]) -> Result<Self> {
+        let context = ApiContext::own(label)?;
+        context.put_node()?;
+        context.api.put(&namespace("default", "own"))?;
+        context.api.put_all(&context.fixture.pod_objects("a", "b"))?;
+        let own = ["--network-policy=on", "--watch-pods=namespaces"];
+        let flags = own.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+        Ok(Self { context, flags })
+    }
+
+    fn start(&self) -> Result<Agent> {
+        let settings = Settings { flags: self.flags.clone(), ..self.context.settings() };
+        let agent = Agent::start(&self.context.fixture.cluster.world.node, settings)?;
+        agent.until("everything is known", BOUND, |status| {
+            status["networkPolicy"]["waitingFor"] == json!([])
+        })?;
+        Ok(agent)
+    }
+
+    /// The pod of the other node, in this namespace.
+    fn remote(&self, namespace: &str) -> Value {
+        let ips = &self.context.fixture.cluster.world.addresses().remote;
+        let ips: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "remote", "namespace": namespace, "labels": { "app": "x" } },
+            "spec": { "nodeName": OTHER_NODE, "containers": [{ "name": "c" }] },
+            "status": { "phase": "Running", "podIPs": ips },
+        })
+    }
+
+    /// What comes of connections from the pod of the other node to both pods of this one, in both
+    /// families.
+    fn asked(&self) -> Result<Vec<Outcome>> {
+        let fixture = &self.context.fixture;
+        let all = [&fixture.bridged, &fixture.routed].into_iter().flat_map(|pod| &pod.addresses);
+        all.map(|ip: &IpAddr| fixture.ask(Who::Remote, SocketAddr::new(*ip, PORT), Protocol::Tcp))
+            .collect()
+    }
+
+    fn until(&self, what: &str, passes: bool) -> Result<()> {
+        eventually(what, BOUND, || {
+            Ok(self.asked()?.iter().all(|outcome| match passes {
+                true => outcome.endpoint().is_some(),
+                false => *outcome == Outcome::Dropped,
+            }))
+        })
+    }
+
+    /// They stay dropped.
+    fn ensure_dropped(&self) -> Result<()> {
+        for _ in 0..3 {
+            let outcomes = self.asked()?;
+            ensure!(outcomes.iter().all(|outcome| *outcome == Outcome::Dropped), "{outcomes:?}");
+        }
+        Ok(())
+    }
+
+    /// Adds a pod of this node that the API knows.
+    fn add(&self, name: &str, wiring: Wiring) -> Result<Pod> {
+        let cluster = &self.context.fixture.cluster;
+        let netns = Netns::new(&format!("byns-{name}"))?;
+        self.put(&json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": name, "namespace": "default", "uid": format!("uid-{}", netns.name()),
+            },
+            "spec": { "nodeName": NODE, "containers": [{ "name": "c" }] },
+            "status": { "phase": "Pending" },
+        }))?;
+        Pod::attach(&cluster.world.node, netns, name, cluster.chain(wiring))
+    }
+
+    fn put(&self, object: &Value) -> Result<()> {
+        self.context.api.put(object)
+    }
+
+    /// Requests for pods of this namespace, or (`None`) of all that are not this node's.
+    fn requests(&self, namespace: Option<&str>) -> Vec<Asked> {
+        let path = match namespace {
+            Some(namespace) => pods_of(namespace),
+            None => "/api/v1/pods".to_owned(),
+        };
+        let is_own = |asked: &Asked| {
+            asked.parameter("fieldSelector").is_some_and(|fields| fields.contains("spec.nodeName="))
+        };
+        let asked = self.context.api.asked().into_iter();
+        asked.filter(|asked| asked.path == path && !is_own(asked)).collect()
+    }
+}
+
+fn pods_of(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods")
+}
+
+fn watched(status: &Value) -> &Value {
+    &status["networkPolicy"]["watchedPods"]
+}
+
+/// A policy isolates at once, and permits when the list of the namespace that it names is complete.
+/// So does a restart. An ADD waits for that list.
+#[test]
+fn a_policy_that_names_a_new_namespace() -> Result<()> {
+    let mut watched_pods = Watched::new("byns-new", &[])?;
+    let wait = json!({ "timeout": "1s", "onTimeout": "fail" });
+    watched_pods.context.fixture.cluster.wait_as(&wait);
+    let agent = watched_pods.start()?;
+    watched_pods.put(&namespace("peers", "a"))?;
+    watched_pods.put(&watched_pods.remote("peers"))?;
+    watched_pods.until("no policy isolates", true)?;
+
+    let silence = || {
+        watched_pods.context.api.behave(|manners| manners.silent_paths = vec![pods_of("peers")]);
+    };
+    silence();
+    watched_pods.put(&permits("a"))?;
+    watched_pods.until("the policy isolates", false)?;
+    agent.until("status says what is missing", BOUND, |status| {
+        watched(status)["waitingFor"] == json!(["peers"])
+    })?;
+    watched_pods.ensure_dropped()?;
+    let added = watched_pods.add("early", Wiring::Bridged);
+    ensure!(added.is_err(), "an ADD did not wait for the list");
+
+    watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
+    watched_pods.until("the list is complete", true)?;
+    let status = agent.until("status says what is known", BOUND, |status| {
+        watched(status)["namespaces"] == json!(["peers"])
+            && watched(status)["waitingFor"] == json!([])
+    })?;
+    assert_eq!(watched(&status)["scope"], "namespaces", "{status}");
+    assert_eq!(watched(&status)["allKnown"], false, "{status}");
+    let _late = watched_pods.add("late", Wiring::Bridged)?;
+    ensure!(watched_pods.requests(None).is_empty(), "all pods were asked for");
+
+    // What an agent before programmed stays until everything that is needed is known again.
+    agent.terminate()?;
+    silence();
+    let settings =
+        Settings { flags: watched_pods.flags.clone(), ..watched_pods.context.settings() };
+    let agent = Agent::spawn(&watched_pods.context.fixture.cluster.world.node, settings)?;
+    agent.until("it waits for pods", BOUND, |status| {
+        status["networkPolicy"]["waitingFor"] == json!(["pods"])
+    })?;
+    watched_pods.until("what is established stays", true)?;
+    watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
+    agent.until("everything is known", BOUND, |status| {
+        status["networkPolicy"]["waitingFor"] == json!([])
+    })?;
+    watched_pods.until("it is permitted still", true)
+}
+
+/// What a ClusterNetworkPolicy denies by labels is denied to pods of namespaces that nobody has
+/// listed; and what it passes on by labels is not accepted from them by a later rule.
+#[test]
+fn a_cluster_network_policy_holds_before_all_pods_are_known() -> Result<()> {
+    let watched_pods = Watched::new("byns-cnp", &[])?;
+    watched_pods.context.api.behave(|manners| manners.tiers = true);
+    watched_pods.put(&namespace("peers", "a"))?;
+    watched_pods.put(&namespace("other", "b"))?;
+    watched_pods.put(&watched_pods.remote("other"))?;
+    let agent = watched_pods.start()?;
+    watched_pods.until("no policy isolates", true)?;
+
+    let all = || vec!["/api/v1/pods".to_owned()];
+    watched_pods.context.api.behave(|manners| manners.silent_paths = all());
+    watched_pods.put(&admin(&json!([from_team("Deny", "b")])))?;
+    watched_pods.until("the Deny holds", false)?;
+    agent.until("all pods are awaited", BOUND, |status| {
+        watched(status)["scope"] == "all" && watched(status)["allKnown"] == false
+    })?;
+    watched_pods.ensure_dropped()?;
+    watched_pods.put(&isolates())?;
+    let rules = json!([from_team("Pass", "b"), from_anywhere("Accept")]);
+    watched_pods.put(&admin(&rules))?;
+    agent.until("both are in force", BOUND, |status| {
+        status["networkPolicy"]["policies"] == 1 && status["networkPolicy"]["clusterPolicies"] == 1
+    })?;
+    watched_pods.ensure_dropped()?;
+
+    watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
+    agent.until("all pods are known", BOUND, |status| watched(status)["allKnown"] == true)?;
+    watched_pods.ensure_dropped()?;
+    watched_pods.put(&namespace("other", "c"))?;
+    watched_pods.until("it is known whom the Pass is not about", true)
+}
+
+/// Its watch begins once and does not end.
+#[test]
+fn a_label_that_flaps() -> Result<()> {
+    let watched_pods = Watched::new("byns-flap", &[])?;
+    watched_pods.put(&namespace("peers", "a"))?;
+    watched_pods.put(&watched_pods.remote("peers"))?;
+    watched_pods.put(&permits("a"))?;
+    let agent = watched_pods.start()?;
+    watched_pods.until("it is permitted", true)?;
+    for _ in 0..5 {
+        watched_pods.put(&namespace("peers", "b"))?;
+        watched_pods.until("it is not permitted", false)?;
+        agent.until("its pods are known", BOUND, |status| {
+            watched(status)["namespaces"] == json!(["peers"])
+        })?;
+        watched_pods.put(&namespace("peers", "a"))?;
+        watched_pods.until("it is permitted again", true)?;
+    }
+    let (watches, lists): (Vec<_>, Vec<_>) =
+        watched_pods.requests(Some("peers")).into_iter().partition(Asked::is_watch);
+    assert_eq!((watches.len(), lists.len()), (1, 1), "{watches:?} {lists:?}");
+    Ok(())
+}
+
+/// What is permitted before, in between and after is not dropped for a moment.
+#[test]
+fn from_the_most_namespaces_to_all_pods_and_back() -> Result<()> {
+    let watched_pods = Watched::new("byns-bound", &["--watch-pods-linger=3s"])?;
+    for number in 0..MOST {
+        watched_pods.put(&namespace(&format!("peers-{number}"), "a"))?;
+    }
+    watched_pods.put(&watched_pods.remote("peers-7"))?;
+    watched_pods.put(&permits("a"))?;
+    let agent = watched_pods.start()?;
+    watched_pods.until("it is permitted", true)?;
+    let scope = |scope: &'static str, all_known: bool| {
+        move |status: &Value| {
+            watched(status)["scope"] == scope && watched(status)["allKnown"] == all_known
+        }
+    };
+    agent.until("each is followed", BOUND, scope("namespaces", false))?;
+    let done = AtomicBool::new(false);
+    thread::scope(|threads| -> Result<()> {
+        let probing = threads.spawn(|| -> Result<usize> {
+            let mut count = 0;
+            while !done.load(Ordering::Relaxed) {
+                let outcomes = watched_pods.asked()?;
+                let passes = outcomes.iter().all(|outcome| outcome.endpoint().is_some());
+                ensure!(passes, "after {count} rounds: {outcomes:?}");
+                count += 1;
+            }
+            Ok(count)
+        });
+        let changed = (|| {
+            for _ in 0..2 {
+                watched_pods.put(&namespace("one-more", "a"))?;
+                agent.until("all are followed", BOUND, scope("all", true))?;
+                watched_pods.put(&namespace("one-more", "b"))?;
+                agent.until("each is followed again", BOUND, scope("namespaces", false))?;
+            }
+            Ok(())
+        })();
+        done.store(true, Ordering::Relaxed);
+        let rounds = probing.join().expect("it does not panic");
+        changed.and(rounds).map(drop)
+    })?;
+    ensure!(!watched_pods.requests(None).is_empty(), "all pods were never asked for");
+    Ok(())
+}
+
+/// Its address may be another pod's, of a namespace that nobody follows, before the API has its end.
+#[test]
+fn a_pod_that_should_have_ended_permits_nothing() -> Result<()> {
+    let watched_pods = Watched::new("byns-reuse", &[])?;
+    watched_pods.put(&namespace("peers", "a"))?;
+    watched_pods.put(&permits("a"))?;
+    let agent = watched_pods.start()?;
+    let mut ended = watched_pods.remote("peers");
+    watched_pods.put(&ended)?;
+    watched_pods.until("it is permitted", true)?;
+    // Another one has the address, and nobody has heard that this one has ended.
+    watched_pods.put(&namespace("other", "b"))?;
+    watched_pods.put(&watched_pods.remote("other"))?;
+    let soon = Timestamp::from_second(Timestamp::now().as_second() + 2)?;
+    ended["metadata"]["deletionTimestamp"] = soon.to_string().into();
+    watched_pods.put(&ended)?;
+    watched_pods.until("its grace period is over", false)?;
+    ended["status"]["conditions"] = json!([{ "type": "Ready", "status": "False" }]);
+    watched_pods.put(&ended)?;
+    watched_pods.ensure_dropped()?;
+
+    let mut next = watched_pods.remote("peers");
+    watched_pods.context.api.delete(&next)?;
+    watched_pods.put(&next)?;
+    watched_pods.until("one of the same name is permitted", true)?;
+    next["status"]["phase"] = "Succeeded".into();
+    watched_pods.put(&next)?;
+    watched_pods.until("it has ended", false)?;
+    assert_eq!(watched(&agent.status()?)["namespaces"], json!(["peers"]));
+    Ok(())
+}
+
+/// A namespace whose pods cannot be listed is named, and concerns nobody else.
+#[test]
+fn a_namespace_that_cannot_be_listed() -> Result<()> {
+    let mut watched_pods = Watched::new("byns-bad", &[])?;
+    let wait = json!({ "timeout": "20s", "onTimeout": "fail" });
+    watched_pods.context.fixture.cluster.wait_as(&wait);
+    watched_pods.put(&namespace("peers", "a"))?;
+    watched_pods.put(&watched_pods.remote("peers"))?;
+    for name in ["forbidden", "garbled"] {
+        watched_pods.put(&namespace(name, "a"))?;
+    }
+    watched_pods.put(&permits("a"))?;
+    watched_pods.context.api.behave(|manners| {
+        manners.forbidden_paths = vec![pods_of("forbidden")];
+        manners.garbled_paths = vec![pods_of("garbled")];
+    });
+    let agent = watched_pods.start()?;
+    watched_pods.until("the others are not touched", true)?;
+    for name in ["forbidden", "garbled"] {
+        until_error(&agent, &format!("of namespace {name}: "))?;
+    }
+    agent.until("status names both", BOUND, |status| {
+        watched(status)["failed"] == json!(["forbidden", "garbled"])
+            && watched(status)["namespaces"] == json!(["peers"])
+    })?;
+    let added = watched_pods.add("late", Wiring::Routed);
+    let _late = added.context("an ADD waits for no list that cannot be had")?;
+    watched_pods.context.api.behave(|manners| {
+        manners.forbidden_paths.clear();
+        manners.garbled_paths.clear();
+    });
+    agent.until("both are known", BOUND, |status| {
+        watched(status)["namespaces"] == json!(["forbidden", "garbled", "peers"])
+            && watched(status)["failed"] == json!([])
+    })?;
+    until_no_error(&agent)
+}
+
+/// A small cluster's pods are all followed, and by one watch beside that of this node's.
+#[test]
+fn in_a_small_cluster_all_pods_are_followed() -> Result<()> {
+    let mut watched_pods = Watched::new("byns-small", &[])?;
+    watched_pods.flags = ["--network-policy=on", "--watch-pods=auto"].map(str::to_owned).into();
+    watched_pods.put(&namespace("peers", "a"))?;
+    watched_pods.put(&watched_pods.remote("peers"))?;
+    watched_pods.put(&permits("a"))?;
+    let agent = watched_pods.start()?;
+    watched_pods.until("it is permitted", true)?;
+    let status = agent.status()?;
+    let why = watched(&status)["why"].as_str().unwrap_or_default();
+    ensure!(
+        watched(&status)["scope"] == "all" && why.contains("nodes at the start: 1,"),
+        "{status}"
+    );
+    ensure!(watched_pods.requests(Some("peers")).is_empty());
+    assert_eq!(watched_pods.requests(None).iter().filter(|asked| asked.is_watch()).count(), 1);
+    Ok(())
+}
