@@ -37,8 +37,8 @@ pub struct ClusterPod {
     /// `metadata.creationTimestamp`, seconds since 1970. Of two pods that claim one address, the
     /// younger one has it.
     pub created: i64,
-    /// When it must have ended at the latest, seconds since 1970: `metadata.deletionTimestamp`, which
-    /// has the grace period in it. `None` if it is not being deleted, or nobody asks.
+    /// When it must have ended at the latest, seconds since 1970: `metadata.deletionTimestamp`,
+    /// which has the grace period in it. `None` if it is not being deleted, or nobody asks.
     pub ends: Option<i64>,
     /// It uses its node's network. Then it has neither labels nor addresses here.
     pub host_network: bool,

@@ -40,7 +40,7 @@ impl Decoder {
         Self { other_nodes, ..self }
     }
 
-    /// Whether to decode when pods that are deleted end. Their deletion is a change of its own then.
+    /// Whether to decode when pods that are deleted end. Then their deletion is a change too.
     pub fn with_ends(self, ends: bool) -> Self {
         Self { ends, ..self }
     }

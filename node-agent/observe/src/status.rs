@@ -200,7 +200,11 @@ impl fmt::Display for NetworkPolicyStatus {
             dropped;
         write!(f, "dropped: {ingress} ingress, {egress} egress, {pending} pending, ")?;
         write!(f, "{forbidden} forbidden, {spoofed} spoofed, {frame} frames of other kinds, ")?;
-        write!(f, "{router} of pods as routers, {tunnel} for tunnels")
+        write!(f, "{router} of pods as routers, {tunnel} for tunnels")?;
+        match &self.watched_pods {
+            Some(watched) => write!(f, "; pods {watched}"),
+            None => Ok(()),
+        }
     }
 }
 

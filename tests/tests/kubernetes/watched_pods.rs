@@ -1,22 +1,26 @@
-//! `--watch-pods namespaces`: an agent that knows the pods of some namespaces alone permits what one
-//! that knows all does, and never more.
+//! `--watch-pods namespaces`: an agent that knows the pods of some namespaces alone permits what
+//! one that knows all does, and never more.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::{NODE, OTHER_NODE};
-use denizen_tests::node::fixture::{PORT, Who};
+use denizen_tests::node::fixture::PORT;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
-use denizen_tests::packets::probe::{Outcome, Protocol};
+use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe};
 use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
 use denizen_tests::peers::api::{Api, ApiServer, Asked};
 use jiff::Timestamp;
 use serde_json::{Value, json};
+
+/// What is not answered by then is asked again, or is dropped.
+const SHORT: Duration = Duration::from_millis(700);
 
 /// The most namespaces that are followed one by one.
 const MOST: usize = 32;
@@ -111,16 +115,16 @@ impl Watched {
 
     /// What comes of connections from the pod of the other node to both pods of this one, in both
     /// families.
-    fn asked(&self) -> Result<Vec<Outcome>> {
+    fn asked(&self, patience: Duration) -> Vec<Outcome> {
         let fixture = &self.context.fixture;
         let all = [&fixture.bridged, &fixture.routed].into_iter().flat_map(|pod| &pod.addresses);
-        all.map(|ip: &IpAddr| fixture.ask(Who::Remote, SocketAddr::new(*ip, PORT), Protocol::Tcp))
-            .collect()
+        let asked = all.map(|ip| Probe::tcp(SocketAddr::new(*ip, PORT)).patience(patience));
+        asked.map(|probe| probe.ask_in(&fixture.cluster.world.remote)).collect()
     }
 
     fn until(&self, what: &str, passes: bool) -> Result<()> {
         eventually(what, BOUND, || {
-            Ok(self.asked()?.iter().all(|outcome| match passes {
+            Ok(self.asked(SHORT).iter().all(|outcome| match passes {
                 true => outcome.endpoint().is_some(),
                 false => *outcome == Outcome::Dropped,
             }))
@@ -129,8 +133,8 @@ impl Watched {
 
     /// They stay dropped.
     fn ensure_dropped(&self) -> Result<()> {
-        for _ in 0..3 {
-            let outcomes = self.asked()?;
+        for _ in 0..2 {
+            let outcomes = self.asked(SHORT);
             ensure!(outcomes.iter().all(|outcome| *outcome == Outcome::Dropped), "{outcomes:?}");
         }
         Ok(())
@@ -306,12 +310,14 @@ fn from_the_most_namespaces_to_all_pods_and_back() -> Result<()> {
         }
     };
     agent.until("each is followed", BOUND, scope("namespaces", false))?;
+    let dropped = || Ok::<_, anyhow::Error>(agent.status()?["networkPolicy"]["dropped"].take());
+    let before = dropped()?;
     let done = AtomicBool::new(false);
     thread::scope(|threads| -> Result<()> {
         let probing = threads.spawn(|| -> Result<usize> {
             let mut count = 0;
             while !done.load(Ordering::Relaxed) {
-                let outcomes = watched_pods.asked()?;
+                let outcomes = watched_pods.asked(PATIENCE);
                 let passes = outcomes.iter().all(|outcome| outcome.endpoint().is_some());
                 ensure!(passes, "after {count} rounds: {outcomes:?}");
                 count += 1;
@@ -331,11 +337,13 @@ fn from_the_most_namespaces_to_all_pods_and_back() -> Result<()> {
         let rounds = probing.join().expect("it does not panic");
         changed.and(rounds).map(drop)
     })?;
+    // Whoever sends a packet again does not notice that one was dropped.
+    assert_eq!(dropped()?, before);
     ensure!(!watched_pods.requests(None).is_empty(), "all pods were never asked for");
     Ok(())
 }
 
-/// Its address may be another pod's, of a namespace that nobody follows, before the API has its end.
+/// Its address may be another pod's, of a namespace that nobody follows, before its end is known.
 #[test]
 fn a_pod_that_should_have_ended_permits_nothing() -> Result<()> {
     let watched_pods = Watched::new("byns-reuse", &[])?;

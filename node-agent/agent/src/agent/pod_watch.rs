@@ -1,4 +1,4 @@
-//! Which pods of other nodes are followed: all, or those of the namespaces that policies name. Pure.
+//! Which pods of other nodes are followed: all, or those of namespaces that policies name. Pure.
 
 #[cfg(test)]
 mod tests;
@@ -81,8 +81,8 @@ impl PodWatch {
         &self.since
     }
 
-    /// Whether the choice stays at `now`. `is_all`: all pods are known. Numbers of pods do not matter
-    /// until something else changes.
+    /// Whether the choice stays at `now`. `is_all`: all pods are known. Numbers of pods do not
+    /// matter until something else changes.
     pub fn is_settled(
         &self,
         needs: &PodNeeds,

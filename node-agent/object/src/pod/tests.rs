@@ -33,6 +33,24 @@ fn pod(spec: Value, status: Value) -> Value {
     pod
 }
 
+/// Its end is decoded where it counts. Elsewhere a deletion that has begun changes nothing.
+#[test]
+fn when_a_deleted_pod_ends() {
+    let ends = |written: &str, is_asked: bool| {
+        let mut pod = pod(json!({}), json!({}));
+        pod["metadata"]["deletionTimestamp"] = written.into();
+        let json = pod.to_string();
+        let raw = serde_json::from_str(&json).unwrap();
+        let mut decoder = Decoder::new("node-1".into()).with_ends(is_asked);
+        let mut warnings = Vec::new();
+        let (_, pod) = super::pod(&raw, &mut decoder, &mut warnings).unwrap();
+        (pod.unwrap().ends, warnings.len())
+    };
+    assert_eq!(ends("1970-01-01T00:02:00Z", true), (Some(120), 0));
+    assert_eq!(ends("1970-01-01T00:02:00Z", false), (None, 0));
+    assert_eq!(ends("soon", true), (Some(0), 1), "it counts as ended");
+}
+
 #[test]
 fn a_pod_of_this_node() {
     let (found, warnings) = converted(&pod(json!({}), json!({})));

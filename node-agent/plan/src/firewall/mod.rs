@@ -127,7 +127,7 @@ pub struct FirewallPlan {
     node_identities: BTreeMap<IpAddr, IdentityId>,
     /// Which pods must be known; tracked if some may be unknown.
     needs: NeedsTracker,
-    /// Whether those are known that must be.
+    /// Whether those are known that must be, or cannot be had. Until then, less is permitted.
     are_needs_covered: bool,
 }
 
@@ -307,8 +307,7 @@ impl FirewallPlan {
     /// The addresses that a recorded pod may send from: those of its record, the link-local one of
     /// its MAC address, and those of its annotation that are nobody else's.
     pub fn addresses_of(&self, pod: &LocalPod) -> Vec<IpAddr> {
-        // Who else has it may not be known.
-        let subject = self.subjects.get(&pod.id).filter(|_| self.knows_owners());
+        let subject = self.subjects.get(&pod.id);
         let granted = subject.into_iter().flat_map(|subject| self.granted(&pod.id, subject));
         own_addresses(pod).chain(granted).collect()
     }
@@ -343,13 +342,13 @@ impl FirewallPlan {
         !self.knows_owners() || self.is_restricted(pod)
     }
 
-    /// Whether every address of a pod or a node is known to be one's.
+    /// Whether it is known of each address that a pod or a node has it.
     fn knows_owners(&self) -> bool {
         self.settings.pods == KnownPods::All
     }
 
     fn update_needs(&mut self, model: &Model, recorded: &[LocalPod], change: &ModelChange) {
-        if self.settings.pods == KnownPods::Some {
+        if !self.knows_owners() {
             self.needs.update(model, recorded, change);
         }
         self.are_needs_covered = self.needs.needs().are_covered(model.pod_coverage());
@@ -358,12 +357,6 @@ impl FirewallPlan {
     /// Which pods of other nodes must be known; unknown unless some [may be](KnownPods::Some).
     pub fn pod_needs(&self) -> &PodNeeds {
         self.needs.needs()
-    }
-
-    /// Whether the pods are known that policies of this node's pods name, or cannot be had. Until
-    /// then, less is permitted.
-    pub fn has_needed_pods(&self) -> bool {
-        self.are_needs_covered
     }
 
     /// Whether a policy restricts any direction of a recorded pod, or may do so.

@@ -235,6 +235,7 @@ impl<'a> FirewallUpdate<'a> {
             .pod_of(pod)
             .map(|object| object.additional.clone())
             .or_else(|| before.as_ref().map(|subject| subject.additional.clone()))
+            .filter(|_| self.plan.knows_owners())
             .unwrap_or_default();
         let ips: Vec<IpAddr> = own_addresses(pod).collect();
         let [recorded, annotated] = AddressClaimant::of_record(&pod.id, &pod.added_at);

@@ -342,7 +342,11 @@ impl PodFollowers {
         }
         self.compared = Some((since, at));
         self.drain().await?;
-        if !self.merge.agrees(now()) && at - since < COMPARING {
+        let has_listed = |name: &str| {
+            let stream = self.streams.get(&StreamScope::PodsOf(name.into()));
+            stream.is_some_and(|stream| stream.listed)
+        };
+        if !self.merge.agrees(has_listed, now()) && at - since < COMPARING {
             return Ok(());
         }
         self.compared = None;

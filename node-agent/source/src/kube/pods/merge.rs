@@ -8,7 +8,6 @@
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use denizen_model::{ClusterPod, Event, PodName};
@@ -18,36 +17,19 @@ use super::StreamScope;
 /// What the streams have brought, and who decides.
 #[derive(Debug, Default)]
 pub(super) struct PodMerge {
-    /// This node's pods, host-network ones too.
+    /// This node's pods.
     own: BTreeSet<PodName>,
     namespaces: BTreeMap<Arc<str>, PodView>,
     all: Option<PodView>,
     /// Whether the stream of all pods decides about namespaces that have a stream of their own.
     all_leads: bool,
-    /// When the grace periods of pods are over, in seconds since 1970; of those that the streams of
-    /// namespaces have shown.
+    /// When the grace periods of pods are over, in seconds since 1970. Empty while all are known.
     ending: BTreeSet<(i64, PodName)>,
 }
 
-/// The pods that a stream has.
-type PodView = HashMap<PodName, ViewedPod>;
-
-#[derive(Debug)]
-struct ViewedPod {
-    ends: Option<i64>,
-    /// A hash of its state.
-    digest: u64,
-    /// `None` if the stream decides about the pod: then the model has it.
-    held: Option<ClusterPod>,
-}
-
-impl ViewedPod {
-    fn of(pod: &ClusterPod) -> Self {
-        let mut hasher = DefaultHasher::new();
-        pod.hash(&mut hasher);
-        Self { ends: pod.ends, digest: hasher.finish(), held: None }
-    }
-}
+/// The pods of other nodes that a stream has. The model has copies of those about which the stream
+/// decides; labels, ports and nodes' addresses are shared with these.
+type PodView = HashMap<PodName, ClusterPod>;
 
 impl PodMerge {
     /// Takes what a stream brings at `now`, in seconds since 1970. Returns what the model gets.
@@ -67,12 +49,15 @@ impl PodMerge {
 
     /// A pod of this node, or that it is gone. Another node may have one of its name by now.
     fn take_own(&mut self, name: PodName, pod: Option<ClusterPod>, now: i64) -> Option<Event> {
+        // An answer about a single pod may be about one of another node; and of host-network pods
+        // only the node's addresses count, which are known here.
+        let pod = pod.filter(|pod| pod.here.is_some());
         if pod.is_some() {
             self.own.insert(name.clone());
             return Some(Event::ClusterPod(name, pod));
         }
-        let is_known = self.own.remove(&name);
-        is_known.then(|| Event::ClusterPod(name.clone(), self.hand_over(&name, now)))
+        let was_known = self.own.remove(&name);
+        was_known.then(|| self.handed_over(name, now))
     }
 
     fn take(
@@ -84,30 +69,23 @@ impl PodMerge {
     ) -> Option<Event> {
         // This node's pods are its own stream's. In others they may be older.
         let pod = pod.filter(|pod| pod.here.is_none());
-        let pod = pod.filter(|pod| self.all_leads || !is_over(pod.ends, now));
+        let pod = pod.filter(|pod| self.all_leads || !is_over(pod, now));
         let decides = self.decides(from, &name);
         let view = match from {
             StreamScope::OwnPods => return None,
             StreamScope::PodsOf(namespace) => self.namespaces.get_mut(namespace)?,
             StreamScope::All => self.all.as_mut()?,
         };
-        let viewed = pod.as_ref().map(ViewedPod::of);
-        let ends = viewed.as_ref().and_then(|viewed| viewed.ends);
-        if !decides {
-            match viewed {
-                Some(viewed) => _ = view.insert(name, ViewedPod { held: pod, ..viewed }),
-                None => _ = view.remove(&name),
-            }
-            return None;
-        }
-        let before = match viewed {
-            Some(viewed) => view.insert(name.clone(), viewed),
+        let before = match &pod {
+            Some(pod) => view.insert(name.clone(), pod.clone()),
             None => view.remove(&name),
         };
-        let shown = before.as_ref().filter(|before| before.held.is_none());
-        let ended = shown.and_then(|shown| shown.ends);
-        self.note_end(&name, ended, ends);
-        (before.is_some() || pod.is_some()).then_some(Event::ClusterPod(name, pod))
+        if !decides || before == pod {
+            return None;
+        }
+        let ends = |pod: &Option<ClusterPod>| pod.as_ref().and_then(|pod| pod.ends);
+        self.note_end(&name, ends(&before), ends(&pod));
+        Some(Event::ClusterPod(name, pod))
     }
 
     fn note_end(&mut self, name: &PodName, before: Option<i64>, ends: Option<i64>) {
@@ -139,19 +117,24 @@ impl PodMerge {
         }
     }
 
-    /// The state of a pod whose stream decides from now on, and did not before.
-    fn hand_over(&mut self, name: &PodName, now: i64) -> Option<ClusterPod> {
+    /// What the model gets of a pod whose stream decides from now on, and did not before.
+    fn handed_over(&mut self, name: PodName, now: i64) -> Event {
         let all_leads = self.all_leads;
-        let view = self.deciding(&name.namespace)?;
-        let viewed = view.get_mut(name)?;
-        let ends = viewed.ends;
-        let state = viewed.held.take().filter(|_| all_leads || !is_over(ends, now));
-        match state {
-            Some(_) => self.note_end(name, None, ends),
-            // It was shown before a pod of this node took the name, and is over.
-            None => _ = view.remove(name),
-        }
-        state
+        let view = self.deciding(&name.namespace);
+        let pod = view.and_then(|view| match view.get(&name) {
+            Some(pod) if !all_leads && is_over(pod, now) => {
+                view.remove(&name);
+                None
+            }
+            found => found.cloned(),
+        });
+        self.note_end(&name, None, pod.as_ref().and_then(|pod| pod.ends));
+        Event::ClusterPod(name, pod)
+    }
+
+    fn all_handed_over(&mut self, mut names: BTreeSet<PodName>, now: i64) -> Vec<Event> {
+        names.retain(|name| !self.own.contains(name));
+        names.into_iter().map(|name| self.handed_over(name, now)).collect()
     }
 
     /// From now on there is a stream of this namespace. Returns `false`, and there is none, while a
@@ -170,12 +153,11 @@ impl PodMerge {
         if self.all_leads {
             return Vec::new();
         }
-        let held = held(self.all.iter()).filter(|name| *name.namespace == *namespace);
-        let names: BTreeSet<PodName> = view.keys().chain(held).cloned().collect();
-        for (name, viewed) in &view {
-            self.note_end(name, viewed.ends, None);
-        }
-        self.hand_all_over(names, now)
+        self.ending.retain(|(_, name)| *name.namespace != *namespace);
+        let is_in = |name: &&PodName| *name.namespace == *namespace;
+        let others = self.all.iter().flat_map(HashMap::keys).filter(is_in);
+        let names = view.keys().chain(others).cloned().collect();
+        self.all_handed_over(names, now)
     }
 
     /// From now on there is a stream of all pods. It leads if no namespace has one.
@@ -183,32 +165,31 @@ impl PodMerge {
         if self.all.is_none() {
             self.all = Some(PodView::new());
             self.all_leads = self.namespaces.is_empty();
+            if self.all_leads {
+                self.ending.clear();
+            }
         }
-    }
-
-    /// Whether the stream of all pods and those of namespaces show the same of these namespaces: who
-    /// leads makes no difference now.
-    pub fn agrees(&self, now: i64) -> bool {
-        let Some(all) = &self.all else { return false };
-        let counts = |name: &PodName, viewed: &ViewedPod| {
-            !self.own.contains(name) && !is_over(viewed.ends, now)
-        };
-        let of_namespaces = self.namespaces.values().flatten();
-        let mut of_namespaces = of_namespaces.filter(|(name, viewed)| counts(name, viewed));
-        let is_same = |name: &PodName, viewed: &ViewedPod| {
-            all.get(name).is_some_and(|other| other.digest == viewed.digest)
-        };
-        let has_each = |name: &PodName| {
-            let view = self.namespaces.get(&name.namespace);
-            view.is_none_or(|view| view.contains_key(name))
-        };
-        of_namespaces.all(|(name, viewed)| is_same(name, viewed))
-            && all.iter().all(|(name, viewed)| !counts(name, viewed) || has_each(name))
     }
 
     /// Whether the stream of all pods leads.
     pub fn is_led_by_all(&self) -> bool {
         self.all_leads
+    }
+
+    /// Whether the stream of all pods and those of namespaces show the same of the namespaces that
+    /// are `listed`: who leads makes no difference now.
+    pub fn agrees(&self, listed: impl Fn(&str) -> bool, now: i64) -> bool {
+        let Some(all) = &self.all else { return false };
+        let counts = |name: &PodName, pod: &ClusterPod| {
+            !self.own.contains(name) && !is_over(pod, now) && listed(&name.namespace)
+        };
+        let has_each = |name: &PodName| {
+            let view = self.namespaces.get(&name.namespace);
+            view.is_none_or(|view| view.contains_key(name))
+        };
+        let mut of_namespaces = self.namespaces.values().flatten();
+        of_namespaces.all(|(name, pod)| !counts(name, pod) || all.get(name) == Some(pod))
+            && all.iter().all(|(name, pod)| !counts(name, pod) || has_each(name))
     }
 
     /// The stream of all pods decides about everything, and those of namespaces are gone. Returns
@@ -219,32 +200,23 @@ impl PodMerge {
             return Vec::new();
         }
         self.ending.clear();
-        let shown = namespaces.values().flat_map(HashMap::keys);
-        let names = shown.chain(held(self.all.iter())).cloned().collect();
-        self.hand_all_over(names, now)
+        let all = self.all.iter().flat_map(HashMap::keys);
+        let covered = all.filter(|name| namespaces.contains_key(&name.namespace));
+        let names = namespaces.values().flat_map(HashMap::keys).chain(covered).cloned().collect();
+        self.all_handed_over(names, now)
     }
 
     /// The stream of all pods is gone, and those of namespaces decide. Returns what becomes of its
     /// pods.
     pub fn lead_by_namespaces(&mut self, now: i64) -> Vec<Event> {
         let Some(all) = self.all.take() else { return Vec::new() };
-        self.all_leads = false;
-        // What it only held, others have shown.
-        let shown = all.iter().filter(|(_, viewed)| viewed.held.is_none()).map(|(name, _)| name);
-        for (name, viewed) in all.iter().filter(|(_, viewed)| viewed.held.is_none()) {
-            self.note_end(name, viewed.ends, None);
-        }
-        let names = shown.chain(held(self.namespaces.values())).cloned().collect();
-        self.hand_all_over(names, now)
-    }
-
-    fn hand_all_over(&mut self, mut names: BTreeSet<PodName>, now: i64) -> Vec<Event> {
-        names.retain(|name| !self.own.contains(name));
-        let states = names.into_iter().map(|name| {
-            let state = self.hand_over(&name, now);
-            Event::ClusterPod(name, state)
-        });
-        states.collect()
+        let led = std::mem::take(&mut self.all_leads);
+        let is_led = |name: &&PodName| led || !self.namespaces.contains_key(&name.namespace);
+        let shown = all.keys().filter(is_led);
+        let of_namespaces = self.namespaces.values().flat_map(HashMap::keys).filter(|_| led);
+        let names: BTreeSet<PodName> = shown.chain(of_namespaces).cloned().collect();
+        self.ending.retain(|(_, name)| !names.contains(name));
+        self.all_handed_over(names, now)
     }
 
     /// When [`Self::end`] is due, in seconds since 1970. While all pods are known it never is: the
@@ -260,22 +232,16 @@ impl PodMerge {
         while self.next_end().is_some_and(|ends| ends <= now) {
             let Some((_, name)) = self.ending.pop_first() else { break };
             let is_own = self.own.contains(&name);
-            let was_shown =
-                self.deciding(&name.namespace).is_some_and(|view| view.remove(&name).is_some());
-            if was_shown && !is_own {
-                events.push(Event::ClusterPod(name, None));
+            let Some(view) = self.deciding(&name.namespace) else { continue };
+            if view.get(&name).is_some_and(|pod| is_over(pod, now)) {
+                view.remove(&name);
+                events.extend((!is_own).then_some(Event::ClusterPod(name, None)));
             }
         }
         events
     }
 }
 
-/// The pods that these streams have and do not decide about.
-fn held<'a>(views: impl Iterator<Item = &'a PodView>) -> impl Iterator<Item = &'a PodName> {
-    let viewed = views.flatten().filter(|(_, viewed)| viewed.held.is_some());
-    viewed.map(|(name, _)| name)
-}
-
-fn is_over(ends: Option<i64>, now: i64) -> bool {
-    ends.is_some_and(|ends| ends <= now)
+fn is_over(pod: &ClusterPod, now: i64) -> bool {
+    pod.ends.is_some_and(|ends| ends <= now)
 }

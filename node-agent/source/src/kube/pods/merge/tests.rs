@@ -95,7 +95,7 @@ fn while_all_pods_are_known_none_ends_before_it_is_gone() {
     assert!(merge.end(40).is_empty());
     merge.add_namespace("a".into());
     merge.apply(&of("a"), vec![Event::ClusterPod(web.clone(), ending)], 10);
-    assert!(merge.agrees(10));
+    assert!(merge.agrees(|_| true, 10));
     assert_eq!(merge.lead_by_namespaces(40), [Event::ClusterPod(web, None)]);
 }
 
@@ -263,7 +263,7 @@ impl Streams {
 
     /// If both show the same, what both know is not touched.
     fn change_lead(&mut self, step: &Step) {
-        if !self.at.contains_key(&StreamScope::All) || !self.merge.agrees(0) {
+        if !self.at.contains_key(&StreamScope::All) || !self.merge.agrees(|_| true, 0) {
             return;
         }
         let covered: BTreeSet<Arc<str>> = self.merge.namespaces.keys().cloned().collect();
