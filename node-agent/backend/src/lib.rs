@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use denizen_model::Family;
+use denizen_model::{Family, Protocol};
 use denizen_plan::{Capabilities, Frontend, FrontendKey, Listed, Plan, PlanChanges};
 
 /// A backend, by name.
@@ -211,6 +211,9 @@ pub struct Figures {
     pub missed_lookups: u64,
     /// What the rules dropped and refused since they were made; `None` if it is not known.
     pub drops: Option<ServiceDrops>,
+    /// With `--service-metrics`: connections to services that began. A counter is gone a day after
+    /// its last one, and begins anew.
+    pub connections: BTreeMap<FrontendConnections, u64>,
     /// With iptables: failed writes of each family's rules.
     pub restore_failures: [RestoreFailures; 2],
     /// How many clients are remembered for session affinity.
@@ -221,6 +224,26 @@ pub struct Figures {
     pub ended: EndedConnections,
     /// Figures that could not be read, and why.
     pub errors: Vec<String>,
+}
+
+/// What connections to services are counted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FrontendConnections {
+    /// What they were addressed to: an address of a service or, with a node port, of the node.
+    pub at: SocketAddr,
+    /// Their protocol.
+    pub protocol: Protocol,
+    /// Who counted them.
+    pub counter: ConnectionCounter,
+}
+
+/// Who counts connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ConnectionCounter {
+    /// A rule.
+    Rule,
+    /// A virtual server of IPVS.
+    VirtualServer,
 }
 
 /// How many elements one set or map of one family should have.

@@ -121,7 +121,7 @@ pub fn note(set: &'static str, version: Family, with_port: bool) -> Statement {
     Statement::Update(Update {
         set,
         key: key.collect(),
-        operation: Operation::Count { seconds: NOTED_FOR },
+        operation: Operation::Count { seconds: NOTED_FOR, is_renewed: false },
         data: None,
     })
 }

@@ -85,6 +85,8 @@ pub enum Why {
     /// Who is dropped or refused is known before anybody looks. In a rule of its own before the one
     /// that drops: when the set is full, the kernel goes on with the next rule.
     NoteFlow,
+    /// `--service-metrics`. The packet still has the address and port that it was sent to.
+    CountConnection,
     /// A pod that reaches itself through a service sees its own address as the client. It answers
     /// itself directly, so the answer is not translated back and the connection hangs. With the
     /// node's address as the source, the answer comes back through this node.
@@ -279,6 +281,7 @@ impl Why {
             Self::NoLocalEndpoint => {
                 "policy Local, no endpoint on this node: drop; a retry may be routed to another node"
             }
+            Self::CountConnection => "--service-metrics: counts connections to services",
             Self::NoteFlow => "notes whose packets are dropped or refused, for 15 minutes",
             Self::Hairpin => {
                 "hairpin: a pod that reaches itself must be answered through this node"

@@ -295,7 +295,8 @@ impl Expressions<'_> {
         }
         let (operation, seconds) = match update.operation {
             Operation::Update { seconds, .. } => (UPDATE, Some(seconds)),
-            Operation::Count { seconds } => (ADD, Some(seconds)),
+            Operation::Count { seconds, is_renewed: false } => (ADD, Some(seconds)),
+            Operation::Count { seconds, is_renewed: true } => (UPDATE, Some(seconds)),
             Operation::Delete => (DELETE, None),
         };
         self.expression("dynset", |w| {

@@ -276,10 +276,13 @@ pub enum Operation {
         limit: Option<Limit>,
     },
     /// It is made if it is not there, and counts the packet; on with the next rule when the set is
-    /// full. An element that is there goes when its time is over, however many packets it counts.
+    /// full.
     Count {
         /// When it goes, in seconds.
         seconds: u32,
+        /// Whether each packet begins its time anew. Otherwise it goes however many packets it
+        /// counts.
+        is_renewed: bool,
     },
     /// It is removed.
     Delete,

@@ -72,7 +72,7 @@ fn count(version: Family, with_port: bool) -> Statement {
     Statement::Update(Update {
         set: "counted",
         key: key.into(),
-        operation: Operation::Count { seconds: 900 },
+        operation: Operation::Count { seconds: 900, is_renewed: false },
         data: None,
     })
 }

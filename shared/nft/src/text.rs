@@ -287,9 +287,9 @@ fn update_text(update: &Update) -> String {
             }
             "update"
         }
-        Operation::Count { seconds } => {
+        Operation::Count { seconds, is_renewed } => {
             element += &format!(" timeout {seconds}s counter");
-            "add"
+            if is_renewed { "update" } else { "add" }
         }
         Operation::Delete => "delete",
     };

@@ -30,6 +30,11 @@ pub struct NodeSideArgs {
     #[arg(long)]
     pub open_forward: bool,
 
+    /// Count connections to each service port (denizen_service_connections_total); not with services
+    /// in iptables
+    #[arg(long)]
+    pub service_metrics: bool,
+
     /// Masquerade what local pods send outside the ranges in this file, ip-masq-agent's
     /// configuration (nonMasqueradeCIDRs, masqLinkLocal, masqLinkLocalIPv6, resyncInterval)
     #[arg(long, value_name = "FILE")]
@@ -46,6 +51,7 @@ impl NodeSideArgs {
             masquerade_bit: self.masquerade_bit,
             port_bit: self.bridge_port_bit,
             open_forward: self.open_forward,
+            count_connections: self.service_metrics,
         };
         if side.masquerade_bit == side.port_bit {
             return Err(ConfigError::SameBit(side.port_bit));

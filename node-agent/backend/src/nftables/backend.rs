@@ -1,22 +1,23 @@
 //! Implements `Backend` for nf_tables.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use tracing::debug;
 
 use super::carried::carried;
 use super::client::{clients, dropped};
 use super::element::{frontend_of, protocol_and_number};
-use super::name::{FilledBy, Group, KnownFacts, ServiceSet, ServiceTable};
+use super::name::{FilledBy, Group, KnownFacts, ServiceSet, ServiceTable, TABLE};
 use super::table::Table;
 use super::table_config::TableConfig;
-use crate::{Backend, Figures, Repair, Report, SetSize};
+use crate::{Backend, ConnectionCounter, Figures, FrontendConnections, Repair, Report, SetSize};
+use denizen_model::{Family, Protocol};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{
-    Content, Keeper, Kernel, NftError, Observed, RejectedElement, Rendering, Schema, Value,
-    read_endpoint,
+    Content, Keeper, Kernel, NftError, Observed, RejectedElement, Rendering, Schema, TableFamily,
+    Value, read_address, read_endpoint,
 };
 use denizen_plan::{Frontend, FrontendAddress, FrontendKey, NodePlan, Plan, PlanChanges};
 use denizen_text::describe;
@@ -355,6 +356,10 @@ impl Backend for Nftables {
             }
             Err(error) => figures.errors.push(describe(&error)),
         }
+        match connections(kernel) {
+            Ok(connections) => figures.connections = connections,
+            Err(error) => figures.errors.push(describe(&error)),
+        }
         match clients(kernel, tables.iter().map(|kept| (kept.keeper.schema(), &kept.table))) {
             Ok(affinity) => figures.affinity = affinity,
             Err(error) => figures.errors.push(describe(&error)),
@@ -378,6 +383,25 @@ impl Backend for Nftables {
     async fn wait(&mut self) {
         pending().await
     }
+}
+
+/// Connections to services, as rules count them; none without `--service-metrics`.
+fn connections(kernel: &mut Kernel) -> Result<BTreeMap<FrontendConnections, u64>, NetlinkError> {
+    let mut connections = BTreeMap::new();
+    for family in Family::BOTH {
+        let set = ServiceSet::ServiceConnections.as_str();
+        let elements = kernel.counted_elements(TableFamily::from(family), TABLE, set)?;
+        connections.extend(elements.iter().filter_map(|element| {
+            // As `COUNTED` has it, each field in whole words.
+            let bytes = element.key.as_bytes();
+            let protocol = Protocol::from_number(*bytes.first()?)?;
+            let port = u16::from_be_bytes(*bytes.get(4..6)?.first_chunk()?);
+            let at = SocketAddr::new(read_address(family, bytes.get(8..)?)?, port);
+            let counter = ConnectionCounter::Rule;
+            Some((FrontendConnections { at, protocol, counter }, element.packets))
+        }));
+    }
+    Ok(connections)
 }
 
 /// The endpoints that clients of services with session affinity are remembered with. None if the

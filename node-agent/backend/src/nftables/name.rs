@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-pub use self::set::{FilledBy, KnownFacts, MOST_SLOTS, ServiceSet};
+pub use self::set::{COUNTED, FilledBy, KnownFacts, MOST_SLOTS, ServiceSet};
 use denizen_model::{Family, Protocol, family_of};
 use denizen_nft::Schema;
 

@@ -209,6 +209,10 @@ pub fn class_chains(table_family: ServiceTable, class: Class, node_side: &NodeSi
         let admit = rule(Why::Admitted, [mark_connection(MarkBit::ADMITTED)]);
         balancing.rules.insert(0, admit);
     }
+    if node_side.count_connections {
+        // In a rule of its own: when the set is full, the kernel goes on with the next one.
+        balancing.rules.insert(0, rule(Why::CountConnection, [sets.count_connection()]));
+    }
     let memory = class.affinity.map(|seconds| affinity::memory(sets, class, seconds));
     let mut chains: Vec<Chain> = memory.into_iter().flatten().chain([balancing]).collect();
     match class.group {

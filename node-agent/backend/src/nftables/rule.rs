@@ -2,7 +2,7 @@
 
 use ipnetwork::IpNetwork;
 
-use super::name::{ChainName, ServiceSet, ServiceTable};
+use super::name::{COUNTED, ChainName, ServiceSet, ServiceTable};
 use crate::refusals;
 use crate::why::Why;
 use denizen_model::{Family, Protocol, family_of};
@@ -19,6 +19,9 @@ pub const SCRATCH_BITS: u32 = 0xc000_0000;
 pub const SCRATCH: u32 = 0x4000_0000;
 /// The bits of a number that name the endpoint; the others name its service port.
 pub const ENDPOINT_BITS: u32 = (1 << 14) - 1;
+
+/// A counter of connections goes when there was none for so many seconds: the service may be gone.
+const COUNTED_FOR: u32 = 24 * 60 * 60;
 
 /// The bits of a packet's priority that name the service port.
 const SERVICE_PORT: (Field, Option<u32>) = (Field::Priority, Some(!ENDPOINT_BITS));
@@ -232,6 +235,18 @@ impl SetStatements {
     /// rule if the set is full.
     pub fn note(self, set: ServiceSet) -> Statement {
         refusals::note(set.as_str(), set.family(self.0), true)
+    }
+
+    /// Counts the packet, which begins a connection, by what it is addressed to.
+    pub fn count_connection(self) -> Statement {
+        let set = ServiceSet::ServiceConnections;
+        let key = COUNTED.iter().map(|field| (field.in_version(set.family(self.0)), None));
+        Statement::Update(Update {
+            set: set.as_str(),
+            key: key.collect(),
+            operation: Operation::Count { seconds: COUNTED_FOR, is_renewed: true },
+            data: None,
+        })
     }
 
     /// Changes the client's entry in a map of clients: service port and client → the number in the

@@ -10,6 +10,7 @@ mod like_kube_proxy;
 mod network_policy;
 mod process;
 mod routing;
+mod services;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +33,7 @@ pub use self::like_kube_proxy::{LikeKubeProxy, SyncExtent, ip_family};
 use self::network_policy::NetworkPolicyMetrics;
 use self::process::Process;
 use self::routing::RoutingMetrics;
+use self::services::ServiceMetrics;
 
 /// The type of [`Metrics::encode`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -52,6 +54,8 @@ pub struct Metrics {
     pub ipvs: IpvsMetrics,
     /// Metrics of host ports.
     pub host_ports: HostPortMetrics,
+    /// Connections to each service port.
+    pub services: ServiceMetrics,
     /// Metrics of what the agent costs the API server.
     pub api: ApiMetrics,
     process: Process,
@@ -115,6 +119,8 @@ impl Default for Metrics {
         let ipvs = IpvsMetrics::register(registry.sub_registry_with_prefix("denizen_ipvs"));
         let prefix = "denizen_host_ports";
         let host_ports = HostPortMetrics::register(registry.sub_registry_with_prefix(prefix));
+        let services =
+            ServiceMetrics::register(registry.sub_registry_with_prefix("denizen_service"));
         let api = ApiMetrics::register(registry.sub_registry_with_prefix("denizen_api"));
         let process = Process::register(registry.sub_registry_with_prefix("process"));
         Self {
@@ -126,6 +132,7 @@ impl Default for Metrics {
             bgp,
             ipvs,
             host_ports,
+            services,
             api,
             process,
         }

@@ -55,12 +55,19 @@ pub struct NodeSide {
     /// Other firewalls' chains in the forward hook get rules that accept connections to endpoints.
     /// Such connections get [`MarkBit::ADMITTED`].
     pub open_forward: bool,
+    /// Connections to services are counted by their address and port.
+    pub count_connections: bool,
     /// A packet has this bit between a bridge's port and the IP rules, if the port is a pod's.
     pub port_bit: MarkBit,
 }
 
 impl Default for NodeSide {
     fn default() -> Self {
-        Self { masquerade_bit: MarkBit::MASQUERADE, open_forward: false, port_bit: MarkBit::PORT }
+        Self {
+            masquerade_bit: MarkBit::MASQUERADE,
+            open_forward: false,
+            count_connections: false,
+            port_bit: MarkBit::PORT,
+        }
     }
 }

@@ -81,8 +81,9 @@ impl RuleReader<'_> {
         Ok(Statement::Dnat { to })
     }
 
-    /// `update @map { key timeout 1s : data }`, the same with `delete`, or
-    /// `update @set { key timeout 1s limit rate 3/hour burst 5 packets }`.
+    /// `update @map { key timeout 1s : data }`, the same with `delete`,
+    /// `update @set { key timeout 1s limit rate 3/hour burst 5 packets }`, or
+    /// `update @set { key timeout 1d counter }`.
     fn change(&self, words: &mut Cursor) -> Result<Statement> {
         let update = words.take("update") || {
             words.expect("delete")?;
@@ -93,6 +94,10 @@ impl RuleReader<'_> {
         let key = self.concat(words)?;
         if words.take("timeout") {
             words.text()?;
+        }
+        if update && words.take("counter") {
+            words.expect("}")?;
+            return Ok(Statement::Count { set: map, key });
         }
         if update && words.take("limit") {
             words.expect("rate")?;

@@ -76,6 +76,7 @@ pub enum ServiceSet {
     RefusedNoEndpoints,
     DroppedNoLocalEndpoints,
     DroppedSourceRanges,
+    ServiceConnections,
     PodPorts,
     PodPorts6,
     VirtualIps,
@@ -97,10 +98,12 @@ const POD: &[Field] = &[Field::InputInterface, SOURCE];
 /// The number comes first: nft cannot list a rule that updates a set whose key begins with an IPv6
 /// address.
 const CLIENT: &[Field] = &[Field::Priority, SOURCE];
+/// What connections are counted by: the same as [`FRONTEND`], numbers first for the same reason.
+pub const COUNTED: &[Field] = &[Field::Protocol, Field::DestinationPort, DESTINATION];
 
 /// Those of IP tables, in the order in which they are made, then those of a bridge's table and of
 /// ARP's.
-const SETS: [SetDeclaration<ServiceSet>; 33] = {
+const SETS: [SetDeclaration<ServiceSet>; 34] = {
     const ENDPOINT: &[Field] = &[DESTINATION, Field::DestinationPort];
     /// The number of a service port's endpoint.
     const NUMBER: &[Field] = &[Field::Priority];
@@ -229,6 +232,9 @@ const SETS: [SetDeclaration<ServiceSet>; 33] = {
         )
         .why("loadBalancerSourceRanges: flows of the last 15 minutes that they do not permit")
         .filled_by_packets(FLOWS),
+        SetDeclaration::new(ServiceSet::ServiceConnections, "service-connections", COUNTED)
+            .why("--service-metrics: connections to each service address and port")
+            .filled_by_packets(FEW),
         SetDeclaration::new(ServiceSet::PodPorts, "pod-ports", POD)
             .why("bridge ports and IPv4 source addresses of local pods"),
         SetDeclaration::new(ServiceSet::PodPorts6, "pod-ports6", POD)
@@ -242,9 +248,9 @@ impl ServiceSet {
     /// Those of a table, in the order in which they are made.
     pub fn of(table_family: ServiceTable) -> impl Iterator<Item = Self> {
         let declarations = match table_family {
-            ServiceTable::Ip(_) => &SETS[..30],
-            ServiceTable::Bridge => &SETS[30..32],
-            ServiceTable::Arp => &SETS[32..],
+            ServiceTable::Ip(_) => &SETS[..31],
+            ServiceTable::Bridge => &SETS[31..33],
+            ServiceTable::Arp => &SETS[33..],
         };
         declarations.iter().map(|declaration| declaration.set)
     }

@@ -42,6 +42,7 @@ fn config(table_family: ServiceTable, detector: Detector, egress: bool) -> Table
         node_side: NodeSide {
             masquerade_bit: MarkBit::new(20).unwrap(),
             open_forward: true,
+            count_connections: true,
             ..NodeSide::default()
         },
         ..NodePlan::default()

@@ -52,6 +52,7 @@ pub fn set_gauges(metrics: &Metrics, status: &Status, figures: &Figures, plan: &
     if let Some(status) = &status.host_ports {
         metrics.host_ports.set(status);
     }
+    metrics.services.set(&figures.connections, plan);
     metrics.api.set(&status.api);
     let Crowded { reserved, briefly, not } = status.affinity.crowded;
     for (remembered, clients) in [("reserved", reserved), ("briefly", briefly), ("no", not)] {
