@@ -289,7 +289,13 @@ impl Model {
         let may_lack = |listing: &Listing| match listing {
             Listing::Pods | Listing::Addresses => true,
             Listing::ClusterNetworkPolicies => self.refused.contains(listing),
-            _ => false,
+            Listing::Services
+            | Listing::Slices
+            | Listing::Node
+            | Listing::ServiceCidrs
+            | Listing::Namespaces
+            | Listing::NetworkPolicies
+            | Listing::OtherNodes => false,
         };
         let is_complete = self.owed(Listing::FIREWALL).all(|listing| may_lack(&listing));
         is_complete.then_some(ClusterFacts { model: self })

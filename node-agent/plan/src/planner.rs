@@ -41,10 +41,8 @@ impl Planner {
     pub fn is_idle(&self) -> bool {
         let first = self.plan.services().is_none() && self.model.snapshot().is_some();
         let firewall = self.plan.firewall().is_some_and(|firewall| !firewall.is_known());
-        self.change.is_empty()
-            && !first
-            && !(firewall && self.model.cluster().is_some())
-            && !self.owes_needs()
+        let is_new = first || (firewall && self.model.cluster().is_some()) || self.owes_needs();
+        self.change.is_empty() && !is_new
     }
 
     /// Whether it can be said now, and could not before, which pods must be known.

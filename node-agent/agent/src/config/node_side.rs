@@ -30,7 +30,7 @@ pub struct NodeSideArgs {
     #[arg(long)]
     pub open_forward: bool,
 
-    /// Count connections to each service port (denizen_service_connections_total); not with services
+    /// Count connections to each service port: denizen_service_connections_total. Not with services
     /// in iptables
     #[arg(long)]
     pub service_metrics: bool,

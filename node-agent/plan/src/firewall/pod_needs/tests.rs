@@ -372,10 +372,7 @@ fn passes(planner: &Planner, flow: &PolicyFlow) -> bool {
 }
 
 fn only(others: &[Event], names: &BTreeSet<Arc<str>>) -> Vec<Event> {
-    let is_known = |event: &&Event| match event {
-        Event::ClusterPod(name, _) => names.contains(&name.namespace),
-        _ => false,
-    };
+    let is_known = |event: &&Event| matches!(event, Event::ClusterPod(name, _) if names.contains(&name.namespace));
     others.iter().filter(is_known).cloned().collect()
 }
 

@@ -289,20 +289,19 @@ impl PodFollowers {
         let Some(stream) = self.streams.get_mut(scope) else { return Vec::new() };
         let mut rest = Vec::with_capacity(batch.len());
         for event in batch {
-            match event {
-                Event::Listed(_) => {
-                    (stream.listed, stream.refused) = (true, false);
-                    stream.progress.listed();
-                }
-                Event::Refused(listing) => {
-                    stream.refused = true;
-                    // One namespace says nothing of the others.
-                    if !matches!(scope, StreamScope::PodsOf(_)) {
-                        rest.push(Event::Refused(listing));
-                    }
-                }
-                other => rest.push(other),
+            if let Event::Listed(_) = event {
+                (stream.listed, stream.refused) = (true, false);
+                stream.progress.listed();
+                continue;
             }
+            if let Event::Refused(_) = event {
+                stream.refused = true;
+                // One namespace says nothing of the others.
+                if matches!(scope, StreamScope::PodsOf(_)) {
+                    continue;
+                }
+            }
+            rest.push(event);
         }
         self.merge.apply(scope, rest, now())
     }

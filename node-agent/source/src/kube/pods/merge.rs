@@ -36,12 +36,13 @@ impl PodMerge {
     pub fn apply(&mut self, from: &StreamScope, events: Vec<Event>, now: i64) -> Vec<Event> {
         let mut merged = Vec::with_capacity(events.len());
         for event in events {
-            match event {
-                Event::ClusterPod(name, pod) if *from == StreamScope::OwnPods => {
-                    merged.extend(self.take_own(name, pod, now));
-                }
-                Event::ClusterPod(name, pod) => merged.extend(self.take(from, name, pod, now)),
-                other => merged.push(other),
+            let Event::ClusterPod(name, pod) = event else {
+                merged.push(event);
+                continue;
+            };
+            match *from == StreamScope::OwnPods {
+                true => merged.extend(self.take_own(name, pod, now)),
+                false => merged.extend(self.take(from, name, pod, now)),
             }
         }
         merged

@@ -275,9 +275,10 @@ impl Streams {
             both.map(|(name, pod)| (name.clone(), pod.clone())).collect()
         };
         let before = known(&self.model);
-        let events = match step {
-            Step::LeadByAll => self.merge.lead_by_all(0),
-            _ => self.merge.lead_by_namespaces(0),
+        let is_all = matches!(step, Step::LeadByAll);
+        let events = match is_all {
+            true => self.merge.lead_by_all(0),
+            false => self.merge.lead_by_namespaces(0),
         };
         for event in &events {
             let Event::ClusterPod(name, pod) = event else { continue };
@@ -286,9 +287,9 @@ impl Streams {
         }
         self.take(events);
         assert_eq!(known(&self.model), before);
-        match step {
-            Step::LeadByAll => self.at.retain(|scope, _| !matches!(scope, StreamScope::PodsOf(_))),
-            _ => _ = self.at.remove(&StreamScope::All),
+        match is_all {
+            true => self.at.retain(|scope, _| !matches!(scope, StreamScope::PodsOf(_))),
+            false => _ = self.at.remove(&StreamScope::All),
         }
     }
 
