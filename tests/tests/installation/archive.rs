@@ -110,9 +110,12 @@ fn the_archive_has_programs_manifests_and_documents_and_their_checksums() -> Res
     .into();
     wanted.insert(Path::new(".").join(BILL));
     let commands = denizen_agent::cli::command();
-    let pages =
-        commands.get_subcommands().map(|sub| format!("./man1/denizen-agent-{}.1", sub.get_name()));
-    wanted.extend(pages.map(PathBuf::from));
+    for sub in commands.get_subcommands() {
+        let name = sub.get_name();
+        let nested = sub.get_subcommands().map(|nested| format!("{name}-{}", nested.get_name()));
+        let names = nested.chain([name.to_owned()]);
+        wanted.extend(names.map(|name| format!("./man1/denizen-agent-{name}.1").into()));
+    }
     let conf = files(&conf::folder())?;
     wanted.extend(
         conf.iter().map(|file| Path::new("./conf").join(file.strip_prefix(".").unwrap_or(file))),

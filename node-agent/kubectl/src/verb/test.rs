@@ -49,6 +49,9 @@ use crate::session::NoAnswer;
 use crate::survey::{Limits, Unanswered};
 use denizen_text::printable_lines;
 
+/// For what is left when the time is over: to say what came.
+const GRACE: Duration = Duration::from_secs(5);
+
 /// Between two looks at a service that has no address yet.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -112,7 +115,7 @@ pub async fn test(
     let namespace = TestNamespace::create(api, asking.timeout + REMOVAL).await?;
     let run = Run { api, args, namespace: &namespace, limits, timeout: asking.timeout };
     let result = tokio::select! {
-        result = timeout(asking.timeout, run.tested(prepared)) => {
+        result = timeout(asking.timeout + GRACE, run.tested(prepared)) => {
             let late = || format!("not over after {:?}: see --timeout", asking.timeout);
             Some(result.with_context(late).and_then(|result| result))
         }
@@ -351,7 +354,7 @@ impl Run<'_> {
         let Limits { parallel, deadline } = limits;
         let patience = probe::patience(self.timeout);
         let probing = Probing { api, namespace, parallel, deadline, patience };
-        let mut numbers = Numbers::new()?;
+        let mut numbers = RandomNumbers::new()?;
         let mut probes = facts.probes(|below| numbers.below(below));
         probes.retain(|probe| !self.args.skip.contains(&probe.kind));
         let first = futures_util::future::join_all(
@@ -382,9 +385,9 @@ fn first_of_each_family(ips: Vec<IpAddr>) -> Vec<IpAddr> {
 }
 
 /// Random numbers, good enough to choose whom to ask.
-struct Numbers(u64);
+struct RandomNumbers(u64);
 
-impl Numbers {
+impl RandomNumbers {
     fn new() -> anyhow::Result<Self> {
         let mut bytes = [0; 8];
         getrandom::fill(&mut bytes)

@@ -55,7 +55,7 @@ enum ProbeOutcome {
     /// Somebody accepted the connection, and nothing more was wanted.
     Connected,
     Refused,
-    /// There is no way there, or a rule said so.
+    /// There is no route, or a rule rejects it.
     Unreachable,
     TimedOut,
     /// Something else: another program answered, or the name is unknown.

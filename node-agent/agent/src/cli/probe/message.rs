@@ -17,7 +17,7 @@ const DATAGRAM: usize = 512;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ProbeRequest {
-    /// Chosen by the client; it tells its own answer from others.
+    /// Chosen by the client, which knows its own answer by it.
     probe: String,
     /// Connect back to this port, and tell what came of it. Over TCP alone: whoever sends a
     /// datagram can say that it comes from somebody else.

@@ -205,11 +205,11 @@ mod tests {
             let first = ["--first=127.0.0.1:8080", "--first=127.0.0.1:8080/udp"];
             let late = ["--first=127.0.0.1:9", "--timeout=100ms", "--name=two", "--port=8090"];
             serving(first.into_iter().chain(late));
-            let told = async || connected(&["127.0.0.1:8090"]).await.remove(0)["first"].take();
-            let mut first = told().await;
+            let ask_two = async || connected(&["127.0.0.1:8090"]).await.remove(0)["first"].take();
+            let mut first = ask_two().await;
             while first.is_null() {
                 sleep(PAUSE).await;
-                first = told().await;
+                first = ask_two().await;
             }
             let of = |number: usize, key: &str| first[number][key].clone();
             let outcomes = [0, 1, 2].map(|number| of(number, "outcome"));

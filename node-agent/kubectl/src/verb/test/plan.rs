@@ -93,7 +93,7 @@ pub struct TestFacts {
 
 /// What must come of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expected {
+pub enum ExpectedOutcome {
     /// This pod answers.
     Answer(String),
     /// Any of the servers answers.
@@ -109,11 +109,11 @@ pub struct PlannedProbe {
     /// The pod that asks, and its node.
     pub from: String,
     pub node: String,
-    /// As the pod is told: `HOST:PORT/PROTO`.
+    /// As an argument of `probe connect`: `HOST:PORT/PROTO`.
     pub to: String,
     /// What that is.
     pub what: String,
-    pub expected: Expected,
+    pub expected: ExpectedOutcome,
 }
 
 /// Whom each of so many asks. `random` returns a number below the one that it is given.
@@ -181,15 +181,21 @@ impl TestPod {
         format!("pod {} on {}", self.name, self.node)
     }
 
-    fn probe(&self, kind: CheckKind, to: String, what: String, expected: Expected) -> PlannedProbe {
+    fn probe(
+        &self,
+        kind: CheckKind,
+        to: String,
+        what: String,
+        expected: ExpectedOutcome,
+    ) -> PlannedProbe {
         PlannedProbe { kind, from: self.name.clone(), node: self.node.clone(), to, what, expected }
     }
 }
 
 impl Newcomer {
-    /// What its first packets must come to, in the order in which it is told whom to ask.
+    /// What its first packets must come to, in the order of its arguments.
     pub fn first(&self) -> Vec<PlannedProbe> {
-        let probe = |server: &TestPod, to: String, expected: Expected| PlannedProbe {
+        let probe = |server: &TestPod, to: String, expected: ExpectedOutcome| PlannedProbe {
             kind: CheckKind::Policy,
             from: self.name.clone(),
             node: self.node.clone(),
@@ -198,10 +204,10 @@ impl Newcomer {
             expected,
         };
         let of = |server: &TestPod| {
-            let answer = || Expected::Answer(server.name.clone());
+            let answer = || ExpectedOutcome::Answer(server.name.clone());
             let ips = server.ips.iter().flat_map(move |ip| {
                 let open = both(*ip, PORT).map(|to| probe(server, to, answer()));
-                open.into_iter().chain([probe(server, tcp(*ip, CLOSED), Expected::Nothing)])
+                open.into_iter().chain([probe(server, tcp(*ip, CLOSED), ExpectedOutcome::Nothing)])
             });
             ips.collect::<Vec<_>>()
         };
@@ -212,8 +218,8 @@ impl Newcomer {
     pub fn back(&self, asked: &PlannedProbe, to: &str) -> Option<PlannedProbe> {
         let server = self.servers.iter().find(|server| server.shown() == asked.what)?;
         let expected = match server.class {
-            ServerClass::Permitted => Expected::Connection,
-            ServerClass::Other => Expected::Nothing,
+            ServerClass::Permitted => ExpectedOutcome::Connection,
+            ServerClass::Other => ExpectedOutcome::Nothing,
         };
         Some(server.probe(CheckKind::Policy, to.to_owned(), self.shown(), expected))
     }
@@ -232,7 +238,7 @@ impl Newcomer {
     fn control(&self) -> impl Iterator<Item = PlannedProbe> + '_ {
         let [one, other] = &self.servers;
         reachable(&one.ips, &other.ips).map(|ip| {
-            let expected = Expected::Answer(other.name.clone());
+            let expected = ExpectedOutcome::Answer(other.name.clone());
             one.probe(CheckKind::Policy, tcp(ip, CLOSED), other.shown(), expected)
         })
     }
@@ -243,8 +249,8 @@ impl Newcomer {
             let ips = reachable(&server.ips, &self.ips);
             ips.map(|ip| {
                 let expected = match server.class {
-                    ServerClass::Permitted => Expected::Answer(self.name.clone()),
-                    ServerClass::Other => Expected::Nothing,
+                    ServerClass::Permitted => ExpectedOutcome::Answer(self.name.clone()),
+                    ServerClass::Other => ExpectedOutcome::Nothing,
                 };
                 server.probe(CheckKind::Policy, tcp(ip, PORT), self.shown(), expected)
             })
@@ -271,7 +277,12 @@ impl TestFacts {
             }
             for to in &self.external {
                 let (to, what) = (format!("{to}/tcp"), "outside of the cluster".to_owned());
-                probes.push(server.probe(CheckKind::External, to, what, Expected::Connection));
+                probes.push(server.probe(
+                    CheckKind::External,
+                    to,
+                    what,
+                    ExpectedOutcome::Connection,
+                ));
             }
         }
         probes.extend(self.newcomers.iter().flat_map(Newcomer::later));
@@ -288,7 +299,7 @@ impl TestFacts {
     fn to_pod(&self, from: &TestPod, to: &TestPod, probes: &mut Vec<PlannedProbe>) {
         for ip in reachable(&from.ips, &to.ips) {
             let of = |end| {
-                let expected = Expected::Answer(to.name.clone());
+                let expected = ExpectedOutcome::Answer(to.name.clone());
                 from.probe(CheckKind::Pod, end, to.shown(), expected)
             };
             probes.extend(both(ip, PORT).map(of));
@@ -299,14 +310,19 @@ impl TestFacts {
         for ip in reachable(&from.ips, &self.service.ips) {
             let of = |end| {
                 let what = "cluster IP of service servers".to_owned();
-                from.probe(CheckKind::ClusterIp, end, what, Expected::AnswerOfServer)
+                from.probe(CheckKind::ClusterIp, end, what, ExpectedOutcome::AnswerOfServer)
             };
             probes.extend(both(ip, PORT).map(of));
         }
         for ip in reachable(&from.ips, &self.local.ips).filter(|_| from.is_first) {
             let of = |end| {
                 let what = "itself, through service local".to_owned();
-                from.probe(CheckKind::Hairpin, end, what, Expected::Answer(from.name.clone()))
+                from.probe(
+                    CheckKind::Hairpin,
+                    end,
+                    what,
+                    ExpectedOutcome::Answer(from.name.clone()),
+                )
             };
             probes.extend(both(ip, PORT).map(of));
         }
@@ -320,7 +336,7 @@ impl TestFacts {
                 let Some(port) = port else { continue };
                 let end = format!("{}/{protocol}", SocketAddr::new(ip, *port));
                 let what = format!("node port of {node}");
-                let expected = Expected::AnswerOfServer;
+                let expected = ExpectedOutcome::AnswerOfServer;
                 probes.push(from.probe(CheckKind::NodePort, end, what, expected));
             }
         }

@@ -116,8 +116,8 @@ fn decided(pod: &PodObject) -> Option<Result<PodObject, NoAnswer>> {
 fn not_yet(pod: Option<&PodObject>, event: Option<&String>) -> NoAnswer {
     let waiting = pod.and_then(|pod| pod.status.container_statuses.first()?.state.waiting.clone());
     let mut why = "its pod did not run in time (see --timeout)".to_owned();
-    let said = waiting.map(|waiting| format!("{} {}", waiting.reason, waiting.message));
-    for words in said.iter().chain(event).filter(|words| !words.trim().is_empty()) {
+    let state = waiting.map(|waiting| format!("{} {}", waiting.reason, waiting.message));
+    for words in state.iter().chain(event).filter(|words| !words.trim().is_empty()) {
         why.push_str(": ");
         why.push_str(words.trim());
     }

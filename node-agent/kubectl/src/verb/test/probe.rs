@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::manifest::CONTAINER;
 use super::namespace::TestNamespace;
-use super::plan::{CheckKind, Expected, Newcomer, PORT, PlannedProbe, SERVER};
+use super::plan::{CheckKind, ExpectedOutcome, Newcomer, PORT, PlannedProbe, SERVER};
 use crate::cluster::Api;
 use crate::session::{self, ContainerCommand, NoAnswer};
 
@@ -80,7 +80,7 @@ impl Probing<'_> {
         let mut by_pod = BTreeMap::<(String, bool, bool), Vec<(usize, PlannedProbe)>>::new();
         for (number, probe) in probes.into_iter().enumerate() {
             let is_external = probe.kind == CheckKind::External;
-            let key = (probe.from.clone(), is_external, probe.expected == Expected::Nothing);
+            let key = (probe.from.clone(), is_external, probe.expected == ExpectedOutcome::Nothing);
             by_pod.entry(key).or_default().push((number, probe));
         }
         let commands =
@@ -180,7 +180,7 @@ fn incomplete() -> NoAnswer {
     NoAnswer::new(NoAnswer::FAILED, "fewer answers than questions")
 }
 
-impl Expected {
+impl ExpectedOutcome {
     /// Whether that is what must come.
     pub fn is_met(&self, report: &ProbeReport) -> bool {
         let is_reached = ["answered", "connected"].contains(&&*report.outcome);
@@ -202,24 +202,24 @@ mod tests {
 
     #[test]
     fn what_must_come_is_told_from_what_must_not() {
-        let one = || Expected::Answer("one".to_owned());
+        let one = || ExpectedOutcome::Answer("one".to_owned());
         let cases = [
             (one(), "answered", Some("one"), true),
             (one(), "answered", Some("two"), false),
-            (Expected::AnswerOfServer, "answered", Some("server-7"), true),
-            (Expected::AnswerOfServer, "answered", Some("newcomer-7"), false),
-            (Expected::AnswerOfServer, "timedOut", None, false),
+            (ExpectedOutcome::AnswerOfServer, "answered", Some("server-7"), true),
+            (ExpectedOutcome::AnswerOfServer, "answered", Some("newcomer-7"), false),
+            (ExpectedOutcome::AnswerOfServer, "timedOut", None, false),
             (one(), "connected", None, false),
             (one(), "timedOut", None, false),
-            (Expected::Connection, "connected", None, true),
-            (Expected::Connection, "answered", Some("x"), true),
-            (Expected::Connection, "refused", None, false),
-            (Expected::Nothing, "timedOut", None, true),
-            (Expected::Nothing, "refused", None, true),
-            (Expected::Nothing, "unreachable", None, true),
-            (Expected::Nothing, "answered", Some("one"), false),
-            (Expected::Nothing, "connected", None, false),
-            (Expected::Nothing, "failed", None, false),
+            (ExpectedOutcome::Connection, "connected", None, true),
+            (ExpectedOutcome::Connection, "answered", Some("x"), true),
+            (ExpectedOutcome::Connection, "refused", None, false),
+            (ExpectedOutcome::Nothing, "timedOut", None, true),
+            (ExpectedOutcome::Nothing, "refused", None, true),
+            (ExpectedOutcome::Nothing, "unreachable", None, true),
+            (ExpectedOutcome::Nothing, "answered", Some("one"), false),
+            (ExpectedOutcome::Nothing, "connected", None, false),
+            (ExpectedOutcome::Nothing, "failed", None, false),
         ];
         for (expected, outcome, name, is_met) in cases {
             let (outcome, name) = (outcome.to_owned(), name.map(str::to_owned));

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::plan::{CheckKind, Expected, PlannedProbe};
+use super::plan::{CheckKind, ExpectedOutcome, PlannedProbe};
 use super::probe::{ProbeReport, ProbedPair};
 use crate::output::{Body, ClusterReport, Level, table};
 use crate::session::NoAnswer;
@@ -124,10 +124,10 @@ impl ConnectivityFailure {
         let why = came(&expected, &report);
         let ProbeReport { outcome, attempts, .. } = report;
         let expected = match expected {
-            Expected::Answer(name) => format!("an answer of {name}"),
-            Expected::AnswerOfServer => "an answer of a server".to_owned(),
-            Expected::Connection => "a connection".to_owned(),
-            Expected::Nothing => "nothing".to_owned(),
+            ExpectedOutcome::Answer(name) => format!("an answer of {name}"),
+            ExpectedOutcome::AnswerOfServer => "an answer of a server".to_owned(),
+            ExpectedOutcome::Connection => "a connection".to_owned(),
+            ExpectedOutcome::Nothing => "nothing".to_owned(),
         };
         let (explained, traced) = (None, None);
         Self { kind, from, node, to, what, expected, outcome, attempts, why, explained, traced }
@@ -139,7 +139,7 @@ impl ConnectivityFailure {
     }
 }
 
-fn came(expected: &Expected, report: &ProbeReport) -> String {
+fn came(expected: &ExpectedOutcome, report: &ProbeReport) -> String {
     let ProbeReport { outcome, attempts, name, why, .. } = report;
     let words = match (&**outcome, name) {
         ("answered", Some(name)) => format!("answered by {name}"),
@@ -151,8 +151,10 @@ fn came(expected: &Expected, report: &ProbeReport) -> String {
         Some(_) | None => words,
     };
     match expected {
-        Expected::Nothing => format!("{words}, though a NetworkPolicy forbids it"),
-        Expected::Answer(_) | Expected::AnswerOfServer | Expected::Connection => words,
+        ExpectedOutcome::Nothing => format!("{words}, though a NetworkPolicy forbids it"),
+        ExpectedOutcome::Answer(_)
+        | ExpectedOutcome::AnswerOfServer
+        | ExpectedOutcome::Connection => words,
     }
 }
 

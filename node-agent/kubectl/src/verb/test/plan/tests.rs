@@ -104,17 +104,20 @@ fn a_newcomer_reaches_what_is_permitted_and_is_reached_by_whom_is() {
     assert_eq!(names, ["server-2", "server-1"], "of three, the last has a neighbour before it");
     let first = newcomer.first();
     let of = |probe: &PlannedProbe| (probe.to.clone(), probe.expected.clone());
-    let answer = |name: &str| Expected::Answer(name.to_owned());
+    let answer = |name: &str| ExpectedOutcome::Answer(name.to_owned());
     assert_eq!(first.len(), 12);
     assert_eq!(of(&first[0]), ("10.0.2.1:8080/tcp".to_owned(), answer("server-2")));
     assert_eq!(of(&first[1]), ("10.0.2.1:8080/udp".to_owned(), answer("server-2")));
-    assert_eq!(of(&first[2]), ("10.0.2.1:8081/tcp".to_owned(), Expected::Nothing));
+    assert_eq!(of(&first[2]), ("10.0.2.1:8081/tcp".to_owned(), ExpectedOutcome::Nothing));
     let back = |number: usize| newcomer.back(&first[number], "10.1.2.1:8080/tcp").unwrap();
-    assert_eq!((&*back(0).from, back(0).expected), ("server-2", Expected::Connection));
-    assert_eq!((&*back(6).from, back(6).expected), ("server-1", Expected::Nothing));
+    assert_eq!((&*back(0).from, back(0).expected), ("server-2", ExpectedOutcome::Connection));
+    assert_eq!((&*back(6).from, back(6).expected), ("server-1", ExpectedOutcome::Nothing));
     let later: Vec<PlannedProbe> = newcomer.later().collect();
     assert_eq!((&*later[0].from, later[0].expected.clone()), ("server-2", answer("newcomer-2")));
-    assert_eq!((&*later[1].from, later[1].expected.clone()), ("server-1", Expected::Nothing));
+    assert_eq!(
+        (&*later[1].from, later[1].expected.clone()),
+        ("server-1", ExpectedOutcome::Nothing)
+    );
     // Of servers of one class alone, there is nobody to compare with.
     let alone: Vec<TestPod> = facts.servers.into_iter().step_by(2).collect();
     assert_eq!(newcomers(&alone), []);

@@ -1,6 +1,6 @@
 use super::*;
 
-fn probe(from: &str, kind: CheckKind, expected: Expected) -> PlannedProbe {
+fn probe(from: &str, kind: CheckKind, expected: ExpectedOutcome) -> PlannedProbe {
     let (node, to) = (format!("node-of-{from}"), "10.0.0.1:8080/tcp".to_owned());
     PlannedProbe { kind, from: from.to_owned(), node, to, what: "pod b".to_owned(), expected }
 }
@@ -17,12 +17,15 @@ fn judged_of(probed: Vec<ProbedPair>) -> JudgedProbes {
 
 #[test]
 fn a_failure_says_who_to_whom_and_what_came() {
-    let answer = || Expected::Answer("b".to_owned());
+    let answer = || ExpectedOutcome::Answer("b".to_owned());
     let gone = NoAnswer::new(NoAnswer::NOT_RUNNING, "gone");
     let JudgedProbes { report, unanswered, notes } = judged_of(vec![
         (probe("a", CheckKind::Pod, answer()), Ok(report("answered", Some("b"), "10.0.0.7"))),
         (probe("a", CheckKind::Pod, answer()), Ok(report("timedOut", None, ""))),
-        (probe("a", CheckKind::Policy, Expected::Nothing), Ok(report("answered", Some("b"), ""))),
+        (
+            probe("a", CheckKind::Policy, ExpectedOutcome::Nothing),
+            Ok(report("answered", Some("b"), "")),
+        ),
         (probe("c", CheckKind::Pod, answer()), Err(gone.clone())),
         (probe("c", CheckKind::Pod, answer()), Err(gone)),
     ]);
@@ -43,7 +46,7 @@ namespace denizen-test-1 is still there
 
 #[test]
 fn a_masqueraded_source_is_noted_and_nothing_tested_is_not_good() {
-    let answer = Expected::Answer("b".to_owned());
+    let answer = ExpectedOutcome::Answer("b".to_owned());
     let seen = report("answered", Some("b"), "192.168.0.1");
     let judged = judged_of(vec![(probe("a", CheckKind::Pod, answer), Ok(seen))]);
     assert_eq!(judged.report.level(), Level::Good);
