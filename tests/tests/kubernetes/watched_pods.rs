@@ -71,8 +71,8 @@ fn from_team(action: &str, team: &str) -> Value {
     json!({ "action": action, "from": [{ "namespaces": namespaces }] })
 }
 
-fn from_anywhere(action: &str) -> Value {
-    json!({ "action": action, "from": [{ "networks": ["0.0.0.0/0", "::/0"] }] })
+fn from_every_pod(action: &str) -> Value {
+    json!({ "action": action, "from": [{ "namespaces": {} }] })
 }
 
 /// An agent that follows some namespaces alone.
@@ -186,7 +186,7 @@ fn watched(status: &Value) -> &Value {
 #[test]
 fn a_policy_that_names_a_new_namespace() -> Result<()> {
     let mut watched_pods = Watched::new("byns-new", &[])?;
-    let wait = json!({ "timeout": "1s", "onTimeout": "fail" });
+    let wait = json!({ "timeout": "5s", "onTimeout": "fail" });
     watched_pods.context.fixture.cluster.wait_as(&wait);
     let agent = watched_pods.start()?;
     watched_pods.put(&namespace("peers", "a"))?;
@@ -223,8 +223,10 @@ fn a_policy_that_names_a_new_namespace() -> Result<()> {
     let settings =
         Settings { flags: watched_pods.flags.clone(), ..watched_pods.context.settings() };
     let agent = Agent::spawn(&watched_pods.context.fixture.cluster.world.node, settings)?;
-    agent.until("it waits for pods", BOUND, |status| {
-        status["networkPolicy"]["waitingFor"] == json!(["pods"])
+    eventually("it waits for pods", BOUND, || {
+        // It may not listen yet.
+        let status = agent.status().unwrap_or_default();
+        Ok(status["networkPolicy"]["waitingFor"] == json!(["pods"]))
     })?;
     watched_pods.until("what is established stays", true)?;
     watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
@@ -255,7 +257,7 @@ fn a_cluster_network_policy_holds_before_all_pods_are_known() -> Result<()> {
     })?;
     watched_pods.ensure_dropped()?;
     watched_pods.put(&isolates())?;
-    let rules = json!([from_team("Pass", "b"), from_anywhere("Accept")]);
+    let rules = json!([from_team("Pass", "b"), from_every_pod("Accept")]);
     watched_pods.put(&admin(&rules))?;
     agent.until("both are in force", BOUND, |status| {
         status["networkPolicy"]["policies"] == 1 && status["networkPolicy"]["clusterPolicies"] == 1

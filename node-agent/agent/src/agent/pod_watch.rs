@@ -148,7 +148,7 @@ impl PodWatch {
                 }
                 NodeCount::Nodes(nodes) if nodes <= FEW_NODES => {
                     return all(format!(
-                        "the cluster had {nodes} nodes at the start, and {FEW_NODES} are few"
+                        "nodes at the start: {nodes}, and up to {FEW_NODES} are few"
                     ));
                 }
                 NodeCount::Nodes(_) => {}

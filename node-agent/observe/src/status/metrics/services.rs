@@ -13,13 +13,13 @@ use denizen_model::{ServicePortName, family_of};
 use denizen_plan::{FrontendAddress, FrontendKey, Plan};
 
 /// Namespace, service, port, protocol and family.
-type Labels = [(&'static str, String); 5];
+type ConnectionLabels = [(&'static str, String); 5];
 
 /// Counters of a service port's frontends together. The kernel's counters end with their frontends
 /// and begin anew; these only rise.
 #[derive(Debug, Clone, Default)]
 pub struct ServiceMetrics {
-    connections: Family<Labels, Counter>,
+    connections: Family<ConnectionLabels, Counter>,
     counted: Arc<Mutex<Counted>>,
 }
 
@@ -27,7 +27,7 @@ pub struct ServiceMetrics {
 #[derive(Debug, Default)]
 struct Counted {
     by_frontend: HashMap<FrontendConnections, u64>,
-    series: BTreeSet<Labels>,
+    series: BTreeSet<ConnectionLabels>,
 }
 
 impl ServiceMetrics {
@@ -74,7 +74,7 @@ fn service_port<'a>(plan: &'a Plan, counted: &FrontendConnections) -> Option<&'a
     frontends.next().map(|frontend| &frontend.service_port)
 }
 
-fn labels(port: &ServicePortName, counted: &FrontendConnections) -> Labels {
+fn labels(port: &ServicePortName, counted: &FrontendConnections) -> ConnectionLabels {
     [
         ("namespace", port.service.namespace.to_string()),
         ("service", port.service.name.to_string()),
@@ -84,7 +84,7 @@ fn labels(port: &ServicePortName, counted: &FrontendConnections) -> Labels {
     ]
 }
 
-fn is_served(plan: &Plan, labels: &Labels) -> bool {
+fn is_served(plan: &Plan, labels: &ConnectionLabels) -> bool {
     let [(_, namespace), (_, name), ..] = labels;
     let service = denizen_model::ServiceName::new(namespace, name);
     plan.services().is_some_and(|services| !services.keys_of(&service).is_empty())

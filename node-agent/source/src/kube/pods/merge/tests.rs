@@ -119,7 +119,7 @@ struct Happened {
 
 /// What is done with the streams.
 #[derive(Debug, Clone)]
-enum Step {
+enum MergeStep {
     /// A stream catches up by so many events.
     Advance(usize, usize),
     Namespace(usize),
@@ -155,14 +155,14 @@ fn happened() -> impl Strategy<Value = Vec<Happened>> {
     })
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<MergeStep>> {
     let step = prop_oneof![
-        6 => (0..5_usize, 1..6_usize).prop_map(|(stream, by)| Step::Advance(stream, by)),
-        2 => (0..NAMESPACES.len()).prop_map(Step::Namespace),
-        1 => (0..NAMESPACES.len()).prop_map(Step::Leave),
-        1 => Just(Step::All),
-        1 => Just(Step::LeadByAll),
-        1 => Just(Step::LeadByNamespaces),
+        6 => (0..5_usize, 1..6_usize).prop_map(|(stream, by)| MergeStep::Advance(stream, by)),
+        2 => (0..NAMESPACES.len()).prop_map(MergeStep::Namespace),
+        1 => (0..NAMESPACES.len()).prop_map(MergeStep::Leave),
+        1 => Just(MergeStep::All),
+        1 => Just(MergeStep::LeadByAll),
+        1 => Just(MergeStep::LeadByNamespaces),
     ];
     prop::collection::vec(step, 0..40)
 }
@@ -231,10 +231,10 @@ impl Streams {
         self.advance(&scope, at);
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &MergeStep) {
         match step {
-            Step::Advance(stream, by) => self.advance(&Self::scope(*stream), *by),
-            Step::Namespace(number) => {
+            MergeStep::Advance(stream, by) => self.advance(&Self::scope(*stream), *by),
+            MergeStep::Namespace(number) => {
                 let scope = Self::scope(*number);
                 if !self.at.contains_key(&scope)
                     && self.merge.add_namespace(NAMESPACES[*number].into())
@@ -242,7 +242,7 @@ impl Streams {
                     self.begin(scope);
                 }
             }
-            Step::Leave(number) => {
+            MergeStep::Leave(number) => {
                 if self.at.contains_key(&StreamScope::All) && !self.merge.is_led_by_all() {
                     return;
                 }
@@ -251,18 +251,18 @@ impl Streams {
                     self.take(events);
                 }
             }
-            Step::All => {
+            MergeStep::All => {
                 if !self.at.contains_key(&StreamScope::All) {
                     self.merge.add_all();
                     self.begin(StreamScope::All);
                 }
             }
-            Step::LeadByAll | Step::LeadByNamespaces => self.change_lead(step),
+            MergeStep::LeadByAll | MergeStep::LeadByNamespaces => self.change_lead(step),
         }
     }
 
     /// If both show the same, what both know is not touched.
-    fn change_lead(&mut self, step: &Step) {
+    fn change_lead(&mut self, step: &MergeStep) {
         if !self.at.contains_key(&StreamScope::All) || !self.merge.agrees(|_| true, 0) {
             return;
         }
@@ -275,7 +275,7 @@ impl Streams {
             both.map(|(name, pod)| (name.clone(), pod.clone())).collect()
         };
         let before = known(&self.model);
-        let is_all = matches!(step, Step::LeadByAll);
+        let is_all = matches!(step, MergeStep::LeadByAll);
         let events = match is_all {
             true => self.merge.lead_by_all(0),
             false => self.merge.lead_by_namespaces(0),
