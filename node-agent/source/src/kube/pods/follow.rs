@@ -294,14 +294,12 @@ impl PodFollowers {
                 stream.progress.listed();
                 continue;
             }
-            if let Event::Refused(_) = event {
-                stream.refused = true;
-                // One namespace says nothing of the others.
-                if matches!(scope, StreamScope::PodsOf(_)) {
-                    continue;
-                }
+            let is_refused = matches!(event, Event::Refused(_));
+            stream.refused |= is_refused;
+            // One namespace says nothing of the others.
+            if !is_refused || !matches!(scope, StreamScope::PodsOf(_)) {
+                rest.push(event);
             }
-            rest.push(event);
         }
         self.merge.apply(scope, rest, now())
     }

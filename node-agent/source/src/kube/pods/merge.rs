@@ -40,10 +40,10 @@ impl PodMerge {
                 merged.push(event);
                 continue;
             };
-            match *from == StreamScope::OwnPods {
-                true => merged.extend(self.take_own(name, pod, now)),
-                false => merged.extend(self.take(from, name, pod, now)),
-            }
+            merged.extend(match *from == StreamScope::OwnPods {
+                true => self.take_own(name, pod, now),
+                false => self.take(from, name, pod, now),
+            });
         }
         merged
     }

@@ -58,6 +58,20 @@ fn a_pod_of_this_node_is_its_own_streams() {
     assert_eq!(events, [Event::ClusterPod(web.clone(), Some(pod(&web, 3, false, None)))]);
 }
 
+/// This node's stream is behind that of all pods.
+#[test]
+fn a_pod_whose_name_moved_to_another_node_stays_known() {
+    let mut merge = PodMerge::default();
+    merge.add_all();
+    let web = name("a", "web");
+    let moved = pod(&web, 2, false, None);
+    assert!(shown(&mut merge, &StreamScope::All, Some(moved.clone()), &web));
+    assert!(shown(&mut merge, &StreamScope::OwnPods, Some(pod(&web, 1, true, None)), &web));
+    let gone = vec![Event::ClusterPod(web.clone(), None)];
+    let events = merge.apply(&StreamScope::OwnPods, gone, 0);
+    assert_eq!(events, [Event::ClusterPod(web, Some(moved))]);
+}
+
 /// Its address may be another pod's, of a namespace that nobody follows.
 #[test]
 fn at_the_end_of_its_grace_period_a_pod_is_gone() {
@@ -257,12 +271,13 @@ impl Streams {
                     self.begin(StreamScope::All);
                 }
             }
-            MergeStep::LeadByAll | MergeStep::LeadByNamespaces => self.change_lead(step),
+            MergeStep::LeadByAll => self.change_lead(true),
+            MergeStep::LeadByNamespaces => self.change_lead(false),
         }
     }
 
     /// If both show the same, what both know is not touched.
-    fn change_lead(&mut self, step: &MergeStep) {
+    fn change_lead(&mut self, to_all: bool) {
         if !self.at.contains_key(&StreamScope::All) || !self.merge.agrees(|_| true, 0) {
             return;
         }
@@ -275,8 +290,7 @@ impl Streams {
             both.map(|(name, pod)| (name.clone(), pod.clone())).collect()
         };
         let before = known(&self.model);
-        let is_all = matches!(step, MergeStep::LeadByAll);
-        let events = match is_all {
+        let events = match to_all {
             true => self.merge.lead_by_all(0),
             false => self.merge.lead_by_namespaces(0),
         };
@@ -287,7 +301,7 @@ impl Streams {
         }
         self.take(events);
         assert_eq!(known(&self.model), before);
-        match is_all {
+        match to_all {
             true => self.at.retain(|scope, _| !matches!(scope, StreamScope::PodsOf(_))),
             false => _ = self.at.remove(&StreamScope::All),
         }
