@@ -9,6 +9,7 @@ mod foreign;
 mod history;
 mod network_policy;
 mod open_files;
+mod plan_notices;
 mod plugin_waits;
 mod pod_scope;
 mod pod_watch;
@@ -42,6 +43,7 @@ use self::bridges::Bridges;
 use self::flush::Flush;
 use self::foreign::foreign_change;
 use self::network_policy::Enforcer;
+use self::plan_notices::PlanNotices;
 use self::plugin_waits::PluginWaits;
 use self::pod_watch::PodWatch;
 use self::portmap::PortmapRules;
@@ -60,11 +62,11 @@ use denizen_backend::BackendName;
 use denizen_backend::forward::Findings;
 use denizen_backend::sysctl::Reconciler;
 use denizen_backend::takeover::Predecessor;
-use denizen_model::{Event, Notice, NoticeReason, NoticeSubject, PodName};
+use denizen_model::{Event, PodName};
 use denizen_nft::Watch;
 use denizen_observe::status::LastSync;
 use denizen_observe::status::metrics::SyncExtent;
-use denizen_plan::{FirewallPlan, PlanChanges, PolicyTie, Remark};
+use denizen_plan::FirewallPlan;
 use denizen_routing::bird::BirdController;
 use denizen_routing::{Announcer, DirectRouter, SendNotice, pollable};
 use denizen_text::describe;
@@ -120,8 +122,7 @@ struct Agent {
     announcer: Option<Announcer>,
     /// Configures BIRD; `None` if it is off.
     bird: Option<BirdController>,
-    /// The ClusterNetworkPolicies whose order was not written down at the last pass.
-    ties: BTreeSet<PolicyTie>,
+    plan_notices: PlanNotices,
     send_notice: SendNotice,
     log: LogFilter,
 }
@@ -266,45 +267,6 @@ impl Agent {
         self.engine.apply(batch);
     }
 
-    /// Tells of host ports that somebody else has, and of addresses that no Service may have.
-    fn tell_of_refused(&self, changes: &PlanChanges) {
-        for remark in &changes.remarks {
-            if let Remark::NotPermitted { service, .. } = remark {
-                (self.send_notice)(Notice {
-                    about: NoticeSubject::Service(service.clone()),
-                    reason: NoticeReason::AddressNotPermitted,
-                    text: remark.to_string(),
-                });
-            }
-        }
-        for remark in changes.host_ports.remarks.iter().filter(|remark| remark.is_warning()) {
-            (self.send_notice)(Notice {
-                about: NoticeSubject::Node,
-                reason: NoticeReason::HostPortConflict,
-                text: remark.to_string(),
-            });
-        }
-    }
-
-    /// An event on each ClusterNetworkPolicy whose order to others about one pod is not written
-    /// down.
-    fn report_ties(&mut self, changes: &PlanChanges) {
-        if !changes.cluster_network_policies && changes.firewall.sides.is_empty() {
-            return;
-        }
-        let ties = self.engine.plan().firewall().map(FirewallPlan::ties).unwrap_or_default();
-        for tie in ties.difference(&self.ties) {
-            for policy in &tie.policies {
-                (self.send_notice)(Notice {
-                    about: NoticeSubject::ClusterNetworkPolicy(policy.clone()),
-                    reason: NoticeReason::SamePriority,
-                    text: tie.to_string(),
-                });
-            }
-        }
-        self.ties = ties;
-    }
-
     /// One pass: plans, prepares the node, withdraws announcements, programs what is due (or
     /// resyncs everything if `look`), and then announces and publishes. Returns whether that
     /// succeeded.
@@ -314,8 +276,8 @@ impl Agent {
         if let Some(announcer) = &mut self.announcer {
             announcer.update(self.engine.plan(), &changes);
         }
-        self.tell_of_refused(&changes);
-        self.report_ties(&changes);
+        let notices = self.plan_notices.update(self.engine.plan(), &changes);
+        notices.into_iter().for_each(|notice| (self.send_notice)(notice));
         if let Some(portmap) = self.portmap.as_mut().filter(|_| changes.pods) {
             portmap.update(self.engine.plan());
         }

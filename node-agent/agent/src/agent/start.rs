@@ -1,6 +1,5 @@
 //! Starts everything, in the order that it needs, and runs the loop.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -11,6 +10,7 @@ use super::alone::alone_here;
 use super::bridges::Bridges;
 use super::flush::Flush;
 use super::foreign::watch_forward;
+use super::plan_notices::PlanNotices;
 use super::plugin_waits::PluginWaits;
 use super::pod_watch::PodWatch;
 use super::portmap::PortmapRules;
@@ -120,7 +120,7 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         direct_router,
         announcer,
         bird,
-        ties: BTreeSet::new(),
+        plan_notices: PlanNotices::default(),
         send_notice,
         log,
     };

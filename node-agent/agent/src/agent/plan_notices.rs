@@ -1,0 +1,52 @@
+//! The events that changes of the plan are worth.
+
+use std::collections::BTreeSet;
+
+use denizen_model::{Notice, NoticeReason, NoticeSubject};
+use denizen_plan::{FirewallPlan, Plan, PlanChanges, PolicyTie, Remark};
+
+/// What is new in the plan, for operators.
+#[derive(Debug, Default)]
+pub(super) struct PlanNotices {
+    /// The ClusterNetworkPolicies whose order was not written down at the last pass.
+    ties: BTreeSet<PolicyTie>,
+}
+
+impl PlanNotices {
+    /// Addresses that no Service may have, host ports that another pod has, and
+    /// ClusterNetworkPolicies about one pod whose order is not written down.
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        for remark in &changes.remarks {
+            if let Remark::NotPermitted { service, .. } = remark {
+                notices.push(Notice {
+                    about: NoticeSubject::Service(service.clone()),
+                    reason: NoticeReason::AddressNotPermitted,
+                    text: remark.to_string(),
+                });
+            }
+        }
+        for remark in changes.host_ports.remarks.iter().filter(|remark| remark.is_warning()) {
+            notices.push(Notice {
+                about: NoticeSubject::Node,
+                reason: NoticeReason::HostPortConflict,
+                text: remark.to_string(),
+            });
+        }
+        if changes.cluster_network_policies || !changes.firewall.sides.is_empty() {
+            let ties = plan.firewall().map(FirewallPlan::ties).unwrap_or_default();
+            notices.extend(ties.difference(&self.ties).flat_map(of_tie));
+            self.ties = ties;
+        }
+        notices
+    }
+}
+
+/// One for each of the policies.
+fn of_tie(tie: &PolicyTie) -> impl Iterator<Item = Notice> {
+    tie.policies.iter().map(|policy| Notice {
+        about: NoticeSubject::ClusterNetworkPolicy(policy.clone()),
+        reason: NoticeReason::SamePriority,
+        text: tie.to_string(),
+    })
+}
