@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::drops::{NodeDrops, nodes_text, sum};
 use crate::verb::connections::NamedEnd;
+use denizen_text::{Printable, named_address};
 
 /// How many flows all nodes together name, and the fewest and the most of one node.
 const FLOWS: usize = 20_000;
@@ -140,18 +141,6 @@ pub fn write(f: &mut fmt::Formatter<'_>, flows: &[ClusterFlow], more: u64) -> fm
     }
 }
 
-/// Without a port that is not known, or that the protocol does not have.
-fn end(end: &NamedEnd) -> String {
-    let address = match end.address.port() {
-        0 => end.address.ip().to_string(),
-        _ => end.address.to_string(),
-    };
-    match &end.name {
-        Some(name) => format!("{address} ({name})"),
-        None => address,
-    }
-}
-
 impl fmt::Display for ClusterFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { flow, packets, nodes } = self;
@@ -160,10 +149,10 @@ impl fmt::Display for ClusterFlow {
         let policy = policy.as_ref().map(|policy| format!(": {policy}")).unwrap_or_default();
         let line = format!(
             "{packets} {verdict}: {protocol} {} to {}{service}: {reason}{policy} ({table}): {}",
-            end(source),
-            end(destination),
+            named_address(source.address, source.name.as_deref()),
+            named_address(destination.address, destination.name.as_deref()),
             nodes_text(nodes),
         );
-        write!(f, "{}", denizen_text::Printable(&line))
+        write!(f, "{}", Printable(&line))
     }
 }

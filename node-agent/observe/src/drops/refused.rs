@@ -14,6 +14,7 @@ use crate::names::Names;
 use crate::trace::NamedAddress;
 use denizen_backend::refusals::{FLOWS, RefusalReason, RefusedFlow, read};
 use denizen_model::Protocol;
+use denizen_text::named_address;
 
 /// How many flows are shown as text.
 const SHOWN: usize = 20;
@@ -126,22 +127,11 @@ impl NamedFlow {
     }
 }
 
-/// Without a port that is not known, or that the protocol does not have.
-fn end(end: &NamedAddress) -> String {
-    let address = match end.address.port() {
-        0 => end.address.ip().to_string(),
-        _ => end.address.to_string(),
-    };
-    match &end.name {
-        Some(name) => format!("{address} ({name})"),
-        None => address,
-    }
-}
-
 impl fmt::Display for NamedFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { verdict, reason, policy, table, protocol, packets, seconds, .. } = self;
-        let (source, destination) = (end(&self.source), end(&self.destination));
+        let [source, destination] = [&self.source, &self.destination]
+            .map(|end| named_address(end.address, end.name.as_deref()));
         write!(f, "{packets} {verdict}: {protocol} {source} to {destination}")?;
         if let Some(service) = &self.service {
             write!(f, " ({service})")?;
