@@ -372,7 +372,10 @@ fn passes(planner: &Planner, flow: &PolicyFlow) -> bool {
 }
 
 fn only(others: &[Event], names: &BTreeSet<Arc<str>>) -> Vec<Event> {
-    let is_known = |event: &&Event| matches!(event, Event::ClusterPod(name, _) if names.contains(&name.namespace));
+    let is_known = |event: &&Event| {
+        let Event::ClusterPod(name, _) = event else { return false };
+        names.contains(&name.namespace)
+    };
     others.iter().filter(is_known).cloned().collect()
 }
 
