@@ -37,6 +37,12 @@ use denizen_tests::oracle::reader::Reader;
 /// Worlds that are played at a time, and however little time there is.
 const WORLDS: u32 = 200;
 
+/// Rounds of worlds at most, if there is little time: a rare verdict may be missing in one.
+const MOST_ROUNDS: u64 = 5;
+
+/// All that there are, masqueraded or not, for a local pod or another sender.
+const VERDICTS: usize = 12;
+
 /// How long a world that fails is made plainer.
 const SHRINKING: Duration = Duration::from_secs(60);
 
@@ -46,7 +52,8 @@ fn explain_the_rules_and_kube_proxy_agree() -> Result<()> {
     let met = RefCell::new(BTreeMap::new());
     let (started, first) = (Instant::now(), seed()?);
     for round in 0.. {
-        if round > 0 && started.elapsed() >= test_length::duration() {
+        let is_over = round > 0 && started.elapsed() >= test_length::duration();
+        if is_over && (is_enough(&met.borrow()) || round >= MOST_ROUNDS) {
             eprintln!("{} worlds in {:?}", round * u64::from(WORLDS), started.elapsed());
             break;
         }
@@ -55,12 +62,15 @@ fn explain_the_rules_and_kube_proxy_agree() -> Result<()> {
         })?;
     }
     let met = met.into_inner();
-    let packets: u64 = met.values().sum();
-    eprintln!("{packets} packets: {met:#?}");
-    // Verdict, masqueraded, from a local pod: all that there are, often enough to mean something.
-    assert_eq!(met.len(), 12, "{met:#?}");
-    assert!(met.values().all(|count| count * 1000 > packets), "{met:#?}");
+    assert!(is_enough(&met), "{met:#?}");
+    eprintln!("{} packets: {met:#?}", met.values().sum::<u64>());
     Ok(())
+}
+
+/// Whether every verdict was met that there is, often enough to mean something.
+fn is_enough(met: &Verdicts) -> bool {
+    let packets: u64 = met.values().sum();
+    met.len() == VERDICTS && met.values().all(|count| count * 2000 > packets)
 }
 
 /// The three agree about a world.
@@ -71,7 +81,8 @@ fn agree(world: &World) -> Result<()> {
 }
 
 /// How often each verdict was met, masqueraded or not, for a local pod or another sender.
-type Met = RefCell<BTreeMap<(String, bool, bool), u64>>;
+type Verdicts = BTreeMap<(String, bool, bool), u64>;
+type Met = RefCell<Verdicts>;
 
 fn check(world: &World, agent: &Agent, met: &Met) -> Result<()> {
     let own: Vec<_> = world.addresses.iter().map(|(address, _)| *address).collect();
