@@ -38,7 +38,10 @@ pub enum NftError {
         source: NetlinkError,
     },
     /// A batch was refused; everything is as it was before.
-    #[error("nf_tables, {family} table: the kernel refused {}", what.as_ref().map_or("the batch".to_owned(), What::to_string))]
+    #[error(
+        "nf_tables, {family} table: the kernel refused {}",
+        what.as_ref().map_or("the batch".to_owned(), What::to_string)
+    )]
     Refused {
         /// The table's family.
         family: TableFamily,

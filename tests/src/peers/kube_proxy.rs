@@ -106,8 +106,10 @@ const FILTER: &str = "*filter
 :KUBE-NODEPORTS - [0:0]
 :KUBE-PROXY-FIREWALL - [0:0]
 -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
--A KUBE-FORWARD -m comment --comment \"kubernetes forwarding rules\" -m mark --mark 0x4000/0x4000 -j ACCEPT
--A KUBE-FORWARD -m comment --comment \"kubernetes forwarding conntrack rule\" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A KUBE-FORWARD -m comment --comment \"kubernetes forwarding rules\" \
+    -m mark --mark 0x4000/0x4000 -j ACCEPT
+-A KUBE-FORWARD -m comment --comment \"kubernetes forwarding conntrack rule\" \
+    -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 COMMIT
 ";
 
@@ -120,7 +122,8 @@ const NAT: &str = "*nat
 
 const NAT_RULES: &str = "-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
 -A KUBE-POSTROUTING -j MARK --xor-mark 0x4000
--A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE --random-fully
+-A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" \
+    -j MASQUERADE --random-fully
 -A KUBE-MARK-MASQ -j MARK --or-mark 0x4000
 ";
 
@@ -155,10 +158,13 @@ impl KubeProxy<'_> {
             let (ip, port) = (served.at.ip(), served.at.port());
             let (name, chain) = (&served.name, served.chain());
             rules += &format!(
-                "-A KUBE-SERVICES -m comment --comment \"{name} cluster IP\" -m tcp -p tcp -d {ip} --dport {port} -j {chain}\n"
+                "-A KUBE-SERVICES -m comment --comment \"{name} cluster IP\" -m tcp -p tcp -d {ip} \
+                 --dport {port} -j {chain}\n"
             );
         }
-        rules += "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports; NOTE: this must be the last rule in this chain\" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n";
+        rules += "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports; NOTE: this \
+                  must be the last rule in this chain\" -m addrtype --dst-type LOCAL -j \
+                  KUBE-NODEPORTS\n";
         self.write(&format!("{FILTER}{NAT}{chains}{rules}COMMIT\n"))
     }
 
@@ -214,7 +220,8 @@ impl Served {
         let (name, chain, at) = (&self.name, self.chain(), self.at);
         let (ip, port) = (at.ip(), at.port());
         let mut rules = format!(
-            "-A {chain} -m comment --comment \"{name} cluster IP\" -m tcp -p tcp -d {ip} --dport {port} ! -s {cluster_cidr} -j KUBE-MARK-MASQ\n"
+            "-A {chain} -m comment --comment \"{name} cluster IP\" -m tcp -p tcp -d {ip} \
+             --dport {port} ! -s {cluster_cidr} -j KUBE-MARK-MASQ\n"
         );
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             let left = self.endpoints.len() - index;

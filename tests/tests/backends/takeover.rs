@@ -246,14 +246,18 @@ fn cleanup_removes_what_each_mode_of_kube_proxy_left() -> Result<()> {
     let node = context.node();
     context.kube_proxy().start()?;
     KubeProxy { variant: Variant::Nft, ..context.kube_proxy() }.start()?;
-    let ipvs = "*nat\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-LOAD-BALANCER\nCOMMIT\n";
+    let ipvs = "*nat\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -m set \
+                --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-LOAD-BALANCER\nCOMMIT\n";
     node.output("ipset", &["create", "KUBE-CLUSTER-IP", "hash:ip,port"])?;
     node.output("ipset", &["create", "KUBE-6-LOOP-BACK", "hash:ip,port,ip", "family", "inet6"])?;
     node.output("ipset", &["create", "theirs", "hash:ip"])?;
     Variant::Legacy.restore(node, "iptables", ipvs)?;
     // The kernel of the tests has no dummy devices; the name is what counts.
     node.ip("link add kube-ipvs0 type bridge")?;
-    node.nft("table ip kube-proxy { map service-ips { type ipv4_addr : verdict; }\nchain c { }\n}\ntable ip6 kube-proxy { }\ntable ip theirs { }")?;
+    node.nft(
+        "table ip kube-proxy { map service-ips { type ipv4_addr : verdict; }\nchain c { }\n}\n\
+         table ip6 kube-proxy { }\ntable ip theirs { }",
+    )?;
     Variant::Legacy.run(node, "-t filter -N KUBE-FIREWALL")?;
     let agent = context.start(Variant::Legacy.flags())?;
     agent.terminate()?;

@@ -8,13 +8,13 @@ use denizen_plan::{FirewallPlan, Plan, PlanChanges, PolicyTie, Remark};
 /// What is new in the plan, for operators.
 #[derive(Debug, Default)]
 pub(super) struct PlanNotices {
-    /// The ClusterNetworkPolicies whose order was not written down at the last pass.
+    /// The ClusterNetworkPolicies that had one priority at the last pass.
     ties: BTreeSet<PolicyTie>,
 }
 
 impl PlanNotices {
-    /// Addresses that no Service may have, host ports that another pod has, and
-    /// ClusterNetworkPolicies about one pod whose order is not written down.
+    /// Returns the events about what is new: addresses that no Service may have, host ports that
+    /// another pod has, and ClusterNetworkPolicies about one pod that have one priority.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) -> Vec<Notice> {
         let mut notices = Vec::new();
         for remark in &changes.remarks {
@@ -42,7 +42,7 @@ impl PlanNotices {
     }
 }
 
-/// One for each of the policies.
+/// One event on each of the policies.
 fn of_tie(tie: &PolicyTie) -> impl Iterator<Item = Notice> {
     tie.policies.iter().map(|policy| Notice {
         about: NoticeSubject::ClusterNetworkPolicy(policy.clone()),

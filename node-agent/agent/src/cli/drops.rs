@@ -63,8 +63,9 @@ pub(super) fn drops(args: DropsArgs) -> anyhow::Result<()> {
     if watches {
         return watch(&run_dir, output);
     }
-    let counts = counts(&run_dir)?;
-    show(&Drops { counts, refused: refused(RefusedQuery { limit: MOST_FLOWS }, &run_dir)? }, output)
+    let is_iptables = is_iptables(&run_dir)?;
+    let counts = read_counts(is_iptables)?;
+    show(&Drops { counts, refused: read_flows(is_iptables, MOST_FLOWS, &run_dir)? }, output)
 }
 
 /// What the rules counted, and whose packets they were.
@@ -90,8 +91,11 @@ pub(super) struct RefusedQuery {
 
 /// Whose packets the rules dropped and refused within the last 15 minutes.
 pub(super) fn refused(query: RefusedQuery, run_dir: &Path) -> anyhow::Result<RefusedFlows> {
+    read_flows(is_iptables(run_dir)?, query.limit.min(MOST_FLOWS), run_dir)
+}
+
+fn read_flows(is_iptables: bool, limit: usize, run_dir: &Path) -> anyhow::Result<RefusedFlows> {
     let names: Names = names(run_dir)?;
-    let (is_iptables, limit) = (is_iptables(run_dir)?, query.limit.min(MOST_FLOWS));
     let read = read_refused(&mut Kernel::open()?, is_iptables, &names, limit);
     let mut refused = read.context("cannot read the flows that were refused")?;
     for flow in refused.flows.iter_mut().take(KINDS) {
@@ -108,7 +112,10 @@ fn is_iptables(run_dir: &Path) -> anyhow::Result<bool> {
 
 /// What the rules counted.
 pub(super) fn counts(run_dir: &Path) -> anyhow::Result<DropCounts> {
-    let is_iptables = is_iptables(run_dir)?;
+    read_counts(is_iptables(run_dir)?)
+}
+
+fn read_counts(is_iptables: bool) -> anyhow::Result<DropCounts> {
     count(&mut Kernel::open()?, is_iptables).context("cannot read the counters")
 }
 

@@ -167,22 +167,17 @@ const SETS: [SetDeclaration<FirewallSet>; 29] = {
         .why("protocol, destination ports and number: they pass"),
         SetDeclaration::new(FirewallSet::FunctionOthers, "function-others", &[Priority])
             .why("numbers by which protocols without ports pass"),
-        SetDeclaration::new(
-            FirewallSet::Refusals(Ingress),
-            RefusalReason::NoPolicy(Ingress).set(),
-            FLOW,
-        )
-        .why("flows of the last 15 minutes that no policy permits to reach the pod")
-        .filled_by_packets(FLOWS),
-        SetDeclaration::new(
-            FirewallSet::Refusals(Egress),
-            RefusalReason::NoPolicy(Egress).set(),
-            FLOW,
-        )
-        .why("flows of the last 15 minutes that no policy permits the pod to begin")
-        .filled_by_packets(FLOWS),
+        refusals(Ingress, "flows of the last 15 minutes that no policy permits to reach the pod"),
+        refusals(Egress, "flows of the last 15 minutes that no policy permits the pod to begin"),
     ]
 };
+
+const fn refusals(direction: Direction, why: &'static str) -> SetDeclaration<FirewallSet> {
+    let name = RefusalReason::NoPolicy(direction).set();
+    SetDeclaration::new(FirewallSet::Refusals(direction), name, FLOW)
+        .why(why)
+        .filled_by_packets(FLOWS)
+}
 
 impl FirewallSet {
     /// Its number in the schema.

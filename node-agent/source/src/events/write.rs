@@ -88,7 +88,10 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
         NoticeSubject::Service(service) => (
             &*service.namespace,
             &*service.name,
-            json!({ "apiVersion": "v1", "kind": "Service", "namespace": &*service.namespace, "name": &*service.name }),
+            json!({
+                "apiVersion": "v1", "kind": "Service",
+                "namespace": &*service.namespace, "name": &*service.name,
+            }),
         ),
         // Events about what is in no namespace are in this one.
         NoticeSubject::ClusterNetworkPolicy(policy) => (
@@ -120,9 +123,9 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
     (format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"), event)
 }
 
-/// The name of an event about the object `name`. Every node sees the same mistake in a policy or
-/// a Service, and many the same shared address, so the name of that event depends only on its text: the first node
-/// writes it, the others find it there.
+/// The name of an event about the object `name`. Every node sees the same mistake in a policy or a
+/// Service, and many the same shared address, so the name of that event depends only on its text:
+/// the first node writes it, the others find it there.
 fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
     let id = match notice.reason {
         NoticeReason::Starting

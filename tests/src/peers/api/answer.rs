@@ -208,8 +208,8 @@ fn watch(shared: &Arc<Shared>, asked: &Asked, target: PathTarget) -> Response<Bo
         && (manners.refuses_streams
             || asked.parameter("resourceVersionMatch") != Some("NotOlderThan"))
     {
-        let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList \
-                       feature gate is enabled";
+        let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch \
+                       unless the WatchList feature gate is enabled";
         return failure(422, "Invalid", message);
     }
     let since = asked.parameter("resourceVersion").unwrap_or_default();
@@ -326,12 +326,10 @@ fn list_of(
             value.to_string()
         })
         .collect();
-    format!(
-        r#"{{"kind":"{}List","apiVersion":"{}","metadata":{{"resourceVersion":"{version}"{next}}},"items":[{}]}}"#,
-        resource.kind,
-        resource.version,
-        items.join(",")
-    )
+    let Resource { kind, version: group, .. } = resource;
+    let metadata = format!(r#""resourceVersion":"{version}"{next}"#);
+    let head = format!(r#""kind":"{kind}List","apiVersion":"{group}","metadata":{{{metadata}}}"#);
+    format!(r#"{{{head},"items":[{}]}}"#, items.join(","))
 }
 
 const TIERS: &str = "clusternetworkpolicies";
@@ -357,7 +355,8 @@ fn discovery(path: &str, manners: &Manners) -> Response<Body> {
                 let version = json!({ "groupVersion": version, "version": "v1" });
                 json!({ "name": name, "versions": [version], "preferredVersion": version })
             };
-            json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups.iter().map(group).collect::<Vec<_>>() })
+            let groups: Vec<Value> = groups.iter().map(group).collect();
+            json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups })
         }
         _ => match RESOURCES.iter().find(|resource| Resource::prefix(resource.version) == path) {
             Some(found) => resources_of(found.version),
@@ -370,12 +369,14 @@ fn discovery(path: &str, manners: &Manners) -> Response<Body> {
 fn resources_of(version: &str) -> Value {
     let resource = |resource: &Resource| {
         json!({
-            "name": resource.plural, "singularName": resource.kind.to_lowercase(), "namespaced": resource.namespaced, "kind": resource.kind,
+            "name": resource.plural, "singularName": resource.kind.to_lowercase(),
+            "namespaced": resource.namespaced, "kind": resource.kind,
             "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
         })
     };
     let own = RESOURCES.iter().filter(|resource| resource.version == version);
-    json!({ "kind": "APIResourceList", "groupVersion": version, "resources": own.map(resource).collect::<Vec<_>>() })
+    let resources: Vec<Value> = own.map(resource).collect();
+    json!({ "kind": "APIResourceList", "groupVersion": version, "resources": resources })
 }
 
 /// A failure, in the API's words.

@@ -54,6 +54,9 @@ pub struct ConnectivityFailure {
     /// What the agents say of such a connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explained: Option<ClusterReport<ClusterExplanation>>,
+    /// Whether it should have arrived.
+    #[serde(skip)]
+    should_arrive: bool,
     /// What became of real packets of another attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traced: Option<ClusterReport<ClusterTrace>>,
@@ -123,6 +126,7 @@ impl ConnectivityFailure {
         let PlannedProbe { kind, from, node, to, what, expected } = probe;
         let why = came(&expected, &report);
         let ProbeReport { outcome, attempts, .. } = report;
+        let should_arrive = !matches!(expected, ExpectedOutcome::Nothing);
         let expected = match expected {
             ExpectedOutcome::Answer(name) => format!("an answer of {name}"),
             ExpectedOutcome::AnswerOfServer => "an answer of a server".to_owned(),
@@ -130,12 +134,25 @@ impl ConnectivityFailure {
             ExpectedOutcome::Nothing => "nothing".to_owned(),
         };
         let (explained, traced) = (None, None);
-        Self { kind, from, node, to, what, expected, outcome, attempts, why, explained, traced }
+        Self {
+            kind,
+            from,
+            node,
+            to,
+            what,
+            expected,
+            outcome,
+            attempts,
+            why,
+            explained,
+            should_arrive,
+            traced,
+        }
     }
 
     /// Whether it should have arrived, and did not: what packets came to can be seen.
     pub fn is_lost(&self) -> bool {
-        self.expected != "nothing"
+        self.should_arrive
     }
 }
 

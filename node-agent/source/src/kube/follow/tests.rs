@@ -41,8 +41,8 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
 fn pod(number: usize) -> String {
     let metadata =
         json!({ "name": format!("pod-{number}"), "namespace": "shop", "resourceVersion": "1" });
-    let pod = json!({ "metadata": metadata, "status": { "podIP": format!("10.0.{}.{}", number / 256, number % 256) } });
-    pod.to_string()
+    let address = format!("10.0.{}.{}", number / 256, number % 256);
+    json!({ "metadata": metadata, "status": { "podIP": address } }).to_string()
 }
 
 /// Nothing else is decided by half a list, but it need not wait here as a whole.
@@ -112,7 +112,9 @@ fn an_answer_that_the_watch_has_passed_is_ignored() {
     in_runtime(async {
         for (name, watched, answered, counts) in cases {
             let (mut follower, mut sent) = listed(watched).await;
-            let pod = json!({ "metadata": { "name": "web", "namespace": "shop", "resourceVersion": answered } });
+            let metadata =
+                json!({ "name": "web", "namespace": "shop", "resourceVersion": answered });
+            let pod = json!({ "metadata": metadata });
             let (encoding, body) = (Encoding::Json, pod.to_string().into());
             let answer = ObjectAnswer { encoding, body, _untaken: None };
             follower.take_answer(&answer).await.unwrap();
@@ -140,7 +142,10 @@ fn a_list_that_is_older_than_an_answer_takes_nothing_back() {
             }
             follower.complete(list, "8".to_owned()).await.unwrap();
             while let Ok(events) = sent.try_recv() {
-                let of_first = |event: &&Event| matches!(event, Event::ClusterPod(name, _) if &*name.name == "pod-1");
+                let of_first = |event: &&Event| {
+                    let Event::ClusterPod(name, _) = event else { return false };
+                    &*name.name == "pod-1"
+                };
                 assert_eq!(events.iter().find(of_first), None);
             }
         }

@@ -36,7 +36,10 @@ fn document() -> impl Strategy<Value = String> {
         )
     });
     let node = (1..3, 1..3).prop_map(|(name, variant)| {
-        format!("apiVersion: v1\nkind: Node\nmetadata: {{name: n{name}}}\nspec: {{podCIDR: 10.{variant}.0.0/16}}\n")
+        format!(
+            "apiVersion: v1\nkind: Node\nmetadata: {{name: n{name}}}\n\
+             spec: {{podCIDR: 10.{variant}.0.0/16}}\n"
+        )
     });
     let cidr = (1..3).prop_map(|variant| {
         format!(
@@ -45,10 +48,12 @@ fn document() -> impl Strategy<Value = String> {
         )
     });
     let json = (0..3).prop_map(|name| {
-        format!(
-            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"s{name}","namespace":"d"}},"spec":{{"clusterIP":"10.9.9.{name}"}}}}
-"#
-        )
+        let service = serde_json::json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": { "name": format!("s{name}"), "namespace": "d" },
+            "spec": { "clusterIP": format!("10.9.9.{name}") },
+        });
+        format!("{service}\n")
     });
     let broken =
         prop_oneof![Just("{".to_owned()), Just("kind: Pod\n".to_owned()), Just(String::new())];
@@ -150,7 +155,10 @@ proptest! {
             let look = match step {
                 FolderStep::Look => Reread::Touched(std::mem::take(&mut touched)),
                 FolderStep::LookEverywhere => Reread::Everywhere,
-                FolderStep::Write(..) | FolderStep::Remove(_) | FolderStep::Rename(..) | FolderStep::Link(..) => continue,
+                FolderStep::Write(..)
+                | FolderStep::Remove(_)
+                | FolderStep::Rename(..)
+                | FolderStep::Link(..) => continue,
             };
             latest.apply(folder.scan(&look).unwrap());
         }
