@@ -15,11 +15,12 @@ use denizen_ipvs::{ServerKey, VirtualServer};
 use thiserror::Error;
 use tracing::{info, warn};
 
+use super::gate::gate;
 use super::host::ServersError;
 use super::kernel::Kernel;
 use super::servers::{Extent, Servers};
 use super::state::{RealState, ServerState};
-use crate::nftables::Nftables;
+use crate::nftables::{Nftables, Programmed};
 use crate::{
     Backend, ConnectionCounter, Draining, Figures, FrontendConnections, Left, Repair, Report,
 };
@@ -239,11 +240,12 @@ impl Backend for IpvsBackend {
             nftables.hold_cluster_ips(&addresses);
         }
         let is_used = |key: &FrontendKey| server_key(key).is_some_and(|key| used.contains(&key));
-        nftables.update_carried(plan, changes, &is_used);
+        let programmed: Programmed<'_> = &|frontend| gate(frontend, plan.ipvs(), &is_used);
+        nftables.update_as(plan, changes, programmed);
         if !differs.is_empty() {
             let frontends = frontends_of(plan, &differs);
             let changes = PlanChanges { frontends, ..PlanChanges::default() };
-            nftables.update_carried(plan, &changes, &is_used);
+            nftables.update_as(plan, &changes, programmed);
         }
         self.is_due = false;
     }

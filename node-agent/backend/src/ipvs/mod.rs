@@ -6,6 +6,7 @@
 //! A route makes the address local, so that the packet passes the input hook, where IPVS takes it.
 
 mod backend;
+mod gate;
 mod host;
 mod kernel;
 mod rendering;

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use crate::nftables;
+use super::gate::gate;
+use crate::nftables::Nftables;
 use denizen_nft::comment_text;
-use denizen_plan::{FrontendAddress, FrontendKey, Plan, PlannedServer, Share};
+use denizen_plan::{FrontendAddress, FrontendKey, Plan, PlanChanges, PlannedServer, Share};
 
 /// The rules, and the virtual servers that they lead to.
 #[derive(Debug, Serialize)]
@@ -33,9 +34,18 @@ struct ServerText {
 /// Renders a plan, as if its virtual servers were in the kernel. Endpoints that drain are left out:
 /// only a kernel that has them keeps them.
 pub fn render(plan: &Plan) -> IpvsRendering {
-    let servers = plan.ipvs().into_iter().flat_map(|ipvs| ipvs.servers());
-    let servers = servers.filter_map(|(key, server)| ServerText::of(key, server)).collect();
-    IpvsRendering { rules: nftables::render(plan), servers }
+    let servers = || plan.ipvs().into_iter().flat_map(|ipvs| ipvs.servers());
+    let addresses = servers().filter_map(|(server, _)| match server.address {
+        FrontendAddress::Ip(ip) => Some(ip),
+        FrontendAddress::Node(_) => None,
+    });
+    let mut rules = Nftables::offline();
+    rules.hold_cluster_ips(&addresses.collect());
+    rules.update_as(plan, &PlanChanges::from_nothing(plan), &|frontend| {
+        gate(frontend, plan.ipvs(), &|_| true)
+    });
+    let servers = servers().filter_map(|(key, server)| ServerText::of(key, server)).collect();
+    IpvsRendering { rules: rules.rendering(), servers }
 }
 
 impl ServerText {

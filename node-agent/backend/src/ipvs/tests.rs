@@ -2,5 +2,6 @@
 //! is changed behind our back.
 
 mod fake;
+mod gate;
 mod leaving;
 mod steps;

@@ -1,12 +1,12 @@
 //! Implements `Backend` for nf_tables.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::net::{IpAddr, SocketAddr};
 
 use tracing::debug;
 
-use super::carried::carried;
 use super::client::{clients, dropped};
 use super::element::{frontend_of, protocol_and_number};
 use super::name::{FilledBy, Group, KnownFacts, ServiceSet, ServiceTable, TABLE};
@@ -19,24 +19,21 @@ use denizen_nft::{
     Content, Keeper, Kernel, NftError, Observed, RejectedElement, Rendering, Schema, TableFamily,
     Value, read_address, read_endpoint,
 };
-use denizen_plan::{Frontend, FrontendAddress, FrontendKey, NodePlan, Plan, PlanChanges};
+use denizen_plan::{Frontend, FrontendKey, NodePlan, Plan, PlanChanges};
 use denizen_text::describe;
 
 /// When a table is removed, the chains that choose services go first.
 const CHOOSING: [&str; 2] = ["prerouting", "output"];
 
-/// Renders a plan, as if its virtual servers were in the kernel. Needs no kernel.
+/// Renders a plan. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
     let mut backend = Nftables::offline();
-    let servers = plan.ipvs().into_iter().flat_map(|ipvs| ipvs.servers().keys());
-    let addresses = servers.filter_map(|server| match server.address {
-        FrontendAddress::Ip(ip) => Some(ip),
-        FrontendAddress::Node(_) => None,
-    });
-    backend.hold_cluster_ips(&addresses.collect());
-    backend.update_carried(plan, &PlanChanges::from_nothing(plan), &|_| true);
+    backend.update(plan, &PlanChanges::from_nothing(plan));
     backend.rendering()
 }
+
+/// A planned frontend as it is to be programmed: as it is, or with other endpoints.
+pub(crate) type Programmed<'a> = &'a dyn Fn(&Frontend) -> Cow<'_, Frontend>;
 
 /// The nftables backend: the desired tables, and the kernel.
 #[derive(Debug)]
@@ -190,24 +187,17 @@ impl<K> Nftables<K> {
 
     /// Takes a new plan. Rules choose all endpoints.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
-        self.update_carried(plan, changes, &|_| false);
+        self.update_as(plan, changes, &|frontend| Cow::Borrowed(frontend));
     }
 
-    /// As [`Self::update`], with virtual servers. `ready` says whether the one at a cluster IP is
-    /// in the kernel: what it carries is translated to that cluster IP; until then, rules choose an
-    /// endpoint. The frontends of a server that is ready from now on, or no longer, must be among
-    /// the changed ones.
-    pub fn update_carried(
-        &mut self,
-        plan: &Plan,
-        changes: &PlanChanges,
-        ready: &dyn Fn(&FrontendKey) -> bool,
-    ) {
+    /// As [`Self::update`], with each changed frontend as `programmed` has it. If that is another
+    /// one than before, the frontend must be among the changed ones.
+    pub fn update_as(&mut self, plan: &Plan, changes: &PlanChanges, programmed: Programmed<'_>) {
         if changes.node {
             self.configure(plan.node());
         }
         for kept in &mut self.tables {
-            kept.update(plan, changes, ready);
+            kept.update(plan, changes, programmed);
         }
     }
 
@@ -252,7 +242,7 @@ impl KeptTable {
         Self { table, keeper: Keeper::new(table_family.schema()) }
     }
 
-    fn update(&mut self, plan: &Plan, changes: &PlanChanges, ready: &dyn Fn(&FrontendKey) -> bool) {
+    fn update(&mut self, plan: &Plan, changes: &PlanChanges, programmed: Programmed<'_>) {
         let Self { table, keeper } = self;
         let pods = plan.pods().filter(|_| changes.pods);
         let known = KnownFacts {
@@ -266,18 +256,13 @@ impl KeptTable {
             keeper.note(|delta| table.change_pods(pods, delta));
         }
         match table.table_family {
-            ServiceTable::Ip(_) => self.update_services(plan, changes, ready),
+            ServiceTable::Ip(_) => self.update_services(plan, changes, programmed),
             // It sees no addresses of services.
             ServiceTable::Arp | ServiceTable::Bridge => {}
         }
     }
 
-    fn update_services(
-        &mut self,
-        plan: &Plan,
-        changes: &PlanChanges,
-        ready: &dyn Fn(&FrontendKey) -> bool,
-    ) {
+    fn update_services(&mut self, plan: &Plan, changes: &PlanChanges, programmed: Programmed<'_>) {
         let Self { table, keeper } = self;
         if changes.node {
             let addresses = &plan.node().node_ports.addresses;
@@ -287,9 +272,8 @@ impl KeptTable {
             return;
         };
         for key in &changes.frontends {
-            let frontend = services.frontend(key);
-            let decided = frontend.map(|frontend| carried(frontend, plan.ipvs(), ready));
-            keeper.note(|delta| table.change_frontend(*key, decided.as_deref(), delta));
+            let frontend = services.frontend(key).map(programmed);
+            keeper.note(|delta| table.change_frontend(*key, frontend.as_deref(), delta));
         }
         if changes.hairpins {
             keeper.note(|delta| {

@@ -7,7 +7,6 @@
 
 mod affinity;
 mod backend;
-mod carried;
 mod client;
 mod draw;
 mod element;
@@ -24,6 +23,7 @@ mod table_config;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use backend::Programmed;
 pub use backend::{Nftables, NoKernel, render};
 pub use leaving::only_refuse;
 pub use name::TABLE;

@@ -1,3 +1,6 @@
+//! The gate of each frontend, as nf_tables programs it.
+
+use crate::ipvs::gate::gate;
 use crate::nftables::{Nftables, NoKernel};
 use denizen_fixture::*;
 use denizen_model::{Event, Listing, Protocol, Service, TrafficPolicy};
@@ -28,8 +31,10 @@ fn planner(able: Capabilities) -> Planner {
 
 fn rendered(planner: &Planner, ready: bool) -> (Nftables<NoKernel>, String) {
     let mut nftables = Nftables::offline();
-    let changes = PlanChanges::from_nothing(planner.plan());
-    nftables.update_carried(planner.plan(), &changes, &|_| ready);
+    let plan = planner.plan();
+    nftables.update_as(plan, &PlanChanges::from_nothing(plan), &|frontend| {
+        gate(frontend, plan.ipvs(), &|_| ready)
+    });
     let text = nftables.rendering().to_string();
     (nftables, text)
 }
@@ -53,10 +58,11 @@ fn what_ipvs_carries_leads_to_the_cluster_ip_once_the_server_is_ready() {
 fn a_server_that_becomes_ready_takes_over_its_frontends() {
     let planner = planner(BY_IPVS);
     let (mut nftables, _) = rendered(&planner, false);
-    let services = planner.plan().services().expect("all is listed");
+    let plan = planner.plan();
+    let services = plan.services().expect("all is listed");
     let frontends = services.frontends().map(|frontend| frontend.key).collect();
     let changes = PlanChanges { frontends, ..PlanChanges::default() };
-    nftables.update_carried(planner.plan(), &changes, &|_| true);
+    nftables.update_as(plan, &changes, &|frontend| gate(frontend, plan.ipvs(), &|_| true));
     let text = nftables.rendering().to_string();
     assert_eq!(text.matches(": 10.96.0.10 . 80").count(), 3, "{text}");
     assert_eq!(text.matches(": 10.0.0.2 . 8080").count(), 0, "{text}");
