@@ -90,12 +90,10 @@ fn each(count: usize, play: impl Fn(usize) -> Result<Vec<String>> + Sync) -> Res
     nothing_wrong(count, &wrong.into_inner()?)
 }
 
-/// Peers send to each new pod since before it had its address.
-#[test]
-fn of_a_new_pod() -> Result<()> {
-    let newcomers = Newcomers::new("first", &isolate("10s"))?;
+/// Adds pods 0 to `count`, to which peers send since before they had their addresses, and judges
+/// the first packets of some at a time. What was wrong with any is an error.
+fn each_awaited(newcomers: &Newcomers, count: usize) -> Result<()> {
     let wrong = Mutex::new(Vec::new());
-    let count = pods(40);
     thread::scope(|scope| -> Result<()> {
         let (ticket, tickets) = sync_channel(AT_ONCE);
         let tickets = Arc::new(Mutex::new(tickets));
@@ -106,10 +104,10 @@ fn of_a_new_pod() -> Result<()> {
             let awaited = last[kind].as_deref().map(next).transpose()?.unwrap_or_default();
             newcomers.aim(|targets| targets.extend(&awaited));
             ticket.send(())?;
-            let pod = add(&newcomers, &name, "new", wiring(number)).context(name.clone())?;
+            let pod = add(newcomers, &name, "new", wiring(number)).context(name.clone())?;
             last[kind] = Some(pod.addresses.clone());
             let newcomer = Newcomer::start(pod)?;
-            let (newcomers, wrong, tickets) = (&newcomers, &wrong, tickets.clone());
+            let (wrong, tickets) = (&wrong, tickets.clone());
             scope.spawn(move || {
                 let found = newcomers.first_packets(&newcomer);
                 newcomers.aim_no_more_at(&newcomer.pod.addresses);
@@ -125,6 +123,12 @@ fn of_a_new_pod() -> Result<()> {
         Ok(())
     })?;
     nothing_wrong(count, &wrong.into_inner()?)
+}
+
+/// Peers send to each new pod since before it had its address.
+#[test]
+fn of_a_new_pod() -> Result<()> {
+    each_awaited(&Newcomers::new("first", &isolate("10s"))?, pods(40))
 }
 
 /// A policy that comes while pods are added holds from when it is programmed on, also for what was

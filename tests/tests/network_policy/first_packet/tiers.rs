@@ -10,8 +10,8 @@ use denizen_tests::peers::api::Api;
 use denizen_tests::policy::{ClusterNetworkPolicy, NodeObject, PolicyWorld};
 use serde_json::{Value, json};
 
-use super::{add, detach, each, isolate, pods, remove, wiring};
-use crate::newcomers::{Exchange, Newcomer, Newcomers, next, nothing_wrong};
+use super::{add, detach, each, each_awaited, isolate, pods, remove, wiring};
+use crate::newcomers::{Exchange, Newcomer, Newcomers, nothing_wrong};
 
 /// How often an agent asks whether ClusterNetworkPolicies are served, and some time.
 const ASKED_AGAIN: Duration = Duration::from_secs(80);
@@ -94,20 +94,7 @@ fn of_a_new_pod_to_one_of_another_node_that_denies_its_label() -> Result<()> {
         .ingress([rule("Deny", "from", role("new", "new"))])
         .egress([rule("Deny", "to", role("new", "new"))]);
     prepare(&newcomers, vec![denies])?;
-    let mut last = [None, None];
-    for number in 0..pods(8) {
-        let name = format!("p{number}");
-        let kind = number % 2;
-        let awaited = last[kind].as_deref().map(next).transpose()?.unwrap_or_default();
-        newcomers.aim(|targets| targets.extend(&awaited));
-        let pod = add(&newcomers, &name, "new", wiring(number))?;
-        last[kind] = Some(pod.addresses.clone());
-        let newcomer = Newcomer::start(pod)?;
-        nothing_wrong(1, &newcomers.first_packets(&newcomer)?).context(name.clone())?;
-        newcomers.aim_no_more_at(&newcomer.pod.addresses);
-        remove(&newcomers, &name, newcomer)?;
-    }
-    Ok(())
+    each_awaited(&newcomers, pods(8))
 }
 
 /// The watch of policies lags behind that of pods: nothing orders the two.
