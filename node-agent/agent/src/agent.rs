@@ -66,9 +66,8 @@ use denizen_model::{Event, PodName};
 use denizen_nft::Watch;
 use denizen_observe::status::LastSync;
 use denizen_observe::status::metrics::SyncExtent;
-use denizen_plan::FirewallPlan;
-use denizen_routing::bird::BirdController;
-use denizen_routing::{Announcer, DirectRouter, SendNotice, pollable};
+use denizen_plan::{FirewallPlan, PlanChanges};
+use denizen_routing::{Routing, SendNotice, pollable};
 use denizen_text::describe;
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
@@ -116,12 +115,7 @@ struct Agent {
     flush: Flush,
     /// Shows dropped packets.
     sampling: Sampling,
-    /// Keeps the routes to other nodes' pods; `None` if it is off.
-    direct_router: Option<DirectRouter>,
-    /// Announces what this node serves; `None` if it is off.
-    announcer: Option<Announcer>,
-    /// Configures BIRD; `None` if it is off.
-    bird: Option<BirdController>,
+    routing: Routing,
     plan_notices: PlanNotices,
     send_notice: SendNotice,
     log: LogFilter,
@@ -157,7 +151,7 @@ impl Agent {
                 Some(asked) = requests.recv() => Next::Request(asked),
                 () = portmap_changed(&mut self.portmap) => Next::Portmap,
                 () = self.sampling.expired() => Next::EndSampling,
-                () = announcements_due(self.announcer.as_ref()) => Next::Announce,
+                () = self.routing.due() => Next::Announce,
                 () = pod_scope::due(&self.pod_watch) => Next::PodWatch,
                 Some(ticket) = self.sources.policies_read.recv() => Next::PoliciesRead(ticket),
                 _ = heartbeat.tick() => Next::Heartbeat,
@@ -217,7 +211,7 @@ impl Agent {
                 Some(self.program(false))
             }
             Next::Announce => {
-                self.announce_again();
+                self.routing.step(&self.engine);
                 None
             }
             Next::PodWatch => {
@@ -248,14 +242,9 @@ impl Agent {
             let Ok(batch) = events.try_recv() else { break };
             self.accept(batch);
         }
-        if let Some(router) = &self.direct_router {
-            router.update(self.engine.model().nodes());
-        }
-        if let Some(bird) = &self.bird {
-            bird.update(self.engine.model());
-        }
         if self.engine.is_idle() {
-            self.announce_for_new_nodes();
+            self.routing.update(&self.engine, &PlanChanges::default());
+            self.routing.follow_nodes(&self.engine);
             self.publisher.firewall_programmed(now(), false);
             return None;
         }
@@ -273,9 +262,7 @@ impl Agent {
     fn program(&mut self, look: bool) -> bool {
         let begun = *self.begun.get_or_insert_with(now);
         let changes = self.engine.decide();
-        if let Some(announcer) = &mut self.announcer {
-            announcer.update(self.engine.plan(), &changes);
-        }
+        self.routing.update(&self.engine, &changes);
         let notices = self.plan_notices.update(self.engine.plan(), &changes);
         notices.into_iter().for_each(|notice| (self.send_notice)(notice));
         if let Some(portmap) = self.portmap.as_mut().filter(|_| changes.pods) {
@@ -285,9 +272,7 @@ impl Agent {
         self.publisher.queued(&self.engine, extent, begun);
         self.settings.keep(self.engine.settings(), look);
         self.set_up_bridges(look);
-        if let Some(announcer) = &mut self.announcer {
-            announcer.withdraw(&self.engine, look);
-        }
+        self.routing.withdraw(&self.engine, look);
         let result = if look {
             self.engine.resync().map(|repair| {
                 if !repair.is_none() {
@@ -323,9 +308,7 @@ impl Agent {
             return;
         }
         self.begun = None;
-        if let Some(announcer) = &mut self.announcer
-            && announcer.announce(&self.engine)
-        {
+        if self.routing.announce(&self.engine) {
             let latency = &self.publisher.metrics.own.announce_latency;
             latency.observe(begun.elapsed().as_secs_f64());
         }
@@ -385,28 +368,6 @@ impl Agent {
         self.engine.set_without_netfilter(without_netfilter)
     }
 
-    /// Looks at the announcements again. What is decided and not programmed yet stays as it is.
-    fn announce_again(&mut self) {
-        self.announcer.iter_mut().for_each(Announcer::disturbed);
-        self.announce_as_decided();
-    }
-
-    /// The other nodes' addresses and podCIDRs are not announced, and no rule depends on them.
-    fn announce_for_new_nodes(&mut self) {
-        let Some(announcer) = &self.announcer else { return };
-        if self.engine.model().nodes().is_some_and(|nodes| announcer.differs(&nodes)) {
-            self.announce_as_decided();
-        }
-    }
-
-    fn announce_as_decided(&mut self) {
-        let Some(announcer) = &mut self.announcer else { return };
-        announcer.withdraw(&self.engine, false);
-        if self.engine.is_idle() && self.engine.is_settled() && !self.engine.is_contended() {
-            announcer.announce(&self.engine);
-        }
-    }
-
     fn remove_predecessor(&mut self) {
         let engine = &mut self.engine;
         let is_synced = engine.is_synced();
@@ -437,8 +398,12 @@ impl Agent {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;
         }
-        let beside = self.announcer.as_ref().map(Announcer::portid);
-        match self.engine.watch(beside).map_err(anyhow::Error::from).and_then(pollable) {
+        match self
+            .engine
+            .watch(self.routing.portid())
+            .map_err(anyhow::Error::from)
+            .and_then(pollable)
+        {
             Ok(watch) => {
                 self.watch = Some(watch);
                 // Earlier changes were not reported: check once.
@@ -447,14 +412,6 @@ impl Agent {
             Err(error) => warn!(error = format!("{error:#}"), "cannot watch for foreign changes"),
         }
         trim();
-    }
-}
-
-/// Returns when to look at the announcements again; never without them.
-async fn announcements_due(announcer: Option<&Announcer>) {
-    match announcer {
-        Some(announcer) => announcer.due().await,
-        None => pending().await,
     }
 }
 

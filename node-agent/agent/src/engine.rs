@@ -470,6 +470,10 @@ impl<B: Backend> ProgrammedPlan for Engine<B> {
         self.synced
     }
 
+    fn is_complete(&self) -> bool {
+        self.is_idle() && self.report.settled && self.report.contended.is_none()
+    }
+
     fn has_rejected(&self) -> bool {
         !self.report.rejected.is_empty()
     }

@@ -24,7 +24,7 @@ use self::fresh::Freshness;
 use crate::direct::note_removed;
 use crate::pollable::pollable;
 use crate::routes::{AnnouncedRoutes, RouteSync, Unserved};
-use crate::{AnnounceConfig, AnnouncementsStatus, RoutingSettings, SendNotice};
+use crate::{AnnounceConfig, AnnouncementsStatus, RoutingReport, RoutingSettings, SendNotice};
 use denizen_model::{LocalPod, Nodes, Notice, NoticeReason, NoticeSubject, OtherNode, ServiceName};
 use denizen_nft::Kernel;
 use denizen_plan::explain::Announced;
@@ -46,8 +46,11 @@ const RETRY: Duration = Duration::from_secs(1);
 pub trait ProgrammedPlan {
     fn planner(&self) -> &Planner;
 
-    /// Whether the whole plan is in the kernel.
+    /// Whether the first full set of rules is in the kernel.
     fn is_synced(&self) -> bool;
+
+    /// Whether everything that is known is planned and in the kernel.
+    fn is_complete(&self) -> bool;
 
     /// Whether the kernel rejects any rule.
     fn has_rejected(&self) -> bool;
@@ -190,6 +193,15 @@ impl Announcer {
         }
     }
 
+    /// Decides again, and announces what it can. What is planned and not programmed yet stays as
+    /// it is.
+    pub fn follow(&mut self, programmed: &impl ProgrammedPlan) {
+        self.withdraw(programmed, false);
+        if programmed.is_complete() {
+            self.announce(programmed);
+        }
+    }
+
     /// Whether the other nodes differ from those of the last decision.
     pub fn differs(&self, nodes: &Nodes) -> bool {
         !Arc::ptr_eq(&nodes.others, &self.other_nodes)
@@ -258,9 +270,8 @@ impl Announcer {
         Announced::of(address, self.decided.decided(), is_published, failure.map(String::as_str))
     }
 
-    /// For `status`: the state, for a node with these recorded pods; errors; and warnings: what
-    /// somebody asks for in vain, and what is dropped.
-    pub fn report(&self, pods: &[LocalPod]) -> (AnnouncementsStatus, Vec<String>, Vec<String>) {
+    /// For a node with these recorded pods.
+    pub fn report(&self, pods: &[LocalPod], report: &mut RoutingReport) {
         let decided = self.decided.decided();
         let wanted = decided.iter().flat_map(|decided| &decided.wanted);
         let mut announced: BTreeMap<String, usize> = BTreeMap::new();
@@ -273,8 +284,8 @@ impl Announcer {
         let refused: Vec<String> = refused.collect();
         let dropped = decided.into_iter().flat_map(|decided| decided.dropped.values().flatten());
         let dropped = dropped.map(ToString::to_string);
-        let warnings = refused.iter().cloned().chain(dropped).collect();
-        let status = AnnouncementsStatus {
+        report.warnings.extend(refused.iter().cloned().chain(dropped));
+        report.announcements = Some(AnnouncementsStatus {
             is_known: decided.is_some(),
             pod_cidrs: self.pod_cidrs.clone(),
             table: self.config.table,
@@ -285,10 +296,9 @@ impl Announcer {
             refused,
             is_draining: matches!(self.drained, Drained::Until(_) | Drained::Over),
             repaired: self.repaired,
-        };
+        });
         let errors = self.failure.iter().chain(&self.unrefused).chain(&self.published.errors);
-        let errors = errors.cloned().collect();
-        (status, errors, warnings)
+        report.errors.extend(errors.cloned());
     }
 
     /// Decides what this node announces, by what has changed since the last time. Nothing is

@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 
 use crate::pollable::pollable;
 use crate::routes::PodRoutes;
-use crate::{RoutingSettings, RoutingStatus, SendNotice};
+use crate::{RoutingReport, RoutingSettings, RoutingStatus, SendNotice};
 use denizen_model::{Nodes, Notice, NoticeReason, NoticeSubject};
 use denizen_plan::RejectedRange;
 use denizen_text::describe;
@@ -78,10 +78,11 @@ impl DirectRouter {
         });
     }
 
-    /// For `status`: the state, and errors.
-    pub fn report(&self) -> (RoutingStatus, Vec<String>) {
+    pub fn report(&self, report: &mut RoutingReport) {
         let DirectRoutesState { status, errors } = self.state.borrow().clone();
-        (status, errors)
+        report.warnings.extend(status.rejected.iter().cloned());
+        report.errors.extend(errors);
+        report.routes = Some(status);
     }
 }
 

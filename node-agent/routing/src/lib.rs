@@ -8,6 +8,7 @@ pub mod bird;
 mod direct;
 mod pollable;
 pub mod routes;
+mod routing;
 mod settings;
 mod status;
 
@@ -15,9 +16,9 @@ use std::sync::Arc;
 
 use denizen_model::Notice;
 
-pub use self::announcer::{Announcer, ProgrammedPlan};
-pub use self::direct::DirectRouter;
+pub use self::announcer::ProgrammedPlan;
 pub use self::pollable::pollable;
+pub use self::routing::{Routing, RoutingReport};
 pub use self::settings::{AnnounceConfig, RoutingSettings};
 pub use self::status::{AnnouncementsStatus, RoutingStatus};
 

@@ -45,19 +45,12 @@ fn answer(agent: &mut Agent, question: Question) -> Option<bool> {
             let _ = reply.send(explained);
         }
         Question::Announce(address, reply) => {
-            let Some(announcer) = &agent.announcer else {
+            let Some(announced) = agent.routing.explain(address) else {
                 let _ = reply.send(Err("nothing is announced: see --routing-mode".to_owned()));
                 return None;
             };
-            let announced = announcer.explain(address);
-            match &agent.bird {
-                Some(bird) => {
-                    let with_peers = bird.with_peers(announced);
-                    // BIRD does not keep the loop.
-                    tokio::spawn(async move { reply.send(Ok(with_peers.await)) });
-                }
-                None => drop(reply.send(Ok(announced))),
-            }
+            // BIRD does not keep the loop.
+            tokio::spawn(async move { reply.send(Ok(announced.await)) });
         }
         Question::Trace(query, reply) => {
             let explained = explained(&mut agent.engine, &query).map(|(packet, explanation)| {

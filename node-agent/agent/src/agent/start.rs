@@ -24,8 +24,7 @@ use crate::engine::Engine;
 use crate::http::{self, StartFacts};
 use crate::log::LogFilter;
 use denizen_backend::takeover::Predecessor;
-use denizen_routing::bird::BirdController;
-use denizen_routing::{Announcer, DirectRouter, SendNotice};
+use denizen_routing::{Routing, SendNotice};
 use denizen_source::attachments;
 
 /// What the agent has beside its configuration.
@@ -80,7 +79,6 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         let notices = notices.clone();
         Arc::new(move |notice| notices.send(notice))
     };
-    let direct_router = DirectRouter::start(&config.routing, send_notice.clone());
     sources.problems.extend(
         http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
     );
@@ -93,9 +91,8 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
     let (watch_pods, linger) = config.watch_pods;
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
     let engine = engine.with_records(sources::records(&config.run_dir));
-    let bird = BirdController::start(config.routing.announced(), &config.run_dir)
-        .context("cannot make BIRD's directory")?;
-    let announcer = Announcer::open(&config.routing, send_notice.clone(), engine.beside()?)?;
+    let (run_dir_path, kernel) = (&config.run_dir, engine.beside()?);
+    let routing = Routing::start(&config.routing, run_dir_path, send_notice.clone(), kernel)?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {
         engine: sources::with_egress(engine, egress),
@@ -117,9 +114,7 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         publisher,
         flush,
         sampling: Sampling::default(),
-        direct_router,
-        announcer,
-        bird,
+        routing,
         plan_notices: PlanNotices::default(),
         send_notice,
         log,

@@ -11,9 +11,7 @@ use denizen_observe::drops::{DropCounts, count};
 use denizen_observe::status::Status;
 use denizen_observe::status::tables::{pod_rows, service_rows};
 use denizen_observe::status::view::{View, ViewQuery};
-use denizen_routing::DirectRouter;
 use denizen_routing::ProgrammedPlan as _;
-use denizen_routing::bird::BirdController;
 use denizen_source::attachments;
 use denizen_text::describe;
 
@@ -26,21 +24,8 @@ pub(super) fn status(agent: &mut Agent) -> Status {
     let left = agent.predecessor.problem(now()).map(str::to_owned);
     let problems = problems.chain(agent.flush.problem()).chain(left).chain(cut_off(agent));
     let problems = problems.chain(is_passed_by(agent).then(|| ipvs::PASSES_BY.to_owned()));
-    let (routing, errors) = agent.direct_router.as_ref().map(DirectRouter::report).unzip();
-    let problems = problems.chain(errors.into_iter().flatten());
-    let pods = agent.engine.plan().recorded();
-    let reported = agent.announcer.as_ref().map(|announcer| announcer.report(pods));
-    let (announcements, errors, unannounced) = match reported {
-        Some((status, errors, warnings)) => (Some(status), errors, warnings),
-        None => (None, Vec::new(), Vec::new()),
-    };
-    let problems = problems.chain(errors);
-    let (bgp, errors, unheard) = match agent.bird.as_ref().map(BirdController::report) {
-        Some((status, errors, warnings)) => (Some(status), errors, warnings),
-        None => (None, Vec::new(), Vec::new()),
-    };
-    let problems = problems.chain(errors);
-    let rejected = routing.iter().flat_map(|routing| routing.rejected.clone()).collect();
+    let routing = agent.routing.report(agent.engine.plan().recorded());
+    let problems = problems.chain(routing.errors);
     let settings = agent.settings.warnings(agent.engine.is_synced());
     let vlans = vlan::problems(agent.settings.sysctls(), agent.engine.plan().recorded());
     let without_hairpin = agent.bridges.hairpin_warnings(agent.engine.plan().recorded());
@@ -60,9 +45,9 @@ pub(super) fn status(agent: &mut Agent) -> Status {
         unredirected_pods: lacking.len(),
         api: agent.sources.api.iter().map(ApiCounts::to_status).collect(),
         unrecorded_interfaces: unrecorded.interfaces.len(),
-        routing,
-        announcements,
-        bgp,
+        routing: routing.routes,
+        announcements: routing.announcements,
+        bgp: routing.bgp,
         warnings: [
             found.warnings,
             settings,
@@ -71,9 +56,7 @@ pub(super) fn status(agent: &mut Agent) -> Status {
             status.warnings,
             unrecorded.warnings(),
             unredirected,
-            rejected,
-            unannounced,
-            unheard,
+            routing.warnings,
         ]
         .concat(),
         ..status

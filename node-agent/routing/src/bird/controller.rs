@@ -29,8 +29,8 @@ use super::{
     BgpPeer, BgpStatus, BirdConfig, BirdError, CONFIGURATION, Control, FOLDER, NEXT, RenderInputs,
     RenderedConfig, SOCKET, Session, password, render, sessions,
 };
-use crate::AnnounceConfig;
 use crate::routes::PodRoutes;
+use crate::{AnnounceConfig, RoutingReport};
 use denizen_model::{Labels, Model, Nodes};
 use denizen_plan::explain::Announced;
 use denizen_plan::{DirectRoutes, Neighbourhood, WhyRejected, direct};
@@ -48,7 +48,7 @@ const LONGEST_PASSWORD: u64 = 4096;
 pub struct BirdController {
     known: watch::Sender<Option<BirdClusterFacts>>,
     state: watch::Receiver<BirdState>,
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
 }
 
 /// The facts from the cluster that the configuration depends on.
@@ -113,16 +113,11 @@ impl BirdController {
         });
     }
 
-    /// For `status`: the state, errors and warnings.
-    pub fn report(&self) -> (BgpStatus, Vec<String>, Vec<String>) {
+    pub fn report(&self, report: &mut RoutingReport) {
         let BirdState { status, errors, warnings } = self.state.borrow().clone();
-        (status, errors, warnings)
-    }
-
-    /// Adds the peers to which an announced address was exported, as BIRD says.
-    pub fn with_peers(&self, announced: Announced) -> impl Future<Output = Announced> + use<> {
-        let socket = self.socket.clone();
-        async move { with_peers(announced, &socket).await }
+        report.errors.extend(errors);
+        report.warnings.extend(warnings);
+        report.bgp = Some(status);
     }
 }
 
@@ -342,8 +337,8 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// Completes the answer about an address that is in the table.
-async fn with_peers(announced: Announced, socket: &Path) -> Announced {
+/// Adds the peers to which an address that is in the table was exported, as BIRD says.
+pub(crate) async fn with_peers(announced: Announced, socket: &Path) -> Announced {
     let Some(prefix) = announced.prefix.filter(|_| announced.announced) else { return announced };
     match peers_with(prefix, socket).await {
         Err(error) => announced.not_exported("speaker-down", describe(&error)),

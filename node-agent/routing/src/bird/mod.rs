@@ -18,7 +18,7 @@ mod tests;
 pub use self::address::PeerAddress;
 pub use self::config::{BgpPeer, BirdConfig};
 pub use self::control::{BirdError, Control};
-pub use self::controller::BirdController;
+pub(crate) use self::controller::{BirdController, with_peers};
 pub use self::render::{RenderInputs, RenderedConfig, password, render};
 pub use self::sessions::{Session, sessions};
 pub use self::status::BgpStatus;

@@ -1,0 +1,147 @@
+//! Routing as the loop has it: whatever of it is on, and in which order it acts is for the loop to
+//! say.
+
+use std::future::pending;
+use std::net::IpAddr;
+use std::path::Path;
+
+use anyhow::Context;
+use denizen_model::LocalPod;
+use denizen_nft::Kernel;
+use denizen_plan::PlanChanges;
+use denizen_plan::explain::Announced;
+
+use crate::announcer::{Announcer, ProgrammedPlan};
+use crate::bird::{BgpStatus, BirdController, with_peers};
+use crate::direct::DirectRouter;
+use crate::{AnnouncementsStatus, RoutingSettings, RoutingStatus, SendNotice};
+
+/// Routes to other nodes' pods, announcements, and BIRD.
+pub struct Routing {
+    /// Keeps the routes to other nodes' pods; `None` if it is off.
+    direct_router: Option<DirectRouter>,
+    /// Announces what this node serves; `None` if it is off.
+    announcer: Option<Announcer>,
+    /// Configures BIRD; `None` if it is off.
+    bird: Option<BirdController>,
+}
+
+/// How routing stands, for `status`.
+#[derive(Debug, Default)]
+pub struct RoutingReport {
+    pub routes: Option<RoutingStatus>,
+    pub announcements: Option<AnnouncementsStatus>,
+    pub bgp: Option<BgpStatus>,
+    pub errors: Vec<String>,
+    /// What somebody asks for in vain, and what is dropped.
+    pub warnings: Vec<String>,
+}
+
+impl Routing {
+    /// Starts what is on, and removes what an earlier run has left of the rest. `kernel` is for the
+    /// tables of announced addresses.
+    ///
+    /// # Errors
+    /// When netlink cannot be opened, or there can be no directory for BIRD.
+    pub fn start(
+        settings: &RoutingSettings,
+        run_dir: &Path,
+        send_notice: SendNotice,
+        kernel: Kernel,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            bird: BirdController::start(settings.announced(), run_dir)
+                .context("cannot make BIRD's directory")?,
+            direct_router: DirectRouter::start(settings, send_notice.clone()),
+            announcer: Announcer::open(settings, send_notice, kernel)?,
+        })
+    }
+
+    /// The portid by which notifications name changes of the tables of announced addresses.
+    pub fn portid(&self) -> Option<u32> {
+        self.announcer.as_ref().map(Announcer::portid)
+    }
+
+    /// Takes over new facts, and what they change in the plan. Nothing is announced or withdrawn.
+    pub fn update(&mut self, programmed: &impl ProgrammedPlan, changes: &PlanChanges) {
+        let (model, plan) = (programmed.planner().model(), programmed.planner().plan());
+        if let Some(router) = &self.direct_router {
+            router.update(model.nodes());
+        }
+        if let Some(bird) = &self.bird {
+            bird.update(model);
+        }
+        if let Some(announcer) = &mut self.announcer {
+            announcer.update(plan, changes);
+        }
+    }
+
+    /// Withdraws what is no longer to be announced: this comes before its rules go. With
+    /// `full_resync`, all tables are compared with the kernel.
+    pub fn withdraw(&mut self, programmed: &impl ProgrammedPlan, full_resync: bool) {
+        if let Some(announcer) = &mut self.announcer {
+            announcer.withdraw(programmed, full_resync);
+        }
+    }
+
+    /// Announces what is decided: this comes after its rules are in the kernel. Returns whether
+    /// there are new announcements.
+    pub fn announce(&mut self, programmed: &impl ProgrammedPlan) -> bool {
+        self.announcer.as_mut().is_some_and(|announcer| announcer.announce(programmed))
+    }
+
+    /// Announces for other nodes that are new, although no rule depends on them: neither their
+    /// addresses nor their podCIDRs are announced.
+    pub fn follow_nodes(&mut self, programmed: &impl ProgrammedPlan) {
+        let nodes = programmed.planner().model().nodes();
+        if let Some(announcer) = &mut self.announcer
+            && nodes.is_some_and(|nodes| announcer.differs(&nodes))
+        {
+            announcer.follow(programmed);
+        }
+    }
+
+    /// Returns when [`Self::step`] is due.
+    pub async fn due(&self) {
+        match &self.announcer {
+            Some(announcer) => announcer.due().await,
+            None => pending().await,
+        }
+    }
+
+    /// Looks at the announcements again: the kernel's routes may be others, or a time is over.
+    pub fn step(&mut self, programmed: &impl ProgrammedPlan) {
+        if let Some(announcer) = &mut self.announcer {
+            announcer.disturbed();
+            announcer.follow(programmed);
+        }
+    }
+
+    /// Why an address is announced or not, and to whom; `None` if announcements are off. BIRD is
+    /// asked by the future, which does not keep the loop.
+    pub fn explain(&self, address: IpAddr) -> Option<impl Future<Output = Announced> + use<>> {
+        let announced = self.announcer.as_ref()?.explain(address);
+        let socket = self.bird.as_ref().map(|bird| bird.socket.clone());
+        Some(async move {
+            match socket {
+                Some(socket) => with_peers(announced, &socket).await,
+                None => announced,
+            }
+        })
+    }
+
+    /// How it stands, on a node with these recorded pods.
+    pub fn report(&self, pods: &[LocalPod]) -> RoutingReport {
+        let mut report = RoutingReport::default();
+        if let Some(router) = &self.direct_router {
+            router.report(&mut report);
+        }
+        if let Some(announcer) = &self.announcer {
+            announcer.report(pods, &mut report);
+        }
+        if let Some(bird) = &self.bird {
+            bird.report(&mut report);
+        }
+        report
+    }
+}
