@@ -28,11 +28,12 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use denizen_agent::engine::Engine;
+use denizen_agent::engine::{Engine, Progress};
 use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
 use denizen_iptables::Variant;
 use denizen_model::{Event, Slice};
+use denizen_observe::status::metrics::SyncExtent;
 use denizen_plan::{
     Detector, NodePortAddresses, NodeSide, PermittedRanges, Policy, Scheduler, Settings,
 };
@@ -172,8 +173,9 @@ fn settle(engine: &mut Engine) {
         .build()
         .expect("a runtime with a clock needs nothing");
     loop {
-        engine.sync().expect("the kernel takes the rules");
-        if engine.is_settled() {
+        engine.decide();
+        let progress = engine.program(SyncExtent::Partial, "").result;
+        if progress.expect("the kernel takes the rules") == Progress::Complete {
             return;
         }
         runtime.block_on(engine.wait());

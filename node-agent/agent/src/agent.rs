@@ -4,7 +4,6 @@
 
 mod alone;
 mod bridges;
-mod flush;
 mod foreign;
 mod history;
 mod network_policy;
@@ -27,6 +26,7 @@ mod view;
 
 use std::collections::{BTreeSet, HashSet};
 use std::future::pending;
+use std::mem::replace;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,8 +40,6 @@ use tracing::{debug, error, info, warn};
 pub(crate) use self::alone::named as process_named;
 pub use self::alone::{AloneError, alone_here};
 use self::bridges::Bridges;
-use self::flush::Flush;
-use self::foreign::foreign_change;
 use self::network_policy::Enforcer;
 use self::plan_notices::PlanNotices;
 use self::plugin_waits::PluginWaits;
@@ -55,10 +53,12 @@ use self::stop::Stop;
 pub use self::stop::pause;
 use self::turn::{Next, StopWatch};
 use crate::control::Question;
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineError, Pass, Progress};
+use crate::flush::Flush;
 use crate::log::LogFilter;
 use crate::memory::trim;
 use denizen_backend::BackendName;
+use denizen_backend::chosen::ChosenError;
 use denizen_backend::forward::Findings;
 use denizen_backend::sysctl::Reconciler;
 use denizen_backend::takeover::Predecessor;
@@ -67,7 +67,7 @@ use denizen_nft::Watch;
 use denizen_observe::status::LastSync;
 use denizen_observe::status::metrics::SyncExtent;
 use denizen_plan::{FirewallPlan, PlanChanges};
-use denizen_routing::{Routing, SendNotice, pollable};
+use denizen_routing::{ProgrammedPlan as _, Routing, pollable};
 use denizen_text::describe;
 
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
@@ -93,9 +93,9 @@ struct Agent {
     settings: Reconciler,
     bridges: Bridges,
     /// Notified of changes in tables that are not ours.
-    elsewhere: Arc<Notify>,
+    foreign_change: Arc<Notify>,
     /// Findings in other firewalls' chains.
-    found: watch::Receiver<Findings>,
+    forward_findings: watch::Receiver<Findings>,
     sources: Sources,
     /// Whether only a restart restores the run directory.
     run_dir_lost: watch::Receiver<bool>,
@@ -107,7 +107,7 @@ struct Agent {
     /// Watches for foreign changes, once everything is programmed.
     watch: Option<AsyncFd<Watch>>,
     /// Since when a change has been waiting to be programmed.
-    begun: Option<Instant>,
+    pending_since: Option<Instant>,
     /// Removes the rules of a previous backend.
     predecessor: Predecessor,
     publisher: Publisher,
@@ -117,7 +117,6 @@ struct Agent {
     sampling: Sampling,
     routing: Routing,
     plan_notices: PlanNotices,
-    send_notice: SendNotice,
     log: LogFilter,
 }
 
@@ -128,7 +127,7 @@ impl Agent {
         mut events: mpsc::Receiver<Vec<Event>>,
         mut requests: mpsc::Receiver<Question>,
     ) -> anyhow::Result<()> {
-        let mut resync = interval(self.engine.look_every());
+        let mut resync = interval(self.engine.report().look_every);
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
         resync.reset();
         let mut heartbeat = interval(HEARTBEAT);
@@ -143,14 +142,14 @@ impl Agent {
                     Some(batch) => Next::Events(batch),
                     None => bail!("every source has ended"),
                 },
-                is_ours = foreign_change(&mut self.watch, &self.elsewhere) => {
+                is_ours = foreign::due(&mut self.watch, &self.foreign_change) => {
                     Next::ForeignChange(is_ours)
                 }
-                step = self.flush.next() => Next::Flush(step),
+                step = self.flush.due() => Next::Flush(step),
                 () = self.engine.wait() => Next::Continue,
                 Some(asked) = requests.recv() => Next::Request(asked),
-                () = portmap_changed(&mut self.portmap) => Next::Portmap,
-                () = self.sampling.expired() => Next::EndSampling,
+                () = if_on(self.portmap.as_mut().map(PortmapRules::due)) => Next::Portmap,
+                () = self.sampling.due() => Next::EndSampling,
                 () = self.routing.due() => Next::Announce,
                 () = pod_scope::due(&self.pod_watch) => Next::PodWatch,
                 Some(ticket) = self.sources.policies_read.recv() => Next::PoliciesRead(ticket),
@@ -163,20 +162,20 @@ impl Agent {
             let is_resync = matches!(next, Next::Resync);
             let tried = self.turn(next, &mut events, &mut requests);
             if is_resync {
-                resync.reset_after(self.engine.look_every());
+                resync.reset_after(self.engine.report().look_every);
             }
             let Some(programmed) = tried else { continue };
             let pause = if programmed { NEVER } else { delay };
             delay = match programmed {
                 false => (delay * 2).min(LONGEST_RETRY),
-                true if self.engine.is_settled() => SHORTEST_RETRY,
+                true if self.engine.report().settled => SHORTEST_RETRY,
                 // Programming continues, and may fail again.
                 true => delay,
             };
             retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
         if self.sampling.end(&mut self.engine) {
-            self.program(false);
+            self.pass(SyncExtent::Partial);
         }
         info!("stopping; the rules stay in the kernel");
         self.predecessor.wait();
@@ -196,7 +195,8 @@ impl Agent {
             Next::ForeignChange(is_ours) => self.repair(is_ours),
             Next::Flush(step) => {
                 let awaited = self.plugin_waits.awaited(self.engine.plan());
-                self.flush.take(step, &mut self.engine, &awaited);
+                let departed = self.flush.step(step, self.engine.planner(), &awaited);
+                self.engine.departed_are_gone(departed);
                 self.release();
                 None
             }
@@ -204,11 +204,11 @@ impl Agent {
                 self.release();
                 None
             }
-            Next::Continue | Next::Retry => Some(self.program(false)),
+            Next::Continue | Next::Retry => Some(self.pass(SyncExtent::Partial)),
             Next::Request(asked) => requests::answer_all(self, asked, requests),
             Next::EndSampling => {
                 self.sampling.end(&mut self.engine);
-                Some(self.program(false))
+                Some(self.pass(SyncExtent::Partial))
             }
             Next::Announce => {
                 self.routing.step(&self.engine);
@@ -219,15 +219,15 @@ impl Agent {
                 None
             }
             Next::PoliciesRead(ticket) => self.policies_read(ticket, events),
-            Next::Heartbeat => self.beat().then(|| self.program(false)),
+            Next::Heartbeat => self.beat().then(|| self.pass(SyncExtent::Partial)),
             Next::RunDir => {
                 self.publisher.run_dir_lost(*self.run_dir_lost.borrow_and_update());
                 None
             }
-            Next::Glance => self.engine.is_disturbed().then(|| self.program(true)),
+            Next::Glance => self.engine.is_disturbed().then(|| self.pass(SyncExtent::Full)),
             Next::Resync => {
                 trim();
-                Some(self.program(true))
+                Some(self.pass(SyncExtent::Full))
             }
         };
         watch.stop(&self.publisher.metrics.own.loop_turn);
@@ -245,10 +245,10 @@ impl Agent {
         if self.engine.is_idle() {
             self.routing.update(&self.engine, &PlanChanges::default());
             self.routing.follow_nodes(&self.engine);
-            self.publisher.firewall_programmed(now(), false);
+            self.publisher.unchanged();
             return None;
         }
-        Some(self.program(false))
+        Some(self.pass(SyncExtent::Partial))
     }
 
     fn accept(&mut self, batch: Vec<Event>) {
@@ -256,85 +256,82 @@ impl Agent {
         self.engine.apply(batch);
     }
 
-    /// One pass: plans, prepares the node, withdraws announcements, programs what is due (or
-    /// resyncs everything if `look`), and then announces and publishes. Returns whether that
-    /// succeeded.
-    fn program(&mut self, look: bool) -> bool {
-        let begun = *self.begun.get_or_insert_with(now);
+    /// One pass: each phase needs the one before. An announcement is withdrawn before its rules go,
+    /// and made after they are there. Returns whether programming succeeded.
+    fn pass(&mut self, extent: SyncExtent) -> bool {
+        let since = *self.pending_since.get_or_insert_with(now);
+        let is_full = extent == SyncExtent::Full;
         let changes = self.engine.decide();
-        self.routing.update(&self.engine, &changes);
-        let notices = self.plan_notices.update(self.engine.plan(), &changes);
-        notices.into_iter().for_each(|notice| (self.send_notice)(notice));
-        if let Some(portmap) = self.portmap.as_mut().filter(|_| changes.pods) {
-            portmap.update(self.engine.plan());
-        }
-        let extent = if look { SyncExtent::Full } else { SyncExtent::Partial };
-        self.publisher.queued(&self.engine, extent, begun);
-        self.settings.keep(self.engine.settings(), look);
-        self.set_up_bridges(look);
-        self.routing.withdraw(&self.engine, look);
-        let result = if look {
-            self.engine.resync().map(|repair| {
-                if !repair.is_none() {
-                    self.engine.activity_mut().repaired(begun.elapsed());
-                    warn!(elements = repair.elements, rebuilt = repair.rebuilt, "drift repaired");
-                }
-            })
-        } else {
-            self.engine.sync()
-        };
-        self.note_firewall();
-        pod_scope::choose(self);
-        let Err(error) = result else {
-            self.follow_rules(begun);
-            return true;
-        };
-        let families = error.families_in_nftables();
-        let error = describe(&error);
-        self.publisher.failed(begun, now(), &error, families);
+        self.update(&changes);
+        self.publisher.queued(&self.engine, extent, since);
+        self.settings.keep(self.engine.settings(), is_full);
+        self.set_up_bridges(is_full);
+        self.routing.withdraw(&self.engine, is_full);
+        let Pass { result, drift, stale_frontends } = self.engine.program(extent, &timestamp());
+        self.flush.add_frontends(stale_frontends);
+        // Who waits for a pod does not wait for announcements.
         self.release();
-        error!(error, "cannot program the kernel; will retry");
-        false
+        if matches!(result, Ok(Progress::Complete)) && self.routing.announce(&self.engine) {
+            let latency = &self.publisher.metrics.own.announce_latency;
+            latency.observe(since.elapsed().as_secs_f64());
+        }
+        self.publisher.history.repaired(drift, since.elapsed());
+        self.publish(result, since)
     }
 
-    /// Does what waits until the kernel has the rules: announces, serves, and tells what was done.
-    fn follow_rules(&mut self, begun: Instant) {
-        self.engine.note_draining(&timestamp());
+    /// Gives what differs in the plan to those who act on it later.
+    fn update(&mut self, changes: &PlanChanges) {
+        let plan = self.engine.plan();
+        self.flush.update(plan, changes);
+        self.routing.update(&self.engine, changes);
+        self.publisher.update(changes);
+        self.plan_notices.update(plan, changes);
+        if let Some(portmap) = self.portmap.as_mut().filter(|_| changes.pods) {
+            portmap.update(plan);
+        }
+    }
+
+    /// Tells what a pass came to. Returns whether it succeeded.
+    fn publish(
+        &mut self,
+        result: Result<Progress, EngineError<ChosenError>>,
+        since: Instant,
+    ) -> bool {
+        if self.engine.has_firewall() {
+            self.publisher.firewall_programmed(now());
+        }
+        let firewall = self.engine.plan().firewall();
+        let unknown: BTreeSet<PodName> =
+            firewall.into_iter().flat_map(FirewallPlan::lacking_labels).cloned().collect();
+        let sources = &self.sources.unknown_pods;
+        sources.send_if_modified(|before| replace(before, unknown.clone()) != unknown);
+        pod_scope::choose(self);
+        match result {
+            Ok(Progress::Complete) => self.complete(since),
+            Ok(Progress::Contended) => self.publisher.contended(now()),
+            Ok(Progress::Continues) => {}
+            Err(error) => {
+                let families = error.families_in_nftables();
+                let error = describe(&error);
+                self.publisher.failed(since, now(), &error, families);
+                error!(error, "cannot program the kernel; will retry");
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Does what waits until everything is in the kernel.
+    fn complete(&mut self, since: Instant) {
+        self.pending_since = None;
+        let sync = LastSync::new(timestamp(), since.elapsed());
+        self.flush.synced(sync, self.engine.plan());
         self.release();
-        if self.engine.is_contended() {
-            return self.publisher.contended(now());
-        }
-        if !self.engine.is_settled() {
-            return;
-        }
-        self.begun = None;
-        if self.routing.announce(&self.engine) {
-            let latency = &self.publisher.metrics.own.announce_latency;
-            latency.observe(begun.elapsed().as_secs_f64());
-        }
-        let sync = LastSync::new(timestamp(), begun.elapsed());
-        self.flush.after(sync, &mut self.engine);
-        self.release();
-        self.publisher.programmed(&mut self.engine, begun, now());
+        self.publisher.programmed(&self.engine, since, now());
+        // Some are only safe behind the first full set of rules.
         self.settings.keep(self.engine.settings(), false);
         self.remove_predecessor();
         self.listen();
-    }
-
-    /// Notes what the attempt to program came to for policies, and which pods' labels are lacking.
-    fn note_firewall(&mut self) {
-        if self.engine.has_firewall() {
-            let is_changed = self.engine.take_policies_changed();
-            self.publisher.firewall_programmed(now(), is_changed);
-        }
-        self.sources.unknown_pods.send_if_modified(|unknown| {
-            let firewall = self.engine.plan().firewall();
-            let now: BTreeSet<PodName> =
-                firewall.into_iter().flat_map(FirewallPlan::lacking_labels).cloned().collect();
-            let differs = *unknown != now;
-            *unknown = now;
-            differs
-        });
     }
 
     /// Answers the plugin's ADDs and DELs that need not wait any more.
@@ -388,7 +385,7 @@ impl Agent {
         changed.then(|| {
             debug!("another program changed our tables");
             self.engine.disturbed();
-            self.program(true)
+            self.pass(SyncExtent::Full)
         })
     }
 
@@ -407,7 +404,7 @@ impl Agent {
             Ok(watch) => {
                 self.watch = Some(watch);
                 // Earlier changes were not reported: check once.
-                self.elsewhere.notify_one();
+                self.foreign_change.notify_one();
             }
             Err(error) => warn!(error = format!("{error:#}"), "cannot watch for foreign changes"),
         }
@@ -415,10 +412,10 @@ impl Agent {
     }
 }
 
-/// Waits until portmap's rules are others.
-async fn portmap_changed(portmap: &mut Option<PortmapRules>) {
-    match portmap {
-        Some(portmap) => portmap.changed().await,
+/// Waits for a feature, for ever if it is off.
+async fn if_on<F: Future>(feature: Option<F>) -> F::Output {
+    match feature {
+        Some(due) => due.await,
         None => pending().await,
     }
 }

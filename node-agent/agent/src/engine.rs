@@ -1,44 +1,44 @@
 //! Joins model, plan and backend: it takes events and programs the kernel. It has no task, no
 //! socket and no clock; `agent` drives it.
 
-mod activity;
 mod error;
+mod pass;
 mod status;
 #[cfg(test)]
 mod tests;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use denizen_netlink::NetlinkError;
-use denizen_nft::{Kernel, NftError, Watch};
+use denizen_nft::{Kernel, Watch};
 use denizen_state::socket::WaitFor;
-use jiff::Timestamp;
 use tracing::{info, warn};
 
-pub use self::activity::Activity;
 pub use self::error::EngineError;
+use self::pass::Failures;
+pub use self::pass::{Pass, Progress};
 use crate::control::Sampled;
 use denizen_backend::chosen::{BackendConfig, Chosen, ChosenError};
 use denizen_backend::firewall::{self, Firewall, Records};
 use denizen_backend::host_ports::{self, HostPorts};
 use denizen_backend::nftables;
 use denizen_backend::sysctl::{Setting, host_ports_on_loopback, live, on_loopback};
-use denizen_backend::{Backend, Figures, Repair, Report};
+use denizen_backend::{Backend, Draining, Figures, Repair, Report};
 use denizen_iptables::Variant;
-use denizen_model::{Event, Family, Model, PodVersion};
+use denizen_model::{Event, Model, PodVersion};
 use denizen_observe::names::Names;
+use denizen_observe::status::metrics::SyncExtent;
 use denizen_observe::status::{DrainingSince, Status};
-use denizen_plan::conntrack::{CandidateTracker, StaleCandidates};
 use denizen_plan::explain::{ExplainStep, Explanation, FirstPacket, NotYet, explain};
 use denizen_plan::{
-    Capabilities, Conflict, FirewallPlan, Frontend, HealthPorts, Plan, PlanChanges, Planner, Policy,
+    Capabilities, Conflict, FirewallPlan, Frontend, FrontendKey, Plan, PlanChanges, Planner,
+    Policy, ServicePlan,
 };
 use denizen_routing::ProgrammedPlan;
 use denizen_routing::routes::UNSERVED;
-use denizen_text::describe;
 
 /// Model, plan and backend.
 #[derive(Debug)]
@@ -47,31 +47,18 @@ pub struct Engine<B = Chosen> {
     backend: B,
     /// The pod firewall's tables; `None` if it is off.
     firewall: Option<Firewall>,
-    /// Why they are not as they should be.
-    firewall_error: Option<String>,
     /// Host ports' tables; `None` in tests without a kernel.
     host_ports: Option<HostPorts>,
-    /// Why they are not as they should be.
-    host_ports_error: Option<String>,
-    /// As of the last attempt to program.
+    failures: Failures,
+    /// As of the last pass.
     report: Report,
     /// As of the last status.
     figures: Figures,
     synced: bool,
-    /// Conntrack entries that may have become stale, or may be forbidden or permitted now.
-    candidate_tracker: CandidateTracker,
     /// The state file's version whose pods are in the kernel.
     programmed_pods: Option<PodVersion>,
-    /// Times of the changes that are decided but not programmed yet.
-    decided_triggers: Vec<(Family, Timestamp)>,
-    /// Times of the changes that were programmed since the last [`Self::take_triggers`].
-    programmed_triggers: Vec<(Family, Timestamp)>,
-    /// A NetworkPolicy changed since the last [`Self::take_policies_changed`].
-    policies_changed: bool,
-    activity: Activity,
-    last_error: Option<String>,
-    /// The result of [`Self::take_health_ports`] may have changed.
-    health_ports_due: bool,
+    /// Since when each endpoint drains.
+    draining: BTreeMap<Draining, DrainingSince>,
 }
 
 impl Engine {
@@ -100,9 +87,6 @@ impl Engine {
     }
 
     /// Watches nf_tables for changes from now on that are neither the backend's nor `beside`'s.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
     pub fn watch(&self, beside: Option<u32>) -> Result<Watch, NetlinkError> {
         let own = self.backend.portid().into_iter().chain(beside);
         let own = own.chain(self.firewall.as_ref().map(Firewall::portid));
@@ -112,17 +96,11 @@ impl Engine {
     }
 
     /// Another client of nf_tables, whose batches do not count as foreign changes.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
     pub fn beside(&self) -> Result<Kernel, NetlinkError> {
         self.backend.beside()
     }
 
     /// As [`Chosen::remove_other_tables`].
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn remove_other_tables(&mut self) -> Result<Option<Variant>, ChosenError> {
         self.backend.remove_other_tables()
     }
@@ -137,66 +115,74 @@ impl<B: Backend> Engine<B> {
         let draining = report.draining.iter().map(|endpoint| (*endpoint, DrainingSince::default()));
         Self {
             planner,
-            activity: Activity { draining: draining.collect(), ..Activity::default() },
+            draining: draining.collect(),
             report,
             backend,
             firewall: None,
-            firewall_error: None,
             host_ports: None,
-            host_ports_error: None,
+            failures: Failures::default(),
             figures: Figures::default(),
             synced: false,
-            candidate_tracker: CandidateTracker::default(),
             programmed_pods: None,
-            decided_triggers: Vec::new(),
-            programmed_triggers: Vec::new(),
-            policies_changed: false,
-            last_error: None,
-            health_ports_due: false,
         }
     }
 
-    /// Takes facts in. Nothing is programmed before [`Self::sync`].
+    /// Takes facts in. Nothing is decided before [`Self::decide`].
     pub fn apply(&mut self, events: Vec<Event>) {
         self.planner.apply(events);
     }
 
     /// Whether there is anything to program.
     pub fn is_idle(&self) -> bool {
-        self.planner.is_idle()
-            && self.last_error.is_none()
-            && self.firewall_error.is_none()
-            && self.host_ports_error.is_none()
+        self.planner.is_idle() && self.failures.iter().next().is_none()
     }
 
-    /// Plans what changed and programs it.
+    /// Programs what is decided; with [`SyncExtent::Full`], repairs what others changed, too. `at`
+    /// is the time (RFC 3339 in UTC).
     ///
-    /// # Errors
-    /// [`EngineError`]. What could not be programmed is tried again by the next call.
-    pub fn sync(&mut self) -> Result<(), EngineError<B::Error>> {
-        self.decide();
-        self.program(Firewall::sync, HostPorts::sync, B::sync).map(drop)
-    }
-
     /// The pod firewall comes first: a pod that is known as local may be asked for at once. Host
     /// ports come last: what reaches a pod through them is judged, and answered, as its.
-    fn program(
-        &mut self,
-        firewall: impl FnOnce(&mut Firewall, &Plan) -> Result<Repair, NftError>,
-        host_ports: impl FnOnce(&mut HostPorts) -> Result<Repair, NftError>,
-        backend: impl FnOnce(&mut B) -> Result<Repair, B::Error>,
-    ) -> Result<Repair, EngineError<B::Error>> {
+    pub fn program(&mut self, extent: SyncExtent, at: &str) -> Pass<B::Error> {
         let plan = self.planner.plan();
-        let of_firewall = self.firewall.as_mut().map(|tables| firewall(tables, plan)).transpose();
-        self.firewall_error = of_firewall.as_ref().err().map(|error| describe(error));
-        let of_backend = backend(&mut self.backend);
-        let of_host_ports = self.host_ports.as_mut().map(host_ports).transpose();
-        let of_host_ports = of_host_ports.map_err(EngineError::HostPorts);
-        self.host_ports_error = of_host_ports.as_ref().err().map(|error| describe(error));
-        self.note_outcome(&of_backend);
-        let of_firewall = of_firewall?.unwrap_or_default();
-        let of_backend = of_backend.map_err(EngineError::Backend)?;
-        Ok(of_firewall + of_backend + of_host_ports?.unwrap_or_default())
+        let firewall =
+            self.firewall.as_mut().map_or(Ok(Repair::default()), |tables| match extent {
+                SyncExtent::Full => tables.resync(plan),
+                SyncExtent::Partial => tables.sync(plan),
+            });
+        let backend = match extent {
+            SyncExtent::Full => self.backend.resync(),
+            SyncExtent::Partial => self.backend.sync(),
+        };
+        let host_ports =
+            self.host_ports.as_mut().map_or(Ok(Repair::default()), |tables| match extent {
+                SyncExtent::Full => tables.resync(),
+                SyncExtent::Partial => tables.sync(),
+            });
+        let of_backend = backend.as_ref().copied().unwrap_or_default();
+        let results = [
+            firewall.map_err(EngineError::Firewall),
+            backend.map_err(EngineError::Backend),
+            host_ports.map_err(EngineError::HostPorts),
+        ];
+        self.failures = Failures::of(&results);
+        self.report = self.backend.report();
+        self.note_programmed();
+        let stale_frontends = self.stale_frontends(of_backend);
+        let mut drift = self.report.repaired;
+        let mut results = results.into_iter();
+        let result = results.try_fold(Repair::default(), |all, repair| Ok(all + repair?));
+        let result = result.map(|repair| {
+            if extent == SyncExtent::Full {
+                drift = drift + repair;
+            }
+            self.note_draining(at);
+            match (&self.report.contended, self.report.settled) {
+                (Some(_), _) => Progress::Contended,
+                (None, true) => Progress::Complete,
+                (None, false) => Progress::Continues,
+            }
+        });
+        Pass { result, drift, stale_frontends }
     }
 
     /// Notes that another program changed our tables.
@@ -209,14 +195,6 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Repairs what others changed in our tables. Returns what was repaired.
-    ///
-    /// # Errors
-    /// [`EngineError`].
-    pub fn resync(&mut self) -> Result<Repair, EngineError<B::Error>> {
-        self.program(Firewall::resync, HostPorts::resync, B::resync)
-    }
-
     /// Explains what happens to a packet.
     ///
     /// # Errors
@@ -226,7 +204,7 @@ impl<B: Backend> Engine<B> {
         let rejected = |frontend: &_| backend.borrow().rejected(frontend);
         let listed = |server: &_| backend.borrow_mut().listed(server);
         let mut explanation = explain(&self.planner, packet, rejected, &listed)?;
-        if let Some(error) = self.report.contended.as_ref().or(self.last_error.as_ref()) {
+        if let Some(error) = self.report.contended.as_ref().or(self.failures.backend.as_ref()) {
             explanation.steps.push(ExplainStep {
                 what: "programming failed; the kernel may have old rules".to_owned(),
                 why: error.clone(),
@@ -245,7 +223,7 @@ impl<B: Backend> Engine<B> {
         self.planner.plan()
     }
 
-    /// Shows packets that rules drop or refuse, or no longer, from the next [`Self::sync`] on.
+    /// Shows packets that rules drop or refuse, or no longer, from the next [`Self::program`] on.
     pub fn sample_drops(&mut self, on: bool) -> Sampled {
         if let Some(firewall) = &mut self.firewall {
             firewall.sample_drops(on);
@@ -256,67 +234,59 @@ impl<B: Backend> Engine<B> {
 
     /// The names of what the plan is about.
     pub fn names(&self) -> Names {
-        Names::of(self.plan(), self.planner.model(), &self.activity.draining)
+        Names::of(self.plan(), self.planner.model(), &self.draining)
     }
 
-    /// Whether the whole plan is in the kernel.
-    pub fn is_settled(&self) -> bool {
-        self.report.settled
+    /// The backend's state, as of the last pass.
+    pub fn report(&self) -> &Report {
+        &self.report
     }
 
-    /// Whether another program keeps rewriting the same rules. Then nothing more is written.
-    pub fn is_contended(&self) -> bool {
-        self.report.contended.is_some()
-    }
-
-    /// Whether any rule is rejected.
-    pub fn has_rejected(&self) -> bool {
-        !self.report.rejected.is_empty()
-    }
-
-    /// Whether most services are served in spite of rejected rules.
-    pub fn serves(&self) -> bool {
-        self.report.serves
-    }
-
-    /// How often to look for changes by others.
-    pub fn look_every(&self) -> Duration {
-        self.report.look_every
-    }
-
-    /// Waits until [`Self::sync`] has something to do without a new event.
+    /// Waits until [`Self::program`] has something to do without a new event.
     pub async fn wait(&mut self) {
         self.backend.wait().await;
     }
 
-    /// A successful resync has programmed the whole plan, as a successful sync has: an ADD that
-    /// waits for a pod must not wait for the next change.
-    fn note_outcome(&mut self, result: &Result<Repair, B::Error>) {
-        self.report = self.backend.report();
-        self.last_error = result.as_ref().err().map(|error| describe(error));
+    /// A full pass has programmed the whole plan, as a partial one has: an ADD that waits for a pod
+    /// must not wait for the next change.
+    fn note_programmed(&mut self) {
         let is_settled = |decided: &FirewallPlan| decided.is_known() || decided.is_left_open();
         let is_firewalled =
-            self.plan().firewall().is_none_or(is_settled) && self.firewall_error.is_none();
-        if result.is_ok() && is_firewalled {
+            self.plan().firewall().is_none_or(is_settled) && self.failures.firewall.is_none();
+        let is_programmed = self.failures.backend.is_none();
+        if is_programmed && is_firewalled {
             self.synced |= self.plan().services().is_some() && self.report.settled;
         }
-        let is_repaired = !self.report.repaired.is_none();
-        self.activity.drift_repaired += u64::from(is_repaired);
-        if is_repaired || result.as_ref().is_ok_and(|repair| !repair.is_none()) {
-            self.candidate_tracker.rules_were_missing(self.planner.plan());
-        }
-        self.candidate_tracker.left(std::mem::take(&mut self.report.left_frontends));
         let has_pods = self.firewall.as_ref().is_none_or(Firewall::has_pods);
-        if (result.is_ok() || self.report.has_pods) && has_pods {
+        if (is_programmed || self.report.has_pods) && has_pods {
             self.programmed_pods = self.plan().pods().and_then(|pods| pods.version.clone());
-            self.programmed_triggers.append(&mut self.decided_triggers);
         }
     }
 
+    /// As [`Pass::stale_frontends`], after this repair of the backend's.
+    fn stale_frontends(&mut self, repair: Repair) -> Vec<FrontendKey> {
+        let mut stale = std::mem::take(&mut self.report.left_frontends);
+        if !self.report.repaired.is_none() || !repair.is_none() {
+            let frontends = self.plan().services().into_iter().flat_map(ServicePlan::frontends);
+            stale.extend(frontends.map(|frontend| frontend.key));
+        }
+        stale
+    }
+
+    /// Notes since when endpoints drain: what did not before does since `at`.
+    fn note_draining(&mut self, at: &str) {
+        let mut before = std::mem::take(&mut self.draining);
+        let mut since = |endpoint: &Draining| {
+            before.remove(endpoint).unwrap_or_else(|| DrainingSince(Some(at.to_owned())))
+        };
+        let draining = self.report.draining.iter();
+        self.draining = draining.map(|endpoint| (*endpoint, since(endpoint))).collect();
+    }
+
     /// Plans what is new, and gives it to the backend. What is asked about the plan, and
-    /// [`Self::resync`], are about what this has planned.
+    /// [`Self::program`], are about what this has planned.
     pub fn decide(&mut self) -> PlanChanges {
-        let mut changes = self.planner.update();
+        let changes = self.planner.update();
         if changes.complete && self.plan().policy().services {
             info!("everything is known: services are programmed from now on");
         }
@@ -335,10 +305,6 @@ impl<B: Backend> Engine<B> {
         for remark in &changes.host_ports.remarks {
             info!(%remark, "a host port is not served as asked for");
         }
-        self.candidate_tracker.update(plan, &changes);
-        self.decided_triggers.append(&mut changes.triggers);
-        self.policies_changed |= changes.network_policies;
-        self.health_ports_due |= changes.health_checks || changes.node || changes.complete;
         changes
     }
 
@@ -353,7 +319,7 @@ impl<B: Backend> Engine<B> {
             let pod = self.plan().attachment(&asked.wait_for);
             let decided = self.plan().firewall().zip(pod);
             // What is wrong with host ports concerns no other pod.
-            let are_served = self.host_ports_error.is_none()
+            let are_served = self.failures.host_ports.is_none()
                 && (self.plan().policy().host_ports.is_none()
                     || self.plan().host_ports().is_some());
             let has_host_ports = are_served || pod.is_none_or(|pod| pod.host_ports.is_empty());
@@ -371,17 +337,11 @@ impl<B: Backend> Engine<B> {
         }
         let mut settings = live(plan);
         // Only after the rule that protects 127.0.0.0/8 from neighbours.
-        let is_guarded = self.synced && self.host_ports_error.is_none();
+        let is_guarded = self.synced && self.failures.host_ports.is_none();
         let of_host_ports = policy.host_ports.filter(|_| has_host_ports && is_guarded);
         let of_node_ports = on_loopback(&policy.node_ports).filter(|_| self.synced);
         settings.extend(of_node_ports.or_else(|| host_ports_on_loopback(of_host_ports)));
         settings
-    }
-
-    /// Times of the pods' and Services' changes that were programmed since the last call, with their
-    /// slices' families: the start of kube-proxy's `network_programming_duration_seconds`.
-    pub fn take_triggers(&mut self) -> Vec<(Family, Timestamp)> {
-        std::mem::take(&mut self.programmed_triggers)
     }
 
     /// Whether what is decided about NetworkPolicies is in the kernel.
@@ -390,29 +350,9 @@ impl<B: Backend> Engine<B> {
         is_known && self.firewall.as_ref().is_some_and(Firewall::has_pods)
     }
 
-    /// Whether a NetworkPolicy changed since the last call.
-    pub fn take_policies_changed(&mut self) -> bool {
-        std::mem::take(&mut self.policies_changed)
-    }
-
     /// The bridges whose frames IP rules do not see. Returns whether that changes the rules.
     pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
         self.firewall.as_mut().is_some_and(|firewall| firewall.set_without_netfilter(bridges))
-    }
-
-    /// What was done, for `status`.
-    pub fn activity(&self) -> &Activity {
-        &self.activity
-    }
-
-    /// The same, to add to it.
-    pub fn activity_mut(&mut self) -> &mut Activity {
-        &mut self.activity
-    }
-
-    /// Notes that what drains now, and did not before, does since `at` (RFC 3339 in UTC).
-    pub fn note_draining(&mut self, at: &str) {
-        self.activity.drains(&self.report.draining, at);
     }
 
     /// What the agent knows and has programmed. `problems` are the sources'. The caller adds what
@@ -427,37 +367,16 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Whether a look that costs hardly anything finds that others removed what is programmed. Then
-    /// call [`Self::resync`].
+    /// repair it: [`SyncExtent::Full`].
     pub fn is_disturbed(&mut self) -> bool {
         self.backend.is_disturbed()
     }
 
-    /// The health-check node ports, if they may have changed since the last call.
-    pub fn take_health_ports(&mut self) -> Option<HealthPorts> {
-        std::mem::take(&mut self.health_ports_due).then(|| self.plan().health_ports())?
-    }
-
-    /// The conntrack entries that may be stale, now that the plan is in the kernel. Each is
-    /// returned once.
-    pub fn take_stale_candidates(&mut self) -> StaleCandidates {
-        self.candidate_tracker.take(self.planner.plan())
-    }
-
-    /// The conntrack entries that may be stale since the last [`Self::take_stale_candidates`].
-    pub fn stale_candidates(&self) -> &StaleCandidates {
-        self.candidate_tracker.candidates()
-    }
-
-    /// Notes that a search for these candidates is over.
-    pub fn searched(&self, candidates: &StaleCandidates) {
+    /// Notes that the connections of these addresses' former pods are deleted.
+    pub fn departed_are_gone(&self, departed: Vec<IpAddr>) {
         if let Some(firewall) = &self.firewall {
-            firewall.departed_are_gone(self.plan(), candidates.departed());
+            firewall.departed_are_gone(self.plan(), departed.into_iter());
         }
-    }
-
-    /// Whether the first full set of rules is in the kernel.
-    pub fn is_synced(&self) -> bool {
-        self.synced
     }
 }
 

@@ -11,6 +11,7 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod engine;
+mod flush;
 pub mod http;
 pub mod install;
 pub mod log;

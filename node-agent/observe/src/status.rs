@@ -23,7 +23,7 @@ use denizen_routing::{AnnouncementsStatus, RoutingStatus};
 use denizen_text::Printable;
 
 /// The answer to `denizen-agent status`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     /// The backend that programs the kernel.

@@ -1,7 +1,4 @@
 //! Announces what this node serves: after its rules are in the kernel, and no longer than they are.
-//!
-//! The agent's loop drives it, for the order is what counts: a withdrawal comes before the rules go,
-//! an announcement after they are there.
 
 #![expect(clippy::disallowed_methods, reason = "announcements are paced, and a drain takes time")]
 
@@ -104,10 +101,6 @@ enum Drained {
 
 impl Announcer {
     /// Starts it, if anything is to be announced. Otherwise withdraws what an earlier run has left.
-    ///
-    /// # Errors
-    ///
-    /// When netlink cannot be opened.
     pub fn open(
         settings: &RoutingSettings,
         send_notice: SendNotice,
@@ -156,7 +149,6 @@ impl Announcer {
         })
     }
 
-    /// Returns when it is time to decide and read again.
     pub async fn due(&self) {
         let drained = match self.drained {
             Drained::Until(until) => Some(until),
@@ -181,7 +173,6 @@ impl Announcer {
         self.retry = None;
     }
 
-    /// The portid by which notifications name changes of the tables of announced addresses.
     pub fn portid(&self) -> u32 {
         self.unserved.portid()
     }
@@ -207,8 +198,6 @@ impl Announcer {
         !Arc::ptr_eq(&nodes.others, &self.other_nodes)
     }
 
-    /// Withdraws what is no longer to be announced: this comes before its rules go. With
-    /// `full_resync`, all tables are compared with the kernel.
     pub fn withdraw(&mut self, programmed: &impl ProgrammedPlan, full_resync: bool) {
         if full_resync {
             self.unserved.disturbed();
@@ -220,8 +209,6 @@ impl Announcer {
         self.note_failure(withdrawn.err());
     }
 
-    /// Announces what is decided: this comes after its rules are in the kernel. Returns whether
-    /// there are new announcements.
     pub fn announce(&mut self, programmed: &impl ProgrammedPlan) -> bool {
         if (programmed.has_rejected() || self.decided.has_rejected())
             && let Err(error) = self.decide(programmed)
@@ -263,14 +250,12 @@ impl Announcer {
         }
     }
 
-    /// Why an address is announced or not.
     pub fn explain(&self, address: IpAddr) -> Announced {
         let failure = self.failure.iter().chain(&self.published.errors).next();
         let is_published = |prefix: &_| self.published.prefixes.contains(prefix);
         Announced::of(address, self.decided.decided(), is_published, failure.map(String::as_str))
     }
 
-    /// For a node with these recorded pods.
     pub fn report(&self, pods: &[LocalPod], report: &mut RoutingReport) {
         let decided = self.decided.decided();
         let wanted = decided.iter().flat_map(|decided| &decided.wanted);

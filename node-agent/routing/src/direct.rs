@@ -4,7 +4,6 @@
 #![expect(clippy::disallowed_methods, reason = "the loop of the routes is paced")]
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use denizen_route::{RouteError, RouteWatch};
@@ -65,17 +64,7 @@ impl DirectRouter {
 
     /// Passes on the nodes.
     pub fn update(&self, now: Option<Nodes>) {
-        self.nodes.send_if_modified(|nodes| {
-            let is_same = match (&*nodes, &now) {
-                (Some(before), Some(now)) => {
-                    before.own == now.own && Arc::ptr_eq(&before.others, &now.others)
-                }
-                (None, None) => true,
-                (Some(_), None) | (None, Some(_)) => false,
-            };
-            *nodes = now;
-            !is_same
-        });
+        self.nodes.send_if_modified(|nodes| std::mem::replace(nodes, now.clone()) != now);
     }
 
     pub fn report(&self, report: &mut RoutingReport) {

@@ -1,5 +1,5 @@
-//! Routing as the loop has it: whatever of it is on, and in which order it acts is for the loop to
-//! say.
+//! Routing as the loop has it, whatever of it is on. The order is what counts, and the loop's: a
+//! withdrawal comes before the rules go, an announcement after they are there.
 
 use std::future::pending;
 use std::net::IpAddr;
@@ -16,17 +16,14 @@ use crate::bird::{BgpStatus, BirdController, with_peers};
 use crate::direct::DirectRouter;
 use crate::{AnnouncementsStatus, RoutingSettings, RoutingStatus, SendNotice};
 
-/// Routes to other nodes' pods, announcements, and BIRD.
+/// Routes to other nodes' pods, announcements, and BIRD: each `None` if it is off.
 pub struct Routing {
-    /// Keeps the routes to other nodes' pods; `None` if it is off.
     direct_router: Option<DirectRouter>,
-    /// Announces what this node serves; `None` if it is off.
     announcer: Option<Announcer>,
-    /// Configures BIRD; `None` if it is off.
     bird: Option<BirdController>,
 }
 
-/// How routing stands, for `status`.
+/// For `status`.
 #[derive(Debug, Default)]
 pub struct RoutingReport {
     pub routes: Option<RoutingStatus>,
@@ -65,23 +62,16 @@ impl Routing {
     /// Takes over new facts, and what they change in the plan. Nothing is announced or withdrawn.
     pub fn update(&mut self, programmed: &impl ProgrammedPlan, changes: &PlanChanges) {
         let (model, plan) = (programmed.planner().model(), programmed.planner().plan());
-        if let Some(router) = &self.direct_router {
-            router.update(model.nodes());
-        }
-        if let Some(bird) = &self.bird {
-            bird.update(model);
-        }
-        if let Some(announcer) = &mut self.announcer {
-            announcer.update(plan, changes);
-        }
+        self.direct_router.iter().for_each(|router| router.update(model.nodes()));
+        self.bird.iter().for_each(|bird| bird.update(model));
+        self.announcer.iter_mut().for_each(|announcer| announcer.update(plan, changes));
     }
 
     /// Withdraws what is no longer to be announced: this comes before its rules go. With
     /// `full_resync`, all tables are compared with the kernel.
     pub fn withdraw(&mut self, programmed: &impl ProgrammedPlan, full_resync: bool) {
-        if let Some(announcer) = &mut self.announcer {
-            announcer.withdraw(programmed, full_resync);
-        }
+        let announcer = self.announcer.iter_mut();
+        announcer.for_each(|announcer| announcer.withdraw(programmed, full_resync));
     }
 
     /// Announces what is decided: this comes after its rules are in the kernel. Returns whether
@@ -90,8 +80,8 @@ impl Routing {
         self.announcer.as_mut().is_some_and(|announcer| announcer.announce(programmed))
     }
 
-    /// Announces for other nodes that are new, although no rule depends on them: neither their
-    /// addresses nor their podCIDRs are announced.
+    /// Decides again if other nodes are new. Their addresses and podCIDRs are not announced, and no
+    /// rule depends on them.
     pub fn follow_nodes(&mut self, programmed: &impl ProgrammedPlan) {
         let nodes = programmed.planner().model().nodes();
         if let Some(announcer) = &mut self.announcer
@@ -117,8 +107,8 @@ impl Routing {
         }
     }
 
-    /// Why an address is announced or not, and to whom; `None` if announcements are off. BIRD is
-    /// asked by the future, which does not keep the loop.
+    /// Why an address is announced or not, and to whom; `None` if announcements are off. It is the
+    /// future that asks BIRD.
     pub fn explain(&self, address: IpAddr) -> Option<impl Future<Output = Announced> + use<>> {
         let announced = self.announcer.as_ref()?.explain(address);
         let socket = self.bird.as_ref().map(|bird| bird.socket.clone());
@@ -133,15 +123,9 @@ impl Routing {
     /// How it stands, on a node with these recorded pods.
     pub fn report(&self, pods: &[LocalPod]) -> RoutingReport {
         let mut report = RoutingReport::default();
-        if let Some(router) = &self.direct_router {
-            router.report(&mut report);
-        }
-        if let Some(announcer) = &self.announcer {
-            announcer.report(pods, &mut report);
-        }
-        if let Some(bird) = &self.bird {
-            bird.report(&mut report);
-        }
+        self.direct_router.iter().for_each(|router| router.report(&mut report));
+        self.announcer.iter().for_each(|announcer| announcer.report(pods, &mut report));
+        self.bird.iter().for_each(|bird| bird.report(&mut report));
         report
     }
 }

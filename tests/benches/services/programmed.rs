@@ -9,6 +9,7 @@ use denizen_agent::engine::Engine;
 use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
 use denizen_model::{Event, Service, ServiceName, Slice};
+use denizen_observe::status::metrics::SyncExtent;
 use denizen_plan::{
     Detector, NodePortAddresses, NodeSide, PermittedRanges, Policy, Scheduler, Settings,
 };
@@ -124,9 +125,14 @@ pub fn started(facts: Vec<Event>) -> (Engine, Cost) {
     cost(|| {
         let mut engine = Engine::open(policy(), NFTABLES).expect("netlink, as root");
         engine.apply(facts);
-        engine.sync().expect("the kernel takes the rules");
+        sync(&mut engine);
         engine
     })
+}
+
+fn sync(engine: &mut Engine) {
+    engine.decide();
+    engine.program(SyncExtent::Partial, "").result.expect("the kernel takes the change");
 }
 
 /// The agent starts anew, remembering nothing: it reads what is there, and finds it right.
@@ -157,13 +163,13 @@ pub fn endpoint_changes(engine: &mut Engine, facts: &[Event], between: &mut dyn 
 }
 
 fn look(engine: &mut Engine, what: &str) {
-    let (looked, look) = cost(|| engine.resync());
-    let repair = looked.expect("the kernel can be read");
+    let (pass, look) = cost(|| engine.program(SyncExtent::Full, ""));
+    pass.result.expect("the kernel can be read");
     println!(
         "  a look {what}: {} (reading {}); repaired: {}",
         text(look.whole),
         text(look.observe),
-        repair.elements
+        pass.drift.elements
     );
 }
 
@@ -195,11 +201,10 @@ fn many(
 ) -> Costs {
     let one = |n| {
         let facts = facts(n);
-        let (synced, cost) = cost(|| {
+        let ((), cost) = cost(|| {
             engine.apply(facts);
-            engine.sync()
+            sync(engine);
         });
-        synced.expect("the kernel takes the change");
         cost
     };
     let costs = Costs((0..times).map(one).collect());

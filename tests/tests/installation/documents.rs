@@ -137,7 +137,7 @@ fn the_architecture_names_what_exists() -> Result<()> {
     let paths = quoted.filter(|text| text.chars().all(|c| is_of_a_name(c) || c == ':'));
     let is_of_rust = |path: &&str| path.contains("::") || path.starts_with(char::is_uppercase);
     let paths: Vec<&str> = paths.filter(is_of_rust).collect();
-    ensure!(paths.contains(&"Agent::program"), "{paths:?}");
+    ensure!(paths.contains(&"Agent::pass"), "{paths:?}");
     for name in paths.iter().flat_map(|path| path.split("::")).filter(|name| !name.is_empty()) {
         let folder = root.join("node-agent").join(name);
         ensure!(known.contains(name) || folder.is_dir(), "there is no {name}");

@@ -10,8 +10,8 @@ use denizen_backend::forward::{self, Findings};
 use denizen_nft::{Changes, Watch};
 
 /// Waits for a notification of a foreign change. Returns whether it was in our tables; changes in
-/// other tables are passed on to `elsewhere`.
-pub(super) async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>, elsewhere: &Notify) -> bool {
+/// other tables are passed on to `foreign_change`.
+pub(super) async fn due(watch: &mut Option<AsyncFd<Watch>>, foreign_change: &Notify) -> bool {
     let Some(watch) = watch else {
         return std::future::pending().await;
     };
@@ -21,7 +21,7 @@ pub(super) async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>, elsewhere
             let unknown = Changes { table: true, elsewhere: false };
             let changes = ready.get_inner_mut().changes().unwrap_or(unknown);
             if changes.elsewhere {
-                elsewhere.notify_one();
+                foreign_change.notify_one();
             }
             changes.table
         }
@@ -32,14 +32,14 @@ pub(super) async fn foreign_change(watch: &mut Option<AsyncFd<Watch>>, elsewhere
 /// Starts the task that looks at other firewalls' chains, if services or host ports are served.
 /// Returns what wakes it, and its findings.
 pub(super) fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
-    let elsewhere = Arc::new(Notify::new());
+    let foreign_change = Arc::new(Notify::new());
     let (findings, found) = watch::channel(Findings::default());
     if config.policy.services || config.policy.host_ports.is_some() {
         let wanted = forward::Opening {
             open: config.policy.node_side.open_forward,
             by_ipvs: config.backend.name.capabilities().balances_by_ipvs,
         };
-        tokio::spawn(forward::run(wanted, elsewhere.clone(), findings));
+        tokio::spawn(forward::run(wanted, foreign_change.clone(), findings));
     }
-    (elsewhere, found)
+    (foreign_change, found)
 }

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tracing::warn;
 
-use denizen_model::Event;
+use denizen_backend::Repair;
 use denizen_observe::status::view::SyncRow;
 
 /// The number of attempts kept.
@@ -17,32 +18,24 @@ pub(super) struct History {
     /// The changes received since, with their numbers.
     due: BTreeMap<&'static str, usize>,
     kept: VecDeque<SyncRow>,
+    /// How often others' changes were repaired.
+    pub(super) drift_repaired: u64,
+    /// How long the last such repair took, from the kernel's notification.
+    pub(super) last_repair: Option<Duration>,
 }
 
 impl History {
-    /// Notes events that are to be programmed.
-    pub(super) fn taken(&mut self, events: &[Event]) {
-        for event in events {
-            let what = match event {
-                Event::Service(..) | Event::ForeignService(..) => "service",
-                Event::Slice(..) => "endpoint slice",
-                Event::Node(_) => "node",
-                Event::ServiceCidr(..) => "service range",
-                Event::Pods(_) => "pod set",
-                Event::Addresses(_) => "address list",
-                Event::Egress(_) => "egress configuration",
-                Event::Namespace(..) => "namespace",
-                Event::ClusterPod(..) => "pod",
-                Event::NetworkPolicy(..) => "network policy",
-                Event::ClusterNetworkPolicy(..) => "cluster network policy",
-                Event::OtherNode(..)
-                | Event::Triggered(..)
-                | Event::PodCoverage(_)
-                | Event::Listed(_)
-                | Event::Links(_)
-                | Event::Refused(_) => continue,
-            };
-            *self.due.entry(what).or_default() += 1;
+    /// Notes a change that is to be programmed.
+    pub(super) fn taken(&mut self, what: &'static str) {
+        *self.due.entry(what).or_default() += 1;
+    }
+
+    /// What others had changed is repaired.
+    pub(super) fn repaired(&mut self, drift: Repair, took: Duration) {
+        if !drift.is_none() {
+            self.drift_repaired += 1;
+            self.last_repair = Some(took);
+            warn!(elements = drift.elements, rebuilt = drift.rebuilt, "drift repaired");
         }
     }
 

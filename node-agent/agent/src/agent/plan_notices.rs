@@ -4,22 +4,26 @@ use std::collections::BTreeSet;
 
 use denizen_model::{Notice, NoticeReason, NoticeSubject};
 use denizen_plan::{FirewallPlan, Plan, PlanChanges, PolicyTie, Remark};
+use denizen_routing::SendNotice;
 
 /// What is new in the plan, for operators.
-#[derive(Debug, Default)]
 pub(super) struct PlanNotices {
+    send: SendNotice,
     /// The ClusterNetworkPolicies that had one priority at the last pass.
     ties: BTreeSet<PolicyTie>,
 }
 
 impl PlanNotices {
-    /// Returns the events about what is new: addresses that no Service may have, host ports that
-    /// another pod has, and ClusterNetworkPolicies about one pod that have one priority.
-    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) -> Vec<Notice> {
-        let mut notices = Vec::new();
+    pub fn new(send: SendNotice) -> Self {
+        Self { send, ties: BTreeSet::new() }
+    }
+
+    /// Sends events about what is new: addresses that no Service may have, host ports that another
+    /// pod has, and ClusterNetworkPolicies about one pod that have one priority.
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         for remark in &changes.remarks {
             if let Remark::NotPermitted { service, .. } = remark {
-                notices.push(Notice {
+                (self.send)(Notice {
                     about: NoticeSubject::Service(service.clone()),
                     reason: NoticeReason::AddressNotPermitted,
                     text: remark.to_string(),
@@ -27,7 +31,7 @@ impl PlanNotices {
             }
         }
         for remark in changes.host_ports.remarks.iter().filter(|remark| remark.is_warning()) {
-            notices.push(Notice {
+            (self.send)(Notice {
                 about: NoticeSubject::Node,
                 reason: NoticeReason::HostPortConflict,
                 text: remark.to_string(),
@@ -35,10 +39,9 @@ impl PlanNotices {
         }
         if changes.cluster_network_policies || !changes.firewall.sides.is_empty() {
             let ties = plan.firewall().map(FirewallPlan::ties).unwrap_or_default();
-            notices.extend(ties.difference(&self.ties).flat_map(of_tie));
+            ties.difference(&self.ties).flat_map(of_tie).for_each(|notice| (self.send)(notice));
             self.ties = ties;
         }
-        notices
     }
 }
 

@@ -1,7 +1,6 @@
 //! The plugin's ADDs and DELs that wait for their pods.
 
 use std::collections::{HashMap, HashSet};
-use std::iter;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,11 +9,11 @@ use denizen_state::socket::{WaitAnswer, WaitFor};
 use nix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 
-use super::flush::Flush;
 use super::now;
 use super::portmap::PortmapRules;
 use crate::control::Reply;
 use crate::engine::Engine;
+use crate::flush::Flush;
 use denizen_model::LocalPod;
 use denizen_observe::status::metrics::Metrics;
 use denizen_plan::Plan;
@@ -75,14 +74,14 @@ impl PluginWaits {
         read_policies: &mpsc::Sender<PolicyRead>,
     ) {
         self.read_policies(engine.plan(), read_policies);
-        let searched = || iter::once(engine.stale_candidates()).chain(flush.unsearched());
-        let is_clean = !searched().any(StaleCandidates::has_departed);
-        let has_left_nothing = is_clean && !searched().any(StaleCandidates::has_former_host_ports);
+        let is_clean = !flush.unsearched().any(StaleCandidates::has_departed);
+        let has_left_nothing =
+            is_clean && !flush.unsearched().any(StaleCandidates::has_former_host_ports);
         // A table that cannot be read keeps no pod from its start.
         let is_own = |pod: &LocalPod| {
             is_clean
-                || flush.problem().is_some()
-                || !searched().any(|candidates| candidates.has_departed_of(&pod.ips))
+                || flush.report().problem.is_some()
+                || !flush.unsearched().any(|candidates| candidates.has_departed_of(&pod.ips))
         };
         let is_done = |wait: &PluginWait| {
             engine.has_programmed(&wait.asked)

@@ -1,14 +1,14 @@
 //! Between the plan, which says whose pods must be known, and the source, which follows them.
 
 use std::collections::BTreeSet;
-use std::future::pending;
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tokio::time::sleep_until;
 use tracing::info;
 
 use super::pod_watch::{PodWatch, ScopeFacts};
-use super::{Agent, now, timestamp};
+use super::{Agent, if_on, now, timestamp};
 use crate::config::{Config, Objects, WatchPods};
 use denizen_model::{CoveredNamespaces, PodCoverage};
 use denizen_observe::status::WatchedPodsStatus;
@@ -57,10 +57,7 @@ pub(super) fn choose(agent: &mut Agent) {
 
 /// Waits until less may be followed.
 pub(super) async fn due(watch: &PodWatch) {
-    match watch.due() {
-        Some(due) => tokio::time::sleep_until(due.into()).await,
-        None => pending().await,
-    }
+    if_on(watch.due().map(|due| sleep_until(due.into()))).await
 }
 
 /// Which pods are followed, for `status`; `None` if all are without a choice.

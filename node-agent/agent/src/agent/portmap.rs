@@ -5,6 +5,7 @@
 //! list, it finds them as it left them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::replace;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,7 +91,7 @@ impl PortmapRules {
     }
 
     /// Waits until rules were removed, or others are found.
-    pub async fn changed(&mut self) {
+    pub async fn due(&mut self) {
         if self.containers.changed().await.is_err() {
             std::future::pending().await
         }
@@ -130,11 +131,7 @@ impl Remover {
                 is_new
             });
             if let Ok(containers) = result {
-                found.send_if_modified(|known| {
-                    let is_new = *known != containers;
-                    *known = containers;
-                    is_new
-                });
+                found.send_if_modified(|known| replace(known, containers.clone()) != containers);
             }
             let pause = if self.missing.is_empty() { LOOK_EVERY } else { GONE_AFTER };
             let _ = timeout(pause, self.due.notified()).await;

@@ -1,6 +1,10 @@
 //! What the loop publishes for the HTTP servers: health, the health-check node ports, metrics.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
+use std::mem::{replace, take};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -8,6 +12,8 @@ use std::time::{Instant, SystemTime};
 use denizen_state::AttachmentId;
 use denizen_state::run_dir::STATE_FILE;
 use jiff::Timestamp;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{mpsc, watch};
 
 use super::history::History;
@@ -19,7 +25,8 @@ use denizen_backend::Backend;
 use denizen_model::{Event, Family, Listing, PodSet};
 use denizen_observe::status::health::Pulse;
 use denizen_observe::status::metrics::{Metrics, SyncExtent, ip_family};
-use denizen_plan::HealthPorts;
+use denizen_plan::{HealthPorts, PlanChanges};
+use denizen_routing::ProgrammedPlan as _;
 
 /// The loop's end of [`Published`].
 #[derive(Debug)]
@@ -37,6 +44,13 @@ pub(super) struct Publisher {
     policies_listed: bool,
     /// When the oldest change of a NetworkPolicy came that is not programmed yet.
     policy_changed: Option<Instant>,
+    /// Whether the plan says that one differs; labels of its own decide about nothing.
+    policies_differ: bool,
+    /// Times of the pods' and Services' changes that are not programmed yet, with their slices'
+    /// families: the start of kube-proxy's `network_programming_duration_seconds`.
+    triggers: Vec<(Family, Timestamp)>,
+    /// The health-check node ports may differ from those that are published.
+    health_ports_differ: bool,
     /// How much the syncs since the last success compared with the kernel.
     extent: SyncExtent,
 }
@@ -68,6 +82,9 @@ impl Publisher {
             recorded: None,
             policies_listed: false,
             policy_changed: None,
+            policies_differ: false,
+            triggers: Vec::new(),
+            health_ports_differ: false,
             extent: SyncExtent::Full,
         };
         (publisher, published)
@@ -88,45 +105,63 @@ impl Publisher {
 
     /// Counts events that were received now.
     pub(super) fn taken(&mut self, events: &[Event], now: Instant) {
-        self.history.taken(events);
         let is_policy = |event: &Event| matches!(event, Event::NetworkPolicy(..));
         if self.policies_listed && events.iter().any(is_policy) {
             self.policy_changed.get_or_insert(now);
         }
         self.policies_listed |= events.contains(&Event::Listed(Listing::NetworkPolicies));
+        let count = |(total, pending): &(Counter, Gauge)| {
+            total.inc();
+            pending.inc();
+        };
         for event in events {
-            let (total, pending) = match event {
+            let what = match event {
                 Event::Service(..) | Event::ForeignService(..) => {
-                    &self.metrics.like_kube_proxy.service_changes
+                    count(&self.metrics.like_kube_proxy.service_changes);
+                    "service"
                 }
-                Event::Slice(..) => &self.metrics.like_kube_proxy.endpoint_changes,
+                Event::Slice(..) => {
+                    count(&self.metrics.like_kube_proxy.endpoint_changes);
+                    "endpoint slice"
+                }
                 Event::Pods(pods) => {
                     self.note_pods(pods);
-                    continue;
+                    "pod set"
                 }
-                Event::Triggered(..)
-                | Event::Node(_)
-                | Event::OtherNode(..)
-                | Event::ServiceCidr(..)
-                | Event::Addresses(_)
-                | Event::Egress(_)
-                | Event::Namespace(..)
-                | Event::ClusterPod(..)
+                Event::Node(_) => "node",
+                Event::ServiceCidr(..) => "service range",
+                Event::Addresses(_) => "address list",
+                Event::Egress(_) => "egress configuration",
+                Event::Namespace(..) => "namespace",
+                Event::ClusterPod(..) => "pod",
+                Event::NetworkPolicy(..) => "network policy",
+                Event::ClusterNetworkPolicy(..) => "cluster network policy",
+                Event::OtherNode(..)
+                | Event::Triggered(..)
                 | Event::PodCoverage(_)
-                | Event::NetworkPolicy(..)
-                | Event::ClusterNetworkPolicy(..)
                 | Event::Listed(_)
                 | Event::Links(_)
                 | Event::Refused(_) => continue,
             };
-            total.inc();
-            pending.inc();
+            self.history.taken(what);
         }
     }
 
-    /// Notes that all that is decided about NetworkPolicies is in the kernel. `is_changed` says
-    /// whether one differs from before; its labels decide about nothing.
-    pub(super) fn firewall_programmed(&mut self, now: Instant, is_changed: bool) {
+    /// Notes what a change of the plan is worth publishing, once it is programmed.
+    pub(super) fn update(&mut self, changes: &PlanChanges) {
+        self.policies_differ |= changes.network_policies;
+        self.triggers.extend(&changes.triggers);
+        self.health_ports_differ |= changes.health_checks || changes.node || changes.complete;
+    }
+
+    /// Notes that the events taken in change no rule.
+    pub(super) fn unchanged(&mut self) {
+        self.policy_changed = None;
+    }
+
+    /// Notes that all that is decided about NetworkPolicies is in the kernel.
+    pub(super) fn firewall_programmed(&mut self, now: Instant) {
+        let is_changed = take(&mut self.policies_differ);
         let changed = self.policy_changed.take();
         if let Some(changed) = changed.filter(|_| is_changed) {
             let took = now.saturating_duration_since(changed);
@@ -178,13 +213,13 @@ impl Publisher {
     /// endpoints.
     pub(super) fn programmed<B: Backend>(
         &mut self,
-        engine: &mut Engine<B>,
+        engine: &Engine<B>,
         begun: Instant,
         now: Instant,
     ) {
         let clock = Timestamp::now();
         self.measure(begun, now, clock);
-        for (family, at) in engine.take_triggers() {
+        for (family, at) in take(&mut self.triggers) {
             // Another machine's clock may be ahead.
             let took = clock.duration_since(at).as_secs_f64().max(0.0);
             let metric = &self.metrics.like_kube_proxy.network_programming;
@@ -196,14 +231,12 @@ impl Publisher {
             pulse.updated = Some(clock);
             pulse.synced = engine.is_synced();
             pulse.refused = engine.has_rejected();
-            pulse.unserved = !engine.serves();
+            pulse.unserved = !engine.report().serves;
         });
-        if let Some(ports) = engine.take_health_ports() {
-            self.ports.send_if_modified(|now| {
-                let differs = *now != ports;
-                *now = ports;
-                differs
-            });
+        if take(&mut self.health_ports_differ)
+            && let Some(ports) = engine.plan().health_ports()
+        {
+            self.ports.send_if_modified(|before| replace(before, ports.clone()) != ports);
         }
     }
 
@@ -226,7 +259,7 @@ impl Publisher {
     fn measure(&mut self, begun: Instant, now: Instant, clock: Timestamp) {
         self.history.tried(clock, now - begun, None);
         let metrics = &self.metrics.like_kube_proxy;
-        let extent = std::mem::replace(&mut self.extent, SyncExtent::Partial);
+        let extent = replace(&mut self.extent, SyncExtent::Partial);
         metrics.synced(extent, (now - begun).as_secs_f64(), seconds(clock));
         metrics.service_changes.1.set(0);
         metrics.endpoint_changes.1.set(0);

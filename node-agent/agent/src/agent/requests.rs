@@ -8,7 +8,7 @@ use super::{Agent, QUEUE};
 use crate::control::{ExplainQuery, Question, server_addresses};
 use crate::engine::Engine;
 use crate::log::LogLevelQuery;
-use denizen_observe::status::metrics::set_gauges;
+use denizen_observe::status::metrics::{SyncExtent, set_gauges};
 use denizen_observe::trace::Prediction;
 use denizen_plan::explain::{Explanation, FirstPacket, without_hairpin};
 
@@ -66,7 +66,7 @@ fn answer(agent: &mut Agent, question: Question) -> Option<bool> {
                 let _ = reply.send(Err(error.to_owned()));
                 return None;
             };
-            let programmed = is_new.then(|| agent.program(false));
+            let programmed = is_new.then(|| agent.pass(SyncExtent::Partial));
             let _ = reply.send(Ok(sampled));
             return programmed;
         }

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::mem::replace;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -96,11 +97,8 @@ impl Restorer {
         let mut socket = Some(socket);
         while !asked.is_closed() {
             let lost = self.lost();
-            self.is_lost.send_if_modified(|now| {
-                let differs = *now != lost.is_some();
-                *now = lost.is_some();
-                differs
-            });
+            let is_lost = lost.is_some();
+            self.is_lost.send_if_modified(|was_lost| replace(was_lost, is_lost) != is_lost);
             let failed = self.listen_again(&mut socket).await.err();
             self.report(lost.or_else(|| failed.map(|error| format!("{error:#}"))));
             let answering = async {

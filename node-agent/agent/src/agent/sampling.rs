@@ -2,11 +2,11 @@
 
 #![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
 
-use std::future::pending;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
+use super::if_on;
 use crate::control::Sampled;
 use crate::engine::Engine;
 
@@ -22,11 +22,8 @@ pub(super) struct Sampling {
 
 impl Sampling {
     /// Returns when nobody has asked for long enough; never while packets are not shown.
-    pub(super) async fn expired(&self) {
-        match self.until {
-            Some(until) => sleep_until(until).await,
-            None => pending().await,
-        }
+    pub(super) async fn due(&self) {
+        if_on(self.until.map(sleep_until)).await
     }
 
     /// Shows packets from now on. Returns whose, and whether that is to be programmed; `None` if no

@@ -8,7 +8,6 @@ use tokio::sync::mpsc;
 
 use super::alone::alone_here;
 use super::bridges::Bridges;
-use super::flush::Flush;
 use super::foreign::watch_forward;
 use super::plan_notices::PlanNotices;
 use super::plugin_waits::PluginWaits;
@@ -21,6 +20,7 @@ use super::{Agent, QUEUE, network_policy, now, open_files, run_dir, settings, so
 use crate::config::Config;
 use crate::config::file::FlagsInForce;
 use crate::engine::Engine;
+use crate::flush::Flush;
 use crate::http::{self, StartFacts};
 use crate::log::LogFilter;
 use denizen_backend::takeover::Predecessor;
@@ -83,7 +83,7 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         http::start(config.listen, published, notices).context("cannot start the HTTP servers")?,
     );
     sources.problems.push(run_dir.problems);
-    let (elsewhere, found) = watch_forward(&config);
+    let (foreign_change, forward_findings) = watch_forward(&config);
     let portmap = config.policy.host_ports.map(|_| PortmapRules::start(records.cni_cache.clone()));
     let (portmap, problems) = portmap.unzip();
     sources.problems.extend(problems);
@@ -101,22 +101,21 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         enforcer,
         settings,
         bridges,
-        elsewhere,
-        found,
+        foreign_change,
+        forward_findings,
         sources,
         run_dir_lost: run_dir.is_lost,
         plugin_waits: PluginWaits::default(),
         pod_watch: PodWatch::new(watch_pods, linger),
         portmap,
         watch: None,
-        begun: None,
+        pending_since: None,
         predecessor: Predecessor::of(config.backend.name),
         publisher,
         flush,
         sampling: Sampling::default(),
         routing,
-        plan_notices: PlanNotices::default(),
-        send_notice,
+        plan_notices: PlanNotices::new(send_notice),
         log,
     };
     let result = agent.run_loop(stop, events, requests).await;

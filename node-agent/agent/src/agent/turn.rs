@@ -6,9 +6,9 @@ use nix::time::{ClockId, clock_gettime};
 use prometheus_client::metrics::histogram::Histogram;
 use tracing::info;
 
-use super::flush::Step;
 use super::now;
 use crate::control::Question;
+use crate::flush::Step;
 use denizen_model::Event;
 
 /// A turn that takes longer is logged: all that comes meanwhile waits.

@@ -18,11 +18,12 @@ use denizen_text::describe;
 /// The status, with the problems of all parts.
 pub(super) fn status(agent: &mut Agent) -> Status {
     let reported = agent.sources.problems.iter().flat_map(|problems| problems.borrow().clone());
-    let found = agent.found.borrow().clone();
+    let found = agent.forward_findings.borrow().clone();
     let settings = agent.settings.problems().iter().cloned();
     let problems = reported.chain(settings).chain(found.errors);
     let left = agent.predecessor.problem(now()).map(str::to_owned);
-    let problems = problems.chain(agent.flush.problem()).chain(left).chain(cut_off(agent));
+    let flush = agent.flush.report();
+    let problems = problems.chain(flush.problem).chain(left).chain(cut_off(agent));
     let problems = problems.chain(is_passed_by(agent).then(|| ipvs::PASSES_BY.to_owned()));
     let routing = agent.routing.report(agent.engine.plan().recorded());
     let problems = problems.chain(routing.errors);
@@ -34,6 +35,7 @@ pub(super) fn status(agent: &mut Agent) -> Status {
     if let Some(network_policy) = &mut status.network_policy {
         network_policy.watched_pods = pod_scope::status(agent);
     }
+    let last_repair = agent.publisher.history.last_repair;
     let selected = agent.sources.selected.borrow().clone();
     let lacking = selected.lacking(agent.engine.plan().recorded());
     let unredirected = attachments::warning(&lacking).into_iter().collect();
@@ -45,6 +47,11 @@ pub(super) fn status(agent: &mut Agent) -> Status {
         unredirected_pods: lacking.len(),
         api: agent.sources.api.iter().map(ApiCounts::to_status).collect(),
         unrecorded_interfaces: unrecorded.interfaces.len(),
+        last_sync: flush.last_sync,
+        flushed: flush.flushed,
+        flushing: flush.is_flushing || status.flushing,
+        drift_repaired: agent.publisher.history.drift_repaired,
+        last_repair_milliseconds: last_repair.map(|took| took.as_secs_f64() * 1e3),
         routing: routing.routes,
         announcements: routing.announcements,
         bgp: routing.bgp,

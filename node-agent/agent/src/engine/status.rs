@@ -18,9 +18,7 @@ const MOST_REMARKS: usize = 32;
 /// the engine does not know, such as the backend's name.
 pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Status {
     let mut errors = problems;
-    errors.extend(engine.last_error.clone());
-    errors.extend(engine.firewall_error.clone());
-    errors.extend(engine.host_ports_error.clone());
+    errors.extend(engine.failures.iter().cloned());
     errors.extend(engine.report.contended.clone());
     errors.extend(engine.report.rejected.iter().cloned());
     errors.extend(lost_health_ports(engine.planner.plan()));
@@ -34,40 +32,27 @@ pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Stat
     let pods = engine.planner.plan().recorded();
     Status {
         redirected_pods: pods.iter().filter(|pod| pod.redirect.is_some()).count(),
-        unredirected_pods: 0,
         warnings: affinity
             .warnings()
             .chain(surprising)
             .chain(host_port_warnings(engine.planner.plan()))
             .chain(policy_ties(engine.planner.plan()))
             .collect(),
-        api: Vec::new(),
-        backend: String::new(),
-        backend_why: String::new(),
         detect_local: engine.planner.plan().policy().detector.to_string(),
         synced: engine.synced,
         waiting_for: model.owed(Listing::SERVICES).map(|listing| listing.to_string()).collect(),
         pods: model.pods().map_or(0, |pods| pods.pods.len()),
-        unrecorded_interfaces: 0,
-        routing: None,
-        announcements: None,
-        bgp: None,
         ipvs: ipvs(engine),
         host_ports: host_ports(engine.planner.plan()),
         services: model.service_count(),
         endpoints: services.map_or(0, ServicePlan::endpoint_count),
         generation: engine.programmed_pods.as_ref().map(|(_, generation)| generation.0),
-        last_sync: engine.activity.last_sync.clone(),
-        drift_repaired: engine.activity.drift_repaired,
-        last_repair_milliseconds: engine.activity.last_repair.map(|took| took.as_secs_f64() * 1e3),
         missed_lookups: *missed_lookups,
-        network_policy_why: String::new(),
-        network_policy_engine: None,
         network_policy,
         affinity: affinity.clone(),
-        flushed: engine.activity.flushed,
-        flushing: engine.activity.is_flushing || !engine.is_settled(),
+        flushing: !engine.report.settled,
         errors,
+        ..Status::default()
     }
 }
 
@@ -78,7 +63,7 @@ fn ipvs<B>(engine: &Engine<B>) -> Option<IpvsStatus> {
         Some(DrainingStatus {
             service: server.service_port.to_string(),
             endpoint: endpoint.endpoint.to_string(),
-            since: engine.activity.draining.get(endpoint)?.clone(),
+            since: engine.draining.get(endpoint)?.clone(),
             active: left.active,
             inactive: left.inactive,
         })

@@ -9,14 +9,14 @@ use denizen_state::socket::WaitFor;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::Engine;
+use super::{Engine, EngineError, Progress};
 use denizen_backend::nftables::{Nftables, NoKernel, render};
 use denizen_backend::{Backend, BackendName, Figures, Repair, Report};
 use denizen_fixture::*;
 use denizen_model::{
-    Egress, Event, Family, Listing, PodSet, Protocol, Service, ServiceName, SliceName,
-    TrafficPolicy,
+    Egress, Event, Listing, PodSet, Protocol, Service, ServiceName, SliceName, TrafficPolicy,
 };
+use denizen_observe::status::metrics::SyncExtent;
 use denizen_plan::fixture::*;
 use denizen_plan::{
     Detector, FirewallSettings, Frontend, IfRefused, Plan, PlanChanges, Planner, Policy,
@@ -332,6 +332,14 @@ fn refusing() -> Engine<Refusing> {
     Engine::new(policy(), CAPABLE, Refusing { refuses: true })
 }
 
+fn pass(
+    engine: &mut Engine<Refusing>,
+    extent: SyncExtent,
+) -> Result<Progress, EngineError<Refused>> {
+    engine.decide();
+    engine.program(extent, "").result
+}
+
 /// Asks whether the first of these pods is programmed.
 fn asked(known: &PodSet) -> WaitFor {
     let (epoch, generation) = known.version.clone().unwrap();
@@ -347,9 +355,9 @@ fn who_waits_for_a_pod_is_answered_by_a_repair_too() {
     let known = pods(7, &[("10.1.2.3", "cni0")]);
     let asked = asked(&known);
     engine.apply(vec![Event::Pods(known)]);
-    assert!(engine.sync().is_err());
+    assert!(pass(&mut engine, SyncExtent::Partial).is_err());
     assert!(!engine.has_programmed(&asked) && !engine.is_idle());
-    assert!(engine.resync().is_ok());
+    assert!(pass(&mut engine, SyncExtent::Full).is_ok());
     assert!(engine.has_programmed(&asked) && engine.is_idle());
 }
 
@@ -367,7 +375,7 @@ fn who_waits_for_a_pod_waits_for_the_first_lists_of_policies() {
         let all = [asked(&known), later];
         let mut apply = |events| {
             engine.apply(events);
-            assert!(engine.sync().is_ok());
+            assert!(pass(&mut engine, SyncExtent::Partial).is_ok());
             all.each_ref().map(|asked| engine.has_programmed(asked))
         };
         apply(Listing::SERVICES.map(Event::Listed).into());
@@ -378,33 +386,4 @@ fn who_waits_for_a_pod_waits_for_the_first_lists_of_policies() {
         assert_eq!(apply(vec![Event::Refused(policies)]), [is_answered; 2]);
         assert_eq!(apply(vec![Event::Listed(policies)]), [true; 2]);
     }
-}
-
-/// The time that a change took counts until the kernel has it, however often it is tried, and what
-/// changes nothing counts not at all.
-#[test]
-fn triggers_are_those_of_what_is_in_the_kernel() {
-    let mut engine = refusing();
-    let at = |second| jiff::Timestamp::from_second(second).unwrap();
-    let name = |n| {
-        let Event::Slice(name, _) = a_slice(n, 1, [3].into()) else {
-            panic!("a slice");
-        };
-        name
-    };
-    engine.apply(vec![a_slice(1, 1, [3].into()), Event::Triggered(name(1), at(1))]);
-    assert!(engine.sync().is_err());
-    assert!(engine.take_triggers().is_empty(), "not everything is known yet");
-    engine.apply(Listing::SERVICES.map(Event::Listed).into());
-    assert!(engine.sync().is_ok());
-    assert_eq!(engine.take_triggers(), [(Family::V4, at(1))]);
-    assert!(engine.take_triggers().is_empty(), "returned once");
-    engine.apply(vec![a_slice(1, 1, [3].into()), Event::Triggered(name(1), at(2))]);
-    assert!(engine.is_idle(), "the slice is as it was");
-    engine.backend.refuses = true;
-    engine.apply(vec![a_slice(1, 2, [3].into()), Event::Triggered(name(1), at(3))]);
-    assert!(engine.sync().is_err());
-    assert!(engine.take_triggers().is_empty());
-    assert!(engine.sync().is_ok());
-    assert_eq!(engine.take_triggers(), [(Family::V4, at(3))]);
 }

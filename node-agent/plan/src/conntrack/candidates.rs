@@ -373,19 +373,14 @@ impl CandidateTracker {
         self.node_ports = now;
     }
 
-    /// The rules were missing for a while, so flows at every frontend may have bypassed them.
-    pub fn rules_were_missing(&mut self, plan: &Plan) {
-        let frontends = plan.services().into_iter().flat_map(ServicePlan::frontends);
-        frontends.for_each(|frontend| self.candidates.add_frontend(frontend.key));
-    }
-
     /// All candidates since the last [`Self::take`].
     pub fn candidates(&self) -> &StaleCandidates {
         &self.candidates
     }
 
-    /// Adds frontends that an earlier run programmed and that no longer exist.
-    pub fn left(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
+    /// Adds frontends whose rules were missing for a while, so that flows may have bypassed them,
+    /// or that an earlier run programmed and that no longer exist.
+    pub fn add_frontends(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
         keys.into_iter().for_each(|key| self.candidates.add_frontend(key));
     }
 

@@ -52,7 +52,7 @@ pub struct BirdController {
 }
 
 /// The facts from the cluster that the configuration depends on.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 struct BirdClusterFacts {
     nodes: Nodes,
     /// The ranges of cluster IPs.
@@ -68,9 +68,6 @@ struct BirdState {
 
 impl BirdController {
     /// Starts the task, if BIRD is to be configured.
-    ///
-    /// # Errors
-    /// When there can be no directory for BIRD.
     pub fn start(config: Option<&AnnounceConfig>, run_dir: &Path) -> io::Result<Option<Self>> {
         let Some((config, bird)) = config.and_then(|config| Some((config, config.bird.clone()?)))
         else {
@@ -96,21 +93,11 @@ impl BirdController {
 
     /// Passes on what is known.
     pub fn update(&self, model: &Model) {
-        self.known.send_if_modified(|known| {
-            let services = model.snapshot().map(|facts| facts.service_ranges().collect());
-            let now = model.nodes().zip(services);
-            let now = now.map(|(nodes, services)| BirdClusterFacts { nodes, services });
-            let is_same = match (&*known, &now) {
-                (Some(before), Some(now)) => before.is(now),
-                // The last known ones stay.
-                (_, None) => true,
-                (None, Some(_)) => false,
-            };
-            if !is_same {
-                *known = now;
-            }
-            !is_same
-        });
+        let services = model.snapshot().map(|facts| facts.service_ranges().collect());
+        // The last known ones stay.
+        let Some((nodes, services)) = model.nodes().zip(services) else { return };
+        let now = Some(BirdClusterFacts { nodes, services });
+        self.known.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
     }
 
     pub fn report(&self, report: &mut RoutingReport) {
@@ -118,14 +105,6 @@ impl BirdController {
         report.errors.extend(errors);
         report.warnings.extend(warnings);
         report.bgp = Some(status);
-    }
-}
-
-impl BirdClusterFacts {
-    fn is(&self, other: &Self) -> bool {
-        self.nodes.own == other.nodes.own
-            && Arc::ptr_eq(&self.nodes.others, &other.nodes.others)
-            && self.services == other.services
     }
 }
 

@@ -20,7 +20,7 @@ fn draining(last: u16) -> Draining {
 fn look(engine: &mut Engine<Refusing>, ports: &[u16], at: &str) -> Vec<(u16, Option<String>)> {
     engine.report.draining = ports.iter().map(|port| draining(*port)).collect::<BTreeSet<_>>();
     engine.note_draining(at);
-    let noted = engine.activity.draining.iter();
+    let noted = engine.draining.iter();
     noted.map(|(it, DrainingSince(since))| (it.endpoint.port(), since.clone())).collect()
 }
 
@@ -28,7 +28,7 @@ fn look(engine: &mut Engine<Refusing>, ports: &[u16], at: &str) -> Vec<(u16, Opt
 fn an_endpoint_drains_since_it_was_first_seen_to() {
     let mut engine = refusing();
     // As if it had been found at the start.
-    engine.activity.draining.insert(draining(1), DrainingSince::default());
+    engine.draining.insert(draining(1), DrainingSince::default());
     let at = |port, at: &str| (port, Some(at.to_owned()));
     assert_eq!(look(&mut engine, &[1, 2], "a"), [(1, None), at(2, "a")]);
     assert_eq!(look(&mut engine, &[1, 2, 3], "b"), [(1, None), at(2, "a"), at(3, "b")]);

@@ -7,7 +7,6 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::*;
 use denizen_backend::BackendName;
-use denizen_backend::chosen::BackendConfig;
 use denizen_fixture::{endpoint, pods, port, put_tuple, service, service_port, slice};
 use denizen_model::{
     Event, Family, Listing, NetworkPolicy, PolicyName, Protocol, Selector, Service, Slice,
@@ -45,33 +44,77 @@ fn as_nobody(test: impl FnOnce()) {
     become_user(0);
 }
 
-/// An engine without facts.
-fn empty() -> Engine {
-    let config = BackendConfig { name: BackendName::Nftables, iptables_variant: None };
-    Engine::open(policy(), config).unwrap()
+/// A plan, and the searches that its changes lead to.
+struct Flushed {
+    planner: Planner,
+    flush: Flush,
 }
 
-fn apply(engine: &mut Engine, events: Vec<Event>) {
-    engine.apply(events);
-    engine.decide();
-}
-
-/// An engine from which a pod was just removed.
-fn with_a_removed_pod() -> Engine {
-    let mut engine = empty();
-    for pods in [pods(1, &[("10.1.2.3", "cni0")]), pods(2, &[])] {
-        apply(&mut engine, vec![Event::Pods(pods)]);
+impl Flushed {
+    /// Without facts.
+    fn new(policy: Policy) -> Self {
+        Self {
+            planner: Planner::new(policy, BackendName::Nftables.capabilities()),
+            flush: Flush::open(Metrics::default().like_kube_proxy).unwrap(),
+        }
     }
-    engine
+
+    fn apply(&mut self, events: Vec<Event>) {
+        self.planner.apply(events);
+        let changes = self.planner.update();
+        self.flush.update(self.planner.plan(), &changes);
+    }
+
+    /// What is decided is in the kernel.
+    fn synced(&mut self, at: &str) {
+        self.flush.synced(last_sync(at), self.planner.plan());
+    }
+
+    fn step(&mut self, step: Step) {
+        self.flush.step(step, &self.planner, &HashSet::new());
+    }
+
+    /// Waits until no search is pending. Returns how often the kernel's table was dumped.
+    async fn dumps_until_idle(&mut self) -> u64 {
+        while self.flush.look.is_some() || self.flush.next_search().is_some() {
+            let step = self.flush.due().await;
+            self.step(step);
+        }
+        self.flush.conntrack.as_ref().map_or(0, Conntrack::dumps)
+    }
+
+    async fn until_done(&mut self) {
+        loop {
+            let step = self.flush.due().await;
+            let done = matches!(step, Step::Done(_));
+            self.step(step);
+            if done {
+                return;
+            }
+        }
+    }
+
+    fn last_sync(&self) -> Option<LastSync> {
+        self.flush.report().last_sync
+    }
+}
+
+/// A plan from which a pod was just removed.
+fn with_a_removed_pod() -> Flushed {
+    let mut flushed = Flushed::new(policy());
+    for pods in [pods(1, &[("10.1.2.3", "cni0")]), pods(2, &[])] {
+        flushed.apply(vec![Event::Pods(pods)]);
+    }
+    flushed
 }
 
 /// A pod of both families.
 const POD: [(&str, &str); 2] = [("10.1.2.3", "cni0"), ("fd00:1::3", "cni0")];
 
-/// An engine with a pod, and a service at port 53 over this protocol at `cluster_ip`, and no open
+/// A plan with a pod, and a service at port 53 over this protocol at `cluster_ip`, and no open
 /// candidates.
-fn with_service(protocol: Protocol, cluster_ip: &str) -> Engine {
-    let mut engine = empty();
+fn with_service(protocol: Protocol, cluster_ip: &str) -> Flushed {
+    let mut flushed = Flushed::new(policy());
     let served = Service {
         ports: vec![service_port("dns", protocol, 53, None)],
         ..service("dns", &[cluster_ip])
@@ -80,9 +123,9 @@ fn with_service(protocol: Protocol, cluster_ip: &str) -> Engine {
     events.push(Event::Pods(pods(1, &POD)));
     events.push(Event::Service(served.name.clone(), Some(served)));
     events.push(served_by(protocol, 1));
-    apply(&mut engine, events);
-    engine.take_stale_candidates();
-    engine
+    flushed.apply(events);
+    flushed.flush.tracker.take(flushed.planner.plan());
+    flushed
 }
 
 /// The service's one endpoint.
@@ -93,15 +136,6 @@ fn served_by(protocol: Protocol, last: u32) -> Event {
         ..slice("dns-1", "dns", vec![endpoint(&format!("10.9.0.{last}"), None)])
     };
     Event::Slice(slice.name.clone(), Some(slice))
-}
-
-/// Waits until no search is pending. Returns how often the kernel's table was dumped.
-async fn dumps_until_idle(flush: &mut Flush, engine: &mut Engine) -> u64 {
-    while flush.look.is_some() || flush.due().is_some() {
-        let step = flush.next().await;
-        flush.take(step, engine, &HashSet::new());
-    }
-    flush.conntrack.as_ref().map_or(0, Conntrack::dumps)
 }
 
 /// A dump walks the kernel's whole table, whatever its filter is.
@@ -115,10 +149,10 @@ fn a_change_dumps_only_what_services_use() {
     for (what, protocol, expected) in cases {
         alone(move || {
             block_on(async {
-                let (mut engine, mut flush) = (with_service(protocol, "10.96.0.10"), flush());
-                apply(&mut engine, vec![Event::Pods(pods(2, &[]))]);
-                flush.after(synced("a pod is gone"), &mut engine);
-                let dumps = dumps_until_idle(&mut flush, &mut engine).await;
+                let mut flushed = with_service(protocol, "10.96.0.10");
+                flushed.apply(vec![Event::Pods(pods(2, &[]))]);
+                flushed.synced("a pod is gone");
+                let dumps = flushed.dumps_until_idle().await;
                 assert_eq!(dumps, expected, "{what}");
             })
         });
@@ -132,27 +166,27 @@ const LENIENT: Duration = Duration::from_millis(500);
 fn changes_without_pause_are_flushed_in_time_and_share_searches() {
     alone(|| {
         block_on(async {
-            let (mut engine, mut flush) = (with_service(Protocol::Udp, "10.96.0.10"), flush());
+            let mut flushed = with_service(Protocol::Udp, "10.96.0.10");
             let begun = Instant::now();
             let (mut asked, mut looks) = (Vec::new(), Vec::new());
             let mut waited = Duration::ZERO;
             for number in 1..=100 {
-                apply(&mut engine, vec![served_by(Protocol::Udp, number % 2)]);
-                flush.after(synced("changed"), &mut engine);
+                flushed.apply(vec![served_by(Protocol::Udp, number % 2)]);
+                flushed.synced("changed");
                 asked.push(Instant::now());
                 let next = Instant::now() + Duration::from_millis(10);
-                while let Ok(step) = tokio::time::timeout_at(next, flush.next()).await {
+                while let Ok(step) = tokio::time::timeout_at(next, flushed.flush.due()).await {
                     let begins = matches!(step, Step::Due);
-                    flush.take(step, &mut engine, &HashSet::new());
+                    flushed.step(step);
                     if begins {
                         looks.push(Instant::now());
-                        let waiting = flush.fresh.len();
+                        let waiting = flushed.flush.fresh.len();
                         let looked = asked.drain(..asked.len() - waiting);
                         waited = looked.map(|at| at.elapsed()).fold(waited, Duration::max);
                     }
                 }
             }
-            let dumps = dumps_until_idle(&mut flush, &mut engine).await;
+            let dumps = flushed.dumps_until_idle().await;
             // One search at a time, one dump each, and no more than the schedule allows; the second
             // searches come after.
             let most = begun.elapsed().as_millis() / SHORTEST_REST.as_millis() + 2;
@@ -165,42 +199,28 @@ fn changes_without_pause_are_flushed_in_time_and_share_searches() {
     });
 }
 
-fn flush() -> Flush {
-    Flush::open(Metrics::default().like_kube_proxy).unwrap()
-}
-
-fn synced(at: &str) -> LastSync {
+fn last_sync(at: &str) -> LastSync {
     LastSync::new(at.to_owned(), Duration::from_millis(1))
-}
-
-async fn until_done(flush: &mut Flush, engine: &mut Engine) {
-    loop {
-        let step = flush.next().await;
-        let done = matches!(step, Step::Done(_));
-        flush.take(step, engine, &HashSet::new());
-        if done {
-            return;
-        }
-    }
 }
 
 #[test]
 fn a_sync_is_reported_when_its_stale_entries_are_gone() {
     alone(|| {
         block_on(async {
-            let (mut engine, mut flush) = (with_a_removed_pod(), flush());
-            flush.after(synced("first"), &mut engine);
-            let status = engine.status(Vec::new());
-            assert_eq!((status.last_sync, status.flushing), (None, true));
-            until_done(&mut flush, &mut engine).await;
-            let status = engine.status(Vec::new());
-            assert_eq!((status.last_sync, status.flushing), (Some(synced("first")), false));
+            let mut flushed = with_a_removed_pod();
+            flushed.synced("first");
+            let report = flushed.flush.report();
+            assert_eq!((report.last_sync, report.is_flushing), (None, true));
+            flushed.until_done().await;
+            let report = flushed.flush.report();
+            let first = Some(last_sync("first"));
+            assert_eq!((report.last_sync, report.is_flushing), (first, false));
             // Nothing to search for: reported at once, with the second search still pending.
-            flush.after(synced("second"), &mut engine);
-            assert_eq!(engine.status(Vec::new()).last_sync, Some(synced("second")));
-            assert_eq!(flush.again.len(), 1);
-            until_done(&mut flush, &mut engine).await;
-            assert!(flush.again.is_empty() && flush.problem().is_none());
+            flushed.synced("second");
+            assert_eq!(flushed.last_sync(), Some(last_sync("second")));
+            assert_eq!(flushed.flush.again.len(), 1);
+            flushed.until_done().await;
+            assert!(flushed.flush.again.is_empty() && flushed.flush.problem.is_none());
         })
     });
 }
@@ -209,34 +229,33 @@ fn a_sync_is_reported_when_its_stale_entries_are_gone() {
 #[test]
 fn a_kernel_that_refuses_is_reported_and_delays_nothing() {
     alone(|| {
-        let (mut engine, mut flush) = (with_a_removed_pod(), flush());
+        let mut flushed = with_a_removed_pod();
         as_nobody(|| {
             block_on(async {
-                flush.after(synced("first"), &mut engine);
-                until_done(&mut flush, &mut engine).await;
+                flushed.synced("first");
+                flushed.until_done().await;
             });
         });
-        let problem = flush.problem().expect("a problem");
+        let problem = flushed.flush.report().problem.expect("a problem");
         assert!(problem.contains("conntrack") && problem.contains("permitted"), "{problem}");
-        assert_eq!(engine.status(Vec::new()).last_sync, Some(synced("first")));
-        assert!(!flush.fresh.is_empty(), "it is tried again");
-        assert!(flush.due() > Some(Instant::now() + RETRY / 2), "and not at once");
-        flush.after(synced("second"), &mut engine);
-        assert_eq!(engine.status(Vec::new()).last_sync, Some(synced("second")));
-        flush.rested = Instant::now();
-        block_on(until_done(&mut flush, &mut engine));
-        assert_eq!(flush.problem(), None);
+        assert_eq!(flushed.last_sync(), Some(last_sync("first")));
+        assert!(!flushed.flush.fresh.is_empty(), "it is tried again");
+        assert!(flushed.flush.next_search() > Some(Instant::now() + RETRY / 2), "and not at once");
+        flushed.synced("second");
+        assert_eq!(flushed.last_sync(), Some(last_sync("second")));
+        flushed.flush.rested = Instant::now();
+        block_on(flushed.until_done());
+        assert_eq!(flushed.flush.problem, None);
     });
 }
 
-/// An engine with a pod of both families, which enforces policies. Nobody is isolated.
-fn with_firewall() -> Engine {
-    let config = BackendConfig { name: BackendName::Nftables, iptables_variant: None };
+/// A plan with a pod of both families, which enforces policies. Nobody is isolated.
+fn with_firewall() -> Flushed {
     let policy = Policy { firewall: Some(FirewallSettings::default()), ..policy() };
-    let mut engine = Engine::open(policy, config).unwrap();
+    let mut flushed = Flushed::new(policy);
     let listed = Listing::FIREWALL.map(Event::Listed);
-    apply(&mut engine, [vec![Event::Pods(pods(1, &POD))], listed.into()].concat());
-    engine
+    flushed.apply([vec![Event::Pods(pods(1, &POD))], listed.into()].concat());
+    flushed
 }
 
 /// A policy that denies everything to the pod, or its end.
@@ -285,17 +304,17 @@ fn forbidden() -> [usize; 2] {
 fn what_is_permitted_again_is_found_without_a_dump() {
     alone(|| {
         block_on(async {
-            let (mut engine, mut flush) = (with_firewall(), flush());
+            let mut flushed = with_firewall();
             (0..2000).for_each(|port| put(1024 + port));
-            flush.after(synced("nothing is denied"), &mut engine);
-            dumps_until_idle(&mut flush, &mut engine).await;
-            apply(&mut engine, denied(true));
-            flush.after(synced("all is denied"), &mut engine);
-            let dumps = dumps_until_idle(&mut flush, &mut engine).await;
+            flushed.synced("nothing is denied");
+            flushed.dumps_until_idle().await;
+            flushed.apply(denied(true));
+            flushed.synced("all is denied");
+            let dumps = flushed.dumps_until_idle().await;
             assert_eq!(forbidden(), [2000, 2000]);
-            apply(&mut engine, denied(false));
-            flush.after(synced("nothing is denied"), &mut engine);
-            assert_eq!(dumps_until_idle(&mut flush, &mut engine).await, dumps);
+            flushed.apply(denied(false));
+            flushed.synced("nothing is denied");
+            assert_eq!(flushed.dumps_until_idle().await, dumps);
             assert_eq!(forbidden(), [0, 2000]);
         })
     });
@@ -307,21 +326,21 @@ fn what_is_permitted_again_is_found_without_a_dump() {
 fn what_departed_is_deleted_at_once_although_a_later_change_concerns_it() {
     alone(|| {
         block_on(async {
-            let (mut engine, mut flush) = (with_firewall(), flush());
-            apply(&mut engine, denied(true));
-            flush.after(synced("all is denied"), &mut engine);
-            dumps_until_idle(&mut flush, &mut engine).await;
+            let mut flushed = with_firewall();
+            flushed.apply(denied(true));
+            flushed.synced("all is denied");
+            flushed.dumps_until_idle().await;
             put(4000);
-            apply(&mut engine, vec![Event::Pods(pods(2, &[]))]);
-            flush.after(synced("the pod is gone"), &mut engine);
-            let step = flush.next().await;
-            flush.take(step, &mut engine, &HashSet::new());
+            flushed.apply(vec![Event::Pods(pods(2, &[]))]);
+            flushed.synced("the pod is gone");
+            let step = flushed.flush.due().await;
+            flushed.step(step);
             for generation in [pods(3, &POD), pods(4, &[])] {
-                apply(&mut engine, vec![Event::Pods(generation)]);
+                flushed.apply(vec![Event::Pods(generation)]);
             }
-            flush.after(synced("and its successor"), &mut engine);
-            assert_eq!(flush.fresh.len(), 1, "the search for the first one runs");
-            until_done(&mut flush, &mut engine).await;
+            flushed.synced("and its successor");
+            assert_eq!(flushed.flush.fresh.len(), 1, "the search for the first one runs");
+            flushed.until_done().await;
             assert_eq!(forbidden(), [0, 0]);
         })
     });
@@ -331,15 +350,15 @@ fn what_departed_is_deleted_at_once_although_a_later_change_concerns_it() {
 fn a_new_agent_permits_what_an_earlier_one_forbade() {
     alone(|| {
         block_on(async {
-            let (mut engine, mut former) = (with_firewall(), flush());
+            let mut former = with_firewall();
             put(4000);
-            apply(&mut engine, denied(true));
-            former.after(synced("all is denied"), &mut engine);
-            dumps_until_idle(&mut former, &mut engine).await;
+            former.apply(denied(true));
+            former.synced("all is denied");
+            former.dumps_until_idle().await;
             assert_eq!(forbidden(), [1, 1]);
-            let (mut engine, mut flush) = (with_firewall(), flush());
-            flush.after(synced("nothing is denied"), &mut engine);
-            dumps_until_idle(&mut flush, &mut engine).await;
+            let mut flushed = with_firewall();
+            flushed.synced("nothing is denied");
+            flushed.dumps_until_idle().await;
             assert_eq!(forbidden(), [0, 1]);
         })
     });

@@ -3,11 +3,14 @@
 //! Reading a hundred thousand entries takes longer than the loop may pause, so another thread reads
 //! and changes them. The loop decides what becomes of them, piece by piece, by its current state.
 
+#![expect(clippy::disallowed_methods, reason = "searches are scheduled")]
+
 mod search;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::iter;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -18,16 +21,13 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, error, info};
 
 use self::search::{Looked, MANY, Treated, search};
-use crate::engine::Engine;
 use crate::memory::trim;
-use denizen_backend::Backend;
 use denizen_conntrack::Conntrack;
 use denizen_observe::status::LastSync;
 use denizen_observe::status::metrics::LikeKubeProxy;
 use denizen_packet::{PackedFlow, TrackedFlow, Treatment};
-use denizen_plan::MarkBit;
-use denizen_plan::conntrack::{StaleCandidates, StaleFilter};
-use denizen_routing::ProgrammedPlan as _;
+use denizen_plan::conntrack::{CandidateTracker, StaleCandidates, StaleFilter};
+use denizen_plan::{FrontendKey, MarkBit, Plan, PlanChanges, Planner};
 use denizen_text::describe;
 
 /// The time that answers to earlier requests get: after its entry is deleted, an answer does not
@@ -47,8 +47,9 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Pieces that may wait for the loop before the reader waits.
 const PIECES: usize = 4;
 
-/// Schedules the searches.
+/// Notes what changes may have made stale, and schedules the searches for it.
 pub struct Flush {
+    tracker: CandidateTracker,
     /// `None` while a search runs.
     conntrack: Option<Conntrack>,
     /// Changes to search for, oldest first.
@@ -65,8 +66,21 @@ pub struct Flush {
     /// A sync to report once no entry waits that was found stale by then.
     owed: Option<(Instant, LastSync)>,
     rested: Instant,
+    last_sync: Option<LastSync>,
+    flushed: u64,
     problem: Option<String>,
     metrics: LikeKubeProxy,
+}
+
+/// How it stands, for `status`.
+pub struct FlushReport {
+    /// The last sync whose stale entries are gone.
+    pub last_sync: Option<LastSync>,
+    /// Stale entries that were deleted.
+    pub flushed: u64,
+    /// A search for stale entries is due or runs.
+    pub is_flushing: bool,
+    pub problem: Option<String>,
 }
 
 /// A change that was programmed.
@@ -117,6 +131,7 @@ impl Flush {
         let conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask())
             .context("cannot open netlink to conntrack")?;
         Ok(Self {
+            tracker: CandidateTracker::default(),
             conntrack: Some(conntrack),
             fresh: VecDeque::new(),
             again: VecDeque::new(),
@@ -125,6 +140,8 @@ impl Flush {
             forbidden: HashSet::new(),
             owed: None,
             rested: Instant::now(),
+            last_sync: None,
+            flushed: 0,
             problem: None,
             metrics,
         })
@@ -133,18 +150,41 @@ impl Flush {
     /// The candidates whose first search is not over.
     pub fn unsearched(&self) -> impl Iterator<Item = &StaleCandidates> {
         let looking = self.look.as_ref().filter(|look| look.first);
-        self.fresh.iter().map(|fresh| &fresh.candidates).chain(looking.map(|look| &look.candidates))
+        let fresh = self.fresh.iter().map(|fresh| &fresh.candidates);
+        iter::once(self.tracker.candidates())
+            .chain(fresh)
+            .chain(looking.map(|look| &look.candidates))
     }
 
-    /// The current problem.
-    pub fn problem(&self) -> Option<String> {
-        self.problem.clone()
+    /// For `status`.
+    pub fn report(&self) -> FlushReport {
+        FlushReport {
+            last_sync: self.last_sync.clone(),
+            flushed: self.flushed,
+            is_flushing: self.is_looking() || !self.fresh.is_empty(),
+            problem: self.problem.clone(),
+        }
+    }
+
+    /// Whether the first search after a change runs.
+    fn is_looking(&self) -> bool {
+        self.look.as_ref().is_some_and(|look| look.first)
+    }
+
+    /// Notes what changes of the plan may make stale.
+    pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
+        self.tracker.update(plan, changes);
+    }
+
+    /// Notes frontends whose flows may be stale although the plan says nothing of it.
+    pub fn add_frontends(&mut self, keys: Vec<FrontendKey>) {
+        self.tracker.add_frontends(keys);
     }
 
     /// Schedules a search after a sync, which is reported once the entries that it made stale are
     /// gone.
-    pub fn after<B: Backend>(&mut self, sync: LastSync, engine: &mut Engine<B>) {
-        let mut candidates = engine.take_stale_candidates();
+    pub fn synced(&mut self, sync: LastSync, plan: &Plan) {
+        let mut candidates = self.tracker.take(plan);
         if self.forbidden.is_empty() && self.look.is_none() {
             candidates.forget_relaxed();
         }
@@ -159,37 +199,35 @@ impl Flush {
             self.again.push_front((due, marked));
         }
         self.fresh.push_back(Fresh { due, candidates, sync: Some(sync) });
-        self.report_syncs(engine);
+        self.report_syncs();
     }
 
-    fn report_syncs<B: Backend>(&mut self, engine: &mut Engine<B>) {
-        let looking = self.look.as_ref().is_some_and(|look| look.first);
-        let mut reported = None;
-        while !looking
+    fn report_syncs(&mut self) {
+        while !self.is_looking()
             && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.candidates.is_empty())
         {
-            reported = fresh.sync.or(reported);
+            self.report_sync(fresh.sync);
         }
         // If entries cannot be flushed, syncs are reported without waiting.
         if self.problem.is_some() {
-            let waiting = self.fresh.iter_mut().filter_map(|fresh| fresh.sync.take());
-            reported = waiting.last().or(reported);
-        }
-        engine.activity_mut().is_flushing = looking || !self.fresh.is_empty();
-        if let Some(sync) = reported {
-            engine.activity_mut().last_sync = Some(sync);
+            let waiting = self.fresh.iter_mut().filter_map(|fresh| fresh.sync.take()).last();
+            self.report_sync(waiting);
         }
     }
 
+    fn report_sync(&mut self, sync: Option<LastSync>) {
+        self.last_sync = sync.or_else(|| self.last_sync.take());
+    }
+
     /// Waits for the next step. It can be cancelled without losing anything.
-    pub async fn next(&mut self) -> Step {
+    pub async fn due(&mut self) -> Step {
         match &mut self.look {
             Some(look) if look.decisions.is_some() => match look.entries.recv().await {
                 Some(entries) => Step::Entries(entries),
                 None => Step::AllRead,
             },
             Some(look) => Step::Done((&mut look.reader).await),
-            None => match self.due() {
+            None => match self.next_search() {
                 Some(due) => {
                     sleep_until(due).await;
                     Step::Due
@@ -199,7 +237,7 @@ impl Flush {
         }
     }
 
-    fn due(&self) -> Option<Instant> {
+    fn next_search(&self) -> Option<Instant> {
         // It is lost if the reader's thread panicked: see `end`.
         self.conntrack.as_ref()?;
         // If a first search is pending, it serves as the second one for earlier changes too.
@@ -208,13 +246,14 @@ impl Flush {
         fresh.or(again).map(|due| due.max(self.rested))
     }
 
-    /// Executes a step. `awaited`: the addresses of pods whose ADDs wait.
-    pub fn take<B: Backend>(
+    /// Executes a step. `awaited`: the addresses of pods whose ADDs wait. Returns the addresses
+    /// whose former pods' connections were searched for, if a search is over.
+    pub fn step(
         &mut self,
         step: Step,
-        engine: &mut Engine<B>,
+        planner: &Planner,
         awaited: &HashSet<IpAddr>,
-    ) {
+    ) -> Vec<IpAddr> {
         match (step, &mut self.look) {
             (Step::Due, _) => self.begin(),
             (Step::Entries(entries), Some(look)) => {
@@ -224,7 +263,7 @@ impl Flush {
                 let later = |entry: &TrackedFlow| {
                     self.fresh.iter().any(|fresh| fresh.candidates.concern(entry))
                 };
-                let mut filter = StaleFilter::new(&look.candidates, engine.planner(), awaited);
+                let mut filter = StaleFilter::new(&look.candidates, planner, awaited);
                 for entry in entries {
                     let Some(treatment) = filter.treatment(&entry) else { continue };
                     let since = self.waiting.get(&entry).copied().unwrap_or(now);
@@ -243,9 +282,10 @@ impl Flush {
                     let _ = decisions.send(std::mem::take(&mut look.decided));
                 }
             }
-            (Step::Done(done), _) => self.end(done, engine),
+            (Step::Done(done), _) => return self.end(done),
             (Step::Entries(_) | Step::AllRead, None) => {}
         }
+        Vec::new()
     }
 
     fn begin(&mut self) {
@@ -283,8 +323,9 @@ impl Flush {
         });
     }
 
-    fn end<B: Backend>(&mut self, done: Result<Looked, JoinError>, engine: &mut Engine<B>) {
-        let Some(look) = self.look.take() else { return };
+    fn end(&mut self, done: Result<Looked, JoinError>) -> Vec<IpAddr> {
+        let Some(look) = self.look.take() else { return Vec::new() };
+        let departed = look.candidates.departed().collect();
         let took = look.begun.elapsed();
         self.waiting.retain(|entry, _| !look.candidates.concern(entry));
         self.waiting.extend(look.waiting);
@@ -300,11 +341,10 @@ impl Flush {
                 (Treated::default(), Some(problem))
             }
         };
-        engine.searched(&look.candidates);
         let Treated { deleted, forbidden, permitted } = treated;
         self.metrics.searched(took.as_secs_f64(), deleted);
         let deleted: usize = deleted.iter().sum();
-        engine.activity_mut().flushed += deleted as u64;
+        self.flushed += deleted as u64;
         if deleted > 0 {
             info!(entries = deleted, elapsed = ?took, "stale flows flushed");
         } else {
@@ -328,10 +368,10 @@ impl Flush {
             error!(error = problem, "cannot flush all stale flows");
         }
         self.problem = problem;
-        if let Some(sync) = self.finished(look.sync) {
-            engine.activity_mut().last_sync = Some(sync);
-        }
-        self.report_syncs(engine);
+        let finished = self.finished(look.sync);
+        self.report_sync(finished);
+        self.report_syncs();
+        departed
     }
 
     /// A search has ended. Returns the sync that can be reported, since no entry waits that it made
