@@ -43,7 +43,7 @@ use self::bridges::Bridges;
 use self::network_policy::Enforcer;
 use self::plan_notices::PlanNotices;
 use self::plugin_waits::PluginWaits;
-use self::pod_watch::PodWatch;
+use self::pod_scope::PodScopeChooser;
 use self::portmap::PortmapRules;
 use self::publish::Publisher;
 use self::sampling::Sampling;
@@ -100,8 +100,6 @@ struct Agent {
     /// Whether only a restart restores the run directory.
     run_dir_lost: watch::Receiver<bool>,
     plugin_waits: PluginWaits,
-    /// Which pods of other nodes are followed.
-    pod_watch: PodWatch,
     /// Removes what portmap left; `None` if host ports are off.
     portmap: Option<PortmapRules>,
     /// Watches for foreign changes, once everything is programmed.
@@ -151,7 +149,9 @@ impl Agent {
                 () = if_on(self.portmap.as_mut().map(PortmapRules::due)) => Next::Portmap,
                 () = self.sampling.due() => Next::EndSampling,
                 () = self.routing.due() => Next::Announce,
-                () = pod_scope::due(&self.pod_watch) => Next::PodWatch,
+                () = if_on(self.sources.pod_scope.as_ref().map(PodScopeChooser::due)) => {
+                    Next::PodWatch
+                }
                 Some(ticket) = self.sources.policies_read.recv() => Next::PoliciesRead(ticket),
                 _ = heartbeat.tick() => Next::Heartbeat,
                 Ok(()) = self.run_dir_lost.changed() => Next::RunDir,
@@ -215,7 +215,7 @@ impl Agent {
                 None
             }
             Next::PodWatch => {
-                pod_scope::choose(self);
+                self.choose_pod_scope();
                 None
             }
             Next::PoliciesRead(ticket) => self.policies_read(ticket, events),
@@ -305,7 +305,7 @@ impl Agent {
             firewall.into_iter().flat_map(FirewallPlan::lacking_labels).cloned().collect();
         let sources = &self.sources.unknown_pods;
         sources.send_if_modified(|before| replace(before, unknown.clone()) != unknown);
-        pod_scope::choose(self);
+        self.choose_pod_scope();
         match result {
             Ok(Progress::Complete) => self.complete(since),
             Ok(Progress::Contended) => self.publisher.contended(now()),
@@ -332,6 +332,11 @@ impl Agent {
         self.settings.keep(self.engine.settings(), false);
         self.remove_predecessor();
         self.listen();
+    }
+
+    fn choose_pod_scope(&mut self) {
+        let planner = self.engine.planner();
+        self.sources.pod_scope.iter_mut().for_each(|chooser| chooser.step(planner));
     }
 
     /// Answers the plugin's ADDs and DELs that need not wait any more.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio::sync::{mpsc, watch};
 
-use super::pod_scope::{PodScopeSender, pod_scopes};
+use super::pod_scope::PodScopeChooser;
 use crate::config::{Config, Objects};
 use crate::engine::Engine;
 use denizen_backend::firewall::Records;
@@ -64,8 +64,8 @@ pub(super) struct Sources {
     pub(super) read_policies: mpsc::Sender<PolicyRead>,
     /// Gives the tickets of those that were read, or cannot be read in time.
     pub(super) policies_read: mpsc::Receiver<u64>,
-    /// Gets which pods are followed; `None` if all are, or they come from manifests.
-    pub(super) pod_scope: Option<PodScopeSender>,
+    /// Chooses which pods are followed; `None` if all are, or they come from manifests.
+    pub(super) pod_scope: Option<PodScopeChooser>,
 }
 
 /// Starts all sources.
@@ -78,7 +78,7 @@ pub(super) async fn start(
     let (read_policies, asked) = mpsc::channel(READS);
     let (done, policies_read) = mpsc::channel(READS);
     let reads = PolicyReads { asked, done };
-    let (pod_scope, scopes) = pod_scopes(config).unzip();
+    let (pod_scope, scopes) = PodScopeChooser::open(config).unzip();
     let (mut problems, api) =
         follow_objects(config, scopes, &unknown, reads, wrong_policies, events).await?;
     let mut outlet = || {

@@ -11,7 +11,6 @@ use super::bridges::Bridges;
 use super::foreign::watch_forward;
 use super::plan_notices::PlanNotices;
 use super::plugin_waits::PluginWaits;
-use super::pod_watch::PodWatch;
 use super::portmap::PortmapRules;
 use super::publish::Publisher;
 use super::sampling::Sampling;
@@ -88,7 +87,6 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
     let (portmap, problems) = portmap.unzip();
     sources.problems.extend(problems);
     let bridges = Bridges::new(&config);
-    let (watch_pods, linger) = config.watch_pods;
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
     let engine = engine.with_records(sources::records(&config.run_dir));
     let (run_dir_path, kernel) = (&config.run_dir, engine.beside()?);
@@ -106,7 +104,6 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         sources,
         run_dir_lost: run_dir.is_lost,
         plugin_waits: PluginWaits::default(),
-        pod_watch: PodWatch::new(watch_pods, linger),
         portmap,
         watch: None,
         pending_since: None,

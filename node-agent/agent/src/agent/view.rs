@@ -1,7 +1,7 @@
 //! The content of `status` and of the status page, from the loop's state.
 
 use super::sources::ApiCounts;
-use super::{Agent, now, pod_scope};
+use super::{Agent, now};
 use denizen_backend::BackendName;
 use denizen_backend::sysctl::vlan;
 use denizen_backend::takeover::ipvs;
@@ -33,7 +33,9 @@ pub(super) fn status(agent: &mut Agent) -> Status {
     let unrecorded = agent.sources.unrecorded.borrow().clone();
     let mut status = agent.engine.status(problems.collect());
     if let Some(network_policy) = &mut status.network_policy {
-        network_policy.watched_pods = pod_scope::status(agent);
+        let chooser = agent.sources.pod_scope.as_ref();
+        network_policy.watched_pods =
+            chooser.and_then(|chooser| chooser.report(agent.engine.planner()));
     }
     let last_repair = agent.publisher.history.last_repair;
     let selected = agent.sources.selected.borrow().clone();
