@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{error, info, warn};
 
 use self::fresh::Freshness;
-use crate::direct::note_removed;
+use crate::direct::{note_removed, relevant};
 use crate::pollable::pollable;
 use crate::routes::{AnnouncedRoutes, RouteSync, Unserved};
 use crate::{AnnounceConfig, AnnouncementsStatus, RoutingReport, RoutingSettings, SendNotice};
@@ -106,32 +106,20 @@ impl Announcer {
         send_notice: SendNotice,
         mut kernel: Kernel,
     ) -> Result<Option<Self>, RouteError> {
-        match settings {
-            RoutingSettings::Off | RoutingSettings::Direct => {
-                note_removed(AnnouncedRoutes::remove_all());
-                if let Err(error) = Unserved::remove(&mut kernel) {
-                    warn!(error = describe(&error), "cannot look for old tables");
-                }
-                Ok(None)
+        let Some(config) = settings.announced() else {
+            note_removed(AnnouncedRoutes::remove_all());
+            if let Err(error) = Unserved::remove(&mut kernel) {
+                warn!(error = describe(&error), "cannot look for old tables");
             }
-            RoutingSettings::Table(config) => {
-                Self::start(config, send_notice, Unserved::new(kernel)).map(Some)
-            }
-        }
-    }
-
-    fn start(
-        config: &AnnounceConfig,
-        send_notice: SendNotice,
-        unserved: Unserved,
-    ) -> Result<Self, RouteError> {
+            return Ok(None);
+        };
         let routes = AnnouncedRoutes::open(config.table)?;
         let heard = Arc::new(Notify::new());
         tokio::spawn(listen(config.table, routes.portid(), heard.clone()));
-        Ok(Self {
+        Ok(Some(Self {
             config: config.clone(),
             routes,
-            unserved,
+            unserved: Unserved::new(kernel),
             unrefused: None,
             heard,
             send_notice,
@@ -146,7 +134,7 @@ impl Announcer {
             repaired: 0,
             failure: None,
             retry: None,
-        })
+        }))
     }
 
     pub async fn due(&self) {
@@ -407,19 +395,12 @@ async fn listen(table: u32, portid: u32, heard: Arc<Notify>) {
 async fn pass_on(table: u32, portid: u32, heard: &Notify) -> anyhow::Result<()> {
     let mut watch = pollable(RouteWatch::open(vec![portid])?)?;
     loop {
-        let mut is_relevant = false;
+        let depend_on = |change: &_| AnnouncedRoutes::depend_on(change, table);
         tokio::select! {
-            ready = watch.readable_mut() => {
-                let mut ready = ready?;
-                ready.clear_ready();
-                let note = |change| is_relevant |= AnnouncedRoutes::depend_on(&change, table);
-                ready.get_inner_mut().changes(note)?;
-            }
-            () = sleep(AT_LEAST_EVERY) => is_relevant = true,
+            relevant = relevant(&mut watch, depend_on) => relevant?,
+            () = sleep(AT_LEAST_EVERY) => {}
         }
-        if is_relevant {
-            heard.notify_one();
-            sleep(REST).await;
-        }
+        heard.notify_one();
+        sleep(REST).await;
     }
 }

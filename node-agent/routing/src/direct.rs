@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use denizen_route::{RouteError, RouteWatch};
+use denizen_route::{RouteChange, RouteError, RouteWatch};
 use ipnetwork::IpNetwork;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -113,7 +113,7 @@ impl RouteTask {
                 changed = self.nodes.changed() => if changed.is_err() {
                     return Ok(());
                 },
-                heard = relevant(&mut heard, &routes) => heard?,
+                heard = relevant(&mut heard, |change| routes.depend_on(change)) => heard?,
                 () = sleep(pause) => {}
             }
             sleep(QUIET).await;
@@ -166,14 +166,17 @@ impl RouteTask {
     }
 }
 
-/// Waits until something happens that the routes depend on.
-async fn relevant(heard: &mut AsyncFd<RouteWatch>, routes: &PodRoutes) -> anyhow::Result<()> {
+/// Waits until something happens that routes of ours depend on.
+pub(crate) async fn relevant(
+    heard: &mut AsyncFd<RouteWatch>,
+    depend_on: impl Fn(&RouteChange) -> bool,
+) -> anyhow::Result<()> {
     loop {
         let mut ready = heard.readable_mut().await?;
         ready.clear_ready();
         let mut is_relevant = false;
         let watch = ready.get_inner_mut();
-        watch.changes(|change| is_relevant |= routes.depend_on(&change))?;
+        watch.changes(|change| is_relevant |= depend_on(&change))?;
         if is_relevant {
             return Ok(());
         }
