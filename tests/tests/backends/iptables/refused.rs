@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::programmed;
@@ -128,6 +129,8 @@ fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?)?;
     let agent = fixture.cluster.start_agent_with(variant.flags())?;
+    // Its first sync is reported later, and is not the next one's.
+    agent.until("at rest", Duration::from_secs(60), |status| status["flushing"] == false)?;
     let rules = variant.dump(node)?;
     let chain =
         rules.split_whitespace().find(|word| word.starts_with("KUBE-SVC-")).context("no chain")?;
