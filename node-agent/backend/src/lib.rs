@@ -63,6 +63,14 @@ impl BackendName {
         all.into_iter().find(|name| name.to_string() == text)
     }
 
+    /// Whether it counts connections to services.
+    pub fn counts_connections(self) -> bool {
+        match self {
+            Self::Nftables | Self::Ipvs => true,
+            Self::Iptables | Self::None => false,
+        }
+    }
+
     /// What it can do. As in kube-proxy's iptables mode, iptables leaves addresses and ports
     /// without a service alone. It refuses in the filter table, before the nat table's chains
     /// restrict sources.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use jiff::Timestamp;
 use tokio::sync::mpsc;
+use tracing::warn;
 
 use super::alone::alone_here;
 use super::bridges::Bridges;
@@ -15,7 +16,7 @@ use super::portmap::PortmapRules;
 use super::publish::Publisher;
 use super::sampling::Sampling;
 use super::stop::Stop;
-use super::{Agent, QUEUE, network_policy, now, open_files, run_dir, settings, sources};
+use super::{Agent, QUEUE, network_policy, now, open_files, run_dir, settings, sources, view};
 use crate::config::Config;
 use crate::config::file::FlagsInForce;
 use crate::engine::Engine;
@@ -115,6 +116,9 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         plan_notices: PlanNotices::new(send_notice),
         log,
     };
+    if let Some(warning) = view::without_effect(&agent) {
+        warn!(warning, "a flag has no effect");
+    }
     let result = agent.run_loop(stop, events, requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
     result

@@ -62,6 +62,7 @@ pub(super) fn status(agent: &mut Agent) -> Status {
             settings,
             vlans,
             without_hairpin,
+            Vec::from_iter(without_effect(agent)),
             status.warnings,
             unrecorded.warnings(),
             unredirected,
@@ -84,6 +85,19 @@ fn cut_off(agent: &Agent) -> impl Iterator<Item = String> {
         is(&format!("in VLANs of bridge {bridge}"), why)
     });
     problems.chain(in_vlans)
+}
+
+/// The flag that asks the backend for what it cannot do. It may be the right one for the nodes with
+/// another backend.
+pub(super) fn without_effect(agent: &Agent) -> Option<String> {
+    let asks = agent.engine.plan().node().node_side.count_connections;
+    let backend = agent.backend;
+    (asks && !backend.counts_connections()).then(|| {
+        format!(
+            "--service-metrics has no effect: the backend {backend} does not count connections to \
+             services"
+        )
+    })
 }
 
 /// Whether another program's ipvs serves services, and policies are enforced.

@@ -30,8 +30,8 @@ pub struct NodeSideArgs {
     #[arg(long)]
     pub open_forward: bool,
 
-    /// Count connections to each service port: denizen_service_connections_total. Not with services
-    /// in iptables
+    /// Count connections to each service port: denizen_service_connections_total. With services in
+    /// iptables it has no effect, and `status` warns
     #[arg(long)]
     pub service_metrics: bool,
 

@@ -65,6 +65,7 @@ impl ServicesArgs {
         let opens_for_services = node_side.open_forward && host_ports.settings().is_none();
         let asked = [
             ("--open-forward", opens_for_services),
+            ("--service-metrics", node_side.service_metrics),
             ("--egress-masquerade-config", node_side.egress_masquerade_config.is_some()),
         ];
         match asked.into_iter().find(|(_, is_asked)| *is_asked) {

@@ -149,6 +149,10 @@ fn wrong_or_contradictory_flags_are_named() {
         ),
         ("--services=off --network-policy=on --open-forward", "--open-forward is part of serving"),
         (
+            "--services=off --network-policy=on --service-metrics",
+            "--service-metrics is part of serving",
+        ),
+        (
             "--services=off --network-policy=on --egress-masquerade-config /e",
             "--egress-masquerade-config is part of serving",
         ),
