@@ -241,17 +241,6 @@ pub struct FrontendConnections {
     pub at: SocketAddr,
     /// Their protocol.
     pub protocol: Protocol,
-    /// Who counted them.
-    pub counter: ConnectionCounter,
-}
-
-/// Who counts connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ConnectionCounter {
-    /// A rule.
-    Rule,
-    /// A virtual server of IPVS.
-    VirtualServer,
 }
 
 /// How many elements one set or map of one family should have.

@@ -7,8 +7,8 @@ use thiserror::Error;
 
 use super::message::{
     IPVS_CMD_FLUSH, IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DEST, IPVS_CMD_GET_INFO,
-    IPVS_CMD_GET_SERVICE, IPVS_CMD_SET_CONFIG, read_connections, read_info, read_real, read_server,
-    read_timeouts, write_key, write_timeouts,
+    IPVS_CMD_GET_SERVICE, IPVS_CMD_SET_CONFIG, read_info, read_real, read_server, read_timeouts,
+    write_key, write_timeouts,
 };
 use super::server::{Info, IpvsCommand, ObservedServer, ServerKey, Timeouts, VirtualServer};
 
@@ -129,22 +129,6 @@ impl Ipvs {
             |answer| servers.extend(read_server(answer.attributes_after(GENLMSGHDR))),
         )
         .map_err(IpvsError::netlink("list the virtual servers of IPVS"))?;
-        Ok(servers)
-    }
-
-    /// How many connections each virtual server got since it was made, as [`Self::servers`] lists
-    /// them.
-    ///
-    /// # Errors
-    /// [`IpvsError`].
-    pub fn connections(&mut self) -> Result<Vec<(ServerKey, u64)>, IpvsError> {
-        let mut servers = Vec::new();
-        self.dump(
-            IPVS_CMD_GET_SERVICE,
-            |_| {},
-            |answer| servers.extend(read_connections(answer.attributes_after(GENLMSGHDR))),
-        )
-        .map_err(IpvsError::netlink("read the counters of IPVS"))?;
         Ok(servers)
     }
 

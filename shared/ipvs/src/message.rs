@@ -37,10 +37,6 @@ const IPVS_SVC_ATTR_SCHED_NAME: u16 = 6;
 const IPVS_SVC_ATTR_FLAGS: u16 = 7;
 const IPVS_SVC_ATTR_TIMEOUT: u16 = 8;
 const IPVS_SVC_ATTR_NETMASK: u16 = 9;
-const IPVS_SVC_ATTR_STATS: u16 = 10;
-const IPVS_SVC_ATTR_STATS64: u16 = 12;
-/// In both of them.
-const IPVS_STATS_ATTR_CONNS: u16 = 1;
 
 const IPVS_DEST_ATTR_ADDR: u16 = 1;
 const IPVS_DEST_ATTR_PORT: u16 = 2;
@@ -174,17 +170,6 @@ pub fn read_server(answer: Attributes<'_>) -> Option<VirtualServer> {
         scheduler: server.find_str(IPVS_SVC_ATTR_SCHED_NAME)?.into(),
         flags: flags & !IP_VS_SVC_F_HASHED,
     })
-}
-
-/// The virtual server in an answer, and how many connections it got since it was made. A kernel
-/// before 4.1 counts in 32 bits.
-pub fn read_connections(answer: Attributes<'_>) -> Option<(ServerKey, u64)> {
-    let key = read_server(answer)?.key;
-    let server = answer.nested(IPVS_CMD_ATTR_SERVICE);
-    let wide = server.nested(IPVS_SVC_ATTR_STATS64).find(IPVS_STATS_ATTR_CONNS);
-    let wide = wide.and_then(|value| value.first_chunk().copied().map(u64::from_ne_bytes));
-    let narrow = || u32_of(server.nested(IPVS_SVC_ATTR_STATS), IPVS_STATS_ATTR_CONNS);
-    Some((key, wide.or_else(|| narrow().map(u64::from))?))
 }
 
 /// The real server in an answer. `server` is its virtual server: a kernel before 3.18 does not

@@ -5,8 +5,7 @@ use std::time::Duration;
 use denizen_netlink::{Attributes, Writer};
 
 use super::message::{
-    IPVS_CMD_GET_CONFIG, read_connections, read_info, read_real, read_server, read_timeouts,
-    write_timeouts,
+    IPVS_CMD_GET_CONFIG, read_info, read_real, read_server, read_timeouts, write_timeouts,
 };
 use super::*;
 
@@ -103,32 +102,6 @@ fn answers_are_read_back() {
         IpvsCommand::Add(wanted.clone()).write(&mut writer);
         assert_eq!(read_server(Attributes::new(writer.bytes())), Some(wanted));
     }
-    let counted = |fill: &dyn Fn(&mut Writer)| {
-        let mut writer = Writer::default();
-        let open = writer.begin(1);
-        writer.put(1, &2_u16.to_ne_bytes());
-        writer.put(2, &u16::from(TCP).to_ne_bytes());
-        writer.put(3, &[10, 96, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        writer.put(4, &80_u16.to_be_bytes());
-        writer.put_str(6, "mh");
-        writer.put(7, &[0; 8]);
-        fill(&mut writer);
-        writer.end(open);
-        read_connections(Attributes::new(writer.bytes()))
-    };
-    let put = |writer: &mut Writer, kind: u16, count: &[u8]| {
-        let open = writer.begin(kind);
-        writer.put(1, count);
-        writer.end(open);
-    };
-    let both = |writer: &mut Writer| {
-        put(writer, 10, &7_u32.to_ne_bytes());
-        put(writer, 12, &(1_u64 << 32 | 7).to_ne_bytes());
-    };
-    let at = key("10.96.0.10:80");
-    assert_eq!(counted(&both), Some((at, 1 << 32 | 7)));
-    assert_eq!(counted(&|writer| put(writer, 10, &7_u32.to_ne_bytes())), Some((at, 7)));
-    assert_eq!(counted(&|_| {}), None);
     let observed = |method: u32| {
         let mut writer = Writer::default();
         let open = writer.begin(2);

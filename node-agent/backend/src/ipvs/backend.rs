@@ -21,9 +21,7 @@ use super::kernel::Kernel;
 use super::servers::{Extent, Servers};
 use super::state::{RealState, ServerState};
 use crate::nftables::{Nftables, Programmed};
-use crate::{
-    Backend, ConnectionCounter, Draining, Figures, FrontendConnections, Left, Repair, Report,
-};
+use crate::{Backend, Draining, Figures, Left, Repair, Report};
 use denizen_model::Protocol;
 use denizen_netlink::NetlinkError;
 use denizen_nft::NftError;
@@ -67,8 +65,6 @@ pub struct IpvsBackend {
     /// How often others removed virtual servers, up to [`CONTENDED`]. A look that finds nothing
     /// begins anew.
     disturbances: u32,
-    /// Connections to virtual servers are among the figures.
-    counts_connections: bool,
 }
 
 impl IpvsBackend {
@@ -85,7 +81,6 @@ impl IpvsBackend {
             used: BTreeSet::new(),
             is_due: false,
             disturbances: 0,
-            counts_connections: false,
         };
         backend.look_for_ipvs();
         Ok(backend)
@@ -181,11 +176,6 @@ fn server_key(frontend: &FrontendKey) -> Option<ServerKey> {
 }
 
 /// The other way round.
-fn counted(server: ServerKey) -> Option<FrontendConnections> {
-    let protocol = Protocol::from_number(server.protocol)?;
-    Some(FrontendConnections { at: server.at, protocol, counter: ConnectionCounter::VirtualServer })
-}
-
 fn draining(server: ServerKey, endpoint: SocketAddr) -> Option<Draining> {
     let protocol = Protocol::from_number(server.protocol)?;
     let (address, port) = (FrontendAddress::Ip(server.at.ip()), server.at.port());
@@ -228,7 +218,6 @@ impl Backend for IpvsBackend {
     type Error = IpvsBackendError;
 
     fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
-        self.counts_connections = plan.node().node_side.count_connections;
         self.want(plan, changes);
         let differs = self.reconsider();
         let Self { nftables, used, .. } = self;
@@ -318,15 +307,6 @@ impl Backend for IpvsBackend {
             Ok(Err(error)) => figures.errors.push(describe(&error)),
             // The report says so.
             Err(_) => {}
-        }
-        if self.counts_connections {
-            match self.servers.as_mut().map(Servers::connections) {
-                Ok(Ok(connections)) => figures.connections.extend(
-                    connections.into_iter().filter_map(|(key, count)| Some((counted(key)?, count))),
-                ),
-                Ok(Err(error)) => figures.errors.push(describe(&error)),
-                Err(_) => {}
-            }
         }
         figures
     }

@@ -50,12 +50,6 @@ pub trait Host {
     /// [`ServersError`].
     fn has(&mut self, key: &ServerKey) -> Result<bool, ServersError>;
 
-    /// How many connections each virtual server got since it was made.
-    ///
-    /// # Errors
-    /// [`ServersError`].
-    fn connections(&mut self) -> Result<Vec<(ServerKey, u64)>, ServersError>;
-
     /// A virtual server's real servers.
     ///
     /// # Errors

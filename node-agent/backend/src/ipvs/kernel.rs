@@ -226,10 +226,6 @@ impl Host for Kernel {
         Ok(self.ipvs.has(key)?)
     }
 
-    fn connections(&mut self) -> Result<Vec<(ServerKey, u64)>, ServersError> {
-        Ok(self.ipvs.connections()?)
-    }
-
     fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, ServersError> {
         Ok(self.ipvs.real_servers(of)?)
     }

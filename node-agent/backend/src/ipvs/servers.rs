@@ -253,15 +253,6 @@ impl<H: Host> Servers<H> {
         Ok(read)
     }
 
-    /// How many connections each of our virtual servers got since it was made.
-    ///
-    /// # Errors
-    /// [`ServersError`].
-    pub fn connections(&mut self) -> Result<Vec<(ServerKey, u64)>, ServersError> {
-        let all = self.host.connections()?.into_iter();
-        Ok(all.filter(|(key, _)| self.known.contains_key(key)).collect())
-    }
-
     /// Reads a virtual server's real servers, in the kernel's order, if it [`Self::is_ready`].
     ///
     /// # Errors

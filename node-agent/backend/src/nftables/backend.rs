@@ -12,7 +12,7 @@ use super::element::{frontend_of, protocol_and_number};
 use super::name::{FilledBy, Group, KnownFacts, ServiceSet, ServiceTable, TABLE};
 use super::table::Table;
 use super::table_config::TableConfig;
-use crate::{Backend, ConnectionCounter, Figures, FrontendConnections, Repair, Report, SetSize};
+use crate::{Backend, Figures, FrontendConnections, Repair, Report, SetSize};
 use denizen_model::{Family, Protocol};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{
@@ -381,8 +381,7 @@ fn connections(kernel: &mut Kernel) -> Result<BTreeMap<FrontendConnections, u64>
             let protocol = Protocol::from_number(*bytes.first()?)?;
             let port = u16::from_be_bytes(*bytes.get(4..6)?.first_chunk()?);
             let at = SocketAddr::new(read_address(family, bytes.get(8..)?)?, port);
-            let counter = ConnectionCounter::Rule;
-            Some((FrontendConnections { at, protocol, counter }, element.packets))
+            Some((FrontendConnections { at, protocol }, element.packets))
         }));
     }
     Ok(connections)

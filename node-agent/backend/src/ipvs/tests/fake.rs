@@ -62,10 +62,6 @@ impl Host for Fake {
         Ok(self.0.borrow().servers.contains_key(key))
     }
 
-    fn connections(&mut self) -> Result<Vec<(ServerKey, u64)>, ServersError> {
-        Ok(self.0.borrow().servers.keys().map(|key| (*key, 1)).collect())
-    }
-
     fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, ServersError> {
         let active = |at: &SocketAddr| self.0.borrow().active.get(at).copied().unwrap_or(0);
         let of_server = |state: &ServerState| {

@@ -92,7 +92,6 @@ fn is_served(plan: &Plan, labels: &ConnectionLabels) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use denizen_backend::ConnectionCounter;
     use denizen_fixture::{service, service_port};
     use denizen_model::{Event, Listing, Protocol, Service};
     use denizen_plan::Planner;
@@ -115,8 +114,7 @@ mod tests {
     }
 
     fn at(address: &str) -> FrontendConnections {
-        let counter = ConnectionCounter::Rule;
-        FrontendConnections { at: address.parse().unwrap(), protocol: Protocol::Tcp, counter }
+        FrontendConnections { at: address.parse().unwrap(), protocol: Protocol::Tcp }
     }
 
     /// The counter's line, if there is one.
