@@ -8,6 +8,7 @@
 //! | [`packets`] | who sends and who answers |
 //! | [`kernel`] | what the kernel holds, and guests with a kernel of their own |
 //! | [`oracle`], [`policy`] | what must become of a packet |
+//! | [`cases`] | what holds with every backend |
 //! | [`quickstart`], [`compare`], [`mod@bench`] | what is run by hand |
 //!
 //! Nothing here touches the machine's own network namespace.
@@ -20,6 +21,7 @@
 pub mod agent;
 pub mod bench;
 pub mod binary;
+pub mod cases;
 pub mod compare;
 pub mod conf;
 pub mod eventually;

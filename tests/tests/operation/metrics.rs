@@ -1,9 +1,9 @@
 //! `/metrics`, scraped by curl: it is OpenMetrics, and its values move with what happens.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::cases::counted_connections;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::cluster::Cluster;
 use denizen_tests::node::cni::POD_INTERFACE;
@@ -14,7 +14,7 @@ use denizen_tests::node::pod::Wiring;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::frame::{self, FrameSocket};
 use denizen_tests::packets::http::{fetch, url};
-use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::packets::probe::{Outcome, Protocol};
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyRule, PolicyWorld};
 use serde_json::{Value, json};
 
@@ -280,55 +280,29 @@ fn metrics_are_for_this_node_alone() -> Result<()> {
     Ok(())
 }
 
-/// Through the service's address, its node port and session affinity; not those that find nobody.
 #[test]
 fn connections_to_services_are_counted() -> Result<()> {
     let fixture = Fixture::new("met-conn")?;
-    let cluster = &fixture.cluster;
-    let node = &cluster.world.node;
-    let flags = ["--service-metrics".to_owned()];
-    let agent = cluster.start_agent_with(flags.clone())?;
-    let port = HTTP[0].at_node(30_080);
-    let mut web = fixture.service("web", 10, &[port], &[Who::Remote])?;
-    web[0]["spec"]["type"] = "NodePort".into();
-    let mut sticky = fixture.service("sticky", 11, &HTTP, &[Who::Remote])?;
-    sticky[0]["spec"]["sessionAffinity"] = "ClientIP".into();
-    cluster.manifests.put("web", &web)?;
-    cluster.manifests.put("sticky", &sticky)?;
-    cluster.manifests.put("nobody", &fixture.service("nobody", 12, &HTTP, &[])?)?;
-    until(node, "denizen_services", |services| services == 3.0)?;
-    let series = |name: &str, family: &str| {
-        format!(
-            "denizen_service_connections_total{{namespace=\"default\",service=\"{name}\",\
-             port=\"http\",protocol=\"tcp\",ip_family=\"{family}\"}}"
-        )
-    };
-    let (client, _) = fixture.place(Who::Bridged);
-    let ask = |number: u8| {
-        for service in service_ips(number) {
-            Probe::tcp(SocketAddr::new(service, 80)).patience(SILENCE).ask_in(client);
-        }
-    };
-    for _ in 0..3 {
-        [10, 11, 12].into_iter().for_each(ask);
+    counted_connections::are_counted(&fixture, "--backend=nftables", scrape, |_| Ok(()))
+}
+
+/// iptables does not count them, and the agent does not keep that to itself.
+#[test]
+fn connections_that_are_not_counted_are_warned_of() -> Result<()> {
+    let cluster = Cluster::new("met-ipt", &Value::Null)?;
+    for (flags, warns) in [
+        (&["--backend=iptables", "--service-metrics"][..], true),
+        (&["--backend=iptables"], false),
+        (&["--backend=nftables", "--service-metrics"], false),
+    ] {
+        let agent = cluster.start_agent_with(flags.iter().copied())?;
+        let said = agent.status()?["warnings"].to_string();
+        let words = "--service-metrics has no effect: the backend iptables does not count";
+        ensure!(said.contains(words) == warns, "{flags:?}: {said}");
+        let log = agent.log();
+        ensure!(log.contains("a flag has no effect") == warns, "{flags:?}: {log}");
+        // Its log goes with it.
+        drop(agent);
     }
-    let own = fixture.address(Who::ThisNode, service_ips(10)[0])?;
-    let at_node = SocketAddr::new(own, 30_080);
-    let (outside, _) = fixture.place(Who::Outside);
-    let outcome = Probe::tcp(at_node).ask_in(outside);
-    ensure!(outcome.endpoint().is_some(), "{outcome:?}");
-    for (name, family, count) in
-        [("web", "IPv4", 4.0), ("web", "IPv6", 3.0), ("sticky", "IPv4", 3.0)]
-    {
-        until(node, &series(name, family), |now| now == count)?;
-    }
-    ensure!(!scrape(node)?.contains("service=\"nobody\""), "nobody was reached");
-    // They are the kernel's: another agent goes on with them, and repairs nothing.
-    agent.terminate()?;
-    let agent = cluster.start_agent_with(flags)?;
-    ask(10);
-    until(node, &series("web", "IPv6"), |now| now == 4.0)?;
-    ensure!(agent.status()?["driftRepaired"] == 0, "{:#}", agent.status()?);
-    cluster.manifests.remove("web")?;
-    eventually("its series are gone", BOUND, || Ok(!scrape(node)?.contains("service=\"web\"")))
+    Ok(())
 }

@@ -7,6 +7,7 @@ pub(crate) mod cost;
 pub(crate) mod draining;
 pub(crate) mod driver;
 pub(crate) mod earlier;
+pub(crate) mod figures;
 pub(crate) mod handover;
 pub(crate) mod hashed;
 pub(crate) mod host_ports;

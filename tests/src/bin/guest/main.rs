@@ -66,7 +66,7 @@ const NODE: [Play; 12] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 21] = [
+const IPVS: [Play; 23] = [
     ("IPVS does what its driver says", ipvs::driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs::backend::serves),
     ("nobody notices what changes behind IPVS", ipvs::backend::nobody_notices),
@@ -76,6 +76,8 @@ const IPVS: [Play; 21] = [
     ("connections through IPVS live and end", ipvs::connections::live_and_end),
     ("hosts that make it hard are served by ipvs", ipvs::hosts::are_served),
     ("host ports are served beside ipvs", ipvs::host_ports::are_served),
+    ("connections through IPVS are counted", ipvs::figures::connections_are_counted),
+    ("what is refused beside IPVS is noted", ipvs::figures::refused_flows_are_noted),
     ("what began before the rules gets nothing by ipvs", ipvs::earlier::are_refused),
     ("neighbours do not learn services' addresses", ipvs::neighbours::are_not_told),
     ("an agent is killed in its first load", ipvs::kills::first_load),

@@ -24,7 +24,7 @@ use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use denizen_tests::packets::server::Server;
 use serde_json::{Value, json};
 
-use super::context::{BOUND, port, port_at};
+use denizen_tests::cases::host_ports::context::{BOUND, port, port_at};
 
 /// Which tables portmap's iptables writes to.
 #[derive(Debug, Clone, Copy)]

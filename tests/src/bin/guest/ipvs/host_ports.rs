@@ -1,92 +1,64 @@
-//! Host ports beside the backend ipvs, which keeps services' addresses as routes of this node.
+//! Host ports beside the backend ipvs, which keeps services' addresses as routes of this node: what
+//! holds beside the other backends holds here. Setting up a node takes an emulated processor long,
+//! so one node plays all statements.
 
-use std::net::SocketAddr;
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, STARTING};
-use denizen_tests::node::cluster::serve;
-use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, service_ips};
-use denizen_tests::node::manifest::Port;
-use denizen_tests::node::netns::Netns;
-use denizen_tests::node::pod::{Pod, Wiring};
-use denizen_tests::packets::probe::{Outcome, Protocol};
-use serde_json::json;
+use anyhow::{Context as _, Result};
+use denizen_tests::cases::host_ports::context::{Context, Services};
+use denizen_tests::cases::host_ports::{forward, place, policy, precedence, reach, removal};
+use denizen_tests::oracle::flows::table::Backend;
 
-/// A port of the node that a service has, too, at its primary addresses.
-const NODE_PORT: u16 = 30080;
-/// A port that only the pod asks for, and one that a service has at its own address.
-const PORTS: [u16; 3] = [8080, 443, NODE_PORT];
+type Statement = (&'static str, fn(&Context) -> Result<()>);
 
-const SENDERS: [Who; 3] = [Who::Outside, Who::Routed, Who::ThisNode];
-
-fn start(fixture: &Fixture) -> Result<Agent> {
-    let settings = fixture.cluster.settings_with(["--backend=ipvs", "--host-ports=on"]);
-    let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
-    agent.quiet();
-    agent.wait_programmed(STARTING)?;
-    Ok(agent)
-}
-
-/// A pod that asks for [`PORTS`] over every protocol.
-fn asking(fixture: &Fixture) -> Result<Pod> {
-    let mut chain = fixture.cluster.chain(Wiring::Bridged).clone();
-    let denizen = chain.plugins.last_mut().context("denizen is the last plugin")?;
-    let of_port = |number: &u16| {
-        let number = *number;
-        ["tcp", "udp", "sctp"].map(
-            |protocol| json!({ "HostPort": number, "ContainerPort": PORT, "Protocol": protocol }),
-        )
-    };
-    let ports: Vec<_> = PORTS.iter().flat_map(of_port).collect();
-    denizen["hostPorts"] = json!({});
-    denizen["runtimeConfig"] = json!({ "portMappings": ports });
-    denizen["waitForAgent"] = json!({ "timeout": "60s", "onTimeout": "fail" });
-    Pod::attach(&fixture.cluster.world.node, Netns::new("ipvs-hp")?, "asks", &chain)
-}
+/// With `--host-ports=on`, beside services.
+const STATEMENTS: [Statement; 17] = [
+    ("without ports there is no rule", reach::without_ports_there_is_no_rule),
+    ("reach", reach::everybody_reaches_the_pod_as_himself),
+    ("source port", reach::the_source_port_is_kept),
+    ("hairpin", reach::a_pod_reaches_itself),
+    ("localhost", reach::the_node_reaches_it_on_localhost),
+    ("neighbours", reach::neighbours_are_kept_out_of_localhost),
+    ("trace", reach::a_trace_follows_a_packet_to_the_pod),
+    ("hostIP", place::a_host_ip_is_served_there_alone),
+    ("new address", place::an_address_that_comes_later_is_served_soon),
+    ("others' address", place::a_host_ip_of_others_leaves_them_alone),
+    ("unspecified address", place::the_unspecified_addresses_stand_for_their_family),
+    ("each protocol", place::each_protocol_and_host_ip_has_its_own_pod),
+    ("services' addresses", precedence::the_addresses_of_services_are_no_host_ports),
+    ("node port", precedence::a_node_port_comes_first),
+    ("kube-ipvs0", precedence::the_addresses_of_kube_ipvs_are_no_host_ports),
+    ("UDP", removal::a_udp_sender_is_led_to_the_new_pod),
+    ("used again", removal::an_address_that_is_used_again_has_only_its_own_ports),
+];
 
 pub fn are_served() -> Result<()> {
-    let fixture = Fixture::new("ipvs-hp")?;
-    let https = [Port { node_port: Some(NODE_PORT), ..Port::tcp("https", 443, PORT) }];
-    let mut objects = fixture.service("api", 10, &https, &[Who::Remote])?;
-    objects[0]["spec"]["type"] = json!("NodePort");
-    fixture.cluster.manifests.put("services", &objects)?;
-    let agent = start(&fixture)?;
-    let pod = asking(&fixture)?;
-    let all = PROTOCOLS.map(|protocol| (protocol, PORT));
-    let _server = serve(&pod.netns, &pod.addresses, &all)?;
-    let addresses = fixture.cluster.world.addresses().node.clone();
-    let ask = |who, to, protocol, by: Option<std::net::IpAddr>| -> Result<Outcome> {
-        let outcome = fixture.ask(who, to, protocol)?;
-        let endpoint = outcome.endpoint().map(|endpoint| endpoint.ip());
-        ensure!(endpoint == by, "{who:?} to {to}/{protocol}: {outcome:?}, not by {by:?}");
-        let explained = fixture.explain(&agent, who, to, protocol)?;
-        let said = by.map(|by| vec![SocketAddr::new(by, PORT)]).unwrap_or_default();
-        ensure!(explained.endpoints == said, "{who:?} to {to}/{protocol}: {explained:?}");
-        Ok(outcome)
-    };
-    for who in SENDERS {
-        for (at, ip) in addresses.iter().enumerate() {
-            let own = pod.address_like(*ip);
-            for protocol in PROTOCOLS {
-                let outcome = ask(who, SocketAddr::new(*ip, 8080), protocol, own)?;
-                ensure!(outcome.seen() == Some(fixture.address(who, *ip)?), "{who:?}: {outcome:?}");
-            }
-            ask(who, SocketAddr::new(*ip, 443), Protocol::Tcp, own)?;
-            // The first address of each family is where node ports are served.
-            let is_primary = at % 2 == 0;
-            let by = if is_primary { Some(fixture.address(Who::Remote, *ip)?) } else { own };
-            ask(who, SocketAddr::new(*ip, NODE_PORT), Protocol::Tcp, by)?;
-            ask(who, SocketAddr::new(*ip, NODE_PORT), Protocol::Udp, own)?;
-        }
-        for ip in service_ips(10) {
-            let remote = fixture.address(Who::Remote, ip)?;
-            ask(who, SocketAddr::new(ip, 443), Protocol::Tcp, Some(remote))?;
-            let unused = fixture.ask(who, SocketAddr::new(ip, 8080), Protocol::Tcp)?;
-            ensure!(unused.endpoint().is_none(), "{who:?} {ip}: {unused:?}");
-        }
+    let ipvs = Services::By(Backend::Ipvs);
+    let mut context = Context::with("ipvs-hp", ipvs, &["--host-ports=on"], precedence::services)?;
+    context.agent.quiet();
+    for (name, statement) in STATEMENTS {
+        timed(name, || statement(&context))?;
     }
-    pod.detach(&fixture.cluster.world.node)?;
-    let tables = fixture.cluster.world.node.output("nft", &["list", "tables"])?;
-    ensure!(!tables.contains("denizen-host-ports"), "{tables}");
-    agent.terminate().map(drop)
+    timed("order", || removal::the_newest_pod_has_the_port_in_any_order(&context, 12))?;
+    timed("first SYN", || removal::no_first_syn_of_many_adds_is_lost(&mut context, 10, 5))?;
+    context.agent.quiet();
+    timed("policy", || {
+        context.restart_with(&["--host-ports=on", "--network-policy=on"])?;
+        context.agent.quiet();
+        policy::a_policy_judges_the_client(&context)
+    })?;
+    timed("firewall", || {
+        forward::drop_what_is_forwarded(context.node())?;
+        context.restart_with(&["--host-ports=without-localhost", "--open-forward"])?;
+        context.agent.quiet();
+        forward::a_firewall_that_drops_is_opened_for_host_ports_alone(&context)
+    })?;
+    timed("node's own localhost", || reach::localhost_stays_the_nodes_own(&context))
+}
+
+fn timed(name: &str, statement: impl FnOnce() -> Result<()>) -> Result<()> {
+    let started = Instant::now();
+    statement().with_context(|| name.to_owned())?;
+    println!("  {name}: after {:?}", started.elapsed());
+    Ok(())
 }

@@ -3,21 +3,21 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use crate::agent::{Agent, Explanation, Settings};
+use crate::eventually::eventually;
+use crate::node::cluster::serve;
+use crate::node::cni::Chain;
+use crate::node::fixture::{Fixture, PORT, PROTOCOLS, Who};
+use crate::node::netns::Netns;
+use crate::node::pod::{Pod, Wiring};
+use crate::oracle::flows::table::Backend;
+use crate::packets::probe::{Outcome, Probe, Protocol};
+use crate::packets::server::Server;
 use anyhow::{Context as _, Result, ensure};
-use denizen_tests::agent::{Agent, Explanation};
-use denizen_tests::eventually::eventually;
-use denizen_tests::node::cluster::serve;
-use denizen_tests::node::cni::Chain;
-use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who};
-use denizen_tests::node::netns::Netns;
-use denizen_tests::node::pod::{Pod, Wiring};
-use denizen_tests::oracle::flows::table::Backend;
-use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
-use denizen_tests::packets::server::Server;
 use serde_json::{Value, json};
 
-/// What has not happened by then never will.
-pub const BOUND: Duration = Duration::from_secs(20);
+/// What has not happened by then never will. An emulated processor takes its time.
+pub const BOUND: Duration = Duration::from_secs(60);
 
 /// Who serves services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,7 @@ pub enum Services {
 }
 
 impl Services {
+    /// Everybody who serves on the kernel under the tests. The guest's also has ipvs.
     pub const ALL: [Self; 4] = [
         Self::By(Backend::Nftables),
         Self::By(Backend::IptablesLegacy),
@@ -53,18 +54,30 @@ impl Services {
 
 /// The usual fixture, with an agent that serves host ports.
 pub struct Context {
+    /// The agent. It ends before its node does.
     pub agent: Agent,
+    /// Who else is there.
     pub fixture: Fixture,
     label: String,
+    services: Services,
 }
 
 /// A pod with host ports, which answers at [`PORT`] over every protocol.
 pub struct Asking {
+    /// The pod.
     pub pod: Pod,
     _server: Server,
 }
 
+impl Asking {
+    /// Its address of the same family as `other`.
+    pub fn address_like(&self, other: IpAddr) -> Result<IpAddr> {
+        self.pod.address_like(other).context("the pod has an address of the family")
+    }
+}
+
 impl Context {
+    /// With `--host-ports=on`, and without any service.
     pub fn new(label: &str, services: Services) -> Result<Self> {
         Self::with(label, services, &["--host-ports=on"], |_| Ok(Vec::new()))
     }
@@ -78,11 +91,24 @@ impl Context {
     ) -> Result<Self> {
         let fixture = Fixture::new(label)?;
         fixture.cluster.manifests.put("services", &objects(&fixture)?)?;
-        let flags = flags.iter().map(|&flag| flag.to_owned());
-        let agent = fixture.cluster.start_agent_with(services.flags().into_iter().chain(flags))?;
-        Ok(Self { agent, fixture, label: label.to_owned() })
+        let agent = Agent::start(&fixture.cluster.world.node, settings(&fixture, services, flags))?;
+        Ok(Self { agent, fixture, label: label.to_owned(), services })
     }
 
+    /// From now on there is an agent with these flags.
+    pub fn restart_with(&mut self, flags: &[&str]) -> Result<()> {
+        self.agent.stop_now();
+        let settings = settings(&self.fixture, self.services, flags);
+        self.agent = Agent::start(self.node(), settings)?;
+        Ok(())
+    }
+
+    /// Who serves services.
+    pub fn services(&self) -> Services {
+        self.services
+    }
+
+    /// The node.
     pub fn node(&self) -> &Netns {
         &self.fixture.cluster.world.node
     }
@@ -101,7 +127,7 @@ impl Context {
         let denizen = chain.plugins.last_mut().expect("denizen is the last plugin");
         denizen["hostPorts"] = json!({});
         denizen["runtimeConfig"] = json!({ "portMappings": ports });
-        denizen["waitForAgent"] = json!({ "timeout": "10s", "onTimeout": "fail" });
+        denizen["waitForAgent"] = json!({ "timeout": "60s", "onTimeout": "fail" });
         chain
     }
 
@@ -125,11 +151,22 @@ impl Context {
         Ok(Asking { pod, _server: server })
     }
 
+    /// The DELs of these pods, which have returned.
+    pub fn end(&self, asking: impl IntoIterator<Item = Asking>) -> Result<()> {
+        asking.into_iter().try_for_each(|asking| asking.pod.detach(self.node()))
+    }
+
     /// The addresses of the node: its first of each family, then its second ones.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.fixture.cluster.world.addresses().node
     }
 
+    /// The same at a port.
+    pub fn at(&self, port: u16) -> impl Iterator<Item = SocketAddr> {
+        self.addresses().iter().map(move |ip| SocketAddr::new(*ip, port))
+    }
+
+    /// What `explain` says of a connection of `who`, from its own address.
     pub fn explain(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Explanation> {
         self.fixture.explain(&self.agent, who, to, protocol)
     }
@@ -143,8 +180,7 @@ impl Context {
         by: &Asking,
     ) -> Result<Outcome> {
         let outcome = self.fixture.ask(who, to, protocol)?;
-        let pod = by.pod.address_like(to.ip()).context("an address of the family")?;
-        let endpoint = SocketAddr::new(pod, PORT);
+        let endpoint = SocketAddr::new(by.address_like(to.ip())?, PORT);
         let what = format!("{who:?} to {to}/{protocol}");
         ensure!(outcome.endpoint() == Some(endpoint), "{what}: {outcome:?}, not by {endpoint}");
         let explained = self.explain(who, to, protocol)?;
@@ -169,6 +205,7 @@ impl Context {
         Ok(self.node().output("nft", &["list", "tables"])?.contains("denizen-host-ports"))
     }
 
+    /// That it has none, at the end.
     pub fn has_no_tables_soon(&self) -> Result<()> {
         eventually("the tables are gone", BOUND, || Ok(!self.has_tables()?))
     }
@@ -198,4 +235,9 @@ pub fn port_at(number: u16, protocol: &str, ip: &str) -> Value {
 /// `ports` over every protocol.
 pub fn every_protocol(number: u16) -> Value {
     json!(["tcp", "udp", "sctp"].map(|protocol| port_at(number, protocol, "")))
+}
+
+fn settings(fixture: &Fixture, services: Services, flags: &[&str]) -> Settings {
+    let flags = flags.iter().map(|&flag| flag.to_owned());
+    fixture.cluster.settings_with(services.flags().into_iter().chain(flags))
 }

@@ -1,0 +1,237 @@
+//! Pods that come and go: nobody is led to a pod that is gone, and nothing is left.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use serde_json::json;
+
+use super::context::{Asking, Context, port, port_at};
+use crate::node::cluster::serve;
+use crate::node::cni::Call;
+use crate::node::fixture::{PORT, Who};
+use crate::node::netns::Netns;
+use crate::node::pod::{Pod, Wiring, addresses_of};
+use crate::node::world::ip;
+use crate::packets::probe::{Outcome, Probe, Protocol, SILENCE};
+
+/// The node's first address of each family, at a port.
+fn first(context: &Context, number: u16) -> [SocketAddr; 2] {
+    [0, 2].map(|at| SocketAddr::new(context.addresses()[at], number))
+}
+
+/// What the client outside gets there if the first packet is not lost.
+fn first_answer(context: &Context, to: SocketAddr) -> Result<Outcome> {
+    let probe = Probe::tcp(to).from(context.fixture.address(Who::Outside, to.ip())?);
+    Ok(probe.patience(SILENCE).ask_in(&context.fixture.cluster.world.client))
+}
+
+/// And refused after the DEL, so many times over.
+pub fn the_first_syn_after_an_add_is_answered(context: &Context, times: usize) -> Result<()> {
+    for _ in 0..times {
+        let asking = context.asks("pod", Wiring::Routed, &json!([port(8080)]))?;
+        for to in first(context, 8080) {
+            let outcome = first_answer(context, to)?;
+            let by = outcome.endpoint().map(|endpoint| endpoint.ip());
+            ensure!(by == Some(asking.address_like(to.ip())?), "{to}: {outcome:?}");
+        }
+        context.end([asking])?;
+        for to in first(context, 8080) {
+            let outcome = first_answer(context, to)?;
+            ensure!(outcome == Outcome::Refused, "{to}: {outcome:?}");
+        }
+    }
+    Ok(())
+}
+
+/// So many ADDs and DELs of one pod. Every so many of them, one comes while a killed agent starts
+/// again.
+pub fn no_first_syn_of_many_adds_is_lost(
+    context: &mut Context,
+    adds: u16,
+    until_kill: u16,
+) -> Result<()> {
+    let chain = context.chain(Wiring::Routed, &json!(null)).without_denizen();
+    let netns = Netns::new("hp-many-asks")?;
+    let call = Call::of_pod(netns.name(), "asks", &netns.path());
+    let refused = |refusal| anyhow!("{refusal}");
+    let result = chain.add(context.node(), &call).map_err(refused)?;
+    let pod = addresses_of(&result);
+    let _server = serve(&netns, &pod, &[(Protocol::Tcp, PORT)])?;
+    for number in 0..adds {
+        let host_port = 20_000 + number;
+        let asked = context.chain(Wiring::Routed, &json!([port(host_port)]));
+        let denizen = asked.plugins.last().context("denizen is the last plugin")?;
+        let killed = number % until_kill == until_kill - 1;
+        if killed {
+            context.restart_agent()?;
+        }
+        let done = |command| asked.call(context.node(), &call, command, denizen, Some(&result));
+        done("ADD").map_err(refused)?;
+        let at = first(context, host_port);
+        for to in at {
+            let outcome = first_answer(context, to)?;
+            let by = outcome.endpoint().map(|endpoint| endpoint.ip());
+            ensure!(
+                by.is_some_and(|by| pod.contains(&by)),
+                "{to} after ADD {number}, killed {killed}: {outcome:?}"
+            );
+        }
+        let begun = Instant::now();
+        done("DEL").map_err(refused)?;
+        let took = begun.elapsed();
+        for to in at {
+            let outcome = first_answer(context, to)?;
+            ensure!(
+                outcome == Outcome::Refused,
+                "{to} after DEL {number} of {took:?}, killed {killed}: {outcome:?}"
+            );
+        }
+    }
+    chain.del(context.node(), &call, Some(&result)).map_err(refused)
+}
+
+/// A stream of datagrams from one port, which never begins anew.
+struct Stream(UdpSocket);
+
+impl Stream {
+    fn open(context: &Context, who: Who, to: SocketAddr) -> Result<Self> {
+        let from = SocketAddr::new(context.fixture.address(who, to.ip())?, 0);
+        let socket = context.fixture.place(who).0.run(|| {
+            let socket = UdpSocket::bind(from)?;
+            socket.connect(to)?;
+            socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+            std::io::Result::Ok(socket)
+        })??;
+        Ok(Self(socket))
+    }
+
+    /// Who answers now, by its own account.
+    fn answer(&self) -> Result<Option<String>> {
+        let _ = self.0.send(b"?");
+        let mut line = [0; 256];
+        match self.0.recv(&mut line) {
+            Ok(length) => Ok(Some(String::from_utf8_lossy(&line[..length]).into_owned())),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(None),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until `address` answers.
+    fn is_answered_by(&self, address: &str, within: Duration) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let said = self.answer()?;
+            if said.as_deref().is_some_and(|line| line.contains(address)) {
+                return Ok(());
+            }
+            ensure!(begun.elapsed() < within, "{address} does not answer: {said:?}");
+        }
+    }
+}
+
+/// One that never stops is led from nobody to a pod, to the next, and to the node's own listener.
+pub fn a_udp_sender_is_led_to_the_new_pod(context: &Context) -> Result<()> {
+    const SOON: Duration = Duration::from_secs(2);
+    let at = first(context, 5353);
+    let ports = json!([port_at(5353, "udp", "")]);
+    let each = |so: &dyn Fn(&Stream, SocketAddr) -> Result<()>, streams: &[Stream]| {
+        streams.iter().zip(at).try_for_each(|(stream, to)| so(stream, to))
+    };
+    let led_to = |asking: &Asking, streams: &[Stream]| {
+        let is_led = |stream: &Stream, to: SocketAddr| {
+            stream.is_answered_by(&asking.address_like(to.ip())?.to_string(), SOON)
+        };
+        each(&is_led, streams)
+    };
+    // They begin before there is any pod.
+    let streams: Vec<_> =
+        at.into_iter().map(|to| Stream::open(context, Who::Outside, to)).collect::<Result<_>>()?;
+    for stream in &streams {
+        ensure!(stream.answer()?.is_none());
+    }
+    // Flows of the same port to somebody else, which are not to be cut.
+    let other = |to: SocketAddr| {
+        let dns = SocketAddr::new(context.fixture.address(Who::Remote, to.ip())?, PORT);
+        Stream::open(context, Who::Routed, dns)
+    };
+    let others: Vec<_> = at.into_iter().map(other).collect::<Result<_>>()?;
+    for other in &others {
+        ensure!(other.answer()?.is_some());
+    }
+    let old = context.asks("first", Wiring::Bridged, &ports)?;
+    led_to(&old, &streams)?;
+    // The new one comes before the old one goes.
+    let new = context.asks("second", Wiring::Routed, &ports)?;
+    led_to(&new, &streams)?;
+    context.end([old])?;
+    led_to(&new, &streams)?;
+    // hostPort becomes hostNetwork.
+    context.end([new])?;
+    let _own = serve(context.node(), &at.map(|to| to.ip()), &[(Protocol::Udp, 5353)])?;
+    let is_nodes =
+        |stream: &Stream, to: SocketAddr| stream.is_answered_by(&to.ip().to_string(), SOON);
+    each(&is_nodes, &streams)?;
+    for other in &others {
+        ensure!(other.answer()?.is_some(), "a flow to somebody else was cut");
+    }
+    Ok(())
+}
+
+/// Whatever the order of ADDs and DELs, the newest pod that lives has the port.
+pub fn the_newest_pod_has_the_port_in_any_order(context: &Context, steps: usize) -> Result<()> {
+    // Any sequence will do, if it is always the same.
+    let mut number: u32 = 7;
+    let mut below = |count: usize| {
+        number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (number >> 16) as usize % count
+    };
+    let mut pods: Vec<Asking> = Vec::new();
+    for step in 0..steps {
+        if pods.is_empty() || below(2) == 0 && pods.len() < 4 {
+            let ports = json!([port(8080)]);
+            pods.push(context.asks(&format!("p{step}"), Wiring::Routed, &ports)?);
+        } else {
+            let chosen = below(pods.len());
+            context.end([pods.remove(chosen)])?;
+        }
+        for to in first(context, 8080) {
+            let outcome = first_answer(context, to)?;
+            let by = outcome.endpoint().map(|endpoint| endpoint.ip());
+            let newest = pods.last().map(|newest| newest.address_like(to.ip())).transpose()?;
+            ensure!(by == newest, "{step}: {outcome:?}, {newest:?}");
+        }
+    }
+    context.end(pods)
+}
+
+/// A pod ends without a DEL, and the next one gets its addresses: the ports of the dead one lead
+/// nowhere.
+pub fn an_address_that_is_used_again_has_only_its_own_ports(context: &Context) -> Result<()> {
+    let addresses = ["10.10.77.7", "fd00:10:77::7"].map(ip);
+    let pod = |name: &str, number: u16| {
+        let netns = Netns::new(&format!("hp-again-{name}"))?;
+        let mut pod = Pod::wire(context.node(), netns, name, Wiring::Routed, &addresses)?;
+        let asked = context.chain(Wiring::Routed, &json!([port(number)]));
+        let denizen = asked.plugins.last().context("denizen is the last plugin")?;
+        pod.record(context.node(), context.agent.run_dir(), denizen)?;
+        let server = serve(&pod.netns, &addresses, &[(Protocol::Tcp, PORT)])?;
+        // The kernel may look for the new neighbour first.
+        for to in first(context, number) {
+            let outcome = context.fixture.ask(Who::Outside, to, Protocol::Tcp)?;
+            ensure!(outcome.endpoint().is_some(), "{to}: {outcome:?}");
+        }
+        anyhow::Ok((pod, server))
+    };
+    drop(pod("dead", 8081)?);
+    let (new, _server) = pod("new", 8082)?;
+    for to in first(context, 8081) {
+        let outcome = first_answer(context, to)?;
+        ensure!(outcome == Outcome::Refused, "{to}: {outcome:?}");
+    }
+    new.detach(context.node())
+}
