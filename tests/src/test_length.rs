@@ -22,7 +22,12 @@ pub fn variable() -> String {
 
 /// How many of something that takes minutes: `full` in full length alone, else `quick`.
 pub fn in_full(full: usize, quick: usize) -> usize {
-    if duration().as_secs() < FULL { quick } else { full }
+    if is_full() { full } else { quick }
+}
+
+/// Whether tests run in full length: on a machine with nothing else to do, so that time counts.
+pub fn is_full() -> bool {
+    duration().as_secs() >= FULL
 }
 
 /// How many of something: from `quick` to `full`, as [`duration`] goes from 5 seconds to 60.

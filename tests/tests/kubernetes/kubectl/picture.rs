@@ -1,7 +1,8 @@
 //! `ui`: who may ask, and what a real browser shows.
 
-mod ask;
+pub mod ask;
 mod browser;
+mod load;
 mod shop;
 
 use std::net::SocketAddr;
@@ -243,7 +244,7 @@ fn search_and_folded_namespaces_are_asked_of_the_program() -> Result<()> {
     let found = count(&picture.asked("/picture?search=app")?);
     ensure!(found[0] == 200 && (300..=500).contains(&found[1]), "{found:?}");
     ensure!(page.contains("services and nodes are folded"), "{page}");
-    let kilobytes = picture.most_kilobytes()?;
+    let kilobytes = picture.kilobytes("VmHWM:")?;
     eprintln!("{boxes} boxes, {edges} edges, {} bytes, {kilobytes} KB", page.len());
     ensure!(kilobytes < 200_000, "{kilobytes} KB");
     let found = picture.asked("/picture?search=NS-07%2Fapp-01")?;

@@ -11,6 +11,9 @@ pub const MINUTES: usize = 15;
 /// How many edges are remembered: 10 MB, as a rule.
 const EDGES: usize = 20_000;
 
+/// So many of them are those of rules that drop, if there are as many.
+const RULED: usize = EDGES / 4;
+
 /// How many reasons of one edge are remembered.
 const REASONS: usize = 4;
 
@@ -80,14 +83,22 @@ impl History {
         self.forget(minute);
     }
 
-    /// Packets that were seen at this minute: now, or fewer than [`MINUTES`] ago.
-    pub fn packets(&mut self, minute: u64, sightings: Vec<Sighting>) {
-        for sighting in sightings {
-            let (verdict, count) = (sighting.verdict as usize, clamped(sighting.count));
-            let slot = &mut self.edge(minute, sighting).ring[slot_of(minute)][verdict];
-            *slot = slot.saturating_add(count);
+    /// Packets, each with the minute when they were seen: now, or fewer than [`MINUTES`] ago. All
+    /// at once, as to forget costs a look at every edge.
+    pub fn packets(&mut self, seen: impl IntoIterator<Item = (u64, Vec<Sighting>)>) {
+        let mut last = 0;
+        for (minute, sightings) in seen {
+            for sighting in sightings {
+                let (verdict, count) = (sighting.verdict as usize, clamped(sighting.count));
+                let slot = &mut self.edge(minute, sighting).ring[slot_of(minute)][verdict];
+                *slot = slot.saturating_add(count);
+            }
+            last = last.max(minute);
+            if self.edges.len() > 2 * EDGES {
+                self.forget(last);
+            }
         }
-        self.forget(minute);
+        self.forget(last);
     }
 
     fn edge(&mut self, minute: u64, sighting: Sighting) -> &mut Remembered {
@@ -116,17 +127,28 @@ impl History {
         let minute = self.minute.max(minute);
         self.minute = minute;
         self.edges.retain(|_, edge| minute.saturating_sub(edge.newest) < MINUTES as u64);
-        let surplus = self.edges.len().saturating_sub(EDGES);
-        if surplus > 0 {
-            let mut oldest: Vec<(u64, bool, EdgeKey)> = self
-                .edges
-                .iter()
-                .map(|(key, edge)| (edge.newest, !edge.reasons.is_empty(), key.clone()))
-                .collect();
-            oldest.sort();
-            oldest.iter().take(surplus).for_each(|(_, _, key)| drop(self.edges.remove(key)));
-            self.forgotten += surplus as u64;
+        if self.edges.len() > EDGES {
+            let surplus = self.surplus();
+            self.forgotten += surplus.len() as u64;
+            surplus.iter().for_each(|key| drop(self.edges.remove(key)));
         }
+    }
+
+    /// The edges for which there is no room: those that were not seen for longest, then those that
+    /// are not tracked now, then those that were seen least. Rules and connections each have a part
+    /// of the room that the other cannot take: neither a scan of ports nor a crowd hides the rest.
+    fn surplus(&self) -> Vec<EdgeKey> {
+        let is_ruled = |(_, edge): &(&EdgeKey, &Remembered)| !edge.reasons.is_empty();
+        let (ruled, others): (Vec<_>, Vec<_>) = self.edges.iter().partition(is_ruled);
+        let room = RULED.max(EDGES.saturating_sub(others.len())).min(ruled.len());
+        let of = |edges: Vec<(&EdgeKey, &Remembered)>, room: usize| {
+            let surplus = edges.len().saturating_sub(room);
+            let ranked = edges.into_iter().map(|(key, edge)| (edge.rank(), key));
+            let mut ranked: Vec<_> = ranked.collect();
+            ranked.sort_unstable();
+            ranked.into_iter().take(surplus).map(|(_, key)| key.clone()).collect::<Vec<_>>()
+        };
+        [of(ruled, room), of(others, EDGES - room)].concat()
     }
 
     pub fn forgotten(&self) -> u64 {
@@ -144,6 +166,12 @@ impl History {
 }
 
 impl Remembered {
+    /// What ranks lowest is forgotten first.
+    fn rank(&self) -> (u64, bool, u64) {
+        let weight = self.ring.iter().flatten().map(|count| u64::from(*count)).sum();
+        (self.newest, self.open.iter().any(|open| *open > 0), weight)
+    }
+
     /// Empties the slots of the minutes in between.
     fn go_on_to(&mut self, minute: u64) {
         let passed = minute.saturating_sub(self.newest).min(MINUTES as u64);
@@ -218,7 +246,7 @@ mod tests {
         let mut history = History::default();
         for count in [3, 7, 2] {
             history.connections(100, vec![seen("a", EdgeVerdict::Connected, count)]);
-            history.packets(100, vec![seen("a", EdgeVerdict::Dropped, count)]);
+            history.packets([(100, vec![seen("a", EdgeVerdict::Dropped, count)])]);
         }
         let edge = history.edges().next().unwrap();
         assert_eq!((edge.counts, edge.open), ([7, 0, 0, 12], 2));
@@ -243,9 +271,9 @@ mod tests {
     fn packets_of_an_earlier_minute_are_forgotten_earlier() {
         let mut history = History::default();
         history.connections(100, vec![seen("a", EdgeVerdict::Connected, 1)]);
-        history.packets(90, vec![seen("a", EdgeVerdict::Dropped, 7)]);
-        history.packets(86, vec![seen("b", EdgeVerdict::Refused, 2)]);
-        history.packets(100, vec![seen("b", EdgeVerdict::Refused, 1)]);
+        history.packets([(90, vec![seen("a", EdgeVerdict::Dropped, 7)])]);
+        history.packets([(86, vec![seen("b", EdgeVerdict::Refused, 2)])]);
+        history.packets([(100, vec![seen("b", EdgeVerdict::Refused, 1)])]);
         let of = |history: &History| -> Vec<_> {
             history.edges().map(|edge| (edge.counts, edge.minutes[0], edge.age)).collect()
         };
@@ -261,9 +289,33 @@ mod tests {
         let mut history = History::default();
         let many = (0..EDGES + 5).map(|at| seen(&format!("n{at}"), EdgeVerdict::Connected, 1));
         history.connections(1, many.collect());
-        history.packets(2, vec![seen("new", EdgeVerdict::Refused, 1)]);
+        history.packets([(2, vec![seen("new", EdgeVerdict::Refused, 1)])]);
         assert_eq!((history.edges().count(), history.forgotten()), (EDGES, 6));
         assert!(history.edges().any(|edge| edge.verdict == EdgeVerdict::Refused));
+    }
+
+    /// One glance, then a scan of all ports, then many that come and go within the minute.
+    #[test]
+    fn neither_a_scan_nor_a_crowd_hides_what_is_there_now() {
+        let mut history = History::default();
+        let connected = |name: String| seen(&name, EdgeVerdict::Connected, 1);
+        let are_here = |history: &History| {
+            let here = history.edges().filter(|edge| edge.key.to.to_string().starts_with("node a"));
+            here.filter(|edge| edge.open > 0).count()
+        };
+        let now = || (0..1_000).map(|at| connected(format!("a{at}"))).collect();
+        history.connections(1, now());
+        let scan = (0..3 * EDGES).map(|at| seen(&format!("n{at}"), EdgeVerdict::Dropped, 9));
+        history.packets([(1, scan.collect())]);
+        assert_eq!((history.edges().count(), are_here(&history)), (EDGES, 1_000));
+        for round in 0..3 {
+            let crowd = (0..EDGES).map(|at| connected(format!("z{round}-{at}")));
+            history.connections(1, crowd.collect());
+        }
+        history.connections(1, now());
+        assert_eq!((history.edges().count(), are_here(&history)), (EDGES, 1_000));
+        let ruled = history.edges().filter(EdgeFacts::is_bad).count();
+        assert_eq!(ruled, RULED, "the scan is not hidden either");
     }
 
     proptest! {
@@ -275,7 +327,7 @@ mod tests {
             let (mut history, mut plain, mut minute) = (History::default(), Vec::new(), 0);
             for (pause, count) in steps {
                 minute += pause;
-                history.packets(minute, vec![seen("a", EdgeVerdict::Dropped, count)]);
+                history.packets([(minute, vec![seen("a", EdgeVerdict::Dropped, count)])]);
                 plain.push((minute, count));
             }
             let counts = plain.iter().filter(|(at, _)| minute - at < MINUTES as u64);

@@ -46,8 +46,8 @@ struct NodeSaid {
     connections: NodeConnections,
     /// Missing if the agent could not count.
     counts: Option<Counts>,
-    /// Missing if the agent was not asked, or is older.
-    refused: Option<NodeRefused>,
+    /// Missing if the agent was not asked.
+    refused: Option<Result<NodeRefused, NoAnswer>>,
 }
 
 /// Asks everybody, and puts what they say into `state` as it comes. `minute` is the time now.
@@ -71,7 +71,7 @@ pub async fn round(
     let nodes = answered.len() + unanswered.len();
     let (mut connections, mut counts, mut noted) = (Vec::new(), Vec::new(), Vec::new());
     for (node, said) in answered {
-        noted.extend(said.refused.map(|refused| (node.clone(), refused.flows)));
+        noted.extend(said.refused.map(|refused| (node.clone(), refused)));
         counts.extend(said.counts.map(|counts| (node.clone(), counts)));
         connections.push((node, said.connections));
     }
@@ -101,7 +101,7 @@ fn said(_: &str, answers: Answers) -> Result<NodeSaid, NoAnswer> {
     let nothing = || NoAnswer::new(NoAnswer::FAILED, "it said nothing");
     let connections = only(answers.next().ok_or_else(nothing)?)?;
     let counts = answers.next().and_then(|counts| only(counts).ok());
-    let refused = answers.next().and_then(|refused| only(refused).ok());
+    let refused = answers.next().map(only);
     Ok(NodeSaid { connections, counts, refused })
 }
 

@@ -10,11 +10,12 @@ use super::history::{History, MINUTES};
 use super::layout::Arrangement;
 use super::rows;
 use super::sighting::{ExampleEnds, NodeDropped, of_connections, of_dropped, of_refused};
-use crate::finding::{Texts, node_names};
+use crate::finding::{Shared, Texts, node_names};
+use crate::session::NoAnswer;
 use crate::survey::Unanswered;
 use crate::verb::connections::{ClusterConnections, More};
 use crate::verb::drops::ClusterDrops;
-use crate::verb::refused::NotedFlow;
+use crate::verb::refused::NodeRefused;
 
 /// How many pictures' columns are remembered, so that nothing jumps.
 const ARRANGEMENTS: usize = 16;
@@ -37,11 +38,19 @@ pub struct State {
     glance: Glance,
     /// What is missing of the packets that were watched.
     watch_notes: Vec<String>,
+    /// What is missing of those from before anybody looked.
+    noted_notes: Vec<String>,
     /// By what is looked for.
     arrangements: BTreeMap<Focus, Arrangement>,
     /// It grows when something changes.
     version: u64,
     is_known: bool,
+}
+
+/// Equal texts once, with the nodes.
+fn shared_notes(texts: Texts) -> Vec<String> {
+    let note = |shared: Shared| format!("{}: {}", node_names(shared.nodes.iter()), shared.shown());
+    texts.sorted().into_iter().map(note).collect()
 }
 
 /// What is to be said of nodes that have more connections than they show.
@@ -75,28 +84,44 @@ impl State {
         self.history.connections(minute, of_connections(connections, &self.directory));
         glance.notes.extend(partly(&connections.more));
         glance.notes.extend(self.directory.notes.iter().cloned());
+        glance.notes.extend(self.noted_notes.iter().cloned());
         self.glance = glance;
         self.is_known = true;
         self.version += 1;
     }
 
     /// What the kernels noted of dropped and refused packets before anybody looked. Each flow
-    /// counts for the minute of its first packet.
-    pub fn refused(&mut self, minute: u64, noted: Vec<(String, Vec<NotedFlow>)>) {
-        for (node, flows) in noted {
+    /// counts for the minute of its first packet. Nodes that did not tell, and why, are noted.
+    pub fn refused(&mut self, minute: u64, noted: Vec<(String, Result<NodeRefused, NoAnswer>)>) {
+        let mut missing = Texts::default();
+        let mut packets = Vec::new();
+        for (node, refused) in noted {
+            let flows = match refused {
+                Ok(refused) => refused.flows,
+                Err(why) => {
+                    let text = format!("what was dropped before has no edges: {}", why.reason);
+                    missing.add(&node, &text);
+                    continue;
+                }
+            };
             for (ago, sightings) in of_refused(&node, flows, &self.directory) {
                 let ago = ago.min(MINUTES as u64 - 1);
-                self.history.packets(minute.saturating_sub(ago), sightings);
+                packets.push((minute.saturating_sub(ago), sightings));
             }
         }
+        self.history.packets(packets);
+        self.noted_notes = shared_notes(missing);
+        self.glance.notes.extend(self.noted_notes.iter().cloned());
         self.version += 1;
     }
 
     /// What was seen of dropped packets; nodes that did not show them, and why.
     pub fn dropped(&mut self, minute: u64, seen: &[(String, NodeDropped)], silent: &[Unanswered]) {
         let mut notes = Texts::default();
+        let directory = &self.directory;
+        let packets = seen.iter().map(|(node, of)| (minute, of_dropped(node, of, directory)));
+        self.history.packets(packets);
         for (node, dropped) in seen {
-            self.history.packets(minute, of_dropped(node, dropped, &self.directory));
             if dropped.has_more {
                 notes.add(node, "more packets were dropped than are shown");
             }
@@ -104,10 +129,7 @@ impl State {
         for Unanswered { node, why } in silent {
             notes.add(node, &format!("dropped packets have no edges: {}", why.reason));
         }
-        let note = |shared: crate::finding::Shared| {
-            format!("{}: {}", node_names(shared.nodes.iter()), shared.shown())
-        };
-        let notes: Vec<String> = notes.sorted().into_iter().map(note).collect();
+        let notes = shared_notes(notes);
         if !seen.iter().all(|(_, dropped)| dropped.dropped.is_empty()) || notes != self.watch_notes
         {
             self.version += 1;

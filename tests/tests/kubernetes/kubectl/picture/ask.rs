@@ -60,7 +60,17 @@ impl<'a> Picture<'a> {
 
     /// The parts of the page, once they are so.
     pub fn until(&self, bound: Duration, so: impl Fn(&str) -> bool) -> Result<String> {
-        observed("a picture like that", bound, || self.asked("/picture"), |page| so(page))
+        self.until_at("/picture", bound, so)
+    }
+
+    /// The same with a query.
+    pub fn until_at(
+        &self,
+        path: &str,
+        bound: Duration,
+        so: impl Fn(&str) -> bool,
+    ) -> Result<String> {
+        observed("a picture like that", bound, || self.asked(path), |page| so(page))
     }
 
     /// What a browser has made of the page; with `picture`, also how it looks.
@@ -87,12 +97,12 @@ impl<'a> Picture<'a> {
         self.netns().output("chromium-headless-shell", &arguments)
     }
 
-    /// The most memory that it had.
-    pub fn most_kilobytes(&self) -> Result<u64> {
+    /// The memory that it has (`VmRSS:`), or the most that it had (`VmHWM:`).
+    pub fn kilobytes(&self, field: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
         let number = line.and_then(|line| line.split_whitespace().next());
-        Ok(number.context("no VmHWM")?.parse()?)
+        Ok(number.with_context(|| format!("no {field}"))?.parse()?)
     }
 }
 

@@ -89,7 +89,7 @@ fn service_ip(name: &str) -> String {
     format!("10.96.0.{}", service_at(name) + 1)
 }
 
-fn end(address: String, port: u16, name: &str) -> Value {
+pub fn end(address: String, port: u16, name: &str) -> Value {
     json!({ "address": format!("{address}:{port}"), "name": name })
 }
 
@@ -127,7 +127,7 @@ impl ShopObjects {
     }
 }
 
-fn pod_object(
+pub fn pod_object(
     namespace: &str,
     kind: &str,
     owner: &str,
@@ -152,7 +152,7 @@ fn pod_object(
     })
 }
 
-fn service(
+pub fn service(
     desk: &Desk,
     namespace: &str,
     name: &str,

@@ -1,0 +1,287 @@
+//! A cluster in which everything happens at once and never stops: 3,000 pods, 20,000 new
+//! connections a second, and rules that drop.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use denizen_tests::eventually::observed;
+use denizen_tests::peers::api::Api;
+use denizen_tests::peers::api::exec::Execution;
+use denizen_tests::test_length;
+use serde_json::{Value, json};
+
+use super::super::desk::Desk;
+use super::ask::Picture;
+use super::browser::Browser;
+use super::shop::{end, pod_object, service};
+use super::{BOUND, pictures};
+
+const NODES: usize = 50;
+const NAMESPACES: usize = 30;
+const WORKLOADS: usize = 600;
+/// Of each workload.
+const PODS: usize = 5;
+
+/// New connections a second, on all nodes together.
+const RATE: u64 = 20_000;
+
+/// How long the kernels track one, in seconds: TCP after its end.
+const TRACKED: u64 = 120;
+
+/// The most memory of the program, in kilobytes.
+const KILOBYTES: u64 = 200_000;
+
+/// How many seconds it is looked at: ten minutes in full length.
+fn seconds() -> u64 {
+    test_length::times(600, 5) as u64
+}
+
+/// When the first picture is to be there, in full length alone: then nothing else has to run.
+const FIRST: Duration = Duration::from_secs(3);
+
+/// Between two questions of a page.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// A pod that comes late. Its name is in no other.
+const LATE: &str = "newcomer";
+
+/// What all agents have in common.
+struct Load {
+    began: Instant,
+    /// The late pod is there, and has a connection.
+    has_newcomer: AtomicBool,
+}
+
+fn own(workload: usize) -> (String, String) {
+    (format!("ns-{:02}", workload % NAMESPACES), format!("app-{:02}", workload / NAMESPACES))
+}
+
+fn pod_ip(workload: usize, pod: usize) -> String {
+    format!("10.{pod}.{}.{}", workload / 250, workload % 250 + 1)
+}
+
+fn cluster_ip(workload: usize) -> String {
+    format!("10.96.{}.{}", workload / 250, workload % 250 + 1)
+}
+
+fn pod_end(workload: usize, pod: usize, port: u16) -> Value {
+    let (namespace, name) = own(workload);
+    end(pod_ip(workload, pod), port, &format!("{namespace}/{name}-{pod}"))
+}
+
+/// Numbers that look random, and are the same for the same connection (splitmix64).
+fn mixed(number: u64) -> u64 {
+    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+fn below(random: u64, most: usize) -> usize {
+    (random % most as u64) as usize
+}
+
+/// A workload on this node, and which of its pods is.
+fn pod_on(node: usize, random: u64) -> (usize, usize) {
+    let pod = node + NODES * below(random, WORKLOADS * PODS / NODES);
+    (pod / PODS, pod % PODS)
+}
+
+impl Load {
+    /// How many connections of this node there were so far.
+    fn count(&self) -> u64 {
+        let since = self.began.elapsed() + Duration::from_secs(TRACKED);
+        since.as_millis() as u64 * RATE / NODES as u64 / 1000
+    }
+
+    /// The newest connections of a node, and how many it tracks.
+    fn connections(&self, node: usize, limit: usize) -> Value {
+        let (count, tracked) = (self.count(), TRACKED * RATE / NODES as u64);
+        let newest = (0..limit as u64).map(|back| connection(node, count - back));
+        let mut all: Vec<Value> = newest.collect();
+        if node == 0 && self.has_newcomer.load(Ordering::Relaxed) {
+            all[0] = json!({
+                "protocol": "tcp", "state": "established",
+                "client": end("10.77.0.1".to_owned(), 4000, &format!("ns-00/{LATE}-0")),
+                "destination": end(pod_ip(7, 0), 8080, "ns-07/app-00-0"),
+            });
+        }
+        json!({ "total": tracked, "connections": all })
+    }
+
+    fn answer(&self, node: usize, request: &Value) -> Value {
+        let limit =
+            |key: &str, most| request[key]["limit"].as_u64().unwrap_or_default().min(most) as usize;
+        let key = request.as_object().and_then(|request| request.keys().next());
+        match key.map(String::as_str) {
+            Some("connections") => self.connections(node, limit("connections", 2_000)),
+            Some("drops") => json!({ "drops": [{ "table": "ip denizen-firewall",
+                "verdict": "dropped", "reason": NOT_PERMITTED, "packets": self.count() / 10 }] }),
+            Some("dropped") => {
+                let kinds = (0..25).map(|kind| dropped(node, self.count() + kind));
+                json!({ "dropped": kinds.collect::<Vec<_>>(), "hasMore": true })
+            }
+            Some("refused") => {
+                let flow = |number: u64| {
+                    let mut flow = dropped(node, number);
+                    flow["seconds"] = (number % 900).into();
+                    flow
+                };
+                let limit = limit("refused", 1_000);
+                let flows: Vec<Value> = (0..limit as u64).map(flow).collect();
+                json!({ "flows": flows, "moreFlows": 3_000 })
+            }
+            _ => json!({ "verdict": "untouched" }),
+        }
+    }
+}
+
+const NOT_PERMITTED: &str = "no policy permits this to reach the pod";
+
+/// Most ask the few that they always ask. Some ask anybody, or somebody outside, at a port that
+/// nobody has asked before.
+fn connection(node: usize, number: u64) -> Value {
+    let random = mixed(number * NODES as u64 + node as u64);
+    let (client, pod) = pod_on(node, random);
+    let (other, kind) = (mixed(random), random >> 32);
+    let port = 1024 + below(other, 60_000) as u16;
+    let state = if other.is_multiple_of(50) { "syn_sent" } else { "time_wait" };
+    let (from, to) = match kind % 20 {
+        0 => {
+            let outside = json!({ "address": format!("203.0.113.{}:{port}", other % 250) });
+            return json!({ "protocol": "tcp", "state": state, "client": outside,
+                "destination": pod_end(client, pod, 8080) });
+        }
+        1 => {
+            let outside = json!({ "address": format!("198.51.100.{}:{port}", other % 250) });
+            return json!({ "protocol": "udp", "state": "answered",
+                "client": pod_end(client, pod, 5000), "destination": outside });
+        }
+        2 => (pod_end(client, pod, port), below(other, WORKLOADS)),
+        step => (pod_end(client, pod, port), (client + step as usize / 2) % WORKLOADS),
+    };
+    let (namespace, name) = own(to);
+    json!({
+        "protocol": "tcp", "state": state, "client": from,
+        "destination": { "address": format!("{}:80", cluster_ip(to)) },
+        "service": format!("{namespace}/{name}:http"),
+        "endpoint": pod_end(to, below(other, PODS), 8080), "seconds": TRACKED,
+    })
+}
+
+fn dropped(node: usize, number: u64) -> Value {
+    let random = mixed(number * NODES as u64 + node as u64);
+    let (to, pod) = pod_on(node, random);
+    let from = below(mixed(random), WORKLOADS);
+    json!({
+        "verdict": "dropped", "reason": NOT_PERMITTED, "policy": format!("{}/closed", own(to).0),
+        "table": "ip denizen-firewall", "packets": 1 + random % 9, "protocol": "tcp",
+        "source": pod_end(from, 0, 40_000), "destination": pod_end(to, pod, 5432),
+    })
+}
+
+fn put(desk: &Desk) -> Result<Arc<Load>> {
+    (0..NODES).try_for_each(|node| desk.node_with_agent(&format!("n{node}")))?;
+    for workload in 0..WORKLOADS {
+        let (namespace, name) = own(workload);
+        let ips: Vec<String> = (0..PODS).map(|pod| pod_ip(workload, pod)).collect();
+        for (pod, ip) in ips.iter().enumerate() {
+            let node = (workload * PODS + pod) % NODES;
+            desk.api.put(&pod_object(&namespace, "Deployment", &name, pod, ip, node))?;
+        }
+        service(desk, &namespace, &name, &cluster_ip(workload), ("http", 80), &ips, true)?;
+    }
+    let load = Arc::new(Load { began: Instant::now(), has_newcomer: false.into() });
+    let of = load.clone();
+    desk.execute(move |node, _| {
+        let node: usize = node.trim_start_matches('n').parse().unwrap_or_default();
+        let load = of.clone();
+        let answer = move |request: &Value| json!({ "answer": load.answer(node, request) });
+        Execution::Relays(Duration::ZERO, Box::new(answer))
+    });
+    Ok(load)
+}
+
+/// No more than somebody can look at.
+fn is_bounded(page: &str) -> Result<()> {
+    let [boxes, edges] =
+        ["<g class=\"box ", "<g class=\"edge "].map(|mark| page.matches(mark).count());
+    ensure!((20..=200).contains(&boxes), "{boxes} boxes");
+    ensure!((100..=500).contains(&edges), "{edges} edges");
+    Ok(())
+}
+
+/// Who does this is a person with a page open, who searches and opens namespaces now and then.
+fn looked_at(picture: &Picture<'_>, browser: &mut Browser) -> Result<()> {
+    let (began, length) = (Instant::now(), Duration::from_secs(seconds()));
+    let (mut pages, mut half) = (0_usize, 0);
+    while pages < 5 || began.elapsed() < length {
+        let paths =
+            ["/picture".to_owned(), format!("/picture?namespace=ns-{:02}", pages % NAMESPACES)];
+        for path in paths {
+            is_bounded(&picture.asked(&path)?)?;
+            pages += 1;
+        }
+        // More than are remembered: nobody ends by typing.
+        picture.asked(&format!("/picture?search=app-{pages}"))?;
+        browser.evaluate("document.title")?;
+        if half == 0 && began.elapsed() > length / 2 {
+            half = picture.kilobytes("VmRSS:")?;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    let [most, now] = ["VmHWM:", "VmRSS:"].map(|of| picture.kilobytes(of));
+    let (most, now) = (most?, now?);
+    eprintln!(
+        "{pages} pages in {:?}: {half} KB half way, {now} KB now, {most} KB at most",
+        began.elapsed()
+    );
+    ensure!(most < KILOBYTES, "{most} KB");
+    Ok(())
+}
+
+/// With more edges than are remembered, and a page that shows what happens now.
+#[test]
+fn a_busy_cluster_is_shown_for_as_long_as_somebody_looks() -> Result<()> {
+    let desk = Desk::new("ui-load")?;
+    let load = put(&desk)?;
+    let is_full = test_length::is_full();
+    let words: &[&str] = if is_full { &[] } else { &["--every", "1s"] };
+    let started = Instant::now();
+    let picture = Picture::of(&desk, words)?;
+    // A client has its own patience, and the machine may have other things to do.
+    let asked = || Ok(picture.asked("/picture").ok());
+    let page = observed("the first picture", BOUND, asked, Option::is_some)?;
+    is_bounded(&page.context("no picture")?)?;
+    let first = started.elapsed();
+    eprintln!("the first picture after {first:?}, {} KB", picture.kilobytes("VmRSS:")?);
+
+    let mut browser = Browser::open(desk.netns(), &picture.address(), "1500,1300")?;
+    looked_at(&picture, &mut browser)?;
+    picture.until(BOUND, |page| page.contains("edges were forgotten early"))?;
+    browser.until("document.querySelectorAll('#map .edge').length > 100")?;
+
+    desk.api.put(&pod_object("ns-00", "Deployment", LATE, 0, "10.77.0.1", 0))?;
+    load.has_newcomer.store(true, Ordering::Relaxed);
+    let search = format!("/picture?search={LATE}");
+    let edge = format!("ns-00/{LATE} to ns-07/app-00, 8080/tcp: connected");
+    let page = picture.until_at(&search, BOUND, |page| page.contains(&edge))?;
+    let (_, row) = page.split_once("data-row=\"").context("no row")?;
+    let id = row.split_once('"').context("no id")?.0;
+    let explained = picture.asked(&format!("/explain?edge={id}"))?;
+    ensure!(explained.starts_with(&format!("ns-00/{LATE}-0 to 10.0.0.8:8080/tcp")), "{explained}");
+
+    // The page asks by itself, and still does.
+    let asked = "performance.getEntriesByType('resource') \
+                 .filter(of => of.name.includes('/picture')).length";
+    let before = browser.evaluate(asked)?.as_u64().context("no number")?;
+    browser.until(&format!("{asked} > {before}"))?;
+    ensure!(browser.evaluate("document.getElementById('live').textContent")? == "live");
+    let bytes = browser.evaluate("performance.memory.usedJSHeapSize")?;
+    eprintln!("the page asked {before} times, and has {bytes} bytes");
+    browser.photograph(&pictures(&desk).join("ui-load.png"))?;
+    ensure!(!is_full || first <= FIRST, "the first picture after {first:?}");
+    Ok(())
+}
