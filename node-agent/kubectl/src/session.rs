@@ -140,11 +140,19 @@ async fn converse(
     if relay.stdout.is_empty() && relay.is_unknown_command() {
         return older(client, agent, requests).await;
     }
-    understood(&relay, requests.len())
+    understood(&relay, requests)
 }
 
+/// What is said of a request that an agent does not know.
+fn unknown(request: &Request) -> String {
+    format!("this agent is older, and does not know {}", request.name())
+}
+
+/// How `relay` begins an error about a request that came with a later release.
+const UNKNOWN_REQUEST: &str = "not a request: unknown variant";
+
 /// Reads the lines of `relay`.
-fn understood(relay: &Executed, expected: usize) -> Result<Answers, NoAnswer> {
+fn understood(relay: &Executed, requests: &[Request]) -> Result<Answers, NoAnswer> {
     let mut lines = relay.stdout.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let Some(first) = lines.next() else { return Err(relay.why()) };
     let hello: Hello = serde_json::from_str(first).map_err(|error| {
@@ -155,14 +163,17 @@ fn understood(relay: &Executed, expected: usize) -> Result<Answers, NoAnswer> {
             format!("agent {} has changed its answers: use its kubectl-denizen", hello.agent);
         return Err(NoAnswer::new(NoAnswer::FAILED, what));
     }
-    let answers = lines.map(|line| match serde_json::from_str(line) {
+    let answers = lines.zip(requests).map(|(line, request)| match serde_json::from_str(line) {
         Ok(RelayLine { answer: Some(answer), .. }) => Ok(answer),
+        Ok(RelayLine { error: Some(error), .. }) if error.starts_with(UNKNOWN_REQUEST) => {
+            Err(unknown(request))
+        }
         Ok(RelayLine { error: Some(error), .. }) => Err(error),
         Ok(RelayLine { .. }) => Err("an answer without an answer".to_owned()),
         Err(error) => Err(format!("its answer cannot be read: {error}")),
     });
-    let answers: Vec<_> = answers.take(expected).collect();
-    match answers.len() == expected {
+    let answers: Vec<_> = answers.collect();
+    match answers.len() == requests.len() {
         true => Ok(Answers { release: Some(hello.agent), answers }),
         false => Err(relay.why()),
     }
@@ -177,8 +188,7 @@ async fn older(
     let mut answers = Vec::new();
     for request in requests {
         let Some(command) = request.command() else {
-            let what = format!("this agent is older, and does not know {}", request.name());
-            answers.push(Err(what));
+            answers.push(Err(unknown(request)));
             continue;
         };
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
@@ -444,8 +454,9 @@ mod tests {
     #[test]
     fn whole_answers_are_told_from_half_ones() {
         let success = || Some(json!({ "status": "Success" }));
+        let two = [Request::STATUS, Request::DROPS];
         let text = format!("{HELLO}{{\"answer\":{{\"a\": 1}}}}\n{{\"error\":\"no\"}}\n");
-        let both = understood(&executed(&text, "", success()), 2).unwrap();
+        let both = understood(&executed(&text, "", success()), &two).unwrap();
         assert_eq!(both.release.as_deref(), Some("9.9.9"));
         assert_eq!(both.answers[0].as_ref().unwrap().get(), "{\"a\": 1}");
         assert_eq!(both.answers[1].as_ref().unwrap_err(), "no");
@@ -459,7 +470,7 @@ mod tests {
             (executed("{\"agent\":\"2\",\"protocol\":2}\n", "", None), "failed", "agent 2"),
         ];
         for (executed, code, words) in cases {
-            let why = understood(&executed, 2).unwrap_err();
+            let why = understood(&executed, &two).unwrap_err();
             assert_eq!(why.code, code, "{why:?}");
             assert!(why.reason.contains(words), "{why:?}");
         }

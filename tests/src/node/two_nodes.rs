@@ -47,6 +47,8 @@ pub struct NodeHost {
     pub node: NodeObject,
     /// The run directory of its agent and its plugin.
     pub run_dir: PathBuf,
+    /// Another agent than this build's.
+    pub program: Option<PathBuf>,
     bridged: Chain,
     routed: Chain,
 }
@@ -166,6 +168,7 @@ impl NodeHost {
             bridged: chain(Chain::bridged(BRIDGE, &ranges.refs(0), &data)),
             routed: chain(Chain::routed(&ranges.refs(1), &data)),
             run_dir,
+            program: None,
         })
     }
 
@@ -187,7 +190,7 @@ impl NodeHost {
             objects,
             run_dir: self.run_dir.clone(),
             node_name: self.node.name.clone(),
-            program: None,
+            program: self.program.clone(),
             flags: flags.collect(),
         }
     }

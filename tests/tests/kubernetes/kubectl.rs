@@ -2,10 +2,12 @@
 //! not at all, by the hundreds; and real ones.
 
 mod answers;
+mod bundle;
 mod connectivity;
 mod desk;
 mod explain;
 mod impact;
+mod older;
 mod picture;
 mod real;
 mod rights;

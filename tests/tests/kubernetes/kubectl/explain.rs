@@ -1,6 +1,7 @@
 //! `explain` across two real nodes, beside real connections.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::node::manifest::{self, Port};
@@ -14,7 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use super::desk::{Desk, Said};
+use super::desk::{Desk, Said, agent_program};
 use super::real::on_nodes;
 
 /// The service's port, and that of its endpoints.
@@ -37,8 +38,14 @@ impl Shop {
 
     /// Agents with these flags.
     pub fn with(label: &str, flags: &[&str]) -> Result<Self> {
+        Self::of(label, flags, None)
+    }
+
+    /// Agents of another release.
+    pub fn of(label: &str, flags: &[&str], program: Option<PathBuf>) -> Result<Self> {
         let desk = Desk::new(label)?;
         let mut nodes = TwoNodes::new(&format!("{label}-shop"), &Value::Null)?;
+        nodes.hosts.iter_mut().for_each(|host| host.program.clone_from(&program));
         let pod = |node, name| nodes.attach_without_agent(node, name, Wiring::Routed);
         let client = pod(0, "default/client")?;
         let (near, far) = (pod(0, "default/near")?, pod(1, "default/far")?);
@@ -87,7 +94,12 @@ impl Shop {
             self.desk.agent(name, &json!({ "running": {} }), &flags)?;
             containers.push((name.clone(), host.netns.path()));
         }
-        on_nodes(&self.desk, containers)
+        let program = match &self.nodes.hosts[0].program {
+            Some(program) => program.clone(),
+            None => agent_program()?,
+        };
+        on_nodes(&self.desk, program, containers);
+        Ok(())
     }
 
     /// These policies hold, each for a pod and a direction that nothing permits.
@@ -172,6 +184,7 @@ fn both_nodes_are_asked_and_packets_agree() -> Result<()> {
     shop.hold(&[])?;
     a_connection_of_two_nodes_is_shown_once(&shop)?;
     a_missing_way_back_is_found(&shop)?;
+    a_node_port_is_judged_with_the_source_that_the_endpoint_sees(&shop)?;
     a_node_needs_a_route_to_a_service(&shop)?;
     what_is_not_known_is_not_permitted(&shop)
 }
@@ -231,6 +244,46 @@ fn a_missing_way_back_is_found(shop: &Shop) -> Result<()> {
     ensure!(way(&json, "node-2")?["route"]["result"] == "missing", "{json:#}");
     near_host.ip("route add 10.11.2.0/24 via 192.168.0.2")?;
     shop.agrees("far", &shop.far, "permitted")
+}
+
+/// From elsewhere. With policy Cluster that is the node that the client asks, with policy Local the
+/// client.
+fn a_node_port_is_judged_with_the_source_that_the_endpoint_sees(shop: &Shop) -> Result<()> {
+    const CLIENT: &str = "203.0.113.9";
+    let service = |name: &str, ip: &str, policy: &str, port: u16| {
+        let mut service = manifest::service(name, &[ip.parse()?], &[HTTP]);
+        service["spec"]["type"] = json!("NodePort");
+        service["spec"]["externalTrafficPolicy"] = json!(policy);
+        service["spec"]["ports"][0]["nodePort"] = json!(port);
+        let end = (shop.far.addresses[0], "node-2");
+        anyhow::Ok([service, manifest::slice(name, &[HTTP], &[end])])
+    };
+    let cluster = service("any", "172.30.0.20", "Cluster", 30080)?;
+    let local = service("own", "172.30.0.21", "Local", 30081)?;
+    let policy = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "namespace": "default", "name": "elsewhere" },
+        "spec": { "podSelector": { "matchLabels": { "app": "far" } },
+            "ingress": [{ "from": [{ "ipBlock": { "cidr": "203.0.113.0/24" } }] }] },
+    });
+    let objects = [&cluster[..], &local[..], &[policy]].concat();
+    shop.nodes.manifests.put("node-ports", &objects)?;
+    shop.nodes.settled(|node, status| {
+        status["services"] == 3 && status["networkPolicy"]["policies"] == node
+    })?;
+    let explained = |to: &str, via: &str, code| {
+        shop.desk.json(&["explain", CLIENT, to, "--via", via], code)?.json()
+    };
+    let json = explained("192.168.0.1:30080", "node-1", 1)?;
+    let far = way(&json, "node-2")?;
+    ensure!(far["source"] == "192.168.0.1" && far["verdict"] == "refused", "{json:#}");
+    let json = explained("192.168.0.2:30081", "node-2", 0)?;
+    let far = way(&json, "node-2")?;
+    ensure!(far["source"] == CLIENT && far["verdict"] == "permitted", "{json:#}");
+    let json = explained("192.168.0.1:30081", "node-1", 1)?;
+    ensure!(json["verdict"] == "refused", "no endpoint is there: {json:#}");
+    shop.nodes.manifests.put("node-ports", &[])?;
+    shop.hold(&[])
 }
 
 /// A pod does not: its packets are translated before their route is looked for.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -18,28 +18,45 @@ use serde_json::json;
 use super::desk::{Desk, agent_program};
 
 /// A node with an agent.
-struct Host {
-    agent: Agent,
-    netns: Netns,
+pub struct Host {
+    pub agent: Agent,
+    pub netns: Netns,
+}
+
+/// What a container of denizen's image executes: it has no shell and no `tar`, and no program but
+/// the agent's.
+pub fn in_image(program: &Path, request: &ExecRequest) -> Result<Command, Execution> {
+    match request.command.split_first() {
+        Some((name, args)) if name == "denizen-agent" => {
+            let mut command = Command::new(program);
+            command.args(args);
+            Ok(command)
+        }
+        _ => Err(Execution::Prints {
+            stdout: Vec::new(),
+            stderr: format!("no such file: {:?}", request.command).into_bytes(),
+            code: 127,
+        }),
+    }
 }
 
 /// What commands in containers do: they are executed on the pod's node. The agent's folder is in
 /// the command, since the pod names it.
-pub fn on_nodes(desk: &Desk, nodes: impl IntoIterator<Item = (String, PathBuf)>) -> Result<()> {
+pub fn on_nodes(desk: &Desk, program: PathBuf, nodes: impl IntoIterator<Item = (String, PathBuf)>) {
     let nodes: BTreeMap<String, PathBuf> = nodes.into_iter().collect();
-    let program = agent_program()?;
     desk.execute(move |node, request: &ExecRequest| {
-        let mut command = Command::new(&program);
-        command.args(&request.command[1..]);
+        let command = match in_image(&program, request) {
+            Ok(command) => command,
+            Err(failed) => return failed,
+        };
         match nodes.get(node) {
             Some(netns) => Execution::Runs(command, netns.clone()),
             None => Execution::Hangs,
         }
     });
-    Ok(())
 }
 
-fn hosts(desk: &Desk, number: usize) -> Result<Vec<Host>> {
+pub fn hosts(desk: &Desk, number: usize) -> Result<Vec<Host>> {
     let manifests = Manifests::in_folder(&desk.folder.path().join("manifests"))?;
     let ips = [ip("172.30.0.10")];
     manifests
@@ -66,7 +83,8 @@ fn hosts(desk: &Desk, number: usize) -> Result<Vec<Host>> {
     };
     let hosts: Vec<Host> = (0..number).map(host).collect::<Result<_>>()?;
     let named = hosts.iter().enumerate();
-    on_nodes(desk, named.map(|(at, host)| (format!("n{at}"), host.netns.path())))?;
+    let named = named.map(|(at, host)| (format!("n{at}"), host.netns.path()));
+    on_nodes(desk, agent_program()?, named);
     Ok(hosts)
 }
 

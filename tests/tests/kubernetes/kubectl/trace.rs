@@ -33,7 +33,7 @@ fn service() -> SocketAddr {
 
 /// Runs the program while so many clients in one pod connect to `to`, again and again: together
 /// less often than packets are followed, ten a second.
-fn traced(shop: &Shop, words: &[&str], to: SocketAddr, clients: u32) -> Result<Said> {
+pub fn traced(shop: &Shop, words: &[&str], to: SocketAddr, clients: u32) -> Result<Said> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let connect = || {

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use super::PREFIX;
 use super::controllers::{Controllers, Kubelets};
 use crate::kubectl::desk::{Desk, agent_program};
+use crate::kubectl::real::in_image;
 
 /// The desk's address, and that of the first node towards it.
 const DESK: &str = "203.0.113.2";
@@ -98,8 +99,10 @@ impl ClusterOfTwo {
             hosts.map(|host| (format!("denizen-{}", host.node.name), host.netns.path())).collect();
         let (program, commands) = (agent_program()?, self.commands.clone());
         self.desk.api.execute(Arc::new(move |request: &ExecRequest| {
-            let mut command = Command::new(&program);
-            command.args(&request.command[1..]);
+            let mut command = match in_image(&program, request) {
+                Ok(command) => command,
+                Err(failed) => return failed,
+            };
             if !request.namespace.starts_with(PREFIX) {
                 return match hosts.get(&request.pod) {
                     Some(netns) => Execution::Runs(command, netns.clone()),
