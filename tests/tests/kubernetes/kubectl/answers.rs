@@ -253,11 +253,23 @@ fn kubectls_flags_and_files_are_known() -> Result<()> {
     fs::write(&other, config.to_string())?;
     // The list's files are one.
     let list = format!("{real}:{}", other.display());
-    ensure!(run(list, &["--context", "away", "status"])?.code == 0);
+    ensure!(run(list.clone(), &["--context", "away", "status"])?.code == 0);
     let wrong = run(real, &["--context", "away", "status"])?;
     ensure!(wrong.code == 2 && wrong.stderr.contains("away"), "{wrong:#?}");
     let none = run("/nonexistent".to_owned(), &["status"])?;
     ensure!(none.code == 2 && none.stderr.contains("kubeconfig"), "{none:#?}");
+    // kubectl finds it by its name, and gives it what stands behind that.
+    let kubectl = |words: &[&str]| {
+        let mut command = Command::new("kubectl");
+        let folder = program.parent().unwrap_or(&program);
+        command.env_clear().env("PATH", format!("/usr/bin:/bin:{}", folder.display()));
+        command.env("KUBECONFIG", &list).env("HOME", desk.folder.path()).args(words);
+        desk.said(command)
+    };
+    let through = kubectl(&["denizen", "--context", "away", "status", "-o", "json"])?;
+    ensure!(through.code == 0 && through.json()?["nodes"] == 1, "{through:#?}");
+    let before = kubectl(&["--context", "away", "denizen", "status"])?;
+    ensure!(before.code == 1 && before.stderr.contains("plugin"), "{before:#?}");
     let usage = run(String::new(), &["--help"])?;
     ensure!(usage.code == 0 && usage.stdout.contains("Usage: kubectl denizen"), "{usage:#?}");
     Ok(())
@@ -279,5 +291,10 @@ fn kubectl_completes_verbs_and_names() -> Result<()> {
     ensure!(complete(&["sta"])?.starts_with("status\t"));
     ensure!(complete(&["bundle", "--nodes", ""])? == "n1\n:4\n");
     ensure!(complete(&["policies", "-n", "kube-system", "den"])? == "denizen-n1\n:4\n");
+    // Who types does not wait for a server that hangs, and needs none for verbs.
+    desk.api.behave(|manners| manners.silent = vec!["nodes"]);
+    ensure!(complete(&["bundle", "--nodes", ""])? == ":4\n");
+    ensure!(complete(&["--kubeconfig", "/nonexistent", "sta"])?.starts_with("status\t"));
+    ensure!(complete(&["--kubeconfig", "/nonexistent", "bundle", "--nodes", ""])? == ":4\n");
     Ok(())
 }

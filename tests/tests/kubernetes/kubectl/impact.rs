@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::packets::probe::{Outcome, Probe};
 use denizen_tests::peers::api::Api;
+use denizen_tests::test_length;
 use serde_json::{Value, json};
 
 use super::desk::Desk;
@@ -75,6 +77,61 @@ fn the_clusters_policies_are_what_a_change_changes() -> Result<()> {
     desk.json(&["impact", "-f", &file, "--fail-on", "warning"], 1)?;
     // Nobody executes anything anywhere.
     ensure!(desk.api.asked().iter().all(|asked| asked.method == "GET"), "something was written");
+    Ok(())
+}
+
+/// 10,000 pods and 500 policies. How long that takes is printed, and counts in full length alone.
+#[test]
+fn the_largest_cluster_is_judged() -> Result<()> {
+    const NAMESPACES: usize = 100;
+    const WORKLOADS: usize = 10;
+    const PODS: usize = 10;
+    let mut objects = Vec::new();
+    for space in 0..NAMESPACES {
+        let namespace = format!("ns-{space:02}");
+        objects.push(json!({ "apiVersion": "v1", "kind": "Namespace",
+            "metadata": { "name": namespace, "labels": { "team": format!("t{}", space % 7) } } }));
+        for (workload, at) in (0..WORKLOADS).flat_map(|of| (0..PODS).map(move |at| (of, at))) {
+            let app = format!("app-{workload}");
+            let address = format!("10.{workload}.{space}.{}", at + 1);
+            let mut object = pod(&format!("{app}-{at}"), &app, &address);
+            object["metadata"]["namespace"] = json!(namespace);
+            objects.push(object);
+        }
+        for at in 0..5 {
+            let mut object = policy(&format!("p{at}"), &format!("app-{at}"));
+            object["metadata"]["namespace"] = json!(namespace);
+            object["spec"]["podSelector"]["matchLabels"]["app"] = json!(format!("app-{}", at + 1));
+            let team = json!({ "matchLabels": { "team": format!("t{}", at) } });
+            object["spec"]["ingress"][0]["from"][0]["namespaceSelector"] = team;
+            objects.push(object);
+        }
+    }
+    let mut change = policy("new", "app-9");
+    change["metadata"]["namespace"] = json!("ns-07");
+    change["spec"]["podSelector"]["matchLabels"]["app"] = json!("app-8");
+    let (desk, file) = shop("large", &change)?;
+    let manifests = desk.folder.path().join("manifests");
+    fs::create_dir(&manifests)?;
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
+    fs::write(manifests.join("all.json"), list.to_string())?;
+    let began = Instant::now();
+    let words = ["impact", "-f", &file, "--manifests", manifests.to_str().context("a path")?];
+    let answer = desk.json(&words, 1)?.json()?;
+    let took = began.elapsed();
+    eprintln!("{took:?}");
+    ensure!(!test_length::is_full() || took < Duration::from_secs(5), "{took:?}");
+    ensure!(answer["pods"] == NAMESPACES * WORKLOADS * PODS, "{}", answer["pods"]);
+    let rows = answer["changes"].as_array().context("no changes")?;
+    ensure!(!rows.is_empty(), "nothing changes");
+    for row in rows {
+        let subjects = row["subjects"].as_array().context("no subjects")?;
+        let is_meant = |of: &Value| of["namespace"] == "ns-07" && of["name"] == "app-8";
+        ensure!(row["change"] == "lost" && subjects.iter().all(is_meant), "{row:#}");
+    }
+    let kept = rows.iter().flat_map(|row| row["peers"].as_array().into_iter().flatten());
+    let is_kept = |of: &Value| of["namespace"] == "ns-07" && of["name"] == "app-9";
+    ensure!(!kept.into_iter().any(is_kept), "the policy permits it");
     Ok(())
 }
 

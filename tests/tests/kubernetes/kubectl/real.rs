@@ -25,19 +25,18 @@ pub struct Host {
 
 /// What a container of denizen's image executes: it has no shell and no `tar`, and no program but
 /// the agent's.
-pub fn in_image(program: &Path, request: &ExecRequest) -> Result<Command, Execution> {
-    match request.command.split_first() {
-        Some((name, args)) if name == "denizen-agent" => {
-            let mut command = Command::new(program);
-            command.args(args);
-            Ok(command)
-        }
-        _ => Err(Execution::Prints {
-            stdout: Vec::new(),
-            stderr: format!("no such file: {:?}", request.command).into_bytes(),
-            code: 127,
-        }),
-    }
+pub fn in_image(program: &Path, request: &ExecRequest) -> Option<Command> {
+    let (name, args) = request.command.split_first()?;
+    (name == "denizen-agent").then(|| {
+        let mut command = Command::new(program);
+        command.args(args);
+        command
+    })
+}
+
+/// What comes of a program that the image does not have.
+pub fn no_such_program() -> Execution {
+    Execution::Prints { stdout: Vec::new(), stderr: b"no such file".to_vec(), code: 127 }
 }
 
 /// What commands in containers do: they are executed on the pod's node. The agent's folder is in
@@ -45,10 +44,7 @@ pub fn in_image(program: &Path, request: &ExecRequest) -> Result<Command, Execut
 pub fn on_nodes(desk: &Desk, program: PathBuf, nodes: impl IntoIterator<Item = (String, PathBuf)>) {
     let nodes: BTreeMap<String, PathBuf> = nodes.into_iter().collect();
     desk.execute(move |node, request: &ExecRequest| {
-        let command = match in_image(&program, request) {
-            Ok(command) => command,
-            Err(failed) => return failed,
-        };
+        let Some(command) = in_image(&program, request) else { return no_such_program() };
         match nodes.get(node) {
             Some(netns) => Execution::Runs(command, netns.clone()),
             None => Execution::Hangs,

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::PREFIX;
 use super::controllers::{Controllers, Kubelets};
 use crate::kubectl::desk::{Desk, agent_program};
-use crate::kubectl::real::in_image;
+use crate::kubectl::real::{in_image, no_such_program};
 
 /// The desk's address, and that of the first node towards it.
 const DESK: &str = "203.0.113.2";
@@ -99,9 +99,8 @@ impl ClusterOfTwo {
             hosts.map(|host| (format!("denizen-{}", host.node.name), host.netns.path())).collect();
         let (program, commands) = (agent_program()?, self.commands.clone());
         self.desk.api.execute(Arc::new(move |request: &ExecRequest| {
-            let mut command = match in_image(&program, request) {
-                Ok(command) => command,
-                Err(failed) => return failed,
+            let Some(mut command) = in_image(&program, request) else {
+                return no_such_program();
             };
             if !request.namespace.starts_with(PREFIX) {
                 return match hosts.get(&request.pod) {

@@ -48,7 +48,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 const LATE: &str = "newcomer";
 
 /// What all agents have in common.
-struct Load {
+struct BusyCluster {
     began: Instant,
     /// The late pod is there, and has a connection.
     has_newcomer: AtomicBool,
@@ -89,7 +89,7 @@ fn pod_on(node: usize, random: u64) -> (usize, usize) {
     (pod / PODS, pod % PODS)
 }
 
-impl Load {
+impl BusyCluster {
     /// How many connections of this node there were so far.
     fn count(&self) -> u64 {
         let since = self.began.elapsed() + Duration::from_secs(TRACKED);
@@ -182,7 +182,7 @@ fn dropped(node: usize, number: u64) -> Value {
     })
 }
 
-fn put(desk: &Desk) -> Result<Arc<Load>> {
+fn put(desk: &Desk) -> Result<Arc<BusyCluster>> {
     (0..NODES).try_for_each(|node| desk.node_with_agent(&format!("n{node}")))?;
     for workload in 0..WORKLOADS {
         let (namespace, name) = own(workload);
@@ -193,7 +193,7 @@ fn put(desk: &Desk) -> Result<Arc<Load>> {
         }
         service(desk, &namespace, &name, &cluster_ip(workload), ("http", 80), &ips, true)?;
     }
-    let load = Arc::new(Load { began: Instant::now(), has_newcomer: false.into() });
+    let load = Arc::new(BusyCluster { began: Instant::now(), has_newcomer: false.into() });
     let of = load.clone();
     desk.execute(move |node, _| {
         let node: usize = node.trim_start_matches('n').parse().unwrap_or_default();
