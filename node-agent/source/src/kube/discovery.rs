@@ -4,6 +4,7 @@
 //! Everybody may read what an API server serves (`system:discovery`), so a cluster without them
 //! needs no role for them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Request;
@@ -11,13 +12,17 @@ use kube::Client;
 use serde::Deserialize;
 use tokio::time::timeout;
 
+use super::exchange::Reply;
 use super::failure::Failure;
+use super::traffic::Traffic;
 
 /// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// Time until the API is asked again whether it serves them.
 pub(super) const ABSENT: Duration = Duration::from_secs(60);
+
+const JSON: &str = "application/json";
 
 const GROUP: &str = "/apis/policy.networking.k8s.io";
 const DEFINITION: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/\
@@ -75,13 +80,16 @@ struct Object {
 }
 
 /// Asks what is served.
-pub(super) async fn discover(client: &Client) -> Result<Discovered, Failure> {
+pub(super) async fn discover(
+    client: &Client,
+    traffic: &Arc<Traffic>,
+) -> Result<Discovered, Failure> {
     let mut discovered = Discovered::default();
-    let Some(group) = ask::<Group>(client, GROUP).await? else { return Ok(discovered) };
+    let Some(group) = ask::<Group>(client, traffic, GROUP).await? else { return Ok(discovered) };
     let is_served = |version: &str| group.versions.iter().any(|served| served.version == version);
     for version in VERSIONS.into_iter().filter(|version| is_served(version)) {
         let path = format!("{GROUP}/{version}");
-        let resources = ask::<Resources>(client, &path).await?;
+        let resources = ask::<Resources>(client, traffic, &path).await?;
         let mut names = resources.iter().flat_map(|list| &list.resources);
         if names.any(|resource| resource.name == RESOURCE) {
             discovered.path = Some(format!("{path}/{RESOURCE}"));
@@ -89,15 +97,15 @@ pub(super) async fn discover(client: &Client) -> Result<Discovered, Failure> {
         }
     }
     if is_served(OLD_VERSION) {
-        discovered.old = old(client).await?;
+        discovered.old = old(client, traffic).await?;
     }
     Ok(discovered)
 }
 
 /// Whether the definition is there, although nothing is served: an API server that starts does not
 /// serve everything at once. Who may not ask for it takes what is served for all there is.
-pub(super) async fn is_defined(client: &Client) -> Result<bool, Failure> {
-    match ask::<serde::de::IgnoredAny>(client, DEFINITION).await {
+pub(super) async fn is_defined(client: &Client, traffic: &Arc<Traffic>) -> Result<bool, Failure> {
+    match ask::<serde::de::IgnoredAny>(client, traffic, DEFINITION).await {
         Ok(found) => Ok(found.is_some()),
         Err(failure) if failure.is_forbidden() => Ok(false),
         Err(failure) => Err(failure),
@@ -105,11 +113,11 @@ pub(super) async fn is_defined(client: &Client) -> Result<bool, Failure> {
 }
 
 /// Objects of the version before.
-async fn old(client: &Client) -> Result<Vec<String>, Failure> {
+async fn old(client: &Client, traffic: &Arc<Traffic>) -> Result<Vec<String>, Failure> {
     let mut lines = Vec::new();
     for (resource, kind) in OLD {
         let path = format!("{GROUP}/{OLD_VERSION}/{resource}");
-        match ask::<Objects>(client, &path).await {
+        match ask::<Objects>(client, traffic, &path).await {
             Ok(objects) => {
                 lines.extend(objects.iter().flat_map(|list| &list.items).map(|object| {
                     let name = &object.metadata.name;
@@ -126,16 +134,62 @@ async fn old(client: &Client) -> Result<Vec<String>, Failure> {
     Ok(lines)
 }
 
-/// The answer; `None` if there is nothing at this path.
+/// The answer; `None` if there is nothing at this path. Not every server says so in a `Status`: the
+/// code counts, whatever the body is.
 async fn ask<T: serde::de::DeserializeOwned>(
     client: &Client,
+    traffic: &Arc<Traffic>,
     path: &str,
 ) -> Result<Option<T>, Failure> {
     let request = Request::get(path).body(Vec::new()).expect("the path is valid");
-    let answer = timeout(ANSWER, client.request_text(request)).await;
-    match answer.map_err(|_| Failure::TimedOut(ANSWER))? {
-        Ok(text) => serde_json::from_str(&text).map(Some).map_err(Failure::from),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-        Err(error) => Err(error.into()),
+    let answer = async { Reply::accepting(JSON, client, request, traffic).await?.whole().await };
+    match timeout(ANSWER, answer).await.unwrap_or(Err(Failure::TimedOut(ANSWER))) {
+        Ok(body) => serde_json::from_slice(&body).map(Some).map_err(Failure::from),
+        Err(Failure::Refused(status)) if status.code == 404 => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::Response;
+    use kube::client::Body;
+
+    use super::*;
+    use crate::running::in_runtime;
+
+    fn answering(code: u16, content_type: &'static str, body: &'static str) -> Client {
+        let answer = move |_: Request<Body>| async move {
+            let answer = Response::builder().status(code).header("content-type", content_type);
+            answer.body(Body::from(body.as_bytes().to_vec())).map_err(std::io::Error::other)
+        };
+        Client::new(tower::service_fn(answer), "default")
+    }
+
+    /// A server that is built from the same library as kube-apiserver names its paths.
+    #[test]
+    fn a_group_that_is_not_served_may_be_denied_in_any_words() {
+        const STATUS: &str = r#"{"kind":"Status","reason":"NotFound","code":404}"#;
+        let cases = [
+            ("a Status", JSON, STATUS),
+            ("the paths that are served", JSON, r#"{"paths":["/api","/apis"]}"#),
+            ("a text", "text/plain; charset=utf-8", "404 page not found"),
+            ("nothing", "", ""),
+        ];
+        for (name, content_type, body) in cases {
+            in_runtime(async {
+                let client = answering(404, content_type, body);
+                let traffic = Arc::default();
+                let discovered = discover(&client, &traffic).await;
+                assert_eq!(discovered.unwrap(), Discovered::default(), "{name}");
+                assert!(!is_defined(&client, &traffic).await.unwrap(), "{name}");
+            });
+        }
+        in_runtime(async {
+            let refused = discover(&answering(503, JSON, r#"{"paths":[]}"#), &Arc::default()).await;
+            let is_503 =
+                |failure| matches!(failure, Failure::Refused(status) if status.code == 503);
+            assert!(refused.is_err_and(is_503), "that says nothing of what is served");
+        });
     }
 }

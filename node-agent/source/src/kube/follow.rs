@@ -154,7 +154,7 @@ impl KindFollower {
     /// Finds out whether and where ClusterNetworkPolicies are served. If they are not, there are
     /// none.
     async fn discover(&mut self, client: &Client) -> Result<(), StreamEnd> {
-        let is_served = self.served.find(client, !self.listed).await?;
+        let is_served = self.served.find(client, &self.traffic, !self.listed).await?;
         self.answered();
         self.served.publish(self.version.as_ref());
         if is_served {

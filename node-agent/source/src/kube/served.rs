@@ -1,5 +1,7 @@
 //! Where a kind is served: ClusterNetworkPolicies come and go while they are followed.
 
+use std::sync::Arc;
+
 use kube::Client;
 use kube::core::Request;
 use tokio::sync::watch as latest;
@@ -9,6 +11,7 @@ use super::discovery::{Discovered, discover, is_defined};
 use super::failure::Failure;
 use super::kinds;
 use super::read::WatchedTiers;
+use super::traffic::Traffic;
 use denizen_model::Event;
 use denizen_object::ObjectKind;
 
@@ -33,11 +36,16 @@ impl ServedPath {
 
     /// Asks whether ClusterNetworkPolicies are served. If they were until now, or an earlier run
     /// may have enforced some (`is_first`), their definition must be gone too.
-    pub(super) async fn find(&mut self, client: &Client, is_first: bool) -> Result<bool, Failure> {
-        let Discovered { path, old } = discover(client).await?;
+    pub(super) async fn find(
+        &mut self,
+        client: &Client,
+        traffic: &Arc<Traffic>,
+        is_first: bool,
+    ) -> Result<bool, Failure> {
+        let Discovered { path, old } = discover(client, traffic).await?;
         self.old = old;
         let may_be_enforced = is_first || self.path.is_some();
-        if path.is_none() && may_be_enforced && is_defined(client).await? {
+        if path.is_none() && may_be_enforced && is_defined(client, traffic).await? {
             return Err(Failure::NotServedYet);
         }
         self.path = path;
