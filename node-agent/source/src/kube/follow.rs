@@ -26,6 +26,7 @@ use super::pace::{ANSWER, LIST_SILENCE, NOT_SERVED, Pace, STEADY, WATCH_SILENCE,
 use super::pods::{StreamProgress, StreamScope};
 use super::recovery::Recovery;
 use super::served::ServedPath;
+use super::silence::Silence;
 use super::spread::{Spread, is_spread};
 use super::traffic::{ListReason, Traffic};
 use super::{FollowerChannels, KubeConfig, WrongPolicy};
@@ -54,6 +55,7 @@ pub(super) struct KindFollower {
     /// Whether the next list must be the newest: the server may never reach the known version.
     needs_newest: bool,
     reason: ListReason,
+    silence: Silence,
     traffic: Arc<Traffic>,
     spread: Arc<Spread>,
     scope: StreamScope,
@@ -101,6 +103,7 @@ impl KindFollower {
             floor: ends.floor,
             needs_newest: false,
             reason: ListReason::Start,
+            silence: Silence::default(),
             traffic,
             spread,
             scope: ends.scope,
@@ -198,18 +201,7 @@ impl KindFollower {
             return Ok(ABSENT);
         }
         self.needs_newest |= failure.is_of_the_future();
-        self.reason = match (listing, failure) {
-            (true, _)
-                if self.reason == ListReason::Start
-                    && self.traffic.lists(ListReason::Start) == 0 =>
-            {
-                ListReason::Start
-            }
-            (true, _) => ListReason::Retry,
-            (false, Failure::TimedOut(_)) => ListReason::Silent,
-            (false, _) if remedy == Remedy::NotThisWay => ListReason::Refused,
-            (false, _) => ListReason::Expired,
-        };
+        self.reason = self.traffic.reason_after(failure, listing, self.reason);
         if listing && self.asks_simpler(failure) {
             return Ok(Duration::ZERO);
         }
@@ -329,11 +321,24 @@ impl KindFollower {
         if begun.elapsed() >= STEADY {
             self.pace.reset();
         }
-        ended?;
+        match ended {
+            Err(StreamEnd::Failed(Failure::TimedOut(_)))
+                if self.may_go_on(client, version).await? =>
+            {
+                debug!(kind = %self.kind, "a watch was silent; going on");
+            }
+            ended => ended?,
+        }
         if begun.elapsed() < STEADY {
             return Err(Failure::ShortWatch.into());
         }
         Ok(())
+    }
+
+    /// Whether a watch that was silent may go on from `version`.
+    async fn may_go_on(&mut self, client: &Client, version: &str) -> Result<bool, StreamEnd> {
+        let request = self.scope.request(self.served.request(self.kind));
+        Ok(self.silence.is_harmless(client, &request, version, &self.traffic).await?)
     }
 
     /// Reads a watch to its end.
@@ -343,6 +348,7 @@ impl KindFollower {
             frames.push(&piece);
             while let Some(event) = frames.next().map_err(Failure::Answer)? {
                 self.traffic.event();
+                self.silence.ends();
                 self.take(event).await?;
                 self.served.publish(self.version.as_ref());
                 self.progress.sent(self.version.as_deref());

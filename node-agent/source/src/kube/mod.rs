@@ -22,6 +22,7 @@
 //! | `exchange` | one request, and its answer as it arrives |
 //! | `frames` | cuts an answer into events or objects as it arrives; pure |
 //! | `envelope` | the parts of an answer around its objects, in protobuf and JSON; pure |
+//! | `silence` | what a silent watch means |
 //! | `served`, `discovery`, `companion` | where ClusterNetworkPolicies are served, and what they need |
 //! | `spread` | spreads the first lists of many agents |
 //! | `traffic` | counts what following a kind costs |
@@ -66,6 +67,7 @@ pub mod probe;
 mod read;
 mod recovery;
 mod served;
+mod silence;
 mod spread;
 #[cfg(test)]
 mod tests;

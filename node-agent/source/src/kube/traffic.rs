@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::envelope::Encoding;
+use super::failure::{Failure, Remedy};
 
 /// Why a list was requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +70,27 @@ impl Traffic {
             ("json", self.json.load(Ordering::Relaxed)),
             ("protobuf", self.protobuf.load(Ordering::Relaxed)),
         ]
+    }
+
+    /// Why there will be a list after a failure. `listing`: whether it was a list that failed;
+    /// `reason`: why there was one.
+    pub(super) fn reason_after(
+        &self,
+        failure: &Failure,
+        listing: bool,
+        reason: ListReason,
+    ) -> ListReason {
+        if listing && reason == ListReason::Start && self.lists(ListReason::Start) == 0 {
+            ListReason::Start
+        } else if listing {
+            ListReason::Retry
+        } else if matches!(failure, Failure::TimedOut(_)) {
+            ListReason::Silent
+        } else if failure.remedy() == Remedy::NotThisWay {
+            ListReason::Refused
+        } else {
+            ListReason::Expired
+        }
     }
 
     pub(super) fn received(&self, bytes: usize) {
