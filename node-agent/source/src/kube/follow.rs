@@ -390,8 +390,7 @@ impl KindFollower {
     }
 
     /// Takes an object of a list. Nothing is decided before the first list is complete, so large
-    /// parts of that are sent before: 150,000 pods would wait here in twice the memory that the
-    /// model needs for them.
+    /// parts of it are sent before: 150,000 pods would take twice the model's memory here.
     async fn take_listed(
         &mut self,
         list: &mut PartialList,
