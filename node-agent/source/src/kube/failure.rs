@@ -111,6 +111,11 @@ impl Failure {
         matches!(self, Self::Refused(status) if status.code == 403)
     }
 
+    /// Whether the server no longer has the version that a watch began with.
+    pub(super) fn is_expired(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code == 410)
+    }
+
     /// Whether the whole server may be away, not only this kind. One that says 429 is not away: it
     /// asks each client to wait, and nobody should be woken for its next answer.
     pub(super) fn is_outage(&self) -> bool {

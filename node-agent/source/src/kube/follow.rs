@@ -224,7 +224,7 @@ impl KindFollower {
         } else {
             self.trouble(Some(format!("{}{}", describe(failure), failure.advice(self.kind))));
         }
-        Ok(self.pace.pause(failure.asked()))
+        Ok(self.pace.pause_after(failure))
     }
 
     /// From now on requests lists in a way that an older server understands. Returns whether there

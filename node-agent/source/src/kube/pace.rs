@@ -3,6 +3,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use super::failure::Failure;
+
 /// Time limit for the first answer to a list or a watch.
 pub(super) const ANSWER: Duration = Duration::from_secs(30);
 
@@ -30,17 +32,29 @@ const LONGEST: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     failures: u32,
+    /// Whether a watch has expired since the last success.
+    expired: bool,
 }
 
 impl Pace {
     /// An attempt succeeded.
     pub(super) fn reset(&mut self) {
-        self.failures = 0;
+        *self = Self::default();
     }
 
     /// Whether nothing has failed since the last success.
     pub(super) fn is_fresh(&self) -> bool {
         self.failures == 0
+    }
+
+    /// The pause after `failure`. A server that says that a watch has expired works: what failed
+    /// before does not make the list wait that is to follow. If it says so again before anything
+    /// has succeeded, the pauses grow.
+    pub(super) fn pause_after(&mut self, failure: &Failure) -> Duration {
+        if failure.is_expired() && !std::mem::replace(&mut self.expired, true) {
+            self.failures = 0;
+        }
+        self.pause(failure.asked())
     }
 
     /// The pause after one more failure, at least as long as the server asked for.
@@ -82,6 +96,8 @@ fn random() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use kube::core::Status;
+
     use super::*;
 
     #[test]
@@ -97,6 +113,21 @@ mod tests {
         assert!(last.len() > 10, "all equal: {last:?}");
         pace.reset();
         assert!(pace.pause(None) <= SHORTEST);
+    }
+
+    /// Busy for so long that pauses are long; then its history has gone.
+    #[test]
+    fn a_list_does_not_wait_for_the_outage_before_an_expired_watch() {
+        let refused = |code| Failure::Refused(Box::new(Status { code, ..Status::default() }));
+        let mut pace = Pace::default();
+        for _ in 0..3 {
+            let busy = (0..12).map(|_| pace.pause_after(&refused(429))).last();
+            assert!(busy >= Some(LONGEST / 2), "{busy:?}");
+            let expired: Vec<Duration> = (0..12).map(|_| pace.pause_after(&refused(410))).collect();
+            assert!(expired[0] <= SHORTEST, "{expired:?}");
+            assert!(expired[11] >= LONGEST / 2, "it expires again and again: {expired:?}");
+            pace.reset();
+        }
     }
 
     #[test]
