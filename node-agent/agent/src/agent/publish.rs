@@ -72,12 +72,24 @@ impl Publisher {
             requests,
             start: Arc::new(start),
         };
-        let publisher = Self {
+        let state_file = config.run_dir.join(STATE_FILE);
+        let publisher = Self::of(pulse, ports, metrics, state_file);
+        (publisher, published)
+    }
+
+    /// Nothing has happened yet.
+    fn of(
+        pulse: watch::Sender<Pulse>,
+        ports: watch::Sender<HealthPorts>,
+        metrics: Metrics,
+        state_file: PathBuf,
+    ) -> Self {
+        Self {
             pulse,
             ports,
             metrics,
             history: History::default(),
-            state_file: config.run_dir.join(STATE_FILE),
+            state_file,
             known: None,
             recorded: None,
             policies_listed: false,
@@ -86,8 +98,7 @@ impl Publisher {
             triggers: Vec::new(),
             health_ports_differ: false,
             extent: SyncExtent::Full,
-        };
-        (publisher, published)
+        }
     }
 
     /// The loop runs. `left`: rules of a previous backend cannot be removed.

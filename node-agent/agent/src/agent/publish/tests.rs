@@ -7,21 +7,9 @@ use denizen_backend::chosen::Chosen;
 use denizen_plan::fixture::policy;
 
 fn publisher() -> Publisher {
-    Publisher {
-        pulse: watch::channel(Pulse::starting(now())).0,
-        ports: watch::channel(HealthPorts::default()).0,
-        metrics: Metrics::default(),
-        history: History::default(),
-        state_file: PathBuf::new(),
-        known: None,
-        recorded: None,
-        policies_listed: false,
-        policy_changed: None,
-        policies_differ: false,
-        triggers: Vec::new(),
-        health_ports_differ: false,
-        extent: SyncExtent::Full,
-    }
+    let pulse = watch::channel(Pulse::starting(now())).0;
+    let ports = watch::channel(HealthPorts::default()).0;
+    Publisher::of(pulse, ports, Metrics::default(), PathBuf::new())
 }
 
 /// How many changes of IPv4 were measured.
