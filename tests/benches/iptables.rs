@@ -70,7 +70,8 @@ fn measure(chosen: &Chosen) -> Result<()> {
         let is_under = took.change * GOAL < took.load;
         let by = |other: Duration| other.as_secs_f64() / took.change.as_secs_f64();
         println!(
-            "{name}: cold {:?}; one endpoint {:?}; iptables-restore of the same {:?}, {:.1} times a change, goal {GOAL}: {}; of the least change {:?}, {:.2} times",
+            "{name}: cold {:?}; one endpoint {:?}; iptables-restore of the same {:?}, {:.1} times a \
+             change, goal {GOAL}: {}; of the least change {:?}, {:.2} times",
             took.cold,
             took.change,
             took.load,

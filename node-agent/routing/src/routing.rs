@@ -1,5 +1,5 @@
-//! Routing as the loop has it, whatever of it is on. The order is what counts, and the loop's: a
-//! withdrawal comes before the rules go, an announcement after they are there.
+//! Routes, announcements and BIRD, as one feature of the agent's loop. The loop keeps the order: an
+//! address is withdrawn before its rules go, and announced after they are there.
 
 use std::future::pending;
 use std::net::IpAddr;

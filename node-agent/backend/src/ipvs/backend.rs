@@ -175,7 +175,7 @@ fn server_key(frontend: &FrontendKey) -> Option<ServerKey> {
     }
 }
 
-/// The other way round.
+/// An endpoint that drains, in the plan's terms.
 fn draining(server: ServerKey, endpoint: SocketAddr) -> Option<Draining> {
     let protocol = Protocol::from_number(server.protocol)?;
     let (address, port) = (FrontendAddress::Ip(server.at.ip()), server.at.port());

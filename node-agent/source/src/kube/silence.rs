@@ -1,10 +1,10 @@
 //! What a watch means that has been silent for too long.
 //!
 //! A server sends a bookmark about every minute, so silence is a sign: it may wait for a version
-//! that it never reaches, because its etcd was restored from an older copy. But a server that has
-//! started sends none of a kind before that kind's first change, up to some release after 1.20; and
-//! an agent that was suspended has heard nothing either. So one object is asked for first: that
-//! costs the server nothing, and a list of all pods from every node much.
+//! that it never reaches, because its etcd was restored from an older copy. But some servers send
+//! none of a kind before that kind's first change after their start (1.20 does so), and an agent
+//! that was suspended has heard nothing either. So one object is asked for first: that costs the
+//! server little, and a list of all pods from every node much.
 
 use std::sync::Arc;
 

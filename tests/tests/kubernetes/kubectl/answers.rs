@@ -220,7 +220,11 @@ fn somebody_elses_pod_with_our_label_is_not_asked() -> Result<()> {
     let desk = Desk::new("label")?;
     desk.node_with_agent("n1")?;
     let mut pod = desk.api.objects("pods").pop().context("no pod")?;
-    pod["metadata"] = json!({ "namespace": "hacker", "name": "denizen-n1", "labels": { "app.kubernetes.io/name": "denizen" } });
+    pod["metadata"] = json!({
+        "namespace": "hacker",
+        "name": "denizen-n1",
+        "labels": { "app.kubernetes.io/name": "denizen" },
+    });
     desk.api.put(&pod)?;
     desk.execute(|_, _| says(good()));
     let said = desk.run(&["status"])?;

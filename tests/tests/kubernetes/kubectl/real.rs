@@ -61,7 +61,8 @@ pub fn hosts(desk: &Desk, number: usize) -> Result<Vec<Host>> {
         let (node, address) = (format!("n{at}"), format!("192.168.0.{}", at + 1));
         let netns = Netns::new(&format!("fleet{at}"))?;
         netns.ip(&format!(
-            "link add eth0 type veth peer name eth1\nlink set eth1 up\nlink set eth0 up\naddr add {address}/24 dev eth0\n"
+            "link add eth0 type veth peer name eth1\nlink set eth1 up\nlink set eth0 up\n\
+             addr add {address}/24 dev eth0\n"
         ))?;
         let run_dir = desk.folder.path().join(format!("run-{at}"));
         fs::create_dir_all(&run_dir)?;
