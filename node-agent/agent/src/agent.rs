@@ -1,4 +1,5 @@
-//! The loop: only it knows every layer and the clock.
+//! The agent's loop. It waits for events, requests and timers, and runs the passes. Only it knows
+//! every layer and the clock.
 
 #![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
 
@@ -75,7 +76,8 @@ const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// How often the loop reports that it runs: often enough for [`denizen_observe::status::health::LATE`].
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// How often the backend looks for what nobody tells it ([`Engine::is_disturbed`]).
+/// How often the backend checks for changes of which the kernel sends no notification
+/// ([`Engine::is_disturbed`]).
 const GLANCE: Duration = Duration::from_secs(5);
 /// The pause after a success: no retry.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -84,11 +86,8 @@ const QUEUE: usize = 64;
 
 struct Agent {
     engine: Engine,
-    /// The name of its backend.
     backend: BackendName,
-    /// Why the backend was chosen.
     backend_why: String,
-    /// Who enforces NetworkPolicies.
     enforcer: Enforcer,
     settings: Reconciler,
     bridges: Bridges,
@@ -102,7 +101,7 @@ struct Agent {
     plugin_waits: PluginWaits,
     /// Removes what portmap left; `None` if host ports are off.
     portmap: Option<PortmapRules>,
-    /// Watches for foreign changes, once everything is programmed.
+    /// The kernel's notifications of foreign changes; `None` until everything is programmed.
     watch: Option<AsyncFd<Watch>>,
     /// Since when a change has been waiting to be programmed.
     pending_since: Option<Instant>,
@@ -182,7 +181,7 @@ impl Agent {
         Ok(())
     }
 
-    /// One turn. Returns whether programming succeeded, if the turn led to it.
+    /// One turn. Returns whether programming succeeded; `None` if the turn programmed nothing.
     fn turn(
         &mut self,
         next: Next,
@@ -279,7 +278,7 @@ impl Agent {
         self.publish(result, since)
     }
 
-    /// Gives what differs in the plan to those who act on it later.
+    /// Passes the plan's changes to the features that act on them later.
     fn update(&mut self, changes: &PlanChanges) {
         let plan = self.engine.plan();
         self.flush.update(plan, changes);
@@ -291,7 +290,7 @@ impl Agent {
         }
     }
 
-    /// Tells what a pass came to. Returns whether it succeeded.
+    /// Publishes the result of a pass. Returns whether it succeeded.
     fn publish(
         &mut self,
         result: Result<Progress, EngineError<ChosenError>>,
@@ -321,7 +320,7 @@ impl Agent {
         true
     }
 
-    /// Does what waits until everything is in the kernel.
+    /// What has to wait until everything is in the kernel.
     fn complete(&mut self, since: Instant) {
         self.pending_since = None;
         let sync = LastSync::new(timestamp(), since.elapsed());
@@ -339,7 +338,7 @@ impl Agent {
         self.sources.pod_scope.iter_mut().for_each(|chooser| chooser.step(planner));
     }
 
-    /// Answers the plugin's ADDs and DELs that need not wait any more.
+    /// Answers the plugin's ADDs and DELs whose pods are ready.
     fn release(&mut self) {
         let (flush, metrics) = (&self.flush, &self.publisher.metrics);
         let reader = &self.sources.read_policies;
@@ -364,7 +363,8 @@ impl Agent {
         programmed
     }
 
-    /// Returns whether what bridges cannot do changes the rules.
+    /// Sets up the bridges of recorded pods. Returns whether the rules must change because some
+    /// bridge cannot hand its frames to IP rules.
     fn set_up_bridges(&mut self, check: bool) -> bool {
         let without_netfilter = self.bridges.keep(self.engine.plan(), check);
         self.engine.set_without_netfilter(without_netfilter)
@@ -417,7 +417,7 @@ impl Agent {
     }
 }
 
-/// Waits for a feature, for ever if it is off.
+/// Waits for a feature; never returns if it is off.
 async fn if_on<F: Future>(feature: Option<F>) -> F::Output {
     match feature {
         Some(due) => due.await,

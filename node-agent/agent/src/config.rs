@@ -174,18 +174,15 @@ pub struct RunArgs {
     pub log_format: LogFormat,
 }
 
-/// `denizen-agent run`, checked.
+/// The checked configuration of `denizen-agent run`.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What affects packets.
     pub policy: Policy,
-    /// The run directory.
     pub run_dir: PathBuf,
     /// The directory of the container runtime's cached CNI results; empty for none.
     pub cni_cache_dir: PathBuf,
     /// Interfaces that look like a pod's but are not.
     pub not_pods: NotPods,
-    /// The enabled features.
     pub features: Features,
     /// Where the cluster's objects come from.
     pub objects: Objects,

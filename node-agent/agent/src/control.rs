@@ -1,4 +1,4 @@
-//! What the agent's loop is asked, through its socket and by its HTTP server.
+//! Questions to the agent's loop, from its socket and its HTTP server.
 //!
 //! On the socket each request and each answer is one JSON line. A client may send more of them over
 //! its connection; they are answered in order. Behind the socket each question has an answer of its
@@ -41,15 +41,13 @@ pub enum Question {
     Announce(IpAddr, Reply<Announced>),
     /// A packet, resolved and explained, for `denizen-agent trace`.
     Trace(ExplainQuery, Reply<Prediction>),
-    /// The names of pods and services.
     Names(Reply<Names>),
     /// The virtual servers that are planned.
     VirtualServers(Reply<Vec<ServerAddress>>),
     /// Shows packets that rules drop or refuse, for a few seconds from now on.
     Sample(Reply<Sampled>),
-    /// What is logged, and from now on.
+    /// Shows or changes what is logged.
     LogLevel(LogLevelQuery, Reply<LogLevel>),
-    /// The agent's status.
     Status(Reply<Status>),
     /// The content of the status page.
     View(ViewQuery, Reply<View>),
@@ -70,7 +68,6 @@ pub enum Request {
     },
     /// Explain why an address is, or is not, announced.
     Announce {
-        /// The address.
         announce: IpAddr,
     },
     /// Resolve and explain a packet for `denizen-agent trace`.
@@ -78,41 +75,33 @@ pub enum Request {
         /// Source and destination, as on the command line.
         trace: ExplainQuery,
     },
-    /// The names of pods and services.
     Names {
-        /// No parameters.
         names: Empty,
     },
     /// The virtual servers that are planned, as [`ServerAddress`]es.
     VirtualServers {
-        /// No parameters.
         #[serde(rename = "virtualServers")]
         virtual_servers: Empty,
     },
     /// Show packets that rules drop or refuse, for a few seconds from now on.
     Sample {
-        /// No parameters.
         sample: Empty,
     },
-    /// What is logged, and from now on.
+    /// Shows or changes what is logged.
     LogLevel {
         /// What to do about it.
         #[serde(rename = "logLevel")]
         log_level: LogLevelQuery,
     },
-    /// The agent's status.
     Status {
-        /// No parameters.
         status: Empty,
     },
     /// The content of the status page.
     View {
-        /// The selected part.
         view: ViewQuery,
     },
     /// Update the metrics' gauges. The answer is empty.
     Measure {
-        /// No parameters.
         measure: Empty,
     },
 }
@@ -127,7 +116,7 @@ pub struct ExplainQuery {
     pub to: String,
 }
 
-/// Whose dropped packets are shown.
+/// Which dropped packets are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sampled {
@@ -137,10 +126,10 @@ pub struct Sampled {
     pub network_policies: bool,
 }
 
-/// Where a virtual server is asked: the protocol's number in the IP header, and the address.
+/// Where a virtual server listens: the protocol's number in the IP header, and the address.
 pub type ServerAddress = (u8, SocketAddr);
 
-/// Where the planned virtual servers are asked.
+/// The addresses of the planned virtual servers.
 pub fn server_addresses(plan: &Plan) -> Vec<ServerAddress> {
     let keys = plan.ipvs().into_iter().flat_map(|ipvs| ipvs.servers().keys());
     let at = |key: &FrontendKey| match key.address {
@@ -159,30 +148,21 @@ pub struct Empty {}
 pub enum ControlError {
     /// Another agent answers there.
     #[error("another agent (process {pid}) runs on {path}", path = .path.display())]
-    Taken {
-        /// The socket.
-        path: PathBuf,
-        /// The other agent.
-        pid: i32,
-    },
+    Taken { path: PathBuf, pid: i32 },
     /// No agent answers.
     #[error(
         "no agent answers on {path}: is `denizen-agent run` running with this --run-dir?",
         path = .path.display()
     )]
     Nobody {
-        /// The socket.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
     /// The socket cannot be created.
     #[error("cannot listen on {path}", path = .path.display())]
     Listen {
-        /// The socket.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -192,17 +172,15 @@ pub enum ControlError {
         path = .path.display()
     )]
     Silent {
-        /// The socket.
         path: PathBuf,
         /// The agent's process id from the socket; 0 if it runs in another PID namespace.
         pid: i32,
-        /// The time limit.
         within: Duration,
     },
     /// The agent's answer is not valid.
     #[error("the agent's answer cannot be read: {0}: is the agent of another version?")]
     Answer(String),
-    /// The agent's answer is why it does not do what was asked for.
+    /// The agent refuses the request, for this reason.
     #[error("{0}")]
     Refused(String),
 }

@@ -40,7 +40,6 @@ use denizen_plan::{
 use denizen_routing::ProgrammedPlan;
 use denizen_routing::routes::UNSERVED;
 
-/// Model, plan and backend.
 #[derive(Debug)]
 pub struct Engine<B = Chosen> {
     planner: Planner,
@@ -57,7 +56,7 @@ pub struct Engine<B = Chosen> {
     synced: bool,
     /// The state file's version whose pods are in the kernel.
     programmed_pods: Option<PodVersion>,
-    /// Since when each endpoint drains.
+    /// Since when each draining endpoint has been draining.
     draining: BTreeMap<Draining, DrainingSince>,
 }
 
@@ -80,7 +79,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// With a way to read which pods are recorded, beside the events.
+    /// Gives the firewall a way to read the recorded pods that does not wait for events.
     pub fn with_records(self, records: Records) -> Self {
         let firewall = self.firewall.map(|firewall| firewall.with_records(records));
         Self { firewall, ..self }
@@ -127,12 +126,12 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Takes facts in. Nothing is decided before [`Self::decide`].
+    /// Applies events to the model. Nothing is planned before [`Self::decide`].
     pub fn apply(&mut self, events: Vec<Event>) {
         self.planner.apply(events);
     }
 
-    /// Whether there is anything to program.
+    /// Whether there is nothing to program.
     pub fn is_idle(&self) -> bool {
         self.planner.is_idle() && self.failures.iter().next().is_none()
     }
@@ -213,17 +212,16 @@ impl<B: Backend> Engine<B> {
         Ok(explanation)
     }
 
-    /// The facts.
     pub fn model(&self) -> &Model {
         self.planner.model()
     }
 
-    /// The plan.
     pub fn plan(&self) -> &Plan {
         self.planner.plan()
     }
 
-    /// Shows packets that rules drop or refuse, or no longer, from the next [`Self::program`] on.
+    /// Turns on or off, with the next [`Self::program`], that rules show the packets that they drop
+    /// or refuse.
     pub fn sample_drops(&mut self, on: bool) -> Sampled {
         if let Some(firewall) = &mut self.firewall {
             firewall.sample_drops(on);
@@ -247,8 +245,8 @@ impl<B: Backend> Engine<B> {
         self.backend.wait().await;
     }
 
-    /// A full pass has programmed the whole plan, as a partial one has: an ADD that waits for a pod
-    /// must not wait for the next change.
+    /// Notes that the plan's pods are in the kernel. Also after a full pass: an ADD that waits for
+    /// a pod must not wait for the next change.
     fn note_programmed(&mut self) {
         let is_settled = |decided: &FirewallPlan| decided.is_known() || decided.is_left_open();
         let is_firewalled =
@@ -263,7 +261,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// As [`Pass::stale_frontends`], after this repair of the backend's.
+    /// The [`Pass::stale_frontends`] after the backend's `repair`.
     fn stale_frontends(&mut self, repair: Repair) -> Vec<FrontendKey> {
         let mut stale = std::mem::take(&mut self.report.left_frontends);
         if !self.report.repaired.is_none() || !repair.is_none() {
@@ -273,7 +271,7 @@ impl<B: Backend> Engine<B> {
         stale
     }
 
-    /// Notes since when endpoints drain: what did not before does since `at`.
+    /// Records `at` as the start for endpoints that have begun to drain.
     fn note_draining(&mut self, at: &str) {
         let mut before = std::mem::take(&mut self.draining);
         let mut since = |endpoint: &Draining| {
@@ -283,8 +281,8 @@ impl<B: Backend> Engine<B> {
         self.draining = draining.map(|endpoint| (*endpoint, since(endpoint))).collect();
     }
 
-    /// Plans what is new, and gives it to the backend. What is asked about the plan, and
-    /// [`Self::program`], are about what this has planned.
+    /// Plans what changed, and gives it to the backends. [`Self::plan`] and [`Self::program`] then
+    /// refer to this plan.
     pub fn decide(&mut self) -> PlanChanges {
         let changes = self.planner.update();
         if changes.complete && self.plan().policy().services {
@@ -314,11 +312,11 @@ impl<B: Backend> Engine<B> {
         let is_written = self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
             *epoch == asked.epoch && *generation >= asked.generation
         });
-        // Hundreds may be waiting whose records have not been read yet.
+        // Cheap tests first: hundreds of ADDs may wait whose records have not been read yet.
         is_written && self.firewall.as_ref().is_none_or(Firewall::has_pods) && {
             let pod = self.plan().attachment(&asked.wait_for);
             let decided = self.plan().firewall().zip(pod);
-            // What is wrong with host ports concerns no other pod.
+            // A failure of host ports concerns only pods that have some.
             let are_served = self.failures.host_ports.is_none()
                 && (self.plan().policy().host_ports.is_none()
                     || self.plan().host_ports().is_some());
@@ -350,7 +348,7 @@ impl<B: Backend> Engine<B> {
         is_known && self.firewall.as_ref().is_some_and(Firewall::has_pods)
     }
 
-    /// The bridges whose frames IP rules do not see. Returns whether that changes the rules.
+    /// Sets the bridges whose frames IP rules do not see. Returns whether the rules must change.
     pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
         self.firewall.as_mut().is_some_and(|firewall| firewall.set_without_netfilter(bridges))
     }
@@ -366,13 +364,13 @@ impl<B: Backend> Engine<B> {
         &self.figures
     }
 
-    /// Whether a look that costs hardly anything finds that others removed what is programmed. Then
-    /// repair it: [`SyncExtent::Full`].
+    /// A cheap check whether other programs removed what is programmed. If so, a pass with
+    /// [`SyncExtent::Full`] repairs it.
     pub fn is_disturbed(&mut self) -> bool {
         self.backend.is_disturbed()
     }
 
-    /// Notes that the connections of these addresses' former pods are deleted.
+    /// Notes that the connections of these addresses' former pods have been deleted.
     pub fn departed_are_gone(&self, departed: Vec<IpAddr>) {
         if let Some(firewall) = &self.firewall {
             firewall.departed_are_gone(self.plan(), departed.into_iter());
@@ -402,7 +400,7 @@ impl<B: Backend> ProgrammedPlan for Engine<B> {
     }
 }
 
-/// Warns of a claim that another one has taken.
+/// Warns of an address and port that another service had first.
 fn warn_of(lost: &Conflict) {
     let Conflict { key, winner, loser } = lost;
     warn!(%key, service = %winner, %loser, "two services claim one address and port");

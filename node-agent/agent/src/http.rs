@@ -32,7 +32,7 @@ use denizen_observe::status::metrics::Metrics;
 use denizen_plan::HealthPorts;
 use denizen_source::events::Notices;
 
-/// What the loop publishes for the servers, always up to date.
+/// The values that the loop publishes for the servers.
 #[derive(Debug, Clone)]
 pub struct Published {
     /// The loop's health.
@@ -43,7 +43,7 @@ pub struct Published {
     pub metrics: Metrics,
     /// Requests to the loop.
     pub requests: mpsc::Sender<Question>,
-    /// What does not change.
+    /// Facts from the start, such as flags.
     pub start: Arc<StartFacts>,
 }
 
@@ -62,7 +62,7 @@ enum Site {
     HealthCheck,
 }
 
-/// How the text of a problem begins: `at` cannot be listened at.
+/// The beginning of a problem's text: the agent cannot listen at `at`.
 pub fn cannot_listen(at: SocketAddr) -> String {
     listeners::cannot_listen(at)
 }

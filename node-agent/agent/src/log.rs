@@ -39,7 +39,7 @@ pub enum LogLevelQuery {
 pub struct LogLevel {
     /// Now.
     pub level: String,
-    /// At the start, and after the next.
+    /// At the start, and again after the next start.
     pub at_start: String,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for LogLevel {
     }
 }
 
-/// Why a level is none.
+/// Why a level is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LogLevelError {
     /// A misspelt level would be taken for a module's name, and then nothing else is logged.
@@ -64,7 +64,7 @@ pub enum LogLevelError {
     /// A part of it cannot be read.
     #[error("{0:?} is no module")]
     Module(String),
-    /// The log is not this agent's to change.
+    /// The log's filter cannot be changed any more.
     #[error("the log's level cannot be changed: {0}")]
     Closed(String),
 }
@@ -96,7 +96,7 @@ impl LogFilter {
         self.level.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Does what is asked for; which messages are logged then.
+    /// Executes the query. Returns which messages are logged then.
     ///
     /// # Errors
     /// [`LogLevelError`]; then nothing is changed.

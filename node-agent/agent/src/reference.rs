@@ -29,7 +29,7 @@ macro_rules! page {
     };
 }
 
-/// Those that have no `name` in the text. A value or labels may follow the name.
+/// The names that the text does not have. A value or labels may follow the name.
 fn missing(text: &str, names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
     let is_named = |name: &str| {
         text.match_indices(&format!("`{name}"))

@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Affinity {
-    /// Now, by family and map. Empty if no service has session affinity, or if the kernel does not
-    /// say.
+    /// Currently, by family and map. Empty if no service has session affinity, or if the kernel's
+    /// maps cannot be read.
     pub clients: Vec<Clients>,
-    /// New clients while the map of all clients was full, since the rules were programmed.
+    /// What happened to new clients while the map of all clients was full, since the rules were
+    /// programmed.
     pub crowded: Crowded,
 }
 
@@ -24,7 +25,6 @@ pub struct Clients {
     pub family: String,
     /// The map's name in the kernel.
     pub map: String,
-    /// How many.
     pub clients: u32,
     /// The most that it can hold.
     pub room: u32,
@@ -38,7 +38,6 @@ pub struct Crowded {
     pub reserved: u64,
     /// Remembered for a short time.
     pub briefly: u64,
-    /// Not remembered.
     pub not: u64,
 }
 

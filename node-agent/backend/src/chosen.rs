@@ -33,16 +33,16 @@ pub enum Chosen {
 /// Why the chosen backend failed.
 #[derive(Debug, Error)]
 pub enum ChosenError {
-    /// nf_tables'.
+    /// Of nf_tables.
     #[error(transparent)]
     Nftables(#[from] NftError),
-    /// iptables'.
+    /// Of iptables.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
-    /// The backend ipvs'.
+    /// Of the backend ipvs.
     #[error(transparent)]
     Ipvs(#[from] IpvsBackendError),
-    /// An earlier run's virtual servers are left.
+    /// An earlier run's virtual servers could not be removed.
     #[error("cannot remove the virtual servers of the ipvs backend")]
     Servers(#[from] ServersError),
     /// The kernel does not accept the bridge's table, and nothing else detects a forged pod address
@@ -57,7 +57,6 @@ pub enum ChosenError {
 /// Which backend to open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackendConfig {
-    /// Its name.
     pub name: BackendName,
     /// With iptables: the variant; `None` to detect it.
     pub iptables_variant: Option<Variant>,
@@ -66,18 +65,17 @@ pub struct BackendConfig {
 /// A backend, and why it is this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// Which.
     pub backend: BackendName,
-    /// Why.
     pub why: String,
 }
 
 /// The backend for `--backend auto` on this node: nftables if the kernel can do all that it needs
-/// with this detector. To find out, it adds tables in a batch that is never committed.
+/// with this detector, else iptables. To find out, it adds tables in a batch that is never
+/// committed.
 ///
 /// # Errors
-/// When iptables could do no better: which of a bridge's ports a packet came in through,
-/// only the bridge's own table tells.
+/// If the detector needs ports of bridges and the kernel rejects the bridge's table, which iptables
+/// needs as well.
 pub fn automatic(detector: &Detector) -> Result<Choice, ChosenError> {
     let ports = if detector.knows_ports() { nftables::probe_ports() } else { Ok(()) };
     let ports = match (detector, ports) {
@@ -100,12 +98,13 @@ impl Chosen {
     /// Opens a backend in this thread's network namespace.
     ///
     /// # Errors
-    /// [`ChosenError`] when the kernel, or the programs, are not to be had.
+    /// [`ChosenError`] if the kernel or the backend's programs cannot be used.
     pub fn open(config: BackendConfig) -> Result<Self, ChosenError> {
         Ok(match config.name {
             BackendName::Nftables => {
                 let mut nftables = Nftables::open()?;
-                // From its first rule on: ports of the node's own would answer there.
+                // From the first rule on: a program that listens on the node would answer at these
+                // addresses.
                 nftables.hold_cluster_ips(&IpvsKernel::routed()?);
                 Self::Nftables(Box::new(nftables))
             }
@@ -128,8 +127,8 @@ impl Chosen {
         }
     }
 
-    /// A connection to nf_tables, whose commits do not count as others' changes of this backend's
-    /// tables, nor this one's there.
+    /// A second connection to nf_tables. Neither connection's commits count as foreign changes in
+    /// the other's tables.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -142,9 +141,9 @@ impl Chosen {
         }
     }
 
-    /// Removes the nf_tables tables, and the virtual servers, that another backend of ours left. It
-    /// is called when all rules of this one are in the kernel: until then the other's serve. Returns
-    /// the variant of iptables that this backend uses, if it uses one.
+    /// Removes the nf_tables tables and the virtual servers that another backend of ours left. To
+    /// be called when all rules of this one are in the kernel: until then the other's serve.
+    /// Returns the variant of iptables that this backend uses, if it uses one.
     ///
     /// # Errors
     /// The kernel's.
@@ -167,8 +166,8 @@ impl Chosen {
         Ok(variant)
     }
 
-    /// Removes the virtual servers that the backend ipvs left, and their addresses' routes. Until
-    /// an address is not routed here any more, rules refuse what is new there.
+    /// Removes the virtual servers that the backend ipvs left, and their addresses' routes. As long
+    /// as an address is routed here, rules refuse new connections to it.
     fn leave_ipvs(&mut self) -> Result<(), ChosenError> {
         match self {
             Self::Ipvs(_) => {}

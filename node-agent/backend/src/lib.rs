@@ -57,7 +57,7 @@ impl fmt::Display for BackendName {
 }
 
 impl BackendName {
-    /// The backend that is written so.
+    /// The backend with this name, as `--backend` has it.
     pub fn named(text: &str) -> Option<Self> {
         let all = [Self::Nftables, Self::Iptables, Self::Ipvs, Self::None];
         all.into_iter().find(|name| name.to_string() == text)
@@ -71,7 +71,7 @@ impl BackendName {
         }
     }
 
-    /// What it can do. As in kube-proxy's iptables mode, iptables leaves addresses and ports
+    /// Its capabilities. As in kube-proxy's iptables mode, iptables leaves addresses and ports
     /// without a service alone. It refuses in the filter table, before the nat table's chains
     /// restrict sources.
     pub fn capabilities(self) -> Capabilities {
@@ -109,8 +109,7 @@ pub trait Backend {
     /// As [`Self::sync`].
     fn resync(&mut self) -> Result<Repair, Self::Error>;
 
-    /// Looks, at hardly any cost, whether others removed what is programmed. Where it is so, call
-    /// [`Self::resync`].
+    /// A cheap check whether others removed what is programmed. If so, call [`Self::resync`].
     fn is_disturbed(&mut self) -> bool {
         false
     }
@@ -118,11 +117,11 @@ pub trait Backend {
     /// The state after an attempt. Cheap.
     fn report(&mut self) -> Report;
 
-    /// Figures for status and metrics. May cost time in proportion to what there is.
+    /// Figures for status and metrics. The cost grows with the number of services.
     fn figures(&mut self) -> Figures;
 
-    /// Shows packets that rules drop or refuse ([`denizen_nft::sampled`]), or no longer, from the
-    /// next [`Self::sync`] on. Returns whether this backend can.
+    /// Turns on or off, with the next [`Self::sync`], that rules show the packets that they drop or
+    /// refuse ([`denizen_nft::sampled`]). Returns whether this backend can.
     fn sample_drops(&mut self, on: bool) -> bool;
 
     /// The rejected rules of this frontend, with the reasons; empty if none is known.
@@ -169,16 +168,15 @@ pub struct Report {
 pub struct Draining {
     /// The frontend that chose it.
     pub frontend: FrontendKey,
-    /// The endpoint.
     pub endpoint: SocketAddr,
 }
 
 /// The connections that an endpoint has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Left {
-    /// Established ones.
+    /// Established connections.
     pub active: u32,
-    /// Those that are closing, or were closed and are remembered.
+    /// Connections that are closing or closed.
     pub inactive: u32,
 }
 
@@ -193,7 +191,6 @@ pub struct EndedConnections {
 }
 
 impl Default for Report {
-    /// No problem is known.
     fn default() -> Self {
         Self {
             settled: true,
@@ -203,7 +200,7 @@ impl Default for Report {
             contended: None,
             repaired: Repair::default(),
             left_frontends: Vec::new(),
-            // The kernel's notifications come first.
+            // The kernel's notifications report most changes earlier.
             look_every: Duration::from_secs(600),
             draining: BTreeSet::new(),
         }
@@ -224,11 +221,11 @@ pub struct Figures {
     pub connections: BTreeMap<FrontendConnections, u64>,
     /// With iptables: failed writes of each family's rules.
     pub restore_failures: [RestoreFailures; 2],
-    /// How many clients are remembered for session affinity.
+    /// The figures of session affinity.
     pub affinity: Affinity,
-    /// What each endpoint that drains still has.
+    /// The connections of each draining endpoint.
     pub draining: BTreeMap<Draining, Left>,
-    /// The connections that did not outlive that.
+    /// Connections that ended with their endpoint.
     pub ended: EndedConnections,
     /// Figures that could not be read, and why.
     pub errors: Vec<String>,
@@ -237,19 +234,16 @@ pub struct Figures {
 /// What connections to services are counted by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendConnections {
-    /// What they were addressed to: an address of a service or, with a node port, of the node.
+    /// Their original destination: an address of a service or, with a node port, of the node.
     pub at: SocketAddr,
-    /// Their protocol.
     pub protocol: Protocol,
 }
 
 /// How many elements one set or map of one family should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetSize {
-    /// The family.
     pub family: Family,
     /// The set's name in the kernel.
     pub set: String,
-    /// How many.
     pub elements: usize,
 }

@@ -1,6 +1,6 @@
-//! What the CNI plugin portmap has put into this node's NAT tables, and its removal for containers
-//! that are gone: if portmap is no longer in the runtime's list, nobody else removes it, and it may
-//! lead to another pod that got the address.
+//! Removes the CNI plugin portmap's NAT rules for containers that are gone. If portmap is no longer
+//! in the runtime's list, nobody else removes them, and they may lead to another pod that got the
+//! address.
 //!
 //! Rules are known by what portmap writes beside them. With iptables that is a comment with the
 //! container's id at the jump to a chain of its own; with nftables the comment is the id.
@@ -20,7 +20,7 @@ use denizen_nft::NftError;
 
 /// The chain from which portmap's rules lead to the chains of containers.
 const ENTRY: &str = "CNI-HOSTPORT-DNAT";
-/// What the name of a container's chain begins with.
+/// The prefix of the names of containers' chains.
 const CONTAINER_CHAIN: &str = "CNI-DN-";
 
 /// Why portmap's rules cannot be read or removed.
@@ -52,7 +52,7 @@ pub fn containers() -> Result<BTreeSet<Arc<str>>, PortmapError> {
 /// Removes portmap's rules for containers that are gone. What it has for others stays.
 ///
 /// # Errors
-/// The first; everything that could be removed was.
+/// The first error. Everything that could be removed was.
 pub fn remove(is_gone: &dyn Fn(&str) -> bool) -> Result<(), PortmapError> {
     let mut result = nft::remove(is_gone);
     for family in Family::BOTH {

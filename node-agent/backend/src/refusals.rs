@@ -26,7 +26,7 @@ pub const FLOWS: u32 = 4096;
 /// For how long a flow is noted, in seconds.
 pub const NOTED_FOR: u32 = 15 * 60;
 
-/// What a flow is: everything but the source port. The numbers come first: nft cannot list a rule
+/// The fields of a flow: all except the source port. The numbers come first: nft cannot list a rule
 /// that adds to a set whose key begins with an IPv6 address.
 pub const FLOW: &[Field] = &[
     Field::Protocol,
@@ -57,8 +57,8 @@ pub struct RefusedFlow {
     /// The number of the protocol.
     pub protocol: u8,
     pub source: IpAddr,
-    /// As the rule saw it: of what a service's rules refuse, the frontend. A protocol without ports
-    /// has port 0.
+    /// As the rule saw it: the frontend, if a service's rule refused. A protocol without ports has
+    /// port 0.
     pub destination: SocketAddr,
     pub packets: u64,
     /// Since when: the time that has passed since its first packet.
@@ -66,7 +66,6 @@ pub struct RefusedFlow {
 }
 
 impl RefusalReason {
-    /// All of them.
     pub const ALL: [Self; 5] = [
         Self::NoPolicy(Direction::Ingress),
         Self::NoPolicy(Direction::Egress),
@@ -94,7 +93,7 @@ impl RefusalReason {
         }
     }
 
-    /// Why, as beside the rule that drops.
+    /// The comment of the rule that drops.
     pub fn text(self) -> &'static str {
         match self {
             Self::NoPolicy(direction) => firewall::refused_text(direction),
@@ -126,8 +125,8 @@ pub fn note(set: &'static str, version: Family, with_port: bool) -> Statement {
     })
 }
 
-/// The statements of the rules that note packets of all protocols, one for each rule: what other
-/// protocols have in the place of a port is none.
+/// The statements of the rules that note packets of all protocols, a list for each rule. Protocols
+/// without ports need a rule of their own, so that their first bytes are not taken for a port.
 pub fn note_all(set: &'static str, version: Family) -> Vec<Vec<Statement>> {
     let number = |protocol: Protocol| Key::EMPTY.byte(protocol.number());
     let is = |protocol| Statement::Equals(Field::Protocol, number(protocol));
@@ -174,7 +173,7 @@ fn of_element(
     family: Family,
     element: &CountedElement,
 ) -> Option<RefusedFlow> {
-    // As `FLOW` has it, each field in whole words.
+    // The key of `FLOW`: each field is padded to whole 32-bit words.
     let bytes = element.key.as_bytes();
     let (protocol, port, addresses) = (bytes.first()?, bytes.get(4..6)?, bytes.get(8..)?);
     let source = read_address(family, addresses)?;

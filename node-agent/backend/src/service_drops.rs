@@ -1,4 +1,4 @@
-//! What services' rules drop and refuse packets for, as it is counted.
+//! The reasons for which services' rules drop and refuse packets, and the counts.
 
 use crate::why::Why;
 
@@ -22,7 +22,6 @@ pub enum ServiceDropReason {
 }
 
 impl ServiceDropReason {
-    /// All of them.
     pub const ALL: [Self; 7] = [
         Self::NoEndpoints,
         Self::NoLocalEndpoints,
@@ -46,7 +45,7 @@ impl ServiceDropReason {
         }
     }
 
-    /// The reasons of the rules that drop or refuse for it.
+    /// The `Why` of each rule that drops or refuses for this reason.
     pub fn rules(self) -> &'static [Why] {
         match self {
             Self::NoEndpoints => &[Why::RefuseTcp, Why::Refuse],
@@ -59,7 +58,7 @@ impl ServiceDropReason {
         }
     }
 
-    /// What a rule drops or refuses for that has this reason's text.
+    /// The reason of the rules whose comment is this text.
     pub fn of_text(text: &str) -> Option<Self> {
         let has = |reason: &Self| reason.rules().iter().any(|why| why.text() == text);
         Self::ALL.into_iter().find(has)
@@ -71,12 +70,11 @@ impl ServiceDropReason {
 pub struct ServiceDrops([u64; ServiceDropReason::ALL.len()]);
 
 impl ServiceDrops {
-    /// How many for this reason.
+    /// The number of packets for this reason.
     pub fn of(&self, reason: ServiceDropReason) -> u64 {
         self.0[reason as usize]
     }
 
-    /// Counts more.
     pub fn add(&mut self, reason: ServiceDropReason, packets: u64) {
         self.0[reason as usize] += packets;
     }

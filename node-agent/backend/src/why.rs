@@ -33,7 +33,7 @@ pub enum Why {
     OwnAddress,
     /// One lookup finds the service of a node port, on whichever address of the node.
     FindNodePort,
-    /// Every packet is asked, for only those from outside to such a service are handled there.
+    /// Every packet enters the chain; it only handles those from outside to such a service.
     AskLocalPolicy,
     /// `externalTrafficPolicy: Local` restricts only traffic from outside, so local pods go on to
     /// the ordinary rules. (What the node itself sends passes output, not this chain.)
@@ -59,7 +59,7 @@ pub enum Why {
     OnlyBridged,
     /// The service rules have read the bit. Rules of others must not see it.
     ClearPortBit,
-    /// Every packet is asked, a local pod's as well.
+    /// Every packet enters the chain, also those of local pods.
     AskWhoSends,
     /// If the sender is not a local pod, the source becomes the node's address, so that the answer
     /// comes back through this node and is translated back.
@@ -82,8 +82,9 @@ pub enum Why {
     /// Other nodes have endpoints, but policy Local forbids them here. The client's next try may be
     /// routed to such a node.
     NoLocalEndpoint,
-    /// Who is dropped or refused is known before anybody looks. In a rule of its own before the one
-    /// that drops: when the set is full, the kernel goes on with the next rule.
+    /// Notes the flows that are dropped or refused, so that they are known when somebody asks
+    /// later. In a rule of its own before the one that drops: when the set is full, the kernel goes
+    /// on with the next rule.
     NoteFlow,
     /// `--service-metrics`. The packet still has the address and port that it was sent to.
     CountConnection,

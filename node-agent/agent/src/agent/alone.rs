@@ -155,7 +155,7 @@ fn inode_of(line: &str, portid: u32) -> Option<&str> {
     fields.get(9).copied().filter(|_| is_wanted)
 }
 
-/// How a message names it.
+/// A process, as messages name it.
 pub(crate) fn named(process: Option<u32>) -> String {
     match process {
         Some(process) => format!("process {process}"),

@@ -1,4 +1,4 @@
-//! What bridges and their ports need beside rules.
+//! Settings of bridges and their ports that pods need in addition to rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -30,7 +30,7 @@ impl History {
         *self.due.entry(what).or_default() += 1;
     }
 
-    /// What others had changed is repaired.
+    /// Notes a repair of what other programs had changed.
     pub(super) fn repaired(&mut self, drift: Repair, took: Duration) {
         if !drift.is_none() {
             self.drift_repaired += 1;
@@ -39,7 +39,7 @@ impl History {
         }
     }
 
-    /// An attempt has ended.
+    /// Notes the result of an attempt.
     pub(super) fn tried(&mut self, at: Timestamp, took: Duration, error: Option<String>) {
         let words = self.due.iter().map(|(what, number)| match number {
             1 => format!("1 {what}"),

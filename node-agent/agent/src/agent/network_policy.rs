@@ -1,4 +1,4 @@
-//! Whether NetworkPolicies are enforced here, settled once at the start.
+//! Whether this agent enforces NetworkPolicies. Decided once, at the start.
 
 use denizen_plan::MarkBit;
 use denizen_state::firewall::note_whether_off;
@@ -23,8 +23,8 @@ pub(super) struct Enforcer {
 /// The name of this engine.
 const OURS: &str = "Denizen";
 
-/// Settles what `--network-policy auto` means on this node. If it is off, what a run that had it on
-/// left is undone.
+/// Decides what `--network-policy auto` means on this node. If policies are not enforced, removes
+/// what an earlier run that enforced them left.
 pub(super) fn choose(config: &mut Config) -> Enforcer {
     let settings = config.policy.firewall.unwrap_or_default();
     let configured = |engine| Enforcer { engine, why: "it is configured".to_owned() };

@@ -1,4 +1,4 @@
-//! The events that changes of the plan are worth.
+//! Kubernetes events for changes of the plan.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use denizen_model::{Notice, NoticeReason, NoticeSubject};
 use denizen_plan::{FirewallPlan, Plan, PlanChanges, PolicyTie, Remark};
 use denizen_routing::SendNotice;
 
-/// What is new in the plan, for operators.
+/// Sends an event for each problem that is new in the plan.
 pub(super) struct PlanNotices {
     send: SendNotice,
     /// The ClusterNetworkPolicies that had one priority at the last pass.

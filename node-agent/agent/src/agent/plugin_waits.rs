@@ -20,7 +20,7 @@ use denizen_plan::Plan;
 use denizen_plan::conntrack::StaleCandidates;
 use denizen_source::kube::PolicyRead;
 
-/// All that wait.
+/// The waiting ADDs and DELs.
 #[derive(Default)]
 pub(super) struct PluginWaits {
     waiting: Vec<PluginWait>,
@@ -39,11 +39,11 @@ struct PluginWait {
 /// Whether the policies of a new pod's namespace are as new as its ADD.
 #[derive(Clone, Copy, PartialEq)]
 enum PolicyFreshness {
-    /// Not yet.
+    /// They are still to be asked for.
     Due,
     /// They are asked for, with this ticket.
     Asked(u64),
-    /// They are, or cannot be had in time.
+    /// They are, or could not be read in time.
     Done,
 }
 
@@ -77,7 +77,7 @@ impl PluginWaits {
         let is_clean = !flush.unsearched().any(StaleCandidates::has_departed);
         let has_left_nothing =
             is_clean && !flush.unsearched().any(StaleCandidates::has_former_host_ports);
-        // A table that cannot be read keeps no pod from its start.
+        // If the conntrack table cannot be read, pods start all the same.
         let is_own = |pod: &LocalPod| {
             is_clean
                 || flush.report().problem.is_some()
@@ -122,7 +122,7 @@ impl PluginWaits {
             let freshness = asked.entry(pod.namespace.clone()).or_insert_with_key(|namespace| {
                 self.last_ticket += 1;
                 let (namespace, ticket) = (namespace.clone(), self.last_ticket);
-                // Nobody reads them if they are not enforced, or come from manifests.
+                // There is no reader if policies are not enforced, or come from manifests.
                 match reader.try_send(PolicyRead { namespace, ticket }) {
                     Ok(()) => PolicyFreshness::Asked(ticket),
                     Err(_) => PolicyFreshness::Done,
@@ -142,7 +142,8 @@ impl PluginWaits {
     }
 }
 
-/// When a plugin asked: now, if it does not say. Notes how late its request is taken.
+/// When the plugin sent the request; now if the request does not say. Records how long the request
+/// waited for the loop.
 fn asked_at(asked: &WaitFor, metrics: &Metrics) -> Instant {
     let now = now();
     let Some(delay) = asked.asked_at.and_then(since) else { return now };

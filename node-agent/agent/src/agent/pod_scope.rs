@@ -1,4 +1,4 @@
-//! Between the plan, which says whose pods must be known, and the source, which follows them.
+//! Connects the plan, which says whose pods must be known, with the source, which follows them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct PodScopeChooser {
 }
 
 impl PodScopeChooser {
-    /// With the source's end, if not all pods may be followed.
+    /// The chooser, and the source's end of it; `None` if all pods are followed.
     pub(super) fn open(config: &Config) -> Option<(Self, PodScopes)> {
         let (mode, linger) = config.watch_pods;
         let may_be_some = matches!(config.objects, Objects::Api(_))
@@ -43,7 +43,7 @@ impl PodScopeChooser {
         if_on(self.watch.due().map(|due| sleep_until(due.into()))).await
     }
 
-    /// Chooses by what is planned and known now.
+    /// Chooses anew, from the current plan and model.
     pub(super) fn step(&mut self, planner: &Planner) {
         let (model, Some(firewall)) = (planner.model(), planner.plan().firewall()) else { return };
         let needs = firewall.pod_needs();

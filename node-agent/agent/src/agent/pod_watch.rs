@@ -31,8 +31,8 @@ pub(super) struct ScopeFacts<'a> {
     pub all_pods: Option<usize>,
 }
 
-/// The choice, and why. More is followed at once, less after a while: what a label or a policy
-/// needs and does not need in turn, is followed all the time.
+/// The choice, and why. More is followed at once, less after a while, so that a need that comes and
+/// goes does not open and close watches.
 #[derive(Debug)]
 pub(super) struct PodWatch {
     mode: WatchPods,
@@ -48,7 +48,6 @@ pub(super) struct PodWatch {
     all_unneeded: Option<Instant>,
     /// How many pods there were when all were known.
     counted: Option<usize>,
-    /// What was chosen by.
     by: Option<(PodNeeds, bool, NodeCount)>,
 }
 
@@ -76,13 +75,13 @@ impl PodWatch {
         &self.why
     }
 
-    /// Since when it is all pods, or some. RFC 3339 in UTC.
+    /// Since when the current scope has been followed. RFC 3339 in UTC.
     pub fn since(&self) -> &str {
         &self.since
     }
 
-    /// Whether the choice stays at `now`. `is_all`: all pods are known. Numbers of pods do not
-    /// matter until something else changes.
+    /// Whether the choice still holds at `now`. `is_all`: all pods are known. A changed number of
+    /// pods alone does not reopen the choice.
     pub fn is_settled(
         &self,
         needs: &PodNeeds,

@@ -27,10 +27,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// A container that has no record and no cached result for so long is gone: during an ADD,
 /// portmap's rules come before both.
 const GONE_AFTER: Duration = Duration::from_secs(10);
-/// For so long it is remembered that a pod had a record.
+/// How long a departed pod is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
-/// The id of a container.
 type ContainerId = Arc<str>;
 
 /// The pods that the agent knows of.
@@ -51,7 +50,7 @@ pub(super) struct PortmapRules {
 }
 
 impl PortmapRules {
-    /// Starts to look. Returns the problems, too.
+    /// Starts the task. Returns its current problems, too.
     pub fn start(cni_cache: Option<PathBuf>) -> (Self, watch::Receiver<Vec<String>>) {
         let (recorded, of_agent) = watch::channel(Recorded::default());
         let (found, containers) = watch::channel(BTreeSet::new());
@@ -63,7 +62,7 @@ impl PortmapRules {
         (Self { recorded, due, containers }, problems)
     }
 
-    /// Takes in which pods are recorded.
+    /// Takes over the plan's recorded pods.
     pub fn update(&mut self, plan: &Plan) {
         let ids = plan.recorded().iter().map(|pod| container(&pod.id));
         let present: BTreeSet<ContainerId> = ids.map(ContainerId::from).collect();
@@ -103,7 +102,7 @@ fn container(id: &AttachmentId) -> &str {
     id.0.split_once('/').map_or(&*id.0, |(container, _)| container)
 }
 
-/// The task that looks and removes.
+/// The task that reads portmap's rules and removes those of pods that are gone.
 struct Remover {
     recorded: watch::Receiver<Recorded>,
     due: Arc<Notify>,
@@ -135,7 +134,7 @@ impl Remover {
             }
             let pause = if self.missing.is_empty() { LOOK_EVERY } else { GONE_AFTER };
             let _ = timeout(pause, self.due.notified()).await;
-            // Pods often go together.
+            // Pods often end together: collect them.
             sleep(Duration::from_millis(1)).await;
         }
     }
@@ -150,7 +149,7 @@ impl Remover {
         let mut containers = portmap::containers()?;
         let recorded = self.recorded.borrow_and_update().clone();
         let at = now();
-        // What is not known to be gone stays.
+        // A container that may still exist keeps its rules.
         let is_missing = |id: &ContainerId| {
             let cached = self.cni_cache.as_deref().and_then(|folder| is_cached(folder, id));
             recorded.is_known && !recorded.now.contains(id) && cached == Some(false)

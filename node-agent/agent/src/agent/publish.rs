@@ -40,11 +40,12 @@ pub(super) struct Publisher {
     known: Option<BTreeSet<AttachmentId>>,
     /// When the oldest record was written whose pod is not programmed yet.
     recorded: Option<SystemTime>,
-    /// NetworkPolicies are listed: what comes now is a change.
+    /// The first list of NetworkPolicies is complete: later events are changes.
     policies_listed: bool,
     /// When the oldest change of a NetworkPolicy came that is not programmed yet.
     policy_changed: Option<Instant>,
-    /// Whether the plan says that one differs; labels of its own decide about nothing.
+    /// Whether a changed NetworkPolicy changed the plan: a new label on a policy, for instance,
+    /// does not.
     policies_differ: bool,
     /// Times of the pods' and Services' changes that are not programmed yet, with their slices'
     /// families: the start of kube-proxy's `network_programming_duration_seconds`.
@@ -77,7 +78,7 @@ impl Publisher {
         (publisher, published)
     }
 
-    /// Nothing has happened yet.
+    /// The state before the first event.
     fn of(
         pulse: watch::Sender<Pulse>,
         ports: watch::Sender<HealthPorts>,
@@ -101,7 +102,7 @@ impl Publisher {
         }
     }
 
-    /// The loop runs. `left`: rules of a previous backend cannot be removed.
+    /// Notes that the loop runs. `left`: rules of a previous backend cannot be removed.
     pub(super) fn alive(&self, now: Instant, left: bool) {
         self.pulse.send_modify(|pulse| {
             pulse.alive = now;
@@ -158,7 +159,7 @@ impl Publisher {
         }
     }
 
-    /// Notes what a change of the plan is worth publishing, once it is programmed.
+    /// Notes which published values a change of the plan affects, once it is programmed.
     pub(super) fn update(&mut self, changes: &PlanChanges) {
         self.policies_differ |= changes.network_policies;
         self.triggers.extend(&changes.triggers);

@@ -30,8 +30,8 @@ pub(super) fn answer_all(
     programmed
 }
 
-/// Returns whether programming succeeded, if the question led to it. Nobody may wait for the answer
-/// any more, which is no failure.
+/// Returns whether programming succeeded; `None` if the question led to none. A client that is gone
+/// is not an error.
 fn answer(agent: &mut Agent, question: Question) -> Option<bool> {
     match question {
         Question::WaitFor(asked, reply) => {
@@ -49,7 +49,7 @@ fn answer(agent: &mut Agent, question: Question) -> Option<bool> {
                 let _ = reply.send(Err("nothing is announced: see --routing-mode".to_owned()));
                 return None;
             };
-            // BIRD does not keep the loop.
+            // BIRD may be slow to answer; the loop does not wait for it.
             tokio::spawn(async move { reply.send(Ok(announced.await)) });
         }
         Question::Trace(query, reply) => {

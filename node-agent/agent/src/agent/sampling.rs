@@ -10,8 +10,8 @@ use super::if_on;
 use crate::control::Sampled;
 use crate::engine::Engine;
 
-/// A command that watches asks again before this is over. If it ends, however it ends, the rules go
-/// that show packets.
+/// How long one request shows packets. A command that watches repeats it earlier; after the last
+/// one the rules that show packets are removed, however the command ended.
 const FOR: Duration = Duration::from_secs(5);
 
 /// Until when packets are shown.
@@ -26,8 +26,8 @@ impl Sampling {
         if_on(self.until.map(sleep_until)).await
     }
 
-    /// Shows packets from now on. Returns whose, and whether that is to be programmed; `None` if no
-    /// rule in nf_tables drops any.
+    /// Shows packets from now on. Returns whose, and whether a pass must program that; `None` if no
+    /// rule in nf_tables drops packets.
     pub(super) fn begin(&mut self, engine: &mut Engine) -> Option<(Sampled, bool)> {
         let sampled = engine.sample_drops(true);
         if !sampled.services && !sampled.network_policies {
@@ -37,7 +37,7 @@ impl Sampling {
         Some((sampled, is_new))
     }
 
-    /// Shows none any more, which is to be programmed. Returns whether any was shown.
+    /// Ends it. Returns whether packets were shown; then a pass must program the change.
     pub(super) fn end(&mut self, engine: &mut Engine) -> bool {
         let was_on = self.until.take().is_some();
         engine.sample_drops(false);

@@ -1,4 +1,4 @@
-//! The kernel's settings when the agent starts.
+//! Sets the kernel's settings (sysctls) when the agent starts.
 
 use anyhow::ensure;
 use tracing::{info, warn};
@@ -7,8 +7,7 @@ use crate::config::Config;
 use denizen_backend::sysctl::{self, Reconciler, Setting};
 use denizen_text::describe;
 
-/// Sets them as `config` says. Returns what keeps them so; `None` if this run is for the settings
-/// alone.
+/// Sets them as `config` says. Returns the reconciler that keeps them; `None` with `--init-only`.
 ///
 /// # Errors
 /// When there are none at `--sysctl-dir`.
@@ -28,7 +27,7 @@ pub(super) fn set_up(config: &Config) -> anyhow::Result<Option<Reconciler>> {
     }
     sysctl::set_up(sysctls, &config.conntrack);
     if !ipvs.is_empty() {
-        // IPVS is not used without them.
+        // Without its settings, IPVS is not used.
         settings.keep(ipvs, true);
     }
     Ok(Some(settings))

@@ -62,7 +62,7 @@ pub(super) struct Sources {
     pub(super) unknown_pods: watch::Sender<BTreeSet<PodName>>,
     /// Gets the namespaces of new pods, whose policies are read.
     pub(super) read_policies: mpsc::Sender<PolicyRead>,
-    /// Gives the tickets of those that were read, or cannot be read in time.
+    /// The tickets of reads that are done, or cannot be done in time.
     pub(super) policies_read: mpsc::Receiver<u64>,
     /// Chooses which pods are followed; `None` if all are, or they come from manifests.
     pub(super) pod_scope: Option<PodScopeChooser>,
@@ -197,7 +197,8 @@ pub(super) fn egress_at_start(config: &Config) -> Option<Event> {
     egress::at_start(egress).map(Event::Egress)
 }
 
-/// Which pods are recorded, read when the firewall asks: its source may be behind.
+/// Reads the addresses of recorded pods when the firewall asks: the state file's source may be
+/// behind.
 pub(super) fn records(run_dir: &Path) -> Records {
     let config = state_file::StateFileConfig { run_dir: run_dir.to_owned() };
     Records::new(move || {
@@ -206,7 +207,7 @@ pub(super) fn records(run_dir: &Path) -> Records {
     })
 }
 
-/// Takes it before any other event.
+/// Applies the egress configuration before any other event.
 pub(super) fn with_egress(mut engine: Engine, egress: Option<Event>) -> Engine {
     engine.apply(Vec::from_iter(egress));
     engine

@@ -30,9 +30,8 @@ use denizen_source::attachments;
 /// What the agent has beside its configuration.
 #[derive(Debug)]
 pub struct Startup {
-    /// Why the backend was chosen.
     pub backend_why: String,
-    /// The flags, for who asks.
+    /// The flags, for `/configz` and `/flagz`.
     pub flags: FlagsInForce,
     pub log: LogFilter,
 }

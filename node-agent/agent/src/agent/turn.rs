@@ -72,7 +72,7 @@ impl StopWatch {
         let elapsed = self.begun.elapsed();
         turns.observe(elapsed.as_secs_f64());
         if elapsed > LONG {
-            // The rest is waiting: for a processor, or for the kernel.
+            // The rest of the time it waited: for a processor, or for the kernel.
             let processor = used().saturating_sub(self.used);
             info!(turn = self.what, ?elapsed, ?processor, "a turn of the loop took long");
         }

@@ -87,8 +87,8 @@ fn cut_off(agent: &Agent) -> impl Iterator<Item = String> {
     problems.chain(in_vlans)
 }
 
-/// The flag that asks the backend for what it cannot do. It may be the right one for the nodes with
-/// another backend.
+/// A warning if a flag asks for something that this backend cannot do. It is not an error: other
+/// nodes may have another backend.
 pub(super) fn without_effect(agent: &Agent) -> Option<String> {
     let asks = agent.engine.plan().node().node_side.count_connections;
     let backend = agent.backend;
@@ -100,7 +100,7 @@ pub(super) fn without_effect(agent: &Agent) -> Option<String> {
     })
 }
 
-/// Whether another program's ipvs serves services, and policies are enforced.
+/// Whether another program's IPVS serves services while policies are enforced.
 fn is_passed_by(agent: &Agent) -> bool {
     let is_alone = match agent.backend {
         BackendName::None => agent.engine.plan().firewall().is_some(),
@@ -109,7 +109,6 @@ fn is_passed_by(agent: &Agent) -> bool {
     is_alone && ipvs::virtual_servers() > 0
 }
 
-/// What the rules have counted.
 fn drops(backend: BackendName) -> DropCounts {
     let is_iptables = match backend {
         BackendName::Iptables => true,

@@ -1,10 +1,10 @@
-//! What the running agent says of itself.
+//! The checks of the running agent, from its own status.
 
 use super::{Check, Finding, Report, Subject, Topic};
 use denizen_observe::status::Status;
 use denizen_text::describe;
 
-/// What another check has found already is not repeated.
+/// The checks, without problems that another check in `report` has already found.
 pub(super) fn checks(subject: &Subject, report: &Report) -> Vec<Check> {
     if subject.is_before_installation {
         let later = Finding::skipped("the installation brings it");

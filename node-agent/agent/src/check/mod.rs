@@ -65,17 +65,14 @@ pub struct Subject {
     pub routing: RoutingSettings,
     /// The folder of the kernel's settings.
     pub sysctls: PathBuf,
-    /// The run directory.
     pub run_dir: PathBuf,
-    /// The folder of CNI configurations.
     pub cni_conf_dir: PathBuf,
-    /// The folder of CNI plugins.
     pub cni_bin_dir: PathBuf,
     /// The recorded pods; `None` if there is no state file.
     pub records: Result<Option<PodSet>, StateError>,
     /// Whether the agent has noted that the runtime calls the plugin.
     pub plugin_was_called: bool,
-    /// What the running agent says of itself.
+    /// The running agent's status.
     pub agent: Result<Status, ControlError>,
 }
 

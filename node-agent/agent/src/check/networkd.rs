@@ -9,7 +9,7 @@ use denizen_state::regular;
 use super::Finding;
 use denizen_backend::iptables::processes_called;
 
-/// Its name as the kernel cuts it off: after 15 bytes.
+/// Its name as the kernel truncates it, to 15 bytes.
 const NAME: &str = "systemd-network";
 
 /// Where its configuration is, the first of several of one name counts (networkd.conf(5)).
@@ -19,8 +19,8 @@ const FOLDERS: [&str; 4] =
 /// The most bytes of a file.
 const LONGEST: u64 = 1 << 20;
 
-/// One that manages the routes of this thread's network namespace, and does not leave those of
-/// others alone.
+/// A finding if a systemd-networkd manages this network namespace and is configured to remove
+/// routes that it did not make.
 pub(super) fn removes_routes() -> Option<Finding> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     let own = namespace("thread-self");
@@ -38,12 +38,12 @@ pub(super) fn removes_routes() -> Option<Finding> {
     })
 }
 
-/// What is configured beneath the root of its files; `None` if nothing is.
+/// `ManageForeignRoutes` as configured in the files under `root`; `None` if it is not set.
 fn manages_foreign_routes(root: &Path) -> Option<bool> {
     let folders = || FOLDERS.map(|folder| root.join(folder)).into_iter();
     let main = folders().map(|folder| folder.join("networkd.conf")).find(|path| path.exists());
     let mut parts = BTreeMap::new();
-    // Of one name, the last one that is put in stays: the first folder's.
+    // In reverse, so that the first folder's file replaces those of the same name.
     for folder in folders().rev() {
         let entries = fs::read_dir(folder.join("networkd.conf.d")).into_iter().flatten().flatten();
         parts.extend(entries.map(|entry| (entry.file_name(), entry.path())));
@@ -56,7 +56,7 @@ fn manages_foreign_routes(root: &Path) -> Option<bool> {
     texts.filter_map(|text| setting(&text)).next_back()
 }
 
-/// What one file says; the last line counts.
+/// `ManageForeignRoutes` in one file; the last line counts.
 fn setting(text: &str) -> Option<bool> {
     let mut section = "";
     let mut said = None;

@@ -1,5 +1,5 @@
-//! Other programs that program the same things. Only reads, and listens for an instant where nobody
-//! does.
+//! Other programs that do the agent's work or use its ports. It only reads, and binds free ports
+//! for an instant.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -132,8 +132,8 @@ fn ports(subject: &Subject) -> Vec<Finding> {
     if found.is_empty() { vec![otherwise] } else { found }
 }
 
-/// Where the running agent cannot listen, while kube-proxy, whose ports these are, is here too.
-/// That ends with kube-proxy. Without kube-proxy it is a failure that the agent's status reports.
+/// The addresses at which the running agent cannot listen because kube-proxy has its ports. Without
+/// kube-proxy, the agent's status reports them as failures.
 fn kube_proxys_ports(subject: &Subject, status: &Status) -> Vec<Finding> {
     const ADVICE: &str = "kube-proxy has the same ports: the agent listens as soon as it is \
                           stopped. If it is, `ss -ltnp` shows who listens there";

@@ -77,7 +77,8 @@ fn entry(active: &Active, subject: &Subject) -> Finding {
     }
 }
 
-/// What is wrong between who asks for host ports and who serves them.
+/// A finding if host ports are asked for and served by different parties: portmap, the plugin's
+/// entry, the agent.
 fn host_ports(active: &Active, entry: &Value, subject: &Subject) -> Option<Finding> {
     let path = active.path.display();
     let is_asked = entry.get(HOST_PORTS).is_some_and(|asked| !asked.is_null());

@@ -1,4 +1,4 @@
-//! What was checked, and what came of it. Pure.
+//! Checks, their findings, and the page that shows them. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,7 +38,6 @@ impl Group {
     }
 }
 
-/// One thing that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "conf/reference/check.md describes each under its name")]
 pub enum Topic {
@@ -75,7 +74,7 @@ pub enum Topic {
 }
 
 impl Topic {
-    /// All of them, in the order in which they are checked.
+    /// In the order in which they are checked.
     pub const ALL: [Self; 30] = [
         Self::Permissions,
         Self::Nftables,
@@ -146,17 +145,17 @@ impl Topic {
     }
 }
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Verdict {
     /// As it should be.
     Ok,
-    /// Something may not work, or works worse.
+    /// Something may not work, or not well.
     Warning,
     /// Something does not work.
     Failure,
-    /// It does not apply here, or cannot be known from here.
+    /// The check does not apply here, or cannot be made from here.
     Skipped,
 }
 
@@ -174,23 +173,20 @@ impl Verdict {
 /// A verdict, its reason, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// The verdict.
     pub verdict: Verdict,
-    /// What was found.
     pub reason: String,
     /// What to do about it; `None` if there is nothing to do.
     pub advice: Option<String>,
-    /// What is the same for each node with this finding: conf/reference/check.md has all. `None`
-    /// if nothing is wrong, or if others say what is.
+    /// A code that is the same on each node with this finding; conf/reference/check.md lists them.
+    /// `None` if nothing is wrong, or if the problem is another program's text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<&'static str>,
-    /// What of [`Self::reason`] is this node's own.
+    /// The parts of [`Self::reason`] that differ from node to node.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<&'static str, String>,
 }
 
 impl Finding {
-    /// All is well.
     pub fn ok(reason: impl Into<String>) -> Self {
         Self::new(Verdict::Ok, reason.into(), None)
     }
@@ -210,7 +206,7 @@ impl Finding {
         Self::new(Verdict::Failure, reason.into(), Some(advice.into()))
     }
 
-    /// The same with a code, and with what of the reason is this node's own.
+    /// Adds a code, and the parts of the reason that differ from node to node.
     pub fn coded(
         self,
         code: &'static str,
@@ -227,17 +223,14 @@ impl Finding {
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What it is about.
     pub group: Group,
-    /// Its name. One with several findings comes several times.
+    /// The name. A check with several findings is listed several times.
     pub name: &'static str,
-    /// What came of it.
     #[serde(flatten)]
     pub finding: Finding,
 }
 
 impl Check {
-    /// The check of `topic`.
     pub fn new(topic: Topic, finding: Finding) -> Self {
         let (group, name) = topic.place();
         Self { group, name, finding }
@@ -247,7 +240,6 @@ impl Check {
 /// All checks, by group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The checks.
     pub checks: Vec<Check>,
 }
 
@@ -257,7 +249,7 @@ impl Report {
         self.checks.iter().filter(|check| check.finding.verdict == verdict).count()
     }
 
-    /// Whether a finding about something else has this text already.
+    /// Whether a finding already has this text.
     pub(super) fn says(&self, text: &str) -> bool {
         self.checks.iter().any(|check| check.finding.reason == text)
     }

@@ -52,7 +52,7 @@ fn rules(table: u32) -> Option<Finding> {
     )
 }
 
-/// Another program that listens where the agent's BIRD will.
+/// Another program that listens at BGP's port, which the agent's BIRD needs.
 fn speaker(subject: &Subject) -> Option<Finding> {
     let is_ours = UnixStream::connect(subject.run_dir.join(FOLDER).join(SOCKET)).is_ok();
     let is_taken = !is_ours && ["tcp", "tcp6"].into_iter().any(has_listener);

@@ -5,11 +5,11 @@ use denizen_backend::sysctl::file::value;
 use denizen_backend::sysctl::{Setting, bridge, bridge_filter, cpus, vlan};
 use denizen_model::{Family, LocalPod, family_of};
 
-/// Of the room for connections, so many hundredths are close to the end, …
+/// Warn when conntrack is this full, in percent.
 const CLOSE: u64 = 75;
-/// … and so many are the end: the kernel drops new connections when it is full.
+/// Fail when conntrack is this full, in percent: when it is full, the kernel drops new connections.
 const FULL: u64 = 95;
-/// Entries in a bucket of the table, on average, if the table is full. kube-proxy sets 4.
+/// Warn if a full table would have more entries in a bucket, on average. kube-proxy sets 4.
 const LONGEST_BUCKET: u64 = 8;
 
 pub(super) fn checks(subject: &Subject) -> Vec<Check> {

@@ -15,7 +15,7 @@ use crate::config::RunDirArgs;
 use denizen_routing::bird::{CONFIGURATION, FOLDER, SOCKET};
 use denizen_routing::routes::LearnedRoutes;
 
-/// How often to look for the configuration.
+/// Poll interval for the configuration file.
 const EVERY: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]

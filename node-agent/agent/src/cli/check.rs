@@ -63,7 +63,7 @@ pub(super) struct CheckArgs {
     output: Output,
 }
 
-/// Checks, and prints what came of it. Returns the exit code.
+/// Runs the checks and prints the report. Returns the exit code.
 pub(super) fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let subject = match args.subject() {
         Ok(subject) => subject,
@@ -77,7 +77,7 @@ pub(super) fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What `denizen-agent check --run-dir` finds here, for `relay`.
+/// The report of `denizen-agent check --run-dir`, for `relay`.
 pub(super) fn report(run_dir: &Path) -> anyhow::Result<Report> {
     let words = ["denizen-agent", "check", "--run-dir"].map(OsString::from);
     let Parsed { command, .. } = parsed(words.into_iter().chain([run_dir.into()]).collect())?;
@@ -128,7 +128,7 @@ impl CheckArgs {
     }
 }
 
-/// What the running agent says of itself, if one runs.
+/// The running agent's status, or why there is none.
 fn asked(run_dir: &Path) -> anyhow::Result<Result<Status, ControlError>> {
     block_on(async { Ok(AgentClient::new(run_dir).status().await) })
 }

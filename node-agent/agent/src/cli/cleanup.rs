@@ -49,7 +49,8 @@ pub(super) struct CleanupArgs {
 pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     let mut results = Vec::new();
     let mut planned = BTreeSet::new();
-    // A running agent would program its rules again; one that starts meanwhile, a part of them.
+    // A running agent would program its rules again, and one that starts meanwhile a part of them.
+    // The lock prevents both.
     let alone = alone_here();
     match &alone {
         Ok(_) => results.extend(remove_denizens(args)),
@@ -99,7 +100,7 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
     ]
 }
 
-/// No ADD need wait for a firewall that is removed, should the plugin still be configured.
+/// Tells a plugin that is still configured not to wait for the removed firewall.
 fn release_plugin(run_dir: &Path) -> anyhow::Result<()> {
     let noted = if run_dir.is_dir() { note_whether_off(run_dir, true) } else { Ok(()) };
     noted.context("cannot tell the plugin that NetworkPolicies are not enforced any more")

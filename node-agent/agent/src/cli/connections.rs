@@ -19,7 +19,7 @@ use denizen_observe::connections::{
 use denizen_observe::names::Names;
 use denizen_text::{Printable, printable_json, printable_lines};
 
-/// How old names may be while connections are watched.
+/// How long names are used before they are asked for again.
 const NAMES_FOR: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
@@ -122,7 +122,6 @@ struct Show<W> {
     output: Output,
     filter: ConnectionFilter,
     names: Names,
-    /// Why the output could not be written.
     failed: Option<io::Error>,
 }
 
@@ -161,7 +160,7 @@ impl<W: Write> Show<W> {
         let end = match self.output {
             Output::Text => printable_lines(&totals.to_string()),
             Output::Json => {
-                // The rest of the object that the first row began.
+                // The end of the JSON object that the first row began.
                 let rest = serde_json::to_string(&totals)?;
                 printable_json(&rest).replacen('{', "\n],", 1) + "\n"
             }

@@ -28,17 +28,17 @@ use denizen_observe::names::Names;
 use denizen_plan::explain::PolicyRow;
 use denizen_text::{Printable, printable_json};
 
-/// How often the command says that it still watches.
+/// How often the command repeats its request to show packets.
 const RENEW: Duration = Duration::from_secs(2);
 
 /// The longest that [`dropped`] watches, in seconds.
 const LONGEST_WATCH: u64 = 10;
 
-/// What is left of that is not waited for if it is less: the kernel takes 0 for no limit.
+/// A shorter rest of the time is not waited for: the kernel takes a timeout of 0 for no limit.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// How many kinds of packets [`dropped`] tells apart, and of how many flows [`refused`] finds the
-/// policy.
+/// The most kinds of packets that [`dropped`] tells apart, and the most flows whose policy
+/// [`refused`] looks up.
 const KINDS: usize = 100;
 
 /// The most flows that are named.
@@ -110,7 +110,6 @@ fn is_iptables(run_dir: &Path) -> anyhow::Result<bool> {
     Ok(status.backend == BackendName::Iptables.to_string())
 }
 
-/// What the rules counted.
 pub(super) fn counts(run_dir: &Path) -> anyhow::Result<DropCounts> {
     read_counts(is_iptables(run_dir)?)
 }
@@ -120,7 +119,7 @@ fn read_counts(is_iptables: bool) -> anyhow::Result<DropCounts> {
 }
 
 fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
-    // First: what the rules show at once is not lost.
+    // Before the request, so that the first packets are not lost.
     let mut watch = DropWatch::open()?;
     let Sampled { services, network_policies } = sample(run_dir)?;
     let mut names: Names = names(run_dir)?;
@@ -236,8 +235,8 @@ fn refusing_packet(run_dir: &Path, packet: &DroppedPacket) -> Option<String> {
     refusing(run_dir, &packet.table, &report.protocol, source, destination)
 }
 
-/// Which policy drops packets, as `explain` has it. The agent may know more by now than its rules
-/// did.
+/// The policy that drops such packets, as `explain` names it. The agent may have newer facts by now
+/// than its rules had then.
 fn refusing(
     run_dir: &Path,
     table: &str,
@@ -254,8 +253,8 @@ fn refusing(
     explanation.policies.iter().find_map(PolicyRow::refusing)
 }
 
-/// Says to the agent that the command still watches. If the agent is gone, it was perhaps killed
-/// and could not remove the rules that show packets; then the command does.
+/// Repeats the request to show packets. If the agent is gone, it may have been killed with the
+/// rules that show packets in place; then the command removes them.
 fn renew(run_dir: &Path) -> anyhow::Result<()> {
     let asked = sample(run_dir).map(drop);
     let is_gone =

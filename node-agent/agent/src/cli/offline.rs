@@ -45,13 +45,13 @@ pub(super) struct RenderArgs {
 /// The backend for `--backend auto` without a kernel.
 const AUTO: BackendName = BackendName::Nftables;
 
-/// The rules of both features.
+/// The rules of services and of NetworkPolicies.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Rendered {
     #[serde(flatten)]
     services: RenderedPlan,
-    /// Missing without policies: then the tables are empty.
+    /// `None` without policies: then the tables are empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     network_policy: Option<denizen_nft::Rendering>,
 }

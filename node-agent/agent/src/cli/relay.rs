@@ -33,8 +33,7 @@ const LONGEST_REQUEST: u64 = 64 * 1024;
 /// Size limit of an answer in bytes. Clients ask hundreds of nodes, and keep what they say.
 const LONGEST_ANSWER: usize = 16 << 20;
 
-/// The process ends after this, whatever it waits for: a client that is gone may not close the
-/// input.
+/// Time limit of the whole process: a client that is gone may not close the input.
 const SESSION: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
@@ -43,7 +42,7 @@ pub(super) struct RelayArgs {
     run_dir: RunDirArgs,
 }
 
-/// What may be asked. The plugin's requests, and what changes a decision, are not here.
+/// The permitted requests: not the plugin's, and none that changes a decision.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum RelayRequest {

@@ -54,7 +54,7 @@ pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
     if until_input {
         let is_unwanted = is_unwanted.clone();
         thread::spawn(move || {
-            // Whatever it is, and if it cannot be read.
+            // Any input ends it, and so does an error.
             let _ = io::stdin().read(&mut [0]);
             is_unwanted.store(true, Ordering::Relaxed);
         });

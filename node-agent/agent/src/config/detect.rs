@@ -1,4 +1,4 @@
-//! The flags that say how local traffic is detected.
+//! The flags for the detection of local traffic.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -61,13 +61,7 @@ pub enum DetectorError {
     Mode,
     /// A mode needs a value, or accepts none.
     #[error("{mode}: {problem}")]
-    Value {
-        /// The mode.
-        mode: &'static str,
-        /// What is wrong.
-        problem: String,
-    },
-    /// Not a CIDR.
+    Value { mode: &'static str, problem: String },
     #[error(transparent)]
     Cidr(#[from] NotACidr),
 }

@@ -6,7 +6,7 @@ use super::ObjectsError;
 use super::cidr::NotACidr;
 use denizen_plan::MarkBit;
 
-/// An error of the command line.
+/// An invalid command line.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ConfigError {
     /// Addresses for node ports that are not CIDRs.
@@ -17,12 +17,7 @@ pub enum ConfigError {
         "{flag}: {value:?} is not an IP address with or without a port, such as 127.0.0.1:10249 or \
          [::1]:10249"
     )]
-    Listen {
-        /// The flag.
-        flag: &'static str,
-        /// Its value.
-        value: String,
-    },
+    Listen { flag: &'static str, value: String },
     /// Not a list of gates.
     #[error("--feature-gates: {0:?} is not NAME=true or NAME=false")]
     Gate(String),

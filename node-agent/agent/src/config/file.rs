@@ -67,18 +67,15 @@ pub enum FileError {
     /// It cannot be read.
     #[error("cannot read the configuration file {path}")]
     Read {
-        /// Path of the file.
+        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// Its content is not valid.
     #[error("the configuration file {path} cannot be used:{}", listed(.problems))]
     Bad {
-        /// Path of the file.
+        /// The file.
         path: PathBuf,
-        /// All its problems.
         problems: Vec<Problem>,
     },
 }

@@ -62,7 +62,8 @@ pub struct FirewallArgs {
 }
 
 impl FirewallArgs {
-    /// What was asked for, where no other engine is in the way. `by_ipvs`: the backend is ipvs.
+    /// The settings of the pod firewall, as if no other engine enforced policies here; `None` if it
+    /// is off. `by_ipvs`: the backend is ipvs.
     pub fn settings(&self, by_ipvs: bool) -> Option<FirewallSettings> {
         let to_node = match self.policy_to_node {
             PolicyToNode::Enforce => ToNode::Enforce,

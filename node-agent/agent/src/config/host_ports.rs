@@ -25,7 +25,7 @@ pub struct HostPortsArgs {
 }
 
 impl HostPortsArgs {
-    /// How they are served; `None` if they are not.
+    /// How host ports are served; `None` if they are not.
     pub fn settings(self) -> Option<HostPortSettings> {
         match self.host_ports {
             HostPortsMode::Off => None,

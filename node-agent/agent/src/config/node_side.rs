@@ -1,4 +1,4 @@
-//! The flags for this node that are not about services.
+//! The flags for this node's marks, forwarding, counters and egress masquerade.
 
 use std::path::PathBuf;
 

@@ -105,7 +105,7 @@ pub struct RoutingArgs {
 }
 
 impl RoutingArgs {
-    /// Whether there is something to do. Then the Nodes of others are needed.
+    /// Whether routing is on. Then the other Nodes are followed.
     pub(super) fn is_on(&self) -> bool {
         match self.routing_mode {
             RoutingMode::Off => false,
@@ -113,7 +113,7 @@ impl RoutingArgs {
         }
     }
 
-    /// Whether it announces, which is decided from services.
+    /// Whether announcements are on. They are decided from services.
     pub(super) fn announces(&self) -> bool {
         match self.routing_mode {
             RoutingMode::Off | RoutingMode::Direct => false,

@@ -40,12 +40,10 @@ impl AgentClient {
         Self { run_dir: run_dir.to_owned() }
     }
 
-    /// The agent's status.
     pub async fn status(&self) -> Result<Status, ControlError> {
         self.ask(Request::Status { status: Empty {} }).await
     }
 
-    /// The names of pods and services.
     pub async fn names(&self) -> Result<Names, ControlError> {
         self.ask(Request::Names { names: Empty {} }).await
     }
@@ -70,7 +68,7 @@ impl AgentClient {
         self.ask(Request::Sample { sample: Empty {} }).await
     }
 
-    /// What is logged, and from now on.
+    /// Shows or changes what is logged.
     pub async fn log_level(&self, log_level: LogLevelQuery) -> Result<LogLevel, ControlError> {
         self.ask(Request::LogLevel { log_level }).await
     }
@@ -80,7 +78,7 @@ impl AgentClient {
         self.ask(Request::VirtualServers { virtual_servers: Empty {} }).await
     }
 
-    /// The answer to any request, as it is.
+    /// Passes on a request; its answer in JSON.
     pub async fn relay(&self, request: Request) -> Result<Value, ControlError> {
         self.ask(request).await
     }

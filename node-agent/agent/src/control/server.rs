@@ -19,7 +19,7 @@ use tracing::debug;
 
 use super::{ControlError, Question, Reply, Request};
 
-/// The answer to a request, once it is there; `None` if there will be none.
+/// The future answer to a request; `None` if the loop drops the question.
 type JsonAnswer = Pin<Box<dyn Future<Output = Option<Value>> + Send>>;
 
 /// Size limit of a request in bytes. Requests are small.
@@ -99,7 +99,7 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Question>) {
     }
 }
 
-/// Passes a request on; `None` if nobody takes it any more.
+/// Passes a request on to the loop; `None` if the loop has ended.
 async fn send(line: &str, requests: &mpsc::Sender<Question>) -> Option<JsonAnswer> {
     match serde_json::from_str(line) {
         Ok(request) => {

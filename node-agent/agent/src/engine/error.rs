@@ -1,4 +1,4 @@
-//! Why the kernel is not as it should be.
+//! Why a part of the plan is not in the kernel.
 
 use thiserror::Error;
 
@@ -8,16 +8,16 @@ use denizen_backend::ipvs::IpvsBackendError;
 use denizen_model::Family;
 use denizen_nft::{NftError, TableFamily};
 
-/// Why the kernel is not as it should be.
+/// Why a part of the plan is not in the kernel.
 #[derive(Debug, Error)]
 pub enum EngineError<E: std::error::Error + 'static> {
-    /// The pod firewall's tables are not.
+    /// The pod firewall's tables could not be programmed.
     #[error(transparent)]
     Firewall(#[from] NftError),
-    /// Host ports' tables are not.
+    /// Host ports' tables could not be programmed.
     #[error("host ports are not served as they should be")]
     HostPorts(#[source] NftError),
-    /// The backend's rules are not.
+    /// The backend's rules could not be programmed.
     #[error(transparent)]
     Backend(E),
 }

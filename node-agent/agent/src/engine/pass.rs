@@ -1,4 +1,4 @@
-//! What one programming of the kernel came to.
+//! The result of a pass.
 
 use std::error::Error;
 
@@ -7,19 +7,19 @@ use denizen_backend::Repair;
 use denizen_plan::FrontendKey;
 use denizen_text::describe;
 
-/// What a pass came to.
+/// The result of a pass.
 #[derive(Debug)]
 pub struct Pass<E: Error + 'static> {
     /// What could not be programmed is tried again by the next pass.
     pub result: Result<Progress, EngineError<E>>,
-    /// What others had changed, and is repaired.
+    /// What other programs had changed and the pass has repaired.
     pub drift: Repair,
     /// Frontends whose flows may be stale: their rules were missing for a while, or an earlier run
     /// programmed them and they no longer exist.
     pub stale_frontends: Vec<FrontendKey>,
 }
 
-/// How far the kernel is.
+/// How much of the plan is in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// All that is decided is in the kernel.
@@ -30,7 +30,7 @@ pub enum Progress {
     Contended,
 }
 
-/// Why parts are not as they should be, since the last pass.
+/// Why the last pass failed, by part.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     pub(super) firewall: Option<String>,
@@ -39,7 +39,7 @@ pub(super) struct Failures {
 }
 
 impl Failures {
-    /// Of the pod firewall, the backend and host ports.
+    /// From the results of the pod firewall, the backend and host ports.
     pub(super) fn of<E: Error + 'static>(results: &[Result<Repair, EngineError<E>>; 3]) -> Self {
         let texts =
             results.each_ref().map(|result| result.as_ref().err().map(|error| describe(error)));

@@ -119,7 +119,7 @@ fn policy_ties(plan: &Plan) -> Vec<String> {
     shown(ties.iter())
 }
 
-/// The remarks, as errors and as warnings.
+/// The plan's remarks: errors and warnings.
 fn remarks(plan: &Plan) -> (Vec<String>, Vec<String>) {
     let services = plan.services().into_iter();
     let (wrong, surprising): (Vec<&Remark>, Vec<&Remark>) =
@@ -149,7 +149,7 @@ fn asking_pods(plan: &Plan) -> usize {
     plan.recorded().iter().filter(|pod| !pod.host_ports.is_empty()).count()
 }
 
-/// Host ports that nobody may get who was promised them.
+/// Host ports that a pod asked for and does not get.
 fn host_port_warnings(plan: &Plan) -> Vec<String> {
     let unserved = asking_pods(plan);
     let is_off = plan.policy().host_ports.is_none() && unserved > 0;
@@ -161,7 +161,7 @@ fn host_port_warnings(plan: &Plan) -> Vec<String> {
     lines.into_iter().chain(off).collect()
 }
 
-/// Health-check node ports that a service requests and another one has.
+/// Health-check node ports that a service asks for and another one has.
 fn lost_health_ports(plan: &Plan) -> impl Iterator<Item = String> {
     let services = plan.services();
     let lost = services.map(|services| services.health_checks().settled().1);

@@ -1,5 +1,5 @@
-//! The kernel's connections for the page: its table may be large, so it is read for those who ask
-//! for it, and seldom.
+//! The kernel's connections for the page. The table may be large, so it is read only on demand, and
+//! its summary is kept for a while.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,17 +11,16 @@ use denizen_observe::connections::{ConnectionReader, Summary, SummaryBuilder};
 use denizen_observe::names::Names;
 use denizen_text::describe;
 
-/// How long what was read is shown. To read 100,000 connections takes a tenth of a second of one
+/// How long a summary is shown. Reading 100,000 connections takes a tenth of a second of one
 /// processor.
 const FOR: Duration = Duration::from_secs(10);
 
-/// What was read last. One reads at a time.
+/// The last summary. The lock lets one request read at a time.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     last: Arc<Mutex<Option<Read>>>,
 }
 
-/// What was read, and when.
 #[derive(Debug)]
 struct Read {
     at: Instant,

@@ -72,7 +72,7 @@ pub(super) fn for_kubelet(listen: Listen) -> Sites {
     at.map(|at| (at, Site::Probe)).into_iter().collect()
 }
 
-/// How a problem with `at` begins.
+/// The beginning of a problem's text: the agent cannot listen at `at`.
 pub(super) fn cannot_listen(at: SocketAddr) -> String {
     format!("cannot listen at {at} ")
 }

@@ -1,5 +1,5 @@
-//! The CNI configuration of a node that has none (`--with-bridge`): Debian's and everybody's
-//! `bridge`, with `host-local` addresses from this node's podCIDRs.
+//! The CNI configuration of a node that has none (`--with-bridge`): the reference plugin `bridge`,
+//! with `host-local` addresses from this node's podCIDRs.
 //!
 //! The file is written once. Pods keep their addresses, and the bridge its own, so that a range
 //! that changes needs a person.
@@ -30,7 +30,6 @@ pub enum BridgeError {
     /// The agent does not know them, or the Node has none.
     #[error("this node's podCIDRs are not known: {0}")]
     Unknown(&'static str),
-    /// A plugin is missing.
     #[error("{} does not exist: install the usual CNI plugins first", .0.display())]
     Plugin(PathBuf),
     /// The file has other ranges.
@@ -40,14 +39,12 @@ pub enum BridgeError {
         file.display()
     )]
     OtherRanges {
-        /// The file.
         file: PathBuf,
         /// What is in it.
         there: String,
         /// What should be.
         wanted: String,
     },
-    /// The file cannot be written.
     #[error(transparent)]
     Folder(#[from] FolderError),
 }

@@ -37,11 +37,8 @@ pub enum FolderError {
     /// The folder or a file in it cannot be read or written.
     #[error("cannot {doing} {}", path.display())]
     Io {
-        /// The failed operation.
         doing: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },

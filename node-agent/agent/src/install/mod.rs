@@ -212,7 +212,7 @@ async fn keep(args: &InstallArgs, entry: &Value) -> anyhow::Result<()> {
             && let Err(error) = put_bridge(args, entry).await
         {
             problems.push(describe(&error));
-            // Nobody tells when the agent knows.
+            // The agent sends no notification when it knows the podCIDRs: look again.
             watch = None;
         }
         problems.extend(check(folder, entry));

@@ -23,18 +23,14 @@ pub enum PluginError {
     /// It cannot be read or written.
     #[error("cannot {doing} {}", path.display())]
     Io {
-        /// The failed operation.
         doing: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
     /// It is not denizen, or not for this machine.
     #[error("{} does not answer VERSION as the CNI plugin does: {answer}", path.display())]
     Strange {
-        /// The program.
         path: PathBuf,
         /// Its answer, or the error.
         answer: String,

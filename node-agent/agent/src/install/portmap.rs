@@ -10,7 +10,6 @@ use serde_json::{Map, Value};
 
 use super::conflist::{Conflist, PLUGIN, Unusable, kind};
 
-/// The type of the plugin.
 pub const PORTMAP: &str = "portmap";
 
 /// An entry that was taken out.

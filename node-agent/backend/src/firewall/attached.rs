@@ -1,9 +1,9 @@
-//! How the node's pods are attached.
+//! Whether the node's pods are on bridges, or have an interface of their own.
 
 use denizen_model::LocalPod;
 
-/// Which tables have pods whose sources they check: only those need to know whose addresses are
-/// taken, of which there are as many as the cluster has pods.
+/// Tells which tables check pods' sources. Only these need the set of taken addresses, which has an
+/// element for each pod of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Attached {
     /// Some are behind ports of bridges.

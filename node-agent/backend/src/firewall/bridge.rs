@@ -56,7 +56,7 @@ const LISTENER_REPORT: u8 = 143;
 /// need 28 and 72 bytes).
 const SHORT: u32 = 128;
 
-/// The table.
+/// The table's schema.
 pub fn schema() -> Schema {
     Schema {
         family: TableFamily::Bridge,
@@ -66,7 +66,7 @@ pub fn schema() -> Schema {
     }
 }
 
-/// All chains, in an order in which each is made before it is referred to.
+/// All chains, each before those that refer to it.
 pub fn all(pods: KnownPods) -> Vec<Chain> {
     vec![
         tunnels(pods),
@@ -99,12 +99,12 @@ fn back() -> Statement {
     to(Verdict::Return)
 }
 
-/// Asks for the type in the frame's own header: that of a tag, if it has one.
+/// Matches the type in the frame's own header: the tag's type, if the frame is tagged.
 fn is_frame(ether_type: u16) -> Statement {
     Statement::Equals(Field::FrameType, Key::EMPTY.port(ether_type))
 }
 
-/// Asks whether a message is as short as those of ARP and neighbour discovery are.
+/// Matches messages that are, or are not, as short as those of ARP and neighbour discovery.
 fn is_short(short: bool) -> Statement {
     Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: short, value: 0 }
 }
@@ -113,7 +113,7 @@ fn spoofed(asked: Vec<Statement>) -> Rule {
     dropped(DropReason::Spoofed, asked)
 }
 
-/// Every host asks for routers and joins groups all the time: what of that goes astray is not
+/// Every host asks for routers and joins groups all the time: what is dropped of that is not
 /// counted.
 fn not_for_pods(asked: Vec<Statement>) -> Rule {
     let why = "for routers and listeners, and no pod is one for another";
@@ -127,7 +127,7 @@ fn prerouting() -> Chain {
     base("prerouting", Hook::Prerouting, SOURCE_PRIORITY, why, rules)
 }
 
-/// The rules at the top are all that an ordinary packet meets.
+/// An ordinary packet is decided by the rules at the top.
 fn sources() -> Chain {
     let own = "the Ethernet and the IP address of the pod";
     let other = "another source, or another Ethernet address";
@@ -283,9 +283,9 @@ fn forward() -> Chain {
     base("forward", Hook::Forward, FILTER_PRIORITY, why, rules)
 }
 
-/// What reaches an isolated pod on a bridge is for one of its addresses, whatever the frame says,
-/// and so it is judged. Beside that there are only questions about its addresses, and what routers
-/// announce.
+/// What reaches an isolated pod on a bridge must be for one of its addresses, whatever the frame's
+/// header says, so that IP rules judge it. The only exceptions are queries about its addresses, and
+/// routers' announcements.
 fn receiver() -> Chain {
     let for_it = |set: BridgeSet, version| {
         set.has_of(&[Field::OutputInterface, Field::Destination(version)])
@@ -306,7 +306,8 @@ fn receiver() -> Chain {
     chain("receiver".into(), "what may reach an isolated pod on a bridge", rules)
 }
 
-/// Of discovery, neighbours ask for addresses, and routers announce and ask the rest.
+/// The permitted messages of discovery: neighbours' queries for addresses, and routers'
+/// announcements and queries.
 fn announcements() -> Chain {
     let is = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
     let mut asks = is(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT);
@@ -322,8 +323,8 @@ fn announcements() -> Chain {
     chain("announcements".into(), "which discovery may reach an isolated pod on a bridge", rules)
 }
 
-/// Neighbour discovery and ARP are not judged. So they carry nothing else, and what is for routers
-/// does not reach pods.
+/// Neighbour discovery and ARP are not judged by policies. So they may carry nothing else, and
+/// messages for routers do not reach pods.
 fn neighbours() -> Chain {
     let why = DropReason::Refused(Direction::Egress);
     let icmpv6 = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
@@ -337,7 +338,7 @@ fn neighbours() -> Chain {
     chain("neighbours".into(), "what a restricted pod may send to other pods unjudged", rules)
 }
 
-/// What these rules ask can only be asked of IPv6.
+/// These rules with a test for IPv6 first, which their own tests need.
 fn carrying_ipv6(rules: Vec<Rule>) -> Vec<Rule> {
     let carries = |rule: Rule| {
         let statements = [vec![Statement::carries(Family::V6)], rule.statements].concat();
@@ -350,8 +351,7 @@ fn member(set: BridgeSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
-/// Every element that should be there. `without_netfilter`: bridges whose frames IP rules do not
-/// see.
+/// All desired elements. `without_netfilter`: bridges whose frames IP rules do not see.
 pub fn elements(
     plan: &FirewallPlan,
     pods: &[LocalPod],
@@ -371,7 +371,7 @@ pub fn elements(
     all
 }
 
-/// What is there for a recorded pod, if it is on a bridge.
+/// The elements of a recorded pod, if it is on a bridge.
 pub(super) fn of_pod(
     plan: &FirewallPlan,
     pod: &LocalPod,
@@ -409,7 +409,7 @@ pub(super) fn of_pod(
     all
 }
 
-/// What is there for nodes, bridges and tunnels.
+/// The elements of nodes, bridges and tunnels.
 pub(super) fn of_surroundings(plan: &FirewallPlan) -> Vec<Element> {
     let links = plan.links();
     let bridges =
@@ -427,7 +427,7 @@ pub(super) fn of_surroundings(plan: &FirewallPlan) -> Vec<Element> {
     bridges.chain(veths).chain(nodes).chain(tunnels).collect()
 }
 
-/// What is there for an address that is a pod's or a node's.
+/// The elements of an address that a pod or a node has.
 pub(super) fn of_taken(address: IpAddr) -> Vec<Element> {
     let key = Key::EMPTY.address(address);
     match address {

@@ -1,15 +1,15 @@
-//! What the firewall's rules drop packets for.
+//! The reasons for which the firewall's rules drop packets.
 
 use denizen_plan::Direction;
 
-/// What a rule drops for, as it is counted.
+/// Why a rule drops, as counters have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DropReason {
     /// No policy permits it.
     Refused(Direction),
     /// The pod's policies are not known yet.
     Pending,
-    /// It belongs to a connection that was permitted, and is not any more.
+    /// It belongs to a connection that was permitted once and is now forbidden.
     Forbidden,
     /// The source is not the pod's.
     Spoofed,
@@ -22,7 +22,6 @@ pub enum DropReason {
 }
 
 impl DropReason {
-    /// All of them.
     pub const ALL: [Self; 8] = [
         Self::Refused(Direction::Ingress),
         Self::Refused(Direction::Egress),
@@ -34,7 +33,7 @@ impl DropReason {
         Self::Tunnel,
     ];
 
-    /// Why, beside the rule on the node.
+    /// The rule's comment on the node.
     pub fn text(self) -> &'static str {
         match self {
             Self::Refused(Direction::Ingress) => "no policy permits this to reach the pod",
@@ -49,7 +48,7 @@ impl DropReason {
     }
 }
 
-/// Why a rule drops what no policy permits, beside the rule on the node.
+/// The comment of a rule that drops what no policy permits.
 pub fn refused_text(direction: Direction) -> &'static str {
     DropReason::Refused(direction).text()
 }

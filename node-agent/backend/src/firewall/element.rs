@@ -1,4 +1,4 @@
-//! What is decided, as elements of the tables of IP packets. Pure.
+//! Renders the firewall's plan as elements of the tables of IP packets. Pure.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -17,8 +17,8 @@ pub(super) fn member(set: FirewallSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
-/// How a pod's address is judged. Of the many cells of ClusterNetworkPolicies only those that
-/// `others` have not.
+/// The elements that say how a pod's address is judged. Of the many cells of
+/// ClusterNetworkPolicies, only those that `others` do not have.
 pub fn of_sides(
     address: IpAddr,
     sides: &Sides,
@@ -57,8 +57,8 @@ pub fn of_sides(
     elements
 }
 
-/// What passes between a pod that ClusterNetworkPolicies select and each peer, where `others` have
-/// something else.
+/// The cells of a pod that ClusterNetworkPolicies select, one for each peer; only those in which
+/// `others` differ.
 fn of_cells<'a>(
     pod: IpAddr,
     direction: Direction,
@@ -70,7 +70,7 @@ fn of_cells<'a>(
     let cells = tiered.cells.beyond(others.map(|others| &others.cells));
     let cells = cells.map(move |(id, function)| (peer(*id), function));
     let cells = cells.chain([(ITSELF, &tiered.itself)]);
-    // Whoever is not found is refused.
+    // A missing cell means: nothing passes.
     let cells = cells.filter(|(_, function)| !function.is_none());
     cells.map(move |(peer, function)| Element {
         set: FirewallSet::Cells(direction).id(),
@@ -80,7 +80,7 @@ fn of_cells<'a>(
     })
 }
 
-/// The functions of all pods of a version.
+/// The functions of all pods of an IP version.
 pub fn functions_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&Function> {
     let is_asked = |address| version.is_none_or(|version| family_of(address) == version);
     let pods = plan.pods().filter(|(address, _)| is_asked(*address));
@@ -96,7 +96,8 @@ pub fn functions_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&Fu
     all
 }
 
-/// What passes by each function of a version's pods. Everything and nothing need no elements.
+/// The elements that say what each function permits. The functions that permit everything and
+/// nothing need none.
 pub fn of_functions(plan: &FirewallPlan, version: Family, numbers: &Numbers) -> Vec<Element> {
     let functions = functions_of(plan, Some(version)).into_iter();
     let mut elements = Vec::new();
@@ -136,21 +137,21 @@ fn of_permission(
     }
 }
 
-/// The number of an address' identity.
+/// The element with the number of an address' identity.
 pub fn of_identity(address: IpAddr, number: u32) -> Element {
     let value = Value::Data(Data::EMPTY.number(number));
     let key = Key::EMPTY.address(address);
     Element { set: FirewallSet::Identities.id(), key, value, comment: None }
 }
 
-/// The number of a range's identity.
+/// The element with the number of a range's identity.
 pub fn of_block(range: AddressRange, number: u32) -> Element {
     let value = Value::Data(Data::EMPTY.number(number));
     let key = Key::EMPTY.address(range.first).up_to_address(range.last);
     Element { set: FirewallSet::Blocks.id(), key, value, comment: None }
 }
 
-/// Where the packets of a routed pod come in, and with which addresses.
+/// The elements of a routed pod: its interface and its addresses.
 pub fn of_pod(plan: &FirewallPlan, pod: &LocalPod, version: Family) -> Vec<Element> {
     if pod.shares_interface() {
         return Vec::new();
@@ -169,7 +170,7 @@ pub fn of_pod(plan: &FirewallPlan, pod: &LocalPod, version: Family) -> Vec<Eleme
     elements
 }
 
-/// What is there for nodes and tunnels.
+/// The elements of nodes and tunnels.
 pub fn of_surroundings(plan: &FirewallPlan, version: Family) -> Vec<Element> {
     let ends = plan.tunnel_ends().filter(|ip| family_of(*ip) == version);
     let ends = ends.map(|ip| member(FirewallSet::Nodes, Key::EMPTY.address(ip)));
@@ -180,12 +181,12 @@ pub fn of_surroundings(plan: &FirewallPlan, version: Family) -> Vec<Element> {
     ends.chain(tunnels).collect()
 }
 
-/// An address that is a pod's or a node's.
+/// The element of an address that a pod or a node has.
 pub fn of_taken(address: IpAddr) -> Element {
     member(FirewallSet::Taken, Key::EMPTY.address(address))
 }
 
-/// Every element that should be there.
+/// All desired elements.
 pub fn all(
     plan: &FirewallPlan,
     pods: &[LocalPod],

@@ -1,4 +1,4 @@
-//! The chains for what IPVS forwards to an endpoint elsewhere than on this node.
+//! The chains for connections that IPVS forwards to an endpoint on another node.
 //!
 //! IPVS takes a packet in the input hook, translates it, and sends it on through the output hook,
 //! where the input interface is not known. The forward hook sees the answers alone.
@@ -65,7 +65,7 @@ impl Program {
         let mut rules = vec![forbidden(is_forbidden)];
         rules.extend(self.known());
         rules.extend([
-            // It has no connection whose mark could be asked.
+            // An untracked packet has no connection, and so no mark.
             rule(
                 "the node's own: neighbour discovery, and what the host exempts from tracking",
                 [has_any(Field::ConnectionState, UNTRACKED), to(Verdict::Return)],

@@ -24,18 +24,17 @@ const NDMSG: usize = 12;
 const INDEX: usize = 4;
 /// The offset of its state.
 const STATE: usize = 8;
-/// `NUD_PERMANENT`: nothing waits for what somebody has configured.
+/// `NUD_PERMANENT`: a configured entry has no waiting packets.
 const PERMANENT: u16 = 0x80;
 /// `NDA_DST`.
 const DESTINATION: u16 = 1;
-/// More addresses are looked for in a list of all entries. For each question the kernel takes the
-/// lock of all links, which whoever makes and removes pods holds again and again.
+/// Up to this many addresses are queried one by one, more by a list of all entries. Each query
+/// takes the kernel's lock of all links (rtnl), for which CNI plugins compete.
 const SINGLE: usize = 4;
-/// Time limit for an answer of the kernel, which comes at once.
+/// Time limit for an answer of the kernel, which normally comes at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Those of the addresses that are of restricted pods, each with the interface that the node
-/// forwards to.
+/// The addresses of restricted pods among these, each with the interface that the node forwards to.
 pub(super) fn restricted(
     plan: &Plan,
     addresses: impl Iterator<Item = IpAddr>,

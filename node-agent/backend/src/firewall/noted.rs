@@ -1,26 +1,25 @@
-//! What should be in the tables, as it was noted last, and how it differs from what should be there
-//! now.
+//! Lists of desired elements, and the difference between an earlier and a later list.
 
 use std::collections::BTreeMap;
 
 use super::table::FirewallTable;
 use denizen_nft::{Element, Keeper, TableFamily};
 
-/// What each table should hold, [`sorted`].
+/// The desired elements of each table, [`sorted`].
 pub(super) fn of_each(
     elements: impl Fn(FirewallTable) -> Vec<Element>,
 ) -> [(TableFamily, Vec<Element>); 3] {
     FirewallTable::ALL.map(|table| (table.family(), sorted(elements(table))))
 }
 
-/// Sorted, and each once: bridges may have one Ethernet address.
+/// Sorted, without duplicates: several bridges may have the same Ethernet address.
 fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
     elements.sort_unstable_by_key(|element| (element.set, element.key));
     elements.dedup_by_key(|element| (element.set, element.key));
     elements
 }
 
-/// The elements that `others` have not, or not so. Both are [`sorted`].
+/// The elements that are missing or different in `others`. Both are [`sorted`].
 fn beyond<'a>(
     elements: &'a [Element],
     others: &'a [Element],
@@ -33,8 +32,8 @@ fn beyond<'a>(
     })
 }
 
-/// Notes the difference between what was noted of each table and what should be there. Both are
-/// [`sorted`].
+/// Notes in each table's keeper the difference between the elements noted before and those desired
+/// now. Both are [`sorted`].
 pub(super) fn replace(
     noted: &mut BTreeMap<TableFamily, Vec<Element>>,
     keepers: &mut BTreeMap<TableFamily, Keeper>,
@@ -48,7 +47,7 @@ pub(super) fn replace(
     }
 }
 
-/// Notes what leads from some elements of a table to others.
+/// Notes in a table's keeper the difference between two lists of elements.
 pub(super) fn note(
     keepers: &mut BTreeMap<TableFamily, Keeper>,
     family: impl Into<TableFamily>,

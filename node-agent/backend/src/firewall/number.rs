@@ -12,26 +12,26 @@ use denizen_plan::{Direction, FirewallPlan, Function, IdentityId, Sides};
 
 /// Bit of a function's number, which no identity has.
 const FUNCTION: u32 = 1 << 31;
-/// The function by which everything passes.
+/// The function that permits everything.
 pub const ALL: u32 = FUNCTION;
-/// The function by which nothing does.
+/// The function that permits nothing.
 const NONE: u32 = FUNCTION | 1;
-/// The identity of addresses that no policy can tell from others.
+/// The identity of addresses that no policy distinguishes from others.
 pub const NOBODY: u32 = FUNCTION - 2;
 /// The identity of a pod for itself.
 pub const ITSELF: u32 = FUNCTION - 1;
 
-/// The numbers in use. 0 stands for everybody, and is nobody's.
+/// The numbers in use. 0 means everybody, and is never assigned.
 #[derive(Debug, Default)]
 pub struct Numbers {
     numbers: HashMap<IdentityId, u32>,
     taken: BTreeSet<u32>,
-    /// Free from the next change on.
+    /// Numbers that may be assigned again from the next change on.
     retired: Vec<u32>,
     next: u32,
     functions: HashMap<Function, u32>,
     functions_taken: BTreeSet<u32>,
-    /// Functions that no pod had after the last change.
+    /// Functions that no pod used after the last change.
     unused: Vec<Function>,
 }
 
@@ -60,7 +60,7 @@ impl Numbers {
         self.number(id)
     }
 
-    /// The number of a function; that of nothing if none was assigned.
+    /// The number of a function; `NONE` if none was assigned.
     pub fn function(&self, function: &Function) -> u32 {
         match function.is_all() {
             true => ALL,
@@ -68,8 +68,8 @@ impl Numbers {
         }
     }
 
-    /// Gives a function a number if it has none. It follows from what passes, so that an agent that
-    /// starts finds most of what an earlier run wrote.
+    /// Gives a function a number if it has none. The number is a hash of what the function permits,
+    /// so that a restarted agent finds most of the earlier run's elements correct.
     fn assign_function(&mut self, function: &Function) {
         if function.is_all() || function.is_none() || self.functions.contains_key(function) {
             return;
@@ -82,8 +82,8 @@ impl Numbers {
         self.functions.insert(function.clone(), number);
     }
 
-    /// Frees the numbers of functions that were in no use after the last change either. `used` are
-    /// those that are.
+    /// Frees the numbers of functions that are not in `used` now, and were not after the last
+    /// change.
     pub fn retire_functions(&mut self, used: &HashSet<&Function>) {
         for function in std::mem::take(&mut self.unused) {
             if !used.contains(&function)
@@ -109,8 +109,8 @@ impl Numbers {
         }
     }
 
-    /// Gives every peer of a pod a number, and what passes between it and them. Those that it had
-    /// `before` have theirs.
+    /// Gives every peer of a pod, and every function between them, a number. Those of `before`
+    /// already have one.
     pub fn assign_peers(&mut self, sides: &Sides, before: Option<&Sides>) {
         for direction in Direction::BOTH {
             let permissions = sides.of(direction).permissions.iter();
@@ -123,14 +123,14 @@ impl Numbers {
         }
     }
 
-    /// Whether an identity has this number.
+    /// Whether the number is some identity's.
     pub fn is_in_use(&self, number: u32) -> bool {
         [0, NOBODY, ITSELF].contains(&number)
             || self.taken.contains(&number) && !self.retired.contains(&number)
     }
 
-    /// A change begins. These identities are gone: their numbers may be given to others by the
-    /// change after this one.
+    /// Begins a change. The identities in `gone` no longer exist; their numbers may be reused by
+    /// the change after this one.
     pub fn retire(&mut self, gone: &[IdentityId]) {
         for number in self.retired.drain(..) {
             self.taken.remove(&number);
@@ -138,7 +138,7 @@ impl Numbers {
         self.retired.extend(gone.iter().filter_map(|id| self.numbers.remove(id)));
     }
 
-    /// Takes over an earlier run's numbers from what the kernel holds of a table.
+    /// Takes over an earlier run's numbers from the kernel's tables.
     pub fn restore_from(&mut self, seen: &[(Family, Observed)], plan: &FirewallPlan) {
         let mut numbers: BTreeMap<u32, BTreeSet<Option<IdentityId>>> = BTreeMap::new();
         for (version, seen) in seen {
@@ -155,8 +155,9 @@ impl Numbers {
         self.restore(&numbers);
     }
 
-    /// Takes over an earlier run's numbers: each that stands for one identity alone. `seen` says
-    /// which number each identity's addresses have in the kernel. The others stay taken for now.
+    /// Takes over an earlier run's numbers, each that belongs to exactly one identity. `seen`: the
+    /// identities of the addresses that have each number in the kernel. Other numbers stay reserved
+    /// for now.
     fn restore(&mut self, seen: &BTreeMap<u32, BTreeSet<Option<IdentityId>>>) {
         for (number, ids) in seen.iter().filter(|(number, _)| (1..NOBODY).contains(*number)) {
             self.taken.insert(*number);
@@ -171,7 +172,7 @@ impl Numbers {
     }
 }
 
-/// FNV-1a, the same in every version of this program. Two functions with one digest are told apart.
+/// FNV-1a, the same in every version of this program. The caller resolves collisions.
 fn digest(function: &Function) -> u32 {
     let spans = function.spans().flat_map(|(protocol, (first, last))| {
         let ports = [first.to_be_bytes(), last.to_be_bytes()].concat();

@@ -19,16 +19,15 @@ use denizen_iptables::{IptablesError, Programs, Table, Variant, legacy_tables};
 /// An engine that seems to enforce policy here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
-    /// Its name.
     pub name: &'static str,
-    /// What it was recognised by.
+    /// The kernel object by which it was recognised.
     pub found: String,
 }
 
 /// Why it is not known whether there is one.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// Links cannot be listed.
+    /// The node's links cannot be listed.
     #[error("cannot list links to find other engines of NetworkPolicy")]
     Links(#[source] Errno),
     /// Tables and chains cannot be read.
@@ -58,7 +57,7 @@ pub fn other_engine() -> Result<Option<Engine>, EngineError> {
 struct KernelObject {
     kind: ObjectKind,
     name: String,
-    /// Behind kind and name.
+    /// The rest of its description, after kind and name.
     of: String,
 }
 
@@ -69,15 +68,15 @@ enum ObjectKind {
     Chain,
 }
 
-/// What a name must be.
+/// How a name is matched.
 #[derive(Debug, Clone, Copy)]
 enum NamePattern {
     Exactly(&'static str),
     Beginning(&'static str),
 }
 
-/// The marks of each engine. Those that are there without policy too, as pods' interfaces are, do
-/// not count.
+/// The kernel objects by which each engine is recognised. Objects that also exist without policy
+/// enforcement, such as pods' interfaces, are not in the list.
 const ENGINES: [(&str, ObjectKind, NamePattern); 14] = [
     ("Calico", ObjectKind::Chain, NamePattern::Beginning("cali-")),
     ("Calico", ObjectKind::Table, NamePattern::Exactly("calico")),
@@ -140,7 +139,7 @@ fn tables_and_chains() -> Result<Vec<KernelObject>, NetlinkError> {
 
 /// The chains of legacy iptables' filter table, which have no netlink.
 fn legacy_chains(version: Family) -> Result<Vec<KernelObject>, IptablesError> {
-    // Asking iptables would make the table.
+    // Running iptables would create the table.
     if !legacy_tables(version).iter().any(|name| name == Table::Filter.as_str()) {
         return Ok(Vec::new());
     }

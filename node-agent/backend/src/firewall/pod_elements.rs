@@ -1,4 +1,5 @@
-//! What the tables hold for recorded pods, by pod: one that comes or goes costs what is its own.
+//! The tables' elements by recorded pod, so that a pod that comes or goes costs only its own
+//! elements.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use denizen_state::AttachmentId;
 /// The elements of a pod in every table.
 type OfPod = Vec<(TableFamily, Element)>;
 
-/// What the tables hold for a recorded pod.
+/// The elements of a recorded pod.
 pub(super) fn of_pod(
     firewall: &FirewallPlan,
     pod: &LocalPod,
@@ -26,15 +27,15 @@ pub(super) fn of_pod(
     FirewallTable::ALL.into_iter().flat_map(of_table).collect()
 }
 
-/// The elements of recorded pods, as they were noted last. Two records may have one interface, and
-/// so share elements.
+/// The elements of all recorded pods, counted by the pods that have them: two records may have the
+/// same interface, and so the same elements.
 #[derive(Debug, Default)]
 pub(super) struct PodElements {
     of: BTreeMap<AttachmentId, OfPod>,
     holders: HashMap<(TableFamily, SetId, Key), u32>,
 }
 
-/// Elements that no pod has any longer, and those that none had.
+/// Elements that no pod has any longer, and elements that no pod had before.
 #[derive(Debug, Default)]
 pub(super) struct Changed {
     gone: OfPod,
@@ -42,7 +43,7 @@ pub(super) struct Changed {
 }
 
 impl PodElements {
-    /// Notes what a pod has from now on.
+    /// Replaces the elements of a pod.
     pub fn replace(&mut self, pod: &AttachmentId, now: OfPod, changed: &mut Changed) {
         let key = |(family, element): &(TableFamily, Element)| (*family, element.set, element.key);
         for element in self.of.remove(pod).unwrap_or_default() {
@@ -65,7 +66,7 @@ impl PodElements {
         }
     }
 
-    /// Notes that these pods have nothing.
+    /// Removes the elements of these pods.
     pub fn remove_all(&mut self, pods: &BTreeSet<AttachmentId>) -> Changed {
         let mut changed = Changed::default();
         pods.iter().for_each(|pod| self.replace(pod, OfPod::new(), &mut changed));
@@ -74,7 +75,7 @@ impl PodElements {
 }
 
 impl Changed {
-    /// Notes it for the tables.
+    /// Notes the changes in the tables' keepers.
     pub fn note(self, keepers: &mut BTreeMap<TableFamily, Keeper>) {
         for table in FirewallTable::ALL {
             let family = table.family();

@@ -34,7 +34,7 @@ const WITH_PORTS: [u8; 3] = [TCP, 17, 132];
 const TCP_FLAGS: Field = Field::TransportByte(13);
 const FIN: u32 = 1;
 
-/// All chains, in an order in which each is made before it is referred to.
+/// All chains, each before those that refer to it.
 pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) -> Vec<Chain> {
     let out = Program { version, scope, pods: settings.pods };
     let tiers = Direction::BOTH.into_iter().filter(|_| scope.is_tiered());
@@ -111,12 +111,12 @@ fn refused_chain(direction: Direction) -> Arc<str> {
     format!("{direction}-refused").into()
 }
 
-/// Asks whether any of these bits is set.
+/// Matches if any of these bits is set.
 pub(super) fn has_any(field: Field, mask: u32) -> Statement {
     Statement::Bits { field, mask, equal: false, value: 0 }
 }
 
-/// Asks whether a number lies between these two or is one of them.
+/// Matches a number from `first` to `last`, both included.
 pub(super) fn types(field: Field, first: u8, last: u8) -> Statement {
     let kind = |number| Key::EMPTY.byte(number);
     match first == last {
@@ -125,13 +125,13 @@ pub(super) fn types(field: Field, first: u8, last: u8) -> Statement {
     }
 }
 
-/// Asks whether the source is the unspecified IPv6 address.
+/// Matches the unspecified IPv6 address as source.
 pub(super) fn is_unspecified() -> Statement {
     let unspecified = Key::EMPTY.address(Ipv6Addr::UNSPECIFIED.into());
     Statement::Equals(Field::Source(Family::V6), unspecified)
 }
 
-/// Asks for the sources of those that have no address of this link yet, or need none.
+/// Matches link-local and unspecified sources: hosts that have no other address yet, or need none.
 fn from_link() -> [Statement; 2] {
     let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
     let source = Field::Source(Family::V6);
@@ -158,7 +158,7 @@ fn neighbour_discovery() -> Vec<Rule> {
     rules
 }
 
-/// What every host sends without an address of its own that others know.
+/// Discovery messages that a host sends before it has an address.
 pub(super) fn discovery_from_link() -> Vec<Rule> {
     let why = "neighbour and listener discovery, as every host does it on its own link";
     let mut rules = Vec::new();
@@ -171,7 +171,8 @@ pub(super) fn discovery_from_link() -> Vec<Rule> {
     rules
 }
 
-/// What belongs to a connection that is not permitted any more.
+/// Sends packets of a connection that has been forbidden since it was established to the chain
+/// `forbidden`.
 pub(super) fn forbidden(asked: Vec<Statement>) -> Rule {
     let goto = to(Verdict::Goto("forbidden".into()));
     rule("connections that are not permitted any more", asked.into_iter().chain([goto]))
@@ -182,7 +183,7 @@ impl Program {
         Statement::In(set.declared(self.version).lookup())
     }
 
-    /// The destination, in a set that is declared with the source.
+    /// Matches a destination in a set whose key is declared with the source.
     fn is_destination_in(&self, set: FirewallSet) -> Statement {
         let destination = Field::Destination(self.version);
         Statement::In(set.declared(self.version).lookup_of(vec![destination]))
@@ -195,9 +196,8 @@ impl Program {
         }
     }
 
-    /// What routed pods send. On bridges, the bridge's table sees to it. Of a pod that no policy
-    /// restricts, only that is dropped by which it would pass for another pod, for a node or for a
-    /// router.
+    /// Checks the sources of routed pods' packets; for pods on bridges, the bridge's table does. Of
+    /// an unrestricted pod, it drops only packets that impersonate another pod, a node or a router.
     fn sources(&self) -> Chain {
         let foreign = Statement::NotIn(FirewallSet::PodInterfaces.declared(self.version).lookup());
         let mut rules =
@@ -231,7 +231,8 @@ impl Program {
         )
     }
 
-    /// A packet in a packet would come out at the node with any source, and be judged by that.
+    /// A packet encapsulated for the node's tunnel would come out with any inner source, and be
+    /// judged by that.
     fn tunnels(&self) -> Chain {
         let rules = match self.pods {
             KnownPods::Some => vec![tunnel::to_anybody()],
@@ -244,7 +245,8 @@ impl Program {
         chain("tunnels".into(), why, rules)
     }
 
-    /// The same through a service. Whoever sends it: nobody reaches a tunnel by a service.
+    /// The same through a service, whoever the sender is: nobody needs to reach a tunnel through a
+    /// service.
     fn translated_to_tunnel(&self) -> [Rule; 2] {
         let is_translated = has_any(Field::ConnectionStatus, DST_NAT);
         let is_for = |set| vec![is_translated.clone(), self.is_in(set)];
@@ -257,7 +259,7 @@ impl Program {
         })
     }
 
-    /// What belongs to a connection that was permitted once passes, unless it is forbidden now.
+    /// Packets of a permitted connection pass, unless the connection has been forbidden since.
     pub(super) fn established(&self) -> Vec<Rule> {
         let is_forbidden = has_any(Field::ConnectionMark, MarkBit::FORBIDDEN.mask());
         let mut rules = vec![forbidden(vec![is_forbidden])];
@@ -265,8 +267,8 @@ impl Program {
         rules
     }
 
-    /// What belongs to a connection that was permitted. An error about one of others would end it:
-    /// whoever may send nothing may send errors about its own connections alone.
+    /// Packets of a permitted connection, and ICMP errors about it. A forged error would end
+    /// somebody else's connection, so an isolated pod may only send errors about its own.
     pub(super) fn known(&self) -> [Rule; 3] {
         let is = |state| has_any(Field::ConnectionState, state);
         let itself = FirewallSet::Itself.declared(self.version);
@@ -313,7 +315,8 @@ impl Program {
         base("forward", Hook::Forward, POLICY_PRIORITY, why, rules)
     }
 
-    /// A route leads another address to an isolated pod. Its policies are about its own addresses.
+    /// Drops packets that a route leads to an isolated pod though they are for another address: its
+    /// policies are about its own addresses.
     fn to_foreign_address(&self) -> Rule {
         let interface = Field::OutputInterface;
         let isolated = FirewallSet::IsolatedInterfaces.declared(self.version);
@@ -326,7 +329,7 @@ impl Program {
         dropped(DropReason::Refused(Direction::Ingress), asked)
     }
 
-    /// Asks both directions about the first packets of connections.
+    /// Sends the first packets of connections through the policies of both directions.
     pub(super) fn judged(&self) -> [Rule; 5] {
         let jump = |direction: Direction| {
             let why = match direction {
@@ -354,9 +357,9 @@ impl Program {
         rule("a pod reaches itself", asked.chain([to(Verdict::Return)]))
     }
 
-    /// What may pass between a pod that ClusterNetworkPolicies select and its peer: one look-up
-    /// finds the peer's number, one what passes between both, one whether that has the port. All
-    /// policies of all tiers are in that.
+    /// Judges a pod that ClusterNetworkPolicies select, in three look-ups: the peer's number, the
+    /// function for pod and peer, the port in the function. The function includes all policies of
+    /// all tiers.
     fn tiers(&self, direction: Direction) -> Chain {
         let permitted = || to(Verdict::Goto("permitted".into()));
         let assign = |assigned| Statement::Assign(Variable::Priority, assigned);
@@ -409,8 +412,8 @@ impl Program {
         rules
     }
 
-    /// Asks for what is permitted to everybody, then for what is permitted to the peer: the number
-    /// of its identity travels in the packet's priority.
+    /// Looks up what is permitted to everybody, then what is permitted to the peer. The number of
+    /// the peer's identity is in the packet's priority meanwhile.
     fn policies(&self, direction: Direction) -> Chain {
         let clear = Statement::Assign(Variable::Priority, Assigned::Zero);
         let mut rules = Vec::new();
@@ -460,14 +463,15 @@ impl Program {
         rule(why, [Statement::Assign(Variable::Priority, Assigned::Found(lookup))])
     }
 
-    /// Comes back to the rule behind the jump.
+    /// Clears the packet's priority, which held the peer's number, and returns to the rule behind
+    /// the jump.
     fn permitted(&self) -> Chain {
         let clear = Statement::Assign(Variable::Priority, Assigned::Zero);
         let rules = vec![rule("gives the priority back, which held the peer's number", [clear])];
         chain("permitted".into(), "a policy permits it: on to the other direction", rules)
     }
 
-    /// Before it drops, the flow is noted, unless the table is there only for pods that wait.
+    /// Notes the flow, then drops; a table that exists only for pending pods notes nothing.
     fn refused(&self, direction: Direction) -> Chain {
         let why = "notes whose packets no policy permits, for 15 minutes";
         let noting = note_all(RefusalReason::NoPolicy(direction).set(), self.version);

@@ -1,4 +1,4 @@
-//! Which pods are recorded now, for a look at what the plugin wrote into the tables.
+//! Reads which pods are recorded now, to judge the elements that the plugin wrote into the tables.
 //!
 //! The plugin isolates a pod when the agent does not answer in time, for instance because it is
 //! stopped. Such an agent finds the address in the kernel, maybe before it has read the pod's
@@ -14,7 +14,7 @@ type Read = Box<dyn Fn() -> BTreeSet<IpAddr> + Send + Sync>;
 pub struct Records(Read);
 
 impl Records {
-    /// As `read` does.
+    /// With a function that reads the state file.
     pub fn new(read: impl Fn() -> BTreeSet<IpAddr> + Send + Sync + 'static) -> Self {
         Self(Box::new(read))
     }
@@ -25,7 +25,7 @@ impl Records {
 }
 
 impl Default for Records {
-    /// No pod is recorded that is not in the plan.
+    /// For tests and rendering: no pod is recorded that is not in the plan.
     fn default() -> Self {
         Self::new(BTreeSet::new)
     }

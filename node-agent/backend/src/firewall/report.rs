@@ -1,4 +1,4 @@
-//! What the firewall's tables tell.
+//! Counters and state of the firewall's tables.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,18 +29,18 @@ pub struct Dropped {
     pub tunnel: u64,
 }
 
-/// How the firewall stands.
+/// The firewall's state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FirewallReport {
     /// Elements in all sets together.
     pub elements: usize,
     /// Changes of elements that are decided and not in the kernel yet.
     pub waiting: usize,
-    /// What the kernel rejected, in words.
+    /// What the kernel rejected, as text.
     pub rejected: Vec<String>,
-    /// What was dropped since the rules were made.
+    /// Packets dropped since the rules were made.
     pub dropped: Dropped,
-    /// What could not be found out, and why.
+    /// Figures that could not be read, and why.
     pub errors: Vec<String>,
 }
 

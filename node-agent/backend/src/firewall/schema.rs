@@ -34,17 +34,17 @@ pub enum FirewallSet {
     TunnelProtocols,
     /// Pods that ClusterNetworkPolicies select.
     Tiered,
-    /// Such a pod and a peer, and the function that says what passes between them.
+    /// For such a pod and a peer, the function that says what may pass between them.
     Cells(Direction),
-    /// A function, and ports of the destination that pass by it.
+    /// A function, and the destination ports that it permits.
     FunctionPorts,
-    /// Functions by which protocols without ports pass.
+    /// Functions that permit protocols without ports.
     FunctionOthers,
     /// Flows that no policy permits. Packets fill it.
     Refusals(Direction),
 }
 
-/// What the tables of IP packets are there for. They have no set beyond that.
+/// How much the tables of IP packets must express. They only have the sets that this needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirewallScope {
     /// No policy is known. Pods that come may wait.
@@ -58,7 +58,7 @@ pub enum FirewallScope {
 impl FirewallScope {
     pub const ALL: [Self; 3] = [Self::Idle, Self::Policies, Self::Tiers];
 
-    /// What a plan needs them for, once policies are known.
+    /// The scope that a plan needs, once policies are known.
     pub fn of(firewall: &FirewallPlan) -> Self {
         match (firewall.is_enforced(), firewall.has_tiers()) {
             (_, true) => Self::Tiers,
@@ -75,7 +75,7 @@ impl FirewallScope {
 const SOURCE: Field = Field::Source(Family::V4);
 const DESTINATION: Field = Field::Destination(Family::V4);
 
-/// All of them, in the order in which they are made.
+/// In the order in which they are created.
 const SETS: [SetDeclaration<FirewallSet>; 29] = {
     use Direction::{Egress, Ingress};
     use Field::{DestinationPort, InputInterface, Priority, Protocol};
@@ -180,7 +180,6 @@ const fn refusals(direction: Direction, why: &'static str) -> SetDeclaration<Fir
 }
 
 impl FirewallSet {
-    /// Its number in the schema.
     pub fn id(self) -> SetId {
         let at = SETS.iter().position(|declaration| declaration.set == self);
         SetId(at.expect("every set is declared") as u8)
@@ -190,7 +189,7 @@ impl FirewallSet {
         SETS[usize::from(id.0)].set
     }
 
-    /// Whether it is there for this.
+    /// Whether tables of this scope have the set.
     fn is_in(self, scope: FirewallScope) -> bool {
         match self {
             Self::Tiered | Self::Cells(_) | Self::FunctionPorts | Self::FunctionOthers => {
@@ -217,7 +216,7 @@ impl FirewallSet {
         }
     }
 
-    /// The direction whose permissions are in it.
+    /// The direction whose permissions it holds, if it holds any.
     pub fn permits(self) -> Option<Direction> {
         match self {
             Self::All(direction)
@@ -245,14 +244,14 @@ impl FirewallSet {
         }
     }
 
-    /// As the driver has it.
+    /// The driver's set.
     pub fn declared(self, version: Family) -> Set {
         let id = self.id();
         SETS[usize::from(id.0)].declared(id).in_version(version)
     }
 }
 
-/// The table of one IP version.
+/// The schema of one IP version's table.
 pub fn schema(version: Family, scope: FirewallScope) -> Schema {
     let sets = SETS.iter().map(|declaration| declaration.set);
     let sets = sets.filter(|set| set.is_in(scope));

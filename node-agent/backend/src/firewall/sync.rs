@@ -1,4 +1,4 @@
-//! Brings the kernel's tables to what is decided, and keeps them there.
+//! Brings the kernel's tables to the plan, and keeps them there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,32 +24,32 @@ use denizen_plan::{
 };
 use denizen_text::describe;
 
-/// The pod firewall's tables, and the kernel that they are in.
+/// The pod firewall: the desired tables, and the kernel.
 #[derive(Debug)]
 pub struct Firewall {
     kernel: Kernel,
     pub(super) keepers: BTreeMap<TableFamily, Keeper>,
     numbers: Numbers,
-    /// An earlier run's numbers were looked for.
+    /// An earlier run's numbers have been read.
     is_restored: bool,
-    /// What was noted last is in the kernel.
+    /// All that was noted is in the kernel.
     is_programmed: bool,
     records: Records,
     of_pods: PodElements,
-    /// What is there for nodes, bridges and tunnels, as it was noted last.
+    /// The elements of nodes, bridges and tunnels, as noted last.
     surroundings: BTreeMap<TableFamily, Vec<Element>>,
-    /// The same of what passes between pods that ClusterNetworkPolicies select and their peers.
+    /// The elements of functions, as noted last.
     functions: BTreeMap<TableFamily, Vec<Element>>,
     /// How pods were attached when this was last updated.
     attached: Attached,
     /// Bridges whose frames IP rules do not see.
     without_netfilter: BTreeSet<Arc<str>>,
-    /// Addresses of restricted pods that everything could reach until now, or that were others'.
+    /// Addresses of restricted pods that everything could reach until now, or that another pod had.
     newcomers: Vec<(Arc<str>, IpAddr)>,
 }
 
 impl Firewall {
-    /// Through this connection to nf_tables. Nothing is read or written yet.
+    /// A firewall with this connection to nf_tables. Nothing is read or written yet.
     pub fn new(kernel: Kernel) -> Self {
         let keepers = FirewallTable::ALL
             .map(|table| (table.family(), Keeper::new(table.schema(FirewallScope::Idle))));
@@ -92,7 +92,7 @@ impl Firewall {
         Ok(removed)
     }
 
-    /// Ensures that tables have the sets that they are there for, and no others.
+    /// Gives the tables the sets of this scope, and no others.
     fn set_scope(&mut self, scope: FirewallScope) {
         for table in FirewallTable::ALL {
             if let Some(keeper) = self.keepers.get_mut(&table.family()) {
@@ -101,7 +101,7 @@ impl Firewall {
         }
     }
 
-    /// What an earlier run needed tables for stays until policies are known.
+    /// Takes over the scope of an earlier run's tables: until policies are known, they stay.
     fn find_scope(&mut self, firewall: &FirewallPlan) -> Result<(), NftError> {
         for table in FirewallTable::ALL {
             let mut found = FirewallScope::Idle;
@@ -124,8 +124,8 @@ impl Firewall {
         self.keepers.values_mut().for_each(Keeper::doubt);
     }
 
-    /// The bridges that restricted pods are on and whose frames IP rules do not see. Returns
-    /// whether that changes the rules.
+    /// Sets the bridges of restricted pods whose frames IP rules do not see. Returns whether that
+    /// changes the rules.
     pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
         let differs = self.without_netfilter != bridges;
         if differs {
@@ -135,8 +135,8 @@ impl Firewall {
         differs
     }
 
-    /// Shows packets that are dropped ([`denizen_nft::sampled`]), or no longer, from the next
-    /// [`Self::sync`] on.
+    /// Turns on or off, with the next [`Self::sync`], that rules show the packets that they drop
+    /// ([`denizen_nft::sampled`]).
     pub fn sample_drops(&mut self, on: bool) {
         self.keepers.values_mut().for_each(|keeper| keeper.sample_drops(on));
         self.is_programmed &= !self.is_unknown();
@@ -151,7 +151,7 @@ impl Firewall {
         self.keepers.values().any(Keeper::is_unknown)
     }
 
-    /// Takes in what is wanted. Nothing is read or written.
+    /// Takes a new plan. Nothing is read or written.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         let Some(firewall) = plan.firewall() else { return };
         let of_firewall = &changes.firewall;
@@ -203,7 +203,7 @@ impl Firewall {
             note(keepers, family_of(*address), before, after);
         }
         for change in &of_firewall.identities {
-            // The old number is not compared: it is another one.
+            // The old element's number does not matter: only its key is used.
             let before = change.before.map(|_| of_identity(change.of, 0));
             let after = change.after.map(|id| of_identity(change.of, numbers.assigned(id)));
             note(keepers, family_of(change.of), before, after);
@@ -259,10 +259,10 @@ impl Firewall {
         changed.note(keepers);
     }
 
-    /// Programs what is wanted. After an error, call it again: it starts from what it observes.
+    /// Programs the plan. After an error, call it again: it starts from what it observes.
     ///
     /// # Errors
-    /// The kernel's. What it takes is programmed.
+    /// The kernel's. All that it accepts is programmed.
     pub fn sync(&mut self, plan: &Plan) -> Result<Repair, NftError> {
         let Some(firewall) = plan.firewall() else { return Ok(Repair::default()) };
         let repair = self.write(plan, firewall)?;
@@ -321,7 +321,7 @@ impl Firewall {
         Ok(repair)
     }
 
-    /// All tables are compared as a whole. What was noted does not count any more.
+    /// Makes the next sync compare whole tables. The differences noted so far no longer count.
     fn start_over(&mut self, plan: &Plan, firewall: &FirewallPlan) {
         if !std::mem::replace(&mut self.is_restored, true) {
             self.restore_numbers(firewall);
@@ -354,8 +354,8 @@ impl Firewall {
         self.numbers.restore_from(&all, firewall);
     }
 
-    /// The API refuses what policies need, and pods are left open for it: none waits any longer,
-    /// neither for this run nor for the plugin's sake. What an earlier run enforced stays.
+    /// Releases all pending pods, also those that the plugin added: the API refuses the objects
+    /// that policies need, so pods are left open. What an earlier run enforced stays.
     fn release_pending(&mut self) -> Result<(), NftError> {
         for schema in
             Family::BOTH.map(|version| FirewallTable::Ip(version).schema(FirewallScope::Idle))
@@ -391,12 +391,12 @@ impl Firewall {
         self.sync(plan)
     }
 
-    /// Whether this node's pods are in the kernel as they are wanted.
+    /// Whether this node's pods are in the kernel as planned.
     pub fn has_pods(&self) -> bool {
         self.is_programmed
     }
 
-    /// How it stands, for whoever asks now and then.
+    /// The firewall's state. Reads counters from the kernel.
     pub fn report(&mut self, plan: &Plan) -> FirewallReport {
         let rejected = self.keepers.values().flat_map(Keeper::rejected);
         let mut report = FirewallReport {
@@ -419,7 +419,7 @@ impl Firewall {
     }
 }
 
-/// What a table is declared for.
+/// The scope with which a table is declared.
 fn scope_of(table: FirewallTable, keepers: &BTreeMap<TableFamily, Keeper>) -> FirewallScope {
     let declared = keepers.get(&table.family()).map(Keeper::schema);
     let is_it = |scope: &FirewallScope| declared == Some(&table.schema(*scope));
@@ -429,7 +429,7 @@ fn scope_of(table: FirewallTable, keepers: &BTreeMap<TableFamily, Keeper>) -> Fi
 /// Whether the kernel accepts the tables. Nothing is changed.
 ///
 /// # Errors
-/// What the kernel refused, or cannot be asked.
+/// The kernel rejects a table, or cannot be asked.
 pub fn probe(settings: FirewallSettings) -> Result<(), NftError> {
     let mut kernel = Kernel::open().map_err(NftError::Open)?;
     FirewallTable::ALL.into_iter().try_for_each(|table| {
@@ -453,7 +453,7 @@ pub fn remove_left_over() -> bool {
     tables > 0
 }
 
-/// The tables that a plan comes to. Needs no kernel.
+/// Renders a plan's tables. Needs no kernel.
 pub fn render(plan: &Plan) -> Rendering {
     let Some(firewall) = plan.firewall() else { return Rendering::empty() };
     let (pods, scope) = (plan.recorded(), FirewallScope::of(firewall));

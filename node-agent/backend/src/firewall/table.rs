@@ -1,4 +1,5 @@
-//! The firewall's tables, and what each of them holds. Pure, but for the records that it reads.
+//! The firewall's tables, and the desired content of each. Pure, except that it reads the recorded
+//! pods.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,7 +17,6 @@ use denizen_nft::{
 };
 use denizen_plan::{FirewallPlan, FirewallSettings, Isolation, Plan};
 
-/// A table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FirewallTable {
     /// IP packets of one version.
@@ -42,7 +42,7 @@ impl FirewallTable {
         }
     }
 
-    /// Its chains. None while no policy exists: rules would only cost time.
+    /// Its desired chains. None while no policy exists: rules would only cost time.
     pub fn chains(self, plan: &FirewallPlan, scope: FirewallScope) -> Vec<Chain> {
         match plan.is_enforced() {
             true => self.all_chains(plan.settings(), scope),
@@ -50,7 +50,7 @@ impl FirewallTable {
         }
     }
 
-    /// All chains, in an order in which each is made before it is referred to.
+    /// All chains, each before those that refer to it.
     pub fn all_chains(self, settings: FirewallSettings, scope: FirewallScope) -> Vec<Chain> {
         match self {
             Self::Ip(version) => program::all(version, settings, scope),
@@ -58,7 +58,7 @@ impl FirewallTable {
         }
     }
 
-    /// What is there for a recorded pod.
+    /// The elements of a recorded pod.
     pub fn of_pod(
         self,
         firewall: &FirewallPlan,
@@ -71,7 +71,7 @@ impl FirewallTable {
         }
     }
 
-    /// What passes between pods that ClusterNetworkPolicies select and their peers.
+    /// The elements of the functions for pods that ClusterNetworkPolicies select.
     pub fn of_functions(self, firewall: &FirewallPlan, numbers: &Numbers) -> Vec<Element> {
         match self {
             Self::Ip(version) => of_functions(firewall, version, numbers),
@@ -79,7 +79,7 @@ impl FirewallTable {
         }
     }
 
-    /// What is there for nodes, bridges and tunnels.
+    /// The elements of nodes, bridges and tunnels.
     pub fn of_surroundings(self, firewall: &FirewallPlan) -> Vec<Element> {
         match self {
             Self::Ip(version) => of_surroundings(firewall, version),
@@ -88,7 +88,7 @@ impl FirewallTable {
     }
 }
 
-/// What a table should hold.
+/// A table's desired content.
 pub(super) struct FirewallContent<'a> {
     pub table: FirewallTable,
     pub scope: FirewallScope,
@@ -148,7 +148,8 @@ impl Content for FirewallContent<'_> {
         elements.into_iter().filter(|element| element.set == set).collect()
     }
 
-    /// In the place of another version's table, nobody would be isolated.
+    /// A new, empty table in place of another version's would isolate nobody, so the old one stays
+    /// until all is known.
     fn extent(&self) -> Extent {
         match self.firewall.is_known() {
             true => Extent::Whole,
@@ -156,10 +157,10 @@ impl Content for FirewallContent<'_> {
         }
     }
 
-    /// A permission is garbage if its peer's number is nobody's, or its pod is not isolated any
-    /// more, or is judged by the other kind of policies now. A packet that read a number, or how a
-    /// pod is judged, still finds what was permitted then, and no more. So does one that read the
-    /// number of a function.
+    /// A permission is garbage if no identity has its peer's number, or if its pod is no longer
+    /// isolated, or now judged by the other kind of policies. It is deleted a commit later: a
+    /// packet that raced with the change, and has read a number or how the pod is judged, still
+    /// finds what was permitted then, and no more.
     fn is_garbage(&self, set: SetId, key: &Key) -> bool {
         let FirewallTable::Ip(version) = self.table else { return false };
         let name = FirewallSet::of_id(set);

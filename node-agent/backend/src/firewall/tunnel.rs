@@ -1,4 +1,5 @@
-//! Tunnels of the node: what pods send there would come out with any source, and be judged by that.
+//! Rules against packets that pods encapsulate for a tunnel of the node: they would come out with
+//! any inner source, and be judged by that.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +11,7 @@ use denizen_nft::{Field, Key, Rule, Statement, Verdict};
 /// IPPROTO_UDP.
 const UDP: u8 = 17;
 
-/// The key of a tunnel's element.
+/// The key of a tunnel's element in a set.
 pub(super) enum TunnelKey {
     /// Protocol and destination port.
     Port(Key),
@@ -25,19 +26,20 @@ pub(super) fn key(tunnel: Tunnel) -> TunnelKey {
     }
 }
 
-/// Asks whether a packet is for a tunnel: by these look-ups of its protocol and port, and of its
-/// protocol.
+/// Rules that match packets for a tunnel, with these look-ups of protocol and port, and of the
+/// protocol alone.
 pub(super) fn asked(port: Statement, protocol: Statement) -> [Rule; 2] {
     let why = "may be for a tunnel of a node";
     [port, protocol].map(|asked| rule(why, [asked, to(Verdict::Jump("tunnels".into()))]))
 }
 
-/// Where not all pods are known, no node's address need be: then nobody is asked.
+/// The rule without a look-up of the destination: where not all pods are followed, not all nodes'
+/// addresses are known.
 pub(super) fn to_anybody() -> Rule {
     dropped(DropReason::Tunnel, Vec::new())
 }
 
-/// Asks whether a packet is for a group, or for all: a tunnel may listen there too.
+/// Matches multicast and broadcast destinations: a tunnel may listen there, too.
 pub(super) fn is_multicast(version: Family) -> Statement {
     // 224.0.0.0/4 and the reserved addresses behind it, with 255.255.255.255.
     let (network, prefix): (IpAddr, u8) = match version {

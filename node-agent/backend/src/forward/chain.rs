@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// What a rule does to the packets that it matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
-    /// On with the next rule.
+    /// Continues with the next rule.
     Nothing,
     /// Lets them through.
     Accept,
@@ -25,11 +25,10 @@ pub enum Act {
 /// A rule, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// It asks something of packets. What it asks is not looked at.
+    /// It matches only some packets. Which ones is not looked at.
     pub conditional: bool,
-    /// What it does.
     pub act: Act,
-    /// By what it is removed, when it is one of denizen's own.
+    /// Its handle, if it is one of denizen's rules.
     pub own: Option<u64>,
 }
 
@@ -43,7 +42,7 @@ pub enum DefaultFate {
     Passes,
     /// It is dropped.
     Drops {
-        /// And so is every other: no rule lets anything through.
+        /// No rule lets anything else through either.
         all: bool,
     },
 }
@@ -69,7 +68,7 @@ pub fn filter(chains: &Chains, base: &str, policy_drops: bool) -> DefaultFate {
 
 struct Walk<'a> {
     chains: &'a Chains,
-    /// Some rule on the way may let something through.
+    /// Some rule so far may let packets through.
     accepts: bool,
 }
 
@@ -105,7 +104,7 @@ impl Walk<'_> {
             Act::Goto(to) => self.through(to, depth + 1),
         };
         if rule.conditional {
-            // What returns early goes round a drop that comes later.
+            // A rule that returns early avoids a later drop.
             self.accepts |= end != WalkEnd::Dropped;
             return None;
         }

@@ -12,7 +12,7 @@ use denizen_plan::MarkBit;
 /// # Errors
 /// [`ForwardError`] when there is one that cannot be read.
 pub fn read(family: Family) -> Result<Vec<Chain>, ForwardError> {
-    // Asking iptables would make the table.
+    // Running iptables would create the table.
     if !legacy_tables(family).iter().any(|name| name == Table::Filter.as_str()) {
         return Ok(Vec::new());
     }
@@ -34,7 +34,8 @@ pub fn read(family: Family) -> Result<Vec<Chain>, ForwardError> {
     Ok(Passing::ALL.map(chain).into())
 }
 
-/// What `iptables-save` prints: the chains, and those whose policy drops. Our rules are numbered.
+/// Parses the output of `iptables-save`: the chains, and those whose policy drops. Our rules are
+/// numbered by position.
 fn parse(text: &str) -> (Chains, Vec<&'static str>) {
     let mut chains = Chains::new();
     let mut dropping = Vec::new();
@@ -85,7 +86,7 @@ pub fn open(family: Family, passing: Passing, admitted: MarkBit) -> Result<(), F
     };
     let services = rule(&format!("connmark --mark {admitted}/{admitted}"), Why::AdmitServices);
     let answers = rule("conntrack --ctstate RELATED,ESTABLISHED", Why::AdmitAnswers);
-    // Each is put before what is there.
+    // Each is inserted at the top, so the last one first.
     let rules = match passing {
         Passing::Forward => [services, answers].concat(),
         Passing::Input => services,

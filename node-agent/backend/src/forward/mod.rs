@@ -1,4 +1,4 @@
-//! Somebody else's chains in the forward hook, where they drop what denizen forwards.
+//! Other firewalls' chains in the forward hook, which may drop what denizen forwards.
 //!
 //! What one table accepts another may still drop, so a default-deny host is opened only in the
 //! chain that drops. Two rules do, as kube-proxy's KUBE-FORWARD has two: answers (KEP-2450:
@@ -8,13 +8,13 @@
 //! before the first answer, a local pod's connection and one under policy Local pass too, and
 //! nobody else's translated connection does.
 //!
-//! What can be known exactly: whether a chain drops what none of its rules was made for, and
-//! whether it has any rule that lets something through. Whether those rules are made for this
-//! node's services cannot.
+//! It is known exactly whether a chain drops what none of its rules was made for, and whether it
+//! has any rule that lets something through. Whether those rules are made for this node's services
+//! cannot be known.
 //!
-//! What IPVS carries passes the input hook instead of the forward hook, so where IPVS is used, the
-//! chains there are looked at, too. There one rule is enough: the node's owner lets its own answers
-//! in.
+//! IPVS takes connections in the input hook, not the forward hook, so with IPVS the chains there
+//! are inspected, too. One rule is enough there: a host's firewall already accepts answers to the
+//! node itself.
 
 mod chain;
 mod legacy;
@@ -42,7 +42,7 @@ const OWN: &str = "denizen: ";
 /// Why the forward hook cannot be read or opened.
 #[derive(Debug, Error)]
 pub enum ForwardError {
-    /// nf_tables cannot be read.
+    /// Nf_tables cannot be read.
     #[error("the forward hook's chains in nf_tables")]
     Netlink(#[from] NetlinkError),
     /// nf_tables cannot be changed.
@@ -96,33 +96,32 @@ impl Passing {
     }
 }
 
-/// What is wanted of others' chains.
+/// What to do about other firewalls' chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opening {
-    /// Chains that drop are opened for services' connections.
+    /// Open chains that drop for services' connections.
     pub open: bool,
     /// IPVS carries connections.
     pub by_ipvs: bool,
 }
 
-/// Somebody else's chain.
+/// Another firewall's chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// Whose, and which.
+    /// Its owner and name, for messages.
     what: String,
     passing: Passing,
-    /// What it does.
+    /// What it does with packets that its rules do not expect.
     default_fate: DefaultFate,
-    /// Our rules in it.
     own: Vec<u64>,
 }
 
-/// What is wrong with the forward hook.
+/// Problems with other firewalls' chains.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// What certainly is.
+    /// Chains that certainly drop services' connections.
     pub errors: Vec<String>,
-    /// What may be.
+    /// Chains that may drop some.
     pub warnings: Vec<String>,
 }
 
@@ -147,8 +146,8 @@ pub fn look(wanted: Opening) -> Findings {
     findings
 }
 
-/// Looks at others' chains, and changes nothing. Chains that denizen's rules have opened are well.
-/// `by_ipvs`: IPVS carries connections.
+/// Inspects others' chains, and changes nothing. Chains that denizen's rules have opened are no
+/// problem. `by_ipvs`: IPVS carries connections.
 pub fn inspect(by_ipvs: bool) -> Findings {
     let wanted = Opening { open: false, by_ipvs };
     let mut findings = Findings::default();
@@ -212,7 +211,7 @@ fn through_iptables(
 }
 
 impl Chain {
-    /// Whether our rules are in it.
+    /// Whether all our rules are in it.
     fn is_open(&self) -> bool {
         self.own.len() == self.passing.rules()
     }
@@ -231,7 +230,7 @@ impl Chain {
         self.is_wanted_open(wanted) && !self.is_open()
     }
 
-    /// Says what was done to it.
+    /// Logs what was done to it.
     fn changed(self, wanted: Opening) -> Self {
         if self.must_open(wanted) {
             warn!(

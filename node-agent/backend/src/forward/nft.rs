@@ -14,7 +14,7 @@ use denizen_nft::{
 };
 use denizen_plan::MarkBit;
 
-/// A base chain of somebody else.
+/// Another program's base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignChain {
     family: TableFamily,
@@ -73,7 +73,7 @@ fn base_chain(chain: ChainView<'_>) -> Option<ForeignChain> {
         passing: Passing::ALL.into_iter().find(|passing| chain.is_at(passing.hook()))?,
         policy_drops: chain.drops_by_policy(),
     };
-    // No one calls our own table foreign.
+    // Our own tables do not count.
     let is_own = [TABLE, firewall::TABLE].contains(&&*base_chain.table);
     (!is_own).then_some(base_chain)
 }
@@ -99,7 +99,7 @@ fn reachable(kernel: &mut Kernel, base_chain: &ForeignChain) -> Result<Chains, N
 }
 
 fn rule(seen: RuleView<'_>) -> Rule {
-    // These load or change values, count or log; all others ask something.
+    // These load or change values, count or log; all others match some packets only.
     const ASK_NOTHING: [&str; 14] = [
         "counter",
         "log",
@@ -128,7 +128,7 @@ fn rule(seen: RuleView<'_>) -> Rule {
     found
 }
 
-/// What an expression does, if it decides.
+/// The verdict of an expression, if it has one.
 fn act(expression: &ExpressionView<'_>) -> Option<Act> {
     match expression.xtables_target() {
         Some("REJECT") => return Some(Act::Drop),
@@ -163,7 +163,7 @@ pub fn write(
     };
     kernel.write(*family, |batch| {
         own.iter().for_each(|handle| batch.delete_rule(table, chain, *handle));
-        // Each is put before what is there.
+        // Each is inserted at the top, so the last one first.
         for rule in
             admitted.iter().flat_map(|bit| rules(language, *passing, *bit).into_iter().rev())
         {

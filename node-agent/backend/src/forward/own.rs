@@ -1,4 +1,4 @@
-//! Denizen's rules in somebody else's chain.
+//! Denizen's rules in another firewall's chain.
 //!
 //! In a chain that iptables made they are written as iptables writes them (xtables matches): it
 //! refuses to show or change a table with expressions that it does not know.
@@ -8,12 +8,11 @@ use crate::why::Why;
 use denizen_nft::{Field, Rule, Statement, Verdict};
 use denizen_plan::MarkBit;
 
-/// Whose language a chain is written in.
+/// The form in which a chain's rules are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
-    /// nft's.
     Nft,
-    /// iptables-nft's.
+    /// With xtables matches, as iptables-nft does.
     Xtables,
 }
 
@@ -42,7 +41,7 @@ pub fn rules(language: Language, passing: Passing, admitted: MarkBit) -> Vec<Rul
     wanted.into_iter().map(rule).collect()
 }
 
-/// What stands beside a rule, by which it is known to be ours.
+/// The comment by which a rule is known to be ours.
 pub fn comment(rule: &Rule) -> String {
     format!("{OWN}{}", rule.why)
 }

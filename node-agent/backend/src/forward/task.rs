@@ -1,4 +1,5 @@
-//! Looks at others' chains at the start, whenever somebody changes a ruleset, and now and then.
+//! The task that inspects other firewalls' chains: at the start, after changes of a ruleset, and at
+//! intervals.
 
 #![expect(clippy::disallowed_methods, reason = "the look at foreign chains is paced")]
 
@@ -12,9 +13,9 @@ use tracing::warn;
 
 use super::{Findings, Opening, look};
 
-/// Legacy iptables tells nobody of its changes.
+/// The maximum interval: legacy iptables does not notify of changes.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
-/// Between two looks: whoever rewrites a ruleset does it in many steps.
+/// The minimum interval: a firewall rewrites its ruleset in many steps.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs until the receiver of the findings is gone. `changed` is notified of others' changes.

@@ -1,4 +1,4 @@
-//! What the rules that drop and refuse have counted, where iptables' tables are in nf_tables.
+//! Counters of the rules that drop and refuse, with iptables' nft variant.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,8 @@ const FILTER: &str = "filter";
 /// The counters of a chain's rules, summed by reason.
 type ChainCounts = HashMap<(Family, &'static str, ServiceDropReason), u64>;
 
-/// What rules have counted. A chain that is written again counts from 0, so what it had counted is
-/// kept here.
+/// Totals of the rules' counters. A chain that is written again counts from 0, so its earlier count
+/// is kept here.
 #[derive(Debug, Default)]
 pub struct DropCounters {
     last: ChainCounts,
@@ -23,7 +23,7 @@ pub struct DropCounters {
 }
 
 impl DropCounters {
-    /// Reads the kernel's counters; everything that was counted.
+    /// Reads the kernel's counters. Returns the totals.
     ///
     /// # Errors
     /// [`NetlinkError`].

@@ -39,7 +39,7 @@ impl Shape {
         ]
     }
 
-    /// The jump to them.
+    /// The jump to the first of them.
     pub(super) fn egress_jump(&self) -> Option<(ChainId, Rule)> {
         self.egress.as_ref()?;
         let jump = Rule::new(Why::BehindFilter, &"".into(), [], Target::Jump(FORWARDED));
@@ -47,7 +47,7 @@ impl Shape {
     }
 }
 
-/// A text that says why it is not in the kernel, and what the kernel lacks.
+/// A text that says why egress masquerade is not in the kernel, and what the kernel lacks.
 pub fn words(family: Family, error: &IptablesError) -> String {
     let why = describe(error);
     let (module, setting) = match family {

@@ -38,7 +38,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Before anything is known.
+    /// The shape before the first plan.
     pub fn new(family: Family, drop_invalid: bool) -> Self {
         Self {
             family,
@@ -52,7 +52,7 @@ impl Shape {
         }
     }
 
-    /// Takes over the decisions about the node.
+    /// Takes over the node's part of a plan.
     pub fn configure(&mut self, node: &NodePlan) {
         let family = self.family;
         self.node_side = node.node_side;
@@ -129,7 +129,7 @@ impl Shape {
         self.proves_ports.then(rule)
     }
 
-    /// KEP-2450's third rule is the last one: no CIDR in it.
+    /// KUBE-FORWARD. The last rule is KEP-2450's third rule, which needs no CIDR.
     fn forward(&self) -> Vec<Rule> {
         let nobody = Arc::from("");
         let accept = |why, test| Rule::new(why, &nobody, [test], Target::Accept);

@@ -29,7 +29,7 @@ impl Kind {
     const ALL: [Self; 5] =
         [Self::Service, Self::Local, Self::External, Self::SourceRanges, Self::Endpoint];
 
-    /// The prefix of its chains' names.
+    /// The prefix of the names of these chains.
     pub fn prefix(self) -> &'static str {
         match self {
             Self::Service => "KUBE-SVC-",
@@ -41,7 +41,6 @@ impl Kind {
     }
 }
 
-/// A chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ChainName {
     /// One of the kernel's own chains, which others use too.
@@ -162,7 +161,7 @@ pub const OWNER: &str = "denizen: ";
 /// A set of local pods: addresses, each with its input interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IpsetName {
-    /// All of them.
+    /// All local pods.
     Pods(Family),
     /// Bridged pods whose port of the bridge must match too.
     BridgedPods(Family),

@@ -1,4 +1,4 @@
-//! What an earlier run or kube-proxy left in the kernel. Pure.
+//! Reads what an earlier run or kube-proxy left from the observed chains. Pure.
 
 use std::net::IpAddr;
 

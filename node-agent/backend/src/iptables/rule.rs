@@ -11,7 +11,6 @@ use crate::why::Why;
 use denizen_model::{Family, Protocol};
 use denizen_plan::MarkBit;
 
-/// A test of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Match {
     /// Its source is in this range.
@@ -43,21 +42,20 @@ pub enum Match {
     State(&'static str),
     /// It is the first packet of its connection, not a retransmission. Only such packets pass nat.
     FirstPacket,
-    /// One packet in so many.
+    /// One packet in this many, at random.
     OneIn(u32),
-    /// The client used this endpoint within so many seconds.
+    /// The client used this endpoint within this many seconds.
     Recent(ChainName, u32),
     /// Always matches, and remembers the client with this endpoint.
     Remember(ChainName),
 }
 
-/// All tests of a rule, each with whether it must hold or must not hold.
+/// All tests of a rule. `false`: the test is negated (`!`).
 pub type Tests = Vec<(bool, Match)>;
 
-/// What a rule does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// The packet goes on in that chain.
+    /// Jumps to a chain.
     Jump(ChainName),
     /// Accepts.
     Accept,
@@ -65,7 +63,7 @@ pub enum Target {
     Drop,
     /// Back to the chain that jumped here.
     Return,
-    /// Refuses, in the protocol's way.
+    /// Rejects, with the protocol's own answer (a TCP reset, or an ICMP error).
     Reject(Protocol),
     /// Sets this bit of the mark.
     Mark(MarkBit),
@@ -75,9 +73,9 @@ pub enum Target {
     Admit(MarkBit),
     /// Clears this bit of the connection's mark.
     Dismiss(MarkBit),
-    /// The source becomes the node's address.
+    /// Replaces the source by the node's address.
     Masquerade,
-    /// The destination becomes this one.
+    /// Replaces the destination.
     Translate(SocketAddr),
 }
 
@@ -109,19 +107,19 @@ impl Rule {
         }
     }
 
-    /// A rule for every packet, whose comment shows a restarted agent that the chains are ours.
+    /// A rule for every packet. Its comment shows a restarted agent that the chains are ours.
     pub fn owned(why: Why, target: Target) -> Self {
         Self::new(why, &OWNER.trim_end_matches(": ").into(), [], target)
     }
 
-    /// The same, only for packets that do not match this test.
+    /// Adds a negated test.
     #[must_use]
     pub fn unless(mut self, test: Match) -> Self {
         self.tests.push((false, test));
         self
     }
 
-    /// The same, only for packets that match these tests.
+    /// Adds tests.
     #[must_use]
     pub fn also(mut self, tests: impl IntoIterator<Item = (bool, Match)>) -> Self {
         self.tests.extend(tests);

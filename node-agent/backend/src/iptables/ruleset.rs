@@ -34,7 +34,7 @@ struct PortChains {
 }
 
 impl Ruleset {
-    /// Without any service.
+    /// A ruleset without services.
     pub fn new(shape: Shape) -> Self {
         let mut ruleset = Self {
             shape,
@@ -107,7 +107,7 @@ impl Ruleset {
         self.owners.contains_key(key)
     }
 
-    /// Takes changed or removed frontends.
+    /// Takes over changed or removed frontends of the plan.
     pub fn change_frontends<'a>(
         &mut self,
         keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,

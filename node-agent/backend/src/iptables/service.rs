@@ -56,7 +56,7 @@ impl Shared {
     }
 }
 
-/// What a service port's rules are made from.
+/// The inputs of a service port's rules.
 #[derive(Debug, Clone, Copy)]
 pub struct ServicePort<'a> {
     /// Its name.
@@ -233,8 +233,8 @@ impl<'a> Lowering<'a> {
         keys.filter(|frontend| frontend.inside.endpoints().is_some())
     }
 
-    /// The endpoints of each policy that a frontend follows. All frontends of a service port select
-    /// alike.
+    /// The endpoints of each traffic policy that some frontend has. All frontends of a service port
+    /// with one policy have the same endpoints.
     fn balanced(&self) -> Vec<(TrafficPolicy, &'a Endpoints)> {
         let mut found: Vec<(TrafficPolicy, &'a Endpoints)> = Vec::new();
         for frontend in self.keys() {

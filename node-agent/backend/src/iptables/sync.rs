@@ -20,11 +20,11 @@ use denizen_netlink::NetlinkError;
 use denizen_nft::{Kernel, NftError};
 use denizen_plan::FrontendKey;
 
-/// The interval between two looks at the rules, since ip_tables does not notify of changes. It is
-/// longer if a look is slow: looks take at most a hundredth of the time.
+/// The minimum interval between two reads of the rules, since ip_tables does not notify of changes.
+/// It is longer if a read is slow: reads take at most a hundredth of the time.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// The longest interval, however slow a look is.
+/// The maximum interval, however slow a read is.
 const LOOK_AT_LEAST: Duration = Duration::from_secs(60);
 
 /// The iptables backend: the desired rules, and what programs them. Pods are written by netlink, at
@@ -37,7 +37,7 @@ pub struct Iptables {
     pub(super) writers: [Writer; 2],
     /// Frontends of an earlier run or of kube-proxy that no longer exist.
     pub(super) left_frontends: Vec<FrontendKey>,
-    /// The threads' results.
+    /// The writer threads' results.
     pub(super) news: UnboundedReceiver<Done>,
     pub(super) heard: Vec<Done>,
     pub(super) look_every: Duration,
@@ -53,7 +53,7 @@ impl Iptables {
     /// Opens the backend in this thread's network namespace. Nothing is written yet.
     ///
     /// # Errors
-    /// When there is no iptables, or no netlink to be had.
+    /// If there is no iptables, or netlink cannot be opened.
     pub fn open(forced: Option<Variant>) -> Result<Self, IptablesError> {
         let programs = match forced {
             Some(variant) => Programs::installed(variant)?,
@@ -210,8 +210,8 @@ pub(super) fn serves(writer: &Writer, rules: &Ruleset) -> bool {
     })
 }
 
-/// With the setting tcp_be_liberal, packets outside a connection's window are not invalid, and
-/// whoever set it wants the others to pass too.
+/// Whether tcp_be_liberal is set. Then packets outside a connection's window are not invalid, and
+/// the operator wants other invalid packets to pass, too.
 fn is_liberal() -> bool {
     const SETTING: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
     #[expect(clippy::disallowed_methods, reason = "a setting of the kernel that rules depend on")]

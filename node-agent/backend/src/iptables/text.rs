@@ -48,7 +48,7 @@ struct TableText {
 }
 
 impl IptablesRendering {
-    /// Of these rules and pods, and of the bridge's table.
+    /// From these rules and pods, and the bridge's table.
     pub(super) fn of(
         rules: &[Ruleset],
         pods: &Pods,

@@ -1,4 +1,4 @@
-//! A plan as rules and sets. Pure.
+//! A plan, rendered as rules and sets. Pure.
 
 use std::num::NonZeroU16;
 
@@ -12,12 +12,11 @@ use crate::nftables::{Nftables, NoKernel};
 use denizen_model::Family;
 use denizen_plan::{Plan, PlanChanges};
 
-/// What is wanted in both families, and how much of it is known.
+/// The desired rules and sets of both families, and which facts they rest on.
 #[derive(Debug)]
 pub struct Wanted<K = NoKernel> {
-    /// The rules, by family.
     pub rules: [Ruleset; 2],
-    /// The bridge's table. Wanted only if a pod's port of the bridge must match.
+    /// The bridge's table. Used only if a pod's port of the bridge must match.
     pub bridge: Nftables<K>,
     /// The local pods.
     pub pods: Pods,
@@ -44,7 +43,7 @@ impl Wanted {
 }
 
 impl<K> Wanted<K> {
-    /// Nothing is wanted yet. `drop_invalid`: drop packets that connection tracking cannot assign
+    /// Without rules and pods. `drop_invalid`: drop packets that connection tracking cannot assign
     /// to a connection. `bridge` has only the bridge's table.
     pub fn new(drop_invalid: bool, bridge: Nftables<K>) -> Self {
         Self {
@@ -57,7 +56,7 @@ impl<K> Wanted<K> {
         }
     }
 
-    /// Takes in what is wanted.
+    /// Takes a new plan.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         // Without a pod's own port, iptables itself is enough: `-m physdev`.
         if plan.node().detection.proves_ports() {
@@ -87,7 +86,7 @@ impl<K> Wanted<K> {
         }
     }
 
-    /// How many elements each set should have.
+    /// The number of desired elements of each set.
     pub fn sizes(&self) -> Vec<SetSize> {
         let size = |set: IpsetName| SetSize {
             family: set.family(),

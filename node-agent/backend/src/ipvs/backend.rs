@@ -35,17 +35,16 @@ use denizen_text::describe;
 /// send connections to it.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// When others have removed virtual servers so often, nf_tables balances until the next look, and
-/// again whenever they do it once more.
+/// When others have removed virtual servers this often, nf_tables balances until the next look, and
+/// again after each further removal.
 const CONTENDED: u32 = 3;
 
-/// Why programming failed.
 #[derive(Debug, Error)]
 pub enum IpvsBackendError {
-    /// The rules.
+    /// The rules could not be programmed.
     #[error(transparent)]
     Nftables(#[from] NftError),
-    /// The virtual servers.
+    /// The virtual servers could not be programmed.
     #[error(transparent)]
     Servers(#[from] ServersError),
 }
@@ -54,16 +53,16 @@ pub enum IpvsBackendError {
 #[derive(Debug)]
 pub struct IpvsBackend {
     nftables: Nftables,
-    /// Or why there are none: then nf_tables balances everything.
+    /// The virtual servers, or why IPVS cannot be used: then nf_tables balances everything.
     servers: Result<Servers<Kernel>, String>,
-    /// All planned servers are news to [`Self::servers`].
+    /// [`Self::servers`] has not been given the plan's virtual servers yet.
     is_new: bool,
     /// The virtual servers that the rules send connections to.
     used: BTreeSet<ServerKey>,
-    /// Another [`Backend::sync`] has something to do.
+    /// Another [`Backend::sync`] is due.
     is_due: bool,
-    /// How often others removed virtual servers, up to [`CONTENDED`]. A look that finds nothing
-    /// begins anew.
+    /// How often others removed virtual servers, up to [`CONTENDED`]. A look that finds them
+    /// complete resets it.
     disturbances: u32,
 }
 
@@ -72,7 +71,7 @@ impl IpvsBackend {
     /// run. Without IPVS, nf_tables balances everything.
     ///
     /// # Errors
-    /// [`NetlinkError`] when nf_tables is not to be had.
+    /// [`NetlinkError`] if nf_tables cannot be opened.
     pub fn open() -> Result<Self, NetlinkError> {
         let mut backend = Self {
             nftables: Nftables::open()?,
@@ -86,7 +85,7 @@ impl IpvsBackend {
         Ok(backend)
     }
 
-    /// The part of nf_tables.
+    /// The nf_tables part.
     pub fn nftables(&self) -> &Nftables {
         &self.nftables
     }
@@ -134,7 +133,7 @@ impl IpvsBackend {
         }
     }
 
-    /// The virtual servers that the rules are to use from now on, or not to use any more.
+    /// Decides again which virtual servers the rules use. Returns those for which that changes.
     fn reconsider(&mut self) -> BTreeSet<ServerKey> {
         let Ok(servers) = &mut self.servers else {
             return std::mem::take(&mut self.used);
@@ -148,7 +147,7 @@ impl IpvsBackend {
         candidates.filter(differs).collect()
     }
 
-    /// Whether the rules or the virtual servers are to follow each other.
+    /// Whether the rules must follow the virtual servers, or the other way round.
     fn has_more(&self) -> bool {
         match &self.servers {
             Ok(servers) => servers.has_more(&self.used) || self.is_new,
@@ -249,8 +248,8 @@ impl Backend for IpvsBackend {
         Ok(repair)
     }
 
-    /// A virtual server that is other than it should be is not changed while the rules may send
-    /// connections there: the next [`Backend::sync`] does that.
+    /// A wrong virtual server is not repaired while the rules may send connections there: the next
+    /// [`Backend::sync`] does that.
     fn resync(&mut self) -> Result<Repair, IpvsBackendError> {
         let rules = self.nftables.resync();
         match &mut self.servers {

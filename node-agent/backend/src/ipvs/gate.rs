@@ -1,4 +1,4 @@
-//! How nf_tables leads a frontend's connections to its virtual server. Pure.
+//! The frontend as nf_tables programs it: how its connections are led to its virtual server. Pure.
 //!
 //! Whether the virtual server is ready is known here and not in the plan: it depends on what the
 //! kernel has, and ends before the kernel's server is disturbed.

@@ -1,4 +1,5 @@
-//! The kernel's side: IPVS, and the routes that make virtual servers' addresses local.
+//! What the backend needs of the kernel, as a trait: IPVS, and the routes that make virtual
+//! servers' addresses local.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,16 +14,16 @@ use thiserror::Error;
 /// Why virtual servers could not be programmed.
 #[derive(Debug, Error)]
 pub enum ServersError {
-    /// IPVS did not do it.
+    /// IPVS could not be read or changed.
     #[error(transparent)]
     Ipvs(#[from] IpvsError),
-    /// The routes of virtual servers' addresses were not read or written.
+    /// The routes of virtual servers' addresses could not be read or changed.
     #[error(transparent)]
     Routes(#[from] RouteError),
-    /// It was not read which addresses kube-proxy's device has.
+    /// The addresses of kube-proxy's device could not be read.
     #[error("cannot read the addresses of this node")]
     Addresses(#[source] Errno),
-    /// A setting without which IPVS does harm.
+    /// Connection tracking does not see IPVS's packets: without that setting IPVS does harm.
     #[error("net.ipv4.vs.conntrack is not 1: connections through IPVS could not be masqueraded")]
     Untracked,
     /// Virtual servers of an earlier run are left to their connections, until the next attempt.
@@ -36,9 +37,9 @@ pub enum ServersError {
     Disturbed,
 }
 
-/// The kernel, or what stands in its place in tests.
+/// The kernel, or its substitute in tests.
 pub trait Host {
-    /// All virtual servers, whoever's.
+    /// All virtual servers, ours and others'.
     ///
     /// # Errors
     /// [`ServersError`].
@@ -56,7 +57,7 @@ pub trait Host {
     /// [`ServersError`].
     fn real_servers(&mut self, of: &ServerKey) -> Result<Vec<ObservedServer>, ServersError>;
 
-    /// Does these in order. Returns those that the kernel refused.
+    /// Executes these commands in order. Returns those that the kernel refused.
     ///
     /// # Errors
     /// [`ServersError`] if it is not known what was done.
@@ -68,8 +69,8 @@ pub trait Host {
     /// [`ServersError`].
     fn routes(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, ServersError>;
 
-    /// Makes these addresses local, the node's own connections to each coming from the second one.
-    /// Returns those that the kernel refused.
+    /// Makes these addresses local. Each pair is an address, and the source of the node's own
+    /// connections to it. Returns those that the kernel refused.
     ///
     /// # Errors
     /// [`ServersError`] if it is not known what was done.

@@ -1,4 +1,4 @@
-//! The kernel of this network namespace.
+//! Implements `Host` for the kernel of this network namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,7 +33,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// That of this thread's network namespace. IPVS's time-outs become connection tracking's.
+    /// Opens the kernel of this thread's network namespace. Sets IPVS's time-outs to connection
+    /// tracking's.
     ///
     /// # Errors
     /// [`ServersError`], above all if the kernel has no IPVS, or if connection tracking does not
@@ -157,7 +158,7 @@ impl Kernel {
             false => planned.contains(key),
         });
         if kept.is_empty() {
-            // Those that match packets by their mark, too.
+            // This also removes virtual servers that match packets by their mark.
             ipvs.flush()?;
             return Ok(0);
         }
@@ -170,7 +171,8 @@ impl Kernel {
     }
 }
 
-/// As connection tracking's, where those can be read: IPVS forgets its entry with its own.
+/// Connection tracking's time-outs, where they can be read, so that IPVS and conntrack forget a
+/// connection at the same time.
 fn timeouts(now: Timeouts) -> Timeouts {
     let seconds = |path, usual| setting(path).map_or(usual, Duration::from_secs);
     Timeouts {
@@ -212,7 +214,7 @@ fn remove(
     addresses: impl Iterator<Item = IpAddr>,
 ) -> Result<(), ServersError> {
     let remove = |ip| denizen_route::RouteCommand::Remove(key(ip));
-    // What is refused is gone already.
+    // A route that the kernel refuses to remove is already gone.
     routes.apply(&addresses.map(remove).collect::<Vec<_>>())?;
     Ok(())
 }

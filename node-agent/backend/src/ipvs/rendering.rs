@@ -1,4 +1,4 @@
-//! A plan, as rules of nf_tables and virtual servers. Pure.
+//! A plan, rendered as nf_tables rules and virtual servers. Pure.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub struct IpvsRendering {
     servers: Vec<ServerText>,
 }
 
-/// A virtual server, in words of `ipvsadm`.
+/// A virtual server, as `ipvsadm` writes it.
 #[derive(Debug, Serialize)]
 struct ServerText {
     address: String,

@@ -17,22 +17,21 @@ use crate::EndedConnections;
 use denizen_plan::Listed;
 use leaving::Leaving;
 
-/// The scheduler that takes the place of one that the kernel does not have.
+/// Used in place of a scheduler that the kernel does not have.
 const FALLBACK_SCHEDULER: &str = "rr";
 
 /// The schedulers whose tables depend on the order of real servers.
 const HASHING: [&str; 3] = ["mh", "sh", "dh"];
 
-/// How often the kernel is read again if it turns out to be other than it was read.
+/// How often the kernel is read again if it changes meanwhile.
 const TRIES: usize = 3;
 
 /// Which changes may be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// All.
     Everything,
-    /// Only those that disturb nobody who is sent to a virtual server: rules that still send there
-    /// could not be replaced.
+    /// Only those that disturb no virtual server that rules send connections to: these rules could
+    /// not be replaced.
     WhatIsSafe,
 }
 
@@ -47,7 +46,7 @@ pub enum Extent {
 pub struct Servers<H> {
     host: H,
     wanted: BTreeMap<ServerKey, ServerState>,
-    /// What [`Self::wanted`] holds is all that is wanted. Until then nothing is removed.
+    /// [`Self::wanted`] is complete. Until then nothing is removed.
     is_complete: bool,
     /// For each family, the source of the node's own connections.
     sources: Vec<IpAddr>,
@@ -61,22 +60,22 @@ pub struct Servers<H> {
     foreign: BTreeSet<ServerKey>,
     /// The kernel's state is not known: nothing was read yet, or something failed.
     is_unknown: bool,
-    /// What may differ from the kernel's state.
+    /// Virtual servers that may differ from the kernel's state.
     due: BTreeSet<ServerKey>,
-    /// What may be ready now and was not, or the other way round.
+    /// Virtual servers that may have become ready, or have ceased to be.
     readiness_changed: BTreeSet<ServerKey>,
-    /// The addresses of [`Self::take_addresses`] may be others.
+    /// The addresses of [`Self::take_addresses`] may have changed.
     has_moved: bool,
     refused: BTreeMap<ServerKey, Errno>,
     /// Schedulers that the kernel does not have.
     missing: BTreeSet<Arc<str>>,
     leaving: Leaving,
-    /// The one that [`Self::misses_next`] asked for last.
+    /// The virtual server that [`Self::misses_next`] checked last.
     asked: Option<ServerKey>,
 }
 
 impl<H: Host> Servers<H> {
-    /// Reads what is there. Nothing is wanted yet.
+    /// Reads the kernel's virtual servers. None is desired yet.
     ///
     /// # Errors
     /// [`ServersError`].
@@ -104,7 +103,7 @@ impl<H: Host> Servers<H> {
         Ok(servers)
     }
 
-    /// Takes a changed virtual server; `None` if it is not wanted any more.
+    /// Changes the desired state of a virtual server; `None`: there should be none.
     pub fn want(&mut self, key: ServerKey, server: Option<ServerState>) {
         match server {
             Some(server) => self.wanted.insert(key, server),
@@ -116,26 +115,26 @@ impl<H: Host> Servers<H> {
         self.readiness_changed.insert(key);
     }
 
-    /// All that is wanted is known from now on.
+    /// Declares that all desired virtual servers are known from now on.
     pub fn complete(&mut self) {
         self.is_complete = true;
     }
 
-    /// The node's own connections come from these addresses, one of each family. The kernel removes
-    /// a route with its source, so the routes are read again.
+    /// Sets the sources of the node's own connections, one of each family. The kernel removes a
+    /// route together with its source address, so the routes are read again.
     pub fn set_sources(&mut self, sources: Vec<IpAddr>) {
         self.sources = sources;
         self.is_unknown = true;
     }
 
-    /// Before the next change the kernel is read, and asked again for what it refused.
+    /// Makes the next change read the kernel first, and try again what the kernel refused.
     pub fn doubt(&mut self) {
         self.is_unknown = true;
         self.leaving.looks += 1;
         self.missing.clear();
     }
 
-    /// Asks for one virtual server that the kernel should have, at each call for the next one:
+    /// Checks one virtual server that the kernel should have, the next one at each call. Returns
     /// whether others removed it.
     ///
     /// # Errors
@@ -162,22 +161,22 @@ impl<H: Host> Servers<H> {
             && !self.refused.contains_key(key)
     }
 
-    /// What may be ready now and was not, or the other way round, since the last call.
+    /// The virtual servers that may have become ready, or have ceased to be, since the last call.
     pub fn readiness_changed(&mut self) -> BTreeSet<ServerKey> {
         std::mem::take(&mut self.readiness_changed)
     }
 
-    /// Whether there is something to do for the rules, which use these virtual servers now, or for
-    /// a [`Self::sync`] of everything.
+    /// Whether the rules, which use these virtual servers now, must change, or a [`Self::sync`] of
+    /// everything is due.
     pub fn has_more(&self, used: &BTreeSet<ServerKey>) -> bool {
         let differs = |key: &ServerKey| self.is_ready(key) != used.contains(key);
         self.readiness_changed.iter().any(differs)
             || (self.is_complete && (self.has_moved || !self.due.is_empty()))
     }
 
-    /// The addresses that are local for virtual servers, or are about to be, if they may be others
-    /// than at the last call. `None` until all that is wanted is known: another backend may serve
-    /// until then, and what it serves at addresses of an earlier run must not be refused.
+    /// The addresses that are local for virtual servers, or are about to be; `None` if they are
+    /// unchanged since the last call, or not all desired virtual servers are known: another backend
+    /// may serve until then, and what it serves at addresses of an earlier run must not be refused.
     pub fn take_addresses(&mut self) -> Option<BTreeSet<IpAddr>> {
         if !self.is_complete {
             return None;
@@ -191,7 +190,7 @@ impl<H: Host> Servers<H> {
     pub fn problems(&self) -> Vec<String> {
         let refused = self.refused.iter();
         let refused = refused.map(|(key, errno)| format!("virtual server {key}: {errno}"));
-        // There are few of them, and this is asked for after every change.
+        // Iterates over the few foreign ones: this is called after every change.
         let occupied = self.foreign.iter().filter(|key| self.wanted.contains_key(key));
         let occupied =
             occupied.map(|key| format!("virtual server {key}: another program has made one"));
@@ -201,7 +200,7 @@ impl<H: Host> Servers<H> {
         refused.chain(occupied).chain(missing).collect()
     }
 
-    /// Programs what is due. Returns how many changes that took.
+    /// Programs what is due. Returns the number of changes.
     ///
     /// # Errors
     /// [`ServersError`]. What could not be programmed is tried again by the next call.
@@ -211,7 +210,7 @@ impl<H: Host> Servers<H> {
             if self.is_unknown {
                 self.observe()?;
             }
-            // Unless all of it succeeds, it is not known what was done.
+            // If anything fails, the kernel's state is not known.
             self.is_unknown = true;
             let (count, is_as_known) = self.attempt(extent)?;
             changes += count;
@@ -239,7 +238,7 @@ impl<H: Host> Servers<H> {
         self.draining.iter().flat_map(|(key, reals)| reals.iter().map(|at| (*key, *at)))
     }
 
-    /// Reads what those of [`Self::draining`] still have.
+    /// Reads the connections that the real servers of [`Self::draining`] still have.
     ///
     /// # Errors
     /// [`ServersError`].
@@ -262,7 +261,7 @@ impl<H: Host> Servers<H> {
         Ok(reals.into_iter().map(|observed| (observed.real.at, observed.real.weight)).collect())
     }
 
-    /// Takes note of which real servers of a virtual server get no new connections.
+    /// Notes which real servers of a virtual server get no new connections.
     fn note_draining(&mut self, key: ServerKey) {
         let reals = self.known.get(&key).into_iter().flat_map(|state| &state.reals);
         let draining: BTreeSet<SocketAddr> =
@@ -304,7 +303,7 @@ impl<H: Host> Servers<H> {
         Ok(())
     }
 
-    /// Returns the number of changes, and whether the kernel was as it was known.
+    /// Returns the number of changes, and whether the kernel was as expected.
     fn attempt(&mut self, extent: Extent) -> Result<(usize, bool), ServersError> {
         let due = std::mem::take(&mut self.due);
         let (wanted, unwanted): (BTreeSet<ServerKey>, BTreeSet<ServerKey>) =
@@ -343,7 +342,7 @@ impl<H: Host> Servers<H> {
         Ok((changes, is_as_known))
     }
 
-    /// Does these commands; whether the kernel was as it was known.
+    /// Executes these commands. Returns whether the kernel was as expected.
     fn apply(&mut self, commands: &[IpvsCommand]) -> Result<bool, ServersError> {
         if commands.is_empty() {
             return Ok(true);
@@ -360,7 +359,7 @@ impl<H: Host> Servers<H> {
             self.readiness_changed.insert(key);
             match refused.get(&index) {
                 None => note(&mut self.known, command),
-                // Nothing can be done for a server that there is not.
+                // The kernel refused the virtual server, so its real servers cannot be added.
                 Some(_) if self.refused.contains_key(&key) => {}
                 Some(errno) => is_as_known &= self.note_refusal(command, *errno),
             }
@@ -371,7 +370,7 @@ impl<H: Host> Servers<H> {
         Ok(is_as_known)
     }
 
-    /// Whether the refusal is known to be no sign of others' changes.
+    /// Notes a refusal. Returns whether it has a cause other than a foreign change.
     fn note_refusal(&mut self, command: &IpvsCommand, errno: Errno) -> bool {
         let key = subject(command);
         match (command, errno) {
@@ -446,9 +445,9 @@ impl<H: Host> Servers<H> {
         self.source(ip).is_some_and(|source| self.routes.get(&ip) == Some(&Some(source)))
     }
 
-    /// The order in which real servers are made. Where the scheduler hashes clients, it is the same
-    /// on all nodes, so that they agree. Elsewhere each node has its own: each begins with another
-    /// endpoint.
+    /// The order in which real servers are added. If the scheduler hashes clients, it is the same
+    /// on all nodes, so that they choose alike. Otherwise each node has its own, so that nodes
+    /// begin with different endpoints.
     fn order(&self, of: &VirtualServer) -> Order {
         match (HASHING.contains(&&*of.scheduler), self.source(of.key.at.ip())) {
             (false, Some(node)) => Order::OfNode(node),
@@ -456,7 +455,7 @@ impl<H: Host> Servers<H> {
         }
     }
 
-    /// With a scheduler that the kernel has.
+    /// The desired state, with a scheduler that the kernel has.
     fn schedulable(&self, wanted: &ServerState) -> ServerState {
         let mut wanted = wanted.clone();
         if self.missing.contains(&wanted.server.scheduler) {
@@ -467,7 +466,7 @@ impl<H: Host> Servers<H> {
     }
 }
 
-/// The virtual servers at an address.
+/// The range of keys of the virtual servers at an address.
 fn at(ip: IpAddr) -> RangeInclusive<ServerKey> {
     let key = |port, protocol| ServerKey { at: SocketAddr::new(ip, port), protocol };
     key(0, 0)..=key(u16::MAX, u8::MAX)

@@ -1,4 +1,5 @@
-//! A virtual server as it should be, or as it is, and what leads from one to the other. Pure.
+//! The state of a virtual server, desired or observed, and the commands that lead from one to the
+//! other. Pure.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,12 +21,12 @@ pub struct ServerState {
 pub struct RealState {
     /// Its share of new connections.
     pub weight: u32,
-    /// As in [`ObservedServer`]. A server that is wanted always does.
+    /// As in [`ObservedServer`]. Always true of a desired server.
     pub translates: bool,
 }
 
 impl RealState {
-    /// A real server as it is wanted.
+    /// A desired real server.
     pub fn wanted(weight: u32) -> Self {
         Self { weight, translates: true }
     }
@@ -36,13 +37,12 @@ impl RealState {
     }
 }
 
-/// In which order real servers are made. The kernel puts each in front of the others, and begins
-/// with the first one.
+/// The order in which real servers are added. The kernel inserts each in front of the others, and
+/// schedulers begin with the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// By address.
     ByAddress,
-    /// In one that the node with this address has for itself, and always.
+    /// In an order of its own for each node: it depends on this address of the node.
     OfNode(IpAddr),
 }
 
@@ -67,9 +67,9 @@ impl ServerState {
         Self { server, reals: BTreeMap::new() }
     }
 
-    /// The commands that lead here from `now`, the kernel's state. A real server is added before
-    /// another one goes, so that there is always one for new connections. One with weight 0 that is
-    /// not there has no connections to keep: it is not made.
+    /// The commands that lead from `now`, the kernel's state, to this one. Real servers are added
+    /// before others are removed, so that there is always one for new connections. A missing one
+    /// with weight 0 has no connections to keep, and is not added.
     pub fn commands_from(&self, now: Option<&Self>, order: Order) -> Vec<IpvsCommand> {
         let key = self.server.key;
         let header = match now {

@@ -32,7 +32,7 @@ const BRIEF: u32 = 300;
 pub const MAPS: [ServiceSet; 3] =
     [ServiceSet::Affinity, ServiceSet::AffinityReserved, ServiceSet::AffinityBrief];
 
-/// The chain that looks up the client, and balances it if it is not remembered.
+/// The chain that looks up the client, and balances a client that is not remembered.
 pub(super) fn balance(sets: SetStatements, class: Class) -> Chain {
     let draw = |slots| sets.draw(class.group.affinity_slots(), slots);
     let mut rules =

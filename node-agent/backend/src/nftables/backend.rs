@@ -32,7 +32,8 @@ pub fn render(plan: &Plan) -> Rendering {
     backend.rendering()
 }
 
-/// A planned frontend as it is to be programmed: as it is, or with other endpoints.
+/// Maps a planned frontend to the frontend that is programmed: the same, or one with other
+/// endpoints.
 pub(crate) type Programmed<'a> = &'a dyn Fn(&Frontend) -> Cow<'_, Frontend>;
 
 /// The nftables backend: the desired tables, and the kernel.
@@ -44,7 +45,7 @@ pub struct Nftables<K = Kernel> {
     pub(super) tables: Vec<KeptTable>,
 }
 
-/// A table, and what brings the kernel to it.
+/// A table, and its keeper.
 #[derive(Debug)]
 pub(super) struct KeptTable {
     table: Table,
@@ -59,7 +60,7 @@ impl Nftables {
     /// Opens nf_tables in this thread's network namespace. Nothing is read or written yet.
     ///
     /// # Errors
-    /// [`NetlinkError`] when there is no netlink to be had.
+    /// [`NetlinkError`] if netlink cannot be opened.
     pub fn open() -> Result<Self, NetlinkError> {
         let mut backend = Self::of(Kernel::open()?, &ServiceTable::ALL);
         backend.restore_numbers();
@@ -76,7 +77,8 @@ impl Nftables {
         Ok(Self::of(kernel, &[ServiceTable::Bridge]))
     }
 
-    /// Clients that an earlier run's rules remember stay with their endpoints.
+    /// Takes over the numbers of session affinity, so that an earlier run's clients stay with their
+    /// endpoints.
     fn restore_numbers(&mut self) {
         for KeptTable { table, keeper } in &mut self.tables {
             let (table_family, schema) = (table.table_family, keeper.schema());
@@ -170,11 +172,11 @@ impl<K> Nftables<K> {
     }
 
     fn order(&mut self) {
-        // A table family's own order has the bridge first.
+        // The order of families has the bridge first.
         self.tables.sort_by_key(|kept| (!kept.table.is_wanted(), kept.table.table_family));
     }
 
-    /// The constant part of each table becomes that of `node`.
+    /// Sets the constant part of each table from the plan of the node.
     fn configure(&mut self, node: &NodePlan) {
         for KeptTable { table, keeper } in &mut self.tables {
             let config = TableConfig::new(table.table_family, node);
@@ -190,8 +192,8 @@ impl<K> Nftables<K> {
         self.update_as(plan, changes, &|frontend| Cow::Borrowed(frontend));
     }
 
-    /// As [`Self::update`], with each changed frontend as `programmed` has it. If that is another
-    /// one than before, the frontend must be among the changed ones.
+    /// As [`Self::update`], with each changed frontend replaced by `programmed`. If the replacement
+    /// of a frontend changes, the frontend must be in `changes`.
     pub fn update_as(&mut self, plan: &Plan, changes: &PlanChanges, programmed: Programmed<'_>) {
         if changes.node {
             self.configure(plan.node());
@@ -257,7 +259,7 @@ impl KeptTable {
         }
         match table.table_family {
             ServiceTable::Ip(_) => self.update_services(plan, changes, programmed),
-            // It sees no addresses of services.
+            // It has no addresses of services.
             ServiceTable::Arp | ServiceTable::Bridge => {}
         }
     }
@@ -353,7 +355,7 @@ impl Backend for Nftables {
 
     fn sample_drops(&mut self, on: bool) -> bool {
         for KeptTable { table, keeper } in &mut self.tables {
-            // An ARP message is no packet whose end anybody looks for.
+            // Dropped ARP messages are of no interest.
             keeper.sample_drops(on && table.table_family != ServiceTable::Arp);
         }
         true
@@ -376,7 +378,7 @@ fn connections(kernel: &mut Kernel) -> Result<BTreeMap<FrontendConnections, u64>
         let set = ServiceSet::ServiceConnections.as_str();
         let elements = kernel.counted_elements(TableFamily::from(family), TABLE, set)?;
         connections.extend(elements.iter().filter_map(|element| {
-            // As `COUNTED` has it, each field in whole words.
+            // The key of `COUNTED`: each field is padded to whole 32-bit words.
             let bytes = element.key.as_bytes();
             let protocol = Protocol::from_number(*bytes.first()?)?;
             let port = u16::from_be_bytes(*bytes.get(4..6)?.first_chunk()?);
@@ -400,7 +402,7 @@ fn remembered(kernel: &mut Kernel, table_family: ServiceTable, schema: &Schema) 
     seen
 }
 
-/// Removes all tables but these; how many there were.
+/// Removes all tables except these. Returns how many there were.
 fn remove_all(kernel: &mut Kernel, but: &[ServiceTable]) -> Result<usize, NftError> {
     let mut removed = 0;
     // The bridge's mark means nothing without the tables that read it.

@@ -1,4 +1,4 @@
-//! What the rules have counted, and how many clients the kernel remembers for session affinity.
+//! Reads the rules' counters, and how many clients the kernel remembers for session affinity.
 
 use super::affinity::MAPS;
 use super::table::Table;

@@ -30,7 +30,7 @@ pub fn protocol_and_number(family: Family, set: &Set, key: &Key) -> Option<(Prot
     Some((Protocol::from_number(*rest.first()?)?, number))
 }
 
-/// A frontend's address, and what of the key comes behind it.
+/// Splits a key into the frontend's address and the rest.
 fn split<'a>(family: Family, set: &Set, key: &'a Key) -> Option<(FrontendAddress, &'a [u8])> {
     let bytes = key.as_bytes();
     match set.key[..] {

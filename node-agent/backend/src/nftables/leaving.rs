@@ -1,5 +1,5 @@
-//! What stays of the tables when the backend ipvs has been left, and addresses of virtual servers
-//! are still routed to this node.
+//! Reduces the tables of the backend ipvs after a change to another backend, while addresses of
+//! virtual servers are still routed to this node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -28,8 +28,9 @@ pub fn only_refuse(kernel: &mut Kernel, addresses: &BTreeSet<IpAddr>) -> Result<
     Ok(())
 }
 
-/// In two steps. While the first one is committed, packets that the table has sent to IPVS are on
-/// their way there. They are dropped, not refused: they come again, to whoever serves from now on.
+/// In two steps. During the first commit, packets that the table has sent to IPVS are still on
+/// their way. They are dropped, not refused, so that the client sends them again, to whoever serves
+/// then.
 fn only_refuse_in(
     kernel: &mut Kernel,
     table_family: ServiceTable,

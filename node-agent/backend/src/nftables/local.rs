@@ -17,7 +17,7 @@ use denizen_model::Family;
 use denizen_nft::{BaseChain, Chain, ChainKind, Field, Hook, Statement};
 use denizen_plan::LocalTest;
 
-/// Before `filter` (0), where others drop.
+/// Before `filter` (0), where other firewalls drop.
 pub(super) const FORWARD_PRIORITY: i32 = -10;
 
 /// `dstnat` of a bridge: before bridge netfilter (`NF_BR_PRI_BRNF`, 0) calls the IP hooks.
@@ -27,8 +27,8 @@ const BRIDGE_PRIORITY: i32 = -300;
 /// priorities only order them among each other.
 const BEHIND_NAT: i32 = -99;
 
-/// The IP stack's input interface for packets from a bridge's port: the bridge, or a VLAN's device
-/// on it. Packets of others may have any mark.
+/// The kinds of input interface that packets from a bridge's port have: the bridge, or a VLAN's
+/// device on it. On other interfaces a packet may arrive with any mark.
 const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
 
 /// One rule for each test: a list of values is one chain of returns before one mark (KEP-2450's
@@ -53,8 +53,7 @@ pub(super) fn local(sets: SetStatements, config: &TableConfig) -> Vec<Vec<Statem
     config.local.iter().flat_map(rules).collect()
 }
 
-/// A prefix as long as a name can be is the whole name, and nft has no way to write it with a
-/// wildcard.
+/// A prefix as long as a name can be is a whole name, which nft cannot write with a wildcard.
 fn begins_with(prefix: &Arc<str>) -> Statement {
     const LONGEST_NAME: usize = 15;
     if prefix.len() < LONGEST_NAME {

@@ -19,7 +19,7 @@ use denizen_plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquer
 /// that endpoint's element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontendState {
-    /// What kind of address it is.
+    /// The kind of its address.
     pub kind: FrontendKind,
     inside: LoweredTarget,
     masquerade: Masquerade,
@@ -115,7 +115,8 @@ impl Slots {
     fn of(wanted: &[SocketAddr], now: Option<&Self>) -> Self {
         let count = wanted.len() as u32;
         let size = match now {
-            // A new verdict costs the kernel more than a new endpoint, so a class is left late.
+            // A changed verdict costs the kernel more than a changed endpoint, so the class is kept
+            // as long as the endpoints fit it well enough.
             Some(now) if count <= now.size && count * 4 > now.size => now.size,
             Some(_) | None => count.next_power_of_two(),
         };
@@ -133,7 +134,7 @@ impl Slots {
 }
 
 impl FrontendState {
-    /// Adds session affinity.
+    /// Gives the endpoints numbers for session affinity.
     fn number(&mut self, protocol: Protocol, seconds: u32, numbers: &mut Numbers) {
         self.affinity = Some(seconds);
         let targets = [Some(&self.inside), self.outside.as_ref()].into_iter().flatten();
@@ -238,7 +239,7 @@ impl FrontendState {
             if let Some(number) = self.numbers.get(address) {
                 let value = Value::Data(Data::EMPTY.number(*number));
                 elements.push(at(group.affinity_slots(), key, value, None));
-                // From the comment a restarted agent learns whose number it is.
+                // The comment tells a restarted agent whose number it is.
                 let (key, owner) =
                     (frontend_key(frontend).number(*number), Some(self.owner.clone()));
                 elements.push(at(group.affinity_endpoints(), key, to, owner));

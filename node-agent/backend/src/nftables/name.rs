@@ -30,11 +30,10 @@ pub enum ServiceTable {
 }
 
 impl ServiceTable {
-    /// All of them.
     pub const ALL: [Self; 4] =
         [Self::Bridge, Self::Arp, Self::Ip(Family::V4), Self::Ip(Family::V6)];
 
-    /// As the driver has it.
+    /// The driver's family.
     pub fn lowered(self) -> denizen_nft::TableFamily {
         match self {
             Self::Ip(family) => family.into(),
@@ -53,7 +52,7 @@ impl ServiceTable {
         }
     }
 
-    /// Whether its packets have addresses of this one's family, and no others.
+    /// Whether its packets have addresses of this address's family.
     pub fn holds(self, address: IpAddr) -> bool {
         match self {
             Self::Ip(family) => family == family_of(address),
@@ -70,7 +69,7 @@ impl ServiceTable {
 }
 
 impl fmt::Display for ServiceTable {
-    /// As nft names the family.
+    /// The name that nft has for the family.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.lowered().fmt(f)
     }
@@ -90,7 +89,6 @@ pub enum Group {
 }
 
 impl Group {
-    /// All of them.
     pub const ALL: [Self; 4] =
         [Self::Service, Self::NodePort, Self::LocalService, Self::LocalNodePort];
 
@@ -158,7 +156,7 @@ pub struct Class {
 }
 
 impl Class {
-    /// The same without session affinity.
+    /// The same class without session affinity.
     pub fn plain(self) -> Self {
         Self { affinity: None, ..self }
     }
@@ -189,7 +187,7 @@ pub enum ChainName {
     NodePortPolicy,
     /// Marks for masquerade, except local pods' packets.
     MarkUnlessLocal,
-    /// Looks again, then refuses.
+    /// Looks up the service again, then refuses.
     UnusedPort,
     /// Drops what is addressed to a service range.
     Unallocated,

@@ -20,12 +20,12 @@ pub type Owner = (Arc<str>, Protocol);
 /// One service port's numbers.
 #[derive(Debug, Default)]
 struct PortNumbers {
-    /// Its own number, in place.
+    /// The service port's number, shifted to its place.
     bits: u32,
-    /// The number given last.
+    /// The endpoint number that was assigned last.
     last: u32,
     endpoints: HashMap<SocketAddr, u32>,
-    /// Their numbers.
+    /// The assigned endpoint numbers.
     taken: HashSet<u32>,
 }
 
@@ -37,7 +37,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Takes a number over from an earlier run.
+    /// Takes over a number from an earlier run.
     pub fn restore(&mut self, owner: Owner, endpoint: SocketAddr, number: u32) {
         if number & SCRATCH_BITS != SCRATCH || number & ENDPOINT_BITS == 0 {
             return;
@@ -67,8 +67,8 @@ impl Numbers {
     }
 }
 
-/// How many service ports have a number of their own. Beyond that, two share a number, and their
-/// memory of clients.
+/// The most service ports with a number of their own. If there are more, some share a number, and
+/// so the memory of clients.
 const PORTS: u32 = (1 << 16) - 1;
 
 impl PortNumbers {

@@ -1,4 +1,4 @@
-//! Whether this kernel can do what the rules need.
+//! Checks whether this kernel can do what the rules need.
 
 use super::name::{Class, Group, ServiceTable};
 use super::program::class_chains;
@@ -11,7 +11,7 @@ use denizen_plan::{LocalTest, NodeSide};
 /// Whether the kernel accepts the IP tables.
 ///
 /// # Errors
-/// What the kernel refused, or cannot be asked.
+/// The kernel rejects a table, or cannot be asked.
 pub fn probe() -> Result<(), NftError> {
     Family::BOTH.map(ServiceTable::Ip).into_iter().try_for_each(ask)
 }

@@ -140,8 +140,9 @@ fn martians() -> Chain {
     base(ChainName::Martians, base_chain, Why::Martian, rules)
 }
 
-/// What arrives at a cluster IP is IPVS's: it alone translates after the rules. Its connections are
-/// answered from their endpoint from the first packet on.
+/// Drops packets of connections to a cluster IP that neither the rules nor IPVS translate. IPVS
+/// translates after the rules; its connections are answered from an endpoint, which tells them
+/// apart.
 fn untranslated(sets: SetStatements) -> Chain {
     let stale = [
         sets.is_in(ServiceSet::ClusterIps),
@@ -152,8 +153,9 @@ fn untranslated(sets: SetStatements) -> Chain {
     base(ChainName::Input, INPUT, Why::Untranslated, rules)
 }
 
-/// What takes the place of the choice of a service while connections of the backend ipvs go on
-/// after it: what is new to its cluster IPs is refused, or, if it `must_wait`, is to come again.
+/// Replaces the choice of a service after a change from the backend ipvs, whose connections go on:
+/// new connections to its cluster IPs are refused, or dropped if `must_wait`, so that the client
+/// tries again.
 pub fn only_old_connections(sets: SetStatements, must_wait: bool) -> Chain {
     let why = Why::OnlyOldConnections;
     let is_to = sets.is_in(ServiceSet::ClusterIps);
@@ -241,7 +243,7 @@ fn entries(class: Class, masquerade: MarkBit) -> [Chain; 2] {
     ]
 }
 
-/// Before anything else, as in kube-proxy's nftables mode.
+/// `loadBalancerSourceRanges`, checked before anything else, as in kube-proxy's nftables mode.
 fn restricted(sets: SetStatements) -> Rule {
     let restricted = sets.is_in(ServiceSet::RestrictedFrontends);
     rule(Why::Restricted, [restricted, jump(ChainName::SourceRanges)])
@@ -264,7 +266,8 @@ fn refuse(asked: &[Statement], tcp: Why, others: Why) -> [Rule; 2] {
     ]
 }
 
-/// The same, so that what is counted and shown has this reason.
+/// Refuses packets to an unused port of a cluster IP, in rules of their own, so that counters and
+/// traces have this reason.
 fn unused_port(sets: SetStatements) -> Vec<Rule> {
     let again = rule(Why::FindServiceAgain, [sets.go_where(ServiceSet::Services)]);
     let refuse = refuse(&[], Why::UnusedPort, Why::UnusedPort);

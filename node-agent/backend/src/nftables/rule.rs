@@ -20,7 +20,8 @@ pub const SCRATCH: u32 = 0x4000_0000;
 /// The bits of a number that name the endpoint; the others name its service port.
 pub const ENDPOINT_BITS: u32 = (1 << 14) - 1;
 
-/// A counter of connections goes when there was none for so many seconds: the service may be gone.
+/// A counter of connections is removed after this many seconds without one: the service may be
+/// gone.
 const COUNTED_FOR: u32 = 24 * 60 * 60;
 
 /// The bits of a packet's priority that name the service port.
@@ -74,7 +75,7 @@ pub fn comes_in_by(interface: &str) -> Statement {
     Statement::Equals(Field::InputInterface, Key::EMPTY.interface(interface))
 }
 
-/// Asks for the input interface's kind, as `ip link` names it.
+/// Matches the input interface's kind, as `ip link` names it.
 pub fn comes_in_by_kind(kind: &str) -> Statement {
     Statement::Equals(Field::InputKind, Key::EMPTY.interface(kind))
 }
@@ -91,7 +92,7 @@ fn within(field: impl Fn(Family) -> Field, range: IpNetwork) -> Statement {
     Statement::Within(field(family_of(range.ip())), range.network(), range.prefix())
 }
 
-/// Asks whether this is the first packet of its connection.
+/// Matches the first packet of a connection.
 pub fn is_first_packet() -> Statement {
     has_none(Field::ConnectionStatus, IPS_CONFIRMED)
 }
@@ -100,12 +101,12 @@ pub fn is_later_packet() -> Statement {
     has_any(Field::ConnectionStatus, IPS_CONFIRMED)
 }
 
-/// Asks whether its connection has not been answered yet.
+/// Matches packets of a connection that has not been answered yet.
 pub fn is_unanswered() -> Statement {
     has_none(Field::ConnectionStatus, IPS_SEEN_REPLY)
 }
 
-/// Asks whether its connection's destination was translated.
+/// Matches packets of a connection whose destination was translated.
 pub fn is_translated() -> Statement {
     has_any(Field::ConnectionStatus, IPS_DST_NAT)
 }
@@ -128,12 +129,12 @@ pub fn mark_connection(bit: MarkBit) -> Statement {
     Statement::Assign(Variable::ConnectionMark, Assigned::Or(bit.mask()))
 }
 
-/// Asks whether the packet's priority holds the number of an endpoint, not only of a service port.
+/// Matches if the packet's priority holds the number of an endpoint, not only of a service port.
 pub fn is_recalled() -> Statement {
     has_any(Field::Priority, ENDPOINT_BITS)
 }
 
-/// Asks whether the packet's priority holds one of our numbers.
+/// Matches if the packet's priority holds one of our numbers.
 pub fn is_scratched() -> Statement {
     Statement::Bits { field: Field::Priority, mask: SCRATCH_BITS, equal: true, value: SCRATCH }
 }
@@ -148,7 +149,7 @@ pub fn keep_service_port() -> Statement {
 }
 
 /// Takes one from the budget of the service port in the packet's priority, and keeps that budget
-/// for so many seconds; on with the next rule if none is left.
+/// for this many seconds; on with the next rule if none is left.
 pub fn spend(limit: Limit, seconds: u32) -> Statement {
     Statement::Update(Update {
         set: ServiceSet::AffinityBudget.as_str(),
@@ -175,19 +176,19 @@ impl SetStatements {
         set.declared(self.0)
     }
 
-    /// Asks whether the set has the packet's values of its key.
+    /// Matches packets whose values are in the set.
     pub fn is_in(self, set: ServiceSet) -> Statement {
         Statement::In(self.set(set).lookup())
     }
 
-    /// Not for the bridge's table, where it would be true of every frame that carries something
-    /// else.
+    /// Matches packets whose values are not in the set. Not for the bridge's table, where it would
+    /// match every frame that is not IP.
     pub fn is_not_in(self, set: ServiceSet) -> Statement {
         Statement::NotIn(self.set(set).lookup())
     }
 
-    /// Asks whether its connection's answers come from an address in this set, whose key is the
-    /// destination.
+    /// Matches packets of a connection whose answers come from an address in this set, whose key is
+    /// declared with the destination.
     pub fn is_answered_from(self, set: ServiceSet) -> Statement {
         let source = Field::AnswerSource(set.family(self.0));
         Statement::In(self.set(set).lookup_of(vec![source]))

@@ -1,4 +1,4 @@
-//! The desired content of one table, and what differs from the last one. Pure.
+//! The desired content of one table. A change of it is noted as a delta. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -32,13 +32,13 @@ pub struct Table {
     classes: BTreeSet<Class>,
     numbers: Numbers,
     cluster_ips: HashMap<IpAddr, usize>,
-    /// Those of [`Self::hold_cluster_ips`]. Each counts once.
+    /// The addresses of [`Self::hold_cluster_ips`].
     held: BTreeSet<IpAddr>,
     members: BTreeMap<ServiceSet, Members>,
 }
 
 impl Table {
-    /// An empty one.
+    /// An empty table.
     pub fn new(table_family: ServiceTable, config: TableConfig) -> Self {
         Self {
             table_family,
@@ -151,8 +151,8 @@ impl Table {
         self.recount_cluster_ip(ip, is(wanted), is(now), delta);
     }
 
-    /// Addresses whose unused ports are refused even if no service has them; and of which no
-    /// neighbour learns that they are this node's.
+    /// Sets the addresses whose unused ports are refused even if no service has them. ARP does not
+    /// answer for them.
     pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>, delta: &mut Delta) {
         if self.table_family == ServiceTable::Arp {
             let own = addresses.iter().filter(|ip| ip.is_ipv4());
@@ -268,7 +268,7 @@ impl Content for Table {
         of_frontends.chain(members).chain(cluster_ips)
     }
 
-    /// Of the sets of ranges there is one, and few frontends have any.
+    /// The only set of ranges is that of source ranges, which few frontends have.
     fn elements_of(&self, set: SetId) -> Vec<Element> {
         let restricted = self.keys.iter().filter(|(_, state)| state.is_restricted());
         let elements = restricted.flat_map(|(key, state)| state.elements(key));

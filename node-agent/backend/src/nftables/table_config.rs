@@ -1,4 +1,4 @@
-//! What the constant part of a table depends on.
+//! The inputs of a table's constant part.
 
 use ipnetwork::IpNetwork;
 
@@ -6,7 +6,7 @@ use super::name::ServiceTable;
 use denizen_model::Family;
 use denizen_plan::{LocalTest, NodePlan, NodeSide};
 
-/// What the constant part depends on.
+/// The inputs of a table's constant part.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TableConfig {
     /// The tests that detect local pods' packets (of this family).
@@ -28,7 +28,7 @@ impl TableConfig {
         Self {
             local: match table_family {
                 ServiceTable::Ip(family) => node.detection.tests(family).cloned().collect(),
-                // It sees ports, and leaves the rest to the IP tables.
+                // The bridge's table only tests ports. The IP tables test the rest.
                 ServiceTable::Bridge => node.detection.ports().cloned().collect(),
                 ServiceTable::Arp => Vec::new(),
             },

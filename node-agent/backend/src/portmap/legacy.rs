@@ -22,9 +22,9 @@ pub fn is_readable() -> bool {
     !Family::BOTH.into_iter().any(is_used) || Programs::of(Variant::Legacy).is_some()
 }
 
-/// The rules of a family; none while nobody uses that table.
+/// The rules of a family; none if the table does not exist.
 pub fn rules(family: Family) -> Result<Vec<LegacyRule>, IptablesError> {
-    // Asking iptables would make the table.
+    // Running iptables would create the table.
     if !has_table(family) {
         return Ok(Vec::new());
     }
@@ -57,12 +57,12 @@ pub fn remove(family: Family, is_gone: &dyn Fn(&str) -> bool) -> Result<(), Ipta
     }
 }
 
-/// What tells iptables-restore to do so.
+/// The input of iptables-restore that does it.
 pub(super) fn removal(gone: &[LegacyRule]) -> String {
     if gone.is_empty() {
         return String::new();
     }
-    // A chain that is declared is emptied.
+    // iptables-restore empties a chain that is declared.
     let chains: BTreeSet<&str> = gone.iter().map(|rule| rule.chain.as_str()).collect();
     let emptied: String = chains.iter().map(|chain| format!(":{chain} - [0:0]\n")).collect();
     let rules: String = gone.iter().map(|rule| format!("-D {ENTRY} {}\n", rule.spec)).collect();

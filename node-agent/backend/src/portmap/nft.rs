@@ -14,7 +14,7 @@ const NAT: &str = "nat";
 /// The table of portmap's own backend for nftables.
 const OWN: &str = "cni_hostport";
 
-/// How often it begins anew when somebody changes the ruleset between the look and the batch.
+/// How often it starts again if another program changes the ruleset between the read and the batch.
 const TRIES: usize = 20;
 
 /// One rule for a container.
@@ -72,7 +72,6 @@ fn attempt(is_gone: &dyn Fn(&str) -> bool) -> Result<(), PortmapError> {
     Ok(())
 }
 
-/// The tables that are there.
 fn tables(kernel: &mut Kernel) -> Result<Vec<(TableFamily, &'static str)>, NetlinkError> {
     let wanted = Family::BOTH.map(TableFamily::from);
     kernel.tables(|table| {

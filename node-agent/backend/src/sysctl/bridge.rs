@@ -33,7 +33,7 @@ const OPTIONS: u16 = 46;
 /// groups (01:80:c2:00:00:00 to 0f). It learns from LLDP's before any rule sees them.
 const NO_LINK_LOCAL_LEARNING: u32 = 1;
 
-/// Time limit for an answer of the kernel, which comes at once.
+/// Time limit for an answer of the kernel, which normally comes at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// Where sysctls are if the module is loaded; it adds them to every network namespace.
@@ -42,19 +42,19 @@ const MODULE: &str = "net/bridge/bridge-nf-call-iptables";
 /// Why frames between ports of a bridge do not pass the hooks.
 #[derive(Debug, Error)]
 pub enum BridgeError {
-    /// The switch has no effect.
+    /// The module br_netfilter is not loaded, so the switch has no effect.
     #[error("the kernel module br_netfilter is not loaded")]
     NoModule,
     /// There is no link of that name, or it cannot be read.
     #[error("cannot read it")]
     Read(#[source] NetlinkError),
-    /// Another kind of link, or a kernel without CONFIG_BRIDGE_NETFILTER.
+    /// The link is not a bridge, or the kernel has no CONFIG_BRIDGE_NETFILTER.
     #[error("it is not a bridge, or this kernel has no nf_call_iptables for it")]
     NoSwitch,
     /// The kernel refused.
     #[error("cannot set nf_call_iptables")]
     Write(#[source] NetlinkError),
-    /// The kernel took it, and it is not set.
+    /// The kernel accepted the switch, but it is not set.
     #[error("nf_call_iptables is not set though the kernel accepted it")]
     NotSet,
 }
@@ -140,7 +140,7 @@ impl BridgeFilter {
         &self.problems
     }
 
-    /// Turns the switch on, unless it is, and reads it back.
+    /// Turns the switch on, unless it is on, and reads it back.
     fn turn_on(&self, bridge: &str) -> Result<(), BridgeError> {
         if !is_module_loaded(&self.sysctls) {
             return Err(BridgeError::NoModule);
@@ -203,7 +203,8 @@ fn open() -> Result<Socket, BridgeError> {
     Ok(socket)
 }
 
-/// Returns whether it changed anything: the bridge may be gone, or another one have its name.
+/// Returns whether it changed anything: the bridge may be gone, or another bridge may have its
+/// name.
 fn set_back(former: &Former) -> Result<bool, BridgeError> {
     let mut socket = open()?;
     let BridgeLink { header, switches, learns } = match read(&mut socket, &former.bridge) {
@@ -231,7 +232,7 @@ fn index_in(header: &[u8; IFINFOMSG]) -> u32 {
 
 /// A bridge, as the kernel has it.
 struct BridgeLink {
-    /// Of a request about it.
+    /// The header of a request about it.
     header: [u8; IFINFOMSG],
     switches: [bool; 2],
     /// Whether it learns from frames to its own groups; `None` if that cannot be changed.

@@ -13,8 +13,8 @@ use super::setting::Setting;
 /// namespace, even if that folder is mounted elsewhere.
 pub const SYSCTLS: &str = "/proc/sys";
 
-/// Where the settings of IPVS are. There are none while its module is not loaded: that is one
-/// error, and the backend has it.
+/// Where the settings of IPVS are. If its module is not loaded, they are all missing: the backend
+/// reports that once.
 const IPVS: &str = "net/ipv4/vs/";
 
 /// Why a setting does not have the wanted value.
@@ -23,19 +23,19 @@ pub enum SettingError {
     /// Its file does not exist.
     #[error("{path} does not exist ({hint}): {without}")]
     Missing {
-        /// Its file.
+        /// The setting's file.
         path: String,
         /// The probable cause.
         hint: &'static str,
-        /// The consequence.
+        /// What does not work without it.
         without: &'static str,
     },
     /// It cannot be read, or is not a number.
     #[error("{path} cannot be read: {without}")]
     Read {
-        /// Its file.
+        /// The setting's file.
         path: String,
-        /// The possible consequence.
+        /// What may not work.
         without: &'static str,
         /// The cause.
         #[source]
@@ -44,13 +44,13 @@ pub enum SettingError {
     /// It cannot be changed.
     #[error("{path} is {now} and cannot be set to {wanted}: {without}")]
     Write {
-        /// Its file.
+        /// The setting's file.
         path: String,
         /// The current value.
         now: u64,
         /// The wanted value.
         wanted: u64,
-        /// The consequence.
+        /// What does not work without it.
         without: &'static str,
         /// The cause.
         #[source]

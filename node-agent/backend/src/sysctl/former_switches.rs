@@ -21,7 +21,7 @@ const LONGEST: u64 = 1 << 20;
 pub(super) struct Former {
     /// Its name.
     pub(super) bridge: String,
-    /// Its index, which tells it from a later bridge of its name.
+    /// Its index, which distinguishes it from a later bridge of the same name.
     pub(super) index: u32,
     /// `nf_call_iptables` and `nf_call_ip6tables`.
     pub(super) switches: [bool; 2],
@@ -30,7 +30,6 @@ pub(super) struct Former {
     pub(super) learned: bool,
 }
 
-/// The file.
 #[derive(Debug)]
 pub(super) struct FormerSwitches(PathBuf);
 
@@ -45,7 +44,7 @@ impl FormerSwitches {
         text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
 
-    /// Remembers a bridge, unless it is already: what denizen set itself does not count.
+    /// Remembers a bridge, unless it is remembered already: later values are denizen's own.
     pub(super) fn remember(&self, bridge: &str, index: u32, switches: [bool; 2]) {
         let mut all = self.read();
         if all.iter().any(|former| former.index == index && former.bridge == bridge) {

@@ -4,8 +4,8 @@
 //! frame on the bridge, which then is for the port that it came from. kubelet set the flag once
 //! (`--hairpin-mode=hairpin-veth`); the CNI plugin `bridge` does not by default.
 //!
-//! A promiscuous bridge (`--hairpin-mode=promiscuous-bridge` of kubelet) does not make up for it on
-//! current kernels: the copy that it hands to the node comes to nothing, and does no harm.
+//! A promiscuous bridge (kubelet's `--hairpin-mode=promiscuous-bridge`) is no substitute on current
+//! kernels: the copy of the frame that the node gets has no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -25,15 +25,15 @@ use denizen_text::describe;
 const IFINFOMSG: usize = 16;
 const INDEX: Range<usize> = 4..8;
 
-/// What libc lacks of `linux/if_link.h`.
+/// From `linux/if_link.h`; libc lacks it.
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const IFLA_BRPORT_MODE: u16 = 4;
 
-/// At most so many pods are named in a warning.
+/// The most pods that a warning names.
 const NAMED: usize = 5;
 
-/// Time limit for an answer of the kernel, which comes at once.
+/// Time limit for an answer of the kernel, which normally comes at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// `--hairpin-mode`: what is done about bridge ports of recorded pods.
@@ -94,7 +94,7 @@ impl HairpinPorts {
         by_reason.into_iter().map(|(why, pods)| warning(why, &pods)).collect()
     }
 
-    /// Turns it on, if that is wanted. Returns why it is off.
+    /// Turns it on, unless the mode is `none`. Returns why it is off; `None` if it is on.
     fn why_off(&self, socket: &mut Result<Socket, NetlinkError>, port: &str) -> Option<String> {
         let socket = match socket {
             Ok(socket) => socket,
@@ -142,7 +142,7 @@ fn lacking(socket: &mut Socket, port: &str) -> Result<Option<[u8; IFINFOMSG]>, N
     request.put_str(libc::IFLA_IFNAME, port);
     request.end_message(open);
     match socket.ask(request.bytes(), sequence, |link| read(&link)) {
-        // The pod is gone, and its record will be.
+        // The pod is gone, and its record will soon be.
         Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(None),
         found => found,
     }

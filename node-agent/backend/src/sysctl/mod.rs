@@ -1,4 +1,4 @@
-//! Kernel settings that services need beside the rules.
+//! Kernel settings (sysctls, and switches of bridges) that rules depend on.
 //!
 //! Which settings are wanted is pure ([`setting`], [`conntrack`]). Only [`file`](mod@file) reads
 //! and writes them, and [`reconciler`] remembers which could not be set.

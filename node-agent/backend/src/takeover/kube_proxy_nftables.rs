@@ -4,10 +4,9 @@ use denizen_netlink::NetlinkError;
 use denizen_nft::{Kernel, NftError, TableFamily};
 use nix::errno::Errno;
 
-/// Their name.
 const KUBE_PROXYS: &str = "kube-proxy";
 
-/// Whether there is one.
+/// Whether such a table exists.
 ///
 /// # Errors
 /// [`NetlinkError`].
@@ -16,7 +15,7 @@ pub fn is_there() -> Result<bool, NetlinkError> {
     Ok(!tables.is_empty())
 }
 
-/// Removes them; how many there were.
+/// Removes them. Returns how many there were.
 ///
 /// # Errors
 /// [`NftError`].

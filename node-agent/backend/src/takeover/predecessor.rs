@@ -15,7 +15,8 @@ use crate::iptables::IptablesError;
 use denizen_iptables::Variant;
 use denizen_text::describe;
 
-/// Between two attempts. An operator, or the end of another program, must remove the cause.
+/// The pause between two attempts. An operator, or the end of another program, must remove the
+/// cause.
 const RETRY: Duration = Duration::from_secs(60);
 
 /// A thread that removes the previous backend's rules. The process waits for it before it ends: a
@@ -25,13 +26,13 @@ type Removal = JoinHandle<Result<(), LeftError>>;
 /// Why rules are left.
 #[derive(Debug, Error)]
 enum LeftError {
-    /// nf_tables'.
+    /// Tables of nf_tables are left.
     #[error(transparent)]
     Tables(#[from] ChosenError),
-    /// iptables'.
+    /// Chains of iptables are left.
     #[error(transparent)]
     Chains(#[from] IptablesError),
-    /// Those in other firewalls' chains.
+    /// Rules in other firewalls' chains are left.
     #[error(transparent)]
     Forward(#[from] ForwardError),
 }
@@ -54,10 +55,10 @@ fn remove_other_chains(used: Option<Variant>) -> Result<(), IptablesError> {
     Ok(())
 }
 
-/// What is known of the removal.
+/// The state of the removal.
 #[derive(Debug)]
 pub struct Predecessor {
-    /// The backend that comes after it.
+    /// The backend that replaces it.
     successor: BackendName,
     attempt: Attempt,
     problem: Option<String>,
@@ -76,13 +77,14 @@ enum Attempt {
 }
 
 impl Predecessor {
-    /// Of an agent with this backend.
+    /// For an agent with this backend.
     pub fn of(successor: BackendName) -> Self {
         Self { successor, attempt: Attempt::default(), problem: None }
     }
 
-    /// Goes on with the removal, once this backend's rules are all in the kernel (`is_synced`).
-    /// `remove_tables`: [`Chosen::remove_other_tables`](crate::chosen::Chosen::remove_other_tables).
+    /// Continues the removal, once this backend's rules are all in the kernel (`is_synced`).
+    /// `remove_tables`:
+    /// [`Chosen::remove_other_tables`](crate::chosen::Chosen::remove_other_tables).
     pub fn remove(
         &mut self,
         is_synced: bool,
@@ -110,7 +112,7 @@ impl Predecessor {
         }
     }
 
-    /// Why rules are left, as far as is known now.
+    /// Why rules are left; `None` if none are, or the attempt still runs.
     pub fn problem(&mut self, now: Instant) -> Option<&str> {
         self.look(now);
         self.problem.as_deref()

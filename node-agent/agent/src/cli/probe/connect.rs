@@ -20,10 +20,10 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What came of the attempts at one target.
+/// The result of the attempts at one target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProbeResult {
-    /// As it was asked for, with the protocol.
+    /// The target as given, with the protocol.
     to: String,
     outcome: ProbeOutcome,
     attempts: u32,
@@ -38,10 +38,10 @@ pub(super) struct ProbeResult {
     /// What is wrong, in the system's words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     why: Option<String>,
-    /// What came of the server's connection back.
+    /// The result of the server's connection back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     back: Option<Box<ProbeResult>>,
-    /// What came of the server's own first connections.
+    /// The results of the server's own first connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     first: Option<Vec<ProbeResult>>,
 }
@@ -62,7 +62,7 @@ enum ProbeOutcome {
     Failed,
 }
 
-/// How to probe.
+/// Options of a probe.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Manner {
     pub(super) timeout: Duration,
@@ -130,7 +130,7 @@ pub(super) async fn probe(target: &ProbeTarget, manner: Manner) -> ProbeResult {
             Ok(Err(error)) => {
                 (result.outcome, result.why) = (outcome_of(&error), Some(error.to_string()));
             }
-            // What came before the time was over says more.
+            // The result of an earlier attempt says more than a timeout.
             Err(_) if left < wait && result.attempts > 1 => return result,
             Err(_) => (result.outcome, result.why) = (ProbeOutcome::TimedOut, None),
         }

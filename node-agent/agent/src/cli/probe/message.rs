@@ -27,15 +27,13 @@ pub(super) struct ProbeRequest {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ProbeAnswer {
-    /// The request's.
     answers: String,
-    /// The server's.
     pub(super) name: String,
     /// The client's address, as the server sees it.
     pub(super) client: IpAddr,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) back: Option<Box<ProbeResult>>,
-    /// What came of `--first`, once that is known.
+    /// The results of `--first`, once they are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) first: Option<Vec<ProbeResult>>,
 }
@@ -64,7 +62,7 @@ impl ProbeRequest {
     }
 
     pub(super) fn answer(&self, name: &str, client: IpAddr) -> ProbeAnswer {
-        // An address of IPv4 at a socket of IPv6.
+        // An IPv4 client at an IPv6 socket.
         let client = client.to_canonical();
         let (answers, name) = (self.probe.clone(), name.to_owned());
         ProbeAnswer { answers, name, client, back: None, first: None }

@@ -1,4 +1,4 @@
-//! The server.
+//! `probe serve`: the server of a connectivity test.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,16 +17,16 @@ use super::message::{LONGEST, ProbeRequest};
 use super::{ProbeProtocol, ProbeTarget, ServeArgs};
 use crate::agent;
 
-/// So long a server tries to connect back. Whoever must not be reached is tried for all of it.
+/// Time limit for a connection back. A client that cannot be reached costs all of it.
 pub(super) const BACK: Duration = Duration::from_millis(1500);
 
-/// A client that says nothing, or reads nothing, is left after this.
+/// Time limit for a client that sends or reads nothing.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// So many connections are answered at once; others wait.
+/// The most connections that are served at once; others wait.
 const CONNECTIONS: usize = 256;
 
-/// After an error such as too many open files.
+/// The pause after an error of the listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
 struct ProbeServer {
@@ -57,7 +57,7 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
 }
 
 impl ProbeServer {
-    /// At all addresses of both families, or of the one that there is.
+    /// Listens at all addresses of both families, or of the one that the node has.
     async fn listen(self: &Arc<Self>, port: u16) -> io::Result<()> {
         let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
         let mut bound = 0;
@@ -90,7 +90,7 @@ impl ProbeServer {
             };
             let server = self.clone();
             tokio::spawn(async move {
-                // Who goes away, or does not know what to say, is not answered.
+                // A client that leaves or sends an invalid request gets no answer.
                 let _ = timeout(SILENCE, server.answer(stream, client.ip())).await;
                 drop(slot);
             });
@@ -118,7 +118,7 @@ impl ProbeServer {
     async fn receive(self: Arc<Self>, socket: UdpSocket) {
         let mut datagram = vec![0; LONGEST as usize];
         loop {
-            // An error is that of a datagram that was sent before.
+            // An error belongs to a datagram that was sent earlier.
             let Ok((length, client)) = socket.recv_from(&mut datagram).await else { continue };
             if let Some(request) = ProbeRequest::read(&datagram[..length]) {
                 let answer = request.answer(&self.name, client.ip());

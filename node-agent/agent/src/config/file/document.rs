@@ -66,7 +66,7 @@ pub(super) enum Document {
 
 pub(super) const OWN: (&str, &str) = ("denizen.io/v1alpha1", "DenizenConfiguration");
 const KUBE_PROXY: (&str, &str) = ("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration");
-/// The fields that name the kind.
+/// The fields that say which kind of document it is.
 const NATURE: [&str; 2] = ["apiVersion", "kind"];
 
 impl Document {

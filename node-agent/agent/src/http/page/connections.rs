@@ -1,4 +1,4 @@
-//! What the page says of the connections that the kernel tracks, where somebody asks.
+//! The page's section about tracked connections, shown on demand.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use denizen_observe::connections::{NamedConnection, ServiceTotal, Summary};
 /// The most services that are shown.
 const SERVICES: usize = 50;
 
-/// The section about them.
 pub(super) fn section(asking: &PageQuery, summary: Option<&Answered<Arc<Summary>>>) -> Markup {
     let counting = |connections| PageQuery { connections, ..asking.clone() }.link("connections");
     html! {

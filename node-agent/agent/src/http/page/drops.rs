@@ -1,10 +1,9 @@
-//! What the page says of packets that do not pass.
+//! The page's section about dropped and refused packets.
 
 use maud::{Markup, html};
 
 use denizen_observe::drops::DropCounts;
 
-/// The section about them.
 pub(super) fn section(counts: &DropCounts) -> Markup {
     let counted = counts.drops.iter().filter(|count| count.packets > 0);
     html! {

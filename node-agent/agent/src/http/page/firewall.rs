@@ -1,4 +1,4 @@
-//! What the page says of the pod firewall.
+//! The page's section about the pod firewall.
 
 use maud::{Markup, html};
 
@@ -6,7 +6,6 @@ use denizen_backend::firewall::Dropped;
 use denizen_observe::status::view::{SideRow, SideState};
 use denizen_observe::status::{NetworkPolicyStatus, Status};
 
-/// The section about it.
 pub(super) fn section(status: &Status) -> Markup {
     let engine = status.network_policy_engine.as_deref().unwrap_or("nobody that is known");
     html! {
@@ -58,7 +57,7 @@ fn none_if_zero(number: usize) -> String {
     if number == 0 { String::new() } else { number.to_string() }
 }
 
-/// What policies say of a pod.
+/// The policies that isolate a pod, by direction.
 pub(super) fn sides(sides: &[SideRow]) -> Markup {
     html! {
         @for SideRow { direction, state, policies } in sides {

@@ -25,7 +25,7 @@ pub enum BridgeSet {
     NodeVeths,
 }
 
-/// All of them, in the order in which they are made.
+/// In the order in which they are created.
 const SETS: [SetDeclaration<BridgeSet>; 17] = {
     use Field::{
         DestinationPort, EtherSource, InputInterface, NeighbourTarget, OutputInterface, Protocol,
@@ -75,17 +75,17 @@ impl BridgeSet {
         SetId(self as u8)
     }
 
-    /// As the driver has it.
+    /// The driver's set.
     pub(super) fn declared(self) -> Set {
         SETS[self as usize].declared(self.id())
     }
 
-    /// Asks whether it has the packet's values.
+    /// Matches packets whose values are in the set.
     pub(super) fn has(self) -> Statement {
         Statement::In(self.declared().lookup())
     }
 
-    /// The same of other fields than those that it is declared with.
+    /// As [`Self::has`], with other fields than those of the declaration.
     pub(super) fn has_of(self, fields: &[Field]) -> Statement {
         Statement::In(self.declared().lookup_of(fields.to_vec()))
     }

@@ -1,4 +1,4 @@
-//! What becomes of virtual servers and endpoints that nobody wants any more, and of the addresses.
+//! Removal of unneeded virtual servers, endpoints and addresses, once their connections have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,26 +18,27 @@ const MOST_LOOKS: u32 = 15;
 /// The scheduler that refuses the clients of an endpoint with weight 0.
 const REFUSES: &str = "dh";
 
-/// What goes, and the look since when.
+/// What is to be removed, and the look at which that began.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
-    /// Counts looks.
+    /// The number of looks so far.
     pub looks: u32,
     servers: BTreeMap<ServerKey, u32>,
     endpoints: BTreeMap<(ServerKey, SocketAddr), u32>,
     addresses: BTreeMap<IpAddr, u32>,
-    /// There may be routes of addresses without virtual servers. All are compared then.
+    /// There may be routes of addresses without virtual servers: compare all.
     pub has_routes: bool,
     /// The addresses of the recorded pods: when one of them ends, its address is missing here.
     pods: BTreeSet<IpAddr>,
-    /// Those that have ended, until their connections have, too.
+    /// Addresses of pods that have ended, until their connections have, too.
     ended: BTreeSet<IpAddr>,
     /// The established connections that ended because their endpoint was removed.
     pub connections: EndedConnections,
 }
 
 impl EndedConnections {
-    /// Notes those that an endpoint still has, which is removed. `pods` have ended.
+    /// Counts the connections of an endpoint that is removed. `pods`: the addresses of pods that
+    /// have ended.
     fn note(&mut self, key: &ServerKey, endpoint: &ObservedServer, pods: &BTreeSet<IpAddr>) {
         let (at, open) = (endpoint.real.at, endpoint.active);
         if open == 0 {
@@ -70,7 +71,7 @@ impl Leaving {
         concerned.map(|(key, _)| *key).collect()
     }
 
-    /// All connections of pods that have ended are ended.
+    /// Notes that all connections of pods that have ended are closed.
     pub fn forget_ended(&mut self) {
         self.ended.clear();
     }
@@ -113,9 +114,10 @@ impl Leaving {
         Ok(wanted)
     }
 
-    /// What is to be done about virtual servers of the kernel's (`unwanted`) that rules send nobody
-    /// to. One with TCP connections gets no new ones, until a look finds it without. Whoever goes on
-    /// to send datagrams is led elsewhere by rules, so there is nothing to wait for.
+    /// The commands for unneeded virtual servers in the kernel (`unwanted`), to which no rule sends
+    /// connections. One with TCP connections gets no new ones, until a look finds it without.
+    /// Whoever goes on to send datagrams is led elsewhere by rules, so there is nothing to wait
+    /// for.
     pub fn removals<'a>(
         &mut self,
         host: &mut impl Host,

@@ -10,15 +10,14 @@ use denizen_nft::{Field, Set, SetDeclaration, SetId};
 /// The most endpoints of a service address: slots are numbered with 16 bits.
 pub const MOST_SLOTS: u32 = 65_535;
 
-/// What fills a set, and so must be known before it can be said to be right. Until then, what an
-/// earlier run put there stays.
+/// The facts that fill a set. Until they are known, the elements of an earlier run stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilledBy {
     /// The state file.
     Pods,
     /// A complete picture of services, endpoints and the node.
     Services,
-    /// It is never said to be wrong.
+    /// Packets add its elements, so none is ever wrong.
     Packets,
 }
 
@@ -101,8 +100,8 @@ const CLIENT: &[Field] = &[Field::Priority, SOURCE];
 /// What connections are counted by: the same as [`FRONTEND`], numbers first for the same reason.
 pub const COUNTED: &[Field] = &[Field::Protocol, Field::DestinationPort, DESTINATION];
 
-/// Those of IP tables, in the order in which they are made, then those of a bridge's table and of
-/// ARP's.
+/// The sets of IP tables in the order in which they are created, then those of the bridge's table
+/// and of ARP's.
 const SETS: [SetDeclaration<ServiceSet>; 34] = {
     const ENDPOINT: &[Field] = &[DESTINATION, Field::DestinationPort];
     /// The number of a service port's endpoint.
@@ -245,7 +244,7 @@ const SETS: [SetDeclaration<ServiceSet>; 34] = {
 };
 
 impl ServiceSet {
-    /// Those of a table, in the order in which they are made.
+    /// The sets of a table, in the order in which they are created.
     pub fn of(table_family: ServiceTable) -> impl Iterator<Item = Self> {
         let declarations = match table_family {
             ServiceTable::Ip(_) => &SETS[..31],
@@ -255,12 +254,11 @@ impl ServiceSet {
         declarations.iter().map(|declaration| declaration.set)
     }
 
-    /// The driver's name for it.
     pub fn id(self) -> SetId {
         SetId(self as u8)
     }
 
-    /// The set that has this name.
+    /// The set with this id.
     pub fn of_id(id: SetId) -> Self {
         SETS[usize::from(id.0)].set
     }
