@@ -159,7 +159,7 @@ impl Announcement {
         self.class.metric(self.is_draining)
     }
 
-    /// Why it is announced, in words.
+    /// Why it is announced, as text.
     pub fn why(&self) -> String {
         let Self { class, reason, .. } = self;
         match class {
@@ -220,18 +220,18 @@ impl fmt::Display for AnnouncementReason {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Withheld {
     pub reason: WithheldReason,
-    /// Whose address it is.
+    /// The owner of the address.
     pub owner: PrefixOwner,
 }
 
-/// Who owns a prefix.
+/// The owner of a prefix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PrefixOwner {
-    /// This node's: a podCIDR.
+    /// This node: it is a podCIDR.
     Node,
-    /// A pod's of this node.
+    /// A pod of this node.
     Pod(Arc<str>),
-    /// A Service's.
+    /// A Service.
     Service(ServiceName),
 }
 
@@ -266,7 +266,7 @@ impl fmt::Display for DroppedFrontend {
     }
 }
 
-/// All that is decided about announcements.
+/// The decisions about announcements.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Announcements {
     pub wanted: BTreeMap<IpNetwork, Announcement>,
@@ -339,7 +339,8 @@ impl Announcements {
         pods.iter().filter(move |pod| !pod.ips.iter().all(&is_covered))
     }
 
-    /// The prefixes that somebody asked for in vain: an operator or an owner must act.
+    /// The withheld prefixes about which an operator or an owner must act
+    /// ([`WithheldReason::needs_action`]).
     pub fn refused(&self) -> impl Iterator<Item = (&IpNetwork, &Withheld)> {
         self.withheld.iter().filter(|(_, withheld)| withheld.reason.needs_action())
     }

@@ -31,11 +31,10 @@ pub struct Neighbourhood {
     pub links: BTreeMap<IpAddr, Result<u32, NotNear>>,
 }
 
-/// Where packets go to an address that is not a neighbour's.
+/// Why an address is not a neighbour: where packets to it go instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotNear {
     Gateway(IpAddr),
-    /// To this node itself.
     Here,
     Nowhere,
 }
@@ -58,7 +57,7 @@ pub struct DirectRoutes {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RejectedRange {
-    /// The node that has it among its `podCIDRs`.
+    /// The node that claims it in its `podCIDRs`.
     pub node: Arc<str>,
     pub range: IpNetwork,
     pub why: WhyRejected,
@@ -87,7 +86,7 @@ pub enum WhyRejected {
     Subnet(IpNetwork),
     /// The node has no InternalIP of this family.
     NoInternalIp,
-    /// Its InternalIP is not a neighbour's.
+    /// Its InternalIP is not on a network of this node.
     NotANeighbour {
         address: IpAddr,
         /// Where packets to it go.
@@ -175,7 +174,8 @@ fn unusable(
     ranges.address_in(range, of).map(|(address, _)| WhyRejected::NodeAddress(address))
 }
 
-/// Something of this node itself in a range, whatever the age of the Nodes.
+/// Why a range is rejected because of this node's own addresses or subnets, whatever the age of the
+/// Nodes.
 fn own_in(range: IpNetwork, own: &BTreeSet<IpAddr>, around: &Neighbourhood) -> Option<WhyRejected> {
     if let Some(address) = own.range(range.network()..=range.broadcast()).next() {
         return Some(WhyRejected::NodeAddress(*address));

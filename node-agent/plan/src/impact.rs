@@ -35,23 +35,23 @@ use denizen_model::{Event, Family, PodName};
 /// What a change of policies would change.
 #[derive(Debug)]
 pub struct Impact {
-    /// Everybody who was judged.
+    /// All ends that were compared.
     pub ends: Vec<ImpactEnd>,
-    /// Those whom no policy tells apart, by their place in [`Self::ends`].
+    /// Groups of ends that no policy distinguishes, as indices into [`Self::ends`].
     pub profiles: Vec<Vec<usize>>,
     pub rows: Vec<ImpactRow>,
     /// The families of the pods' addresses.
     pub families: Vec<Family>,
-    /// Pods that were not judged: no address is theirs yet, or any longer.
+    /// Pods that were not judged, because they have no address yet, or no longer.
     pub without_address: Vec<PodName>,
-    /// Addresses of pods and nodes, as places in [`Self::ends`].
+    /// Addresses of pods and nodes, as indices into [`Self::ends`].
     addresses: HashMap<IpAddr, usize>,
     /// The ranges that nodes give their pods addresses from.
     pod_ranges: Vec<IpNetwork>,
 }
 
 impl Impact {
-    /// Who has an address, as a place in [`Self::ends`]. `None` if that is not known: no pod has
+    /// Who has an address, as an index into [`Self::ends`]. `None` if that is not known: no pod has
     /// it, but a node may give it to one.
     pub fn end_at(&self, address: IpAddr) -> Option<usize> {
         if let Some(place) = self.addresses.get(&address) {
@@ -70,7 +70,7 @@ impl Impact {
     }
 }
 
-/// Somebody at one end of a connection.
+/// One end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ImpactEnd {
     Pod(PodName),
@@ -82,7 +82,7 @@ pub enum ImpactEnd {
     Elsewhere,
 }
 
-/// Whether somebody gains or loses access.
+/// Access is gained or lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AccessChange {
     Lost,
@@ -95,7 +95,7 @@ pub struct ImpactRow {
     pub change: AccessChange,
     /// The side that decides: of several that refuse, the first that a packet comes to.
     pub direction: Direction,
-    /// The pods whose policies decide, as places in [`Impact::profiles`].
+    /// The pods whose policies decide, as indices into [`Impact::profiles`].
     pub subjects: Vec<usize>,
     /// Who sends to them, or receives from them.
     pub peers: Vec<usize>,

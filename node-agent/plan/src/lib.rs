@@ -151,7 +151,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Nothing is known yet.
+    /// A plan before any fact is known.
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
         let node = NodePlan::new(&policy, capabilities, None, &[], None);
         let waiting_for = Listing::SERVICES.into();
@@ -264,7 +264,7 @@ impl Plan {
         })
     }
 
-    /// Decides again what `change` touches, and removes from it what is decided.
+    /// Decides again what `change` concerns, and removes from it what is decided.
     fn update(&mut self, model: &Model, change: &mut ModelChange) -> PlanChanges {
         self.waiting_for = model.owed(Listing::SERVICES).collect();
         let world = model.snapshot();
@@ -382,7 +382,7 @@ impl Plan {
         }
     }
 
-    /// Decides again about what changes of services touch, and about these services.
+    /// Decides again about the virtual servers of changed services, and of these services.
     fn update_ipvs(
         &mut self,
         world: Snapshot<'_>,

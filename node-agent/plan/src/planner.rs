@@ -1,10 +1,10 @@
-//! Facts in, decisions out. Pure.
+//! The planner: holds the facts and the plan, and updates the plan when facts change. Pure.
 
 use super::policy::{Capabilities, Policy};
 use super::{FirewallPlan, KnownPods, Plan, PlanChanges, PodNeeds};
 use denizen_model::{Event, Listing, Model, ModelChange};
 
-/// The facts, those among them that are not planned yet, and the plan.
+/// The model, its changes that are not planned yet, and the plan.
 #[derive(Debug)]
 pub struct Planner {
     model: Model,
@@ -16,7 +16,7 @@ impl Planner {
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
         let (mut model, mut change) = (Model::default(), ModelChange::default());
         if !policy.services {
-            // Nobody lists these then, so they are empty.
+            // Without services these are never listed: treat them as complete and empty.
             let unread = [Listing::Services, Listing::Slices, Listing::ServiceCidrs];
             for listing in unread {
                 model.apply(Event::Listed(listing), &mut change);
@@ -25,7 +25,7 @@ impl Planner {
         Self { model, change, plan: Plan::new(policy, capabilities) }
     }
 
-    /// Takes facts in. [`Self::update`] decides about them.
+    /// Applies events to the model. [`Self::update`] plans them.
     pub fn apply(&mut self, events: Vec<Event>) {
         for event in events {
             self.model.apply(event, &mut self.change);
@@ -45,7 +45,7 @@ impl Planner {
         self.change.is_empty() && !is_new
     }
 
-    /// Whether it can be said now, and could not before, which pods must be known.
+    /// Whether it can now be decided which pods must be followed, and has not been yet.
     fn owes_needs(&self) -> bool {
         let owes = |firewall: &FirewallPlan| {
             firewall.settings().pods == KnownPods::Some

@@ -1,4 +1,4 @@
-//! Whose podCIDRs are whose. Pure.
+//! Which podCIDR belongs to which Node. Pure.
 //!
 //! A Node object can claim any range and any address. Only ranges that a node's pods can have
 //! count, and of two Nodes with one claim the older has it: one object never takes from others.
@@ -44,7 +44,7 @@ impl<'a> RangeClaimant<'a> {
         self.pod_cidrs.iter().copied().map(without_host_bits)
     }
 
-    /// The smallest is the oldest.
+    /// A sort key by age: the oldest Node has the smallest.
     fn age(self) -> (&'a Arc<str>, &'a Arc<str>) {
         (self.created, self.name)
     }

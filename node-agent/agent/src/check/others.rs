@@ -132,8 +132,8 @@ fn ports(subject: &Subject) -> Vec<Finding> {
     if found.is_empty() { vec![otherwise] } else { found }
 }
 
-/// The addresses at which the running agent cannot listen because kube-proxy has its ports. Without
-/// kube-proxy, the agent's status reports them as failures.
+/// The addresses at which the running agent cannot listen while kube-proxy, which has the same
+/// ports, runs here. Without kube-proxy, the agent's status reports them as failures.
 fn kube_proxys_ports(subject: &Subject, status: &Status) -> Vec<Finding> {
     const ADVICE: &str = "kube-proxy has the same ports: the agent listens as soon as it is \
                           stopped. If it is, `ss -ltnp` shows who listens there";

@@ -178,7 +178,7 @@ pub struct Finding {
     /// What to do about it; `None` if there is nothing to do.
     pub advice: Option<String>,
     /// A code that is the same on each node with this finding; conf/reference/check.md lists them.
-    /// `None` if nothing is wrong, or if the problem is another program's text.
+    /// `None` if nothing is wrong, or if the reason is another program's text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<&'static str>,
     /// The parts of [`Self::reason`] that differ from node to node.

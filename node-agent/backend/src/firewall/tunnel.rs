@@ -26,15 +26,15 @@ pub(super) fn key(tunnel: Tunnel) -> TunnelKey {
     }
 }
 
-/// Rules that match packets for a tunnel, with these look-ups of protocol and port, and of the
-/// protocol alone.
+/// Rules that send packets which may be for a tunnel to the chain `tunnels`, by these look-ups of
+/// protocol and port, and of the protocol alone.
 pub(super) fn asked(port: Statement, protocol: Statement) -> [Rule; 2] {
     let why = "may be for a tunnel of a node";
     [port, protocol].map(|asked| rule(why, [asked, to(Verdict::Jump("tunnels".into()))]))
 }
 
-/// The rule without a look-up of the destination: where not all pods are followed, not all nodes'
-/// addresses are known.
+/// The rule that drops without a look-up of the destination: where not all pods are followed, not
+/// all nodes' addresses are known.
 pub(super) fn to_anybody() -> Rule {
     dropped(DropReason::Tunnel, Vec::new())
 }

@@ -140,9 +140,9 @@ fn martians() -> Chain {
     base(ChainName::Martians, base_chain, Why::Martian, rules)
 }
 
-/// Drops packets of connections to a cluster IP that neither the rules nor IPVS translate. IPVS
-/// translates after the rules; its connections are answered from an endpoint, which tells them
-/// apart.
+/// Refuses later packets of connections to a cluster IP that nothing has translated: their answers
+/// come from the cluster IP itself. A connection that IPVS translates, after these rules, is
+/// answered from its endpoint from the first packet on.
 fn untranslated(sets: SetStatements) -> Chain {
     let stale = [
         sets.is_in(ServiceSet::ClusterIps),

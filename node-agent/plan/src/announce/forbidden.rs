@@ -14,7 +14,7 @@ use denizen_model::{ServiceName, Slice};
 const API_NAMESPACE: &str = "default";
 const API_NAME: &str = "kubernetes";
 
-/// Who owns which addresses, to find out what must never be announced.
+/// Who owns which addresses: what belongs to others must never be announced.
 pub(super) struct Forbidding<'a> {
     /// The claims of the Node objects.
     nodes: PodRanges<'a>,

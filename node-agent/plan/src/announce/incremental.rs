@@ -1,4 +1,4 @@
-//! Announcements, decided incrementally: a change decides again only what it concerns.
+//! Announcements, decided incrementally: a change decides again only the services that it concerns.
 //!
 //! The result is that of a fresh start. All claims on a prefix are remembered, so that the next one
 //! takes effect when one ends.
@@ -20,7 +20,7 @@ use super::{
 };
 use denizen_model::{Nodes, ServiceName};
 
-/// What the claim of one owner on a prefix comes to.
+/// The decision about one owner's claim on a prefix.
 pub(super) type PrefixDecision = Result<Announcement, Withheld>;
 
 /// The claim of one owner on a prefix.
@@ -39,18 +39,18 @@ impl PrefixClaim {
     }
 }
 
-/// What a decision says for the first time: for the log.
+/// What is new in a decision, for the log.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Noted {
     pub refused: Vec<(IpNetwork, Withheld)>,
-    /// What is dropped at addresses that are announced.
+    /// Frontends at announced addresses that drop packets.
     pub dropped: Vec<DroppedFrontend>,
 }
 
-/// Who claims prefixes: a Service, or (none) this node for itself and its pods.
+/// Who claims prefixes: a Service, or (`None`) this node for itself and its pods.
 type PrefixClaimant = Option<ServiceName>;
 
-/// All that is decided about announcements, and what it was decided by.
+/// The decisions about announcements, and their inputs.
 #[derive(Debug, Default)]
 pub struct AnnouncePlan {
     /// `None` before the first decision.
@@ -106,7 +106,7 @@ pub fn concerned<'a>(
 }
 
 impl AnnouncePlan {
-    /// What is decided; `None` before the first decision.
+    /// The decisions; `None` before the first one.
     pub fn decided(&self) -> Option<&Announcements> {
         self.basis.as_ref().map(|_| &self.decided)
     }

@@ -16,7 +16,7 @@ pub enum WithheldReason {
     /// No configured range contains it. Without ranges, whoever may write a Service could claim any
     /// address.
     OutsideRanges,
-    /// This flag does not permit services to have it.
+    /// The ranges of this flag do not permit it to services.
     NotPermitted(&'static str),
     /// The configured maximum, this number, is reached.
     OverLimit(usize),
@@ -99,7 +99,8 @@ impl WithheldReason {
         }
     }
 
-    /// Whether somebody asks for this in vain, so that an operator or an owner must act.
+    /// Whether an operator or an owner must act, since something that was asked for cannot be
+    /// announced.
     pub fn needs_action(&self) -> bool {
         match self {
             Self::Forbidden(_)

@@ -16,7 +16,7 @@ const FRESH: Duration = Duration::from_secs(60);
 /// When an address of a pod was recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recorded {
-    /// In seconds since 1970; 1 if that is not known.
+    /// Seconds since 1970; 1 if the time is not known.
     pub at: NonZeroU32,
     /// It is at most a minute old.
     pub is_fresh: bool,

@@ -48,7 +48,7 @@ impl StaleCandidates {
         self.keys.insert(key);
     }
 
-    /// Whether there is nothing to search for.
+    /// Whether there are no candidates.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
             && self.pods.is_empty()
@@ -184,25 +184,27 @@ impl StaleCandidates {
         self.departed.iter().copied()
     }
 
-    /// Whether there are such connections of one of these addresses.
+    /// Whether connections of a departed pod with one of these addresses are searched for.
     pub fn has_departed_of(&self, addresses: &[IpAddr]) -> bool {
         addresses.iter().any(|ip| self.departed.contains(ip))
     }
 
-    /// What is searched for a second time. Not connections of departed pods, since a new pod may
-    /// have the address by then. Nor what is permitted again: no packet can undo that.
+    /// The candidates of the second search. Connections of departed pods are not among them, since
+    /// a new pod may have the address by then; nor connections that are permitted again, which no
+    /// late packet can undo.
     pub fn for_second_search(&self) -> Self {
         let mut again = Self { departed: BTreeSet::new(), marked_before: false, ..self.clone() };
         again.forget_relaxed();
         again
     }
 
-    /// Whether a flow has such an address.
+    /// Whether a flow has the address of a departed pod.
     pub fn is_departed(&self, entry: &TrackedFlow) -> bool {
         self.departed_ends(entry).next().is_some()
     }
 
-    /// The ends of a flow that are such addresses; its first destination counts as one.
+    /// The addresses of departed pods among a flow's ends; its original destination counts as an
+    /// end.
     pub(super) fn departed_ends(&self, entry: &TrackedFlow) -> impl Iterator<Item = IpAddr> {
         let ends = [entry.source, entry.reply_source, entry.destination];
         ends.into_iter().map(|end| end.ip()).filter(|ip| self.departed.contains(ip))
@@ -265,7 +267,8 @@ fn served_by(services: &ServicePlan) -> BTreeSet<(Family, Protocol)> {
     keys.map(|key| (key.family(), key.protocol)).collect()
 }
 
-/// Keeps as much of the last state as needed to notice what may have become stale.
+/// Finds candidates by comparing changes of the plan with the state before, of which it keeps what
+/// is needed.
 #[derive(Debug, Default)]
 pub struct CandidateTracker {
     candidates: StaleCandidates,
@@ -275,7 +278,7 @@ pub struct CandidateTracker {
     /// Late pods, to become candidates once services are known.
     late: BTreeSet<IpAddr>,
     node_ports: BTreeSet<IpAddr>,
-    /// Whether what an earlier run forbade is searched for, or was.
+    /// Whether the search for connections that an earlier run forbade has been scheduled.
     knows_marked: bool,
 }
 
@@ -305,7 +308,8 @@ impl CandidateTracker {
         }
     }
 
-    /// Applies what changed in the pod firewall. Nothing is permitted again before all is known.
+    /// Applies a change of the pod firewall. Until all policies are known, no connection is
+    /// permitted again.
     fn firewall_is(&mut self, plan: &Plan, changes: &FirewallChanges) {
         if !plan.firewall().is_some_and(FirewallPlan::is_known) {
             return;
@@ -384,8 +388,8 @@ impl CandidateTracker {
         keys.into_iter().for_each(|key| self.candidates.add_frontend(key));
     }
 
-    /// All candidates since the last call. While services are not known, every protocol may have
-    /// some.
+    /// All candidates since the last call. While services are not known, entries of every protocol
+    /// may be stale.
     pub fn take(&mut self, plan: &Plan) -> StaleCandidates {
         let mut candidates = std::mem::take(&mut self.candidates);
         if !candidates.pods.is_empty() || !candidates.late.is_empty() {

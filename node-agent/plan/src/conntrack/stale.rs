@@ -76,8 +76,8 @@ impl<'a> StaleFilter<'a> {
         }
     }
 
-    /// Whether an entry leads to nobody, or to the wrong endpoint. An answered TCP connection ends
-    /// by itself, and must not end before.
+    /// Whether an entry leads nowhere, or to the wrong endpoint. An answered TCP connection is
+    /// never stale: it ends by itself, and must not be cut.
     fn is_stale(&mut self, entry: &TrackedFlow) -> bool {
         can_move(entry)
             && (self.is_of_gone_pod(entry)
@@ -93,8 +93,8 @@ impl<'a> StaleFilter<'a> {
         departed.any(|ip| !self.pods.contains(&ip) || self.awaited.contains(&ip))
     }
 
-    /// A flow of a pod that became known late: it was masqueraded as traffic from outside, and
-    /// would not be now.
+    /// Whether the flow of a pod that became known late was masqueraded as traffic from outside,
+    /// and would not be now.
     fn hides_a_local_pod(&self, entry: &TrackedFlow) -> bool {
         let (source, reply_source) = (entry.source.ip(), entry.reply_source.ip());
         let is_hairpin = reply_source == source;
@@ -117,7 +117,8 @@ impl<'a> StaleFilter<'a> {
             && frontend.is_some_and(|frontend| frontend.masquerade == Masquerade::UnlessLocalPod)
     }
 
-    /// The address may since have been given to another pod; then it is that pod's.
+    /// Whether the entry belongs to a pod that is gone. If another pod has the address by now, it
+    /// is that pod's.
     fn is_of_gone_pod(&self, entry: &TrackedFlow) -> bool {
         [entry.source, entry.reply_source].iter().any(|end| {
             let ip = end.ip();
@@ -156,8 +157,8 @@ impl<'a> StaleFilter<'a> {
         served || entry.is_translated()
     }
 
-    /// A flow to a host port that led elsewhere when it began: to a pod that had it before, or to
-    /// the node itself.
+    /// Whether a flow to a host port goes where the port led earlier: to another pod, or to the
+    /// node itself.
     fn misses_its_host_port(&self, entry: &TrackedFlow) -> bool {
         let none = HostPortPlan::default();
         let plan = self.plan.host_ports().unwrap_or(&none);

@@ -14,7 +14,7 @@ use denizen_text::Printable;
 #[serde(rename_all = "camelCase")]
 pub struct Announced {
     pub address: IpAddr,
-    /// Whether it is in the kernel's table, from which routing daemons learn it.
+    /// Whether it is in the kernel's table of announcements, from which routing daemons learn it.
     pub announced: bool,
     /// The prefix that contains it; `None` if none of this node's does.
     pub prefix: Option<IpNetwork>,
@@ -26,7 +26,7 @@ pub struct Announced {
     pub reason: Option<String>,
     /// Why it is, or is not, announced.
     pub why: String,
-    /// What this node drops at the address, although it is announced.
+    /// The frontends at the address that drop packets, although it is announced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped: Vec<String>,
     /// The BGP peers to which it was exported; `None` if the agent does not know of peers.
@@ -35,8 +35,8 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// From what is decided (`None` while a first list is missing) and what is in the table.
-    /// `failure` is why the table is not as it should be.
+    /// From the decisions (`None` while a first list is missing) and the kernel's table. `failure`:
+    /// why the table could not be programmed.
     pub fn of(
         address: IpAddr,
         decided: Option<&Announcements>,
@@ -106,13 +106,13 @@ impl Announced {
         }
     }
 
-    /// The same, exported to these peers.
+    /// Adds the BGP peers to which it is exported.
     #[must_use]
     pub fn exported_to(self, peers: Vec<String>) -> Self {
         Self { peers: Some(peers), ..self }
     }
 
-    /// It is in the table, but exported to no peer.
+    /// Changes the answer to: in the table, but exported to no peer.
     #[must_use]
     pub fn not_exported(self, reason: &str, why: String) -> Self {
         let (announced, reason) = (false, Some(reason.to_owned()));

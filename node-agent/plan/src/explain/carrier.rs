@@ -1,4 +1,4 @@
-//! Who chooses among endpoints, where the backend has virtual servers.
+//! Explains who chooses among endpoints, nf_tables or IPVS, if the backend has virtual servers.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,8 +23,8 @@ pub struct VirtualServerRow {
     pub chosen: Option<String>,
 }
 
-/// Says who chooses among these endpoints. `bound`: what decides is
-/// [`Frontend::outside`].
+/// Adds the step that says who chooses among these endpoints. `bound`: [`Frontend::outside`]
+/// decides.
 pub(super) fn choose(
     asked: Question<'_>,
     frontend: &Frontend,
@@ -96,7 +96,8 @@ fn choose_by_rules(endpoints: &Endpoints, steps: &mut ExplainSteps) {
     steps.add(words::endpoints(endpoints), words::choice(endpoints));
 }
 
-/// How a method chooses. Weights are equal, so methods that differ only in weights are the same.
+/// How a method chooses, as text. Weights are equal here, so methods that differ only in weights
+/// have the same text.
 fn by(method: Method) -> &'static str {
     match method {
         Method::Rr | Method::Wrr => "one after the other, for each new connection",

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::{ExplainStep, Explanation, FirstPacket, PacketVerdict};
 use crate::Plan;
 
-/// The explanation of `packet`, with what becomes of it if it is for its sender. `off`: the bridge
-/// ports where hairpin mode is off, and why.
+/// Corrects the explanation of a packet that a service hands back to its sender, if the bridge
+/// cannot send it back. `off`: the bridge ports where hairpin mode is off, and why.
 pub fn without_hairpin(
     plan: &Plan,
     packet: &FirstPacket,

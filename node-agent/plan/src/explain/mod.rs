@@ -46,7 +46,7 @@ use denizen_text::Printable;
 /// One step of a packet's path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExplainStep {
-    /// What is found or done.
+    /// What is found, or done to the packet.
     pub what: String,
     pub why: String,
 }
@@ -81,7 +81,7 @@ pub struct Explanation {
     pub steps: Vec<ExplainStep>,
 }
 
-/// Why a question cannot be answered.
+/// The question cannot be answered: these first lists are missing.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("still waiting for {}", names(.0))]
 pub struct NotYet(pub Vec<Listing>);
@@ -135,7 +135,7 @@ enum Sender {
     Other,
 }
 
-/// What is asked, and what answers it.
+/// A question: the packet, and the plan that answers it.
 #[derive(Clone, Copy)]
 struct Question<'a> {
     plan: &'a Plan,
@@ -218,7 +218,7 @@ impl<'a> PacketPath<'a> {
         ranges.find(|range| range.contains(address))
     }
 
-    /// Whether it is a cluster IP of a backend that answers at all its ports.
+    /// Whether the address is a cluster IP, and the backend handles all ports of it.
     fn is_answered(&self, address: IpAddr) -> bool {
         let at = FrontendAddress::Ip(address);
         let is_it = |f: &Frontend| f.kind == FrontendKind::ClusterIp && f.key.address == at;
@@ -226,7 +226,8 @@ impl<'a> PacketPath<'a> {
             && self.asked.services.frontends().any(is_it)
     }
 
-    /// Whether it is addressed to loopback but comes from outside. IPv6 needs no such rule.
+    /// Whether the packet is addressed to loopback but comes from outside, so that a rule drops it.
+    /// IPv6 needs no such rule.
     fn is_kept_out(&self, sender: Sender) -> bool {
         let policy = self.asked.plan.policy();
         let is_guarded =
@@ -245,7 +246,7 @@ impl<'a> PacketPath<'a> {
         self.finish(PacketVerdict::Drop, None, None, false, sender)
     }
 
-    /// No service has this address and port.
+    /// Explains a packet to an address and port that no service has.
     fn past(mut self, sender: Sender) -> Explanation {
         let to = self.asked.packet.destination_text();
         let destination = self.asked.packet.destination;

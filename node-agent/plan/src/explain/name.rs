@@ -14,7 +14,7 @@ pub(super) struct NamedEnd<'a> {
     kind: Option<NamedProtocol>,
 }
 
-/// Where packets can be sent to.
+/// A destination: an address, and a port or a ping.
 pub(super) type PacketEnd = (IpAddr, PacketTarget);
 
 /// Whether this is a namespace and a name. A namespace is a DNS label, so `ADDR/PREFIX` is not.

@@ -13,16 +13,16 @@ use denizen_model::{Family, Protocol, family_of};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirstPacket {
     pub source: IpAddr,
-    /// Its source port, if that is said. Only the choice of an endpoint may depend on it.
+    /// Its source port, if it is given. Only the choice of an endpoint may depend on it.
     pub source_port: Option<NonZeroU16>,
-    /// The interface that it comes in through; `None` when that is not said.
+    /// The interface that it comes in through; `None` if it is not given.
     pub interface: Option<String>,
     pub destination: IpAddr,
-    /// Its protocol, and what that has.
+    /// Its protocol, and destination port if the protocol has ports.
     pub transport: PacketTarget,
 }
 
-/// What the packet asks for: a port of a protocol, or an echo.
+/// The destination port, or a ping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PacketTarget {
     /// A protocol with ports, and the destination's.
@@ -61,7 +61,7 @@ pub enum PacketError {
     /// A service has several ports.
     #[error("--to {0:?}: name one of the service's ports: {1}")]
     WhichPort(String, String),
-    /// The two are of different families.
+    /// Source and destination are of different families.
     #[error("{0} cannot send to {1}: one is IPv4, the other IPv6")]
     Families(IpAddr, IpAddr),
 }
@@ -75,7 +75,7 @@ impl NamedProtocol {
         }
     }
 
-    /// Reads what is before the `/`.
+    /// Parses the part before the `/`.
     fn end(self, text: &str) -> Option<(IpAddr, PacketTarget)> {
         match self {
             Self::Ports(protocol) => {

@@ -1,4 +1,5 @@
-//! What NetworkPolicies say of a packet, after DNAT.
+//! The part of an explanation about NetworkPolicies and ClusterNetworkPolicies, which see the
+//! packet after DNAT.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,7 +11,7 @@ use super::packet::{FirstPacket, PacketTarget};
 use super::{ExplainStep, Explanation, PacketVerdict};
 use crate::{Plan, PolicyFlow, PolicyResult, PolicyStep, TierStep};
 
-/// What the policies of one pod say of the packet, in one direction.
+/// How the policies of one pod judge the packet, in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyRow {
@@ -52,7 +53,7 @@ pub struct TierRow {
     pub priority: u16,
     /// The policy.
     pub policy: String,
-    /// The place of the rule, counted from 0.
+    /// The rule's index in the policy, from 0.
     pub rule: usize,
     /// Its name, if it has one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -118,7 +119,7 @@ impl fmt::Display for Ruled<'_> {
     }
 }
 
-/// Adds what the policies say, and what follows for the packet.
+/// Adds the judgement of policies to the explanation, and changes its verdict accordingly.
 pub(super) fn apply(
     plan: &Plan,
     packet: &FirstPacket,
@@ -242,7 +243,7 @@ impl PolicyRow {
         }
     }
 
-    /// In words; nothing for a direction that is open and that no rule of a tier is about.
+    /// As steps; none for a direction that is open and that no rule of a tier matches.
     fn words(&self) -> Vec<ExplainStep> {
         let Self { direction, pod, .. } = self;
         let to = self.endpoint.as_ref().map(|end| format!(" (to {end})")).unwrap_or_default();
@@ -262,7 +263,7 @@ impl PolicyRow {
         steps
     }
 
-    /// What is decided behind the tiers' rules, in words.
+    /// The step about what is decided after the tiers' rules.
     fn step(&self) -> Option<ExplainStep> {
         let Self { direction, pod, .. } = self;
         let to = self.endpoint.as_ref().map(|end| format!(" (to {end})")).unwrap_or_default();

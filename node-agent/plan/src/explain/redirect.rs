@@ -143,7 +143,6 @@ impl RedirectRow {
         }
     }
 
-    /// In words.
     fn step(&self, redirect: &Redirect, connection: &UnmarkedConnection<'_>) -> ExplainStep {
         let Self { direction, pod, endpoint, port, rule } = self;
         let to = endpoint.as_ref().map(|end| format!(" (to {end})")).unwrap_or_default();

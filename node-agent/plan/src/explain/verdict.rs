@@ -1,4 +1,4 @@
-//! What an explanation comes to.
+//! The verdict of an explanation.
 
 use std::fmt;
 

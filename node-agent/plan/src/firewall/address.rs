@@ -28,7 +28,8 @@ pub(super) enum AddressClaimant {
 }
 
 impl AddressClaimant {
-    /// As who a recorded pod claims the addresses of its record, and those of its annotation.
+    /// The claimants of a recorded pod: for the addresses of its record, and for those of its
+    /// annotation.
     pub fn of_record(id: &AttachmentId, added_at: &Arc<str>) -> [Self; 2] {
         [
             Self::Recorded(added_at.clone(), id.clone()),
@@ -63,7 +64,7 @@ impl AddressState {
 /// What changed about addresses.
 #[derive(Debug, Default)]
 pub(super) struct AddressChanges {
-    /// Their identities before and after.
+    /// Addresses with their identities before and after.
     pub identities: Vec<(IpAddr, Option<IdentityId>, Option<IdentityId>)>,
     /// Those that are a pod's from now on (`true`), or no longer are.
     pub claimed: Vec<(IpAddr, bool)>,
@@ -178,8 +179,8 @@ impl PodAddresses {
     }
 }
 
-/// What a pod's address stands for. `group`: what is known of the pod. A pod that policies cannot
-/// tell from any other address of the blocks that hold it needs no identity of its own.
+/// The identity key of a pod's address. `group`: what is known of the pod. A pod that policies
+/// cannot distinguish from any other address of the blocks around it needs no identity of its own.
 fn key_of(address: IpAddr, group: Option<&PodGroup>, within: Within<'_>) -> IdentityKey {
     let blocks = within.blocks(address);
     let (labels, ports) = match group {

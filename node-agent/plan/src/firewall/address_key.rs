@@ -1,5 +1,5 @@
-//! What addresses stand for that no pod has: those of nodes, and those in the ranges of pods that
-//! nobody has heard of yet.
+//! The identity keys of addresses that no known pod has: nodes' addresses, and addresses in nodes'
+//! pod ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -40,7 +40,7 @@ pub fn keys_of_nodes(
     nodes.map(key).collect()
 }
 
-/// What the addresses of a range stand for that are nobody's, as far as is known.
+/// The identity key of those addresses of a range that no known pod or node has.
 pub fn key_of_range(peers: &[PeerId], pod_ranges: Option<PeerId>) -> IdentityKey {
     let is_of_pods = |peer: &PeerId| Some(*peer) == pod_ranges;
     let knowledge = match peers.iter().any(is_of_pods) {

@@ -66,7 +66,7 @@ fn span(range: &IpNetwork) -> Span {
     (number(range.network()), number(range.broadcast()))
 }
 
-/// What a block holds: its range without its exceptions, which are sorted.
+/// The addresses of a block: its range without its exceptions, which are sorted.
 fn spans(block: &Block) -> Vec<Span> {
     let mut spans = Vec::with_capacity(1 + block.except.len());
     let (first, last) = span(&block.range);

@@ -1,4 +1,4 @@
-//! What passes between the pods of a class and all their peers.
+//! What may pass between the pods of a class and each of their peers.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::IdentityId;
 use super::function::Function;
 
-/// What passes between the pods of a class and each peer that a policy can tell from others;
-/// `None`: those that none can tell. A change copies it, so pods of one class share one.
+/// What may pass between the pods of a class and each peer that policies distinguish (`None`: all
+/// other peers). Shared by the pods of the class.
 #[derive(Debug, Clone)]
 pub struct Cells(Arc<AllCells>);
 
@@ -18,7 +18,7 @@ pub type Cell = (Option<IdentityId>, Function);
 struct AllCells {
     /// Sorted by peer.
     cells: Vec<Cell>,
-    /// Those of all cells, each once.
+    /// The functions of all cells, each once.
     functions: Vec<Function>,
 }
 
@@ -31,8 +31,8 @@ impl PartialEq for Cells {
 impl Eq for Cells {}
 
 impl Cells {
-    /// One for each of these peers, which are sorted. What `before` has of them stays; of others,
-    /// `paint` says what passes.
+    /// One cell for each of these peers, which are sorted. Cells of `before` are kept; `paint`
+    /// decides the others.
     pub(super) fn new(
         peers: impl Iterator<Item = Option<IdentityId>>,
         before: Option<&Self>,
@@ -47,7 +47,7 @@ impl Cells {
                 return same.clone();
             }
             let painted = paint(peer);
-            // One copy of those that are equal.
+            // Equal functions share one copy.
             let function = functions.get(&painted).cloned().unwrap_or(painted);
             functions.insert(function.clone());
             (peer, function)
@@ -64,23 +64,23 @@ impl Cells {
         self.0.cells.iter()
     }
 
-    /// What passes between the pods and a peer. What is not there, does not pass.
+    /// The function between the pods and a peer; `None`: nothing passes.
     pub fn of(&self, peer: Option<IdentityId>) -> Option<&Function> {
         let at = self.0.cells.binary_search_by_key(&peer, |(id, _)| *id).ok()?;
         Some(&self.0.cells[at].1)
     }
 
-    /// What passes between the pods and anybody, each once.
+    /// The functions of all cells, each once.
     pub fn functions(&self) -> impl Iterator<Item = &Function> {
         self.0.functions.iter()
     }
 
-    /// What copies of one have in common.
+    /// The address of the shared data: equal for copies of one value.
     pub fn address(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
 
-    /// The cells that `other` has not, or not so.
+    /// The cells that are missing or different in `other`.
     pub fn beyond<'a>(&'a self, other: Option<&'a Self>) -> impl Iterator<Item = &'a Cell> + 'a {
         let is_same = other.is_some_and(|other| self.address() == other.address());
         let cells = if is_same { &[][..] } else { &self.0.cells };

@@ -1,4 +1,4 @@
-//! What the pods of each class may do, as long as one is of it.
+//! What the pods of each class may do; a class is kept while a pod belongs to it.
 
 use std::collections::BTreeMap;
 
@@ -20,9 +20,9 @@ pub(super) struct Classes {
 
 #[derive(Debug, Default)]
 struct Class {
-    /// How many decisions name it. At 0 it goes with the next [`Classes::update`].
+    /// The number of decisions that name it. At 0, the next [`Classes::update`] removes it.
     users: usize,
-    /// `None` until somebody asks.
+    /// `None` until it is needed for the first time.
     granted: Option<Granted>,
 }
 
@@ -37,7 +37,7 @@ struct Granted {
     itself: BTreeMap<Option<IdentityId>, Function>,
 }
 
-/// What classes are decided by.
+/// The facts by which classes are decided.
 #[derive(Clone, Copy)]
 pub(super) struct ClassFacts<'a> {
     pub policies: &'a PoliciesInForce,
@@ -46,7 +46,7 @@ pub(super) struct ClassFacts<'a> {
 }
 
 impl Classes {
-    /// Notes that a pod is decided so.
+    /// Counts a pod with these decisions.
     pub fn acquire(&mut self, decisions: [&SideDecision; 2]) {
         for key in decisions.into_iter().filter_map(|decision| decision.class.as_ref()) {
             if !self.all.contains_key(key) {
@@ -59,7 +59,7 @@ impl Classes {
         }
     }
 
-    /// Notes that a pod is no longer decided so.
+    /// Counts one pod less with these decisions.
     pub fn release(&mut self, decisions: [&SideDecision; 2]) {
         for key in decisions.into_iter().filter_map(|decision| decision.class.as_ref()) {
             if let Some(class) = self.all.get_mut(key) {
@@ -74,7 +74,7 @@ impl Classes {
         self.all.iter().filter(|(_, class)| class.users > 0).map(|(key, _)| key)
     }
 
-    /// Whether other classes are in use than when this was asked last.
+    /// Whether classes came into use, or went out of use, since the last call.
     pub fn settle(&mut self) -> bool {
         std::mem::take(&mut self.have_changed)
     }
@@ -109,7 +109,7 @@ impl Classes {
         granted.map(|granted| granted.passing(peer)).unwrap_or_default()
     }
 
-    /// How an address of a pod is judged whose own identity this is.
+    /// How a pod's address with this identity is judged.
     pub fn side(
         &mut self,
         decision: &SideDecision,
@@ -167,7 +167,7 @@ impl Granted {
         set
     }
 
-    /// Of identities that are still in use, what was decided `before` stays.
+    /// Decides the cells of a class. Decisions of `before` about identities in use are kept.
     fn by_tiers(class: &ClassKey, by: ClassFacts<'_>, before: Self) -> Self {
         let ClassFacts { policies, identities, peers } = by;
         let cells = class.cells(policies, identities, peers, before.cells.as_ref());

@@ -1,5 +1,5 @@
-//! What passes between pods and peers, and who decides it, without any flow: for
-//! [`impact`](crate::impact), which compares two plans.
+//! Which policy decides what passes between pods and peers, for whole ranges of ports instead of
+//! one flow: for [`impact`](crate::impact), which compares two plans.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
@@ -31,7 +31,7 @@ pub struct TierDecider {
     pub tier: Tier,
     pub priority: u16,
     pub policy: Arc<str>,
-    /// Its place in the policy's list.
+    /// Its index in the policy's list.
     pub index: usize,
     /// Empty if it has none.
     pub name: Arc<str>,
@@ -82,8 +82,8 @@ impl TierDecider {
     }
 }
 
-/// The ports at which rules of this class begin, and those behind which they end: between two of
-/// them, one rule decides about all.
+/// The ports at which rules of this class begin, and the ports behind their ends: one rule decides
+/// about all ports between two of these.
 pub(crate) fn port_edges(
     plan: &FirewallPlan,
     class: &ClassKey,

@@ -1,4 +1,4 @@
-//! What policies say of one connection, and why: for `explain`, and for connections that are
+//! How policies judge one connection, and why: for `explain`, and for connections that are
 //! established when a policy changes.
 
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ pub struct PolicyFlow {
     pub port: Option<NonZeroU16>,
 }
 
-/// What the policies of one direction say of a flow.
+/// How the policies of one direction judge a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyStep {
     /// The direction, seen from the pod whose policies count.
@@ -37,7 +37,7 @@ pub struct PolicyStep {
     pub result: PolicyResult,
 }
 
-/// What the policies of one pod say in one direction.
+/// The judgement of one pod's policies in one direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyResult {
     /// No policy isolates the pod, and no ClusterNetworkPolicy denies it.
@@ -48,7 +48,7 @@ pub enum PolicyResult {
     Denied,
     /// A rule permits it.
     Permitted {
-        /// Whose rule.
+        /// The policy that has the rule.
         policy: PolicyName,
         /// The rule's index in the policy's list.
         rule: usize,
@@ -70,7 +70,7 @@ pub struct PolicyRejection {
     pub pod: IpAddr,
 }
 
-/// What the policies of this node's pods say of one flow.
+/// Judges one flow by the policies of this node's pods.
 pub(super) struct FlowCheck<'a> {
     pub(super) plan: &'a FirewallPlan,
     pub(super) flow: &'a PolicyFlow,

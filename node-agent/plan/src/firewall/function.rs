@@ -59,7 +59,7 @@ impl PortSet {
         }
     }
 
-    /// Its parts between these ports, which none of them crosses. `None`: protocols without ports.
+    /// Cuts its spans at these ports. `None`: protocols without ports.
     pub fn cut_at(&self, edges: &BTreeSet<u16>) -> Vec<(Option<Protocol>, PortSpan)> {
         let mut parts = Vec::new();
         for (protocol, spans) in PROTOCOLS.into_iter().zip(&self.spans) {
@@ -93,19 +93,19 @@ impl PortSet {
         }
     }
 
-    /// What is in any of both.
+    /// The packets in either set.
     pub fn union(&self, other: &Self) -> Self {
         let spans =
             std::array::from_fn(|n| joined([&self.spans[n][..], &other.spans[n][..]].concat()));
         Self { spans, others: self.others || other.others }
     }
 
-    /// What is in both.
+    /// The packets in both sets.
     pub fn common(&self, other: &Self) -> Self {
         self.without(&Self::all().without(other))
     }
 
-    /// What is in this one alone.
+    /// The packets in this set and not in `other`.
     pub fn without(&self, other: &Self) -> Self {
         let spans = std::array::from_fn(|n| cut(&self.spans[n], &other.spans[n]));
         Self { spans, others: self.others && !other.others }
@@ -148,8 +148,8 @@ fn cut(spans: &[PortSpan], holes: &[PortSpan]) -> Vec<PortSpan> {
     left
 }
 
-/// What may pass between a pod and one peer, whichever policies of whichever tiers say so. Equal
-/// ones are one for the kernel. It never means anything else.
+/// What may pass between a pod and one peer, by all policies of all tiers. The kernel has one
+/// number for all equal functions. A function never changes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Function(Arc<PortSet>);
 
@@ -204,7 +204,7 @@ impl Function {
         self.0.others
     }
 
-    /// Whether something does not pass any more that passed before.
+    /// Whether something that `before` permits no longer passes.
     pub(super) fn is_narrower_than(&self, before: &Self) -> bool {
         self != before && !before.0.without(&self.0).is_empty()
     }

@@ -1,4 +1,4 @@
-//! Identities: what the policies in force on this node can tell about an address.
+//! Identities: classes of addresses that the policies in force on this node cannot distinguish.
 //!
 //! Two addresses have one identity if the same peers of these policies cover them and if they have
 //! the same named ports. So most pods of a Deployment share an identity, and a label that no policy
@@ -13,7 +13,7 @@ use denizen_model::NamedPort;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdentityId(pub u64);
 
-/// What an identity stands for.
+/// The properties that all addresses of an identity share.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct IdentityKey {
     /// The peers that cover the address, sorted.
@@ -24,8 +24,8 @@ pub(super) struct IdentityKey {
     pub knowledge: Knowledge,
 }
 
-/// Whether it is known whose address it is: what denies by labels must hold for pods that nobody
-/// has heard of yet.
+/// Whether the owner of the address is known. Rules that deny by labels must also hold for pods
+/// that the agent does not know yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(super) enum Knowledge {
     /// No ClusterNetworkPolicy is in force, or no pod has the address.
@@ -33,8 +33,8 @@ pub(super) enum Knowledge {
     NotNeeded,
     /// It is a pod's whose labels are known, or a node's.
     Known,
-    /// Pods get addresses from its range, and nobody has said that one has this one; or the labels
-    /// of the pod that has it are not known yet.
+    /// It is in a range of pods' addresses, but no known pod has it; or the labels of its pod are
+    /// not known yet.
     Unknown,
 }
 
@@ -64,14 +64,15 @@ pub(super) struct Identities {
     next: u64,
     /// Created since [`Self::settle`].
     fresh: Vec<IdentityId>,
-    /// Those whose last address left since [`Self::settle`]. They may have another one since.
+    /// Identities whose last address left since [`Self::settle`]. They may have got another one
+    /// since.
     left: BTreeSet<IdentityId>,
 }
 
 /// What changed about identities.
 #[derive(Debug, Default)]
 pub(super) struct IdentityChanges {
-    /// What the new and the removed ones stand for.
+    /// The keys of the new and of the removed ones.
     pub keys: Vec<IdentityKey>,
     /// The removed ones.
     pub gone: Vec<IdentityId>,

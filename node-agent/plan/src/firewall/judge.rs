@@ -1,7 +1,8 @@
-//! What the policies of a class of pods say of one packet, tier by tier, and which rule decides.
+//! Judges one packet by the policies of a class of pods, tier by tier, and finds the rule that
+//! decides.
 //!
-//! The kernel is given what [`permission`](super::permission) and [`tier`](super::tier) paint, of
-//! all packets at once. Tests compare both.
+//! The kernel gets the result for all packets at once, from [`permission`](super::permission) and
+//! [`tier`](super::tier). Tests compare both.
 
 use std::num::NonZeroU16;
 
@@ -15,7 +16,7 @@ use denizen_model::Protocol;
 pub(super) struct Judge<'a> {
     pub plan: &'a FirewallPlan,
     pub class: &'a ClassKey,
-    /// What the address at the other end stands for.
+    /// The identity key of the address at the other end.
     pub peer: &'a IdentityKey,
     pub protocol: Option<Protocol>,
     pub port: Option<NonZeroU16>,
@@ -23,7 +24,7 @@ pub(super) struct Judge<'a> {
     pub is_to_itself: bool,
 }
 
-/// What they say.
+/// The judgement, and the rules that led to it.
 pub(super) struct Judged<'a> {
     /// The rules of ClusterNetworkPolicies that match, up to the one that decides.
     pub matched: Vec<MatchedRule<'a>>,

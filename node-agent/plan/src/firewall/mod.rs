@@ -123,11 +123,13 @@ pub struct FirewallPlan {
     classes: Classes,
     /// The peer that stands for the ranges of pods, while ClusterNetworkPolicies are in force.
     pod_ranges: Option<PeerId>,
-    /// The identities of nodes' addresses that no pod has, while they are.
+    /// The identities of nodes' addresses that no pod has, while ClusterNetworkPolicies are in
+    /// force.
     node_identities: BTreeMap<IpAddr, IdentityId>,
     /// Which pods must be known; tracked if some may be unknown.
     needs: NeedsTracker,
-    /// Whether those are known that must be, or cannot be had. Until then, less is permitted.
+    /// Whether the pods that must be known are known, or cannot be read. Until then, less is
+    /// permitted.
     are_needs_covered: bool,
 }
 
@@ -150,7 +152,7 @@ struct FirewallPod {
 }
 
 impl FirewallPod {
-    /// Whether its record is unchanged.
+    /// Whether it was made from an equal record.
     fn is(&self, pod: &LocalPod) -> bool {
         (&self.pod, &self.uid, &self.added_at) == (&pod.pod, &pod.uid, &pod.added_at)
             && self.ips.iter().copied().eq(own_addresses(pod))
@@ -173,7 +175,7 @@ struct ClusterClaim {
     created: i64,
 }
 
-/// The decisions about one address of this node's pods differ.
+/// A changed decision about one address of this node's pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SidesChange {
     pub address: IpAddr,
@@ -183,7 +185,7 @@ pub struct SidesChange {
     pub after: Option<Sides>,
 }
 
-/// A range or an address has another identity.
+/// A changed identity of a range or an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdentityChange<T> {
     pub of: T,
@@ -223,7 +225,7 @@ impl FirewallChanges {
         *self == Self::default()
     }
 
-    /// Notes that a node's address has another identity. Perhaps it was a pod's, or becomes one.
+    /// Notes that an address has another identity. It may already be noted, as a pod's.
     fn note_identity(&mut self, of: IpAddr, before: Option<IdentityId>, after: Option<IdentityId>) {
         if before == after {
             return;
@@ -248,7 +250,7 @@ impl FirewallPlan {
         self.settings
     }
 
-    /// Decides again what `change` touches.
+    /// Decides again what `change` concerns.
     pub(crate) fn update(
         &mut self,
         model: &Model,
@@ -342,7 +344,7 @@ impl FirewallPlan {
         !self.knows_owners() || self.is_restricted(pod)
     }
 
-    /// Whether it is known of each address that a pod or a node has it.
+    /// Whether all addresses of pods and nodes are known.
     fn knows_owners(&self) -> bool {
         self.settings.pods == KnownPods::All
     }
@@ -401,7 +403,7 @@ impl FirewallPlan {
         FlowCheck { plan: self, flow }.rejection()
     }
 
-    /// What each direction says of a flow, for pods of this node.
+    /// How each direction judges a flow, for pods of this node.
     pub fn explain(&self, flow: &PolicyFlow) -> Vec<PolicyStep> {
         FlowCheck { plan: self, flow }.explain()
     }

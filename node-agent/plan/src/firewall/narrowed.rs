@@ -1,4 +1,4 @@
-//! Whose established connections may be forbidden now.
+//! Finds the addresses whose established connections may be forbidden after a change.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::rules::Direction;
 use super::{FirewallChanges, FirewallPlan};
 
-/// Of `all` restricted pods, or of what changed.
+/// The addresses of `all` restricted pods, or only of those whose decisions changed.
 pub fn narrowed(plan: &FirewallPlan, changes: &FirewallChanges, all: bool) -> BTreeSet<IpAddr> {
     let restricted = || plan.pods().filter(|(_, sides)| sides.is_restricted());
     if restricted().next().is_none() {
@@ -22,7 +22,7 @@ pub fn narrowed(plan: &FirewallPlan, changes: &FirewallChanges, all: bool) -> BT
                 .any(|side| after.of(*side).is_narrower_than(before.of(*side))),
         }
     });
-    // What denies by labels may be about who had no identity until now.
+    // A rule that denies by labels may apply to an address that had no identity before.
     let has_tiers = plan.has_tiers();
     let renamed = changes.identities.iter().filter(|change| has_tiers || change.before.is_some());
     let mut narrowed: BTreeSet<IpAddr> =

@@ -130,14 +130,14 @@ impl fmt::Display for SelectorText<'_> {
 pub(super) struct PeerTable {
     ids: HashMap<Covers, PeerId>,
     users: BTreeMap<PeerId, (Covers, usize)>,
-    /// Those that cover pods of one namespace alone, by namespace.
+    /// Peers that cover pods of one namespace only, by namespace.
     of_namespace: HashMap<Arc<str>, BTreeSet<PeerId>>,
-    /// Those that may cover pods of any namespace.
+    /// Peers that may cover pods of any namespace.
     of_any: BTreeSet<PeerId>,
     next: u32,
     /// Created since [`Self::settle`].
     fresh: Vec<PeerId>,
-    /// Those whose last user left since [`Self::settle`]. They may have another one since.
+    /// Peers whose last user left since [`Self::settle`]. They may have got another one since.
     left: BTreeSet<PeerId>,
 }
 
@@ -200,13 +200,13 @@ impl PeerTable {
         self.users.get(&id).map(|(covers, _)| covers)
     }
 
-    /// Those that may cover pods of this namespace by labels.
+    /// The peers that may cover pods of this namespace by labels.
     pub fn by_labels(&self, namespace: &str) -> impl Iterator<Item = (PeerId, &Covers)> {
         let own = self.of_namespace.get(namespace).into_iter().flatten();
         own.chain(&self.of_any).filter_map(|id| Some((*id, self.covers(*id)?)))
     }
 
-    /// Those that cover a node with these labels, in order.
+    /// The peers that cover a node with these labels, in order.
     pub fn of_node<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = PeerId> + 'a {
         self.iter().filter_map(move |(id, covers)| match covers {
             Covers::Nodes(nodes) => nodes.selects(labels).then_some(id),
@@ -216,7 +216,6 @@ impl PeerTable {
         })
     }
 
-    /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (PeerId, &Covers)> {
         self.users.iter().map(|(id, (covers, _))| (*id, covers))
     }

@@ -15,7 +15,7 @@ use denizen_model::{NamedPort, PolicyName, PolicyPort, PortMatch, Ports, Protoco
 /// One permission. Permissions only add up: none takes anything away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Permission {
-    /// For whom; `None` for everybody.
+    /// The peer; `None` for everybody.
     pub peer: Option<IdentityId>,
     pub ports: PortKey,
 }
@@ -66,7 +66,6 @@ pub(crate) struct ClassKey {
 pub(super) type Permissions = Arc<[Permission]>;
 
 impl ClassKey {
-    /// What these pods may do.
     pub(super) fn permissions(
         &self,
         rules: &PoliciesInForce,
@@ -83,8 +82,8 @@ impl ClassKey {
         without_overlaps(all)
     }
 
-    /// What passes between these pods and each identity. What `before` has of identities in use
-    /// stays.
+    /// What may pass between these pods and each identity. Cells of `before` are kept for
+    /// identities in use.
     pub(super) fn cells(
         &self,
         rules: &PoliciesInForce,
@@ -216,7 +215,8 @@ impl ClassKey {
         })
     }
 
-    /// The first rule that permits this, and the peer that covers it (`None`: everybody).
+    /// The first rule that permits this port to this peer, and the peer of the rule that covers it
+    /// (`None`: everybody).
     pub(super) fn permitting<'a>(
         &'a self,
         rules: &'a PoliciesInForce,

@@ -1,4 +1,4 @@
-//! The pods of which namespaces decide about this node's pods. Pure.
+//! Which namespaces' pods must be known to decide about this node's pods. Pure.
 //!
 //! A NetworkPolicy only ever permits, so a pod that is not known is permitted less, never more. A
 //! ClusterNetworkPolicy may deny by labels, so with one every pod must be known.
@@ -18,7 +18,7 @@ use denizen_model::{
 /// Which pods of other nodes must be known, so that this node's pods are judged as if all were.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PodNeeds {
-    /// Nobody can say yet, or nobody asks.
+    /// Not known yet, or not tracked.
     #[default]
     Unknown,
     All(WhyAll),
@@ -52,7 +52,7 @@ impl fmt::Display for WhyAll {
 }
 
 impl PodNeeds {
-    /// Whether all of these pods are known, or cannot be had.
+    /// Whether all of these pods are known, or cannot be read.
     pub fn are_covered(&self, coverage: &PodCoverage) -> bool {
         match (self, coverage) {
             (_, PodCoverage::All) => true,
@@ -67,14 +67,14 @@ impl PodNeeds {
     }
 }
 
-/// What must be known, brought up to date with what changes.
+/// The current needs, updated with each change of the facts.
 #[derive(Debug, Default)]
 pub(super) struct NeedsTracker {
     asked: PeersAsked,
     needs: PodNeeds,
 }
 
-/// What the policies ask that select pods of this node.
+/// The namespaces that the peers of this node's policies refer to.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct PeersAsked {
     all: Option<WhyAll>,
@@ -88,7 +88,7 @@ impl NeedsTracker {
         &self.needs
     }
 
-    /// Decides again what `change` touches.
+    /// Decides again if `change` concerns it.
     pub fn update(&mut self, model: &Model, recorded: &[LocalPod], change: &ModelChange) {
         let Some(cluster) = model.cluster_but_pods() else { return };
         let is_first = self.needs == PodNeeds::Unknown;
@@ -153,7 +153,7 @@ impl PeersAsked {
         }
     }
 
-    /// `by_name`: the destination's pod says which ports are meant.
+    /// `by_name`: the rule has named ports, which the destination pod defines.
     fn add_rule(&mut self, policy: &NetworkPolicy, rule: &PolicyRule, by_name: bool) {
         let mut needs_all = |why: fn(PolicyName) -> WhyAll| {
             self.all.get_or_insert_with(|| why(policy.name.clone()));
@@ -196,7 +196,7 @@ impl PeersAsked {
         if self.own.contains(namespace) {
             return true;
         }
-        // What has no object has no pods that anybody may reach.
+        // A namespace without an object has no pods.
         if self.of_namespaces.is_empty() || !cluster.has_namespace(namespace) {
             return false;
         }

@@ -104,7 +104,7 @@ impl PoliciesInForce {
         changed
     }
 
-    /// The same of ClusterNetworkPolicies.
+    /// As [`Self::set`], for ClusterNetworkPolicies.
     pub fn set_tiers(
         &mut self,
         wanted: &BTreeMap<&str, &ClusterNetworkPolicy>,

@@ -1,6 +1,6 @@
-//! What the operator asks of the pod firewall.
+//! The configuration of the pod firewall.
 
-/// What the operator asked of the pod firewall.
+/// The configuration of the pod firewall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FirewallSettings {
     /// What pods may send to their own node.
@@ -40,9 +40,7 @@ pub enum IfRefused {
 /// `--policy-to-node`: whether egress policies apply to what a pod sends to its own node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ToNode {
-    /// They do.
     #[default]
     Enforce,
-    /// They do not.
     Allow,
 }

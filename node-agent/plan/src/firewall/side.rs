@@ -41,17 +41,17 @@ pub struct Tiered {
 }
 
 impl Tiered {
-    /// What passes between the pod and a peer of this identity. What is not there, does not pass.
+    /// The function between the pod and a peer of this identity; `None`: nothing passes.
     pub fn of(&self, identity: Option<IdentityId>) -> Option<&Function> {
         self.cells.of(identity)
     }
 
-    /// What passes between it and anybody, and itself.
+    /// The functions between it and all peers, and itself.
     pub fn functions(&self) -> impl Iterator<Item = &Function> {
         self.cells.functions().chain([&self.itself])
     }
 
-    /// Whether something passed before that does not pass now.
+    /// Whether something that passed before no longer passes.
     fn is_narrower_than(&self, before: &Self) -> bool {
         let is_narrower = |(id, before): &Cell| {
             // An identity that is gone has no address.
@@ -71,12 +71,12 @@ impl Side {
         Self { isolation, permissions, tiered }
     }
 
-    /// Nothing passes until more is known.
+    /// A pending side: nothing passes.
     pub(super) fn pending() -> Self {
         Self::new(Isolation::Pending, Permissions::default(), None)
     }
 
-    /// Whether something passed before that does not pass now.
+    /// Whether something that passed before no longer passes.
     pub(super) fn is_narrower_than(&self, before: &Self) -> bool {
         match (before.isolation, self.isolation) {
             (_, Isolation::Open) | (Isolation::Pending, _) => false,
@@ -96,9 +96,7 @@ impl Side {
 /// Both directions of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sides {
-    /// What reaches it.
     pub ingress: Side,
-    /// What it reaches.
     pub egress: Side,
 }
 
@@ -131,7 +129,7 @@ impl Sides {
     }
 }
 
-/// What the API says of a recorded pod.
+/// The labels and named ports of a recorded pod, from the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Described {
     pub labels: Labels,
@@ -193,7 +191,7 @@ pub(super) fn decide<'a>(
     SideDecision { isolation, class, is_open_ended }
 }
 
-/// Adds to what is decided about both directions of a pod what ClusterNetworkPolicies say.
+/// Adds ClusterNetworkPolicies to the decisions about both directions of a pod.
 ///
 /// NetworkPolicies only ever add permissions, so of a pod without labels those that certainly
 /// select it may count. A ClusterNetworkPolicy may deny, so such a pod waits, if any may select it.

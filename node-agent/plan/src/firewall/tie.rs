@@ -11,16 +11,14 @@ use denizen_model::Tier;
 /// pod. Their names decide which is asked first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PolicyTie {
-    /// Their tier.
     pub tier: Tier,
-    /// Their priority.
     pub priority: u16,
     /// Their names, in the order in which they are asked.
     pub policies: Vec<Arc<str>>,
 }
 
 impl PolicyTie {
-    /// Those about the pods of a class.
+    /// The ties among the policies of a class.
     pub(super) fn of_class(class: &ClassKey, rules: &PoliciesInForce) -> Vec<Self> {
         let policies = class.tiers.iter().flatten().filter_map(|name| rules.tier(name));
         let policies: Vec<_> = policies.map(|policy| &policy.source).collect();

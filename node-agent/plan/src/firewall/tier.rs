@@ -1,4 +1,4 @@
-//! ClusterNetworkPolicies: what becomes of packets by tiers, priorities and the order of rules.
+//! ClusterNetworkPolicies: judges packets by tiers, priorities and the order of rules.
 //!
 //! For each class of pods and each identity the ports are painted: each rule takes those that
 //! nothing has decided yet. The kernel gets what is left to pass, and knows no tier.
@@ -19,15 +19,14 @@ use denizen_model::{
 /// A rule of a policy in force.
 #[derive(Debug, Clone)]
 pub(super) struct TieredRule {
-    /// Its place in the policy's list.
+    /// Its index in the policy's list.
     pub index: usize,
     /// Its name; empty if it has none.
     pub name: Arc<str>,
-    /// What it does.
     pub action: Action,
-    /// About whom; `None` for everybody.
+    /// The peers that it is about; `None` for everybody.
     pub peers: Option<Vec<PeerId>>,
-    /// About which ports.
+    /// The ports that it is about.
     pub ports: TierPorts,
 }
 
@@ -144,8 +143,8 @@ pub(super) struct AllTiers<'a> {
 }
 
 impl AllTiers<'_> {
-    /// Whether they may say something else of a pod: their subjects are chosen by labels of
-    /// namespaces too.
+    /// Whether a change may affect which of them select a pod: subjects are selected by labels of
+    /// namespaces, too.
     pub fn are_changed(&self, pod: &LocalPod, change: &ModelChange) -> bool {
         let namespace = pod.pod.as_ref().map(|name| &name.namespace);
         !change.cluster_network_policies.is_empty()
@@ -154,12 +153,12 @@ impl AllTiers<'_> {
     }
 }
 
-/// Whether a rule is about a peer.
+/// Whether a rule matches a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Match {
     Yes,
     No,
-    /// It asks for labels of a pod that nobody has heard of yet.
+    /// Not known: it asks for labels of a pod that is not known yet.
     Maybe,
 }
 
@@ -218,7 +217,7 @@ impl Painter<'_> {
         RulePorts { certain, possible }
     }
 
-    /// What passes by the rules, in order, and by what comes `behind` them.
+    /// What passes by these rules, in order, and by `behind`, which decides what they pass on.
     pub fn painted<'r>(
         &self,
         rules: impl Iterator<Item = &'r TieredRule>,
@@ -269,7 +268,7 @@ pub(super) struct Rulebook<'a> {
 }
 
 impl<'a> Rulebook<'a> {
-    /// Of these policies, which are in order.
+    /// The rules of these policies, which are in order.
     pub fn new(policies: impl Iterator<Item = &'a TieredPolicy>, direction: Direction) -> Self {
         let mut all = Self { admin: Vec::new(), baseline: Vec::new() };
         for policy in policies {
@@ -323,7 +322,7 @@ pub(super) struct MatchedRule<'a> {
     pub is_possible: bool,
 }
 
-/// What the rules of a tier say of one packet.
+/// The judgement of one packet by the rules of a tier.
 #[derive(Debug, Default)]
 pub(super) struct Walk<'a> {
     /// The rules that match, up to the one that decides.
@@ -332,7 +331,7 @@ pub(super) struct Walk<'a> {
     pub is_denied: bool,
     /// Whether it is accepted.
     pub is_accepted: bool,
-    /// Whether it may be passed on: what comes behind must permit it too.
+    /// Whether it may be passed on: what decides next must permit it, too.
     pub may_pass: bool,
 }
 
@@ -344,7 +343,7 @@ pub(super) struct Asked {
 }
 
 impl Painter<'_> {
-    /// Asks the rules of one tier about one packet.
+    /// Judges one packet by the rules of one tier.
     pub fn walk<'r>(
         &self,
         rules: &[(&'r TieredPolicy, &'r TieredRule)],

@@ -1,4 +1,5 @@
-//! What a change of facts touches. Each step decides again only what the steps before it changed.
+//! Updates the firewall's plan after a change of facts. Each step decides again only what the steps
+//! before it changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,7 +24,7 @@ use super::{
 use denizen_model::{ClusterFacts, LocalPod, Model, ModelChange, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
 
-/// A plan that is brought up to date, and what has changed in it so far.
+/// The plan being updated, and the changes so far.
 pub(super) struct FirewallUpdate<'a> {
     plan: &'a mut FirewallPlan,
     changes: FirewallChanges,
@@ -34,7 +35,7 @@ impl<'a> FirewallUpdate<'a> {
         Self { plan, changes: FirewallChanges::default() }
     }
 
-    /// Decides again what `change` touches.
+    /// Decides again what `change` concerns.
     pub(super) fn run(
         mut self,
         model: &Model,
@@ -48,7 +49,7 @@ impl<'a> FirewallUpdate<'a> {
         self.update_surroundings(model, change);
         let recorded = recorded.map(|set| &*set.pods).unwrap_or_default();
         self.plan.update_needs(model, recorded, change);
-        // `auto` enforces what it may read, and the problem is named.
+        // With `auto`, what may be read is enforced, and status reports the problem.
         let without_tiers = || match self.plan.settings.if_refused {
             IfRefused::Open => model.cluster_without_tiers(),
             IfRefused::Pending => None,
@@ -66,7 +67,7 @@ impl<'a> FirewallUpdate<'a> {
         self.changes
     }
 
-    /// What decides which rules are needed.
+    /// The state that decides which rules are needed.
     fn state(&self) -> (bool, bool, bool, bool) {
         (self.plan.known, self.plan.left_open, self.plan.is_enforced(), self.plan.has_tiers())
     }
@@ -274,7 +275,7 @@ impl<'a> FirewallUpdate<'a> {
         self.plan.subjects.insert(pod.id.clone(), subject);
     }
 
-    /// Releases the addresses of a recorded pod.
+    /// Removes a recorded pod's claims on its addresses.
     fn disclaim(&mut self, id: &AttachmentId, subject: &FirewallPod) {
         let [recorded, annotated] = AddressClaimant::of_record(id, &subject.added_at);
         for (addresses, by) in [(&subject.ips[..], recorded), (&subject.additional, annotated)] {
@@ -428,14 +429,15 @@ impl<'a> FirewallUpdate<'a> {
         self.plan.addresses.touched.extend(self.plan.addresses.all().collect::<Vec<_>>());
     }
 
-    /// Brings what pods may do up to date.
+    /// Updates what the pods of each class may do.
     fn update_classes(&mut self, changed: &RuleChanges, identities: &[IdentityKey]) {
         let FirewallPlan { classes, rules, identities: known, peers, .. } = &mut *self.plan;
         let by = ClassFacts { policies: rules, identities: known, peers };
         classes.update(by, changed, identities);
     }
 
-    /// Decides whose the addresses are whose claims differ. Returns those that are another's now.
+    /// Decides the owners of addresses whose claims changed. Returns the addresses with a new
+    /// owner.
     fn update_owners(&mut self) -> BTreeSet<IpAddr> {
         let plan = &*self.plan;
         let now = plan.addresses.touched.iter().map(|ip| (*ip, plan.owner(*ip)));
@@ -454,7 +456,7 @@ impl<'a> FirewallUpdate<'a> {
         changed.into_iter().map(|(ip, _)| ip).collect()
     }
 
-    /// Decides how these addresses are judged, and those of these pods, or of all.
+    /// Decides again about these addresses and the addresses of these pods, or about all.
     fn update_sides(
         &mut self,
         mut addresses: BTreeSet<IpAddr>,

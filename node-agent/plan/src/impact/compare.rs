@@ -15,7 +15,7 @@ use crate::firewall::{ClassKey, PortSet, port_edges};
 use crate::{Direction, FirewallPlan, Function, IdentityId};
 use denizen_model::{Event, Family, PolicyName};
 
-/// What two plans know of something.
+/// A value in each of the two plans: before, and after.
 type Both<T> = [T; 2];
 
 /// All that decides about an end. Ends with equal profiles have equal access.
@@ -25,9 +25,9 @@ struct Profile {
     ingress: Both<ClassNumber>,
     egress: Both<ClassNumber>,
     identity: Both<Option<IdentityId>>,
-    /// Whether the change is about what reaches these.
+    /// Whether the changed policies judge ingress to these ends.
     ingress_changes: bool,
-    /// Whether it is about what they reach.
+    /// Whether the changed policies judge egress from these ends.
     egress_changes: bool,
 }
 
@@ -49,7 +49,7 @@ struct DecidedPart {
     peer: Both<Option<IdentityId>>,
 }
 
-/// What rows have in common. Numbers of ports and of deciders.
+/// What rows that are folded have in common: numbers of ports and of deciders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct RowKey {
     change: AccessChange,

@@ -1,4 +1,4 @@
-//! Who is at the ends of connections: pods, nodes, and addresses outside.
+//! The ends of connections: pods, nodes, and addresses outside the cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,12 +11,12 @@ use denizen_model::{Family, family_of};
 /// An address at one end, or all addresses that nothing tells from others.
 #[derive(Debug)]
 pub(super) struct End {
-    /// Which of [`Ends::who`].
+    /// Index into [`Ends::who`].
     pub who: usize,
     pub family: Family,
     /// One of the addresses; `None` if they have no identity.
     pub address: Option<IpAddr>,
-    /// Which of [`Facts::groups`] it is in, if it is a pod's.
+    /// Index of its group in [`Facts::groups`], if it is a pod's.
     pub group: Option<usize>,
 }
 
@@ -24,13 +24,13 @@ pub(super) struct End {
 pub(super) struct Ends {
     pub who: Vec<ImpactEnd>,
     pub all: Vec<End>,
-    /// Which of [`Self::who`] has an address of a pod or of a node.
+    /// The owner of each pod's and node's address, as an index into [`Self::who`].
     pub addresses: HashMap<IpAddr, usize>,
     places: HashMap<ImpactEnd, usize>,
 }
 
 impl Ends {
-    /// Everybody whom these plans know.
+    /// All ends that these plans know.
     pub fn new(facts: &Facts, plans: [&FirewallPlan; 2]) -> Self {
         let mut ends = Self::default();
         let mut taken = BTreeSet::new();
@@ -117,7 +117,7 @@ impl Outside {
             Family::V4 => u32::MAX.into(),
             Family::V6 => u128::MAX,
         };
-        // At each edge, by how many more ranges hold what follows.
+        // At each edge, the change in the number of ranges that contain what follows.
         let mut edges: BTreeMap<u128, i64> = BTreeMap::from([(0, 0)]);
         for AddressRange { first, last } in pieces.filter(|range| family_of(range.first) == family)
         {

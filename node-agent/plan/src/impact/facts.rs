@@ -27,7 +27,7 @@ struct GroupKey {
 pub(super) struct PodAddress {
     pub pod: PodName,
     pub address: IpAddr,
-    /// Which of [`Facts::groups`] the pod is in.
+    /// Index of the pod's group in [`Facts::groups`].
     pub group: usize,
 }
 
@@ -132,7 +132,7 @@ impl Facts {
     }
 }
 
-/// Ids in the order of their numbers: records are sorted by id.
+/// A record whose id sorts by `number`: records are sorted by id.
 fn record(number: usize, name: &PodName, uid: Arc<str>, ips: Vec<IpAddr>) -> LocalPod {
     LocalPod {
         id: AttachmentId(format!("{number:08}")),

@@ -1,4 +1,4 @@
-//! One of both plans: what passes between classes and identities, and who decides.
+//! One of the two plans: what passes between classes and identities, and who decides.
 
 use std::collections::HashMap;
 use std::num::NonZeroU16;

@@ -240,7 +240,7 @@ impl IpvsPlan {
         changes.virtual_servers.extend(differs.map(|(key, _)| *key));
     }
 
-    /// Why not this one: an older candidate has one of its endpoints.
+    /// Why this candidate gets no virtual server: an older one has one of its endpoints.
     fn older(&self, candidate: &ServerCandidate) -> Option<NotOnIpvs> {
         candidate.claims().find_map(|claim| {
             let others = self.claims.get(&claim)?.iter();

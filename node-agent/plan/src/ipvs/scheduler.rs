@@ -103,7 +103,7 @@ pub struct Scheduler {
     pub hashes_port: bool,
 }
 
-/// What a service asks for that does not exist.
+/// Schedulers or flags that a service asks for and that do not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unknown<'a> {
     pub method: Option<&'a str>,

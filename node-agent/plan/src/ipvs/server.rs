@@ -18,7 +18,7 @@ pub struct ServicePortKey {
 }
 
 impl ServicePortKey {
-    /// The one that a frontend belongs to.
+    /// The service port of a frontend.
     pub fn of(frontend: &Frontend) -> Self {
         let service_port = frontend.service_port.clone();
         Self { service_port, family: frontend.key.family() }

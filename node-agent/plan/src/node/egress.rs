@@ -23,7 +23,7 @@ pub enum SeenAs {
 }
 
 impl EgressMasquerade {
-    /// As configured; `None` if denizen does no egress masquerade.
+    /// From the configuration; `None` if egress masquerade is off.
     pub fn new(egress: Option<&Egress>) -> Self {
         let kept = |family| {
             let asked = egress.filter(|egress| egress.covers(family))?;

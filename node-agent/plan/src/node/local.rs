@@ -36,7 +36,7 @@ pub enum LocalTest {
     Source(IpNetwork),
 }
 
-/// Where a packet came in.
+/// The interface through which a packet came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival<'a> {
     /// The input interface that the IP stack sees. For a packet from a bridge's port this is the
@@ -49,9 +49,9 @@ pub struct Arrival<'a> {
 /// The port of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BridgePort<'a> {
-    /// There is no bridge.
+    /// The interface is not a bridge.
     None,
-    /// A port of the bridge, but which one is not known.
+    /// It is a bridge, but the port is not known.
     Unnamed,
     Named(&'a str),
 }
@@ -102,7 +102,7 @@ impl Detection {
         })
     }
 
-    /// The tests about the port of a bridge, for both families.
+    /// The tests of the port of a bridge, for both families.
     pub fn ports(&self) -> impl Iterator<Item = &LocalTest> {
         self.tests.iter().filter(|test| test.asks_port())
     }
@@ -125,7 +125,7 @@ impl Detection {
 }
 
 impl LocalTest {
-    /// Whether it is about the port of a bridge.
+    /// Whether it tests the port of a bridge.
     pub fn asks_port(&self) -> bool {
         match self {
             Self::PodAtItsPort | Self::AnyPort => true,
@@ -179,7 +179,7 @@ fn pod<'a>(
     pods.iter().find(is).map(Local::Pod)
 }
 
-/// Whether it came in through the pod's own port. An unknown port counts as that one.
+/// Whether the packet came in through the pod's own port. An unknown port counts as the pod's.
 fn is_at(own: &str, port: BridgePort<'_>) -> bool {
     match port {
         BridgePort::None => false,

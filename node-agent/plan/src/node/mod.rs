@@ -1,4 +1,4 @@
-//! What is decided about this node: how local traffic is detected, where node ports are served,
+//! The decisions about this node: how local traffic is detected, where node ports are served,
 //! egress masquerade, and which addresses are the node's own.
 
 mod detector;

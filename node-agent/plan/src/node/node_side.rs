@@ -1,4 +1,4 @@
-//! Settings of this node that are not about services.
+//! Settings of this node: mark bits, forwarding and counters.
 
 use std::fmt;
 

@@ -114,7 +114,6 @@ impl HealthChecks {
         true
     }
 
-    /// All of them, by service.
     pub(super) fn iter(&self) -> impl Iterator<Item = &HealthCheck> {
         self.checks.values()
     }

@@ -29,7 +29,7 @@ impl Endpoints {
         self.0.iter()
     }
 
-    /// How many; at least one.
+    /// The number of endpoints; at least one.
     pub fn count(&self) -> usize {
         self.0.len()
     }

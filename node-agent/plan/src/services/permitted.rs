@@ -1,4 +1,4 @@
-//! Which addresses Services may bring in themselves.
+//! The external IPs and load balancer IPs that Services may have.
 
 use std::net::IpAddr;
 
@@ -18,8 +18,8 @@ pub struct PermittedRanges {
 }
 
 impl PermittedRanges {
-    /// Whether an address is served as one of this kind. Others choose no cluster IPs and no node
-    /// ports: the API server does.
+    /// Whether an address may be served as one of this kind. Cluster IPs and node ports always may:
+    /// the API server allocates them.
     pub fn permit(&self, kind: FrontendKind, address: IpAddr) -> bool {
         let ranges = match kind {
             FrontendKind::ExternalIp => &self.external_ips,

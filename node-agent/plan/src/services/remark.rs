@@ -13,7 +13,7 @@ use super::service_plan::PlanInputs;
 use crate::Scheduler;
 use denizen_model::{Family, Service, ServiceName, ServicePortName, family_of};
 
-/// Something that an owner should know.
+/// A deviation from the object that its owner should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remark {
     /// `loadBalancerSourceRanges` restricts only the other family, so all clients may use the
@@ -138,8 +138,8 @@ pub(super) fn remarks(service: &Service, by: PlanInputs<'_>) -> Vec<Remark> {
     taken.chain(refused).chain(open).chain(scheduler).chain(flag).collect()
 }
 
-/// The addresses that are not served, because the operator permits them to no service. One that is
-/// served as an address of the other kind is none of them.
+/// The addresses of a service that are not served, because the operator does not permit them. An
+/// address that is served as the other kind does not count.
 fn refused<'a>(
     service: &'a Service,
     permitted: &'a PermittedRanges,

@@ -16,7 +16,7 @@ pub struct EndpointSelection {
     pub local: Option<Endpoints>,
 }
 
-/// Where this node is.
+/// This node's name and zone.
 #[derive(Debug, Clone, Copy)]
 pub struct Whereabouts<'a> {
     pub node: &'a str,

@@ -112,7 +112,7 @@ impl ServicePlan {
         })
     }
 
-    /// The service that asks for this address, which the operator permits to none.
+    /// The service that asks for this address, if the operator does not permit it.
     pub fn refused(&self, address: IpAddr) -> Option<(&ServiceName, FrontendKind)> {
         self.remarks().find_map(|remark| {
             let Remark::NotPermitted { service, kind, address: asked } = remark else {
@@ -122,7 +122,7 @@ impl ServicePlan {
         })
     }
 
-    /// Decides again about these services.
+    /// Plans these services again.
     pub(crate) fn update(
         &mut self,
         names: &BTreeSet<ServiceName>,
@@ -142,7 +142,7 @@ impl ServicePlan {
         }
     }
 
-    /// Every service that claims something.
+    /// Every service with a claim on a frontend.
     pub(crate) fn names(&self) -> impl Iterator<Item = &ServiceName> {
         self.keys_of.keys()
     }
@@ -232,7 +232,6 @@ impl ServicePlan {
         }
     }
 
-    /// Replaces a service's claim.
     fn claim(&mut self, frontend: Frontend, changes: &mut PlanChanges) {
         let key = frontend.key;
         // Nearly every frontend has one claim.
