@@ -1,5 +1,5 @@
-//! What people ask of an agent: its status and metrics, what the rules drop, where a packet went,
-//! which connections there are. It reads and never writes.
+//! Answers for people: status and metrics, dropped packets, traced packets, connections. It writes
+//! no rule that decides anything: only `trace` adds tables, whose rules mark packets.
 
 pub mod connections;
 pub mod drops;

@@ -67,7 +67,7 @@ impl Names {
         names
     }
 
-    /// Whose address this is: a pod's, or this node's.
+    /// The name of an address: of a pod, or of this node.
     pub fn owner(&self, address: IpAddr) -> Option<&str> {
         let pod = self.pods.get(&address).map(String::as_str);
         pod.or_else(|| self.node.contains(&address).then_some("this node"))

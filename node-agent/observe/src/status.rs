@@ -109,7 +109,7 @@ pub struct Status {
 pub struct NetworkPolicyStatus {
     /// The first lists that are missing; nothing is decided before them.
     pub waiting_for: Vec<String>,
-    /// Those that the API refuses, for which `--network-policy auto` leaves new pods open.
+    /// Lists that the API refuses. Because of them, `--network-policy auto` leaves new pods open.
     #[serde(default)]
     pub refused: Vec<String>,
     /// Policies that select a pod of this node.
@@ -124,7 +124,7 @@ pub struct NetworkPolicyStatus {
     pub isolated: usize,
     /// Local pods whose policies are not known yet: everything is dropped.
     pub pending: usize,
-    /// Identities in use: what the policies in force can tell about an address.
+    /// Identities in use: classes of addresses that the policies in force do not distinguish.
     pub identities: usize,
     /// Elements in all sets.
     pub elements: usize,

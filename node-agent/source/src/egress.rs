@@ -145,8 +145,8 @@ fn cidr(text: &str) -> Result<IpNetwork, String> {
     }
 }
 
-/// What is in force at start: the file or, if that cannot be used, the last good one. `None` if
-/// there was no good file since the last boot.
+/// The configuration at the start: the file or, if that cannot be used, the last good one. `None`
+/// if there was no good file since the last boot.
 pub fn at_start(config: &EgressConfig) -> Option<Egress> {
     match read(&config.file) {
         Ok(file) => Some(file.egress),

@@ -45,7 +45,7 @@ impl Features {
         ObjectKind::ALL.into_iter().filter(move |kind| self.need(*kind))
     }
 
-    /// The events that everything of these kinds was listed.
+    /// The events that say that these kinds are completely listed.
     pub(super) fn listed(self) -> impl Iterator<Item = Event> {
         self.kinds().map(|kind| Event::Listed(kind.listing()))
     }

@@ -230,7 +230,7 @@ impl NodeSource {
     }
 }
 
-/// Whether all notifications got through.
+/// Whether notifications were lost.
 enum Heard {
     All,
     Part,

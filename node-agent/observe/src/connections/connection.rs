@@ -21,7 +21,7 @@ pub struct NamedConnection {
     pub state: Option<&'static str>,
     /// Who opened the connection.
     pub client: NamedAddress,
-    /// What the client connected to: of a service, the frontend.
+    /// What the client connected to: the frontend, if it is a service's.
     pub destination: NamedAddress,
     /// The service port that the destination is a frontend of.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -22,10 +22,10 @@ pub struct ConnectionFilter {
 /// Nothing has the name that was asked for.
 #[derive(Debug, Error)]
 pub enum NoSuchName {
-    /// A pod's.
+    /// No pod has this name.
     #[error("the agent knows no pod {0}")]
     Pod(String),
-    /// A service's.
+    /// No service has this name.
     #[error("the agent knows no service {0}")]
     Service(String),
 }

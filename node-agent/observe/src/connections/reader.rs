@@ -43,7 +43,7 @@ pub struct ConnectionReader {
 }
 
 impl ConnectionReader {
-    /// A lack of permission only shows with the first request.
+    /// Opens the socket. A lack of permission only shows with the first request.
     pub fn open() -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket })
     }
@@ -96,7 +96,7 @@ impl ConnectionReader {
         })
     }
 
-    /// From now on the kernel reports connections that begin and that end.
+    /// Subscribes to connections that begin and end.
     pub fn listen(&self) -> Result<(), NetlinkError> {
         let groups = [NFNLGRP_CONNTRACK_NEW, NFNLGRP_CONNTRACK_DESTROY];
         groups.into_iter().try_for_each(|group| self.socket.join(group))

@@ -9,7 +9,7 @@ use crate::names::Names;
 /// How many of the newest connections are remembered.
 const NEWEST: usize = 20;
 
-/// What a table of any size comes to.
+/// The summary of a conntrack table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
     /// How many there are, by service.
@@ -20,7 +20,7 @@ pub struct Summary {
     pub at: Duration,
 }
 
-/// Takes in connections one by one.
+/// Makes a summary from connections one by one.
 #[derive(Debug)]
 pub struct SummaryBuilder<'a> {
     names: &'a Names,
@@ -30,7 +30,7 @@ pub struct SummaryBuilder<'a> {
 }
 
 impl<'a> SummaryBuilder<'a> {
-    /// None yet. `now` is since 1970.
+    /// A summary of no connections. `now` is since 1970.
     pub fn new(names: &'a Names, now: Duration) -> Self {
         Self { names, now, totals: Totals::default(), newest: Vec::new() }
     }

@@ -11,7 +11,7 @@ use super::NamedConnection;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
     pub total: u64,
-    /// Those of each service port, by name.
+    /// The connections of each service port, by name.
     #[serde(serialize_with = "values")]
     pub services: BTreeMap<String, ServiceTotal>,
 }
@@ -21,7 +21,7 @@ pub struct Totals {
 pub struct ServiceTotal {
     pub service: String,
     pub connections: u64,
-    /// Those whose endpoint sees another source than the client's address.
+    /// Connections whose endpoint sees another source than the client's address.
     pub masqueraded: u64,
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::trace::{KUBE, comment_words, is_agents};
 
-/// What was dropped and refused since the rules were made.
+/// Packets dropped and refused since the rules were made.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DropCounts {
@@ -19,7 +19,7 @@ pub struct DropCounts {
     pub not_counted: Option<String>,
 }
 
-/// What became of a packet that does not pass.
+/// Whether a packet was dropped silently or refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DropVerdict {
@@ -37,12 +37,12 @@ impl fmt::Display for DropVerdict {
     }
 }
 
-/// What was dropped or refused for one reason.
+/// The packets dropped or refused for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DropCount {
     /// `<family> <table>` of the rule.
     pub table: String,
-    /// What became of the packets.
+    /// Whether the packets were dropped or refused.
     pub verdict: DropVerdict,
     pub reason: String,
     pub packets: u64,

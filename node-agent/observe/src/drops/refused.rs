@@ -19,7 +19,7 @@ use denizen_text::named_address;
 /// How many flows are shown as text.
 const SHOWN: usize = 20;
 
-/// What the kernel has noted of dropped and refused packets.
+/// The flows of dropped and refused packets that the kernel has noted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RefusedFlows {
@@ -36,7 +36,7 @@ pub struct RefusedFlows {
 pub struct NamedFlow {
     pub verdict: DropVerdict,
     pub reason: String,
-    /// The policy that drops it, if one does now, and the agent knows.
+    /// The policy that drops it by the current plan, if one does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// `<family> <table>` of the rule.

@@ -30,10 +30,10 @@ pub enum WatchError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DroppedPacket {
-    /// What became of it.
+    /// Whether it was dropped or refused.
     pub verdict: DropVerdict,
     pub reason: String,
-    /// The policy that drops it, if one does, and the agent knows.
+    /// The policy that drops it, if one does and the agent can name it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// `<family> <table>` of the rule.
@@ -64,7 +64,8 @@ pub struct DropWatch {
     tracer: Tracer,
     kernel: Kernel,
     rules: TracedRules,
-    /// By the kernel's number of a packet: those whose message with the verdict comes next.
+    /// Packets whose message with the verdict has not come yet, by the kernel's number of the
+    /// packet.
     packets: HashMap<u32, TracedPacket>,
 }
 
@@ -75,8 +76,8 @@ impl DropWatch {
         Ok(Self { tracer, kernel, rules: TracedRules::default(), packets: HashMap::new() })
     }
 
-    /// Waits no longer than this for packets, and passes each to `each`. Returns whether the kernel
-    /// had more to report than was read in time.
+    /// Waits for packets up to `wait`, and passes each to `each`. Returns whether the kernel had
+    /// more to report than was read in time.
     pub fn hear(
         &mut self,
         wait: Duration,

@@ -31,7 +31,7 @@ pub struct Pulse {
     /// Some rules are rejected. All others are programmed, so this is reported but does not make
     /// the node unhealthy.
     pub refused: bool,
-    /// So many rules are rejected that most services are not served.
+    /// Most services are not served, because so many rules are rejected.
     pub unserved: bool,
     /// Rules of a previous backend cannot be removed. All rules of this agent are programmed, so
     /// this is reported but does not make the node unhealthy.
@@ -41,7 +41,7 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// The state of a loop that begins.
+    /// The state of a loop that has just started.
     pub fn starting(now: Instant) -> Self {
         Self {
             alive: now,
@@ -91,7 +91,7 @@ pub struct HealthReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    /// Not in kube-proxy's.
+    /// Kube-proxy's body does not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     status: BTreeMap<String, FamilyReport>,

@@ -82,7 +82,7 @@ fn frontend_row(
     })
 }
 
-/// What policies say of a pod.
+/// The isolation of a pod, by direction.
 fn sides(firewall: &FirewallPlan, pod: &LocalPod) -> Vec<SideRow> {
     let side = |direction: Direction| {
         let (isolation, policies) = firewall.isolation(pod, direction);

@@ -48,7 +48,7 @@ pub struct PodRow {
     /// Whose proxy its TCP is redirected to: the profile.
     #[serde(default)]
     pub redirect: Option<String>,
-    /// What policies say of it, for ingress and for egress; empty if the pod firewall is off.
+    /// Its isolation for ingress and for egress; empty if the pod firewall is off.
     pub policy: Vec<SideRow>,
 }
 

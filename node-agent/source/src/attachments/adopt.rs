@@ -181,7 +181,7 @@ pub fn rebuild(config: &AttachmentsConfig, last: Option<&State>) -> Result<(), S
     found.unusable.iter().for_each(warn_of);
     records.extend(found.records);
     let ((anew, count), ..) = dir.update(LOCK_WAIT, |state| {
-        // No file is ever written with generation 0: there was none.
+        // Generation 0 is never written: it means that there was no file.
         let anew = state.generation.0 == 0;
         if anew {
             state.unknown.insert(REBUILT_AT.to_owned(), now("%FT%TZ").into());

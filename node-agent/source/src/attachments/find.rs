@@ -30,7 +30,7 @@ use crate::state_file::LastState;
 use crate::watch::{FolderHints, FolderWatch};
 use denizen_text::describe;
 
-/// After a change, the wait for what belongs to it: a link, its record and its cached result appear
+/// After a change, the wait for related changes: a link, its record and its cached result appear
 /// one after the other.
 const PAUSE: Duration = Duration::from_millis(100);
 

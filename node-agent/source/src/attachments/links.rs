@@ -16,7 +16,7 @@ pub enum LinkError {
     State(#[from] StateError),
     #[error("cannot list the links to compare with the records")]
     Links(#[from] NodeError),
-    /// A bug.
+    /// The thread that does the work panicked: a bug.
     #[error("the thread that changes the state file ended")]
     Thread(#[from] JoinError),
 }

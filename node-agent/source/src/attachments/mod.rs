@@ -1,4 +1,4 @@
-//! The agent's changes to the state file, beside those of the CNI plugin. It adds pods that were
+//! The agent's changes to the state file, in addition to the CNI plugin's. It adds pods that were
 //! attached without denizen, at start ([`adopt`]) and later ([`find()`]); follows interfaces that
 //! are renamed or moved ([`follow()`]); removes records that no DEL will remove ([`prune`]);
 //! rebuilds a lost file; and notes that the plugin was called. It also finds the pods that the

@@ -15,7 +15,7 @@ pub(super) struct ObjectAnswer {
     pub(super) _untaken: Option<oneshot::Sender<()>>,
 }
 
-/// Which objects answers have brought, at which version, before the watch does.
+/// The objects that answers have brought before the watch did, with their versions.
 ///
 /// What a list or the watch brings about them until then is older: a deletion may be that of an
 /// earlier object of this name, and a list may be of a time before the answer.

@@ -10,14 +10,14 @@ use crate::Outlet;
 /// Time limit for the first list of Nodes. Then policies go on without it.
 const LISTING: Duration = Duration::from_secs(10);
 
-/// What the follower of ClusterNetworkPolicies has of the follower of Nodes.
+/// The end that the follower of ClusterNetworkPolicies has: it starts the follower of other Nodes.
 #[derive(Debug)]
 pub(super) struct Companion {
     needed: watch::Sender<bool>,
     listed: watch::Receiver<bool>,
 }
 
-/// What the follower of Nodes has of the other.
+/// The end that the follower of other Nodes has: it waits until it is needed.
 #[derive(Debug)]
 pub(super) struct Call {
     needed: watch::Receiver<bool>,
@@ -32,8 +32,8 @@ pub(super) fn companion() -> (Companion, Call) {
 }
 
 impl Companion {
-    /// Waits until the Nodes are listed: what a policy says of them, and of pods that nobody has
-    /// heard of, holds from its first moment on.
+    /// Waits until the Nodes are listed, so that a policy about nodes, or about pods that are not
+    /// known yet, is enforced completely from the start.
     pub async fn listed(&mut self) {
         self.needed.send_if_modified(|needed| !std::mem::replace(needed, true));
         let _ = timeout(LISTING, self.listed.wait_for(|listed| *listed)).await;
@@ -41,8 +41,8 @@ impl Companion {
 }
 
 impl Call {
-    /// Waits until what is followed is needed; `false` if nobody will need it. What nobody has to
-    /// call is.
+    /// Waits until the kind is needed; `false` if it never will be. Without a call, it is needed
+    /// from the start.
     pub async fn is_needed(call: &mut Option<Self>, outlet: &Outlet) -> bool {
         let Some(call) = call else { return true };
         tokio::select! {
@@ -51,7 +51,7 @@ impl Call {
         }
     }
 
-    /// They are listed.
+    /// Tells that the Nodes are listed.
     pub fn answer(&self) {
         self.listed.send_replace(true);
     }

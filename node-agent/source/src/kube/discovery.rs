@@ -30,7 +30,7 @@ const DEFINITION: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinition
 const RESOURCE: &str = "clusternetworkpolicies";
 /// The versions whose fields are known, the newest first.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha2"];
-/// What came before, with other fields.
+/// The version before, which has other fields and is not supported.
 const OLD_VERSION: &str = "v1alpha1";
 const OLD: [(&str, &str); 2] = [
     ("adminnetworkpolicies", "AdminNetworkPolicy"),
@@ -42,7 +42,7 @@ const OLD: [(&str, &str); 2] = [
 pub(super) struct Discovered {
     /// Where ClusterNetworkPolicies are; `None` if they are not served.
     pub path: Option<String>,
-    /// What nobody enforces, one line each.
+    /// Objects of the old version, which are not enforced, one line each.
     pub old: Vec<String>,
 }
 
@@ -102,8 +102,8 @@ pub(super) async fn discover(
     Ok(discovered)
 }
 
-/// Whether the definition is there, although nothing is served: an API server that starts does not
-/// serve everything at once. Who may not ask for it takes what is served for all there is.
+/// Whether the CustomResourceDefinition exists although the kind is not served: a starting API
+/// server does not serve everything at once. Without permission to read it, the answer is no.
 pub(super) async fn is_defined(client: &Client, traffic: &Arc<Traffic>) -> Result<bool, Failure> {
     match ask::<serde::de::IgnoredAny>(client, traffic, DEFINITION).await {
         Ok(found) => Ok(found.is_some()),
@@ -112,7 +112,7 @@ pub(super) async fn is_defined(client: &Client, traffic: &Arc<Traffic>) -> Resul
     }
 }
 
-/// Objects of the version before.
+/// Reads objects of the old version.
 async fn old(client: &Client, traffic: &Arc<Traffic>) -> Result<Vec<String>, Failure> {
     let mut lines = Vec::new();
     for (resource, kind) in OLD {

@@ -51,7 +51,8 @@ pub enum Unreadable {
 }
 
 impl Encoding {
-    /// By the header of an answer. Whatever has no type is read as JSON, and named if it is none.
+    /// From the header of an answer. An answer without a type is read as JSON, and is an error if
+    /// it is not JSON.
     pub(super) fn of_content_type(written: &str) -> Result<Self, Unreadable> {
         let name = written.split(';').next().unwrap_or_default().trim();
         if name.eq_ignore_ascii_case(PROTOBUF) {
@@ -210,7 +211,7 @@ pub(super) enum WatchEvent<'a> {
     /// Added or modified.
     Changed(Object<'a>),
     Deleted(Object<'a>),
-    /// Nothing happened up to the version of this object, which has nothing else.
+    /// No event of interest happened up to this version. The object has nothing but the version.
     Bookmark(Object<'a>),
     /// The server ends the watch.
     Refused(Box<Status>),
@@ -344,8 +345,9 @@ fn with_retry_after(mut status: Status, seconds: u32) -> Status {
 /// The most characters of a text that is shown where a failure should be.
 const SHOWN: usize = 200;
 
-/// A failure, from the answer's code, its `Retry-After` in seconds, and its body: protobuf, JSON, a
-/// text, or nothing. The server's own words may come in another encoding than was asked for.
+/// The server's refusal, from the answer's code, its `Retry-After` in seconds, and its body:
+/// protobuf, JSON, a text, or nothing. The server's own words may come in another encoding than was
+/// asked for.
 pub(super) fn refusal(code: u16, reason: &str, retry_after: u32, body: &[u8]) -> Status {
     let in_protobuf = Envelope::open(body).ok().flatten();
     let in_protobuf = in_protobuf.filter(|envelope| &*envelope.kind == "Status");

@@ -33,7 +33,7 @@ impl Reply {
         Self::accepting(envelope::ACCEPT, client, request, traffic).await
     }
 
-    /// The same, for an answer of one of these media types.
+    /// As [`Self::to`], for an answer of one of these media types.
     pub(super) async fn accepting(
         accepted: &'static str,
         client: &Client,

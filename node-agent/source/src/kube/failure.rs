@@ -39,7 +39,7 @@ pub enum Failure {
     /// The definition of the kind is there, and the kind is not served.
     #[error("the API server does not serve this kind yet, although it is defined")]
     NotServedYet,
-    /// The kind is not defined. That is no fault.
+    /// The kind is not defined, which is not an error.
     #[error("the API server does not serve this kind")]
     Absent,
 }
@@ -79,7 +79,7 @@ pub(super) enum Remedy {
 }
 
 impl Failure {
-    /// What to do about it.
+    /// What to do about the failure.
     pub(super) fn remedy(&self) -> Remedy {
         match self {
             Self::Access(_) => Remedy::NewCredentials,
@@ -116,8 +116,9 @@ impl Failure {
         matches!(self, Self::Refused(status) if status.code == 410)
     }
 
-    /// Whether the whole server may be away, not only this kind. One that says 429 is not away: it
-    /// asks each client to wait, and nobody should be woken for its next answer.
+    /// Whether the whole server may be unavailable, not only this kind. A server that answers 429
+    /// is available: it asks each client to wait, and its next answer should wake no other
+    /// follower.
     pub(super) fn is_outage(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::TimedOut(_) => true,
@@ -181,7 +182,7 @@ impl From<kube::Error> for Failure {
     }
 }
 
-/// Whether TLS failed: the certificate is of another authority, or has expired.
+/// Whether TLS failed: for example, the certificate is another authority's, or has expired.
 fn is_of_tls(error: &kube::Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {

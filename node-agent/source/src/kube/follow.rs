@@ -50,7 +50,7 @@ pub(super) struct KindFollower {
     client: Option<Client>,
     /// The resource version to watch from; `None` if a list is due.
     version: Option<String>,
-    /// The last version that was known. A list never shows an older state.
+    /// The last known version. No list may show an older state.
     floor: Option<String>,
     /// Whether the next list must be the newest: the server may never reach the known version.
     needs_newest: bool,
@@ -67,7 +67,7 @@ pub(super) struct KindFollower {
     listed: bool,
     pace: Pace,
     recovery: Recovery,
-    /// The last request failed because the whole server was away, not only this kind.
+    /// The last request failed because the whole server was unavailable, not only this kind.
     outage: bool,
     /// Another follower's announcement started this attempt.
     woken: bool,
@@ -227,8 +227,8 @@ impl KindFollower {
         Ok(self.pace.pause_after(failure))
     }
 
-    /// From now on requests lists in a way that an older server understands. Returns whether there
-    /// was one left to try.
+    /// Switches to a form of request that older servers understand. Returns whether there was one
+    /// left to try.
     fn asks_simpler(&mut self, failure: &Failure) -> bool {
         let refused = failure.remedy() == Remedy::NotThisWay;
         let kind = self.kind;
@@ -418,8 +418,8 @@ impl KindFollower {
         Ok(())
     }
 
-    /// Sends what became of one object, unless an answer has brought more, and remembers its
-    /// version.
+    /// Sends the change of one object, unless an answer has brought a newer state, and remembers
+    /// its version.
     async fn take_change(
         &mut self,
         object: Object<'_>,
@@ -441,7 +441,7 @@ impl KindFollower {
     /// A list is complete: sends it as one change, and continues from its version.
     async fn complete(&mut self, mut list: PartialList, version: String) -> Result<(), Closed> {
         if self.needs_newest {
-            // An etcd that was restored gives versions out a second time.
+            // A restored etcd assigns the same versions again.
             self.ahead = Ahead::default();
         }
         for (namespace, name) in self.ahead.newer_than(&version) {
@@ -485,7 +485,7 @@ impl KindFollower {
 
     fn report(&mut self) {
         for wrong in self.index.take_wrong_policies() {
-            // If too many wait to be written, it is in the log and the status nevertheless.
+            // If the queue is full, the log and the status still have it.
             let _ = self.wrong_policies.try_send(wrong);
         }
         let trouble = self

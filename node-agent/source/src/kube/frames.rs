@@ -42,7 +42,7 @@ impl Buffer {
 pub(super) struct Frames {
     encoding: Encoding,
     buffer: Buffer,
-    /// In JSON: how many of the bytes have no line's end.
+    /// In JSON: the number of bytes that were searched for the end of a line.
     searched: usize,
 }
 

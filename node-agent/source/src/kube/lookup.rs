@@ -40,7 +40,7 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 pub(super) struct PodLookup {
     access: Access,
     unknown: watch::Receiver<BTreeSet<PodName>>,
-    /// Where the answers go: to whoever knows what the watch has brought.
+    /// Where the answers go: to the follower, which knows what its watch has brought.
     answers: mpsc::Sender<ObjectAnswer>,
     client: Option<Client>,
     attempts: BTreeMap<PodName, LookupAttempt>,
@@ -129,7 +129,7 @@ impl PodLookup {
         };
         let mut asked = None;
         match answer {
-            // If nobody takes it now, it is asked for again.
+            // If the answer cannot be handed over, it is asked for again.
             Ok((encoding, body)) => {
                 drop(self.answers.try_send(ObjectAnswer { encoding, body, _untaken: None }));
             }

@@ -76,7 +76,7 @@ impl fmt::Display for Right {
     }
 }
 
-/// What the server says of itself.
+/// Facts about the server.
 #[derive(Debug, Clone)]
 pub struct Server {
     /// Its release, such as `v1.33.1`; `None` if this client may not ask for it.
@@ -90,7 +90,7 @@ pub struct ServerProbe {
 }
 
 impl ServerProbe {
-    /// With these credentials. No connection is made yet.
+    /// A probe with these credentials. No connection is made yet.
     pub async fn open(access: &Access) -> Result<Self, AccessError> {
         Ok(Self { client: access.client().await? })
     }

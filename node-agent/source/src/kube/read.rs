@@ -31,7 +31,7 @@ use denizen_text::describe;
 /// what is known.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// As which a list has nothing but its objects' metadata.
+/// The media type of a list that has only its objects' metadata.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 /// Asks for the policies of a namespace, and those of the cluster.
@@ -60,7 +60,7 @@ pub(super) struct WatchedTiers {
     pub version: Option<String>,
 }
 
-/// What the reader has of the follower of ClusterNetworkPolicies.
+/// The reader's connection to the follower of ClusterNetworkPolicies.
 pub(super) struct TierReads {
     pub watched: latest::Receiver<WatchedTiers>,
     pub answers: mpsc::Sender<ObjectAnswer>,
@@ -78,13 +78,14 @@ enum ReadTarget {
 pub(super) struct PolicyReader {
     access: Access,
     reads: PolicyReads,
-    /// Where the answers go: to whoever knows what the watch has brought.
+    /// Where the answers go: to the follower, which knows what its watch has brought.
     answers: mpsc::Sender<ObjectAnswer>,
     tiers: TierReads,
     client: Option<Client>,
-    /// What no request has been sent for.
+    /// Tickets by target, for which no request has been sent yet.
     waiting: BTreeMap<ReadTarget, Vec<u64>>,
-    /// What a request for is under way. One at a time: tickets that come meanwhile share the next.
+    /// Tickets by target, whose request is under way. One at a time: tickets that come meanwhile
+    /// share the next.
     running: BTreeMap<ReadTarget, Vec<u64>>,
     /// How many requests each ticket waits for.
     unfinished: HashMap<u64, usize>,
@@ -150,7 +151,7 @@ impl PolicyReader {
         }
     }
 
-    /// Sends what is not under way.
+    /// Sends the requests that are waiting, for targets without a request under way.
     async fn send(&mut self, requests: &mut JoinSet<FinishedRead>) {
         let due = |target: &ReadTarget| !self.running.contains_key(target);
         let due: Vec<_> = self.waiting.extract_if(.., |target, _| due(target)).collect();
@@ -208,7 +209,7 @@ impl PolicyReader {
                 continue;
             }
             self.unfinished.remove(&ticket);
-            // Nobody may be there any more.
+            // The loop may have ended.
             let _ = self.reads.done.send(ticket).await;
         }
     }
@@ -232,7 +233,8 @@ async fn read_namespace(
     Ok(())
 }
 
-/// They are the same for every pod of the node, and many: mostly the watch has brought all.
+/// Reads ClusterNetworkPolicies. They are many, and the same for every pod of the node; usually the
+/// watch has brought all.
 async fn read_cluster(
     list: PolicyList,
     watched: WatchedTiers,

@@ -16,7 +16,7 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    /// Nothing has been announced yet.
+    /// A channel without announcements.
     pub(super) fn new() -> Self {
         let (announcement, announced) = watch::channel(());
         Self { announcement, announced }

@@ -67,7 +67,7 @@ impl ServedPath {
         }
     }
 
-    /// The first ClusterNetworkPolicy needs the Nodes of others.
+    /// Starts the follower of other Nodes with the first ClusterNetworkPolicy.
     pub(super) async fn call_companion(&mut self, events: &[Event]) {
         let is_policy = |event: &Event| matches!(event, Event::ClusterNetworkPolicy(_, Some(_)));
         if events.iter().any(is_policy)

@@ -1,4 +1,4 @@
-//! What a watch means that has been silent for too long.
+//! Decides whether a watch that has been silent for too long may go on.
 //!
 //! A server sends a bookmark about every minute, so silence is a sign: it may wait for a version
 //! that it never reaches, because its etcd was restored from an older copy. But some servers send
@@ -18,7 +18,7 @@ use super::failure::Failure;
 use super::pace::ANSWER;
 use super::traffic::Traffic;
 
-/// After so many silent watches in a row, the version is trusted no longer: after 12 minutes. A
+/// After this many silent watches in a row, the version is trusted no longer: after 12 minutes. A
 /// server asks its etcd for the progress of a quiet kind every 10 minutes.
 const MOST: u32 = 4;
 
@@ -29,13 +29,13 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// A watch brings something.
+    /// Notes that a watch has brought something.
     pub(super) fn ends(&mut self) {
         self.watches = 0;
     }
 
-    /// A watch was silent. Whether the next one may go on from `version`: the server has reached
-    /// it. `request`: for a list of the same objects.
+    /// Notes a silent watch. Returns whether the next one may go on from `version`, because the
+    /// server has reached it. `request`: for a list of the same objects.
     pub(super) async fn is_harmless(
         &mut self,
         client: &Client,

@@ -25,7 +25,7 @@ struct IndexedObject {
     claims: Vec<(FileName, u64)>,
 }
 
-/// What has to be sent about an object.
+/// The event to send about an object.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ObjectDifference {
     Nothing,

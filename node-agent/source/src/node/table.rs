@@ -71,7 +71,7 @@ impl LinkKind {
 pub(super) struct LinkTable {
     links: BTreeMap<u32, Link>,
     dummies: BTreeSet<u32>,
-    /// By a link's index, that of the link it is made of; for a veth, that of its other end.
+    /// By the index of a link, the index of its lower link; of a veth, that of its other end.
     peers: BTreeMap<u32, u32>,
     /// Tunnels, by the index of their link.
     tunnels: BTreeMap<u32, BTreeSet<Tunnel>>,

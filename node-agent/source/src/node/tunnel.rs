@@ -16,7 +16,7 @@ use rtnetlink::packet_route::link::{
 
 use denizen_model::Tunnel;
 
-/// IANA's numbers of protocols whose packets carry packets.
+/// IANA's numbers of protocols that encapsulate packets.
 const IPIP: u8 = 4;
 const IPV6: u8 = 41;
 const GRE: u8 = 47;

@@ -10,7 +10,7 @@ use crate::status::ApiTraffic;
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
-/// None has a member while objects come from files.
+/// They have no series while objects come from files.
 #[derive(Debug, Clone, Default)]
 pub struct ApiMetrics {
     received: Family<Labels<1>, Counter>,

@@ -75,7 +75,7 @@ pub struct LikeKubeProxy {
 }
 
 impl LikeKubeProxy {
-    /// Notes a sync that took so many seconds and ended at `at`, in seconds since 1970.
+    /// Notes a sync that took this many seconds and ended at `at`, in seconds since 1970.
     pub fn synced(&self, extent: SyncExtent, seconds: f64, at: f64) {
         let [all, full, partial] = &self.sync_durations;
         let of_extent = match extent {
@@ -97,7 +97,7 @@ impl LikeKubeProxy {
         }
     }
 
-    /// Notes a search for stale conntrack entries that took so many seconds, and how many of each
+    /// Notes a search for stale conntrack entries that took this many seconds, and how many of each
     /// family it deleted.
     pub fn searched(&self, seconds: f64, deleted: [usize; 2]) {
         for (family, deleted) in IpFamily::BOTH.into_iter().zip(deleted) {

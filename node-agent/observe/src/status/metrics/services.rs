@@ -23,7 +23,7 @@ pub struct ServiceMetrics {
     counted: Arc<Mutex<Counted>>,
 }
 
-/// What is in [`ServiceMetrics::connections`] already.
+/// The kernel's counts that are already in [`ServiceMetrics::connections`].
 #[derive(Debug, Default)]
 struct Counted {
     by_frontend: HashMap<FrontendConnections, u64>,
@@ -47,13 +47,13 @@ impl ServiceMetrics {
             let before = by_frontend.insert(*frontend, *count).unwrap_or_default();
             let Some(port) = service_port(plan, frontend) else { continue };
             let labels = labels(port, frontend);
-            // Less than before: it began anew.
+            // Less than before: the kernel's counter was created again.
             let more = count.checked_sub(before).unwrap_or(*count);
             self.connections.get_or_create(&labels).inc_by(more);
             current.insert(labels);
         }
         by_frontend.retain(|frontend, _| connections.contains_key(frontend));
-        // Nobody may have connected for a day.
+        // A counter without connections for a day is gone from the kernel, but its series stays.
         current.extend(series.iter().filter(|labels| is_served(plan, labels)).cloned());
         for gone in series.difference(&current) {
             self.connections.remove(gone);
@@ -62,7 +62,7 @@ impl ServiceMetrics {
     }
 }
 
-/// Whose frontend it is: an address of a service, else a node port.
+/// The service port of a frontend: an address of a service, else a node port.
 fn service_port<'a>(plan: &'a Plan, counted: &FrontendConnections) -> Option<&'a ServicePortName> {
     let services = plan.services()?;
     let (ip, protocol) = (counted.at.ip(), counted.protocol);

@@ -27,7 +27,7 @@ use denizen_object::{ObjectKind, is_dns_name};
 /// How often problems of streams are collected.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How often streams are looked at while one is not complete.
+/// How often streams are checked while one is not complete.
 const BUSY: Duration = Duration::from_millis(50);
 
 /// How often old and new streams are compared.
@@ -36,20 +36,20 @@ const COMPARED: Duration = Duration::from_millis(250);
 /// After this time, new streams lead although the old ones still show something else.
 const COMPARING: Duration = Duration::from_secs(60);
 
-/// After so many failures to list it, nobody waits for a namespace.
+/// After this many failed lists of a namespace, it is no longer waited for.
 const FAILURES: u32 = 5;
 
-/// Until the nodes are counted, it is tried again after this.
+/// The pause after a failed attempt to count the nodes.
 const COUNTED_AGAIN: Duration = Duration::from_secs(1);
 
-/// What is known of how many nodes the cluster has.
+/// The number of nodes in the cluster, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NodeCount {
-    /// Nobody has asked, or there is no answer yet.
+    /// Not asked for, or not answered yet.
     #[default]
     Unasked,
     Nodes(u32),
-    /// The API does not say.
+    /// The API refuses to tell.
     Refused,
 }
 
@@ -99,7 +99,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Whether nobody should wait for it.
+    /// Whether it should no longer be waited for.
     fn has_failed(&self) -> bool {
         !self.listed && (self.refused || self.progress.failures() >= FAILURES)
     }
@@ -179,7 +179,7 @@ impl PodFollowers {
             true => std::mem::replace(&mut self.with.answers, no_answers),
             false => no_answers,
         };
-        // What other streams have shown is not taken back by an older list.
+        // The list of a new stream must not be older than what other streams have shown.
         let versions = self.streams.values().map(|stream| stream.progress.version());
         let floor = versions.max().filter(|version| *version > 0);
         let ends = FollowerChannels {
@@ -213,7 +213,7 @@ impl PodFollowers {
         spread
     }
 
-    /// Starts and ends streams, so that what is wanted comes.
+    /// Starts and ends streams to match the wanted scope.
     async fn seek(&mut self) -> Result<(), Closed> {
         let Some(wanted) = self.with.scopes.wanted.borrow_and_update().clone() else {
             return Ok(());
@@ -304,7 +304,7 @@ impl PodFollowers {
         self.merge.apply(scope, rest, now())
     }
 
-    /// Changes who leads if that is due, and says what is known.
+    /// Switches the leading streams if that is due, and sends the coverage if it changed.
     async fn settle(&mut self) -> Result<(), Closed> {
         self.change_lead().await?;
         let mut events = Vec::from_iter(self.changed_coverage());
@@ -371,7 +371,7 @@ impl PodFollowers {
         Ok(())
     }
 
-    /// Whether all pods are known that are wanted, or cannot be had.
+    /// Whether all wanted pods are known, or cannot be read.
     fn is_complete(&self) -> bool {
         let Some(wanted) = &*self.with.scopes.wanted.borrow() else { return false };
         match (wanted, &self.coverage) {
@@ -385,7 +385,7 @@ impl PodFollowers {
         }
     }
 
-    /// What is known, if that differs from what was sent.
+    /// The coverage, if it differs from the one that was sent last.
     fn changed_coverage(&mut self) -> Option<Event> {
         let has_listed =
             |scope: &StreamScope| self.streams.get(scope).is_some_and(|stream| stream.listed);
@@ -417,7 +417,7 @@ impl PodFollowers {
         covered
     }
 
-    /// Pods whose grace period is over are gone.
+    /// Removes pods whose grace period is over.
     async fn end(&mut self) -> Result<(), Closed> {
         let events = self.merge.end(now());
         self.with.outlet.send(events).await
@@ -429,7 +429,7 @@ impl PodFollowers {
     }
 }
 
-/// What a stream brings next. `turn`: which of them is asked first.
+/// The next batch of any stream. `turn`: the stream that is polled first.
 async fn next(
     streams: &mut BTreeMap<StreamScope, Stream>,
     turn: usize,

@@ -14,7 +14,7 @@ use denizen_model::{ClusterPod, Event, PodName};
 
 use super::StreamScope;
 
-/// What the streams have brought, and who decides.
+/// The pods of each stream, and which stream decides about which pods.
 #[derive(Debug, Default)]
 pub(super) struct PodMerge {
     /// This node's pods.
@@ -48,7 +48,8 @@ impl PodMerge {
         merged
     }
 
-    /// A pod of this node, or that it is gone. Another node may have one of its name by now.
+    /// Takes a change of this node's stream. If the pod is gone, another node may have one of the
+    /// same name by now.
     fn take_own(&mut self, name: PodName, pod: Option<ClusterPod>, now: i64) -> Option<Event> {
         // An answer about a single pod may be about one of another node; and of host-network pods
         // only the node's addresses count, which are known here.
@@ -68,7 +69,7 @@ impl PodMerge {
         pod: Option<ClusterPod>,
         now: i64,
     ) -> Option<Event> {
-        // This node's pods are its own stream's. In others they may be older.
+        // This node's own stream decides about its pods. Other streams may show older states.
         let pod = pod.filter(|pod| pod.here.is_none());
         let pod = pod.filter(|pod| self.all_leads || !is_over(pod, now));
         let decides = self.decides(from, &name);
@@ -118,7 +119,7 @@ impl PodMerge {
         }
     }
 
-    /// What the model gets of a pod whose stream decides from now on, and did not before.
+    /// The event about a pod when another stream begins to decide about it.
     fn handed_over(&mut self, name: PodName, now: i64) -> Event {
         let all_leads = self.all_leads;
         let view = self.deciding(&name.namespace);
@@ -138,8 +139,8 @@ impl PodMerge {
         names.into_iter().map(|name| self.handed_over(name, now)).collect()
     }
 
-    /// From now on there is a stream of this namespace. Returns `false`, and there is none, while a
-    /// stream of all pods is not complete that will bring its pods.
+    /// Adds a stream of this namespace. Refuses, and returns `false`, while the stream of all pods,
+    /// which will bring the same pods, is not complete.
     pub fn add_namespace(&mut self, namespace: Arc<str>) -> bool {
         let is_awaited = self.all.is_some() && !self.all_leads;
         if !is_awaited {
@@ -148,7 +149,7 @@ impl PodMerge {
         !is_awaited
     }
 
-    /// The stream of a namespace is gone. Returns what becomes of its pods.
+    /// Removes the stream of a namespace. Returns the events about its pods.
     pub fn remove_namespace(&mut self, namespace: &str, now: i64) -> Vec<Event> {
         let Some(view) = self.namespaces.remove(namespace) else { return Vec::new() };
         if self.all_leads {
@@ -161,7 +162,7 @@ impl PodMerge {
         self.all_handed_over(names, now)
     }
 
-    /// From now on there is a stream of all pods. It leads if no namespace has one.
+    /// Adds the stream of all pods. It leads if no namespace has a stream.
     pub fn add_all(&mut self) {
         if self.all.is_none() {
             self.all = Some(PodView::new());
@@ -193,8 +194,8 @@ impl PodMerge {
             && all.iter().all(|(name, pod)| !counts(name, pod) || has_each(name))
     }
 
-    /// The stream of all pods decides about everything, and those of namespaces are gone. Returns
-    /// what becomes of their pods.
+    /// Lets the stream of all pods decide, and removes those of namespaces. Returns the events
+    /// about their pods.
     pub fn lead_by_all(&mut self, now: i64) -> Vec<Event> {
         let namespaces = std::mem::take(&mut self.namespaces);
         if std::mem::replace(&mut self.all_leads, true) {
@@ -207,8 +208,8 @@ impl PodMerge {
         self.all_handed_over(names, now)
     }
 
-    /// The stream of all pods is gone, and those of namespaces decide. Returns what becomes of its
-    /// pods.
+    /// Removes the stream of all pods, and lets those of namespaces decide. Returns the events
+    /// about its pods.
     pub fn lead_by_namespaces(&mut self, now: i64) -> Vec<Event> {
         let Some(all) = self.all.take() else { return Vec::new() };
         let led = std::mem::take(&mut self.all_leads);
@@ -226,8 +227,8 @@ impl PodMerge {
         self.ending.first().map(|(ends, _)| *ends)
     }
 
-    /// Pods whose grace period is over at `now` count as gone: their addresses may be others' from
-    /// now on.
+    /// Removes pods whose grace period is over at `now`: other pods may have their addresses from
+    /// then on.
     pub fn end(&mut self, now: i64) -> Vec<Event> {
         let mut events = Vec::new();
         while self.next_end().is_some_and(|ends| ends <= now) {

@@ -44,7 +44,7 @@ impl StreamScope {
     }
 }
 
-/// Behind the plural of the kind.
+/// As text that follows the plural of the kind.
 impl fmt::Display for StreamScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -55,7 +55,8 @@ impl fmt::Display for StreamScope {
     }
 }
 
-/// How far a stream is. Versions are opaque by contract, and numbers of one sequence in practice.
+/// The progress of a stream. Versions are opaque by contract, and numbers of one sequence in
+/// practice.
 #[derive(Debug, Default)]
 pub(in crate::kube) struct StreamProgress {
     version: AtomicU64,
