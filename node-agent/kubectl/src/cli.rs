@@ -162,13 +162,13 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// The answer, if the API server answers in time.
+/// The verb's answer; an error if the API server does not answer in time.
 async fn asked(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
     let mut timeout = cli.answer.timeout;
     if let Verb::Trace(args) = &cli.verb {
         timeout += args.time + trace::AROUND;
     }
-    // The nodes have their deadlines; what is left is the API server itself.
+    // The nodes have their own deadline, so this one is about the API server itself.
     #[expect(clippy::disallowed_methods, reason = "the API server may not answer either")]
     let done = tokio::time::timeout(timeout + GRACE, of_verb(cli)).await;
     done.unwrap_or_else(|_| anyhow::bail!("the API server does not answer within {timeout:?}"))
@@ -204,7 +204,7 @@ async fn of_verb(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
     }
 }
 
-/// For what is done with the nodes' answers.
+/// Time that a verb has in addition to the nodes' time limit, to make its answer.
 const GRACE: Duration = Duration::from_secs(5);
 
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

@@ -20,7 +20,7 @@ const USUAL_NAMESPACE: &str = "kube-system";
 /// The container of the agent in its pod.
 pub const CONTAINER: &str = "agent";
 
-/// How the cluster is reached, in kubectl's words.
+/// The flags by which the cluster is reached, named as kubectl's.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ClusterArgs {
     /// The kubeconfig file; without it, KUBECONFIG, which may be a list, or ~/.kube/config
@@ -81,7 +81,7 @@ pub struct Api {
 #[derive(Debug, Default)]
 pub struct NodeAgents {
     pub all: Vec<NodeAgent>,
-    /// What could not be read, and what that means.
+    /// What could not be read, and the consequence.
     pub notes: Vec<String>,
 }
 
@@ -169,7 +169,8 @@ impl Api {
     }
 }
 
-/// Anybody who may make pods may give them denizen's label, and answer in an agent's place.
+/// Refuses agents in several namespaces: anybody who may create pods may give them denizen's label,
+/// and so answer in an agent's place.
 fn only_one_namespace(pods: &[PodObject]) -> anyhow::Result<()> {
     let namespaces: BTreeSet<&str> = pods.iter().map(|pod| &*pod.metadata.namespace).collect();
     if namespaces.len() > 1 {

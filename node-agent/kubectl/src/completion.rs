@@ -17,7 +17,7 @@ use crate::objects::{self, Metadata, percent};
 /// The name of the program as which kubectl runs this one for completions.
 pub const PROGRAM: &str = "kubectl_complete-denizen";
 
-/// Who waits for a completion waits no longer.
+/// Time limit for a completion.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! Equal texts of many nodes, once. Pure.
+//! Merges equal texts of many nodes. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ const NAMES: usize = 5;
 /// How many texts of one shape are shown.
 const TEXTS: usize = 3;
 
-/// What several nodes say in words that differ in names and numbers alone.
+/// Texts of several nodes that only differ in names and numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Shared {
-    /// Each once, with the nodes' own values.
+    /// The texts with the nodes' own values, each once.
     pub texts: BTreeSet<String>,
     pub nodes: BTreeSet<String>,
 }
@@ -38,7 +38,7 @@ impl Texts {
         self.add_as(shape(text), node, text);
     }
 
-    /// The same where something else than the words says what is equal.
+    /// As [`Self::add`], with a shape that the caller chooses.
     pub fn add_as(&mut self, shape: String, node: &str, text: &str) {
         let empty = || Shared { texts: BTreeSet::new(), nodes: BTreeSet::new() };
         let shared = self.0.entry(shape).or_insert_with(empty);
@@ -46,7 +46,7 @@ impl Texts {
         shared.nodes.insert(node.to_owned());
     }
 
-    /// Those of most nodes first.
+    /// Sorted: the texts of most nodes first.
     pub fn sorted(self) -> Vec<Shared> {
         let mut all: Vec<Shared> = self.0.into_values().collect();
         all.sort_by_key(|shared| std::cmp::Reverse(shared.nodes.len()));
@@ -54,7 +54,7 @@ impl Texts {
     }
 }
 
-/// What several nodes say of the same thing: `1 to 40` of numbers, else each once, the first ones.
+/// Several nodes' values as text: `1 to 40` for numbers, else the first values.
 pub fn spread(values: &BTreeSet<String>) -> String {
     let numbers: Option<BTreeSet<u64>> = values.iter().map(|value| value.parse().ok()).collect();
     if let Some(numbers) = numbers.filter(|numbers| numbers.len() > 1)
@@ -69,8 +69,8 @@ pub fn spread(values: &BTreeSet<String>) -> String {
     }
 }
 
-/// A text without what differs from node to node: words with digits, names of objects and of
-/// files, and what is quoted.
+/// A text without the parts that differ from node to node: words with digits, names of objects and
+/// of files, and quoted parts.
 pub fn shape(text: &str) -> String {
     let mut shape = String::new();
     let mut is_quoted = false;

@@ -25,7 +25,7 @@ pub struct Metadata {
     pub owner_references: Vec<OwnerReference>,
 }
 
-/// What an object belongs to.
+/// The owner of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct OwnerReference {
@@ -86,7 +86,7 @@ impl NodeObject {
         self.metadata.labels.get("kubernetes.io/os").is_none_or(|os| os == "linux")
     }
 
-    /// What the kubelet last said, if it said anything.
+    /// The condition `Ready`; `None` if the kubelet has not reported it.
     pub fn is_ready(&self) -> Option<bool> {
         let ready = self.status.conditions.iter().find(|condition| condition.kind == "Ready")?;
         Some(ready.status == "True")
@@ -273,7 +273,7 @@ pub struct EndpointConditions {
 }
 
 impl SliceEndpoint {
-    /// What is not said is ready.
+    /// Whether the endpoint is ready, which is the default.
     pub fn is_ready(&self) -> bool {
         self.conditions.ready != Some(false)
     }
@@ -343,7 +343,7 @@ async fn send<T: DeserializeOwned>(
     client.request(request.body(body).map_err(kube::Error::HttpError)?).await
 }
 
-/// What the server answers, whatever that is.
+/// The server's answer as text.
 pub async fn get_text(client: &Client, path: &str) -> anyhow::Result<String> {
     let request = http::Request::get(path).body(Vec::new())?;
     client.request_text(request).await.with_context(|| format!("cannot read {path}"))
@@ -354,7 +354,7 @@ fn encoded(query: &[(&str, &str)]) -> String {
     query.iter().map(pair).collect::<Vec<_>>().join("&")
 }
 
-/// A part of a path, or a value of a query, with everything escaped that means something there.
+/// Percent-encodes a part of a path, or a value of a query.
 pub fn percent(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let each = |byte: u8| match is_plain(byte) {

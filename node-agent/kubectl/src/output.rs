@@ -41,17 +41,17 @@ pub struct ClusterReport<T> {
     /// How many nodes were to be asked.
     pub nodes: usize,
     pub unanswered: Vec<Unanswered>,
-    /// What could not be read, and what that means.
+    /// What could not be read, and the consequence.
     pub notes: Vec<String>,
 }
 
-/// What a verb answers.
+/// The body of a verb's answer.
 pub trait Body: Serialize + fmt::Display {
     fn level(&self) -> Level;
 }
 
 impl<T> ClusterReport<T> {
-    /// What is made of a survey's answers.
+    /// Makes a report from a survey's answers.
     pub fn of<A>(survey: Survey<A>, body: impl FnOnce(Vec<(String, A)>) -> T) -> Self {
         let nodes = survey.nodes();
         let Survey { answered, unanswered, notes } = survey;
@@ -60,7 +60,7 @@ impl<T> ClusterReport<T> {
 }
 
 impl<T: Body> ClusterReport<T> {
-    /// A finding counts for more than who did not answer: it is there for certain.
+    /// The exit code. A finding has precedence over nodes that did not answer: it is certain.
     fn exit_code(&self, fail_on: Level) -> u8 {
         match (self.body.level() >= fail_on, self.unanswered.is_empty()) {
             (true, _) => FOUND,
@@ -79,11 +79,10 @@ impl<T: Body> ClusterReport<T> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct PrintedAnswer {
     pub text: String,
-    /// The exit code.
     pub code: u8,
 }
 
-/// An answer for which no node is asked.
+/// Prints an answer for which no node was asked.
 pub fn printed(
     answer: &impl Body,
     format: Format,
@@ -128,8 +127,7 @@ impl<T: fmt::Display> fmt::Display for ClusterReport<T> {
     }
 }
 
-/// Prints to standard output. Returns whether somebody reads on: the reader, such as `head`, may have
-/// read enough.
+/// Prints to standard output. Returns `false` if the reader, such as `head`, has closed it.
 pub fn print(text: &str) -> io::Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

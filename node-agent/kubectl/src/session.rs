@@ -34,18 +34,18 @@ const LONGEST_ERROR: u64 = 64 << 10;
 /// kube's own pipes have room for a line or two.
 const PIPE: usize = 64 << 10;
 
-/// The error that stands for [`CONNECT`].
+/// The text of the error when [`CONNECT`] is over.
 const NOT_IN_TIME: &str = "timed out";
 
 /// Time limit for what is still in the pipes of a broken connection.
 const REST: Duration = Duration::from_millis(100);
 
-/// More than a command's first words.
+/// Buffer size: longer than the first words of any command.
 const FIRST_WORDS: usize = 4 << 10;
 
 const PROGRAM: &str = "denizen-agent";
 
-/// Why a node has no part in an answer.
+/// Why a node did not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NoAnswer {
     /// For scripts.
@@ -65,7 +65,7 @@ impl NoAnswer {
         Self { code, reason: reason.into() }
     }
 
-    /// With this behind the reason.
+    /// Appends to the reason.
     pub fn and(mut self, more: &str) -> Self {
         self.reason.push_str(more);
         self
@@ -76,7 +76,7 @@ impl NoAnswer {
     }
 }
 
-/// What an agent says.
+/// The answers of an agent.
 #[derive(Debug)]
 pub struct Answers {
     /// Its release; `None` if it is so old that it has no `relay`.
@@ -86,7 +86,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Each answer for itself.
+    /// The answers one by one.
     pub fn split(self) -> impl Iterator<Item = Self> {
         let Self { release, answers } = self;
         let one = move |answer| Self { release: release.clone(), answers: vec![answer] };
@@ -143,7 +143,7 @@ async fn converse(
     understood(&relay, requests)
 }
 
-/// What is said of a request that an agent does not know.
+/// The error for a request that an agent does not know.
 fn unknown(request: &Request) -> String {
     format!("this agent is older, and does not know {}", request.name())
 }
@@ -151,7 +151,7 @@ fn unknown(request: &Request) -> String {
 /// How `relay` begins an error about a request that came with a later release.
 const UNKNOWN_REQUEST: &str = "not a request: unknown variant";
 
-/// Reads the lines of `relay`.
+/// Parses the output of `relay`.
 fn understood(relay: &Executed, requests: &[Request]) -> Result<Answers, NoAnswer> {
     let mut lines = relay.stdout.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let Some(first) = lines.next() else { return Err(relay.why()) };
@@ -224,10 +224,10 @@ pub async fn follow(
     }
 }
 
-/// What a command is given.
+/// The input of a command.
 struct CommandInput<'a, F> {
     now: &'a str,
-    /// Hears of the command's first words on standard error.
+    /// Notified of the command's first words on standard error.
     begun: Option<oneshot::Sender<()>>,
     /// An empty line follows once this is over.
     until: F,
@@ -287,7 +287,7 @@ async fn execute_in(
     input: CommandInput<'_, impl Future<Output = ()>>,
 ) -> Result<Executed, NoAnswer> {
     let mut process = match begin(client, command).await {
-        // What stands between us and the node sheds load.
+        // A proxy on the way to the node may be overloaded: try once more.
         Err(Error::Api(status)) if status.code >= 500 => begin(client, command).await,
         begun => begun,
     }
@@ -295,7 +295,7 @@ async fn execute_in(
     let (mut stdin, stdout, stderr) = (process.stdin(), process.stdout(), process.stderr());
     let status = process.take_status();
     if let Some(stdin) = &mut stdin {
-        // Who does not read it says why, or nothing, below.
+        // A command that does not read its input reports the reason below.
         let _ = stdin.write_all(input.now.as_bytes()).await;
     }
     let mut stderr = stderr;
@@ -306,7 +306,7 @@ async fn execute_in(
             None => None,
         }
     };
-    // Both at once: who reads one first waits for ever if the other is full.
+    // Read both pipes at once: if one is full, the command writes nothing to the other.
     let reading_errors = async {
         if let Some((begun, stderr)) = input.begun.zip(stderr.as_mut()) {
             let mut first = [0; FIRST_WORDS];
@@ -352,8 +352,8 @@ async fn begin(client: &Client, command: ContainerCommand<'_>) -> Result<Attache
     begun.unwrap_or_else(|_| Err(Error::Service(NOT_IN_TIME.into())))
 }
 
-/// Reads to the end, and returns how the process ended. Of a connection that breaks, kube ends
-/// neither pipe: what has come by then is all.
+/// Reads to the end, and returns how the process ended. When a connection breaks, kube closes
+/// neither pipe: what has arrived by then is all.
 async fn until_end<R>(
     reading: impl Future<Output = R>,
     status: impl Future<Output = Option<Status>>,
@@ -372,14 +372,14 @@ async fn until_end<R>(
     }
 }
 
-/// Reads what is written, up to the limit; the rest is read and forgotten.
+/// Reads the output up to the limit, and discards the rest.
 async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, bytes: &mut Vec<u8>) {
     let Some(mut pipe) = pipe else { return };
     let _ = (&mut pipe).take(limit).read_to_end(bytes).await;
     let _ = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await;
 }
 
-/// Why the API server executes nothing.
+/// Why the API server did not execute the command.
 fn refused(namespace: &str, error: &Error) -> NoAnswer {
     let failed = |why: String| NoAnswer::new(NoAnswer::FAILED, why);
     if let Error::Service(error) = error

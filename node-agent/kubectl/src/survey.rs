@@ -1,4 +1,4 @@
-//! The same questions to all nodes: so many at once, until the deadline.
+//! Asks all nodes the same questions: a limited number at once, until the deadline.
 
 #![expect(clippy::disallowed_methods, reason = "a deadline for all nodes together")]
 
@@ -22,13 +22,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// From now on.
+    /// Limits that begin now.
     pub fn new(parallel: usize, timeout: Duration) -> Self {
         Self { parallel, deadline: Instant::now() + timeout }
     }
 }
 
-/// A node that has no part in the answer.
+/// A node that did not answer, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unanswered {
     pub node: String,
@@ -36,7 +36,7 @@ pub struct Unanswered {
     pub why: NoAnswer,
 }
 
-/// What all say. Sorted by node.
+/// The answers of all nodes, sorted by node.
 #[derive(Debug)]
 pub struct Survey<T> {
     pub answered: Vec<(String, T)>,
@@ -50,7 +50,7 @@ impl<T> Survey<T> {
     }
 }
 
-/// Asks the agents of all members; `read` makes of an answer what is kept.
+/// Asks the agents of all members. `read` extracts from an answer what is kept.
 pub async fn survey<T>(
     client: &Client,
     node_agents: NodeAgents,

@@ -110,13 +110,13 @@ pub struct Schema {
     /// For a chain that only other chains of the client jump to: its place in the order in which
     /// such chains are created, each after those that it jumps to.
     pub creation_order: fn(&str) -> Option<usize>,
-    /// What becomes of a chain when one of its rules is rejected.
+    /// What to do with a chain when one of its rules is rejected.
     pub on_rejection: fn(Table, &str) -> OnRejection,
     /// Extensions that the client can do without.
     pub extensions: fn(Family) -> Vec<Extension>,
 }
 
-/// What becomes of a chain when one of its rules is rejected.
+/// What to do with a chain when one of its rules is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnRejection {
     /// The chain keeps the rules that it had (none, if it is new): its rules only make sense

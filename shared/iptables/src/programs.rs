@@ -15,7 +15,8 @@ use super::save::Observed;
 use super::{Schema, Table};
 use denizen_netlink::Capability;
 
-/// Whose tables the programs speak of: a node has both, and its rules should be in one.
+/// The variant of iptables, and so the kernel facility that holds the tables. A node may have both;
+/// its rules should be in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Variant {
     /// ip_tables' own.
@@ -115,8 +116,8 @@ impl Programs {
         Family::BOTH.into_iter().any(hinted)
     }
 
-    /// The tables to read. Whoever asks ip_tables for another one has it made, and every packet
-    /// then goes through it; and asking at all takes a raw socket, and so CAP_NET_RAW.
+    /// The tables to read. Reading a missing legacy table creates it, and every packet then passes
+    /// it. Reading needs a raw socket, and so CAP_NET_RAW.
     fn tables(&self, family: Family) -> Tables {
         match self.variant {
             Variant::Legacy => Tables::These(legacy_tables(family)),

@@ -16,7 +16,7 @@ use super::rejected_rule::RejectedRule;
 use super::save::appended;
 use super::{ChainId, Lines, OnRejection, Schema, Table};
 
-/// A chain that comes and goes within one transaction, so that nobody ever sees it.
+/// A chain that is created and removed within one transaction, so it is never visible.
 const PROBE: &str = "DENIZEN-PROBE";
 
 /// What a transaction is written to: one family's tables.

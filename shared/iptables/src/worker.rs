@@ -1,5 +1,5 @@
 //! A thread for each family that executes the programs: thousands of rules take them seconds, and
-//! whoever waits for a pod must not wait for rules.
+//! an ADD that waits for its pod must not wait for rules.
 
 use denizen_packet::Family;
 use std::sync::mpsc::{Sender, channel};
@@ -28,7 +28,7 @@ pub enum Job {
     Write(Box<Delta>),
 }
 
-/// What came of it.
+/// The result of the job.
 #[derive(Debug)]
 pub enum Outcome {
     /// This host lacks these extensions.
@@ -39,7 +39,7 @@ pub enum Outcome {
     Written {
         /// All but this.
         rejected: Vec<RejectedRule>,
-        /// What came of the table that a kernel may lack, if that was to be changed.
+        /// The result for the table that a kernel may lack, if it was to be changed.
         optional: Option<Result<(), IptablesError>>,
     },
     /// The kernel is without this family.
@@ -49,9 +49,9 @@ pub enum Outcome {
 /// A job that is done.
 #[derive(Debug)]
 pub struct Done {
-    /// Whose rules.
+    /// The family of the rules.
     pub family: Family,
-    /// What came of it.
+    /// The result of the job.
     pub result: Result<Outcome, IptablesError>,
     /// When it was done.
     pub at: Instant,
@@ -59,7 +59,7 @@ pub struct Done {
     pub took: Duration,
 }
 
-/// Starts a thread that does one job after the other until nobody gives it any more.
+/// Starts a thread that does one job after the other until the sender of jobs is dropped.
 pub fn start(
     programs: Programs,
     schema: &'static Schema,

@@ -21,8 +21,8 @@ use super::save::Observed;
 use super::worker::{self, Done, Job, Outcome};
 use super::{ChainId, Desired, Schema, Table};
 
-/// If somebody else rewrites the chains this often in [`WINDOW`], or at one more look than that,
-/// another program writes them too and does not stop.
+/// If the chains are rewritten this often in [`WINDOW`], or at one more look than that, another
+/// program keeps writing them.
 const CONTENDED: usize = 3;
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -52,7 +52,7 @@ pub struct Writer {
     due: Option<Instant>,
     /// Chains of rejected rules that are being tried again.
     again: BTreeSet<ChainId>,
-    /// When somebody else's changes were seen.
+    /// The times at which foreign changes were seen.
     rewritten: Vec<Instant>,
     /// The last looks: where they are seldom, a minute sees one.
     looks: VecDeque<Instant>,
@@ -79,7 +79,7 @@ enum WriteExtent {
     Partial,
 }
 
-/// What was repaired of somebody else's changes.
+/// Repairs of foreign changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Repaired {
     /// Chains.
@@ -182,7 +182,8 @@ impl Writer {
         Job::Write(Delta::of(changes).into())
     }
 
-    /// Writes the rejected rules again: what it writes whole is there, or nobody wants it.
+    /// Writes the rejected rules again. The chains that it writes as a whole exist, or are no
+    /// longer desired.
     fn retry(&mut self, desired: &impl Desired) -> Job {
         let mut again = self.again.clone();
         let mut changes = Vec::new();
@@ -236,7 +237,7 @@ impl Writer {
         }
     }
 
-    /// Takes in what came of a job; what was repaired of somebody else's changes.
+    /// Takes over the result of a job. Returns what was repaired of foreign changes.
     ///
     /// # Errors
     /// The job's.
@@ -251,7 +252,7 @@ impl Writer {
         let mut repaired = Repaired::default();
         match done.result {
             Err(error) => {
-                // What is missing then is nobody's doing.
+                // What is missing then does not count as foreign drift.
                 (self.unknown, self.settled, self.expected) = (true, false, true);
                 self.note_failure();
                 return Err(error);
@@ -340,7 +341,7 @@ impl Writer {
     }
 
     fn compare(&mut self, seen: &Observed, desired: &mut impl Desired, at: Instant) -> Repaired {
-        // What is missing at first, or changed here meanwhile, is nobody's doing.
+        // What is missing at first, or was changed here meanwhile, does not count as foreign drift.
         let expected = std::mem::take(&mut self.expected) || desired.is_changed() || !self.settled;
         let delta = self.difference(seen, desired);
         let family = desired.family();

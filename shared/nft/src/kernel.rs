@@ -163,7 +163,7 @@ impl Kernel {
         Batch::new(family, self.socket.sequences(MESSAGES), generation)
     }
 
-    /// Sends a batch and reads what became of it.
+    /// Sends a batch and reads the kernel's answer.
     ///
     /// # Errors
     /// [`NftError::Refused`] or [`NftError::Raced`]: nothing was changed.

@@ -84,7 +84,7 @@ pub(crate) fn try_table(
     let mut batch = kernel.batch(schema.family, None);
     batch.replace_table(false, schema, chains);
     batch.delete_table(schema.name);
-    // There is none any more: this one is refused, and with it all.
+    // The table does not exist any more, so this deletion is refused, and with it the whole batch.
     batch.delete_table(schema.name);
     match kernel.commit(batch) {
         Err(NftError::Refused {

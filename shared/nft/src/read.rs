@@ -184,7 +184,7 @@ impl<'a> ExpressionView<'a> {
         (self.name == "target").then(|| self.data.find_str(1).unwrap_or_default())
     }
 
-    /// Whether it has the kernel tell what becomes of a packet ([`Statement::Trace`]).
+    /// Whether it makes the kernel report what happens to a packet ([`Statement::Trace`]).
     ///
     /// [`Statement::Trace`]: crate::Statement::Trace
     pub fn traces(&self) -> bool {

@@ -182,11 +182,11 @@ pub enum Statement {
     Counter,
     /// Asks whether there were no more packets than this.
     Limit(Limit),
-    /// From here on, the kernel tells what becomes of the packet ([`Tracer`](crate::Tracer)).
+    /// From here on, the kernel reports what happens to the packet ([`Tracer`](crate::Tracer)).
     Trace,
     /// Answers, and drops the packet.
     Reject(Reject),
-    /// What becomes of the packet.
+    /// Decides what happens to the packet.
     Verdict(Verdict),
 }
 
@@ -239,7 +239,7 @@ impl From<Variable> for Field {
     }
 }
 
-/// What a field becomes.
+/// The new value of a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Assigned {
     /// Zero.
@@ -306,7 +306,7 @@ pub enum Reject {
     PortUnreachable,
 }
 
-/// What becomes of a packet.
+/// What happens to a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It passes this chain and those it was called from.

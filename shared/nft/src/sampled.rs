@@ -1,4 +1,4 @@
-//! Rules that show dropped packets while somebody watches. Pure.
+//! Rules that make the kernel report dropped packets while a command watches. Pure.
 
 use crate::rule::{Chain, Limit, Rule, Statement, Verdict};
 

@@ -1,4 +1,4 @@
-//! What agents are asked.
+//! The requests to agents.
 
 use std::net::IpAddr;
 
@@ -33,7 +33,7 @@ pub struct View {
     pub skip: usize,
 }
 
-/// What becomes of a packet.
+/// What happens to a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Explain {
     pub from: String,

@@ -48,7 +48,7 @@ pub struct Bundle {
     folder: PathBuf,
     /// Its files, below the folder, and their size in bytes.
     files: BTreeMap<String, usize>,
-    /// What could not be had, and why.
+    /// What could not be collected, and why.
     missing: BTreeMap<String, String>,
 }
 
@@ -117,7 +117,7 @@ pub async fn bundle(
     Ok(ClusterReport::of(asked, |_| bundle))
 }
 
-/// What is known of a node, field by field: its labels and annotations are anybody's.
+/// Selected fields of a node. Labels and annotations are left out: anything may be in them.
 fn node_facts(node_agent: &crate::cluster::NodeAgent) -> Value {
     let object = node_agent.object.as_ref();
     json!({
@@ -135,7 +135,8 @@ fn log_path(namespace: &str, pod: &str, previous: bool) -> String {
     format!("{path}?container={CONTAINER}&limitBytes={LONGEST_LOG}&previous={previous}")
 }
 
-/// A file's name for a node. The API's names are safe, but this is somebody's desk.
+/// The file name for a node. The API's names should be safe, but this writes on the operator's
+/// machine: replace everything else.
 fn file_name(node: &str) -> String {
     let is_safe = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
     let name: String = node.chars().map(|c| if is_safe(c) { c } else { '_' }).collect();

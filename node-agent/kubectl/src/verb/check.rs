@@ -51,7 +51,7 @@ enum FindingVerdict {
     Warning,
     Ok,
     Skipped,
-    /// A newer agent's. It is shown.
+    /// A verdict of a newer agent. It is shown.
     #[serde(other)]
     Unknown,
 }
@@ -125,13 +125,13 @@ fn checked(_node: &str, answers: Answers) -> Result<Checked, NoAnswer> {
     Ok(Checked { release, backend, checks: report.checks })
 }
 
-/// What findings that may be equal have in common.
+/// The key by which findings are merged.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FindingKey {
     verdict: FindingVerdict,
     group: String,
     name: String,
-    /// The agents' code, which says what is equal; else what is advised, and the words say it.
+    /// The agents' code; without one, the advice, and then the shape of the text decides, too.
     sense: Result<String, String>,
 }
 
@@ -143,7 +143,7 @@ struct Merged {
     parameters: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Equal findings once.
+/// Merges equal findings.
 fn merged(answered: &[(String, Checked)]) -> ClusterCheck {
     let mut by_key: BTreeMap<FindingKey, Merged> = BTreeMap::new();
     let (mut passed, mut skipped) = (0, 0);
@@ -201,7 +201,7 @@ fn differing<'a>(
             by_value.entry(value).or_default().insert(node.clone());
         }
     }
-    // The nodes that are not like most.
+    // Name the nodes that differ from most.
     let most = by_value.values().map(BTreeSet::len).max()?;
     let usual = by_value.iter().find(|(_, nodes)| nodes.len() == most).map(|(value, _)| *value)?;
     let others = by_value.iter().filter(|(value, _)| **value != usual);
@@ -270,7 +270,7 @@ fn overlap(one: (&String, &IpNetwork), other: (&String, &IpNetwork)) -> Finding 
 }
 
 impl Finding {
-    /// What was found: of equal findings one, and how the others' values differ.
+    /// The text: one of the merged findings, and how the others' values differ.
     fn text(&self) -> String {
         let own = self.shared.texts.iter().next().filter(|_| self.code.is_some());
         let Some(own) = own else { return self.shared.shown() };

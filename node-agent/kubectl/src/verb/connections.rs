@@ -76,7 +76,7 @@ pub struct Connection {
     pub masqueraded_as: Option<SocketAddr>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seconds: Option<u64>,
-    /// What else the agent says of it.
+    /// Further fields of the agent's answer.
     #[serde(flatten)]
     other: Map<String, Value>,
 }
@@ -131,7 +131,8 @@ impl Connection {
         self
     }
 
-    /// How much it tells: the sender's node knows the service.
+    /// How much it tells; the more detailed one of two is kept. The sender's node knows the
+    /// service.
     fn detail(&self) -> (bool, bool, bool) {
         (self.service.is_some(), self.endpoint.is_some(), self.masqueraded_as.is_some())
     }

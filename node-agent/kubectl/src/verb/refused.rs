@@ -45,7 +45,7 @@ pub struct NotedFlow {
     pub seconds: u64,
 }
 
-/// What became of it, and whose it is.
+/// What happened to it, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
     pub verdict: String,

@@ -15,7 +15,7 @@ use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Unanswered, survey};
 use denizen_text::Printable;
 
-/// What all agents say of themselves.
+/// The state of all agents.
 #[derive(Debug, Serialize)]
 pub struct ClusterStatus {
     #[serde(rename = "statuses")]

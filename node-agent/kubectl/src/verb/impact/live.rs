@@ -122,7 +122,7 @@ pub fn lost(
     impact.rows.iter().map(of_row).collect()
 }
 
-/// Nobody loses what never came about.
+/// A connection that was never established is no loss.
 fn was_answered(connection: &Connection) -> bool {
     !matches!(connection.state.as_deref(), Some("syn_sent" | "unanswered"))
 }

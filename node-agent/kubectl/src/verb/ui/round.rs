@@ -1,4 +1,4 @@
-//! One round: what the API and all agents say. Nobody is asked while nobody looks.
+//! One round: asks the API and all agents. There are no rounds while no browser shows the picture.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -19,13 +19,13 @@ use crate::verb::refused::{self, NodeRefused};
 const CONNECTIONS: usize = 50_000;
 const OF_A_NODE: (usize, usize) = (50, 2_000);
 
-/// Up to so many nodes, dropped packets are watched on all of them.
+/// Up to this many nodes, dropped packets are watched on all of them.
 const WATCHED: usize = 20;
 
-/// With more nodes, on so many where the counters have risen.
+/// With more nodes, they are watched on this many of those whose counters have risen.
 const RISEN: usize = 50;
 
-/// Up to so many pods, the API's objects are read in each round.
+/// Up to this many pods, the API's objects are read in each round.
 const PODS: usize = 2_000;
 
 /// How long packets are watched in a round, in seconds.

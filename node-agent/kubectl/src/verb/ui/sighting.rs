@@ -19,7 +19,7 @@ pub struct EdgeKey {
     pub port: String,
 }
 
-/// What becomes of the packets. Ordered: the worst comes last.
+/// What happens to the packets. Ordered: the worst comes last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EdgeVerdict {
     Connected,

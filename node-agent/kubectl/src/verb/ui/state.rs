@@ -1,4 +1,5 @@
-//! What is known: names, the last minutes, and what the last round said. Pure.
+//! The state of the picture: names, the edges of the last minutes, and the result of the last
+//! round. Pure.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ use crate::verb::refused::NodeRefused;
 /// How many pictures' columns are remembered, so that nothing jumps.
 const ARRANGEMENTS: usize = 16;
 
-/// What the last round said.
+/// The result of the last round.
 #[derive(Debug, Default)]
 pub struct Glance {
     pub nodes: usize,
@@ -36,9 +37,9 @@ pub struct State {
     pub directory: Directory,
     history: History,
     glance: Glance,
-    /// What is missing of the packets that were watched.
+    /// Notes on watched packets that are missing.
     watch_notes: Vec<String>,
-    /// What is missing of those from before anybody looked.
+    /// Notes on noted flows that are missing.
     noted_notes: Vec<String>,
     /// By what is looked for.
     arrangements: BTreeMap<Focus, Arrangement>,
@@ -137,7 +138,7 @@ impl State {
         self.watch_notes = notes;
     }
 
-    /// The round failed. What was known is shown still.
+    /// Notes that the round failed. What was known before is still shown.
     pub fn failed(&mut self, why: String) {
         self.glance.notes.retain(|note| *note != why);
         self.glance.notes.insert(0, why);
