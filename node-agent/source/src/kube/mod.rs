@@ -182,69 +182,135 @@ pub fn start(
     wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
 ) -> Vec<Followed> {
-    let recovery = Recovery::new();
-    let spread = Arc::new(Spread::new());
-    let mut reads = Some(reads);
-    let (called, call) = companion();
-    let has_tiers = config.features.kinds().any(|kind| kind == ObjectKind::ClusterNetworkPolicy);
-    let is_called = has_tiers && !config.features.other_nodes;
-    let (mut called, mut call) = (Some(called), Some(call));
-    let (tier_answers, of_tiers) = mpsc::channel(WAITING);
+    let features = config.features;
+    let starter = FollowerStarter {
+        config,
+        wrong_policies,
+        events,
+        spread: Arc::new(Spread::new()),
+        recovery: Recovery::new(),
+    };
+    let (answers, tier_answers) = mpsc::channel(WAITING);
     let (watched, at_tiers) = latest::channel(WatchedTiers::default());
-    let mut tier_reads = Some(TierReads { watched: at_tiers, answers: tier_answers });
-    let (mut of_tiers, mut watched) = (Some(of_tiers), Some(watched));
-    let follow = |kind| {
-        let (outlet, problems) = Outlet::new(events.clone());
+    let mut policy_reads = Some((reads, TierReads { watched: at_tiers, answers }));
+    // Where routes need the other Nodes, they come with this node's.
+    let is_called = features.need(ObjectKind::ClusterNetworkPolicy) && !features.other_nodes;
+    let (companion, call) = is_called.then(companion).unzip();
+    let mut tiers = Some(TierChannels { answers: tier_answers, watched, companion });
+    let follow = |kind| match kind {
+        ObjectKind::Pod => starter.pods(unknown.clone()),
+        ObjectKind::NetworkPolicy => starter.network_policies(policy_reads.take()),
+        ObjectKind::ClusterNetworkPolicy => starter.cluster_network_policies(tiers.take()),
+        ObjectKind::Node
+        | ObjectKind::OtherNode
+        | ObjectKind::Service
+        | ObjectKind::EndpointSlice
+        | ObjectKind::ServiceCidr
+        | ObjectKind::Namespace => starter.kind(kind, None),
+    };
+    let followed = features.kinds().map(follow);
+    followed.chain(call.map(|call| starter.kind(ObjectKind::OtherNode, Some(call)))).collect()
+}
+
+/// The ends that only the follower of ClusterNetworkPolicies has.
+struct TierChannels {
+    answers: mpsc::Receiver<ObjectAnswer>,
+    watched: latest::Sender<WatchedTiers>,
+    companion: Option<Companion>,
+}
+
+/// Starts the tasks of each kind, with what they share.
+struct FollowerStarter<'a> {
+    config: &'a KubeConfig,
+    wrong_policies: &'a mpsc::Sender<WrongPolicy>,
+    events: &'a mpsc::Sender<Vec<Event>>,
+    spread: Arc<Spread>,
+    recovery: Recovery,
+}
+
+impl FollowerStarter<'_> {
+    /// A kind that nobody reads beside its watch. The one with a `call` waits for it.
+    fn kind(&self, kind: ObjectKind, call: Option<Call>) -> Followed {
+        let (_, answers) = mpsc::channel(WAITING);
+        let (channels, followed) = self.channels(kind, answers);
+        self.follow(kind, FollowerChannels { call, ..channels });
+        followed
+    }
+
+    /// Pods, and the task that asks for `unknown` ones by name.
+    fn pods(&self, unknown: latest::Receiver<BTreeSet<PodName>>) -> Followed {
         let (answer, answers) = mpsc::channel(WAITING);
-        let traffic = Arc::new(Traffic::default());
-        if kind == ObjectKind::Pod {
-            let lookup =
-                PodLookup::new(config.access.clone(), unknown.clone(), answer, traffic.clone());
-            tokio::spawn(lookup.run());
-            if let Some(scopes) = &config.pods {
-                let followers = PodFollowersConfig {
-                    config: config.clone(),
-                    scopes: scopes.clone(),
-                    outlet,
-                    answers,
-                    wrong_policies: wrong_policies.clone(),
-                    traffic: traffic.clone(),
-                    spread: spread.clone(),
-                    recovery: recovery.clone(),
-                };
-                tokio::spawn(PodFollowers::new(followers).run());
-                return Followed { kind, problems, traffic };
-            }
-        } else if kind == ObjectKind::NetworkPolicy
-            && let Some((reads, tiers)) = reads.take().zip(tier_reads.take())
-        {
-            let reader = PolicyReader::new(
-                config.access.clone(),
-                reads,
-                answer,
-                tiers,
-                traffic.clone(),
-                spread.clone(),
-            );
+        let (channels, followed) = self.channels(ObjectKind::Pod, answers);
+        let (access, traffic) = (self.config.access.clone(), followed.traffic.clone());
+        tokio::spawn(PodLookup::new(access, unknown, answer, traffic.clone()).run());
+        let Some(scopes) = self.config.pods.clone() else {
+            self.follow(ObjectKind::Pod, channels);
+            return followed;
+        };
+        let FollowerChannels { outlet, answers, wrong_policies, spread, .. } = channels;
+        let followers = PodFollowersConfig {
+            config: self.config.clone(),
+            scopes,
+            outlet,
+            answers,
+            wrong_policies,
+            traffic,
+            spread,
+            recovery: self.recovery.clone(),
+        };
+        tokio::spawn(PodFollowers::new(followers).run());
+        followed
+    }
+
+    /// NetworkPolicies, and the task that carries `reads` out.
+    fn network_policies(&self, reads: Option<(PolicyReads, TierReads)>) -> Followed {
+        let (answer, answers) = mpsc::channel(WAITING);
+        let (channels, followed) = self.channels(ObjectKind::NetworkPolicy, answers);
+        if let Some((reads, tiers)) = reads {
+            let (access, traffic) = (self.config.access.clone(), followed.traffic.clone());
+            let spread = self.spread.clone();
+            let reader = PolicyReader::new(access, reads, answer, tiers, traffic, spread);
             tokio::spawn(reader.run());
         }
-        let of_tiers = of_tiers.take_if(|_| kind == ObjectKind::ClusterNetworkPolicy);
-        let ends = FollowerChannels {
+        self.follow(ObjectKind::NetworkPolicy, channels);
+        followed
+    }
+
+    fn cluster_network_policies(&self, tiers: Option<TierChannels>) -> Followed {
+        let kind = ObjectKind::ClusterNetworkPolicy;
+        let Some(TierChannels { answers, watched, companion }) = tiers else {
+            return self.kind(kind, None);
+        };
+        let (channels, followed) = self.channels(kind, answers);
+        self.follow(kind, FollowerChannels { companion, watched: Some(watched), ..channels });
+        followed
+    }
+
+    /// A follower's ends of its channels, and the caller's.
+    fn channels(
+        &self,
+        kind: ObjectKind,
+        answers: mpsc::Receiver<ObjectAnswer>,
+    ) -> (FollowerChannels, Followed) {
+        let (outlet, problems) = Outlet::new(self.events.clone());
+        let traffic = Arc::new(Traffic::default());
+        let channels = FollowerChannels {
             outlet,
-            answers: of_tiers.unwrap_or(answers),
-            wrong_policies: wrong_policies.clone(),
+            answers,
+            wrong_policies: self.wrong_policies.clone(),
             traffic: traffic.clone(),
-            spread: spread.clone(),
-            companion: called.take_if(|_| is_called && kind == ObjectKind::ClusterNetworkPolicy),
-            call: call.take_if(|_| kind == ObjectKind::OtherNode),
-            watched: watched.take_if(|_| kind == ObjectKind::ClusterNetworkPolicy),
+            spread: self.spread.clone(),
+            companion: None,
+            call: None,
+            watched: None,
             scope: StreamScope::All,
             progress: Arc::default(),
             floor: None,
         };
-        tokio::spawn(KindFollower::new(kind, config, ends, recovery.clone()).run());
-        Followed { kind, problems, traffic }
-    };
-    let other_nodes = is_called.then_some(ObjectKind::OtherNode);
-    config.features.kinds().chain(other_nodes).map(follow).collect()
+        (channels, Followed { kind, problems, traffic })
+    }
+
+    fn follow(&self, kind: ObjectKind, channels: FollowerChannels) {
+        tokio::spawn(KindFollower::new(kind, self.config, channels, self.recovery.clone()).run());
+    }
 }
