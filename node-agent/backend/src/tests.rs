@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::iptables::Wanted;
+use super::iptables::DesiredRules;
 use super::nftables::Nftables;
 use super::{BackendName, SetSize};
 use denizen_fixture::{pods, range};
@@ -48,7 +48,7 @@ fn sizes(backend: BackendName, detector: Detector) -> Vec<SetSize> {
             nftables.sizes()
         }
         BackendName::Iptables => {
-            let mut wanted = Wanted::offline();
+            let mut wanted = DesiredRules::offline();
             wanted.update(plan, &changes);
             wanted.sizes()
         }

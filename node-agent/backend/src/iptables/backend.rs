@@ -6,9 +6,9 @@ use std::future::pending;
 use tokio::time::sleep_until;
 
 use super::IptablesError;
+use super::desired_rules::DesiredRules;
 use super::sync::{Iptables, serves};
 use super::text::IptablesRendering;
-use super::wanted::Wanted;
 use crate::nftables::Nftables;
 use crate::{Backend, Figures, Repair, Report};
 use denizen_iptables::{Variant, Writer};
@@ -17,7 +17,7 @@ use denizen_text::describe;
 
 /// Renders a plan. Needs no kernel.
 pub fn render(plan: &Plan) -> IptablesRendering {
-    let mut wanted = Wanted::offline();
+    let mut wanted = DesiredRules::offline();
     wanted.update(plan, &PlanChanges::from_nothing(plan));
     wanted.rendering()
 }
@@ -29,7 +29,7 @@ impl Iptables {
     }
 
     fn has_pods(&self) -> bool {
-        let Wanted { bridge, .. } = &self.wanted;
+        let DesiredRules { bridge, .. } = &self.wanted;
         let in_bridge = !bridge.is_wanted() || bridge.has_pods();
         in_bridge
             && self.wanted.pods_known

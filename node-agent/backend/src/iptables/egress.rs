@@ -7,7 +7,7 @@
 //! input interface, and before Linux 5.5 (28f8bfd1ac94) no packet has. `MARK` is allowed in any
 //! table (net/netfilter/xt_mark.c).
 
-use super::fixed::Shape;
+use super::fixed::RulesetConfig;
 use super::name::{ChainId, ChainName, EGRESS, FORWARDED};
 use super::rule::{Match, Rule, Target};
 use crate::why::Why;
@@ -15,7 +15,7 @@ use denizen_iptables::{IptablesError, Table};
 use denizen_model::Family;
 use denizen_text::describe;
 
-impl Shape {
+impl RulesetConfig {
     /// The chains, each after those that jump to it.
     pub(super) fn egress_chains(&self) -> Vec<(ChainId, Vec<Rule>)> {
         let Some(kept) = &self.egress else {

@@ -9,7 +9,7 @@ use super::name::{
     ChainId, ChainName, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
     POSTROUTING, PROXY_FIREWALL, SERVICES,
 };
-use super::rule::{Match, Rule, Target, Tests, host};
+use super::rule::{Match, Rule, Target, Test, Tests, host};
 use crate::why::Why;
 use denizen_iptables::Table;
 use denizen_model::{Family, Protocol, family_of};
@@ -17,7 +17,7 @@ use denizen_plan::{LocalTest, MarkBit, NodePlan, NodePorts, NodeSide};
 
 /// What the constant chains and all services' chains depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shape {
+pub struct RulesetConfig {
     /// The family.
     pub family: Family,
     /// The tests that detect a local pod's packet, one rule each.
@@ -37,8 +37,8 @@ pub struct Shape {
     pub drop_invalid: bool,
 }
 
-impl Shape {
-    /// The shape before the first plan.
+impl RulesetConfig {
+    /// The config before the first plan.
     pub fn new(family: Family, drop_invalid: bool) -> Self {
         Self {
             family,
@@ -63,15 +63,15 @@ impl Shape {
     }
 
     fn local(&self, test: &LocalTest) -> Tests {
-        let is = |is| vec![(true, is)];
+        let is = |condition| vec![Test::is(condition)];
         match test {
             LocalTest::Pod => is(Match::FromPod),
             // No set of iptables knows bridge ports, so the bridge's table sets a bit of the mark.
             LocalTest::PodAtItsPort => {
-                vec![(true, self.has_port_bit()), (true, Match::FromBridgedPod)]
+                vec![Test::is(self.has_port_bit()), Test::is(Match::FromBridgedPod)]
             }
             LocalTest::PodWithoutPort => {
-                vec![(true, Match::FromPod), (false, Match::FromBridgedPod)]
+                vec![Test::is(Match::FromPod), Test::is_not(Match::FromBridgedPod)]
             }
             LocalTest::AnyPort => is(Match::BridgePort),
             LocalTest::Bridge(name) => is(Match::Input(name.clone())),
@@ -220,16 +220,16 @@ impl Shape {
 /// The tests that detect a packet to an address that serves node ports, one rule each.
 fn to_node(family: Family, node_ports: &NodePorts) -> Vec<Tests> {
     if node_ports.are_everywhere() {
-        let loopback = (false, Match::Destination(loopback(family)));
+        let loopback = Test::is_not(Match::Destination(loopback(family)));
         let unless_loopback = (!node_ports.are_on_loopback(family)).then_some(loopback);
-        return vec![unless_loopback.into_iter().chain([(true, Match::ToNode)]).collect()];
+        return vec![unless_loopback.into_iter().chain([Test::is(Match::ToNode)]).collect()];
     }
     let ours = node_ports.addresses.iter().filter(|ip| family_of(**ip) == family);
-    ours.map(|ip| vec![(true, Match::Destination(host(*ip)))]).collect()
+    ours.map(|ip| vec![Test::is(Match::Destination(host(*ip)))]).collect()
 }
 
 /// The only test, if there is exactly one: then a rule can require that it does not hold.
-pub fn only_test(rules: &[Tests]) -> Option<&(bool, Match)> {
+pub fn only_test(rules: &[Tests]) -> Option<&Test> {
     match rules {
         [only] if only.len() == 1 => only.first(),
         _ => None,

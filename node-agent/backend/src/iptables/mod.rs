@@ -8,6 +8,7 @@
 
 mod backend;
 mod contender;
+mod desired_rules;
 mod drop_counters;
 mod egress;
 mod fixed;
@@ -22,18 +23,17 @@ mod sync;
 #[cfg(test)]
 mod tests;
 mod text;
-mod wanted;
 
 use thiserror::Error;
 
 pub use backend::render;
 pub use contender::processes_called;
+pub use desired_rules::DesiredRules;
 pub use name::{MARK_MASQ, OWNER, SETS, is_a_proxys};
 pub use observed::is_ours;
 pub use schema::SCHEMA;
 pub use sync::Iptables;
 pub use text::IptablesRendering;
-pub use wanted::Wanted;
 
 use denizen_iptables as iptables;
 

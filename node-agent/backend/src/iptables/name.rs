@@ -12,7 +12,7 @@ use denizen_model::{Family, ServicePortName};
 
 /// What a chain of a service port or of an endpoint does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ServiceChain {
     /// Chooses among the endpoints of policy Cluster.
     Service,
     /// Chooses among the endpoints on this node (policy Local).
@@ -25,7 +25,7 @@ pub enum Kind {
     Endpoint,
 }
 
-impl Kind {
+impl ServiceChain {
     const ALL: [Self; 5] =
         [Self::Service, Self::Local, Self::External, Self::SourceRanges, Self::Endpoint];
 
@@ -48,26 +48,26 @@ pub enum ChainName {
     /// A constant chain.
     Fixed(&'static str),
     /// A chain of a service port or an endpoint.
-    Of(Kind, Hash),
+    OfService(ServiceChain, ChainHash),
 }
 
 /// The end of a chain's name: a hash, since names of chains have at most 28 characters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Hash([u8; 16]);
+pub struct ChainHash([u8; 16]);
 
-impl fmt::Debug for Hash {
+impl fmt::Debug for ChainHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl fmt::Display for Hash {
+impl fmt::Display for ChainHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(std::str::from_utf8(&self.0).map_err(|_| fmt::Error)?)
     }
 }
 
-impl Hash {
+impl ChainHash {
     /// The hash of a service port's chains, or of an endpoint's (kube-proxy's `portProtoHash` and
     /// `servicePortEndpointChainName`).
     pub fn of(service_port: &ServicePortName, endpoint: Option<SocketAddr>) -> Self {
@@ -85,7 +85,7 @@ impl ChainName {
     pub fn is_called(&self, name: &str) -> bool {
         match self {
             Self::BuiltIn(own) | Self::Fixed(own) => *own == name,
-            Self::Of(..) => false,
+            Self::OfService(..) => false,
         }
     }
 
@@ -93,7 +93,7 @@ impl ChainName {
     pub fn fixed(self) -> Option<&'static str> {
         match self {
             Self::Fixed(name) => Some(name),
-            Self::BuiltIn(_) | Self::Of(..) => None,
+            Self::BuiltIn(_) | Self::OfService(..) => None,
         }
     }
 }
@@ -102,7 +102,7 @@ impl fmt::Display for ChainName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BuiltIn(name) | Self::Fixed(name) => f.write_str(name),
-            Self::Of(kind, hash) => write!(f, "{}{hash}", kind.prefix()),
+            Self::OfService(kind, hash) => write!(f, "{}{hash}", kind.prefix()),
         }
     }
 }
@@ -125,7 +125,7 @@ pub const EGRESS: ChainName = ChainName::Fixed("DENIZEN-EGRESS");
 
 /// Whether a chain belongs to a service or an endpoint, by its name.
 pub fn is_a_services(name: &str) -> bool {
-    Kind::ALL.map(Kind::prefix).into_iter().any(|prefix| name.starts_with(prefix))
+    ServiceChain::ALL.map(ServiceChain::prefix).into_iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Whether a chain is kube-proxy's or ours, by its name alone, since a restarted agent remembers
@@ -225,7 +225,7 @@ mod tests {
             port: "https".into(),
             protocol: Protocol::Tcp,
         };
-        let service = ChainName::Of(Kind::Service, Hash::of(&api, None));
+        let service = ChainName::OfService(ServiceChain::Service, ChainHash::of(&api, None));
         assert_eq!(service.to_string(), "KUBE-SVC-NPX46M4PTMTKRN6Y");
         let endpoints = [
             ("172.16.0.11:6443", "KUBE-SEP-23Y66C2VAJ3WDEMI"),
@@ -233,8 +233,8 @@ mod tests {
             ("172.16.0.13:6443", "KUBE-SEP-CZKGMRCAIW3ENCXY"),
         ];
         for (at, name) in endpoints {
-            let hash = Hash::of(&api, Some(at.parse().unwrap()));
-            assert_eq!(ChainName::Of(Kind::Endpoint, hash).to_string(), name);
+            let hash = ChainHash::of(&api, Some(at.parse().unwrap()));
+            assert_eq!(ChainName::OfService(ServiceChain::Endpoint, hash).to_string(), name);
         }
     }
 

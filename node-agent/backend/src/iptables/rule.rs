@@ -50,8 +50,16 @@ pub enum Match {
     Remember(ChainName),
 }
 
-/// All tests of a rule. `false`: the test is negated (`!`).
-pub type Tests = Vec<(bool, Match)>;
+/// A test of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Test {
+    condition: Match,
+    /// The condition must not hold (`!`).
+    is_negated: bool,
+}
+
+/// All tests of a rule: each must pass.
+pub type Tests = Vec<Test>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
@@ -99,12 +107,7 @@ impl Rule {
         tests: impl IntoIterator<Item = Match>,
         target: Target,
     ) -> Self {
-        Self {
-            about: about.clone(),
-            why,
-            tests: tests.into_iter().map(|it| (true, it)).collect(),
-            target,
-        }
+        Self { about: about.clone(), why, tests: tests.into_iter().map(Test::is).collect(), target }
     }
 
     /// A rule for every packet. Its comment shows a restarted agent that the chains are ours.
@@ -115,13 +118,13 @@ impl Rule {
     /// Adds a negated test.
     #[must_use]
     pub fn unless(mut self, test: Match) -> Self {
-        self.tests.push((false, test));
+        self.tests.push(Test::is_not(test));
         self
     }
 
     /// Adds tests.
     #[must_use]
-    pub fn also(mut self, tests: impl IntoIterator<Item = (bool, Match)>) -> Self {
+    pub fn also(mut self, tests: impl IntoIterator<Item = Test>) -> Self {
         self.tests.extend(tests);
         self
     }
@@ -137,15 +140,15 @@ impl Rule {
 
     fn write(&self, family: Family, text: &mut String) -> fmt::Result {
         for at in TestPosition::BEFORE_COMMENT {
-            for (is, test) in self.tests.iter().filter(|(_, test)| test.place() == at) {
-                test.write_plain(*is, text)?;
+            for test in self.tests.iter().filter(|test| test.condition.place() == at) {
+                test.write_plain(text)?;
             }
         }
         write!(text, "-m comment --comment \"")?;
         write_comment(&self.about, self.why.text(), text)?;
         write!(text, "\"")?;
-        for (is, test) in &self.tests {
-            test.write_extension(family, *is, text)?;
+        for test in &self.tests {
+            test.write_extension(family, text)?;
         }
         self.target.write(family, text)
     }
@@ -188,62 +191,94 @@ impl Match {
             | Self::Remember(_) => TestPosition::Extension,
         }
     }
+}
 
-    fn write_plain(&self, is: bool, text: &mut String) -> fmt::Result {
-        let not = if is { "" } else { "! " };
-        match self {
+impl Test {
+    pub fn is(condition: Match) -> Self {
+        Self { condition, is_negated: false }
+    }
+
+    pub fn is_not(condition: Match) -> Self {
+        Self { condition, is_negated: true }
+    }
+
+    /// The test that passes where this one does not.
+    pub fn inverted(&self) -> Self {
+        Self { condition: self.condition.clone(), is_negated: !self.is_negated }
+    }
+
+    /// `! ` before a negated condition.
+    fn negation(&self) -> &'static str {
+        if self.is_negated { "! " } else { "" }
+    }
+
+    /// Writes the part before the comment, if the condition has one.
+    fn write_plain(&self, text: &mut String) -> fmt::Result {
+        let not = self.negation();
+        match &self.condition {
             // `iptables-save` omits tests that every packet passes.
-            Self::Source(range) | Self::Destination(range) if is && range.prefix() == 0 => Ok(()),
-            Self::Source(range) => write!(text, "{not}-s {} ", network(range)),
-            Self::Destination(range) => write!(text, "{not}-d {} ", network(range)),
-            Self::Input(name) => write!(text, "{not}-i {name} "),
-            Self::Protocol(protocol) | Self::Port(protocol, _) => {
+            Match::Source(range) | Match::Destination(range)
+                if !self.is_negated && range.prefix() == 0 =>
+            {
+                Ok(())
+            }
+            Match::Source(range) => write!(text, "{not}-s {} ", network(range)),
+            Match::Destination(range) => write!(text, "{not}-d {} ", network(range)),
+            Match::Input(name) => write!(text, "{not}-i {name} "),
+            Match::Protocol(protocol) | Match::Port(protocol, _) => {
                 write!(text, "{not}-p {protocol} ")
             }
-            Self::New => write!(text, "-m conntrack {not}--ctstate NEW "),
-            Self::FromNode
-            | Self::ToNode
-            | Self::FromPod
-            | Self::FromBridgedPod
-            | Self::BridgePort
-            | Self::Marked(_)
-            | Self::State(_)
-            | Self::FirstPacket
-            | Self::OneIn(_)
-            | Self::Recent(..)
-            | Self::Remember(_) => Ok(()),
+            Match::New => write!(text, "-m conntrack {not}--ctstate NEW "),
+            Match::FromNode
+            | Match::ToNode
+            | Match::FromPod
+            | Match::FromBridgedPod
+            | Match::BridgePort
+            | Match::Marked(_)
+            | Match::State(_)
+            | Match::FirstPacket
+            | Match::OneIn(_)
+            | Match::Recent(..)
+            | Match::Remember(_) => Ok(()),
         }
     }
 
-    fn write_extension(&self, family: Family, is: bool, text: &mut String) -> fmt::Result {
-        let not = if is { "" } else { "! " };
-        match self {
-            Self::Source(_) | Self::Destination(_) | Self::Input(_) | Self::New => Ok(()),
-            Self::Protocol(protocol) => write!(text, " -m {protocol}"),
-            Self::Port(protocol, port) => write!(text, " -m {protocol} --dport {port}"),
-            Self::FromNode => write!(text, " -m addrtype {not}--src-type LOCAL"),
-            Self::ToNode => write!(text, " -m addrtype {not}--dst-type LOCAL"),
-            Self::FromPod => write_set(IpsetName::Pods(family), is, text),
-            Self::FromBridgedPod => write_set(IpsetName::BridgedPods(family), is, text),
-            Self::BridgePort => write!(text, " -m physdev {not}--physdev-is-in"),
-            Self::Marked(bit) => write!(text, " -m mark {not}--mark {0:#x}/{0:#x}", bit.mask()),
-            Self::State(states) => write!(text, " -m conntrack {not}--ctstate {states}"),
-            Self::FirstPacket if is => write!(text, " -m conntrack ! --ctstatus CONFIRMED"),
-            Self::FirstPacket => write!(text, " -m conntrack --ctstatus CONFIRMED"),
-            Self::OneIn(n) => {
+    /// Writes the part behind the comment, if the condition has one.
+    fn write_extension(&self, family: Family, text: &mut String) -> fmt::Result {
+        let not = self.negation();
+        match &self.condition {
+            Match::Source(_) | Match::Destination(_) | Match::Input(_) | Match::New => Ok(()),
+            Match::Protocol(protocol) => write!(text, " -m {protocol}"),
+            Match::Port(protocol, port) => write!(text, " -m {protocol} --dport {port}"),
+            Match::FromNode => write!(text, " -m addrtype {not}--src-type LOCAL"),
+            Match::ToNode => write!(text, " -m addrtype {not}--dst-type LOCAL"),
+            Match::FromPod => self.write_set(IpsetName::Pods(family), text),
+            Match::FromBridgedPod => self.write_set(IpsetName::BridgedPods(family), text),
+            Match::BridgePort => write!(text, " -m physdev {not}--physdev-is-in"),
+            Match::Marked(bit) => write!(text, " -m mark {not}--mark {0:#x}/{0:#x}", bit.mask()),
+            Match::State(states) => write!(text, " -m conntrack {not}--ctstate {states}"),
+            Match::FirstPacket if !self.is_negated => {
+                write!(text, " -m conntrack ! --ctstatus CONFIRMED")
+            }
+            Match::FirstPacket => write!(text, " -m conntrack --ctstatus CONFIRMED"),
+            Match::OneIn(n) => {
                 write!(text, " -m statistic --mode random --probability {}", probability(*n))
             }
-            Self::Recent(name, seconds) => write!(
+            Match::Recent(name, seconds) => write!(
                 text,
                 " -m recent --rcheck --seconds {seconds} --reap --name {name} --mask {} --rsource",
                 whole_mask(family)
             ),
-            Self::Remember(name) => write!(
+            Match::Remember(name) => write!(
                 text,
                 " -m recent --set --name {name} --mask {} --rsource",
                 whole_mask(family)
             ),
         }
+    }
+
+    fn write_set(&self, set: IpsetName, text: &mut String) -> fmt::Result {
+        write!(text, " -m set {}--match-set {} src,src", self.negation(), set.as_str())
     }
 }
 
@@ -271,11 +306,6 @@ impl Target {
             Self::Translate(to) => write!(text, " -j DNAT --to-destination {to}"),
         }
     }
-}
-
-fn write_set(set: IpsetName, is: bool, text: &mut String) -> fmt::Result {
-    let not = if is { "" } else { "! " };
-    write!(text, " -m set {not}--match-set {} src,src", set.as_str())
 }
 
 fn network(range: &IpNetwork) -> String {

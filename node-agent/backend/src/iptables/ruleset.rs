@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::fixed::Shape;
-use super::name::{ChainId, ChainName, Kind};
+use super::fixed::RulesetConfig;
+use super::name::{ChainId, ChainName, ServiceChain};
 use super::rule::Rule;
 use super::service::{Lowered, ServicePort, Shared, lower, lower_shared};
 use denizen_iptables::{self as iptables, Desired, Fingerprint, Lines, Table};
@@ -16,7 +16,7 @@ use denizen_plan::{Frontend, FrontendAddress, FrontendKey};
 /// The rules of one family.
 #[derive(Debug)]
 pub struct Ruleset {
-    shape: Shape,
+    config: RulesetConfig,
     ports: BTreeMap<ServicePortName, PortChains>,
     owners: HashMap<FrontendKey, ServicePortName>,
     /// Chains to be written, or to be removed if they have no text any more.
@@ -35,9 +35,9 @@ struct PortChains {
 
 impl Ruleset {
     /// A ruleset without services.
-    pub fn new(shape: Shape) -> Self {
+    pub fn new(config: RulesetConfig) -> Self {
         let mut ruleset = Self {
-            shape,
+            config,
             ports: BTreeMap::new(),
             owners: HashMap::new(),
             changed: BTreeMap::new(),
@@ -48,24 +48,24 @@ impl Ruleset {
     }
 
     /// What every rule depends on.
-    pub fn shape(&self) -> &Shape {
-        &self.shape
+    pub fn config(&self) -> &RulesetConfig {
+        &self.config
     }
 
     /// Changes what every rule depends on.
-    pub fn reshape(&mut self, change: impl FnOnce(&mut Shape)) {
-        let before = self.shape.clone();
-        change(&mut self.shape);
-        if self.shape == before {
+    pub fn reconfigure(&mut self, change: impl FnOnce(&mut RulesetConfig)) {
+        let before = self.config.clone();
+        change(&mut self.config);
+        if self.config == before {
             return;
         }
-        self.jumps_changed |= self.shape.jumps() != before.jumps();
+        self.jumps_changed |= self.config.jumps() != before.jumps();
         self.touch_fixed();
         let old = before.chains().into_iter().map(|(id, _)| (id, None));
         self.changed.extend(old);
-        let names: Vec<ServicePortName> = if self.shape.local != before.local {
+        let names: Vec<ServicePortName> = if self.config.local != before.local {
             self.ports.keys().cloned().collect()
-        } else if self.shape.to_node != before.to_node {
+        } else if self.config.to_node != before.to_node {
             let has_node_port = |port: &PortChains| {
                 port.keys.keys().any(|d| matches!(d.address, FrontendAddress::Node(_)))
             };
@@ -78,9 +78,9 @@ impl Ruleset {
     }
 
     /// How many chains of this kind there are.
-    pub fn chains_of(&self, kind: Kind) -> usize {
+    pub fn chains_of(&self, kind: ServiceChain) -> usize {
         let names = self.ports.values().flat_map(|port| &*port.chains);
-        let is_one = |name: ChainName| matches!(name, ChainName::Of(its, _) if its == kind);
+        let is_one = |name: ChainName| matches!(name, ChainName::OfService(its, _) if its == kind);
         names.filter(|(name, _)| is_one(*name)).count()
     }
 
@@ -93,11 +93,11 @@ impl Ruleset {
             keys: BTreeMap::from([(frontend.key, frontend.clone())]),
             ..PortChains::default()
         };
-        let Lowered { chains, shared } = lower(view(&self.shape, &frontend.service_port, &port));
+        let Lowered { chains, shared } = lower(view(&self.config, &frontend.service_port, &port));
         let own = chains.into_keys().map(|chain| ((Table::Nat, chain.to_string()), None));
         let shared = shared.into_iter().map(|(of, rule)| {
             let (table, chain) = of.chain();
-            ((table, chain.to_string()), Some(rule.text(self.shape.family)))
+            ((table, chain.to_string()), Some(rule.text(self.config.family)))
         });
         own.chain(shared).collect()
     }
@@ -113,7 +113,7 @@ impl Ruleset {
         keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
     ) {
         let mut touched = BTreeSet::new();
-        for (key, decided) in keys.filter(|(key, _)| key.family() == self.shape.family) {
+        for (key, decided) in keys.filter(|(key, _)| key.family() == self.config.family) {
             let owner = decided.map(|frontend| frontend.service_port.clone());
             let before = match owner.clone() {
                 Some(owner) => self.owners.insert(key, owner),
@@ -139,12 +139,12 @@ impl Ruleset {
         let Some(mut port) = self.ports.remove(name) else {
             return;
         };
-        let family = self.shape.family;
+        let family = self.config.family;
         let print = |rules: &[Rule]| Fingerprint::of(rules.iter().map(|rule| rule.text(family)));
-        let Lowered { chains, shared } = lower(view(&self.shape, name, &port));
+        let Lowered { chains, shared } = lower(view(&self.config, name, &port));
         let chains: Vec<_> = chains.into_iter().map(|(id, rules)| (id, print(&rules))).collect();
         let lists = Shared::ALL.map(|of| {
-            let rules = shared.iter().filter(|(it, _)| *it == of);
+            let rules = shared.iter().filter(|(chain, _)| *chain == of);
             let lines: Vec<String> = rules.map(|(_, rule)| rule.text(family)).collect();
             (!lines.is_empty()).then(|| Fingerprint::of(lines))
         });
@@ -171,13 +171,13 @@ impl Ruleset {
     }
 
     fn touch_fixed(&mut self) {
-        let fixed = self.shape.chains().into_iter().map(|(id, _)| id);
+        let fixed = self.config.chains().into_iter().map(|(id, _)| id);
         let all = fixed.chain(Shared::ALL.map(Shared::chain));
         self.changed.extend(all.map(|id| (id, None)));
     }
 
     fn lines(&self, rules: &[Rule]) -> Lines {
-        rules.iter().map(|rule| rule.text(self.shape.family)).collect()
+        rules.iter().map(|rule| rule.text(self.config.family)).collect()
     }
 
     /// The chains in which every service has lines, sorted by service.
@@ -185,16 +185,16 @@ impl Ruleset {
         let mut found: BTreeMap<ChainId, Lines> =
             Shared::ALL.into_iter().map(|of| (of.chain(), Vec::new())).collect();
         for (name, port) in &self.ports {
-            for (of, rule) in lower_shared(view(&self.shape, name, port)) {
-                found.entry(of.chain()).or_default().push(rule.text(self.shape.family));
+            for (of, rule) in lower_shared(view(&self.config, name, port)) {
+                found.entry(of.chain()).or_default().push(rule.text(self.config.family));
             }
         }
-        let last = self.lines(&self.shape.node_port_jumps());
+        let last = self.lines(&self.config.node_port_jumps());
         let services = found.entry(Shared::Services.chain()).or_default();
         services.extend(last);
-        if let Some([first, end]) = self.shape.admission() {
-            services.insert(0, first.text(self.shape.family));
-            services.push(end.text(self.shape.family));
+        if let Some([first, end]) = self.config.admission() {
+            services.insert(0, first.text(self.config.family));
+            services.push(end.text(self.config.family));
         }
         found
     }
@@ -202,24 +202,24 @@ impl Ruleset {
 
 impl Desired for Ruleset {
     fn family(&self) -> Family {
-        self.shape.family
+        self.config.family
     }
 
     fn for_each(&self, mut each: impl FnMut(iptables::ChainId, Lines)) {
         let mut each = |(table, chain): ChainId, lines| each((table, chain.to_string()), lines);
-        let fixed = self.shape.chains().into_iter();
+        let fixed = self.config.chains().into_iter();
         fixed.for_each(|(id, rules)| each(id, self.lines(&rules)));
         self.shared().into_iter().for_each(|(id, lines)| each(id, lines));
         for (name, port) in &self.ports {
-            for (chain, rules) in lower(view(&self.shape, name, port)).chains {
+            for (chain, rules) in lower(view(&self.config, name, port)).chains {
                 each((Table::Nat, chain), self.lines(&rules));
             }
         }
     }
 
     fn jumps(&self) -> Vec<(iptables::ChainId, String)> {
-        let jumps = self.shape.jumps().into_iter();
-        let line = |rule: Rule| rule.text(self.shape.family);
+        let jumps = self.config.jumps().into_iter();
+        let line = |rule: Rule| rule.text(self.config.family);
         jumps.map(|((table, chain), rule)| ((table, chain.to_string()), line(rule))).collect()
     }
 
@@ -232,10 +232,10 @@ impl Desired for Ruleset {
         let mut owned: BTreeMap<&ServicePortName, BTreeMap<ChainName, Vec<Rule>>> = BTreeMap::new();
         for name in changed.values().flatten() {
             if let Some(port) = self.ports.get(name) {
-                owned.entry(name).or_insert_with(|| lower(view(&self.shape, name, port)).chains);
+                owned.entry(name).or_insert_with(|| lower(view(&self.config, name, port)).chains);
             }
         }
-        let mut fixed: BTreeMap<ChainId, Vec<Rule>> = self.shape.chains().into_iter().collect();
+        let mut fixed: BTreeMap<ChainId, Vec<Rule>> = self.config.chains().into_iter().collect();
         let is_shared_changed = Shared::ALL.iter().any(|of| changed.contains_key(&of.chain()));
         let mut shared = if is_shared_changed { self.shared() } else { BTreeMap::new() };
         let found = changed.iter().map(|(id, owner)| {
@@ -261,7 +261,7 @@ impl Desired for Ruleset {
     fn uses(&self, table: Table) -> bool {
         match table {
             Table::Filter | Table::Nat => true,
-            Table::Security => self.shape.egress.is_some() || self.jumps_changed,
+            Table::Security => self.config.egress.is_some() || self.jumps_changed,
         }
     }
 
@@ -270,6 +270,10 @@ impl Desired for Ruleset {
     }
 }
 
-fn view<'a>(shape: &'a Shape, name: &'a ServicePortName, port: &'a PortChains) -> ServicePort<'a> {
-    ServicePort { name, keys: &port.keys, local: &shape.local, to_node: &shape.to_node }
+fn view<'a>(
+    config: &'a RulesetConfig,
+    name: &'a ServicePortName,
+    port: &'a PortChains,
+) -> ServicePort<'a> {
+    ServicePort { name, keys: &port.keys, local: &config.local, to_node: &config.to_node }
 }

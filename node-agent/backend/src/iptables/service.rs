@@ -8,8 +8,8 @@ use ipnetwork::IpNetwork;
 
 use super::fixed::only_test;
 use super::name::{
-    ChainId, ChainName, EXTERNAL_SERVICES, Hash, Kind, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
-    PROXY_FIREWALL, SERVICES,
+    ChainHash, ChainId, ChainName, EXTERNAL_SERVICES, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
+    PROXY_FIREWALL, SERVICES, ServiceChain,
 };
 use super::rule::{Match, Rule, Target, Tests, host};
 use crate::why::Why;
@@ -80,7 +80,8 @@ pub struct Lowered {
 
 /// Lowers a service port.
 pub fn lower(port: ServicePort<'_>) -> Lowered {
-    let mut lowering = Lowering { port, hash: Hash::of(port.name, None), out: Lowered::default() };
+    let mut lowering =
+        Lowering { port, hash: ChainHash::of(port.name, None), out: Lowered::default() };
     lowering.shared();
     lowering.out.chains = lowering.chains();
     lowering.out
@@ -88,20 +89,21 @@ pub fn lower(port: ServicePort<'_>) -> Lowered {
 
 /// Only its lines in shared chains.
 pub fn lower_shared(port: ServicePort<'_>) -> Vec<(Shared, Rule)> {
-    let mut lowering = Lowering { port, hash: Hash::of(port.name, None), out: Lowered::default() };
+    let mut lowering =
+        Lowering { port, hash: ChainHash::of(port.name, None), out: Lowered::default() };
     lowering.shared();
     lowering.out.shared
 }
 
 struct Lowering<'a> {
     port: ServicePort<'a>,
-    hash: Hash,
+    hash: ChainHash,
     out: Lowered,
 }
 
 impl<'a> Lowering<'a> {
-    fn chain(&self, kind: Kind) -> ChainName {
-        ChainName::Of(kind, self.hash)
+    fn chain(&self, kind: ServiceChain) -> ChainName {
+        ChainName::OfService(kind, self.hash)
     }
 
     fn about(&self, what: &str) -> Arc<str> {
@@ -111,8 +113,8 @@ impl<'a> Lowering<'a> {
     /// The chain that balances under a policy.
     fn balance(&self, policy: TrafficPolicy) -> ChainName {
         self.chain(match policy {
-            TrafficPolicy::Cluster => Kind::Service,
-            TrafficPolicy::Local => Kind::Local,
+            TrafficPolicy::Cluster => ServiceChain::Service,
+            TrafficPolicy::Local => ServiceChain::Local,
         })
     }
 
@@ -138,7 +140,7 @@ impl<'a> Lowering<'a> {
         let about = self.about(&frontend.kind.to_string());
         let FrontendKey { protocol, port, .. } = frontend.key;
         let to_port = Match::Port(protocol, port.get());
-        let external = self.chain(Kind::External);
+        let external = self.chain(ServiceChain::External);
         let (shared, why, tests, chain) = match (frontend.key.address, frontend.kind) {
             (FrontendAddress::Node(_), _) => {
                 (Shared::NodePorts, Why::FindNodePort, vec![to_port], external)
@@ -147,7 +149,7 @@ impl<'a> Lowering<'a> {
                 let chain = match kind {
                     FrontendKind::ClusterIp => self.balance(frontend.policy),
                     FrontendKind::LoadBalancerIp if frontend.sources.is_some() => {
-                        self.chain(Kind::SourceRanges)
+                        self.chain(ServiceChain::SourceRanges)
                     }
                     FrontendKind::LoadBalancerIp
                     | FrontendKind::ExternalIp
@@ -219,10 +221,10 @@ impl<'a> Lowering<'a> {
         }
         let external = || self.keys().filter(|f| f.kind != FrontendKind::ClusterIp);
         if let Some(key) = external().next() {
-            chains.insert(self.chain(Kind::External), self.external_rules(key));
+            chains.insert(self.chain(ServiceChain::External), self.external_rules(key));
         }
         if self.keys().any(|f| f.sources.is_some()) {
-            chains.insert(self.chain(Kind::SourceRanges), self.source_ranges());
+            chains.insert(self.chain(ServiceChain::SourceRanges), self.source_ranges());
         }
         chains
     }
@@ -266,7 +268,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn endpoint(&self, at: SocketAddr) -> ChainName {
-        ChainName::Of(Kind::Endpoint, Hash::of(self.port.name, Some(at)))
+        ChainName::OfService(ServiceChain::Endpoint, ChainHash::of(self.port.name, Some(at)))
     }
 
     fn balance_rules(&self, policy: TrafficPolicy, endpoints: &Endpoints) -> Vec<Rule> {
@@ -310,9 +312,7 @@ impl<'a> Lowering<'a> {
                 (Masquerade::Always, _) => mark(Why::MasqueradeAll, MARK_MASQ),
                 (Masquerade::UnlessLocalPod, []) => mark(Why::ComesFromElsewhere, MARK_MASQ),
                 (Masquerade::UnlessLocalPod, local) => match only_test(local) {
-                    Some((is, test)) => {
-                        mark(Why::ComesFromElsewhere, MARK_MASQ).also([(!is, test.clone())])
-                    }
+                    Some(test) => mark(Why::ComesFromElsewhere, MARK_MASQ).also([test.inverted()]),
                     None => mark(Why::AskWhoSends, MASQ_IF_NOT_LOCAL),
                 },
             });
@@ -378,7 +378,7 @@ impl<'a> Lowering<'a> {
             }
         }
         let rule = |tests: Vec<Match>| {
-            let target = Target::Jump(self.chain(Kind::External));
+            let target = Target::Jump(self.chain(ServiceChain::External));
             Rule::new(Why::MayEnter, &about, tests, target)
         };
         let each = keys_of.into_iter().flat_map(|(range, at)| match at {

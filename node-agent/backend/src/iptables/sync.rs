@@ -6,11 +6,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tracing::{error, info, warn};
 
 use super::contender::contender;
+use super::desired_rules::DesiredRules;
 use super::drop_counters::DropCounters;
-use super::name::{Kind, SETS};
+use super::name::{SETS, ServiceChain};
 use super::ruleset::Ruleset;
 use super::schema::SCHEMA;
-use super::wanted::Wanted;
 use super::{IptablesError, egress, observed};
 use crate::Repair;
 use crate::nftables::Nftables;
@@ -32,7 +32,7 @@ const LOOK_AT_LEAST: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Iptables {
     variant: Variant,
-    pub(super) wanted: Wanted<Kernel>,
+    pub(super) wanted: DesiredRules<Kernel>,
     pub(super) sets: Sets,
     pub(super) writers: [Writer; 2],
     /// Frontends of an earlier run or of kube-proxy that no longer exist.
@@ -69,7 +69,7 @@ impl Iptables {
             Family::BOTH.map(|family| Writer::start(programs, &SCHEMA, family, done.clone()));
         Ok(Self {
             variant: programs.variant,
-            wanted: Wanted::new(!is_liberal(), Nftables::open_bridge()?),
+            wanted: DesiredRules::new(!is_liberal(), Nftables::open_bridge()?),
             sets,
             writers,
             left_frontends: Vec::new(),
@@ -136,7 +136,7 @@ impl Iptables {
     }
 
     fn program_pods(&mut self) -> Result<(), IptablesError> {
-        let Wanted { pods, pods_known, services_known, .. } = &self.wanted;
+        let DesiredRules { pods, pods_known, services_known, .. } = &self.wanted;
         if !self.wanted.pods_changed && self.sets.are_programmed() {
             return Ok(());
         }
@@ -201,9 +201,11 @@ impl Iptables {
 /// Whether most services are served: of the chains that choose endpoints, and of those that lead to
 /// them, no more than half have rejected rules.
 pub(super) fn serves(writer: &Writer, rules: &Ruleset) -> bool {
-    let needed: [&[Kind]; 2] = [&[Kind::Service, Kind::Local], &[Kind::Endpoint]];
+    let needed: [&[ServiceChain]; 2] =
+        [&[ServiceChain::Service, ServiceChain::Local], &[ServiceChain::Endpoint]];
     needed.into_iter().all(|kinds| {
-        let of_kinds = |count: &dyn Fn(Kind) -> usize| kinds.iter().copied().map(count).sum();
+        let of_kinds =
+            |count: &dyn Fn(ServiceChain) -> usize| kinds.iter().copied().map(count).sum();
         let rejected: usize = of_kinds(&|kind| writer.rejected.chains_of(kind.prefix()));
         let all: usize = of_kinds(&|kind| rules.chains_of(kind));
         rejected == 0 || rejected * 2 <= all

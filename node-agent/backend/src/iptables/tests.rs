@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Wanted;
+use super::DesiredRules;
 use crate::BackendName;
 use denizen_fixture::*;
 use denizen_iptables::{ChainId, Desired, Lines};
@@ -12,7 +12,7 @@ use denizen_plan::{NodePortAddresses, PlanChanges, Planner, Policy};
 
 struct Rules {
     planner: Planner,
-    wanted: Wanted,
+    wanted: DesiredRules,
 }
 
 impl Rules {
@@ -20,7 +20,7 @@ impl Rules {
         let node_ports = NodePortAddresses::All { localhost: true };
         let policy = Policy { node_ports, ..policy() };
         let planner = Planner::new(policy, BackendName::Iptables.capabilities());
-        let mut rules = Self { planner, wanted: Wanted::offline() };
+        let mut rules = Self { planner, wanted: DesiredRules::offline() };
         let plan = rules.planner.plan();
         rules.wanted.update(plan, &PlanChanges::from_nothing(plan));
         rules.take(events);

@@ -7,7 +7,7 @@ use proptest::sample::Index;
 
 use super::{event, last_words};
 use denizen_backend::BackendName;
-use denizen_backend::iptables::Wanted;
+use denizen_backend::iptables::DesiredRules;
 use denizen_iptables::Desired;
 use denizen_model::{Event, Listing};
 use denizen_plan::fixture::policy;
@@ -17,7 +17,7 @@ type Written = BTreeMap<String, Vec<String>>;
 
 struct IptablesPlan {
     planner: Planner,
-    wanted: Wanted,
+    wanted: DesiredRules,
 }
 
 impl IptablesPlan {
@@ -25,7 +25,7 @@ impl IptablesPlan {
         // The one whose rules depend on facts.
         let policy = Policy { detector: Detector::NodeCidr(None), ..policy() };
         let planner = Planner::new(policy, BackendName::Iptables.capabilities());
-        let mut wanted = Wanted::offline();
+        let mut wanted = DesiredRules::offline();
         wanted.update(planner.plan(), &PlanChanges::from_nothing(planner.plan()));
         Self { planner, wanted }
     }

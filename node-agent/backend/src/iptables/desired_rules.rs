@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU16;
 
-use super::fixed::Shape;
+use super::fixed::RulesetConfig;
 use super::name::IpsetName;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
@@ -14,7 +14,7 @@ use denizen_plan::{Plan, PlanChanges};
 
 /// The desired rules and sets of both families, and which facts they rest on.
 #[derive(Debug)]
-pub struct Wanted<K = NoKernel> {
+pub struct DesiredRules<K = NoKernel> {
     pub rules: [Ruleset; 2],
     /// The bridge's table. Used only if a pod's port of the bridge must match.
     pub bridge: Nftables<K>,
@@ -29,7 +29,7 @@ pub struct Wanted<K = NoKernel> {
     pub services_known: bool,
 }
 
-impl Wanted {
+impl DesiredRules {
     /// As [`Self::new`], for rendering only.
     pub fn offline() -> Self {
         Self::new(true, Nftables::offline_bridge())
@@ -42,12 +42,13 @@ impl Wanted {
     }
 }
 
-impl<K> Wanted<K> {
+impl<K> DesiredRules<K> {
     /// Without rules and pods. `drop_invalid`: drop packets that connection tracking cannot assign
     /// to a connection. `bridge` has only the bridge's table.
     pub fn new(drop_invalid: bool, bridge: Nftables<K>) -> Self {
         Self {
-            rules: Family::BOTH.map(|family| Ruleset::new(Shape::new(family, drop_invalid))),
+            rules: Family::BOTH
+                .map(|family| Ruleset::new(RulesetConfig::new(family, drop_invalid))),
             bridge,
             pods: Pods::default(),
             pods_changed: false,
@@ -63,7 +64,7 @@ impl<K> Wanted<K> {
             self.bridge.update(plan, changes);
         }
         if changes.node {
-            self.reshape(|shape| shape.configure(plan.node()));
+            self.reconfigure(|config| config.configure(plan.node()));
         }
         if let Some(pods) = plan.pods().filter(|_| changes.pods) {
             let pods = Pods::new(pods, self.bridge.is_wanted());
@@ -82,7 +83,7 @@ impl<K> Wanted<K> {
         if changes.health_checks {
             let ports = services.health_checks().settled().0.into_keys();
             let ports: Vec<u16> = ports.map(NonZeroU16::get).collect();
-            self.reshape(|shape| shape.health_ports.clone_from(&ports));
+            self.reconfigure(|config| config.health_ports.clone_from(&ports));
         }
     }
 
@@ -97,7 +98,7 @@ impl<K> Wanted<K> {
         IpsetName::ALL.map(size).into_iter().chain(of_bridge.into_iter().flatten()).collect()
     }
 
-    fn reshape(&mut self, change: impl Fn(&mut Shape)) {
-        self.rules.iter_mut().for_each(|rules| rules.reshape(&change));
+    fn reconfigure(&mut self, change: impl Fn(&mut RulesetConfig)) {
+        self.rules.iter_mut().for_each(|rules| rules.reconfigure(&change));
     }
 }
