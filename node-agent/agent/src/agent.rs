@@ -61,7 +61,7 @@ use crate::memory::trim;
 use denizen_backend::BackendName;
 use denizen_backend::chosen::ChosenError;
 use denizen_backend::forward::Findings;
-use denizen_backend::sysctl::Reconciler;
+use denizen_backend::sysctl::{CheckScope, Reconciler};
 use denizen_backend::takeover::Predecessor;
 use denizen_model::{Event, PodName};
 use denizen_nft::Watch;
@@ -259,13 +259,16 @@ impl Agent {
     /// and made after they are there. Returns whether programming succeeded.
     fn pass(&mut self, extent: SyncExtent) -> bool {
         let since = *self.pending_since.get_or_insert_with(now);
-        let is_full = extent == SyncExtent::Full;
+        let check = match extent {
+            SyncExtent::Full => CheckScope::All,
+            SyncExtent::Partial => CheckScope::Changed,
+        };
         let changes = self.engine.decide();
         self.update(&changes);
         self.publisher.queued(&self.engine, extent, since);
-        self.settings.keep(self.engine.settings(), is_full);
-        self.set_up_bridges(is_full);
-        self.routing.withdraw(&self.engine, is_full);
+        self.settings.keep(self.engine.settings(), check);
+        self.set_up_bridges(check);
+        self.routing.withdraw(&self.engine, extent == SyncExtent::Full);
         let Pass { result, drift, stale_frontends } = self.engine.program(extent, &timestamp());
         self.flush.add_frontends(stale_frontends);
         // Who waits for a pod does not wait for announcements.
@@ -328,7 +331,7 @@ impl Agent {
         self.release();
         self.publisher.programmed(&self.engine, since, now());
         // Some are only safe behind the first full set of rules.
-        self.settings.keep(self.engine.settings(), false);
+        self.settings.keep(self.engine.settings(), CheckScope::Changed);
         self.remove_predecessor();
         self.listen();
     }
@@ -365,7 +368,7 @@ impl Agent {
 
     /// Sets up the bridges of recorded pods. Returns whether the rules must change because some
     /// bridge cannot hand its frames to IP rules.
-    fn set_up_bridges(&mut self, check: bool) -> bool {
+    fn set_up_bridges(&mut self, check: CheckScope) -> bool {
         let without_netfilter = self.bridges.keep(self.engine.plan(), check);
         self.engine.set_without_netfilter(without_netfilter)
     }
@@ -382,12 +385,12 @@ impl Agent {
         self.remove_predecessor();
         let left = self.predecessor.problem(now());
         self.publisher.alive(now(), left.is_some());
-        self.set_up_bridges(true)
+        self.set_up_bridges(CheckScope::All)
     }
 
-    /// Repairs our tables after a foreign change.
-    fn repair(&mut self, changed: bool) -> Option<bool> {
-        changed.then(|| {
+    /// Repairs our tables after a foreign change, if it `is_ours`: in one of them.
+    fn repair(&mut self, is_ours: bool) -> Option<bool> {
+        is_ours.then(|| {
             debug!("another program changed our tables");
             self.engine.disturbed();
             self.pass(SyncExtent::Full)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use denizen_backend::sysctl::{BridgeFilter, HairpinMode, HairpinPorts};
+use denizen_backend::sysctl::{BridgeFilter, CheckScope, HairpinMode, HairpinPorts};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::observed;
@@ -239,27 +239,27 @@ fn frames_of_one_bridge_are_filtered_and_what_cannot_be_is_named() -> Result<()>
         node.run(|| filter.keep(bridges, check))?;
         Ok::<_, anyhow::Error>(filter.problems().clone())
     };
-    assert!(keep(&["br0"], false)?.is_empty());
+    assert!(keep(&["br0"], CheckScope::Changed)?.is_empty());
     assert_eq!(node.bridge_switches("br0")?, [1, 1]);
     assert_eq!(node.bridge_switches("br1")?, [0, 0], "another bridge is not ours to change");
     node.ip("link set br0 type bridge nf_call_ip6tables 0")?;
-    keep(&["br0"], false)?;
+    keep(&["br0"], CheckScope::Changed)?;
     assert_eq!(node.bridge_switches("br0")?, [1, 0], "nothing says that it changed");
-    keep(&["br0"], true)?;
+    keep(&["br0"], CheckScope::All)?;
     assert_eq!(node.bridge_switches("br0")?, [1, 1]);
 
-    let problems = keep(&["absent", "br1", "veth0"], false)?;
+    let problems = keep(&["absent", "br1", "veth0"], CheckScope::Changed)?;
     assert_eq!(node.bridge_switches("br1")?, [1, 1]);
     let names: Vec<_> = problems.keys().map(|name| &**name).collect();
     assert_eq!(names, ["absent", "veth0"]);
     assert!(problems["absent"].contains("No such device"), "{problems:?}");
     assert!(problems["veth0"].contains("not a bridge"), "{problems:?}");
     node.ip("link add absent type bridge")?;
-    assert_eq!(keep(&["absent"], false)?.len(), 0, "what failed is tried again");
+    assert_eq!(keep(&["absent"], CheckScope::Changed)?.len(), 0, "what failed is tried again");
 
     let empty = tempfile::tempdir()?;
     let mut filter = BridgeFilter::new(empty.path(), run_dir.path());
-    filter.keep(["br0".into()].into(), false);
+    filter.keep(["br0".into()].into(), CheckScope::Changed);
     assert!(filter.problems()["br0"].contains("br_netfilter"), "{:?}", filter.problems());
     Ok(())
 }
@@ -284,24 +284,24 @@ fn hairpin_mode_is_turned_on_at_new_ports_and_checked_from_time_to_time() -> Res
         Ok::<_, anyhow::Error>(ports.off().clone())
     };
     // Neither a pod that is gone nor a routed one needs it.
-    assert!(keep(&["absent", "port", "routed"], false)?.is_empty());
+    assert!(keep(&["absent", "port", "routed"], CheckScope::Changed)?.is_empty());
     assert!(hairpin()?);
     turn_off()?;
-    keep(&["port"], false)?;
+    keep(&["port"], CheckScope::Changed)?;
     assert!(!hairpin()?, "nothing says that it changed");
-    keep(&["port"], true)?;
+    keep(&["port"], CheckScope::All)?;
     assert!(hairpin()?);
 
     turn_off()?;
     let mut ports = HairpinPorts::new(HairpinMode::None);
     let names = || ["port", "routed"].map(Arc::from).into();
-    node.run(|| ports.keep(names(), false))?;
+    node.run(|| ports.keep(names(), CheckScope::Changed))?;
     assert!(!hairpin()?);
     assert_eq!(ports.off().keys().map(|name| &**name).collect::<Vec<_>>(), ["port"]);
     node.ip("link set port type bridge_slave hairpin on")?;
-    node.run(|| ports.keep(names(), false))?;
+    node.run(|| ports.keep(names(), CheckScope::Changed))?;
     assert_eq!(ports.off().len(), 1, "nothing says that it changed");
-    node.run(|| ports.keep(names(), true))?;
+    node.run(|| ports.keep(names(), CheckScope::All))?;
     assert!(ports.off().is_empty());
     Ok(())
 }
@@ -326,7 +326,7 @@ fn bridges_get_back_what_they_had() -> Result<()> {
     let all = ["off", "half", "on", "gone", "other"];
     for _ in 0..2 {
         let bridges = all.map(Arc::from).into();
-        node.run(|| filter().keep(bridges, true))?;
+        node.run(|| filter().keep(bridges, CheckScope::All))?;
         for bridge in all {
             assert_eq!(node.bridge_switches(bridge)?, [1, 1], "{bridge}");
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::config::Config;
-use denizen_backend::sysctl::{BridgeFilter, HairpinPorts};
+use denizen_backend::sysctl::{BridgeFilter, CheckScope, HairpinPorts};
 use denizen_model::LocalPod;
 use denizen_plan::Plan;
 
@@ -27,7 +27,7 @@ impl Bridges {
     /// Bridges with restricted pods show their frames to IP rules, and pods' ports get back what a
     /// service hands to the sender. Returns the bridges that cannot: their restricted pods are to
     /// be cut off from their neighbours.
-    pub(super) fn keep(&mut self, plan: &Plan, check: bool) -> BTreeSet<Arc<str>> {
+    pub(super) fn keep(&mut self, plan: &Plan, check: CheckScope) -> BTreeSet<Arc<str>> {
         self.filter.keep(plan.restricted_bridges(), check);
         self.filter.keep_from_learning(plan.guarded_bridges(), check);
         let pods = if plan.policy().services { plan.recorded() } else { &[] };

@@ -4,7 +4,7 @@ use anyhow::ensure;
 use tracing::{info, warn};
 
 use crate::config::Config;
-use denizen_backend::sysctl::{self, Reconciler, Setting};
+use denizen_backend::sysctl::{self, CheckScope, Reconciler, Setting};
 use denizen_text::describe;
 
 /// Sets them as `config` says. Returns the reconciler that keeps them; `None` with `--init-only`.
@@ -28,7 +28,7 @@ pub(super) fn set_up(config: &Config) -> anyhow::Result<Option<Reconciler>> {
     sysctl::set_up(sysctls, &config.conntrack);
     if !ipvs.is_empty() {
         // Without its settings, IPVS is not used.
-        settings.keep(ipvs, true);
+        settings.keep(ipvs, CheckScope::All);
     }
     Ok(Some(settings))
 }

@@ -16,6 +16,7 @@ use nix::libc;
 use thiserror::Error;
 use tracing::{info, warn};
 
+use super::CheckScope;
 use super::former_switches::{Former, FormerSwitches};
 use denizen_text::describe;
 
@@ -86,11 +87,10 @@ impl BridgeFilter {
         }
     }
 
-    /// Turns the switch on for these bridges of this thread's network namespace. Unchanged bridges
-    /// that were right at the last check are only checked again if `check` is true: at changes of
-    /// links (a changed switch is one) and from time to time.
-    pub fn keep(&mut self, wanted: BTreeSet<Arc<str>>, check: bool) {
-        if self.wanted == wanted && self.problems.is_empty() && !check {
+    /// Turns the switch on for these bridges of this thread's network namespace.
+    pub fn keep(&mut self, wanted: BTreeSet<Arc<str>>, check: CheckScope) {
+        let were_right = self.problems.is_empty();
+        if self.wanted == wanted && were_right && check == CheckScope::Changed {
             return;
         }
         let turned_on = |bridge: &Arc<str>| {
@@ -107,9 +107,9 @@ impl BridgeFilter {
     }
 
     /// Keeps these bridges from learning from frames to their own groups, which no rule sees: with
-    /// them a pod would take a neighbour's traffic. `check` as for [`Self::keep`].
-    pub fn keep_from_learning(&mut self, bridges: BTreeSet<Arc<str>>, check: bool) {
-        if self.unlearning == bridges && !check {
+    /// them a pod would take a neighbour's traffic.
+    pub fn keep_from_learning(&mut self, bridges: BTreeSet<Arc<str>>, check: CheckScope) {
+        if self.unlearning == bridges && check == CheckScope::Changed {
             return;
         }
         for bridge in &bridges {

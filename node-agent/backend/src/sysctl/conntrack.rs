@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::setting::{Setting, Wanted};
+use super::setting::{Setting, WantedValue};
 
 /// The requested settings of connection tracking. Zero leaves a setting unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Conntrack {
     pub fn settings(&self, cpus: u32) -> Vec<Setting> {
         const SHORT: &str = "connections are tracked for another time than configured";
         let exactly = |name: &str, number: u64, without| {
-            (number > 0).then(|| Setting::new(path(name), Wanted::Exactly(number), without))
+            (number > 0).then(|| Setting::new(path(name), WantedValue::Exactly(number), without))
         };
         let timeouts = [
             ("nf_conntrack_tcp_timeout_established", self.tcp_established),
@@ -68,8 +68,8 @@ impl Conntrack {
         }
         let max = (u64::from(self.max_per_core) * u64::from(cpus)).max(u64::from(self.min));
         vec![
-            Setting::new(path("nf_conntrack_max"), Wanted::AtLeast(max), FULL),
-            Setting::new(path("nf_conntrack_buckets"), Wanted::AtLeast(max / 4), SLOW),
+            Setting::new(path("nf_conntrack_max"), WantedValue::AtLeast(max), FULL),
+            Setting::new(path("nf_conntrack_buckets"), WantedValue::AtLeast(max / 4), SLOW),
         ]
     }
 }
@@ -94,7 +94,11 @@ mod tests {
         let wanted_conntrack = Conntrack { max_per_core: 32_768, ..NOTHING };
         for (cpus, max) in [(1, 131_072), (4, 131_072), (5, 163_840), (64, 2_097_152)] {
             let wanted: Vec<_> = wanted_conntrack.settings(cpus).iter().map(|s| s.wanted).collect();
-            assert_eq!(wanted, [Wanted::AtLeast(max), Wanted::AtLeast(max / 4)], "{cpus}");
+            assert_eq!(
+                wanted,
+                [WantedValue::AtLeast(max), WantedValue::AtLeast(max / 4)],
+                "{cpus}"
+            );
         }
     }
 
@@ -115,10 +119,10 @@ mod tests {
             .collect();
         // Less than a second counts as 0: the kernel counts whole seconds.
         let expected = [
-            ("tcp_timeout_established", Wanted::Exactly(86_400)),
-            ("tcp_timeout_close_wait", Wanted::Exactly(3_600)),
-            ("udp_timeout", Wanted::Exactly(30)),
-            ("tcp_be_liberal", Wanted::Exactly(1)),
+            ("tcp_timeout_established", WantedValue::Exactly(86_400)),
+            ("tcp_timeout_close_wait", WantedValue::Exactly(3_600)),
+            ("udp_timeout", WantedValue::Exactly(30)),
+            ("tcp_be_liberal", WantedValue::Exactly(1)),
         ];
         assert_eq!(found, expected);
     }

@@ -114,7 +114,7 @@ fn hint(path: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::setting::Wanted;
+    use super::super::setting::WantedValue;
     use super::*;
 
     #[expect(clippy::disallowed_methods, reason = "a test creates its files")]
@@ -131,12 +131,12 @@ mod tests {
         let errors = apply(
             root.path(),
             &[
-                setting("net/bridge/bridge-nf-call-iptables", Wanted::Exactly(1)),
-                setting("net/ipv4/vs/conntrack", Wanted::Exactly(1)),
-                setting("net/word", Wanted::Exactly(1)),
-                setting("net/low", Wanted::AtLeast(9)),
-                setting("net/high", Wanted::AtLeast(9)),
-                setting("net/same", Wanted::Exactly(9)),
+                setting("net/bridge/bridge-nf-call-iptables", WantedValue::Exactly(1)),
+                setting("net/ipv4/vs/conntrack", WantedValue::Exactly(1)),
+                setting("net/word", WantedValue::Exactly(1)),
+                setting("net/low", WantedValue::AtLeast(9)),
+                setting("net/high", WantedValue::AtLeast(9)),
+                setting("net/same", WantedValue::Exactly(9)),
             ],
         );
         let read = |name: &str| fs::read_to_string(file(name)).unwrap();

@@ -18,6 +18,7 @@ use nix::errno::Errno;
 use nix::libc;
 use tracing::{debug, warn};
 
+use super::CheckScope;
 use denizen_model::LocalPod;
 use denizen_text::describe;
 
@@ -60,13 +61,13 @@ impl HairpinPorts {
     }
 
     /// Turns it on, if that is wanted, for these bridge ports of this thread's network namespace.
-    /// Only new ports are looked at, unless `check` is true: from time to time.
-    pub fn keep(&mut self, ports: BTreeSet<Arc<str>>, check: bool) {
+    /// With [`CheckScope::Changed`], only new ports are checked.
+    pub fn keep(&mut self, ports: BTreeSet<Arc<str>>, check: CheckScope) {
         let mut socket = None;
         let mut off = BTreeMap::new();
         for port in &ports {
             let former = self.off.get(port);
-            let why = match check || !self.ports.contains(port) {
+            let why = match check == CheckScope::All || !self.ports.contains(port) {
                 true => self.why_off(socket.get_or_insert_with(open), port),
                 false => former.cloned(),
             };

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
 use super::file::{SettingError, apply};
-use super::setting::{ROUTE_LOCALNET, Setting, Wanted};
+use super::setting::{ROUTE_LOCALNET, Setting, WantedValue};
 
 /// The file that exists while the setting is 1 because denizen set it.
 const NOTE: &str = "route_localnet.set";
@@ -62,7 +62,7 @@ impl Loopback {
         let was_open = self.is_open();
         let closed = Setting::new(
             ROUTE_LOCALNET,
-            Wanted::Exactly(0),
+            WantedValue::Exactly(0),
             "denizen set it for node ports on 127.0.0.1, which are off now",
         );
         if let Some(error) = apply(&self.sysctls, &[closed]).pop() {

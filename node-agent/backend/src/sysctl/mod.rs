@@ -20,6 +20,16 @@ pub use hairpin::{HairpinMode, HairpinPorts};
 pub use loopback::Loopback;
 pub use reconciler::{Reconciler, cpus, set_up};
 pub use setting::{
-    IPVS_CONNTRACK, Setting, Wanted, bridge_filter, for_ipvs, host_ports_on_loopback, live,
+    IPVS_CONNTRACK, Setting, WantedValue, bridge_filter, for_ipvs, host_ports_on_loopback, live,
     on_loopback,
 };
+
+/// Which settings a call checks. The first one checks all, and so does each one behind a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckScope {
+    /// Only if what is wanted has changed: cheap, for every pass.
+    Changed,
+    /// Also what was right at the last check: at changes of links (a changed switch of a bridge is
+    /// one) and from time to time, since others may have changed it.
+    All,
+}

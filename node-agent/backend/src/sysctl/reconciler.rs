@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
+use super::CheckScope;
 use super::conntrack::Conntrack;
 use super::file::apply;
 use super::loopback::Loopback;
@@ -42,10 +43,10 @@ impl Reconciler {
         }
     }
 
-    /// Gives the settings their wanted values. Unchanged settings that were right at the last check
-    /// are only checked again if `check` is true.
-    pub fn keep(&mut self, wanted: Vec<Setting>, check: bool) {
-        if self.wanted == wanted && self.problems.is_empty() && self.warnings.is_empty() && !check {
+    /// Gives the settings their wanted values.
+    pub fn keep(&mut self, wanted: Vec<Setting>, check: CheckScope) {
+        let were_right = self.problems.is_empty() && self.warnings.is_empty();
+        if self.wanted == wanted && were_right && check == CheckScope::Changed {
             return;
         }
         let (vital, others): (Vec<_>, Vec<_>) =
@@ -72,7 +73,7 @@ impl Reconciler {
         set_up(&self.sysctls, conntrack);
         let all = possible().into_iter().chain(all_on_loopback(policy)).chain(ipvs);
         // Failures are logged.
-        self.keep(all.collect(), true);
+        self.keep(all.collect(), CheckScope::All);
     }
 
     /// The folder of the kernel's settings.

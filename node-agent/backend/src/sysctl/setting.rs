@@ -11,14 +11,14 @@ pub const IPVS_CONNTRACK: &str = "net/ipv4/vs/conntrack";
 
 /// The wanted value of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum WantedValue {
     /// Exactly this number.
     Exactly(u64),
     /// This number or more: a higher value of the operator or another agent stays.
     AtLeast(u64),
 }
 
-impl Wanted {
+impl WantedValue {
     /// Whether this value is acceptable.
     pub fn is_met_by(self, now: u64) -> bool {
         match self {
@@ -42,7 +42,7 @@ pub struct Setting {
     /// itself.)
     pub path: String,
     /// The wanted value.
-    pub wanted: Wanted,
+    pub wanted: WantedValue,
     /// The consequence for the operator if it does not have this value.
     pub without: &'static str,
     /// Whether that is an error, else a warning.
@@ -51,7 +51,7 @@ pub struct Setting {
 
 impl Setting {
     /// A vital setting.
-    pub fn new(path: impl Into<String>, wanted: Wanted, without: &'static str) -> Self {
+    pub fn new(path: impl Into<String>, wanted: WantedValue, without: &'static str) -> Self {
         Self { path: path.into(), wanted, without, is_vital: true }
     }
 }
@@ -71,13 +71,13 @@ pub fn for_ipvs() -> [Setting; 2] {
     [
         Setting::new(
             IPVS_CONNTRACK,
-            Wanted::Exactly(1),
+            WantedValue::Exactly(1),
             "IPVS is not used, since its connections could not be masqueraded; nftables balances \
              everything",
         ),
         Setting::new(
             "net/ipv4/vs/expire_nodest_conn",
-            Wanted::Exactly(1),
+            WantedValue::Exactly(1),
             "connections to an endpoint that is gone hang instead of being reset",
         ),
     ]
@@ -97,7 +97,7 @@ pub fn on_loopback(node_ports: &NodePortAddresses) -> Option<Setting> {
         is_vital: false,
         ..Setting::new(
             ROUTE_LOCALNET,
-            Wanted::Exactly(1),
+            WantedValue::Exactly(1),
             "node ports do not answer on 127.0.0.1 (set it on the host, or turn that off with \
              --iptables-localhost-nodeports=false)",
         )
@@ -110,7 +110,7 @@ pub fn host_ports_on_loopback(host_ports: Option<HostPortSettings>) -> Option<Se
         is_vital: false,
         ..Setting::new(
             ROUTE_LOCALNET,
-            Wanted::Exactly(1),
+            WantedValue::Exactly(1),
             "host ports do not answer on 127.0.0.1 (set it on the host, or turn that off with \
              --host-ports=without-localhost)",
         )
@@ -135,7 +135,7 @@ pub fn bridge_filter(family: Family) -> Setting {
     };
     Setting::new(
         path,
-        Wanted::Exactly(1),
+        WantedValue::Exactly(1),
         "a connection to a service hangs if the endpoint is on the client's own bridge, since the answer \
          bypasses the rules",
     )
