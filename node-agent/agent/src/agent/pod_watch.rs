@@ -48,7 +48,15 @@ pub(super) struct PodWatch {
     all_unneeded: Option<Instant>,
     /// How many pods there were when all were known.
     counted: Option<usize>,
-    by: Option<(PodNeeds, bool, NodeCount)>,
+    basis: Option<ChoiceBasis>,
+}
+
+/// The facts that the last choice was made from. If they are the same, so is the choice.
+#[derive(Debug, PartialEq, Eq)]
+struct ChoiceBasis {
+    needs: PodNeeds,
+    is_all_known: bool,
+    nodes: NodeCount,
 }
 
 impl PodWatch {
@@ -62,7 +70,7 @@ impl PodWatch {
             unneeded: BTreeMap::new(),
             all_unneeded: None,
             counted: None,
-            by: None,
+            basis: None,
         }
     }
 
@@ -90,10 +98,10 @@ impl PodWatch {
         now: Instant,
     ) -> bool {
         let is_due = self.due().is_some_and(|due| due <= now);
-        let is_same = |(of, were_all, counted): &(PodNeeds, bool, NodeCount)| {
-            of == needs && (*were_all, *counted) == (is_all, nodes)
+        let is_same = |basis: &ChoiceBasis| {
+            basis.needs == *needs && basis.is_all_known == is_all && basis.nodes == nodes
         };
-        !is_due && self.by.as_ref().is_some_and(is_same)
+        !is_due && self.basis.as_ref().is_some_and(is_same)
     }
 
     /// Chooses anew at `now`, which a clock calls `at` (RFC 3339). Returns the scope if it differs.
@@ -103,7 +111,11 @@ impl PodWatch {
         now: Instant,
         at: impl FnOnce() -> String,
     ) -> Option<PodScope> {
-        self.by = Some((facts.needs.clone(), facts.all_pods.is_some(), facts.nodes));
+        self.basis = Some(ChoiceBasis {
+            needs: facts.needs.clone(),
+            is_all_known: facts.all_pods.is_some(),
+            nodes: facts.nodes,
+        });
         self.counted = facts.all_pods.or(self.counted);
         let (wanted, why) = self.wanted(facts, now)?;
         let chosen = match (&self.scope, wanted) {

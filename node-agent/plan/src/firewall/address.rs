@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::IdentityChange;
 use super::blocks::{Pieces, piece_of};
 use super::group::{GroupId, Groups, PodGroup};
 use super::identity::{Identities, IdentityId, IdentityKey, Knowledge};
@@ -64,8 +65,7 @@ impl AddressState {
 /// What changed about addresses.
 #[derive(Debug, Default)]
 pub(super) struct AddressChanges {
-    /// Addresses with their identities before and after.
-    pub identities: Vec<(IpAddr, Option<IdentityId>, Option<IdentityId>)>,
+    pub identities: Vec<IdentityChange<IpAddr>>,
     /// Those that are a pod's from now on (`true`), or no longer are.
     pub claimed: Vec<(IpAddr, bool)>,
 }
@@ -156,7 +156,8 @@ impl PodAddresses {
             held.identity = identities.acquire(key);
             before.into_iter().for_each(|before| identities.release(before));
             if held.identity != before {
-                changes.identities.push((address, before, held.identity));
+                let after = held.identity;
+                changes.identities.push(IdentityChange { of: address, before, after });
             }
             let is_claimed = !held.claims.is_empty();
             if std::mem::replace(&mut held.was_claimed, is_claimed) != is_claimed {

@@ -361,9 +361,7 @@ impl<'a> FirewallUpdate<'a> {
         let within = Within { pieces: &self.plan.pieces, pod_ranges: self.plan.pod_ranges };
         let changed =
             self.plan.addresses.identify(&self.plan.groups, within, &mut self.plan.identities);
-        let identities = changed.identities.into_iter();
-        self.changes.identities =
-            identities.map(|(of, before, after)| IdentityChange { of, before, after }).collect();
+        self.changes.identities = changed.identities;
         let are_changed = has_blocks || peer_changes.has_nodes() || change.node_facts;
         if switched || are_changed || change.node_addresses || !changed.claimed.is_empty() {
             self.update_node_identities(cluster);

@@ -62,6 +62,14 @@ pub fn frontends(
     found
 }
 
+/// The decisions about connections to a frontend: see the fields of [`Frontend`].
+struct FrontendDecision {
+    policy: TrafficPolicy,
+    inside: Outcome,
+    masquerade: Masquerade,
+    outside: Option<Outcome>,
+}
+
 /// One service port in one family, its endpoints selected.
 struct Decided<'a> {
     settings: &'a Settings,
@@ -95,7 +103,7 @@ impl Decided<'_> {
 
     fn frontend(&self, kind: FrontendKind, address: FrontendAddress, port: NonZeroU16) -> Frontend {
         let service = self.service;
-        let (policy, inside, masquerade, outside) = match kind {
+        let FrontendDecision { policy, inside, masquerade, outside } = match kind {
             FrontendKind::ClusterIp => self.internal(),
             FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
                 self.external()
@@ -122,28 +130,29 @@ impl Decided<'_> {
         }
     }
 
-    /// A cluster IP.
-    fn internal(&self) -> (TrafficPolicy, Outcome, Masquerade, Option<Outcome>) {
+    /// Decides about a cluster IP.
+    fn internal(&self) -> FrontendDecision {
         let policy = self.service.internal_policy;
         let masquerade = match self.settings.masquerade_all {
             true => Masquerade::Always,
             false => Masquerade::UnlessLocalPod,
         };
-        (policy, self.by_policy(policy), masquerade, None)
+        let inside = self.by_policy(policy);
+        FrontendDecision { policy, inside, masquerade, outside: None }
     }
 
-    /// An external frontend. Under policy Local, traffic from this node and its pods is not
+    /// Decides about an external frontend. Under policy Local, traffic from this node and its pods is not
     /// external: it may use every endpoint, as at the cluster IP (kubernetes #77523, #78662).
-    fn external(&self) -> (TrafficPolicy, Outcome, Masquerade, Option<Outcome>) {
+    fn external(&self) -> FrontendDecision {
         let policy = self.service.external_policy;
         let inside = self.by_policy(TrafficPolicy::Cluster);
-        match policy {
-            TrafficPolicy::Cluster => (policy, inside, Masquerade::Always, None),
+        let (masquerade, outside) = match policy {
+            TrafficPolicy::Cluster => (Masquerade::Always, None),
             TrafficPolicy::Local => {
-                let outside = self.by_policy(TrafficPolicy::Local);
-                (policy, inside, Masquerade::UnlessLocalPod, Some(outside))
+                (Masquerade::UnlessLocalPod, Some(self.by_policy(TrafficPolicy::Local)))
             }
-        }
+        };
+        FrontendDecision { policy, inside, masquerade, outside }
     }
 
     fn by_policy(&self, policy: TrafficPolicy) -> Outcome {

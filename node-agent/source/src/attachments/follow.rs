@@ -22,8 +22,14 @@ use denizen_text::describe;
 /// The pause after a failed attempt.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Records to change: id, the record as it was read, the new record.
-type Moved = Vec<(AttachmentId, Attachment, Attachment)>;
+/// A record to change.
+#[derive(Debug, Clone)]
+struct MovedRecord {
+    id: AttachmentId,
+    /// The record as it was read.
+    read: Attachment,
+    new: Attachment,
+}
 
 /// Updates the records to match their links, until `outlet` is closed.
 pub async fn follow(run_dir: PathBuf, mut shown: Shown, outlet: Outlet) {
@@ -66,28 +72,29 @@ async fn update_records(run_dir: &Path) -> Result<(), LinkError> {
     Ok(())
 }
 
-fn moved(state: &State, links: &LinksByIndex<'_>) -> Moved {
-    let changed = |(id, was): (&AttachmentId, &Attachment)| {
-        Some((id.clone(), was.clone(), links.moved(was)?))
+fn moved(state: &State, links: &LinksByIndex<'_>) -> Vec<MovedRecord> {
+    let changed = |(id, read): (&AttachmentId, &Attachment)| {
+        Some(MovedRecord { id: id.clone(), read: read.clone(), new: links.moved(read)? })
     };
     state.attachments.iter().filter_map(changed).collect()
 }
 
 /// Changes the records that are still as they were read.
-fn change(run_dir: &Path, moved: Moved) -> Result<(), StateError> {
+fn change(run_dir: &Path, moved: Vec<MovedRecord>) -> Result<(), StateError> {
     let (changed, ..) = RunDir::open(run_dir)?.update(LOCK_WAIT, |state| {
         let mut changed = Vec::new();
-        for (id, was, is) in moved {
-            if let Some(record) = state.attachments.get_mut(&id).filter(|record| **record == was) {
-                record.clone_from(&is);
-                changed.push((id, was, is));
+        for moved in moved {
+            let record = state.attachments.get_mut(&moved.id);
+            if let Some(record) = record.filter(|record| **record == moved.read) {
+                record.clone_from(&moved.new);
+                changed.push(moved);
             }
         }
         changed
     })?;
-    for (id, was, is) in changed {
+    for MovedRecord { id, read, new } in changed {
         let name = |record: Attachment| record.host_interface.map(|link| link.name);
-        let (from, to) = ((was.bridge.clone(), name(was)), (is.bridge.clone(), name(is)));
+        let (from, to) = ((read.bridge.clone(), name(read)), (new.bridge.clone(), name(new)));
         info!(attachment = id.0, ?from, ?to, "record changed: its interface was renamed or moved");
     }
     Ok(())
@@ -105,7 +112,7 @@ mod tests {
         let dir = RunDir::create(&path).unwrap();
         let was = record(Some(("old", 7, "")));
         let is = record(Some(("new", 7, "")));
-        let moved = vec![(was.id(), was.clone(), is.clone())];
+        let moved = vec![MovedRecord { id: was.id(), read: was.clone(), new: is.clone() }];
         for (before, after) in
             [(was, &is), (record(Some(("again", 8, ""))), &record(Some(("again", 8, ""))))]
         {
