@@ -70,7 +70,6 @@ pub struct PolicyArgs {
     pub node_name: Option<String>,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub detect: DetectArgs,
 
     /// Masquerade all connections to cluster IPs, also those from local pods
@@ -83,23 +82,18 @@ pub struct PolicyArgs {
     pub feature_gates: String,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub node_side: NodeSideArgs,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub services: ServicesArgs,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub firewall: FirewallArgs,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub host_ports: HostPortsArgs,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub backend: BackendArgs,
 }
 
@@ -115,23 +109,18 @@ pub struct RunDirArgs {
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub policy: PolicyArgs,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub run_dir: RunDirArgs,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub listen: ListenArgs,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub objects: ObjectsArgs,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub routing: RoutingArgs,
 
     /// Directory of the container runtime's cached CNI results. Pods that were attached without
@@ -151,7 +140,6 @@ pub struct RunArgs {
     pub not_pods: Vec<String>,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "flattened into the flags")]
     pub conntrack: ConntrackArgs,
 
     /// Directory of the kernel's settings. In a container /proc/sys is read-only: mount the host's

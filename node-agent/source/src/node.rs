@@ -66,7 +66,6 @@ const GROUPS: [MulticastGroup; 3] =
 
 /// Why links and addresses cannot be updated.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the text of each says what it is")]
 pub enum NodeError {
     #[error("cannot open a route netlink socket")]
     Open(#[source] io::Error),

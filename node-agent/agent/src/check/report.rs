@@ -39,7 +39,6 @@ impl Group {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "conf/reference/check.md describes each under its name")]
 pub enum Topic {
     Permissions,
     Nftables,
