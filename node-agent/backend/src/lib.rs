@@ -173,7 +173,7 @@ pub struct Draining {
 
 /// The connections that an endpoint has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Left {
+pub struct EndpointConnections {
     /// Established connections.
     pub active: u32,
     /// Connections that are closing or closed.
@@ -224,7 +224,7 @@ pub struct Figures {
     /// The figures of session affinity.
     pub affinity: Affinity,
     /// The connections of each draining endpoint.
-    pub draining: BTreeMap<Draining, Left>,
+    pub draining: BTreeMap<Draining, EndpointConnections>,
     /// Connections that ended with their endpoint.
     pub ended: EndedConnections,
     /// Figures that could not be read, and why.

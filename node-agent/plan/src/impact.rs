@@ -11,13 +11,13 @@
 //! | --- | --- |
 //! | `facts` | reduces the facts to what policies can tell apart, and plans |
 //! | `end` | who is at the ends of connections |
-//! | `moment` | one of both plans: what passes, and who decides |
+//! | `compared_plan` | one of both plans: what passes, and who decides |
 //! | `compare` | compares profiles, and folds what is equal |
 
 mod compare;
+mod compared_plan;
 mod end;
 mod facts;
-mod moment;
 #[cfg(test)]
 mod tests;
 

@@ -47,7 +47,7 @@ pub fn probe(
     extensions: &[Extension],
     mut test: impl FnMut(&str) -> Result<String, IptablesError>,
 ) -> Result<MissingExtensions, IptablesError> {
-    let all: Vec<&str> = extensions.iter().map(|it| it.rule.as_str()).collect();
+    let all: Vec<&str> = extensions.iter().map(|extension| extension.rule.as_str()).collect();
     if reason(test(&input(&all))).is_none() {
         return Ok(MissingExtensions::default());
     }

@@ -164,14 +164,14 @@ impl RejectedRules {
 
     /// Takes in what was rejected, at `at`, of a write in which these chains were `tried` again.
     pub fn learn(&mut self, tried: &BTreeSet<ChainId>, rejected: Vec<RejectedRule>, at: Instant) {
-        let chains: BTreeSet<ChainId> = rejected.iter().map(|it| it.chain.clone()).collect();
+        let chains: BTreeSet<ChainId> = rejected.iter().map(|rule| rule.chain.clone()).collect();
         let missing = &self.missing;
-        let is_tried = |it: &RejectedRule| match it.is_unsupported {
-            true => !it.needs(missing),
-            false => tried.contains(&it.chain),
+        let is_tried = |rule: &RejectedRule| match rule.is_unsupported {
+            true => !rule.needs(missing),
+            false => tried.contains(&rule.chain),
         };
         let is_replaced = |key: &RejectedKey| key.1.is_none() && chains.contains(&key.0);
-        let before = self.all.extract_if(.., |key, it| is_tried(it) || is_replaced(key));
+        let before = self.all.extract_if(.., |key, rule| is_tried(rule) || is_replaced(key));
         let mut before: BTreeMap<RejectedKey, RejectedRule> = before.collect();
         for rejected in rejected {
             if before.remove(&rejected.key()).is_none() {
@@ -179,7 +179,7 @@ impl RejectedRules {
             }
             self.all.insert(rejected.key(), rejected);
         }
-        let accepted = before.values().filter(|it| is_tried(it));
+        let accepted = before.values().filter(|rule| is_tried(rule));
         self.news.accepted.extend(accepted.map(RejectedRule::words));
         if !tried.is_empty() {
             self.next = Some(at + self.pause);

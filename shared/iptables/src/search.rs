@@ -69,9 +69,9 @@ struct Rejection {
     has_time: bool,
 }
 
-/// One of a part that is rejected.
+/// A rejected chain or rule of a part.
 struct Rejected<T> {
-    it: T,
+    what: T,
     reason: String,
 }
 
@@ -141,7 +141,7 @@ impl<K: Kernel> Search<'_, K> {
             }
         }
         for part in kept_whole.chunks(self.kernel.at_once()) {
-            for Rejected { it: (name, lines), reason } in
+            for Rejected { what: (name, lines), reason } in
                 sift(part, |part| self.attempt(&writing(part)))?
             {
                 self.rejected.push(RejectedRule::chain(self.id(name), lines, &reason));
@@ -175,8 +175,8 @@ impl<K: Kernel> Search<'_, K> {
             }
             Ok(rejection)
         })?;
-        for Rejected { it, reason } in rejected {
-            self.rejected.push(RejectedRule::rule(self.id(name.clone()), it, &reason));
+        for Rejected { what: line, reason } in rejected {
+            self.rejected.push(RejectedRule::rule(self.id(name.clone()), line, &reason));
         }
         Ok(())
     }
@@ -184,9 +184,9 @@ impl<K: Kernel> Search<'_, K> {
     fn removals(&mut self, names: Vec<String>) -> Result<(), IptablesError> {
         for part in names.chunks(self.kernel.at_once()) {
             let rejected = sift(part, |part| self.attempt(&removing(part.iter().cloned())))?;
-            for Rejected { it, reason } in rejected {
-                self.must(&it, &writing(&[(it.clone(), Lines::new())]))?;
-                self.rejected.push(RejectedRule::removal(self.id(it), &reason));
+            for Rejected { what: name, reason } in rejected {
+                self.must(&name, &writing(&[(name.clone(), Lines::new())]))?;
+                self.rejected.push(RejectedRule::removal(self.id(name), &reason));
             }
         }
         Ok(())
@@ -233,13 +233,13 @@ fn sift<T: Clone>(
         let Some(Rejection { error, has_time }) = attempt(part)? else { continue };
         let said = error.said();
         match part {
-            [it] => rejected.push(Rejected { it: it.clone(), reason: said.to_owned() }),
+            [one] => rejected.push(Rejected { what: one.clone(), reason: said.to_owned() }),
             _ if has_time => {
                 let (one, other) = part.split_at(part.len() / 2);
                 parts.extend([one, other]);
             }
-            _ => rejected.extend(part.iter().map(|it| Rejected {
-                it: it.clone(),
+            _ => rejected.extend(part.iter().map(|one| Rejected {
+                what: one.clone(),
                 reason: format!("{said} (together with others)"),
             })),
         }

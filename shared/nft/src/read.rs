@@ -126,8 +126,9 @@ impl<'a> RuleView<'a> {
 
     /// Its comment, as iptables-nft writes it: a match of xtables (`struct xt_comment_info`).
     pub fn xtables_comment(&self) -> Option<&'a str> {
-        let is_comment =
-            |it: &ExpressionView<'_>| it.name == "match" && it.data.find_str(1) == Some("comment");
+        let is_comment = |expression: &ExpressionView<'_>| {
+            expression.name == "match" && expression.data.find_str(1) == Some("comment")
+        };
         let found = self.expressions().find(is_comment)?;
         let text = found.data.find(3)?.split(|byte| *byte == 0).next()?;
         std::str::from_utf8(text).ok()

@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// The state of the run directory, always up to date.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct RunDirState {
     /// The current problems.
     pub(super) problems: watch::Receiver<Vec<String>>,
     /// Whether only a restart helps.
@@ -39,7 +39,10 @@ pub(super) struct Known {
 ///
 /// # Errors
 /// When the directory cannot be used, or another agent answers there.
-pub(super) async fn start(path: &Path, asked: mpsc::Sender<Question>) -> anyhow::Result<Known> {
+pub(super) async fn start(
+    path: &Path,
+    asked: mpsc::Sender<Question>,
+) -> anyhow::Result<RunDirState> {
     let dir = RunDir::create(path).context("cannot use the run directory")?;
     let mount = mount_of(dir.dir()).context("cannot find the mount of the run directory")?;
     let socket = Socket::listen(path).await?;
@@ -47,7 +50,7 @@ pub(super) async fn start(path: &Path, asked: mpsc::Sender<Question>) -> anyhow:
     let (is_lost, lost_receiver) = watch::channel(false);
     let restorer = Restorer { path: path.to_owned(), mount, problems, is_lost };
     tokio::spawn(restorer.keep(socket, asked));
-    Ok(Known { problems: problem_receiver, is_lost: lost_receiver })
+    Ok(RunDirState { problems: problem_receiver, is_lost: lost_receiver })
 }
 
 /// A socket, and the identity of its file.

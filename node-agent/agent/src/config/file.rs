@@ -18,7 +18,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, value_parser};
 use denizen_state::regular;
 use thiserror::Error;
 
-use self::document::{Document, Place};
+use self::document::{Document, FieldPosition};
 pub use self::in_force::FlagsInForce;
 use super::{ListenArgs, PolicyArgs};
 use denizen_backend::BackendName;
@@ -36,7 +36,7 @@ struct Setting {
     flag: String,
     value: String,
     /// The position in the file.
-    at: Place,
+    at: FieldPosition,
 }
 
 /// The content of a file.
@@ -51,7 +51,7 @@ struct Contents {
 /// A problem with one field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    at: Place,
+    at: FieldPosition,
     what: String,
 }
 

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use denizen_ipvs::{ServerKey, VirtualServer};
+use denizen_ipvs::{ObservedServer, ServerKey, VirtualServer};
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -21,7 +21,7 @@ use super::kernel::Kernel;
 use super::servers::{Extent, Servers};
 use super::state::{RealState, ServerState};
 use crate::nftables::{Nftables, Programmed};
-use crate::{Backend, Draining, Figures, Left, Repair, Report};
+use crate::{Backend, Draining, EndpointConnections, Figures, Repair, Report};
 use denizen_model::Protocol;
 use denizen_netlink::NetlinkError;
 use denizen_nft::NftError;
@@ -206,7 +206,7 @@ fn frontends_of(plan: &Plan, servers: &BTreeSet<ServerKey>) -> BTreeSet<Frontend
     };
     let planned = ipvs.servers().iter();
     let planned =
-        planned.filter(|(key, _)| server_key(key).is_some_and(|it| servers.contains(&it)));
+        planned.filter(|(key, _)| server_key(key).is_some_and(|server| servers.contains(&server)));
     planned
         .flat_map(|(_, server)| services.keys_of(&server.service_port.service))
         .copied()
@@ -280,8 +280,10 @@ impl Backend for IpvsBackend {
         match &self.servers {
             Ok(servers) => {
                 report.rejected.extend(servers.problems());
-                report.draining =
-                    servers.draining().filter_map(|it| draining(it.0, it.1)).collect();
+                report.draining = servers
+                    .draining()
+                    .filter_map(|(server, endpoint)| draining(server, endpoint))
+                    .collect();
             }
             Err(problem) => report
                 .rejected
@@ -297,9 +299,9 @@ impl Backend for IpvsBackend {
             Ok(Ok(read)) => {
                 figures.draining = read
                     .into_iter()
-                    .filter_map(|(key, it)| {
-                        let left = Left { active: it.active, inactive: it.inactive };
-                        Some((draining(key, it.real.at)?, left))
+                    .filter_map(|(key, observed)| {
+                        let ObservedServer { real, active, inactive, .. } = observed;
+                        Some((draining(key, real.at)?, EndpointConnections { active, inactive }))
                     })
                     .collect();
             }

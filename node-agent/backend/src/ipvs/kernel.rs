@@ -70,7 +70,8 @@ impl Kernel {
             return Ok(0);
         };
         let ours = ours(&mut ipvs, &left)?.into_iter();
-        let commands: Vec<IpvsCommand> = ours.map(|it| IpvsCommand::Remove(it.key)).collect();
+        let commands: Vec<IpvsCommand> =
+            ours.map(|server| IpvsCommand::Remove(server.key)).collect();
         let count = commands.len() - ipvs.apply(&commands)?.len();
         remove(&mut routes, left.into_keys())?;
         Ok(count)
@@ -110,8 +111,10 @@ impl Kernel {
         for key in ours(&mut ipvs, &left)?.into_iter().map(|server| server.key) {
             let reals = ipvs.real_servers(&key)?;
             let weighed: Vec<RealServer> =
-                reals.iter().map(|it| it.real).filter(|real| real.weight > 0).collect();
-            if !weighed.is_empty() && reals.iter().any(|it| it.active + it.inactive > 0) {
+                reals.iter().map(|observed| observed.real).filter(|real| real.weight > 0).collect();
+            if !weighed.is_empty()
+                && reals.iter().any(|observed| observed.active + observed.inactive > 0)
+            {
                 used.insert(key.at.ip());
                 let idle_real =
                     |real| IpvsCommand::ChangeReal(key, RealServer { weight: 0, ..real });
@@ -190,9 +193,9 @@ fn setting(path: &str) -> Option<u64> {
 /// Our routes, each address with its source.
 fn own(routes: &mut Routes) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, ServersError> {
     let own = routes.own()?.into_iter();
-    let ours = own.filter(|it| it.key == key(it.key.destination.ip()));
-    let ours = ours.filter(|it| it.target == Some(RouteTarget::Local { link: LOOPBACK }));
-    Ok(ours.map(|it| (it.key.destination.ip(), it.source)).collect())
+    let ours = own.filter(|route| route.key == key(route.key.destination.ip()));
+    let ours = ours.filter(|route| route.target == Some(RouteTarget::Local { link: LOOPBACK }));
+    Ok(ours.map(|route| (route.key.destination.ip(), route.source)).collect())
 }
 
 /// The virtual servers at the addresses of these routes, without those at addresses of kube-proxy's
@@ -249,7 +252,10 @@ impl Host for Kernel {
         };
         let commands: Vec<_> = routes.iter().map(route).collect();
         let refused = self.routes.apply(&commands)?;
-        Ok(refused.into_iter().map(|it| (routes[it.command].0, it.errno)).collect())
+        Ok(refused
+            .into_iter()
+            .map(|rejected| (routes[rejected.command].0, rejected.errno))
+            .collect())
     }
 
     fn remove_routes(&mut self, addresses: &[IpAddr]) -> Result<(), ServersError> {

@@ -87,8 +87,10 @@ impl ServerState {
         let mut new: Vec<_> = new.collect();
         new.sort_by_key(|(at, _)| order.rank(at));
         let new = new.into_iter().map(|(at, state)| IpvsCommand::AddReal(key, real(at, state)));
-        let other =
-            self.reals.iter().filter(|(at, state)| now.get(at).is_some_and(|it| it != *state));
+        let other = self
+            .reals
+            .iter()
+            .filter(|(at, state)| now.get(at).is_some_and(|observed| observed != *state));
         let other = other.map(|(at, state)| IpvsCommand::ChangeReal(key, real(at, state)));
         let gone = now.keys().filter(|at| !self.reals.contains_key(at));
         let gone = gone.map(|at| IpvsCommand::RemoveReal(key, *at));

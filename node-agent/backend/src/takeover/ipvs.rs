@@ -48,12 +48,12 @@ pub async fn device() -> anyhow::Result<Option<u32>> {
 /// # Errors
 /// The kernel's.
 pub fn addresses() -> Result<BTreeSet<IpAddr>, Errno> {
-    let all = getifaddrs()?.filter(|it| it.interface_name == DEVICE);
+    let all = getifaddrs()?.filter(|address| address.interface_name == DEVICE);
     let ip = |address: SockaddrStorage| {
-        let v4 = address.as_sockaddr_in().map(|it| it.ip().into());
-        v4.or_else(|| address.as_sockaddr_in6().map(|it| it.ip().into()))
+        let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
     };
-    Ok(all.filter_map(|it| ip(it.address?)).collect())
+    Ok(all.filter_map(|address| ip(address.address?)).collect())
 }
 
 /// Removes the [`device`] of this index.

@@ -34,7 +34,7 @@ pub struct ConnectionsArgs {
 pub struct ClusterConnections {
     pub connections: Vec<Joined>,
     /// Nodes that have more than they show. Some of the others may then lack their other half.
-    pub more: Vec<More>,
+    pub more: Vec<TruncatedNode>,
 }
 
 /// A connection, and the nodes that know it.
@@ -46,7 +46,7 @@ pub struct Joined {
 }
 
 #[derive(Debug, Serialize)]
-pub struct More {
+pub struct TruncatedNode {
     pub node: String,
     pub shown: usize,
     pub total: u64,
@@ -158,7 +158,7 @@ pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
     for (node, NodeConnections { connections, total }) in answered {
         let shown = connections.len();
         if total > shown as u64 {
-            more.push(More { node: node.clone(), shown, total });
+            more.push(TruncatedNode { node: node.clone(), shown, total });
         }
         for connection in connections {
             let connection = connection.named(&node);
@@ -230,7 +230,7 @@ impl fmt::Display for ClusterConnections {
             writeln!(f, "{}", Printable(&line))?;
         }
         writeln!(f, "connections: {}", self.connections.len())?;
-        self.more.iter().try_for_each(|More { node, shown, total }| {
+        self.more.iter().try_for_each(|TruncatedNode { node, shown, total }| {
             writeln!(f, "node {} shows {shown} of {total}: see --limit", Printable(node))
         })
     }

@@ -34,13 +34,13 @@ struct Row {
     /// As the agent says it.
     status: Box<RawValue>,
     #[serde(skip)]
-    known: Known,
+    known: StatusFields,
 }
 
 /// What the table shows. Fields that an agent does not have are empty.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Known {
+struct StatusFields {
     backend: String,
     synced: bool,
     pods: u64,

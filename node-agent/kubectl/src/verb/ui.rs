@@ -45,7 +45,7 @@ use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
 use self::history::MINUTES;
-use self::round::{Before, round};
+use self::round::{RoundMemory, round};
 use self::sighting::ExampleEnds;
 use self::state::State;
 use crate::cluster::Api;
@@ -89,7 +89,7 @@ pub struct Ui {
     started: Instant,
     state: RefCell<State>,
     /// When the last round began, and what it leaves for the next. Locked during a round.
-    rounds: Arc<Mutex<(Option<Instant>, Before)>>,
+    rounds: Arc<Mutex<(Option<Instant>, RoundMemory)>>,
 }
 
 /// Serves until it is interrupted.
@@ -154,7 +154,7 @@ impl Ui {
         }
     }
 
-    async fn round(&self, before: &mut Before) {
+    async fn round(&self, before: &mut RoundMemory) {
         let limits = Limits::new(self.asking.parallel, self.asking.timeout);
         // What the kernels noted is older than this program.
         let minute = || MINUTES as u64 + self.started.elapsed().as_secs() / 60;

@@ -7,24 +7,24 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::compared_plan::{ClassNumber, ComparedPlan, Numbered, SharedNumbers};
 use super::end::{End, Ends};
 use super::facts::Facts;
-use super::moment::{ClassNumber, Moment, Numbered, SharedNumbers};
 use super::{AccessChange, Impact, ImpactRow};
 use crate::firewall::{ClassKey, PortSet, port_edges};
 use crate::{Direction, FirewallPlan, Function, IdentityId};
 use denizen_model::{Event, Family, PolicyName};
 
 /// A value in each of the two plans: before, and after.
-type Both<T> = [T; 2];
+type BeforeAfter<T> = [T; 2];
 
 /// All that decides about an end. Ends with equal profiles have equal access.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Profile {
     family: Family,
-    ingress: Both<ClassNumber>,
-    egress: Both<ClassNumber>,
-    identity: Both<Option<IdentityId>>,
+    ingress: BeforeAfter<ClassNumber>,
+    egress: BeforeAfter<ClassNumber>,
+    identity: BeforeAfter<Option<IdentityId>>,
     /// Whether the changed policies judge ingress to these ends.
     ingress_changes: bool,
     /// Whether the changed policies judge egress from these ends.
@@ -45,8 +45,8 @@ struct DecidedPart {
     direction: Direction,
     change: AccessChange,
     ports: usize,
-    classes: Both<ClassNumber>,
-    peer: Both<Option<IdentityId>>,
+    classes: BeforeAfter<ClassNumber>,
+    peer: BeforeAfter<Option<IdentityId>>,
 }
 
 /// What rows that are folded have in common: numbers of ports and of deciders.
@@ -55,11 +55,11 @@ struct RowKey {
     change: AccessChange,
     direction: Direction,
     ports: usize,
-    deciders: Both<usize>,
+    deciders: BeforeAfter<usize>,
 }
 
 pub(super) struct Comparison<'a> {
-    moments: Both<Moment<'a>>,
+    plans: BeforeAfter<ComparedPlan<'a>>,
     shared: SharedNumbers,
     profiles: Vec<Profile>,
     /// Who has each profile.
@@ -81,7 +81,7 @@ impl<'a> Comparison<'a> {
         change: &[Event],
     ) -> Self {
         let mut comparison = Self {
-            moments: [Moment::new(before), Moment::new(after)],
+            plans: [ComparedPlan::new(before), ComparedPlan::new(after)],
             shared: SharedNumbers::default(),
             profiles: Vec::new(),
             members: Vec::new(),
@@ -110,20 +110,20 @@ impl<'a> Comparison<'a> {
     fn profile(&mut self, end: &End, facts: &Facts, changed: &ChangedPolicies) -> Profile {
         let record = end.group.map(|group| &facts.groups[group]);
         let mut of = |direction| {
-            let class = |moment: &mut Moment<'_>| moment.class(record?, direction);
-            self.moments.each_mut().map(class)
+            let class = |compared: &mut ComparedPlan<'_>| compared.class(record?, direction);
+            self.plans.each_mut().map(class)
         };
         let (ingress, egress) = (of(Direction::Ingress), of(Direction::Egress));
-        let changes = |classes: Both<ClassNumber>| {
-            let [before, after] = [0, 1].map(|at| self.moments[at].key(classes[at]));
+        let changes = |classes: BeforeAfter<ClassNumber>| {
+            let [before, after] = [0, 1].map(|at| self.plans[at].key(classes[at]));
             before != after || before.is_some_and(|class| changed.concern(class))
         };
-        let identity = |moment: &Moment<'_>| moment.plan.identity_of(end.address?);
+        let identity = |compared: &ComparedPlan<'_>| compared.plan.identity_of(end.address?);
         Profile {
             family: end.family,
             ingress,
             egress,
-            identity: self.moments.each_ref().map(identity),
+            identity: self.plans.each_ref().map(identity),
             ingress_changes: changes(ingress),
             egress_changes: changes(egress),
         }
@@ -163,9 +163,9 @@ impl<'a> Comparison<'a> {
     fn parts(&mut self, from: &Profile, to: &Profile) -> Rc<[Part]> {
         let shared = &mut self.shared;
         let mut passing = |at: usize| {
-            let moment = &mut self.moments[at];
-            let sent = moment.passing(from.egress[at], to.identity[at], shared);
-            [sent, moment.passing(to.ingress[at], from.identity[at], shared)]
+            let plan = &mut self.plans[at];
+            let sent = plan.passing(from.egress[at], to.identity[at], shared);
+            [sent, plan.passing(to.ingress[at], from.identity[at], shared)]
         };
         let ([sent_before, received_before], [sent_after, received_after]) =
             (passing(0), passing(1));
@@ -203,16 +203,16 @@ impl<'a> Comparison<'a> {
         let DecidedPart { direction, change, ports, classes, peer } = part;
         let mut edges = BTreeSet::new();
         for at in [0, 1] {
-            let moment = &self.moments[at];
-            if let Some(class) = moment.key(classes[at]) {
-                edges.extend(port_edges(moment.plan, class, peer[at]));
+            let plan = &self.plans[at];
+            if let Some(class) = plan.key(classes[at]) {
+                edges.extend(port_edges(plan.plan, class, peer[at]));
             }
         }
-        let mut cut: BTreeMap<Both<usize>, PortSet> = BTreeMap::new();
+        let mut cut: BTreeMap<BeforeAfter<usize>, PortSet> = BTreeMap::new();
         for (protocol, span) in self.shared.ports.get(ports).cut_at(&edges) {
             let port = NonZeroU16::new(span.0);
             let deciders = [0, 1].map(|at| {
-                let decider = self.moments[at].decider(classes[at], peer[at], protocol, port);
+                let decider = self.plans[at].decider(classes[at], peer[at], protocol, port);
                 self.shared.deciders.number(decider)
             });
             cut.entry(deciders).or_default().add_span(protocol, span);

@@ -64,7 +64,7 @@ enum ProbeOutcome {
 
 /// Options of a probe.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Manner {
+pub(super) struct ProbeOptions {
     pub(super) timeout: Duration,
     /// A connection is enough.
     pub(super) handshake: bool,
@@ -79,22 +79,25 @@ pub(super) struct ProbeResults {
 
 pub(super) async fn connect(args: ConnectArgs) -> ProbeResults {
     let ConnectArgs { to, timeout, handshake } = args;
-    let manner = Manner { timeout, handshake, back: None };
-    ProbeResults { probes: probe_all(to, manner).await }
+    let options = ProbeOptions { timeout, handshake, back: None };
+    ProbeResults { probes: probe_all(to, options).await }
 }
 
 /// All at once. In the order of the targets.
-pub(super) async fn probe_all(targets: Vec<ProbeTarget>, manner: Manner) -> Vec<ProbeResult> {
+pub(super) async fn probe_all(
+    targets: Vec<ProbeTarget>,
+    options: ProbeOptions,
+) -> Vec<ProbeResult> {
     let mut all = JoinSet::new();
     for (number, target) in targets.into_iter().enumerate() {
-        all.spawn(async move { (number, probe(&target, manner).await) });
+        all.spawn(async move { (number, probe(&target, options).await) });
     }
     let mut results = all.join_all().await;
     results.sort_by_key(|(number, _)| *number);
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-pub(super) async fn probe(target: &ProbeTarget, manner: Manner) -> ProbeResult {
+pub(super) async fn probe(target: &ProbeTarget, options: ProbeOptions) -> ProbeResult {
     let begun = Instant::now();
     let mut result = ProbeResult {
         to: target.to_string(),
@@ -107,14 +110,14 @@ pub(super) async fn probe(target: &ProbeTarget, manner: Manner) -> ProbeResult {
         back: None,
         first: None,
     };
-    let wait = if manner.back.is_some() { ATTEMPT + BACK } else { ATTEMPT };
+    let wait = if options.back.is_some() { ATTEMPT + BACK } else { ATTEMPT };
     loop {
-        let left = manner.timeout.saturating_sub(begun.elapsed());
+        let left = options.timeout.saturating_sub(begun.elapsed());
         if left.is_zero() {
             return result;
         }
         result.attempts += 1;
-        let attempt = timeout(wait.min(left), attempt(target, manner)).await;
+        let attempt = timeout(wait.min(left), attempt(target, options)).await;
         let elapsed = begun.elapsed().as_millis();
         result.milliseconds = elapsed.try_into().unwrap_or(u64::MAX);
         match attempt {
@@ -139,14 +142,14 @@ pub(super) async fn probe(target: &ProbeTarget, manner: Manner) -> ProbeResult {
 }
 
 /// `None` if a connection was all that was wanted.
-async fn attempt(target: &ProbeTarget, manner: Manner) -> io::Result<Option<ProbeAnswer>> {
+async fn attempt(target: &ProbeTarget, options: ProbeOptions) -> io::Result<Option<ProbeAnswer>> {
     let address = lookup_host(&target.host).await?.next();
     let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
-    let request = ProbeRequest::new(manner.back);
+    let request = ProbeRequest::new(options.back);
     let answer = match target.protocol {
         ProbeProtocol::Tcp => {
             let stream = TcpStream::connect(address).await?;
-            if manner.handshake {
+            if options.handshake {
                 return Ok(None);
             }
             over_tcp(stream, &request).await?

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-use super::connect::{Manner, ProbeResult, probe, probe_all};
+use super::connect::{ProbeOptions, ProbeResult, probe, probe_all};
 use super::message::{LONGEST, ProbeRequest};
 use super::{ProbeProtocol, ProbeTarget, ServeArgs};
 use crate::agent;
@@ -49,8 +49,8 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     if !first.is_empty() {
         let back = ports.first().copied().map(NonZeroU16::get);
         tokio::spawn(async move {
-            let manner = Manner { timeout, handshake: false, back };
-            let _ = server.first.set(probe_all(first, manner).await);
+            let options = ProbeOptions { timeout, handshake: false, back };
+            let _ = server.first.set(probe_all(first, options).await);
         });
     }
     agent::pause().await
@@ -107,8 +107,8 @@ impl ProbeServer {
         if let Some(port) = request.back {
             let host = SocketAddr::new(answer.client, port).to_string();
             let target = ProbeTarget { host, protocol: ProbeProtocol::Tcp };
-            let manner = Manner { timeout: BACK, handshake: true, back: None };
-            answer.back = Some(Box::new(probe(&target, manner).await));
+            let options = ProbeOptions { timeout: BACK, handshake: true, back: None };
+            answer.back = Some(Box::new(probe(&target, options).await));
         }
         let stream = stream.get_mut();
         stream.write_all(&answer.line()).await?;

@@ -2,7 +2,7 @@
 
 use clap::{Arg, Command};
 
-use super::document::{Known, Place, Value, YamlNode};
+use super::document::{FieldNameKind, FieldPosition, Value, YamlNode};
 use super::{Contents, Problem, Setting};
 use crate::config::DetectorError;
 
@@ -129,9 +129,9 @@ pub(super) fn contents(tree: &YamlNode, run: &Command) -> Contents {
         flags.iter().any(inside)
     };
     let fields = tree.fields(&|path| match path {
-        _ if flags.iter().any(|(field, _)| field == path) => Known::Field,
-        _ if is_section(path) => Known::Section,
-        _ => Known::Unknown,
+        _ if flags.iter().any(|(field, _)| field == path) => FieldNameKind::Field,
+        _ if is_section(path) => FieldNameKind::Section,
+        _ => FieldNameKind::Unknown,
     });
     let mut contents = Contents { errors: fields.errors, ..Contents::default() };
     contents.errors.extend(fields.unknown.into_iter().map(unknown));
@@ -143,7 +143,7 @@ pub(super) fn contents(tree: &YamlNode, run: &Command) -> Contents {
     contents
 }
 
-fn unknown(at: Place) -> Problem {
+fn unknown(at: FieldPosition) -> Problem {
     let what = match at.field.as_str() {
         "clusterCIDR" | "clusterCidr" => DetectorError::ClusterCidr.to_string(),
         _ => "there is no such field".to_owned(),
@@ -152,7 +152,13 @@ fn unknown(at: Place) -> Problem {
 }
 
 /// Adds the setting for a field's value, or the error.
-pub(super) fn set(run: &Command, flag: &str, at: Place, value: &Value, contents: &mut Contents) {
+pub(super) fn set(
+    run: &Command,
+    flag: &str,
+    at: FieldPosition,
+    value: &Value,
+    contents: &mut Contents,
+) {
     let mut args = run.get_arguments();
     let arg = args.find(|arg| arg.get_long() == Some(flag));
     let field_type = FieldType::of(arg.expect("the flags that fields stand for exist"));

@@ -9,14 +9,14 @@ use super::Problem;
 
 /// The position of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct FieldPosition {
     /// Counts from 1; 0 if it is not known.
     line: u64,
     /// The path of names, joined with dots; empty for the whole document.
     pub(super) field: String,
 }
 
-impl Place {
+impl FieldPosition {
     /// The position of a missing field.
     pub(super) fn of(field: &str) -> Self {
         let field = field.to_owned();
@@ -24,7 +24,7 @@ impl Place {
     }
 }
 
-impl Display for Place {
+impl Display for FieldPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.line, self.field.is_empty()) {
             (0, true) => write!(f, "the document"),
@@ -80,7 +80,7 @@ impl Document {
                 let text = error.without_snippet().to_string();
                 let what = text.lines().next().unwrap_or_default().to_owned();
                 let field = String::new();
-                Problem { at: Place { line, field }, what }
+                Problem { at: FieldPosition { line, field }, what }
             })?;
         let Value::Map(fields) = &tree.value else {
             return Err(tree
@@ -114,7 +114,7 @@ impl Document {
 }
 
 /// What a field name is.
-pub(super) enum Known {
+pub(super) enum FieldNameKind {
     /// A field with a value.
     Field,
     /// A section with more fields.
@@ -126,8 +126,8 @@ pub(super) enum Known {
 /// The fields that have a value, and the unknown ones. An empty section is ignored.
 #[derive(Debug, Default)]
 pub(super) struct Fields<'a> {
-    pub(super) known: Vec<(Place, &'a Value)>,
-    pub(super) unknown: Vec<Place>,
+    pub(super) known: Vec<(FieldPosition, &'a Value)>,
+    pub(super) unknown: Vec<FieldPosition>,
     /// Values where a section must be.
     pub(super) errors: Vec<Problem>,
 }
@@ -137,12 +137,12 @@ impl YamlNode {
         Problem { at: self.place(field.to_owned()), what: what.into() }
     }
 
-    fn place(&self, field: String) -> Place {
-        Place { line: self.line, field }
+    fn place(&self, field: String) -> FieldPosition {
+        FieldPosition { line: self.line, field }
     }
 
     /// All its fields except `apiVersion` and `kind`. A null field is not set.
-    pub(super) fn fields(&self, known: &impl Fn(&str) -> Known) -> Fields<'_> {
+    pub(super) fn fields(&self, known: &impl Fn(&str) -> FieldNameKind) -> Fields<'_> {
         let mut fields = Fields::default();
         if let Value::Map(top) = &self.value {
             let rest = top.iter().filter(|(name, _)| !NATURE.contains(&name.as_str()));
@@ -154,19 +154,19 @@ impl YamlNode {
     fn collect<'a>(
         &'a self,
         path: String,
-        known: &impl Fn(&str) -> Known,
+        known: &impl Fn(&str) -> FieldNameKind,
         fields: &mut Fields<'a>,
     ) {
         match (known(&path), &self.value) {
-            (Known::Unknown, _) => fields.unknown.push(self.place(path)),
+            (FieldNameKind::Unknown, _) => fields.unknown.push(self.place(path)),
             (_, Value::Null) => {}
-            (Known::Field, value) => fields.known.push((self.place(path), value)),
-            (Known::Section, Value::Map(inner)) => {
+            (FieldNameKind::Field, value) => fields.known.push((self.place(path), value)),
+            (FieldNameKind::Section, Value::Map(inner)) => {
                 for (name, node) in inner {
                     node.collect(format!("{path}.{name}"), known, fields);
                 }
             }
-            (Known::Section, other) => {
+            (FieldNameKind::Section, other) => {
                 let what = format!("it is {}, but must be a map of fields", other.kind());
                 fields.errors.push(self.problem(&path, what));
             }

@@ -4,7 +4,7 @@
 use clap::Command;
 
 use super::denizen::set;
-use super::document::{Known, Place, Value, YamlNode};
+use super::document::{FieldNameKind, FieldPosition, Value, YamlNode};
 use super::{Contents, Problem};
 
 /// The section that kube-proxy uses.
@@ -131,9 +131,9 @@ pub(super) fn contents(tree: &YamlNode, run: &Command) -> Contents {
         fields.any(|(section, _)| section == path)
     };
     let fields = tree.fields(&|path| match meaning(path) {
-        Some(_) => Known::Field,
-        None if is_section(path) => Known::Section,
-        None => Known::Unknown,
+        Some(_) => FieldNameKind::Field,
+        None if is_section(path) => FieldNameKind::Section,
+        None => FieldNameKind::Unknown,
     });
     let mut contents = Contents { errors: fields.errors, ..Contents::default() };
     let unknown = |at| warning(at, "unknown field of v1alpha1: ignored");
@@ -142,7 +142,7 @@ pub(super) fn contents(tree: &YamlNode, run: &Command) -> Contents {
     together.set_backend(run, &mut contents);
     together.set_detector(run, &mut contents);
     let section = together.section();
-    let is_set = |(_, value): &(Place, &Value)| !is_empty(value);
+    let is_set = |(_, value): &(FieldPosition, &Value)| !is_empty(value);
     for (at, value) in fields.known.into_iter().filter(is_set) {
         match meaning(&at.field).expect("it is known") {
             Flag(flag) => set(run, flag, at, value, &mut contents),
@@ -159,7 +159,7 @@ pub(super) fn contents(tree: &YamlNode, run: &Command) -> Contents {
     contents
 }
 
-fn warning(at: Place, what: &str) -> Problem {
+fn warning(at: FieldPosition, what: &str) -> Problem {
     let what = what.to_owned();
     Problem { at, what }
 }
@@ -191,15 +191,15 @@ fn is_zero(value: &Value) -> bool {
 
 /// Fields that only have a meaning together.
 struct Joint<'a> {
-    all: &'a [(Place, &'a Value)],
+    all: &'a [(FieldPosition, &'a Value)],
 }
 
 impl Joint<'_> {
     /// A field's position and text. The text is empty if the field is not set.
-    fn text(&self, field: &str) -> (Place, String) {
+    fn text(&self, field: &str) -> (FieldPosition, String) {
         let found = self.all.iter().find(|(at, _)| at.field == field);
         found.map_or_else(
-            || (Place::of(field), String::new()),
+            || (FieldPosition::of(field), String::new()),
             |(at, value)| (at.clone(), value.scalar().unwrap_or_else(|| value.kind().to_owned())),
         )
     }

@@ -129,9 +129,9 @@ fn what_drains_is_counted() {
     let draining = |servers: &mut Servers<Fake>| -> Vec<(String, u32)> {
         let named: Vec<_> = servers.draining().collect();
         let read = servers.read_draining().expect("the kernel tells");
-        let pairs: Vec<_> = read.iter().map(|(key, it)| (*key, it.real.at)).collect();
+        let pairs: Vec<_> = read.iter().map(|(key, server)| (*key, server.real.at)).collect();
         assert_eq!(pairs, named);
-        read.iter().map(|(_, it)| (it.real.at.to_string(), it.active)).collect()
+        read.iter().map(|(_, server)| (server.real.at.to_string(), server.active)).collect()
     };
     assert_eq!(draining(&mut servers), []);
     fake.0.borrow_mut().active.insert("10.1.0.2:80".parse().expect("an address"), 7);

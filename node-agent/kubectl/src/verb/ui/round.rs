@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::directory::Directory;
 use super::sighting::NodeDropped;
-use super::state::{Glance, State};
+use super::state::{RoundResult, State};
 use crate::cluster::{Api, NodeAgent, NodeAgents};
 use crate::session::request::{Connections, Dropped, Refused, Request};
 use crate::session::{Answers, NoAnswer};
@@ -33,7 +33,7 @@ const WATCH: u64 = 5;
 
 /// What is remembered of one round for the next.
 #[derive(Debug, Default)]
-pub struct Before {
+pub struct RoundMemory {
     /// Dropped packets, by node.
     dropped: BTreeMap<String, u64>,
     /// The minute when the API's objects were read.
@@ -55,7 +55,7 @@ pub async fn round(
     api: &Api,
     limits: Limits,
     state: &RefCell<State>,
-    before: &mut Before,
+    before: &mut RoundMemory,
     minute: impl Fn() -> u64,
 ) -> anyhow::Result<()> {
     let node_agents = api.node_agents().await?;
@@ -82,8 +82,8 @@ pub async fn round(
         state.borrow_mut().directory = directory;
     }
     let watched = before.watched(all, &counts);
-    let glance = Glance { nodes, unanswered, notes, drops: merged(counts), forgotten: 0 };
-    state.borrow_mut().connections(minute(), &connections, glance);
+    let last_round = RoundResult { nodes, unanswered, notes, drops: merged(counts), forgotten: 0 };
+    state.borrow_mut().connections(minute(), &connections, last_round);
     if !std::mem::replace(&mut before.has_noted, true) {
         state.borrow_mut().refused(minute(), noted);
     }
@@ -105,7 +105,7 @@ fn said(_: &str, answers: Answers) -> Result<NodeSaid, NoAnswer> {
     Ok(NodeSaid { connections, counts, refused })
 }
 
-impl Before {
+impl RoundMemory {
     /// Whether the API's objects are to be read: where there are many, each minute, and when agents
     /// name a pod that is new.
     fn is_due(
@@ -172,7 +172,7 @@ mod tests {
         };
         let few = Directory::of(&[], &pods[1..], &[], &[]);
         let many = Directory::of(&[], &pods, &[], &[]);
-        let mut before = Before::default();
+        let mut before = RoundMemory::default();
         let cases = [
             (0, &many, "a/p1", true),
             (0, &many, "a/p1", false),
@@ -202,9 +202,9 @@ mod tests {
             let all = packets.iter().map(|packets| serde_json::from_value(count(packets)).unwrap());
             all.enumerate().map(|(at, counts)| (format!("n{at}"), counts)).collect()
         };
-        let mut before = Before::default();
+        let mut before = RoundMemory::default();
         assert_eq!(before.watched(agents(5), &counts(&[0; 4])).len(), 4, "n4 did not answer");
-        let mut before = Before::default();
+        let mut before = RoundMemory::default();
         assert!(before.watched(agents(30), &counts(&[7; 30])).is_empty());
         let mut risen = [7; 30];
         (risen[3], risen[9], risen[20]) = (8, 90, 1);

@@ -12,7 +12,7 @@ use super::history::{EdgeFacts, MINUTES};
 use super::layout::Layout;
 use super::party::Party;
 use super::sighting::EdgeVerdict;
-use super::state::Glance;
+use super::state::RoundResult;
 use crate::finding::{Texts, node_names};
 use crate::verb::drops::Drop;
 
@@ -21,16 +21,16 @@ const COUNTERS: usize = 30;
 
 /// The parts of the page that change. The script puts each in the place of the one before.
 pub fn parts(
-    glance: &Glance,
+    last_round: &RoundResult,
     watch_notes: &[String],
     drawing: &Drawing,
     layout: &Layout,
 ) -> Markup {
     html! {
-        div #notices { (notices(glance, watch_notes)) }
-        div #summary { (summary_line(glance, drawing)) }
+        div #notices { (notices(last_round, watch_notes)) }
+        div #summary { (summary_line(last_round, drawing)) }
         div #picture { (svg(drawing, layout)) }
-        div #rows { (rows(drawing)) (counters(glance)) }
+        div #rows { (rows(drawing)) (counters(last_round)) }
     }
 }
 
@@ -39,18 +39,18 @@ fn text(text: &str) -> Markup {
     html! { (Printable(text)) }
 }
 
-fn notices(glance: &Glance, watch_notes: &[String]) -> Markup {
-    let notes: Vec<&String> = glance.notes.iter().chain(watch_notes).collect();
-    let answered = glance.nodes - glance.unanswered.len();
+fn notices(last_round: &RoundResult, watch_notes: &[String]) -> Markup {
+    let notes: Vec<&String> = last_round.notes.iter().chain(watch_notes).collect();
+    let answered = last_round.nodes - last_round.unanswered.len();
     let mut reasons = Texts::default();
-    for unanswered in &glance.unanswered {
+    for unanswered in &last_round.unanswered {
         reasons
             .add(&unanswered.node, &format!("{}: {}", unanswered.why.code, unanswered.why.reason));
     }
     html! {
-        @if !glance.unanswered.is_empty() {
+        @if !last_round.unanswered.is_empty() {
             section.warn {
-                h2 { (answered) " of " (glance.nodes) " nodes answered" }
+                h2 { (answered) " of " (last_round.nodes) " nodes answered" }
                 ul.plain {
                     @for shared in reasons.sorted() {
                         li { (text(&node_names(shared.nodes.iter()))) ": " (text(&shared.shown())) }
@@ -64,14 +64,14 @@ fn notices(glance: &Glance, watch_notes: &[String]) -> Markup {
     }
 }
 
-fn summary_line(glance: &Glance, drawing: &Drawing) -> Markup {
+fn summary_line(last_round: &RoundResult, drawing: &Drawing) -> Markup {
     let folded = drawing.boxes.iter().filter(|drawn| matches!(drawn.party, Party::Rest(_)));
     let folded: usize = folded.map(|drawn| drawn.members).sum();
     let LeftOut { edges, bad } = drawing.left_out;
     html! {
         p { (summary(drawing)) ". "
-            @if glance.nodes > 0 && glance.unanswered.is_empty() {
-                "All " (glance.nodes) " nodes answered. "
+            @if last_round.nodes > 0 && last_round.unanswered.is_empty() {
+                "All " (last_round.nodes) " nodes answered. "
             }
             @if folded > 0 {
                 (folded) " workloads, services and nodes are folded: more than " (BOXES)
@@ -81,8 +81,8 @@ fn summary_line(glance: &Glance, drawing: &Drawing) -> Markup {
                 (edges) " edges are not drawn, " (bad)
                 " of them refused, dropped or unanswered: more than " (EDGES) " are not. "
             }
-            @if glance.forgotten > 0 {
-                (glance.forgotten) " edges were forgotten early, for want of room."
+            @if last_round.forgotten > 0 {
+                (last_round.forgotten) " edges were forgotten early, for want of room."
             }
         }
     }
@@ -150,8 +150,8 @@ fn sparkline(facts: &EdgeFacts) -> Markup {
     }
 }
 
-fn counters(glance: &Glance) -> Markup {
-    let drops = &glance.drops.drops;
+fn counters(last_round: &RoundResult) -> Markup {
+    let drops = &last_round.drops.drops;
     html! {
         section #counters {
             h2 { "What rules dropped and refused since they were made" }
@@ -174,7 +174,7 @@ fn counters(glance: &Glance) -> Markup {
                 }
                 @if drops.len() > COUNTERS { p.hint { (drops.len() - COUNTERS) " more" } }
             }
-            @for shared in &glance.drops.not_counted {
+            @for shared in &last_round.drops.not_counted {
                 p.hint { "not counted: " (text(&shared.shown())) }
             }
         }

@@ -14,7 +14,7 @@ use super::sighting::{ExampleEnds, NodeDropped, of_connections, of_dropped, of_r
 use crate::finding::{Shared, Texts, node_names};
 use crate::session::NoAnswer;
 use crate::survey::Unanswered;
-use crate::verb::connections::{ClusterConnections, More};
+use crate::verb::connections::{ClusterConnections, TruncatedNode};
 use crate::verb::drops::ClusterDrops;
 use crate::verb::refused::NodeRefused;
 
@@ -23,7 +23,7 @@ const ARRANGEMENTS: usize = 16;
 
 /// The result of the last round.
 #[derive(Debug, Default)]
-pub struct Glance {
+pub struct RoundResult {
     pub nodes: usize,
     pub unanswered: Vec<Unanswered>,
     pub notes: Vec<String>,
@@ -36,7 +36,7 @@ pub struct Glance {
 pub struct State {
     pub directory: Directory,
     history: History,
-    glance: Glance,
+    last_round: RoundResult,
     /// Notes on watched packets that are missing.
     watch_notes: Vec<String>,
     /// Notes on noted flows that are missing.
@@ -55,10 +55,11 @@ fn shared_notes(texts: Texts) -> Vec<String> {
 }
 
 /// What is to be said of nodes that have more connections than they show.
-fn partly(more: &[More]) -> Option<String> {
-    let nodes: Vec<&String> = more.iter().map(|More { node, .. }| node).collect();
-    let shown: usize = more.iter().map(|More { shown, .. }| shown).sum();
-    let total = more.iter().fold(0, |sum: u64, More { total, .. }| sum.saturating_add(*total));
+fn partly(more: &[TruncatedNode]) -> Option<String> {
+    let nodes: Vec<&String> = more.iter().map(|TruncatedNode { node, .. }| node).collect();
+    let shown: usize = more.iter().map(|TruncatedNode { shown, .. }| shown).sum();
+    let total =
+        more.iter().fold(0, |sum: u64, TruncatedNode { total, .. }| sum.saturating_add(*total));
     let text = || {
         let names = node_names(nodes.iter().copied());
         format!("{shown} of {total} connections are looked at on {names}")
@@ -80,13 +81,13 @@ impl State {
         &mut self,
         minute: u64,
         connections: &ClusterConnections,
-        mut glance: Glance,
+        mut last_round: RoundResult,
     ) {
         self.history.connections(minute, of_connections(connections, &self.directory));
-        glance.notes.extend(partly(&connections.more));
-        glance.notes.extend(self.directory.notes.iter().cloned());
-        glance.notes.extend(self.noted_notes.iter().cloned());
-        self.glance = glance;
+        last_round.notes.extend(partly(&connections.more));
+        last_round.notes.extend(self.directory.notes.iter().cloned());
+        last_round.notes.extend(self.noted_notes.iter().cloned());
+        self.last_round = last_round;
         self.is_known = true;
         self.version += 1;
     }
@@ -112,7 +113,7 @@ impl State {
         }
         self.history.packets(packets);
         self.noted_notes = shared_notes(missing);
-        self.glance.notes.extend(self.noted_notes.iter().cloned());
+        self.last_round.notes.extend(self.noted_notes.iter().cloned());
         self.version += 1;
     }
 
@@ -140,8 +141,8 @@ impl State {
 
     /// Notes that the round failed. What was known before is still shown.
     pub fn failed(&mut self, why: String) {
-        self.glance.notes.retain(|note| *note != why);
-        self.glance.notes.insert(0, why);
+        self.last_round.notes.retain(|note| *note != why);
+        self.last_round.notes.insert(0, why);
         self.is_known = true;
         self.version += 1;
     }
@@ -155,8 +156,8 @@ impl State {
             self.arrangements.pop_first();
         }
         self.arrangements.insert(focus.clone(), arrangement);
-        self.glance.forgotten = self.history.forgotten();
-        rows::parts(&self.glance, &self.watch_notes, &drawing, &layout)
+        self.last_round.forgotten = self.history.forgotten();
+        rows::parts(&self.last_round, &self.watch_notes, &drawing, &layout)
     }
 
     /// The ends of an edge, by its id.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::directory::Directory;
 use super::fold::Focus;
 use super::server::shell;
-use super::state::{Glance, State};
+use super::state::{RoundResult, State};
 use crate::objects::{PodObject, ServiceObject};
 use crate::session::NoAnswer;
 use crate::survey::Unanswered;
@@ -48,14 +48,14 @@ fn hostile() -> State {
     let drops = read(json!({ "drops": drops, "notCounted": HOSTILE }));
     let why = NoAnswer::new(NoAnswer::FAILED, HOSTILE);
     let unanswered = vec![Unanswered { node: HOSTILE.to_owned(), why }];
-    let glance = Glance {
+    let last_round = RoundResult {
         nodes: 2,
         unanswered: unanswered.clone(),
         notes: vec![HOSTILE.to_owned()],
         drops: merged(vec![(HOSTILE.to_owned(), drops)]),
         forgotten: 0,
     };
-    state.connections(1, &joined(vec![(HOSTILE.to_owned(), connections)]), glance);
+    state.connections(1, &joined(vec![(HOSTILE.to_owned(), connections)]), last_round);
     let packet = |verdict: &str| {
         json!({ "verdict": verdict, "reason": HOSTILE, "policy": HOSTILE, "protocol": HOSTILE,
                 "source": { "address": "10.0.0.1:1" }, "destination": { "address": "192.0.2.1:2" } })

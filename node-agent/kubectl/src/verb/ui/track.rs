@@ -18,12 +18,12 @@ const MOST: usize = 24;
 
 /// What stands in a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+enum ColumnEntry {
     Box(usize),
     Edge(usize),
 }
 
-impl Standing {
+impl ColumnEntry {
     fn height(self) -> i64 {
         match self {
             Self::Box(_) => HEIGHT,
@@ -49,9 +49,9 @@ pub fn lay(layers: &[Vec<usize>], drawing: &Drawing, corners: &mut [(i64, i64)])
         layer_of.extend(boxes.iter().map(|at| (*at, layer)));
     }
     let middle = |corners: &[(i64, i64)], at: usize| corners[at].1 + HEIGHT / 2;
-    let mut columns: Vec<Vec<(i64, Standing)>> = layers
+    let mut columns: Vec<Vec<(i64, ColumnEntry)>> = layers
         .iter()
-        .map(|boxes| boxes.iter().map(|at| (middle(corners, *at), Standing::Box(*at))).collect())
+        .map(|boxes| boxes.iter().map(|at| (middle(corners, *at), ColumnEntry::Box(*at))).collect())
         .collect();
     for (number, edge) in drawing.edges.iter().enumerate() {
         let ends = [edge.from, edge.to].map(|end| layer_of.get(&end).copied());
@@ -60,7 +60,7 @@ pub fn lay(layers: &[Vec<usize>], drawing: &Drawing, corners: &mut [(i64, i64)])
         for (layer, column) in columns.iter_mut().enumerate().take(to).skip(from + 1) {
             let part = (layer - from) as i64;
             let wished = begins + (ends - begins) * part / (to - from) as i64;
-            column.push((wished, Standing::Edge(number)));
+            column.push((wished, ColumnEntry::Edge(number)));
         }
     }
     if columns.iter().zip(layers).any(|(column, boxes)| column.len() > boxes.len() + MOST) {
@@ -69,10 +69,10 @@ pub fn lay(layers: &[Vec<usize>], drawing: &Drawing, corners: &mut [(i64, i64)])
     let mut tracks = Tracks::new();
     for (column, boxes) in columns.iter_mut().zip(layers) {
         let Some(left) = boxes.first().map(|at| corners[*at].0) else { continue };
-        for (middle, standing) in apart(column) {
-            match standing {
-                Standing::Box(at) => corners[at].1 = middle - HEIGHT / 2,
-                Standing::Edge(edge) => tracks.entry(edge).or_default().push((left, middle)),
+        for (middle, entry) in apart(column) {
+            match entry {
+                ColumnEntry::Box(at) => corners[at].1 = middle - HEIGHT / 2,
+                ColumnEntry::Edge(edge) => tracks.entry(edge).or_default().push((left, middle)),
             }
         }
     }
@@ -80,7 +80,7 @@ pub fn lay(layers: &[Vec<usize>], drawing: &Drawing, corners: &mut [(i64, i64)])
 }
 
 /// Moves what overlaps apart, and nothing further than it must.
-fn apart(column: &mut [(i64, Standing)]) -> impl Iterator<Item = (i64, Standing)> {
+fn apart(column: &mut [(i64, ColumnEntry)]) -> impl Iterator<Item = (i64, ColumnEntry)> {
     column.sort_unstable();
     let mut down: Vec<i64> = column.iter().map(|(wished, _)| *wished).collect();
     let mut up = down.clone();
@@ -92,7 +92,7 @@ fn apart(column: &mut [(i64, Standing)]) -> impl Iterator<Item = (i64, Standing)
         up[at - 1] = up[at - 1].min(up[at] - distance(at));
     }
     let middles = down.into_iter().zip(up).map(|(down, up)| (down + up).div_euclid(2));
-    middles.zip(column.iter().map(|(_, standing)| *standing)).collect::<Vec<_>>().into_iter()
+    middles.zip(column.iter().map(|(_, entry)| *entry)).collect::<Vec<_>>().into_iter()
 }
 
 #[cfg(test)]
@@ -102,19 +102,19 @@ mod tests {
     #[test]
     fn an_edge_passes_between_boxes() {
         let mut column = vec![
-            (100, Standing::Box(0)),
-            (100 + HEIGHT + GAP, Standing::Box(1)),
-            (110, Standing::Edge(7)),
+            (100, ColumnEntry::Box(0)),
+            (100 + HEIGHT + GAP, ColumnEntry::Box(1)),
+            (110, ColumnEntry::Edge(7)),
         ];
-        let moved: Vec<(i64, Standing)> = apart(&mut column).collect();
-        let order: Vec<Standing> = moved.iter().map(|(_, standing)| *standing).collect();
-        assert_eq!(order, [Standing::Box(0), Standing::Edge(7), Standing::Box(1)]);
+        let moved: Vec<(i64, ColumnEntry)> = apart(&mut column).collect();
+        let order: Vec<ColumnEntry> = moved.iter().map(|(_, entry)| *entry).collect();
+        assert_eq!(order, [ColumnEntry::Box(0), ColumnEntry::Edge(7), ColumnEntry::Box(1)]);
         for two in moved.windows(2) {
             assert!(two[1].0 - two[0].0 >= two[0].1.distance(two[1].1), "{moved:?}");
         }
         // What has room stays.
         let mut wide =
-            vec![(0, Standing::Box(0)), (500, Standing::Box(1)), (250, Standing::Edge(0))];
+            vec![(0, ColumnEntry::Box(0)), (500, ColumnEntry::Box(1)), (250, ColumnEntry::Edge(0))];
         let moved: Vec<i64> = apart(&mut wide).map(|(middle, _)| middle).collect();
         assert_eq!(moved, [0, 250, 500]);
     }

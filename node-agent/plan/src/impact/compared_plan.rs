@@ -47,18 +47,18 @@ pub(super) struct SharedNumbers {
     pub deciders: Numbered<Decider>,
 }
 
-/// A class, as its number in a [`Moment`]; `None` if everything passes.
+/// A class, as its number in a [`ComparedPlan`]; `None` if everything passes.
 pub(super) type ClassNumber = Option<usize>;
 
 #[derive(Debug)]
-pub(super) struct Moment<'a> {
+pub(super) struct ComparedPlan<'a> {
     pub plan: &'a FirewallPlan,
     classes: Numbered<&'a ClassKey>,
     /// As numbers in [`SharedNumbers::ports`].
     passing: HashMap<(usize, Option<IdentityId>), usize>,
 }
 
-impl<'a> Moment<'a> {
+impl<'a> ComparedPlan<'a> {
     pub fn new(plan: &'a FirewallPlan) -> Self {
         Self { plan, classes: Numbered::default(), passing: HashMap::new() }
     }
