@@ -164,13 +164,3 @@ pub struct AskedScheduler {
     /// `kube-router.io/service.schedflags`.
     pub flags: Option<Arc<str>>,
 }
-
-impl Service {
-    /// Whether it has a frontend other than the cluster IPs. `externalTrafficPolicy` counts only
-    /// then (kube-proxy's `ExternallyAccessible`).
-    pub fn externally_reachable(&self) -> bool {
-        !self.external_ips.is_empty()
-            || !self.load_balancer_ips.is_empty()
-            || self.ports.iter().any(|port| port.node_port.is_some())
-    }
-}
