@@ -122,7 +122,7 @@ impl<'a> Conflist<'a> {
     pub(super) fn lone(&self) -> Option<&'a str> {
         let first = self.plugins.first()?.get();
         let is_whole = members(first).is_ok_and(|members| check_head(&members).is_ok());
-        (is_whole && self.ends_with_ours() == (2, true)).then_some(first)
+        (is_whole && self.is_pair()).then_some(first)
     }
 
     /// The list as it is written.
@@ -136,9 +136,9 @@ impl<'a> Conflist<'a> {
         &self.plugins
     }
 
-    /// The number of plugins, and whether denizen is the last.
-    pub fn ends_with_ours(&self) -> (usize, bool) {
-        (self.plugins.len(), self.ours() == Some(self.plugins.len() - 1))
+    /// Whether it consists of one other plugin and denizen behind it.
+    pub fn is_pair(&self) -> bool {
+        self.plugins.len() == 2 && self.ours() == Some(1)
     }
 
     /// The types of all plugins.

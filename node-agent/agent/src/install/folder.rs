@@ -292,8 +292,7 @@ impl Candidate {
 
     fn is_wrap(&self) -> bool {
         let is_named_so = self.path.as_os_str().to_string_lossy().ends_with(WRAPPED);
-        is_named_so
-            && Conflist::parse(&self.text).is_ok_and(|list| list.ends_with_ours() == (2, true))
+        is_named_so && Conflist::parse(&self.text).is_ok_and(|list| list.is_pair())
     }
 
     /// The file of the list with denizen: this file, or for a lone plugin the one beside it.

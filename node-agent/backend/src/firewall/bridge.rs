@@ -104,9 +104,14 @@ fn is_frame(ether_type: u16) -> Statement {
     Statement::Equals(Field::FrameType, Key::EMPTY.port(ether_type))
 }
 
-/// Matches messages that are, or are not, as short as those of ARP and neighbour discovery.
-fn is_short(short: bool) -> Statement {
-    Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: short, value: 0 }
+/// Matches messages as short as those of ARP and neighbour discovery.
+fn is_short() -> Statement {
+    Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: true, value: 0 }
+}
+
+/// Matches all others.
+fn is_long() -> Statement {
+    Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: false, value: 0 }
 }
 
 fn spoofed(asked: Vec<Statement>) -> Rule {
@@ -300,7 +305,7 @@ fn receiver() -> Chain {
     rules.extend([(LISTENER_QUERY, REDIRECT), (LISTENER_REPORT, LISTENER_REPORT)].map(is_unjudged));
     rules.extend([
         rule(its, [is_frame(IPV6), for_it(BridgeSet::Addresses6, Family::V6), back()]),
-        rule("finds the Ethernet address of the pod", [is_frame(ARP), is_short(true), back()]),
+        rule("finds the Ethernet address of the pod", [is_frame(ARP), is_short(), back()]),
         dropped(DropReason::Refused(Direction::Ingress), Vec::new()),
     ]);
     chain("receiver".into(), "what may reach an isolated pod on a bridge", rules)
@@ -311,7 +316,7 @@ fn receiver() -> Chain {
 fn announcements() -> Chain {
     let is = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
     let mut asks = is(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT);
-    asks.extend([is_short(true), back()]);
+    asks.extend([is_short(), back()]);
     let routers = "announcements and questions of routers";
     let rules = vec![
         rule("finds the Ethernet address of the pod", asks),
@@ -328,7 +333,7 @@ fn announcements() -> Chain {
 fn neighbours() -> Chain {
     let why = DropReason::Refused(Direction::Egress);
     let icmpv6 = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
-    let long = |asked: Vec<Statement>| dropped(why, [asked, vec![is_short(false)]].concat());
+    let long = |asked: Vec<Statement>| dropped(why, [asked, vec![is_long()]].concat());
     let rules = vec![
         not_for_pods(icmpv6(LISTENER_QUERY, ROUTER_SOLICITATION)),
         not_for_pods(icmpv6(LISTENER_REPORT, LISTENER_REPORT)),

@@ -20,7 +20,8 @@ use super::table::{FirewallContent, FirewallTable};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Element, Keeper, Kernel, NftError, Observed, Rendering, Repair, TableFamily};
 use denizen_plan::{
-    FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, Sides, SidesChange,
+    FirewallChanges, FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, Sides,
+    SidesChange,
 };
 use denizen_text::describe;
 
@@ -186,40 +187,62 @@ impl Firewall {
 
     fn note_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
         let of_firewall = &changes.firewall;
+        self.note_sides(of_firewall);
+        self.note_identities(of_firewall);
+        if firewall.has_tiers() && !of_firewall.sides.is_empty() {
+            self.numbers.retire_functions(&functions_of(firewall, None));
+            let all = of_each(|table| table.of_functions(firewall, &self.numbers));
+            replace(&mut self.functions, &mut self.keepers, all);
+        }
+        self.note_taken(of_firewall);
+        if of_firewall.surroundings {
+            let all = of_each(|table| table.of_surroundings(firewall));
+            replace(&mut self.surroundings, &mut self.keepers, all);
+        }
+        self.note_pods(plan, firewall, changes);
+    }
+
+    /// Notes how the addresses of this node's pods are judged, and retires the numbers of
+    /// identities that are gone: the elements before a change still have them.
+    fn note_sides(&mut self, changes: &FirewallChanges) {
         let of = |sides: Option<&Sides>, others, address, numbers: &Numbers| {
             sides.map_or_else(Vec::new, |sides| of_sides(address, sides, others, numbers))
         };
-        let before = of_firewall.sides.iter().map(|SidesChange { address, before, after }| {
+        let before = changes.sides.iter().map(|SidesChange { address, before, after }| {
             of(before.as_ref(), after.as_ref(), *address, &self.numbers)
         });
         let before: Vec<Vec<Element>> = before.collect();
         let Self { numbers, keepers, .. } = self;
-        numbers.retire(&of_firewall.forgotten);
+        numbers.retire(&changes.forgotten);
         for (SidesChange { address, before: sides, after }, before) in
-            of_firewall.sides.iter().zip(before)
+            changes.sides.iter().zip(before)
         {
             after.iter().for_each(|after| numbers.assign_peers(after, sides.as_ref()));
             let after = of(after.as_ref(), sides.as_ref(), *address, numbers);
             note(keepers, family_of(*address), before, after);
         }
-        for change in &of_firewall.identities {
+    }
+
+    /// Notes the identities of addresses and of ranges.
+    fn note_identities(&mut self, changes: &FirewallChanges) {
+        let Self { numbers, keepers, .. } = self;
+        for change in &changes.identities {
             // The old element's number does not matter: only its key is used.
             let before = change.before.map(|_| of_identity(change.of, 0));
             let after = change.after.map(|id| of_identity(change.of, numbers.assigned(id)));
             note(keepers, family_of(change.of), before, after);
         }
-        for change in &of_firewall.blocks {
+        for change in &changes.blocks {
             let before = change.before.map(|_| of_block(change.of, 0));
             let after = change.after.map(|id| of_block(change.of, numbers.assigned(id)));
             note(keepers, family_of(change.of.first), before, after);
         }
-        if firewall.has_tiers() && !of_firewall.sides.is_empty() {
-            numbers.retire_functions(&functions_of(firewall, None));
-            let all = of_each(|table| table.of_functions(firewall, numbers));
-            replace(&mut self.functions, keepers, all);
-        }
+    }
+
+    /// Notes which addresses only their owner may send from, in the tables that check sources.
+    fn note_taken(&mut self, changes: &FirewallChanges) {
         let Attached { bridged, routed } = self.attached;
-        for (address, is_taken) in &of_firewall.taken {
+        for (address, is_taken) in &changes.taken {
             let of_bridges = bridge::of_taken(*address).into_iter().filter(|_| bridged);
             let of_family = [of_taken(*address)].into_iter().filter(|_| routed);
             for (family, elements) in [
@@ -228,14 +251,9 @@ impl Firewall {
             ] {
                 let (before, after) =
                     if *is_taken { (Vec::new(), elements) } else { (elements, Vec::new()) };
-                note(keepers, family, before, after);
+                note(&mut self.keepers, family, before, after);
             }
         }
-        if of_firewall.surroundings {
-            let all = of_each(|table| table.of_surroundings(firewall));
-            replace(&mut self.surroundings, keepers, all);
-        }
-        self.note_pods(plan, firewall, changes);
     }
 
     /// Notes what the tables hold for recorded pods that a change concerns.
