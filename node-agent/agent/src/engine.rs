@@ -67,10 +67,10 @@ impl Engine {
     /// [`ChosenError`] if the kernel or the backend's programs cannot be used.
     pub fn open(policy: Policy, config: BackendConfig) -> Result<Self, ChosenError> {
         let backend = Chosen::open(config)?;
-        let beside = policy.firewall.map(|_| backend.beside()).transpose()?;
-        let firewall = beside.map(Firewall::new);
+        let connection = policy.firewall.map(|_| backend.sibling_connection()).transpose()?;
+        let firewall = connection.map(Firewall::new);
         // Also if they are off: an earlier run may have left its tables.
-        let host_ports = Some(HostPorts::new(backend.beside()?));
+        let host_ports = Some(HostPorts::new(backend.sibling_connection()?));
         let mut engine = Self::new(policy, config.name.capabilities(), backend);
         (engine.firewall, engine.host_ports) = (firewall, host_ports);
         let plan = engine.planner.plan();
@@ -85,9 +85,9 @@ impl Engine {
         Self { firewall, ..self }
     }
 
-    /// Watches nf_tables for changes from now on that are neither the backend's nor `beside`'s.
-    pub fn watch(&self, beside: Option<u32>) -> Result<Watch, NetlinkError> {
-        let own = self.backend.portid().into_iter().chain(beside);
+    /// Watches nf_tables for changes from now on that are neither the backend's nor `sibling`'s.
+    pub fn watch(&self, sibling: Option<u32>) -> Result<Watch, NetlinkError> {
+        let own = self.backend.portid().into_iter().chain(sibling);
         let own = own.chain(self.firewall.as_ref().map(Firewall::portid));
         let own = own.chain(self.host_ports.as_ref().map(HostPorts::portid));
         const TABLES: [&str; 4] = [nftables::TABLE, firewall::TABLE, host_ports::TABLE, UNSERVED];
@@ -95,8 +95,8 @@ impl Engine {
     }
 
     /// Another client of nf_tables, whose batches do not count as foreign changes.
-    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
-        self.backend.beside()
+    pub fn sibling_connection(&self) -> Result<Kernel, NetlinkError> {
+        self.backend.sibling_connection()
     }
 
     /// As [`Chosen::remove_other_tables`].

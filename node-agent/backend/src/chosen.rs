@@ -132,11 +132,11 @@ impl Chosen {
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
+    pub fn sibling_connection(&self) -> Result<Kernel, NetlinkError> {
         match self {
-            Self::Nftables(nftables) => nftables.beside(),
-            Self::Iptables(iptables) => iptables.beside(),
-            Self::Ipvs(ipvs) => ipvs.nftables().beside(),
+            Self::Nftables(nftables) => nftables.sibling_connection(),
+            Self::Iptables(iptables) => iptables.sibling_connection(),
+            Self::Ipvs(ipvs) => ipvs.nftables().sibling_connection(),
             Self::None => Kernel::open(),
         }
     }
@@ -160,7 +160,7 @@ impl Chosen {
         match self {
             Self::Ipvs(_) => {}
             Self::Nftables(_) | Self::Iptables(_) | Self::None => {
-                Nftables::remove_arp(&mut self.beside()?)?;
+                Nftables::remove_arp(&mut self.sibling_connection()?)?;
             }
         }
         Ok(variant)
@@ -178,7 +178,7 @@ impl Chosen {
                 drained?;
             }
             Self::Iptables(_) | Self::None => {
-                nftables::only_refuse(&mut self.beside()?, &IpvsKernel::routed()?)?;
+                nftables::only_refuse(&mut self.sibling_connection()?, &IpvsKernel::routed()?)?;
                 IpvsKernel::drain()?;
             }
         }

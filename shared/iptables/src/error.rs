@@ -20,12 +20,12 @@ pub enum IptablesError {
         source: io::Error,
     },
     /// A program failed.
-    #[error("{program} failed: {said}")]
+    #[error("{program} failed: {message}")]
     Failed {
         /// Which.
         program: String,
-        /// What it said.
-        said: String,
+        /// What it wrote to its standard error.
+        message: String,
     },
     /// nf_tables cannot be read or changed through netlink.
     #[error("cannot {what}")]
@@ -51,16 +51,16 @@ impl IptablesError {
     /// The same, about that.
     #[must_use]
     pub fn of(mut self, what: &str) -> Self {
-        if let Self::Failed { said, .. } = &mut self {
-            *said = format!("{what}: {said}");
+        if let Self::Failed { message, .. } = &mut self {
+            *message = format!("{what}: {message}");
         }
         self
     }
 
-    /// What the program said; nothing where no program failed.
-    pub fn said(&self) -> &str {
+    /// What the program wrote to its standard error; empty if no program failed.
+    pub fn message(&self) -> &str {
         match self {
-            Self::Failed { said, .. } => said,
+            Self::Failed { message, .. } => message,
             Self::Run { .. } | Self::Netlink { .. } | Self::Set { .. } => "",
         }
     }
@@ -68,14 +68,14 @@ impl IptablesError {
     /// Whether a program failed at rules in its `input`, or at the whole of them. It did not where
     /// the table cannot be had, another program has the lock, or this one lacks a privilege.
     pub fn is_about_rules(&self, input: &str) -> bool {
-        let line = line_number(self.said()).and_then(|number| input.lines().nth(number - 1));
+        let line = line_number(self.message()).and_then(|number| input.lines().nth(number - 1));
         line.is_some_and(|line| line.starts_with('-') || line == "COMMIT")
     }
 }
 
 /// `Error occurred at line: 5`, `line 5: RULE_APPEND failed …`, `line 5 failed`.
-fn line_number(said: &str) -> Option<usize> {
-    let mut places = said.split("line").skip(1);
+fn line_number(message: &str) -> Option<usize> {
+    let mut places = message.split("line").skip(1);
     places.find_map(|rest| {
         let rest = rest.trim_start_matches([':', ' ']);
         let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -87,8 +87,8 @@ fn line_number(said: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn failed(said: &str) -> IptablesError {
-        IptablesError::Failed { program: "iptables-restore".into(), said: said.into() }
+    fn failed(message: &str) -> IptablesError {
+        IptablesError::Failed { program: "iptables-restore".into(), message: message.into() }
     }
 
     #[test]
@@ -105,8 +105,8 @@ mod tests {
             ),
             ("Another app is currently holding the xtables lock; on the line", None),
         ];
-        for (said, expected) in cases {
-            assert_eq!(line_number(said), expected, "{said}");
+        for (message, expected) in cases {
+            assert_eq!(line_number(message), expected, "{message}");
         }
     }
 
@@ -127,8 +127,8 @@ mod tests {
             ("Another app is currently holding the xtables lock", false),
             ("Could not fetch rule set generation id: Permission denied (you must be root)", false),
         ];
-        for (said, expected) in cases {
-            assert_eq!(failed(said).is_about_rules(input), expected, "{said}");
+        for (message, expected) in cases {
+            assert_eq!(failed(message).is_about_rules(input), expected, "{message}");
         }
     }
 }

@@ -16,7 +16,7 @@ pub struct Extension {
     pub rule: String,
 }
 
-/// The extensions that this host lacks: by their words, what the program said.
+/// The extensions that this host lacks: by their words, what the program wrote.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MissingExtensions(BTreeMap<&'static str, String>);
 
@@ -24,12 +24,12 @@ impl MissingExtensions {
     /// Why this rule cannot be written, if it needs a missing extension.
     pub fn reason(&self, line: &str) -> Option<&str> {
         let mut missing = self.0.iter();
-        missing.find(|(words, _)| line.contains(**words)).map(|(_, said)| said.as_str())
+        missing.find(|(words, _)| line.contains(**words)).map(|(_, message)| message.as_str())
     }
 
-    /// What each rule that needs one of them contains, and what the program said.
+    /// What each rule that needs one of them contains, and what the program wrote.
     pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(words, said)| (*words, said.as_str()))
+        self.0.iter().map(|(words, message)| (*words, message.as_str()))
     }
 
     /// Whether nothing is missing.
@@ -72,7 +72,7 @@ const CHAIN: &str = "DENIZEN-PROBE";
 fn reason(tested: Result<String, IptablesError>) -> Option<String> {
     match tested {
         Ok(warnings) => warnings.contains("not supported").then_some(warnings),
-        Err(error) => Some(error.said().to_owned()),
+        Err(error) => Some(error.message().to_owned()),
     }
 }
 
@@ -84,8 +84,8 @@ mod tests {
         Extension { words, rule: format!("{words} --some -j RETURN") }
     }
 
-    fn failed(said: &str) -> IptablesError {
-        IptablesError::Failed { program: "iptables-restore".into(), said: said.into() }
+    fn failed(message: &str) -> IptablesError {
+        IptablesError::Failed { program: "iptables-restore".into(), message: message.into() }
     }
 
     #[test]

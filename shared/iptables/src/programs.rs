@@ -196,7 +196,7 @@ impl Programs {
     }
 
     /// Parses this input and asks the kernel for each extension in it, but changes nothing; what
-    /// the program said on its standard error.
+    /// the program wrote to its standard error.
     ///
     /// # Errors
     /// [`IptablesError`].
@@ -299,15 +299,15 @@ fn execute(
     if output.status.success() {
         return Ok(output);
     }
-    let mut said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    let mut message = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
     if !Capability::NetRaw.is_held() {
-        said.push_str(
+        message.push_str(
             "; sets, and ip_tables, are asked through raw sockets: CAP_NET_RAW is needed too",
         );
     }
     Err(IptablesError::Failed {
         program: program.to_owned(),
-        said: format!("{said} ({})", output.status),
+        message: format!("{message} ({})", output.status),
     })
 }
 

@@ -9,7 +9,7 @@ pub struct RejectedRule {
     pub chain: ChainId,
     /// What is not written for it.
     pub unwritten: Unwritten,
-    /// What the program said.
+    /// What the program wrote.
     pub reason: String,
     /// It needs an extension that this host lacked when it was last probed.
     pub is_unsupported: bool,

@@ -231,16 +231,16 @@ fn sift<T: Clone>(
     let mut parts = VecDeque::from([all]);
     while let Some(part) = parts.pop_front() {
         let Some(Rejection { error, has_time }) = attempt(part)? else { continue };
-        let said = error.said();
+        let message = error.message();
         match part {
-            [one] => rejected.push(Rejected { what: one.clone(), reason: said.to_owned() }),
+            [one] => rejected.push(Rejected { what: one.clone(), reason: message.to_owned() }),
             _ if has_time => {
                 let (one, other) = part.split_at(part.len() / 2);
                 parts.extend([one, other]);
             }
             _ => rejected.extend(part.iter().map(|one| Rejected {
                 what: one.clone(),
-                reason: format!("{said} (together with others)"),
+                reason: format!("{message} (together with others)"),
             })),
         }
     }

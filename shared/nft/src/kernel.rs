@@ -145,7 +145,7 @@ impl Kernel {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn beside(&self) -> Result<Self, NetlinkError> {
+    pub fn sibling_connection(&self) -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket, taken: self.taken.clone() })
     }
 
@@ -475,7 +475,7 @@ mod tests {
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap();
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap_err();
             assert!(kernel.is_undisturbed(mark), "a change of ours that was refused");
-            let mut beside = kernel.beside().unwrap();
+            let mut beside = kernel.sibling_connection().unwrap();
             beside.write(v6.family, |batch| batch.add_table(&v6)).unwrap();
             assert!(kernel.is_undisturbed(mark), "a change through another connection of ours");
             let seen = beside.observe(&v6).unwrap();

@@ -35,7 +35,7 @@ pub(super) fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Fi
     let foreign_change = Arc::new(Notify::new());
     let (findings, found) = watch::channel(Findings::default());
     if config.policy.services || config.policy.host_ports.is_some() {
-        let wanted = forward::Opening {
+        let wanted = forward::ForwardSettings {
             open: config.policy.node_side.open_forward,
             by_ipvs: config.backend.name.capabilities().balances_by_ipvs,
         };

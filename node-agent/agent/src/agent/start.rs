@@ -89,7 +89,7 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
     let bridges = Bridges::new(&config);
     let engine = Engine::open(config.policy, config.backend).context("cannot start the backend")?;
     let engine = engine.with_records(sources::records(&config.run_dir));
-    let (run_dir_path, kernel) = (&config.run_dir, engine.beside()?);
+    let (run_dir_path, kernel) = (&config.run_dir, engine.sibling_connection()?);
     let routing = Routing::start(&config.routing, run_dir_path, send_notice.clone(), kernel)?;
     let flush = Flush::open(publisher.metrics.like_kube_proxy.clone())?;
     let mut agent = Agent {

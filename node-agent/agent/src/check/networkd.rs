@@ -59,7 +59,7 @@ fn manages_foreign_routes(root: &Path) -> Option<bool> {
 /// `ManageForeignRoutes` in one file; the last line counts.
 fn setting(text: &str) -> Option<bool> {
     let mut section = "";
-    let mut said = None;
+    let mut found = None;
     for line in text.lines().map(str::trim) {
         if line.starts_with('[') {
             section = line;
@@ -67,10 +67,10 @@ fn setting(text: &str) -> Option<bool> {
             && (section, name.trim()) == ("[Network]", "ManageForeignRoutes")
         {
             let value = value.trim().to_ascii_lowercase();
-            said = Some(!matches!(&*value, "no" | "n" | "false" | "f" | "off" | "0"));
+            found = Some(!matches!(&*value, "no" | "n" | "false" | "f" | "off" | "0"));
         }
     }
-    said
+    found
 }
 
 #[cfg(test)]
@@ -84,22 +84,22 @@ mod tests {
     #[test]
     fn the_last_part_counts_and_the_first_folder_hides_others() {
         let folder = tempfile::tempdir().unwrap();
-        let said = || manages_foreign_routes(folder.path());
+        let found = || manages_foreign_routes(folder.path());
         let put = |path: &str, text: &str| {
             let path = folder.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        assert_eq!(said(), None);
+        assert_eq!(found(), None);
         put("usr/lib/systemd/networkd.conf", NO);
-        assert_eq!(said(), Some(false));
+        assert_eq!(found(), Some(false));
         put("etc/systemd/networkd.conf", "[DHCPv4]\nManageForeignRoutes=no\n");
-        assert_eq!(said(), None, "of another section, and it hides the other file");
+        assert_eq!(found(), None, "of another section, and it hides the other file");
         put("usr/lib/systemd/networkd.conf.d/20-b.conf", YES);
         put("etc/systemd/networkd.conf.d/10-a.conf", NO);
         put("etc/systemd/networkd.conf.d/30-c.txt", NO);
-        assert_eq!(said(), Some(true), "the last one by name");
+        assert_eq!(found(), Some(true), "the last one by name");
         put("etc/systemd/networkd.conf.d/20-b.conf", NO);
-        assert_eq!(said(), Some(false), "it hides the one of the same name");
+        assert_eq!(found(), Some(false), "it hides the one of the same name");
     }
 }

@@ -282,7 +282,7 @@ fn only_what_others_commit_makes_a_look_read_everything() {
     let test = thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root");
         let kernel = Kernel::open().unwrap();
-        let mut services = kernel.beside().unwrap();
+        let mut services = kernel.sibling_connection().unwrap();
         let mut firewall = Firewall::new(kernel);
         let mut planner = Planner::new(with_firewall(), CAPABLE);
         planner.apply(listed());

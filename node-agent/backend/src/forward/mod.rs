@@ -88,7 +88,7 @@ impl Passing {
         }
     }
 
-    fn matters(self, wanted: Opening) -> bool {
+    fn matters(self, wanted: ForwardSettings) -> bool {
         match self {
             Self::Forward => true,
             Self::Input => wanted.by_ipvs,
@@ -98,7 +98,7 @@ impl Passing {
 
 /// What to do about other firewalls' chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Opening {
+pub struct ForwardSettings {
     /// Open chains that drop for services' connections.
     pub open: bool,
     /// IPVS carries connections.
@@ -129,7 +129,7 @@ pub struct Findings {
 ///
 /// Nothing is remembered: whatever is found is brought to what is wanted, so it may be repeated at
 /// any time.
-pub fn look(wanted: Opening) -> Findings {
+pub fn reconcile(wanted: ForwardSettings) -> Findings {
     let mut findings = Findings::default();
     let mut note = |result: Result<(), ForwardError>| {
         findings.errors.extend(result.err().map(|error| describe(&error)));
@@ -149,7 +149,7 @@ pub fn look(wanted: Opening) -> Findings {
 /// Inspects others' chains, and changes nothing. Chains that denizen's rules have opened are no
 /// problem. `by_ipvs`: IPVS carries connections.
 pub fn inspect(by_ipvs: bool) -> Findings {
-    let wanted = Opening { open: false, by_ipvs };
+    let wanted = ForwardSettings { open: false, by_ipvs };
     let mut findings = Findings::default();
     let mut seen: Vec<Chain> = Vec::new();
     let read = Kernel::open().and_then(|mut kernel| nft::read(&mut kernel));
@@ -174,7 +174,7 @@ pub fn inspect(by_ipvs: bool) -> Findings {
 /// [`ForwardError`]; everything that could be removed was.
 pub fn cleanup() -> Result<usize, ForwardError> {
     let mut seen = Vec::new();
-    let nothing = Opening { open: false, by_ipvs: false };
+    let nothing = ForwardSettings { open: false, by_ipvs: false };
     let mut result = through_netlink(nothing, &mut seen);
     for family in Family::BOTH {
         result = result.and(through_iptables(family, nothing, &mut seen));
@@ -182,7 +182,7 @@ pub fn cleanup() -> Result<usize, ForwardError> {
     result.map(|()| seen.iter().filter(|chain| !chain.own.is_empty()).count())
 }
 
-fn through_netlink(wanted: Opening, seen: &mut Vec<Chain>) -> Result<(), ForwardError> {
+fn through_netlink(wanted: ForwardSettings, seen: &mut Vec<Chain>) -> Result<(), ForwardError> {
     let mut kernel = Kernel::open()?;
     for (base_chain, chain) in nft::read(&mut kernel)? {
         let admitted = chain.must_open(wanted).then_some(MarkBit::ADMITTED);
@@ -195,7 +195,7 @@ fn through_netlink(wanted: Opening, seen: &mut Vec<Chain>) -> Result<(), Forward
 
 fn through_iptables(
     family: Family,
-    wanted: Opening,
+    wanted: ForwardSettings,
     seen: &mut Vec<Chain>,
 ) -> Result<(), ForwardError> {
     for chain in legacy::read(family)? {
@@ -216,22 +216,22 @@ impl Chain {
         self.own.len() == self.passing.rules()
     }
 
-    fn is_wanted_open(&self, wanted: Opening) -> bool {
+    fn is_wanted_open(&self, wanted: ForwardSettings) -> bool {
         let drops = self.default_fate != DefaultFate::Passes;
         wanted.open && drops && self.passing.matters(wanted)
     }
 
-    fn must_close(&self, wanted: Opening) -> bool {
+    fn must_close(&self, wanted: ForwardSettings) -> bool {
         let right = self.is_wanted_open(wanted) && self.is_open();
         !self.own.is_empty() && !right
     }
 
-    fn must_open(&self, wanted: Opening) -> bool {
+    fn must_open(&self, wanted: ForwardSettings) -> bool {
         self.is_wanted_open(wanted) && !self.is_open()
     }
 
     /// Logs what was done to it.
-    fn changed(self, wanted: Opening) -> Self {
+    fn changed(self, wanted: ForwardSettings) -> Self {
         if self.must_open(wanted) {
             warn!(
                 chain = self.what,

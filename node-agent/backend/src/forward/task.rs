@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::{Findings, Opening, look};
+use super::{Findings, ForwardSettings, reconcile};
 
 /// The maximum interval: legacy iptables does not notify of changes.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
@@ -19,10 +19,10 @@ const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs until the receiver of the findings is gone. `changed` is notified of others' changes.
-pub async fn run(wanted: Opening, changed: Arc<Notify>, found: watch::Sender<Findings>) {
+pub async fn run(wanted: ForwardSettings, changed: Arc<Notify>, found: watch::Sender<Findings>) {
     while !found.is_closed() {
         // Iptables may wait for its lock.
-        let Ok(findings) = spawn_blocking(move || look(wanted)).await else {
+        let Ok(findings) = spawn_blocking(move || reconcile(wanted)).await else {
             return;
         };
         report(&found, findings);

@@ -99,8 +99,8 @@ impl Iptables {
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
-        self.wanted.bridge.beside()
+    pub fn sibling_connection(&self) -> Result<Kernel, NetlinkError> {
+        self.wanted.bridge.sibling_connection()
     }
 
     /// Removes the nf_tables tables that the nftables backend or another detector left. Returns how

@@ -103,8 +103,8 @@ impl Nftables {
     ///
     /// # Errors
     /// [`NetlinkError`].
-    pub fn beside(&self) -> Result<Kernel, NetlinkError> {
-        self.kernel.beside()
+    pub fn sibling_connection(&self) -> Result<Kernel, NetlinkError> {
+        self.kernel.sibling_connection()
     }
 
     /// The portid by which the kernel's notifications name this backend's own changes.

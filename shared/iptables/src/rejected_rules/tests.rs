@@ -69,7 +69,7 @@ fn a_chain_whose_removal_is_rejected_stays_without_rules() {
 fn missing(words: &'static str) -> MissingExtensions {
     let extension = Extension { words, rule: format!("{words} -j RETURN") };
     let test = |input: &str| match input.contains(words) {
-        true => Err(IptablesError::Failed { program: "p".into(), said: "lacking".into() }),
+        true => Err(IptablesError::Failed { program: "p".into(), message: "lacking".into() }),
         false => Ok(String::new()),
     };
     probe(&[extension], test).unwrap()

@@ -65,7 +65,7 @@ impl Kernel for Fake {
         if self.is_full || chains.values().flatten().any(is_bad) {
             return Err(IptablesError::Failed {
                 program: "iptables-restore".into(),
-                said: format!("line {} failed", input.lines().count()),
+                message: format!("line {} failed", input.lines().count()),
             });
         }
         self.tables.insert(table.to_owned(), chains);
@@ -141,8 +141,11 @@ fn one_chain_of_many_is_found() {
     let rejected = write(&mut kernel, &wanted).unwrap();
     let bad = endpoint(77);
     assert_eq!(chains_of(&rejected), BTreeSet::from([bad.clone()]));
-    let said = &rejected[0].words();
-    assert!(said.contains("s77.") && said.contains("keeps the rules that it had"), "{said}");
+    let message = &rejected[0].words();
+    assert!(
+        message.contains("s77.") && message.contains("keeps the rules that it had"),
+        "{message}"
+    );
     for (name, lines) in &wanted {
         let expected = if *name == bad { 0 } else { lines.len() };
         assert_eq!(kernel.chain(name), expected, "{name}");

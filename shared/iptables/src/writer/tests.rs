@@ -135,7 +135,7 @@ fn written(optional: Option<Result<(), IptablesError>>) -> Outcome {
 fn without_the_table() -> IptablesError {
     IptablesError::Failed {
         program: "iptables-legacy-restore".to_owned(),
-        said: "iptables-restore: unable to initialize table 'security'".to_owned(),
+        message: "iptables-restore: unable to initialize table 'security'".to_owned(),
     }
 }
 

@@ -42,7 +42,7 @@ pub struct RoundMemory {
     has_noted: bool,
 }
 
-struct NodeSaid {
+struct NodeAnswers {
     connections: NodeConnections,
     /// Missing if the agent could not count.
     counts: Option<Counts>,
@@ -67,13 +67,13 @@ pub async fn round(
         requests.push(Request::Refused(Refused { limit: refused::limit(all.len()) }));
     }
     let Survey { answered, unanswered, notes } =
-        survey(&api.client, node_agents, limits, &requests, said).await;
+        survey(&api.client, node_agents, limits, &requests, decode).await;
     let nodes = answered.len() + unanswered.len();
     let (mut connections, mut counts, mut noted) = (Vec::new(), Vec::new(), Vec::new());
-    for (node, said) in answered {
-        noted.extend(said.refused.map(|refused| (node.clone(), refused)));
-        counts.extend(said.counts.map(|counts| (node.clone(), counts)));
-        connections.push((node, said.connections));
+    for (node, answers) in answered {
+        noted.extend(answers.refused.map(|refused| (node.clone(), refused)));
+        counts.extend(answers.counts.map(|counts| (node.clone(), counts)));
+        connections.push((node, answers.connections));
     }
     let connections = joined(connections);
     let is_due = before.is_due(minute(), &state.borrow().directory, &connections);
@@ -96,13 +96,13 @@ pub async fn round(
     Ok(())
 }
 
-fn said(_: &str, answers: Answers) -> Result<NodeSaid, NoAnswer> {
+fn decode(_: &str, answers: Answers) -> Result<NodeAnswers, NoAnswer> {
     let mut answers = answers.split();
     let nothing = || NoAnswer::new(NoAnswer::FAILED, "it said nothing");
     let connections = only(answers.next().ok_or_else(nothing)?)?;
     let counts = answers.next().and_then(|counts| only(counts).ok());
     let refused = answers.next().map(only);
-    Ok(NodeSaid { connections, counts, refused })
+    Ok(NodeAnswers { connections, counts, refused })
 }
 
 impl RoundMemory {
@@ -167,8 +167,8 @@ mod tests {
         let of = |name: &str| {
             let end = json!({ "address": "10.0.0.1:1", "name": name });
             let of = json!([{ "protocol": "tcp", "client": end, "destination": end }]);
-            let said = serde_json::from_value(json!({ "connections": of })).unwrap();
-            joined(vec![("n1".to_owned(), said)])
+            let answers = serde_json::from_value(json!({ "connections": of })).unwrap();
+            joined(vec![("n1".to_owned(), answers)])
         };
         let few = Directory::of(&[], &pods[1..], &[], &[]);
         let many = Directory::of(&[], &pods, &[], &[]);
