@@ -1,4 +1,4 @@
-//! nf_tables' messages: one batch, which the kernel takes whole or not at all.
+//! nf_tables' messages: one batch, which the kernel accepts as a whole or not at all.
 
 use std::sync::Arc;
 
@@ -57,8 +57,8 @@ pub enum At {
 }
 
 impl Batch {
-    /// An empty batch. With `generation`, the kernel refuses it (ERESTART) when anybody has changed
-    /// anything since it was read.
+    /// An empty batch. With `generation`, the kernel refuses it (ERESTART) if anything was changed
+    /// since that generation.
     pub(crate) fn new(family: TableFamily, first: u32, generation: Option<u32>) -> Self {
         let mut batch = Self {
             writer: Writer::default(),
@@ -72,7 +72,7 @@ impl Batch {
         batch
     }
 
-    /// What follows is about tables of this family.
+    /// Begins the part of the batch about tables of this family.
     pub fn about(&mut self, family: TableFamily) {
         self.family = family;
     }
@@ -138,9 +138,9 @@ impl Batch {
         self.add_table_as(name, comment, 0);
     }
 
-    /// Makes a table that nobody but this socket can change, with its chains and without sets. The
-    /// kernel removes it when the socket is closed, and so when the process ends, however it ends
-    /// (since Linux 5.12).
+    /// Makes a table that only this socket can change, with its chains and without sets. The kernel
+    /// removes it when the socket is closed, and so when the process ends, however it ends (since
+    /// Linux 5.12).
     pub fn add_owned_table(&mut self, schema: &Schema, chains: &[Chain]) {
         const OWNER: u32 = 2;
         self.add_table_as(schema.name, schema.comment, OWNER);
@@ -420,7 +420,7 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// What a refused message was about, and of which family.
+    /// What the message with this number was about, and the family.
     pub fn what(&self, sequence: u32) -> Option<&(TableFamily, What)> {
         let index = sequence.checked_sub(self.first)?.checked_sub(1)?;
         self.what.get(index as usize)

@@ -19,14 +19,14 @@ pub type Key = Bytes<44>;
 /// What a key leads to in a map: at most an IPv6 address and a number.
 pub type Data = Bytes<20>;
 
-/// What the elements of a set are ranges of. A key says behind its fields how far its range goes.
+/// What the elements of a set are ranges of. A key has the end of its range behind its fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Range {
-    /// Of the last of several fields, an address: by a prefix length.
+    /// Addresses, the last of several fields; the end is a prefix length.
     Addresses(Family),
-    /// Of the one field, an address: by the last address.
+    /// Addresses, the only field; the end is the last address.
     Whole(Family),
-    /// Of the port that begins at this byte of the key: by the last port.
+    /// Ports, from this byte of the key on; the end is the last port.
     Ports { at: usize },
 }
 

@@ -1,4 +1,4 @@
-//! What a client wants a table to hold.
+//! The desired content of a table, which a client renders.
 
 use crate::bytes::Key;
 use crate::difference::Delta;
@@ -6,8 +6,8 @@ use crate::observed::Observed;
 use crate::rule::Chain;
 use crate::set::{Element, SetId};
 
-/// What a table should hold. A client renders it and decides nothing about how it gets into the
-/// kernel: that is the [`Keeper`](crate::Keeper)'s.
+/// The desired content of a table. A client renders it and decides nothing about how it gets into
+/// the kernel: that is the [`Keeper`](crate::Keeper)'s.
 pub trait Content {
     /// Every chain, each before those that refer to it.
     fn chains(&self) -> Vec<Chain>;
@@ -26,7 +26,7 @@ pub trait Content {
         Extent::Whole
     }
 
-    /// Whether it is known what a set should hold. Other sets keep what is in them.
+    /// Whether the desired elements of a set are known. If not, the set keeps its elements.
     fn covers(&self, _set: SetId) -> bool {
         true
     }
@@ -38,8 +38,8 @@ pub trait Content {
         false
     }
 
-    /// Chains that take the place of those of the same names before the table that is there is
-    /// replaced. While it is removed, packets still pass its chains and find its maps empty.
+    /// Chains that replace those of the same names before the existing table is replaced. While the
+    /// kernel removes a table, packets still pass its chains and find its maps empty.
     fn before_replacing(&self, _seen: &Observed) -> Vec<Chain> {
         Vec::new()
     }
@@ -49,8 +49,8 @@ pub trait Content {
         Vec::new()
     }
 
-    /// Looks at what the kernel holds, and at what is about to be changed, and may change that.
-    /// Returns how many removals are no drift, because others may add such elements.
+    /// Reviews what is about to be changed, given what the kernel holds, and may change it. Returns
+    /// how many of the removals are no drift, because others may add such elements.
     fn review(&mut self, _seen: &Observed, _delta: &mut Delta) -> usize {
         0
     }
@@ -59,12 +59,12 @@ pub trait Content {
 /// How much of a table's content is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it: what else is in the table goes.
+    /// All of it: everything else in the table is removed.
     Whole,
     /// Some facts are missing: chains of an earlier run stay. If that run was another version,
     /// and `into_foreign` is set, elements are still put into sets that are as declared.
     Partly {
-        /// See above.
+        /// Whether sets of another version's table get elements, if they are as declared.
         into_foreign: bool,
     },
 }

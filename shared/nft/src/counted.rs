@@ -1,4 +1,4 @@
-//! Elements that packets put into a set and that count them
+//! Elements that packets add to a set and that count packets
 //! ([`Operation::Count`](crate::Operation::Count)), as the kernel tells them.
 
 use std::time::Duration;
@@ -7,14 +7,14 @@ use denizen_netlink::{Attributes, Message};
 
 use crate::bytes::Key;
 
-/// An element, and how often packets had its key.
+/// An element, and the number of packets that had its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CountedElement {
     /// Its key.
     pub key: Key,
     /// How many packets had the key, the one that made the element among them.
     pub packets: u64,
-    /// After how much more time the kernel removes it, to the millisecond.
+    /// The time until the kernel removes it, to the millisecond.
     pub left: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What differs between a table and what it should be, and what makes them the same.
+//! Differences between a table and its desired content, and the batches that remove them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::set::{Element, Schema, SetId};
 /// both at one instant.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Delta {
-    /// Chains to make before, which the elements lead to.
+    /// Chains to add first, since elements lead to them.
     pub chains: Vec<Chain>,
-    /// What goes first.
+    /// Elements to remove first.
     pub delete: Vec<(SetId, Key)>,
-    /// Then what comes.
+    /// Elements to add then.
     pub add: Vec<Element>,
 }
 
@@ -47,7 +47,7 @@ impl Delta {
         self.add.sort_unstable_by_key(|element| (element.set, element.key));
     }
 
-    /// Adds what leads from some elements to others.
+    /// Adds the difference between two lists of elements.
     pub fn extend(&mut self, now: Vec<Element>, wanted: Vec<Element>) {
         if now.is_empty() {
             return self.add.extend(wanted);
@@ -73,7 +73,7 @@ impl Delta {
     /// elements a set has afterwards.
     ///
     /// A packet sees the old set or the new one. It may find the new one empty for a moment, so
-    /// whoever is not found must be dropped.
+    /// rules must drop what they do not find.
     pub fn write_within(
         &self,
         batch: &mut Batch,
@@ -94,7 +94,7 @@ impl Delta {
         batch.add_elements(schema, &add.cloned().collect::<Vec<_>>());
     }
 
-    /// Writes it: chains, what goes, then what comes.
+    /// Writes it: chains, then removals, then additions.
     pub fn write(&self, batch: &mut Batch, schema: &Schema) {
         batch.add_chains(schema.name, &self.chains);
         batch.delete_elements(schema, &self.delete);
@@ -105,18 +105,18 @@ impl Delta {
 /// How a table's chains differ from those that should be there.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Structure {
-    /// Those that are not there.
+    /// Chains that do not exist.
     pub(crate) missing: Vec<Chain>,
-    /// Those with other rules than they should have.
+    /// Chains with wrong rules.
     pub(crate) wrong: Vec<Edit>,
-    /// Those that a hook calls, and should not, or another one should.
+    /// Chains that the wrong hook calls, or that no hook should call.
     pub(crate) misplaced: Vec<Arc<str>>,
-    /// Those that should not be there. They go when nothing refers to them any more.
+    /// Superfluous chains. They are removed when nothing refers to them any more.
     pub(crate) left_over: Vec<Arc<str>>,
 }
 
 impl Structure {
-    /// Whether nothing that is there is otherwise than it should be.
+    /// Whether chains and rules are only missing, none wrong.
     pub fn is_additive(&self) -> bool {
         self.wrong.is_empty() && self.misplaced.is_empty()
     }
@@ -132,9 +132,8 @@ impl Structure {
         &self.left_over
     }
 
-    /// Makes the chains what they should be. Elements stay: nobody suffers for a rule that somebody
-    /// added, and what packets put into sets is kept. So do rules that are right, with what they
-    /// have counted.
+    /// Corrects the chains. Elements stay, also those that packets added, so a foreign rule
+    /// interrupts nobody. Correct rules stay with their counters.
     pub fn write(&self, batch: &mut Batch, table: &str) {
         batch.delete_chains(table, &self.misplaced);
         for chain in &self.missing {

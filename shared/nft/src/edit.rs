@@ -1,4 +1,4 @@
-//! What makes the rules of a chain those that it should have.
+//! The edits that turn the rules of a chain into the desired ones.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(crate) struct Edit {
 }
 
 impl Edit {
-    /// From what is `seen` to `chain`, which would be seen as `wanted`.
+    /// The edit from the chain as `seen` to `chain`. `wanted`: how `chain` would be seen.
     pub fn new(chain: &Chain, seen: &ObservedChain, wanted: &ObservedChain) -> Self {
         let mut edit = Self { chain: chain.name.clone(), delete: Vec::new(), add: Vec::new() };
         let common = lengths(&seen.rules, &wanted.rules);

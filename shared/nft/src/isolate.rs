@@ -1,4 +1,4 @@
-//! When the kernel refuses a batch: which part of it, and everything else all the same.
+//! Finds the parts of a batch that the kernel refuses, and commits everything else.
 
 /// What was refused, with the kernel's reason.
 pub type Refused<'a, T, E> = Vec<(&'a T, E)>;

@@ -1,4 +1,4 @@
-//! Keeps a table as its client wants it.
+//! Keeps a table in the kernel as its client renders it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,14 +59,14 @@ impl Keeper {
         &self.schema
     }
 
-    /// From the next [`Self::sync`] on the table is declared like this.
+    /// Changes the declaration of the table, with the next [`Self::sync`].
     pub fn set_schema(&mut self, schema: Schema) {
         self.is_unknown |= self.schema != schema;
         self.schema = schema;
     }
 
-    /// Notes what leads from the last content to the present one. While the kernel's state is not
-    /// known, nothing is kept: the difference is found by reading.
+    /// Notes the difference between the last content and the present one. While the kernel's state
+    /// is not known, nothing is noted: reading finds the difference.
     pub fn note(&mut self, change: impl FnOnce(&mut Delta)) {
         change(&mut self.pending);
         if self.is_unknown {
@@ -74,7 +74,7 @@ impl Keeper {
         }
     }
 
-    /// The table is read before the next change.
+    /// Makes the next change read the table first.
     pub fn doubt(&mut self) {
         self.is_unknown = true;
     }
@@ -84,7 +84,7 @@ impl Keeper {
         self.is_unknown
     }
 
-    /// Whether the content is in the kernel, as far as anybody knows.
+    /// Whether the content is in the kernel, as far as is known.
     pub fn is_settled(&self) -> bool {
         !self.is_unknown && self.pending.is_empty()
     }
@@ -104,8 +104,8 @@ impl Keeper {
         &self.rejected
     }
 
-    /// Shows packets that rules drop or refuse ([`sampled`]), or no longer, from the next
-    /// [`Self::sync`] on.
+    /// Turns on or off, with the next [`Self::sync`], that rules show the packets that they drop or
+    /// refuse ([`sampled`]).
     pub fn sample_drops(&mut self, on: bool) {
         self.is_unknown |= std::mem::replace(&mut self.samples_drops, on) != on;
     }
@@ -116,7 +116,7 @@ impl Keeper {
         self.looked = None;
     }
 
-    /// Has the table read before the next change if anybody may have changed it. Reading is
+    /// Makes the next change read the table first if anybody may have changed it. Reading is
     /// expensive: for every piece of a dump the kernel counts from the first element.
     pub fn check(&mut self, kernel: &mut Kernel) {
         self.is_unknown |= !self.looked.is_some_and(|mark| kernel.is_undisturbed(mark));
@@ -126,7 +126,7 @@ impl Keeper {
     /// and the others one by one. After an error, call it again: it starts from what it observes.
     ///
     /// # Errors
-    /// The first. What the kernel takes is programmed.
+    /// The first error. All that the kernel accepts is programmed.
     pub fn sync<C: Content>(
         kernel: &mut Kernel,
         tables: &mut [(&mut Self, &mut C)],
@@ -269,7 +269,7 @@ impl Keeper {
             Extent::Partly { into_foreign } if seen.is_there() => into_foreign,
             Extent::Partly { .. } | Extent::Whole => return Ok(structure),
         };
-        // Perhaps somebody watched drops when an earlier run ended.
+        // An earlier run may have ended while a command watched drops.
         let with_samples = || seen.structure(schema, &sampled(content.chains()));
         let is_additive = |structure: &Structure| structure.is_additive();
         let additive = structure.filter(is_additive);
@@ -378,7 +378,8 @@ impl Keeper {
     }
 }
 
-/// What is in the table that is replaced and stays. Elsewhere it would be [`Content::review`]ed.
+/// Elements of the replaced table that stay. If the table is not replaced, [`Content::review`]
+/// keeps them.
 fn kept(content: &mut impl Content, seen: &Observed) -> Vec<Element> {
     let mut kept = seen.members(|set| !content.covers(set));
     kept.extend(content.others_members(seen));
@@ -428,7 +429,7 @@ fn commit<C: Content>(
     Ok(())
 }
 
-/// A table with an owner process is not ours: ours have none, because they outlive the agent.
+/// A table with an owner process is not ours: our tables have none, because they outlive the agent.
 fn take_away(
     kernel: &mut Kernel,
     schema: &Schema,

@@ -20,10 +20,10 @@ use crate::rule_id::RuleId;
 use crate::set::{Schema, Set};
 use crate::what::What;
 
-/// How often a dump that was torn by somebody's change is taken anew.
+/// How often a dump is repeated if another program's changes interrupt it.
 const DUMP_TRIES: usize = 20;
 
-/// Why nf_tables is not as it should be.
+/// Why nf_tables could not be read or changed.
 #[derive(Debug, Error)]
 pub enum NftError {
     /// It cannot be read or written at all.
@@ -51,7 +51,7 @@ pub enum NftError {
         #[source]
         source: NetlinkError,
     },
-    /// There is no netlink socket to be had.
+    /// No netlink socket could be opened.
     #[error("cannot open netlink to nf_tables")]
     Open(#[source] NetlinkError),
     /// Only its owner process may change it, and the kernel removes it with that process
@@ -63,7 +63,7 @@ pub enum NftError {
         /// The owner's portid: most often its process id.
         owner: u32,
     },
-    /// A table of another version is there, and not all is known that it should hold: replacing it
+    /// A table of another version exists, and not all of its new content is known: replacing it now
     /// would lose what it does.
     #[error("nf_tables, {family} table: the table of another version stays until all is known")]
     OtherVersion {
@@ -78,7 +78,7 @@ pub enum NftError {
         /// What was refused, and why.
         names: Vec<String>,
     },
-    /// Somebody changed the ruleset between a look and the batch that was made from it.
+    /// Another program changed the ruleset between the read and the batch that was made from it.
     #[error("nf_tables, {family} table: the ruleset changed while it was being repaired")]
     Raced {
         /// The table's family.
@@ -116,8 +116,8 @@ impl NftError {
 #[derive(Debug)]
 pub struct Kernel {
     pub(crate) socket: Socket,
-    /// How many batches the kernel took from here and from connections [beside](Self::beside) this
-    /// one.
+    /// How many batches the kernel took from this connection and its
+    /// [siblings](Self::sibling_connection).
     taken: Arc<AtomicU32>,
 }
 
@@ -309,8 +309,8 @@ impl Kernel {
         Mark { generation: seen.generation, taken: self.taken.load(Ordering::Relaxed) }
     }
 
-    /// Whether nobody but us has committed anything since: every batch that is taken, anybody's,
-    /// raises the generation by one.
+    /// Whether only we have committed since: every accepted batch, whoever's, raises the generation
+    /// by one.
     pub fn is_undisturbed(&mut self, since: Mark) -> bool {
         let ours = self.taken.load(Ordering::Relaxed).wrapping_sub(since.taken);
         self.generation().is_ok_and(|now| now.wrapping_sub(since.generation) == ours)
@@ -438,7 +438,7 @@ impl Kernel {
     }
 }
 
-/// Takes a dump again while somebody's change tears it, a bounded number of times.
+/// Repeats a dump while other programs' changes interrupt it, a bounded number of times.
 fn retried<T>(mut attempt: impl FnMut() -> Result<T, NetlinkError>) -> Result<T, NetlinkError> {
     let mut result = attempt();
     for _ in 1..DUMP_TRIES {

@@ -1,5 +1,5 @@
-//! What the kernel holds of a table, as it tells it. It is parsed, never trusted: what the client
-//! would not have written is simply not equal to what it wants.
+//! A table as the kernel reports it. It is parsed, never trusted: what the client would not have
+//! written is simply not equal to the desired content.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) struct ObservedChain {
     pub hook: Option<ObservedHook>,
     /// Its rules, in order.
     pub rules: Vec<ObservedRule>,
-    /// What each of them is removed by.
+    /// The handle of each rule, by which it is removed.
     pub handles: Vec<u64>,
 }
 
@@ -66,7 +66,7 @@ pub struct Observed {
     pub(crate) generation: u32,
     /// Whether the table is there.
     pub(crate) table: bool,
-    /// Whether somebody put it to sleep, or owns it: flags that ours does not have.
+    /// Its flags, such as dormant or owned. Our tables have none.
     pub(crate) flags: u32,
     pub(crate) owner: Option<u32>,
     pub(crate) chains: BTreeMap<Arc<str>, ObservedChain>,
@@ -170,7 +170,7 @@ impl Observed {
         Some(structure)
     }
 
-    /// What leads from the elements that are there to `wanted`, in the sets that `covers` names.
+    /// The difference between the observed elements and `wanted`, in the sets that `covers` names.
     pub fn difference(
         &self,
         wanted: impl Iterator<Item = Element>,
@@ -195,14 +195,14 @@ impl Observed {
         delta
     }
 
-    /// Whether an element is there as it should be.
+    /// Whether the kernel has this element with the same value and comment.
     fn has(&self, element: &Element) -> bool {
         self.elements.get(&(element.set, element.key)).is_some_and(|(value, comment)| {
             *comment == element.comment && value.as_ref() == Some(&element.value)
         })
     }
 
-    /// Takes in a NFT_MSG_NEWTABLE.
+    /// Reads a NFT_MSG_NEWTABLE.
     pub(crate) fn table(&mut self, table: &str, message: &Message<'_>) {
         if let Some(attributes) = about(table, message) {
             self.table = true;
@@ -211,7 +211,7 @@ impl Observed {
         }
     }
 
-    /// Takes in a NFT_MSG_NEWCHAIN.
+    /// Reads a NFT_MSG_NEWCHAIN.
     pub(crate) fn chain(&mut self, table: &str, message: &Message<'_>) {
         let attributes = message.attributes();
         let Some(name) = about(table, message).and_then(|a| a.find_str(3)) else {
@@ -228,7 +228,7 @@ impl Observed {
         self.chains.entry(name.into()).or_default().hook = hook;
     }
 
-    /// Takes in a NFT_MSG_NEWRULE.
+    /// Reads a NFT_MSG_NEWRULE.
     pub(crate) fn rule(&mut self, table: &str, message: &Message<'_>) {
         let attributes = message.attributes();
         let Some(chain) = about(table, message).and_then(|a| a.find_str(2)) else {
@@ -244,7 +244,7 @@ impl Observed {
         chain.handles.push(handle.map(u64::from_be_bytes).unwrap_or_default());
     }
 
-    /// Takes in a NFT_MSG_NEWSET.
+    /// Reads a NFT_MSG_NEWSET.
     pub(crate) fn set(&mut self, table: &str, message: &Message<'_>) {
         let attributes = message.attributes();
         let Some(name) = about(table, message).and_then(|a| a.find_str(2)) else {
@@ -264,7 +264,7 @@ impl Observed {
         self.sets.insert(name.to_owned(), set);
     }
 
-    /// Takes in a NFT_MSG_NEWSETELEM about a set of ours.
+    /// Reads a NFT_MSG_NEWSETELEM about a set of ours.
     pub(crate) fn set_elements(&mut self, set: &Set, message: &Message<'_>) {
         for (_, element) in message.attributes().nested(3) {
             let element = Attributes::new(element);
@@ -301,7 +301,7 @@ impl Observed {
     }
 }
 
-/// Everything that a batch makes of a table.
+/// The chain that the kernel would report for a desired chain.
 pub(crate) fn wanted_chain(family: TableFamily, chain: &Chain) -> ObservedChain {
     let rule = |rule: &Rule| ObservedRule {
         id: Some(rule.id(family)),

@@ -1,5 +1,5 @@
-//! What the kernel takes: of a difference every element that it does, and whether it would take a
-//! table at all.
+//! What the kernel accepts: commits the acceptable elements of a difference, and tries whether it
+//! would accept a table.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl RejectedElement {
         Self { set, key, text }
     }
 
-    /// That an element was not added.
+    /// The rejection of an added element.
     pub fn addition(schema: &Schema, element: &Element, error: &NftError) -> Self {
         let Element { set, key, ref comment, .. } = *element;
         let (to, error) = (schema.set(set), with_causes(error));
@@ -53,8 +53,7 @@ fn with_causes(error: &NftError) -> String {
     text
 }
 
-/// The kernel refuses a batch as a whole: commits every change of the difference that it takes, and
-/// returns the others.
+/// Commits every change of a refused difference that the kernel accepts, and returns the others.
 pub(crate) fn commit_parts(
     kernel: &mut Kernel,
     schema: &Schema,
@@ -74,8 +73,8 @@ pub(crate) fn commit_parts(
     removals.chain(additions).collect()
 }
 
-/// Finds out whether the kernel would take a table that is not there, by a batch that makes it and
-/// then fails on purpose, so that nothing of it stays.
+/// Finds out whether the kernel would accept a table that does not exist, by a batch that makes it
+/// and then fails on purpose, so that nothing of it stays.
 pub(crate) fn try_table(
     kernel: &mut Kernel,
     schema: &Schema,

@@ -1,4 +1,4 @@
-//! Reads tables, chains and rules, whoever's they are.
+//! Reads tables, chains and rules of any owner.
 
 use denizen_netlink::{Attributes, Message};
 use nix::libc;
@@ -44,8 +44,8 @@ pub enum Decision<'a> {
     Jump(&'a str),
     /// To a chain, not back.
     Goto(&'a str),
-    /// What the rule alone does not show: a map of verdicts, a program that is asked, a
-    /// target of xtables.
+    /// The rule alone does not show it: a map of verdicts, a queue to a program, a target of
+    /// xtables.
     Other,
 }
 
@@ -119,7 +119,7 @@ impl<'a> RuleView<'a> {
         self.0.attributes().find(7).and_then(comment_in)
     }
 
-    /// What a rule of ours is known by.
+    /// The id in the comment, by which a rule of ours is recognised.
     pub fn id(&self) -> Option<RuleId> {
         self.comment().and_then(RuleId::read)
     }

@@ -1,8 +1,8 @@
-//! What a look at the kernel came to.
+//! What a read of the kernel found and repaired.
 
 use std::ops::Add;
 
-/// What a look at the kernel found and repaired.
+/// What a read of the kernel found and repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Repair {
     /// The table's chains or sets were not ours, and everything was programmed again.

@@ -10,7 +10,7 @@ use crate::difference::Delta;
 use crate::rule::{Assigned, Chain, Lookup, Statement};
 use crate::set::{Element, Schema, SetId};
 
-/// So few ranges are removed one by one, whatever the set's size.
+/// Up to this many ranges are removed one by one, whatever the set's size.
 const FEW: usize = 4;
 
 /// Whether a set is made anew from which some ranges are removed, and which then has `left`. To add

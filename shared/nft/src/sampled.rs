@@ -29,7 +29,7 @@ fn sample_of(rule: &Rule) -> Option<Rule> {
     drops.then(|| Rule { statements: asked.chain(sample).collect(), why: rule.why })
 }
 
-/// Whether it asks something of a packet, and changes nothing.
+/// Whether it only matches packets, and changes nothing.
 fn asks(statement: &Statement) -> bool {
     match statement {
         Statement::Equals(..)

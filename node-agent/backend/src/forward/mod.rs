@@ -42,7 +42,7 @@ const OWN: &str = "denizen: ";
 /// Why the forward hook cannot be read or opened.
 #[derive(Debug, Error)]
 pub enum ForwardError {
-    /// Nf_tables cannot be read.
+    /// nf_tables cannot be read.
     #[error("the forward hook's chains in nf_tables")]
     Netlink(#[from] NetlinkError),
     /// nf_tables cannot be changed.

@@ -91,7 +91,7 @@ pub struct HealthReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    /// Kube-proxy's body does not have it.
+    /// kube-proxy's body does not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     status: BTreeMap<String, FamilyReport>,
