@@ -66,8 +66,17 @@ pub async fn round(
     if !before.has_noted {
         requests.push(Request::Refused(Refused { limit: refused::limit(all.len()) }));
     }
-    let Survey { answered, unanswered, notes } =
-        survey(&api.client, node_agents, limits, &requests, decode).await;
+    let is_due = before.is_due(minute(), &state.borrow().directory);
+    // At the same time, as both take long.
+    let (directory, Survey { answered, unanswered, notes }) = tokio::join!(
+        async {
+            match is_due {
+                true => Directory::read(api, &all).await.map(Some),
+                false => Ok(None),
+            }
+        },
+        survey(&api.client, node_agents, limits, &requests, decode),
+    );
     let nodes = answered.len() + unanswered.len();
     let (mut connections, mut counts, mut noted) = (Vec::new(), Vec::new(), Vec::new());
     for (node, answers) in answered {
@@ -76,9 +85,11 @@ pub async fn round(
         connections.push((node, answers.connections));
     }
     let connections = joined(connections);
-    let is_due = before.is_due(minute(), &state.borrow().directory, &connections);
-    if is_due {
-        let directory = Directory::read(api, &all).await?;
+    let mut directory = directory?;
+    if !is_due && has_new_pod(&connections, &state.borrow().directory) {
+        directory = Some(Directory::read(api, &all).await?);
+    }
+    if let Some(directory) = directory {
         state.borrow_mut().directory = directory;
     }
     let watched = before.watched(all, &counts);
@@ -106,26 +117,10 @@ fn decode(_: &str, answers: Answers) -> Result<NodeAnswers, NoAnswer> {
 }
 
 impl RoundMemory {
-    /// Whether the API's objects are to be read: where there are many, each minute, and when agents
-    /// name a pod that is new.
-    fn is_due(
-        &mut self,
-        minute: u64,
-        directory: &Directory,
-        connections: &ClusterConnections,
-    ) -> bool {
-        let is_new =
-            |end: &NamedEnd| end.name.as_deref().is_some_and(|name| !directory.knows(name));
-        let all = connections.connections.iter().map(|joined| &joined.connection);
-        let mut ends =
-            all.flat_map(|of| [Some(&of.client), Some(&of.destination), of.endpoint.as_ref()]);
-        let is_due = directory.pods() < PODS
-            || self.read != Some(minute)
-            || ends.any(|end| end.is_some_and(is_new));
-        if is_due {
-            self.read = Some(minute);
-        }
-        is_due
+    /// Whether the API's objects are to be read in any case: where there are many, once a minute.
+    fn is_due(&mut self, minute: u64, directory: &Directory) -> bool {
+        let last = self.read.replace(minute);
+        directory.pods() < PODS || last != Some(minute)
     }
 
     /// The nodes where packets are watched: all if there are few, else where most were dropped
@@ -152,6 +147,15 @@ impl RoundMemory {
     }
 }
 
+/// Whether an agent names a pod that came after the API's objects were read.
+fn has_new_pod(connections: &ClusterConnections, directory: &Directory) -> bool {
+    let is_new = |end: &NamedEnd| end.name.as_deref().is_some_and(|name| !directory.knows(name));
+    let all = connections.connections.iter().map(|joined| &joined.connection);
+    let mut ends =
+        all.flat_map(|of| [Some(&of.client), Some(&of.destination), of.endpoint.as_ref()]);
+    ends.any(|end| end.is_some_and(is_new))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -173,17 +177,13 @@ mod tests {
         let few = Directory::of(&[], &pods[1..], &[], &[]);
         let many = Directory::of(&[], &pods, &[], &[]);
         let mut before = RoundMemory::default();
-        let cases = [
-            (0, &many, "a/p1", true),
-            (0, &many, "a/p1", false),
-            (0, &many, "this node", false),
-            (0, &many, "a/new", true),
-            (0, &few, "a/p1", true),
-            (1, &many, "a/p1", true),
-            (1, &many, "a/p1", false),
-        ];
-        for (at, (minute, directory, name, expected)) in cases.into_iter().enumerate() {
-            assert_eq!(before.is_due(minute, directory, &of(name)), expected, "{at}");
+        for (minute, directory, expected) in
+            [(0, &many, true), (0, &many, false), (0, &few, true), (1, &many, true)]
+        {
+            assert_eq!(before.is_due(minute, directory), expected);
+        }
+        for (name, expected) in [("a/p1", false), ("this node", false), ("a/new", true)] {
+            assert_eq!(has_new_pod(&of(name), &many), expected, "{name}");
         }
     }
 

@@ -104,6 +104,16 @@ impl<'a> Picture<'a> {
         let number = line.and_then(|line| line.split_whitespace().next());
         Ok(number.with_context(|| format!("no {field}"))?.parse()?)
     }
+
+    /// The processor time that it has used.
+    pub fn processor_time(&self) -> Result<Duration> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // The name of the program, which comes before, may have spaces.
+        let (_, fields) = stat.rsplit_once(") ").context("no name")?;
+        // proc(5): utime and stime are the 14th and 15th field, in hundredths of a second.
+        let ticks = fields.split(' ').skip(11).take(2).map(str::parse::<u64>);
+        Ok(Duration::from_millis(10 * ticks.sum::<Result<u64, _>>()?))
+    }
 }
 
 impl Drop for Picture<'_> {

@@ -38,7 +38,8 @@ fn seconds() -> u64 {
     test_length::times(600, 5) as u64
 }
 
-/// When the first picture is to be there, in full length alone: then nothing else has to run.
+/// The most of a processor that the first picture takes, in full length alone: it is to be there in
+/// 3 seconds, and here the nodes that answer have the same processors.
 const FIRST: Duration = Duration::from_secs(3);
 
 /// Between two questions of a page.
@@ -256,7 +257,8 @@ fn a_busy_cluster_is_shown_for_as_long_as_somebody_looks() -> Result<()> {
     let page = observed("the first picture", BOUND, asked, Option::is_some)?;
     is_bounded(&page.context("no picture")?)?;
     let first = started.elapsed();
-    eprintln!("the first picture after {first:?}, {} KB", picture.kilobytes("VmRSS:")?);
+    let (used, memory) = (picture.processor_time()?, picture.kilobytes("VmRSS:")?);
+    eprintln!("the first picture after {first:?}: {used:?} of a processor, {memory} KB");
 
     let mut browser = Browser::open(desk.netns(), &picture.address(), "1500,1300")?;
     looked_at(&picture, &mut browser)?;
@@ -282,6 +284,6 @@ fn a_busy_cluster_is_shown_for_as_long_as_somebody_looks() -> Result<()> {
     let bytes = browser.evaluate("performance.memory.usedJSHeapSize")?;
     eprintln!("the page asked {before} times, and has {bytes} bytes");
     browser.photograph(&pictures(&desk).join("ui-load.png"))?;
-    ensure!(!is_full || first <= FIRST, "the first picture after {first:?}");
+    ensure!(!is_full || used <= FIRST, "the first picture took {used:?} of a processor");
     Ok(())
 }
