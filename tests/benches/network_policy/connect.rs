@@ -2,11 +2,14 @@
 //! node in another, the pod in a third.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_backend::firewall::Firewall;
-use denizen_model::{Event, Namespaces, NetworkPolicy, Selector};
+use denizen_model::{
+    Event, Namespaces, NetworkPolicy, PolicyPort, PortMatch, Ports, Protocol, Selector,
+};
 use denizen_tests::bench::timing::{Samples, text, timed};
 use denizen_tests::node::cni::Namespace;
 
@@ -18,6 +21,8 @@ use crate::tiers;
 const CONNECTIONS: usize = 3_000;
 /// How many policies select the pod.
 const SELECTING: [u32; 3] = [0, 10, 100];
+/// How many ranges of ports (`endPort`) one policy permits.
+const PORT_RANGES: [u16; 2] = [100, 8_000];
 
 /// The local pod that is connected to, in the first namespace.
 const SERVER: u32 = 1;
@@ -29,6 +34,8 @@ const CLIENT: u32 = 25;
 enum Judges {
     None,
     Ours(u32),
+    /// One policy, with so many ranges of ports.
+    PortRanges(u16),
     /// ClusterNetworkPolicies.
     Tiers(u32),
     KubeRouter(&'static str, u32),
@@ -45,6 +52,7 @@ pub fn report(cluster: Cluster) {
     let nodes: Vec<ConnectNode> = [Judges::None]
         .into_iter()
         .chain(ours)
+        .chain(PORT_RANGES.map(Judges::PortRanges))
         .chain(tiers)
         .chain(theirs)
         .map(|rules| ConnectNode::new(cluster, rules))
@@ -106,6 +114,7 @@ impl ConnectNode {
         match self.rules {
             Judges::None => "without any rule".to_owned(),
             Judges::Ours(count) => format!("{count} policies"),
+            Judges::PortRanges(count) => format!("a policy of {count} ranges of ports"),
             Judges::Tiers(count) => format!("{count} ClusterNetworkPolicies of 25 rules"),
             Judges::KubeRouter(program, count) => {
                 format!("kube-router's shape, {program}, {count}")
@@ -134,20 +143,12 @@ impl Judges {
         match self {
             Self::None => None,
             Self::Ours(count) => {
-                let mut facts = cluster.facts();
-                facts.retain(|fact| !is_of_the_pods_namespace(cluster, fact));
-                facts.extend((0..count).map(|n| selecting(cluster, n, count)));
-                let mut engine = Engine::new();
-                engine.change(facts);
-                Some(engine.firewall)
+                Some(judged_by(cluster, (0..count).map(|n| selecting(cluster, n, count))))
             }
+            Self::PortRanges(count) => Some(judged_by(cluster, [port_ranges(cluster, count)])),
             Self::Tiers(count) => {
-                let mut facts = cluster.facts();
-                facts.retain(|fact| !is_of_the_pods_namespace(cluster, fact));
-                facts.extend((0..count).map(|n| tiers::selecting(n, count, CLIENT % APPS)));
-                let mut engine = Engine::new();
-                engine.change(facts);
-                Some(engine.firewall)
+                let tiers = (0..count).map(|n| tiers::selecting(n, count, CLIENT % APPS));
+                Some(judged_by(cluster, tiers))
             }
             Self::KubeRouter(program, count) => {
                 let shape = Shape {
@@ -164,6 +165,16 @@ impl Judges {
             }
         }
     }
+}
+
+/// The cluster's rules, with these policies for the pod.
+fn judged_by(cluster: Cluster, policies: impl IntoIterator<Item = Event>) -> Firewall {
+    let mut facts = cluster.facts();
+    facts.retain(|fact| !is_of_the_pods_namespace(cluster, fact));
+    facts.extend(policies);
+    let mut engine = Engine::new();
+    engine.change(facts);
+    engine.firewall
 }
 
 /// Of the cluster's policies, only those of other namespaces remain.
@@ -187,6 +198,23 @@ fn selecting(cluster: Cluster, n: u32, of: u32) -> Event {
         is_understood: true,
     };
     Event::NetworkPolicy(policy.name.clone(), Some(policy))
+}
+
+/// One policy that permits the client these many ranges of ports, the server's among them.
+fn port_ranges(cluster: Cluster, count: u16) -> Event {
+    let mut event = selecting(cluster, 0, 1);
+    let port = |number: u16| NonZeroU16::new(number).expect("not 0");
+    // With ports in between that nobody may use: they stay apart.
+    let ranges = (1..=count).map(|n| PortMatch::Range(port(8 * n), port(8 * n + 2)));
+    let servers = PortMatch::Range(port(8079), port(8081));
+    let ranges = ranges.filter(|range| *range != PortMatch::Range(port(8080), port(8082)));
+    let entry = |port| PolicyPort { protocol: Protocol::Tcp, port };
+    if let Event::NetworkPolicy(_, Some(NetworkPolicy { ingress: Some(rules), .. })) = &mut event {
+        for rule in rules {
+            rule.ports = Ports::These(ranges.clone().chain([servers.clone()]).map(entry).collect());
+        }
+    }
+    event
 }
 
 /// Links a host to the node, which is its gateway.

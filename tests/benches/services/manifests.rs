@@ -84,6 +84,24 @@ fn document(text: &mut String, service: usize, nodes: usize) {
     }
 }
 
+/// Puts a load balancer there that only these ranges may ask, in front of the first service's
+/// endpoints.
+pub fn restrict(folder: &Path, ip: Ipv4Addr, sources: &[String]) {
+    let sources: String = sources.iter().map(|range| format!("  - {range}\n")).collect();
+    let endpoints: String =
+        (0..ENDPOINTS).map(|n| format!("- addresses: [{}]\n", endpoint_ip(0, n))).collect();
+    let text = format!(
+        "apiVersion: v1\nkind: Service\nmetadata:\n  namespace: team-0\n  name: restricted\nspec:\n  \
+         type: LoadBalancer\n  clusterIP: 10.111.0.1\n  clusterIPs: [10.111.0.1]\n  ipFamilies: [IPv4]\n  \
+         ports:\n  - name: http\n    port: 80\n    protocol: TCP\n    targetPort: 8080\n  \
+         loadBalancerSourceRanges:\n{sources}status:\n  loadBalancer:\n    ingress:\n    - ip: {ip}\n\
+         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  namespace: team-0\n  \
+         name: restricted-1\n  labels:\n    kubernetes.io/service-name: restricted\naddressType: IPv4\n\
+         ports:\n- name: http\n  port: 8080\n  protocol: TCP\nendpoints:\n{endpoints}"
+    );
+    std::fs::write(folder.join("restricted.yaml"), text).expect("the temporary folder has room");
+}
+
 /// All that the agent must know before it programs anything: the folder's objects, and this node.
 pub fn facts(folder: &Path) -> Vec<Event> {
     let config = ManifestsConfig {
