@@ -4,7 +4,6 @@
 mod answers;
 mod bundle;
 mod connectivity;
-mod desk;
 mod explain;
 mod impact;
 mod older;

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
+use denizen_tests::desk::Desk;
 use denizen_tests::peers::api::Api;
 use denizen_tests::peers::api::exec::Execution;
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
-
-use super::desk::Desk;
 
 fn good() -> Value {
     json!({ "synced": true, "backend": "nftables", "pods": 30, "services": 1000,

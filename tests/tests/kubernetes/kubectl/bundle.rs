@@ -6,12 +6,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::desk::{Desk, agent_program};
 use denizen_tests::node::netns::checked;
 use denizen_tests::peers::api::Api;
 use denizen_tests::peers::api::exec::Execution;
 use serde_json::{Value, json};
 
-use super::desk::{Desk, agent_program};
 use super::real::{Host, hosts};
 
 /// In every secret.

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::desk::{Desk, Said, agent_program};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::two_nodes::TwoNodes;
@@ -14,9 +15,6 @@ use denizen_tests::peers::api::Api;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-
-use super::desk::{Desk, Said, agent_program};
-use super::real::on_nodes;
 
 /// The service's port, and that of its endpoints.
 const HTTP: Port = Port::tcp("http", 80, 8080);
@@ -98,7 +96,7 @@ impl Shop {
             Some(program) => program.clone(),
             None => agent_program()?,
         };
-        on_nodes(&self.desk, program, containers);
+        self.desk.execute_on_nodes(program, containers);
         Ok(())
     }
 

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::desk::Desk;
 use denizen_tests::packets::probe::{Outcome, Probe};
 use denizen_tests::peers::api::Api;
 use denizen_tests::test_length;
 use serde_json::{Value, json};
 
-use super::desk::Desk;
 use super::explain::Shop;
 
 fn pod(name: &str, app: &str, address: &str) -> Value {

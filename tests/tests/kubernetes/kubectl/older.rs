@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
+use denizen_tests::desk::Desk;
 use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::peers::api::exec::Execution;
 use serde_json::{Value, json};
 
-use super::desk::Desk;
 use super::explain::Shop;
 use super::picture::ask::Picture;
 use super::trace::traced;

@@ -12,12 +12,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::desk::Desk;
 use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
 
 use self::ask::Picture;
 use self::browser::Browser;
 use self::shop::{Ill, ShopObjects, many_pods};
-use super::desk::Desk;
 use super::explain::Shop;
 
 /// What has not been seen by then never will.

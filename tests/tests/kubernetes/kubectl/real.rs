@@ -1,55 +1,21 @@
 //! Real agents, each in a network namespace of its own, and real processes in their containers.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Objects, Settings};
+use denizen_tests::desk::{Desk, agent_program};
 use denizen_tests::node::manifest::{self, Manifests};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::world::ip;
-use denizen_tests::peers::api::exec::{ExecRequest, Execution};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
-
-use super::desk::{Desk, agent_program};
 
 /// A node with an agent.
 pub struct Host {
     pub agent: Agent,
     pub netns: Netns,
-}
-
-/// What a container of denizen's image executes: it has no shell and no `tar`, and no program but
-/// the agent's.
-pub fn in_image(program: &Path, request: &ExecRequest) -> Option<Command> {
-    let (name, args) = request.command.split_first()?;
-    (name == "denizen-agent").then(|| {
-        let mut command = Command::new(program);
-        command.args(args);
-        command
-    })
-}
-
-/// What comes of a program that the image does not have.
-pub fn no_such_program() -> Execution {
-    Execution::Prints { stdout: Vec::new(), stderr: b"no such file".to_vec(), code: 127 }
-}
-
-/// What commands in containers do: they are executed on the pod's node. The agent's folder is in
-/// the command, since the pod names it.
-pub fn on_nodes(desk: &Desk, program: PathBuf, nodes: impl IntoIterator<Item = (String, PathBuf)>) {
-    let nodes: BTreeMap<String, PathBuf> = nodes.into_iter().collect();
-    desk.execute(move |node, request: &ExecRequest| {
-        let Some(command) = in_image(&program, request) else { return no_such_program() };
-        match nodes.get(node) {
-            Some(netns) => Execution::Runs(command, netns.clone()),
-            None => Execution::Hangs,
-        }
-    });
 }
 
 pub fn hosts(desk: &Desk, number: usize) -> Result<Vec<Host>> {
@@ -81,7 +47,7 @@ pub fn hosts(desk: &Desk, number: usize) -> Result<Vec<Host>> {
     let hosts: Vec<Host> = (0..number).map(host).collect::<Result<_>>()?;
     let named = hosts.iter().enumerate();
     let named = named.map(|(at, host)| (format!("n{at}"), host.netns.path()));
-    on_nodes(desk, agent_program()?, named);
+    desk.execute_on_nodes(agent_program()?, named);
     Ok(hosts)
 }
 

@@ -8,11 +8,10 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
 use denizen_tests::conf::documents;
+use denizen_tests::desk::Desk;
 use denizen_tests::peers::api::exec::Execution;
 use denizen_tests::peers::api::{Api, Asked};
 use serde_json::{Value, json};
-
-use super::desk::Desk;
 
 /// Whether in one namespace alone, an API group, a resource, and what is done with it.
 type Right = (bool, String, String, String);

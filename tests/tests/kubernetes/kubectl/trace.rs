@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use denizen_tests::desk::Said;
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::probe::{Probe, SILENCE};
@@ -15,7 +16,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use super::desk::Said;
 use super::explain::Shop;
 
 /// Names that tell each node's tables of a trace from others.

@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::desk::Desk;
 use denizen_tests::eventually::observed;
 use denizen_tests::peers::api::exec::Execution;
 use serde_json::{Value, json};
-
-use super::desk::Desk;
 
 /// Ended with the test.
 struct Watcher(Child);

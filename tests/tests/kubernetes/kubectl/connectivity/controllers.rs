@@ -9,11 +9,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Result;
+use denizen_tests::desk::Desk;
 use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
 use super::PREFIX;
-use crate::kubectl::desk::Desk;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(10);

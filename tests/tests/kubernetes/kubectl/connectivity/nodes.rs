@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Objects;
+use denizen_tests::desk::{Desk, agent_program, in_image, no_such_program};
 use denizen_tests::node::manifest;
 use denizen_tests::node::netns::{Netns, folder};
 use denizen_tests::node::pod::{Pod, Wiring};
@@ -20,8 +21,6 @@ use serde_json::{Value, json};
 
 use super::PREFIX;
 use super::controllers::{Controllers, Kubelets};
-use crate::kubectl::desk::{Desk, agent_program};
-use crate::kubectl::real::{in_image, no_such_program};
 
 /// The desk's address, and that of the first node towards it.
 const DESK: &str = "203.0.113.2";

@@ -5,13 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, bail, ensure};
+use denizen_tests::desk::{Desk, Said};
 use denizen_tests::eventually::observed;
 use denizen_tests::peers::api::exec::{ExecRequest, Execution};
 use serde_json::{Value, json};
 
 use super::PREFIX;
 use super::controllers::{Controllers, Kubelets};
-use crate::kubectl::desk::{Desk, Said};
 
 /// What is wrong with the cluster.
 #[derive(Debug, Clone, Default)]

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::desk::Said;
 use denizen_tests::eventually::eventually;
 use serde_json::{Value, json};
 
 use super::nodes::ClusterOfTwo;
 use super::{BOUND, PREFIX};
-use crate::kubectl::desk::Said;
 
 /// The nodes' ranges of pods, services and nodes, as texts begin with them, and a pod itself.
 const CLUSTER: [&str; 8] = [

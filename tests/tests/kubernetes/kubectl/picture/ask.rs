@@ -7,11 +7,10 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use denizen_tests::desk::Desk;
 use denizen_tests::eventually::observed;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::http::{Reply, fetch};
-
-use super::super::desk::Desk;
 
 /// The command. It ends with this value.
 pub struct Picture<'a> {

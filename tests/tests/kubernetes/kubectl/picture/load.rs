@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use denizen_tests::desk::Desk;
 use denizen_tests::eventually::observed;
 use denizen_tests::peers::api::Api;
 use denizen_tests::peers::api::exec::Execution;
 use denizen_tests::test_length;
 use serde_json::{Value, json};
 
-use super::super::desk::Desk;
 use super::ask::Picture;
 use super::browser::Browser;
 use super::shop::{end, pod_object, service};

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use denizen_tests::desk::Desk;
 use denizen_tests::peers::api::Api;
 use denizen_tests::peers::api::exec::Execution;
 use serde_json::{Value, json};
-
-use super::super::desk::Desk;
 
 /// A name that a browser would run, were it not escaped; it would give itself away by the title.
 pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">";

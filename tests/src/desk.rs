@@ -1,17 +1,19 @@
 //! An operator's desk: the program, and the API server that its kubeconfig leads to.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::binary;
-use denizen_tests::node::netns::{Netns, folder};
-use denizen_tests::peers::api::exec::{ExecRequest, Execution};
-use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::binary;
+use crate::node::netns::{Netns, folder};
+use crate::peers::api::exec::{ExecRequest, Execution};
+use crate::peers::api::{Api, ApiServer};
 
 /// A desk.
 pub struct Desk {
@@ -112,6 +114,23 @@ impl Desk {
         }));
     }
 
+    /// They are executed on the pod's node, in the network namespace at this path. The agent's folder
+    /// is in the command, since the pod names it.
+    pub fn execute_on_nodes(
+        &self,
+        program: PathBuf,
+        nodes: impl IntoIterator<Item = (String, PathBuf)>,
+    ) {
+        let nodes: BTreeMap<String, PathBuf> = nodes.into_iter().collect();
+        self.execute(move |node, request: &ExecRequest| {
+            let Some(command) = in_image(&program, request) else { return no_such_program() };
+            match nodes.get(node) {
+                Some(netns) => Execution::Runs(command, netns.clone()),
+                None => Execution::Hangs,
+            }
+        });
+    }
+
     /// `kubectl-denizen` and these words.
     pub fn command(&self, words: &[&str]) -> Result<Command> {
         let mut command = Command::new(binary::ours("kubectl-denizen")?);
@@ -139,6 +158,22 @@ impl Desk {
         said.json()?;
         Ok(said)
     }
+}
+
+/// What a container of denizen's image executes: it has no shell and no `tar`, and no program but
+/// the agent's.
+pub fn in_image(program: &Path, request: &ExecRequest) -> Option<Command> {
+    let (name, args) = request.command.split_first()?;
+    (name == "denizen-agent").then(|| {
+        let mut command = Command::new(program);
+        command.args(args);
+        command
+    })
+}
+
+/// What comes of a program that the image does not have.
+pub fn no_such_program() -> Execution {
+    Execution::Prints { stdout: Vec::new(), stderr: b"no such file".to_vec(), code: 127 }
 }
 
 /// The agent's program.
