@@ -6,6 +6,7 @@ mod bundle;
 mod connectivity;
 mod explain;
 mod impact;
+mod killed;
 mod older;
 mod picture;
 mod real;

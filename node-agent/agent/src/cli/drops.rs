@@ -204,7 +204,9 @@ pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<Dro
                 Entry::Vacant(_) => has_other = true,
             }
         })?;
-        if asked.elapsed() >= RENEW {
+        // The rules stay for a while after each request. One shortly before the end would only keep
+        // them after it.
+        if asked.elapsed() >= RENEW && until > asked + 2 * RENEW {
             renew(run_dir)?;
             asked = Instant::now();
         }

@@ -247,11 +247,13 @@ impl Executing {
         let mut stdin = child.stdin.take();
         let mut output = outputs(&mut child)?;
         let mut is_open = true;
-        loop {
+        let gone = loop {
             tokio::select! {
                 piece = output.recv() => match piece {
-                    Some((channel, bytes)) => self.send(channel, &bytes).await?,
-                    None => break,
+                    Some((channel, bytes)) => if let Err(gone) = self.send(channel, &bytes).await {
+                        break Some(gone);
+                    },
+                    None => break None,
                 },
                 input = self.read(), if is_open => match input {
                     Ok(Some(bytes)) => {
@@ -262,13 +264,16 @@ impl Executing {
                         is_open = false;
                         drop(stdin.take());
                     }
-                    Err(gone) => {
-                        let _ = child.kill();
-                        let _ = child.wait();
-                        return Err(gone);
-                    }
+                    Err(gone) => break Some(gone),
                 },
             }
+        };
+        if let Some(gone) = gone {
+            // As with container runtimes: nobody ends the process. It hears of it by its input.
+            drop(stdin.take());
+            while output.recv().await.is_some() {}
+            child.wait()?;
+            return Err(gone);
         }
         let code = child.wait()?.code().unwrap_or(137);
         self.end(code).await
