@@ -21,6 +21,8 @@ pub struct Tracked {
     pub destination: SocketAddr,
     /// Who is to answer.
     pub reply_source: SocketAddr,
+    /// Whom it answers: the sender, or the address that it is masqueraded as.
+    pub reply_destination: SocketAddr,
 }
 
 /// Every entry of a protocol, of both families, sorted.
@@ -53,6 +55,7 @@ fn parse(line: &str) -> Option<Tracked> {
         source: end("src", "sport", 0)?,
         destination: end("dst", "dport", 0)?,
         reply_source: end("src", "sport", 1)?,
+        reply_destination: end("dst", "dport", 1)?,
     })
 }
 

@@ -70,7 +70,7 @@ fn agents_of_the_previous_release_are_understood() -> Result<()> {
             lacking.push(words[0]);
         }
     }
-    let near = traced(&shop, &["web:80", "--count", "2", "-o", "json"], far, 1);
+    let near = traced(&shop, &["web:80", "--count", "2", "-o", "json"], far);
     drop(near?.json()?);
     let page = Picture::of(&shop.desk, &["--every", "1h"])?
         .until(LONG, |page| page.contains(">dropped</span>") || page.contains(LACKS))?;

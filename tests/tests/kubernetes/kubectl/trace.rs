@@ -1,28 +1,28 @@
 //! `trace` across two real nodes, beside real connections.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::SocketAddr;
-use std::process::Stdio;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use denizen_tests::desk::Said;
-use denizen_tests::eventually::eventually;
+use denizen_tests::desk::{Said, agent_program, in_image, no_such_program};
+use denizen_tests::eventually::observed;
+use denizen_tests::kernel::conntrack::tracked;
 use denizen_tests::node::world::ip;
-use denizen_tests::packets::probe::{Probe, SILENCE};
+use denizen_tests::packets::probe::{Probe, Protocol, SILENCE};
+use denizen_tests::peers::api::exec::{ExecRequest, Execution};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::explain::Shop;
 
-/// Names that tell each node's tables of a trace from others.
-const TABLE: &str = "denizen-trace-";
-
-/// A killed watcher's tables are gone within this time.
-const GONE: Duration = Duration::from_secs(10);
+/// What has not begun by then never will.
+const BEGUN: Duration = Duration::from_secs(60);
 
 /// Between two connections.
 const PAUSE: Duration = Duration::from_millis(130);
@@ -31,25 +31,23 @@ fn service() -> SocketAddr {
     SocketAddr::new(ip("172.30.0.10"), 80)
 }
 
-/// Runs the program while so many clients in one pod connect to `to`, again and again: together
-/// less often than packets are followed, ten a second.
-pub fn traced(shop: &Shop, words: &[&str], to: SocketAddr, clients: u32) -> Result<Said> {
+/// Runs the program while a pod connects to `to` again and again: less often than packets are
+/// followed, ten a second.
+pub fn traced(shop: &Shop, words: &[&str], to: SocketAddr) -> Result<Said> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let connect = || {
             while !over.load(Ordering::Relaxed) {
                 let netns = &shop.client.netns;
                 netns.run(move || drop(Probe::tcp(to).patience(SILENCE).connect()))?;
-                thread::sleep(PAUSE * clients);
+                thread::sleep(PAUSE);
             }
-            Ok::<_, anyhow::Error>(())
+            anyhow::Ok(())
         };
-        let connecting: Vec<_> = (0..clients).map(|_| scope.spawn(connect)).collect();
+        let connecting = scope.spawn(connect);
         let said = shop.desk.run(&[&["trace", "client"], words].concat());
         over.store(true, Ordering::Relaxed);
-        for client in connecting {
-            client.join().map_err(|_| anyhow!("a client panicked"))??;
-        }
+        connecting.join().map_err(|_| anyhow!("the client panicked"))??;
         said
     })
 }
@@ -88,20 +86,19 @@ fn all_are_paired(shop: &Shop, json: &Value) -> Result<()> {
 #[test]
 fn packets_are_followed_on_both_nodes_at_once() -> Result<()> {
     let shop = Shop::with("trace", &[])?;
-    let said =
-        traced(&shop, &["web:80", "--count", "40", "--for", "40s", "-o", "json"], service(), 1)?;
+    let words = ["web:80", "--count", "40", "--for", "40s", "-o", "json"];
+    let said = traced(&shop, &words, service())?;
     ensure!(said.code == 0, "{said:#?}");
     let json = said.json()?;
     ensure!(packets(&json)?.len() == 40 && json["unanswered"] == json!([]), "{json:#}");
     all_are_paired(&shop, &json)?;
     let far = SocketAddr::new(shop.far.addresses[0], 8080);
-    let text = traced(&shop, &["far:8080"], far, 1)?;
+    let text = traced(&shop, &["far:8080"], far)?;
     for words in ["on node-1", "on node-2", "(default/client)", "=> arrived"] {
         ensure!(text.code == 0 && text.stdout.contains(words), "{words}: {text:#?}");
     }
     what_another_program_drops_is_named(&shop, far)?;
-    who_does_not_answer_is_named(&shop, far)?;
-    a_killed_trace_leaves_nothing(&shop)
+    who_does_not_answer_is_named(&shop, far)
 }
 
 /// On the receiver's node, which `explain` cannot know.
@@ -112,7 +109,7 @@ fn what_another_program_drops_is_named(shop: &Shop, far: SocketAddr) -> Result<(
                  add rule ip strict forward tcp dport 8080 drop comment \"no web\"";
     node.output("nft", &[chain])?;
     let to = format!("{far}/tcp");
-    let said = traced(shop, &[&to, "-o", "json"], far, 1)?;
+    let said = traced(shop, &[&to, "-o", "json"], far)?;
     node.output("nft", &["delete table ip strict"])?;
     let json = said.json()?;
     let packet = &packets(&json)?[0];
@@ -126,7 +123,7 @@ fn what_another_program_drops_is_named(shop: &Shop, far: SocketAddr) -> Result<(
 fn who_does_not_answer_is_named(shop: &Shop, far: SocketAddr) -> Result<()> {
     let pid = Pid::from_raw(i32::try_from(shop.nodes.hosts[1].agent()?.pid())?);
     kill(pid, Signal::SIGSTOP)?;
-    let said = traced(shop, &["far:8080", "-o", "json"], far, 1);
+    let said = traced(shop, &["far:8080", "-o", "json"], far);
     kill(pid, Signal::SIGCONT)?;
     let said = said?;
     let json = said.json()?;
@@ -136,38 +133,86 @@ fn who_does_not_answer_is_named(shop: &Shop, far: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn a_killed_trace_leaves_nothing(shop: &Shop) -> Result<()> {
-    let is_traced = |node: usize| -> Result<bool> {
-        let tables = shop.nodes.hosts[node].netns.output("nft", &["list", "tables"])?;
-        Ok(tables.contains(TABLE))
-    };
-    let mut command = shop.desk.command(&["trace", "client", "far:8080", "--for", "10m"])?;
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = shop.desk.netns().run(|| command.spawn())??;
-    let begun =
-        eventually("both nodes follow packets", GONE, || Ok(is_traced(0)? && is_traced(1)?));
-    child.kill()?;
-    child.wait()?;
-    begun?;
-    eventually("nothing is left", GONE, || Ok(!is_traced(0)? && !is_traced(1)?))
-}
-
-/// Many at once, whose sources are the node's.
+/// Connections that are open at once, whose sources are the node's, ten of them at the same moment.
+/// Connection tracking knows which is which. The clocks of both nodes differ by ten minutes.
 #[test]
 fn masqueraded_packets_are_told_apart() -> Result<()> {
-    const MANY: usize = 60;
+    const MANY: usize = 200;
+    /// Packets that are followed at once, and in a second.
+    const AT_ONCE: u32 = 10;
     let shop = Shop::with("trace-masq", &["--masquerade-all"])?;
+    put_clock_forward(&shop)?;
     let count = MANY.to_string();
-    let words = ["web:80", "--count", &count, "--for", "50s", "-o", "json"];
-    let said = traced(&shop, &words, service(), 8)?;
+    let words = ["trace", "client", "web:80", "--count", &count, "--for", "5m", "-o", "json"];
+    let (said, open) = thread::scope(|scope| {
+        let tracing = scope.spawn(|| shop.desk.run(&words));
+        let connect = || {
+            // The sender's node begins last.
+            let node = &shop.nodes.hosts[0].netns;
+            let tables = || node.output("nft", &["list", "tables"]);
+            observed("followed", BEGUN, tables, |tables| tables.contains("denizen-trace-"))?;
+            let mut open = Vec::new();
+            while !tracing.is_finished() {
+                let begin = || (0..AT_ONCE).map(|_| Probe::tcp(service()).begin()).collect();
+                let begun: io::Result<Vec<_>> = shop.client.netns.run(begin)?;
+                open.extend(begun?);
+                thread::sleep(PAUSE * AT_ONCE);
+            }
+            anyhow::Ok(open)
+        };
+        let open = connect();
+        let said = tracing.join().map_err(|_| anyhow!("the trace panicked"));
+        anyhow::Ok((said??, open?))
+    })?;
     let json = said.json()?;
-    ensure!(said.code == 0 && packets(&json)?.len() == MANY, "{json:#}");
+    ensure!(said.code == 0 && packets(&json)?.len() == MANY && open.len() >= MANY, "{json:#}");
     all_are_paired(&shop, &json)?;
-    let node = shop.nodes.hosts[0].node.addresses[0].to_string();
-    let away = packets(&json)?.iter().filter_map(|packet| packet["nodes"].get(1));
-    for there in away {
-        let source = there["report"]["source"]["address"].as_str().context("no source")?;
-        ensure!(source.starts_with(&format!("{node}:")), "{there:#}");
+    pairs_are_what_was_translated(&shop, &json)
+}
+
+/// Commands on the second node have other clocks than those on the first. Only those that count
+/// from the start can be set for a few processes; no report has a time of day.
+fn put_clock_forward(shop: &Shop) -> Result<()> {
+    let program = agent_program()?;
+    let hosts = shop.nodes.hosts.iter();
+    let paths: Vec<_> = hosts.map(|host| (host.node.name.clone(), host.netns.path())).collect();
+    shop.desk.execute(move |node, request: &ExecRequest| {
+        let at = paths.iter().find(|(name, _)| name == node);
+        match (at, in_image(&program, request)) {
+            (Some((_, netns)), Some(command)) if node == "node-1" => {
+                Execution::Runs(command, netns.clone())
+            }
+            (Some((_, netns)), Some(command)) => {
+                let mut later = Command::new("unshare");
+                later.args(["--time", "--monotonic=600", "--boottime=600", "--fork"]);
+                later.arg(command.get_program()).args(command.get_args());
+                Execution::Runs(later, netns.clone())
+            }
+            (None, _) | (_, None) => no_such_program(),
+        }
+    });
+    Ok(())
+}
+
+/// The packet that is said to be the same on the other node has the source that this one's was
+/// translated to.
+fn pairs_are_what_was_translated(shop: &Shop, json: &Value) -> Result<()> {
+    let host = &shop.nodes.hosts[0];
+    let node = host.node.addresses[0];
+    let all = tracked(&host.netns, Protocol::Tcp)?;
+    let source = |there: &Value| -> Result<SocketAddr> {
+        Ok(there["report"]["source"]["address"].as_str().context("no address")?.parse()?)
+    };
+    let mut sources = BTreeSet::new();
+    for packet in packets(json)? {
+        let Some(there) = packet["nodes"].get(1) else { continue };
+        let (sent, translated) = (source(&packet["nodes"][0])?, source(there)?);
+        let entry = all.iter().find(|entry| entry.source == sent);
+        let entry = entry.with_context(|| format!("{sent} is not tracked"))?;
+        ensure!(entry.reply_destination == translated, "{entry:?}: {packet:#}");
+        ensure!(translated.ip() == node, "{packet:#}");
+        sources.insert(translated);
     }
+    ensure!(sources.len() > 20, "only {} went to the other node", sources.len());
     Ok(())
 }
