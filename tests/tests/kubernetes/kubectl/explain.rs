@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::desk::{Desk, Said, agent_program};
 use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::two_nodes::TwoNodes;
 use denizen_tests::node::world::ip;
@@ -247,7 +248,6 @@ fn a_missing_way_back_is_found(shop: &Shop) -> Result<()> {
 /// From elsewhere. With policy Cluster that is the node that the client asks, with policy Local the
 /// client.
 fn a_node_port_is_judged_with_the_source_that_the_endpoint_sees(shop: &Shop) -> Result<()> {
-    const CLIENT: &str = "203.0.113.9";
     let service = |name: &str, ip: &str, policy: &str, port: u16| {
         let mut service = manifest::service(name, &[ip.parse()?], &[HTTP]);
         service["spec"]["type"] = json!("NodePort");
@@ -258,30 +258,86 @@ fn a_node_port_is_judged_with_the_source_that_the_endpoint_sees(shop: &Shop) -> 
     };
     let cluster = service("any", "172.30.0.20", "Cluster", 30080)?;
     let local = service("own", "172.30.0.21", "Local", 30081)?;
-    let policy = json!({
-        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-        "metadata": { "namespace": "default", "name": "elsewhere" },
-        "spec": { "podSelector": { "matchLabels": { "app": "far" } },
-            "ingress": [{ "from": [{ "ipBlock": { "cidr": "203.0.113.0/24" } }] }] },
-    });
-    let objects = [&cluster[..], &local[..], &[policy]].concat();
-    shop.nodes.manifests.put("node-ports", &objects)?;
-    shop.nodes.settled(|node, status| {
-        status["services"] == 3 && status["networkPolicy"]["policies"] == node
-    })?;
-    let explained = |to: &str, via: &str, code| {
-        shop.desk.json(&["explain", CLIENT, to, "--via", via], code)?.json()
+    let policy = |name: &str, range: &str| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": { "namespace": "default", "name": name },
+            "spec": { "podSelector": { "matchLabels": { "app": "far" } },
+                "ingress": [{ "from": [{ "ipBlock": { "cidr": range } }] }] },
+        })
     };
-    let json = explained("192.168.0.1:30080", "node-1", 1)?;
-    let far = way(&json, "node-2")?;
-    ensure!(far["source"] == "192.168.0.1" && far["verdict"] == "refused", "{json:#}");
-    let json = explained("192.168.0.2:30081", "node-2", 0)?;
-    let far = way(&json, "node-2")?;
-    ensure!(far["source"] == CLIENT && far["verdict"] == "permitted", "{json:#}");
-    let json = explained("192.168.0.1:30081", "node-1", 1)?;
-    ensure!(json["verdict"] == "refused", "no endpoint is there: {json:#}");
-    shop.nodes.manifests.put("node-ports", &[])?;
-    shop.hold(&[])
+    let elsewhere = Elsewhere::new(shop)?;
+    for (name, range) in [("elsewhere", "203.0.113.0/24"), ("first-node", "192.168.0.1/32")] {
+        let objects = [&cluster[..], &local[..], &[policy(name, range)]].concat();
+        shop.nodes.manifests.put("node-ports", &objects)?;
+        shop.nodes.settled(|node, status| {
+            status["services"] == 3 && status["networkPolicy"]["policies"] == node
+        })?;
+        let is_client = name == "elsewhere";
+        elsewhere.agrees("192.168.0.1:30080", "node-1", ("192.168.0.1", !is_client, name))?;
+        elsewhere.agrees("192.168.0.2:30081", "node-2", (CLIENT, is_client, name))?;
+        let json = elsewhere.explained("192.168.0.1:30081", "node-1", 1)?;
+        ensure!(json["verdict"] == "refused", "no endpoint is there: {json:#}");
+        ensure!(elsewhere.asks("192.168.0.1:30081")? == Outcome::Dropped);
+        shop.nodes.manifests.put("node-ports", &[])?;
+        shop.hold(&[])?;
+    }
+    Ok(())
+}
+
+const CLIENT: &str = "203.0.113.9";
+
+/// A client with a link to each node.
+struct Elsewhere<'a> {
+    shop: &'a Shop,
+    netns: Netns,
+}
+
+impl<'a> Elsewhere<'a> {
+    fn new(shop: &'a Shop) -> Result<Self> {
+        let netns = Netns::new("explain-elsewhere")?;
+        netns.ip(&format!("link set lo up\naddr add {CLIENT}/32 dev lo\n"))?;
+        for (at, host) in shop.nodes.hosts.iter().enumerate() {
+            let name = netns.name();
+            host.netns.ip(&format!(
+                "link add away type veth peer name node{at} netns {name}\n\
+                 link set away up\nroute add {CLIENT}/32 dev away\n"
+            ))?;
+            let node = host.node.addresses[0];
+            netns.ip(&format!(
+                "link set node{at} up\nroute add {node}/32 dev node{at} src {CLIENT}\n"
+            ))?;
+        }
+        Ok(Self { shop, netns })
+    }
+
+    fn explained(&self, to: &str, via: &str, code: i32) -> Result<Value> {
+        self.shop.desk.json(&["explain", CLIENT, to, "--via", via], code)?.json()
+    }
+
+    fn asks(&self, to: &str) -> Result<Outcome> {
+        Ok(Probe::tcp(to.parse()?).patience(SILENCE).ask_in(&self.netns))
+    }
+
+    /// The source that the endpoint sees is what its policy is about, and what is said of the
+    /// connection is what becomes of it.
+    fn agrees(&self, to: &str, via: &str, expected: (&str, bool, &str)) -> Result<()> {
+        let (source, is_permitted, policy) = expected;
+        let json = self.explained(to, via, i32::from(!is_permitted))?;
+        let far = way(&json, "node-2")?;
+        let verdict = if is_permitted { "permitted" } else { "refused" };
+        ensure!(far["source"] == source && far["verdict"] == verdict, "{json:#}");
+        ensure!(far["ingress"]["result"] == verdict, "{json:#}");
+        let why = far["ingress"]["why"].as_str().context("no reason")?;
+        ensure!(why.starts_with("ingress of default/far: "), "{why}");
+        ensure!(why.contains(&format!("default/{policy}")), "{why}");
+        let outcome = self.asks(to)?;
+        match is_permitted {
+            true => ensure!(outcome.seen() == Some(source.parse()?), "{to}: {outcome:?}"),
+            false => ensure!(outcome == Outcome::Dropped, "{to}: {outcome:?}"),
+        }
+        Ok(())
+    }
 }
 
 /// A pod does not: its packets are translated before their route is looked for.
