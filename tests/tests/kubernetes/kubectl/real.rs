@@ -1,6 +1,7 @@
 //! Real agents, each in a network namespace of its own, and real processes in their containers.
 
 use std::fs;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Objects, Settings};
@@ -71,7 +72,9 @@ fn five_real_agents_answer_and_then_three() -> Result<()> {
     hosts[4].agent.quiet();
     desk.agent("n4", &json!({ "waiting": { "reason": "CrashLoopBackOff" } }), &[])?;
     desk.node("n5", "192.168.0.77")?;
+    let began = Instant::now();
     let said = desk.json(&["status"], 3)?;
+    eprintln!("one agent is stopped, one crashes: {:?}", began.elapsed());
     ensure!(said.json()?["statuses"].as_array().map(Vec::len) == Some(3), "{said:#?}");
     let expected = [
         ("n3", "failed", "it is stopped, or hangs"),
