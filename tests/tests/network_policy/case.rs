@@ -125,6 +125,11 @@ pub fn all_ports() -> impl Iterator<Item = Expected> {
     all.map(|transport| Expected { transport, denied: None })
 }
 
+/// Packets to all ports, and pings, as the oracle has them.
+pub fn everything() -> Vec<Expected> {
+    all_ports().chain([Expected { transport: Transport::Other, denied: None }]).collect()
+}
+
 impl Change {
     /// Makes the change.
     pub fn apply(&self, world: &mut PolicyWorld, hosts: &mut dyn Hosts) -> Result<()> {

@@ -1,7 +1,7 @@
 //! `kubectl denizen impact` says what packets do before and after a change: the oracle's in many
 //! random worlds, and real ones in a few.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::net::IpAddr;
 use std::process::Command;
@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::binary;
-use denizen_tests::policy::{self, PodObject, PolicyPacket, PolicyWorld, Transport};
+use denizen_tests::policy::{
+    self, NetworkPolicy, ObjectMeta, PodObject, PolicyPacket, PolicyWorld, Transport,
+};
 use denizen_tests::random;
 use denizen_tests::test_length;
 use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 
-use crate::packets::half;
-use crate::play::{Play, Way};
+use crate::play::{Play, ServedBy, Way};
 use crate::random::tiers::tiered;
 use crate::random::{Cluster, clusters, packets, played};
 
@@ -265,24 +266,66 @@ fn impact_is_the_difference_of_what_the_oracle_says() -> Result<()> {
     counts.are_at_least(100, 40)
 }
 
-/// Both worlds are probed: what is judged of packets holds for the difference too.
+/// A hundred policies, each applied to what the one before has left: beside it, or in its place.
+/// Some are deleted again. All packets between pods are sent before and after each change, and do
+/// what the oracle says: its difference is theirs.
 #[test]
 fn impact_is_the_difference_of_real_probes() -> Result<()> {
-    let (play, world) = Play::new("impact", half)?;
-    let play = std::cell::RefCell::new(play);
-    let count = u32::try_from(test_length::times(60, 6))?;
+    const PODS: [(&str, &str); 4] = [("x", "a"), ("x", "b"), ("y", "a"), ("z", "a")];
+    const POLICIES: usize = 12;
+    let (play, world) = Play::few("impact", ServedBy::Agents, &PODS)?;
+    let play = RefCell::new(play);
     let counts = ChangeCounts::default();
+    let count = u32::try_from(test_length::times(20, 6))?;
     for seed in [1, random::seed()?] {
-        let worlds = played::worlds(world.clone(), 2..=4);
+        let worlds = played::worlds(world.clone(), POLICIES..=POLICIES);
         random::play(count, seed, Duration::ZERO, worlds, |Cluster(world)| {
-            for change in changes(world).iter().filter(|change| !change.is_deletion) {
-                let Some(differing) = compared(change)? else { continue };
-                play.borrow_mut().judge(&change.before, &[Way::PodIp])?;
-                play.borrow_mut().judge(&change.after, &[Way::PodIp])?;
-                counts.add(Some(differing));
+            let (mut play, mut now) = (play.borrow_mut(), without_policies(world));
+            play.judge_packets(&now, &[Way::PodIp])?;
+            for (number, policy) in world.policies.iter().enumerate() {
+                for change in successive(&now, policy, number) {
+                    // The kernel has what is understood, and is asked about that alone.
+                    let Some(differing) = compared(&change)? else { break };
+                    play.judge_packets(&change.after, &[Way::PodIp])?;
+                    counts.add(Some(differing));
+                    now = change.after;
+                }
             }
             Ok(())
         })?;
     }
-    counts.are_at_least(2, 1)
+    counts.are_at_least(100, 30)
+}
+
+fn without_policies(world: &PolicyWorld) -> PolicyWorld {
+    PolicyWorld { policies: Vec::new(), ..world.clone() }
+}
+
+/// How a policy comes to those that there are. There are two at most: of three more, two take the
+/// place of the oldest, and before the third one comes the oldest is deleted.
+fn successive(now: &PolicyWorld, policy: &NetworkPolicy, number: usize) -> Vec<Change> {
+    const MOST: usize = 2;
+    let manifest = |policy: &NetworkPolicy| {
+        let policies = vec![policy.clone()];
+        PolicyWorld { policies, ..PolicyWorld::default() }.manifests().pop().unwrap_or_default()
+    };
+    let mut before = now.clone();
+    let mut changes = Vec::new();
+    let mut policy = policy.clone();
+    if before.policies.len() == MOST {
+        let oldest = before.policies.remove(0);
+        if number.is_multiple_of(3) {
+            let (after, deleted) = (before.clone(), manifest(&oldest));
+            let before = now.clone();
+            changes.push(Change { before, after, policy: deleted, is_deletion: true });
+        } else {
+            let ObjectMeta { namespace, name, .. } = oldest.metadata.clone();
+            policy.metadata = ObjectMeta { namespace, name, ..policy.metadata };
+            before = now.clone();
+        }
+    }
+    let mut after = before.clone();
+    after.put_policy(policy.clone());
+    changes.push(Change { before, after, policy: manifest(&policy), is_deletion: false });
+    changes
 }

@@ -17,7 +17,7 @@ use denizen_tests::peers::kube_proxy::{KubeProxy, Served};
 use denizen_tests::policy::{NodeObject, PolicyWorld, Transport};
 use serde_json::{Value, json};
 
-use crate::case::{Case, Expected, PROTOCOLS, Step, all_ports, full};
+use crate::case::{Case, Expected, PROTOCOLS, Step, everything, full};
 use crate::explained::Questions;
 use crate::hosts::{Hosts, PORTS, Place, nine, some};
 use crate::packets::half;
@@ -230,9 +230,14 @@ impl Play {
     /// Whether packets of every kind and `explain` agree with the oracle about a world, whose pods
     /// are those that there are.
     pub fn judge(&mut self, world: &PolicyWorld, ways: &[Way]) -> Result<()> {
-        let pings = Expected { transport: Transport::Other, denied: None };
-        let step = Step { changes: Vec::new(), expected: all_ports().chain([pings]).collect() };
-        self.step(&step, &mut world.clone(), ways)
+        self.put(world)?;
+        self.agree(world, &everything(), ways, true)
+    }
+
+    /// The same of packets alone.
+    pub fn judge_packets(&mut self, world: &PolicyWorld, ways: &[Way]) -> Result<()> {
+        self.put(world)?;
+        self.agree(world, &everything(), ways, false)
     }
 
     fn step(&mut self, step: &Step, world: &mut PolicyWorld, ways: &[Way]) -> Result<()> {
@@ -240,13 +245,25 @@ impl Play {
             change.apply(world, self)?;
         }
         self.put(world)?;
-        let mut probes = probes(world, &step.expected, ways);
+        self.agree(world, &step.expected, ways, true)
+    }
+
+    /// Whether packets agree with what is expected, and `explain`, if it is asked.
+    fn agree(
+        &self,
+        world: &PolicyWorld,
+        expected: &[Expected],
+        ways: &[Way],
+        is_explained: bool,
+    ) -> Result<()> {
+        let mut probes = probes(world, expected, ways);
         if self.served_by == ServedBy::KubeProxy {
             probes.retain(|probe| probe.way == Way::PodIp || probe.is_over_tcp_and_ipv4());
         }
         self.ask(world, &probes)?;
         // Meanwhile the packets are on their way.
-        let explained = self.explained_wrongly(world, &probes)?;
+        let asked = if is_explained { &probes[..] } else { &[] };
+        let explained = self.explained_wrongly(world, asked)?;
         let mut wrong = self.answered_wrongly(world, &probes)?;
         for _ in 1..TRIES {
             if wrong.is_empty() || wrong.iter().any(|(probe, _)| !probe.arrives) {
@@ -289,7 +306,8 @@ impl Play {
         self.nodes.manifests.put("objects", &objects)
     }
 
-    fn services(&self, world: &PolicyWorld) -> Vec<Value> {
+    /// Of each pod, the service that it alone serves.
+    pub fn services(&self, world: &PolicyWorld) -> Vec<Value> {
         const NAMES: [[&str; 3]; 2] =
             [["tcp-80", "udp-80", "sctp-80"], ["tcp-81", "udp-81", "sctp-81"]];
         let ports = NAMES.iter().zip(PORTS).flat_map(|(names, port)| {
