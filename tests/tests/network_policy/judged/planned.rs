@@ -12,6 +12,7 @@ use denizen_agent::config::PolicyArgs;
 use denizen_backend::BackendName;
 use denizen_backend::firewall;
 use denizen_model::{Event, Listing, NodeAddress, Protocol as ModelProtocol};
+use denizen_plan::explain::{FirstPacket, explain};
 use denizen_plan::{FirewallPlan, PlanChanges, Planner, PolicyFlow, PolicyResult};
 use denizen_source::{Features, manifests, state_file};
 use denizen_tests::packets::probe::Protocol;
@@ -45,9 +46,20 @@ impl Planned {
         folder: &Path,
         order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>,
     ) -> Result<Self> {
+        Self::with_services(world, node, folder, order, &[])
+    }
+
+    /// The same, with these objects of services.
+    pub fn with_services(
+        world: &PolicyWorld,
+        node: &str,
+        folder: &Path,
+        order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>,
+        services: &[Value],
+    ) -> Result<Self> {
         let words = ["agent", "--node-name", node, "--network-policy=on"];
         let policy = Flags::try_parse_from(words)?.policy.check(BackendName::Nftables)?;
-        let mut events = read(world, node, &folder.join(node))?;
+        let mut events = read(world, node, &folder.join(node), services)?;
         let own = world.nodes.iter().find(|other| other.name == node).context("no such node")?;
         let eth0 = |address: &IpAddr| NodeAddress {
             address: *address,
@@ -99,6 +111,12 @@ impl Planned {
         Ok(Some(passes))
     }
 
+    /// What `explain` says of a new connection's first packet.
+    pub fn explained(&self, from: &str, to: &str) -> Result<Value> {
+        let packet = FirstPacket::resolve(self.planner.plan(), from, to)?;
+        Ok(serde_json::to_value(explain(&self.planner, &packet, |_| Vec::new(), &|_| None)?)?)
+    }
+
     /// The tables that this node renders.
     pub fn rules(&self) -> String {
         firewall::render(self.planner.plan()).to_string()
@@ -109,17 +127,19 @@ impl Planned {
     }
 }
 
-fn read(world: &PolicyWorld, node: &str, folder: &Path) -> Result<Vec<Event>> {
+fn read(world: &PolicyWorld, node: &str, folder: &Path, services: &[Value]) -> Result<Vec<Event>> {
     let (objects, run_dir) = (folder.join("manifests"), folder.join("run"));
     fs::create_dir_all(&objects)?;
     fs::create_dir_all(&run_dir)?;
     fs::set_permissions(&run_dir, Permissions::from_mode(0o700))?;
-    let list = json!({ "apiVersion": "v1", "kind": "List", "items": world.manifests() });
+    let items = [&world.manifests()[..], services].concat();
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
     fs::write(objects.join("all.json"), list.to_string())?;
     let state = run_dir.join("pods.json");
     fs::write(&state, state_file_of(world, node).to_string())?;
     fs::set_permissions(&state, Permissions::from_mode(0o600))?;
-    let features = Features { services: false, network_policy: true, other_nodes: false };
+    let has_services = !services.is_empty();
+    let features = Features { services: has_services, network_policy: true, other_nodes: false };
     let (mut events, _wrong) = manifests::read(&manifests::ManifestsConfig {
         folder: objects,
         node_name: node.to_owned(),

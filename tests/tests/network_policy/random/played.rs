@@ -1,5 +1,6 @@
 //! Random policies for the nine pods, with packets of every kind between all of them.
 
+use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use proptest::prelude::any;
 use proptest::strategy::Strategy;
 
 use super::{A_POLICY, Cluster, addresses, container, labels, policies};
+use crate::across;
 use crate::packets::half;
 use crate::play::{Play, Way};
 
@@ -43,7 +45,8 @@ pub fn worlds(there: PolicyWorld, count: RangeInclusive<usize>) -> impl Strategy
 #[test]
 fn packets_and_explain_do_what_the_oracle_says() -> Result<()> {
     let (play, world) = Play::new("random", half)?;
-    let play = std::cell::RefCell::new(play);
+    let desk = across::real(&play, &world)?;
+    let (play, number) = (RefCell::new(play), Cell::new(0));
     let count = u32::try_from(test_length::times(50, 6))?;
     for seed in [1, random::seed()?] {
         // Each try of a plainer world would take as long as a world.
@@ -52,7 +55,11 @@ fn packets_and_explain_do_what_the_oracle_says() -> Result<()> {
             seed,
             Duration::ZERO,
             worlds(world.clone(), 1..=6),
-            |Cluster(world)| play.borrow_mut().judge(world, &[Way::PodIp, Way::ClusterIp]),
+            |Cluster(world)| {
+                play.borrow_mut().judge(world, &[Way::PodIp, Way::ClusterIp])?;
+                number.set(number.get() + 1);
+                across::agrees(&desk, world, number.get())
+            },
         )?;
     }
     Ok(())
