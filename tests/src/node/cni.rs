@@ -157,18 +157,20 @@ pub type Refusal = Value;
 
 /// What `child` answered: its result, null where it printed nothing, or its error object.
 pub fn finish(child: Child) -> Result<Value, Refusal> {
+    finish_saying(child).map(|(answer, _)| answer)
+}
+
+/// The same, with what it said on standard error.
+pub fn finish_saying(child: Child) -> Result<(Value, String), Refusal> {
     let Output { status, stdout, stderr } = child.wait_with_output().expect("a plugin ends");
-    let printed = String::from_utf8_lossy(&stdout).into_owned();
+    let [printed, said] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     let answer = match printed.trim() {
         "" => Value::Null,
         text => serde_json::from_str(text).unwrap_or_else(|error| {
-            panic!(
-                "standard output is not JSON: {error}: {text:?}, {}",
-                String::from_utf8_lossy(&stderr)
-            )
+            panic!("standard output is not JSON: {error}: {text:?}, {said}")
         }),
     };
-    if status.success() { Ok(answer) } else { Err(answer) }
+    if status.success() { Ok((answer, said)) } else { Err(answer) }
 }
 
 /// Calls denizen alone, in the network namespace of `node`.

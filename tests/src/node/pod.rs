@@ -176,6 +176,13 @@ impl Pod {
         self.chain.del(node, &self.call, Some(&self.result)).map_err(failed("DEL"))
     }
 
+    /// The DEL of the last plugin alone. Returns what it said on standard error.
+    pub fn forget_last(&self, node: &Netns) -> Result<String> {
+        let last = self.chain.plugins.last().context("the chain is not empty")?;
+        let done = self.chain.call_saying(node, &self.call, "DEL", last, Some(&self.result));
+        done.map(|(_, said)| said).map_err(failed("DEL"))
+    }
+
     /// Its address of the same family as `other`.
     pub fn address_like(&self, other: IpAddr) -> Option<IpAddr> {
         self.addresses.iter().copied().find(|address| address.is_ipv4() == other.is_ipv4())

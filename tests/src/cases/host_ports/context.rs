@@ -14,6 +14,7 @@ use crate::oracle::flows::table::Backend;
 use crate::packets::probe::{Outcome, Probe, Protocol};
 use crate::packets::server::Server;
 use anyhow::{Context as _, Result, ensure};
+use denizen_state::RunDir;
 use serde_json::{Value, json};
 
 /// What has not happened by then never will. An emulated processor takes its time.
@@ -151,9 +152,24 @@ impl Context {
         Ok(Asking { pod, _server: server })
     }
 
-    /// The DELs of these pods, which have returned.
+    /// The DELs of these pods, after which nothing of them is programmed.
     pub fn end(&self, asking: impl IntoIterator<Item = Asking>) -> Result<()> {
-        asking.into_iter().try_for_each(|asking| asking.pod.detach(self.node()))
+        asking.into_iter().try_for_each(|asking| {
+            self.is_removed(&asking.pod.forget_last(self.node())?)?;
+            asking.pod.detach(self.node())
+        })
+    }
+
+    /// Nothing is programmed of a pod whose DEL `said` this. Half a second is the most that it
+    /// waits for an agent, which may get no processor for longer: then the DEL says so.
+    pub fn is_removed(&self, said: &str) -> Result<()> {
+        if said.is_empty() {
+            return Ok(());
+        }
+        let state = RunDir::open(self.agent.run_dir())?.read()?.context("a state file")?;
+        eventually("the agent has programmed the removal", BOUND, || {
+            Ok(self.agent.status()?["generation"].as_u64() >= Some(state.generation.0))
+        })
     }
 
     /// The addresses of the node: its first of each family, then its second ones.

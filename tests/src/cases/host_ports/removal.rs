@@ -67,8 +67,11 @@ pub fn no_first_syn_of_many_adds_is_lost(
         if killed {
             context.restart_agent()?;
         }
-        let done = |command| asked.call(context.node(), &call, command, denizen, Some(&result));
-        done("ADD").map_err(refused)?;
+        let done = |command| {
+            let done = asked.call_saying(context.node(), &call, command, denizen, Some(&result));
+            done.map(|(_, said)| said).map_err(refused)
+        };
+        done("ADD")?;
         let at = first(context, host_port);
         for to in at {
             let outcome = first_answer(context, to)?;
@@ -78,14 +81,13 @@ pub fn no_first_syn_of_many_adds_is_lost(
                 "{to} after ADD {number}, killed {killed}: {outcome:?}"
             );
         }
-        let begun = Instant::now();
-        done("DEL").map_err(refused)?;
-        let took = begun.elapsed();
+        let said = done("DEL")?;
+        context.is_removed(&said)?;
         for to in at {
             let outcome = first_answer(context, to)?;
             ensure!(
                 outcome == Outcome::Refused,
-                "{to} after DEL {number} of {took:?}, killed {killed}: {outcome:?}"
+                "{to} after DEL {number}, which said {said:?}, killed {killed}: {outcome:?}"
             );
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Call, NodeNamespace, Refusal, denizen, finish, start};
+use super::{Call, NodeNamespace, Refusal, denizen, finish_saying, start};
 use crate::binary;
 
 /// The version that the newest plugins in Debian speak.
@@ -161,17 +161,30 @@ impl Chain {
         plugin: &Value,
         result: Option<&Value>,
     ) -> Result<Value, Refusal> {
+        self.call_saying(node, call, command, plugin, result).map(|(answer, _)| answer)
+    }
+
+    /// The same, with what it said on standard error.
+    pub fn call_saying(
+        &self,
+        node: &impl NodeNamespace,
+        call: &Call,
+        command: &str,
+        plugin: &Value,
+        result: Option<&Value>,
+    ) -> Result<(Value, String), Refusal> {
         let (path, version) = match kind(plugin) {
             "denizen" => (denizen(), self.version),
             // Their results are results of 1.1.0 as well.
             other => (binary::cni_plugins().join(other), self.version.min(CNI_VERSION)),
         };
         let input = self.configuration(plugin, version, result).to_string();
-        let mut answer = finish(start(node, &path, call.environment(command), input.as_bytes()))?;
+        let child = start(node, &path, call.environment(command), input.as_bytes());
+        let (mut answer, said) = finish_saying(child)?;
         if version != self.version && !answer.is_null() {
             answer["cniVersion"] = json!(self.version);
         }
-        Ok(answer)
+        Ok((answer, said))
     }
 
     /// What `plugin` gets on standard input.
