@@ -316,11 +316,13 @@ impl<B: Backend> Engine<B> {
         is_written && self.firewall.as_ref().is_none_or(Firewall::has_pods) && {
             let pod = self.plan().attachment(&asked.wait_for);
             let decided = self.plan().firewall().zip(pod);
-            // A failure of host ports concerns only pods that have some.
             let are_served = self.failures.host_ports.is_none()
                 && (self.plan().policy().host_ports.is_none()
                     || self.plan().host_ports().is_some());
-            let has_host_ports = are_served || pod.is_none_or(|pod| pod.host_ports.is_empty());
+            // What is wrong with host ports concerns no other pod. Of one that is removed, it is
+            // not known which it had: an earlier run may have programmed them.
+            let asks_for_none = pod.map_or(!asked.removed, |pod| pod.host_ports.is_empty());
+            let has_host_ports = are_served || asks_for_none;
             decided.is_none_or(|(firewall, pod)| firewall.is_decided(pod)) && has_host_ports
         }
     }

@@ -5,6 +5,7 @@ mod iptables;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use denizen_state::AttachmentId;
 use denizen_state::socket::WaitFor;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -19,7 +20,8 @@ use denizen_model::{
 use denizen_observe::status::metrics::SyncExtent;
 use denizen_plan::fixture::*;
 use denizen_plan::{
-    Detector, FirewallSettings, Frontend, IfRefused, Plan, PlanChanges, Planner, Policy,
+    Detector, FirewallSettings, Frontend, HostPortSettings, IfRefused, Plan, PlanChanges, Planner,
+    Policy,
 };
 
 /// A plan and its rules.
@@ -386,4 +388,21 @@ fn who_waits_for_a_pod_waits_for_the_first_lists_of_policies() {
         assert_eq!(apply(vec![Event::Refused(policies)]), [is_answered; 2]);
         assert_eq!(apply(vec![Event::Listed(policies)]), [true; 2]);
     }
+}
+
+/// What an earlier run programmed stays until it is known where host ports are served.
+#[test]
+fn a_removal_waits_until_host_ports_are_decided() {
+    let policy = Policy { host_ports: Some(HostPortSettings { localhost: true }), ..policy() };
+    let mut engine = Engine::new(policy, CAPABLE, Refusing { refuses: false });
+    let known = pods(7, &[("10.1.2.3", "cni0")]);
+    let without_ports = asked(&known);
+    let wait_for = AttachmentId::new("gone", "eth0");
+    let removed = WaitFor { wait_for, removed: true, ..asked(&known) };
+    engine.apply(vec![Event::Pods(known)]);
+    assert!(pass(&mut engine, SyncExtent::Partial).is_ok());
+    assert!(engine.has_programmed(&without_ports) && !engine.has_programmed(&removed));
+    engine.apply(vec![Event::Listed(Listing::Addresses)]);
+    assert!(pass(&mut engine, SyncExtent::Partial).is_ok());
+    assert!(engine.has_programmed(&removed));
 }
