@@ -223,7 +223,8 @@ impl Agent {
                 self.publisher.run_dir_lost(*self.run_dir_lost.borrow_and_update());
                 None
             }
-            Next::Glance => self.engine.is_disturbed().then(|| self.pass(SyncExtent::Full)),
+            Next::Glance if self.engine.is_disturbed() => Some(self.pass(SyncExtent::Full)),
+            Next::Glance => self.engine.retire().then(|| self.pass(SyncExtent::Partial)),
             Next::Resync => {
                 trim();
                 Some(self.pass(SyncExtent::Full))

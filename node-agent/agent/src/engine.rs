@@ -372,6 +372,12 @@ impl<B: Backend> Engine<B> {
         self.backend.is_disturbed()
     }
 
+    /// Removes, by the next [`Self::program`], rules that no pod uses any more. Returns whether
+    /// there are any.
+    pub fn retire(&mut self) -> bool {
+        self.host_ports.as_mut().is_some_and(HostPorts::retire)
+    }
+
     /// Notes that the connections of these addresses' former pods have been deleted.
     pub fn departed_are_gone(&self, departed: Vec<IpAddr>) {
         if let Some(firewall) = &self.firewall {

@@ -64,28 +64,39 @@ impl HostPorts {
         }
     }
 
-    /// Programs what is decided.
+    /// Programs what is decided: a change of both tables by one transaction.
     ///
     /// # Errors
     /// [`NftError`]; the next call starts from what it finds.
     pub fn sync(&mut self) -> Result<Repair, NftError> {
-        let (mut repair, mut result) = (Repair::default(), Ok(()));
         if !self.is_decided {
-            return Ok(repair);
+            return Ok(Repair::default());
         }
         let Self { kernel, tables, .. } = self;
+        let (mut done, mut kept) = (Vec::new(), Vec::new());
         for (keeper, table) in tables {
-            let done = match table.is_empty() {
-                true => keeper.remove(kernel, &[]),
-                false => Keeper::sync(kernel, &mut [(keeper, table)]),
-            };
-            match done {
-                Ok(done) => repair = repair + done,
-                // The other family's are served all the same.
-                Err(error) => result = result.and(Err(error)),
+            match table.is_empty() {
+                true => done.push(keeper.remove(kernel, &[])),
+                false => kept.push((keeper, table)),
             }
         }
-        result.map(|()| repair)
+        done.push(Keeper::sync(kernel, &mut kept));
+        // One family's are served whatever becomes of the other's.
+        done.into_iter().try_fold(Repair::default(), |all, repair| Ok(all + repair?))
+    }
+
+    /// From the next [`Self::sync`] on there are no rules that lead to no pod. Until then they
+    /// stay: to remove them, and to make them again for the next pod, takes longer than all else
+    /// that its DEL and ADD wait for. Returns whether there are any.
+    pub fn retire(&mut self) -> bool {
+        let mut has_some = false;
+        for (keeper, table) in &mut self.tables {
+            if table.retire() {
+                keeper.doubt();
+                has_some = true;
+            }
+        }
+        has_some
     }
 
     /// Reads the tables if anybody may have changed them, and repairs them.

@@ -86,14 +86,24 @@ impl HostPortTable {
         }
     }
 
-    /// Takes in what the rules depend on. Returns whether the table has to be read: it is made,
+    /// Without host ports, there are no rules for them any more. Returns whether that is new: then
+    /// the table has to be read.
+    pub fn retire(&mut self) -> bool {
+        let is_unused = self.rules.ports && self.served.is_empty();
+        if is_unused {
+            (self.rules.ports, self.rules.on_loopback) = (false, false);
+        }
+        is_unused
+    }
+
+    /// Takes in what the rules depend on. Those for host ports stay until [`Self::retire`]. Returns whether the table has to be read: it is made,
     /// removed, or gets other rules, or it is known from now on which ports services have.
     pub fn settle(&mut self, plan: &Plan) -> bool {
         let policy = plan.policy();
         let settings = policy.host_ports;
         let has_loopback =
             self.version == Family::V4 && settings.is_some_and(|settings| settings.localhost);
-        let ports = !self.served.is_empty();
+        let ports = self.rules.ports || !self.served.is_empty();
         let rules = TableRules {
             ports,
             on_loopback: has_loopback && ports,

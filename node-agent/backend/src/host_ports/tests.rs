@@ -114,8 +114,20 @@ fn a_host_port_is_an_element_and_none_is_no_table() {
         let two = nft("-a list ruleset");
         assert_eq!(rules(&two), rules(&one), "{two}");
         assert!(two.contains("8081"), "{two}");
+        // The next pod finds the rules there, until nobody has come for a while.
         let changes = ask(&mut planner, &[]);
         change(&mut host_ports, &planner, &changes);
+        is_as_decided(&mut host_ports);
+        let none = nft("-a list ruleset");
+        assert!(!none.contains("808") && rules(&none) == rules(&one), "{none}");
+        let changes = ask(&mut planner, &[8080]);
+        change(&mut host_ports, &planner, &changes);
+        assert!(!host_ports.retire(), "they are used");
+        is_as_decided(&mut host_ports);
+        let changes = ask(&mut planner, &[]);
+        change(&mut host_ports, &planner, &changes);
+        assert!(host_ports.retire() && !host_ports.retire());
+        change(&mut host_ports, &planner, &PlanChanges::default());
         assert_eq!(nft("list ruleset"), "");
     });
 }

@@ -19,7 +19,9 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Pods of both wirings are reached at every address of the node over every protocol.
 pub fn everybody_reaches_the_pod_as_himself(context: &Context) -> Result<()> {
-    ensure!(!context.has_tables()? || context.services() == Services::Off, "nobody asks");
+    if context.services() != Services::Off {
+        context.has_no_tables_soon()?;
+    }
     for (name, wiring, number) in [("b", Wiring::Bridged, 8081), ("r", Wiring::Routed, 8082)] {
         let asking = context.asks(name, wiring, &every_protocol(number))?;
         let senders = [Who::Outside, Who::Remote, Who::Bridged, Who::Routed, Who::ThisNode];
@@ -144,6 +146,7 @@ pub fn a_trace_follows_a_packet_to_the_pod(context: &Context) -> Result<()> {
 
 /// Whatever words a runtime has for "none"; and keys as Multus writes them.
 pub fn without_ports_there_is_no_rule(context: &Context) -> Result<()> {
+    context.has_no_tables_soon()?;
     for (name, ports) in [("null", Value::Null), ("empty", json!([]))] {
         let asking = context.asks(name, Wiring::Bridged, &ports)?;
         ensure!(!context.has_tables()?, "{name}");
