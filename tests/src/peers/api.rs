@@ -35,7 +35,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 pub use self::manners::{Asked, Manners};
-pub use self::real::{RealServer, assets};
+pub use self::real::{AGENT, RealServer, assets, release};
 pub use self::server::ApiServer;
 pub use self::tls::Authority;
 

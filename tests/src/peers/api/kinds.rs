@@ -17,7 +17,7 @@ pub struct Resource {
 }
 
 /// All there are.
-pub const RESOURCES: [Resource; 9] = [
+pub const RESOURCES: [Resource; 10] = [
     Resource { version: "v1", plural: "services", kind: "Service", namespaced: true },
     Resource { version: "v1", plural: "nodes", kind: "Node", namespaced: false },
     Resource { version: "v1", plural: "pods", kind: "Pod", namespaced: true },
@@ -26,6 +26,13 @@ pub const RESOURCES: [Resource; 9] = [
         version: "networking.k8s.io/v1",
         plural: "networkpolicies",
         kind: "NetworkPolicy",
+        namespaced: true,
+    },
+    // For a kube-proxy before 1.21. An object is served in the version in which it was put.
+    Resource {
+        version: "discovery.k8s.io/v1beta1",
+        plural: "endpointslices",
+        kind: "EndpointSlice",
         namespaced: true,
     },
     Resource {
@@ -99,7 +106,8 @@ impl PathTarget {
         let resource = |rest: &str, plural: &str| {
             let (version, below) =
                 RESOURCES.iter().map(|resource| resource.version).find_map(|version| {
-                    Some((version, rest.strip_prefix(&Resource::prefix(version))?))
+                    let below = rest.strip_prefix(&Resource::prefix(version))?;
+                    below.starts_with('/').then_some((version, below))
                 })?;
             let found = RESOURCES
                 .into_iter()

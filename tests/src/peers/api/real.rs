@@ -1,5 +1,6 @@
 //! A real kube-apiserver with its etcd, from the folder that `KUBEBUILDER_ASSETS` names.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,13 +13,18 @@ use serde_json::{Value, json};
 use super::Api;
 use super::kinds::path_of;
 use super::tls::Authority;
+use crate::conf::documents;
 use crate::eventually::observed;
 use crate::node::netns::{Netns, checked};
 
 /// A real server says that it is ready after some ten seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-const TOKEN: &str = "the-only-token";
+/// Who puts objects there.
+const ADMIN: &str = "the-admins-token";
+const TOKEN: &str = "the-agents-token";
+/// Who the kubeconfig file is for. It has the rights that `conf/` gives it.
+pub const AGENT: &str = "system:serviceaccount:kube-system:denizen";
 
 /// The ranges that [`crate::node::fixture::service_ips`] are in.
 const SERVICE_RANGES: &str = "172.30.0.0/16,fd00:172:30::/112";
@@ -36,6 +42,7 @@ pub struct RealServer {
     folder: PathBuf,
     kubeconfig: PathBuf,
     namespace: String,
+    is_old: bool,
     processes: Vec<Child>,
 }
 
@@ -56,7 +63,8 @@ impl RealServer {
         let signing = file("accounts.key", accounts.serialize_pem())?;
         // The flag would take a private key too, but not as PKCS #8 has one of an elliptic curve.
         let checking = file("accounts.pub", accounts.public_key_pem())?;
-        let tokens = file("tokens.csv", format!("{TOKEN},agent,agent,\"system:masters\"\n"))?;
+        let tokens = format!("{ADMIN},admin,admin,\"system:masters\"\n{TOKEN},{AGENT},agent\n");
+        let tokens = file("tokens.csv", tokens)?;
         let etcd = [
             format!("--data-dir={}", folder.join("etcd").display()),
             "--listen-client-urls=http://127.0.0.1:2379".to_owned(),
@@ -78,22 +86,46 @@ impl RealServer {
             format!("--service-account-key-file={checking}"),
             format!("--service-account-signing-key-file={signing}"),
             format!("--service-cluster-ip-range={SERVICE_RANGES}"),
+            // Nobody makes service accounts, which pods need otherwise.
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
         ];
+        let is_old = is_old(&release(&assets.join("kube-apiserver"))?);
+        let gates = is_old.then(|| "--feature-gates=IPv6DualStack=true".to_owned());
         let mut real = Self {
             assets: assets.to_owned(),
             address,
             folder: folder.to_owned(),
             kubeconfig: folder.join("kubeconfig"),
             namespace: netns.name().to_owned(),
+            is_old,
             processes: Vec::new(),
         };
         real.spawn(netns, "etcd", &etcd)?;
-        real.spawn(netns, "kube-apiserver", &server)?;
+        real.spawn(netns, "kube-apiserver", server.iter().chain(&gates))?;
         real.wait_ready()?;
+        let mut roles = documents("kubernetes/rbac.yaml")?;
+        roles.retain(|object| object["kind"] != "ServiceAccount");
+        real.put_roles(&roles)?;
         Ok(real)
     }
 
-    fn spawn(&mut self, netns: &Netns, program: &str, flags: &[String]) -> Result<()> {
+    /// Puts ClusterRoles and ClusterRoleBindings there.
+    pub fn put_roles(&self, roles: &[Value]) -> Result<()> {
+        let requests = roles.iter().map(|role| Ok(ApiRequest::put(&path_of_role(role)?, role)));
+        self.ask(&requests.collect::<Result<Vec<_>>>()?.concat())
+    }
+
+    /// The version in which it has EndpointSlices.
+    pub fn slices(&self) -> &'static str {
+        if self.is_old { "discovery.k8s.io/v1beta1" } else { "discovery.k8s.io/v1" }
+    }
+
+    fn spawn<'f>(
+        &mut self,
+        netns: &Netns,
+        program: &str,
+        flags: impl IntoIterator<Item = &'f String>,
+    ) -> Result<()> {
         let log = fs::File::create(self.folder.join(format!("{program}.log")))?;
         let mut command = Command::new(self.assets.join(program));
         command.args(flags).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -104,14 +136,15 @@ impl RealServer {
 
     fn wait_ready(&mut self) -> Result<()> {
         // It makes this service, and its namespace, a while after it says that it is ready.
-        const MADE: [&str; 3] = [
-            "/readyz",
-            "/api/v1/namespaces/default/services/kubernetes",
-            "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes",
+        let made = [
+            "/readyz".to_owned(),
+            "/api/v1/namespaces/default/services/kubernetes".to_owned(),
+            format!("/apis/{}/namespaces/default/endpointslices/kubernetes", self.slices()),
         ];
+        let made = made.map(|path| ApiRequest { method: "GET", path, body: None });
         let log = self.folder.join("kube-apiserver.log");
         let made = || -> Result<Result<()>> {
-            let made = MADE.iter().try_for_each(|path| self.ask("GET", path, None));
+            let made = self.ask(&made);
             for process in &mut self.processes {
                 ensure!(made.is_ok() || process.try_wait()?.is_none(), "it has ended");
             }
@@ -121,20 +154,90 @@ impl RealServer {
             .with_context(|| fs::read_to_string(&log).unwrap_or_default())?
     }
 
-    /// Asks by curl; `body` is its content type and text.
-    fn ask(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<()> {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.namespace, "curl", "--silent", "--show-error"]);
-        command.args(["--fail-with-body", "--max-time", "20", "--request", method, "--cacert"]);
-        command.arg(self.folder.join("ca.crt"));
-        command.args(["--header", &format!("Authorization: Bearer {TOKEN}")]);
-        if let Some((kind, body)) = body {
-            command.args(["--header", &format!("Content-Type: {kind}")]);
-            command.args(["--data-binary", &body.to_string()]);
+    /// Asks by curl, on one connection, until a request fails.
+    fn ask(&self, requests: &[ApiRequest]) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let file = |name: &str| folder.path().join(name);
+        let (config, answer) = (file("config"), file("answer"));
+        let mut text = "fail-early\n".to_owned();
+        for (number, ApiRequest { method, path, body }) in requests.iter().enumerate() {
+            let separator = if number == 0 { "" } else { "next\n" };
+            let authority = self.folder.join("ca.crt");
+            write!(
+                text,
+                "{separator}silent\nshow-error\nfail-with-body\nmax-time = 20\n\
+                 request = {method}\nurl = \"{}{path}\"\ncacert = \"{}\"\noutput = \"{}\"\n\
+                 header = \"Authorization: Bearer {ADMIN}\"\n",
+                self.url(),
+                authority.display(),
+                answer.display(),
+            )?;
+            if let Some((content_type, body)) = body {
+                let file = file(&format!("body-{number}"));
+                fs::write(&file, body.to_string())?;
+                let file = file.display();
+                writeln!(
+                    text,
+                    "header = \"Content-Type: {content_type}\"\ndata-binary = \"@{file}\""
+                )?;
+            }
         }
-        command.arg(format!("{}{path}", self.url()));
-        checked(&mut command).map(drop)
+        fs::write(&config, text)?;
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespace, "curl", "--config"]).arg(&config);
+        let asked = checked(&mut command).map(drop);
+        asked.with_context(|| fs::read_to_string(&answer).unwrap_or_default())
     }
+}
+
+/// What is asked.
+#[derive(Debug, Clone)]
+struct ApiRequest {
+    method: &'static str,
+    path: String,
+    /// Its content type, and what it is.
+    body: Option<(&'static str, Value)>,
+}
+
+impl ApiRequest {
+    /// Those that put an object at this path.
+    fn put(path: &str, object: &Value) -> Vec<Self> {
+        let mut applied = object.clone();
+        let status = applied.as_object_mut().and_then(|fields| fields.remove("status"));
+        let patch = |path, content_type, body| Self {
+            method: "PATCH",
+            path,
+            body: Some((content_type, body)),
+        };
+        let path_of_apply = format!("{path}?fieldManager=tests&force=true");
+        let apply = patch(path_of_apply, "application/apply-patch+yaml", applied);
+        let status = status.map(|status| {
+            let status = json!({ "status": status });
+            patch(format!("{path}/status"), "application/merge-patch+json", status)
+        });
+        [apply].into_iter().chain(status).collect()
+    }
+}
+
+/// The path of a ClusterRole or ClusterRoleBinding.
+fn path_of_role(role: &Value) -> Result<String> {
+    let text = |value: &Value| value.as_str().map(str::to_owned).context("no role");
+    let (version, kind) = (text(&role["apiVersion"])?, text(&role["kind"])?.to_lowercase());
+    Ok(format!("/apis/{version}/{kind}s/{}", text(&role["metadata"]["name"])?))
+}
+
+/// The release of a Kubernetes program, such as `1.36.0`.
+pub fn release(program: &Path) -> Result<String> {
+    let output = checked(Command::new(program).arg("--version"))?;
+    let text = String::from_utf8(output.stdout)?;
+    let release = text.trim().strip_prefix("Kubernetes v");
+    Ok(release.with_context(|| format!("no release: {text}"))?.to_owned())
+}
+
+/// Whether a server lacks `discovery.k8s.io/v1`, and has IPv6 only if it is told to.
+fn is_old(release: &str) -> bool {
+    let minor = release.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok());
+    minor.is_some_and(|minor| minor < 21)
 }
 
 impl Api for RealServer {
@@ -147,18 +250,17 @@ impl Api for RealServer {
     }
 
     fn put(&self, object: &Value) -> Result<()> {
-        let path = path_of(object)?;
-        let mut applied = object.clone();
-        let status = applied.as_object_mut().and_then(|fields| fields.remove("status"));
-        let apply = Some(("application/apply-patch+yaml", &applied));
-        self.ask("PATCH", &format!("{path}?fieldManager=tests&force=true"), apply)?;
-        let Some(status) = status else { return Ok(()) };
-        let merge = Some(("application/merge-patch+json", &json!({ "status": status })));
-        self.ask("PATCH", &format!("{path}/status"), merge)
+        self.put_all(std::slice::from_ref(object))
     }
 
     fn delete(&self, object: &Value) -> Result<()> {
-        self.ask("DELETE", &path_of(object)?, None)
+        self.ask(&[ApiRequest { method: "DELETE", path: path_of(object)?, body: None }])
+    }
+
+    fn put_all(&self, objects: &[Value]) -> Result<()> {
+        let requests = objects.iter().map(|object| Ok(ApiRequest::put(&path_of(object)?, object)));
+        let requests = requests.collect::<Result<Vec<_>>>()?;
+        self.ask(&requests.into_iter().flatten().collect::<Vec<_>>())
     }
 }
 
