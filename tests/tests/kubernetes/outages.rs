@@ -11,7 +11,7 @@ use denizen_tests::node::fixture::Who;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
 use denizen_tests::peers::api::{Api, ApiServer, Asked};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A node, service 10 at the routed pod, and whatever else is asked for: not started yet.
 fn context(label: &str) -> Result<ApiContext<ApiServer>> {
@@ -287,6 +287,25 @@ fn service_cidrs_are_no_condition() -> Result<()> {
     let agent = forbidden.start_agent()?;
     forbidden.until_answered(10, Who::Routed)?;
     until_error(&agent, "ClusterRole must allow list and watch of ServiceCIDRs")
+}
+
+/// As Kubernetes 1.20: it has EndpointSlices in an older version alone.
+#[test]
+fn a_server_that_is_too_old_is_named_with_what_it_lacks() -> Result<()> {
+    let context = context("kube-old")?;
+    context.api.behave(|manners| {
+        manners.unserved = vec!["endpointslices", "servicecidrs"];
+        manners.refuses_fields = true;
+        manners.refuses_streams = true;
+    });
+    let agent = context.spawn_agent()?;
+    until_error(&agent, "EndpointSlices: ")?;
+    until_error(&agent, "Kubernetes serves discovery.k8s.io/v1 since 1.21")?;
+    let waits = |status: &Value| {
+        let errors = status["errors"].as_array().map(Vec::len);
+        status["waitingFor"] == json!(["endpoint slices"]) && errors == Some(1)
+    };
+    agent.until("everything else is known", BOUND, waits).map(drop)
 }
 
 #[test]

@@ -153,6 +153,9 @@ impl Failure {
             Remedy::Forbidden => {
                 format!(": the agent's ClusterRole must allow list and watch of {}", kind.plural())
             }
+            Remedy::NotServed if kind == ObjectKind::EndpointSlice => {
+                ": Kubernetes serves discovery.k8s.io/v1 since 1.21".to_owned()
+            }
             Remedy::Again
             | Remedy::ListAnew
             | Remedy::NewCredentials
