@@ -25,6 +25,9 @@ const LONGEST_NOTE: usize = 1024;
 /// The API's limit for a name, in bytes.
 const LONGEST_NAME: usize = 253;
 
+/// The API's limit for who reports an event, in bytes. A node's name may be longer.
+const LONGEST_REPORTER: usize = 128;
+
 /// The name under which events are reported.
 const CONTROLLER: &str = "denizen-agent";
 
@@ -48,7 +51,7 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
             }
             if attempt == ATTEMPTS || is_refused(&error) {
                 warn!(
-                    error = format!("{error:#}"),
+                    error = describe(&error),
                     reason = notice.reason.name(),
                     "cannot write an event"
                 );
@@ -56,6 +59,14 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
             }
             sleep(pace.pause(None)).await;
         }
+    }
+}
+
+/// Of what the API refused, its own words alone.
+fn describe(error: &anyhow::Error) -> String {
+    match error.downcast_ref() {
+        Some(kube::Error::Api(status)) => status.message.clone(),
+        Some(_) | None => format!("{error:#}"),
     }
 }
 
@@ -112,11 +123,13 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
         ),
     };
     let end = notice.text.floor_char_boundary(LONGEST_NOTE);
+    let mut reporter = format!("{CONTROLLER}-{node_name}");
+    reporter.truncate(reporter.floor_char_boundary(LONGEST_REPORTER));
     let event = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event",
         "metadata": { "namespace": namespace, "name": event_name(name, notice, now) },
         "eventTime": format!("{now:.6}"),
-        "reportingController": CONTROLLER, "reportingInstance": format!("{CONTROLLER}-{node_name}"),
+        "reportingController": CONTROLLER, "reportingInstance": reporter,
         "action": notice.reason.action(), "reason": notice.reason.name(),
         "regarding": regarding, "note": &notice.text[..end], "type": notice.reason.kind(),
     });
@@ -168,17 +181,14 @@ mod tests {
         assert_eq!(written["metadata"]["namespace"], written["regarding"]["namespace"]);
         assert_eq!(written["eventTime"], "2026-11-20T12:00:00.123456Z");
         assert_eq!(written["note"].as_str().unwrap().len(), LONGEST_NOTE);
-        let (path, written) = event(
-            &Notice {
-                about: NoticeSubject::Node,
-                reason: NoticeReason::Starting,
-                text: String::new(),
-            },
-            "node-1",
-            now,
-        );
+        // The longest that a node's name may be.
+        let node = "n".repeat(LONGEST_NAME);
+        let about = NoticeSubject::Node;
+        let notice = Notice { about, reason: NoticeReason::Starting, text: String::new() };
+        let (path, written) = event(&notice, &node, now);
         assert_eq!(path, "/apis/events.k8s.io/v1/namespaces/default/events");
-        assert_eq!(written["regarding"]["name"], "node-1");
+        assert_eq!(written["regarding"]["name"], *node);
+        assert_eq!(written["reportingInstance"].as_str().unwrap().len(), LONGEST_REPORTER);
         assert_eq!(written["type"], "Normal");
     }
 
