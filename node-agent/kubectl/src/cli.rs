@@ -10,7 +10,7 @@ use denizen_text::{duration, printable_lines};
 
 use crate::cluster::{Api, ClusterArgs};
 use crate::completion;
-use crate::output::{Format, Level, PrintedAnswer, UNUSABLE, print};
+use crate::output::{Format, Level, PrintedAnswer, UNUSABLE, described, print};
 use crate::survey::Limits;
 use crate::verb::bundle::{self, BundleArgs};
 use crate::verb::connections::{self, ConnectionsArgs};
@@ -121,7 +121,7 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
         },
     };
     result.unwrap_or_else(|error| {
-        eprintln!("kubectl denizen: {}", printable_lines(&format!("{error:#}")));
+        eprintln!("kubectl denizen: {}", printable_lines(&described(&error)));
         ExitCode::from(UNUSABLE)
     })
 }

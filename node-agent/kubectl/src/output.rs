@@ -47,6 +47,9 @@ pub struct ClusterReport<T> {
 
 /// The body of a verb's answer.
 pub trait Body: Serialize + fmt::Display {
+    /// Whether its text is only about what agents have answered.
+    const NEEDS_ANSWERS: bool = false;
+
     fn level(&self) -> Level;
 }
 
@@ -99,6 +102,19 @@ fn text(format: Format, answer: &(impl Serialize + fmt::Display)) -> anyhow::Res
     })
 }
 
+/// An error and its causes. Of what the API server refused, its own words alone.
+pub fn described(error: &anyhow::Error) -> String {
+    let mut words = Vec::new();
+    for cause in error.chain() {
+        if let Some(kube::Error::Api(status)) = cause.downcast_ref() {
+            words.push(status.message.clone());
+            break;
+        }
+        words.push(cause.to_string());
+    }
+    words.join(": ")
+}
+
 /// The exit code if something was found.
 pub const FOUND: u8 = 1;
 /// The exit code if the command line is wrong, or the cluster cannot be asked.
@@ -106,11 +122,13 @@ pub const UNUSABLE: u8 = 2;
 /// The exit code if somebody did not answer.
 pub const INCOMPLETE: u8 = 3;
 
-impl<T: fmt::Display> fmt::Display for ClusterReport<T> {
+impl<T: Body> fmt::Display for ClusterReport<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.body)?;
-        self.notes.iter().try_for_each(|note| writeln!(f, "note: {}", Printable(note)))?;
         let answered = self.nodes - self.unanswered.len();
+        if answered > 0 || !T::NEEDS_ANSWERS {
+            write!(f, "{}", self.body)?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "note: {}", Printable(note)))?;
         if self.unanswered.is_empty() {
             return writeln!(f, "{answered} of {} nodes answered", self.nodes);
         }
@@ -172,6 +190,43 @@ mod tests {
         fn level(&self) -> Level {
             self.level
         }
+    }
+
+    /// What agents would have said.
+    #[derive(Serialize)]
+    struct Nothing;
+
+    impl fmt::Display for Nothing {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            writeln!(f, "nothing was found")
+        }
+    }
+
+    impl Body for Nothing {
+        const NEEDS_ANSWERS: bool = true;
+
+        fn level(&self) -> Level {
+            Level::Good
+        }
+    }
+
+    #[test]
+    fn without_any_answer_nothing_is_said_of_what_was_found() {
+        let of = |nodes| {
+            let ClusterReport { unanswered, notes, .. } = report(Level::Good, 2);
+            ClusterReport { body: Nothing, nodes, unanswered, notes }.to_string()
+        };
+        assert!(of(3).starts_with("nothing was found\n1 of 3 nodes answered; not:\n"));
+        assert!(of(2).starts_with("0 of 2 nodes answered; not:\n"));
+    }
+
+    #[test]
+    fn what_the_server_refused_is_said_once() {
+        let status = kube::core::Status::failure("pods is forbidden", "Forbidden").with_code(403);
+        let error = anyhow::Error::from(kube::Error::Api(status.boxed())).context("cannot list");
+        assert_eq!(described(&error), "cannot list: pods is forbidden");
+        let error = anyhow::anyhow!("no such file").context("cannot read");
+        assert_eq!(described(&error), "cannot read: no such file");
     }
 
     fn report(level: Level, silent: usize) -> ClusterReport<Found> {

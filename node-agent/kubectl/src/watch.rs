@@ -7,7 +7,7 @@ use clap::Args;
 use denizen_text::{duration, printable_lines};
 use serde_json::Value;
 
-use crate::output::{Format, PrintedAnswer, print};
+use crate::output::{Format, PrintedAnswer, described, print};
 
 /// All nodes are asked each time.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -44,7 +44,7 @@ pub async fn watch(
             Ok(_the_same) => {}
             // The API server may be updated meanwhile. What is wrong from the start stays wrong.
             Err(error) if last.is_some() => {
-                eprintln!("kubectl denizen: {}", printable_lines(&format!("{error:#}")));
+                eprintln!("kubectl denizen: {}", printable_lines(&described(&error)));
             }
             Err(error) => return Err(error),
         }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Api, CONTAINER, NodeAgents};
 use crate::objects::{self, percent};
-use crate::output::{Body, ClusterReport, Level};
+use crate::output::{Body, ClusterReport, Level, described};
 use crate::session::Answers;
 use crate::session::request::{Request, View};
 use crate::survey::{Limits, survey};
@@ -148,7 +148,7 @@ impl Bundle {
         let text = match text {
             Ok(text) => text,
             Err(why) => {
-                self.missing.insert(name.to_owned(), format!("{why:#}"));
+                self.missing.insert(name.to_owned(), described(&why));
                 return Ok(());
             }
         };

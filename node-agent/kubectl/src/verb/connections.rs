@@ -184,6 +184,8 @@ pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
 }
 
 impl Body for ClusterConnections {
+    const NEEDS_ANSWERS: bool = true;
+
     fn level(&self) -> Level {
         Level::Good
     }

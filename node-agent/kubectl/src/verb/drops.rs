@@ -159,6 +159,8 @@ pub fn merged(answered: Vec<(String, Counts)>) -> ClusterDrops {
 }
 
 impl Body for ClusterDrops {
+    const NEEDS_ANSWERS: bool = true;
+
     /// To drop is what policies are for.
     fn level(&self) -> Level {
         Level::Good

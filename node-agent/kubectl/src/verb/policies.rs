@@ -97,6 +97,8 @@ pub async fn pod_object(api: &Api, pod: &str) -> anyhow::Result<PodObject> {
 }
 
 impl Body for PodPolicies {
+    const NEEDS_ANSWERS: bool = true;
+
     fn level(&self) -> Level {
         let is_pending = self.sides.iter().any(|side| side.state == "pending");
         if is_pending { Level::Warning } else { Level::Good }

@@ -182,6 +182,8 @@ impl fmt::Display for Fate {
 }
 
 impl Body for ClusterServices {
+    const NEEDS_ANSWERS: bool = true;
+
     /// A service without endpoints may be meant.
     fn level(&self) -> Level {
         Level::Good

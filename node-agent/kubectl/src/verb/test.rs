@@ -44,7 +44,7 @@ use self::report::{ConnectivityReport, JudgedProbes, judged};
 use super::ui::Asking;
 use crate::cluster::{Api, NodeAgent, NodeAgents};
 use crate::objects;
-use crate::output::{self, ClusterReport, Format, INCOMPLETE, Level, PrintedAnswer};
+use crate::output::{self, ClusterReport, Format, INCOMPLETE, Level, PrintedAnswer, described};
 use crate::session::NoAnswer;
 use crate::survey::{Limits, Unanswered};
 use denizen_text::printable_lines;
@@ -154,7 +154,7 @@ async fn is_removed(
         Ok(Removal::Gone) => {}
         Ok(Removal::Terminating) => eprintln!("namespace {name} is being deleted"),
         Err(error) => {
-            let why = printable_lines(&format!("{error:#}"));
+            let why = printable_lines(&described(error));
             eprintln!("namespace {name} is left: {why}");
             eprintln!("to delete it: kubectl denizen test --cleanup");
         }

@@ -49,7 +49,7 @@ use self::round::{RoundMemory, round};
 use self::sighting::ExampleEnds;
 use self::state::State;
 use crate::cluster::Api;
-use crate::output::print;
+use crate::output::{described, print};
 use crate::survey::Limits;
 use crate::verb::explain::{self, ExplainArgs};
 
@@ -161,7 +161,7 @@ impl Ui {
         if let Err(error) =
             self.bounded(round(&self.api, limits, &self.state, before, minute)).await
         {
-            self.state.borrow_mut().failed(format!("{error:#}"));
+            self.state.borrow_mut().failed(described(&error));
         }
     }
 
@@ -175,7 +175,7 @@ impl Ui {
         let args = ExplainArgs { from, to, via };
         let explained = self.bounded(explain::explain(&self.api, limits, &args)).await;
         let text =
-            explained.map_or_else(|error| format!("{error:#}\n"), |report| report.to_string());
+            explained.map_or_else(|error| described(&error) + "\n", |report| report.to_string());
         printable_lines(&text)
     }
 

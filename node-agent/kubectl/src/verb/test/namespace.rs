@@ -21,7 +21,7 @@ use super::manifest::MANAGED_BY;
 use super::rights::with_need;
 use crate::cluster::Api;
 use crate::objects::{self, percent};
-use crate::output::{Body, Level};
+use crate::output::{Body, Level, described};
 
 /// What the names begin with.
 const PREFIX: &str = "denizen-test-";
@@ -247,7 +247,7 @@ pub async fn cleanup(api: &Api) -> anyhow::Result<Cleanup> {
     let one = async |namespace: NamespaceMetadata| {
         let is_it = |found: &NamespaceObject| is_tests(&found.metadata);
         let removed = remove(api, &namespace.name, is_it).await;
-        let error = removed.as_ref().err().map(|error| format!("{error:#}"));
+        let error = removed.as_ref().err().map(described);
         let (was_over, result) = (namespace.is_over(), removed.ok());
         RemovedNamespace { name: namespace.name, was_over, result, error }
     };

@@ -15,6 +15,7 @@ use super::namespace::TestNamespace;
 use super::rights::{is_forbidden, with_need};
 use crate::cluster::Api;
 use crate::objects::{self, PodObject};
+use crate::output::described;
 use crate::session::NoAnswer;
 
 /// Between two looks.
@@ -84,7 +85,7 @@ const LATE: &str = "the API server did not make it in time";
 
 fn not_made(error: kube::Error) -> NoAnswer {
     let code = if is_forbidden(&error) { NoAnswer::FORBIDDEN } else { NoAnswer::FAILED };
-    NoAnswer::new(code, format!("{:#}", with_need(error, "its pod was not made", "create pods")))
+    NoAnswer::new(code, described(&with_need(error, "its pod was not made", "create pods")))
 }
 
 /// `None` for a pod that may still come to run.
