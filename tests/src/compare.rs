@@ -11,7 +11,7 @@
 
 mod chart;
 mod contender;
-mod ground;
+pub mod ground;
 mod measured;
 mod table;
 

@@ -1,16 +1,22 @@
 //! Who is compared: how each is started and learns of a change.
 
 use std::fs::{self, File};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
 use super::ground::{Ground, NODE};
 use crate::kernel::iptables::Variant;
+use crate::packets::http;
+use crate::peers::api::release;
 use crate::peers::kube_proxy::{KubeProxy, NOBODY};
+
+/// Where kube-proxy says what it does.
+const METRICS: u16 = 10249;
 
 /// kube-proxy's `mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +72,10 @@ impl Contender {
     pub fn name(&self) -> String {
         match self {
             Self::Denizen { .. } => "Denizen".to_owned(),
-            Self::KubeProxy { mode, .. } => format!("kube-proxy ({})", mode.name()),
+            Self::KubeProxy { program, mode } => {
+                let release = release(program).map(|release| format!(" {release}"));
+                format!("kube-proxy{} ({})", release.unwrap_or_default(), mode.name())
+            }
             Self::Shape => "nft -f of kube-proxy's rules".to_owned(),
         }
     }
@@ -93,6 +102,16 @@ impl Contender {
         Ok(RunningContender { child: Some(child), log })
     }
 
+    /// An error if kube-proxy works in another mode: old ones fall back to iptables where the
+    /// kernel has no IPVS.
+    pub fn check_mode(&self, ground: &Ground) -> Result<()> {
+        let Self::KubeProxy { mode, .. } = self else { return Ok(()) };
+        let url = http::url(Ipv4Addr::LOCALHOST.into(), METRICS, "/proxyMode");
+        let found = http::fetch(&ground.node, &url, &[])?.body;
+        ensure!(found.trim() == mode.name(), "it works in mode {found} instead");
+        Ok(())
+    }
+
     /// Changes the last service's endpoint, for the time of this number.
     pub fn change(&self, ground: &Ground, changes: usize) -> Result<()> {
         match self {
@@ -117,7 +136,7 @@ impl RunningContender {
         let Some(child) = &mut self.child else { return Ok(()) };
         if let Some(status) = child.try_wait()? {
             let log = fs::read_to_string(&self.log).unwrap_or_default();
-            bail!("it has ended ({status}): {}", log.lines().last().unwrap_or("it said nothing"));
+            bail!("it has ended ({status}): {}", reason(&log));
         }
         Ok(())
     }
@@ -130,6 +149,15 @@ impl Drop for RunningContender {
             let _ = child.wait();
         }
     }
+}
+
+/// Why a program has ended, by its log: Go's stacks come after the fatal error.
+fn reason(log: &str) -> &str {
+    let is_fatal = |line: &&str| {
+        line.strip_prefix('F').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let line = log.lines().find(is_fatal).or_else(|| log.lines().last());
+    line.unwrap_or("it said nothing")
 }
 
 /// Services alone, as kube-proxy.
@@ -146,8 +174,8 @@ fn kube_proxy_config(mode: KubeProxyMode, ground: &Ground) -> Result<PathBuf> {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": mode.name(), "hostnameOverride": NODE,
         "clientConnection": { "kubeconfig": ground.kubeconfig() },
-        "detectLocalMode": "InterfaceNamePrefix",
-        "detectLocal": { "interfaceNamePrefix": "veth" },
+        // The only mode that every release has.
+        "detectLocalMode": "ClusterCIDR", "clusterCIDR": NOBODY,
         // The machine's own limits stay as they are.
         "conntrack": { "maxPerCore": 0 },
     });

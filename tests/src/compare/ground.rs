@@ -5,14 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::node::manifest::{self, Port};
 use crate::node::netns::Netns;
 use crate::packets::probe::Protocol;
 use crate::packets::server::{Listen, Server};
-use crate::peers::api::{Api, ApiServer, RealServer};
+use crate::peers::api::{AGENT, Api, ApiServer, RealServer};
 use crate::peers::kube_proxy::Served;
 
 /// Endpoints of each service but the last.
@@ -20,6 +20,9 @@ pub const ENDPOINTS: usize = 4;
 /// The node's name.
 pub const NODE: &str = "node-1";
 
+/// The versions of slices. kube-proxy before 1.21 knows the second alone. A real server has both in
+/// one store.
+const SLICES: [&str; 2] = ["discovery.k8s.io/v1", "discovery.k8s.io/v1beta1"];
 const HTTP: [Port; 1] = [Port::tcp("http", 80, 8080)];
 const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 66)), 6443);
 /// The node's addresses, towards each of the others.
@@ -34,7 +37,8 @@ const ANSWERING: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 64, 0, 10), Ipv4Addr::new(10
 /// The ground. All of it goes with the value.
 #[derive(Debug)]
 pub struct Ground {
-    api: Box<dyn Api>,
+    /// What it follows.
+    pub api: Box<dyn Api>,
     _answers: Server,
     /// Where the contender runs.
     pub node: Netns,
@@ -42,6 +46,8 @@ pub struct Ground {
     pub client: Netns,
     _others: [Netns; 2],
     services: usize,
+    /// Of slices.
+    versions: Vec<&'static str>,
     /// For the contender's files.
     pub folder: TempDir,
 }
@@ -71,21 +77,23 @@ impl Ground {
         });
         let answers = Server::start(&pods, &listens)?;
         let folder = tempfile::tempdir()?;
-        let api: Box<dyn Api> = match apiserver {
-            None => Box::new(ApiServer::start(&server, API, folder.path())?),
+        let (api, versions): (Box<dyn Api>, _) = match apiserver {
+            None => (Box::new(ApiServer::start(&server, API, folder.path())?), SLICES.to_vec()),
             Some(program) => {
                 let assets = program.parent().context("a program lies in a folder")?;
-                Box::new(RealServer::start(assets, &server, API, folder.path())?)
+                let real = RealServer::start(assets, &server, API, folder.path())?;
+                real.put_roles(&[kube_proxys_rights()])?;
+                let versions = vec![real.slices()];
+                (Box::new(real), versions)
             }
         };
         let _others = [pods, server];
-        let ground = Self { api, _answers: answers, node, client, _others, services, folder };
-        ground.api.put(&manifest::node(NODE, &[Ipv4Addr::new(192, 0, 2, 1).into()], ""))?;
-        for number in 0..services {
-            let service = manifest::service(&name(number), &[address(number).into()], &HTTP);
-            ground.api.put(&service)?;
-            ground.api.put(&slice(number, &ground.endpoints(number, 0)))?;
-        }
+        let ground =
+            Self { api, _answers: answers, node, client, _others, services, versions, folder };
+        ground.api.put(&node_object())?;
+        let objects =
+            (0..services).map(|number| [vec![service(number)], ground.slices(number, 0)].concat());
+        ground.api.put_all(&objects.collect::<Vec<_>>().concat())?;
         Ok(ground)
     }
 
@@ -106,8 +114,21 @@ impl Ground {
 
     /// Gives the last service the endpoint that it has after so many changes.
     pub fn change(&self, changes: usize) -> Result<()> {
-        let last = self.services - 1;
-        self.api.put(&slice(last, &self.endpoints(last, changes)))
+        self.api.put_all(&self.slices(self.services - 1, changes))
+    }
+
+    /// A service's slice, in each version.
+    fn slices(&self, number: usize, changes: usize) -> Vec<Value> {
+        let endpoints = self.endpoints(number, changes);
+        let endpoints: Vec<_> =
+            endpoints.into_iter().map(|endpoint| (endpoint, "node-2")).collect();
+        let slice = manifest::slice(&name(number), &HTTP, &endpoints);
+        let of_version = |version: &&str| {
+            let mut slice = slice.clone();
+            slice["apiVersion"] = (*version).into();
+            slice
+        };
+        self.versions.iter().map(of_version).collect()
     }
 
     /// All services after so many changes, for who writes rules without an API server.
@@ -132,6 +153,12 @@ impl Ground {
         links[0]["stats64"]["rx"]["bytes"].as_u64().context("no count of bytes")
     }
 
+    /// The node, the last service and its slice.
+    pub fn last_objects(&self) -> Vec<Value> {
+        let last = self.services - 1;
+        [vec![node_object(), service(last)], self.slices(last, 0)].concat()
+    }
+
     fn endpoints(&self, number: usize, changes: usize) -> Vec<IpAddr> {
         if number + 1 == self.services {
             return vec![self.endpoint(changes).ip()];
@@ -145,6 +172,25 @@ impl Ground {
     }
 }
 
+/// The agent's account is kube-proxy's here.
+fn kube_proxys_rights() -> Value {
+    let group = "rbac.authorization.k8s.io";
+    json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding",
+        "metadata": { "name": "kube-proxy" },
+        "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": "system:node-proxier" },
+        "subjects": [{ "apiGroup": group, "kind": "User", "name": AGENT }],
+    })
+}
+
+fn node_object() -> Value {
+    manifest::node(NODE, &[Ipv4Addr::new(192, 0, 2, 1).into()], "")
+}
+
+fn service(number: usize) -> Value {
+    manifest::service(&name(number), &[address(number).into()], &HTTP)
+}
+
 fn name(number: usize) -> String {
     format!("service-{number}")
 }
@@ -153,9 +199,4 @@ fn name(number: usize) -> String {
 fn address(number: usize) -> Ipv4Addr {
     let first = u32::from(Ipv4Addr::new(172, 30, 1, 0));
     Ipv4Addr::from(first + u32::try_from(number).expect("a few thousands"))
-}
-
-fn slice(number: usize, endpoints: &[IpAddr]) -> Value {
-    let endpoints: Vec<_> = endpoints.iter().map(|endpoint| (*endpoint, "node-2")).collect();
-    manifest::slice(&name(number), &HTTP, &endpoints)
 }

@@ -51,6 +51,7 @@ pub fn measured(
     until_answered(ground, &mut running, ground.endpoint(0)).context("at the start")?;
     let start = begun.elapsed();
     sleep(AFTER);
+    contender.check_mode(ground)?;
     let memory = running.pid().map(Memory::of).transpose()?;
     let at_start = ground.received()? - received;
     let connect = connections(ground, options.connections)?;

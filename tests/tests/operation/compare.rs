@@ -74,23 +74,31 @@ fn of_a_shape_is_measured_what_the_kernel_does() -> Result<()> {
     Ok(())
 }
 
-/// As kube-proxy: a program that takes its configuration. Nobody here has the real one.
+/// As kube-proxy: a program that takes its configuration. Tests do not have the real one.
 #[test]
 fn of_a_program_everything_is_measured() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let program = folder.path().join("kube-proxy");
     let agent = binary::ours("denizen-agent")?;
     let flags = "--network-policy=off --cni-cache-dir= --run-dir \"$(dirname \"$2\")/proxy\"";
-    fs::write(&program, format!("#!/bin/sh\nexec {} run {flags} \"$@\"\n", agent.display()))?;
+    let script = "#!/bin/sh\n[ \"$1\" != --version ] || { echo Kubernetes v1.99.0; exit; }\n";
+    let run = format!("{script}exec {} run {flags} \"$@\"", agent.display());
+    fs::write(&program, format!("{run}\n"))?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
     let rows = measured(&["--kube-proxy", &program.display().to_string(), "--mode", "nftables"])?;
-    assert_eq!(rows[0], ["", "Denizen", "kube-proxy (nftables)", "times"]);
+    assert_eq!(rows[0], ["", "Denizen", "kube-proxy 1.99.0 (nftables)", "times"]);
     for row in &rows[1..] {
         ensure!(row[1..].iter().all(|cell| is_figure(cell)), "{row:?}");
     }
-    fs::write(&program, "#!/bin/sh\necho no such flag >&2\nexit 3\n")?;
-    let ended = measured(&["--kube-proxy", &program.display().to_string()]).err();
-    let ended = format!("{:#}", ended.context("it measured a program that ends")?);
-    ensure!(ended.contains("kube-proxy (nftables)") && ended.contains("no such flag"), "{ended}");
-    Ok(())
+    let fails = |program_text: &str, words: &[&str]| -> Result<()> {
+        fs::write(&program, program_text)?;
+        let error = measured(&["--kube-proxy", &program.display().to_string()]).err();
+        let error = format!("{:#}", error.context("it was measured")?);
+        ensure!(words.iter().all(|word| error.contains(word)), "{error}");
+        Ok(())
+    };
+    // It falls back to another mode, or ends as a Go program does.
+    fails(&format!("{run} --backend=iptables\n"), &["it works in mode iptables"])?;
+    let ends = "#!/bin/sh\nprintf 'F1128 no such flag\\ngoroutine 1 [running]:\\n' >&2\nexit 3\n";
+    fails(ends, &["kube-proxy (nftables)", "no such flag"])
 }
