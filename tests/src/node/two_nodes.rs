@@ -33,7 +33,7 @@ pub struct TwoNodes {
     /// What both agents read.
     pub manifests: Manifests,
     label: String,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 /// One of them.
@@ -85,7 +85,7 @@ impl TwoNodes {
             .map(|host| manifest::node(&host.node.name, &host.node.addresses, ""))
             .collect();
         manifests.put("nodes", &objects)?;
-        Ok(Self { hosts, manifests, label: label.to_owned(), _folder: folder })
+        Ok(Self { hosts, manifests, label: label.to_owned(), folder })
     }
 
     /// Starts both agents with the firewall on, and with these flags.
@@ -121,21 +121,25 @@ impl TwoNodes {
         Pod::attach(&host.netns, self.sandbox(name)?, name, &chain)
     }
 
+    /// A third node without an agent, with a link to each of both, over IPv4 alone.
+    pub fn third(&self) -> Result<NodeHost> {
+        let third = NodeHost::new(&self.label, 3, &self.folder, &Value::Null)?;
+        third
+            .netns
+            .ip(&format!("link set lo up\naddr add {}/32 dev lo\n", third.node.addresses[0]))?;
+        for (number, host) in (1..).zip(&self.hosts) {
+            let (name, peer) = (&host.node.name, third.netns.name());
+            host.netns.ip(&format!("link add third type veth peer name {name} netns {peer}\n"))?;
+            host.reach(3, &third, "third")?;
+            third.reach(number, host, name)?;
+        }
+        Ok(third)
+    }
+
     /// Waits until no pod of either node is pending, and the status of each agent is as wished.
     pub fn settled(&self, so: impl Fn(usize, &Value) -> bool) -> Result<()> {
-        for (number, host) in self.hosts.iter().enumerate() {
-            let agent = host.agent()?;
-            let status = || agent.ask_directly(&json!({ "status": {} }));
-            let is_settled = |status: &Value| {
-                let policy = &status["networkPolicy"];
-                status["synced"] == true
-                    && policy["waitingFor"] == json!([])
-                    && policy["pending"] == 0
-                    && so(number, status)
-            };
-            observed("settled", SETTLING, status, is_settled)?;
-        }
-        Ok(())
+        let mut hosts = self.hosts.iter().enumerate();
+        hosts.try_for_each(|(number, host)| host.settled(|status| so(number, status)))
     }
 
     /// A network namespace for a pod `namespace/name`.
@@ -184,6 +188,16 @@ impl NodeHost {
         Ok(self.agent.insert(agent))
     }
 
+    /// Brings a link to another node up, and leads the way to it and to its pods there.
+    fn reach(&self, number: usize, other: &Self, link: &str) -> Result<()> {
+        let [own, via] = [self, other].map(|host| host.node.addresses[0]);
+        let mut commands = format!("link set {link} up\nroute add {via}/32 dev {link} src {own}\n");
+        for [(range, _), _] in Ranges::of(number).0 {
+            commands += &format!("route add {range} via {via}\n");
+        }
+        self.netns.ip(&commands)
+    }
+
     fn settings(&self, objects: Objects, flags: &[&str]) -> Settings {
         let flags = ["--network-policy=on"].iter().chain(flags).map(|flag| (*flag).to_owned());
         Settings {
@@ -193,6 +207,20 @@ impl NodeHost {
             program: self.program.clone(),
             flags: flags.collect(),
         }
+    }
+
+    /// The same of this node alone.
+    pub fn settled(&self, so: impl Fn(&Value) -> bool) -> Result<()> {
+        let agent = self.agent()?;
+        let status = || agent.ask_directly(&json!({ "status": {} }));
+        let is_settled = |status: &Value| {
+            let policy = &status["networkPolicy"];
+            status["synced"] == true
+                && policy["waitingFor"] == json!([])
+                && policy["pending"] == 0
+                && so(status)
+        };
+        observed("settled", SETTLING, status, is_settled).map(drop)
     }
 
     /// The running agent.

@@ -11,5 +11,6 @@ mod older;
 mod picture;
 mod real;
 mod rights;
+mod three_nodes;
 mod trace;
 mod watch;

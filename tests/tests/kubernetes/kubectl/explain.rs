@@ -62,24 +62,13 @@ impl Shop {
 
     /// The same objects for the agents and for the API.
     fn put_objects(&self) -> Result<()> {
-        let object = |node: usize, name: &str, pod: &Pod| {
-            let ips: Vec<Value> = pod.addresses.iter().map(|ip| json!({ "ip": ip })).collect();
-            json!({
-                "apiVersion": "v1", "kind": "Pod",
-                "metadata": { "namespace": "default", "name": name, "labels": { "app": name },
-                    "uid": format!("uid-{}", pod.netns.name()) },
-                "spec": { "nodeName": self.nodes.hosts[node].node.name,
-                    "containers": [{ "name": "main", "image": "x" }] },
-                "status": { "phase": "Running", "podIP": pod.addresses[0], "podIPs": ips },
-            })
-        };
         let ends = [&self.near, &self.far].map(|pod| pod.addresses[0]);
         let endpoints = [(ends[0], "node-1"), (ends[1], "node-2")];
         let objects = [
             json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "default" } }),
-            object(0, "client", &self.client),
-            object(0, "near", &self.near),
-            object(1, "far", &self.far),
+            Self::pod_object("node-1", "client", &self.client),
+            Self::pod_object("node-1", "near", &self.near),
+            Self::pod_object("node-2", "far", &self.far),
             manifest::service("web", &[ip("172.30.0.10")], &[HTTP]),
             manifest::slice("web", &[HTTP], &endpoints),
         ];
@@ -99,6 +88,18 @@ impl Shop {
         };
         self.desk.execute_on_nodes(program, containers);
         Ok(())
+    }
+
+    /// A pod of this node and name, with the name as its app.
+    pub fn pod_object(node: &str, name: &str, pod: &Pod) -> Value {
+        let ips: Vec<Value> = pod.addresses.iter().map(|ip| json!({ "ip": ip })).collect();
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": "default", "name": name, "labels": { "app": name },
+                "uid": format!("uid-{}", pod.netns.name()) },
+            "spec": { "nodeName": node, "containers": [{ "name": "main", "image": "x" }] },
+            "status": { "phase": "Running", "podIP": pod.addresses[0], "podIPs": ips },
+        })
     }
 
     /// These policies hold, each for a pod and a direction that nothing permits.
