@@ -25,7 +25,7 @@ pub struct Shop {
     pub desk: Desk,
     pub nodes: TwoNodes,
     pub client: Pod,
-    near: Pod,
+    pub near: Pod,
     pub far: Pod,
     _servers: Vec<Server>,
 }
