@@ -43,14 +43,19 @@ impl Reconciler {
         }
     }
 
-    /// Gives the settings their wanted values.
+    /// Gives the settings their wanted values. With [`CheckScope::Changed`], those that were right at
+    /// the last check are not checked again.
     pub fn keep(&mut self, wanted: Vec<Setting>, check: CheckScope) {
         let were_right = self.problems.is_empty() && self.warnings.is_empty();
-        if self.wanted == wanted && were_right && check == CheckScope::Changed {
+        let check_all = check == CheckScope::All || !were_right;
+        let is_due = |setting: &&Setting| check_all || !self.wanted.contains(setting);
+        let due: Vec<Setting> = wanted.iter().filter(is_due).cloned().collect();
+        if due.is_empty() && !check_all {
+            self.wanted = wanted;
             return;
         }
         let (vital, others): (Vec<_>, Vec<_>) =
-            wanted.iter().cloned().partition(|setting| setting.is_vital);
+            due.into_iter().partition(|setting| setting.is_vital);
         let set_both = || (set(&self.sysctls, &vital), set(&self.sysctls, &others));
         let (problems, mut warnings) = self.loopback.remembering(set_both);
         if !self.needs_loopback {
@@ -118,4 +123,36 @@ fn set(sysctls: &Path, settings: &[Setting]) -> Vec<String> {
 pub fn cpus() -> u32 {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
     online.ok().flatten().and_then(|n| u32::try_from(n).ok()).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sysctl::setting::WantedValue;
+    use denizen_plan::fixture::policy;
+
+    #[expect(clippy::disallowed_methods, reason = "a test creates its files")]
+    #[test]
+    fn what_was_right_is_only_checked_when_asked() {
+        let root = tempfile::tempdir().unwrap();
+        let now = |name: &str| std::fs::read_to_string(root.path().join(name)).unwrap();
+        let be_zero = |name: &str| std::fs::write(root.path().join(name), "0").unwrap();
+        be_zero("first");
+        be_zero("second");
+        let one = |name| Setting::new(name, WantedValue::Exactly(1), "nothing works");
+        let mut settings = Reconciler::new(root.path(), root.path(), &policy());
+        settings.keep(vec![one("first")], CheckScope::Changed);
+        assert_eq!(now("first"), "1");
+        be_zero("first");
+        settings.keep(vec![one("first"), one("second")], CheckScope::Changed);
+        assert_eq!([now("first"), now("second")], ["0", "1"]);
+        be_zero("second");
+        settings.keep(vec![one("second")], CheckScope::Changed);
+        assert_eq!(now("second"), "0");
+        settings.keep(vec![one("first"), one("second")], CheckScope::Changed);
+        assert_eq!([now("first"), now("second")], ["1", "0"]);
+        settings.keep(vec![one("first"), one("second")], CheckScope::All);
+        assert_eq!([now("first"), now("second")], ["1", "1"]);
+        assert!(settings.problems().is_empty());
+    }
 }
