@@ -10,7 +10,7 @@
 //! | [`kernel`] | what the kernel holds, and guests with a kernel of their own |
 //! | [`oracle`], [`policy`] | what must become of a packet |
 //! | [`cases`] | what holds with every backend |
-//! | [`quickstart`], [`compare`], [`mod@bench`] | what is run by hand |
+//! | [`quickstart`], [`compare`], [`apiserver`], [`mod@bench`] | what is run by hand |
 //!
 //! Nothing here touches the machine's own network namespace.
 
@@ -20,6 +20,7 @@
 )]
 
 pub mod agent;
+pub mod apiserver;
 pub mod bench;
 pub mod binary;
 pub mod cases;

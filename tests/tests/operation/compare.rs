@@ -9,8 +9,34 @@ use denizen_tests::binary;
 use denizen_tests::conf;
 
 fn compare(words: &[&str]) -> Result<Output> {
-    let mut command = Command::new(conf::folder().join("../tests/compare"));
-    command.args(words).output().context("tests/compare")
+    script("compare", words)
+}
+
+fn script(name: &str, words: &[&str]) -> Result<Output> {
+    let mut command = Command::new(conf::folder().join("../tests").join(name));
+    command.args(words).output().context("it cannot be run")
+}
+
+/// `tests/apiserver`, whose file no test has.
+#[test]
+fn without_an_apiserver_it_says_what_it_needs() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let alone = folder.path().join("kube-apiserver");
+    fs::copy("/bin/true", &alone)?;
+    let alone = alone.to_str().context("a path")?;
+    for (words, said) in [
+        (&[][..], "the program kube-apiserver is missing"),
+        (&["/bin/true"], "it must be called kube-apiserver"),
+        (&["/nowhere/kube-apiserver"], "/nowhere/kube-apiserver: there is no such program"),
+        (&[alone], "/etcd: there is no such program"),
+        (&[alone, "1", "1", "1"], "what is 1?"),
+    ] {
+        let output = script("apiserver", words)?;
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {error}");
+        ensure!(error.contains(said) && error.lines().count() == 1, "{words:?}: {error}");
+    }
+    Ok(())
 }
 
 /// It begins nothing that takes minutes.
