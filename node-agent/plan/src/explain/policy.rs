@@ -136,28 +136,9 @@ pub(super) fn apply(
         explanation.verdict = PacketVerdict::Drop;
         return explanation;
     }
-    let endpoints: Vec<Option<SocketAddr>> = match explanation.verdict {
-        PacketVerdict::Forward => explanation
-            .endpoints
-            .iter()
-            .filter_map(|endpoint| endpoint.parse().ok())
-            .map(Some)
-            .collect(),
-        PacketVerdict::Untouched => vec![None],
-        PacketVerdict::Foreign
-        | PacketVerdict::Reject
-        | PacketVerdict::Drop
-        | PacketVerdict::Unknown => {
-            return explanation;
-        }
-    };
-    // What a pod sends to its own address does not leave it.
-    if explanation.verdict == PacketVerdict::Untouched && packet.source == packet.destination {
-        return explanation;
-    }
     let ask = |endpoint| (endpoint, firewall.explain(&flow(packet, endpoint)));
     let asked: Vec<(Option<SocketAddr>, Vec<PolicyStep>)> =
-        endpoints.into_iter().map(ask).collect();
+        destinations(packet, &explanation).into_iter().map(ask).collect();
     let is_refused = |steps: &Vec<PolicyStep>| {
         steps.iter().any(|step| {
             matches!(
@@ -177,6 +158,24 @@ pub(super) fn apply(
         explanation.steps.extend(row.words());
     }
     explanation
+}
+
+/// Where policies see the packet go: to each endpoint, or (`None`) to its own destination. Nowhere
+/// if it does not come that far.
+fn destinations(packet: &FirstPacket, explanation: &Explanation) -> Vec<Option<SocketAddr>> {
+    match explanation.verdict {
+        PacketVerdict::Forward => {
+            let endpoints = explanation.endpoints.iter();
+            endpoints.filter_map(|endpoint| endpoint.parse().ok()).map(Some).collect()
+        }
+        // What a pod sends to its own address does not leave it.
+        PacketVerdict::Untouched if packet.source == packet.destination => Vec::new(),
+        PacketVerdict::Untouched => vec![None],
+        PacketVerdict::Foreign
+        | PacketVerdict::Reject
+        | PacketVerdict::Drop
+        | PacketVerdict::Unknown => Vec::new(),
+    }
 }
 
 impl Explanation {

@@ -5,7 +5,7 @@ use super::cells::{Cell, Cells};
 use super::function::Function;
 use super::permission::{ClassKey, Permissions};
 use super::rules::Direction;
-use super::tier;
+use super::tier::{self, AllTiers};
 use denizen_model::{
     ClusterFacts, ClusterNetworkPolicy, Labels, LocalPod, NamedPort, NetworkPolicy, PolicyName,
 };
@@ -154,9 +154,29 @@ pub(super) struct SideDecision {
     pub is_open_ended: bool,
 }
 
+/// How both directions of a recorded pod are decided, by all policies that may select it.
+pub(super) fn decisions_of(
+    pod: &LocalPod,
+    described: Option<&Described>,
+    cluster: ClusterFacts<'_>,
+    tiers: &AllTiers<'_>,
+) -> [SideDecision; 2] {
+    let decisions = Direction::BOTH.map(|direction| {
+        let policies = pod.pod.iter().flat_map(|name| cluster.policies_of(&name.namespace));
+        decide(policies, described, direction)
+    });
+    match &pod.pod {
+        Some(name) if !tiers.all.is_empty() => {
+            let of_namespace = cluster.namespace_labels(&name.namespace);
+            add_tiers(decisions, &tiers.all, &of_namespace, described)
+        }
+        Some(_) | None => decisions,
+    }
+}
+
 /// Decides about a pod by the policies of its namespace. While its labels are unknown, only
 /// policies for every pod of the namespace certainly select it.
-pub(super) fn decide<'a>(
+fn decide<'a>(
     policies: impl Iterator<Item = &'a NetworkPolicy>,
     pod: Option<&Described>,
     direction: Direction,
@@ -195,7 +215,7 @@ pub(super) fn decide<'a>(
 ///
 /// NetworkPolicies only ever add permissions, so of a pod without labels those that certainly
 /// select it may count. A ClusterNetworkPolicy may deny, so such a pod waits, if any may select it.
-pub(super) fn add_tiers(
+fn add_tiers(
     decisions: [SideDecision; 2],
     tiers: &[&ClusterNetworkPolicy],
     of_namespace: &Labels,

@@ -9,13 +9,12 @@ use super::address::{AddressClaimant, Within};
 use super::address_key::{key_of_range, keys_of_nodes, ranges_of_pods};
 use super::blocks::{AddressRange, Piece, pieces};
 use super::class::ClassFacts;
-use super::group::{GroupKey, GroupQuery};
+use super::group::{GroupId, GroupKey, GroupQuery};
 use super::identity::IdentityKey;
 use super::narrowed::narrowed;
 use super::peer::Covers;
 use super::permission::RuleChanges;
-use super::rules::Direction;
-use super::side::{Described, Side, Sides, add_tiers, decide};
+use super::side::{Described, Side, Sides, decisions_of};
 use super::tier::AllTiers;
 use super::{
     Blocks, ClusterClaim, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused,
@@ -239,27 +238,13 @@ impl<'a> FirewallUpdate<'a> {
             .filter(|_| self.plan.knows_owners())
             .unwrap_or_default();
         let ips: Vec<IpAddr> = own_addresses(pod).collect();
-        let [recorded, annotated] = AddressClaimant::of_record(&pod.id, &pod.added_at);
-        for (addresses, by) in [(&ips[..], recorded), (&additional, annotated)] {
-            for ip in addresses {
-                self.plan.addresses.claim(*ip, by.clone(), group, &mut self.plan.groups);
-            }
-        }
+        self.claim(pod, [&ips, &additional], group);
+        // After the new claims, so that a group that stays keeps its id.
         before
             .and_then(|before| before.group)
             .into_iter()
             .for_each(|group| self.plan.groups.release(group));
-        let decisions = Direction::BOTH.map(|direction| {
-            let policies = pod.pod.iter().flat_map(|name| cluster.policies_of(&name.namespace));
-            decide(policies, described.as_ref(), direction)
-        });
-        let [ingress, egress] = match &pod.pod {
-            Some(name) if !tiers.all.is_empty() => {
-                let of_namespace = cluster.namespace_labels(&name.namespace);
-                add_tiers(decisions, &tiers.all, &of_namespace, described.as_ref())
-            }
-            Some(_) | None => decisions,
-        };
+        let [ingress, egress] = decisions_of(pod, described.as_ref(), cluster, tiers);
         self.plan.classes.acquire([&ingress, &egress]);
         let subject = FirewallPod {
             pod: pod.pod.clone(),
@@ -273,6 +258,16 @@ impl<'a> FirewallUpdate<'a> {
             egress,
         };
         self.plan.subjects.insert(pod.id.clone(), subject);
+    }
+
+    /// Claims the addresses of a recorded pod: those of its record, and those of its annotation.
+    fn claim(&mut self, pod: &LocalPod, addresses: [&[IpAddr]; 2], group: Option<GroupId>) {
+        let claimants = AddressClaimant::of_record(&pod.id, &pod.added_at);
+        for (addresses, by) in addresses.into_iter().zip(claimants) {
+            for ip in addresses {
+                self.plan.addresses.claim(*ip, by.clone(), group, &mut self.plan.groups);
+            }
+        }
     }
 
     /// Removes a recorded pod's claims on its addresses.
