@@ -114,8 +114,8 @@ impl Desk {
         }));
     }
 
-    /// They are executed on the pod's node, in the network namespace at this path. The agent's folder
-    /// is in the command, since the pod names it.
+    /// They are executed on the pod's node, in the network namespace at this path. The agent's
+    /// folder is in the command, since the pod names it.
     pub fn execute_on_nodes(
         &self,
         program: PathBuf,

@@ -74,7 +74,8 @@ use denizen_text::describe;
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
-/// How often the loop reports that it runs: often enough for [`denizen_observe::status::health::LATE`].
+/// How often the loop reports that it runs: often enough for
+/// [`denizen_observe::status::health::LATE`].
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How often the backend checks for changes of which the kernel sends no notification
 /// ([`Engine::is_disturbed`]).

@@ -174,7 +174,7 @@ fn kube_proxy_config(mode: KubeProxyMode, ground: &Ground) -> Result<PathBuf> {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": mode.name(), "hostnameOverride": NODE,
         "clientConnection": { "kubeconfig": ground.kubeconfig() },
-        // The only mode that every release has.
+        // A mode that every release has.
         "detectLocalMode": "ClusterCIDR", "clusterCIDR": NOBODY,
         // The machine's own limits stay as they are.
         "conntrack": { "maxPerCore": 0 },

@@ -96,8 +96,9 @@ impl HostPortTable {
         is_unused
     }
 
-    /// Takes in what the rules depend on. Those for host ports stay until [`Self::retire`]. Returns whether the table has to be read: it is made,
-    /// removed, or gets other rules, or it is known from now on which ports services have.
+    /// Takes in what the rules depend on. Those for host ports stay until [`Self::retire`]. Returns
+    /// whether the table has to be read: it is made, removed, or gets other rules, or it is known
+    /// from now on which ports services have.
     pub fn settle(&mut self, plan: &Plan) -> bool {
         let policy = plan.policy();
         let settings = policy.host_ports;

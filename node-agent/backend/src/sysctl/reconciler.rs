@@ -31,7 +31,8 @@ pub struct Reconciler {
 
 impl Reconciler {
     /// For the settings below the folder `sysctls`; none is wanted yet. If `policy` has node ports
-    /// or host ports on 127.0.0.1, the setting that an earlier run made for it, and noted in `run_dir`, stays.
+    /// or host ports on 127.0.0.1, the setting that an earlier run made for it, and noted in
+    /// `run_dir`, stays.
     pub fn new(sysctls: &Path, run_dir: &Path, policy: &Policy) -> Self {
         Self {
             sysctls: sysctls.to_owned(),
@@ -43,8 +44,8 @@ impl Reconciler {
         }
     }
 
-    /// Gives the settings their wanted values. With [`CheckScope::Changed`], those that were right at
-    /// the last check are not checked again.
+    /// Gives the settings their wanted values. With [`CheckScope::Changed`], those that were right
+    /// at the last check are not checked again.
     pub fn keep(&mut self, wanted: Vec<Setting>, check: CheckScope) {
         let were_right = self.problems.is_empty() && self.warnings.is_empty();
         let check_all = check == CheckScope::All || !were_right;

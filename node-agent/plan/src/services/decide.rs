@@ -141,8 +141,9 @@ impl Decided<'_> {
         FrontendDecision { policy, inside, masquerade, outside: None }
     }
 
-    /// Decides about an external frontend. Under policy Local, traffic from this node and its pods is not
-    /// external: it may use every endpoint, as at the cluster IP (kubernetes #77523, #78662).
+    /// Decides about an external frontend. Under policy Local, traffic from this node and its pods
+    /// is not external: it may use every endpoint, as at the cluster IP (kubernetes #77523,
+    /// #78662).
     fn external(&self) -> FrontendDecision {
         let policy = self.service.external_policy;
         let inside = self.by_policy(TrafficPolicy::Cluster);
