@@ -374,7 +374,12 @@ impl Writer {
         if expected {
             return Repaired::default();
         }
-        warn!(%family, chains = repaired.chains, jumps = repaired.jumps, "somebody changed the rules; repaired");
+        warn!(
+            %family,
+            chains = repaired.chains,
+            jumps = repaired.jumps,
+            "somebody changed the rules; repaired"
+        );
         repaired
     }
 }

@@ -90,7 +90,8 @@ impl Call {
             interface: POD_INTERFACE.to_owned(),
             netns: Some(netns.to_owned()),
             args: format!(
-                "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={container};K8S_POD_UID=uid-{container}"
+                "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};\
+                 K8S_POD_INFRA_CONTAINER_ID={container};K8S_POD_UID=uid-{container}"
             ),
         }
     }

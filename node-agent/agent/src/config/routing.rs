@@ -65,7 +65,12 @@ pub struct RoutingArgs {
 
     /// The kernel's routing table of announcements. Nothing is looked up in it: no `ip rule` may
     /// lead there
-    #[arg(long, value_name = "1..252", default_value = "219", value_parser = clap::value_parser!(u32).range(1..=252))]
+    #[arg(
+        long,
+        value_name = "1..252",
+        default_value = "219",
+        value_parser = clap::value_parser!(u32).range(1..=252)
+    )]
     pub announce_table: u32,
 
     /// Which pods are announced: node-cidrs: the Node's podCIDRs. exact: each pod. auto: the

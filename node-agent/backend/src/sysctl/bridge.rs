@@ -168,7 +168,11 @@ impl BridgeFilter {
         for former in self.former.read() {
             match set_back(&former) {
                 Ok(true) => {
-                    info!(bridge = former.bridge, to = ?former.switches, "nf_call_iptables and nf_call_ip6tables are set back");
+                    info!(
+                        bridge = former.bridge,
+                        to = ?former.switches,
+                        "nf_call_iptables and nf_call_ip6tables are set back"
+                    );
                     done.push(former.bridge);
                 }
                 Ok(false) => {}

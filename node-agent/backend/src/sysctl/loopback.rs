@@ -45,7 +45,11 @@ impl Loopback {
             let noted = File::options().write(true).create(true).truncate(true).open(&self.note);
             if let Err(error) = noted {
                 let file = self.note.display();
-                warn!(%file, %error, "cannot write the note by which a later run would set {ROUTE_LOCALNET} back to 0");
+                warn!(
+                    %file,
+                    %error,
+                    "cannot write the note by which a later run would set {ROUTE_LOCALNET} back to 0"
+                );
             }
         }
         done

@@ -13,8 +13,8 @@ use denizen_plan::Policy;
 use denizen_text::describe;
 
 /// The warning until the first full set of rules is programmed, whoever set the setting.
-const UNGUARDED: &str = "net.ipv4.conf.all.route_localnet is 1, and the rule that protects 127.0.0.0/8 from neighbours \
-                         may not be programmed yet";
+const UNGUARDED: &str = "net.ipv4.conf.all.route_localnet is 1, and the rule that protects \
+                         127.0.0.0/8 from neighbours may not be programmed yet";
 
 /// The wanted settings, and their problems.
 #[derive(Debug)]

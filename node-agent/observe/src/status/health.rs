@@ -142,7 +142,8 @@ impl HealthReport {
     }
 }
 
-const RUN_DIR_LOST: &str = "the run directory was removed or unmounted: restart the agent, else new pods are not detected as local";
+const RUN_DIR_LOST: &str = "the run directory was removed or unmounted: restart the agent, else \
+                            new pods are not detected as local";
 
 const CONTENDED: &str =
     "another service proxy keeps rewriting the same rules; `denizen-agent status` names it";

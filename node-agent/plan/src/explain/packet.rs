@@ -44,12 +44,15 @@ pub(super) enum NamedProtocol {
 pub enum PacketError {
     /// `--from` is not `ADDR[:PORT][@INTERFACE]`.
     #[error(
-        "--from {0:?}: expected an address, perhaps with a port, or a pod of this node, and perhaps an interface: 10.1.2.3@cni0, 10.1.2.3:40000, default/web-0"
+        "--from {0:?}: expected an address, perhaps with a port, or a pod of this node, and \
+         perhaps an interface: 10.1.2.3@cni0, 10.1.2.3:40000, default/web-0"
     )]
     From(String),
     /// `--to` is neither `ADDR:PORT[/PROTO]` nor `ADDR/icmp` or `ADDR/icmpv6`.
     #[error(
-        "--to {0:?}: expected an address and a port, and perhaps a protocol, or a service, or what is pinged: 10.96.0.1:443/tcp, [fd00::1]:53/udp, default/web:http, 10.1.2.3/icmp, fd00::1/icmpv6"
+        "--to {0:?}: expected an address and a port, and perhaps a protocol, or a service, or what \
+         is pinged: 10.96.0.1:443/tcp, [fd00::1]:53/udp, default/web:http, 10.1.2.3/icmp, \
+         fd00::1/icmpv6"
     )]
     To(String),
     /// No pod of this node has the name.

@@ -234,7 +234,7 @@ pub fn release(program: &Path) -> Result<String> {
     Ok(release.with_context(|| format!("no release: {text}"))?.to_owned())
 }
 
-/// Whether a server lacks `discovery.k8s.io/v1`, and has IPv6 only if it is told to.
+/// Whether a server lacks `discovery.k8s.io/v1`, and has IPv6 only with a feature gate.
 fn is_old(release: &str) -> bool {
     let minor = release.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok());
     minor.is_some_and(|minor| minor < 21)

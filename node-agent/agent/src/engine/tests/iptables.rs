@@ -87,7 +87,8 @@ proptest! {
         for (chain, lines) in &kernel {
             for (_, to) in lines.iter().filter_map(|line| line.split_once(" -j KUBE-")) {
                 let (family_and_table, _) = chain.rsplit_once(' ').expect("three words");
-                prop_assert!(kernel.contains_key(&format!("{family_and_table} KUBE-{to}")), "{} from {}", to, chain);
+                let is_there = kernel.contains_key(&format!("{family_and_table} KUBE-{to}"));
+                prop_assert!(is_there, "{} from {}", to, chain);
             }
         }
         rules.take(Vec::new());

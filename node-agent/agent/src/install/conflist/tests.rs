@@ -83,7 +83,10 @@ proptest! {
         let mut plugin = plugin;
         plugin["name"] = "lone".into();
         plugin["cniVersion"] = "0.4.0".into();
-        let text = if pretty { serde_json::to_string_pretty(&plugin) } else { serde_json::to_string(&plugin) };
+        let text = match pretty {
+            true => serde_json::to_string_pretty(&plugin),
+            false => serde_json::to_string(&plugin),
+        };
         let text = text.unwrap();
         let list = wrapped(&text, &ours()).unwrap();
         prop_assert!(list.contains(&text));
