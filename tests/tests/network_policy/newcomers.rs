@@ -192,11 +192,12 @@ impl Newcomers {
                 each.iter().filter_map(|(own, kind)| Some((peer.pod.address_like(*own)?, kind)));
             to.map(|(to, kind)| question(*kind, to))
         });
-        newcomer.prober.ask(out.collect())?;
+        newcomer.prober.ask(out.collect(), PATIENCE)?;
         let mut probers = Vec::new();
         for peer in &self.peers {
-            let prober = Prober::start(&peer.pod.netns, PATIENCE)?;
-            prober.ask(each.iter().map(|(own, kind)| question(*kind, *own)).collect())?;
+            let prober = Prober::start(&peer.pod.netns)?;
+            let questions = each.iter().map(|(own, kind)| question(*kind, *own));
+            prober.ask(questions.collect(), PATIENCE)?;
             probers.push(prober);
         }
         let mut all = Vec::new();

@@ -32,12 +32,11 @@ pub enum Way {
     ClusterIp,
 }
 
-/// How long an answer may take.
-const ANSWER: Duration = Duration::from_millis(200);
-
-/// How often questions are asked again that nobody answered although somebody should: a packet can
-/// be late on a busy machine. What arrives although it must not is never asked again.
-const TRIES: usize = 3;
+/// How long an answer may take, at each try. Questions are asked again that nobody answered although
+/// somebody should: a packet can be late on a busy machine. What arrives although it must not is
+/// never asked again.
+const PATIENCE: [Duration; 3] =
+    [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
 
 /// All pods of both nodes.
 const PODS: &str = "10.0.0.0/8";
@@ -99,7 +98,7 @@ impl Hosts for Play {
         let pod = self.nodes.attach(node, &name, (self.wiring)(number))?;
         let ports = PORTS.into_iter().flat_map(|port| PROTOCOLS.map(|protocol| (protocol, port)));
         let server = serve(&pod.netns, &pod.addresses, &ports.collect::<Vec<_>>())?;
-        let prober = Prober::start(&pod.netns, ANSWER)?;
+        let prober = Prober::start(&pod.netns)?;
         let services =
             [ip(&format!("172.30.0.{}", number + 1)), ip(&format!("fd00:30::{:x}", number + 1))];
         let place = Place {
@@ -260,17 +259,18 @@ impl Play {
         if self.served_by == ServedBy::KubeProxy {
             probes.retain(|probe| probe.way == Way::PodIp || probe.is_over_tcp_and_ipv4());
         }
-        self.ask(world, &probes)?;
+        let [first, again @ ..] = PATIENCE;
+        self.ask(world, &probes, first)?;
         // Meanwhile the packets are on their way.
         let asked = if is_explained { &probes[..] } else { &[] };
         let explained = self.explained_wrongly(world, asked)?;
         let mut wrong = self.answered_wrongly(world, &probes)?;
-        for _ in 1..TRIES {
+        for patience in again {
             if wrong.is_empty() || wrong.iter().any(|(probe, _)| !probe.arrives) {
                 break;
             }
             // A full round, so that nothing that went wrong meanwhile is overlooked.
-            self.ask(world, &probes)?;
+            self.ask(world, &probes, patience)?;
             wrong = self.answered_wrongly(world, &probes)?;
         }
         wrong.extend(explained);
@@ -328,7 +328,7 @@ impl Play {
     }
 
     /// Asks everything at once.
-    fn ask(&self, world: &PolicyWorld, probes: &[Probe]) -> Result<()> {
+    fn ask(&self, world: &PolicyWorld, probes: &[Probe], patience: Duration) -> Result<()> {
         let members = self.members(world);
         for (member, probes) in members.iter().zip(of_each(&members, probes)) {
             let question = |probe: &Probe| {
@@ -339,7 +339,7 @@ impl Play {
                 let to = members[probe.to].at(probe.family, probe.way, probe.port());
                 Question { protocol, to }
             };
-            member.prober.ask(probes.into_iter().map(question).collect())?;
+            member.prober.ask(probes.into_iter().map(question).collect(), patience)?;
         }
         Ok(())
     }

@@ -39,30 +39,36 @@ pub enum Answer {
 const FIRST_PORT: u16 = 10_000;
 const PORTS: u16 = 50_000;
 
+/// Questions that are asked at once, and how long each waits for its answer.
+type Batch = (Vec<Question>, Duration);
+
 /// Asks from one pod until it is dropped.
 #[derive(Debug)]
 pub struct Prober {
-    questions: Sender<Vec<Question>>,
+    batches: Sender<Batch>,
     answers: Receiver<io::Result<Vec<Answer>>>,
 }
 
 impl Prober {
-    /// Answers may take so long. TCP sends a first packet again after a second.
-    pub fn start(pod: &Netns, patience: Duration) -> Result<Self> {
+    /// Asks nothing yet.
+    pub fn start(pod: &Netns) -> Result<Self> {
         // Pings without raw sockets, for whoever.
         pod.sysctl("net.ipv4.ping_group_range", "0 2147483647")?;
-        let (questions, asked) = channel::<Vec<Question>>();
+        let (batches, asked) = channel::<Batch>();
         let (said, answers) = channel();
         pod.spawn(move || {
             let mut ports = Ports::new();
-            asked.into_iter().try_for_each(|batch| said.send(ask(&batch, patience, &mut ports)))
+            asked.into_iter().try_for_each(|(questions, patience)| {
+                said.send(ask(&questions, patience, &mut ports))
+            })
         })?;
-        Ok(Self { questions, answers })
+        Ok(Self { batches, answers })
     }
 
-    /// Asks all of these at once; [`Self::answers`] waits for what comes of it.
-    pub fn ask(&self, questions: Vec<Question>) -> Result<()> {
-        self.questions.send(questions).context("the prober has ended")
+    /// Asks all of these at once; [`Self::answers`] waits for what comes of it. Answers may take so
+    /// long. TCP sends a first packet again after a second.
+    pub fn ask(&self, questions: Vec<Question>, patience: Duration) -> Result<()> {
+        self.batches.send((questions, patience)).context("the prober has ended")
     }
 
     /// The answers, in the questions' order.

@@ -87,7 +87,7 @@ fn two_tests_of_nodes_with_packets() -> Result<()> {
     for (world, expected) in cases {
         play.put(&world)?;
         for name in ["g/pod-0", "g/pod-1"] {
-            let prober = Prober::start(&play.pod(name).0.netns, PATIENCE)?;
+            let prober = Prober::start(&play.pod(name).0.netns)?;
             let nodes = play.nodes.hosts.iter().flat_map(|host| &host.node.addresses);
             let all: Vec<(SocketAddr, Protocol, bool)> = nodes
                 .flat_map(|node| expected.iter().map(move |(at, passes)| (*node, *at, *passes)))
@@ -96,7 +96,7 @@ fn two_tests_of_nodes_with_packets() -> Result<()> {
                 })
                 .collect();
             let question = |(to, protocol, _): &_| Question { protocol: Some(*protocol), to: *to };
-            prober.ask(all.iter().map(question).collect())?;
+            prober.ask(all.iter().map(question).collect(), PATIENCE)?;
             for ((to, protocol, passes), answer) in all.into_iter().zip(prober.answers()?) {
                 let expected = if passes { Answer::Answered } else { Answer::Silent };
                 ensure!(answer == expected, "{name} to {to}/{protocol}: {answer:?}");

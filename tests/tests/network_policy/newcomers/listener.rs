@@ -9,7 +9,6 @@ use denizen_tests::eventually::observed;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::Pod;
 
-use super::PATIENCE;
 use crate::prober::Prober;
 use denizen_tests::packets::recorder::Recorder;
 
@@ -47,7 +46,7 @@ impl Listener {
     /// answers to all who keep sending. So its questions wait until its kernel knows whom it asks.
     pub fn start(pod: &Netns, addresses: &[IpAddr]) -> Result<Self> {
         let recorder = Recorder::start(pod)?;
-        let prober = Prober::start(pod, PATIENCE)?;
+        let prober = Prober::start(pod)?;
         let unanswered = || pod.output("ip", &["-6", "neigh", "show", "nud", "incomplete"]);
         observed("its gateway's MAC address is known", GATEWAY, unanswered, String::is_empty)?;
         Ok(Self { recorder, prober, addresses: addresses.to_vec() })
