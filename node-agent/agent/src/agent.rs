@@ -166,12 +166,7 @@ impl Agent {
             }
             let Some(programmed) = tried else { continue };
             let pause = if programmed { NEVER } else { delay };
-            delay = match programmed {
-                false => (delay * 2).min(LONGEST_RETRY),
-                true if self.engine.report().settled => SHORTEST_RETRY,
-                // Programming continues, and may fail again.
-                true => delay,
-            };
+            delay = self.next_delay(programmed, delay);
             retry.as_mut().reset(tokio::time::Instant::now() + pause);
         }
         if self.sampling.end(&mut self.engine) {
@@ -180,6 +175,16 @@ impl Agent {
         info!("stopping; the rules stay in the kernel");
         self.predecessor.wait();
         Ok(())
+    }
+
+    /// How long to wait after the next failure.
+    fn next_delay(&self, programmed: bool, delay: Duration) -> Duration {
+        match programmed {
+            false => (delay * 2).min(LONGEST_RETRY),
+            true if self.engine.report().settled => SHORTEST_RETRY,
+            // Programming continues, and may fail again.
+            true => delay,
+        }
     }
 
     /// One turn. Returns whether programming succeeded; `None` if the turn programmed nothing.

@@ -139,24 +139,11 @@ impl<'a> RawObject<'a> {
                 triggered = raw.metadata.triggered();
                 (ObjectKey::Slice(name.clone()), Event::Slice(name, slice))
             }
-            ObjectKind::Node => {
-                let raw: super::NodeObject<'_> = self.typed()?;
-                if *raw.metadata.name == *decoder.node_name {
-                    (ObjectKey::Node, Event::Node(Some(node(&raw, warnings)?)))
-                } else if decoder.other_nodes {
-                    let (name, node) = other_node(&raw, warnings)?;
-                    (ObjectKey::OtherNode(name.clone()), Event::OtherNode(name, Some(node)))
-                } else {
-                    return Ok(None);
+            ObjectKind::Node | ObjectKind::OtherNode => {
+                match self.decode_node(decoder, warnings)? {
+                    Some(decoded) => decoded,
+                    None => return Ok(None),
                 }
-            }
-            ObjectKind::OtherNode => {
-                let raw: super::NodeObject<'_> = self.typed()?;
-                if *raw.metadata.name == *decoder.node_name {
-                    return Ok(None);
-                }
-                let (name, node) = other_node(&raw, warnings)?;
-                (ObjectKey::OtherNode(name.clone()), Event::OtherNode(name, Some(node)))
             }
             ObjectKind::ServiceCidr => {
                 let (name, ranges) = service_cidr(&self.typed()?, warnings)?;
@@ -187,6 +174,24 @@ impl<'a> RawObject<'a> {
         };
         let digest = self.digest();
         Ok(Some(DecodedObject { key, digest, event, triggered }))
+    }
+
+    /// A Node of either kind: this node's, or another's where that is wanted.
+    fn decode_node(
+        &self,
+        decoder: &Decoder,
+        warnings: &mut Vec<Warning>,
+    ) -> Result<Option<(ObjectKey, Event)>, ObjectError> {
+        let raw: super::NodeObject<'_> = self.typed()?;
+        let is_this_node = *raw.metadata.name == *decoder.node_name;
+        if is_this_node && self.kind == ObjectKind::Node {
+            return Ok(Some((ObjectKey::Node, Event::Node(Some(node(&raw, warnings)?)))));
+        }
+        if is_this_node || (self.kind == ObjectKind::Node && !decoder.other_nodes) {
+            return Ok(None);
+        }
+        let (name, node) = other_node(&raw, warnings)?;
+        Ok(Some((ObjectKey::OtherNode(name.clone()), Event::OtherNode(name, Some(node)))))
     }
 
     /// Names the object, if at least its name can be read.

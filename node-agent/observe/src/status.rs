@@ -224,8 +224,9 @@ impl LastSync {
     }
 }
 
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Status {
+    /// The lines that are always shown: a label and a value.
+    fn fixed_lines(&self) -> [(&'static str, String); 14] {
         let synced = match (self.synced, self.waiting_for.is_empty()) {
             (true, _) => "all programmed".to_owned(),
             (false, true) => "not programmed yet".to_owned(),
@@ -243,7 +244,13 @@ impl fmt::Display for Status {
         };
         let redirected = format!("{} pods{without}", self.redirected_pods);
         let times = if self.drift_repaired == 1 { "time" } else { "times" };
-        let lines = [
+        let repaired = format!("{} {times}{}", self.drift_repaired, repair.unwrap_or_default());
+        let network_policy = match &self.network_policy {
+            Some(status) => status.to_string(),
+            None => format!("off: {}", self.network_policy_why),
+        };
+        let more = if self.flushing { ", and searching for more" } else { "" };
+        [
             ("state", synced),
             ("backend", format!("{}: {}", self.backend, self.backend_why)),
             ("detect-local", self.detect_local.clone()),
@@ -252,29 +259,18 @@ impl fmt::Display for Status {
             ("services", self.services.to_string()),
             ("endpoints", self.endpoints.to_string()),
             ("last sync", last.unwrap_or("never".to_owned())),
-            (
-                "drift repaired",
-                format!("{} {times}{}", self.drift_repaired, repair.unwrap_or_default()),
-            ),
+            ("drift repaired", repaired),
             ("missed lookups", self.missed_lookups.to_string()),
-            (
-                "network policy",
-                match &self.network_policy {
-                    Some(status) => status.to_string(),
-                    None => format!("off: {}", self.network_policy_why),
-                },
-            ),
+            ("network policy", network_policy),
             ("routes", self.routing.as_ref().map_or("off".to_owned(), ToString::to_string)),
             ("kept clients", self.affinity.to_string()),
-            (
-                "flushed flows",
-                format!(
-                    "{}{}",
-                    self.flushed,
-                    if self.flushing { ", and searching for more" } else { "" }
-                ),
-            ),
-        ];
+            ("flushed flows", format!("{}{more}", self.flushed)),
+        ]
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let host_ports = self.host_ports.iter().map(|ports| ("host ports", ports.to_string()));
         let announcements =
             self.announcements.iter().map(|withheld| ("announcements", withheld.to_string()));
@@ -284,7 +280,7 @@ impl fmt::Display for Status {
         let errors = self.errors.iter().map(|error| ("error", error.clone()));
         let warnings = self.warnings.iter().map(|warning| ("warning", warning.clone()));
         let none = self.errors.is_empty().then(|| ("errors", "none".to_owned()));
-        lines
+        self.fixed_lines()
             .into_iter()
             .chain(host_ports)
             .chain(announcements)

@@ -9,7 +9,6 @@ use tokio::sync::{mpsc, watch};
 
 use super::pod_scope::PodScopeChooser;
 use crate::config::{Config, Objects};
-use crate::engine::Engine;
 use denizen_backend::firewall::Records;
 use denizen_model::{Event, PodName};
 use denizen_model::{Notice, NoticeReason, NoticeSubject};
@@ -205,10 +204,4 @@ pub(super) fn records(run_dir: &Path) -> Records {
         let pods = state_file::read(&config).ok().flatten();
         pods.into_iter().flat_map(|set| set.pods).flat_map(|pod| pod.ips).collect()
     })
-}
-
-/// Applies the egress configuration before any other event.
-pub(super) fn with_egress(mut engine: Engine, egress: Option<Event>) -> Engine {
-    engine.apply(Vec::from_iter(egress));
-    engine
 }
