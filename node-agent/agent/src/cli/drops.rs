@@ -177,7 +177,32 @@ struct DroppedKind {
     packets: u64,
 }
 
-type KindKey = (DropVerdict, String, String, Option<(String, IpAddr, SocketAddr)>);
+/// What the packets of one [`DroppedKind`] have in common.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct DroppedKey {
+    verdict: DropVerdict,
+    reason: String,
+    table: String,
+    ends: Option<DroppedEnds>,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct DroppedEnds {
+    protocol: String,
+    source: IpAddr,
+    destination: SocketAddr,
+}
+
+impl DroppedEnds {
+    fn of(packet: &DroppedPacket) -> Option<Self> {
+        let report = packet.packet.as_ref()?;
+        Some(Self {
+            protocol: report.protocol.clone(),
+            source: report.source.address.ip(),
+            destination: report.destination.address,
+        })
+    }
+}
 
 /// What is dropped within a few seconds, for `relay`. The agent removes the rules that show it soon
 /// after.
@@ -185,7 +210,7 @@ pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<Dro
     let mut watch = DropWatch::open()?;
     let sampled = sample(run_dir)?;
     let names: Names = names(run_dir)?;
-    let mut kinds: BTreeMap<KindKey, DroppedKind> = BTreeMap::new();
+    let mut kinds: BTreeMap<DroppedKey, DroppedKind> = BTreeMap::new();
     let (mut has_lost, mut has_other) = (false, false);
     let mut asked = Instant::now();
     let until = asked + Duration::from_secs(query.seconds.min(LONGEST_WATCH));
@@ -196,7 +221,7 @@ pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<Dro
         }
         has_lost |= watch.hear(left.min(RENEW), &names, |packet| {
             let has_room = kinds.len() < KINDS;
-            match kinds.entry(kind_of(&packet)) {
+            match kinds.entry(key_of(&packet)) {
                 Entry::Occupied(mut kind) => kind.get_mut().packets += 1,
                 Entry::Vacant(kind) if has_room => {
                     kind.insert(DroppedKind { first: packet, packets: 1 });
@@ -222,19 +247,18 @@ pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<Dro
     })
 }
 
-fn kind_of(packet: &DroppedPacket) -> KindKey {
-    let report = packet.packet.as_ref();
-    let ends = report.map(|report| {
-        let (source, destination) = (report.source.address.ip(), report.destination.address);
-        (report.protocol.clone(), source, destination)
-    });
-    (packet.verdict, packet.reason.clone(), packet.table.clone(), ends)
+fn key_of(packet: &DroppedPacket) -> DroppedKey {
+    DroppedKey {
+        verdict: packet.verdict,
+        reason: packet.reason.clone(),
+        table: packet.table.clone(),
+        ends: DroppedEnds::of(packet),
+    }
 }
 
 fn refusing_packet(run_dir: &Path, packet: &DroppedPacket) -> Option<String> {
-    let report = packet.packet.as_ref()?;
-    let (source, destination) = (report.source.address.ip(), report.destination.address);
-    refusing(run_dir, &packet.table, &report.protocol, source, destination)
+    let DroppedEnds { protocol, source, destination } = DroppedEnds::of(packet)?;
+    refusing(run_dir, &packet.table, &protocol, source, destination)
 }
 
 /// The policy that drops such packets, as `explain` names it. The agent may have newer facts by now

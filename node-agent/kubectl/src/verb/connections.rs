@@ -111,13 +111,20 @@ pub async fn connections(
 
 /// The connection as it is on the wire between two nodes: after all translation on the sender's,
 /// and before any on the receiver's.
-type Wire = (String, SocketAddr, SocketAddr);
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct WireTuple {
+    protocol: String,
+    source: SocketAddr,
+    destination: SocketAddr,
+}
 
 impl Connection {
-    fn wire(&self) -> Wire {
-        let source = self.masqueraded_as.unwrap_or(self.client.address);
-        let destination = self.endpoint.as_ref().unwrap_or(&self.destination).address;
-        (self.protocol.clone(), source, destination)
+    fn wire_tuple(&self) -> WireTuple {
+        WireTuple {
+            protocol: self.protocol.clone(),
+            source: self.masqueraded_as.unwrap_or(self.client.address),
+            destination: self.endpoint.as_ref().unwrap_or(&self.destination).address,
+        }
     }
 
     /// With the node's name in place of `this node`.
@@ -153,7 +160,7 @@ impl Connection {
 }
 
 pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
-    let mut by_wire: BTreeMap<Wire, Joined> = BTreeMap::new();
+    let mut by_wire: BTreeMap<WireTuple, Joined> = BTreeMap::new();
     let mut more = Vec::new();
     for (node, NodeConnections { connections, total }) in answered {
         let shown = connections.len();
@@ -162,7 +169,7 @@ pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
         }
         for connection in connections {
             let connection = connection.named(&node);
-            let wire = connection.wire();
+            let wire = connection.wire_tuple();
             match by_wire.get_mut(&wire) {
                 None => {
                     let nodes = BTreeSet::from([node.clone()]);

@@ -137,19 +137,28 @@ fn with_flows(answered: Vec<(String, NodeAnswer)>) -> ClusterDrops {
     ClusterDrops { flows, more_flows, not_noted: not_noted.sorted(), ..merged(counts) }
 }
 
+/// What makes the counts of two nodes one.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct DropKey {
+    reason: String,
+    verdict: String,
+    table: String,
+}
+
 pub fn merged(answered: Vec<(String, Counts)>) -> ClusterDrops {
-    let mut by_reason: BTreeMap<(String, String, String), Vec<NodeDrops>> = BTreeMap::new();
+    let mut by_reason: BTreeMap<DropKey, Vec<NodeDrops>> = BTreeMap::new();
     let mut not_counted = Texts::default();
     for (node, counts) in answered {
         counts.not_counted.iter().for_each(|text| not_counted.add(&node, text));
         for Count { table, verdict, reason, packets } in counts.drops {
             if packets > 0 {
-                let nodes = by_reason.entry((reason, verdict, table)).or_default();
+                let key = DropKey { reason, verdict, table };
+                let nodes = by_reason.entry(key).or_default();
                 nodes.push(NodeDrops { node: node.clone(), packets });
             }
         }
     }
-    let drop = |((reason, verdict, table), mut nodes): (_, Vec<NodeDrops>)| {
+    let drop = |(DropKey { reason, verdict, table }, mut nodes): (_, Vec<NodeDrops>)| {
         let packets = sum(&mut nodes);
         Drop { reason, verdict, table, packets, nodes }
     };

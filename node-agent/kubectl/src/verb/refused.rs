@@ -71,13 +71,24 @@ pub struct ClusterFlow {
 }
 
 /// What makes two flows one: what the kernel knows.
-type FlowKey = (String, String, String, SocketAddr, SocketAddr);
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct FlowKey {
+    reason: String,
+    table: String,
+    protocol: String,
+    source: SocketAddr,
+    destination: SocketAddr,
+}
 
 impl Flow {
     fn key(&self) -> FlowKey {
-        let Self { reason, table, protocol, source, destination, .. } = self;
-        let of = |text: &String| text.clone();
-        (of(reason), of(table), of(protocol), source.address, destination.address)
+        FlowKey {
+            reason: self.reason.clone(),
+            table: self.table.clone(),
+            protocol: self.protocol.clone(),
+            source: self.source.address,
+            destination: self.destination.address,
+        }
     }
 
     /// With the node's name in place of `this node`.

@@ -207,19 +207,19 @@ fn drawn(
         by_port.entry(EdgeKey { from, to, port: edge.key.port.clone() }).or_default().push(edge);
     }
     let are_too_many = by_port.len() > EDGES;
-    let mut merged: BTreeMap<(Party, Party, String), (BTreeSet<String>, EdgeFacts)> =
-        BTreeMap::new();
+    let mut merged: BTreeMap<EdgeKey, MergedEdge> = BTreeMap::new();
     for (EdgeKey { from, to, port }, facts) in by_port {
         let shown = if are_too_many { String::new() } else { port.clone() };
+        let key = EdgeKey { from, to, port: shown };
         for facts in facts {
-            match merged.get_mut(&(from.clone(), to.clone(), shown.clone())) {
-                Some((ports, sum)) => {
-                    ports.insert(port.clone());
-                    sum.merge(facts);
+            match merged.get_mut(&key) {
+                Some(edge) => {
+                    edge.ports.insert(port.clone());
+                    edge.facts.merge(facts);
                 }
                 None => {
                     let ports = BTreeSet::from([port.clone()]);
-                    merged.insert((from.clone(), to.clone(), shown.clone()), (ports, facts));
+                    merged.insert(key.clone(), MergedEdge { ports, facts });
                 }
             }
         }
@@ -227,14 +227,17 @@ fn drawn(
     chosen(boxes.into_values().collect(), merged)
 }
 
-/// The edges that tell most.
-fn chosen(
-    boxes: Vec<DrawnBox>,
-    merged: BTreeMap<(Party, Party, String), (BTreeSet<String>, EdgeFacts)>,
-) -> Drawing {
+/// The edges between two boxes that are drawn as one. Its key has no port if `ports` are several.
+struct MergedEdge {
+    ports: BTreeSet<String>,
+    facts: EdgeFacts,
+}
+
+/// The edges with the worst verdicts, and of those the edges with most traffic.
+fn chosen(boxes: Vec<DrawnBox>, merged: BTreeMap<EdgeKey, MergedEdge>) -> Drawing {
     let position = |party: &Party| boxes.binary_search_by(|drawn| drawn.party.cmp(party)).ok();
-    let edge = |((from, to, _), (ports, facts)): ((Party, Party, String), (_, EdgeFacts))| {
-        let (from, to) = (position(&from)?, position(&to)?);
+    let edge = |(key, MergedEdge { ports, facts }): (EdgeKey, MergedEdge)| {
+        let (from, to) = (position(&key.from)?, position(&key.to)?);
         Some(DrawnEdge { from, to, ports, id: edge_id(&facts.key), facts })
     };
     let mut edges: Vec<DrawnEdge> = merged.into_iter().filter_map(edge).collect();

@@ -112,7 +112,7 @@ pub fn of_refused(
 
 /// The edges of all connections. One to a service is two: to the service, and on to its endpoint.
 pub fn of_connections(connections: &ClusterConnections, directory: &Directory) -> Vec<Sighting> {
-    let mut counts = Counts::default();
+    let mut counts = SightingCounts::default();
     for Joined { connection, nodes } in &connections.connections {
         let Connection { protocol, client, destination, service, endpoint, .. } = connection;
         let verdict = match connection.state.as_deref() {
@@ -153,7 +153,7 @@ pub fn of_connections(connections: &ClusterConnections, directory: &Directory) -
 
 /// The edges of what a node's rules dropped.
 pub fn of_dropped(node: &str, dropped: &NodeDropped, directory: &Directory) -> Vec<Sighting> {
-    let mut counts = Counts::default();
+    let mut counts = SightingCounts::default();
     for kind in &dropped.dropped {
         let (Some(source), Some(destination)) = (&kind.source, &kind.destination) else { continue };
         let protocol = kind.protocol.as_deref().unwrap_or_default();
@@ -205,35 +205,45 @@ fn port(address: SocketAddr, protocol: &str) -> String {
 
 /// Equal sightings once.
 #[derive(Default)]
-struct Counts(BTreeMap<(EdgeKey, EdgeVerdict, Option<String>), (u64, ExampleEnds)>);
+struct SightingCounts(BTreeMap<SightingKey, SightingCount>);
 
-impl Counts {
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct SightingKey {
+    edge: EdgeKey,
+    verdict: EdgeVerdict,
+    reason: Option<String>,
+}
+
+struct SightingCount {
+    count: u64,
+    ends: ExampleEnds,
+}
+
+impl SightingCounts {
     fn add(
         &mut self,
-        key: EdgeKey,
+        edge: EdgeKey,
         verdict: EdgeVerdict,
         count: u64,
         reason: Option<String>,
         ends: &ExampleEnds,
     ) {
-        let (sum, example) =
-            self.0.entry((key, verdict, reason)).or_insert_with(|| (0, ends.clone()));
-        *sum = sum.saturating_add(count);
+        let key = SightingKey { edge, verdict, reason };
+        let new = || SightingCount { count: 0, ends: ends.clone() };
+        let total = self.0.entry(key).or_insert_with(new);
+        total.count = total.count.saturating_add(count);
         // Whichever comes first: the same state gives the same example.
-        if ends < example {
-            example.clone_from(ends);
+        if *ends < total.ends {
+            total.ends.clone_from(ends);
         }
     }
 }
 
-impl From<Counts> for Vec<Sighting> {
-    fn from(counts: Counts) -> Self {
-        let sighting = |((key, verdict, reason), (count, ends))| Sighting {
-            key,
-            verdict,
-            count,
-            reason,
-            ends,
+impl From<SightingCounts> for Vec<Sighting> {
+    fn from(counts: SightingCounts) -> Self {
+        let sighting = |(SightingKey { edge, verdict, reason }, total): (_, SightingCount)| {
+            let SightingCount { count, ends } = total;
+            Sighting { key: edge, verdict, count, reason, ends }
         };
         counts.0.into_iter().map(sighting).collect()
     }
