@@ -50,7 +50,12 @@ pub struct ServedHostPort {
 }
 
 /// An address and a port of the node that a service has, so that no host port is served there.
-pub type TakenPort = (IpAddr, Protocol, NonZeroU16);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TakenPort {
+    pub ip: IpAddr,
+    pub protocol: Protocol,
+    pub port: NonZeroU16,
+}
 
 /// The decisions about host ports.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -107,7 +112,7 @@ impl HostPortPlan {
         protocol: Protocol,
         port: NonZeroU16,
     ) -> Option<(HostPortKey, &ServedHostPort)> {
-        if self.taken.contains(&(ip, protocol, port)) {
+        if self.taken.contains(&TakenPort { ip, protocol, port }) {
             return None;
         }
         let key = |at| HostPortKey { at, protocol, port };
@@ -252,7 +257,8 @@ impl HostPortPlan {
             HostPortPlace::Any(_) => true,
         };
         for (ip, frontend) in shadowed {
-            decision.taken.push((ip, key.protocol, key.port));
+            let HostPortKey { protocol, port, .. } = key;
+            decision.taken.push(TakenPort { ip, protocol, port });
             decision.remarks.push(HostPortRemark::Shadowed {
                 pod: first.pod.clone(),
                 asked: first.asked,
@@ -285,7 +291,7 @@ impl HostPortPlan {
 
     /// Whether a service has the port there, by what is decided about the keys that ask for it.
     fn is_taken(&self, taken: TakenPort) -> bool {
-        let (ip, protocol, port) = taken;
+        let TakenPort { ip, protocol, port } = taken;
         [HostPortPlace::Ip(ip), HostPortPlace::Any(family_of(ip))].into_iter().any(|at| {
             let decision = self.decisions.get(&HostPortKey { at, protocol, port });
             decision.is_some_and(|decision| decision.taken.contains(&taken))

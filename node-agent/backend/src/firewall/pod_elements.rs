@@ -32,7 +32,14 @@ pub(super) fn of_pod(
 #[derive(Debug, Default)]
 pub(super) struct PodElements {
     of: BTreeMap<AttachmentId, OfPod>,
-    holders: HashMap<(TableFamily, SetId, Key), u32>,
+    holders: HashMap<ElementKey, u32>,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct ElementKey {
+    family: TableFamily,
+    set: SetId,
+    key: Key,
 }
 
 /// Elements that no pod has any longer, and elements that no pod had before.
@@ -45,7 +52,11 @@ pub(super) struct Changed {
 impl PodElements {
     /// Replaces the elements of a pod.
     pub fn replace(&mut self, pod: &AttachmentId, now: OfPod, changed: &mut Changed) {
-        let key = |(family, element): &(TableFamily, Element)| (*family, element.set, element.key);
+        let key = |(family, element): &(TableFamily, Element)| ElementKey {
+            family: *family,
+            set: element.set,
+            key: element.key,
+        };
         for element in self.of.remove(pod).unwrap_or_default() {
             let Some(holders) = self.holders.get_mut(&key(&element)) else { continue };
             *holders -= 1;

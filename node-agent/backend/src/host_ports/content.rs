@@ -59,7 +59,7 @@ impl HostPortTable {
         for ip in changes.addresses.iter().copied().filter(is_ours) {
             self.member(of_address(ip), decided.addresses().contains(&ip), delta);
         }
-        for taken in changes.taken.iter().copied().filter(|(ip, ..)| is_ours(ip)) {
+        for taken in changes.taken.iter().copied().filter(|taken| is_ours(&taken.ip)) {
             self.member(of_taken(taken), decided.taken().contains(&taken), delta);
         }
         for key in changes.served.iter().copied().filter(|key| key.family() == version) {

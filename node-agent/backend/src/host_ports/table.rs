@@ -182,7 +182,7 @@ pub fn of_address(ip: IpAddr) -> Element {
 }
 
 /// A port that a service has.
-pub fn of_taken((ip, protocol, port): TakenPort) -> Element {
+pub fn of_taken(TakenPort { ip, protocol, port }: TakenPort) -> Element {
     member(TAKEN, Key::EMPTY.address(ip).byte(protocol.number()).port(port.get()))
 }
 

@@ -11,8 +11,15 @@ use denizen_nft::{Kernel, TableFamily};
 /// The table whose rules drop and refuse.
 const FILTER: &str = "filter";
 
-/// The counters of a chain's rules, summed by reason.
-type ChainCounts = HashMap<(Family, &'static str, ServiceDropReason), u64>;
+/// What a count is about: the rules of a chain that drop for one reason.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct CountKey {
+    family: Family,
+    chain: &'static str,
+    reason: ServiceDropReason,
+}
+
+type ChainCounts = HashMap<CountKey, u64>;
 
 /// Totals of the rules' counters. A chain that is written again counts from 0, so its earlier count
 /// is kept here.
@@ -36,7 +43,7 @@ impl DropCounters {
                 Some((chain, reason_of(rule.xtables_comment()?)?, rule.packets()))
             })?;
             for (chain, reason, packets) in counted {
-                *now.entry((family, chain, reason)).or_default() += packets;
+                *now.entry(CountKey { family, chain, reason }).or_default() += packets;
             }
         }
         self.take(now);
@@ -45,10 +52,9 @@ impl DropCounters {
 
     fn take(&mut self, now: ChainCounts) {
         for (key, packets) in &now {
-            let (_, _, reason) = key;
             let last = self.last.get(key).copied().unwrap_or_default();
             // Fewer than before: the chain was written again.
-            self.total.add(*reason, packets.checked_sub(last).unwrap_or(*packets));
+            self.total.add(key.reason, packets.checked_sub(last).unwrap_or(*packets));
         }
         self.last = now;
     }
@@ -92,9 +98,10 @@ mod tests {
         use ServiceDropReason::{Invalid, NoEndpoints};
         let mut counters = DropCounters::default();
         let counted = |of_services: u64, of_forward: u64| {
+            let key = |chain, reason| CountKey { family: Family::V4, chain, reason };
             ChainCounts::from([
-                ((Family::V4, "KUBE-SERVICES", NoEndpoints), of_services),
-                ((Family::V4, "KUBE-FORWARD", Invalid), of_forward),
+                (key("KUBE-SERVICES", NoEndpoints), of_services),
+                (key("KUBE-FORWARD", Invalid), of_forward),
             ])
         };
         for (of_services, of_forward, expected) in

@@ -52,6 +52,14 @@ pub struct DropCount {
 const LEGACY: &str = "what the rules of services refuse: they are in ip_tables \
                       (--iptables-variant legacy), and `iptables -nvL` has their counters";
 
+/// Rules whose counters are added up. Ordered as they are shown.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct DropKey {
+    table: String,
+    verdict: DropVerdict,
+    reason: String,
+}
+
 /// Reads the counters of every table in which the agent has rules. With iptables, its chains are in
 /// tables that others made.
 pub fn count(kernel: &mut Kernel, is_iptables: bool) -> Result<DropCounts, NetlinkError> {
@@ -65,7 +73,7 @@ pub fn count(kernel: &mut Kernel, is_iptables: bool) -> Result<DropCounts, Netli
         is_counted(table, name).then(|| (family, table.to_owned()))
     })?;
     let tables: BTreeSet<(TableFamily, String)> = tables.into_iter().collect();
-    let mut counts: BTreeMap<(String, DropVerdict, String), u64> = BTreeMap::new();
+    let mut counts: BTreeMap<DropKey, u64> = BTreeMap::new();
     for (family, table) in tables {
         let counted = kernel.rules(family, &table, None, |rule| {
             let verdict = verdict_of(&rule)
@@ -73,10 +81,16 @@ pub fn count(kernel: &mut Kernel, is_iptables: bool) -> Result<DropCounts, Netli
             Some((verdict, reason_of(&rule), rule.packets()))
         })?;
         for (verdict, reason, packets) in counted {
-            *counts.entry((format!("{family} {table}"), verdict, reason)).or_default() += packets;
+            let key = DropKey { table: format!("{family} {table}"), verdict, reason };
+            *counts.entry(key).or_default() += packets;
         }
     }
-    let row = |((table, verdict, reason), packets)| DropCount { table, verdict, reason, packets };
+    let row = |(DropKey { table, verdict, reason }, packets)| DropCount {
+        table,
+        verdict,
+        reason,
+        packets,
+    };
     Ok(DropCounts {
         drops: counts.into_iter().map(row).collect(),
         not_counted: (is_iptables && !has_kube).then(|| LEGACY.to_owned()),

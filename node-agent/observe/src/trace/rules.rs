@@ -19,7 +19,12 @@ pub struct TracedRule {
     pub refuses: bool,
 }
 
-type ChainKey = (TableFamily, String, String);
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct ChainKey {
+    family: TableFamily,
+    table: String,
+    chain: String,
+}
 
 /// Rules and chains, read when a message first names them.
 #[derive(Debug, Default)]
@@ -65,7 +70,7 @@ impl TracedRules {
         };
         let chains: HashSet<ChainKey> = messages.iter().filter(is_new).filter_map(key).collect();
         for key in chains {
-            let (family, table, chain) = &key;
+            let ChainKey { family, table, chain } = &key;
             let rules = kernel.rules(*family, table, Some(chain), |rule| {
                 (rule.chain() == Some(chain)).then(|| (rule.handle(), TracedRule::of(&rule)))
             });
@@ -90,12 +95,14 @@ impl TracedRules {
 }
 
 fn key(message: &TraceMessage) -> Option<ChainKey> {
-    Some((message.family?, message.table.clone(), message.chain.clone()))
+    let (table, chain) = (message.table.clone(), message.chain.clone());
+    Some(ChainKey { family: message.family?, table, chain })
 }
 
 fn hook_of(chain: &ChainView<'_>) -> Option<(ChainKey, Hook)> {
     let hook = Hook::ALL.into_iter().find(|hook| chain.is_at(*hook))?;
-    Some(((chain.family()?, chain.table()?.to_owned(), chain.name()?.to_owned()), hook))
+    let (table, name) = (chain.table()?.to_owned(), chain.name()?.to_owned());
+    Some((ChainKey { family: chain.family()?, table, chain: name }, hook))
 }
 
 impl TracedRule {

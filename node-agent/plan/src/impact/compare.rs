@@ -58,6 +58,22 @@ struct RowKey {
     deciders: BeforeAfter<usize>,
 }
 
+/// Peers and subject are numbers of sets of members.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct SubjectRow {
+    row: RowKey,
+    peers: BTreeSet<usize>,
+    subject: usize,
+}
+
+/// What holds for several subjects.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct FoldedRow {
+    row: RowKey,
+    peers: BTreeSet<usize>,
+    families: BTreeSet<Family>,
+}
+
 pub(super) struct Comparison<'a> {
     plans: BeforeAfter<ComparedPlan<'a>>,
     shared: SharedNumbers,
@@ -234,27 +250,26 @@ impl<'a> Comparison<'a> {
         let mut sets = Numbered::default();
         let sets_of: Vec<usize> =
             members.iter().map(|members| sets.number(members.clone())).collect();
-        let mut by_family: BTreeMap<(RowKey, BTreeSet<usize>, usize), BTreeSet<Family>> =
-            BTreeMap::new();
-        for ((key, subject), peers) in rows {
+        let mut by_subject: BTreeMap<SubjectRow, BTreeSet<Family>> = BTreeMap::new();
+        for ((row, subject), peers) in rows {
             let peers = peers.into_iter().map(|peer| sets_of[peer]).collect();
-            let families = by_family.entry((key, peers, sets_of[subject])).or_default();
-            families.insert(profiles[subject].family);
+            let key = SubjectRow { row, peers, subject: sets_of[subject] };
+            by_subject.entry(key).or_default().insert(profiles[subject].family);
         }
-        let mut folded: BTreeMap<_, BTreeSet<usize>> = BTreeMap::new();
-        for ((key, peers, subject), families) in by_family {
-            folded.entry((key, peers, families)).or_default().insert(subject);
+        let mut folded: BTreeMap<FoldedRow, BTreeSet<usize>> = BTreeMap::new();
+        for (SubjectRow { row, peers, subject }, families) in by_subject {
+            folded.entry(FoldedRow { row, peers, families }).or_default().insert(subject);
         }
-        let row = |((key, peers, families), subjects): ((RowKey, BTreeSet<usize>, _), _)| {
-            let RowKey { change, direction, ports, deciders } = key;
+        let row = |(FoldedRow { row, peers, families }, subjects): (_, BTreeSet<usize>)| {
+            let RowKey { change, direction, ports, deciders } = row;
             let [before, after] = deciders.map(|number| shared.deciders.get(number).clone());
             ImpactRow {
                 change,
                 direction,
-                subjects: BTreeSet::into_iter(subjects).collect(),
+                subjects: subjects.into_iter().collect(),
                 peers: peers.into_iter().collect(),
                 ports: Function::new(shared.ports.get(ports).clone()),
-                families: BTreeSet::<Family>::into_iter(families).collect(),
+                families: families.into_iter().collect(),
                 before,
                 after,
             }

@@ -75,8 +75,16 @@ pub(super) struct LinkTable {
     peers: BTreeMap<u32, u32>,
     /// Tunnels, by the index of their link.
     tunnels: BTreeMap<u32, BTreeSet<Tunnel>>,
-    /// Link, address and prefix length: one address may be on a link with several lengths.
-    addresses: BTreeSet<(u32, IpAddr, u8)>,
+    addresses: BTreeSet<LinkAddress>,
+}
+
+/// An address of a link: one address may be on a link with several prefix lengths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct LinkAddress {
+    /// The link's index.
+    link: u32,
+    address: IpAddr,
+    prefix_length: u8,
 }
 
 impl LinkTable {
@@ -87,8 +95,8 @@ impl LinkTable {
             RouteNetlinkMessage::DelLink(link) => self.link_is_gone(link),
             RouteNetlinkMessage::NewAddress(address) => self.address_is(address),
             RouteNetlinkMessage::DelAddress(address) => {
-                if let Some(key) = key_of(address) {
-                    self.addresses.remove(&key);
+                if let Some(address) = LinkAddress::of(address) {
+                    self.addresses.remove(&address);
                 }
             }
             _ => {}
@@ -148,24 +156,24 @@ impl LinkTable {
             self.dummies.remove(&index);
             self.peers.remove(&index);
             self.tunnels.remove(&index);
-            self.addresses.retain(|(link, _, _)| *link != index);
+            self.addresses.retain(|address| address.link != index);
         }
     }
 
     fn address_is(&mut self, message: &AddressMessage) {
-        let Some(key) = key_of(message) else { return };
+        let Some(address) = LinkAddress::of(message) else { return };
         if answers(message) {
-            self.addresses.insert(key);
+            self.addresses.insert(address);
         } else {
-            self.addresses.remove(&key);
+            self.addresses.remove(&address);
         }
     }
 
     /// The addresses, sorted, each once per link.
     pub(super) fn addresses(&self) -> Vec<NodeAddress> {
-        let named = self.addresses.iter().filter_map(|(index, address, _)| {
-            let interface = self.links.get(index)?.name.clone();
-            Some(NodeAddress { address: *address, interface, dummy: self.dummies.contains(index) })
+        let named = self.addresses.iter().filter_map(|LinkAddress { link, address, .. }| {
+            let interface = self.links.get(link)?.name.clone();
+            Some(NodeAddress { address: *address, interface, dummy: self.dummies.contains(link) })
         });
         let mut addresses: Vec<NodeAddress> = named.collect();
         addresses.sort();
@@ -192,7 +200,7 @@ impl LinkTable {
             bridges: bridges.filter_map(|bridge| bridge.mac.parse().ok()).collect(),
             veths: veths.map(|veth| veth.name.clone()).collect(),
             tunnels: self.tunnels.values().flatten().copied().collect(),
-            broadcasts: self.addresses.iter().filter_map(broadcast).collect(),
+            broadcasts: self.addresses.iter().filter_map(LinkAddress::broadcast).collect(),
         }
     }
 
@@ -201,13 +209,33 @@ impl LinkTable {
     }
 }
 
-/// The broadcast address of a network with more than two addresses.
-fn broadcast((_, address, prefix): &(u32, IpAddr, u8)) -> Option<Ipv4Addr> {
-    match address {
-        IpAddr::V4(ip) if *prefix < 31 && !ip.is_loopback() => {
-            Some(Ipv4Addr::from(u32::from(*ip) | u32::MAX >> *prefix))
+impl LinkAddress {
+    /// Link, address and prefix length. On a point-to-point link `IFA_ADDRESS` is the other end's.
+    fn of(message: &AddressMessage) -> Option<Self> {
+        let local = message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Local(address) => Some(*address),
+            _ => None,
+        });
+        let address = message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        });
+        Some(Self {
+            link: message.header.index,
+            address: local.or(address)?,
+            prefix_length: message.header.prefix_len,
+        })
+    }
+
+    /// The broadcast address of a network with more than two addresses.
+    fn broadcast(&self) -> Option<Ipv4Addr> {
+        let prefix = self.prefix_length;
+        match self.address {
+            IpAddr::V4(ip) if prefix < 31 && !ip.is_loopback() => {
+                Some(Ipv4Addr::from(u32::from(ip) | u32::MAX >> prefix))
+            }
+            IpAddr::V4(_) | IpAddr::V6(_) => None,
         }
-        IpAddr::V4(_) | IpAddr::V6(_) => None,
     }
 }
 
@@ -217,19 +245,6 @@ fn is_dummy(attribute: &LinkAttribute) -> bool {
         LinkAttribute::LinkInfo(info) => info.contains(&LinkInfo::Kind(InfoKind::Dummy)),
         _ => false,
     }
-}
-
-/// Link, address and prefix length. On a point-to-point link `IFA_ADDRESS` is the other end's.
-fn key_of(message: &AddressMessage) -> Option<(u32, IpAddr, u8)> {
-    let local = message.attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Local(address) => Some(*address),
-        _ => None,
-    });
-    let address = message.attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Address(address) => Some(*address),
-        _ => None,
-    });
-    Some((message.header.index, local.or(address)?, message.header.prefix_len))
 }
 
 /// Whether the kernel answers at this address. It uses an optimistic address before its duplicate
