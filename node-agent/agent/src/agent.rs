@@ -78,8 +78,8 @@ const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// [`denizen_observe::status::health::LATE`].
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How often the backend checks for changes of which the kernel sends no notification
-/// ([`Engine::is_disturbed`]).
-const GLANCE: Duration = Duration::from_secs(5);
+/// ([`Engine::has_foreign_change`]).
+const DRIFT_CHECK: Duration = Duration::from_secs(5);
 /// The pause after a success: no retry.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Batches of events that may queue before a source waits.
@@ -125,12 +125,12 @@ impl Agent {
         mut events: mpsc::Receiver<Vec<Event>>,
         mut requests: mpsc::Receiver<Question>,
     ) -> anyhow::Result<()> {
-        let mut resync = interval(self.engine.report().look_every);
+        let mut resync = interval(self.engine.report().resync_interval);
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
         resync.reset();
         let mut heartbeat = interval(HEARTBEAT);
-        let mut glance = interval(GLANCE);
-        glance.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut drift_check = interval(DRIFT_CHECK);
+        drift_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut retry = pin!(sleep(NEVER));
         let mut delay = SHORTEST_RETRY;
         loop {
@@ -156,13 +156,13 @@ impl Agent {
                 _ = heartbeat.tick() => Next::Heartbeat,
                 Ok(()) = self.run_dir_lost.changed() => Next::RunDir,
                 () = &mut retry => Next::Retry,
-                _ = glance.tick() => Next::Glance,
+                _ = drift_check.tick() => Next::DriftCheck,
                 _ = resync.tick() => Next::Resync,
             };
             let is_resync = matches!(next, Next::Resync);
             let tried = self.turn(next, &mut events, &mut requests);
             if is_resync {
-                resync.reset_after(self.engine.report().look_every);
+                resync.reset_after(self.engine.report().resync_interval);
             }
             let Some(programmed) = tried else { continue };
             let pause = if programmed { NEVER } else { delay };
@@ -181,7 +181,7 @@ impl Agent {
     fn next_delay(&self, programmed: bool, delay: Duration) -> Duration {
         match programmed {
             false => (delay * 2).min(LONGEST_RETRY),
-            true if self.engine.report().settled => SHORTEST_RETRY,
+            true if self.engine.report().is_programmed => SHORTEST_RETRY,
             // Programming continues, and may fail again.
             true => delay,
         }
@@ -229,8 +229,10 @@ impl Agent {
                 self.publisher.run_dir_lost(*self.run_dir_lost.borrow_and_update());
                 None
             }
-            Next::Glance if self.engine.is_disturbed() => Some(self.pass(SyncExtent::Full)),
-            Next::Glance => self.engine.retire().then(|| self.pass(SyncExtent::Partial)),
+            Next::DriftCheck if self.engine.has_foreign_change() => {
+                Some(self.pass(SyncExtent::Full))
+            }
+            Next::DriftCheck => self.engine.retire().then(|| self.pass(SyncExtent::Partial)),
             Next::Resync => {
                 trim();
                 Some(self.pass(SyncExtent::Full))
@@ -399,7 +401,7 @@ impl Agent {
     fn repair(&mut self, is_ours: bool) -> Option<bool> {
         is_ours.then(|| {
             debug!("another program changed our tables");
-            self.engine.disturbed();
+            self.engine.note_foreign_change();
             self.pass(SyncExtent::Full)
         })
     }

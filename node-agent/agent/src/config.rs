@@ -281,7 +281,7 @@ impl PolicyArgs {
                 permitted: self.services.permitted(),
             },
             detector: self.detect.detector().clone(),
-            node_side: self.node_side.settled()?,
+            node_side: self.node_side.check()?,
             node_ports: self.backend.node_ports(backend)?,
             services: self.services.are_served(),
             firewall: self.firewall.settings(backend.capabilities().balances_by_ipvs),

@@ -175,7 +175,7 @@ impl<B: Backend> Engine<B> {
                 drift = drift + repair;
             }
             self.note_draining(at);
-            match (&self.report.contended, self.report.settled) {
+            match (&self.report.contended, self.report.is_programmed) {
                 (Some(_), _) => Progress::Contended,
                 (None, true) => Progress::Complete,
                 (None, false) => Progress::Continues,
@@ -185,12 +185,12 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Notes that another program changed our tables.
-    pub fn disturbed(&mut self) {
+    pub fn note_foreign_change(&mut self) {
         if let Some(firewall) = &mut self.firewall {
-            firewall.disturbed();
+            firewall.note_foreign_change();
         }
         if let Some(host_ports) = &mut self.host_ports {
-            host_ports.disturbed();
+            host_ports.note_foreign_change();
         }
     }
 
@@ -248,12 +248,12 @@ impl<B: Backend> Engine<B> {
     /// Notes that the plan's pods are in the kernel. Also after a full pass: an ADD that waits for
     /// a pod must not wait for the next change.
     fn note_programmed(&mut self) {
-        let is_settled = |decided: &FirewallPlan| decided.is_known() || decided.is_left_open();
+        let is_decided = |decided: &FirewallPlan| decided.is_known() || decided.is_left_open();
         let is_firewalled =
-            self.plan().firewall().is_none_or(is_settled) && self.failures.firewall.is_none();
+            self.plan().firewall().is_none_or(is_decided) && self.failures.firewall.is_none();
         let is_programmed = self.failures.backend.is_none();
         if is_programmed && is_firewalled {
-            self.synced |= self.plan().services().is_some() && self.report.settled;
+            self.synced |= self.plan().services().is_some() && self.report.is_programmed;
         }
         let has_pods = self.firewall.as_ref().is_none_or(Firewall::has_pods);
         if (is_programmed || self.report.has_pods) && has_pods {
@@ -368,8 +368,8 @@ impl<B: Backend> Engine<B> {
 
     /// A cheap check whether other programs removed what is programmed. If so, a pass with
     /// [`SyncExtent::Full`] repairs it.
-    pub fn is_disturbed(&mut self) -> bool {
-        self.backend.is_disturbed()
+    pub fn has_foreign_change(&mut self) -> bool {
+        self.backend.has_foreign_change()
     }
 
     /// Removes, by the next [`Self::program`], rules that no pod uses any more. Returns whether
@@ -396,7 +396,7 @@ impl<B: Backend> ProgrammedPlan for Engine<B> {
     }
 
     fn is_complete(&self) -> bool {
-        self.is_idle() && self.report.settled && self.report.contended.is_none()
+        self.is_idle() && self.report.is_programmed && self.report.contended.is_none()
     }
 
     fn has_rejected(&self) -> bool {

@@ -20,7 +20,7 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, error, info};
 
-use self::search::{Looked, MANY, Treated, search};
+use self::search::{Finished, MANY, Treated, search};
 use crate::memory::trim;
 use denizen_conntrack::Conntrack;
 use denizen_observe::status::LastSync;
@@ -35,7 +35,7 @@ use denizen_text::describe;
 const ANSWERED: Duration = Duration::from_millis(150);
 /// The time between the first and the second search: while the new rules were committed, a packet
 /// may have been on its way through the old ones, and its entry appears afterwards.
-const SECOND_LOOK: Duration = Duration::from_secs(1);
+const SECOND_SEARCH: Duration = Duration::from_secs(1);
 /// The pause after a failed search.
 const RETRY: Duration = Duration::from_secs(5);
 /// The minimum pause after a search. A stream of changes must not keep a processor busy, so the
@@ -56,7 +56,7 @@ pub struct Flush {
     fresh: VecDeque<Fresh>,
     /// Second searches, and when they are due.
     again: VecDeque<(Instant, StaleCandidates)>,
-    look: Option<Look>,
+    search: Option<Search>,
     /// Stale entries that were left to the next search, since answers may be on their way, and when
     /// they were first found stale.
     waiting: HashMap<TrackedFlow, Instant>,
@@ -94,7 +94,7 @@ struct Fresh {
 }
 
 /// A running search.
-struct Look {
+struct Search {
     candidates: StaleCandidates,
     /// Whether it is the first one after a change.
     first: bool,
@@ -107,7 +107,7 @@ struct Look {
     waiting: HashMap<TrackedFlow, Instant>,
     /// The channel for what is decided, used when all entries were read.
     decisions: Option<oneshot::Sender<Vec<(PackedFlow, Treatment)>>>,
-    reader: JoinHandle<Looked>,
+    reader: JoinHandle<Finished>,
 }
 
 /// The next step of the loop.
@@ -119,7 +119,7 @@ pub enum Step {
     /// All entries were read.
     AllRead,
     /// What was decided is done.
-    Done(Result<Looked, JoinError>),
+    Done(Result<Finished, JoinError>),
 }
 
 impl Flush {
@@ -135,7 +135,7 @@ impl Flush {
             conntrack: Some(conntrack),
             fresh: VecDeque::new(),
             again: VecDeque::new(),
-            look: None,
+            search: None,
             waiting: HashMap::new(),
             forbidden: HashSet::new(),
             owed: None,
@@ -149,11 +149,11 @@ impl Flush {
 
     /// The candidates whose first search is not over.
     pub fn unsearched(&self) -> impl Iterator<Item = &StaleCandidates> {
-        let looking = self.look.as_ref().filter(|look| look.first);
+        let searching = self.search.as_ref().filter(|search| search.first);
         let fresh = self.fresh.iter().map(|fresh| &fresh.candidates);
         iter::once(self.tracker.candidates())
             .chain(fresh)
-            .chain(looking.map(|look| &look.candidates))
+            .chain(searching.map(|search| &search.candidates))
     }
 
     /// For `status`.
@@ -161,14 +161,14 @@ impl Flush {
         FlushReport {
             last_sync: self.last_sync.clone(),
             flushed: self.flushed,
-            is_flushing: self.is_looking() || !self.fresh.is_empty(),
+            is_flushing: self.is_searching() || !self.fresh.is_empty(),
             problem: self.problem.clone(),
         }
     }
 
     /// Whether the first search after a change runs.
-    fn is_looking(&self) -> bool {
-        self.look.as_ref().is_some_and(|look| look.first)
+    fn is_searching(&self) -> bool {
+        self.search.as_ref().is_some_and(|search| search.first)
     }
 
     /// Notes what changes of the plan may make stale.
@@ -185,7 +185,7 @@ impl Flush {
     /// gone.
     pub fn synced(&mut self, sync: LastSync, plan: &Plan) {
         let mut candidates = self.tracker.take(plan);
-        if self.forbidden.is_empty() && self.look.is_none() {
+        if self.forbidden.is_empty() && self.search.is_none() {
             candidates.forget_relaxed();
         }
         // A DEL waits for what departed, and nobody for its answers. What is permitted again has
@@ -203,7 +203,7 @@ impl Flush {
     }
 
     fn report_syncs(&mut self) {
-        while !self.is_looking()
+        while !self.is_searching()
             && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.candidates.is_empty())
         {
             self.report_sync(fresh.sync);
@@ -221,12 +221,12 @@ impl Flush {
 
     /// Waits for the next step. It can be cancelled without losing anything.
     pub async fn due(&mut self) -> Step {
-        match &mut self.look {
-            Some(look) if look.decisions.is_some() => match look.entries.recv().await {
+        match &mut self.search {
+            Some(search) if search.decisions.is_some() => match search.entries.recv().await {
                 Some(entries) => Step::Entries(entries),
                 None => Step::AllRead,
             },
-            Some(look) => Step::Done((&mut look.reader).await),
+            Some(search) => Step::Done((&mut search.reader).await),
             None => match self.next_search() {
                 Some(due) => {
                     sleep_until(due).await;
@@ -254,32 +254,32 @@ impl Flush {
         planner: &Planner,
         awaited: &HashSet<IpAddr>,
     ) -> Vec<IpAddr> {
-        match (step, &mut self.look) {
+        match (step, &mut self.search) {
             (Step::Due, _) => self.begin(),
-            (Step::Entries(entries), Some(look)) => {
+            (Step::Entries(entries), Some(search)) => {
                 let now = Instant::now();
                 // An entry of a later change may have answers on their way again, and gets a search
                 // of its own.
                 let later = |entry: &TrackedFlow| {
                     self.fresh.iter().any(|fresh| fresh.candidates.concern(entry))
                 };
-                let mut filter = StaleFilter::new(&look.candidates, planner, awaited);
+                let mut filter = StaleFilter::new(&search.candidates, planner, awaited);
                 for entry in entries {
                     let Some(treatment) = filter.treatment(&entry) else { continue };
                     let since = self.waiting.get(&entry).copied().unwrap_or(now);
                     // The next pod with the address waits for what departed.
-                    let may_wait = treatment.deletes() && !look.candidates.is_departed(&entry);
+                    let may_wait = treatment.deletes() && !search.candidates.is_departed(&entry);
                     if may_wait && now < since + ANSWERED && later(&entry) {
-                        look.waiting.insert(entry, since);
+                        search.waiting.insert(entry, since);
                     } else {
-                        look.decided.push(((&entry).into(), treatment));
+                        search.decided.push(((&entry).into(), treatment));
                     }
                 }
             }
-            (Step::AllRead, Some(look)) => {
-                if let Some(decisions) = look.decisions.take() {
+            (Step::AllRead, Some(search)) => {
+                if let Some(decisions) = search.decisions.take() {
                     // A reader that has failed receives nothing.
-                    let _ = decisions.send(std::mem::take(&mut look.decided));
+                    let _ = decisions.send(std::mem::take(&mut search.decided));
                 }
             }
             (Step::Done(done), _) => return self.end(done),
@@ -299,7 +299,7 @@ impl Flush {
             sync = fresh.sync.or(sync);
         }
         let first = !candidates.is_empty();
-        let again = first.then(|| (now + SECOND_LOOK, candidates.for_second_search()));
+        let again = first.then(|| (now + SECOND_SEARCH, candidates.for_second_search()));
         let again = again.filter(|(_, candidates)| !candidates.is_empty());
         // One search for all second searches that are due soon.
         while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now + ANSWERED) {
@@ -310,7 +310,7 @@ impl Flush {
         let (decisions, decided) = oneshot::channel();
         let wanted = candidates.clone();
         let forbidden = std::mem::take(&mut self.forbidden);
-        self.look = Some(Look {
+        self.search = Some(Search {
             candidates,
             first,
             sync,
@@ -323,18 +323,18 @@ impl Flush {
         });
     }
 
-    fn end(&mut self, done: Result<Looked, JoinError>) -> Vec<IpAddr> {
-        let Some(look) = self.look.take() else { return Vec::new() };
-        let departed = look.candidates.departed().collect();
-        let took = look.begun.elapsed();
-        self.waiting.retain(|entry, _| !look.candidates.concern(entry));
-        self.waiting.extend(look.waiting);
+    fn end(&mut self, done: Result<Finished, JoinError>) -> Vec<IpAddr> {
+        let Some(search) = self.search.take() else { return Vec::new() };
+        let departed = search.candidates.departed().collect();
+        let took = search.begun.elapsed();
+        self.waiting.retain(|entry, _| !search.candidates.concern(entry));
+        self.waiting.extend(search.waiting);
         self.rested = Instant::now() + took.clamp(SHORTEST_REST, LONGEST_REST);
         let (treated, problem) = match done {
-            Ok(looked) => {
-                self.conntrack = Some(looked.conntrack);
-                self.forbidden = looked.forbidden;
-                (looked.treated, looked.error.map(|error| describe(&error)))
+            Ok(finished_search) => {
+                self.conntrack = Some(finished_search.conntrack);
+                self.forbidden = finished_search.forbidden;
+                (finished_search.treated, finished_search.error.map(|error| describe(&error)))
             }
             Err(error) => {
                 let problem = format!("conntrack: stale flows can no longer be flushed: {error}");
@@ -360,7 +360,7 @@ impl Flush {
             self.rested = Instant::now() + RETRY;
             self.fresh.push_front(Fresh {
                 due: self.rested,
-                candidates: look.candidates,
+                candidates: search.candidates,
                 sync: None,
             });
         }
@@ -368,7 +368,7 @@ impl Flush {
             error!(error = problem, "cannot flush all stale flows");
         }
         self.problem = problem;
-        let finished = self.finished(look.sync);
+        let finished = self.finished(search.sync);
         self.report_sync(finished);
         self.report_syncs();
         departed

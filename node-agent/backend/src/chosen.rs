@@ -250,9 +250,9 @@ impl Backend for Chosen {
         })
     }
 
-    fn is_disturbed(&mut self) -> bool {
+    fn has_foreign_change(&mut self) -> bool {
         match self {
-            Self::Ipvs(ipvs) => ipvs.is_disturbed(),
+            Self::Ipvs(ipvs) => ipvs.has_foreign_change(),
             Self::Nftables(_) | Self::Iptables(_) | Self::None => false,
         }
     }

@@ -37,8 +37,8 @@ impl HostPorts {
     }
 
     /// Another program changed the tables: [`Self::resync`] reads them.
-    pub fn disturbed(&mut self) {
-        self.tables.iter_mut().for_each(|(keeper, _)| keeper.disturbed());
+    pub fn note_foreign_change(&mut self) {
+        self.tables.iter_mut().for_each(|(keeper, _)| keeper.note_foreign_change());
     }
 
     /// What is decided, and how it differs from before. While pods are not known, what an earlier
@@ -58,8 +58,8 @@ impl HostPorts {
                     keeper.note(|delta| table.change(decided, &changes.host_ports, delta));
                 }
             }
-            if table.settle(plan) {
-                keeper.doubt();
+            if table.update_rules(plan) {
+                keeper.mark_unknown();
             }
         }
     }
@@ -92,7 +92,7 @@ impl HostPorts {
         let mut has_some = false;
         for (keeper, table) in &mut self.tables {
             if table.retire() {
-                keeper.doubt();
+                keeper.mark_unknown();
                 has_some = true;
             }
         }

@@ -110,7 +110,7 @@ pub trait Backend {
     fn resync(&mut self) -> Result<Repair, Self::Error>;
 
     /// A cheap check whether others removed what is programmed. If so, call [`Self::resync`].
-    fn is_disturbed(&mut self) -> bool {
+    fn has_foreign_change(&mut self) -> bool {
         false
     }
 
@@ -142,7 +142,7 @@ pub trait Backend {
 pub struct Report {
     /// The whole plan is in the kernel. A backend that executes programs is not done when
     /// [`Backend::sync`] returns; [`Backend::wait`] returns when to call it again.
-    pub settled: bool,
+    pub is_programmed: bool,
     /// The plan's pods are in the kernel, even if the rest is not.
     pub has_pods: bool,
     /// Most services are served in spite of rejected rules.
@@ -158,7 +158,7 @@ pub struct Report {
     /// Flows through them are stale, and nothing else remembers them. Each is reported once.
     pub left_frontends: Vec<FrontendKey>,
     /// How often to look for changes by others.
-    pub look_every: Duration,
+    pub resync_interval: Duration,
     /// The endpoints that drain now.
     pub draining: BTreeSet<Draining>,
 }
@@ -193,7 +193,7 @@ pub struct EndedConnections {
 impl Default for Report {
     fn default() -> Self {
         Self {
-            settled: true,
+            is_programmed: true,
             has_pods: false,
             serves: true,
             rejected: Vec::new(),
@@ -201,7 +201,7 @@ impl Default for Report {
             repaired: Repair::default(),
             left_frontends: Vec::new(),
             // The kernel's notifications report most changes earlier.
-            look_every: Duration::from_secs(600),
+            resync_interval: Duration::from_secs(600),
             draining: BTreeSet::new(),
         }
     }

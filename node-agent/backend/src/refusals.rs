@@ -1,7 +1,7 @@
 //! Whose packets the rules dropped or refused within the last 15 minutes, as the kernel notes it.
 //!
 //! Before a rule that drops or refuses, another one notes the packet's flow in a set of the kernel
-//! ([`note`]), so that it is known before anybody looks. An element counts its packets and ends 15
+//! ([`note`]), so that it is known before anybody asks. An element counts its packets and ends 15
 //! minutes after the first one, and a set has room for [`FLOWS`] of them, so nobody has to tidy up,
 //! and the memory is bounded whoever sends. When a set is full, the kernel goes on with the rule
 //! that drops. Nothing is ever decided by these sets.

@@ -1,4 +1,4 @@
-//! What decoding an object needs beside the object.
+//! What decoding an object needs in addition to the object.
 
 use std::collections::HashSet;
 use std::hash::Hash;

@@ -72,7 +72,7 @@ pub struct HostPortPlan {
     knows_services: bool,
 }
 
-/// What is decided about one key, beside who serves it.
+/// What is decided about one key, except which pod serves it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Decision {
     taken: Vec<TakenPort>,
@@ -170,8 +170,9 @@ impl HostPortPlan {
         if is_first {
             due.extend(self.claims.keys());
         } else {
-            let beside = by.frontends.iter();
-            let keys = beside.flat_map(|frontend| HostPortKey::beside(frontend, &self.node_ports));
+            let frontends = by.frontends.iter();
+            let keys =
+                frontends.flat_map(|frontend| HostPortKey::shadowed_by(frontend, &self.node_ports));
             due.extend(keys.filter(|key| self.claims.has_key(key)));
         }
         let node_ports: BTreeSet<IpAddr> = by.node_ports.addresses.iter().copied().collect();

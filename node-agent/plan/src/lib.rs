@@ -260,7 +260,7 @@ impl Plan {
         let services = self.services()?;
         Some(HealthPorts {
             addresses: self.node.node_ports.addresses.clone(),
-            checks: services.health_checks().settled().0,
+            checks: services.health_checks().by_port().0,
         })
     }
 

@@ -63,7 +63,7 @@ pub struct Announcer {
     unserved: Unserved,
     /// Why packets that no service takes cannot be refused.
     unrefused: Option<String>,
-    heard: Arc<Notify>,
+    routes_changed: Arc<Notify>,
     send_notice: SendNotice,
     /// The services that changes concern since the last decision; `None` before the first.
     concerned: Option<BTreeSet<ServiceName>>,
@@ -114,14 +114,14 @@ impl Announcer {
             return Ok(None);
         };
         let routes = AnnouncedRoutes::open(config.table)?;
-        let heard = Arc::new(Notify::new());
-        tokio::spawn(listen(config.table, routes.portid(), heard.clone()));
+        let routes_changed = Arc::new(Notify::new());
+        tokio::spawn(listen(config.table, routes.portid(), routes_changed.clone()));
         Ok(Some(Self {
             config: config.clone(),
             routes,
             unserved: Unserved::new(kernel),
             unrefused: None,
-            heard,
+            routes_changed,
             send_notice,
             concerned: None,
             drained: Drained::Unknown,
@@ -149,14 +149,14 @@ impl Announcer {
             }
         };
         tokio::select! {
-            () = self.heard.notified() => {}
+            () = self.routes_changed.notified() => {}
             () = timer => {}
         }
     }
 
     /// Another program may have changed something.
-    pub fn disturbed(&mut self) {
-        self.routes.disturbed();
+    pub fn note_foreign_change(&mut self) {
+        self.routes.note_foreign_change();
         self.surveyed = None;
         self.retry = None;
     }
@@ -188,7 +188,7 @@ impl Announcer {
 
     pub fn withdraw(&mut self, programmed: &impl ProgrammedPlan, full_resync: bool) {
         if full_resync {
-            self.unserved.disturbed();
+            self.unserved.note_foreign_change();
         }
         let withdrawn = self.decide(programmed).and_then(|()| match self.decided.decided() {
             Some(wanted) => self.routes.withdraw(wanted),
@@ -207,8 +207,8 @@ impl Announcer {
         let Some(wanted) = self.decided.decided().filter(|_| programmed.is_synced()) else {
             return false;
         };
-        // The addresses are refused before routers send more, and no longer after they were told to
-        // send less.
+        // The addresses are refused before routers send more, and until after they were
+        // withdrawn from them.
         let refused = self.unserved.sync(wanted.service_addresses().collect());
         let unrefused = refused.err().map(|error| {
             format!("packets that no service takes are not refused: {}", describe(&error))
@@ -362,7 +362,7 @@ impl Drained {
             (Self::Until(until), true) => Self::Until(until),
         };
         if matches!(next, Self::Until(_)) && self == Self::No {
-            info!("this node drains: routers are told to prefer others");
+            info!("this node drains: routers are asked to prefer others");
         }
         next
     }
@@ -382,17 +382,17 @@ fn withheld_text((prefix, withheld): (&IpNetwork, &Withheld)) -> String {
 }
 
 /// Notifies of changes by other programs, and now and then without one.
-async fn listen(table: u32, portid: u32, heard: Arc<Notify>) {
+async fn listen(table: u32, portid: u32, routes_changed: Arc<Notify>) {
     loop {
-        if let Err(error) = pass_on(table, portid, &heard).await {
+        if let Err(error) = notify_of_changes(table, portid, &routes_changed).await {
             warn!(error = format!("{error:#}"), "cannot listen to changes of routes");
         }
         sleep(RETRY).await;
-        heard.notify_one();
+        routes_changed.notify_one();
     }
 }
 
-async fn pass_on(table: u32, portid: u32, heard: &Notify) -> anyhow::Result<()> {
+async fn notify_of_changes(table: u32, portid: u32, routes_changed: &Notify) -> anyhow::Result<()> {
     let mut watch = pollable(RouteWatch::open(vec![portid])?)?;
     loop {
         let depend_on = |change: &_| AnnouncedRoutes::depend_on(change, table);
@@ -400,7 +400,7 @@ async fn pass_on(table: u32, portid: u32, heard: &Notify) -> anyhow::Result<()> 
             relevant = relevant(&mut watch, depend_on) => relevant?,
             () = sleep(AT_LEAST_EVERY) => {}
         }
-        heard.notify_one();
+        routes_changed.notify_one();
         sleep(REST).await;
     }
 }

@@ -104,7 +104,7 @@ impl RouteTask {
     /// Keeps the routes until the loop ends, or netlink fails.
     async fn keep(&mut self) -> anyhow::Result<()> {
         let mut routes = PodRoutes::open()?;
-        let mut heard = pollable(RouteWatch::open(vec![routes.portid()])?)?;
+        let mut watch = pollable(RouteWatch::open(vec![routes.portid()])?)?;
         loop {
             let begun = Instant::now();
             let pause = if self.sync(&mut routes)? { AT_LEAST_EVERY } else { RETRY };
@@ -113,7 +113,7 @@ impl RouteTask {
                 changed = self.nodes.changed() => if changed.is_err() {
                     return Ok(());
                 },
-                heard = relevant(&mut heard, |change| routes.depend_on(change)) => heard?,
+                relevant = relevant(&mut watch, |change| routes.depend_on(change)) => relevant?,
                 () = sleep(pause) => {}
             }
             sleep(QUIET).await;
@@ -168,11 +168,11 @@ impl RouteTask {
 
 /// Waits until something happens that routes of ours depend on.
 pub(crate) async fn relevant(
-    heard: &mut AsyncFd<RouteWatch>,
+    watch: &mut AsyncFd<RouteWatch>,
     depend_on: impl Fn(&RouteChange) -> bool,
 ) -> anyhow::Result<()> {
     loop {
-        let mut ready = heard.readable_mut().await?;
+        let mut ready = watch.readable_mut().await?;
         ready.clear_ready();
         let mut is_relevant = false;
         let watch = ready.get_inner_mut();

@@ -1,7 +1,7 @@
 //! Routing: routes to other nodes' pods, the addresses that this node announces, and BIRD.
 //!
-//! The agent's loop tells it what is planned and programmed. What operators should hear goes through
-//! [`SendNotice`].
+//! The agent's loop passes it what is planned and programmed. [`SendNotice`] makes Kubernetes
+//! events for operators.
 
 mod announcer;
 pub mod bird;

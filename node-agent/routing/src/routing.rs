@@ -102,7 +102,7 @@ impl Routing {
     /// Looks at the announcements again: the kernel's routes may be others, or a time is over.
     pub fn step(&mut self, programmed: &impl ProgrammedPlan) {
         if let Some(announcer) = &mut self.announcer {
-            announcer.disturbed();
+            announcer.note_foreign_change();
             announcer.follow(programmed);
         }
     }

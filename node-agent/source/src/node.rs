@@ -173,8 +173,8 @@ impl NodeSource {
                 }
             };
             match collect(first, &mut messages, &mut current).await {
-                Ok(Heard::All) => table = Some(current),
-                Ok(Heard::Part) => info!("link notifications were lost; listing again"),
+                Ok(Notifications::Complete) => table = Some(current),
+                Ok(Notifications::Lost) => info!("link notifications were lost; listing again"),
                 Err(error) => return error.into(),
             }
         }
@@ -230,9 +230,9 @@ impl NodeSource {
 }
 
 /// Whether notifications were lost.
-enum Heard {
-    All,
-    Part,
+enum Notifications {
+    Complete,
+    Lost,
 }
 
 /// Applies a notification, and those that follow closely.
@@ -240,7 +240,7 @@ async fn collect(
     first: Option<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
     messages: &mut (impl Stream<Item = (NetlinkMessage<RouteNetlinkMessage>, SocketAddr)> + Unpin),
     table: &mut LinkTable,
-) -> Result<Heard, NodeError> {
+) -> Result<Notifications, NodeError> {
     let deadline = Instant::now() + PATIENCE;
     let mut next = first;
     loop {
@@ -250,7 +250,7 @@ async fn collect(
             NetlinkPayload::InnerMessage(message) if sender.port_number() == 0 => {
                 table.apply(&message)
             }
-            NetlinkPayload::Overrun(_) => return Ok(Heard::Part),
+            NetlinkPayload::Overrun(_) => return Ok(Notifications::Lost),
             NetlinkPayload::InnerMessage(_)
             | NetlinkPayload::Done(_)
             | NetlinkPayload::Error(_)
@@ -258,11 +258,11 @@ async fn collect(
             _ => {}
         }
         if Instant::now() >= deadline {
-            return Ok(Heard::All);
+            return Ok(Notifications::Complete);
         }
         next = match timeout(QUIET, messages.next()).await {
             Ok(next) => next,
-            Err(_quiet) => return Ok(Heard::All),
+            Err(_quiet) => return Ok(Notifications::Complete),
         };
     }
 }

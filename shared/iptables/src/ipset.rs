@@ -115,7 +115,7 @@ impl Sets {
     /// or removed.
     ///
     /// # Errors
-    /// [`IptablesError::Set`]; the next call begins with a look.
+    /// [`IptablesError::Set`]; the next call reads the sets first.
     pub fn program(&mut self, wanted: impl Fn(Set) -> Elements) -> Result<usize, IptablesError> {
         let before = self.programmed.take();
         if before.is_none() {
@@ -148,7 +148,7 @@ impl Sets {
         self.programmed.is_some()
     }
 
-    /// The next [`Self::program`] begins with a look: somebody else may have changed the sets.
+    /// The next [`Self::program`] reads the sets first: another program may have changed them.
     pub fn forget(&mut self) {
         self.programmed = None;
     }

@@ -33,7 +33,7 @@ pub use delta::Delta;
 pub use error::IptablesError;
 pub use ipset::{Element, Elements, Set, Sets};
 pub use probe::Extension;
-pub use programs::{Programs, Variant, is_spoken, legacy_tables};
+pub use programs::{Programs, Variant, has_family, legacy_tables};
 pub use rejected_rules::RejectedRules;
 pub use save::{Observed, appended};
 pub use worker::{Done, Outcome};

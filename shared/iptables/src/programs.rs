@@ -313,7 +313,7 @@ fn execute(
 
 /// Whether this kernel has the family at all. Without IPv6 (`ipv6.disable=1`) the legacy programs
 /// fail whatever they are asked, and nobody has a packet for their rules.
-pub fn is_spoken(family: Family) -> bool {
+pub fn has_family(family: Family) -> bool {
     let domain = match family {
         Family::V4 => AddressFamily::Inet,
         Family::V6 => AddressFamily::Inet6,

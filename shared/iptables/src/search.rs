@@ -36,7 +36,7 @@ pub trait Kernel {
     /// How many chains are written at once.
     fn at_once(&self) -> usize;
 
-    /// Whether there is time to look closer at what is rejected.
+    /// Whether there is time to find out which rules of a rejected part are at fault.
     fn has_time(&mut self) -> bool;
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::delta::{AT_ONCE, Delta};
 use super::error::IptablesError;
 use super::probe::MissingExtensions;
-use super::programs::{Programs, Variant, is_spoken};
+use super::programs::{Programs, Variant, has_family};
 use super::rejected_rule::RejectedRule;
 use super::save::Observed;
 use super::search::{self, Kernel};
@@ -23,7 +23,7 @@ pub enum Job {
     /// Find out what this host lacks.
     Probe,
     /// Read what the kernel holds in these tables.
-    Look(&'static [Table]),
+    Read(&'static [Table]),
     /// Change it.
     Write(Box<Delta>),
 }
@@ -43,7 +43,7 @@ pub enum Outcome {
         optional: Option<Result<(), IptablesError>>,
     },
     /// The kernel is without this family.
-    Unspoken,
+    FamilyMissing,
 }
 
 /// A job that is done.
@@ -82,7 +82,7 @@ pub fn start(
     jobs
 }
 
-/// For this long, rejected rules are looked at more closely.
+/// For this long after the first rejection, rejected parts are searched for the rule at fault.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One family's tables of this node.
@@ -90,21 +90,21 @@ struct FamilyTables {
     programs: Programs,
     schema: &'static Schema,
     family: Family,
-    /// Until when there is time to look closer. The time begins with the first rejection.
+    /// Until when rejected parts are searched for the rule at fault; set by the first rejection.
     until: Option<Instant>,
 }
 
 impl FamilyTables {
     fn execute(&mut self, job: Job) -> Result<Outcome, IptablesError> {
         let Self { programs, schema, family, .. } = *self;
-        if !is_spoken(family) {
-            return Ok(Outcome::Unspoken);
+        if !has_family(family) {
+            return Ok(Outcome::FamilyMissing);
         }
         match job {
             Job::Probe => {
                 Ok(Outcome::Probed(programs.missing(family, &(schema.extensions)(family))?))
             }
-            Job::Look(tables) => {
+            Job::Read(tables) => {
                 let seen = programs.save(family, tables, schema)?;
                 Ok(Outcome::Seen(Box::new(seen)))
             }
@@ -148,7 +148,7 @@ impl Kernel for FamilyTables {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "what a look costs decides how often there is one")]
+#[expect(clippy::disallowed_methods, reason = "the cost of a read decides how often there is one")]
 fn now() -> Instant {
     Instant::now()
 }

@@ -21,7 +21,7 @@ use super::save::Observed;
 use super::worker::{self, Done, Job, Outcome};
 use super::{ChainId, Desired, Schema, Table};
 
-/// If the chains are rewritten this often in [`WINDOW`], or at one more look than that, another
+/// If the chains are rewritten this often in [`WINDOW`], or in this many of the last reads, another
 /// program keeps writing them.
 const CONTENDED: usize = 3;
 const WINDOW: Duration = Duration::from_secs(60);
@@ -34,28 +34,28 @@ pub struct Writer {
     busy: bool,
     /// What this host lacks is not known yet, or may have changed.
     probe_due: bool,
-    /// What the kernel holds is not known: nothing was read yet, or a job failed, or somebody
-    /// should look.
+    /// What the kernel holds is not known: nothing was read yet, a job failed, or a resync is
+    /// due.
     pub unknown: bool,
     /// Everything was in the kernel once.
-    settled: bool,
-    /// What differs at the next look is not a foreign change.
+    was_programmed: bool,
+    /// What differs at the next read is not a foreign change.
     expected: bool,
-    /// What the first look saw.
+    /// What the first read saw.
     first_seen: Option<Box<Observed>>,
     /// What cannot be written.
     pub rejected: RejectedRules,
-    /// Why the table that a kernel may lack is not as it should be. It is tried again at every
-    /// look.
+    /// Why the table that a kernel may lack is not as it should be. It is tried again after
+    /// every read.
     optional_failure: Option<IptablesError>,
     /// It is time to try rejected rules again: this.
     due: Option<Instant>,
     /// Chains of rejected rules that are being tried again.
-    again: BTreeSet<ChainId>,
+    retrying: BTreeSet<ChainId>,
     /// The times at which foreign changes were seen.
     rewritten: Vec<Instant>,
-    /// The last looks: where they are seldom, a minute sees one.
-    looks: VecDeque<Instant>,
+    /// The times of the last reads: if reads are slow, there is one a minute.
+    read_times: VecDeque<Instant>,
     /// The write that is being done.
     writing: Option<WriteExtent>,
     failures: RestoreFailures,
@@ -73,7 +73,7 @@ pub struct RestoreFailures {
 /// What a write consists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WriteExtent {
-    /// All that a look found to differ.
+    /// All that differed when the rules were read.
     Full,
     /// What changed, or was rejected before.
     Partial,
@@ -106,23 +106,23 @@ impl Writer {
             busy: false,
             probe_due: true,
             unknown: true,
-            settled: false,
+            was_programmed: false,
             expected: true,
             first_seen: None,
             rejected: RejectedRules::new(schema),
             optional_failure: None,
             due: None,
-            again: BTreeSet::new(),
+            retrying: BTreeSet::new(),
             rewritten: Vec::new(),
-            looks: VecDeque::new(),
+            read_times: VecDeque::new(),
             writing: None,
             failures: RestoreFailures::default(),
         }
     }
 
     /// Nothing is being done, and nothing is to be done.
-    pub fn is_settled(&self, desired: &impl Desired) -> bool {
-        self.settled && !self.busy && !self.unknown && !desired.is_changed()
+    pub fn is_programmed(&self, desired: &impl Desired) -> bool {
+        self.was_programmed && !self.busy && !self.unknown && !desired.is_changed()
     }
 
     /// Another program goes on writing these chains.
@@ -140,31 +140,31 @@ impl Writer {
         self.failures
     }
 
-    /// What the first look saw; returned once.
+    /// What the first read saw; returned once.
     pub fn take_first_seen(&mut self) -> Option<Box<Observed>> {
         self.first_seen.take()
     }
 
     /// Gives the next job, if there is one and the last is done. What is contended is left alone
     /// for good.
-    pub fn go_on(&mut self, desired: &mut impl Desired) {
+    pub fn start_next_job(&mut self, desired: &mut impl Desired) {
         if self.busy || self.is_contended() {
             return;
         }
         let compare = desired.has_changed_jumps()
             || (self.optional_failure.is_some() && desired.is_changed_in(Table::Security));
         if self.probe_due {
-            self.give(Job::Probe);
+            self.send_job(Job::Probe);
         } else if self.unknown || compare {
-            self.give(Job::Look(self.tables(desired)));
+            self.send_job(Job::Read(self.tables(desired)));
         } else if desired.is_changed() {
             let job = self.change(desired);
-            self.give(job);
+            self.send_job(job);
         } else if let Some(at) = self.due.take() {
             self.probe_due = self.rejected.is_any_missing();
-            self.again = self.rejected.due(at);
-            let job = if self.again.is_empty() { Job::Probe } else { self.retry(desired) };
-            self.give(job);
+            self.retrying = self.rejected.due(at);
+            let job = if self.retrying.is_empty() { Job::Probe } else { self.retry(desired) };
+            self.send_job(job);
         }
     }
 
@@ -175,9 +175,9 @@ impl Writer {
         };
         let changes: Vec<_> = desired.take_changes().into_iter().map(&mut filter).collect();
         if changes.iter().any(|(_, desired)| *desired == DesiredChain::AsItIs) {
-            // Whether such a chain is there, a look tells.
+            // Only reading shows whether such a chain is there.
             self.expected = true;
-            return Job::Look(self.tables(desired));
+            return Job::Read(self.tables(desired));
         }
         Job::Write(Delta::of(changes).into())
     }
@@ -185,7 +185,7 @@ impl Writer {
     /// Writes the rejected rules again. The chains that it writes as a whole exist, or are no
     /// longer desired.
     fn retry(&mut self, desired: &impl Desired) -> Job {
-        let mut again = self.again.clone();
+        let mut again = self.retrying.clone();
         let mut changes = Vec::new();
         desired.for_each(|chain, lines| {
             if again.remove(&chain) {
@@ -199,8 +199,9 @@ impl Writer {
 
     /// The tables in which there may be chains of the client.
     fn tables(&self, desired: &impl Desired) -> &'static [Table] {
-        let may_be_there =
-            !self.settled || self.optional_failure.is_some() || desired.uses(Table::Security);
+        let may_be_there = !self.was_programmed
+            || self.optional_failure.is_some()
+            || desired.uses(Table::Security);
         if may_be_there { &Table::ALL } else { &Table::REQUIRED }
     }
 
@@ -215,17 +216,17 @@ impl Writer {
         self.due = self.next_try().filter(|next| *next <= at).or(self.due);
     }
 
-    fn give(&mut self, job: Job) {
+    fn send_job(&mut self, job: Job) {
         self.writing = match job {
             Job::Write(_) => Some(WriteExtent::Partial),
-            Job::Probe | Job::Look(_) => None,
+            Job::Probe | Job::Read(_) => None,
         };
         // The thread ends when this value does.
         self.busy = self.jobs.send(job).is_ok();
     }
 
-    fn give_difference(&mut self, delta: Delta) {
-        self.give(Job::Write(delta.into()));
+    fn send_difference(&mut self, delta: Delta) {
+        self.send_job(Job::Write(delta.into()));
         self.writing = Some(WriteExtent::Full);
     }
 
@@ -247,19 +248,19 @@ impl Writer {
         desired: &mut impl Desired,
     ) -> Result<Repaired, IptablesError> {
         self.busy = false;
-        let again = std::mem::take(&mut self.again);
+        let again = std::mem::take(&mut self.retrying);
         let family = desired.family();
         let mut repaired = Repaired::default();
         match done.result {
             Err(error) => {
                 // What is missing then does not count as foreign drift.
-                (self.unknown, self.settled, self.expected) = (true, false, true);
+                (self.unknown, self.was_programmed, self.expected) = (true, false, true);
                 self.note_failure();
                 return Err(error);
             }
             Ok(Outcome::Probed(missing)) => {
                 self.probe_due = false;
-                if self.rejected.probed(missing) && self.settled {
+                if self.rejected.probed(missing) && self.was_programmed {
                     (self.unknown, self.expected) = (true, true);
                 }
             }
@@ -268,24 +269,24 @@ impl Writer {
                 if let Some(result) = optional {
                     self.note_optional(result.err(), family);
                 }
-                self.settled = true;
+                self.was_programmed = true;
             }
-            Ok(Outcome::Unspoken) => {
-                if !self.settled {
+            Ok(Outcome::FamilyMissing) => {
+                if !self.was_programmed {
                     info!(%family, "this kernel is without it: no rules are needed");
                 }
-                (self.probe_due, self.unknown, self.settled) = (false, false, true);
+                (self.probe_due, self.unknown, self.was_programmed) = (false, false, true);
                 desired.forget_changes();
             }
             Ok(Outcome::Seen(seen)) => {
-                let is_first = !self.settled;
+                let is_first = !self.was_programmed;
                 self.unknown = false;
                 repaired = self.compare(&seen, desired, done.at);
                 if is_first {
                     self.first_seen = Some(seen);
                 }
-                self.looks.push_back(done.at);
-                self.looks.drain(..self.looks.len().saturating_sub(CONTENDED));
+                self.read_times.push_back(done.at);
+                self.read_times.drain(..self.read_times.len().saturating_sub(CONTENDED));
             }
         }
         self.report_news(family, done.at);
@@ -313,7 +314,7 @@ impl Writer {
     }
 
     fn note_foreign(&mut self, at: Instant) {
-        let since = self.looks.front().copied().unwrap_or(at);
+        let since = self.read_times.front().copied().unwrap_or(at);
         self.rewritten.retain(|before| at - *before < WINDOW || *before >= since);
         self.rewritten.push(at);
     }
@@ -342,7 +343,8 @@ impl Writer {
 
     fn compare(&mut self, seen: &Observed, desired: &mut impl Desired, at: Instant) -> Repaired {
         // What is missing at first, or was changed here meanwhile, does not count as foreign drift.
-        let expected = std::mem::take(&mut self.expected) || desired.is_changed() || !self.settled;
+        let expected =
+            std::mem::take(&mut self.expected) || desired.is_changed() || !self.was_programmed;
         let delta = self.difference(seen, desired);
         let family = desired.family();
         let repaired = Repaired { chains: delta.chains(), jumps: delta.jumps() };
@@ -352,16 +354,16 @@ impl Writer {
         }
         if delta.is_empty() {
             self.rejected.learn(&BTreeSet::new(), Vec::new(), at);
-            self.settled = true;
+            self.was_programmed = true;
             return Repaired::default();
         }
         // Nor is what could not be written.
         let is_required = delta.touches(&Table::REQUIRED);
         if self.optional_failure.is_some() && !is_required {
-            self.give_difference(delta);
+            self.send_difference(delta);
             return Repaired::default();
         }
-        if !self.settled {
+        if !self.was_programmed {
             info!(%family, chains = repaired.chains, "rules are brought up to date");
         }
         if !expected && is_required {
@@ -370,7 +372,7 @@ impl Writer {
         if self.is_contended() {
             return Repaired::default();
         }
-        self.give_difference(delta);
+        self.send_difference(delta);
         if expected {
             return Repaired::default();
         }

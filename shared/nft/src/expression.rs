@@ -25,17 +25,17 @@ pub(crate) fn wanted(family: TableFamily, rule: &Rule) -> Vec<Expression> {
 
 /// The expressions in a list of them (`NFTA_RULE_EXPRESSIONS`).
 pub(crate) fn observed(list: Attributes<'_>) -> Vec<Expression> {
-    list.map(|(_, expression)| settled(Attributes::new(expression))).collect()
+    list.map(|(_, expression)| normalized(Attributes::new(expression))).collect()
 }
 
-fn settled(expression: Attributes<'_>) -> Expression {
+fn normalized(expression: Attributes<'_>) -> Expression {
     let name = expression.find_str(1).unwrap_or_default();
     let values = expression.nested(2).map(|(kind, value)| (kind, value_of(name, kind, value)));
     let mut values: BTreeMap<u16, Vec<u8>> = values.collect();
     match name {
         "counter" => values.clear(),
-        "nat" => settle_range(&mut values, &[(3, 4), (5, 6)], 7),
-        "redir" => settle_range(&mut values, &[(1, 2)], 3),
+        "nat" => normalize_range(&mut values, &[(3, 4), (5, 6)], 7),
+        "redir" => normalize_range(&mut values, &[(1, 2)], 3),
         // A reset has no code.
         "reject" if values.get(&1).is_some_and(|kind| **kind == RESET) => drop(values.remove(&2)),
         _ => {}
@@ -61,7 +61,7 @@ fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
         }
         // The expression that each element of the set has of its own.
         ("dynset", 7) => {
-            let (name, values) = settled(Attributes::new(value));
+            let (name, values) = normalized(Attributes::new(value));
             let values =
                 values.into_iter().map(|(kind, value)| [&kind.to_ne_bytes()[..], &value].concat());
             [name.into_bytes(), values.flatten().collect()].concat()
@@ -72,7 +72,7 @@ fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
 
 /// The registers of the last address and port are those of the first where none are given, and the
 /// kernel sets `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED` by itself.
-fn settle_range(values: &mut BTreeMap<u16, Vec<u8>>, registers: &[(u16, u16)], flags: u16) {
+fn normalize_range(values: &mut BTreeMap<u16, Vec<u8>>, registers: &[(u16, u16)], flags: u16) {
     const BY_ITSELF: u8 = 0b11;
     for (first, last) in registers {
         if let Some(register) = values.get(first).cloned() {

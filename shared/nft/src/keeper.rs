@@ -32,8 +32,8 @@ pub struct Keeper {
     pending: Delta,
     /// The kernel's state is not known: nothing was read yet, or a batch failed.
     is_unknown: bool,
-    /// When it was last read and found right, or repaired.
-    looked: Option<Mark>,
+    /// The ruleset when the table was last read and found right, or repaired.
+    verified: Option<Mark>,
     /// How many elements the kernel's table has.
     count: usize,
     samples_drops: bool,
@@ -47,7 +47,7 @@ impl Keeper {
             schema,
             pending: Delta::default(),
             is_unknown: true,
-            looked: None,
+            verified: None,
             count: 0,
             samples_drops: false,
             rejected: Vec::new(),
@@ -75,7 +75,7 @@ impl Keeper {
     }
 
     /// Makes the next change read the table first.
-    pub fn doubt(&mut self) {
+    pub fn mark_unknown(&mut self) {
         self.is_unknown = true;
     }
 
@@ -85,7 +85,7 @@ impl Keeper {
     }
 
     /// Whether the content is in the kernel, as far as is known.
-    pub fn is_settled(&self) -> bool {
+    pub fn is_programmed(&self) -> bool {
         !self.is_unknown && self.pending.is_empty()
     }
 
@@ -112,14 +112,14 @@ impl Keeper {
 
     /// Another program changed the table: [`Self::check`] has it read, whatever the ruleset's
     /// generation says. (A batch that adds what others had added raises no generation.)
-    pub fn disturbed(&mut self) {
-        self.looked = None;
+    pub fn note_foreign_change(&mut self) {
+        self.verified = None;
     }
 
     /// Makes the next change read the table first if anybody may have changed it. Reading is
     /// expensive: for every piece of a dump the kernel counts from the first element.
     pub fn check(&mut self, kernel: &mut Kernel) {
-        self.is_unknown |= !self.looked.is_some_and(|mark| kernel.is_undisturbed(mark));
+        self.is_unknown |= !self.verified.is_some_and(|mark| kernel.is_unchanged_since(mark));
     }
 
     /// Brings tables to their contents: those that are known by one transaction for all of them,
@@ -157,8 +157,8 @@ impl Keeper {
         }
         let seen = kernel.observe(&self.schema)?;
         let mark = kernel.mark(&seen);
-        let rebuilt = take_away(kernel, &self.schema, &seen, first)?;
-        (self.is_unknown, self.looked, self.count) = (false, Some(mark), 0);
+        let rebuilt = remove_observed(kernel, &self.schema, &seen, first)?;
+        (self.is_unknown, self.verified, self.count) = (false, Some(mark), 0);
         Ok(Repair { rebuilt, ..Repair::default() })
     }
 
@@ -173,7 +173,7 @@ impl Keeper {
         first: &[&str],
     ) -> Result<bool, NftError> {
         let seen = kernel.observe(schema)?;
-        take_away(kernel, schema, &seen, first)
+        remove_observed(kernel, schema, &seen, first)
     }
 
     /// Whether the kernel accepts a table with these chains. Nothing is changed.
@@ -209,7 +209,7 @@ impl Keeper {
                 Err(NftError::Raced { .. }) => {}
                 Err(error) => return Err(error),
                 Ok(repair) => {
-                    (self.is_unknown, self.looked) = (false, Some(mark));
+                    (self.is_unknown, self.verified) = (false, Some(mark));
                     return Ok(repair);
                 }
             }
@@ -430,7 +430,7 @@ fn commit<C: Content>(
 }
 
 /// A table with an owner process is not ours: our tables have none, because they outlive the agent.
-fn take_away(
+fn remove_observed(
     kernel: &mut Kernel,
     schema: &Schema,
     seen: &Observed,

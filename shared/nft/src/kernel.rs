@@ -138,7 +138,7 @@ impl Kernel {
     }
 
     /// Another connection, in the network namespace of the calling thread, which must be this
-    /// one's. For [`Self::is_undisturbed`], what is committed there is committed here, and the
+    /// one's. For [`Self::is_unchanged_since`], what is committed there is committed here, and the
     /// other way round.
     ///
     /// *Invariant:* one thread uses both. With two, a batch could be taken that is not counted yet.
@@ -208,18 +208,19 @@ impl Kernel {
     /// Reads all of a table but what packets put into its sets.
     ///
     /// # Errors
-    /// [`NftError::Netlink`]; a look that was torn is repeated a bounded number of times first.
+    /// [`NftError::Netlink`]; a read that a change interrupts is repeated a bounded number of times
+    /// first.
     pub fn observe(&mut self, schema: &Schema) -> Result<Observed, NftError> {
         let family = schema.family;
         let _span = trace_span!("observe", %family).entered();
-        retried(|| self.look(schema)).map_err(|source| NftError::Netlink {
+        retried(|| self.observe_once(schema)).map_err(|source| NftError::Netlink {
             family,
             doing: "read",
             source,
         })
     }
 
-    fn look(&mut self, schema: &Schema) -> Result<Observed, NetlinkError> {
+    fn observe_once(&mut self, schema: &Schema) -> Result<Observed, NetlinkError> {
         let Schema { family, name, .. } = *schema;
         let mut seen = Observed { generation: self.generation()?, ..Observed::default() };
         // A dump of tables takes no name.
@@ -311,7 +312,7 @@ impl Kernel {
 
     /// Whether only we have committed since: every accepted batch, whoever's, raises the generation
     /// by one.
-    pub fn is_undisturbed(&mut self, since: Mark) -> bool {
+    pub fn is_unchanged_since(&mut self, since: Mark) -> bool {
         let ours = self.taken.load(Ordering::Relaxed).wrapping_sub(since.taken);
         self.generation().is_ok_and(|now| now.wrapping_sub(since.generation) == ours)
     }
@@ -468,26 +469,26 @@ mod tests {
             let (v4, v6) = (table(TableFamily::Ip), table(TableFamily::Ip6));
             let seen = kernel.observe(&v4).unwrap();
             let mark = kernel.mark(&seen);
-            assert!(kernel.is_undisturbed(mark), "nothing happened");
+            assert!(kernel.is_unchanged_since(mark), "nothing happened");
             kernel.write(v4.family, |batch| batch.add_table(&v4)).unwrap();
             kernel.write(v6.family, |batch| batch.add_table(&v6)).unwrap();
-            assert!(kernel.is_undisturbed(mark), "our own changes");
+            assert!(kernel.is_unchanged_since(mark), "our own changes");
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap();
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap_err();
-            assert!(kernel.is_undisturbed(mark), "a change of ours that was refused");
+            assert!(kernel.is_unchanged_since(mark), "a change of ours that was refused");
             let mut beside = kernel.sibling_connection().unwrap();
             beside.write(v6.family, |batch| batch.add_table(&v6)).unwrap();
-            assert!(kernel.is_undisturbed(mark), "a change through another connection of ours");
+            assert!(kernel.is_unchanged_since(mark), "a change through another connection of ours");
             let seen = beside.observe(&v6).unwrap();
             let theirs = beside.mark(&seen);
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap();
-            assert!(beside.is_undisturbed(theirs), "and the other way round");
+            assert!(beside.is_unchanged_since(theirs), "and the other way round");
             let mut other = Kernel::open().unwrap();
             other.write(v4.family, |batch| batch.delete_table(v4.name)).unwrap();
-            assert!(!kernel.is_undisturbed(mark), "somebody else's change");
-            assert!(!beside.is_undisturbed(theirs), "somebody else's change");
+            assert!(!kernel.is_unchanged_since(mark), "somebody else's change");
+            assert!(!beside.is_unchanged_since(theirs), "somebody else's change");
             kernel.write(v4.family, |batch| batch.add_table(&v4)).unwrap();
-            assert!(!kernel.is_undisturbed(mark), "and for good");
+            assert!(!kernel.is_unchanged_since(mark), "and for good");
         });
         alone.join().unwrap();
     }

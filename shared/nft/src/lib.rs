@@ -3,10 +3,10 @@
 //! A client declares a table ([`Schema`]: its sets, and what their keys and values consist of), and
 //! says which [`Chain`]s and [`Element`]s it should have. The driver writes them in one batch
 //! ([`Batch`]), which the kernel takes whole or not at all; reads what the kernel has
-//! ([`Kernel::observe`]); finds what differs ([`Structure`], [`Delta`]); hears of others' changes
-//! ([`Watch`]); shows a table as `nft` would ([`Rendering`]); and receives what the kernel tells of
-//! packets that a rule marked for tracing ([`Tracer`]). A client that owns a table leaves all of
-//! that to a [`Keeper`], and only renders its [`Content`].
+//! ([`Kernel::observe`]); finds what differs ([`Structure`], [`Delta`]); is notified of others'
+//! changes ([`Watch`]); shows a table as `nft` would ([`Rendering`]); and receives the kernel's
+//! trace messages of packets that a rule marked ([`Tracer`]). A client that owns a table leaves all
+//! of that to a [`Keeper`], and only renders its [`Content`].
 //!
 //! It knows nothing of what tables are for: no service, no pod, no policy. A rule carries its
 //! client's reason for a person to read, and is recognised by its [`RuleId`] alone.

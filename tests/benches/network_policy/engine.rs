@@ -66,7 +66,7 @@ impl Engine {
     /// Reads what the kernel holds, if anybody may have changed it.
     pub fn look(&mut self, is_disturbed: bool) -> Duration {
         if is_disturbed {
-            self.firewall.disturbed();
+            self.firewall.note_foreign_change();
         }
         let begun = Instant::now();
         self.firewall.resync(self.planner.plan()).expect("the kernel answers");

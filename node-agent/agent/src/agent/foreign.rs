@@ -29,7 +29,7 @@ pub(super) async fn due(watch: &mut Option<AsyncFd<Watch>>, foreign_change: &Not
     }
 }
 
-/// Starts the task that looks at other firewalls' chains, if services or host ports are served.
+/// Starts the task that checks other firewalls' chains, if services or host ports are served.
 /// Returns what wakes it, and its findings.
 pub(super) fn watch_forward(config: &Config) -> (Arc<Notify>, watch::Receiver<Findings>) {
     let foreign_change = Arc::new(Notify::new());

@@ -49,7 +49,7 @@ impl PodScopeChooser {
         let needs = firewall.pod_needs();
         let is_all = model.pod_coverage().is_all() && firewall.is_known();
         let nodes = *self.nodes.borrow();
-        if self.watch.is_settled(needs, is_all, nodes, now()) {
+        if self.watch.is_current(needs, is_all, nodes, now()) {
             return;
         }
         let none = BTreeSet::new();

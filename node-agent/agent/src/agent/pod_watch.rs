@@ -74,7 +74,7 @@ impl PodWatch {
         }
     }
 
-    /// `None` until it can be said.
+    /// `None` until enough is known to choose.
     pub fn scope(&self) -> Option<&PodScope> {
         self.scope.as_ref()
     }
@@ -90,7 +90,7 @@ impl PodWatch {
 
     /// Whether the choice still holds at `now`. `is_all`: all pods are known. A changed number of
     /// pods alone does not reopen the choice.
-    pub fn is_settled(
+    pub fn is_current(
         &self,
         needs: &PodNeeds,
         is_all: bool,
@@ -148,7 +148,7 @@ impl PodWatch {
         Some(chosen)
     }
 
-    /// What should be followed, and why; `None` while that cannot be said.
+    /// What should be followed, and why; `None` while not enough is known.
     fn wanted(&mut self, facts: ScopeFacts<'_>, now: Instant) -> Option<(PodScope, String)> {
         let all = |why: String| Some((PodScope::All, why));
         if self.mode == WatchPods::Auto {

@@ -23,7 +23,7 @@ use denizen_state::AttachmentId;
 use denizen_text::describe;
 
 /// How often to look for rules: an ADD that began with an older list still calls portmap.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
 /// A container that has no record and no cached result for so long is gone: during an ADD,
 /// portmap's rules come before both.
 const GONE_AFTER: Duration = Duration::from_secs(10);
@@ -119,7 +119,7 @@ impl Remover {
     ) {
         while !found.is_closed() {
             // Iptables may wait for its lock.
-            let Ok((back, result)) = spawn_blocking(move || self.look()).await else { return };
+            let Ok((back, result)) = spawn_blocking(move || self.search()).await else { return };
             self = back;
             let error = result.as_ref().err().map(|error| describe(error));
             problem.send_if_modified(|shown| {
@@ -132,7 +132,7 @@ impl Remover {
             if let Ok(containers) = result {
                 found.send_if_modified(|known| replace(known, containers.clone()) != containers);
             }
-            let pause = if self.missing.is_empty() { LOOK_EVERY } else { GONE_AFTER };
+            let pause = if self.missing.is_empty() { SEARCH_INTERVAL } else { GONE_AFTER };
             let _ = timeout(pause, self.due.notified()).await;
             // Pods often end together: collect them.
             sleep(Duration::from_millis(1)).await;
@@ -140,7 +140,7 @@ impl Remover {
     }
 
     /// Removes the rules of pods that are gone. Returns the containers that have rules then.
-    fn look(mut self) -> (Self, Result<BTreeSet<ContainerId>, PortmapError>) {
+    fn search(mut self) -> (Self, Result<BTreeSet<ContainerId>, PortmapError>) {
         let result = self.clean();
         (self, result)
     }

@@ -221,8 +221,8 @@ impl Publisher {
         });
     }
 
-    /// Notes that all changes since `begun` are in the kernel. Only now do load balancers hear of
-    /// endpoints.
+    /// Notes that all changes since `begun` are in the kernel. Only now do load balancers
+    /// get the new endpoints.
     pub(super) fn programmed<B: Backend>(
         &mut self,
         engine: &Engine<B>,

@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use crate::control::{self, Question};
 
 /// How often the directory is checked.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of the run directory, always up to date.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl Restorer {
             };
             tokio::select! {
                 () = answering => {}
-                () = sleep(LOOK) => {}
+                () = sleep(CHECK_INTERVAL) => {}
             }
         }
     }

@@ -48,7 +48,7 @@ impl ApiCounts {
 /// The most reads of policies that wait to be sent, or to be reported.
 const READS: usize = 256;
 
-/// The tasks beside the loop.
+/// The tasks that send facts to the loop, and what the loop exchanges with them.
 pub(super) struct Sources {
     pub(super) problems: Problems,
     /// What each kind costs the API server, if objects come from it.

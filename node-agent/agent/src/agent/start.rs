@@ -34,7 +34,7 @@ use denizen_routing::{Routing, SendNotice};
 use denizen_source::attachments;
 use denizen_source::events::Notices;
 
-/// What the agent has beside its configuration.
+/// What the agent needs in addition to its configuration.
 #[derive(Debug)]
 pub struct Startup {
     pub backend_why: String,

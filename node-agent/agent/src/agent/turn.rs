@@ -29,7 +29,7 @@ pub(super) enum Next {
     Heartbeat,
     RunDir,
     Retry,
-    Glance,
+    DriftCheck,
     Resync,
 }
 
@@ -49,7 +49,7 @@ impl Next {
             Self::Heartbeat => "heartbeat",
             Self::RunDir => "the run directory",
             Self::Retry => "retry",
-            Self::Glance => "glance",
+            Self::DriftCheck => "a check for drift",
             Self::Resync => "resync",
         }
     }

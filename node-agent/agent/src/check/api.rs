@@ -64,8 +64,8 @@ fn in_folder(config: &manifests::ManifestsConfig) -> Vec<Finding> {
 }
 
 async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
-    let look = match ServerProbe::open(access).await {
-        Ok(look) => look,
+    let probe = match ServerProbe::open(access).await {
+        Ok(probe) => probe,
         Err(error) => {
             let advice = "give --kubeconfig a file that can be read, or mount the service account";
             return vec![Check::new(
@@ -76,7 +76,7 @@ async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
         }
     };
     let began = Timestamp::now();
-    let server = match look.server().await {
+    let server = match probe.server().await {
         Ok(server) => server,
         Err(error) if error.is_unauthorized() => {
             return vec![Check::new(Topic::Credentials, not_accepted(&error))];
@@ -91,7 +91,7 @@ async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
     };
     let mut checks = vec![Check::new(Topic::Server, release(server.release.as_deref()))];
     let clock = clock(server.date, began, Timestamp::now());
-    match look.missing(subject.features).await {
+    match probe.missing(subject.features).await {
         Err(error) if error.is_unauthorized() => {
             checks.push(Check::new(Topic::Credentials, not_accepted(&error)));
         }
@@ -104,7 +104,7 @@ async fn of_server(subject: &Subject, access: &Access) -> Vec<Check> {
                 _ => rights(&missing),
             };
             checks.push(Check::new(Topic::Rights, rights));
-            checks.push(Check::new(Topic::Node, node(subject, &look).await));
+            checks.push(Check::new(Topic::Node, node(subject, &probe).await));
         }
     }
     checks.push(Check::new(Topic::Clock, clock));
@@ -182,9 +182,9 @@ fn with_host_ports(node: &str, runtime: &str) -> Finding {
     }
 }
 
-async fn node(subject: &Subject, look: &ServerProbe) -> Finding {
+async fn node(subject: &Subject, probe: &ServerProbe) -> Finding {
     let name = &subject.policy.settings.node_name;
-    match look.runtime_of(name).await {
+    match probe.runtime_of(name).await {
         Ok(Some(runtime)) => match subject.policy.host_ports {
             Some(_) => with_host_ports(name, &runtime),
             None => Finding::ok(format!("this is Node {name}")),

@@ -11,7 +11,7 @@ use denizen_backend::iptables::SCHEMA;
 use denizen_backend::nftables;
 use denizen_backend::sysctl::bridge;
 use denizen_conntrack::Conntrack;
-use denizen_iptables::{IptablesError, Programs, Table, Variant, is_spoken, legacy_tables};
+use denizen_iptables::{IptablesError, Programs, Table, Variant, has_family, legacy_tables};
 use denizen_ipvs::Ipvs;
 use denizen_model::{Family, Protocol};
 use denizen_netlink::Capability;
@@ -143,13 +143,13 @@ fn programs(asked: Option<Variant>) -> Result<(&'static str, Vec<String>), Iptab
         Variant::Nft => "iptables-nft",
     };
     let mut missing = Vec::new();
-    for family in Family::BOTH.into_iter().filter(|family| is_spoken(*family)) {
+    for family in Family::BOTH.into_iter().filter(|family| has_family(*family)) {
         let is_there = || legacy_tables(family).iter().any(|table| table == Table::Filter.as_str());
         if programs.variant == Variant::Nft || is_there() {
             let lacking = programs.missing(family, &(SCHEMA.extensions)(family))?;
             // The rule names a set, which is only there with the backend's rules.
-            let lacking = lacking.all().filter(|(_, said)| !said.contains("doesn't exist"));
-            missing.extend(lacking.map(|(words, said)| format!("{}: {said}", words.trim())));
+            let lacking = lacking.all().filter(|(_, message)| !message.contains("doesn't exist"));
+            missing.extend(lacking.map(|(words, message)| format!("{}: {message}", words.trim())));
         }
     }
     missing.sort_unstable();

@@ -191,11 +191,11 @@ impl<W: Write> Show<W> {
         let mut named = Instant::now();
         while self.failed.is_none() {
             let mut events = Vec::new();
-            match reader.hear(|event| events.push(event)) {
+            match reader.receive(|event| events.push(event)) {
                 Err(NetlinkError::Overflow) => {
                     eprintln!("events are missing: the kernel had more to tell than was read");
                 }
-                heard => heard.context("cannot watch connections")?,
+                received => received.context("cannot watch connections")?,
             }
             if named.elapsed() > NAMES_FOR {
                 // Names that are known stay if the agent is gone.

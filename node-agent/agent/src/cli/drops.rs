@@ -133,7 +133,7 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
     let mut asked = Instant::now();
     loop {
         let mut packets = Vec::new();
-        if watch.hear(RENEW, &names, |packet| packets.push(packet))? {
+        if watch.receive(RENEW, &names, |packet| packets.push(packet))? {
             eprintln!("packets are missing: the kernel had more to tell than was read in time");
         }
         for packet in &mut packets {
@@ -219,7 +219,7 @@ pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<Dro
         if left < SHORTEST_WAIT {
             break;
         }
-        has_lost |= watch.hear(left.min(RENEW), &names, |packet| {
+        has_lost |= watch.receive(left.min(RENEW), &names, |packet| {
             let has_room = kinds.len() < KINDS;
             match kinds.entry(key_of(&packet)) {
                 Entry::Occupied(mut kind) => kind.get_mut().packets += 1,

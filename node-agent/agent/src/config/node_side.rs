@@ -46,7 +46,7 @@ impl NodeSideArgs {
     ///
     /// # Errors
     /// [`ConfigError::SameBit`].
-    pub fn settled(&self) -> Result<NodeSide, ConfigError> {
+    pub fn check(&self) -> Result<NodeSide, ConfigError> {
         let side = NodeSide {
             masquerade_bit: self.masquerade_bit,
             port_bit: self.bridge_port_bit,

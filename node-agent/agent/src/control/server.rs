@@ -170,7 +170,7 @@ mod tests {
         let path = folder.path().join(SOCKET);
         drop(listen(folder.path()).await.unwrap());
         let (stop, missing) = <(Arc<AtomicBool>, Arc<AtomicUsize>)>::default();
-        let look = std::thread::spawn({
+        let checker = std::thread::spawn({
             let (stop, missing) = (stop.clone(), missing.clone());
             move || {
                 while !stop.load(Ordering::Relaxed) {
@@ -182,7 +182,7 @@ mod tests {
             drop(listen(folder.path()).await.unwrap());
         }
         stop.store(true, Ordering::Relaxed);
-        look.join().unwrap();
-        assert_eq!(missing.load(Ordering::Relaxed), 0, "looks that found no socket");
+        checker.join().unwrap();
+        assert_eq!(missing.load(Ordering::Relaxed), 0, "checks that found no socket");
     }
 }

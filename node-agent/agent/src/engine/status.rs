@@ -50,7 +50,7 @@ pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Stat
         missed_lookups: *missed_lookups,
         network_policy,
         affinity: affinity.clone(),
-        flushing: !engine.report.settled,
+        flushing: !engine.report.is_programmed,
         errors,
         ..Status::default()
     }
@@ -164,7 +164,7 @@ fn host_port_warnings(plan: &Plan) -> Vec<String> {
 /// Health-check node ports that a service asks for and another one has.
 fn lost_health_ports(plan: &Plan) -> impl Iterator<Item = String> {
     let services = plan.services();
-    let lost = services.map(|services| services.health_checks().settled().1);
+    let lost = services.map(|services| services.health_checks().by_port().1);
     lost.into_iter().flatten().map(|(check, winner)| {
         let (port, service) = (check.port, check.service);
         format!(

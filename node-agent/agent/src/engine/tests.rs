@@ -57,11 +57,11 @@ impl NftablesPlan {
 
 /// What is programmed, but for what depends on the way: slots, sizes of classes, numbers, and
 /// chains that nothing refers to any more.
-fn settled(rules: &mut NftablesPlan) -> BTreeSet<String> {
-    settled_lines(&rules.text())
+fn history_independent(rules: &mut NftablesPlan) -> BTreeSet<String> {
+    history_independent_lines(&rules.text())
 }
 
-fn settled_lines(text: &str) -> BTreeSet<String> {
+fn history_independent_lines(text: &str) -> BTreeSet<String> {
     let (mut table, mut block) = ("", "");
     let mut found = BTreeSet::new();
     for line in text.lines() {
@@ -246,9 +246,9 @@ proptest! {
         }
         let mut fresh = NftablesPlan::new();
         fresh.apply(last_words(&way));
-        same(&settled(&mut rules), &settled(&mut fresh))?;
+        same(&history_independent(&mut rules), &history_independent(&mut fresh))?;
         let at_once = render(rules.planner.plan()).to_string();
-        same(&settled_lines(&at_once), &settled(&mut rules))?;
+        same(&history_independent_lines(&at_once), &history_independent(&mut rules))?;
     }
 
     /// What is about different things may come in any order.
@@ -262,7 +262,7 @@ proptest! {
                 rules.apply(vec![event]);
                 rules.decide();
             }
-            settled(&mut rules)
+            history_independent(&mut rules)
         };
         let reversed = events.iter().rev().cloned().collect();
         same(&rules_of(events), &rules_of(reversed))?;

@@ -16,7 +16,7 @@ const PIECE: usize = 1024;
 pub(super) const MANY: usize = 20_000;
 
 /// The result of a search.
-pub struct Looked {
+pub struct Finished {
     pub(super) conntrack: Conntrack,
     pub(super) treated: Treated,
     /// The connections that are forbidden now.
@@ -42,22 +42,22 @@ pub(super) fn search(
     forbidden: HashSet<PackedFlow>,
     read: mpsc::Sender<Vec<TrackedFlow>>,
     decided: oneshot::Receiver<Vec<(PackedFlow, Treatment)>>,
-) -> Looked {
+) -> Finished {
     let treated = Treated::default();
-    let mut looked = Looked { conntrack, treated, forbidden, error: None };
-    looked.read(candidates, &read);
+    let mut finished_search = Finished { conntrack, treated, forbidden, error: None };
+    finished_search.read(candidates, &read);
     drop(read);
     let decided = decided.blocking_recv().unwrap_or_default();
-    looked.treat(&decided);
-    looked.forbidden.shrink_to_fit();
+    finished_search.treat(&decided);
+    finished_search.forbidden.shrink_to_fit();
     if decided.len() >= MANY {
         drop(decided);
         trim();
     }
-    looked
+    finished_search
 }
 
-impl Looked {
+impl Finished {
     fn read(&mut self, candidates: &StaleCandidates, read: &mpsc::Sender<Vec<TrackedFlow>>) {
         let parts = candidates.parts();
         // The loop ends only with the process.

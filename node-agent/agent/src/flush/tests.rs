@@ -76,7 +76,7 @@ impl Flushed {
 
     /// Waits until no search is pending. Returns how often the kernel's table was dumped.
     async fn dumps_until_idle(&mut self) -> u64 {
-        while self.flush.look.is_some() || self.flush.next_search().is_some() {
+        while self.flush.search.is_some() || self.flush.next_search().is_some() {
             let step = self.flush.due().await;
             self.step(step);
         }
@@ -181,8 +181,8 @@ fn changes_without_pause_are_flushed_in_time_and_share_searches() {
                     if begins {
                         looks.push(Instant::now());
                         let waiting = flushed.flush.fresh.len();
-                        let looked = asked.drain(..asked.len() - waiting);
-                        waited = looked.map(|at| at.elapsed()).fold(waited, Duration::max);
+                        let finished_search = asked.drain(..asked.len() - waiting);
+                        waited = finished_search.map(|at| at.elapsed()).fold(waited, Duration::max);
                     }
                 }
             }

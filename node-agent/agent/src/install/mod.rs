@@ -4,7 +4,7 @@
 //! It works on files and knows nothing of services or rules. It runs as a container of its own
 //! beside the agent.
 
-#![expect(clippy::disallowed_methods, reason = "the installation looks again after a while")]
+#![expect(clippy::disallowed_methods, reason = "the installation is checked again after a while")]
 
 pub mod bridge;
 pub mod conflist;

@@ -87,12 +87,12 @@ pub fn release(path: &Path) -> Result<String, PluginError> {
     // Without CNI's variables, it says what it is.
     #[expect(clippy::disallowed_methods, reason = "only the program itself knows its release")]
     let output = Command::new(path).env_clear().stdin(Stdio::null()).output();
-    let said = output.map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+    let stderr = output.map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
     let strange = |answer: String| PluginError::Strange { path: path.to_owned(), answer };
-    let said = said.map_err(|error| strange(error.to_string()))?;
+    let stderr = stderr.map_err(|error| strange(error.to_string()))?;
     let begin = format!("{PLUGIN} ");
-    let release = said.strip_prefix(&begin).and_then(|rest| Some(rest.split_once(':')?.0));
-    release.map(str::to_owned).ok_or_else(|| strange(said.clone()))
+    let release = stderr.strip_prefix(&begin).and_then(|rest| Some(rest.split_once(':')?.0));
+    release.map(str::to_owned).ok_or_else(|| strange(stderr.clone()))
 }
 
 /// Checks that the program at `path` answers as the plugin does.

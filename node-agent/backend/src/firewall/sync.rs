@@ -120,9 +120,9 @@ impl Firewall {
         Ok(())
     }
 
-    fn doubt(&mut self) {
+    fn mark_unknown(&mut self) {
         self.is_programmed = false;
-        self.keepers.values_mut().for_each(Keeper::doubt);
+        self.keepers.values_mut().for_each(Keeper::mark_unknown);
     }
 
     /// Sets the bridges of restricted pods whose frames IP rules do not see. Returns whether that
@@ -130,7 +130,7 @@ impl Firewall {
     pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
         let differs = self.without_netfilter != bridges;
         if differs {
-            self.doubt();
+            self.mark_unknown();
         }
         self.without_netfilter = bridges;
         differs
@@ -167,7 +167,7 @@ impl Firewall {
         let attached = Attached::of(plan.recorded());
         let differs = std::mem::replace(&mut self.attached, attached) != attached;
         if differs || of_firewall.state || !firewall.is_known() {
-            self.doubt();
+            self.mark_unknown();
         }
         if self.is_unknown() || !firewall.is_enforced() {
             self.numbers.retire(&of_firewall.forgotten);
@@ -299,7 +299,7 @@ impl Firewall {
             return Ok(Repair::default());
         }
         if self.is_unknown() {
-            self.doubt();
+            self.mark_unknown();
             match firewall.is_known() {
                 true => self.start_over(plan, firewall),
                 false if firewall.pods().next().is_some() => self.find_scope(firewall)?,
@@ -334,7 +334,7 @@ impl Firewall {
         };
         self.is_programmed = !has_unread;
         if has_unread {
-            self.doubt();
+            self.mark_unknown();
         }
         Ok(repair)
     }
@@ -394,8 +394,8 @@ impl Firewall {
 
     /// Notes that another program changed a table: the next [`Self::resync`] reads all of them,
     /// whatever the ruleset's generation says.
-    pub fn disturbed(&mut self) {
-        self.keepers.values_mut().for_each(Keeper::disturbed);
+    pub fn note_foreign_change(&mut self) {
+        self.keepers.values_mut().for_each(Keeper::note_foreign_change);
     }
 
     /// Looks at what the kernel holds and repairs what somebody else changed.

@@ -324,7 +324,7 @@ fn any_path_of_changes_ends_where_a_fresh_start_does() {
                 firewall.sync(planner.plan()).unwrap();
                 prop_assert!(firewall.has_pods());
             }
-            firewall.disturbed();
+            firewall.note_foreign_change();
             let repair = firewall.resync(planner.plan()).unwrap();
             prop_assert!(repair.is_none(), "{repair:?}");
             let mut fresh = Planner::new(with_firewall(), CAPABLE);
@@ -341,7 +341,7 @@ fn any_path_of_changes_ends_where_a_fresh_start_does() {
             let mut restarted = Firewall::new(Kernel::open().unwrap());
             restarted.update(fresh.plan(), &changes);
             restarted.sync(fresh.plan()).unwrap();
-            restarted.disturbed();
+            restarted.note_foreign_change();
             prop_assert!(restarted.resync(fresh.plan()).unwrap().is_none());
             Ok(())
         })

@@ -99,7 +99,7 @@ impl HostPortTable {
     /// Takes in what the rules depend on. Those for host ports stay until [`Self::retire`]. Returns
     /// whether the table has to be read: it is made, removed, or gets other rules, or it is known
     /// from now on which ports services have.
-    pub fn settle(&mut self, plan: &Plan) -> bool {
+    pub fn update_rules(&mut self, plan: &Plan) -> bool {
         let policy = plan.policy();
         let settings = policy.host_ports;
         let has_loopback =

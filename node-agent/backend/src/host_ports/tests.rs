@@ -71,7 +71,7 @@ fn change(host_ports: &mut HostPorts, planner: &Planner, changes: &PlanChanges) 
 
 /// All that is decided is in the kernel, and nothing else.
 fn is_as_decided(host_ports: &mut HostPorts) {
-    host_ports.disturbed();
+    host_ports.note_foreign_change();
     assert!(host_ports.resync().expect("taken").is_none());
 }
 

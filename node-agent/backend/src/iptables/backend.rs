@@ -23,9 +23,9 @@ pub fn render(plan: &Plan) -> IptablesRendering {
 }
 
 impl Iptables {
-    fn is_settled(&self) -> bool {
+    fn is_programmed(&self) -> bool {
         let mut writers = self.writers.iter().zip(&self.wanted.rules);
-        self.wanted.services_known && writers.all(|(writer, rules)| writer.is_settled(rules))
+        self.wanted.services_known && writers.all(|(writer, rules)| writer.is_programmed(rules))
     }
 
     fn has_pods(&self) -> bool {
@@ -59,14 +59,14 @@ impl Backend for Iptables {
     fn report(&mut self) -> Report {
         let mut writers = self.writers.iter().zip(&self.wanted.rules);
         Report {
-            settled: self.is_settled(),
+            is_programmed: self.is_programmed(),
             has_pods: self.has_pods(),
             serves: writers.all(|(writer, rules)| serves(writer, rules)),
             rejected: self.rejected_words(),
             contended: self.contended.clone(),
             repaired: std::mem::take(&mut self.repaired),
             left_frontends: std::mem::take(&mut self.left_frontends),
-            look_every: self.look_every,
+            resync_interval: self.resync_interval,
             draining: BTreeSet::new(),
         }
     }
@@ -112,8 +112,8 @@ impl Backend for Iptables {
             }
         };
         tokio::select! {
-            done = self.news.recv() => match done {
-                Some(done) => self.heard.push(done),
+            done = self.results.recv() => match done {
+                Some(done) => self.received.push(done),
                 None => pending().await,
             },
             at = again => self.writers.iter_mut().for_each(|writer| writer.try_again(at)),

@@ -81,7 +81,7 @@ impl<K> DesiredRules<K> {
             rules.change_frontends(keys.map(|key| (*key, services.frontend(key))));
         }
         if changes.health_checks {
-            let ports = services.health_checks().settled().0.into_keys();
+            let ports = services.health_checks().by_port().0.into_keys();
             let ports: Vec<u16> = ports.map(NonZeroU16::get).collect();
             self.reconfigure(|config| config.health_ports.clone_from(&ports));
         }

@@ -22,10 +22,10 @@ use denizen_plan::FrontendKey;
 
 /// The minimum interval between two reads of the rules, since ip_tables does not notify of changes.
 /// It is longer if a read is slow: reads take at most a hundredth of the time.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const SHORTEST_READ_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The maximum interval, however slow a read is.
-const LOOK_AT_LEAST: Duration = Duration::from_secs(60);
+const LONGEST_READ_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The iptables backend: the desired rules, and what programs them. Pods are written by netlink, at
 /// once; rules by programs, which a thread for each family executes.
@@ -38,12 +38,12 @@ pub struct Iptables {
     /// Frontends of an earlier run or of kube-proxy that no longer exist.
     pub(super) left_frontends: Vec<FrontendKey>,
     /// The writer threads' results.
-    pub(super) news: UnboundedReceiver<Done>,
-    pub(super) heard: Vec<Done>,
-    pub(super) look_every: Duration,
+    pub(super) results: UnboundedReceiver<Done>,
+    pub(super) received: Vec<Done>,
+    pub(super) resync_interval: Duration,
     pub(super) repaired: Repair,
     /// The sets were right once, so a later difference is another program's change.
-    sets_settled: bool,
+    sets_were_programmed: bool,
     /// The other program that keeps rewriting the rules.
     pub(super) contended: Option<String>,
     pub(super) drop_counters: DropCounters,
@@ -64,7 +64,7 @@ impl Iptables {
             set: "of this node's pods",
             source,
         })?;
-        let (done, news) = unbounded_channel();
+        let (done, results) = unbounded_channel();
         let writers =
             Family::BOTH.map(|family| Writer::start(programs, &SCHEMA, family, done.clone()));
         Ok(Self {
@@ -73,11 +73,11 @@ impl Iptables {
             sets,
             writers,
             left_frontends: Vec::new(),
-            news,
-            heard: Vec::new(),
-            look_every: LOOK_EVERY,
+            results,
+            received: Vec::new(),
+            resync_interval: SHORTEST_READ_INTERVAL,
             repaired: Repair::default(),
-            sets_settled: false,
+            sets_were_programmed: false,
             contended: None,
             drop_counters: DropCounters::default(),
         })
@@ -122,10 +122,10 @@ impl Iptables {
         let bridge_repair =
             if bridge.is_wanted() { program_bridge(bridge) } else { Ok(Repair::default()) };
         self.program_pods()?;
-        self.hear()?;
+        self.take_results()?;
         if self.wanted.services_known {
             let writers = self.writers.iter_mut().zip(&mut self.wanted.rules);
-            writers.for_each(|(writer, rules)| writer.go_on(rules));
+            writers.for_each(|(writer, rules)| writer.start_next_job(rules));
         }
         if self.contended.is_none() && self.writers.iter().any(Writer::is_contended) {
             let contender = contender();
@@ -143,7 +143,7 @@ impl Iptables {
         match (pods_known, services_known) {
             (true, _) => {
                 let written = self.sets.program(|set| pods.of_set(set))?;
-                if std::mem::replace(&mut self.sets_settled, true)
+                if std::mem::replace(&mut self.sets_were_programmed, true)
                     && !self.wanted.pods_changed
                     && written > 0
                 {
@@ -168,15 +168,16 @@ impl Iptables {
         self.writers.iter().zip(Family::BOTH).flat_map(of_family).collect()
     }
 
-    fn hear(&mut self) -> Result<(), IptablesError> {
-        while let Ok(done) = self.news.try_recv() {
-            self.heard.push(done);
+    fn take_results(&mut self) -> Result<(), IptablesError> {
+        while let Ok(done) = self.results.try_recv() {
+            self.received.push(done);
         }
         let mut result = Ok(());
-        for done in std::mem::take(&mut self.heard) {
+        for done in std::mem::take(&mut self.received) {
             let at = done.family as usize;
             if let Ok(Outcome::Seen(_)) = done.result {
-                self.look_every = (done.took * 100).clamp(LOOK_EVERY, LOOK_AT_LEAST);
+                self.resync_interval =
+                    (done.took * 100).clamp(SHORTEST_READ_INTERVAL, LONGEST_READ_INTERVAL);
             }
             let (writer, rules) = (&mut self.writers[at], &mut self.wanted.rules[at]);
             match writer.take(done, rules) {

@@ -31,12 +31,12 @@ use denizen_plan::{
 };
 use denizen_text::describe;
 
-/// IPVS does not notify of changes. What others removed is missed until the next look: the rules
-/// send connections to it.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// IPVS does not notify of changes. What others removed stays missing until the next
+/// resync, while the rules send connections to it.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 
-/// When others have removed virtual servers this often, nf_tables balances until the next look, and
-/// again after each further removal.
+/// When others have removed virtual servers this often, nf_tables balances until the next resync,
+/// and again after each further removal.
 const CONTENDED: u32 = 3;
 
 #[derive(Debug, Error)]
@@ -61,9 +61,9 @@ pub struct IpvsBackend {
     used: BTreeSet<ServerKey>,
     /// Another [`Backend::sync`] is due.
     is_due: bool,
-    /// How often others removed virtual servers, up to [`CONTENDED`]. A look that finds them
-    /// complete resets it.
-    disturbances: u32,
+    /// How often others removed virtual servers, up to [`CONTENDED`]. A resync that finds
+    /// them complete resets it.
+    foreign_removals: u32,
 }
 
 impl IpvsBackend {
@@ -79,9 +79,9 @@ impl IpvsBackend {
             is_new: true,
             used: BTreeSet::new(),
             is_due: false,
-            disturbances: 0,
+            foreign_removals: 0,
         };
-        backend.look_for_ipvs();
+        backend.open_ipvs();
         Ok(backend)
     }
 
@@ -90,7 +90,7 @@ impl IpvsBackend {
         &self.nftables
     }
 
-    fn look_for_ipvs(&mut self) {
+    fn open_ipvs(&mut self) {
         self.servers = Kernel::open().and_then(Servers::open).map_err(|error| describe(&error));
         self.is_new = true;
         match &self.servers {
@@ -100,7 +100,7 @@ impl IpvsBackend {
     }
 
     fn leave_to_nftables(&mut self) {
-        self.disturbances -= 1;
+        self.foreign_removals -= 1;
         let problem = "another program keeps removing virtual servers".to_owned();
         warn!(problem, "IPVS cannot be used: nf_tables balances everything");
         self.servers = Err(problem);
@@ -253,30 +253,30 @@ impl Backend for IpvsBackend {
     fn resync(&mut self) -> Result<Repair, IpvsBackendError> {
         let rules = self.nftables.resync();
         match &mut self.servers {
-            Ok(_) if self.disturbances == CONTENDED => self.leave_to_nftables(),
-            Ok(servers) => servers.doubt(),
-            Err(_) => self.look_for_ipvs(),
+            Ok(_) if self.foreign_removals == CONTENDED => self.leave_to_nftables(),
+            Ok(servers) => servers.request_resync(),
+            Err(_) => self.open_ipvs(),
         }
         let servers = if self.is_new { Ok(0) } else { self.program(Extent::WhatIsSafe) };
         if self.servers.is_ok() && matches!(servers, Ok(0)) && !self.is_new {
-            self.disturbances = 0;
+            self.foreign_removals = 0;
         }
         self.is_due = rules.is_ok() && servers.is_ok() && self.has_more();
         let repair = rules?;
         Ok(repair + Repair { elements: servers?, ..Repair::default() })
     }
 
-    fn is_disturbed(&mut self) -> bool {
+    fn has_foreign_change(&mut self) -> bool {
         let missing = self.servers.as_mut().map(Servers::misses_next);
         let is_missing = matches!(missing, Ok(Ok(true)));
-        self.disturbances += u32::from(is_missing);
+        self.foreign_removals += u32::from(is_missing);
         is_missing
     }
 
     fn report(&mut self) -> Report {
         let mut report = self.nftables.report();
-        report.settled &= !self.is_due;
-        report.look_every = LOOK_EVERY;
+        report.is_programmed &= !self.is_due;
+        report.resync_interval = RESYNC_INTERVAL;
         match &self.servers {
             Ok(servers) => {
                 report.rejected.extend(servers.problems());

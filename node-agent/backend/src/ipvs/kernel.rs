@@ -146,8 +146,8 @@ impl Kernel {
     }
 
     /// Removes all virtual servers but ours. If an agent runs and plans any, ours are those: where
-    /// kube-proxy made one, its address gets our route, and the agent's next look makes the rest as
-    /// it should be. Returns how many are ours.
+    /// kube-proxy made one, its address gets our route, and the agent's next resync makes the rest
+    /// as it should be. Returns how many are ours.
     ///
     /// # Errors
     /// [`ServersError`].

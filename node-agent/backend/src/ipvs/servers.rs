@@ -128,9 +128,9 @@ impl<H: Host> Servers<H> {
     }
 
     /// Makes the next change read the kernel first, and try again what the kernel refused.
-    pub fn doubt(&mut self) {
+    pub fn request_resync(&mut self) {
         self.is_unknown = true;
-        self.leaving.looks += 1;
+        self.leaving.resyncs += 1;
         self.missing.clear();
     }
 
@@ -417,7 +417,7 @@ impl<H: Host> Servers<H> {
     }
 
     /// Removes the routes of addresses that have been without a virtual server of ours since an
-    /// earlier look.
+    /// earlier resync.
     fn remove_routes(&mut self) -> Result<usize, ServersError> {
         if !std::mem::take(&mut self.leaving.has_routes) {
             return Ok(0);

@@ -133,7 +133,7 @@ impl Nftables {
     }
 
     /// Removes ARP's table, which the backend ipvs left: when the addresses of virtual servers are
-    /// no longer routed here, and neighbours no longer told that they are.
+    /// no longer routed here, and ARP requests for them no longer answered from here.
     ///
     /// # Errors
     /// The kernel's.
@@ -181,7 +181,7 @@ impl<K> Nftables<K> {
         for KeptTable { table, keeper } in &mut self.tables {
             let config = TableConfig::new(table.table_family, node);
             if table.reconfigure(config) {
-                keeper.doubt();
+                keeper.mark_unknown();
             }
         }
         self.order();
@@ -234,7 +234,7 @@ impl<K> Nftables<K> {
     /// Whether the plan's pods are in the kernel.
     pub fn has_pods(&self) -> bool {
         let mut wanted = self.tables.iter().filter(|kept| kept.table.is_wanted());
-        wanted.all(|kept| kept.table.known.pods && kept.keeper.is_settled())
+        wanted.all(|kept| kept.table.known.pods && kept.keeper.is_programmed())
     }
 }
 
@@ -252,7 +252,7 @@ impl KeptTable {
             services: table.known.services || plan.services().is_some(),
         };
         if std::mem::replace(&mut table.known, known) != known {
-            keeper.doubt();
+            keeper.mark_unknown();
         }
         if let Some(pods) = pods {
             keeper.note(|delta| table.change_pods(pods, delta));

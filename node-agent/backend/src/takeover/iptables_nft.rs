@@ -18,7 +18,8 @@ use denizen_nft::{ChainView, Kernel, NftError, TableFamily};
 /// canary.
 const TABLES: [&str; 4] = ["filter", "nat", "security", "mangle"];
 
-/// How often it begins anew when somebody changes the ruleset between the look and the batch.
+/// How often it begins anew if another program changes the ruleset between the read and the
+/// batch.
 const TRIES: usize = 20;
 
 /// A chain: its table and its name.

@@ -91,7 +91,7 @@ impl Predecessor {
         remove_tables: impl FnOnce() -> Result<Option<Variant>, ChosenError>,
         now: Instant,
     ) {
-        self.look(now);
+        self.poll(now);
         let is_due = match &self.attempt {
             Attempt::NotYet => is_synced,
             Attempt::Failed { at } => now.saturating_duration_since(*at) >= RETRY,
@@ -114,7 +114,7 @@ impl Predecessor {
 
     /// Why rules are left; `None` if none are, or the attempt still runs.
     pub fn problem(&mut self, now: Instant) -> Option<&str> {
-        self.look(now);
+        self.poll(now);
         self.problem.as_deref()
     }
 
@@ -126,7 +126,7 @@ impl Predecessor {
         }
     }
 
-    fn look(&mut self, now: Instant) {
+    fn poll(&mut self, now: Instant) {
         let is_over = matches!(&self.attempt, Attempt::Running(removal) if removal.is_finished());
         if is_over && let Attempt::Running(removal) = std::mem::take(&mut self.attempt) {
             self.take(removal, now);

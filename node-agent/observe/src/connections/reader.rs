@@ -106,10 +106,10 @@ impl ConnectionReader {
     ///
     /// # Errors
     /// [`NetlinkError::Overflow`] when events were lost, else [`NetlinkError::Io`].
-    pub fn hear(&mut self, mut each: impl FnMut(TrackedEvent)) -> Result<(), NetlinkError> {
-        let heard = self.socket.receive(true, |message| {
+    pub fn receive(&mut self, mut each: impl FnMut(TrackedEvent)) -> Result<(), NetlinkError> {
+        let received = self.socket.receive(true, |message| {
             TrackedEvent::parse(&message).into_iter().for_each(&mut each);
         });
-        heard.map(drop)
+        received.map(drop)
     }
 }

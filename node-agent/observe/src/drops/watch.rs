@@ -78,17 +78,17 @@ impl DropWatch {
 
     /// Waits for packets up to `wait`, and passes each to `each`. Returns whether the kernel had
     /// more to report than was read in time.
-    pub fn hear(
+    pub fn receive(
         &mut self,
         wait: Duration,
         names: &Names,
         mut each: impl FnMut(DroppedPacket),
     ) -> Result<bool, WatchError> {
         let mut messages = Vec::new();
-        let heard = self.tracer.receive(wait, |message| messages.push(message));
-        let has_lost = matches!(heard, Err(NetlinkError::Overflow));
+        let received = self.tracer.receive(wait, |message| messages.push(message));
+        let has_lost = matches!(received, Err(NetlinkError::Overflow));
         if !has_lost {
-            heard?;
+            received?;
         }
         messages.retain(|message| is_agents(&message.table, &message.chain));
         self.rules.learn(&mut self.kernel, &messages);

@@ -12,8 +12,8 @@ use denizen_model::Family;
 /// It is twice kube-proxy's `syncPeriod`, as in kube-proxy.
 pub const LATE: Duration = Duration::from_secs(60);
 
-/// The state that the loop publishes for the health servers, which run beside it and answer even if
-/// it hangs.
+/// The state that the loop publishes for the health servers, which run in other threads and answer
+/// even if it hangs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pulse {
     /// When the loop last ran.

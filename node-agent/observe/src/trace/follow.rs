@@ -116,7 +116,7 @@ impl PacketFollower {
         let deadline = Instant::now() + timeout;
         while self.reported < self.count {
             let left = deadline.saturating_duration_since(Instant::now());
-            self.hear(SILENCE.min(left))?;
+            self.receive(SILENCE.min(left))?;
             let now = Instant::now();
             let is_over = left.is_zero() || !is_wanted();
             // What is late may be incomplete.
@@ -135,7 +135,7 @@ impl PacketFollower {
 
     /// Waits no longer than this for messages, and takes them in. Packets that were on their way
     /// when messages were lost are incomplete.
-    fn hear(&mut self, wait: Duration) -> Result<(), TraceError> {
+    fn receive(&mut self, wait: Duration) -> Result<(), TraceError> {
         // Zero would wait for ever.
         const SHORTEST: Duration = Duration::from_millis(1);
         let wait = if self.is_torn { SHORTEST } else { wait.max(SHORTEST) };
@@ -146,7 +146,7 @@ impl PacketFollower {
                 self.journeys.forget();
                 self.is_torn = false;
             }
-            heard => drop(heard?),
+            received => drop(received?),
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ pub(super) struct Journey {
     /// Whether IP rules have seen it begin.
     has_begun_in_ip: bool,
     /// When its last message came.
-    heard: Instant,
+    last_message_at: Instant,
 }
 
 /// The source; the protocol; the source port; and fields that count packets.
@@ -71,13 +71,19 @@ impl Journeys {
         match (continued, found) {
             (Some(journey), _) => {
                 journey.id = id;
-                journey.heard = now;
+                journey.last_message_at = now;
                 journey.has_begun_in_ip |= begins && is_ip;
                 journey.messages.push(message);
             }
             (None, Some(mark)) if begins => {
                 let messages = vec![message];
-                self.open.push(Journey { messages, id, mark, has_begun_in_ip: is_ip, heard: now });
+                self.open.push(Journey {
+                    messages,
+                    id,
+                    mark,
+                    has_begun_in_ip: is_ip,
+                    last_message_at: now,
+                });
             }
             (None, Some(_) | None) => {}
         }
@@ -85,7 +91,7 @@ impl Journeys {
 
     /// The packets without messages since `then`; no more messages belong to them.
     pub fn silent_since(&mut self, then: Instant) -> Vec<Journey> {
-        self.open.extract_if(.., |journey| journey.heard <= then).collect()
+        self.open.extract_if(.., |journey| journey.last_message_at <= then).collect()
     }
 
     /// Forgets the packets that are on their way.

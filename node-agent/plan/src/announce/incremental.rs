@@ -143,7 +143,7 @@ impl AnnouncePlan {
             let claims = service.map(|service| of.claims(service)).unwrap_or_default();
             self.replace(Some(name), claims, &mut touched);
         }
-        self.settle(&touched, by.settings.most)
+        self.decide(&touched, by.settings.most)
     }
 
     /// Replaces all claims of a claimant. Adds the prefixes of the old and of the new ones.
@@ -178,7 +178,7 @@ impl AnnouncePlan {
         };
     }
 
-    fn settle(&mut self, touched: &BTreeSet<IpNetwork>, most: usize) -> Noted {
+    fn decide(&mut self, touched: &BTreeSet<IpNetwork>, most: usize) -> Noted {
         let (mut withheld_before, mut dropped_before) = (BTreeMap::new(), BTreeMap::new());
         for prefix in touched {
             let decided = &mut self.decided;

@@ -14,7 +14,7 @@ use super::side::{Side, SideDecision, Tiered};
 #[derive(Debug, Default)]
 pub(super) struct Classes {
     all: BTreeMap<ClassKey, Class>,
-    /// Whether classes came or went since the last [`Self::settle`].
+    /// Whether classes came or went since the last [`Self::take_changed`].
     have_changed: bool,
 }
 
@@ -75,7 +75,7 @@ impl Classes {
     }
 
     /// Whether classes came into use, or went out of use, since the last call.
-    pub fn settle(&mut self) -> bool {
+    pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.have_changed)
     }
 

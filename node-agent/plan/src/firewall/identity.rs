@@ -62,10 +62,10 @@ pub(super) struct Identities {
     known: BTreeMap<IdentityId, UsedIdentity>,
     of_peer: HashMap<PeerId, BTreeSet<IdentityId>>,
     next: u64,
-    /// Created since [`Self::settle`].
+    /// Created since [`Self::take_changes`].
     fresh: Vec<IdentityId>,
-    /// Identities whose last address left since [`Self::settle`]. They may have got another one
-    /// since.
+    /// Identities whose last address left since [`Self::take_changes`]. They may have got another
+    /// one since.
     left: BTreeSet<IdentityId>,
 }
 
@@ -123,7 +123,7 @@ impl Identities {
     }
 
     /// Forgets unused identities. Returns what changed since the last call.
-    pub fn settle(&mut self) -> IdentityChanges {
+    pub fn take_changes(&mut self) -> IdentityChanges {
         let mut changes = IdentityChanges::default();
         for id in std::mem::take(&mut self.fresh) {
             changes.keys.extend(self.key(id).cloned());

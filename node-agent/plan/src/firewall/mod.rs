@@ -2,8 +2,8 @@
 //! ClusterNetworkPolicies (`policy.networking.k8s.io`).
 //!
 //! Per pod of this node and direction: open, isolated with what is permitted all the same, or
-//! pending. What is permitted is said of *identities* ([`IdentityId`]): the numbers into which this
-//! module sorts addresses, so that one lookup finds a peer's number and one more whether it may.
+//! pending. What is permitted is decided for *identities* ([`IdentityId`]): numbers by which this
+//! module groups addresses, so that one lookup finds a peer's number and one more whether it may.
 //!
 //! | file | decides |
 //! | --- | --- |

@@ -135,9 +135,10 @@ pub(super) struct PeerTable {
     /// Peers that may cover pods of any namespace.
     of_any: BTreeSet<PeerId>,
     next: u32,
-    /// Created since [`Self::settle`].
+    /// Created since [`Self::take_changes`].
     fresh: Vec<PeerId>,
-    /// Peers whose last user left since [`Self::settle`]. They may have got another one since.
+    /// Peers whose last user left since [`Self::take_changes`]. They may have got another one
+    /// since.
     left: BTreeSet<PeerId>,
 }
 
@@ -221,7 +222,7 @@ impl PeerTable {
     }
 
     /// Forgets unused peers. Returns what changed since the last call.
-    pub fn settle(&mut self) -> PeerChanges {
+    pub fn take_changes(&mut self) -> PeerChanges {
         let mut removed = Vec::new();
         for id in std::mem::take(&mut self.left) {
             if self.users.get(&id).is_some_and(|(_, users)| *users == 0)
@@ -260,11 +261,11 @@ mod tests {
         let of = |namespace: &str| Covers::Pods(namespace.into(), Selector::default());
         let (kept, gone) = (table.acquire(of("a")), table.acquire(of("b")));
         let any = table.acquire(Covers::PodsOf(Selector::default(), Selector::default()));
-        assert_eq!(table.settle().added.len(), 3);
+        assert_eq!(table.take_changes().added.len(), 3);
         table.release(kept);
         table.release(gone);
         assert_eq!(table.acquire(of("a")), kept);
-        let changes = table.settle();
+        let changes = table.take_changes();
         assert!(changes.added.is_empty());
         assert_eq!(changes.removed, [(gone, of("b"))]);
         for (namespace, expected) in [("a", vec![kept, any]), ("b", vec![any])] {

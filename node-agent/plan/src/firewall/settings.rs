@@ -14,7 +14,7 @@ pub struct FirewallSettings {
     pub pods: KnownPods,
 }
 
-/// `--watch-pods`: which pods of the cluster are known. It is settled at the start, and decides
+/// `--watch-pods`: which pods of the cluster are known. It is fixed at the start, and decides
 /// what pods may send, so that this never depends on how large the cluster is at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KnownPods {

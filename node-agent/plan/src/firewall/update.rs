@@ -125,14 +125,14 @@ impl<'a> FirewallUpdate<'a> {
         }
         let policies_changed = is_first || !change.network_policies.is_empty();
         let policies_changed = policies_changed || !change.cluster_network_policies.is_empty();
-        let changed = match policies_changed | self.plan.classes.settle() {
+        let changed = match policies_changed | self.plan.classes.take_changed() {
             true => self.update_rules(cluster),
             false => RuleChanges::default(),
         };
         let given = self.update_owners();
         let before = self.plan.pod_ranges;
         let blocks_changed = self.update_identities(cluster, change);
-        let identities = self.plan.identities.settle();
+        let identities = self.plan.identities.take_changes();
         self.changes.forgotten = identities.gone;
         // What passes between a pod and itself depends on its own identity.
         let is_own = |change: &IdentityChange<IpAddr>| self.plan.owners.contains_key(&change.of);
@@ -339,7 +339,7 @@ impl<'a> FirewallUpdate<'a> {
         if switched {
             self.plan.addresses.touched.extend(self.plan.addresses.all().collect::<Vec<_>>());
         }
-        let peer_changes = self.plan.peers.settle();
+        let peer_changes = self.plan.peers.take_changes();
         let asked = GroupQuery {
             peers: &self.plan.peers,
             changes: &peer_changes,

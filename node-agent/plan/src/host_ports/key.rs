@@ -60,7 +60,7 @@ impl HostPortKey {
     }
 
     /// The keys at which a service's frontend comes first.
-    pub(super) fn beside(frontend: &FrontendKey, node_ports: &BTreeSet<IpAddr>) -> Vec<Self> {
+    pub(super) fn shadowed_by(frontend: &FrontendKey, node_ports: &BTreeSet<IpAddr>) -> Vec<Self> {
         let FrontendKey { address, protocol, port } = *frontend;
         let family = frontend.family();
         let named = match address {

@@ -125,7 +125,7 @@ impl HealthChecks {
 
     /// The check of each port, and the checks whose port another service has, with that service's
     /// name.
-    pub fn settled(&self) -> (BTreeMap<NonZeroU16, HealthCheck>, Vec<(HealthCheck, ServiceName)>) {
+    pub fn by_port(&self) -> (BTreeMap<NonZeroU16, HealthCheck>, Vec<(HealthCheck, ServiceName)>) {
         let mut ranked: Vec<&HealthCheck> = self.checks.values().collect();
         ranked.sort_by(|a, b| a.rank().cmp(&b.rank()));
         let (mut ports, mut lost) = (BTreeMap::<_, HealthCheck>::new(), Vec::new());

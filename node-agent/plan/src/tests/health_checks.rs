@@ -100,13 +100,13 @@ fn of_two_the_older_has_the_port_in_whatever_order_they_came() {
             assert!(checks.put(&check.service, Some(check.clone())));
             assert!(!checks.put(&check.service, Some(check.clone())), "nothing new");
         }
-        let (ports, lost) = checks.settled();
+        let (ports, lost) = checks.by_port();
         assert_eq!(ports, BTreeMap::from([(port(PORT), old.clone())]));
         let losers: Vec<_> =
             lost.into_iter().map(|(check, winner)| (check.service, winner)).collect();
         assert_eq!(losers, [(named("a"), named("b")), (named("0"), named("b"))]);
         checks.put(&named("b"), None);
-        assert_eq!(checks.settled().0[&port(PORT)], new);
+        assert_eq!(checks.by_port().0[&port(PORT)], new);
     }
 }
 

@@ -42,8 +42,8 @@ pub struct AnnouncedRoutes {
     /// program.
     known: Option<Vec<ObservedRoute>>,
     /// What was last wanted, if the kernel had all of it.
-    settled: Option<BTreeMap<RouteKey, Route>>,
-    /// What the last read has found beside them.
+    programmed: Option<BTreeMap<RouteKey, Route>>,
+    /// What the last read found of foreign routes.
     around: Around,
 }
 
@@ -74,7 +74,7 @@ impl AnnouncedRoutes {
     /// Opens those of this thread's network namespace.
     pub fn open(table: u32) -> Result<Self, RouteError> {
         let kernel = Routes::open(PROTOCOL)?;
-        Ok(Self { kernel, table, known: None, settled: None, around: Around::default() })
+        Ok(Self { kernel, table, known: None, programmed: None, around: Around::default() })
     }
 
     /// The portid by which notifications name our own changes.
@@ -84,7 +84,7 @@ impl AnnouncedRoutes {
 
     /// Another program may have changed what the announcements depend on: the next sync reads
     /// again.
-    pub fn disturbed(&mut self) {
+    pub fn note_foreign_change(&mut self) {
         self.known = None;
     }
 
@@ -135,7 +135,7 @@ impl AnnouncedRoutes {
             false => self.routes(wanted),
         };
         let commands = commands(&wanted, self.known.as_deref().unwrap_or_default());
-        let is_repair = self.settled.as_ref() == Some(&wanted);
+        let is_repair = self.programmed.as_ref() == Some(&wanted);
         let refused = self.apply(&commands)?;
         let is_new = |command: &&RouteCommand| match command {
             RouteCommand::Add(route) | RouteCommand::Replace(route) => {
@@ -146,7 +146,7 @@ impl AnnouncedRoutes {
         let is_done = refused.is_empty() && !is_repair;
         let added = if is_done { commands.iter().filter(is_new).count() } else { 0 };
         let errors = [self.around.problems.clone(), refused.clone()].concat();
-        self.settled = refused.is_empty().then_some(wanted);
+        self.programmed = refused.is_empty().then_some(wanted);
         let table = self.table;
         let announced = self.look()?.iter().filter(|route| route.key.table == table);
         Ok(RouteSync {

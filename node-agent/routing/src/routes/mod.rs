@@ -41,7 +41,7 @@ const KERNEL: u8 = 2;
 pub struct PodRoutes {
     kernel: Routes,
     /// What was last wanted, if the kernel had all of it.
-    settled: Option<BTreeMap<RouteKey, Route>>,
+    programmed: Option<BTreeMap<RouteKey, Route>>,
     /// Changes of these require another sync.
     watched: Watched,
 }
@@ -69,7 +69,7 @@ impl PodRoutes {
     /// Opens those of this thread's network namespace.
     pub fn open() -> Result<Self, RouteError> {
         let kernel = Routes::open(PROTOCOL)?;
-        Ok(Self { kernel, settled: None, watched: Watched::default() })
+        Ok(Self { kernel, programmed: None, watched: Watched::default() })
     }
 
     /// The portid by which notifications name changes by [`Self::sync`].
@@ -95,8 +95,8 @@ impl PodRoutes {
         let routes = wanted.len() - refused.iter().filter(is_missing).count();
         let refused: Vec<String> =
             refused.iter().map(|refused| described(&commands[refused.command], refused)).collect();
-        let is_repair = self.settled.as_ref() == Some(&wanted);
-        self.settled = refused.is_empty().then_some(wanted);
+        let is_repair = self.programmed.as_ref() == Some(&wanted);
+        self.programmed = refused.is_empty().then_some(wanted);
         self.watched = Watched {
             next_hops: around.links.keys().copied().collect(),
             links: around.links.values().flatten().copied().collect(),

@@ -145,12 +145,12 @@ fn what_another_program_or_the_kernel_takes_away_is_heard_and_repaired() {
         let mut routes = PodRoutes::open().expect("netlink");
         let mut watch = RouteWatch::open(vec![routes.portid()]).expect("netlink");
         routes.sync(&nodes(&[2, 3])).expect("an answer");
-        let mut heard = |routes: &PodRoutes| {
+        let mut is_notified = |routes: &PodRoutes| {
             let mut is_relevant = false;
             watch.changes(|change| is_relevant |= routes.depend_on(&change)).expect("changes");
             is_relevant
         };
-        heard(&routes);
+        is_notified(&routes);
         let cases = [
             // What is done, whether the routes may depend on it, and how many are repaired.
             ("route flush proto 213", true, 2),
@@ -163,29 +163,29 @@ fn what_another_program_or_the_kernel_takes_away_is_heard_and_repaired() {
         ];
         for (done, is_relevant, repaired) in cases {
             run(done);
-            assert_eq!(heard(&routes), is_relevant, "{done}");
+            assert_eq!(is_notified(&routes), is_relevant, "{done}");
             let synced = routes.sync(&nodes(&[2, 3])).expect("an answer");
             assert_eq!((synced.refused, synced.repaired), (Vec::new(), repaired), "{done}");
             assert_eq!(listed(), routes_to(&[2, 3]), "{done}");
-            assert!(!heard(&routes), "own changes, after {done}");
+            assert!(!is_notified(&routes), "own changes, after {done}");
         }
         // A node's address is behind a gateway from now on, and again is not.
         run("route add 192.0.2.3/32 via 192.0.2.254");
-        assert!(heard(&routes));
+        assert!(is_notified(&routes));
         let synced = routes.sync(&nodes(&[2, 3])).expect("an answer");
         let rejected: Vec<_> = synced.plan.rejected.iter().map(ToString::to_string).collect();
         let reason = "no route to 10.1.3.0/24, the podCIDR of Node n3: its InternalIP 192.0.2.3 is \
                       behind the gateway 192.0.2.254";
         assert_eq!(rejected, [reason]);
         run("route del 192.0.2.3/32");
-        assert!(heard(&routes));
+        assert!(is_notified(&routes));
         // The link goes down and comes back. IPv6 forgets the address of a link that is down.
         run("link set eth0 down");
-        assert!(heard(&routes));
+        assert!(is_notified(&routes));
         assert_eq!(routes.sync(&nodes(&[2, 3])).expect("an answer").routes, 0);
         run("link set eth0 up");
         run("addr add 2001:db8::1/64 dev eth0 nodad");
-        assert!(heard(&routes));
+        assert!(is_notified(&routes));
         assert_eq!(routes.sync(&nodes(&[2, 3])).expect("an answer").routes, 4);
         assert_eq!(listed(), routes_to(&[2, 3]));
     });

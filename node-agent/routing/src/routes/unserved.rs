@@ -49,8 +49,8 @@ impl Unserved {
     }
 
     /// Another program may have changed the tables.
-    pub fn disturbed(&mut self) {
-        self.tables.iter_mut().for_each(|(_, keeper)| keeper.doubt());
+    pub fn note_foreign_change(&mut self) {
+        self.tables.iter_mut().for_each(|(_, keeper)| keeper.mark_unknown());
     }
 
     /// Refuses what no service takes at these addresses, and nothing else.

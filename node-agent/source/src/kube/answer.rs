@@ -1,4 +1,4 @@
-//! Answers about single objects, beside the watch of their kind.
+//! Answers to reads of single objects, which may be newer or older than the watch of their kind.
 
 use std::collections::HashMap;
 

@@ -363,12 +363,12 @@ impl KindFollower {
         reply: &mut Reply,
         silence: Duration,
     ) -> Result<Option<hyper::body::Bytes>, StreamEnd> {
-        let heard = Instant::now();
+        let begun = Instant::now();
         loop {
             tokio::select! {
                 () = self.outlet.closed() => return Err(StreamEnd::Closed),
                 Some(answer) = self.answers.recv() => self.take_answer(&answer).await?,
-                piece = timeout_at(heard + silence, reply.piece()) => {
+                piece = timeout_at(begun + silence, reply.piece()) => {
                     return Ok(piece.map_err(|_| Failure::TimedOut(silence))??);
                 }
             }

@@ -229,7 +229,8 @@ struct FollowerStarter<'a> {
 }
 
 impl FollowerStarter<'_> {
-    /// A kind that nobody reads beside its watch. The one with a `call` waits for it.
+    /// Follows a kind of which no single objects are read. If there is a `call`, waits for it
+    /// first.
     fn kind(&self, kind: ObjectKind, call: Option<Call>) -> Followed {
         let (_, answers) = mpsc::channel(WAITING);
         let (channels, followed) = self.channels(kind, answers);

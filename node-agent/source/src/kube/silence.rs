@@ -3,7 +3,7 @@
 //! A server sends a bookmark about every minute, so silence is a sign: it may wait for a version
 //! that it never reaches, because its etcd was restored from an older copy. But some servers send
 //! none of a kind before that kind's first change after their start (1.20 does so), and an agent
-//! that was suspended has heard nothing either. So one object is asked for first: that costs the
+//! that was suspended has received nothing either. So one object is asked for first: that costs the
 //! server little, and a list of all pods from every node much.
 
 use std::sync::Arc;

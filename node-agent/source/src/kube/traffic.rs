@@ -15,7 +15,7 @@ pub enum ListReason {
     Retry,
     /// The server no longer has the changes since the known version.
     Expired,
-    /// The server said nothing for too long: it may never reach the known version.
+    /// The server sent nothing for too long: it may never reach the known version.
     Silent,
     /// The server refused to go on from the known version.
     Refused,

@@ -87,7 +87,7 @@ impl Context {
         let mut writer = Writer::new(&SCHEMA, sender);
         let mut rules =
             Client { optional: Some("-j MARK"), is_changed: true, jumps_changed: false };
-        writer.go_on(&mut rules);
+        writer.start_next_job(&mut rules);
         let mut context = Self { writer, rules, jobs, now };
         assert!(matches!(context.jobs.try_recv(), Ok(Job::Probe)));
         context.done(Outcome::Probed(MissingExtensions::default()));
@@ -118,7 +118,7 @@ impl Context {
         self.writer.take(done, &mut self.rules).unwrap()
     }
 
-    fn looks(&mut self, missing: Option<Table>) -> Repaired {
+    fn sees(&mut self, missing: Option<Table>) -> Repaired {
         let seen = self.seen(missing);
         self.done(Outcome::Seen(Box::new(seen)))
     }
@@ -142,12 +142,12 @@ fn without_the_table() -> IptablesError {
 #[test]
 fn what_cannot_be_written_of_the_optional_table_is_nobodys_doing() {
     let mut context = Context::new();
-    context.looks(Some(Table::Security));
+    context.sees(Some(Table::Security));
     assert!(context.writes());
     context.done(written(Some(Err(without_the_table()))));
     assert!(context.writer.optional_failure().is_some());
-    assert!(context.writer.is_settled(&context.rules), "the others are as they should be");
-    assert_eq!(context.looks(Some(Table::Security)), Repaired::default());
+    assert!(context.writer.is_programmed(&context.rules), "the others are as they should be");
+    assert_eq!(context.sees(Some(Table::Security)), Repaired::default());
     assert!(context.writes(), "a look tries it again");
     // A change of services alone says nothing about it.
     context.done(written(None));
@@ -159,25 +159,25 @@ fn what_cannot_be_written_of_the_optional_table_is_nobodys_doing() {
 #[test]
 fn a_family_that_the_kernel_is_without_waits_for_nothing() {
     let mut context = Context::new();
-    assert!(!context.writer.is_settled(&context.rules));
-    context.done(Outcome::Unspoken);
-    assert!(context.writer.is_settled(&context.rules));
+    assert!(!context.writer.is_programmed(&context.rules));
+    context.done(Outcome::FamilyMissing);
+    assert!(context.writer.is_programmed(&context.rules));
     context.rules.wants_optional(Some("-j DROP"));
-    context.writer.go_on(&mut context.rules);
-    assert_eq!(context.done(Outcome::Unspoken), Repaired::default());
-    assert!(context.writer.is_settled(&context.rules) && !context.writer.is_contended());
+    context.writer.start_next_job(&mut context.rules);
+    assert_eq!(context.done(Outcome::FamilyMissing), Repaired::default());
+    assert!(context.writer.is_programmed(&context.rules) && !context.writer.is_contended());
 }
 
 #[test]
 fn a_change_in_a_missing_table_is_compared_first() {
     let mut context = Context::new();
-    context.looks(Some(Table::Security));
+    context.sees(Some(Table::Security));
     assert!(context.writes());
     context.done(written(Some(Err(without_the_table()))));
     context.rules.wants_optional(Some("-j DROP"));
-    context.writer.go_on(&mut context.rules);
-    assert!(matches!(context.jobs.try_recv(), Ok(Job::Look(_))));
-    assert_eq!(context.looks(Some(Table::Security)), Repaired::default());
+    context.writer.start_next_job(&mut context.rules);
+    assert!(matches!(context.jobs.try_recv(), Ok(Job::Read(_))));
+    assert_eq!(context.sees(Some(Table::Security)), Repaired::default());
     assert!(context.writes());
 }
 
@@ -185,41 +185,41 @@ fn a_change_in_a_missing_table_is_compared_first() {
 #[test]
 fn a_jump_comes_and_goes_with_its_chain() {
     let mut context = Context::new();
-    let looks_at = |context: &mut Context| {
-        context.writer.go_on(&mut context.rules);
+    let tables_read = |context: &mut Context| {
+        context.writer.start_next_job(&mut context.rules);
         match context.jobs.try_recv() {
-            Ok(Job::Look(tables)) => tables,
+            Ok(Job::Read(tables)) => tables,
             _ => &[],
         }
     };
-    assert_eq!(looks_at(&mut context), Table::ALL, "an earlier run's may be there");
-    context.looks(None);
-    assert!(context.writer.is_settled(&context.rules) && !context.writes());
+    assert_eq!(tables_read(&mut context), Table::ALL, "an earlier run's may be there");
+    context.sees(None);
+    assert!(context.writer.is_programmed(&context.rules) && !context.writes());
     let seen = context.seen(None);
     context.rules.wants_optional(None);
-    assert_eq!(looks_at(&mut context), Table::ALL, "both are compared");
+    assert_eq!(tables_read(&mut context), Table::ALL, "both are compared");
     assert_eq!(context.done(Outcome::Seen(Box::new(seen))), Repaired::default());
     assert!(context.writes());
     context.done(written(Some(Ok(()))));
     context.writer.unknown = true;
-    assert_eq!(looks_at(&mut context), Table::REQUIRED);
+    assert_eq!(tables_read(&mut context), Table::REQUIRED);
 }
 
 /// Whoever rewrites that table is no other service proxy.
 #[test]
 fn only_the_required_tables_are_contended() {
     let mut context = Context::new();
-    context.looks(None);
+    context.sees(None);
     for _ in 0..2 * CONTENDED {
-        assert_ne!(context.looks(Some(Table::Security)), Repaired::default());
+        assert_ne!(context.sees(Some(Table::Security)), Repaired::default());
         assert!(context.writes());
         context.done(written(Some(Ok(()))));
     }
     for _ in 1..CONTENDED {
-        assert_ne!(context.looks(Some(Table::Nat)), Repaired::default());
+        assert_ne!(context.sees(Some(Table::Nat)), Repaired::default());
         context.done(written(None));
     }
-    assert_eq!(context.looks(Some(Table::Nat)), Repaired::default());
+    assert_eq!(context.sees(Some(Table::Nat)), Repaired::default());
     assert!(context.writer.is_contended());
 }
 
@@ -230,15 +230,15 @@ fn who_goes_on_is_told_from_who_comes_by() {
         [(10, 0, true), (300, 0, true), (300, 1, true), (300, 3, false), (10, 9, false)]
     {
         let mut context = Context::new();
-        context.looks(None);
+        context.sees(None);
         for number in 0..CONTENDED {
             let between = if number == 1 { clean } else { 0 };
             for _ in 0..between {
                 context.now += Duration::from_secs(seconds);
-                assert_eq!(context.looks(None), Repaired::default());
+                assert_eq!(context.sees(None), Repaired::default());
             }
             context.now += Duration::from_secs(seconds);
-            context.looks(Some(Table::Nat));
+            context.sees(Some(Table::Nat));
             context.done(written(None));
         }
         assert_eq!(
@@ -262,14 +262,14 @@ fn failed_writes_count_by_what_was_written() {
     // A look writes nothing.
     fails(&mut context);
     assert_eq!(context.writer.restore_failures(), failures(0, 0));
-    context.looks(Some(Table::Nat));
+    context.sees(Some(Table::Nat));
     assert!(context.writes());
     fails(&mut context);
     assert_eq!(context.writer.restore_failures(), failures(1, 0));
-    context.looks(None);
+    context.sees(None);
     context.rules.wants_optional(Some("-j DROP"));
     context.rules.jumps_changed = false;
-    context.writer.go_on(&mut context.rules);
+    context.writer.start_next_job(&mut context.rules);
     assert!(context.writes());
     fails(&mut context);
     assert_eq!(context.writer.restore_failures(), failures(1, 1));

@@ -98,7 +98,7 @@ fn a_look_and_a_change_leave_what_packets_have_counted() {
         let repair = Keeper::sync(kernel, &mut [(&mut restarted, &mut content)]).unwrap();
         assert_eq!((repair, restarted.count()), (Repair::default(), 0));
         content.0[0].rules.insert(0, rule([Statement::Counter]));
-        restarted.doubt();
+        restarted.mark_unknown();
         let repair = Keeper::sync(kernel, &mut [(&mut restarted, &mut content)]).unwrap();
         assert_eq!(repair, Repair { chains: 1, ..Repair::default() });
         sender.send_to(b"a", (lo, 1001)).unwrap();

@@ -52,14 +52,14 @@ fn the_kernel_gets_what_is_noted_and_keeps_it() {
         let schema = schema(TableFamily::Ip);
         let (mut keeper, mut wanted) = (Keeper::new(schema.clone()), wanted(&schema));
         assert!(sync(kernel, &mut keeper, &mut wanted).rebuilt);
-        assert!(keeper.is_settled() && holds(kernel, &keeper, &wanted));
+        assert!(keeper.is_programmed() && holds(kernel, &keeper, &wanted));
         assert_eq!(keeper.count(), wanted.elements.len());
         let gone = wanted.elements.remove(0);
         wanted.garbage = Some(gone.key);
         keeper.note(|delta| delta.extend(vec![gone.clone()], Vec::new()));
-        assert!(!keeper.is_settled());
+        assert!(!keeper.is_programmed());
         assert!(sync(kernel, &mut keeper, &mut wanted).is_none());
-        assert!(keeper.is_settled() && holds(kernel, &keeper, &wanted));
+        assert!(keeper.is_programmed() && holds(kernel, &keeper, &wanted));
         // Nobody else changed anything: nothing is read.
         keeper.check(kernel);
         assert!(!keeper.is_unknown());
@@ -113,7 +113,7 @@ fn another_versions_table_stays_until_all_is_known() {
         wanted.elements = all.iter().filter(|element| element.set == NAMES).cloned().collect();
         let repair = sync(kernel, &mut keeper, &mut wanted);
         assert_eq!((repair.rebuilt, repair.elements), (false, wanted.elements.len()));
-        keeper.doubt();
+        keeper.mark_unknown();
         (wanted.extent, wanted.elements) = (Extent::Whole, all);
         assert!(sync(kernel, &mut keeper, &mut wanted).rebuilt);
         assert!(holds(kernel, &keeper, &wanted));

@@ -91,7 +91,7 @@ fn thousands_of_ranges_come_change_and_go_within_a_second() {
                 identities = identities.max(planner.plan().firewall().unwrap().identity_count());
             }
             assert_eq!(identities, 1, "nothing tells the blocks of one rule apart");
-            firewall.disturbed();
+            firewall.note_foreign_change();
             assert!(firewall.resync(planner.plan()).unwrap().is_none(), "all is as it should be");
         }
     });

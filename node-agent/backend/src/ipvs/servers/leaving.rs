@@ -11,18 +11,18 @@ use crate::EndedConnections;
 use crate::ipvs::host::{Host, ServersError};
 use crate::ipvs::state::{RealState, ServerState};
 
-/// Force removal after 15 looks, about 15 minutes: of a virtual server whose connections do not end,
-/// and of an endpoint of which nobody says that its pod has ended.
-const MOST_LOOKS: u32 = 15;
+/// Force removal after 15 resyncs, about 15 minutes: of a virtual server whose connections do not
+/// end, and of an endpoint of which nobody says that its pod has ended.
+const MOST_RESYNCS: u32 = 15;
 
 /// The scheduler that refuses the clients of an endpoint with weight 0.
 const REFUSES: &str = "dh";
 
-/// What is to be removed, and the look at which that began.
+/// What is to be removed, and the number of the resync at which that began.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
-    /// The number of looks so far.
-    pub looks: u32,
+    /// The number of resyncs so far.
+    pub resyncs: u32,
     servers: BTreeMap<ServerKey, u32>,
     endpoints: BTreeMap<(ServerKey, SocketAddr), u32>,
     addresses: BTreeMap<IpAddr, u32>,
@@ -77,9 +77,9 @@ impl Leaving {
     }
 
     /// A virtual server as it is wanted, and the endpoints with connections that are not wanted any
-    /// more: they get no new ones, and stay until a look finds them without. An endpoint goes at
+    /// more: they get no new ones, and stay until a resync finds them without. An endpoint goes at
     /// once when its pod has ended. If that would not be known, since nobody has recorded it here,
-    /// it goes after [`MOST_LOOKS`] in any case. `known`: as the kernel has it.
+    /// it goes after [`MOST_RESYNCS`] in any case. `known`: as the kernel has it.
     pub fn keep_endpoints(
         &mut self,
         host: &mut impl Host,
@@ -92,7 +92,7 @@ impl Leaving {
             .filter(|(at, real)| real.translates && !wanted.reals.contains_key(at))
             .map(|(at, _)| *at)
             .collect();
-        let Self { looks, endpoints, pods, ended, connections, .. } = self;
+        let Self { resyncs, endpoints, pods, ended, connections, .. } = self;
         endpoints.retain(|(of, at), _| *of != key || gone.contains(at));
         let is_tcp = key.protocol == libc::IPPROTO_TCP as u8;
         if gone.is_empty() || !is_tcp || &*wanted.server.scheduler == REFUSES {
@@ -103,8 +103,8 @@ impl Leaving {
             if left == 0 || !gone.contains(&at) {
                 continue;
             }
-            let since = *endpoints.entry((key, at)).or_insert(*looks);
-            let is_old = !pods.contains(&at.ip()) && *looks - since >= MOST_LOOKS;
+            let since = *endpoints.entry((key, at)).or_insert(*resyncs);
+            let is_old = !pods.contains(&at.ip()) && *resyncs - since >= MOST_RESYNCS;
             if ended.contains(&at.ip()) || is_old {
                 connections.note(&key, &observed, ended);
             } else {
@@ -115,7 +115,7 @@ impl Leaving {
     }
 
     /// The commands for unneeded virtual servers in the kernel (`unwanted`), to which no rule sends
-    /// connections. One with TCP connections gets no new ones, until a look finds it without.
+    /// connections. One with TCP connections gets no new ones, until a resync finds it without.
     /// Whoever goes on to send datagrams is led elsewhere by rules, so there is nothing to wait
     /// for.
     pub fn removals<'a>(
@@ -123,13 +123,13 @@ impl Leaving {
         host: &mut impl Host,
         unwanted: impl Iterator<Item = &'a ServerKey>,
     ) -> Result<Vec<IpvsCommand>, ServersError> {
-        let Self { looks, servers, ended, connections, .. } = self;
+        let Self { resyncs, servers, ended, connections, .. } = self;
         let mut commands = Vec::new();
         for key in unwanted {
-            let since = *servers.entry(*key).or_insert(*looks);
+            let since = *servers.entry(*key).or_insert(*resyncs);
             let is_tcp = key.protocol == libc::IPPROTO_TCP as u8;
             let reals = if is_tcp { host.real_servers(key)? } else { Vec::new() };
-            let is_old = *looks - since >= MOST_LOOKS;
+            let is_old = *resyncs - since >= MOST_RESYNCS;
             let (dead, reals): (Vec<_>, Vec<_>) = reals
                 .into_iter()
                 .partition(|observed| is_old || ended.contains(&observed.real.at.ip()));
@@ -149,19 +149,19 @@ impl Leaving {
     }
 
     /// Which of these `unused` addresses have been without a virtual server of ours since an
-    /// earlier look: their routes go. Until then rules refuse what clients still send there, so that
-    /// they need not wait for an answer. Forgets what is not leaving any more.
+    /// earlier resync: their routes go. Until then rules refuse what clients still send there, so
+    /// that they need not wait for an answer. Forgets what is not leaving any more.
     pub fn old_addresses(
         &mut self,
         unused: BTreeSet<IpAddr>,
         is_wanted: impl Fn(&ServerKey) -> bool,
         is_known: impl Fn(&ServerKey) -> bool,
     ) -> Vec<IpAddr> {
-        let Self { looks, servers, endpoints, addresses, .. } = self;
+        let Self { resyncs, servers, endpoints, addresses, .. } = self;
         servers.retain(|key, _| is_known(key) && !is_wanted(key));
         endpoints.retain(|(key, _), _| is_wanted(key));
         addresses.retain(|ip, _| unused.contains(ip));
-        let is_old = |ip: &IpAddr| *addresses.entry(*ip).or_insert(*looks) < *looks;
+        let is_old = |ip: &IpAddr| *addresses.entry(*ip).or_insert(*resyncs) < *resyncs;
         unused.into_iter().filter(is_old).collect()
     }
 }

@@ -20,7 +20,7 @@ fn ended(pod_ended: u64, timed_out: u64) -> EndedConnections {
 }
 
 fn looked(servers: &mut Servers<Fake>) -> usize {
-    servers.doubt();
+    servers.request_resync();
     synced(servers)
 }
 

@@ -64,7 +64,7 @@ fn a_server_comes_after_its_route_and_goes_before_it() {
     assert_eq!(fake.log(), ["remove 10.96.0.10:80/6"]);
     let refused = servers.take_addresses();
     assert_eq!(refused, Some([address("10.96.0.10")].into()), "clients still send there");
-    servers.doubt();
+    servers.request_resync();
     synced(&mut servers);
     assert_eq!(fake.log(), ["not local 10.96.0.10"]);
 }
@@ -232,7 +232,7 @@ fn foreign_virtual_servers_stay() {
     assert_eq!(servers.problems(), [said]);
     // The other program goes.
     fake.0.borrow_mut().servers.remove(&key("10.96.0.10:80"));
-    servers.doubt();
+    servers.request_resync();
     synced(&mut servers);
     assert!(servers.is_ready(&key("10.96.0.10:80")));
     assert!(servers.problems().is_empty());
@@ -248,12 +248,12 @@ fn what_others_add_at_our_address_is_theirs_unless_it_is_wanted() {
     fake.log();
     let theirs = server("10.96.0.10:443", "rr", &[("10.1.0.2:443", 1), ("10.1.0.9:443", 1)]);
     fake.0.borrow_mut().servers.insert(theirs.server.key, theirs.clone());
-    servers.doubt();
+    servers.request_resync();
     synced(&mut servers);
     assert_eq!(fake.log(), [""; 0], "it stays");
     let wanted = server("10.96.0.10:443", "lc", &[("10.1.0.2:443", 1), ("10.1.0.3:443", 1)]);
     servers.want(theirs.server.key, Some(wanted));
-    servers.doubt();
+    servers.request_resync();
     synced(&mut servers);
     let changes = [
         "change 10.96.0.10:443/6 lc",
@@ -275,7 +275,7 @@ fn what_others_removed_comes_back() {
     synced(&mut servers);
     fake.0.borrow_mut().servers.clear();
     assert!(servers.misses_next().expect("the kernel tells"));
-    servers.doubt();
+    servers.request_resync();
     synced(&mut servers);
     assert!(servers.is_ready(&key(at)));
     assert!(!servers.misses_next().expect("the kernel tells"));
@@ -305,7 +305,7 @@ fn a_scheduler_that_the_kernel_lacks_is_named_and_replaced() {
     assert_eq!(servers.problems(), [said]);
     // Its module is loaded.
     fake.0.borrow_mut().without.clear();
-    servers.doubt();
+    servers.request_resync();
     synced(&mut servers);
     assert_eq!(fake.log(), ["change 10.96.0.10:80/6 twos"]);
     assert!(servers.problems().is_empty());

@@ -112,7 +112,7 @@ fn a_table_that_is_being_replaced_lets_nothing_pass_to_unused_ports() {
         let schema = keeper.schema();
         kernel.write(schema.family, |batch| batch.replace_rules(schema.name, &first)).unwrap();
         assert_eq!(send().unwrap_err().kind(), ErrorKind::PermissionDenied);
-        keeper.doubt();
+        keeper.mark_unknown();
         Keeper::sync(&mut kernel, &mut [(&mut keeper, &mut table)]).unwrap();
         assert_eq!(send().unwrap_err().kind(), ErrorKind::PermissionDenied);
         let seen = kernel.observe(keeper.schema()).unwrap();

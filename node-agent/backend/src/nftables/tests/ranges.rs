@@ -83,7 +83,7 @@ fn thousands_of_source_ranges_come_change_and_go_within_a_second() {
             let took = change(&mut planner, &mut backend, events);
             println!("{what}: {took:?}");
             assert!(took < MOST, "{what}: {took:?}");
-            backend.tables.iter_mut().for_each(|kept| kept.keeper.disturbed());
+            backend.tables.iter_mut().for_each(|kept| kept.keeper.note_foreign_change());
             assert!(backend.resync().unwrap().is_none(), "{what}: all is as it should be");
         }
     });

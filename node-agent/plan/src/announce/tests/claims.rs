@@ -23,7 +23,11 @@ fn claiming(created: &str, address: &str, ranges: &[&str]) -> OtherNode {
 }
 
 /// What this node says of an address or of a podCIDR, beside a Node of these claims.
-fn beside(claims: OtherNode, change: impl FnOnce(&mut AnnounceWorld), about: &str) -> String {
+fn decision_with(
+    claims: OtherNode,
+    change: impl FnOnce(&mut AnnounceWorld),
+    about: &str,
+) -> String {
     let mut world = AnnounceWorld { node: own(&[OWN, "fd01:1::/64"]), ..world() };
     world.others.push(("node-9", claims));
     change(&mut world);
@@ -56,7 +60,7 @@ fn a_younger_node_withdraws_neither_a_pod_range_nor_a_service() {
     for ranges in claims {
         for (about, class) in announced {
             let claims = claiming(YOUNG, "192.0.2.9", ranges);
-            assert_eq!(beside(claims, |_| (), about), class, "{about} beside {ranges:?}");
+            assert_eq!(decision_with(claims, |_| (), about), class, "{about} beside {ranges:?}");
         }
     }
 }
@@ -76,30 +80,33 @@ fn the_older_node_has_a_range_that_both_claim() {
     ];
     for (created, claimed, decision) in cases {
         let claims = claiming(created, "192.0.2.9", &[claimed]);
-        assert_eq!(beside(claims, |_| (), "10.1.1.5"), decision, "{claimed} of {created}");
+        assert_eq!(decision_with(claims, |_| (), "10.1.1.5"), decision, "{claimed} of {created}");
     }
     // A range of an older Node that contains a node's address is not that Node's.
     let far = claiming(OLD, "192.0.2.9", &["10.1.0.0/23"]);
     let crowded = |world: &mut AnnounceWorld| {
         world.others.push(("node-3", claiming(OLD, "10.1.0.5", &[])));
     };
-    assert_eq!(beside(far, crowded, "10.1.1.5"), "pod-cidr");
+    assert_eq!(decision_with(far, crowded, "10.1.1.5"), "pod-cidr");
     // Where both were made in the same second, the name decides, on every node in the same way.
     let same = claiming("2026-11-10T00:00:00Z", "192.0.2.9", &[OWN]);
-    assert_eq!(beside(same, |_| (), "10.1.1.5"), "pod-cidr");
+    assert_eq!(decision_with(same, |_| (), "10.1.1.5"), "pod-cidr");
 }
 
 /// A Node's InternalIP can be any address, like its podCIDRs.
 #[test]
 fn the_address_of_a_younger_node_does_not_withdraw_a_pod_range() {
     let claims = |created| claiming(created, "10.1.1.77", &[]);
-    assert_eq!(beside(claims(YOUNG), |_| (), "10.1.1.5"), "pod-cidr");
+    assert_eq!(decision_with(claims(YOUNG), |_| (), "10.1.1.5"), "pod-cidr");
     let why = "10.1.1.77 is an address of node node-9";
-    assert_eq!(beside(claims(OLD), |_| (), "10.1.1.5"), why);
+    assert_eq!(decision_with(claims(OLD), |_| (), "10.1.1.5"), why);
     // An older Node has the same address: the younger one does not hide it.
     let both =
         |world: &mut AnnounceWorld| world.others.push(("node-3", claiming(OLD, "10.1.1.77", &[])));
-    assert_eq!(beside(claims(YOUNG), both, "10.1.1.5"), "10.1.1.77 is an address of node node-3");
+    assert_eq!(
+        decision_with(claims(YOUNG), both, "10.1.1.5"),
+        "10.1.1.77 is an address of node node-3"
+    );
 }
 
 /// `--announce-ranges` and ServiceCIDRs are for services, whatever an older Node asks for. But
@@ -109,10 +116,10 @@ fn the_address_of_a_younger_node_does_not_withdraw_a_pod_range() {
 fn a_pod_range_inside_the_ranges_of_services_loses_to_them() {
     let old = |claimed: &str| claiming(OLD, "192.0.2.9", &[claimed]);
     for claimed in ["203.0.113.0/24", "203.0.113.7/32", "203.0.112.0/22"] {
-        assert_eq!(beside(old(claimed), |_| (), VIP), "load-balancer-ip", "{claimed}");
+        assert_eq!(decision_with(old(claimed), |_| (), VIP), "load-balancer-ip", "{claimed}");
     }
     for claimed in ["10.96.0.0/16", "10.96.0.0/24", "10.96.0.0/12"] {
-        assert_eq!(beside(old(claimed), |_| (), "10.96.0.10"), "cluster-ip", "{claimed}");
+        assert_eq!(decision_with(old(claimed), |_| (), "10.96.0.10"), "cluster-ip", "{claimed}");
     }
     let asks = |ranges: &'static [&str], address: &'static str| {
         move |world: &mut AnnounceWorld| {
@@ -122,11 +129,11 @@ fn a_pod_range_inside_the_ranges_of_services_loses_to_them() {
     };
     let others = "it overlaps 10.1.2.0/24 of Node node-2";
     for ranges in [&["10.1.0.0/16"][..], &["0.0.0.0/0"], &["10.0.0.0/8"]] {
-        assert_eq!(beside(old("10.9.9.0/24"), asks(ranges, "10.1.2.9"), "10.1.2.9"), others);
+        assert_eq!(decision_with(old("10.9.9.0/24"), asks(ranges, "10.1.2.9"), "10.1.2.9"), others);
     }
     let without_own = |world: &mut AnnounceWorld| {
         world.node = own(&[]);
         asks(&["10.0.0.0/8"], "10.1.2.9")(world);
     };
-    assert_eq!(beside(old("10.9.9.0/24"), without_own, "10.1.2.9"), others);
+    assert_eq!(decision_with(old("10.9.9.0/24"), without_own, "10.1.2.9"), others);
 }

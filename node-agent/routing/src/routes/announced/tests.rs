@@ -106,13 +106,13 @@ fn announcements_are_blackholes_that_nothing_is_looked_up_in() {
         run("link add cni0 type bridge");
         run("addr add 10.1.1.1/24 dev cni0");
         run("link set cni0 up");
-        routes.disturbed();
+        routes.note_foreign_change();
         let again = synced(&mut routes, &wanted(&ranges, &both, Drain::No));
         assert_eq!(listed("main"), unused[1..]);
         assert_eq!(again.added, 0);
         // What comes back by a repair is not new.
         run("route flush table 219");
-        routes.disturbed();
+        routes.note_foreign_change();
         let repaired = synced(&mut routes, &wanted(&ranges, &both, Drain::No));
         assert_eq!((repaired.added, repaired.repaired), (0, 2));
         // Withdrawing alone adds nothing: the rules of what is new are not there yet.
@@ -151,16 +151,16 @@ fn a_change_of_class_is_never_a_withdrawal() {
         let mut watch = RouteWatch::open(Vec::new()).expect("netlink");
         synced(&mut routes, &wanted(&[], &["203.0.113.7"], Drain::No));
         synced(&mut routes, &wanted(&[], &["203.0.113.7"], Drain::Begun));
-        let (mut heard, mut held) = (Vec::new(), 0);
+        let (mut notified, mut held) = (Vec::new(), 0);
         watch
             .changes(|change| match change {
                 RouteChange::Added(route) if route.key.table == TABLE => {
                     held += 1;
-                    heard.push((route.key.metric, held));
+                    notified.push((route.key.metric, held));
                 }
                 RouteChange::Removed(route) if route.key.table == TABLE => {
                     held -= 1;
-                    heard.push((route.key.metric, held));
+                    notified.push((route.key.metric, held));
                 }
                 RouteChange::Added(_)
                 | RouteChange::Removed(_)
@@ -168,7 +168,7 @@ fn a_change_of_class_is_never_a_withdrawal() {
                 | RouteChange::Lost => {}
             })
             .expect("changes");
-        assert_eq!(heard, [(105, 1), (205, 2), (105, 1)]);
+        assert_eq!(notified, [(105, 1), (205, 2), (105, 1)]);
         assert_eq!(listed("219"), ["blackhole 203.0.113.7 metric 205"]);
     });
 }
@@ -178,7 +178,7 @@ fn what_others_do_to_the_table_is_heard_named_and_repaired() {
     in_namespace(|| {
         let mut routes = AnnouncedRoutes::open(TABLE).expect("netlink");
         let mut watch = RouteWatch::open(vec![routes.portid()]).expect("netlink");
-        let mut heard = || {
+        let mut is_notified = || {
             let mut is_relevant = false;
             let note = |change| is_relevant |= AnnouncedRoutes::depend_on(&change, TABLE);
             watch.changes(note).expect("changes");
@@ -186,7 +186,7 @@ fn what_others_do_to_the_table_is_heard_named_and_repaired() {
         };
         let wanted = wanted(&["10.1.1.0/24"], &["203.0.113.7", "203.0.113.8"], Drain::No);
         synced(&mut routes, &wanted);
-        heard();
+        is_notified();
         let all = listed("all");
         let cases = [
             ("route flush table 219", true, 3),
@@ -196,17 +196,17 @@ fn what_others_do_to_the_table_is_heard_named_and_repaired() {
         ];
         for (done, is_relevant, repaired) in cases {
             run(done);
-            assert_eq!(heard(), is_relevant, "{done}");
-            routes.disturbed();
+            assert_eq!(is_notified(), is_relevant, "{done}");
+            routes.note_foreign_change();
             assert_eq!(synced(&mut routes, &wanted).repaired, repaired, "{done}");
             assert_eq!(listed("all"), all, "{done}");
-            assert!(!heard(), "own changes, after {done}");
+            assert!(!is_notified(), "own changes, after {done}");
         }
         // Somebody else's route stays, and is named; also where ours should be.
         run("route add blackhole 198.51.100.0/24 proto static table 219");
         run("route del blackhole 203.0.113.8 metric 105 table 219");
         run("route add blackhole 203.0.113.8 proto static metric 105 table 219");
-        routes.disturbed();
+        routes.note_foreign_change();
         let published = routes.sync(&wanted).expect("an answer");
         let text = published.errors.join("\n");
         for part in [
@@ -230,13 +230,13 @@ fn a_table_that_packets_are_looked_up_in_stays_empty() {
         synced(&mut routes, &wanted);
         for family in ["-4", "-6"] {
             run(&format!("{family} rule add from all lookup 219 priority 999"));
-            routes.disturbed();
+            routes.note_foreign_change();
             let published = routes.sync(&wanted).expect("an answer");
             let [error] = &published.errors[..] else { panic!("{published:?}") };
             assert!(error.starts_with("nothing is announced: routing rule 999"), "{error}");
             assert_eq!(listed("all"), Vec::<String>::new());
             run(&format!("{family} rule del priority 999"));
-            routes.disturbed();
+            routes.note_foreign_change();
             synced(&mut routes, &wanted);
             assert_eq!(listed("219").len(), 2);
         }

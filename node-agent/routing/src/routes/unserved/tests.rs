@@ -42,7 +42,7 @@ fn the_sets_are_the_announced_addresses_whatever_was_there() {
         nft("add element ip denizen-announced announced { 203.0.113.9 }");
         nft("flush chain ip denizen-announced output");
         nft("delete table ip6 denizen-announced");
-        unserved.disturbed();
+        unserved.note_foreign_change();
         unserved.sync(set(&["203.0.113.8", "2001:db8:5::7"])).expect("taken");
         assert_eq!(listed(), (moved.map(str::to_owned).into(), 8));
         // A restarted agent finds the tables, and keeps what they have counted.

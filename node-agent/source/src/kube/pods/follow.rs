@@ -56,7 +56,7 @@ pub enum NodeCount {
 /// The scope of pods that is wanted, by the agent's loop.
 #[derive(Debug, Clone)]
 pub struct PodScopes {
-    /// `None` until it can be said. Until then pods of this node are followed alone.
+    /// `None` until it is chosen. Until then only this node's pods are followed.
     pub wanted: latest::Receiver<Option<PodScope>>,
     /// Gets how many nodes there are, before anything is listed; `None` if nobody asks.
     pub nodes: Option<latest::Sender<NodeCount>>,
@@ -131,7 +131,7 @@ impl PodFollowers {
     async fn turn(&mut self) -> Result<(), Closed> {
         self.end().await?;
         self.seek().await?;
-        self.settle().await?;
+        self.send_progress().await?;
         self.report();
         let is_busy = self.compared.is_some()
             || self.streams.values().any(|stream| !stream.listed && !stream.has_failed());
@@ -304,8 +304,9 @@ impl PodFollowers {
         self.merge.apply(scope, rest, now())
     }
 
-    /// Switches the leading streams if that is due, and sends the coverage if it changed.
-    async fn settle(&mut self) -> Result<(), Closed> {
+    /// Switches the leading streams if that is due. Sends the coverage if it changed, and that the
+    /// first list is complete.
+    async fn send_progress(&mut self) -> Result<(), Closed> {
         self.change_lead().await?;
         let mut events = Vec::from_iter(self.changed_coverage());
         if !self.listed && self.is_complete() {
