@@ -2,7 +2,9 @@
 
 use denizen_nft::{BaseChain, Chain, ChainKind, Field, Hook, Key, Rule, Statement, Verdict};
 use denizen_packet::{Family, family_of};
-use denizen_state::redirect::{Ask, ChainDirection, Does, PortRange, Redirect, RedirectProtocol};
+use denizen_state::redirect::{
+    ChainDirection, PortRange, Redirect, RedirectProtocol, RuleAction, RuleCondition,
+};
 use nix::libc;
 
 /// Before `dstnat` (-100), at which the rules of containers inside the pod translate.
@@ -43,13 +45,13 @@ fn chain(
 ) -> Commented {
     let (mut rules, mut comments) = (Vec::new(), Vec::new());
     for rule in redirect.rules(direction) {
-        let asks = rule.asks.iter().map(statement);
-        let does = match rule.does {
-            Does::Skip => Statement::Verdict(Verdict::Return),
-            Does::Redirect(port) => Statement::Redirect(port.get()),
+        let conditions = rule.conditions.iter().map(statement);
+        let action = match rule.action {
+            RuleAction::Skip => Statement::Verdict(Verdict::Return),
+            RuleAction::Redirect(port) => Statement::Redirect(port.get()),
         };
         // The counter counts the first packet of each connection.
-        let statements = asks.chain([Statement::Counter, does]).collect();
+        let statements = conditions.chain([Statement::Counter, action]).collect();
         rules.push(Rule { statements, why: rule.why });
         comments.push(rule.comment);
     }
@@ -82,28 +84,32 @@ fn invalid() -> Commented {
     Commented { chain, comments: vec![why.to_owned()] }
 }
 
-fn statement(ask: &Ask) -> Statement {
-    match ask {
-        Ask::Ipv6 => Statement::is_of(Family::V6),
-        Ask::Protocol(protocol) => is(*protocol),
-        Ask::Port(range) => to_ports(*range),
-        Ask::From(cidr) => {
+fn statement(condition: &RuleCondition) -> Statement {
+    match condition {
+        RuleCondition::Ipv6 => Statement::is_of(Family::V6),
+        RuleCondition::Protocol(protocol) => is(*protocol),
+        RuleCondition::Port(range) => to_ports(*range),
+        RuleCondition::From(cidr) => {
             let field = Field::Source(family_of(cidr.ip()));
             Statement::Within(field, cidr.network(), cidr.prefix())
         }
-        Ask::To(cidr) => {
+        RuleCondition::To(cidr) => {
             let field = Field::Destination(family_of(cidr.ip()));
             Statement::Within(field, cidr.network(), cidr.prefix())
         }
-        Ask::NotTo(address) => {
+        RuleCondition::NotTo(address) => {
             let field = Field::Destination(family_of(*address));
             Statement::NotEquals(field, Key::EMPTY.address(*address))
         }
-        Ask::Enters(name) => Statement::Equals(Field::InputInterface, Key::EMPTY.interface(name)),
-        Ask::Leaves(name) => Statement::Equals(Field::OutputInterface, Key::EMPTY.interface(name)),
-        Ask::User(uid) => Statement::Equals(Field::SocketUser, Key::EMPTY.number(*uid)),
-        Ask::Group(gid) => Statement::Equals(Field::SocketGroup, Key::EMPTY.number(*gid)),
-        Ask::Mark(mark) => {
+        RuleCondition::Enters(name) => {
+            Statement::Equals(Field::InputInterface, Key::EMPTY.interface(name))
+        }
+        RuleCondition::Leaves(name) => {
+            Statement::Equals(Field::OutputInterface, Key::EMPTY.interface(name))
+        }
+        RuleCondition::User(uid) => Statement::Equals(Field::SocketUser, Key::EMPTY.number(*uid)),
+        RuleCondition::Group(gid) => Statement::Equals(Field::SocketGroup, Key::EMPTY.number(*gid)),
+        RuleCondition::Mark(mark) => {
             let (mask, value) = (mark.mask(), mark.value());
             Statement::Bits { field: Field::Mark, mask, equal: true, value }
         }

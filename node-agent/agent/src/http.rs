@@ -27,7 +27,7 @@ use self::listeners::Sites;
 pub use self::z_pages::StartFacts;
 use crate::config::Listen;
 use crate::control::Question;
-use denizen_observe::status::health::Pulse;
+use denizen_observe::status::health::LoopState;
 use denizen_observe::status::metrics::Metrics;
 use denizen_plan::HealthPorts;
 use denizen_source::events::Notices;
@@ -36,7 +36,7 @@ use denizen_source::events::Notices;
 #[derive(Debug, Clone)]
 pub struct Published {
     /// The loop's health.
-    pub pulse: watch::Receiver<Pulse>,
+    pub loop_state: watch::Receiver<LoopState>,
     /// The health-check node ports.
     pub ports: watch::Receiver<HealthPorts>,
     /// The metrics.

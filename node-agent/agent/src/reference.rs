@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::check::{Check, Finding, Topic, Verdict as CheckVerdict};
 use crate::cli::command;
-use denizen_backend::{Affinity, Clients, Crowded};
+use denizen_backend::{Affinity, Clients, FullMapCounts};
 use denizen_observe::connections::{NamedConnection, Totals};
 use denizen_observe::drops::{DropCount, DropCounts, DropVerdict, DroppedPacket, PacketReport};
 use denizen_observe::status::metrics::Metrics;
@@ -145,7 +145,7 @@ fn every_field_of_the_status_is_there() {
                 clients: 0,
                 room: 0,
             }],
-            crowded: Crowded::default(),
+            crowded: FullMapCounts::default(),
         },
         flushed: 0,
         flushing: false,

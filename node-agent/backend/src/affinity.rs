@@ -14,7 +14,7 @@ pub struct Affinity {
     pub clients: Vec<Clients>,
     /// What happened to new clients while the map of all clients was full, since the rules were
     /// programmed.
-    pub crowded: Crowded,
+    pub crowded: FullMapCounts,
 }
 
 /// How many clients one map of the kernel has.
@@ -33,7 +33,7 @@ pub struct Clients {
 /// How new clients were remembered while the map of all clients was full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Crowded {
+pub struct FullMapCounts {
     /// Remembered like all others: local pods, and some clients of each service port.
     pub reserved: u64,
     /// Remembered for a short time.
@@ -58,7 +58,7 @@ impl fmt::Display for Affinity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let clients: u64 = self.clients.iter().map(|map| u64::from(map.clients)).sum();
         write!(f, "{clients}")?;
-        let Crowded { reserved, briefly, not } = self.crowded;
+        let FullMapCounts { reserved, briefly, not } = self.crowded;
         if reserved + briefly + not > 0 {
             write!(
                 f,

@@ -17,7 +17,7 @@ pub mod takeover;
 mod tests;
 pub mod why;
 
-pub use self::affinity::{Affinity, Clients, Crowded};
+pub use self::affinity::{Affinity, Clients, FullMapCounts};
 pub use self::service_drops::{ServiceDropReason, ServiceDrops};
 pub use denizen_iptables::RestoreFailures;
 pub use denizen_nft::Repair;

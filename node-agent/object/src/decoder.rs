@@ -16,10 +16,10 @@ pub struct Decoder {
     pub(super) other_nodes: bool,
     /// When pods end is decoded.
     pub(super) ends: bool,
-    texts: Copies<Arc<str>>,
-    labels: Copies<Labels>,
-    ports: Copies<Arc<[NamedPort]>>,
-    addresses: Copies<Arc<[IpAddr]>>,
+    texts: Interner<Arc<str>>,
+    labels: Interner<Labels>,
+    ports: Interner<Arc<[NamedPort]>>,
+    addresses: Interner<Arc<[IpAddr]>>,
 }
 
 impl Decoder {
@@ -28,10 +28,10 @@ impl Decoder {
             node_name,
             other_nodes: false,
             ends: false,
-            texts: Copies::default(),
-            labels: Copies::default(),
-            ports: Copies::default(),
-            addresses: Copies::default(),
+            texts: Interner::default(),
+            labels: Interner::default(),
+            ports: Interner::default(),
+            addresses: Interner::default(),
         }
     }
 
@@ -85,7 +85,7 @@ impl Decoder {
 
 /// One copy of each value.
 #[derive(Debug)]
-struct Copies<T> {
+struct Interner<T> {
     known: HashSet<T>,
     /// With so many values, those that nobody else has are dropped.
     limit: usize,
@@ -94,13 +94,13 @@ struct Copies<T> {
 /// Below this many values, none is dropped.
 const FEW: usize = 1024;
 
-impl<T> Default for Copies<T> {
+impl<T> Default for Interner<T> {
     fn default() -> Self {
         Self { known: HashSet::new(), limit: FEW }
     }
 }
 
-impl<T: Clone + Eq + Hash> Copies<T> {
+impl<T: Clone + Eq + Hash> Interner<T> {
     /// The copy that equals `value`. Values for which `is_used` is false may be dropped.
     fn share(&mut self, value: T, is_used: impl Fn(&T) -> bool) -> T {
         if let Some(known) = self.known.get(&value) {

@@ -104,10 +104,10 @@ fn json_object(place: ObjectPosition, json: &str, list: Option<&ListKind>, sink:
         return sink(place, Err(NOT_AN_OBJECT));
     };
     let kinds = (shell.api_version.as_deref(), shell.kind.as_deref());
-    match (Nature::of(kinds.0, kinds.1, list), shell.items) {
+    match (DocumentKind::of(kinds.0, kinds.1, list), shell.items) {
         (Err(error), _) => sink(place, Err(error)),
-        (Ok(Nature::Object(kind)), _) => sink(place, Ok(RawObject::json(kind, json))),
-        (Ok(Nature::List(kind)), Some(items)) if place.item.is_none() => {
+        (Ok(DocumentKind::Object(kind)), _) => sink(place, Ok(RawObject::json(kind, json))),
+        (Ok(DocumentKind::List(kind)), Some(items)) if place.item.is_none() => {
             let Ok(items) = serde_json::from_str::<Option<Vec<&RawValue>>>(items.get()) else {
                 return sink(place, Err(ITEMS_NOT_A_LIST));
             };
@@ -116,7 +116,7 @@ fn json_object(place: ObjectPosition, json: &str, list: Option<&ListKind>, sink:
                 json_object(place, item.get(), Some(&kind), sink);
             }
         }
-        (Ok(Nature::List(_) | Nature::Other), _) => {}
+        (Ok(DocumentKind::List(_) | DocumentKind::Other), _) => {}
     }
 }
 
@@ -126,7 +126,7 @@ const ITEMS_NOT_A_LIST: DecodeError =
     DecodeError::NotAnObject("the items of a list are not a list");
 
 /// What an object is, by its `apiVersion` and `kind`.
-enum Nature {
+enum DocumentKind {
     Object(ObjectKind),
     List(ListKind),
     /// Another object of the API, which is ignored.
@@ -140,7 +140,7 @@ struct ListKind {
     item: Option<String>,
 }
 
-impl Nature {
+impl DocumentKind {
     fn of(
         api_version: Option<&str>,
         kind: Option<&str>,

@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-pub use self::incremental::{AnnouncePlan, Noted, concerned};
+pub use self::incremental::{AnnouncePlan, DecisionChanges, concerned};
 pub use self::pods::single_pods;
-pub use self::reason::{Excluded, Forbidden, WithheldReason};
+pub use self::reason::{Forbidden, NodeExclusion, WithheldReason};
 pub use self::recorded::{Recorded, newest};
 use super::Plan;
 use super::services::{Frontend, FrontendKey, FrontendKind};

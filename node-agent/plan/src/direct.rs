@@ -23,17 +23,17 @@ use denizen_model::{Nodes, OtherNode, family_of};
 
 /// This node's networks, as the kernel reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Neighbourhood {
+pub struct NodeNetworks {
     pub addresses: BTreeSet<IpAddr>,
     /// The subnets of its links.
     pub subnets: BTreeSet<IpNetwork>,
     /// For each InternalIP of the other nodes: the index of the link on which it is a neighbour.
-    pub links: BTreeMap<IpAddr, Result<u32, NotNear>>,
+    pub links: BTreeMap<IpAddr, Result<u32, NotOnLink>>,
 }
 
 /// Why an address is not a neighbour: where packets to it go instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NotNear {
+pub enum NotOnLink {
     Gateway(IpAddr),
     Here,
     Nowhere,
@@ -90,7 +90,7 @@ pub enum WhyRejected {
     NotANeighbour {
         address: IpAddr,
         /// Where packets to it go.
-        instead: NotNear,
+        instead: NotOnLink,
     },
 }
 
@@ -106,13 +106,13 @@ impl fmt::Display for WhyRejected {
             Self::NodeAddress(address) => write!(f, "{address} is the address of a node"),
             Self::Subnet(subnet) => write!(f, "it overlaps {subnet}, a network of this node's"),
             Self::NoInternalIp => write!(f, "the Node has no InternalIP of this family"),
-            Self::NotANeighbour { address, instead: NotNear::Gateway(gateway) } => {
+            Self::NotANeighbour { address, instead: NotOnLink::Gateway(gateway) } => {
                 write!(f, "its InternalIP {address} is behind the gateway {gateway}")
             }
-            Self::NotANeighbour { address, instead: NotNear::Here } => {
+            Self::NotANeighbour { address, instead: NotOnLink::Here } => {
                 write!(f, "its InternalIP {address} is an address of this node")
             }
-            Self::NotANeighbour { address, instead: NotNear::Nowhere } => {
+            Self::NotANeighbour { address, instead: NotOnLink::Nowhere } => {
                 write!(f, "this node has no route to its InternalIP {address}")
             }
         }
@@ -123,16 +123,16 @@ impl fmt::Display for WhyRejected {
 ///
 /// Of two Nodes that claim one range, the older keeps it even while it cannot be reached: a link
 /// that goes down must not give its range to another node.
-pub fn direct(nodes: &Nodes, around: &Neighbourhood) -> DirectRoutes {
+pub fn direct(nodes: &Nodes, networks: &NodeNetworks) -> DirectRoutes {
     let mut ranges = PodRanges::claimed(nodes);
     let own = nodes.own.iter().flat_map(|node| &node.addresses);
-    let own: BTreeSet<IpAddr> = own.chain(&around.addresses).copied().collect();
+    let own: BTreeSet<IpAddr> = own.chain(&networks.addresses).copied().collect();
     let mut plan = DirectRoutes::default();
     for claimant in ranges.by_age() {
         let Some(node) = nodes.others.get(claimant.name) else { continue };
         for range in claimant.ranges() {
             let why_not = unusable(range, claimant, &ranges, nodes)
-                .or_else(|| own_in(range, &own, around))
+                .or_else(|| own_in(range, &own, networks))
                 .or_else(|| {
                     let (range, by) = ranges.overlapping(range)?;
                     Some(WhyRejected::Taken { by: Arc::clone(by), range })
@@ -140,7 +140,7 @@ pub fn direct(nodes: &Nodes, around: &Neighbourhood) -> DirectRoutes {
                 .map_or(Ok(()), Err);
             let next_hop = why_not.and_then(|()| {
                 ranges.take(range, claimant);
-                next_hop(range, node, around)
+                next_hop(range, node, networks)
             });
             match next_hop {
                 Ok(next_hop) => drop(plan.routes.insert(range, next_hop)),
@@ -176,26 +176,30 @@ fn unusable(
 
 /// Why a range is rejected because of this node's own addresses or subnets, whatever the age of the
 /// Nodes.
-fn own_in(range: IpNetwork, own: &BTreeSet<IpAddr>, around: &Neighbourhood) -> Option<WhyRejected> {
+fn own_in(
+    range: IpNetwork,
+    own: &BTreeSet<IpAddr>,
+    networks: &NodeNetworks,
+) -> Option<WhyRejected> {
     if let Some(address) = own.range(range.network()..=range.broadcast()).next() {
         return Some(WhyRejected::NodeAddress(*address));
     }
-    let subnet = around.subnets.iter().find(|subnet| overlap(**subnet, range));
+    let subnet = networks.subnets.iter().find(|subnet| overlap(**subnet, range));
     subnet.copied().map(WhyRejected::Subnet)
 }
 
 fn next_hop(
     range: IpNetwork,
     node: &OtherNode,
-    around: &Neighbourhood,
+    networks: &NodeNetworks,
 ) -> Result<NextHop, WhyRejected> {
     let family = family_of(range.ip());
     let of_family = || node.internal.iter().copied().filter(|ip| family_of(*ip) == family);
-    let link = |address| *around.links.get(&address).unwrap_or(&Err(NotNear::Nowhere));
+    let link = |address| *networks.links.get(&address).unwrap_or(&Err(NotOnLink::Nowhere));
     let next_hop = |address| Some(NextHop { address, link: link(address).ok()? });
     of_family().find_map(next_hop).ok_or_else(|| match of_family().next() {
         Some(address) => {
-            let instead = link(address).err().unwrap_or(NotNear::Nowhere);
+            let instead = link(address).err().unwrap_or(NotOnLink::Nowhere);
             WhyRejected::NotANeighbour { address, instead }
         }
         None => WhyRejected::NoInternalIp,

@@ -9,9 +9,9 @@
 
 mod changes;
 mod claims;
+mod inputs;
 mod key;
 mod remark;
-mod surroundings;
 #[cfg(test)]
 mod tests;
 
@@ -23,10 +23,10 @@ use std::sync::Arc;
 pub use self::changes::HostPortChanges;
 use self::changes::Remarks;
 use self::claims::{Claim, Claims};
+pub(super) use self::inputs::HostPortInputs;
+use self::inputs::{NodeAddresses, is_of_one_link};
 pub use self::key::{HostPortKey, HostPortPlace};
 pub use self::remark::HostPortRemark;
-pub(super) use self::surroundings::Surroundings;
-use self::surroundings::{NodeAddresses, is_of_one_link};
 use super::services::Frontend;
 use denizen_model::{Protocol, family_of};
 use denizen_state::AttachmentId;
@@ -131,7 +131,7 @@ impl HostPortPlan {
     }
 
     /// Decides again what a change touches.
-    pub(super) fn update(&mut self, by: &Surroundings<'_>) -> HostPortChanges {
+    pub(super) fn update(&mut self, by: &HostPortInputs<'_>) -> HostPortChanges {
         let mut changes = HostPortChanges::default();
         let claims = self.claims.change(by.former_pods, by.pods);
         for [former, now] in &claims.pods {
@@ -159,7 +159,7 @@ impl HostPortPlan {
     /// Takes in what is new about services and addresses. Adds the keys that it concerns.
     fn see(
         &mut self,
-        by: &Surroundings<'_>,
+        by: &HostPortInputs<'_>,
         due: &mut BTreeSet<HostPortKey>,
         changes: &mut HostPortChanges,
     ) {
@@ -201,7 +201,7 @@ impl HostPortPlan {
     fn decide(
         &mut self,
         key: HostPortKey,
-        by: &Surroundings<'_>,
+        by: &HostPortInputs<'_>,
         taken: &mut BTreeSet<TakenPort>,
         changes: &mut HostPortChanges,
     ) {
@@ -232,7 +232,7 @@ impl HostPortPlan {
     fn decision(
         &self,
         key: HostPortKey,
-        by: &Surroundings<'_>,
+        by: &HostPortInputs<'_>,
     ) -> (Decision, Option<ServedHostPort>) {
         let mut claims = self.claims.of_key(key);
         let mut decision = Decision::default();
@@ -275,7 +275,7 @@ impl HostPortPlan {
     fn shadowed<'a>(
         &self,
         key: HostPortKey,
-        by: &'a Surroundings<'_>,
+        by: &'a HostPortInputs<'_>,
     ) -> Vec<(IpAddr, &'a Frontend)> {
         let HostPortKey { at, protocol, port } = key;
         let frontend = |ip| Some((ip, by.frontend(ip, protocol, port)?));

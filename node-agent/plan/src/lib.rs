@@ -30,25 +30,25 @@ use jiff::Timestamp;
 
 pub use self::announce::{
     AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcement, AnnouncementClass,
-    AnnouncementReason, Announcements, Announcing, Drain, DroppedFrontend, Excluded, Forbidden,
-    Noted, PrefixOwner, Recorded, Surveyed, Withheld, WithheldReason, concerned, is_draining,
-    newest, single_pods,
+    AnnouncementReason, Announcements, Announcing, DecisionChanges, Drain, DroppedFrontend,
+    Forbidden, NodeExclusion, PrefixOwner, Recorded, Surveyed, Withheld, WithheldReason, concerned,
+    is_draining, newest, single_pods,
 };
 pub use self::direct::{
-    DirectRoutes, Neighbourhood, NextHop, NotNear, RejectedRange, WhyRejected, direct,
+    DirectRoutes, NextHop, NodeNetworks, NotOnLink, RejectedRange, WhyRejected, direct,
 };
 pub use self::firewall::{
-    AddressRange, Cell, Cells, Decider, Direction, FirewallChanges, FirewallPlan, FirewallSettings,
-    Function, IdentityChange, IdentityId, IfRefused, Isolation, KnownPods, Permission, PodNeeds,
-    PolicyFlow, PolicyRejection, PolicyResult, PolicyStep, PolicyTie, PortKey, PortSpan, Side,
-    Sides, SidesChange, TierDecider, TierStep, Tiered, ToNode, WhyAll,
+    AddressRange, AllPodsReason, Cell, Cells, Decider, Direction, FirewallChanges, FirewallPlan,
+    FirewallSettings, Function, IdentityChange, IdentityId, IfRefused, Isolation, KnownPods,
+    Permission, PodNeeds, PolicyFlow, PolicyRejection, PolicyResult, PolicyStep, PolicyTie,
+    PortKey, PortSpan, Side, Sides, SidesChange, TierDecider, TierStep, Tiered, ToNode,
 };
 pub use self::host_ports::{
     HostPortChanges, HostPortKey, HostPortPlace, HostPortPlan, HostPortRemark, HostPortSettings,
     ServedHostPort, TakenPort,
 };
 pub use self::ipvs::{
-    Carrier, HashTable, Hashed, IpvsPlan, Listed, Method, NotOnIpvs, PlannedServer, Scheduler,
+    Balancer, HashTable, Hashed, IpvsPlan, Listed, Method, NotOnIpvs, PlannedServer, Scheduler,
     ServicePortKey, Share,
 };
 pub use self::node::{
@@ -60,8 +60,8 @@ pub use self::policy::{Capabilities, Policy};
 use self::services::PlanInputs;
 pub use self::services::{
     Conflict, Endpoint, EndpointSelection, Endpoints, Frontend, FrontendAddress, FrontendKey,
-    FrontendKind, HealthCheck, HealthChecks, HealthPorts, Masquerade, Outcome, PermittedRanges,
-    Remark, ServicePlan, Settings, Whereabouts, frontends, select, serving,
+    FrontendKind, HealthCheck, HealthChecks, HealthPorts, Masquerade, NodeLocation, Outcome,
+    PermittedRanges, Remark, ServicePlan, Settings, frontends, select, serving,
 };
 use denizen_model::{
     Family, Listing, LocalPod, Model, ModelChange, PodSet, ServiceName, Snapshot, differing_pods,
@@ -324,7 +324,7 @@ impl Plan {
         }
         let is_first = self.host_ports.is_none();
         let host_ports = self.host_ports.get_or_insert_default();
-        changes.host_ports = host_ports.update(&host_ports::Surroundings {
+        changes.host_ports = host_ports.update(&host_ports::HostPortInputs {
             settings,
             former_pods: if is_first { &[] } else { former_pods },
             pods: &pods.pods,

@@ -207,8 +207,7 @@ impl Announcer {
         let Some(wanted) = self.decided.decided().filter(|_| programmed.is_synced()) else {
             return false;
         };
-        // The addresses are refused before routers send more, and until after they were
-        // withdrawn from them.
+        // Unserved addresses are refused before they are announced, and until they are withdrawn.
         let refused = self.unserved.sync(wanted.service_addresses().collect());
         let unrefused = refused.err().map(|error| {
             format!("packets that no service takes are not refused: {}", describe(&error))

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 pub use self::rules::{
-    Ask, ChainDirection, Does, RedirectProtocol, RedirectRule, UnmarkedConnection,
+    ChainDirection, RedirectProtocol, RedirectRule, RuleAction, RuleCondition, UnmarkedConnection,
 };
 
 /// What is redirected in one pod, and what is not.

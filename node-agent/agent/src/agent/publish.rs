@@ -23,7 +23,7 @@ use crate::engine::Engine;
 use crate::http::{Published, StartFacts};
 use denizen_backend::Backend;
 use denizen_model::{Event, Family, Listing, PodSet};
-use denizen_observe::status::health::Pulse;
+use denizen_observe::status::health::LoopState;
 use denizen_observe::status::metrics::{Metrics, SyncExtent, ip_family};
 use denizen_plan::{HealthPorts, PlanChanges};
 use denizen_routing::ProgrammedPlan as _;
@@ -31,7 +31,7 @@ use denizen_routing::ProgrammedPlan as _;
 /// The loop's end of [`Published`].
 #[derive(Debug)]
 pub(super) struct Publisher {
-    pulse: watch::Sender<Pulse>,
+    loop_state: watch::Sender<LoopState>,
     ports: watch::Sender<HealthPorts>,
     pub(super) metrics: Metrics,
     pub(super) history: History,
@@ -63,30 +63,30 @@ impl Publisher {
         requests: mpsc::Sender<Question>,
         start: StartFacts,
     ) -> (Self, Published) {
-        let (pulse, pulse_receiver) = watch::channel(Pulse::starting(start.instant));
+        let (loop_state, loop_state_receiver) = watch::channel(LoopState::starting(start.instant));
         let (ports, ports_receiver) = watch::channel(HealthPorts::default());
         let metrics = Metrics::default();
         let published = Published {
-            pulse: pulse_receiver,
+            loop_state: loop_state_receiver,
             ports: ports_receiver,
             metrics: metrics.clone(),
             requests,
             start: Arc::new(start),
         };
         let state_file = config.run_dir.join(STATE_FILE);
-        let publisher = Self::of(pulse, ports, metrics, state_file);
+        let publisher = Self::of(loop_state, ports, metrics, state_file);
         (publisher, published)
     }
 
     /// The state before the first event.
     fn of(
-        pulse: watch::Sender<Pulse>,
+        loop_state: watch::Sender<LoopState>,
         ports: watch::Sender<HealthPorts>,
         metrics: Metrics,
         state_file: PathBuf,
     ) -> Self {
         Self {
-            pulse,
+            loop_state,
             ports,
             metrics,
             history: History::default(),
@@ -104,15 +104,15 @@ impl Publisher {
 
     /// Notes that the loop runs. `left`: rules of a previous backend cannot be removed.
     pub(super) fn alive(&self, now: Instant, left: bool) {
-        self.pulse.send_modify(|pulse| {
-            pulse.alive = now;
-            pulse.left = left;
+        self.loop_state.send_modify(|loop_state| {
+            loop_state.alive = now;
+            loop_state.left = left;
         });
     }
 
     /// Publishes whether only a restart restores the run directory.
     pub(super) fn run_dir_lost(&self, lost: bool) {
-        self.pulse.send_modify(|pulse| pulse.run_dir_lost = lost);
+        self.loop_state.send_modify(|loop_state| loop_state.run_dir_lost = lost);
     }
 
     /// Counts events that were received now.
@@ -205,19 +205,19 @@ impl Publisher {
         if extent == SyncExtent::Full {
             self.extent = extent;
         }
-        self.pulse.send_modify(|pulse| {
-            pulse.alive = now;
-            pulse.node_eligible = engine.model().is_node_eligible();
-            pulse.waiting.get_or_insert(now);
+        self.loop_state.send_modify(|loop_state| {
+            loop_state.alive = now;
+            loop_state.node_eligible = engine.model().is_node_eligible();
+            loop_state.waiting.get_or_insert(now);
         });
     }
 
     /// Notes that another program keeps writing the same rules, so nothing waits to be programmed.
     pub(super) fn contended(&self, now: Instant) {
-        self.pulse.send_modify(|pulse| {
-            pulse.alive = now;
-            pulse.waiting = None;
-            pulse.contended = true;
+        self.loop_state.send_modify(|loop_state| {
+            loop_state.alive = now;
+            loop_state.waiting = None;
+            loop_state.contended = true;
         });
     }
 
@@ -237,13 +237,13 @@ impl Publisher {
             let metric = &self.metrics.like_kube_proxy.network_programming;
             metric.get_or_create(&ip_family(family)).observe(took);
         }
-        self.pulse.send_modify(|pulse| {
-            pulse.alive = now;
-            pulse.waiting = None;
-            pulse.updated = Some(clock);
-            pulse.synced = engine.is_synced();
-            pulse.refused = engine.has_rejected();
-            pulse.unserved = !engine.report().serves;
+        self.loop_state.send_modify(|loop_state| {
+            loop_state.alive = now;
+            loop_state.waiting = None;
+            loop_state.updated = Some(clock);
+            loop_state.synced = engine.is_synced();
+            loop_state.refused = engine.has_rejected();
+            loop_state.unserved = !engine.report().serves;
         });
         if take(&mut self.health_ports_differ)
             && let Some(ports) = engine.plan().health_ports()

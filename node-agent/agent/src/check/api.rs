@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Check, Finding, Subject, Topic};
 use crate::config::{Objects, ObjectsError};
 use denizen_source::kube::access::Access;
-use denizen_source::kube::probe::{Failure, Right, ServerProbe};
+use denizen_source::kube::probe::{Failure, RolePermission, ServerProbe};
 use denizen_source::manifests;
 use denizen_text::describe;
 
@@ -140,7 +140,7 @@ fn release(written: Option<&str>) -> Finding {
     }
 }
 
-fn rights(missing: &[Right]) -> Finding {
+fn rights(missing: &[RolePermission]) -> Finding {
     const ADVICE: &str = "apply conf/kubernetes/rbac.yaml of this release";
     let (events, vital): (Vec<_>, Vec<_>) = missing.iter().partition(|right| right.is_for_events());
     match (vital.is_empty(), events.is_empty()) {
@@ -158,7 +158,7 @@ fn rights(missing: &[Right]) -> Finding {
 }
 
 /// Before the installation the credentials are somebody else's: the kubelet's, for example.
-fn not_the_agents(kubeconfig: &Path, missing: &[Right]) -> Finding {
+fn not_the_agents(kubeconfig: &Path, missing: &[RolePermission]) -> Finding {
     let file = kubeconfig.display();
     Finding::skipped(format!(
         "{file} does not permit: {}. The installation brings a role of the agent's own",

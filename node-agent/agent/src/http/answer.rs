@@ -82,14 +82,14 @@ impl Answers {
 
     /// Health in kube-proxy's words. As there, any method is accepted.
     fn health(&self, path: &str) -> Answer {
-        let pulse = *self.published.pulse.borrow();
+        let loop_state = *self.published.loop_state.borrow();
         let metrics = &self.published.metrics.like_kube_proxy;
         let ((well, report), answers) = match path {
             "/healthz" | READY => {
-                (HealthReport::healthz(&pulse, now(), Timestamp::now()), &metrics.healthz)
+                (HealthReport::healthz(&loop_state, now(), Timestamp::now()), &metrics.healthz)
             }
             "/livez" | LIVE => {
-                (HealthReport::livez(&pulse, now(), Timestamp::now()), &metrics.livez)
+                (HealthReport::livez(&loop_state, now(), Timestamp::now()), &metrics.livez)
             }
             _ => return plain(StatusCode::NOT_FOUND, "no such page\n"),
         };
@@ -117,7 +117,7 @@ impl Answers {
         };
         let family = family_of(local.ip().to_canonical());
         let count = check.local_endpoints.get(&family).copied().unwrap_or_default();
-        let healthy = self.published.pulse.borrow().is_ready(now());
+        let healthy = self.published.loop_state.borrow().is_ready(now());
         let ServiceName { namespace, name } = &check.service;
         let [namespace, name] = [namespace, name].map(|text| serde_json::Value::from(&**text));
         let body = format!(

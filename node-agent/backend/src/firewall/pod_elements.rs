@@ -12,14 +12,14 @@ use denizen_plan::FirewallPlan;
 use denizen_state::AttachmentId;
 
 /// The elements of a pod in every table.
-type OfPod = Vec<(TableFamily, Element)>;
+type TableElements = Vec<(TableFamily, Element)>;
 
 /// The elements of a recorded pod.
 pub(super) fn of_pod(
     firewall: &FirewallPlan,
     pod: &LocalPod,
     without_netfilter: &BTreeSet<Arc<str>>,
-) -> OfPod {
+) -> TableElements {
     let of_table = |table: FirewallTable| {
         let elements = table.of_pod(firewall, pod, without_netfilter);
         elements.into_iter().map(move |element| (table.family(), element))
@@ -31,7 +31,7 @@ pub(super) fn of_pod(
 /// same interface, and so the same elements.
 #[derive(Debug, Default)]
 pub(super) struct PodElements {
-    of: BTreeMap<AttachmentId, OfPod>,
+    of: BTreeMap<AttachmentId, TableElements>,
     holders: HashMap<ElementKey, u32>,
 }
 
@@ -44,14 +44,19 @@ struct ElementKey {
 
 /// Elements that no pod has any longer, and elements that no pod had before.
 #[derive(Debug, Default)]
-pub(super) struct Changed {
-    gone: OfPod,
-    come: OfPod,
+pub(super) struct ElementChanges {
+    gone: TableElements,
+    come: TableElements,
 }
 
 impl PodElements {
     /// Replaces the elements of a pod.
-    pub fn replace(&mut self, pod: &AttachmentId, now: OfPod, changed: &mut Changed) {
+    pub fn replace(
+        &mut self,
+        pod: &AttachmentId,
+        now: TableElements,
+        changed: &mut ElementChanges,
+    ) {
         let key = |(family, element): &(TableFamily, Element)| ElementKey {
             family: *family,
             set: element.set,
@@ -78,19 +83,19 @@ impl PodElements {
     }
 
     /// Removes the elements of these pods.
-    pub fn remove_all(&mut self, pods: &BTreeSet<AttachmentId>) -> Changed {
-        let mut changed = Changed::default();
-        pods.iter().for_each(|pod| self.replace(pod, OfPod::new(), &mut changed));
+    pub fn remove_all(&mut self, pods: &BTreeSet<AttachmentId>) -> ElementChanges {
+        let mut changed = ElementChanges::default();
+        pods.iter().for_each(|pod| self.replace(pod, TableElements::new(), &mut changed));
         changed
     }
 }
 
-impl Changed {
+impl ElementChanges {
     /// Notes the changes in the tables' keepers.
     pub fn note(self, keepers: &mut BTreeMap<TableFamily, Keeper>) {
         for table in FirewallTable::ALL {
             let family = table.family();
-            let of_table = |all: &OfPod| -> Vec<Element> {
+            let of_table = |all: &TableElements| -> Vec<Element> {
                 let all = all.iter().filter(|(other, _)| *other == family);
                 all.map(|(_, element)| element.clone()).collect()
             };
@@ -115,7 +120,7 @@ mod tests {
         let (shared, own) = (element("veth0"), element("veth1"));
         let mut noted = PodElements::default();
         let mut change = |pod: &AttachmentId, now: &[&(TableFamily, Element)]| {
-            let mut changed = Changed::default();
+            let mut changed = ElementChanges::default();
             noted.replace(pod, now.iter().copied().cloned().collect(), &mut changed);
             (changed.gone, changed.come)
         };

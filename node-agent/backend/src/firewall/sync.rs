@@ -12,7 +12,7 @@ use super::element::{all, functions_of, of_block, of_identity, of_sides, of_take
 use super::neighbour::{drop_waiting, restricted};
 use super::noted::{note, of_each, replace};
 use super::number::Numbers;
-use super::pod_elements::{Changed, PodElements, of_pod};
+use super::pod_elements::{ElementChanges, PodElements, of_pod};
 use super::records::Records;
 use super::report::FirewallReport;
 use super::schema::{FirewallScope, FirewallSet};
@@ -350,7 +350,7 @@ impl Firewall {
         self.of_pods = PodElements::default();
         for pod in plan.recorded() {
             let elements = of_pod(firewall, pod, &self.without_netfilter);
-            self.of_pods.replace(&pod.id, elements, &mut Changed::default());
+            self.of_pods.replace(&pod.id, elements, &mut ElementChanges::default());
         }
         self.surroundings = of_each(|table| table.of_surroundings(firewall)).into();
     }

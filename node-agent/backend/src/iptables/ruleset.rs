@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::fixed::RulesetConfig;
 use super::name::{ChainId, ChainName, ServiceChain};
 use super::rule::Rule;
-use super::service::{Lowered, ServicePort, Shared, lower, lower_shared};
+use super::service::{ServicePort, ServicePortRules, Shared, lower, lower_shared};
 use denizen_iptables::{self as iptables, Desired, Fingerprint, Lines, Table};
 use denizen_model::{Family, ServicePortName};
 use denizen_plan::{Frontend, FrontendAddress, FrontendKey};
@@ -93,7 +93,8 @@ impl Ruleset {
             keys: BTreeMap::from([(frontend.key, frontend.clone())]),
             ..PortChains::default()
         };
-        let Lowered { chains, shared } = lower(view(&self.config, &frontend.service_port, &port));
+        let ServicePortRules { chains, shared } =
+            lower(view(&self.config, &frontend.service_port, &port));
         let own = chains.into_keys().map(|chain| ((Table::Nat, chain.to_string()), None));
         let shared = shared.into_iter().map(|(of, rule)| {
             let (table, chain) = of.chain();
@@ -141,7 +142,7 @@ impl Ruleset {
         };
         let family = self.config.family;
         let print = |rules: &[Rule]| Fingerprint::of(rules.iter().map(|rule| rule.text(family)));
-        let Lowered { chains, shared } = lower(view(&self.config, name, &port));
+        let ServicePortRules { chains, shared } = lower(view(&self.config, name, &port));
         let chains: Vec<_> = chains.into_iter().map(|(id, rules)| (id, print(&rules))).collect();
         let lists = Shared::ALL.map(|of| {
             let rules = shared.iter().filter(|(chain, _)| *chain == of);

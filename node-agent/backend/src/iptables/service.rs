@@ -71,7 +71,7 @@ pub struct ServicePort<'a> {
 
 /// A service port's rules.
 #[derive(Debug, Default)]
-pub struct Lowered {
+pub struct ServicePortRules {
     /// The chains that are its own, in the nat table, sorted.
     pub chains: BTreeMap<ChainName, Vec<Rule>>,
     /// Its lines in chains that all services share.
@@ -79,9 +79,9 @@ pub struct Lowered {
 }
 
 /// Lowers a service port.
-pub fn lower(port: ServicePort<'_>) -> Lowered {
+pub fn lower(port: ServicePort<'_>) -> ServicePortRules {
     let mut lowering =
-        Lowering { port, hash: ChainHash::of(port.name, None), out: Lowered::default() };
+        Lowering { port, hash: ChainHash::of(port.name, None), out: ServicePortRules::default() };
     lowering.shared();
     lowering.out.chains = lowering.chains();
     lowering.out
@@ -90,7 +90,7 @@ pub fn lower(port: ServicePort<'_>) -> Lowered {
 /// Only its lines in shared chains.
 pub fn lower_shared(port: ServicePort<'_>) -> Vec<(Shared, Rule)> {
     let mut lowering =
-        Lowering { port, hash: ChainHash::of(port.name, None), out: Lowered::default() };
+        Lowering { port, hash: ChainHash::of(port.name, None), out: ServicePortRules::default() };
     lowering.shared();
     lowering.out.shared
 }
@@ -98,7 +98,7 @@ pub fn lower_shared(port: ServicePort<'_>) -> Vec<(Shared, Rule)> {
 struct Lowering<'a> {
     port: ServicePort<'a>,
     hash: ChainHash,
-    out: Lowered,
+    out: ServicePortRules,
 }
 
 impl<'a> Lowering<'a> {

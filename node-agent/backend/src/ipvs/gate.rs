@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::net::SocketAddr;
 
 use denizen_plan::{
-    Carrier, Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, IpvsPlan, Outcome,
+    Balancer, Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, IpvsPlan, Outcome,
 };
 
 /// The frontend as nf_tables has it. If IPVS carries it and its virtual server `is_ready`, that is
@@ -20,7 +20,7 @@ pub(super) fn gate<'a>(
     is_ready: &dyn Fn(&FrontendKey) -> bool,
 ) -> Cow<'a, Frontend> {
     let virtual_server = || {
-        let Carrier::Ipvs(server) = ipvs?.carrier(frontend) else { return None };
+        let Balancer::Ipvs(server) = ipvs?.balancer(frontend) else { return None };
         let FrontendAddress::Ip(ip) = server.address else { return None };
         let address = SocketAddr::new(ip, server.port.get());
         is_ready(&server).then(|| Endpoints::new(vec![Endpoint { address, local: false }]))?

@@ -46,17 +46,17 @@ pub(super) fn balance(sets: SetStatements, class: Class) -> Chain {
 
 /// The chains that the balancing chain refers to.
 pub(super) fn memory(sets: SetStatements, class: Class, seconds: u32) -> [Chain; 2] {
-    let memory = Memory { sets, class, seconds };
-    [memory.remembered(), memory.remember()]
+    let chains = AffinityChains { sets, class, seconds };
+    [chains.remembered(), chains.remember()]
 }
 
-struct Memory {
+struct AffinityChains {
     sets: SetStatements,
     class: Class,
     seconds: u32,
 }
 
-impl Memory {
+impl AffinityChains {
     /// The chain that sends a client that is remembered to its endpoint, and returns for others.
     fn remembered(&self) -> Chain {
         let mut rules = vec![rule(Why::WhichServicePort, [keep_service_port()])];

@@ -17,7 +17,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use super::CheckScope;
-use super::former_switches::{Former, FormerSwitches};
+use super::saved_switches::{SavedSwitches, SavedSwitchesFile};
 use denizen_text::describe;
 
 /// Length of `struct ifinfomsg`, and the offset of its index.
@@ -67,7 +67,7 @@ pub enum BridgeError {
 pub struct BridgeFilter {
     /// The folder of the kernel's settings.
     sysctls: PathBuf,
-    former: FormerSwitches,
+    former: SavedSwitchesFile,
     wanted: BTreeSet<Arc<str>>,
     /// The bridges that are kept from learning from frames to their own groups.
     unlearning: BTreeSet<Arc<str>>,
@@ -80,7 +80,7 @@ impl BridgeFilter {
     pub fn new(sysctls: &Path, run_dir: &Path) -> Self {
         Self {
             sysctls: sysctls.to_owned(),
-            former: FormerSwitches::of(run_dir),
+            former: SavedSwitchesFile::of(run_dir),
             wanted: BTreeSet::new(),
             unlearning: BTreeSet::new(),
             problems: BTreeMap::new(),
@@ -209,7 +209,7 @@ fn open() -> Result<Socket, BridgeError> {
 
 /// Returns whether it changed anything: the bridge may be gone, or another bridge may have its
 /// name.
-fn set_back(former: &Former) -> Result<bool, BridgeError> {
+fn set_back(former: &SavedSwitches) -> Result<bool, BridgeError> {
     let mut socket = open()?;
     let BridgeLink { header, switches, learns } = match read(&mut socket, &former.bridge) {
         Err(BridgeError::Read(error)) if error.errno() == Some(Errno::ENODEV) => return Ok(false),

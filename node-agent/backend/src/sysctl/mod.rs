@@ -6,10 +6,10 @@
 pub mod bridge;
 pub mod conntrack;
 pub mod file;
-mod former_switches;
 pub mod hairpin;
 pub mod loopback;
 pub mod reconciler;
+mod saved_switches;
 pub mod setting;
 pub mod vlan;
 

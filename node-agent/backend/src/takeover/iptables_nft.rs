@@ -23,7 +23,7 @@ const TABLES: [&str; 4] = ["filter", "nat", "security", "mangle"];
 const TRIES: usize = 20;
 
 /// A chain: its table and its name.
-type ChainOf = (Arc<str>, Arc<str>);
+type ChainKey = (Arc<str>, Arc<str>);
 
 /// Removes the chains of both families, and the rules of other chains that lead to them; how many
 /// chains there were. Each family's go in one batch, which the kernel rejects when anybody has
@@ -84,7 +84,7 @@ fn attempt(family: Family, owner: Owner) -> Result<usize, NftError> {
     kernel.commit(batch).map(|()| chains.len())
 }
 
-fn tables_of(chains: &BTreeSet<ChainOf>) -> BTreeSet<Arc<str>> {
+fn tables_of(chains: &BTreeSet<ChainKey>) -> BTreeSet<Arc<str>> {
     chains.iter().map(|(table, _)| table.clone()).collect()
 }
 
@@ -93,16 +93,16 @@ fn chains_of(
     kernel: &mut Kernel,
     family: Family,
     owner: Owner,
-) -> Result<BTreeSet<ChainOf>, NetlinkError> {
+) -> Result<BTreeSet<ChainKey>, NetlinkError> {
     let candidates = kernel.chains(Some(family.into()), candidate)?;
-    let mut chains: BTreeSet<ChainOf> = candidates.into_iter().collect();
+    let mut chains: BTreeSet<ChainKey> = candidates.into_iter().collect();
     let services = Owner::ours_if(is_ours(kernel, family, &chains)?);
     chains.retain(|(table, name)| Owner::of(table, name, services) == owner);
     Ok(chains)
 }
 
 /// A chain, if it may be a service proxy's: nothing leads to a base chain, and they make none.
-fn candidate(chain: ChainView<'_>) -> Option<ChainOf> {
+fn candidate(chain: ChainView<'_>) -> Option<ChainKey> {
     let (table, name) = chain.table().zip(chain.name())?;
     let is_a_proxys = Table::named(table).is_some_and(|table| is_a_proxys(table, name));
     let is_candidate = TABLES.contains(&table) && (is_a_proxys || name == CANARY);
@@ -113,7 +113,7 @@ fn candidate(chain: ChainView<'_>) -> Option<ChainOf> {
 fn is_ours(
     kernel: &mut Kernel,
     family: Family,
-    chains: &BTreeSet<ChainOf>,
+    chains: &BTreeSet<ChainKey>,
 ) -> Result<bool, NetlinkError> {
     let (table, chain) = (Table::Nat.to_string(), MARK_MASQ.to_string());
     if !chains.contains(&(table.as_str().into(), chain.as_str().into())) {
@@ -129,8 +129,8 @@ fn is_ours(
 fn jumps_to(
     kernel: &mut Kernel,
     family: Family,
-    chains: &BTreeSet<ChainOf>,
-) -> Result<Vec<(ChainOf, u64)>, NetlinkError> {
+    chains: &BTreeSet<ChainKey>,
+) -> Result<Vec<(ChainKey, u64)>, NetlinkError> {
     let mut jumps = Vec::new();
     for table in tables_of(chains) {
         let goes = |chain: &str| chains.contains(&(table.clone(), chain.into()));

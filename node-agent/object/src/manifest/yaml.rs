@@ -6,7 +6,9 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::Value;
 use serde_saphyr::{Options, budget, options};
 
-use super::{DecodeError, ITEMS_NOT_A_LIST, ListKind, NOT_AN_OBJECT, Nature, ObjectPosition, Sink};
+use super::{
+    DecodeError, DocumentKind, ITEMS_NOT_A_LIST, ListKind, NOT_AN_OBJECT, ObjectPosition, Sink,
+};
 use crate::RawObject;
 
 pub(super) fn document(place: ObjectPosition, text: &str, sink: &mut Sink<'_>) {
@@ -14,7 +16,7 @@ pub(super) fn document(place: ObjectPosition, text: &str, sink: &mut Sink<'_>) {
     // it is not found (in `{flow: style}`), the whole document is read at once.
     let known = top_level(text, "kind").zip(top_level(text, "apiVersion"));
     if let Some((kind, api_version)) = known
-        && let Ok(Nature::List(list)) = Nature::of(Some(api_version), Some(kind), None)
+        && let Ok(DocumentKind::List(list)) = DocumentKind::of(Some(api_version), Some(kind), None)
     {
         let mut item = |index, tree| {
             object(ObjectPosition { item: Some(index), ..place }, tree, Some(&list), sink)
@@ -67,15 +69,15 @@ fn object(place: ObjectPosition, mut tree: Value, list: Option<&ListKind>, sink:
         return sink(place, Err(NOT_AN_OBJECT));
     };
     let text = |key| map.get(key).and_then(Value::as_str);
-    match Nature::of(text("apiVersion"), text("kind"), list) {
+    match DocumentKind::of(text("apiVersion"), text("kind"), list) {
         Err(error) => sink(place, Err(error)),
-        Ok(Nature::Object(kind)) => {
+        Ok(DocumentKind::Object(kind)) => {
             if let Some(Value::Object(metadata)) = map.get_mut("metadata") {
                 metadata.remove("managedFields");
             }
             sink(place, Ok(RawObject::tree(kind, tree)));
         }
-        Ok(Nature::List(kind)) if place.item.is_none() => match map.remove("items") {
+        Ok(DocumentKind::List(kind)) if place.item.is_none() => match map.remove("items") {
             Some(Value::Array(items)) => {
                 for (index, item) in items.into_iter().enumerate() {
                     object(ObjectPosition { item: Some(index), ..place }, item, Some(&kind), sink);
@@ -84,7 +86,7 @@ fn object(place: ObjectPosition, mut tree: Value, list: Option<&ListKind>, sink:
             None | Some(Value::Null) => {}
             Some(_) => sink(place, Err(ITEMS_NOT_A_LIST)),
         },
-        Ok(Nature::List(_) | Nature::Other) => {}
+        Ok(DocumentKind::List(_) | DocumentKind::Other) => {}
     }
 }
 

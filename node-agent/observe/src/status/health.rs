@@ -15,7 +15,7 @@ pub const LATE: Duration = Duration::from_secs(60);
 /// The state that the loop publishes for the health servers, which run in other threads and answer
 /// even if it hangs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pulse {
+pub struct LoopState {
     /// When the loop last ran.
     pub alive: Instant,
     /// Since when a change has been waiting to be programmed.
@@ -40,7 +40,7 @@ pub struct Pulse {
     pub run_dir_lost: bool,
 }
 
-impl Pulse {
+impl LoopState {
     /// The state of a loop that has just started.
     pub fn starting(now: Instant) -> Self {
         Self {
@@ -107,28 +107,28 @@ struct FamilyReport {
 
 impl HealthReport {
     /// Whether `/healthz` answers 200 (ready, and the node may get traffic), and its body.
-    pub fn healthz(pulse: &Pulse, now: Instant, clock: Timestamp) -> (bool, Self) {
-        let healthy = pulse.is_ready(now);
-        let well = healthy && pulse.node_eligible;
-        (well, Self::of(pulse, healthy, well, clock, Some(pulse.node_eligible)))
+    pub fn healthz(loop_state: &LoopState, now: Instant, clock: Timestamp) -> (bool, Self) {
+        let healthy = loop_state.is_ready(now);
+        let well = healthy && loop_state.node_eligible;
+        (well, Self::of(loop_state, healthy, well, clock, Some(loop_state.node_eligible)))
     }
 
     /// Whether `/livez` answers 200 (a restart would not help), and its body.
-    pub fn livez(pulse: &Pulse, now: Instant, clock: Timestamp) -> (bool, Self) {
-        let healthy = pulse.is_live(now) && !pulse.run_dir_lost;
-        (healthy, Self::of(pulse, healthy, healthy, clock, None))
+    pub fn livez(loop_state: &LoopState, now: Instant, clock: Timestamp) -> (bool, Self) {
+        let healthy = loop_state.is_live(now) && !loop_state.run_dir_lost;
+        (healthy, Self::of(loop_state, healthy, healthy, clock, None))
     }
 
     /// If all is well, `lastUpdated` is now, as in kube-proxy, for clients that expect a recent
     /// time.
     fn of(
-        pulse: &Pulse,
+        loop_state: &LoopState,
         healthy: bool,
         well: bool,
         clock: Timestamp,
         node_eligible: Option<bool>,
     ) -> Self {
-        let updated = pulse.updated.map_or(NEVER.to_owned(), |at| at.to_string());
+        let updated = loop_state.updated.map_or(NEVER.to_owned(), |at| at.to_string());
         let family = FamilyReport { last_updated: updated.clone(), healthy };
         let families = Family::BOTH.map(|name| (name.to_string(), family.clone()));
         Self {
@@ -136,7 +136,7 @@ impl HealthReport {
             current_time: clock.to_string(),
             node_eligible,
             healthy,
-            reason: pulse.reason(),
+            reason: loop_state.reason(),
             status: families.into(),
         }
     }

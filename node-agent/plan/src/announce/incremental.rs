@@ -41,7 +41,7 @@ impl PrefixClaim {
 
 /// What is new in a decision, for the log.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Noted {
+pub struct DecisionChanges {
     pub refused: Vec<(IpNetwork, Withheld)>,
     /// Frontends at announced addresses that drop packets.
     pub dropped: Vec<DroppedFrontend>,
@@ -54,7 +54,7 @@ type PrefixClaimant = Option<ServiceName>;
 #[derive(Debug, Default)]
 pub struct AnnouncePlan {
     /// `None` before the first decision.
-    basis: Option<Basis>,
+    basis: Option<GlobalInputs>,
     claims_of: BTreeMap<PrefixClaimant, Vec<PrefixClaim>>,
     /// All claims on each prefix, as indices into the claimant's list.
     claims: BTreeMap<IpNetwork, Vec<(PrefixClaimant, usize)>>,
@@ -65,7 +65,7 @@ pub struct AnnouncePlan {
 
 /// The inputs that concern every service. If one of them differs, everything is decided again.
 #[derive(Debug, PartialEq)]
-struct Basis {
+struct GlobalInputs {
     settings: AnnounceSettings,
     nodes: Nodes,
     is_gone: bool,
@@ -77,7 +77,7 @@ struct Basis {
     rejects: bool,
 }
 
-impl Basis {
+impl GlobalInputs {
     fn of(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Self {
         Self {
             settings: by.settings.clone(),
@@ -122,9 +122,9 @@ impl AnnouncePlan {
         &mut self,
         by: &Announcing<'_>,
         concerned: Option<&BTreeSet<ServiceName>>,
-    ) -> Noted {
+    ) -> DecisionChanges {
         let forbidding = Forbidding::new(by);
-        let basis = Basis::of(by, &forbidding);
+        let basis = GlobalInputs::of(by, &forbidding);
         // The backend does not report which rules are no longer rejected.
         let concerned = concerned.filter(|_| !basis.rejects && self.basis.as_ref() == Some(&basis));
         let names = match concerned {
@@ -178,7 +178,7 @@ impl AnnouncePlan {
         };
     }
 
-    fn decide(&mut self, touched: &BTreeSet<IpNetwork>, most: usize) -> Noted {
+    fn decide(&mut self, touched: &BTreeSet<IpNetwork>, most: usize) -> DecisionChanges {
         let (mut withheld_before, mut dropped_before) = (BTreeMap::new(), BTreeMap::new());
         for prefix in touched {
             let decided = &mut self.decided;
@@ -209,7 +209,7 @@ impl AnnouncePlan {
         let dropped = changed().filter_map(|at| Some((at, self.decided.dropped.get(at)?)));
         let dropped =
             dropped.flat_map(|(at, all)| all - dropped_before.get(at).unwrap_or(&nothing));
-        Noted {
+        DecisionChanges {
             refused: refused.map(|(prefix, withheld)| (prefix, withheld.clone())).collect(),
             dropped: dropped.collect(),
         }

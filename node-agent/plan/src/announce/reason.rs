@@ -25,7 +25,7 @@ pub enum WithheldReason {
     /// The kernel does not route the address to the pod.
     NotDeliveredHere,
     /// Load balancers must not use this node.
-    NodeExcluded(Excluded),
+    NodeExcluded(NodeExclusion),
     /// The node drains, and other nodes serve it.
     Draining,
     /// Policy Local, and no ready endpoint on this node.
@@ -44,7 +44,7 @@ pub enum WithheldReason {
 
 /// Why load balancers must not use a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Excluded {
+pub enum NodeExclusion {
     /// Its label says so.
     Label,
     /// Its condition `NetworkUnavailable` is true.
@@ -132,14 +132,14 @@ impl fmt::Display for WithheldReason {
             Self::NotDeliveredHere => {
                 write!(f, "the kernel has no route for it that leads to the pod")
             }
-            Self::NodeExcluded(Excluded::Label) => write!(
+            Self::NodeExcluded(NodeExclusion::Label) => write!(
                 f,
                 "the Node's label node.kubernetes.io/exclude-from-external-load-balancers forbids it"
             ),
-            Self::NodeExcluded(Excluded::NetworkUnavailable) => {
+            Self::NodeExcluded(NodeExclusion::NetworkUnavailable) => {
                 write!(f, "the Node's condition NetworkUnavailable is true")
             }
-            Self::NodeExcluded(Excluded::Deleted) => write!(f, "the Node was deleted"),
+            Self::NodeExcluded(NodeExclusion::Deleted) => write!(f, "the Node was deleted"),
             Self::Draining => write!(f, "this node drains, and others serve it"),
             Self::NoReadyLocalEndpoint => {
                 write!(f, "its policy is Local, and no endpoint on this node is ready")

@@ -8,14 +8,14 @@ use ipnetwork::IpNetwork;
 
 use super::super::pod_ranges::is_too_large;
 use super::super::services::{
-    Frontend, FrontendAddress, FrontendKey, FrontendKind, Outcome, PermittedRanges, Whereabouts,
-    ready, whereabouts,
+    Frontend, FrontendAddress, FrontendKey, FrontendKind, NodeLocation, Outcome, PermittedRanges,
+    location, ready,
 };
 use super::forbidden::Forbidding;
 use super::incremental::PrefixClaim;
 use super::{
-    Announcement, AnnouncementClass, AnnouncementReason, Announcing, Drain, Excluded, PrefixOwner,
-    Withheld, WithheldReason,
+    Announcement, AnnouncementClass, AnnouncementReason, Announcing, Drain, NodeExclusion,
+    PrefixOwner, Withheld, WithheldReason,
 };
 use denizen_model::{Service, TrafficPolicy, family_of};
 
@@ -28,7 +28,7 @@ pub(super) struct ServiceAnnouncer<'a> {
     /// The permitted ranges that are for services alone: podCIDRs in them do not count.
     for_services: Vec<IpNetwork>,
     contested: Vec<(IpNetwork, &'a Arc<str>)>,
-    here: Whereabouts<'a>,
+    here: NodeLocation<'a>,
 }
 
 impl<'a> ServiceAnnouncer<'a> {
@@ -41,7 +41,7 @@ impl<'a> ServiceAnnouncer<'a> {
             .into_iter()
             .partition(|range| !is_too_large(*range) && !forbidding.has_own_pods(*range));
         let contested = forbidding.contested(&shared);
-        let here = whereabouts(&by.plan.policy().settings, by.world.node());
+        let here = location(&by.plan.policy().settings, by.world.node());
         Self { by, forbidding, cluster, for_services, contested, here }
     }
 
@@ -144,14 +144,14 @@ impl<'a> ServiceAnnouncer<'a> {
     }
 
     /// Why load balancers are not to use this node.
-    fn excluded(&self) -> Option<Excluded> {
+    fn excluded(&self) -> Option<NodeExclusion> {
         let node = self.by.world.node();
         if self.by.is_gone {
-            Some(Excluded::Deleted)
+            Some(NodeExclusion::Deleted)
         } else if node.is_some_and(|node| node.network_unavailable) {
-            Some(Excluded::NetworkUnavailable)
+            Some(NodeExclusion::NetworkUnavailable)
         } else if node.is_some_and(|node| node.excluded) && !self.by.settings.ignores_exclusion {
-            Some(Excluded::Label)
+            Some(NodeExclusion::Label)
         } else {
             None
         }

@@ -135,7 +135,7 @@ impl AnnounceWorld {
         planner: &Planner,
         decided: &mut AnnouncePlan,
         concerned: Option<&BTreeSet<ServiceName>>,
-    ) -> Noted {
+    ) -> DecisionChanges {
         let model = planner.model();
         let world = model.snapshot().expect("all is listed");
         let by = Announcing {
@@ -326,7 +326,7 @@ fn excluded_nodes_announce_no_external_addresses() {
     planner.update();
     let decided = gone.decide_by(&planner);
     let (_, why) = decided.about(ip(VIP)).unwrap();
-    assert_eq!(why.unwrap_err().reason, WithheldReason::NodeExcluded(Excluded::Deleted));
+    assert_eq!(why.unwrap_err().reason, WithheldReason::NodeExcluded(NodeExclusion::Deleted));
     assert_eq!(AnnounceWorld { node: None, ..world() }.decision(VIP), Ok(105));
 }
 

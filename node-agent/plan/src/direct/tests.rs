@@ -27,14 +27,14 @@ fn nodes(others: &[(&str, OtherNode)]) -> Nodes {
 
 /// It is in 192.0.2.0/24 and 2001:db8::/64 on link 2, with neighbours there. All others are behind
 /// 192.0.2.254.
-fn around(nodes: &Nodes) -> Neighbourhood {
+fn around(nodes: &Nodes) -> NodeNetworks {
     let subnets = ["192.0.2.0/24", "2001:db8::/64", "172.17.0.0/16"].map(range);
     let of_others = nodes.others.values().flat_map(|node| &node.internal).copied();
     let link = |address: IpAddr| {
         let is_near = subnets[..2].iter().any(|subnet| subnet.contains(address));
-        if is_near { Ok(2) } else { Err(NotNear::Gateway(ip("192.0.2.254"))) }
+        if is_near { Ok(2) } else { Err(NotOnLink::Gateway(ip("192.0.2.254"))) }
     };
-    Neighbourhood {
+    NodeNetworks {
         addresses: ["192.0.2.1", "2001:db8::1", "10.1.1.1", "127.0.0.1"].map(ip).into(),
         subnets: subnets.into(),
         links: of_others.map(|address| (address, link(address))).collect(),
@@ -121,7 +121,7 @@ fn a_node_that_is_no_neighbour_gets_no_route_with_the_reason() {
             "10.1.2.0/24",
             WhyRejected::NotANeighbour {
                 address: ip("198.51.100.2"),
-                instead: NotNear::Gateway(ip("192.0.2.254")),
+                instead: NotOnLink::Gateway(ip("192.0.2.254")),
             },
         ),
         (&["192.0.2.2"], "fd01:2::/64", WhyRejected::NoInternalIp),
@@ -144,7 +144,7 @@ fn a_range_stays_its_owners_while_that_is_not_reached() {
     let nodes = nodes(&claims);
     let mut around = around(&nodes);
     assert_eq!(direct(&nodes, &around).routes[&range("10.1.3.0/24")], hop("192.0.2.3"));
-    around.links.insert(ip("192.0.2.3"), Err(NotNear::Nowhere));
+    around.links.insert(ip("192.0.2.3"), Err(NotOnLink::Nowhere));
     assert_eq!(direct(&nodes, &around).routes, BTreeMap::new());
 }
 

@@ -5,7 +5,7 @@
 
 mod announce;
 mod arrival;
-mod carrier;
+mod balancer;
 mod egress;
 mod hairpin;
 mod host_port;
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use announce::Announced;
-pub use carrier::VirtualServerRow;
+pub use balancer::VirtualServerRow;
 pub use hairpin::without_hairpin;
 pub use packet::{FirstPacket, PacketError, PacketTarget};
 pub use policy::{PolicyRow, TierRow};
@@ -333,7 +333,7 @@ impl<'a> PacketPath<'a> {
         sender: Sender,
     ) -> Explanation {
         let virtual_server =
-            carrier::choose(self.asked, frontend, bound, endpoints, &mut self.steps);
+            balancer::choose(self.asked, frontend, bound, endpoints, &mut self.steps);
         if let SessionAffinity::ClientIp { seconds } = frontend.affinity {
             self.step(words::affinity(seconds), words::AFFINITY);
         }

@@ -4,7 +4,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use denizen_state::redirect::{self as state, ChainDirection, Does, Redirect, UnmarkedConnection};
+use denizen_state::redirect::{
+    self as state, ChainDirection, Redirect, RuleAction, UnmarkedConnection,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{ExplainStep, Explanation, FirstPacket, PacketTarget, PacketVerdict, words};
@@ -130,9 +132,9 @@ impl RedirectRow {
     ) -> Self {
         let rules = redirect.rules(direction);
         let rule = rules.into_iter().find(|rule| rule.matches(connection));
-        let port = match rule.as_ref().map(|rule| rule.does) {
-            Some(Does::Redirect(port)) => Some(port.get()),
-            Some(Does::Skip) | None => None,
+        let port = match rule.as_ref().map(|rule| rule.action) {
+            Some(RuleAction::Redirect(port)) => Some(port.get()),
+            Some(RuleAction::Skip) | None => None,
         };
         Self {
             direction: direction.to_string(),

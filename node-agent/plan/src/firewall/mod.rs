@@ -80,7 +80,7 @@ pub use self::function::{Function, PortSpan};
 pub use self::identity::IdentityId;
 pub(crate) use self::permission::ClassKey;
 pub use self::permission::{Permission, PortKey};
-pub use self::pod_needs::{PodNeeds, WhyAll};
+pub use self::pod_needs::{AllPodsReason, PodNeeds};
 pub use self::rules::Direction;
 pub use self::settings::{FirewallSettings, IfRefused, KnownPods, ToNode};
 pub use self::side::{Isolation, Side, Sides, Tiered};

@@ -21,14 +21,14 @@ pub enum PodNeeds {
     /// Not known yet, or not tracked.
     #[default]
     Unknown,
-    All(WhyAll),
+    All(AllPodsReason),
     /// Those of these namespaces.
     Namespaces(BTreeSet<Arc<str>>),
 }
 
 /// Why pods of every namespace must be known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WhyAll {
+pub enum AllPodsReason {
     /// There is a ClusterNetworkPolicy.
     ClusterNetworkPolicies,
     /// This policy permits pods of every namespace.
@@ -37,7 +37,7 @@ pub enum WhyAll {
     NamedPorts(PolicyName),
 }
 
-impl fmt::Display for WhyAll {
+impl fmt::Display for AllPodsReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ClusterNetworkPolicies => f.write_str("there is a ClusterNetworkPolicy"),
@@ -77,7 +77,7 @@ pub(super) struct NeedsTracker {
 /// The namespaces that the peers of this node's policies refer to.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct PeersAsked {
-    all: Option<WhyAll>,
+    all: Option<AllPodsReason>,
     /// Namespaces without a selector of namespaces: the policies' own.
     own: BTreeSet<Arc<str>>,
     of_namespaces: BTreeSet<Selector>,
@@ -121,7 +121,7 @@ impl PeersAsked {
     fn by(cluster: ClusterFacts<'_>, recorded: &[LocalPod]) -> Self {
         let mut asked = Self::default();
         if cluster.has_tiers() {
-            asked.all = Some(WhyAll::ClusterNetworkPolicies);
+            asked.all = Some(AllPodsReason::ClusterNetworkPolicies);
             return asked;
         }
         let namespaces = recorded.iter().filter_map(|pod| Some(&pod.pod.as_ref()?.namespace));
@@ -155,13 +155,13 @@ impl PeersAsked {
 
     /// `by_name`: the rule has named ports, which the destination pod defines.
     fn add_rule(&mut self, policy: &NetworkPolicy, rule: &PolicyRule, by_name: bool) {
-        let mut needs_all = |why: fn(PolicyName) -> WhyAll| {
+        let mut needs_all = |why: fn(PolicyName) -> AllPodsReason| {
             self.all.get_or_insert_with(|| why(policy.name.clone()));
         };
         let peers = match &rule.peers {
             Peers::All => {
                 if by_name {
-                    needs_all(WhyAll::NamedPorts);
+                    needs_all(AllPodsReason::NamedPorts);
                 }
                 return;
             }
@@ -169,14 +169,14 @@ impl PeersAsked {
         };
         for peer in peers {
             match peer {
-                PolicyPeer::Block(_) if by_name => needs_all(WhyAll::NamedPorts),
+                PolicyPeer::Block(_) if by_name => needs_all(AllPodsReason::NamedPorts),
                 PolicyPeer::Block(_) => {}
                 PolicyPeer::Pods { namespaces: Namespaces::Own, .. } => {
                     self.own.insert(policy.name.namespace.clone());
                 }
                 PolicyPeer::Pods { namespaces: Namespaces::Selected(selector), .. } => {
                     match selector.is_empty() {
-                        true => needs_all(WhyAll::EveryNamespace),
+                        true => needs_all(AllPodsReason::EveryNamespace),
                         false => _ = self.of_namespaces.insert(selector.clone()),
                     }
                 }

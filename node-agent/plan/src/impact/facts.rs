@@ -49,8 +49,8 @@ pub(super) struct Facts {
 
 impl Facts {
     pub fn new(events: Vec<Event>, change: &[Event]) -> Self {
-        let mut vocabulary = Vocabulary::default();
-        events.iter().chain(change).for_each(|event| vocabulary.add(event));
+        let mut selector_keys = SelectorKeys::default();
+        events.iter().chain(change).for_each(|event| selector_keys.add(event));
         let mut facts = Self {
             events: Vec::with_capacity(events.len()),
             records: PodSet::default(),
@@ -70,7 +70,7 @@ impl Facts {
             if let Event::ClusterPod(name, Some(pod)) = &event
                 && !pod.host_network
             {
-                pods.insert(name.clone(), vocabulary.reduced(pod.clone()));
+                pods.insert(name.clone(), selector_keys.reduced(pod.clone()));
             } else {
                 facts.events.push(event);
             }
@@ -154,12 +154,12 @@ fn record(number: usize, name: &PodName, uid: Arc<str>, ips: Vec<IpAddr>) -> Loc
 /// The keys of labels, and the names of ports, that any policy asks for. What none asks for cannot
 /// tell pods apart, such as the labels that number a StatefulSet's pods.
 #[derive(Debug, Default)]
-struct Vocabulary {
+struct SelectorKeys {
     keys: BTreeSet<Arc<str>>,
     names: BTreeSet<Arc<str>>,
 }
 
-impl Vocabulary {
+impl SelectorKeys {
     fn add(&mut self, event: &Event) {
         if let Event::NetworkPolicy(_, Some(policy)) = event {
             self.add_policy(policy);

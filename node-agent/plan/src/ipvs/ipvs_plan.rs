@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::carrier::{Carrier, NotOnIpvs};
+use super::balancer::{Balancer, NotOnIpvs};
 use super::scheduler::Scheduler;
 use super::server::{PlannedServer, ServerCandidate, ServicePortKey, candidate};
 use crate::services::{PlanInputs, listed};
@@ -21,7 +21,7 @@ use denizen_model::{Family, LocalPod, Protocol, ServiceName, ServicePortName, Sn
 pub struct IpvsPlan {
     servers: BTreeMap<FrontendKey, Arc<PlannedServer>>,
     candidates: BTreeMap<ServicePortKey, Result<ServerCandidate, NotOnIpvs>>,
-    carriers: HashMap<ServicePortKey, Carrier>,
+    balancers: HashMap<ServicePortKey, Balancer>,
     /// The service ports that claim an endpoint. Nearly every endpoint has one claim.
     claims: HashMap<(SocketAddr, Protocol), Vec<ServicePortKey>>,
     /// Addresses of pods that are no longer recorded, while slices still have them.
@@ -41,25 +41,25 @@ impl IpvsPlan {
 
     /// How many service ports with endpoints, in each family, have no virtual server.
     pub fn carried_by_nftables(&self) -> usize {
-        let is_carried = |carrier: &&Carrier| match carrier {
-            Carrier::Ipvs(_) | Carrier::Nft(NotOnIpvs::NoEndpoints) => false,
-            Carrier::Nft(_) => true,
+        let is_carried = |balancer: &&Balancer| match balancer {
+            Balancer::Ipvs(_) | Balancer::Nft(NotOnIpvs::NoEndpoints) => false,
+            Balancer::Nft(_) => true,
         };
-        self.carriers.values().filter(is_carried).count()
+        self.balancers.values().filter(is_carried).count()
     }
 
     /// Who chooses among a frontend's endpoints.
-    pub fn carrier(&self, frontend: &Frontend) -> Carrier {
+    pub fn balancer(&self, frontend: &Frontend) -> Balancer {
         let key = ServicePortKey::of(frontend);
-        let by_nft = |reason| Carrier::Nft(reason);
-        match (self.carriers.get(&key), self.candidates.get(&key)) {
-            (Some(Carrier::Ipvs(server)), Some(Ok(candidate))) => match &frontend.inside {
+        let by_nft = |reason| Balancer::Nft(reason);
+        match (self.balancers.get(&key), self.candidates.get(&key)) {
+            (Some(Balancer::Ipvs(server)), Some(Ok(candidate))) => match &frontend.inside {
                 Outcome::Reject | Outcome::Drop => by_nft(NotOnIpvs::NoEndpoints),
                 Outcome::Forward(to) if *to != candidate.ready => by_nft(NotOnIpvs::OtherEndpoints),
                 Outcome::Forward(_) if self.is_on_loopback(frontend) => by_nft(NotOnIpvs::Loopback),
-                Outcome::Forward(_) => Carrier::Ipvs(*server),
+                Outcome::Forward(_) => Balancer::Ipvs(*server),
             },
-            (Some(carrier), _) => carrier.clone(),
+            (Some(balancer), _) => balancer.clone(),
             (None, _) => by_nft(NotOnIpvs::NoClusterIp),
         }
     }
@@ -213,7 +213,7 @@ impl IpvsPlan {
     ) {
         let mut before = BTreeMap::new();
         for key in touched {
-            if let Some(Carrier::Ipvs(server)) = self.carriers.remove(key) {
+            if let Some(Balancer::Ipvs(server)) = self.balancers.remove(key) {
                 before.insert(server, self.servers.remove(&server));
             }
         }
@@ -223,18 +223,18 @@ impl IpvsPlan {
                 keys.filter(|at| services.frontend(at).is_some_and(|frontend| key.has(frontend)));
             changes.frontends.extend(claimed);
             let Some(candidate) = self.candidates.get(key) else { continue };
-            let carrier = match candidate {
-                Err(reason) => Carrier::Nft(reason.clone()),
+            let balancer = match candidate {
+                Err(reason) => Balancer::Nft(reason.clone()),
                 Ok(candidate) => match self.older(candidate) {
-                    Some(shared) => Carrier::Nft(shared),
+                    Some(shared) => Balancer::Nft(shared),
                     None => {
                         before.entry(candidate.key).or_insert(None);
                         self.servers.insert(candidate.key, candidate.server.clone());
-                        Carrier::Ipvs(candidate.key)
+                        Balancer::Ipvs(candidate.key)
                     }
                 },
             };
-            self.carriers.insert(key.clone(), carrier);
+            self.balancers.insert(key.clone(), balancer);
         }
         let differs = before.iter().filter(|(key, was)| self.servers.get(key) != was.as_ref());
         changes.virtual_servers.extend(differs.map(|(key, _)| *key));

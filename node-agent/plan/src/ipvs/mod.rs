@@ -6,13 +6,13 @@
 //! virtual server for each service port and family, at the cluster IP, so that one scheduler knows
 //! all connections, and one client's port is never used twice towards one endpoint.
 
-mod carrier;
+mod balancer;
 mod hashed;
 mod ipvs_plan;
 mod scheduler;
 mod server;
 
-pub use carrier::{Carrier, NotOnIpvs};
+pub use balancer::{Balancer, NotOnIpvs};
 pub use hashed::{HashTable, Hashed, Listed};
 pub use ipvs_plan::IpvsPlan;
 pub use scheduler::{Method, Scheduler};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::carrier::NotOnIpvs;
+use super::balancer::NotOnIpvs;
 use super::scheduler::Scheduler;
 use crate::{Endpoint, Endpoints, Frontend, FrontendKey, FrontendKind, NodePlan, SeenAs};
 use denizen_model::{Family, Protocol, ServicePortName, SessionAffinity};

@@ -10,7 +10,7 @@ use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masq
 use super::outcome::{Endpoints, Outcome};
 use super::permitted::PermittedRanges;
 use super::ranges::joined;
-use super::selection::{EndpointSelection, Whereabouts, select};
+use super::selection::{EndpointSelection, NodeLocation, select};
 use denizen_model::{
     Family, Node, Service, ServicePort, ServicePortName, Slice, TrafficPolicy, family_of,
 };
@@ -27,8 +27,8 @@ pub struct Settings {
 }
 
 /// This node's place, by which endpoints are selected.
-pub(crate) fn whereabouts<'a>(settings: &'a Settings, node: Option<&'a Node>) -> Whereabouts<'a> {
-    Whereabouts {
+pub(crate) fn location<'a>(settings: &'a Settings, node: Option<&'a Node>) -> NodeLocation<'a> {
+    NodeLocation {
         node: &settings.node_name,
         zone: node.and_then(|node| node.zone.as_deref()),
         node_hints: settings.node_hints,
@@ -42,7 +42,7 @@ pub fn frontends(
     service: &Service,
     slices: &[&Slice],
 ) -> Vec<Frontend> {
-    let here = whereabouts(settings, node);
+    let here = location(settings, node);
     let mut found = Vec::new();
     for family in Family::BOTH {
         // A service that has no cluster IP of a family does not exist in it.

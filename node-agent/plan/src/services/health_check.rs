@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use super::decide::{Settings, whereabouts};
+use super::decide::{Settings, location};
 use super::selection::local_ready;
 use denizen_model::{Family, Node, Service, ServiceName, Slice, TrafficPolicy, family_of};
 
@@ -37,7 +37,7 @@ impl HealthCheck {
         let port = service
             .health_check_node_port
             .filter(|_| service.external_policy == TrafficPolicy::Local)?;
-        let here = whereabouts(settings, node);
+        let here = location(settings, node);
         let ready_in = |family: Family| {
             let ports = service.ports.iter();
             let ready: BTreeSet<IpAddr> = ports

@@ -10,14 +10,14 @@ mod remark;
 mod selection;
 mod service_plan;
 
-pub(super) use decide::whereabouts;
+pub(super) use decide::location;
 pub use decide::{Settings, frontends};
 pub use frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
 pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
 pub use outcome::{Endpoint, Endpoints, Outcome};
 pub use permitted::PermittedRanges;
 pub use remark::Remark;
-pub use selection::{EndpointSelection, Whereabouts, select, serving};
+pub use selection::{EndpointSelection, NodeLocation, select, serving};
 pub(super) use selection::{listed, ready};
 pub(super) use service_plan::PlanInputs;
 pub use service_plan::{Conflict, ServicePlan};

@@ -18,7 +18,7 @@ pub struct EndpointSelection {
 
 /// This node's name and zone.
 #[derive(Debug, Clone, Copy)]
-pub struct Whereabouts<'a> {
+pub struct NodeLocation<'a> {
     pub node: &'a str,
     /// The node's zone.
     pub zone: Option<&'a str>,
@@ -26,7 +26,7 @@ pub struct Whereabouts<'a> {
     pub node_hints: bool,
 }
 
-impl Whereabouts<'_> {
+impl NodeLocation<'_> {
     /// Whether an endpoint is on this node. An endpoint without a node name is not.
     fn has(&self, endpoint: &SliceEndpoint) -> bool {
         endpoint.node.as_deref() == Some(self.node)
@@ -39,7 +39,7 @@ pub fn local_ready<'a>(
     port: &ServicePort,
     family: Family,
     slices: impl Iterator<Item = &'a Slice>,
-    here: Whereabouts<'_>,
+    here: NodeLocation<'_>,
 ) -> impl Iterator<Item = IpAddr> {
     ready(port, family, slices, here).filter(|(_, is_local)| *is_local).map(|(ip, _)| ip)
 }
@@ -49,7 +49,7 @@ pub fn ready<'a>(
     port: &ServicePort,
     family: Family,
     slices: impl Iterator<Item = &'a Slice>,
-    here: Whereabouts<'_>,
+    here: NodeLocation<'_>,
 ) -> impl Iterator<Item = (IpAddr, bool)> {
     merged(port, family, slices)
         .into_iter()
@@ -62,7 +62,7 @@ pub fn select<'a>(
     port: &ServicePort,
     family: Family,
     slices: impl Iterator<Item = &'a Slice>,
-    here: Whereabouts<'_>,
+    here: NodeLocation<'_>,
 ) -> EndpointSelection {
     let all = merged(port, family, slices);
     let is_local = |e: &SliceEndpoint| here.has(e);
@@ -141,7 +141,7 @@ type Filter<'a> = Box<dyn Fn(&SliceEndpoint) -> bool + 'a>;
 /// The ready endpoints that the hints allow for this node: those for it by name, else those for its
 /// zone. All, if a ready endpoint has no hint or if no hint names this node or zone: otherwise the
 /// few with hints would be overloaded.
-fn topology<'a>(all: &BTreeMap<SocketAddr, &SliceEndpoint>, here: Whereabouts<'a>) -> Filter<'a> {
+fn topology<'a>(all: &BTreeMap<SocketAddr, &SliceEndpoint>, here: NodeLocation<'a>) -> Filter<'a> {
     let names = |hints: &[Arc<str>], place: &str| hints.iter().any(|hint| **hint == *place);
     let ready = || all.values().filter(|e| e.state == EndpointState::Ready);
     if here.node_hints

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::fixture::*;
 use crate::{
-    Capabilities, Carrier, FrontendAddress, FrontendKey, FrontendKind, IpvsPlan, Method,
+    Balancer, Capabilities, FrontendAddress, FrontendKey, FrontendKind, IpvsPlan, Method,
     NodePortAddresses, NotOnIpvs, PlanChanges, Planner, Policy, Remark, Scheduler, Share,
 };
 use denizen_fixture::*;
@@ -44,12 +44,12 @@ impl IpvsWorld {
     }
 
     /// Who chooses at each frontend of this kind.
-    fn carriers(&self, kind: FrontendKind) -> Vec<Carrier> {
+    fn balancers(&self, kind: FrontendKind) -> Vec<Balancer> {
         let services = self.planner.plan().services().expect("all is listed");
         let mut frontends: Vec<_> =
             services.frontends().filter(|frontend| frontend.kind == kind).collect();
         frontends.sort_by_key(|frontend| frontend.key);
-        frontends.into_iter().map(|frontend| self.ipvs().carrier(frontend)).collect()
+        frontends.into_iter().map(|frontend| self.ipvs().balancer(frontend)).collect()
     }
 
     /// The endpoints of the server at a cluster IP.
@@ -60,11 +60,11 @@ impl IpvsWorld {
 
     fn everything(&self) -> String {
         let services = self.planner.plan().services().expect("all is listed");
-        let carriers =
-            services.frontends().map(|frontend| (frontend.key, self.ipvs().carrier(frontend)));
-        let mut carriers: Vec<_> = carriers.collect();
-        carriers.sort_by_key(|(key, _)| *key);
-        format!("{carriers:?} {:?}", self.ipvs().servers())
+        let balancers =
+            services.frontends().map(|frontend| (frontend.key, self.ipvs().balancer(frontend)));
+        let mut balancers: Vec<_> = balancers.collect();
+        balancers.sort_by_key(|(key, _)| *key);
+        format!("{balancers:?} {:?}", self.ipvs().servers())
     }
 }
 
@@ -107,7 +107,7 @@ const KINDS: [FrontendKind; 4] = [
 fn every_frontend_leads_to_the_one_server_at_the_cluster_ip() {
     let world = IpvsWorld::new(vec![exists(web()), two()]);
     for kind in KINDS {
-        assert_eq!(world.carriers(kind), [Carrier::Ipvs(key("10.96.0.10"))], "{kind}");
+        assert_eq!(world.balancers(kind), [Balancer::Ipvs(key("10.96.0.10"))], "{kind}");
     }
     assert_eq!(world.ipvs().servers().len(), 1);
     let ready = [("10.0.0.1".to_owned(), Share::Ready), ("10.0.0.2".to_owned(), Share::Ready)];
@@ -155,9 +155,9 @@ fn nftables_chooses_where_ipvs_cannot() {
     ];
     for (name, events, reason) in cases {
         let world = IpvsWorld::new(events);
-        let last = world.carriers(FrontendKind::ExternalIp).pop();
+        let last = world.balancers(FrontendKind::ExternalIp).pop();
         let counted = usize::from(reason != NotOnIpvs::NoEndpoints);
-        assert_eq!(last, Some(Carrier::Nft(reason)), "{name}");
+        assert_eq!(last, Some(Balancer::Nft(reason)), "{name}");
         assert_eq!(world.ipvs().carried_by_nftables(), counted, "{name}");
     }
 }
@@ -167,8 +167,8 @@ fn a_node_without_an_address_of_the_family_has_no_virtual_servers() {
     let mut world = IpvsWorld::new(vec![exists(web()), two()]);
     let dummy = denizen_model::NodeAddress { dummy: true, ..address("10.96.0.10", "kube-ipvs0") };
     let changes = world.tell(vec![Event::Addresses(vec![address("fe80::1", "eth0"), dummy])]);
-    let reason = Carrier::Nft(NotOnIpvs::NoSource(Family::V4));
-    assert_eq!(world.carriers(FrontendKind::ClusterIp), [reason]);
+    let reason = Balancer::Nft(NotOnIpvs::NoSource(Family::V4));
+    assert_eq!(world.balancers(FrontendKind::ClusterIp), [reason]);
     assert_eq!(Vec::from_iter(changes.virtual_servers), [key("10.96.0.10")]);
     assert_eq!(changes.frontends.len(), 4, "nftables chooses at all of them");
     assert!(world.ipvs().servers().is_empty());
@@ -178,11 +178,11 @@ fn a_node_without_an_address_of_the_family_has_no_virtual_servers() {
 fn under_internal_policy_local_only_the_cluster_ip_has_the_servers_endpoints() {
     let local = Service { internal_policy: TrafficPolicy::Local, ..web() };
     let mut world = IpvsWorld::new(vec![exists(local), two()]);
-    assert_eq!(world.carriers(FrontendKind::ClusterIp), [Carrier::Ipvs(key("10.96.0.10"))]);
-    let other = Carrier::Nft(NotOnIpvs::OtherEndpoints);
-    assert_eq!(world.carriers(FrontendKind::NodePort), [other]);
+    assert_eq!(world.balancers(FrontendKind::ClusterIp), [Balancer::Ipvs(key("10.96.0.10"))]);
+    let other = Balancer::Nft(NotOnIpvs::OtherEndpoints);
+    assert_eq!(world.balancers(FrontendKind::NodePort), [other]);
     let changes = world.tell(vec![exists(web())]);
-    assert_eq!(world.carriers(FrontendKind::NodePort), [Carrier::Ipvs(key("10.96.0.10"))]);
+    assert_eq!(world.balancers(FrontendKind::NodePort), [Balancer::Ipvs(key("10.96.0.10"))]);
     assert_eq!(changes.frontends.len(), 4, "the others are lowered otherwise");
 }
 
@@ -191,8 +191,8 @@ fn node_ports_on_loopback_are_balanced_by_nftables() {
     let node_ports = NodePortAddresses::All { localhost: true };
     let policy = Policy { node_ports, ..policy() };
     let world = IpvsWorld::with(policy, vec![exists(web()), two()]);
-    assert_eq!(world.carriers(FrontendKind::NodePort), [Carrier::Nft(NotOnIpvs::Loopback)]);
-    assert_eq!(world.carriers(FrontendKind::ExternalIp), [Carrier::Ipvs(key("10.96.0.10"))]);
+    assert_eq!(world.balancers(FrontendKind::NodePort), [Balancer::Nft(NotOnIpvs::Loopback)]);
+    assert_eq!(world.balancers(FrontendKind::ExternalIp), [Balancer::Ipvs(key("10.96.0.10"))]);
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn a_service_chooses_its_scheduler() {
 }
 
 proptest! {
-    /// In whatever order services come and go, carriers and servers are those of a fresh start, and
+    /// In whatever order services come and go, balancers and servers are as after a fresh start, and
     /// every difference is reported.
     #[test]
     fn servers_do_not_depend_on_the_way(

@@ -1,4 +1,4 @@
-use crate::{Endpoints, Whereabouts, select};
+use crate::{Endpoints, NodeLocation, select};
 use denizen_fixture::*;
 use denizen_model::{EndpointState, Family, Protocol, Slice, SliceEndpoint, SlicePort};
 
@@ -14,7 +14,7 @@ fn hinted(address: &str, zones: &[&str], nodes: &[&str]) -> SliceEndpoint {
 
 /// The last bytes of the addresses of the two sets.
 fn selected(slices: &[Slice], zone: Option<&str>, node_hints: bool) -> (Vec<u8>, Vec<u8>) {
-    let here = Whereabouts { node: HERE, zone, node_hints };
+    let here = NodeLocation { node: HERE, zone, node_hints };
     let port = service_port("http", Protocol::Tcp, 80, None);
     let selection = select(&port, Family::V4, slices.iter(), here);
     let last = |endpoints: &Option<Endpoints>| -> Vec<u8> {

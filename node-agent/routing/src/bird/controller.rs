@@ -33,7 +33,7 @@ use crate::routes::PodRoutes;
 use crate::{AnnounceConfig, RoutingReport};
 use denizen_model::{Labels, Model, Nodes};
 use denizen_plan::explain::Announced;
-use denizen_plan::{DirectRoutes, Neighbourhood, WhyRejected, direct};
+use denizen_plan::{DirectRoutes, NodeNetworks, WhyRejected, direct};
 use denizen_text::describe;
 
 /// How often the sessions are asked for, and the node's networks read.
@@ -171,7 +171,8 @@ impl ControllerTask {
         control: Option<&mut Control>,
         state: &mut BirdState,
     ) -> Result<(), String> {
-        let (around, labels) = self.surroundings(known, state).map_err(|error| describe(&error))?;
+        let (inputs, labels) =
+            self.render_inputs(known, state).map_err(|error| describe(&error))?;
         let own = known.nodes.own.as_ref().map(|node| node.addresses.clone()).unwrap_or_default();
         let mut peers = Vec::new();
         let mut is_whole = true;
@@ -185,7 +186,7 @@ impl ControllerTask {
                 }
             }
         }
-        let RenderedConfig { text, problems } = render(&self.bird, &peers, &around);
+        let RenderedConfig { text, problems } = render(&self.bird, &peers, &inputs);
         state.warnings.extend(problems);
         let running = regular::read_to_string(&self.folder.join(CONFIGURATION), LONGEST).ok();
         // An unreadable password must not end a session.
@@ -235,7 +236,7 @@ impl ControllerTask {
     }
 
     /// What the configuration depends on, and this node's labels.
-    fn surroundings(
+    fn render_inputs(
         &self,
         known: &BirdClusterFacts,
         state: &mut BirdState,
@@ -244,8 +245,8 @@ impl ControllerTask {
         if !self.bird.mesh {
             nodes.others = Arc::default();
         }
-        let around = PodRoutes::open()?.neighbourhood(&nodes)?;
-        let DirectRoutes { routes, rejected } = direct(&nodes, &around);
+        let networks = PodRoutes::open()?.node_networks(&nodes)?;
+        let DirectRoutes { routes, rejected } = direct(&nodes, &networks);
         let is_near = |why: &WhyRejected| {
             !matches!(why, WhyRejected::NotANeighbour { .. } | WhyRejected::NoInternalIp)
         };
@@ -258,9 +259,9 @@ impl ControllerTask {
             addresses: own
                 .clone()
                 .flat_map(|node| node.addresses.iter().copied())
-                .filter(|address| around.addresses.contains(address))
+                .filter(|address| networks.addresses.contains(address))
                 .collect(),
-            protected: self.protected(known, &around),
+            protected: self.protected(known, &networks),
             ..RenderInputs::default()
         };
         for (range, next_hop) in routes {
@@ -272,12 +273,12 @@ impl ControllerTask {
 
     /// The prefixes that are accepted from no peer, without those that another one contains:
     /// bridges of pods come and go within them, and change nothing.
-    fn protected(&self, known: &BirdClusterFacts, around: &Neighbourhood) -> BTreeSet<IpNetwork> {
+    fn protected(&self, known: &BirdClusterFacts, networks: &NodeNetworks) -> BTreeSet<IpNetwork> {
         let own = known.nodes.own.iter();
         let addresses = own.clone().flat_map(|node| &node.addresses);
         let peers = self.bird.peers.iter().map(|peer| peer.address.ip());
         let hosts = addresses.copied().chain(peers).map(IpNetwork::from);
-        let ranges = own.flat_map(|node| &node.pod_cidrs).chain(&around.subnets);
+        let ranges = own.flat_map(|node| &node.pod_cidrs).chain(&networks.subnets);
         let ranges = ranges.chain(&known.services).chain(&self.ranges).copied();
         let all: BTreeSet<IpNetwork> = ranges.chain(hosts).collect();
         let covers = |range: &IpNetwork, other: &IpNetwork| {

@@ -69,21 +69,21 @@ pub fn password(text: &str) -> Result<&str, String> {
 pub fn render(
     config: &BirdConfig,
     peers: &[(&BgpPeer, Option<String>)],
-    around: &RenderInputs,
+    inputs: &RenderInputs,
 ) -> RenderedConfig {
-    let mut rendered = RenderedConfig { text: base(config, around), problems: Vec::new() };
+    let mut rendered = RenderedConfig { text: base(config, inputs), problems: Vec::new() };
     if peers.iter().any(|(peer, _)| peer.bfd) {
         rendered.text += "protocol bfd {}\n";
     }
     for (peer, password) in peers {
-        match local(peer, around) {
+        match local(peer, inputs) {
             Ok(local) => rendered.text += &router(config, peer, local, password.as_deref()),
             Err(problem) => rendered.problems.push(problem),
         }
     }
     let is_peer = |address: &IpAddr| peers.iter().any(|(peer, _)| peer.address.ip() == *address);
-    for (address, ranges) in around.neighbours.iter().filter(|(address, _)| !is_peer(address)) {
-        match around.of_family(family_of(*address)) {
+    for (address, ranges) in inputs.neighbours.iter().filter(|(address, _)| !is_peer(address)) {
+        match inputs.of_family(family_of(*address)) {
             Some(local) => rendered.text += &neighbour(config, *address, local, ranges),
             None => rendered.problems.push(format!(
                 "no BGP session with node {address}: this node has no address of its family"
@@ -112,8 +112,8 @@ impl RenderInputs {
 }
 
 /// This node's address in a session; `None` for that of the link.
-fn local(peer: &BgpPeer, around: &RenderInputs) -> Result<Option<IpAddr>, String> {
-    let own = || around.of_family(peer.address.family());
+fn local(peer: &BgpPeer, inputs: &RenderInputs) -> Result<Option<IpAddr>, String> {
+    let own = || inputs.of_family(peer.address.family());
     match (peer.local_address, peer.multihop) {
         (Some(address), _) => Ok(Some(address)),
         (None, 0) => Ok(None),
@@ -127,8 +127,8 @@ fn local(peer: &BgpPeer, around: &RenderInputs) -> Result<Option<IpAddr>, String
 }
 
 /// Everything but the sessions.
-fn base(config: &BirdConfig, around: &RenderInputs) -> String {
-    let router_id = config.router_id.unwrap_or_else(|| around.router_id());
+fn base(config: &BirdConfig, inputs: &RenderInputs) -> String {
+    let router_id = config.router_id.unwrap_or_else(|| inputs.router_id());
     let mut text = format!(
         "# Written by denizen-agent (--routing-mode bird), which replaces it.\n\
          log stderr all;\n\
@@ -157,17 +157,17 @@ fn base(config: &BirdConfig, around: &RenderInputs) -> String {
         pod = AnnouncementClass::Pod.metric(false),
     );
     for (family, special) in [Family::V4, Family::V6].into_iter().zip(SPECIAL) {
-        text += &tables(family, special, around);
+        text += &tables(family, special, inputs);
     }
     text
 }
 
 /// What is learned from the kernel and exported to it, in one family.
-fn tables(family: Family, special: &str, around: &RenderInputs) -> String {
+fn tables(family: Family, special: &str, inputs: &RenderInputs) -> String {
     let n = number(family);
-    let own = around.protected.iter().filter(|range| family_of(range.ip()) == family);
+    let own = inputs.protected.iter().filter(|range| family_of(range.ip()) == family);
     let own: String = own.map(|range| format!(", {}+", prefix(*range))).collect();
-    let source = around.of_family(family).map(|ip| format!(" krt_prefsrc = {ip};"));
+    let source = inputs.of_family(family).map(|ip| format!(" krt_prefsrc = {ip};"));
     format!(
         "ipv{n} table denizen{n};\n\
          # What is this node's own, or a service's, is taken of nobody.\n\
@@ -184,7 +184,7 @@ fn tables(family: Family, special: &str, around: &RenderInputs) -> String {
            ipv{n} {{ import none; export filter {{\n    \
              if source != RTS_BGP || dest != RTD_UNICAST then reject;{source}\n    \
              accept;\n  }}; }};\n}}\n",
-        table = around.table,
+        table = inputs.table,
         source = source.unwrap_or_default(),
     )
 }

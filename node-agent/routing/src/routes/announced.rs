@@ -44,12 +44,12 @@ pub struct AnnouncedRoutes {
     /// What was last wanted, if the kernel had all of it.
     programmed: Option<BTreeMap<RouteKey, Route>>,
     /// What the last read found of foreign routes.
-    around: Around,
+    foreign: ForeignRoutes,
 }
 
 /// Foreign routes and rules that concern the table.
 #[derive(Debug, Default)]
-struct Around {
+struct ForeignRoutes {
     subnets: BTreeSet<IpNetwork>,
     gateways: BTreeSet<IpAddr>,
     problems: Vec<String>,
@@ -74,7 +74,7 @@ impl AnnouncedRoutes {
     /// Opens those of this thread's network namespace.
     pub fn open(table: u32) -> Result<Self, RouteError> {
         let kernel = Routes::open(PROTOCOL)?;
-        Ok(Self { kernel, table, known: None, programmed: None, around: Around::default() })
+        Ok(Self { kernel, table, known: None, programmed: None, foreign: ForeignRoutes::default() })
     }
 
     /// The portid by which notifications name our own changes.
@@ -104,7 +104,7 @@ impl AnnouncedRoutes {
                 undelivered.remove(address);
             }
         }
-        Ok(Surveyed { gateways: self.around.gateways.clone(), undelivered })
+        Ok(Surveyed { gateways: self.foreign.gateways.clone(), undelivered })
     }
 
     /// Withdraws what is no longer wanted, and adds nothing: this comes before the rules go.
@@ -130,7 +130,7 @@ impl AnnouncedRoutes {
     /// [`RouteError`]; the next call starts from what it finds.
     pub fn sync(&mut self, wanted: &Announcements) -> Result<RouteSync, RouteError> {
         self.look()?;
-        let wanted = match self.around.is_used {
+        let wanted = match self.foreign.is_used {
             true => BTreeMap::new(),
             false => self.routes(wanted),
         };
@@ -145,7 +145,7 @@ impl AnnouncedRoutes {
         };
         let is_done = refused.is_empty() && !is_repair;
         let added = if is_done { commands.iter().filter(is_new).count() } else { 0 };
-        let errors = [self.around.problems.clone(), refused.clone()].concat();
+        let errors = [self.foreign.problems.clone(), refused.clone()].concat();
         self.programmed = refused.is_empty().then_some(wanted);
         let table = self.table;
         let announced = self.look()?.iter().filter(|route| route.key.table == table);
@@ -196,7 +196,7 @@ impl AnnouncedRoutes {
             let covers = |subnet: &IpNetwork| {
                 subnet.prefix() <= range.prefix() && subnet.contains(range.network())
             };
-            self.around.subnets.iter().any(covers)
+            self.foreign.subnets.iter().any(covers)
         };
         let unused = ranges.filter(|(range, _)| !is_routed(range));
         let unused = unused.map(|(range, _)| {
@@ -232,7 +232,7 @@ impl AnnouncedRoutes {
             let is_used = !problems.is_empty();
             problems.extend(foreign);
             let subnets = self.kernel.of(KERNEL)?.into_iter().filter(is_subnet);
-            self.around = Around {
+            self.foreign = ForeignRoutes {
                 subnets: subnets.map(|route| route.key.destination).collect(),
                 gateways: self.kernel.gateways(MAIN)?,
                 problems: problems.into_iter().collect(),

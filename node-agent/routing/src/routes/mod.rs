@@ -27,7 +27,7 @@ pub use self::learned::LearnedRoutes;
 use self::reconcile::{commands, wanted};
 pub use self::unserved::{TABLE as UNSERVED, Unserved};
 use denizen_model::Nodes;
-use denizen_plan::{DirectRoutes, Neighbourhood, NotNear, direct};
+use denizen_plan::{DirectRoutes, NodeNetworks, NotOnLink, direct};
 
 /// The metric of routes to other nodes' pods: above those of the kernel's own routes (0; 256 and
 /// 1024 in IPv6), so that they never replace the node's own networks.
@@ -83,8 +83,8 @@ impl PodRoutes {
     ///
     /// [`RouteError`]; the next call starts from what it finds.
     pub fn sync(&mut self, nodes: &Nodes) -> Result<Synced, RouteError> {
-        let around = self.neighbourhood(nodes)?;
-        let plan = direct(nodes, &around);
+        let networks = self.node_networks(nodes)?;
+        let plan = direct(nodes, &networks);
         let wanted = wanted(&plan);
         let commands = commands(&wanted, &self.own()?);
         let refused = self.kernel.apply(&commands)?;
@@ -98,8 +98,8 @@ impl PodRoutes {
         let is_repair = self.programmed.as_ref() == Some(&wanted);
         self.programmed = refused.is_empty().then_some(wanted);
         self.watched = Watched {
-            next_hops: around.links.keys().copied().collect(),
-            links: around.links.values().flatten().copied().collect(),
+            next_hops: networks.links.keys().copied().collect(),
+            links: networks.links.values().flatten().copied().collect(),
         };
         let repaired = if is_repair { commands.len() } else { 0 };
         Ok(Synced { plan, routes, refused, repaired })
@@ -134,24 +134,24 @@ impl PodRoutes {
     }
 
     /// This node's networks, as the kernel reports them.
-    pub fn neighbourhood(&mut self, nodes: &Nodes) -> Result<Neighbourhood, RouteError> {
-        let mut around = Neighbourhood::default();
+    pub fn node_networks(&mut self, nodes: &Nodes) -> Result<NodeNetworks, RouteError> {
+        let mut networks = NodeNetworks::default();
         for route in self.kernel.of(KERNEL)? {
             if let Some(RouteTarget::Local { .. }) = route.target {
-                around.addresses.insert(route.key.destination.ip());
+                networks.addresses.insert(route.key.destination.ip());
             } else if is_subnet(&route) {
-                around.subnets.insert(route.key.destination);
+                networks.subnets.insert(route.key.destination);
             }
         }
         for address in nodes.others.values().flat_map(|node| &node.internal) {
             let link = match self.kernel.path(*address)? {
-                None => Err(NotNear::Nowhere),
-                Some(path) if path.is_local => Err(NotNear::Here),
-                Some(path) => path.gateway.map_or(Ok(path.link), |by| Err(NotNear::Gateway(by))),
+                None => Err(NotOnLink::Nowhere),
+                Some(path) if path.is_local => Err(NotOnLink::Here),
+                Some(path) => path.gateway.map_or(Ok(path.link), |by| Err(NotOnLink::Gateway(by))),
             };
-            around.links.insert(*address, link);
+            networks.links.insert(*address, link);
         }
-        Ok(around)
+        Ok(networks)
     }
 }
 

@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 
 use super::limit::EventLimit;
 use crate::kube::access::Access;
-use crate::kube::pace::Pace;
+use crate::kube::backoff::Backoff;
 use denizen_model::{Notice, NoticeReason, NoticeSubject};
 
 /// Attempts before an event is given up, as in client-go.
@@ -40,7 +40,7 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
             continue;
         }
         let (path, event) = event(&notice, &node_name, Timestamp::now());
-        let mut pace = Pace::default();
+        let mut backoff = Backoff::default();
         for attempt in 1..=ATTEMPTS {
             let Err(error) = write(&access, &path, &event).await else {
                 break;
@@ -57,7 +57,7 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
                 );
                 break;
             }
-            sleep(pace.pause(None)).await;
+            sleep(backoff.pause(None)).await;
         }
     }
 }

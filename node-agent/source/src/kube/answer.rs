@@ -20,9 +20,9 @@ pub(super) struct ObjectAnswer {
 /// What a list or the watch brings about them until then is older: a deletion may be that of an
 /// earlier object of this name, and a list may be of a time before the answer.
 #[derive(Debug, Default)]
-pub(super) struct Ahead(HashMap<(String, String), u64>);
+pub(super) struct AnsweredVersions(HashMap<(String, String), u64>);
 
-impl Ahead {
+impl AnsweredVersions {
     /// The objects in an answer that a watch which is at version `watched` has not brought yet. If
     /// the watch has passed an object's version, it has brought the object, or its deletion.
     pub(super) fn objects<'a>(
@@ -106,14 +106,14 @@ mod tests {
         ObjectAnswer { encoding: Encoding::Json, body, _untaken: None }
     }
 
-    fn has(ahead: &mut Ahead, name: &str, version: &str) -> bool {
+    fn has(ahead: &mut AnsweredVersions, name: &str, version: &str) -> bool {
         let object = policy(name, version).to_string();
         ahead.has(&Object::Json(&object).metadata().unwrap())
     }
 
     #[test]
     fn of_a_list_only_what_the_watch_has_not_brought_counts() {
-        let mut ahead = Ahead::default();
+        let mut ahead = AnsweredVersions::default();
         let items = [policy("known", "90"), policy("new", "101")];
         let list = answer(&json!({ "metadata": { "resourceVersion": "200" }, "items": items }));
         let objects = ahead.objects(&list, Some("100"));
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn what_the_watch_brings_late_is_older_until_it_has_caught_up() {
-        let mut ahead = Ahead::default();
+        let mut ahead = AnsweredVersions::default();
         assert_eq!(ahead.objects(&answer(&policy("web", "105")), Some("100")).len(), 1);
         assert!(!has(&mut ahead, "db", "101"), "no answer was about it");
         assert!(has(&mut ahead, "web", "101"), "the end of an earlier one");
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_list_may_be_older_than_an_answer() {
-        let mut ahead = Ahead::default();
+        let mut ahead = AnsweredVersions::default();
         ahead.objects(&answer(&policy("new", "107")), None);
         ahead.objects(&answer(&policy("old", "99")), None);
         let newer: Vec<_> = ahead.newer_than("100").map(|(_, name)| name.clone()).collect();

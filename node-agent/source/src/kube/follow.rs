@@ -13,21 +13,23 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::access::Access;
-use super::answer::{Ahead, ObjectAnswer};
+use super::answer::{AnsweredVersions, ObjectAnswer};
+use super::backoff::{
+    ANSWER, Backoff, LIST_SILENCE, NOT_SERVED, STEADY, WATCH_SILENCE, watch_seconds,
+};
 use super::companion::Call;
 use super::discovery::ABSENT;
 use super::envelope::{Encoding, JsonList, Object, WatchEvent};
 use super::exchange::Reply;
 use super::failure::{Failure, Remedy, StreamEnd};
-use super::frames::{Frames, Listed};
+use super::frames::{Frames, ListItems};
 use super::index::{PartialList, SentObjects};
 use super::kinds::{self, ListedState};
-use super::pace::{ANSWER, LIST_SILENCE, NOT_SERVED, Pace, STEADY, WATCH_SILENCE, watch_seconds};
+use super::list_delay::{ListDelay, is_delayed};
 use super::pods::{StreamProgress, StreamScope};
 use super::recovery::Recovery;
 use super::served::ServedPath;
 use super::silence::Silence;
-use super::spread::{Spread, is_spread};
 use super::traffic::{ListReason, Traffic};
 use super::{FollowerChannels, KubeConfig, WrongPolicy};
 use crate::{Closed, Outlet};
@@ -41,7 +43,7 @@ pub(super) struct KindFollower {
     access: Access,
     outlet: Outlet,
     answers: mpsc::Receiver<ObjectAnswer>,
-    ahead: Ahead,
+    answered: AnsweredVersions,
     wrong_policies: mpsc::Sender<WrongPolicy>,
     call: Option<Call>,
     served: ServedPath,
@@ -57,7 +59,7 @@ pub(super) struct KindFollower {
     reason: ListReason,
     silence: Silence,
     traffic: Arc<Traffic>,
-    spread: Arc<Spread>,
+    list_delay: Arc<ListDelay>,
     scope: StreamScope,
     progress: Arc<StreamProgress>,
     /// The field selector, until the server refuses it.
@@ -65,7 +67,7 @@ pub(super) struct KindFollower {
     /// Whether to use field selectors at all.
     selects: bool,
     listed: bool,
-    pace: Pace,
+    backoff: Backoff,
     recovery: Recovery,
     /// The last request failed because the whole server was unavailable, not only this kind.
     outage: bool,
@@ -82,7 +84,7 @@ impl KindFollower {
         recovery: Recovery,
     ) -> Self {
         let KubeConfig { access, node_name, since, features, pods } = config.clone();
-        let FollowerChannels { outlet, answers, wrong_policies, traffic, spread, .. } = ends;
+        let FollowerChannels { outlet, answers, wrong_policies, traffic, list_delay, .. } = ends;
         let (companion, call, watched) = (ends.companion, ends.call, ends.watched);
         let of_scope = ends.scope.fields(&node_name);
         let decoder = features.decoder(node_name.clone()).with_ends(pods.is_some());
@@ -94,7 +96,7 @@ impl KindFollower {
             access,
             outlet,
             answers,
-            ahead: Ahead::default(),
+            answered: AnsweredVersions::default(),
             wrong_policies,
             call,
             served: ServedPath::new(companion, watched),
@@ -105,11 +107,11 @@ impl KindFollower {
             reason: ListReason::Start,
             silence: Silence::default(),
             traffic,
-            spread,
+            list_delay,
             scope: ends.scope,
             progress: ends.progress,
             listed: false,
-            pace: Pace::default(),
+            backoff: Backoff::default(),
             recovery,
             outage: false,
             woken: false,
@@ -218,13 +220,13 @@ impl KindFollower {
         if remedy == Remedy::Forbidden && !self.listed {
             self.outlet.send(vec![Event::Refused(self.kind.listing())]).await?;
         }
-        let hiccup = matches!(failure, Failure::ShortWatch) && self.pace.is_fresh();
+        let hiccup = matches!(failure, Failure::ShortWatch) && self.backoff.is_fresh();
         if hiccup || remedy == Remedy::ListAnew && !listing {
             debug!(kind = %self.kind, error = describe(failure), "continuing after a failure");
         } else {
             self.trouble(Some(format!("{}{}", describe(failure), failure.advice(self.kind))));
         }
-        Ok(self.pace.pause_after(failure))
+        Ok(self.backoff.pause_after(failure))
     }
 
     /// Switches to a form of request that older servers understand. Returns whether there was one
@@ -256,7 +258,7 @@ impl KindFollower {
 
     /// Reads a list, as one change. In protobuf, each object is decoded when it has arrived.
     async fn list(&mut self, client: &Client) -> Result<(), StreamEnd> {
-        if is_spread(self.kind) && self.reason == ListReason::Start {
+        if is_delayed(self.kind) && self.reason == ListReason::Start {
             self.wait_for_turn(client).await?;
         }
         let state = match &self.floor {
@@ -272,7 +274,7 @@ impl KindFollower {
         let mut list = PartialList::default();
         let version = match reply.encoding {
             Encoding::Protobuf => {
-                let mut listed = Listed::default();
+                let mut listed = ListItems::default();
                 while let Some(piece) = self.piece(&mut reply, LIST_SILENCE).await? {
                     listed.push(&piece);
                     while let Some(object) = listed.next().map_err(Failure::Answer)? {
@@ -298,8 +300,8 @@ impl KindFollower {
 
     /// Waits until this agent's first lists are due. Takes answers meanwhile.
     async fn wait_for_turn(&mut self, client: &Client) -> Result<(), StreamEnd> {
-        let (spread, traffic) = (self.spread.clone(), self.traffic.clone());
-        let mut turn = std::pin::pin!(spread.wait(client, &traffic));
+        let (list_delay, traffic) = (self.list_delay.clone(), self.traffic.clone());
+        let mut turn = std::pin::pin!(list_delay.wait(client, &traffic));
         loop {
             tokio::select! {
                 () = self.outlet.closed() => return Err(StreamEnd::Closed),
@@ -319,7 +321,7 @@ impl KindFollower {
         self.trouble(None);
         let ended = self.read(reply).await;
         if begun.elapsed() >= STEADY {
-            self.pace.reset();
+            self.backoff.reset();
         }
         match ended {
             Err(StreamEnd::Failed(Failure::TimedOut(_)))
@@ -396,7 +398,7 @@ impl KindFollower {
         list: &mut PartialList,
         object: Object<'_>,
     ) -> Result<(), Closed> {
-        match self.ahead.newer(object) {
+        match self.answered.newer(object) {
             Some(metadata) => self.index.keep(list, &metadata.namespace, &metadata.name),
             None => self.index.list(list, &object.found(self.kind)),
         }
@@ -409,7 +411,7 @@ impl KindFollower {
 
     /// Takes what an answer brings before the watch does.
     async fn take_answer(&mut self, answer: &ObjectAnswer) -> Result<(), Closed> {
-        let objects = self.ahead.objects(answer, self.version.as_deref()).into_iter();
+        let objects = self.answered.objects(answer, self.version.as_deref()).into_iter();
         let found = objects.map(|object| object.found(self.kind));
         let events: Vec<Event> = found.flat_map(|found| self.index.changed(&found)).collect();
         self.served.call_companion(&events).await;
@@ -426,7 +428,7 @@ impl KindFollower {
         apply: fn(&mut SentObjects, &RawObject<'_>) -> Vec<Event>,
     ) -> Result<(), Closed> {
         let metadata = object.metadata();
-        if !metadata.as_ref().is_some_and(|metadata| self.ahead.has(metadata)) {
+        if !metadata.as_ref().is_some_and(|metadata| self.answered.has(metadata)) {
             let events = apply(&mut self.index, &object.found(self.kind));
             self.served.call_companion(&events).await;
             self.outlet.send(events).await?;
@@ -442,9 +444,9 @@ impl KindFollower {
     async fn complete(&mut self, mut list: PartialList, version: String) -> Result<(), Closed> {
         if self.needs_newest {
             // A restored etcd assigns the same versions again.
-            self.ahead = Ahead::default();
+            self.answered = AnsweredVersions::default();
         }
-        for (namespace, name) in self.ahead.newer_than(&version) {
+        for (namespace, name) in self.answered.newer_than(&version) {
             self.index.keep(&mut list, namespace, name);
         }
         let events = self.index.complete(list);

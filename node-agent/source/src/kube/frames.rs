@@ -112,7 +112,7 @@ impl Frames {
 /// A list is an envelope whose object has the list's metadata and then its items. Lengths come
 /// first, so that it is known of each byte where it belongs.
 #[derive(Debug, Default)]
-pub(super) struct Listed {
+pub(super) struct ListItems {
     buffer: Buffer,
     at: Position,
     /// How much of the list's object has not been used.
@@ -136,7 +136,7 @@ const CONTENT_ENCODING: u32 = 3;
 const METADATA: u32 = 1;
 const ITEMS: u32 = 2;
 
-impl Listed {
+impl ListItems {
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.buffer.push(bytes);
     }

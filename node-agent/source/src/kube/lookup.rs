@@ -14,10 +14,10 @@ use tracing::debug;
 
 use super::access::Access;
 use super::answer::ObjectAnswer;
+use super::backoff::Backoff;
 use super::envelope::Encoding;
 use super::exchange::Reply;
 use super::failure::{Failure, Remedy};
-use super::pace::Pace;
 use super::traffic::Traffic;
 use denizen_model::PodName;
 use denizen_object::is_dns_name;
@@ -50,7 +50,7 @@ pub(super) struct PodLookup {
 struct LookupAttempt {
     /// When to send the next one; `None` while one is under way.
     due: Option<Instant>,
-    pace: Pace,
+    backoff: Backoff,
 }
 
 type FinishedLookup = (PodName, Result<(Encoding, Vec<u8>), Failure>);
@@ -90,7 +90,7 @@ impl PodLookup {
         for name in unknown.iter().filter(|name| is_in_api(name)) {
             self.attempts.entry(name.clone()).or_insert_with(|| LookupAttempt {
                 due: Some(Instant::now() + FIRST),
-                pace: Pace::default(),
+                backoff: Backoff::default(),
             });
         }
     }
@@ -114,7 +114,7 @@ impl PodLookup {
                     attempt.due = None;
                     requests.spawn(request(client.clone(), name.clone(), self.traffic.clone()));
                 }
-                None => attempt.due = Some(now + attempt.pace.pause(None)),
+                None => attempt.due = Some(now + attempt.backoff.pause(None)),
             }
         }
     }
@@ -143,7 +143,7 @@ impl PodLookup {
         }
         // Even after an answer: it may be about an earlier pod of this name.
         if let Some(attempt) = self.attempts.get_mut(&name) {
-            attempt.due = Some(Instant::now() + attempt.pace.pause(asked));
+            attempt.due = Some(Instant::now() + attempt.backoff.pause(asked));
         }
     }
 }

@@ -17,14 +17,14 @@
 //! | `read` | reads the policies of a namespace as they are now |
 //! | `answer` | what of the answers to both the watch has not brought |
 //! | `failure` | what failed, and what to do about it |
-//! | `pace` | how long to wait |
+//! | `backoff` | how long to wait |
 //! | `recovery` | wakes the other kinds when the server answers again |
 //! | `exchange` | one request, and its answer as it arrives |
 //! | `frames` | cuts an answer into events or objects as it arrives; pure |
 //! | `envelope` | the parts of an answer around its objects, in protobuf and JSON; pure |
 //! | `silence` | what a silent watch means |
 //! | `served`, `discovery`, `companion` | where ClusterNetworkPolicies are served, and what they need |
-//! | `spread` | spreads the first lists of many agents |
+//! | `list_delay` | spreads the first lists of many agents |
 //! | `traffic` | counts what following a kind costs |
 //!
 //! A task of its own follows each kind. It lists once, from the server's cache and in one request,
@@ -50,6 +50,7 @@
 
 pub mod access;
 mod answer;
+pub(crate) mod backoff;
 mod client;
 mod companion;
 mod discovery;
@@ -60,15 +61,14 @@ mod follow;
 mod frames;
 mod index;
 mod kinds;
+mod list_delay;
 mod lookup;
-pub(crate) mod pace;
 mod pods;
 pub mod probe;
 mod read;
 mod recovery;
 mod served;
 mod silence;
-mod spread;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -85,11 +85,11 @@ use self::access::Access;
 use self::answer::ObjectAnswer;
 use self::companion::{Call, Companion, companion};
 use self::follow::KindFollower;
+use self::list_delay::ListDelay;
 use self::lookup::PodLookup;
 use self::pods::{PodFollowers, PodFollowersConfig, StreamProgress, StreamScope};
 use self::read::{PolicyReader, TierReads, WatchedTiers};
 use self::recovery::Recovery;
-use self::spread::Spread;
 use super::{Features, Outlet};
 use denizen_model::{Event, PodName, PolicyName};
 use denizen_object::ObjectKind;
@@ -147,7 +147,7 @@ struct FollowerChannels {
     answers: mpsc::Receiver<ObjectAnswer>,
     wrong_policies: mpsc::Sender<WrongPolicy>,
     traffic: Arc<Traffic>,
-    spread: Arc<Spread>,
+    list_delay: Arc<ListDelay>,
     /// Of the follower of ClusterNetworkPolicies.
     companion: Option<Companion>,
     /// Of the follower of Nodes that it calls.
@@ -187,7 +187,7 @@ pub fn start(
         config,
         wrong_policies,
         events,
-        spread: Arc::new(Spread::new()),
+        list_delay: Arc::new(ListDelay::new()),
         recovery: Recovery::new(),
     };
     let (answers, tier_answers) = mpsc::channel(WAITING);
@@ -224,7 +224,7 @@ struct FollowerStarter<'a> {
     config: &'a KubeConfig,
     wrong_policies: &'a mpsc::Sender<WrongPolicy>,
     events: &'a mpsc::Sender<Vec<Event>>,
-    spread: Arc<Spread>,
+    list_delay: Arc<ListDelay>,
     recovery: Recovery,
 }
 
@@ -248,7 +248,7 @@ impl FollowerStarter<'_> {
             self.follow(ObjectKind::Pod, channels);
             return followed;
         };
-        let FollowerChannels { outlet, answers, wrong_policies, spread, .. } = channels;
+        let FollowerChannels { outlet, answers, wrong_policies, list_delay, .. } = channels;
         let followers = PodFollowersConfig {
             config: self.config.clone(),
             scopes,
@@ -256,7 +256,7 @@ impl FollowerStarter<'_> {
             answers,
             wrong_policies,
             traffic,
-            spread,
+            list_delay,
             recovery: self.recovery.clone(),
         };
         tokio::spawn(PodFollowers::new(followers).run());
@@ -269,8 +269,8 @@ impl FollowerStarter<'_> {
         let (channels, followed) = self.channels(ObjectKind::NetworkPolicy, answers);
         if let Some((reads, tiers)) = reads {
             let (access, traffic) = (self.config.access.clone(), followed.traffic.clone());
-            let spread = self.spread.clone();
-            let reader = PolicyReader::new(access, reads, answer, tiers, traffic, spread);
+            let list_delay = self.list_delay.clone();
+            let reader = PolicyReader::new(access, reads, answer, tiers, traffic, list_delay);
             tokio::spawn(reader.run());
         }
         self.follow(ObjectKind::NetworkPolicy, channels);
@@ -300,7 +300,7 @@ impl FollowerStarter<'_> {
             answers,
             wrong_policies: self.wrong_policies.clone(),
             traffic: traffic.clone(),
-            spread: self.spread.clone(),
+            list_delay: self.list_delay.clone(),
             companion: None,
             call: None,
             watched: None,

@@ -26,7 +26,7 @@ const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// Something that a role permits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Right {
+pub struct RolePermission {
     /// The API group; empty for the core.
     group: String,
     /// The resource, as in paths.
@@ -34,7 +34,7 @@ pub struct Right {
     verb: &'static str,
 }
 
-impl Right {
+impl RolePermission {
     /// Whether it is about events, without which everything else works.
     pub fn is_for_events(&self) -> bool {
         self.resource == "events"
@@ -66,7 +66,7 @@ impl Right {
     }
 }
 
-impl fmt::Display for Right {
+impl fmt::Display for RolePermission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { group, resource, verb } = self;
         match group.as_str() {
@@ -123,9 +123,9 @@ impl ServerProbe {
     ///
     /// # Errors
     /// [`Failure`] if the server does not say.
-    pub async fn missing(&self, features: Features) -> Result<Vec<Right>, Failure> {
+    pub async fn missing(&self, features: Features) -> Result<Vec<RolePermission>, Failure> {
         let mut missing = Vec::new();
-        for right in Right::all(features) {
+        for right in RolePermission::all(features) {
             if !self.permits(&right).await? {
                 missing.push(right);
             }
@@ -133,7 +133,10 @@ impl ServerProbe {
         Ok(missing)
     }
 
-    async fn permits(&self, Right { group, resource, verb }: &Right) -> Result<bool, Failure> {
+    async fn permits(
+        &self,
+        RolePermission { group, resource, verb }: &RolePermission,
+    ) -> Result<bool, Failure> {
         let attributes = json!({ "group": group, "resource": resource, "verb": verb });
         let review = json!({
             "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
@@ -173,7 +176,7 @@ mod tests {
     #[test]
     fn rights_are_those_of_the_features() {
         let named = |features| -> Vec<String> {
-            Right::all(features).iter().map(ToString::to_string).collect()
+            RolePermission::all(features).iter().map(ToString::to_string).collect()
         };
         let services = named(Features::default());
         for right in ["list services", "watch endpointslices.discovery.k8s.io", "list nodes"] {

@@ -22,7 +22,7 @@ use super::answer::{ObjectAnswer, has_newer};
 use super::envelope;
 use super::exchange::Reply;
 use super::failure::{Failure, Remedy};
-use super::spread::Spread;
+use super::list_delay::ListDelay;
 use super::traffic::Traffic;
 use denizen_object::is_dns_name;
 use denizen_text::describe;
@@ -91,7 +91,7 @@ pub(super) struct PolicyReader {
     unfinished: HashMap<u64, usize>,
     traffic: Arc<Traffic>,
     /// Ends with the first read: a pod is added.
-    spread: Arc<Spread>,
+    list_delay: Arc<ListDelay>,
 }
 
 type FinishedRead = (ReadTarget, Result<(), Failure>);
@@ -103,7 +103,7 @@ impl PolicyReader {
         answers: mpsc::Sender<ObjectAnswer>,
         tiers: TierReads,
         traffic: Arc<Traffic>,
-        spread: Arc<Spread>,
+        list_delay: Arc<ListDelay>,
     ) -> Self {
         let (waiting, running) = (BTreeMap::new(), BTreeMap::new());
         let unfinished = HashMap::new();
@@ -118,7 +118,7 @@ impl PolicyReader {
             running,
             unfinished,
             traffic,
-            spread,
+            list_delay,
         }
     }
 
@@ -131,7 +131,7 @@ impl PolicyReader {
                 () = self.answers.closed() => return,
                 asked = self.reads.asked.recv() => match asked {
                     Some(PolicyRead { namespace, ticket }) => {
-                        self.spread.end();
+                        self.list_delay.end();
                         self.take(namespace, ticket);
                     }
                     None => return,

@@ -13,9 +13,9 @@ use kube::api::{ListParams, VersionMatch};
 use kube::core::Request;
 use tokio::time::timeout;
 
+use super::backoff::ANSWER;
 use super::exchange::Reply;
 use super::failure::Failure;
-use super::pace::ANSWER;
 use super::traffic::Traffic;
 
 /// After this many silent watches in a row, the version is trusted no longer: after 12 minutes. A

@@ -210,7 +210,7 @@ impl LinkTable {
 }
 
 impl LinkAddress {
-    /// Link, address and prefix length. On a point-to-point link `IFA_ADDRESS` is the other end's.
+    /// On a point-to-point link `IFA_ADDRESS` is the other end's.
     fn of(message: &AddressMessage) -> Option<Self> {
         let local = message.attributes.iter().find_map(|attribute| match attribute {
             AddressAttribute::Local(address) => Some(*address),

@@ -40,14 +40,14 @@ pub struct RedirectRule {
     /// Unique in its chain, except that both IP versions and several interfaces may have it.
     pub comment: String,
     /// All of this must hold.
-    pub asks: Vec<Ask>,
+    pub conditions: Vec<RuleCondition>,
     /// What happens to the connection then.
-    pub does: Does,
+    pub action: RuleAction,
 }
 
 /// A condition for a connection's first packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ask {
+pub enum RuleCondition {
     /// It is IPv6.
     Ipv6,
     /// Its protocol is this one.
@@ -83,7 +83,7 @@ pub enum RedirectProtocol {
 
 /// What a rule does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Does {
+pub enum RuleAction {
     /// The connection keeps its destination.
     Skip,
     /// It goes to this port of the pod.
@@ -109,23 +109,23 @@ pub struct UnmarkedConnection<'a> {
 impl RedirectRule {
     /// Whether it matches this connection.
     pub fn matches(&self, connection: &UnmarkedConnection<'_>) -> bool {
-        self.asks.iter().all(|ask| ask.holds(connection))
+        self.conditions.iter().all(|condition| condition.holds(connection))
     }
 }
 
 impl Display for RedirectRule {
-    /// Its comment, what it asks for, and what it does.
+    /// Its comment, what must hold, and what happens then.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.comment)?;
-        self.asks.iter().try_for_each(|ask| write!(f, " {ask}"))?;
-        match self.does {
-            Does::Skip => f.write_str(", not redirected"),
-            Does::Redirect(port) => write!(f, ", to port {port} of the pod"),
+        self.conditions.iter().try_for_each(|condition| write!(f, " {condition}"))?;
+        match self.action {
+            RuleAction::Skip => f.write_str(", not redirected"),
+            RuleAction::Redirect(port) => write!(f, ", to port {port} of the pod"),
         }
     }
 }
 
-impl Display for Ask {
+impl Display for RuleCondition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ipv6 => f.write_str("IPv6"),
@@ -144,7 +144,7 @@ impl Display for Ask {
     }
 }
 
-impl Ask {
+impl RuleCondition {
     fn holds(&self, connection: &UnmarkedConnection<'_>) -> bool {
         let UnmarkedConnection { interface, source, destination, port, protocol } = connection;
         match self {
@@ -180,7 +180,7 @@ const LOOPBACKS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6
 const PASSED_ON: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6)), IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6))];
 
-const TCP: Ask = Ask::Protocol(RedirectProtocol::Tcp);
+const TCP: RuleCondition = RuleCondition::Protocol(RedirectProtocol::Tcp);
 
 #[derive(Default)]
 struct RuleList(Vec<RedirectRule>);
@@ -191,28 +191,33 @@ impl RuleList {
         &mut self,
         why: &'static str,
         of: impl Display,
-        asks: impl IntoIterator<Item = Ask>,
-        does: Does,
+        conditions: impl IntoIterator<Item = RuleCondition>,
+        action: RuleAction,
     ) {
-        let asks = asks.into_iter().collect();
-        let rule = RedirectRule { why, comment: format!("{why}{of}"), asks, does };
+        let conditions = conditions.into_iter().collect();
+        let rule = RedirectRule { why, comment: format!("{why}{of}"), conditions, action };
         if !self.0.contains(&rule) {
             self.0.push(rule);
         }
     }
 
     /// Adds a rule that excepts what it matches.
-    fn skip(&mut self, why: &'static str, of: impl Display, asks: impl IntoIterator<Item = Ask>) {
-        self.add(why, of, asks, Does::Skip);
+    fn skip(
+        &mut self,
+        why: &'static str,
+        of: impl Display,
+        conditions: impl IntoIterator<Item = RuleCondition>,
+    ) {
+        self.add(why, of, conditions, RuleAction::Skip);
     }
 
     fn skip_ports(&mut self, ports: &[PortRange]) {
         for range in ports {
-            self.skip("proxy-init/ignore-port-", range, [TCP, Ask::Port(*range)]);
+            self.skip("proxy-init/ignore-port-", range, [TCP, RuleCondition::Port(*range)]);
         }
     }
 
-    fn skip_cidrs(&mut self, cidrs: &[IpNetwork], ask: fn(IpNetwork) -> Ask) {
+    fn skip_cidrs(&mut self, cidrs: &[IpNetwork], ask: fn(IpNetwork) -> RuleCondition) {
         for cidr in cidrs {
             self.skip("proxy-init/ignore-subnet-", cidr, [ask(*cidr)]);
         }
@@ -221,24 +226,24 @@ impl RuleList {
     /// Not asked for IPv6: its packets pass the proxy by, and are counted.
     fn bypass_ipv6(&mut self, redirect: &Redirect) {
         if redirect.bypass_ipv6 {
-            self.skip("denizen/ignore-ipv6", "", [Ask::Ipv6]);
+            self.skip("denizen/ignore-ipv6", "", [RuleCondition::Ipv6]);
         }
     }
 
     fn inbound(&mut self, redirect: &Redirect) {
         let Some(port) = redirect.inbound_port else { return };
-        let to = Does::Redirect(port);
+        let to = RuleAction::Redirect(port);
         self.bypass_ipv6(redirect);
         self.skip_ports(&redirect.always_skip_inbound_ports);
         self.skip_ports(&redirect.skip_inbound_ports);
-        self.skip_cidrs(&redirect.skip_inbound_cidrs, Ask::From);
+        self.skip_cidrs(&redirect.skip_inbound_cidrs, RuleCondition::From);
         // At the pod's own interfaces only: what containers inside the pod send is not for the pod.
         for interface in &redirect.interfaces {
-            let enters = || Ask::Enters(interface.clone());
+            let enters = || RuleCondition::Enters(interface.clone());
             for range in &redirect.only_inbound_ports {
                 let of = format!("{range}-to-proxy-port");
-                let asks = [enters(), TCP, Ask::Port(*range)];
-                self.add("proxy-init/redirect-port-", of, asks, to);
+                let conditions = [enters(), TCP, RuleCondition::Port(*range)];
+                self.add("proxy-init/redirect-port-", of, conditions, to);
             }
             if redirect.only_inbound_ports.is_empty() {
                 let why = "proxy-init/redirect-all-incoming-to-proxy-port";
@@ -258,7 +263,7 @@ impl RuleList {
         }
         self.skip_senders(redirect);
         self.skip_ports(&redirect.skip_outbound_ports);
-        self.skip_cidrs(&redirect.skip_outbound_cidrs, Ask::To);
+        self.skip_cidrs(&redirect.skip_outbound_cidrs, RuleCondition::To);
         for interface in &redirect.interfaces {
             self.redirect_outbound(redirect, interface, port);
         }
@@ -271,10 +276,10 @@ impl RuleList {
     fn skip_senders(&mut self, redirect: &Redirect) {
         // Nothing that the proxy sends may come back to it.
         if let Some(uid) = redirect.proxy_uid {
-            self.skip("proxy-init/ignore-proxy-user-id", "", [Ask::User(uid)]);
+            self.skip("proxy-init/ignore-proxy-user-id", "", [RuleCondition::User(uid)]);
         }
         if let Some(gid) = redirect.proxy_gid {
-            self.skip("proxy-init/ignore-proxy-group-id", "", [Ask::Group(gid)]);
+            self.skip("proxy-init/ignore-proxy-group-id", "", [RuleCondition::Group(gid)]);
         }
         match redirect.hairpin {
             // What the pod sends to itself by any of its addresses.
@@ -283,28 +288,38 @@ impl RuleList {
             }
             Hairpin::Outbound => {
                 for loopback in LOOPBACKS {
-                    self.skip("denizen/ignore-loopback-address", "", [Ask::To(loopback.into())]);
+                    self.skip(
+                        "denizen/ignore-loopback-address",
+                        "",
+                        [RuleCondition::To(loopback.into())],
+                    );
                 }
             }
         }
         for uid in &redirect.skip_outbound_uids {
-            self.skip("denizen/ignore-user-id-", uid, [Ask::User(*uid)]);
+            self.skip("denizen/ignore-user-id-", uid, [RuleCondition::User(*uid)]);
         }
         if let Some(mark) = redirect.skip_mark {
-            self.skip("denizen/ignore-mark-", mark, [Ask::Mark(mark)]);
+            self.skip("denizen/ignore-mark-", mark, [RuleCondition::Mark(mark)]);
         }
     }
 
     /// What the pod sends at this interface.
     fn redirect_outbound(&mut self, redirect: &Redirect, interface: &str, port: NonZeroU16) {
-        let (leaves, to) = (|| Ask::Leaves(interface.to_owned()), Does::Redirect(port));
+        let (leaves, to) =
+            (|| RuleCondition::Leaves(interface.to_owned()), RuleAction::Redirect(port));
         for cidr in &redirect.only_outbound_cidrs {
             let of = format!("{cidr}-to-proxy-port");
-            self.add("denizen/redirect-subnet-", of, [leaves(), TCP, Ask::To(*cidr)], to);
+            self.add("denizen/redirect-subnet-", of, [leaves(), TCP, RuleCondition::To(*cidr)], to);
         }
         for range in &redirect.only_outbound_ports {
             let of = format!("{range}-to-proxy-port");
-            self.add("proxy-init/redirect-port-", of, [leaves(), TCP, Ask::Port(*range)], to);
+            self.add(
+                "proxy-init/redirect-port-",
+                of,
+                [leaves(), TCP, RuleCondition::Port(*range)],
+                to,
+            );
         }
         if redirect.only_outbound_cidrs.is_empty() && redirect.only_outbound_ports.is_empty() {
             let why = "proxy-init/redirect-all-outgoing-to-proxy-port";
@@ -317,9 +332,15 @@ impl RuleList {
         const DNS: NonZeroU16 = NonZeroU16::new(53).expect("53 is not 0");
         for loopback in LOOPBACKS {
             for protocol in [RedirectProtocol::Udp, RedirectProtocol::Tcp] {
-                let to = Ask::To(loopback.into());
-                let asks = [to, Ask::Protocol(protocol), Ask::Port(DNS.into())];
-                self.add("denizen/redirect-dns-to-port-", port, asks, Does::Redirect(port));
+                let to = RuleCondition::To(loopback.into());
+                let conditions =
+                    [to, RuleCondition::Protocol(protocol), RuleCondition::Port(DNS.into())];
+                self.add(
+                    "denizen/redirect-dns-to-port-",
+                    port,
+                    conditions,
+                    RuleAction::Redirect(port),
+                );
             }
         }
     }
@@ -330,24 +351,24 @@ impl RuleList {
         // Whatever is not redirected outbound is not redirected here either.
         self.skip_ports(&redirect.skip_outbound_ports);
         for range in &redirect.always_skip_inbound_ports {
-            let asks = [over_loopback(), TCP, Ask::Port(*range)];
-            self.skip("denizen/ignore-hairpin-port-", range, asks);
+            let conditions = [over_loopback(), TCP, RuleCondition::Port(*range)];
+            self.skip("denizen/ignore-hairpin-port-", range, conditions);
         }
         let proxy = match (redirect.proxy_uid, redirect.proxy_gid) {
-            (Some(uid), _) => Ask::User(uid),
-            (None, Some(gid)) => Ask::Group(gid),
+            (Some(uid), _) => RuleCondition::User(uid),
+            (None, Some(gid)) => RuleCondition::Group(gid),
             (None, None) => return,
         };
         for (passed_on, loopback) in PASSED_ON.into_iter().zip(LOOPBACKS) {
-            let from = Ask::From(passed_on.into());
+            let from = RuleCondition::From(passed_on.into());
             self.skip("denizen/ignore-passed-on", "", [over_loopback(), from]);
-            let asks = [over_loopback(), Ask::NotTo(loopback), TCP, proxy.clone()];
+            let conditions = [over_loopback(), RuleCondition::NotTo(loopback), TCP, proxy.clone()];
             let why = "denizen/redirect-hairpin-to-proxy-port";
-            self.add(why, "", asks, Does::Redirect(port));
+            self.add(why, "", conditions, RuleAction::Redirect(port));
         }
     }
 }
 
-fn over_loopback() -> Ask {
-    Ask::Leaves(LOOPBACK.to_owned())
+fn over_loopback() -> RuleCondition {
+    RuleCondition::Leaves(LOOPBACK.to_owned())
 }

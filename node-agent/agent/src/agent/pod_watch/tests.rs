@@ -2,7 +2,7 @@
 
 use super::*;
 use denizen_model::PolicyName;
-use denizen_plan::WhyAll;
+use denizen_plan::AllPodsReason;
 
 const LINGER: Duration = Duration::from_secs(600);
 
@@ -24,7 +24,7 @@ fn facts(needs: &PodNeeds) -> ScopeFacts<'_> {
 
 fn everything() -> PodNeeds {
     let name = PolicyName { namespace: "shop".into(), name: "web".into() };
-    PodNeeds::All(WhyAll::EveryNamespace(name))
+    PodNeeds::All(AllPodsReason::EveryNamespace(name))
 }
 
 #[test]

@@ -7,9 +7,9 @@ use denizen_backend::chosen::Chosen;
 use denizen_plan::fixture::policy;
 
 fn publisher() -> Publisher {
-    let pulse = watch::channel(Pulse::starting(now())).0;
+    let loop_state = watch::channel(LoopState::starting(now())).0;
     let ports = watch::channel(HealthPorts::default()).0;
-    Publisher::of(pulse, ports, Metrics::default(), PathBuf::new())
+    Publisher::of(loop_state, ports, Metrics::default(), PathBuf::new())
 }
 
 /// How many changes of IPv4 were measured.

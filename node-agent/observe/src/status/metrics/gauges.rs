@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::Metrics;
 use super::like_kube_proxy::{ip_family, policy_labels};
 use crate::status::Status;
-use denizen_backend::{Crowded, Figures, RestoreFailures, ServiceDropReason};
+use denizen_backend::{Figures, FullMapCounts, RestoreFailures, ServiceDropReason};
 use denizen_model::{Family, ServicePortName};
 use denizen_plan::{Frontend, FrontendKind, Outcome, Plan, ServicePlan};
 
@@ -54,7 +54,7 @@ pub fn set_gauges(metrics: &Metrics, status: &Status, figures: &Figures, plan: &
     }
     metrics.services.set(&figures.connections, plan);
     metrics.api.set(&status.api);
-    let Crowded { reserved, briefly, not } = status.affinity.crowded;
+    let FullMapCounts { reserved, briefly, not } = status.affinity.crowded;
     for (remembered, clients) in [("reserved", reserved), ("briefly", briefly), ("no", not)] {
         let counter = own.affinity_crowded.get_or_create(&[("remembered", remembered)]);
         counter.inner().store(clients, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use super::{Label, doubling, from_zero};
 use denizen_packet::Family as IpFamily;
 
 /// A gauge of seconds since 1970.
-type Moment = Gauge<f64, AtomicU64>;
+type TimestampGauge = Gauge<f64, AtomicU64>;
 /// The labels of [`LikeKubeProxy::no_local_endpoints`]: family and policy.
 type PolicyLabels = [(&'static str, &'static str); 2];
 
@@ -46,9 +46,9 @@ pub struct LikeKubeProxy {
     /// seconds. Changes from before the agent's start do not count.
     pub network_programming: Family<Label, Histogram>,
     /// When programming last succeeded.
-    last_sync: Family<Label, Moment>,
+    last_sync: Family<Label, TimestampGauge>,
     /// When a change was last queued for programming.
-    last_queued: Family<Label, Moment>,
+    last_queued: Family<Label, TimestampGauge>,
     /// Changes of Services, and those that are not programmed yet.
     pub service_changes: (Counter, Gauge),
     /// Changes of EndpointSlices, and those that are not programmed yet.

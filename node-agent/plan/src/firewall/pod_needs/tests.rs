@@ -8,7 +8,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
-use super::{PodNeeds, WhyAll};
+use super::{AllPodsReason, PodNeeds};
 use crate::fixture::{CAPABLE, policy};
 use crate::{FirewallSettings, KnownPods, Planner, Policy, PolicyFlow};
 use denizen_fixture::ip;
@@ -115,8 +115,10 @@ fn each_kind_of_peer_needs_its_pods() {
     let own = PolicyPeer::Pods { namespaces: Namespaces::Own, pods: is("app", "p") };
     let name = || PolicyName { namespace: "default".into(), name: "x".into() };
     let everybody = |ports| PolicyRule { index: 0, peers: Peers::All, ports };
-    let (every, by_name) =
-        (PodNeeds::All(WhyAll::EveryNamespace(name())), PodNeeds::All(WhyAll::NamedPorts(name())));
+    let (every, by_name) = (
+        PodNeeds::All(AllPodsReason::EveryNamespace(name())),
+        PodNeeds::All(AllPodsReason::NamedPorts(name())),
+    );
     let both = |needs: PodNeeds| [needs.clone(), needs];
     let of_a = || pods_of(is("team", "1"));
     // A rule, and what it needs in ingress and in egress.
@@ -216,7 +218,7 @@ fn needs_are_covered_by_what_is_complete_or_cannot_be_had() {
     let some = |complete: &[&str], failed: &[&str]| {
         PodCoverage::Some(CoveredNamespaces { complete: set(complete), failed: set(failed) })
     };
-    let all = PodNeeds::All(WhyAll::ClusterNetworkPolicies);
+    let all = PodNeeds::All(AllPodsReason::ClusterNetworkPolicies);
     let cases = [
         (these(&["a", "b"]), some(&["a"], &[]), false),
         (these(&["a", "b"]), some(&["a"], &["b"]), true),
@@ -429,7 +431,7 @@ proptest! {
         let mut less = planner([base, only(&others, &known), vec![covered(&known)]].concat());
         less.apply(tiers);
         less.update();
-        prop_assert_eq!(needs(&less), PodNeeds::All(WhyAll::ClusterNetworkPolicies));
+        prop_assert_eq!(needs(&less), PodNeeds::All(AllPodsReason::ClusterNetworkPolicies));
         for flow in flows() {
             prop_assert!(passes(&all, &flow) || !passes(&less, &flow), "wider: {flow:?}");
         }

@@ -22,7 +22,7 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
         answers: mpsc::channel(1).1,
         wrong_policies: mpsc::channel(1).0,
         traffic: Arc::default(),
-        spread: Arc::new(Spread::new()),
+        list_delay: Arc::new(ListDelay::new()),
         companion: None,
         call: None,
         watched: None,

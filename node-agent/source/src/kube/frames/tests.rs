@@ -23,7 +23,7 @@ fn list(pods: usize, version: &str, next: &str) -> Vec<u8> {
 
 /// The names in a list that arrives in pieces of this size, and its version.
 fn read(bytes: &[u8], size: usize) -> Result<(Vec<String>, Option<String>), Unreadable> {
-    let (mut listed, mut names) = (Listed::default(), Vec::new());
+    let (mut listed, mut names) = (ListItems::default(), Vec::new());
     for piece in bytes.chunks(size) {
         listed.push(piece);
         while let Some(object) = listed.next()? {
@@ -121,7 +121,7 @@ fn lists_that_are_none() {
 }
 
 fn read_any(bytes: &[u8]) -> Result<Option<String>, Unreadable> {
-    let mut listed = Listed::default();
+    let mut listed = ListItems::default();
     listed.push(bytes);
     while listed.next()?.is_some() {}
     listed.end()
@@ -204,7 +204,7 @@ fn use_all(bytes: &[u8], size: usize) {
         let objects = super::super::envelope::objects(encoding, bytes);
         objects.into_iter().flatten().for_each(decode_all);
     }
-    let mut listed = Listed::default();
+    let mut listed = ListItems::default();
     'pieces: for piece in bytes.chunks(size) {
         listed.push(piece);
         loop {

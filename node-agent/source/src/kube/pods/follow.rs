@@ -16,8 +16,8 @@ use super::{PodScope, StreamProgress, StreamScope};
 use crate::kube::answer::ObjectAnswer;
 use crate::kube::failure::{Failure, Remedy};
 use crate::kube::follow::KindFollower;
+use crate::kube::list_delay::{ListDelay, count_nodes};
 use crate::kube::recovery::Recovery;
-use crate::kube::spread::{Spread, count_nodes};
 use crate::kube::traffic::Traffic;
 use crate::kube::{FollowerChannels, KubeConfig, WrongPolicy};
 use crate::{Closed, Outlet};
@@ -71,7 +71,7 @@ pub(in crate::kube) struct PodFollowersConfig {
     pub answers: mpsc::Receiver<ObjectAnswer>,
     pub wrong_policies: mpsc::Sender<WrongPolicy>,
     pub traffic: Arc<Traffic>,
-    pub spread: Arc<Spread>,
+    pub list_delay: Arc<ListDelay>,
     pub recovery: Recovery,
 }
 
@@ -187,7 +187,7 @@ impl PodFollowers {
             answers,
             wrong_policies: self.with.wrong_policies.clone(),
             traffic: self.with.traffic.clone(),
-            spread: self.spread(&scope),
+            list_delay: self.list_delay(&scope),
             companion: None,
             call: None,
             watched: None,
@@ -202,15 +202,15 @@ impl PodFollowers {
     }
 
     /// When a stream's first list is due. All agents may begin at once to follow all pods.
-    fn spread(&self, scope: &StreamScope) -> Arc<Spread> {
+    fn list_delay(&self, scope: &StreamScope) -> Arc<ListDelay> {
         if !self.listed && *scope != StreamScope::OwnPods {
-            return self.with.spread.clone();
+            return self.with.list_delay.clone();
         }
-        let spread = Arc::new(Spread::new());
+        let list_delay = Arc::new(ListDelay::new());
         if *scope != StreamScope::All {
-            spread.end();
+            list_delay.end();
         }
-        spread
+        list_delay
     }
 
     /// Starts and ends streams to match the wanted scope.

@@ -13,7 +13,7 @@ use denizen_model::{LocalPod, NodeAddress, Protocol, family_of};
 const KUBE_IPVS: &str = "kube-ipvs0";
 
 /// What host ports are decided by, and what of it differs from before.
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct HostPortInputs<'a> {
     pub settings: HostPortSettings,
     /// The pods that were known before.
     pub former_pods: &'a [LocalPod],
@@ -42,7 +42,7 @@ pub(super) struct NodeAddresses {
 }
 
 impl NodeAddresses {
-    pub fn of(by: &Surroundings<'_>) -> Self {
+    pub fn of(by: &HostPortInputs<'_>) -> Self {
         let is_cluster_ip = |ip: IpAddr| {
             let mut frontends = by.services.into_iter().flat_map(ServicePlan::frontends);
             let at = FrontendAddress::Ip(ip);
@@ -79,7 +79,7 @@ impl NodeAddresses {
     }
 }
 
-impl Surroundings<'_> {
+impl HostPortInputs<'_> {
     /// The frontend of a service at an address of the node.
     pub fn frontend(&self, ip: IpAddr, protocol: Protocol, port: NonZeroU16) -> Option<&Frontend> {
         let services = self.services?;

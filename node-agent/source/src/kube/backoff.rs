@@ -30,13 +30,13 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Pauses that grow while attempts fail. Each is cut by up to half at random: all nodes of a
 /// cluster lose the API at one moment, and must not come back at one moment.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct Backoff {
     failures: u32,
     /// Whether a watch has expired since the last success.
     expired: bool,
 }
 
-impl Pace {
+impl Backoff {
     /// An attempt succeeded.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
@@ -102,8 +102,8 @@ mod tests {
 
     #[test]
     fn pauses_grow_to_a_bound_and_differ() {
-        let mut pace = Pace::default();
-        let pauses: Vec<Duration> = (0..40).map(|_| pace.pause(None)).collect();
+        let mut backoff = Backoff::default();
+        let pauses: Vec<Duration> = (0..40).map(|_| backoff.pause(None)).collect();
         let mut whole = SHORTEST;
         for pause in &pauses {
             assert!(*pause >= whole / 2 && *pause <= whole, "{pause:?} of {whole:?}");
@@ -111,30 +111,31 @@ mod tests {
         }
         let last: std::collections::BTreeSet<_> = pauses[20..].iter().collect();
         assert!(last.len() > 10, "all equal: {last:?}");
-        pace.reset();
-        assert!(pace.pause(None) <= SHORTEST);
+        backoff.reset();
+        assert!(backoff.pause(None) <= SHORTEST);
     }
 
     /// Busy for so long that pauses are long; then its history has gone.
     #[test]
     fn a_list_does_not_wait_for_the_outage_before_an_expired_watch() {
         let refused = |code| Failure::Refused(Box::new(Status { code, ..Status::default() }));
-        let mut pace = Pace::default();
+        let mut backoff = Backoff::default();
         for _ in 0..3 {
-            let busy = (0..12).map(|_| pace.pause_after(&refused(429))).last();
+            let busy = (0..12).map(|_| backoff.pause_after(&refused(429))).last();
             assert!(busy >= Some(LONGEST / 2), "{busy:?}");
-            let expired: Vec<Duration> = (0..12).map(|_| pace.pause_after(&refused(410))).collect();
+            let expired: Vec<Duration> =
+                (0..12).map(|_| backoff.pause_after(&refused(410))).collect();
             assert!(expired[0] <= SHORTEST, "{expired:?}");
             assert!(expired[11] >= LONGEST / 2, "it expires again and again: {expired:?}");
-            pace.reset();
+            backoff.reset();
         }
     }
 
     #[test]
     fn the_server_may_ask_for_more_but_not_for_ever() {
-        let mut pace = Pace::default();
+        let mut backoff = Backoff::default();
         for (asked, least) in [(7, Duration::from_secs(7)), (7_000, LONGEST * 4)] {
-            let pause = pace.pause(Some(Duration::from_secs(asked)));
+            let pause = backoff.pause(Some(Duration::from_secs(asked)));
             assert!(pause >= least && pause <= least * 5 / 4, "{pause:?}");
         }
     }

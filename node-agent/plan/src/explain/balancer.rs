@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ExplainSteps, Question, words};
 use crate::{
-    Carrier, Endpoints, Frontend, FrontendAddress, FrontendKey, HashTable, Hashed, Method,
+    Balancer, Endpoints, Frontend, FrontendAddress, FrontendKey, HashTable, Hashed, Method,
     Scheduler, Share,
 };
 
@@ -32,15 +32,15 @@ pub(super) fn choose(
     endpoints: &Endpoints,
     steps: &mut ExplainSteps,
 ) -> Option<VirtualServerRow> {
-    let carrier = asked.plan.ipvs().map(|ipvs| ipvs.carrier(frontend));
-    let key = match carrier {
-        Some(Carrier::Ipvs(key)) if !bound => key,
-        Some(Carrier::Ipvs(_)) => {
+    let balancer = asked.plan.ipvs().map(|ipvs| ipvs.balancer(frontend));
+    let key = match balancer {
+        Some(Balancer::Ipvs(key)) if !bound => key,
+        Some(Balancer::Ipvs(_)) => {
             choose_by_rules(endpoints, steps);
             steps.add(words::NOT_IPVS, words::BOUND);
             return None;
         }
-        Some(Carrier::Nft(reason)) => {
+        Some(Balancer::Nft(reason)) => {
             choose_by_rules(endpoints, steps);
             steps.add(words::NOT_IPVS, reason.to_string());
             return None;

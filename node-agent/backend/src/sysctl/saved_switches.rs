@@ -18,7 +18,7 @@ const LONGEST: u64 = 1 << 20;
 /// How a bridge's switches were.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Former {
+pub(super) struct SavedSwitches {
     /// Its name.
     pub(super) bridge: String,
     /// Its index, which distinguishes it from a later bridge of the same name.
@@ -31,15 +31,15 @@ pub(super) struct Former {
 }
 
 #[derive(Debug)]
-pub(super) struct FormerSwitches(PathBuf);
+pub(super) struct SavedSwitchesFile(PathBuf);
 
-impl FormerSwitches {
+impl SavedSwitchesFile {
     pub(super) fn of(run_dir: &Path) -> Self {
         Self(run_dir.join(NAME))
     }
 
     /// All that is remembered; nothing if the file is missing or cannot be read.
-    pub(super) fn read(&self) -> Vec<Former> {
+    pub(super) fn read(&self) -> Vec<SavedSwitches> {
         let text = regular::read_to_string(&self.0, LONGEST).ok();
         text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
@@ -51,7 +51,7 @@ impl FormerSwitches {
             return;
         }
         all.retain(|former| former.bridge != bridge);
-        all.push(Former { bridge: bridge.to_owned(), index, switches, learned: false });
+        all.push(SavedSwitches { bridge: bridge.to_owned(), index, switches, learned: false });
         self.write(&all);
     }
 
@@ -64,7 +64,7 @@ impl FormerSwitches {
     }
 
     /// Replaces all that is remembered. Without the run directory, switches stay on for good.
-    pub(super) fn write(&self, all: &[Former]) {
+    pub(super) fn write(&self, all: &[SavedSwitches]) {
         let written = if all.is_empty() { self.remove() } else { self.replace(all) };
         if let Err(error) = written {
             let file = self.0.display();
@@ -80,7 +80,7 @@ impl FormerSwitches {
     }
 
     /// A kill leaves the old or the new file.
-    fn replace(&self, all: &[Former]) -> io::Result<()> {
+    fn replace(&self, all: &[SavedSwitches]) -> io::Result<()> {
         let next = self.0.with_extension("next");
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;

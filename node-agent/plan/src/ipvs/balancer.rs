@@ -10,7 +10,7 @@ use denizen_model::{Family, ServicePortName};
 /// forwards to. ([`Frontend::outside`](crate::Frontend::outside) is nf_tables' always: under
 /// policy Local, it forwards to other endpoints than the cluster IP.)
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Carrier {
+pub enum Balancer {
     /// IPVS, at the virtual server at this cluster IP.
     Ipvs(FrontendKey),
     /// nf_tables.

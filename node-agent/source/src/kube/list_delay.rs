@@ -14,10 +14,10 @@ use tokio::sync::{OnceCell, watch};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
+use super::backoff::part_of;
 use super::envelope::{Encoding, JsonList, ListMetadata, Unreadable};
 use super::exchange::Reply;
 use super::failure::Failure;
-use super::pace::part_of;
 use super::traffic::Traffic;
 use denizen_object::ObjectKind;
 use denizen_object::protobuf::{Envelope, Field, FromProtobuf, ProtobufError};
@@ -37,13 +37,13 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 /// The wait of one agent, which all its kinds share.
 #[derive(Debug)]
-pub(super) struct Spread {
+pub(super) struct ListDelay {
     wait: OnceCell<Duration>,
     /// Whether a pod's ADD needs what is listed.
     needed: watch::Sender<bool>,
 }
 
-impl Spread {
+impl ListDelay {
     pub(super) fn new() -> Self {
         Self { wait: OnceCell::new(), needed: watch::Sender::new(false) }
     }
@@ -82,7 +82,7 @@ impl Spread {
 }
 
 /// Whether a cluster may have many more of a kind than nodes.
-pub(super) fn is_spread(kind: ObjectKind) -> bool {
+pub(super) fn is_delayed(kind: ObjectKind) -> bool {
     match kind {
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Pod => true,
         ObjectKind::Node
@@ -175,13 +175,13 @@ mod tests {
         const DAY: Duration = Duration::from_secs(86_400);
         runtime().block_on(async {
             let (client, traffic) = (without_a_server(), Arc::default());
-            let spread = Spread { wait: OnceCell::new_with(Some(DAY)), ..Spread::new() };
-            let mut waiting = std::pin::pin!(spread.wait(&client, &traffic));
+            let list_delay = ListDelay { wait: OnceCell::new_with(Some(DAY)), ..ListDelay::new() };
+            let mut waiting = std::pin::pin!(list_delay.wait(&client, &traffic));
             let early = timeout(Duration::from_millis(1), &mut waiting).await;
             assert!(early.is_err(), "it is not this agent's turn");
-            spread.end();
+            list_delay.end();
             waiting.await;
-            spread.wait(&client, &traffic).await;
+            list_delay.wait(&client, &traffic).await;
         });
     }
 
@@ -190,7 +190,7 @@ mod tests {
     fn without_a_number_of_nodes_nothing_waits() {
         runtime().block_on(async {
             let (client, traffic) = (without_a_server(), Arc::default());
-            Spread::new().wait(&client, &traffic).await;
+            ListDelay::new().wait(&client, &traffic).await;
         });
     }
 
