@@ -1,6 +1,10 @@
 //! One rule that cannot be written, and what is written instead. Pure.
 
+use super::probe::MissingExtensions;
 use super::{ChainId, Lines};
+
+/// A chain and, if only a rule of it is left out, that rule.
+pub type RejectedKey = (ChainId, Option<String>);
 
 /// A rule, or the removal of a chain, that a program or the kernel rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,5 +72,21 @@ impl RejectedRule {
             Unwritten::Removal => (format!("-X {chain}"), "the chain stays, without rules"),
         };
         format!("{table}: {what}: rejected, so {follows}: {reason}")
+    }
+    pub(crate) fn key(&self) -> RejectedKey {
+        let line = match &self.unwritten {
+            Unwritten::Rule(line) => Some(line.clone()),
+            Unwritten::Chain(_) | Unwritten::Removal => None,
+        };
+        (self.chain.clone(), line)
+    }
+
+    /// Whether it needs a missing extension.
+    pub(crate) fn needs(&self, missing: &MissingExtensions) -> bool {
+        match &self.unwritten {
+            Unwritten::Chain(lines) => lines.iter().any(|line| missing.reason(line).is_some()),
+            Unwritten::Rule(line) => missing.reason(line).is_some(),
+            Unwritten::Removal => false,
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::delta::DesiredChain;
 use super::probe::MissingExtensions;
+pub use super::rejected_rule::RejectedKey;
 use super::rejected_rule::{RejectedRule, Unwritten};
 use super::{ChainId, Lines, OnRejection, Schema};
 
@@ -24,9 +25,6 @@ const FEW: usize = 8;
 
 /// At most this many rejected rules are listed.
 const LISTED: usize = 32;
-
-/// A chain and, if only a rule of it is left out, that rule.
-pub type RejectedKey = (ChainId, Option<String>);
 
 /// The rules that are rejected now.
 #[derive(Debug)]
@@ -259,23 +257,4 @@ fn shortened(mut words: Vec<String>) -> Vec<String> {
         words.push(format!("{more} more rules are rejected"));
     }
     words
-}
-
-impl RejectedRule {
-    fn key(&self) -> RejectedKey {
-        let line = match &self.unwritten {
-            Unwritten::Rule(line) => Some(line.clone()),
-            Unwritten::Chain(_) | Unwritten::Removal => None,
-        };
-        (self.chain.clone(), line)
-    }
-
-    /// Whether it needs a missing extension.
-    fn needs(&self, missing: &MissingExtensions) -> bool {
-        match &self.unwritten {
-            Unwritten::Chain(lines) => lines.iter().any(|line| missing.reason(line).is_some()),
-            Unwritten::Rule(line) => missing.reason(line).is_some(),
-            Unwritten::Removal => false,
-        }
-    }
 }

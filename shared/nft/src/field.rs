@@ -2,6 +2,8 @@
 
 mod text;
 
+pub(crate) use self::text::{bit_names, write_value};
+
 use crate::user_data::{expression, numbers};
 use denizen_packet::Family;
 

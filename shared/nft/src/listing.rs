@@ -8,7 +8,7 @@ use denizen_netlink::Attributes;
 
 use crate::bytes::read_address;
 use crate::encode::VERDICT_REGISTER;
-use crate::field::{Field, Load};
+use crate::field::{Field, Load, write_value};
 use crate::read::{Decision, ExpressionView, RuleView};
 use denizen_packet::Family;
 
@@ -61,13 +61,10 @@ struct Loaded {
 #[derive(Default)]
 struct Registers(BTreeMap<u32, Loaded>);
 
-impl RuleView<'_> {
-    /// What it asks and does.
-    pub fn text(&self) -> String {
-        let mut registers = Registers::default();
-        let texts = self.expressions().filter_map(|expression| registers.text(&expression));
-        texts.collect::<Vec<_>>().join(" ")
-    }
+pub(crate) fn rule_text(rule: &RuleView<'_>) -> String {
+    let mut registers = Registers::default();
+    let texts = rule.expressions().filter_map(|expression| registers.text(&expression));
+    texts.collect::<Vec<_>>().join(" ")
 }
 
 /// The first word of a register: 1 to 4 have four words each, 8 and above one.
@@ -243,7 +240,7 @@ fn value_text(field: Option<Field>, value: &[u8]) -> String {
     struct Value<'a>(Field, &'a [u8]);
     impl std::fmt::Display for Value<'_> {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            self.0.write(f, self.1)
+            write_value(self.0, f, self.1)
         }
     }
     match field {

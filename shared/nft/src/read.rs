@@ -6,6 +6,7 @@ use nix::libc;
 use crate::encode::{NFTRACE, VERDICT_REGISTER};
 use crate::expression::{observed, wanted};
 use crate::family::TableFamily;
+use crate::listing::rule_text;
 use crate::rule::{Hook, Rule};
 use crate::rule_id::RuleId;
 use crate::user_data::comment_in;
@@ -107,6 +108,11 @@ impl<'a> RuleView<'a> {
     /// The name of its chain.
     pub fn chain(&self) -> Option<&'a str> {
         self.0.attributes().find_str(2)
+    }
+
+    /// What it matches and does, close to nft's own text.
+    pub fn text(&self) -> String {
+        rule_text(self)
     }
 
     /// What it is removed by.

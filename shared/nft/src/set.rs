@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::bytes::{Data, Key, Range, read_address};
 use crate::family::TableFamily;
-use crate::field::{ByteOrder, Field};
+use crate::field::{ByteOrder, Field, write_value};
 use crate::rule::Lookup;
 use crate::user_data::{expression, find_tlv, tlv, with_nul};
 use denizen_packet::Family;
@@ -298,10 +298,10 @@ impl fmt::Display for FieldsText<'_> {
                 f.write_str(" . ")?;
             }
             let value = self.bytes.get(at..).unwrap_or_default();
-            field.write(f, value)?;
+            write_value(*field, f, value)?;
             if self.range == Some(Range::Ports { at }) && value.get(..2) != end.get(..2) {
                 f.write_str("-")?;
-                field.write(f, end)?;
+                write_value(*field, f, end)?;
             }
             at += field.words() as usize * 4;
         }

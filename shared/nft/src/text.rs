@@ -9,7 +9,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::family::TableFamily;
-use crate::field::Field;
+use crate::field::{Field, bit_names, write_value};
 use crate::rule::{
     Assigned, Chain, Limit, Lookup, Operation, Reject, Rule, Statement, Update, Verdict,
 };
@@ -165,11 +165,11 @@ impl fmt::Display for Statement {
         match self {
             Self::Equals(field, value) => {
                 write!(f, "{field} ")?;
-                field.write(f, value.as_bytes())
+                write_value(*field, f, value.as_bytes())
             }
             Self::NotEquals(field, value) => {
                 write!(f, "{field} != ")?;
-                field.write(f, value.as_bytes())
+                write_value(*field, f, value.as_bytes())
             }
             Self::Between(field, first, last) => {
                 write!(f, "{field} ")?;
@@ -179,9 +179,9 @@ impl fmt::Display for Statement {
                 {
                     return write!(f, "{first}-{last}");
                 }
-                field.write(f, first.as_bytes())?;
+                write_value(*field, f, first.as_bytes())?;
                 f.write_str("-")?;
-                field.write(f, last.as_bytes())
+                write_value(*field, f, last.as_bytes())
             }
             Self::BeginsWith(field, prefix) => write!(f, "{field} \"{prefix}*\""),
             Self::Within(field, network, prefix) => write!(f, "{field} {network}/{prefix}"),
@@ -239,7 +239,7 @@ impl fmt::Display for Verdict {
 /// Bits that have names are asked for by their names.
 fn bits_text(field: Field, mask: u32, equal: bool, value: u32) -> String {
     let operator = if equal { "==" } else { "!=" };
-    match field.bit_names(mask) {
+    match bit_names(field, mask) {
         Some(names) if !equal && value == 0 => format!("{field} {names}"),
         Some(names) => format!("{field} & {names} {operator} {value}"),
         None => format!(

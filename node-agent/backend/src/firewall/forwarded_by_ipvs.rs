@@ -21,59 +21,56 @@ const UNTRACKED: u32 = 0b100_0000;
 
 const FORWARDED_BY_IPVS: u32 = MarkBit::FORWARDED_BY_IPVS.mask();
 
-impl Program {
-    /// The chains. The first two find out which connections IPVS forwards; the third one judges
-    /// them. `to_node`: rules about what pods send to their own node.
-    pub(super) fn by_ipvs(&self, to_node: Vec<Rule>) -> [Chain; 3] {
-        let is_new = || has_any(Field::ConnectionState, NEW);
-        let assign = |assigned| Statement::Assign(Variable::ConnectionMark, assigned);
-        let mark = rule(
-            "it is not known yet whether IPVS forwards it",
-            [is_new(), assign(Assigned::Or(FORWARDED_BY_IPVS))],
-        );
-        let clear =
-            rule("it ends on this node", [is_new(), assign(Assigned::And(!FORWARDED_BY_IPVS))]);
-        [
-            base("before-ipvs", Hook::Input, BEFORE_IPVS, "what IPVS may take", vec![mark]),
-            base(
-                "input",
-                Hook::Input,
-                BEHIND_IPVS,
-                "what ends on this node, behind IPVS",
-                [clear].into_iter().chain(to_node).collect(),
-            ),
-            self.output(),
-        ]
-    }
+/// The chains. The first two find out which connections IPVS forwards; the third one judges
+/// them. `to_node`: rules about what pods send to their own node.
+pub(super) fn chains(program: &Program, to_node: Vec<Rule>) -> [Chain; 3] {
+    let is_new = || has_any(Field::ConnectionState, NEW);
+    let assign = |assigned| Statement::Assign(Variable::ConnectionMark, assigned);
+    let mark = rule(
+        "it is not known yet whether IPVS forwards it",
+        [is_new(), assign(Assigned::Or(FORWARDED_BY_IPVS))],
+    );
+    let clear = rule("it ends on this node", [is_new(), assign(Assigned::And(!FORWARDED_BY_IPVS))]);
+    [
+        base("before-ipvs", Hook::Input, BEFORE_IPVS, "what IPVS may take", vec![mark]),
+        base(
+            "input",
+            Hook::Input,
+            BEHIND_IPVS,
+            "what ends on this node, behind IPVS",
+            [clear].into_iter().chain(to_node).collect(),
+        ),
+        output(program),
+    ]
+}
 
-    /// Connections from before the first policy do not have [`MarkBit::FORWARDED_BY_IPVS`] in their
-    /// mark, and may be forbidden all the same.
-    ///
-    /// The kernel's own reset, for a forbidden connection that is closed, is such a connection's as
-    /// well. It is RELATED, as no packet of the connection's ends is.
-    fn output(&self) -> Chain {
-        let own = Statement::Bits {
-            field: Field::ConnectionMark,
-            mask: FORWARDED_BY_IPVS,
-            equal: true,
-            value: 0,
-        };
-        let is_forbidden = vec![
-            has_any(Field::ConnectionMark, MarkBit::FORBIDDEN.mask()),
-            has_any(Field::ConnectionState, NEW | ESTABLISHED),
-        ];
-        let mut rules = vec![forbidden(is_forbidden)];
-        rules.extend(self.known());
-        rules.extend([
-            // An untracked packet has no connection, and so no mark.
-            rule(
-                "the node's own: neighbour discovery, and what the host exempts from tracking",
-                [has_any(Field::ConnectionState, UNTRACKED), to(Verdict::Return)],
-            ),
-            rule("the node's own: it always reaches its pods", [own, to(Verdict::Return)]),
-        ]);
-        rules.extend(self.judged());
-        let why = "what IPVS forwards, with the endpoint as its destination";
-        base("output", Hook::Output, POLICY_PRIORITY, why, rules)
-    }
+/// Connections from before the first policy do not have [`MarkBit::FORWARDED_BY_IPVS`] in their
+/// mark, and may be forbidden all the same.
+///
+/// The kernel's own reset, for a forbidden connection that is closed, is such a connection's as
+/// well. It is RELATED, as no packet of the connection's ends is.
+fn output(program: &Program) -> Chain {
+    let own = Statement::Bits {
+        field: Field::ConnectionMark,
+        mask: FORWARDED_BY_IPVS,
+        equal: true,
+        value: 0,
+    };
+    let is_forbidden = vec![
+        has_any(Field::ConnectionMark, MarkBit::FORBIDDEN.mask()),
+        has_any(Field::ConnectionState, NEW | ESTABLISHED),
+    ];
+    let mut rules = vec![forbidden(is_forbidden)];
+    rules.extend(program.known());
+    rules.extend([
+        // An untracked packet has no connection, and so no mark.
+        rule(
+            "the node's own: neighbour discovery, and what the host exempts from tracking",
+            [has_any(Field::ConnectionState, UNTRACKED), to(Verdict::Return)],
+        ),
+        rule("the node's own: it always reaches its pods", [own, to(Verdict::Return)]),
+    ]);
+    rules.extend(program.judged());
+    let why = "what IPVS forwards, with the endpoint as its destination";
+    base("output", Hook::Output, POLICY_PRIORITY, why, rules)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::drop_reason::DropReason;
 use super::number::{self, ITSELF, NOBODY};
 use super::schema::{FirewallScope, FirewallSet};
-use super::tunnel;
+use super::{forwarded_by_ipvs, tunnel};
 use crate::refusals::{RefusalReason, note_all};
 use denizen_model::Family;
 use denizen_nft::{
@@ -47,7 +47,7 @@ pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) ->
         ToNode::Allow => {}
     }
     let here = match settings.by_ipvs {
-        true => out.by_ipvs(to_node).into(),
+        true => forwarded_by_ipvs::chains(&out, to_node).into(),
         false => vec![input(to_node)],
     };
     [out.permitted(), out.forbidden(), out.tunnels()]

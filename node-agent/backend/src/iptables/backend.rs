@@ -22,22 +22,6 @@ pub fn render(plan: &Plan) -> IptablesRendering {
     wanted.rendering()
 }
 
-impl Iptables {
-    fn is_programmed(&self) -> bool {
-        let mut writers = self.writers.iter().zip(&self.wanted.rules);
-        self.wanted.services_known && writers.all(|(writer, rules)| writer.is_programmed(rules))
-    }
-
-    fn has_pods(&self) -> bool {
-        let DesiredRules { bridge, .. } = &self.wanted;
-        let in_bridge = !bridge.is_wanted() || bridge.has_pods();
-        in_bridge
-            && self.wanted.pods_known
-            && !self.wanted.pods_changed
-            && self.sets.are_programmed()
-    }
-}
-
 impl Backend for Iptables {
     type Error = IptablesError;
 

@@ -15,36 +15,31 @@ use denizen_iptables::{IptablesError, Table};
 use denizen_model::Family;
 use denizen_text::describe;
 
-impl RulesetConfig {
-    /// The chains, each after those that jump to it.
-    pub(super) fn egress_chains(&self) -> Vec<(ChainId, Vec<Rule>)> {
-        let Some(kept) = &self.egress else {
-            return Vec::new();
-        };
-        let rule = |why, tests: Vec<Match>, target| Rule::new(why, &"".into(), tests, target);
-        let pods = self.local.iter().cloned().map(|is| {
-            let first = rule(Why::PodsAlone, vec![Match::FirstPacket], Target::Jump(EGRESS));
-            first.also(is)
-        });
-        let kept = kept
-            .iter()
-            .map(|range| rule(Why::StaysInside, vec![Match::Destination(*range)], Target::Return));
-        let mark = Target::Mark(self.node_side.masquerade_bit);
-        vec![
-            ((Table::Security, FORWARDED), pods.chain(self.clear_port_bit()).collect()),
-            (
-                (Table::Security, EGRESS),
-                kept.chain([rule(Why::GoesOut, Vec::new(), mark)]).collect(),
-            ),
-        ]
-    }
+/// The chains, each after those that jump to it.
+pub(super) fn chains(config: &RulesetConfig) -> Vec<(ChainId, Vec<Rule>)> {
+    let Some(kept) = &config.egress else {
+        return Vec::new();
+    };
+    let rule = |why, tests: Vec<Match>, target| Rule::new(why, &"".into(), tests, target);
+    let pods = config.local.iter().cloned().map(|is| {
+        let first = rule(Why::PodsAlone, vec![Match::FirstPacket], Target::Jump(EGRESS));
+        first.also(is)
+    });
+    let kept = kept
+        .iter()
+        .map(|range| rule(Why::StaysInside, vec![Match::Destination(*range)], Target::Return));
+    let mark = Target::Mark(config.node_side.masquerade_bit);
+    vec![
+        ((Table::Security, FORWARDED), pods.chain(config.clear_port_bit()).collect()),
+        ((Table::Security, EGRESS), kept.chain([rule(Why::GoesOut, Vec::new(), mark)]).collect()),
+    ]
+}
 
-    /// The jump to the first of them.
-    pub(super) fn egress_jump(&self) -> Option<(ChainId, Rule)> {
-        self.egress.as_ref()?;
-        let jump = Rule::new(Why::BehindFilter, &"".into(), [], Target::Jump(FORWARDED));
-        Some(((Table::Security, ChainName::BuiltIn("FORWARD")), jump))
-    }
+/// The jump to the first of them.
+pub(super) fn jump(config: &RulesetConfig) -> Option<(ChainId, Rule)> {
+    config.egress.as_ref()?;
+    let jump = Rule::new(Why::BehindFilter, &"".into(), [], Target::Jump(FORWARDED));
+    Some(((Table::Security, ChainName::BuiltIn("FORWARD")), jump))
 }
 
 /// A text that says why egress masquerade is not in the kernel, and what the kernel lacks.

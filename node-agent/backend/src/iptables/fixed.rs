@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::egress;
 use super::name::{
     ChainId, ChainName, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
     POSTROUTING, PROXY_FIREWALL, SERVICES,
@@ -112,7 +113,7 @@ impl RulesetConfig {
             let mark = rule(Why::ComesFromElsewhere, &[], Target::Jump(MARK_MASQ));
             chains.push((nat(MASQ_IF_NOT_LOCAL), returns.chain([mark]).collect()));
         }
-        chains.extend(self.egress_chains());
+        chains.extend(egress::chains(self));
         chains
     }
 
@@ -213,7 +214,7 @@ impl RulesetConfig {
             entry(filter, "OUTPUT", EXTERNAL_SERVICES, ExternalPortals),
             entry(filter, "OUTPUT", PROXY_FIREWALL, LoadBalancerFirewall),
         ];
-        services.into_iter().chain(self.egress_jump()).collect()
+        services.into_iter().chain(egress::jump(self)).collect()
     }
 }
 

@@ -83,6 +83,20 @@ impl Iptables {
         })
     }
 
+    pub(super) fn is_programmed(&self) -> bool {
+        let mut writers = self.writers.iter().zip(&self.wanted.rules);
+        self.wanted.services_known && writers.all(|(writer, rules)| writer.is_programmed(rules))
+    }
+
+    pub(super) fn has_pods(&self) -> bool {
+        let DesiredRules { bridge, .. } = &self.wanted;
+        let in_bridge = !bridge.is_wanted() || bridge.has_pods();
+        in_bridge
+            && self.wanted.pods_known
+            && !self.wanted.pods_changed
+            && self.sets.are_programmed()
+    }
+
     /// The variant that it writes to.
     pub fn variant(&self) -> Variant {
         self.variant

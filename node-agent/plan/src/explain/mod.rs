@@ -116,9 +116,9 @@ pub fn explain(
             path.through(frontend, sender, &rejected(frontend))
         }
         Some(_) | None if is_kept_out => path.kept_out(sender),
-        Some(_) | None => match path.host_port() {
+        Some(_) | None => match host_port::find(path.asked) {
             Some(found) if !path.is_answered(packet.destination) => {
-                path.through_host_port(found, sender)
+                host_port::explain(path, found, sender)
             }
             Some(_) | None => path.past(sender),
         },

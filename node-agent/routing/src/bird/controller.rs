@@ -253,7 +253,7 @@ impl ControllerTask {
         let rejected = rejected.iter().filter(|range| is_near(&range.why)).map(ToString::to_string);
         state.warnings.extend(rejected);
         let own = nodes.own.iter();
-        let mut surroundings = RenderInputs {
+        let mut inputs = RenderInputs {
             table: self.table,
             node: own.clone().map(|node| node.name.clone()).next().unwrap_or_default(),
             addresses: own
@@ -265,10 +265,10 @@ impl ControllerTask {
             ..RenderInputs::default()
         };
         for (range, next_hop) in routes {
-            surroundings.neighbours.entry(next_hop.address).or_default().insert(range);
+            inputs.neighbours.entry(next_hop.address).or_default().insert(range);
         }
         let labels = own.map(|node| node.labels.clone()).next().unwrap_or_default();
-        Ok((surroundings, labels))
+        Ok((inputs, labels))
     }
 
     /// The prefixes that are accepted from no peer, without those that another one contains:

@@ -7,123 +7,119 @@ use crate::bytes::read_address;
 use crate::family::TableFamily;
 use denizen_packet::Family;
 
-impl Field {
-    /// Writes a value of it as nft does. Values that are not complete are a question mark.
-    pub(crate) fn write(self, f: &mut fmt::Formatter<'_>, value: &[u8]) -> fmt::Result {
-        let number = || value.first_chunk().copied().map(u32::from_ne_bytes);
-        let short = || value.first_chunk().copied().map(u16::from_be_bytes);
-        match self {
-            Self::Source(version)
-            | Self::Destination(version)
-            | Self::OriginalSource(version)
-            | Self::AnswerSource(version) => or_unknown(f, read_address(version, value)),
-            Self::EtherSource | Self::EtherDestination | Self::ArpSenderEther => {
-                let bytes = value.first_chunk::<6>();
-                let text = bytes.map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
-                or_unknown(f, text)
-            }
-            Self::NeighbourTarget => {
-                let target = value.first_chunk().copied().map(u128::from_be_bytes);
-                or_unknown(f, target.map(|target| format!("{target:#034x}")))
-            }
-            Self::ArpSender | Self::ArpTarget => or_unknown(f, read_address(Family::V4, value)),
-            Self::Protocol => match value.first() {
-                Some(6) => f.write_str("tcp"),
-                Some(17) => f.write_str("udp"),
-                Some(132) => f.write_str("sctp"),
-                number => or_unknown(f, number),
-            },
-            Self::DestinationPort => or_unknown(f, short()),
-            Self::TransportByte(_) | Self::Icmpv6Type | Self::HopLimit => {
-                or_unknown(f, value.first())
-            }
-            Self::PacketType => match value.first() {
-                Some(&Self::UNICAST) => f.write_str("host"),
-                Some(&Self::BROADCAST) => f.write_str("broadcast"),
-                Some(&Self::MULTICAST) => f.write_str("multicast"),
-                number => or_unknown(f, number),
-            },
-            Self::IpFamily => {
-                let is =
-                    |version: &Family| Some(&TableFamily::from(*version).number()) == value.first();
-                let version = Family::BOTH.into_iter().find(is);
-                or_unknown(f, version.map(|version| version.to_string().to_lowercase()))
-            }
-            Self::EtherType | Self::FrameType => {
-                let is = |version: &Family| Some(version.ether_type()) == short();
-                match Family::BOTH.into_iter().find(is) {
-                    Some(version) => f.write_str(TableFamily::from(version).name()),
-                    None if short() == Some(Self::ARP) => f.write_str("arp"),
-                    None => or_unknown(f, short().map(|number| format!("{number:#06x}"))),
-                }
-            }
-            Self::InputInterface | Self::OutputInterface | Self::InputKind => {
-                let name: Vec<u8> = value.iter().copied().take_while(|byte| *byte != 0).collect();
-                write!(f, "\"{}\"", String::from_utf8_lossy(&name))
-            }
-            Self::Mark | Self::ConnectionMark => {
-                or_unknown(f, number().map(|mark| format!("{mark:#010x}")))
-            }
-            // A traffic class, in two halves.
-            Self::Priority => or_unknown(
-                f,
-                number().map(|class| format!("{:04x}:{:04x}", class >> 16, class & 0xffff)),
-            ),
-            Self::ConnectionState | Self::ConnectionStatus => {
-                or_unknown(f, number().map(|bits| self.bit_names(bits).unwrap_or_default()))
-            }
-            Self::Length | Self::SocketUser | Self::SocketGroup | Self::Random(_) => {
-                or_unknown(f, number())
+/// Writes a field's value as nft does. Values that are not complete are a question mark.
+pub(crate) fn write_value(field: Field, f: &mut fmt::Formatter<'_>, value: &[u8]) -> fmt::Result {
+    let number = || value.first_chunk().copied().map(u32::from_ne_bytes);
+    let short = || value.first_chunk().copied().map(u16::from_be_bytes);
+    match field {
+        Field::Source(version)
+        | Field::Destination(version)
+        | Field::OriginalSource(version)
+        | Field::AnswerSource(version) => or_unknown(f, read_address(version, value)),
+        Field::EtherSource | Field::EtherDestination | Field::ArpSenderEther => {
+            let bytes = value.first_chunk::<6>();
+            let text = bytes.map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
+            or_unknown(f, text)
+        }
+        Field::NeighbourTarget => {
+            let target = value.first_chunk().copied().map(u128::from_be_bytes);
+            or_unknown(f, target.map(|target| format!("{target:#034x}")))
+        }
+        Field::ArpSender | Field::ArpTarget => or_unknown(f, read_address(Family::V4, value)),
+        Field::Protocol => match value.first() {
+            Some(6) => f.write_str("tcp"),
+            Some(17) => f.write_str("udp"),
+            Some(132) => f.write_str("sctp"),
+            number => or_unknown(f, number),
+        },
+        Field::DestinationPort => or_unknown(f, short()),
+        Field::TransportByte(_) | Field::Icmpv6Type | Field::HopLimit => {
+            or_unknown(f, value.first())
+        }
+        Field::PacketType => match value.first() {
+            Some(&Field::UNICAST) => f.write_str("host"),
+            Some(&Field::BROADCAST) => f.write_str("broadcast"),
+            Some(&Field::MULTICAST) => f.write_str("multicast"),
+            number => or_unknown(f, number),
+        },
+        Field::IpFamily => {
+            let is =
+                |version: &Family| Some(&TableFamily::from(*version).number()) == value.first();
+            let version = Family::BOTH.into_iter().find(is);
+            or_unknown(f, version.map(|version| version.to_string().to_lowercase()))
+        }
+        Field::EtherType | Field::FrameType => {
+            let is = |version: &Family| Some(version.ether_type()) == short();
+            match Family::BOTH.into_iter().find(is) {
+                Some(version) => f.write_str(TableFamily::from(version).name()),
+                None if short() == Some(Field::ARP) => f.write_str("arp"),
+                None => or_unknown(f, short().map(|number| format!("{number:#06x}"))),
             }
         }
+        Field::InputInterface | Field::OutputInterface | Field::InputKind => {
+            let name: Vec<u8> = value.iter().copied().take_while(|byte| *byte != 0).collect();
+            write!(f, "\"{}\"", String::from_utf8_lossy(&name))
+        }
+        Field::Mark | Field::ConnectionMark => {
+            or_unknown(f, number().map(|mark| format!("{mark:#010x}")))
+        }
+        // A traffic class, in two halves.
+        Field::Priority => or_unknown(
+            f,
+            number().map(|class| format!("{:04x}:{:04x}", class >> 16, class & 0xffff)),
+        ),
+        Field::ConnectionState | Field::ConnectionStatus => {
+            or_unknown(f, number().map(|bits| bit_names(field, bits).unwrap_or_default()))
+        }
+        Field::Length | Field::SocketUser | Field::SocketGroup | Field::Random(_) => {
+            or_unknown(f, number())
+        }
     }
+}
 
-    /// The names of bits, where this field's bits have names.
-    pub(crate) fn bit_names(self, bits: u32) -> Option<String> {
-        // As far as Denizen asks for them.
-        let names: &[(u32, &str)] = match self {
-            Self::ConnectionState => {
-                &[(1 << 1, "established"), (1 << 2, "related"), (1 << 3, "new")]
-            }
-            Self::ConnectionStatus => {
-                &[(1 << 1, "seen-reply"), (1 << 3, "confirmed"), (1 << 5, "dnat")]
-            }
-            Self::EtherSource
-            | Self::EtherDestination
-            | Self::FrameType
-            | Self::Source(_)
-            | Self::Destination(_)
-            | Self::OriginalSource(_)
-            | Self::AnswerSource(_)
-            | Self::ArpSenderEther
-            | Self::NeighbourTarget
-            | Self::HopLimit
-            | Self::Length
-            | Self::ArpSender
-            | Self::ArpTarget
-            | Self::Protocol
-            | Self::DestinationPort
-            | Self::TransportByte(_)
-            | Self::Icmpv6Type
-            | Self::InputInterface
-            | Self::OutputInterface
-            | Self::InputKind
-            | Self::EtherType
-            | Self::IpFamily
-            | Self::SocketUser
-            | Self::SocketGroup
-            | Self::PacketType
-            | Self::Mark
-            | Self::Priority
-            | Self::ConnectionMark
-            | Self::Random(_) => return None,
-        };
-        let known = names.iter().filter(|(bit, _)| bits & bit != 0);
-        let rest = names.iter().fold(bits, |rest, (bit, _)| rest & !bit);
-        let rest = (rest != 0).then(|| format!("{rest:#x}"));
-        let names = known.map(|(_, name)| (*name).to_owned()).chain(rest);
-        Some(names.collect::<Vec<_>>().join(","))
-    }
+/// The names of bits, if the field's bits have names.
+pub(crate) fn bit_names(field: Field, bits: u32) -> Option<String> {
+    // As far as Denizen asks for them.
+    let names: &[(u32, &str)] = match field {
+        Field::ConnectionState => &[(1 << 1, "established"), (1 << 2, "related"), (1 << 3, "new")],
+        Field::ConnectionStatus => {
+            &[(1 << 1, "seen-reply"), (1 << 3, "confirmed"), (1 << 5, "dnat")]
+        }
+        Field::EtherSource
+        | Field::EtherDestination
+        | Field::FrameType
+        | Field::Source(_)
+        | Field::Destination(_)
+        | Field::OriginalSource(_)
+        | Field::AnswerSource(_)
+        | Field::ArpSenderEther
+        | Field::NeighbourTarget
+        | Field::HopLimit
+        | Field::Length
+        | Field::ArpSender
+        | Field::ArpTarget
+        | Field::Protocol
+        | Field::DestinationPort
+        | Field::TransportByte(_)
+        | Field::Icmpv6Type
+        | Field::InputInterface
+        | Field::OutputInterface
+        | Field::InputKind
+        | Field::EtherType
+        | Field::IpFamily
+        | Field::SocketUser
+        | Field::SocketGroup
+        | Field::PacketType
+        | Field::Mark
+        | Field::Priority
+        | Field::ConnectionMark
+        | Field::Random(_) => return None,
+    };
+    let known = names.iter().filter(|(bit, _)| bits & bit != 0);
+    let rest = names.iter().fold(bits, |rest, (bit, _)| rest & !bit);
+    let rest = (rest != 0).then(|| format!("{rest:#x}"));
+    let names = known.map(|(_, name)| (*name).to_owned()).chain(rest);
+    Some(names.collect::<Vec<_>>().join(","))
 }
 
 fn or_unknown(f: &mut fmt::Formatter<'_>, value: Option<impl fmt::Display>) -> fmt::Result {

@@ -21,9 +21,6 @@ const GROUPS: usize = 60;
 /// looks for and of what is not well: most eyes see nothing in a picture of 200.
 const CALM: usize = 60;
 
-/// How many reasons of one edge are shown.
-const REASONS: usize = 4;
-
 /// What somebody looks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Focus {
@@ -253,31 +250,6 @@ fn chosen(boxes: Vec<DrawnBox>, merged: BTreeMap<EdgeKey, MergedEdge>) -> Drawin
         });
     }
     Drawing { boxes, edges, left_out }
-}
-
-impl EdgeFacts {
-    /// Takes in another edge that is drawn as the same.
-    fn merge(&mut self, other: Self) {
-        let is_worse = |one: &Self| (one.verdict, one.weight());
-        if is_worse(&other) > is_worse(self) {
-            self.key = other.key;
-            self.ends = other.ends;
-        }
-        for (count, more) in self.counts.iter_mut().zip(other.counts) {
-            *count = count.saturating_add(more);
-        }
-        for (count, more) in self.minutes.iter_mut().zip(other.minutes) {
-            *count = count.saturating_add(more);
-        }
-        self.open = self.open.saturating_add(other.open);
-        self.verdict = self.verdict.max(other.verdict);
-        self.age = self.age.min(other.age);
-        self.reasons.extend(other.reasons);
-        while self.reasons.len() > REASONS {
-            // The mildest.
-            self.reasons.pop_first();
-        }
-    }
 }
 
 impl Focus {

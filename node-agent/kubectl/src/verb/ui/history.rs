@@ -67,6 +67,29 @@ impl EdgeFacts {
     pub fn weight(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
+
+    /// Takes in another edge that is drawn as the same.
+    pub fn merge(&mut self, other: Self) {
+        let is_worse = |one: &Self| (one.verdict, one.weight());
+        if is_worse(&other) > is_worse(self) {
+            self.key = other.key;
+            self.ends = other.ends;
+        }
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count = count.saturating_add(more);
+        }
+        for (count, more) in self.minutes.iter_mut().zip(other.minutes) {
+            *count = count.saturating_add(more);
+        }
+        self.open = self.open.saturating_add(other.open);
+        self.verdict = self.verdict.max(other.verdict);
+        self.age = self.age.min(other.age);
+        self.reasons.extend(other.reasons);
+        while self.reasons.len() > REASONS {
+            // The mildest.
+            self.reasons.pop_first();
+        }
+    }
 }
 
 impl History {
