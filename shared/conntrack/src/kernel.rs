@@ -18,9 +18,9 @@ pub enum ConntrackError {
     /// The entries could not be read.
     #[error("conntrack, {selection}: cannot read the entries")]
     Read {
-        /// Which entries.
+        /// The entries that were asked for.
         selection: FlowSelection,
-        /// The cause.
+        /// Why the dump or the deletion failed.
         #[source]
         source: NetlinkError,
     },

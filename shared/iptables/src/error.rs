@@ -13,16 +13,16 @@ pub enum IptablesError {
     /// A program cannot be executed.
     #[error("cannot run {program}")]
     Run {
-        /// Which.
+        /// The program's name, such as `iptables-restore`.
         program: String,
-        /// Why.
+        /// Why it could not be started, or its output not be read.
         #[source]
         source: io::Error,
     },
-    /// A program failed.
+    /// A program ended with another exit code than 0.
     #[error("{program} failed: {message}")]
     Failed {
-        /// Which.
+        /// The program's name.
         program: String,
         /// What it wrote to its standard error.
         message: String,
@@ -30,25 +30,25 @@ pub enum IptablesError {
     /// nf_tables cannot be read or changed through netlink.
     #[error("cannot {what}")]
     Netlink {
-        /// What was tried.
+        /// The operation, as a verb and its object.
         what: String,
-        /// Why it failed.
+        /// The driver's error.
         #[source]
         source: NftError,
     },
     /// A set of addresses cannot be read or written.
     #[error("the set {set} cannot be programmed")]
     Set {
-        /// Which.
+        /// What the ipset holds, for the message.
         set: &'static str,
-        /// Why.
+        /// The kernel's error.
         #[source]
         source: NetlinkError,
     },
 }
 
 impl IptablesError {
-    /// The same, about that.
+    /// The same error with what it was about in its text.
     #[must_use]
     pub fn of(mut self, what: &str) -> Self {
         if let Self::Failed { message, .. } = &mut self {

@@ -45,7 +45,7 @@ const FLAG_WITH_COMMENT: u32 = 1 << 4;
 /// A set of the kind `hash:net,iface`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Set {
-    /// Its name.
+    /// The set's name in the kernel, up to 31 bytes.
     pub name: &'static str,
     /// The family of its addresses.
     pub family: Family,
@@ -54,9 +54,9 @@ pub struct Set {
 /// What a set matches: a source address, and the interface that the packet came in through.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Element {
-    /// The address.
+    /// The pod's address.
     pub address: IpAddr,
-    /// The interface.
+    /// The input interface of the pod's packets.
     pub interface: Arc<str>,
 }
 

@@ -39,12 +39,12 @@ pub use save::{Observed, appended};
 pub use worker::{Done, Outcome};
 pub use writer::{Repaired, RestoreFailures, Writer};
 
-/// A table of iptables.
+/// A table of iptables in which a client may have chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
     /// Accepts, refuses and drops packets.
     Filter,
-    /// Translates addresses.
+    /// Translates addresses: DNAT, SNAT, MASQUERADE.
     Nat,
     /// The last table that packets pass in FORWARD. A kernel may lack it, so it is written apart
     /// from the others, and its failure does not fail the others.
@@ -63,7 +63,7 @@ impl Table {
         Self::ALL.into_iter().find(|table| table.as_str() == name)
     }
 
-    /// Its name.
+    /// The name, as `iptables -t` takes it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -131,7 +131,7 @@ pub enum OnRejection {
 /// What a client wants one family's chains to hold, and what of it has changed since the client was
 /// last asked.
 pub trait Desired {
-    /// The family.
+    /// The family whose tables it is about: each has a writer of its own.
     fn family(&self) -> Family;
 
     /// Calls `each` with every chain and its rules.

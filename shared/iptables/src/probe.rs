@@ -32,7 +32,7 @@ impl MissingExtensions {
         self.0.iter().map(|(words, message)| (*words, message.as_str()))
     }
 
-    /// Whether nothing is missing.
+    /// Whether the host has every extension that was probed for.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -19,7 +19,7 @@ use denizen_netlink::Capability;
 /// its rules should be in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Variant {
-    /// ip_tables' own.
+    /// The kernel's ip_tables.
     Legacy,
     /// nf_tables', through iptables-nft.
     Nft,
@@ -28,7 +28,7 @@ pub enum Variant {
 /// The programs of one variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Programs {
-    /// Which.
+    /// Which kernel interface the programs write to.
     pub variant: Variant,
     infix: &'static str,
 }
@@ -234,9 +234,9 @@ impl Programs {
 
 /// The tables that may be read without making them.
 enum Tables {
-    /// Whichever.
+    /// Every table.
     All,
-    /// Those named here.
+    /// The tables with these names.
     These(Vec<String>),
 }
 

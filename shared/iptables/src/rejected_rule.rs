@@ -13,7 +13,7 @@ pub struct RejectedRule {
     pub chain: ChainId,
     /// What is not written for it.
     pub unwritten: Unwritten,
-    /// What the program wrote.
+    /// The program's message, or what the host lacks.
     pub reason: String,
     /// It needs an extension that this host lacked when it was last probed.
     pub is_unsupported: bool,
@@ -24,7 +24,7 @@ pub struct RejectedRule {
 pub enum Unwritten {
     /// All rules that the chain should have. It keeps those that it had.
     Chain(Lines),
-    /// This rule alone.
+    /// This rule. The chain is written without it.
     Rule(String),
     /// The chain's removal. It stays, without rules.
     Removal,

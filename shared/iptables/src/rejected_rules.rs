@@ -46,14 +46,14 @@ pub struct RejectedRules {
 /// What differs from before, in words.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct News {
-    /// Newly rejected.
+    /// Rules that are rejected for the first time.
     pub rejected: Vec<String>,
     /// Was rejected, and is accepted now.
     pub accepted: Vec<String>,
 }
 
 impl RejectedRules {
-    /// Nothing is rejected yet.
+    /// No rule is rejected yet.
     pub fn new(schema: &'static Schema) -> Self {
         Self {
             schema,
@@ -243,13 +243,13 @@ impl RejectedRules {
         rejected.map(|(_, rejected)| rejected.words()).collect()
     }
 
-    /// In words.
+    /// All rejected rules as text, for the log and `status`.
     pub fn words(&self) -> Vec<String> {
         shortened(self.all.values().map(RejectedRule::words).collect())
     }
 }
 
-/// The first of many.
+/// The first [`LISTED`] texts, and how many more there are.
 fn shortened(mut words: Vec<String>) -> Vec<String> {
     let more = words.len().saturating_sub(LISTED);
     if more > 0 {

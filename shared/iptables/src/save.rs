@@ -17,7 +17,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Nothing was read yet.
+    /// Without chains: nothing was read yet.
     pub fn new(schema: &'static Schema) -> Self {
         Self { schema, chains: HashMap::new(), jumps: Vec::new(), lines: HashMap::new() }
     }
@@ -71,7 +71,7 @@ impl Observed {
         self.lines.get(&(table, name.to_owned())).map_or(&[], Vec::as_slice)
     }
 
-    /// There is nothing.
+    /// Whether no chain of the client's was found.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }

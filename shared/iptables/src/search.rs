@@ -63,7 +63,7 @@ pub fn write(
     }
 }
 
-/// A part was rejected.
+/// Why a part of a transaction was rejected.
 struct Rejection {
     error: IptablesError,
     has_time: bool,
@@ -130,7 +130,7 @@ impl<K: Kernel> Search<'_, K> {
         Ok(new.map(|name| (name.clone(), Lines::new())).collect())
     }
 
-    /// Chains of one stage.
+    /// Writes chains of one stage: none of them refers to another one.
     fn chains(&mut self, chains: Vec<(String, Lines)>) -> Result<(), IptablesError> {
         let mut kept_whole = Vec::new();
         for (name, lines) in chains {
@@ -192,7 +192,7 @@ impl<K: Kernel> Search<'_, K> {
         Ok(())
     }
 
-    /// Whether it is rejected.
+    /// Writes a part; `Some` if it is rejected.
     fn attempt(&mut self, delta: &TableDelta) -> Result<Option<Rejection>, IptablesError> {
         let input = delta.input(self.table);
         match self.kernel.write(&input) {

@@ -24,7 +24,7 @@ pub enum Job {
     Probe,
     /// Read what the kernel holds in these tables.
     Read(&'static [Table]),
-    /// Change it.
+    /// Write this difference.
     Write(Box<Delta>),
 }
 
@@ -33,11 +33,11 @@ pub enum Job {
 pub enum Outcome {
     /// This host lacks these extensions.
     Probed(MissingExtensions),
-    /// The kernel holds this.
+    /// The result of [`Job::Read`].
     Seen(Box<Observed>),
-    /// It is changed.
+    /// The result of [`Job::Write`].
     Written {
-        /// All but this.
+        /// The rules that were rejected. Everything else is in the kernel.
         rejected: Vec<RejectedRule>,
         /// The result for the table that a kernel may lack, if it was to be changed.
         optional: Option<Result<(), IptablesError>>,
@@ -53,9 +53,9 @@ pub struct Done {
     pub family: Family,
     /// The result of the job.
     pub result: Result<Outcome, IptablesError>,
-    /// When it was done.
+    /// The time at which it ended.
     pub at: Instant,
-    /// How long it took.
+    /// Its duration.
     pub took: Duration,
 }
 

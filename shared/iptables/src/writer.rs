@@ -43,7 +43,7 @@ pub struct Writer {
     expected: bool,
     /// What the first read saw.
     first_seen: Option<Box<Observed>>,
-    /// What cannot be written.
+    /// The rules that cannot be written for now.
     pub rejected: RejectedRules,
     /// Why the table that a kernel may lack is not as it should be. It is tried again after
     /// every read.
@@ -61,12 +61,12 @@ pub struct Writer {
     failures: RestoreFailures,
 }
 
-/// Writes that failed.
+/// Counts of failed writes, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RestoreFailures {
     /// Of all that differed from what is desired.
     pub full: u64,
-    /// Of what changed.
+    /// Writes of what changed.
     pub partial: u64,
 }
 
@@ -79,12 +79,12 @@ enum WriteExtent {
     Partial,
 }
 
-/// Repairs of foreign changes.
+/// How much was repaired of foreign changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Repaired {
-    /// Chains.
+    /// Chains that were written again.
     pub chains: usize,
-    /// Jumps into them.
+    /// Jumps from built-in chains that were added again.
     pub jumps: usize,
 }
 
@@ -135,7 +135,7 @@ impl Writer {
         self.optional_failure.as_ref()
     }
 
-    /// Writes that failed.
+    /// Counts of failed writes since the start.
     pub fn restore_failures(&self) -> RestoreFailures {
         self.failures
     }

@@ -34,16 +34,16 @@ pub enum IpvsError {
     /// Netlink failed, or the kernel rejected a request.
     #[error("cannot {doing}")]
     Netlink {
-        /// What was tried.
+        /// The operation, as a verb and its object.
         doing: &'static str,
-        /// Why it failed.
+        /// The kernel's error.
         #[source]
         source: NetlinkError,
     },
     /// The kernel's answer is not one to this request.
     #[error("cannot {doing}: the kernel's answer is not understood")]
     Answer {
-        /// What was tried.
+        /// The operation, as a verb and its object.
         doing: &'static str,
     },
 }
@@ -57,9 +57,9 @@ impl IpvsError {
 /// A command that the kernel rejected. The commands before and after it were done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RejectedCommand {
-    /// Index of the command.
+    /// The index of the refused command among those that were sent.
     pub command: usize,
-    /// The kernel's reason.
+    /// The kernel's error number.
     pub errno: Errno,
 }
 
@@ -103,7 +103,7 @@ impl Ipvs {
         })
     }
 
-    /// The timeouts of connections.
+    /// The idle timeouts of the network namespace's connections.
     pub fn timeouts(&mut self) -> Result<Timeouts, IpvsError> {
         self.ask("read the time-outs of IPVS", IPVS_CMD_GET_CONFIG, |answer| {
             read_timeouts(answer.attributes_after(GENLMSGHDR))

@@ -60,7 +60,7 @@ const IP_VS_CONN_F_MASQ: u32 = 0;
 const IP_VS_CONN_F_LOCALNODE: u32 = 1;
 
 impl IpvsCommand {
-    /// The command's number.
+    /// The generic netlink command (`IPVS_CMD_…`).
     pub(super) fn number(&self) -> u8 {
         match self {
             Self::Add(_) => IPVS_CMD_NEW_SERVICE,
@@ -72,7 +72,7 @@ impl IpvsCommand {
         }
     }
 
-    /// Its attributes.
+    /// Writes the command's attributes.
     pub(super) fn write(&self, writer: &mut Writer) {
         match self {
             Self::Add(server) | Self::Change(server) => write_server(writer, server),

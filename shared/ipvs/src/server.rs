@@ -22,7 +22,7 @@ pub const PORT_HASHED: u32 = 0x0010;
 /// What identifies a virtual server: the destination of its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerKey {
-    /// Address and port.
+    /// The real server's address and port.
     pub at: SocketAddr,
     /// The number in the IP header (IANA protocol numbers).
     pub protocol: u8,
@@ -59,7 +59,7 @@ pub struct RealServer {
 /// A real server as the kernel has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservedServer {
-    /// Address and weight.
+    /// Its address and weight.
     pub real: RealServer,
     /// Whether packets to it are translated, or it is on this node. Others (`Tunnel`, `Route`) are
     /// not made by this driver.
@@ -78,7 +78,7 @@ pub struct Timeouts {
     pub tcp: Duration,
     /// A TCP connection with a closed end.
     pub tcp_fin: Duration,
-    /// A UDP flow.
+    /// The idle timeout of UDP flows.
     pub udp: Duration,
 }
 
@@ -91,7 +91,7 @@ pub struct Info {
     pub connection_rows: u32,
 }
 
-/// A change.
+/// A change of a virtual server or of one of its real servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IpvsCommand {
     /// Adds a virtual server without real servers. Rejected with `EEXIST` if there is one.

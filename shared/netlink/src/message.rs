@@ -23,12 +23,12 @@ pub struct Open {
 }
 
 impl Writer {
-    /// The bytes so far.
+    /// The bytes of the messages so far.
     pub fn bytes(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// Ends the writing.
+    /// The bytes of all messages.
     pub fn into_bytes(self) -> Vec<u8> {
         self.buffer
     }
@@ -73,7 +73,7 @@ impl Writer {
         open
     }
 
-    /// Ends a message.
+    /// Ends a message: writes its length into its header.
     pub fn end_message(&mut self, open: Open) {
         let length = (self.buffer.len() - open.start) as u32;
         self.buffer[open.start..open.start + 4].copy_from_slice(&length.to_ne_bytes());
@@ -84,7 +84,7 @@ impl Writer {
         self.header(kind | NESTED)
     }
 
-    /// Ends it.
+    /// Ends a nested attribute: writes its length into its header.
     pub fn end(&mut self, open: Open) {
         let length = self.buffer.len() - open.start;
         assert!(length <= usize::from(u16::MAX), "an attribute of {length} bytes");
@@ -96,7 +96,7 @@ impl Writer {
         self.buffer.len() - open.start
     }
 
-    /// An attribute of bytes.
+    /// Writes an attribute with these bytes, padded to 4.
     pub fn put(&mut self, kind: u16, value: &[u8]) {
         let open = self.header(kind);
         self.buffer.extend_from_slice(value);
@@ -133,9 +133,9 @@ impl Writer {
 /// One message that was received.
 #[derive(Debug, Clone, Copy)]
 pub struct Message<'a> {
-    /// `nlmsg_type`.
+    /// The message's type (`nlmsg_type`).
     pub kind: u16,
-    /// `nlmsg_flags`.
+    /// The message's flags (`nlmsg_flags`).
     pub flags: u16,
     /// `nlmsg_seq`: that of the request it answers.
     pub sequence: u32,
@@ -192,7 +192,7 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// Attributes in a row.
+/// A sequence of attributes (`struct nlattr`). Bad lengths end it.
 #[derive(Debug, Clone, Copy)]
 pub struct Attributes<'a> {
     rest: &'a [u8],

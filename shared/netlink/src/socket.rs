@@ -24,9 +24,9 @@ pub enum NetlinkError {
     /// A system call failed.
     #[error("netlink: cannot {doing}")]
     Io {
-        /// What was tried.
+        /// The operation, as a verb and its object.
         doing: &'static str,
-        /// Why it failed.
+        /// The system call's error.
         #[source]
         source: io::Error,
     },
@@ -49,7 +49,7 @@ pub enum NetlinkError {
 pub struct KernelRejection {
     /// Sequence number of the rejected message.
     pub sequence: u32,
-    /// The error.
+    /// The kernel's error number.
     pub errno: Errno,
     /// The kernel's own text, if it has one (extended acknowledgement).
     pub message: Option<String>,

@@ -48,9 +48,9 @@ pub struct Batch {
 /// Where a rule is put in its chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
-    /// Before all others.
+    /// At the chain's start.
     Start,
-    /// Behind all others.
+    /// At the chain's end.
     End,
     /// Before the rule with this handle.
     Before(u64),

@@ -31,7 +31,7 @@ pub(crate) enum Range {
 }
 
 impl<const N: usize> Bytes<N> {
-    /// No fields yet.
+    /// Without fields.
     pub const EMPTY: Self = Self { length: 0, bytes: [0; N] };
 
     /// What the kernel sent; `None` when it is longer than any of ours.
@@ -55,7 +55,7 @@ impl<const N: usize> Bytes<N> {
         self
     }
 
-    /// With an address.
+    /// Appends an address, as a field of its own.
     pub fn address(self, address: IpAddr) -> Self {
         match address {
             IpAddr::V4(ip) => self.push(&ip.octets()),
@@ -63,7 +63,7 @@ impl<const N: usize> Bytes<N> {
         }
     }
 
-    /// With an Ethernet address.
+    /// Appends an Ethernet address, as a field of its own.
     pub fn ether(self, address: [u8; 6]) -> Self {
         self.push(&address)
     }

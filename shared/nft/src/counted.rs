@@ -10,7 +10,7 @@ use crate::bytes::Key;
 /// An element, and the number of packets that had its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CountedElement {
-    /// Its key.
+    /// The element's key.
     pub key: Key,
     /// How many packets had the key, the one that made the element among them.
     pub packets: u64,

@@ -34,7 +34,7 @@ impl<N: Copy> SetDeclaration<N> {
         Self { data: Some(data), ..self }
     }
 
-    /// A map to chains.
+    /// The same set as a map to chains: its values are verdicts.
     pub const fn to_chains(self) -> Self {
         self.to(&[])
     }

@@ -35,7 +35,7 @@ impl Delta {
         self.add.clear();
     }
 
-    /// How many elements differ.
+    /// How many elements are removed and added.
     pub fn count(&self) -> usize {
         self.add.len().max(self.delete.len())
     }

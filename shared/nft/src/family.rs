@@ -36,7 +36,7 @@ impl TableFamily {
         number as u8
     }
 
-    /// nft's name of it.
+    /// The family's name in nft's language.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ip => "ip",

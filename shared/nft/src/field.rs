@@ -28,7 +28,7 @@ pub enum Field {
     ArpSender,
     /// The IPv4 address that an ARP message asks for. For tables of ARP alone.
     ArpTarget,
-    /// The transport protocol.
+    /// The transport protocol's number (`meta l4proto`).
     Protocol,
     /// The transport protocol's destination port.
     DestinationPort,
@@ -62,15 +62,15 @@ pub enum Field {
     SocketGroup,
     /// To whom a frame is addressed ([`Self::UNICAST`] and so on).
     PacketType,
-    /// The packet's mark.
+    /// The packet's mark (`meta mark`).
     Mark,
-    /// The packet's priority.
+    /// The packet's priority (`meta priority`).
     Priority,
     /// The state of the packet in its connection (`NF_CT_STATE_BIT`).
     ConnectionState,
     /// The connection's status (`enum ip_conntrack_status`).
     ConnectionStatus,
-    /// The connection's mark.
+    /// The connection's mark (`ct mark`).
     ConnectionMark,
     /// The address from which the connection was begun.
     OriginalSource(Family),
@@ -133,7 +133,7 @@ impl Field {
         self
     }
 
-    /// Bytes of its value.
+    /// The length of its value in bytes.
     pub(crate) fn size(self) -> usize {
         match self {
             Self::Source(version)

@@ -99,7 +99,7 @@ impl Keeper {
         self.count
     }
 
-    /// What the kernel refused.
+    /// The elements that the kernel refused. Everything else is programmed.
     pub fn rejected(&self) -> &[RejectedElement] {
         &self.rejected
     }

@@ -31,9 +31,9 @@ pub enum NftError {
     Netlink {
         /// The table's family.
         family: TableFamily,
-        /// What was tried.
+        /// The operation, as a verb.
         doing: &'static str,
-        /// Why it failed.
+        /// The netlink error.
         #[source]
         source: NetlinkError,
     },
@@ -47,7 +47,7 @@ pub enum NftError {
         family: TableFamily,
         /// What was refused; `None` when it was not a single message.
         what: Option<What>,
-        /// The kernel's answer.
+        /// The kernel's error, with its message if it sent one.
         #[source]
         source: NetlinkError,
     },

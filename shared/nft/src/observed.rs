@@ -59,7 +59,7 @@ pub(crate) struct ObservedSet {
 /// An element's value (`None`: something that no element of ours leads to), and its comment.
 pub(crate) type ObservedElement = (Option<Value>, Option<Arc<str>>);
 
-/// All of a table.
+/// All of a table that the driver compares.
 #[derive(Debug, Default)]
 pub struct Observed {
     /// The ruleset's generation when reading began.

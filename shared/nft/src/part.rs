@@ -19,9 +19,9 @@ use crate::what::What;
 /// A change of an element that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RejectedElement {
-    /// In which set.
+    /// The set that refused it.
     pub set: SetId,
-    /// Its key.
+    /// The element's key.
     pub key: Key,
     /// What was to be done, and why the kernel refused.
     pub text: String,

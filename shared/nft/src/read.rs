@@ -30,12 +30,12 @@ pub struct ExpressionView<'a> {
     data: Attributes<'a>,
 }
 
-/// What an expression decides.
+/// The verdict of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision<'a> {
     /// On with the next rule.
     Continue,
-    /// It passes this chain.
+    /// The packet passes this base chain; later ones may drop it.
     Accept,
     /// It is dropped or refused.
     Drop,
@@ -60,7 +60,7 @@ impl<'a> TableView<'a> {
         table_family(&self.0)
     }
 
-    /// Its name.
+    /// The table's name.
     pub fn name(&self) -> Option<&'a str> {
         self.0.attributes().find_str(1)
     }
@@ -78,12 +78,12 @@ impl<'a> ChainView<'a> {
         table_family(&self.0)
     }
 
-    /// Its table's name.
+    /// The name of the chain's table.
     pub fn table(&self) -> Option<&'a str> {
         self.0.attributes().find_str(1)
     }
 
-    /// Its name.
+    /// The chain's name.
     pub fn name(&self) -> Option<&'a str> {
         self.0.attributes().find_str(3)
     }
@@ -181,7 +181,7 @@ impl<'a> ExpressionView<'a> {
         self.name
     }
 
-    /// Its attributes.
+    /// The expression's attributes (`NFTA_EXPR_DATA`).
     pub(crate) fn data(&self) -> Attributes<'a> {
         self.data
     }

@@ -13,10 +13,10 @@ use crate::field::Field;
 use crate::rule_id::RuleId;
 use denizen_packet::Family;
 
-/// A chain.
+/// A chain as it is declared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name.
+    /// The chain's name, unique in its table.
     pub name: Arc<str>,
     /// The hook that calls it; `None` for a chain that others jump or go to.
     pub base: Option<BaseChain>,
@@ -29,7 +29,7 @@ pub struct Chain {
 /// What calls a base chain. Its policy is to accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BaseChain {
-    /// What it may do.
+    /// What its rules may do to packets.
     pub kind: ChainKind,
     /// The hook that calls it.
     pub hook: Hook,
@@ -42,12 +42,12 @@ pub struct BaseChain {
 pub enum ChainKind {
     /// Translates addresses; sees the first packet of each connection.
     Nat,
-    /// Sees every packet.
+    /// Sees every packet, and may not translate it.
     Filter,
 }
 
 impl ChainKind {
-    /// The kernel's name.
+    /// The kernel's name of it (`NFTA_CHAIN_TYPE`).
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Nat => "nat",
@@ -74,7 +74,7 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// Those of IP packets.
+    /// The hooks that IP packets pass.
     pub const ALL: [Self; 5] =
         [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
 
@@ -89,7 +89,7 @@ impl Hook {
         }
     }
 
-    /// nft's name.
+    /// The hook's name in nft's language.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Prerouting => "prerouting",
@@ -139,13 +139,13 @@ pub enum Statement {
     Within(Field, IpAddr, u8),
     /// Asks whether these bits of the field, a number, have this value, or have not.
     Bits {
-        /// The field.
+        /// The field whose bits are compared.
         field: Field,
-        /// Its bits.
+        /// The bits that are compared.
         mask: u32,
         /// Whether they should have the value.
         equal: bool,
-        /// The value.
+        /// What those bits are compared with.
         value: u32,
     },
     /// Asks whether the set has the packet's values.
@@ -156,9 +156,9 @@ pub enum Statement {
     /// Asks, in the way of xtables, whether a packet matches. For chains that iptables made: it
     /// refuses to show or change a table with other expressions.
     Xtables {
-        /// The match's name.
+        /// The xtables match's name.
         name: &'static str,
-        /// Its revision.
+        /// The revision of the match's data.
         revision: u32,
         /// What it asks, as its structure.
         info: Vec<u8>,
@@ -210,7 +210,7 @@ impl Statement {
 /// The packet's values of a key, looked up in a set or map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lookup {
-    /// The set's name.
+    /// The name of the set or map.
     pub set: &'static str,
     /// The fields that make the key.
     pub key: Vec<Field>,
@@ -242,7 +242,7 @@ impl From<Variable> for Field {
 /// The new value of a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Assigned {
-    /// Zero.
+    /// The value 0.
     Zero,
     /// What it was, with these bits alone.
     And(u32),
@@ -255,11 +255,11 @@ pub enum Assigned {
 /// A change of an element of a set or map that packets fill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Update {
-    /// The set's name.
+    /// The name of the set or map that packets fill.
     pub set: &'static str,
     /// The fields that make the key; of each, the bits that count, where not all do.
     pub key: Vec<(Field, Option<u32>)>,
-    /// What is done.
+    /// What happens to the element.
     pub operation: Operation,
     /// What the key leads to then, in a map.
     pub data: Option<Field>,
@@ -284,16 +284,16 @@ pub enum Operation {
         /// counts.
         is_renewed: bool,
     },
-    /// It is removed.
+    /// The element is removed.
     Delete,
 }
 
-/// How many packets pass.
+/// A token bucket: how many packets pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
     /// At once, after a time without any.
     pub burst: u32,
-    /// Per hour.
+    /// Tokens that are added in an hour.
     pub hourly: u32,
 }
 

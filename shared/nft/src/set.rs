@@ -21,9 +21,9 @@ pub struct SetId(pub u8);
 /// A restarted client, which remembers nothing, recognises its table by family and name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schema {
-    /// Which packets it sees.
+    /// The family, which decides which packets its chains see.
     pub family: TableFamily,
-    /// Its name.
+    /// The table's name, unique in its family.
     pub name: &'static str,
     /// What it is for, beside it on the node.
     pub comment: &'static str,
@@ -78,12 +78,12 @@ pub enum Value {
     Data(Data),
 }
 
-/// An element.
+/// An element of a set or map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Element {
-    /// In which set.
+    /// The set that it is in.
     pub set: SetId,
-    /// Its key.
+    /// The values of the key's fields.
     pub key: Key,
     /// What the key leads to.
     pub value: Value,

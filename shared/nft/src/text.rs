@@ -71,7 +71,7 @@ struct RuleText {
 }
 
 impl Rendering {
-    /// Of no tables yet.
+    /// A rendering without tables.
     pub fn empty() -> Self {
         Self { tables: Vec::new() }
     }

@@ -30,9 +30,9 @@ pub struct TraceMessage {
     pub id: u32,
     /// The family of the chain's table; `None` for one that Denizen does not know.
     pub family: Option<TableFamily>,
-    /// The table.
+    /// The name of the table that the packet is in.
     pub table: String,
-    /// The chain.
+    /// The name of the chain that the packet is in.
     pub chain: String,
     /// What happened in it.
     pub event: TraceEvent,
@@ -43,11 +43,11 @@ pub struct TraceMessage {
 /// What happened in a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceEvent {
-    /// A rule matched.
+    /// A rule of the chain matched.
     Rule {
-        /// The rule.
+        /// The rule's handle.
         handle: u64,
-        /// What it decided.
+        /// The verdict after the rule.
         verdict: TraceVerdict,
     },
     /// No further rule of the chain matched.
@@ -58,7 +58,7 @@ pub enum TraceEvent {
     Policy(TraceVerdict),
 }
 
-/// What was decided.
+/// The verdict of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceVerdict {
     /// On with the next rule.
@@ -86,11 +86,11 @@ pub struct TracedPacket {
     pub input: Option<u32>,
     /// The index of the output interface.
     pub output: Option<u32>,
-    /// Its source.
+    /// The source address at this point.
     pub source: IpAddr,
-    /// Its destination.
+    /// The destination address at this point.
     pub destination: IpAddr,
-    /// Its transport protocol.
+    /// The transport protocol's number.
     pub protocol: u8,
     /// Source and destination port, if the protocol has ports.
     pub ports: Option<(u16, u16)>,

@@ -21,12 +21,12 @@ pub struct Watch {
     touched: bool,
 }
 
-/// What others changed.
+/// Which tables other programs changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Changes {
     /// Tables of the names that are watched, in any family.
     pub table: bool,
-    /// Other tables.
+    /// Whether tables were changed that are not the client's.
     pub elsewhere: bool,
 }
 

@@ -17,7 +17,7 @@ impl Family {
     /// Both, in the order in which they are programmed and printed.
     pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
-    /// Bytes of an address.
+    /// The length of an address in bytes: 4 or 16.
     pub fn address_len(self) -> usize {
         match self {
             Self::V4 => 4,

@@ -11,7 +11,7 @@ pub struct FlowSelection {
     pub family: Family,
     /// What the entries carry; `None` for everything.
     pub protocol: Option<Protocol>,
-    /// Only [`TrackedFlow::is_unanswered_syn`].
+    /// Whether only connections count whose first SYN is unanswered.
     pub unanswered_syns: bool,
 }
 

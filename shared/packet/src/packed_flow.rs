@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::{TrackedFlow, Transport};
 
-/// A [`TrackedFlow`] in memory.
+/// A [`TrackedFlow`] in less memory, for tables of many.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PackedFlow(Packed);
 

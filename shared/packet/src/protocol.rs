@@ -14,7 +14,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// All of them.
+    /// All transport protocols that Services can have.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
     /// The number in the IP header (IANA protocol numbers).
@@ -31,7 +31,7 @@ impl Protocol {
         Self::ALL.into_iter().find(|protocol| protocol.number() == number)
     }
 
-    /// Its name.
+    /// The lower-case name, as nft and conntrack write it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",

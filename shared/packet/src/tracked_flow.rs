@@ -9,7 +9,7 @@ use crate::{Family, Protocol, family_of};
 pub struct TrackedFlow {
     /// The kernel's id, which differs even between entries with the same addresses and ports.
     pub id: u32,
-    /// What it carries.
+    /// The transport protocol, with its ports or ICMP fields.
     pub transport: Transport,
     /// The sender of the first packet.
     pub source: SocketAddr,
@@ -39,12 +39,12 @@ pub enum Transport {
     Icmp {
         /// Connects answers with their request.
         id: u16,
-        /// The message's type.
+        /// The ICMP message's type.
         kind: u8,
-        /// The message's code.
+        /// The ICMP message's code.
         code: u8,
     },
-    /// Another protocol.
+    /// A protocol that services and policies cannot name.
     Other {
         /// Its number in the IP header.
         number: u8,

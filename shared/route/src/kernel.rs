@@ -25,9 +25,9 @@ const TRIES: usize = 10;
 #[derive(Debug, Error)]
 #[error("cannot {doing}")]
 pub struct RouteError {
-    /// What was tried.
+    /// The operation, as a verb and its object.
     doing: &'static str,
-    /// Why it failed.
+    /// The kernel's error.
     #[source]
     source: NetlinkError,
 }
@@ -41,9 +41,9 @@ impl RouteError {
 /// A command that the kernel rejected. The commands before and after it were done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RejectedRoute {
-    /// Index of the command.
+    /// The index of the refused command among those that were sent.
     pub command: usize,
-    /// The kernel's reason.
+    /// The kernel's error number.
     pub errno: Errno,
     /// The kernel's own text, if it has one.
     pub message: Option<String>,

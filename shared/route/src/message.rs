@@ -74,7 +74,7 @@ impl RouteCommand {
         }
     }
 
-    /// The attributes.
+    /// Writes the command's attributes (`RTA_…`).
     pub(crate) fn write(&self, writer: &mut Writer) {
         match self {
             Self::Add(route) | Self::Replace(route) => write_route(writer, route),

@@ -34,11 +34,11 @@ impl fmt::Display for RouteKey {
 /// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RouteTarget {
-    /// It is sent out.
+    /// Packets are sent through a link.
     Unicast {
         /// The gateway; `None` if the destination itself is a neighbour.
         gateway: Option<IpAddr>,
-        /// Index of the link.
+        /// The link's index.
         link: u32,
     },
     /// It is for this node.
@@ -76,7 +76,7 @@ pub struct ObservedRoute {
     /// What happens to its packets; `None` for what this driver does not make: several next hops,
     /// tunnels, `prohibit`, `throw`, broadcast …
     pub target: Option<RouteTarget>,
-    /// Its preferred source address.
+    /// The source address of the node's own packets to it (`RTA_PREFSRC`).
     pub source: Option<IpAddr>,
     /// The largest window of TCP connections along it.
     pub window: Option<NonZeroU32>,

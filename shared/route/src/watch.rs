@@ -13,7 +13,7 @@ use crate::route::ObservedRoute;
 const IFINFOMSG_INDEX: usize = 4;
 const IFINFOMSG_FLAGS: usize = 8;
 
-/// What happened.
+/// A notification about a route or a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteChange {
     /// A route was added, perhaps in place of another one.
@@ -23,7 +23,7 @@ pub enum RouteChange {
     /// A link was added, changed or removed. When a link goes down or loses an address, the kernel
     /// removes its IPv4 routes without notifications about them.
     Link {
-        /// Its index.
+        /// The link's index.
         index: u32,
         /// It is up (`IFF_UP`).
         is_up: bool,

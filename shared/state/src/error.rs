@@ -15,7 +15,7 @@ pub enum StateError {
     /// yet.
     #[error("the run directory {} does not exist", path.display())]
     NoRunDir {
-        /// The directory.
+        /// The run directory.
         path: PathBuf,
     },
     /// Another writer held the lock during the caller's whole wait. Try again later.
@@ -45,7 +45,7 @@ pub enum StateError {
     NewerVersion {
         /// The state file.
         path: PathBuf,
-        /// Its version.
+        /// The version in the file.
         found: u64,
     },
     /// The directory or a file in it may have been put there by a user other than root: it is a
@@ -61,11 +61,11 @@ pub enum StateError {
     /// An I/O error: no space, a read-only file system, no permission.
     #[error("cannot {doing} {}", path.display())]
     Io {
-        /// The failed operation.
+        /// The failed operation, as a verb.
         doing: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The cause.
+        /// The system call's error.
         #[source]
         source: io::Error,
     },

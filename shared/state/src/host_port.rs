@@ -19,11 +19,11 @@ pub struct HostPort {
     /// Without [`Self::ip`]: the only family; `None`: both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<HostPortFamily>,
-    /// The protocol.
+    /// The transport protocol.
     pub protocol: HostPortProtocol,
-    /// The node's port.
+    /// The port at the node's address.
     pub port: NonZeroU16,
-    /// The pod's port.
+    /// The port at the pod's address (`containerPort`).
     pub pod_port: NonZeroU16,
     /// Fields that a newer program wrote.
     #[serde(flatten)]

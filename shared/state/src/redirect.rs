@@ -119,7 +119,7 @@ impl Redirect {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RedirectBackend {
-    /// A table of nf_tables.
+    /// One table of nf_tables, written by netlink.
     #[default]
     Nftables,
     /// The chains of linkerd-init, by the node's `iptables`.
@@ -139,7 +139,7 @@ impl RedirectBackend {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hairpin {
-    /// They are not redirected.
+    /// They are not redirected: the pod's program gets them without its proxy.
     #[default]
     Direct,
     /// Those that the proxy makes come back to its port for what arrives, as if they came from
@@ -179,7 +179,7 @@ impl PacketMark {
         self.mask
     }
 
-    /// Their value.
+    /// The value that the masked bits have.
     pub fn value(self) -> u32 {
         self.value
     }

@@ -24,7 +24,7 @@ pub struct WaitFor {
     pub asked_at: Option<u64>,
 }
 
-/// The agent's answer.
+/// The agent's answer to [`WaitFor`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitAnswer {

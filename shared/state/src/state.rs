@@ -17,7 +17,7 @@ use crate::redirect::Redirect;
 /// The version of the format that this program writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 
-/// The whole file.
+/// The content of the state file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct State {
@@ -152,7 +152,7 @@ pub struct PodRef {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostInterface {
-    /// Its name at ADD.
+    /// The interface's name at ADD; it may have another one since.
     pub name: String,
     /// Its index in the node's network namespace.
     pub index: u32,

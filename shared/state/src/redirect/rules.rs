@@ -98,9 +98,9 @@ pub struct UnmarkedConnection<'a> {
     pub interface: &'a str,
     /// `None` if it is not known: then no rule with a condition on it matches.
     pub source: Option<IpAddr>,
-    /// Its destination.
+    /// The destination address before the redirection.
     pub destination: IpAddr,
-    /// Its destination port.
+    /// The destination port before the redirection.
     pub port: u16,
     /// `None` if it is neither.
     pub protocol: Option<RedirectProtocol>,
