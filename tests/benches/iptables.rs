@@ -34,14 +34,11 @@ use denizen_backend::chosen::BackendConfig;
 use denizen_iptables::Variant;
 use denizen_model::{Event, Slice};
 use denizen_observe::status::metrics::SyncExtent;
-use denizen_plan::{
-    Detector, NodePortAddresses, NodeSide, PermittedRanges, Policy, Scheduler, Settings,
-};
 use denizen_tests::bench::{Bench, Chosen, Sizes};
 use denizen_tests::node::cni::Namespace;
 use denizen_tests::peers::kube_proxy::service_chain;
 
-use crate::manifests::{NODE, spare_ip};
+use crate::manifests::spare_ip;
 
 const SERVICES: usize = 5_000;
 /// Changes of one endpoint; the one in the middle counts.
@@ -148,23 +145,8 @@ fn cold_with_one_refused(service: usize, facts: Vec<Event>) -> Duration {
 }
 
 fn engine(variant: Variant) -> Engine {
-    let policy = Policy {
-        settings: Settings {
-            node_name: NODE.into(),
-            masquerade_all: false,
-            node_hints: false,
-            permitted: PermittedRanges::default(),
-        },
-        detector: Detector::PodState,
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        services: true,
-        firewall: None,
-        host_ports: None,
-        scheduler: Scheduler::default(),
-    };
     let backend = BackendConfig { name: BackendName::Iptables, iptables_variant: Some(variant) };
-    Engine::open(policy, backend).expect("iptables, as root")
+    Engine::open(manifests::policy(), backend).expect("iptables, as root")
 }
 
 /// Until all changes are in the kernel: the programs run in threads of their own.

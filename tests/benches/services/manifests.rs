@@ -5,6 +5,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use denizen_model::{Event, Listing, NodeAddress};
+use denizen_plan::{
+    Detector, NodePortAddresses, NodeSide, PermittedRanges, Policy, Scheduler, Settings,
+};
 use denizen_source::Features;
 use denizen_source::manifests::{ManifestsConfig, read};
 use tempfile::TempDir;
@@ -20,6 +23,25 @@ const PODS_OF_A_NODE: usize = 100;
 
 /// Documents in one file.
 const SERVICES_IN_A_FILE: usize = 250;
+
+/// As an agent on an ordinary node has it.
+pub fn policy() -> Policy {
+    Policy {
+        settings: Settings {
+            node_name: NODE.into(),
+            masquerade_all: false,
+            node_hints: false,
+            permitted: PermittedRanges::default(),
+        },
+        detector: Detector::PodState,
+        node_ports: NodePortAddresses::Primary,
+        node_side: NodeSide::default(),
+        services: true,
+        firewall: None,
+        host_ports: None,
+        scheduler: Scheduler::default(),
+    }
+}
 
 /// The cluster IP of a service, which has port 80.
 pub fn service_ip(service: usize) -> Ipv4Addr {

@@ -10,13 +10,10 @@ use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
 use denizen_model::{Event, Service, ServiceName, Slice};
 use denizen_observe::status::metrics::SyncExtent;
-use denizen_plan::{
-    Detector, NodePortAddresses, NodeSide, PermittedRanges, Policy, Scheduler, Settings,
-};
 use denizen_tests::node::cni::Namespace;
 
 use crate::clock::{Cost, Samples, cost, text, timed};
-use crate::manifests::{self, NODE, spare_ip};
+use crate::manifests::{self, policy, spare_ip};
 use crate::memory::kernel_memory;
 
 /// Cold starts, each in a namespace of its own; the quickest counts.
@@ -56,25 +53,6 @@ impl Costs {
 /// What programs the kernel.
 pub const NFTABLES: BackendConfig =
     BackendConfig { name: BackendName::Nftables, iptables_variant: None };
-
-/// As an agent on an ordinary node has it.
-pub fn policy() -> Policy {
-    Policy {
-        settings: Settings {
-            node_name: NODE.into(),
-            masquerade_all: false,
-            node_hints: false,
-            permitted: PermittedRanges::default(),
-        },
-        detector: Detector::PodState,
-        node_ports: NodePortAddresses::Primary,
-        node_side: NodeSide::default(),
-        services: true,
-        firewall: None,
-        host_ports: None,
-        scheduler: Scheduler::default(),
-    }
-}
 
 /// Measures every size, and prints it.
 pub fn all(sizes: &[usize]) -> Vec<Programmed> {

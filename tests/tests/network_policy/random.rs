@@ -168,11 +168,16 @@ impl fmt::Display for Cluster {
 
 /// A packet of every kind from every address to every other one of its family.
 pub fn packets(world: &PolicyWorld) -> Vec<PolicyPacket> {
+    packets_to(world, &PORTS)
+}
+
+fn packets_to(world: &PolicyWorld, ports: &[u16]) -> Vec<PolicyPacket> {
     let addresses = addresses(world);
     let pairs = addresses.iter().flat_map(|from| addresses.iter().map(move |to| (*from, *to)));
     let of_one_family = pairs.filter(|(from, to)| from.is_ipv4() == to.is_ipv4());
-    let kinds = PROTOCOLS.map(|protocol| PORTS.map(|port| Transport::Port(protocol, port)));
-    let kinds: Vec<_> = kinds.into_iter().flatten().chain([Transport::Other]).collect();
+    let of_protocol = |protocol| ports.iter().map(move |port| Transport::Port(protocol, *port));
+    let kinds = PROTOCOLS.into_iter().flat_map(of_protocol);
+    let kinds: Vec<_> = kinds.chain([Transport::Other]).collect();
     let of = |(from, to)| kinds.iter().map(move |kind| PolicyPacket { from, to, transport: *kind });
     of_one_family.flat_map(of).collect()
 }

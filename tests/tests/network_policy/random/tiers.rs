@@ -7,9 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, ensure};
 use denizen_model::Event;
 use denizen_tests::node::world::host_length;
-use denizen_tests::policy::{
-    self, ClusterNetworkPolicy, LabelSelector, PolicyPacket, PolicyWorld, Transport,
-};
+use denizen_tests::policy::{self, ClusterNetworkPolicy, LabelSelector, PolicyPacket, PolicyWorld};
 use denizen_tests::random::{self, Draw};
 use denizen_tests::test_length;
 use proptest::collection::vec;
@@ -20,9 +18,8 @@ use serde_json::{Value, json};
 use super::played::worlds;
 use super::{
     Cluster, KEYS, NAMES, NODES, SHRINKING, VALUES, addresses, both_are_common, clusters, labels,
-    policies,
+    packets_to, policies,
 };
-use crate::case::PROTOCOLS;
 use crate::judged::{Judged, Planned, at_once};
 use crate::packets::half;
 use crate::play::{Play, Way};
@@ -153,13 +150,7 @@ fn port(draw: &mut Draw<'_>) -> Value {
 }
 
 fn packets(world: &PolicyWorld) -> Vec<PolicyPacket> {
-    let addresses = addresses(world);
-    let pairs = addresses.iter().flat_map(|from| addresses.iter().map(move |to| (*from, *to)));
-    let of_one_family = pairs.filter(|(from, to)| from.is_ipv4() == to.is_ipv4());
-    let kinds = PROTOCOLS.map(|protocol| PORTS.map(|port| Transport::Port(protocol, port)));
-    let kinds: Vec<_> = kinds.into_iter().flatten().chain([Transport::Other]).collect();
-    let of = |(from, to)| kinds.iter().map(move |kind| PolicyPacket { from, to, transport: *kind });
-    of_one_family.flat_map(of).collect()
+    packets_to(world, &PORTS)
 }
 
 #[test]
