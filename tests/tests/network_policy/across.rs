@@ -211,7 +211,7 @@ fn desk(world: &PolicyWorld, agents: &Arc<Mutex<Agents>>) -> Result<Desk> {
                 Err(error) => json!({ "error": format!("{error:#}") }),
             }
         };
-        Execution::Relays(Duration::ZERO, Box::new(answer))
+        Execution::relays(answer)
     });
     Ok(desk)
 }

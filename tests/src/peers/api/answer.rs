@@ -319,11 +319,9 @@ fn list_of(
     let items: Vec<String> = objects
         .iter()
         .map(|object| {
-            let mut value = object.value.clone();
-            value
-                .as_object_mut()
-                .map(|fields| (fields.remove("kind"), fields.remove("apiVersion")));
-            value.to_string()
+            let fields = object.value.as_object().into_iter().flatten();
+            let said = fields.filter(|(name, _)| !["kind", "apiVersion"].contains(&&***name));
+            serde_json::to_string(&said.collect::<BTreeMap<_, _>>()).expect("plain data")
         })
         .collect();
     let Resource { kind, version: group, .. } = resource;

@@ -2,6 +2,7 @@
 //! WebSockets as kubectl has them.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -63,14 +64,29 @@ pub enum Execution {
         /// The exit code.
         code: i32,
     },
-    /// As `denizen-agent relay`: the answer to each request, after this time.
-    Relays(Duration, Box<dyn Fn(&Value) -> Value + Send>),
+    /// As `denizen-agent relay`: the line that answers each request, after this time.
+    Relays(Duration, Box<dyn Fn(&Value) -> String + Send>),
     /// It prints this, and the connection breaks.
     BreaksOff(Vec<u8>),
     /// Nothing.
     Hangs,
     /// A real process, in a network namespace.
     Runs(Command, PathBuf),
+}
+
+impl Execution {
+    /// As `denizen-agent relay`, at once. Answers are JSON: values, or texts where there is much.
+    pub fn relays<T: Display>(answer: impl Fn(&Value) -> T + Send + 'static) -> Self {
+        Self::relays_after(Duration::ZERO, answer)
+    }
+
+    /// The same after some time.
+    pub fn relays_after<T: Display>(
+        time: Duration,
+        answer: impl Fn(&Value) -> T + Send + 'static,
+    ) -> Self {
+        Self::Relays(time, Box::new(move |request| format!("{}\n", answer(request))))
+    }
 }
 
 /// Decides what a command does.
@@ -168,8 +184,7 @@ impl Executing {
                         break;
                     }
                     sleep(time).await;
-                    let line = format!("{}\n", answer(&request));
-                    for piece in line.as_bytes().chunks(PIECE) {
+                    for piece in answer(&request).as_bytes().chunks(PIECE) {
                         self.send(STDOUT, piece).await?;
                     }
                 }

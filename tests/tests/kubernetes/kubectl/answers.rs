@@ -20,7 +20,7 @@ fn good() -> Value {
 
 /// An agent that answers each request with this.
 fn says(answer: Value) -> Execution {
-    Execution::Relays(Duration::ZERO, Box::new(move |_| json!({ "answer": answer })))
+    Execution::relays(move |_| json!({ "answer": answer }))
 }
 
 #[test]
@@ -28,8 +28,8 @@ fn a_thousand_nodes_are_asked_fifty_at_once() -> Result<()> {
     let desk = Desk::new("thousand")?;
     (0..1000).try_for_each(|at| desk.node_with_agent(&format!("n{at:03}")))?;
     desk.execute(|_, _| {
-        let answer = Box::new(|_: &Value| json!({ "answer": good() }));
-        Execution::Relays(Duration::from_millis(200), answer)
+        let answer = |_: &Value| json!({ "answer": good() });
+        Execution::relays_after(Duration::from_millis(200), answer)
     });
     let began = Instant::now();
     let said = desk.json(&["status"], 0)?;
@@ -138,7 +138,7 @@ fn what_is_equal_on_forty_nodes_is_said_once() -> Result<()> {
             }
             json!({ "answer": { "checks": checks } })
         };
-        Execution::Relays(Duration::ZERO, Box::new(of))
+        Execution::relays(of)
     });
     let said = desk.run(&["check"])?;
     ensure!(said.code == 1, "{said:#?}");

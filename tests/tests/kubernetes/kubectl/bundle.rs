@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::desk::{Desk, agent_program};
@@ -89,7 +88,7 @@ fn no_secret_is_in_a_bundle() -> Result<()> {
             let found = answers.iter().find(|(name, _)| request.get(name).is_some());
             json!({ "answer": found.map(|(_, answer)| answer) })
         };
-        Execution::Relays(Duration::ZERO, Box::new(answer))
+        Execution::relays(answer)
     });
     let bundle = desk.folder.path().join("bundle");
     let said = desk.json(&["bundle", bundle.to_str().context("a path")?], 0)?;

@@ -89,7 +89,7 @@ fn agents_of_the_previous_release_are_understood() -> Result<()> {
 fn an_agent_that_lacks_a_request_says_so_beside_its_answers() -> Result<()> {
     let desk = Desk::new("lacks")?;
     desk.node_with_agent("n1")?;
-    desk.execute(|_, _| Execution::Relays(Duration::ZERO, Box::new(said)));
+    desk.execute(|_, _| Execution::relays(said));
     let drops = desk.json(&["drops"], 0)?.json()?;
     ensure!(drops["drops"][0]["packets"] == 7 && drops["flows"] == json!([]), "{drops:#}");
     let expected = json!([{ "texts": [format!("{LACKS} refused")], "nodes": ["n1"] }]);

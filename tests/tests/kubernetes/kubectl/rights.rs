@@ -78,7 +78,7 @@ fn the_documented_roles_are_enough_and_not_too_much() -> Result<()> {
             Some(_) => json!({ "answer": { "verdict": "untouched" } }),
             None => json!({ "answer": { "checks": [], "synced": true } }),
         };
-        Execution::Relays(std::time::Duration::ZERO, Box::new(answer))
+        Execution::relays(answer)
     });
     let folder = desk.folder.path().join("bundle");
     let folder = folder.to_str().context("a path")?;

@@ -1,7 +1,5 @@
 //! A shop as the API and its nodes' agents tell of it, well or ill; and a cluster of many pods.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use denizen_tests::desk::Desk;
 use denizen_tests::peers::api::Api;
@@ -88,7 +86,7 @@ fn service_ip(name: &str) -> String {
     format!("10.96.0.{}", service_at(name) + 1)
 }
 
-pub fn end(address: String, port: u16, name: &str) -> Value {
+fn end(address: String, port: u16, name: &str) -> Value {
     json!({ "address": format!("{address}:{port}"), "name": name })
 }
 
@@ -120,7 +118,7 @@ impl ShopObjects {
         let ill = self.ill;
         desk.execute(move |node, _| {
             let node: usize = node.trim_start_matches('n').parse().unwrap_or_default();
-            Execution::Relays(Duration::ZERO, Box::new(move |request| said(ill, node, request)))
+            Execution::relays(move |request| said(ill, node, request))
         });
         Ok(())
     }
@@ -332,7 +330,7 @@ pub fn many_pods(desk: &Desk, pods: usize) -> Result<()> {
                 None => json!({ "answer": {} }),
             }
         };
-        Execution::Relays(Duration::ZERO, Box::new(answer))
+        Execution::relays(answer)
     });
     Ok(())
 }
