@@ -94,11 +94,14 @@ async fn answer_to(
         };
     }
     if let Some((namespace, pod, subresource)) = exec::subresource(&asked.path) {
-        let plural = if subresource == "exec" { "pods/exec" } else { "pods/log" };
-        if manners.forbidden.contains(&plural) {
-            let message = format!(
-                "pods {pod:?} is forbidden: User \"denizen\" cannot create resource {plural:?}"
-            );
+        let (resource, verbs) = match subresource {
+            "exec" => ("pods/exec", manners.exec_verbs()),
+            _ => ("pods/log", &["get"][..]),
+        };
+        if let Some(verb) = verbs.iter().find(|verb| manners.forbids(verb, resource)) {
+            let who = "User \"denizen\"";
+            let message =
+                format!("pods {pod:?} is forbidden: {who} cannot {verb} resource {resource:?}");
             return failure(403, "Forbidden", &message);
         }
         return match subresource {
@@ -181,7 +184,8 @@ async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body>
         Some(subresource) => format!("{resource}/{subresource}"),
         None => resource.to_owned(),
     });
-    let allowed = resource.is_some_and(|resource| !manners.forbidden.contains(&&*resource));
+    let verb = of("verb").unwrap_or_default();
+    let allowed = resource.is_some_and(|resource| !manners.forbids(verb, &resource));
     review["status"] = json!({ "allowed": allowed });
     json_answer(201, review.to_string().into())
 }

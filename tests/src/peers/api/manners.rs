@@ -34,7 +34,8 @@ pub struct Manners {
     /// Resources about which a question is answered with a page that is no JSON, as by a proxy that
     /// is not meant to be there.
     pub garbled: Vec<&'static str>,
-    /// Resources that nobody may read.
+    /// Resources that nobody may read, and of the subresources of pods also what nobody may do
+    /// alone: `create pods/exec`.
     pub forbidden: Vec<&'static str>,
     /// So many seconds the server's clock is ahead.
     pub clock_ahead: i64,
@@ -89,6 +90,24 @@ impl Default for Manners {
             watches_last: Duration::from_secs(3600),
             exec_protocol: "v5.channel.k8s.io",
         }
+    }
+}
+
+impl Manners {
+    pub(super) fn forbids(&self, verb: &str, resource: &str) -> bool {
+        let is_it = |name: &&str| match name.split_once(' ') {
+            Some(alone) => alone == (verb, resource),
+            None => *name == resource,
+        };
+        self.forbidden.iter().any(is_it)
+    }
+
+    /// What a client must be permitted for a WebSocket to a container. It is a GET, and so `get` was
+    /// enough before Kubernetes 1.35. SPDY is a POST, and has always needed `create`.
+    pub(super) fn exec_verbs(&self) -> &'static [&'static str] {
+        let minor: Option<u32> =
+            self.release.split('.').nth(1).and_then(|minor| minor.parse().ok());
+        if minor >= Some(35) { &["get", "create"] } else { &["get"] }
     }
 }
 

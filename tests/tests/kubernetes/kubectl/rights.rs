@@ -114,7 +114,7 @@ fn the_documented_roles_are_enough_and_not_too_much() -> Result<()> {
 
     let asked: Vec<Option<Right>> = desk.api.asked().iter().map(right).collect::<Result<_>>()?;
     let mut needed: BTreeSet<Right> = asked.into_iter().flatten().collect();
-    // Kubernetes asks for it since 1.35, and the tests' server does not.
+    // For the same request, Kubernetes asks for it too since 1.35.
     let create = (true, String::new(), "pods/exec".to_owned(), "create".to_owned());
     needed.insert(create);
     assert_eq!(needed, permitted()?);
