@@ -14,13 +14,16 @@ mod trace;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
+use std::thread;
 
 use anyhow::Context;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use denizen_state::run_dir;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing::{info, warn};
 
 use self::cleanup::CleanupArgs;
@@ -290,6 +293,19 @@ fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> a
         Output::Json => printable_json(&serde_json::to_string_pretty(value)?) + "\n",
     };
     print(&text)
+}
+
+/// Ends this process once nobody can read its output any more. A command that prints nothing for
+/// long would not notice.
+fn end_with_reader() {
+    thread::spawn(|| {
+        let stdout = io::stdout();
+        // Without events, it waits for errors alone: a pipe without a reader, a terminal that is gone.
+        let mut output = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
+        if poll(&mut output, PollTimeout::NONE).is_ok() {
+            process::exit(0);
+        }
+    });
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

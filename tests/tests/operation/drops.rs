@@ -2,7 +2,7 @@
 //! reason for as long as somebody watches, and no longer.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -303,6 +303,33 @@ fn an_agent_that_is_killed_while_drops_are_watched_leaves_nothing_to_the_next() 
     eventually("the next agent removes them", BOUND, || Ok(!traces(node)?))?;
     ask_all(&fixture)?;
     assert_eq!(shown(&fixture, &agent)?, counted(node)?);
+    Ok(())
+}
+
+/// They have nothing to print at which they would notice.
+#[test]
+fn what_watches_ends_with_its_reader() -> Result<()> {
+    let (fixture, agent) = context("drops-reader", &["--network-policy=on"])?;
+    let from = fixture.routed.addresses[0].to_string();
+    let to = SocketAddr::new(fixture.bridged.addresses[0], PORT).to_string();
+    let trace = ["trace", "--from", &from, "--to", &to, "--timeout", "10m"];
+    let commands: [&[&str]; 3] =
+        [&["drops", "--watch"], &["connections", "--watch", "--pod", "default/bridged"], &trace];
+    for words in commands {
+        let mut command = Command::new(binary::ours("denizen-agent")?);
+        command.args(words).arg("--run-dir").arg(agent.run_dir());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = fixture.cluster.world.node.run(|| command.spawn())??;
+        let mut errors = BufReader::new(child.stderr.take().context("a pipe")?);
+        let mut line = String::new();
+        errors.read_line(&mut line)?;
+        ensure!(line.starts_with("watching") || line.starts_with("following"), "{words:?}: {line}");
+        ensure!(child.try_wait()?.is_none(), "{words:?} has ended");
+        drop(child.stdout.take());
+        let ended = eventually("it ends", BOUND, || Ok(child.try_wait()?.is_some()));
+        let _ = child.kill();
+        ensure!(ended.is_ok() && child.wait()?.success(), "{words:?}: {ended:?}");
+    }
     Ok(())
 }
 

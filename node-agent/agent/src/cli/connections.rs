@@ -11,7 +11,7 @@ use clap::Args;
 use denizen_netlink::NetlinkError;
 use serde::{Deserialize, Serialize};
 
-use super::{Output, names};
+use super::{Output, end_with_reader, names};
 use crate::config::RunDirArgs;
 use denizen_observe::connections::{
     ConnectionFilter, ConnectionReader, NamedConnection, Totals, TrackedEvent,
@@ -186,6 +186,7 @@ impl<W: Write> Show<W> {
 
     /// Until the output is closed, or the command is interrupted.
     fn watch(&mut self, reader: &mut ConnectionReader, run_dir: &Path) -> anyhow::Result<()> {
+        end_with_reader();
         reader.listen().context("cannot watch connections")?;
         eprintln!("watching connections that begin and end");
         let mut named = Instant::now();

@@ -15,7 +15,7 @@ use clap::Args;
 use denizen_nft::Kernel;
 use serde::{Deserialize, Serialize};
 
-use super::{Output, ask, names, show};
+use super::{Output, ask, end_with_reader, names, show};
 use crate::config::RunDirArgs;
 use crate::control::{ControlError, ExplainQuery, Sampled};
 use denizen_backend::{BackendName, firewall};
@@ -119,6 +119,7 @@ fn read_counts(is_iptables: bool) -> anyhow::Result<DropCounts> {
 }
 
 fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
+    end_with_reader();
     // Before the request, so that the first packets are not lost.
     let mut watch = DropWatch::open()?;
     let Sampled { services, network_policies } = sample(run_dir)?;

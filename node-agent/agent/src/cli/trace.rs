@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::{Args, value_parser};
 
-use super::{Output, ask, show};
+use super::{Output, ask, end_with_reader, show};
 use crate::config::RunDirArgs;
 use crate::control::ExplainQuery;
 use denizen_observe::trace::{PacketFollower, Prediction, TraceReport, TracedPackets};
@@ -50,6 +50,7 @@ pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
     eprintln!("following packets from {from} to {to}: at most {count}, for at most {timeout:?}");
     let mut packets: Vec<TraceReport> = Vec::new();
     let mut printed = Ok(());
+    end_with_reader();
     let is_unwanted = Arc::new(AtomicBool::new(false));
     if until_input {
         let is_unwanted = is_unwanted.clone();
