@@ -39,6 +39,29 @@ fn the_same_packet_is_told_by_what_nobody_translates() {
     assert_eq!((outcomes(&trace)[0].1, trace.unpaired), (1, 1));
 }
 
+/// No agent says when it saw a packet. If one did, it would not matter whose clock is ahead.
+#[test]
+fn clocks_are_not_compared() {
+    let times = ["2026-11-28T12:00:00Z", "2026-11-28T12:10:00Z"];
+    for [near, far] in [times, [times[1], times[0]]] {
+        let at = |mut trace: NodeTrace, time: &str| {
+            trace.report["at"] = json!(time);
+            trace
+        };
+        let sent =
+            |sequence| at(report("near", sequence, "10.0.0.1:1", "10.1.0.2:80", "sent"), near);
+        let seen =
+            |sequence| at(report("far", sequence, "192.0.2.1:9", "10.1.0.2:80", "sent"), far);
+        let trace = traced(vec![sent(1), sent(2), seen(2), seen(1), seen(3)]);
+        assert_eq!(outcomes(&trace), [(FollowedOutcome::Arrived, 2); 2], "{near}, {far}");
+        let paired = trace.packets.iter().all(|packet| {
+            let [sent, seen] = [0, 1].map(|at| &packet.nodes[at].report["identity"]);
+            sent == seen && packet.nodes[1].report["at"] == far
+        });
+        assert!(paired && trace.unpaired == 1, "{trace}");
+    }
+}
+
 #[test]
 fn what_was_not_seen_is_lost_only_where_everything_was_followed() {
     use FollowedOutcome::{Ended, Left, NotSeen};
