@@ -160,7 +160,8 @@ impl Connection {
 }
 
 pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
-    let mut by_wire: BTreeMap<WireTuple, Joined> = BTreeMap::new();
+    // Boxes, since a map moves what it holds.
+    let mut by_wire: BTreeMap<WireTuple, Box<Joined>> = BTreeMap::new();
     let mut more = Vec::new();
     for (node, NodeConnections { connections, total }) in answered {
         let shown = connections.len();
@@ -173,7 +174,7 @@ pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
             match by_wire.get_mut(&wire) {
                 None => {
                     let nodes = BTreeSet::from([node.clone()]);
-                    by_wire.insert(wire, Joined { connection, nodes });
+                    by_wire.insert(wire, Box::new(Joined { connection, nodes }));
                 }
                 Some(joined) => {
                     joined.nodes.insert(node.clone());
@@ -187,7 +188,8 @@ pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
             }
         }
     }
-    ClusterConnections { connections: by_wire.into_values().collect(), more }
+    let connections = by_wire.into_values().map(|joined| *joined).collect();
+    ClusterConnections { connections, more }
 }
 
 impl Body for ClusterConnections {

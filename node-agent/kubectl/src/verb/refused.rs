@@ -28,24 +28,12 @@ pub fn limit(nodes: usize) -> usize {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeRefused {
-    pub flows: Vec<NotedFlow>,
+    pub flows: Vec<Flow>,
     pub more_flows: u64,
     pub not_noted: Vec<String>,
 }
 
-/// Packets that differ in their source port alone.
-#[derive(Debug, Clone, Deserialize)]
-pub struct NotedFlow {
-    #[serde(flatten)]
-    pub flow: Flow,
-    #[serde(default)]
-    pub packets: u64,
-    /// Seconds since its first packet.
-    #[serde(default)]
-    pub seconds: u64,
-}
-
-/// What happened to it, and whose it is.
+/// Packets that differ in their source port alone: what happened to them, and whose they are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
     pub verdict: String,
@@ -58,6 +46,12 @@ pub struct Flow {
     pub destination: NamedEnd,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
+    /// On the node that noted it.
+    #[serde(default, skip_serializing)]
+    pub packets: u64,
+    /// Seconds since its first packet there.
+    #[serde(default, skip_serializing)]
+    pub seconds: u64,
 }
 
 /// A flow, with the nodes that dropped or refused it.
@@ -114,11 +108,12 @@ impl Flow {
 }
 
 /// The flows of all nodes, equal ones once, most packets first.
-pub fn joined(noted: Vec<(String, Vec<NotedFlow>)>) -> Vec<ClusterFlow> {
+pub fn joined(noted: Vec<(String, Vec<Flow>)>) -> Vec<ClusterFlow> {
     let mut by_key: BTreeMap<FlowKey, ClusterFlow> = BTreeMap::new();
     for (node, flows) in noted {
-        for NotedFlow { flow, packets, seconds: _ } in flows {
+        for flow in flows {
             let flow = flow.named(&node);
+            let packets = flow.packets;
             let on = NodeDrops::new(node.clone(), packets);
             match by_key.get_mut(&flow.key()) {
                 None => {
@@ -155,7 +150,8 @@ pub fn write(f: &mut fmt::Formatter<'_>, flows: &[ClusterFlow], more: u64) -> fm
 impl fmt::Display for ClusterFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { flow, packets, nodes } = self;
-        let Flow { verdict, reason, policy, table, protocol, source, destination, service } = flow;
+        let Flow { verdict, reason, policy, table, protocol, source, destination, service, .. } =
+            flow;
         let service = service.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
         let policy = policy.as_ref().map(|policy| format!(": {policy}")).unwrap_or_default();
         let line = format!(

@@ -74,7 +74,7 @@ fn markers() -> Markup {
 }
 
 fn edge_group(drawing: &Drawing, edge: &DrawnEdge, curve: &Curve) -> Markup {
-    let DrawnEdge { from, to, ports, id, facts } = edge;
+    let DrawnEdge { from, to, ports, facts } = edge;
     let word = facts.verdict.word();
     let [from, to] =
         [from, to].map(|end| Printable(&drawing.boxes[*end].party.to_string()).to_string());
@@ -82,7 +82,7 @@ fn edge_group(drawing: &Drawing, edge: &DrawnEdge, curve: &Curve) -> Markup {
     let title = format!("{from} to {to}, {ports}: {}", described(facts));
     let (path, (x, y)) = (curve.path(), curve.words());
     html! {
-        g.edge.(word).past[facts.age > 1].(thickness(facts)) data-edge=(id)
+        g.edge.(word).past[facts.age > 1].(thickness(facts)) data-edge=(edge.id())
             data-ends={ (edge.from) " " (edge.to) } tabindex="-1"
             role="button" aria-label=(title) {
             title { (title) }

@@ -2,7 +2,9 @@
 //! folded into a box for each namespace, and counted. Pure.
 
 use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use denizen_text::Printable;
 
@@ -61,9 +63,14 @@ pub struct DrawnEdge {
     pub to: usize,
     /// Those of several ports are one edge if there are too many.
     pub ports: BTreeSet<String>,
-    /// Names the edge that is explained.
-    pub id: String,
     pub facts: EdgeFacts,
+}
+
+impl DrawnEdge {
+    /// Names the edge that is explained.
+    pub fn id(&self) -> String {
+        edge_id(&self.facts.key)
+    }
 }
 
 /// Edges that are not drawn.
@@ -111,7 +118,7 @@ fn ranked<'a>(
         let (is_bad, weight) = seen.get(party).copied().unwrap_or_default();
         let is_marked = parties.get(party).is_some_and(|facts| facts.mark.is_some());
         let never_folds = party.group().is_none();
-        let is_found = !focus.search.is_empty() && focus.finds(&party.to_string());
+        let is_found = !focus.search.is_empty() && focus.finds(party);
         ([never_folds, is_found || is_open(party), is_bad, is_marked], weight)
     };
     let mut ranked: Vec<_> = all.into_iter().map(|party| (Reverse(rank(party)), party)).collect();
@@ -168,6 +175,15 @@ fn places(ranked: &[&Party], telling: usize) -> BTreeMap<Party, Party> {
     ranked.iter().enumerate().map(place).collect()
 }
 
+/// What edges are drawn by.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct DrawnKey {
+    /// Positions in [`Drawing::boxes`].
+    from: usize,
+    to: usize,
+    port: String,
+}
+
 fn drawn(
     places: &BTreeMap<Party, Party>,
     parties: &BTreeMap<Party, PartyFacts>,
@@ -191,37 +207,44 @@ fn drawn(
             drawn.facts.pods += facts.pods;
         }
     }
-    let mut by_port: BTreeMap<EdgeKey, Vec<EdgeFacts>> = BTreeMap::new();
+    let mut boxes: Vec<DrawnBox> = boxes.into_values().collect();
+    let position = |place: &Party| {
+        let found = boxes.binary_search_by(|drawn| drawn.party.cmp(place));
+        found.expect("each place has a box")
+    };
+    let positions: BTreeMap<&Party, usize> =
+        places.iter().map(|(party, place)| (party, position(place))).collect();
+    let mut by_port: BTreeMap<DrawnKey, Vec<EdgeFacts>> = BTreeMap::new();
     for edge in edges {
-        let [from, to] = [&edge.key.from, &edge.key.to].map(|end| places[end].clone());
-        if from == to && from != edge.key.from {
-            if let Some(drawn) = boxes.get_mut(&from) {
-                drawn.inside = drawn.inside.saturating_add(edge.weight());
-                drawn.is_bad |= edge.is_bad();
-            }
+        let [from, to] = [&edge.key.from, &edge.key.to].map(|end| positions[end]);
+        let drawn = &mut boxes[from];
+        if from == to && drawn.party != edge.key.from {
+            drawn.inside = drawn.inside.saturating_add(edge.weight());
+            drawn.is_bad |= edge.is_bad();
             continue;
         }
-        by_port.entry(EdgeKey { from, to, port: edge.key.port.clone() }).or_default().push(edge);
+        let key = DrawnKey { from, to, port: edge.key.port.clone() };
+        by_port.entry(key).or_default().push(edge);
     }
     let are_too_many = by_port.len() > EDGES;
-    let mut merged: BTreeMap<EdgeKey, MergedEdge> = BTreeMap::new();
-    for (EdgeKey { from, to, port }, facts) in by_port {
+    let mut merged: BTreeMap<DrawnKey, MergedEdge> = BTreeMap::new();
+    for (DrawnKey { from, to, port }, facts) in by_port {
         let shown = if are_too_many { String::new() } else { port.clone() };
-        let key = EdgeKey { from, to, port: shown };
+        let key = DrawnKey { from, to, port: shown };
         for facts in facts {
-            match merged.get_mut(&key) {
-                Some(edge) => {
+            match merged.entry(key.clone()) {
+                Entry::Occupied(mut known) => {
+                    let edge = known.get_mut();
                     edge.ports.insert(port.clone());
                     edge.facts.merge(facts);
                 }
-                None => {
-                    let ports = BTreeSet::from([port.clone()]);
-                    merged.insert(key.clone(), MergedEdge { ports, facts });
+                Entry::Vacant(new) => {
+                    new.insert(MergedEdge { ports: BTreeSet::from([port.clone()]), facts });
                 }
             }
         }
     }
-    chosen(boxes.into_values().collect(), merged)
+    chosen(boxes, merged)
 }
 
 /// The edges between two boxes that are drawn as one. Its key has no port if `ports` are several.
@@ -231,13 +254,14 @@ struct MergedEdge {
 }
 
 /// The edges with the worst verdicts, and of those the edges with most traffic.
-fn chosen(boxes: Vec<DrawnBox>, merged: BTreeMap<EdgeKey, MergedEdge>) -> Drawing {
-    let position = |party: &Party| boxes.binary_search_by(|drawn| drawn.party.cmp(party)).ok();
-    let edge = |(key, MergedEdge { ports, facts }): (EdgeKey, MergedEdge)| {
-        let (from, to) = (position(&key.from)?, position(&key.to)?);
-        Some(DrawnEdge { from, to, ports, id: edge_id(&facts.key), facts })
+fn chosen(boxes: Vec<DrawnBox>, merged: BTreeMap<DrawnKey, MergedEdge>) -> Drawing {
+    let edge = |(DrawnKey { from, to, .. }, MergedEdge { ports, facts })| DrawnEdge {
+        from,
+        to,
+        ports,
+        facts,
     };
-    let mut edges: Vec<DrawnEdge> = merged.into_iter().filter_map(edge).collect();
+    let mut edges: Vec<DrawnEdge> = merged.into_iter().map(edge).collect();
     let mut left_out = LeftOut::default();
     if edges.len() > EDGES {
         edges.sort_by_key(|edge| Reverse((edge.facts.verdict, edge.facts.weight())));
@@ -254,21 +278,21 @@ fn chosen(boxes: Vec<DrawnBox>, merged: BTreeMap<EdgeKey, MergedEdge>) -> Drawin
 
 impl Focus {
     fn has_edge(&self, edge: &EdgeFacts) -> bool {
-        let EdgeKey { from, to, port } = &edge.key;
-        let is_found = self.finds(&from.to_string())
-            || self.finds(&to.to_string())
+        let EdgeKey { from, to, port } = &*edge.key;
+        let is_found = self.finds(from)
+            || self.finds(to)
             || self.finds(port)
             || edge.reasons.iter().any(|(_, reason)| self.finds(reason));
         is_found && (!self.problems || edge.is_bad())
     }
 
     fn has_party(&self, party: &Party, facts: &PartyFacts) -> bool {
-        self.finds(&party.to_string()) && (!self.problems || facts.mark.is_some())
+        self.finds(party) && (!self.problems || facts.mark.is_some())
     }
 
     /// In what is shown.
-    fn finds(&self, text: &str) -> bool {
-        let shown = || Printable(text).to_string().to_lowercase();
+    fn finds(&self, text: &dyn fmt::Display) -> bool {
+        let shown = || Printable(&text.to_string()).to_string().to_lowercase();
         self.search.is_empty() || shown().contains(&self.search.to_lowercase())
     }
 }
@@ -298,14 +322,14 @@ mod tests {
         let mut counts = [0; EdgeVerdict::ALL.len()];
         counts[verdict as usize] = count;
         EdgeFacts {
-            key: EdgeKey { from, to, port: format!("{port}/tcp") },
+            key: EdgeKey { from, to, port: format!("{port}/tcp") }.into(),
             counts,
             open: count,
             verdict,
             reasons: BTreeSet::new(),
             minutes: [0; MINUTES],
             age: 0,
-            ends: ExampleEnds { from: String::new(), to: String::new(), via: None },
+            ends: ExampleEnds { from: String::new(), to: String::new(), via: None }.into(),
         }
     }
 
@@ -402,7 +426,7 @@ mod tests {
             let members: usize = drawing.boxes.iter().map(|drawn| drawn.members).sum();
             prop_assert_eq!(members, all.len());
             prop_assert!(drawing.boxes.windows(2).all(|two| two[0].party < two[1].party));
-            let ids: BTreeSet<&String> = drawing.edges.iter().map(|edge| &edge.id).collect();
+            let ids: BTreeSet<String> = drawing.edges.iter().map(DrawnEdge::id).collect();
             prop_assert_eq!(ids.len(), drawing.edges.len());
         }
     }

@@ -2,6 +2,7 @@
 //! seconds. Memory is bounded by the number of edges.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use super::sighting::{EdgeKey, EdgeVerdict, ExampleEnds, Sighting};
 
@@ -21,7 +22,8 @@ const VERDICTS: usize = EdgeVerdict::ALL.len();
 
 #[derive(Debug, Default)]
 pub struct History {
-    edges: BTreeMap<EdgeKey, Remembered>,
+    /// Boxes, since a map moves what it holds.
+    edges: BTreeMap<Rc<EdgeKey>, Box<Remembered>>,
     /// How many edges had to be forgotten early.
     forgotten: u64,
     /// The minute of the last glance.
@@ -37,13 +39,13 @@ struct Remembered {
     /// The last glance's connections, by verdict.
     open: [u32; VERDICTS],
     reasons: BTreeSet<(EdgeVerdict, String)>,
-    ends: ExampleEnds,
+    ends: Rc<ExampleEnds>,
 }
 
 /// What there is to say of an edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeFacts {
-    pub key: EdgeKey,
+    pub key: Rc<EdgeKey>,
     /// Of the last minutes, by verdict: of connections, the most at one glance of a minute, summed;
     /// of packets, those that were seen.
     pub counts: [u64; VERDICTS],
@@ -56,7 +58,7 @@ pub struct EdgeFacts {
     pub minutes: [u64; MINUTES],
     /// Minutes since it was seen.
     pub age: u64,
-    pub ends: ExampleEnds,
+    pub ends: Rc<ExampleEnds>,
 }
 
 impl EdgeFacts {
@@ -126,12 +128,15 @@ impl History {
 
     fn edge(&mut self, minute: u64, sighting: Sighting) -> &mut Remembered {
         let Sighting { key, verdict, reason, ends, count: _ } = sighting;
-        let edge = self.edges.entry(key).or_insert_with(|| Remembered {
-            ring: [[0; VERDICTS]; MINUTES],
-            newest: minute,
-            open: [0; VERDICTS],
-            reasons: BTreeSet::new(),
-            ends: ends.clone(),
+        let ends = Rc::new(ends);
+        let edge = self.edges.entry(Rc::new(key)).or_insert_with(|| {
+            Box::new(Remembered {
+                ring: [[0; VERDICTS]; MINUTES],
+                newest: minute,
+                open: [0; VERDICTS],
+                reasons: BTreeSet::new(),
+                ends: ends.clone(),
+            })
         });
         edge.go_on_to(minute);
         if let Some(reason) = reason {
@@ -160,11 +165,12 @@ impl History {
     /// The edges for which there is no room: those that were not seen for longest, then those that
     /// are not tracked now, then those that were seen least. Rules and connections each have a part
     /// of the room that the other cannot take: neither a scan of ports nor a crowd hides the rest.
-    fn surplus(&self) -> Vec<EdgeKey> {
-        let is_ruled = |(_, edge): &(&EdgeKey, &Remembered)| !edge.reasons.is_empty();
-        let (ruled, others): (Vec<_>, Vec<_>) = self.edges.iter().partition(is_ruled);
+    fn surplus(&self) -> Vec<Rc<EdgeKey>> {
+        let is_ruled = |(_, edge): &(&Rc<EdgeKey>, &Remembered)| !edge.reasons.is_empty();
+        let edges = self.edges.iter().map(|(key, edge)| (key, &**edge));
+        let (ruled, others): (Vec<_>, Vec<_>) = edges.partition(is_ruled);
         let room = RULED.max(EDGES.saturating_sub(others.len())).min(ruled.len());
-        let of = |edges: Vec<(&EdgeKey, &Remembered)>, room: usize| {
+        let of = |edges: Vec<(&Rc<EdgeKey>, &Remembered)>, room: usize| {
             let surplus = edges.len().saturating_sub(room);
             let ranked = edges.into_iter().map(|(key, edge)| (edge.rank(), key));
             let mut ranked: Vec<_> = ranked.collect();
@@ -184,7 +190,7 @@ impl History {
 
     /// The ends to explain.
     pub fn ends(&self, is_asked: impl Fn(&EdgeKey) -> bool) -> Option<&ExampleEnds> {
-        self.edges.iter().find(|(key, _)| is_asked(key)).map(|(_, edge)| &edge.ends)
+        self.edges.iter().find(|(key, _)| is_asked(key)).map(|(_, edge)| &*edge.ends)
     }
 }
 
@@ -204,7 +210,7 @@ impl Remembered {
         self.newest = self.newest.max(minute);
     }
 
-    fn facts(&self, key: &EdgeKey, now: u64) -> EdgeFacts {
+    fn facts(&self, key: &Rc<EdgeKey>, now: u64) -> EdgeFacts {
         let age = now.saturating_sub(self.newest);
         let (mut counts, mut minutes) = ([0; VERDICTS], [0; MINUTES]);
         for (at, sum) in minutes.iter_mut().enumerate() {

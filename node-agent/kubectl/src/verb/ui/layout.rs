@@ -365,16 +365,15 @@ mod tests {
             from: *from,
             to: *to,
             ports: BTreeSet::new(),
-            id: String::new(),
             facts: EdgeFacts {
-                key: EdgeKey { from: name(0), to: name(0), port: String::new() },
+                key: EdgeKey { from: name(0), to: name(0), port: String::new() }.into(),
                 counts: [0; EdgeVerdict::ALL.len()],
                 open: 0,
                 verdict: EdgeVerdict::Connected,
                 reasons: BTreeSet::new(),
                 minutes: [0; MINUTES],
                 age: 0,
-                ends: ExampleEnds { from: String::new(), to: String::new(), via: None },
+                ends: ExampleEnds { from: String::new(), to: String::new(), via: None }.into(),
             },
         };
         Drawing {

@@ -112,7 +112,7 @@ fn rows(drawing: &Drawing) -> Markup {
 }
 
 fn row(drawing: &Drawing, edge: &DrawnEdge) -> Markup {
-    let DrawnEdge { from, to, ports, id, facts } = edge;
+    let (DrawnEdge { from, to, ports, facts }, id) = (edge, edge.id());
     let [from, to] = [from, to].map(|end| drawing.boxes[*end].party.to_string());
     let tone = match facts.verdict {
         EdgeVerdict::Connected => "good",

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::directory::Directory;
 use super::party::Party;
 use crate::verb::connections::{ClusterConnections, Connection, Joined, NamedEnd};
-use crate::verb::refused::{Flow, NotedFlow};
+use crate::verb::refused::Flow;
 
 /// What an edge is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,7 +45,7 @@ impl EdgeVerdict {
 }
 
 /// Two ends as `explain` takes them.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExampleEnds {
     pub from: String,
     pub to: String,
@@ -89,17 +89,17 @@ pub struct DroppedKind {
 /// The edges of what a node's kernel noted, each with the number of minutes since its first packet.
 pub fn of_refused(
     node: &str,
-    noted: Vec<NotedFlow>,
+    noted: Vec<Flow>,
     directory: &Directory,
 ) -> Vec<(u64, Vec<Sighting>)> {
     let mut by_minute: BTreeMap<u64, NodeDropped> = BTreeMap::new();
-    for NotedFlow { flow, packets, seconds } in noted {
+    for flow in noted {
         let Flow { verdict, reason, policy, protocol, source, destination, service, .. } = flow;
-        by_minute.entry(seconds / 60).or_default().dropped.push(DroppedKind {
+        by_minute.entry(flow.seconds / 60).or_default().dropped.push(DroppedKind {
             verdict,
             reason,
             policy,
-            packets,
+            packets: flow.packets,
             protocol: Some(protocol),
             source: Some(source),
             destination: Some(destination),
@@ -121,17 +121,16 @@ pub fn of_connections(connections: &ClusterConnections, directory: &Directory) -
         };
         let from = party_of(client, directory);
         let is_outside = matches!(from, Party::Outside { .. });
-        let via = nodes.first().filter(|_| is_outside).cloned();
-        let ends = ExampleEnds {
+        let ends = || ExampleEnds {
             from: asked(client),
             to: format!("{}/{protocol}", destination.address),
-            via,
+            via: nodes.first().filter(|_| is_outside).cloned(),
         };
         let last = endpoint.as_ref().unwrap_or(destination);
         let at = port(last.address, protocol);
         let mut add = |from: &Party, to: Party, port: String| {
             let key = EdgeKey { from: from.clone(), to, port };
-            counts.add(key, verdict, 1, None, &ends);
+            counts.add(key, verdict, 1, None, ends);
         };
         match service.as_deref().and_then(Directory::service_port) {
             Some((party, name)) => {
@@ -169,7 +168,7 @@ pub fn of_dropped(node: &str, dropped: &NodeDropped, directory: &Directory) -> V
         let from = named(source);
         let via = matches!(from, Party::Outside { .. }).then(|| node.to_owned());
         let to = format!("{}/{protocol}", destination.address);
-        let ends = ExampleEnds { from: asked(source), to, via };
+        let ends = || ExampleEnds { from: asked(source), to, via };
         let at = port(destination.address, protocol);
         let (to, port) = match kind.service.as_deref().and_then(Directory::service_port) {
             Some((party, "")) => (party, at),
@@ -181,7 +180,7 @@ pub fn of_dropped(node: &str, dropped: &NodeDropped, directory: &Directory) -> V
             None => kind.reason.clone(),
         };
         let key = EdgeKey { from, to, port };
-        counts.add(key, verdict, kind.packets.max(1), Some(reason), &ends);
+        counts.add(key, verdict, kind.packets.max(1), Some(reason), ends);
     }
     counts.into()
 }
@@ -203,7 +202,8 @@ fn port(address: SocketAddr, protocol: &str) -> String {
     }
 }
 
-/// Equal sightings once.
+/// Equal sightings once, with the ends of the first. What agents say is sorted: the same state gives
+/// the same example.
 #[derive(Default)]
 struct SightingCounts(BTreeMap<SightingKey, SightingCount>);
 
@@ -226,16 +226,12 @@ impl SightingCounts {
         verdict: EdgeVerdict,
         count: u64,
         reason: Option<String>,
-        ends: &ExampleEnds,
+        ends: impl FnOnce() -> ExampleEnds,
     ) {
         let key = SightingKey { edge, verdict, reason };
-        let new = || SightingCount { count: 0, ends: ends.clone() };
+        let new = || SightingCount { count: 0, ends: ends() };
         let total = self.0.entry(key).or_insert_with(new);
         total.count = total.count.saturating_add(count);
-        // Whichever comes first: the same state gives the same example.
-        if *ends < total.ends {
-            total.ends.clone_from(ends);
-        }
     }
 }
 
