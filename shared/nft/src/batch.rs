@@ -269,7 +269,7 @@ impl Batch {
     }
 
     /// Makes a set or map, the batch's `number`th.
-    pub(crate) fn add_set(&mut self, table: &str, set: &Set, number: u32) {
+    fn add_set(&mut self, table: &str, set: &Set, number: u32) {
         self.message(libc::NFT_MSG_NEWSET, CREATE, table, What::Set(set.name), |w| {
             let (key_type, key_len) = set.key_type();
             w.put_str(2, set.name);
@@ -284,12 +284,6 @@ impl Batch {
             w.put_u32(10, number);
             w.put(13, &set.user_data());
         });
-    }
-
-    /// Removes a set with its elements. No rule may refer to it.
-    pub(crate) fn delete_set(&mut self, schema: &Schema, name: &'static str) {
-        let what = What::Set(name);
-        self.message(libc::NFT_MSG_DELSET, 0, schema.name, what, |w| w.put_str(2, name));
     }
 
     /// Adds elements, grouped by set in the order given.
@@ -354,51 +348,29 @@ impl Batch {
     }
 }
 
-/// How large a set may grow, and where the fields of its keys end, where the kernel must know.
+/// How large a set may grow, where the kernel must know.
 fn describe_set(w: &mut Writer, set: &Set) {
-    if set.room.is_none() && !set.is_ranged_concatenation() {
-        return;
-    }
+    let Some(room) = set.room else { return };
     let description = w.begin(9);
-    if let Some(room) = set.room {
-        w.put_u32(1, room);
-    }
-    if set.is_ranged_concatenation() {
-        let fields = w.begin(2);
-        for field in &set.key {
-            let open = w.begin(1);
-            w.put_u32(1, field.size() as u32);
-            w.end(open);
-        }
-        w.end(fields);
-    }
+    w.put_u32(1, room);
     w.end(description);
 }
 
-/// A key, or the first key of a range, and the last one where the same element has both.
+/// A key, or the first key of a range.
 fn put_key(w: &mut Writer, set: &Set, key: &Key) {
-    let mut put = |kind, key: &[u8]| {
-        let open = w.begin(kind);
-        w.put(1, key);
-        w.end(open);
-    };
+    let open = w.begin(1);
     match set.range() {
-        Some(range) => {
-            let (first, last) = set.ordered(*key).bounds(range);
-            put(1, first.as_bytes());
-            if set.is_ranged_concatenation() {
-                put(10, last.as_bytes());
-            }
-        }
-        None => put(1, &key.as_bytes()[..set.key_type().1 as usize]),
+        Some(version) => w.put(1, key.bounds(version).0.as_bytes()),
+        None => w.put(1, &key.as_bytes()[..set.key_type().1 as usize]),
     }
+    w.end(open);
 }
 
-/// In a set of ranges of one field, an element that says where a range ends: the key behind the
+/// In a set of ranges, an element that says where a range ends: the key behind the
 /// last one. A range up to the greatest key has none.
 fn put_end(w: &mut Writer, set: &Set, key: &Key) {
-    let Some(range) = set.range().filter(|_| !set.is_ranged_concatenation()) else { return };
-    if let Some(end) = set.ordered(*key).bounds(range).1.successor() {
+    let Some(version) = set.range() else { return };
+    if let Some(end) = key.bounds(version).1.successor() {
         let element = w.begin(1);
         let open = w.begin(1);
         w.put(1, end.as_bytes());

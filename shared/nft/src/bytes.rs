@@ -19,17 +19,6 @@ pub type Key = Bytes<44>;
 /// What a key leads to in a map: at most an IPv6 address and a number.
 pub type Data = Bytes<20>;
 
-/// What the elements of a set are ranges of. A key has the end of its range behind its fields.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Range {
-    /// Addresses, the last of several fields; the end is a prefix length.
-    Addresses(Family),
-    /// Addresses, the only field; the end is the last address.
-    Whole(Family),
-    /// Ports, from this byte of the key on; the end is the last port.
-    Ports { at: usize },
-}
-
 impl<const N: usize> Bytes<N> {
     /// Without fields.
     pub const EMPTY: Self = Self { length: 0, bytes: [0; N] };
@@ -93,47 +82,16 @@ impl<const N: usize> Bytes<N> {
 }
 
 impl Key {
-    /// With a range of addresses, for a set whose last field is a range. The kernel knows the range
-    /// by its first and its last address: see [`Self::bounds`].
-    pub fn range(self, network: IpAddr, prefix: u8) -> Self {
-        self.address(network).push(&[prefix])
-    }
-
-    /// With all addresses from the one in the key up to this one, for a set of ranges of addresses
-    /// alone.
+    /// With all addresses from the one in the key up to this one, for a set of ranges.
     pub fn up_to_address(self, last: IpAddr) -> Self {
         self.address(last)
     }
 
-    /// With all ports from the one in the key up to this one, for a set of ranges of ports. Behind
-    /// the last field.
-    pub fn up_to_port(self, last: u16) -> Self {
-        self.push(&last.to_be_bytes())
-    }
-
-    /// The first and the last key of a key that ends in what says how far its range goes.
-    pub(crate) fn bounds(&self, range: Range) -> (Self, Self) {
-        let end = match range {
-            Range::Addresses(_) | Range::Ports { .. } => usize::from(self.length) - 4,
-            Range::Whole(version) => version.address_len(),
-        };
-        let mut first = *self;
-        first.bytes[end..].fill(0);
-        first.length = end as u8;
-        let mut last = first;
-        match range {
-            Range::Addresses(version) => {
-                let address = end - version.address_len();
-                for bit in usize::from(self.bytes[end])..version.address_len() * 8 {
-                    last.bytes[address + bit / 8] |= 0x80 >> (bit % 8);
-                }
-            }
-            Range::Whole(_) => last.bytes[..end].copy_from_slice(&self.bytes[end..end * 2]),
-            Range::Ports { at } => {
-                last.bytes[at..at + 2].copy_from_slice(&self.bytes[end..end + 2])
-            }
-        }
-        (first, last)
+    /// The first and the last address of a range of this version's addresses.
+    pub(crate) fn bounds(&self, version: Family) -> (Self, Self) {
+        let length = version.address_len();
+        let (first, last) = self.bytes[..length * 2].split_at(length);
+        (Self::EMPTY.push(first), Self::EMPTY.push(last))
     }
 
     /// The key behind this one, as a number in network order; `None` behind the greatest one.
@@ -164,29 +122,10 @@ impl Key {
         None
     }
 
-    /// The key with these bounds; `None` when they are not those of a range.
-    pub(crate) fn from_bounds(range: Range, first: &[u8], last: &[u8]) -> Option<Self> {
-        let end = match range {
-            Range::Whole(version) => {
-                let is_whole = [first, last].iter().all(|end| end.len() == version.address_len());
-                return Self::from_bytes(first).filter(|_| is_whole).map(|key| key.push(last));
-            }
-            Range::Addresses(version) => {
-                let differ = first.iter().zip(last).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
-                first.len().checked_sub(version.address_len())?;
-                let prefix = (version.address_len() * 8).checked_sub(differ as usize)?;
-                [u8::try_from(prefix).ok()?, 0]
-            }
-            Range::Ports { at } => *last.get(at..)?.first_chunk()?,
-        };
-        let key = Self::from_bytes(first).filter(|_| first.len() + 4 <= 44)?.push(&end);
-        (key.bounds(range).1.as_bytes() == last).then_some(key)
-    }
-
-    /// With the number that begins at this byte in the other byte order.
-    pub(crate) fn swapped(mut self, at: usize) -> Self {
-        self.bytes[at..at + 4].reverse();
-        self
+    /// The range with these bounds; `None` when they are no addresses of this version.
+    pub(crate) fn from_bounds(version: Family, first: &Self, last: &Self) -> Option<Self> {
+        let is_address = |key: &Self| usize::from(key.length) == version.address_len();
+        (is_address(first) && is_address(last)).then(|| first.push(last.as_bytes()))
     }
 }
 

@@ -16,11 +16,6 @@ pub trait Content {
     /// than what they are made from.
     fn elements(&self) -> impl Iterator<Item = Element>;
 
-    /// The elements of one set, in no order.
-    fn elements_of(&self, set: SetId) -> Vec<Element> {
-        self.elements().filter(|element| element.set == set).collect()
-    }
-
     /// How much of the content is known.
     fn extent(&self) -> Extent {
         Extent::Whole

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::batch::Batch;
 use crate::bytes::Key;
 use crate::edit::Edit;
-use crate::replacement::{made_anew, make_anew};
 use crate::rule::Chain;
 use crate::set::{Element, Schema, SetId};
 
@@ -65,33 +64,6 @@ impl Delta {
             }
         }
         self.delete.extend(stale.into_keys());
-    }
-
-    /// Writes it as [`Self::write`] does, but makes sets anew where that is cheaper. `chains` are
-    /// all of the table that may look such a set up, as they are in the kernel or will be by this
-    /// batch; their rules are written anew, and their counters begin at zero. `after` says which
-    /// elements a set has afterwards.
-    ///
-    /// A packet sees the old set or the new one. It may find the new one empty for a moment, so
-    /// rules must drop what they do not find.
-    pub fn write_within(
-        &self,
-        batch: &mut Batch,
-        schema: &Schema,
-        chains: impl FnOnce() -> Vec<Chain>,
-        after: impl Fn(SetId) -> Vec<Element>,
-    ) {
-        let anew = made_anew(self, schema, after);
-        if anew.is_empty() {
-            return self.write(batch, schema);
-        }
-        let is_changed = |id: SetId| !anew.iter().any(|(other, _)| *other == id);
-        batch.add_chains(schema.name, &self.chains);
-        let delete = self.delete.iter().filter(|(id, _)| is_changed(*id));
-        let add = self.add.iter().filter(|element| is_changed(element.set));
-        batch.delete_elements(schema, &delete.copied().collect::<Vec<_>>());
-        make_anew(batch, schema, &chains(), &anew);
-        batch.add_elements(schema, &add.cloned().collect::<Vec<_>>());
     }
 
     /// Writes it: chains, then removals, then additions.

@@ -1,4 +1,4 @@
-//! Ranges of one field, as the kernel has them: an element where each begins, and one where it ends.
+//! Ranges as the kernel has them: an element where each begins, and one where it ends.
 
 use denizen_netlink::Attributes;
 

@@ -15,7 +15,7 @@ use self::reject::reject_data;
 use crate::bytes::Key;
 use crate::family::TableFamily;
 use crate::field::{Field, Load};
-use crate::rule::{Assigned, Lookup, Operation, Statement, Update, Variable, Verdict};
+use crate::rule::{Assigned, Lookup, Operation, Statement, Update, Variable, Verdict, prefix_mask};
 use denizen_packet::Family;
 
 // Attribute numbers, in the order of the kernel's enums.
@@ -192,11 +192,7 @@ impl Expressions<'_> {
             self.load_bytes(field, bits / 8, 0);
             return self.compare(CMP_EQ, &network[..bits / 8]);
         }
-        let mask: Vec<u8> = (0..network.len())
-            .map(|byte| {
-                0xff_u8.checked_shl(8 - bits.saturating_sub(byte * 8).min(8) as u32).unwrap_or(0)
-            })
-            .collect();
+        let mask = prefix_mask(prefix, network.len());
         self.load(field, 0);
         self.bitwise(0, &mask, &vec![0; network.len()]);
         self.compare(CMP_EQ, &network);
@@ -230,28 +226,16 @@ impl Expressions<'_> {
         });
     }
 
-    /// Loads a key's fields into consecutive registers, as the set's keys have them
-    /// ([`Set::ordered`](crate::set::Set::ordered)).
+    /// Loads a key's fields into consecutive registers.
     fn load_key(&mut self, lookup: &Lookup) {
         let mut word = 0;
         for field in &lookup.key {
             self.load(*field, word);
-            if lookup.is_ranged && field.is_host_number() {
-                self.swap_number(word);
+            if let Some(cut) = lookup.cut.filter(|cut| cut.field == *field) {
+                self.bitwise(word, &cut.mask(), &cut.mark());
             }
             word += field.words();
         }
-    }
-
-    fn swap_number(&mut self, word: u32) {
-        const HOST_TO_NETWORK: u32 = 1;
-        self.expression("byteorder", |w| {
-            w.put_u32(1, register(word));
-            w.put_u32(2, register(word));
-            w.put_u32(3, HOST_TO_NETWORK);
-            w.put_u32(4, 4);
-            w.put_u32(5, 4);
-        });
     }
 
     fn find(&mut self, lookup: &Lookup, destination: Option<u32>) {

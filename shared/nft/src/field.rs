@@ -293,11 +293,6 @@ impl Field {
         }
     }
 
-    /// Whether it is a number that the host and the network write differently.
-    pub(crate) fn is_host_number(self) -> bool {
-        self.byte_order() == ByteOrder::Host && self.size() == 4
-    }
-
     /// nft's number for the type of its values (`enum datatypes` in nft's datatype.h), by which
     /// `nft list` knows how to print them, and the type's name.
     pub(crate) fn data_type(self) -> (u32, &'static str) {

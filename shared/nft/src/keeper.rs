@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{debug, info, warn};
 
-use crate::batch::Batch;
 use crate::content::{Content, Extent};
 use crate::difference::{Delta, Structure};
 use crate::kernel::{Kernel, Mark, NftError};
@@ -236,7 +235,7 @@ impl Keeper {
         let steps = Steps::new(delta, content);
         let mut batch = kernel.batch(family, Some(seen.generation()));
         structure.write(&mut batch, name);
-        steps.write_first(&mut batch, &self.schema, || self.chains(content), content);
+        steps.first.write(&mut batch, &self.schema);
         let Steps { first, then } = steps;
         // At a first load this is as large as the batch, and the kernel is about to allocate as
         // much again.
@@ -252,7 +251,7 @@ impl Keeper {
         let mut batch = kernel.batch(family, None);
         // Before 6.2 a kernel refuses to remove a chain in the batch that removes what refers to it.
         batch.delete_chains(name, left_over);
-        steps.write_then(&mut batch, &self.schema, || self.chains(content), content);
+        steps.then.write(&mut batch, &self.schema);
         kernel.commit(batch)?;
         Ok(repair)
     }
@@ -401,25 +400,21 @@ fn commit<C: Content>(
         keeper.is_unknown = true;
         let mut delta = std::mem::take(&mut keeper.pending);
         delta.chains = keeper.sampled(delta.chains);
-        due.push((&mut **keeper, Steps::new(delta, *content), &**content));
+        due.push((&mut **keeper, Steps::new(delta, *content)));
     }
-    let Some((keeper, ..)) = due.first() else { return Ok(()) };
+    let Some((keeper, _)) = due.first() else { return Ok(()) };
     let family = keeper.schema.family;
-    let mut transaction = |fill: &dyn Fn(&Keeper, &Steps, &C, &mut Batch)| {
+    let mut transaction = |step: fn(&Steps) -> &Delta| {
         let mut batch = kernel.batch(family, None);
-        for (keeper, steps, content) in &due {
+        for (keeper, steps) in &due {
             batch.about(keeper.schema.family);
-            fill(keeper, steps, content, &mut batch);
+            step(steps).write(&mut batch, &keeper.schema);
         }
         kernel.commit(batch)
     };
-    transaction(&|keeper, steps, content, batch| {
-        steps.write_first(batch, &keeper.schema, || keeper.chains(content), content);
-    })?;
-    transaction(&|keeper, steps, content, batch| {
-        steps.write_then(batch, &keeper.schema, || keeper.chains(content), content);
-    })?;
-    for (keeper, Steps { first, then }, _) in &mut due {
+    transaction(|steps| &steps.first)?;
+    transaction(|steps| &steps.then)?;
+    for (keeper, Steps { first, then }) in &mut due {
         let (add, delete) = (first.add.len(), first.delete.len() + then.delete.len());
         keeper.is_unknown = false;
         keeper.count = (keeper.count + add).saturating_sub(delete);

@@ -33,7 +33,6 @@ mod observed;
 mod part;
 mod read;
 mod repair;
-mod replacement;
 mod rule;
 mod rule_id;
 mod sampled;

@@ -269,32 +269,26 @@ impl Observed {
         for (_, element) in message.attributes().nested(3) {
             let element = Attributes::new(element);
             let first = element.nested(1).find(1);
-            if set.is_ranged && !set.is_ranged_concatenation() {
+            if set.is_ranged {
                 self.edges.extend(first.and_then(|key| RangeEdge::read(set, key, element)));
                 continue;
             }
-            let key = first.and_then(|first| match (set.range(), element.nested(10).find(1)) {
-                (Some(range), Some(last)) => {
-                    Key::from_bounds(range, first, last).map(|key| set.ordered(key))
+            match first.and_then(Key::from_bytes) {
+                Some(key) => {
+                    drop(self.elements.insert((set.id, key), observed_element(set, element)))
                 }
-                (None, None) => Key::from_bytes(first),
-                (Some(_), None) | (None, Some(_)) => None,
-            });
-            let Some(key) = key else {
-                self.strange += 1;
-                continue;
-            };
-            self.elements.insert((set.id, key), observed_element(set, element));
+                None => self.strange += 1,
+            }
         }
     }
 
-    /// All elements of a set were read: of one field's ranges, the edges become ranges.
+    /// All elements of a set were read: the edges of ranges become ranges.
     pub(crate) fn end_of_set(&mut self, set: &Set) {
-        let Some(range) = set.range() else { return };
+        let Some(version) = set.range() else { return };
         let edges = std::mem::take(&mut self.edges);
         for (first, last, element) in ranges(edges) {
-            match Key::from_bounds(range, first.as_bytes(), last.as_bytes()) {
-                Some(key) => drop(self.elements.insert((set.id, set.ordered(key)), element)),
+            match Key::from_bounds(version, &first, &last) {
+                Some(key) => drop(self.elements.insert((set.id, key), element)),
                 None => self.strange += 1,
             }
         }

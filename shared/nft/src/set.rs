@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::bytes::{Data, Key, Range, read_address};
+use crate::bytes::{Data, Key, read_address};
 use crate::family::TableFamily;
 use crate::field::{ByteOrder, Field, write_value};
 use crate::rule::Lookup;
@@ -42,12 +42,12 @@ pub struct Set {
     pub comment: &'static str,
     /// The fields that a key consists of.
     pub key: Vec<Field>,
-    /// Whether elements are ranges: of the one field, an address ([`Key::up_to_address`]); of the
-    /// last of several if that is an address ([`Key::range`]), else of the destination port
-    /// ([`Key::up_to_port`]). The ranges do not overlap.
+    /// Whether elements are ranges of the one field, an address ([`Key::up_to_address`]). The ranges
+    /// do not overlap.
     ///
-    /// Of a single field, the kernel takes ranges away as fast as it adds them; of several, each
-    /// costs as much as the set is large: see [`Delta::write_within`](crate::Delta::write_within).
+    /// The kernel has sets of ranges of several fields too, but a look-up there goes through every
+    /// element with the packet's values of the fields in front, and a change through all elements.
+    /// In place of these, a set has prefixes ([`Lookup::cut`]).
     pub is_ranged: bool,
     /// What a key leads to.
     pub data: DataType,
@@ -164,7 +164,7 @@ impl Set {
 
     /// A lookup of other fields than those that the set is declared with: of the same sizes.
     pub fn lookup_of(&self, key: Vec<Field>) -> Lookup {
-        Lookup { set: self.name, key, is_ranged: self.is_ranged }
+        Lookup { set: self.name, key, cut: None }
     }
 
     /// The same as [`Self::lookup`], where a number below `below` is drawn in place of the key's
@@ -197,31 +197,10 @@ impl Set {
         }
     }
 
-    /// What its elements are ranges of.
-    pub(crate) fn range(&self) -> Option<Range> {
-        let last = self.key.last().filter(|_| self.is_ranged)?;
-        if let Some(version) = last.address() {
-            return Some(match self.key.len() {
-                1 => Range::Whole(version),
-                _ => Range::Addresses(version),
-            });
-        }
-        let port = self.key.iter().position(|field| *field == Field::DestinationPort)?;
-        Some(Range::Ports { at: len_of(&self.key[..port]) as usize })
-    }
-
-    /// Whether its elements are ranges of several fields. The kernel has two kinds of such sets,
-    /// which say their ranges in different ways.
-    pub(crate) fn is_ranged_concatenation(&self) -> bool {
-        self.is_ranged && self.key.len() > 1
-    }
-
-    /// A key as the kernel has it, or one of the kernel's as it is here: where the kernel compares
-    /// fields by their order, numbers are in network order.
-    pub(crate) fn ordered(&self, key: Key) -> Key {
-        let numbers = self.key.iter().enumerate().filter(|(_, field)| field.is_host_number());
-        let at = numbers.map(|(n, _)| len_of(&self.key[..n]) as usize);
-        if self.is_ranged { at.fold(key, Key::swapped) } else { key }
+    /// The version of the addresses, if its elements are ranges of them.
+    pub(crate) fn range(&self) -> Option<Family> {
+        let field = self.key.first().filter(|_| self.is_ranged)?;
+        field.address()
     }
 
     /// `enum nft_set_flags`.
@@ -230,13 +209,8 @@ impl Set {
         const MAP: u32 = 0x8;
         const TIMEOUT: u32 = 0x10;
         const DYNAMIC: u32 = 0x20;
-        const CONCATENATION: u32 = 0x80;
         let map = if self.data == DataType::None { 0 } else { MAP };
-        let ranged = match (self.is_ranged, self.is_ranged_concatenation()) {
-            (_, true) => INTERVAL | CONCATENATION,
-            (true, false) => INTERVAL,
-            (false, false) => 0,
-        };
+        let ranged = if self.is_ranged { INTERVAL } else { 0 };
         let dynamic = if self.room.is_some() { TIMEOUT | DYNAMIC } else { 0 };
         map | ranged | dynamic
     }
@@ -285,7 +259,7 @@ pub(crate) fn without_comment(user_data: &[u8]) -> Vec<u8> {
 /// Values of fields as nft writes them.
 pub(crate) struct FieldsText<'a> {
     pub fields: &'a [Field],
-    pub range: Option<Range>,
+    pub range: Option<Family>,
     pub bytes: &'a [u8],
 }
 
@@ -299,17 +273,11 @@ impl fmt::Display for FieldsText<'_> {
             }
             let value = self.bytes.get(at..).unwrap_or_default();
             write_value(*field, f, value)?;
-            if self.range == Some(Range::Ports { at }) && value.get(..2) != end.get(..2) {
-                f.write_str("-")?;
-                write_value(*field, f, end)?;
-            }
             at += field.words() as usize * 4;
         }
-        match (self.range, end.first()) {
-            (Some(Range::Addresses(_)), Some(prefix)) => write!(f, "/{prefix}"),
-            (Some(Range::Whole(version)), Some(_)) => write_end(f, version, self.bytes, end),
-            (Some(Range::Addresses(_) | Range::Whole(_)), None)
-            | (Some(Range::Ports { .. }) | None, _) => Ok(()),
+        match self.range {
+            Some(version) => write_end(f, version, self.bytes, end),
+            None => Ok(()),
         }
     }
 }

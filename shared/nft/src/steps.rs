@@ -2,12 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::batch::Batch;
 use crate::bytes::Key;
 use crate::content::Content;
 use crate::difference::Delta;
-use crate::rule::Chain;
-use crate::set::{Element, Schema, SetId, Value};
+use crate::set::SetId;
 
 /// First everything at once; then what nothing refers to any more ([`Content::is_garbage`]).
 #[derive(Debug)]
@@ -31,33 +29,4 @@ impl Steps {
         steps.then.sort();
         steps
     }
-
-    pub fn write_first(
-        &self,
-        batch: &mut Batch,
-        schema: &Schema,
-        chains: impl FnOnce() -> Vec<Chain>,
-        content: &impl Content,
-    ) {
-        self.first.write_within(batch, schema, chains, |set| {
-            let later = self.then.delete.iter().filter(|(id, _)| *id == set);
-            let kept = later.map(|(set, key)| member(*set, *key));
-            content.elements_of(set).into_iter().chain(kept).collect()
-        });
-    }
-
-    pub fn write_then(
-        &self,
-        batch: &mut Batch,
-        schema: &Schema,
-        chains: impl FnOnce() -> Vec<Chain>,
-        content: &impl Content,
-    ) {
-        self.then.write_within(batch, schema, chains, |set| content.elements_of(set));
-    }
-}
-
-/// Of the sets of ranges that are made anew, those with garbage have no data.
-fn member(set: SetId, key: Key) -> Element {
-    Element { set, key, value: Value::Member, comment: None }
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::family::TableFamily;
 use crate::field::{Field, bit_names, write_value};
 use crate::rule::{
-    Assigned, Chain, Limit, Lookup, Operation, Reject, Rule, Statement, Update, Verdict,
+    Assigned, Chain, Cut, Limit, Lookup, Operation, Reject, Rule, Statement, Update, Verdict,
 };
 use crate::set::{DataType, Element, FieldsText, Schema, Set, Value};
 
@@ -127,6 +127,15 @@ fn fields(fields: &[Field]) -> String {
     fields.iter().map(Field::to_string).collect::<Vec<_>>().join(" . ")
 }
 
+/// A lookup's key.
+fn key_of(lookup: &Lookup) -> String {
+    let texts = lookup.key.iter().map(|field| match lookup.cut.filter(|cut| cut.field == *field) {
+        Some(cut) => cut.to_string(),
+        None => field.to_string(),
+    });
+    texts.collect::<Vec<_>>().join(" . ")
+}
+
 fn element_text(set: &Set, element: &Element) -> ElementText {
     let value = match (&element.value, &set.data) {
         (Value::Member, _) => None,
@@ -188,14 +197,14 @@ impl fmt::Display for Statement {
             Self::Bits { field, mask, equal, value } => {
                 f.write_str(&bits_text(*field, *mask, *equal, *value))
             }
-            Self::In(lookup) => write!(f, "{} @{}", fields(&lookup.key), lookup.set),
-            Self::NotIn(lookup) => write!(f, "{} != @{}", fields(&lookup.key), lookup.set),
+            Self::In(lookup) => write!(f, "{} @{}", key_of(lookup), lookup.set),
+            Self::NotIn(lookup) => write!(f, "{} != @{}", key_of(lookup), lookup.set),
             Self::Xtables { name, .. } => write!(f, "xt match \"{name}\""),
             Self::Assign(variable, to) => {
                 let field = Field::from(*variable);
                 write!(f, "{field} set {}", assigned_text(field, to))
             }
-            Self::GoWhere(lookup) => write!(f, "{} vmap @{}", fields(&lookup.key), lookup.set),
+            Self::GoWhere(lookup) => write!(f, "{} vmap @{}", key_of(lookup), lookup.set),
             Self::Dnat(version, lookup) => {
                 write!(f, "dnat {} to {lookup}", TableFamily::from(*version).name())
             }
@@ -212,6 +221,18 @@ impl fmt::Display for Statement {
     }
 }
 
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} & ", self.field)?;
+        write_value(self.field, f, &self.mask())?;
+        if self.is_marked() {
+            f.write_str(" | ")?;
+            write_value(self.field, f, &self.mark())?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "limit rate {}/hour burst {} packets", self.hourly, self.burst)
@@ -220,7 +241,7 @@ impl fmt::Display for Limit {
 
 impl fmt::Display for Lookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} map @{}", fields(&self.key), self.set)
+        write!(f, "{} map @{}", key_of(self), self.set)
     }
 }
 

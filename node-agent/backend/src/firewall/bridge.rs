@@ -20,7 +20,8 @@ use self::set::BridgeSet;
 use super::TABLE;
 use super::attached::Attached;
 use super::drop_reason::DropReason;
-use super::program::{base, chain, discovery_from_link, dropped, is_unspecified, rule, to, types};
+use super::program::discovery_from_link;
+use super::rule::{base, chain, dropped, is_unspecified, rule, to, types};
 use super::tunnel;
 use denizen_model::{Family, LocalPod};
 use denizen_nft::{

@@ -5,12 +5,13 @@ use std::net::IpAddr;
 
 use super::attached::Attached;
 use super::number::{ITSELF, NOBODY, Numbers};
+use super::port_range::{PortPart, parts};
 use super::schema::FirewallSet;
 use super::tunnel::{self, TunnelKey};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Data, Element, Key, Value};
 use denizen_plan::{
-    AddressRange, Direction, FirewallPlan, Function, Isolation, Permission, PortKey, Sides, Tiered,
+    AddressRange, Direction, FirewallPlan, Function, Isolation, PortKey, Sides, Tiered,
 };
 
 pub(super) fn member(set: FirewallSet, key: Key) -> Element {
@@ -39,9 +40,18 @@ pub fn of_sides(
                 elements.push(member(FirewallSet::Isolated(direction), key));
             }
         }
-        let permissions = side.permissions.iter();
-        let permission = |permission| of_permission(address, direction, permission, numbers);
-        elements.extend(permissions.map(permission));
+        let mut with_ranges = None;
+        for permission in side.permissions.iter() {
+            let peer = permission.peer.map_or(0, |id| numbers.number(id));
+            let is_range =
+                matches!(permission.ports, PortKey::Range(_, first, last) if first < last);
+            // Those of one peer follow each other.
+            if is_range && with_ranges.replace(peer) != Some(peer) {
+                let key = key.number(peer);
+                elements.push(member(FirewallSet::WithPortRanges(direction), key));
+            }
+            of_ports(key, direction, peer, permission.ports, &mut elements);
+        }
         let others = others.and_then(|others| others.of(direction).tiered.as_ref());
         let tiered = side.tiered.iter();
         elements.extend(
@@ -103,9 +113,12 @@ pub fn of_functions(plan: &FirewallPlan, version: Family, numbers: &Numbers) -> 
     let mut elements = Vec::new();
     for function in functions.filter(|function| !function.is_all() && !function.is_none()) {
         let id = numbers.function(function);
-        elements.extend(function.spans().map(|(protocol, (first, last))| {
-            let key = Key::EMPTY.byte(protocol.number()).port(first).number(id);
-            member(FirewallSet::FunctionPorts, key.up_to_port(last))
+        elements.extend(function.spans().flat_map(|(protocol, (first, last))| {
+            let key = move |port| Key::EMPTY.byte(protocol.number()).port(port).number(id);
+            parts(first, last).into_iter().map(move |part| match part {
+                PortPart::Port(port) => member(FirewallSet::FunctionPorts, key(port)),
+                PortPart::Prefix(prefix) => member(FirewallSet::FunctionPortRanges, key(prefix)),
+            })
         }));
         if function.passes_others() {
             elements.push(member(FirewallSet::FunctionOthers, Key::EMPTY.number(id)));
@@ -114,25 +127,27 @@ pub fn of_functions(plan: &FirewallPlan, version: Family, numbers: &Numbers) -> 
     elements
 }
 
-fn of_permission(
-    pod: IpAddr,
+/// Adds what a pod may do with a peer.
+fn of_ports(
+    pod: Key,
     direction: Direction,
-    permission: &Permission,
-    numbers: &Numbers,
-) -> Element {
-    let peer = permission.peer.map_or(0, |id| numbers.number(id));
-    let pod = Key::EMPTY.address(pod);
-    match permission.ports {
-        PortKey::All => member(FirewallSet::All(direction), pod.number(peer)),
+    peer: u32,
+    ports: PortKey,
+    elements: &mut Vec<Element>,
+) {
+    match ports {
+        PortKey::All => elements.push(member(FirewallSet::All(direction), pod.number(peer))),
         PortKey::Protocol(protocol) => {
-            member(FirewallSet::Protocols(direction), pod.byte(protocol.number()).number(peer))
+            let key = pod.byte(protocol.number()).number(peer);
+            elements.push(member(FirewallSet::Protocols(direction), key));
         }
         PortKey::Range(protocol, first, last) => {
-            let key = pod.byte(protocol.number()).port(first.get()).number(peer);
-            match first == last {
-                true => member(FirewallSet::Ports(direction), key),
-                false => member(FirewallSet::PortRanges(direction), key.up_to_port(last.get())),
-            }
+            let key = |port| pod.byte(protocol.number()).port(port).number(peer);
+            let parts = parts(first.get(), last.get()).into_iter().map(|part| match part {
+                PortPart::Port(port) => member(FirewallSet::Ports(direction), key(port)),
+                PortPart::Prefix(prefix) => member(FirewallSet::PortRanges(direction), key(prefix)),
+            });
+            elements.extend(parts);
         }
     }
 }

@@ -3,7 +3,8 @@
 //! IPVS takes a packet in the input hook, translates it, and sends it on through the output hook,
 //! where the input interface is not known. The forward hook sees the answers alone.
 
-use super::program::{POLICY_PRIORITY, Program, base, forbidden, has_any, rule, to};
+use super::program::{POLICY_PRIORITY, Program, forbidden};
+use super::rule::{base, has_any, rule, to};
 use denizen_nft::{Assigned, Chain, Field, Hook, Rule, Statement, Variable, Verdict};
 use denizen_plan::MarkBit;
 

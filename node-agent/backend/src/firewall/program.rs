@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use super::drop_reason::DropReason;
 use super::number::{self, ITSELF, NOBODY};
+use super::port_range;
+use super::rule::{
+    base, becomes, chain, dropped, has_any, is_everything, is_unspecified, rule, to, types,
+};
 use super::schema::{FirewallScope, FirewallSet};
 use super::{forwarded_by_ipvs, tunnel};
 use crate::refusals::{RefusalReason, note_all};
 use denizen_model::Family;
 use denizen_nft::{
-    Assigned, BaseChain, Chain, ChainKind, Field, Hook, Key, Reject, Rule, Statement, Variable,
-    Verdict,
+    Assigned, Chain, Field, Hook, Key, Lookup, Reject, Rule, Statement, Variable, Verdict,
 };
 use denizen_plan::{Direction, FirewallSettings, KnownPods, MarkBit, ToNode};
 
@@ -40,6 +43,7 @@ pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) ->
     let tiers = Direction::BOTH.into_iter().filter(|_| scope.is_tiered());
     let tiers = tiers.map(|direction| out.tiers(direction));
     let refused = Direction::BOTH.map(|direction| out.refused(direction));
+    let port_ranges = Direction::BOTH.map(|direction| out.port_ranges(direction));
     let asked = Direction::BOTH.map(|direction| out.policies(direction));
     let mut to_node = Vec::from(out.translated_to_tunnel());
     match settings.to_node {
@@ -54,6 +58,7 @@ pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) ->
         .into_iter()
         .chain(refused)
         .chain(tiers)
+        .chain(port_ranges)
         .chain(asked)
         .chain([out.sources(), out.forward()])
         .chain(here)
@@ -67,38 +72,6 @@ pub(super) struct Program {
     pods: KnownPods,
 }
 
-pub(super) fn rule(why: &'static str, statements: impl IntoIterator<Item = Statement>) -> Rule {
-    Rule { statements: statements.into_iter().collect(), why }
-}
-
-pub(super) fn to(verdict: Verdict) -> Statement {
-    Statement::Verdict(verdict)
-}
-
-pub(super) fn dropped(reason: DropReason, asked: Vec<Statement>) -> Rule {
-    let drop = [Statement::Counter, to(Verdict::Drop)];
-    rule(reason.text(), asked.into_iter().chain(drop))
-}
-
-pub(super) fn base(
-    name: &str,
-    hook: Hook,
-    priority: i32,
-    why: &'static str,
-    rules: Vec<Rule>,
-) -> Chain {
-    Chain {
-        name: name.into(),
-        base: Some(BaseChain { kind: ChainKind::Filter, hook, priority }),
-        why,
-        rules,
-    }
-}
-
-pub(super) fn chain(name: Arc<str>, why: &'static str, rules: Vec<Rule>) -> Chain {
-    Chain { name, base: None, why, rules }
-}
-
 fn input(rules: Vec<Rule>) -> Chain {
     base("input", Hook::Input, POLICY_PRIORITY, "what pods send to their own node", rules)
 }
@@ -107,28 +80,12 @@ fn tiers_chain(direction: Direction) -> Arc<str> {
     format!("{direction}-tiers").into()
 }
 
+fn port_ranges_chain(direction: Direction) -> Arc<str> {
+    format!("{direction}-port-ranges").into()
+}
+
 fn refused_chain(direction: Direction) -> Arc<str> {
     format!("{direction}-refused").into()
-}
-
-/// Matches if any of these bits is set.
-pub(super) fn has_any(field: Field, mask: u32) -> Statement {
-    Statement::Bits { field, mask, equal: false, value: 0 }
-}
-
-/// Matches a number from `first` to `last`, both included.
-pub(super) fn types(field: Field, first: u8, last: u8) -> Statement {
-    let kind = |number| Key::EMPTY.byte(number);
-    match first == last {
-        true => Statement::Equals(field, kind(first)),
-        false => Statement::Between(field, kind(first), kind(last)),
-    }
-}
-
-/// Matches the unspecified IPv6 address as source.
-pub(super) fn is_unspecified() -> Statement {
-    let unspecified = Key::EMPTY.address(Ipv6Addr::UNSPECIFIED.into());
-    Statement::Equals(Field::Source(Family::V6), unspecified)
 }
 
 /// Matches link-local and unspecified sources: hosts that have no other address yet, or need none.
@@ -179,8 +136,12 @@ pub(super) fn forbidden(asked: Vec<Statement>) -> Rule {
 }
 
 impl Program {
+    fn lookup(&self, set: FirewallSet) -> Lookup {
+        set.declared(self.version).lookup()
+    }
+
     fn is_in(&self, set: FirewallSet) -> Statement {
-        Statement::In(set.declared(self.version).lookup())
+        Statement::In(self.lookup(set))
     }
 
     /// Matches a destination in a set whose key is declared with the source.
@@ -362,20 +323,14 @@ impl Program {
     /// all tiers.
     fn tiers(&self, direction: Direction) -> Chain {
         let permitted = || to(Verdict::Goto("permitted".into()));
-        let assign = |assigned| Statement::Assign(Variable::Priority, assigned);
-        let becomes = |number| [assign(Assigned::Zero), assign(Assigned::Or(number))];
         let itself = [self.is_in(FirewallSet::Itself)].into_iter().chain(becomes(ITSELF));
-        let cells = FirewallSet::Cells(direction).declared(self.version).lookup();
-        let is_all = Statement::Bits {
-            field: Field::Priority,
-            mask: u32::MAX,
-            equal: true,
-            value: number::ALL,
-        };
+        let cells = Assigned::Found(self.lookup(FirewallSet::Cells(direction)));
+        let cells = Statement::Assign(Variable::Priority, cells);
         let has_no_ports = WITH_PORTS
             .map(|protocol| Statement::NotEquals(Field::Protocol, Key::EMPTY.byte(protocol)));
         let others = [self.is_in(FirewallSet::FunctionOthers), permitted()];
-        let rules = vec![
+        let ranges = self.in_port_ranges(FirewallSet::FunctionPortRanges);
+        let mut rules = vec![
             rule("until something is known: whom no policy names", becomes(NOBODY)),
             self.identify(direction, FirewallSet::Blocks, "the peer's networks"),
             self.identify(
@@ -384,12 +339,15 @@ impl Program {
                 "the peer's pod or node, whose number covers its networks too",
             ),
             rule("a pod and itself, through a service", itself),
-            rule("what passes between both, by all policies", [assign(Assigned::Found(cells))]),
-            rule("everything", [is_all, permitted()]),
+            rule("what passes between both, by all policies", [cells]),
+            rule("everything", [is_everything(), permitted()]),
             rule("this port", [self.is_in(FirewallSet::FunctionPorts), permitted()]),
+        ];
+        rules.extend(ranges.map(|is_in| rule("a range with this port", [is_in, permitted()])));
+        rules.extend([
             rule("protocols without ports", has_no_ports.into_iter().chain(others)),
             rule("nothing permits it", [to(Verdict::Goto(refused_chain(direction)))]),
-        ];
+        ]);
         let why = match direction {
             Direction::Ingress => "what may reach a pod that ClusterNetworkPolicies select",
             Direction::Egress => "what a pod may reach that ClusterNetworkPolicies select",
@@ -443,15 +401,36 @@ impl Program {
         chain(direction.to_string().into(), why, rules)
     }
 
-    fn permissions(&self, direction: Direction) -> [Rule; 4] {
+    fn permissions(&self, direction: Direction) -> [Rule; 5] {
         let permitted = || to(Verdict::Goto("permitted".into()));
+        let is_permitted = |set, why| rule(why, [self.is_in(set), permitted()]);
+        let has_ranges = self.is_in(FirewallSet::WithPortRanges(direction));
+        let jump = to(Verdict::Jump(port_ranges_chain(direction)));
         [
-            (FirewallSet::All(direction), "every port"),
-            (FirewallSet::Protocols(direction), "every port of the protocol"),
-            (FirewallSet::Ports(direction), "this port"),
-            (FirewallSet::PortRanges(direction), "a range with this port"),
+            is_permitted(FirewallSet::All(direction), "every port"),
+            is_permitted(FirewallSet::Protocols(direction), "every port of the protocol"),
+            is_permitted(FirewallSet::Ports(direction), "this port"),
+            rule("there are ranges of ports", [has_ranges, jump]),
+            rule("one of them has this port", [is_everything(), permitted()]),
         ]
-        .map(|(set, why)| rule(why, [self.is_in(set), permitted()]))
+    }
+
+    /// Looks for the port in ranges of ports, one length of their prefixes after another. The
+    /// packet's priority says whether it was found.
+    fn port_ranges(&self, direction: Direction) -> Chain {
+        let why = "a range with this port";
+        let found = self.in_port_ranges(FirewallSet::PortRanges(direction)).map(|is_in| {
+            rule(why, [is_in].into_iter().chain(becomes(number::ALL)).chain([to(Verdict::Return)]))
+        });
+        let rules = found.collect();
+        chain(port_ranges_chain(direction), "what a pod may do at ranges of ports", rules)
+    }
+
+    /// Matches ports of a set of prefixes, for each length.
+    fn in_port_ranges(&self, set: FirewallSet) -> impl Iterator<Item = Statement> {
+        let lookup = self.lookup(set);
+        let of = move |length| lookup.clone().cut_and_marked(Field::DestinationPort, length);
+        port_range::LENGTHS.into_iter().map(move |length| Statement::In(of(length)))
     }
 
     fn identify(&self, direction: Direction, map: FirewallSet, why: &'static str) -> Rule {

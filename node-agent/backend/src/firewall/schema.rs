@@ -22,7 +22,10 @@ pub enum FirewallSet {
     Protocols(Direction),
     /// What a pod may do with a peer at one port of the destination.
     Ports(Direction),
-    /// What a pod may do with a peer at a range of ports of the destination.
+    /// Pods and peers that [`Self::PortRanges`] names.
+    WithPortRanges(Direction),
+    /// What a pod may do with a peer at a range of ports of the destination, as prefixes
+    /// ([`port_range`](super::port_range)).
     PortRanges(Direction),
     PodInterfaces,
     PodAddresses,
@@ -36,8 +39,10 @@ pub enum FirewallSet {
     Tiered,
     /// For such a pod and a peer, the function that says what may pass between them.
     Cells(Direction),
-    /// A function, and the destination ports that it permits.
+    /// A function, and a destination port that it permits.
     FunctionPorts,
+    /// A function, and destination ports that it permits, as prefixes.
+    FunctionPortRanges,
     /// Functions that permit protocols without ports.
     FunctionOthers,
     /// Flows that no policy permits. Packets fill it.
@@ -76,14 +81,16 @@ const SOURCE: Field = Field::Source(Family::V4);
 const DESTINATION: Field = Field::Destination(Family::V4);
 
 /// In the order in which they are created.
-const SETS: [SetDeclaration<FirewallSet>; 29] = {
+const SETS: [SetDeclaration<FirewallSet>; 32] = {
     use Direction::{Egress, Ingress};
     use Field::{DestinationPort, InputInterface, Priority, Protocol};
     const EVERY_PORT: &str = "pod and peer: every port of every protocol; peer 0 is everybody";
     const PROTOCOLS: &str = "pod, protocol and peer: every port; peer 0 is everybody";
     const PORTS: &str = "pod, protocol, destination port and peer; peer 0 is everybody";
     const CELLS: &str = "pod and peer: the number of what passes between them, by all policies";
-    const PORT_RANGES: &str = "pod, protocol, destination ports and peer; peer 0 is everybody";
+    const WITH_RANGES: &str = "pod and peer: there are ranges of ports; peer 0 is everybody";
+    const PORT_RANGES: &str = "the same with prefixes of ports: the bit behind the prefix is 1";
+    const FUNCTION: &[Field] = &[Protocol, DestinationPort, Priority];
     const TO_PORT: &[Field] = &[DESTINATION, Protocol, DestinationPort, Priority];
     const FROM_PORT: &[Field] = &[SOURCE, Protocol, DestinationPort, Priority];
     [
@@ -111,8 +118,13 @@ const SETS: [SetDeclaration<FirewallSet>; 29] = {
         )
         .why(PROTOCOLS),
         SetDeclaration::new(FirewallSet::Ports(Ingress), "ingress-ports", TO_PORT).why(PORTS),
+        SetDeclaration::new(
+            FirewallSet::WithPortRanges(Ingress),
+            "ingress-with-port-ranges",
+            &[DESTINATION, Priority],
+        )
+        .why(WITH_RANGES),
         SetDeclaration::new(FirewallSet::PortRanges(Ingress), "ingress-port-ranges", TO_PORT)
-            .ranged()
             .why(PORT_RANGES),
         SetDeclaration::new(FirewallSet::All(Egress), "egress-all", &[SOURCE, Priority])
             .why(EVERY_PORT),
@@ -123,8 +135,13 @@ const SETS: [SetDeclaration<FirewallSet>; 29] = {
         )
         .why(PROTOCOLS),
         SetDeclaration::new(FirewallSet::Ports(Egress), "egress-ports", FROM_PORT).why(PORTS),
+        SetDeclaration::new(
+            FirewallSet::WithPortRanges(Egress),
+            "egress-with-port-ranges",
+            &[SOURCE, Priority],
+        )
+        .why(WITH_RANGES),
         SetDeclaration::new(FirewallSet::PortRanges(Egress), "egress-port-ranges", FROM_PORT)
-            .ranged()
             .why(PORT_RANGES),
         SetDeclaration::new(FirewallSet::PodInterfaces, "pod-interfaces", &[InputInterface])
             .why("the node's ends of local pods' links"),
@@ -158,13 +175,10 @@ const SETS: [SetDeclaration<FirewallSet>; 29] = {
         SetDeclaration::new(FirewallSet::Cells(Egress), "egress-cells", &[SOURCE, Priority])
             .to(&[Priority])
             .why(CELLS),
-        SetDeclaration::new(
-            FirewallSet::FunctionPorts,
-            "function-ports",
-            &[Protocol, DestinationPort, Priority],
-        )
-        .ranged()
-        .why("protocol, destination ports and number: they pass"),
+        SetDeclaration::new(FirewallSet::FunctionPorts, "function-ports", FUNCTION)
+            .why("protocol, destination port and number: it passes"),
+        SetDeclaration::new(FirewallSet::FunctionPortRanges, "function-port-ranges", FUNCTION)
+            .why(PORT_RANGES),
         SetDeclaration::new(FirewallSet::FunctionOthers, "function-others", &[Priority])
             .why("numbers by which protocols without ports pass"),
         refusals(Ingress, "flows of the last 15 minutes that no policy permits to reach the pod"),
@@ -192,9 +206,11 @@ impl FirewallSet {
     /// Whether tables of this scope have the set.
     fn is_in(self, scope: FirewallScope) -> bool {
         match self {
-            Self::Tiered | Self::Cells(_) | Self::FunctionPorts | Self::FunctionOthers => {
-                scope.is_tiered()
-            }
+            Self::Tiered
+            | Self::Cells(_)
+            | Self::FunctionPorts
+            | Self::FunctionPortRanges
+            | Self::FunctionOthers => scope.is_tiered(),
             Self::Refusals(_) => scope != FirewallScope::Idle,
             Self::Pending
             | Self::Isolated(_)
@@ -204,6 +220,7 @@ impl FirewallSet {
             | Self::All(_)
             | Self::Protocols(_)
             | Self::Ports(_)
+            | Self::WithPortRanges(_)
             | Self::PortRanges(_)
             | Self::PodInterfaces
             | Self::PodAddresses
@@ -222,6 +239,7 @@ impl FirewallSet {
             Self::All(direction)
             | Self::Protocols(direction)
             | Self::Ports(direction)
+            | Self::WithPortRanges(direction)
             | Self::PortRanges(direction)
             | Self::Cells(direction) => Some(direction),
             Self::Pending
@@ -239,6 +257,7 @@ impl FirewallSet {
             | Self::TunnelProtocols
             | Self::Tiered
             | Self::FunctionPorts
+            | Self::FunctionPortRanges
             | Self::FunctionOthers
             | Self::Refusals(_) => None,
         }

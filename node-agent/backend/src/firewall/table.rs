@@ -139,15 +139,6 @@ impl Content for FirewallContent<'_> {
         elements.into_iter()
     }
 
-    /// The sets of ranges are permissions of pods, and functions.
-    fn elements_of(&self, set: SetId) -> Vec<Element> {
-        let elements = match FirewallSet::of_id(set) == FirewallSet::FunctionPorts {
-            true => self.table.of_functions(self.firewall, self.numbers),
-            false => self.of_each_pod().collect(),
-        };
-        elements.into_iter().filter(|element| element.set == set).collect()
-    }
-
     /// A new, empty table in place of another version's would isolate nobody, so the old one stays
     /// until all is known.
     fn extent(&self) -> Extent {
@@ -164,15 +155,21 @@ impl Content for FirewallContent<'_> {
     fn is_garbage(&self, set: SetId, key: &Key) -> bool {
         let FirewallTable::Ip(version) = self.table else { return false };
         let name = FirewallSet::of_id(set);
-        if matches!(name, FirewallSet::FunctionPorts | FirewallSet::FunctionOthers) {
+        let functions = [
+            FirewallSet::FunctionPorts,
+            FirewallSet::FunctionPortRanges,
+            FirewallSet::FunctionOthers,
+        ];
+        if functions.contains(&name) {
+            return true;
+        }
+        // A range that grows or shrinks has other parts, and a packet looks for one after another.
+        if matches!(name, FirewallSet::WithPortRanges(_) | FirewallSet::PortRanges(_)) {
             return true;
         }
         let Some(direction) = name.permits() else { return false };
         let bytes = key.as_bytes();
-        let behind = if matches!(name, FirewallSet::PortRanges(_)) { 4 } else { 0 };
-        let at = bytes.len().checked_sub(4 + behind);
-        let number = at.and_then(|at| bytes.get(at..)?.first_chunk());
-        let number = number.copied().map(u32::from_ne_bytes).unwrap_or_default();
+        let number = bytes.last_chunk().copied().map(u32::from_ne_bytes).unwrap_or_default();
         let sides = read_address(version, bytes).and_then(|pod| self.firewall.sides(pod));
         let is_looked_up = sides.is_some_and(|sides| {
             let is_of_tiers = matches!(name, FirewallSet::Cells(_));

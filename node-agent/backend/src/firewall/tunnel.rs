@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::drop_reason::DropReason;
-use super::program::{dropped, rule, to};
+use super::rule::{dropped, rule, to};
 use denizen_model::{Family, Tunnel};
 use denizen_nft::{Field, Key, Rule, Statement, Verdict};
 

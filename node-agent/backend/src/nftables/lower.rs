@@ -9,6 +9,7 @@ use ipnetwork::IpNetwork;
 use super::element::frontend_key;
 use super::name::{ChainName, Class, Group, MOST_SLOTS, ServiceSet};
 use super::number::{MOST_NUMBERS, Numbers};
+use super::source_range;
 use denizen_model::{Protocol, SessionAffinity};
 use denizen_nft::{Data, Element, Value, comment_text, endpoint};
 use denizen_plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome};
@@ -161,11 +162,6 @@ impl FrontendState {
         Class { group, protocol, size: slots.size, affinity: self.affinity }
     }
 
-    /// Whether not all sources are allowed.
-    pub fn is_restricted(&self) -> bool {
-        self.sources.is_some()
-    }
-
     /// The frontend's elements.
     pub fn elements(&self, key: &FrontendKey) -> Vec<Element> {
         let mut elements = Vec::new();
@@ -186,13 +182,11 @@ impl FrontendState {
                 comment: comment(),
             };
             elements.push(element(ServiceSet::RestrictedFrontends, frontend_key(key)));
-            let range = |range: &IpNetwork| {
-                element(
-                    ServiceSet::AllowedSources,
-                    frontend_key(key).range(range.network(), range.prefix()),
-                )
-            };
-            elements.extend(sources.iter().map(range));
+            let parts: BTreeSet<IpNetwork> = sources.iter().flat_map(source_range::parts).collect();
+            elements.extend(parts.into_iter().map(|part| {
+                let key = frontend_key(key).address(part.network()).number(part.prefix().into());
+                element(ServiceSet::AllowedSources, key)
+            }));
         }
         elements
     }

@@ -18,6 +18,7 @@ mod number;
 mod probe;
 mod program;
 mod rule;
+mod source_range;
 mod table;
 mod table_config;
 #[cfg(test)]

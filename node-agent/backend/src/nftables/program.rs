@@ -13,8 +13,9 @@ use super::name::{ChainName, Class, Group, ServiceSet, ServiceTable};
 use super::rule::{
     SetStatements, back, base, chain, clear_scratch, comes_in_by, dropped, goes_to, goto,
     is_first_packet, is_later_packet, is_marked, is_over, is_scratched, is_translated,
-    is_unanswered, jump, mark, mark_connection, refused, rule, unmark,
+    is_unanswered, jump, mark, mark_connection, prioritize, refused, rule, unmark,
 };
+use super::source_range;
 use super::table_config::TableConfig;
 use crate::why::Why;
 use denizen_model::{Family, Protocol};
@@ -38,16 +39,16 @@ pub fn chains(table_family: ServiceTable, config: &TableConfig) -> Vec<Chain> {
     let sets = SetStatements(table_family);
     match table_family {
         ServiceTable::Ip(Family::V4) => {
-            ip_chains(sets, config).into_iter().chain([martians()]).collect()
+            ip_chains(sets, Family::V4, config).into_iter().chain([martians()]).collect()
         }
         // IPv6 has no `route_localnet`.
-        ServiceTable::Ip(Family::V6) => ip_chains(sets, config),
+        ServiceTable::Ip(Family::V6) => ip_chains(sets, Family::V6, config),
         ServiceTable::Bridge => bridge_chains(sets, config),
         ServiceTable::Arp => vec![arp_input(sets)],
     }
 }
 
-fn ip_chains(sets: SetStatements, config: &TableConfig) -> Vec<Chain> {
+fn ip_chains(sets: SetStatements, family: Family, config: &TableConfig) -> Vec<Chain> {
     let note = |set| rule(Why::NoteFlow, [sets.note(set)]);
     let refused = [note(ServiceSet::RefusedNoEndpoints)].into_iter().chain(refuse(
         &[],
@@ -62,7 +63,7 @@ fn ip_chains(sets: SetStatements, config: &TableConfig) -> Vec<Chain> {
         chain(ChainName::NoLocalEndpoints, Why::NoLocalEndpoint, kept_away.into()),
         chain(ChainName::MarkUnlessLocal, Why::AskWhoSends, mark_unless_local(sets, config)),
         chain(ChainName::NodePorts, Why::FindNodePort, vec![node_ports]),
-        chain(ChainName::SourceRanges, Why::Restricted, source_ranges(sets)),
+        chain(ChainName::SourceRanges, Why::Restricted, source_ranges(sets, family)),
         chain(ChainName::UnusedPort, Why::UnusedPort, unused_port(sets)),
         chain(ChainName::Services, Why::Dispatch, dispatch(sets)),
         chain(
@@ -249,12 +250,20 @@ fn restricted(sets: SetStatements) -> Rule {
     rule(Why::Restricted, [restricted, jump(ChainName::SourceRanges)])
 }
 
-fn source_ranges(sets: SetStatements) -> Vec<Rule> {
-    vec![
-        rule(Why::MayEnter, [sets.is_in(ServiceSet::AllowedSources), back()]),
+/// One length of the ranges' prefixes after another. The packet's priority says which.
+fn source_ranges(sets: SetStatements, family: Family) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = source_range::lengths(family)
+        .map(|length| {
+            let found = [sets.has_prefix(ServiceSet::AllowedSources, length), clear_scratch()];
+            let asked = prioritize(length.into()).into_iter().chain(found);
+            rule(Why::MayEnter, asked.chain([back()]))
+        })
+        .collect();
+    rules.extend([
         rule(Why::NoteFlow, [sets.note(ServiceSet::DroppedSourceRanges)]),
         rule(Why::MayNotEnter, dropped()),
-    ]
+    ]);
+    rules
 }
 
 fn refuse(asked: &[Statement], tcp: Why, others: Why) -> [Rule; 2] {

@@ -139,6 +139,11 @@ pub fn is_scratched() -> Statement {
     Statement::Bits { field: Field::Priority, mask: SCRATCH_BITS, equal: true, value: SCRATCH }
 }
 
+/// Puts a number into the packet's priority.
+pub fn prioritize(number: u32) -> [Statement; 2] {
+    [Assigned::Zero, Assigned::Or(number)].map(|to| Statement::Assign(Variable::Priority, to))
+}
+
 pub fn clear_scratch() -> Statement {
     Statement::Assign(Variable::Priority, Assigned::Zero)
 }
@@ -179,6 +184,12 @@ impl SetStatements {
     /// Matches packets whose values are in the set.
     pub fn is_in(self, set: ServiceSet) -> Statement {
         Statement::In(self.set(set).lookup())
+    }
+
+    /// Matches packets whose source has a prefix of this length in the set.
+    pub fn has_prefix(self, set: ServiceSet, length: u8) -> Statement {
+        let source = Field::Source(set.family(self.0));
+        Statement::In(self.set(set).lookup().cut(source, length))
     }
 
     /// Matches packets whose values are not in the set. Not for the bridge's table, where it would

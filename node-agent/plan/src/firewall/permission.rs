@@ -257,7 +257,7 @@ impl RuleChanges {
     }
 }
 
-/// Merges overlapping port ranges of one peer: the kernel's sets allow no overlaps.
+/// Merges overlapping port ranges of one peer, so that each port is permitted once.
 fn without_overlaps(all: BTreeSet<Permission>) -> Permissions {
     let mut merged: Vec<Permission> = Vec::with_capacity(all.len());
     for next in all {

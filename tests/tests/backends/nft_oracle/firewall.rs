@@ -33,20 +33,20 @@ fn set(id: SetId, name: &'static str, key: &[Field]) -> Set {
     Set { id, name, comment, key, is_ranged: false, data: DataType::None, room: None }
 }
 
-/// The sets: a map of addresses, one of networks, and permissions of every kind.
+/// The sets: a map of addresses, one of ranges of them, and permissions of every kind.
 fn sets(version: Family) -> Vec<Set> {
-    use Field::{DestinationPort, EtherType, Priority, Protocol};
+    use Field::{DestinationPort, Priority, Protocol};
     let (source, destination) = (Field::Source(version), Field::Destination(version));
     let data = DataType::Fields(vec![Priority]);
     let identities = set(IDENTITIES, "identities", &[source]);
-    let networks = set(NETWORKS, "networks", &[EtherType, source]);
+    let networks = set(NETWORKS, "networks", &[source]);
     let ports = set(PORTS, "ports", &[destination, Protocol, DestinationPort, Priority]);
     let any_peer = set(ANY_PEER, "any-peer", &[destination, Protocol, DestinationPort]);
     vec![
         Set { data: data.clone(), ..identities },
         Set { data, is_ranged: true, ..networks },
-        Set { is_ranged: true, ..ports },
-        Set { is_ranged: true, ..any_peer },
+        ports,
+        any_peer,
         set(PEERS, "peers", &[destination, Priority]),
         set(OUT, "out", &[Field::OutputInterface, destination]),
     ]
@@ -79,11 +79,13 @@ fn routed(version: Family) -> SmallTable {
         find(lookup(IDENTITIES)),
         find(other(IDENTITIES, &[destination])),
         find(lookup(NETWORKS)),
-        find(other(NETWORKS, &[Field::EtherType, destination])),
+        find(other(NETWORKS, &[destination])),
         accept([Statement::In(lookup(PORTS))]),
         accept([Statement::In(other(PORTS, &[&[source], &port[..]].concat()))]),
         accept([Statement::NotIn(lookup(PORTS))]),
         accept([Statement::In(lookup(ANY_PEER))]),
+        accept([Statement::In(lookup(ANY_PEER).cut(destination, 12))]),
+        accept([Statement::In(lookup(PEERS).cut(destination, 32))]),
         accept([Statement::In(lookup(PEERS))]),
         accept([Statement::In(lookup(OUT))]),
         accept([Statement::BeginsWith(Field::OutputInterface, "veth".into())]),
@@ -96,6 +98,12 @@ fn routed(version: Family) -> SmallTable {
             Key::EMPTY.port(9),
         )]),
     ];
+    for length in 1..16 {
+        let ports = [PORTS, ANY_PEER].map(lookup).map(|lookup| {
+            accept([Statement::In(lookup.cut_and_marked(Field::DestinationPort, length))])
+        });
+        rules.extend(ports);
+    }
     rules.extend(frames());
     if version == Family::V6 {
         rules.extend(icmpv6());
@@ -124,26 +132,26 @@ fn icmpv6() -> Vec<Rule> {
 }
 
 fn elements(version: Family) -> Vec<Element> {
-    let (pod, prefix): (IpAddr, u8) = match version {
-        Family::V4 => ([10, 0, 0, 1].into(), 9),
-        Family::V6 => ([0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), 9),
+    let pod: IpAddr = match version {
+        Family::V4 => [10, 0, 0, 1].into(),
+        Family::V6 => [0xfd00, 0, 0, 0, 0, 0, 0, 1].into(),
     };
-    let network: IpAddr = match version {
-        Family::V4 => [10, 128, 0, 0].into(),
-        Family::V6 => [0xfd00, 0, 0, 0, 0, 0, 0, 0].into(),
+    let (first, last): (IpAddr, IpAddr) = match version {
+        Family::V4 => ([10, 128, 0, 0].into(), [10, 255, 255, 255].into()),
+        Family::V6 => ([0xfd00, 0, 0, 0, 0, 0, 0, 0].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 9].into()),
     };
     let identity = 0x4000_0005;
     let number = |value| Value::Data(Data::EMPTY.number(value));
     let element = |set, key, value| Element { set, key, value, comment: None };
     let key = Key::EMPTY.address(pod);
-    let within = Key::EMPTY.port(version.ether_type());
+    let range = Key::EMPTY.address(first).up_to_address(last);
     vec![
         element(IDENTITIES, key, number(identity)),
-        element(NETWORKS, within.range(network, prefix), number(identity)),
-        element(PORTS, key.byte(6).port(80).number(identity).up_to_port(90), Value::Member),
-        element(PORTS, key.byte(6).port(91).number(identity).up_to_port(65535), Value::Member),
-        element(PORTS, key.byte(17).port(53).number(7).up_to_port(53), Value::Member),
-        element(ANY_PEER, key.byte(132).port(0).up_to_port(79), Value::Member),
+        element(NETWORKS, range, number(identity)),
+        element(PORTS, key.byte(6).port(80).number(identity), Value::Member),
+        element(PORTS, key.byte(6).port(91).number(identity), Value::Member),
+        element(PORTS, key.byte(17).port(53).number(7), Value::Member),
+        element(ANY_PEER, key.byte(132).port(0), Value::Member),
         element(PEERS, key.number(identity), Value::Member),
         element(OUT, Key::EMPTY.interface("veth1").address(pod), Value::Member),
     ]

@@ -92,7 +92,8 @@ const FRONTEND: &[Field] = &[DESTINATION, Field::Protocol, Field::DestinationPor
 const FRONTEND_SLOT: &[Field] = &[DESTINATION, Field::Protocol, Field::DestinationPort, SLOT];
 const FRONTEND_NUMBER: &[Field] =
     &[DESTINATION, Field::Protocol, Field::DestinationPort, Field::Priority];
-const FRONTEND_SOURCE: &[Field] = &[DESTINATION, Field::Protocol, Field::DestinationPort, SOURCE];
+const FRONTEND_SOURCE: &[Field] =
+    &[DESTINATION, Field::Protocol, Field::DestinationPort, SOURCE, Field::Priority];
 const POD: &[Field] = &[Field::InputInterface, SOURCE];
 /// The number comes first: nft cannot list a rule that updates a set whose key begins with an IPv6
 /// address.
@@ -153,8 +154,7 @@ const SETS: [SetDeclaration<ServiceSet>; 34] = {
         SetDeclaration::new(ServiceSet::RestrictedFrontends, "restricted-frontends", FRONTEND)
             .why("loadBalancerSourceRanges: load balancer IPs that not all clients may use"),
         SetDeclaration::new(ServiceSet::AllowedSources, "allowed-sources", FRONTEND_SOURCE)
-            .ranged()
-            .why("loadBalancerSourceRanges: who may use them"),
+            .why("loadBalancerSourceRanges: who may use them, and the length of the prefix"),
         SetDeclaration::new(ServiceSet::Affinity, "affinity", CLIENT)
             .to(NUMBER)
             .why("session affinity: the endpoint that each client of a service port got last")
