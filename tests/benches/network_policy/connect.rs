@@ -1,17 +1,19 @@
 //! How long a new connection takes to a pod that policies select: a client in one namespace, the
 //! node in another, the pod in a third.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
 use denizen_backend::firewall::Firewall;
 use denizen_model::{
-    Event, Namespaces, NetworkPolicy, PolicyPort, PortMatch, Ports, Protocol, Selector,
+    Block, Event, Namespaces, NetworkPolicy, Peers, PolicyPeer, PolicyPort, PolicyRule, PortMatch,
+    Ports, Protocol, Selector,
 };
 use denizen_tests::bench::timing::{Samples, text, timed};
 use denizen_tests::node::cni::Namespace;
+use ipnetwork::IpNetwork;
 
 use crate::cluster::{APPS, Cluster, REPLICAS, app, from, interface, local_ip, remote_ip};
 use crate::engine::Engine;
@@ -23,6 +25,8 @@ const CONNECTIONS: usize = 3_000;
 const SELECTING: [u32; 3] = [0, 10, 100];
 /// How many ranges of ports (`endPort`) one policy permits.
 const PORT_RANGES: [u16; 2] = [100, 8_000];
+/// How many peers one policy permits a range of ports.
+const PEERS: [u16; 2] = [100, 8_000];
 
 /// The local pod that is connected to, in the first namespace.
 const SERVER: u32 = 1;
@@ -36,6 +40,8 @@ enum Judges {
     Ours(u32),
     /// One policy, with so many ranges of ports.
     PortRanges(u16),
+    /// One policy, with a range of ports for so many peers.
+    Peers(u16),
     /// ClusterNetworkPolicies.
     Tiers(u32),
     KubeRouter(&'static str, u32),
@@ -53,6 +59,7 @@ pub fn report(cluster: Cluster) {
         .into_iter()
         .chain(ours)
         .chain(PORT_RANGES.map(Judges::PortRanges))
+        .chain(PEERS.map(Judges::Peers))
         .chain(tiers)
         .chain(theirs)
         .map(|rules| ConnectNode::new(cluster, rules))
@@ -115,6 +122,7 @@ impl ConnectNode {
             Judges::None => "without any rule".to_owned(),
             Judges::Ours(count) => format!("{count} policies"),
             Judges::PortRanges(count) => format!("a policy of {count} ranges of ports"),
+            Judges::Peers(count) => format!("a range of ports for {count} peers"),
             Judges::Tiers(count) => format!("{count} ClusterNetworkPolicies of 25 rules"),
             Judges::KubeRouter(program, count) => {
                 format!("kube-router's shape, {program}, {count}")
@@ -146,6 +154,7 @@ impl Judges {
                 Some(judged_by(cluster, (0..count).map(|n| selecting(cluster, n, count))))
             }
             Self::PortRanges(count) => Some(judged_by(cluster, [port_ranges(cluster, count)])),
+            Self::Peers(count) => Some(judged_by(cluster, [range_of_peers(cluster, count)])),
             Self::Tiers(count) => {
                 let tiers = (0..count).map(|n| tiers::selecting(n, count, CLIENT % APPS));
                 Some(judged_by(cluster, tiers))
@@ -202,17 +211,44 @@ fn selecting(cluster: Cluster, n: u32, of: u32) -> Event {
 
 /// One policy that permits the client these many ranges of ports, the server's among them.
 fn port_ranges(cluster: Cluster, count: u16) -> Event {
-    let mut event = selecting(cluster, 0, 1);
-    let port = |number: u16| NonZeroU16::new(number).expect("not 0");
     // With ports in between that nobody may use: they stay apart.
-    let ranges = (1..=count).map(|n| PortMatch::Range(port(8 * n), port(8 * n + 2)));
-    let servers = PortMatch::Range(port(8079), port(8081));
-    let ranges = ranges.filter(|range| *range != PortMatch::Range(port(8080), port(8082)));
-    let entry = |port| PolicyPort { protocol: Protocol::Tcp, port };
+    let ranges = (1..=count).map(|n| range(8 * n, 8 * n + 2));
+    let ranges = ranges.filter(|other| *other != range(8080, 8082));
+    let ports: Vec<PolicyPort> = ranges.chain([range(8079, 8081)]).map(entry).collect();
+    with_rules(cluster, |rules| rules[0].ports = Ports::These(ports))
+}
+
+/// One policy that permits the client and these many others the same range of ports.
+fn range_of_peers(cluster: Cluster, count: u16) -> Event {
+    with_rules(cluster, |rules| {
+        let client = rules.remove(0).peers;
+        let block = |n: u16| {
+            let address = Ipv4Addr::from(0xac10_0000 + 2 * u32::from(n));
+            let range = IpNetwork::from(IpAddr::from(address));
+            Peers::These(vec![PolicyPeer::Block(Block { range, except: Vec::new() })])
+        };
+        // Each rule's blocks are a peer.
+        let peers = (1..count).map(block).chain([client]).enumerate();
+        let ports = Ports::These(vec![entry(range(8079, 8081))]);
+        let rule = |(index, peers)| PolicyRule { index, peers, ports: ports.clone() };
+        rules.extend(peers.map(rule));
+    })
+}
+
+fn range(first: u16, last: u16) -> PortMatch {
+    let port = |number: u16| NonZeroU16::new(number).expect("not 0");
+    PortMatch::Range(port(first), port(last))
+}
+
+fn entry(port: PortMatch) -> PolicyPort {
+    PolicyPort { protocol: Protocol::Tcp, port }
+}
+
+/// The only policy that selects the server. Its rule permits the client something.
+fn with_rules(cluster: Cluster, change: impl FnOnce(&mut Vec<PolicyRule>)) -> Event {
+    let mut event = selecting(cluster, 0, 1);
     if let Event::NetworkPolicy(_, Some(NetworkPolicy { ingress: Some(rules), .. })) = &mut event {
-        for rule in rules {
-            rule.ports = Ports::These(ranges.clone().chain([servers.clone()]).map(entry).collect());
-        }
+        change(rules);
     }
     event
 }
