@@ -300,7 +300,8 @@ fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> a
 fn end_with_reader() {
     thread::spawn(|| {
         let stdout = io::stdout();
-        // Without events, it waits for errors alone: a pipe without a reader, a terminal that is gone.
+        // Without events, it waits for errors alone: a pipe without a reader, a terminal that hung
+        // up.
         let mut output = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
         if poll(&mut output, PollTimeout::NONE).is_ok() {
             process::exit(0);

@@ -102,8 +102,8 @@ impl Manners {
         self.forbidden.iter().any(is_it)
     }
 
-    /// What a client must be permitted for a WebSocket to a container. It is a GET, and so `get` was
-    /// enough before Kubernetes 1.35. SPDY is a POST, and has always needed `create`.
+    /// What a client must be permitted for a WebSocket to a container. It is a GET, so before
+    /// Kubernetes 1.35 `get` was enough. SPDY is a POST, and has always needed `create`.
     pub(super) fn exec_verbs(&self) -> &'static [&'static str] {
         let minor: Option<u32> =
             self.release.split('.').nth(1).and_then(|minor| minor.parse().ok());

@@ -202,8 +202,8 @@ fn port(address: SocketAddr, protocol: &str) -> String {
     }
 }
 
-/// Equal sightings once, with the ends of the first. What agents say is sorted: the same state gives
-/// the same example.
+/// Equal sightings once, with the ends of the first. What agents say is sorted, so the same state
+/// gives the same example.
 #[derive(Default)]
 struct SightingCounts(BTreeMap<SightingKey, SightingCount>);
 
