@@ -283,8 +283,8 @@ fn a_service_chooses_its_scheduler() {
 }
 
 proptest! {
-    /// In whatever order services come and go, balancers and servers are as after a fresh start, and
-    /// every difference is reported.
+    /// In whatever order services come and go, balancers and servers are as after a fresh start,
+    /// and every difference is reported.
     #[test]
     fn servers_do_not_depend_on_the_way(
         steps in proptest::collection::vec((0_u8..4, 0_u8..6), 1..30),
