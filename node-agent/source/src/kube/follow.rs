@@ -14,9 +14,7 @@ use tracing::{debug, info, warn};
 
 use super::access::Access;
 use super::answer::{AnsweredVersions, ObjectAnswer};
-use super::backoff::{
-    ANSWER, Backoff, LIST_SILENCE, NOT_SERVED, STEADY, WATCH_SILENCE, watch_seconds,
-};
+use super::backoff::{self, ANSWER, Backoff, LIST_SILENCE, NOT_SERVED, STEADY, WATCH_SILENCE};
 use super::companion::Call;
 use super::discovery::ABSENT;
 use super::envelope::{Encoding, JsonList, Object, WatchEvent};
@@ -313,7 +311,7 @@ impl KindFollower {
 
     /// Watches from `version`.
     async fn watch(&mut self, client: &Client, version: &str) -> Result<(), StreamEnd> {
-        let params = kinds::watch(self.kind, self.fields.clone(), watch_seconds());
+        let params = kinds::watch(self.kind, self.fields.clone(), backoff::watch_seconds());
         let request = self.scope.request(self.served.request(self.kind)).watch(&params, version);
         let reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
         self.answered();
