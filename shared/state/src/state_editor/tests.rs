@@ -162,3 +162,19 @@ fn a_printed_record_is_recognised() {
         assert!(!printed::is_plain(text.replacen("pods", odd, 1).as_bytes()), "{odd:?}");
     }
 }
+
+#[test]
+fn a_text_is_plain_without_escapes_and_control_characters_wherever_they_are() {
+    for length in 1..20 {
+        for (at, byte) in (0..length).flat_map(|at| (0..=u8::MAX).map(move |byte| (at, byte))) {
+            // Line ends in front of it, which are plain, are looked at one by one.
+            let mut text = vec![b'\n'; length];
+            text[at] = byte;
+            let expected = byte == b'\n' || (byte >= b' ' && byte != b'\\');
+            assert_eq!(printed::is_plain(&text), expected, "{byte} at {at} of {length}");
+            text.fill(b'x');
+            text[at] = byte;
+            assert_eq!(printed::is_plain(&text), expected, "{byte} at {at} of {length}");
+        }
+    }
+}
