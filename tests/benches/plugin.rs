@@ -186,7 +186,8 @@ fn report(all: &[Candidate]) -> bool {
     let size = installed().metadata().unwrap().len();
     let (ratio, undisturbed) = (worst(median), worst(fastest));
     println!(
-        "at 250 records, of the faster of theirs that does something: {ratio:.2} by the medians (goal: at most 0.33),"
+        "at 250 records, of the faster of theirs that does something: {ratio:.2} by the medians \
+         (goal: at most 0.33),"
     );
     println!("    {undisturbed:.2} by the turns that nothing else on the machine disturbed");
     println!(

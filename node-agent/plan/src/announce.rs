@@ -209,8 +209,8 @@ impl fmt::Display for AnnouncementReason {
             Self::Pod(pod) => write!(f, "it is the address of pod {pod} of this node"),
             Self::Service { service, ready, local } => write!(
                 f,
-                "it is an address of Service {service}, which has {ready} ready endpoints, {local} of them on \
-                 this node"
+                "it is an address of Service {service}, which has {ready} ready endpoints, \
+                 {local} of them on this node"
             ),
         }
     }
@@ -260,8 +260,8 @@ impl fmt::Display for DroppedFrontend {
         let Self { key, service, announced_for } = self;
         write!(
             f,
-            "connections to {key} of Service {service} are dropped here: its policy is Local, and no endpoint \
-             on this node serves it; the address is announced for {announced_for}"
+            "connections to {key} of Service {service} are dropped here: its policy is Local, and \
+             no endpoint on this node serves it; the address is announced for {announced_for}"
         )
     }
 }

@@ -95,12 +95,14 @@ mod tests {
     fn the_line_is_found_in_what_each_program_says() {
         let cases = [
             (
-                "iptables-restore v1.8.9 (legacy): Couldn't load match `recent':No such file or directory; Error occurred at line: 5; Try `iptables-restore -h'",
+                "iptables-restore v1.8.9 (legacy): Couldn't load match `recent':No such file or \
+                 directory; Error occurred at line: 5; Try `iptables-restore -h'",
                 Some(5),
             ),
             ("iptables-restore: line 6 failed (exit status: 1)", Some(6)),
             (
-                "iptables-nft-restore v1.8.9 (nf_tables): ; line 16: CHAIN_DEL failed (Device or resource busy): chain B",
+                "iptables-nft-restore v1.8.9 (nf_tables): ; line 16: CHAIN_DEL failed \
+                 (Device or resource busy): chain B",
                 Some(16),
             ),
             ("Another app is currently holding the xtables lock; on the line", None),
@@ -116,7 +118,8 @@ mod tests {
         let cases = [
             ("iptables-restore: line 4 failed (exit status: 1)", true),
             (
-                "Warning: Extension recent revision 0 not supported, missing kernel module?; iptables-restore: line 4 failed",
+                "Warning: Extension recent revision 0 not supported, missing kernel module?; \
+                 iptables-restore: line 4 failed",
                 true,
             ),
             ("line 3: RULE_APPEND failed (Invalid argument): rule in chain KUBE-SVC-A", true),

@@ -86,10 +86,11 @@ fn document(text: &mut String, service: usize, nodes: usize) {
         "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: service-{service}\n{metadata}  labels:\n    \
          app: app-{service}\nspec:\n  type: ClusterIP\n  clusterIP: {ip}\n  clusterIPs:\n  - {ip}\n  \
          ipFamilies:\n  - IPv4\n  ipFamilyPolicy: SingleStack\n  internalTrafficPolicy: Cluster\n  \
-         sessionAffinity: None\n  selector:\n    app: app-{service}\n  ports:\n  - name: http\n    port: 80\n    \
-         protocol: TCP\n    targetPort: 8080\n\
-         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: service-{service}-x7k2p\n\
-         {metadata}  labels:\n    kubernetes.io/service-name: service-{service}\naddressType: IPv4\nports:\n\
+         sessionAffinity: None\n  selector:\n    app: app-{service}\n  ports:\n  - name: http\n    \
+         port: 80\n    protocol: TCP\n    targetPort: 8080\n\
+         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  \
+         name: service-{service}-x7k2p\n{metadata}  labels:\n    \
+         kubernetes.io/service-name: service-{service}\naddressType: IPv4\nports:\n\
          - name: http\n  port: 8080\n  protocol: TCP\nendpoints:\n"
     );
     written.expect("text has room");

@@ -60,14 +60,19 @@ proptest! {
 
     /// The editor must not accept what the typed format refuses.
     #[test]
-    fn a_damaged_file_is_never_accepted(state in state(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn a_damaged_file_is_never_accepted(
+        state in state(),
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+    ) {
         let mut text = format::print(&state).unwrap();
         let id = AttachmentId("a/eth0".to_owned());
         let at = at.index(text.len());
         text[at] = byte;
         for damaged in [text.as_slice(), &text[..at]] {
             if format::parse(damaged, std::path::Path::new("pods.json")).is_err() {
-                prop_assert!(StateEditor::parse(damaged, &id).is_none(), "{}", String::from_utf8_lossy(damaged));
+                let text = String::from_utf8_lossy(damaged);
+                prop_assert!(StateEditor::parse(damaged, &id).is_none(), "{text}");
             }
         }
     }
@@ -94,7 +99,11 @@ fn repeated_keys_are_left_to_the_typed_format() {
 
 #[test]
 fn a_record_without_unknown_fields_is_read_without_copying() {
-    let text = r#"{"containerId":"3f1c","ifName":"eth0","network":"pods","pod":{"namespace":"default","name":"web-0","uid":"a-1"},"netns":"/var/run/netns/cni-1","hostInterface":{"name":"veth3a1","index":12,"mac":"0a:58:0a:01:02:03"},"bridge":"cni0","ips":["10.1.2.3","fd00::3"],"addedAt":"2026-11-20T12:00:00Z"}"#;
+    let text = r#"{"containerId":"3f1c","ifName":"eth0","network":"pods",
+        "pod":{"namespace":"default","name":"web-0","uid":"a-1"},
+        "netns":"/var/run/netns/cni-1",
+        "hostInterface":{"name":"veth3a1","index":12,"mac":"0a:58:0a:01:02:03"},
+        "bridge":"cni0","ips":["10.1.2.3","fd00::3"],"addedAt":"2026-11-20T12:00:00Z"}"#;
     let checked: Checked<'_> = serde_json::from_str(text).unwrap();
     assert!(matches!(checked.container_id, Cow::Borrowed("3f1c")));
     let full = format!(

@@ -130,7 +130,10 @@ fn read_any(bytes: &[u8]) -> Result<Option<String>, Unreadable> {
 #[test]
 fn events_are_the_same_in_pieces_of_any_size() {
     let expected = ["+pod-1@7", "-pod-2@7", "@9", "410 too old"];
-    let object = |name: &str, version: &str| json!({ "metadata": { "name": name, "resourceVersion": version } });
+    let object = |name: &str, version: &str| {
+        let metadata = json!({ "name": name, "resourceVersion": version });
+        json!({ "metadata": metadata })
+    };
     let json = [
         json!({ "type": "MODIFIED", "object": object("pod-1", "7") }),
         json!({ "type": "DELETED", "object": object("pod-2", "7") }),
