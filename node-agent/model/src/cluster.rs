@@ -76,7 +76,7 @@ impl<'a> ClusterFacts<'a> {
         self.model.network_policies.values()
     }
 
-    /// Every ClusterNetworkPolicy, in the order in which they are asked.
+    /// Every ClusterNetworkPolicy, in order of evaluation.
     pub fn tiers(&self) -> Vec<&'a ClusterNetworkPolicy> {
         let mut all: Vec<_> = self.model.cluster_network_policies.values().collect();
         all.sort_by_key(|policy| policy.order());

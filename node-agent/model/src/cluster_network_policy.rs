@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 use super::labels::Selector;
 use denizen_packet::Protocol;
 
-/// When a policy is asked.
+/// When a policy is evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
     /// Before NetworkPolicies.
@@ -64,7 +64,7 @@ pub struct ClusterNetworkPolicy {
     pub name: Arc<str>,
     /// Its tier.
     pub tier: Tier,
-    /// Of two policies of a tier, the one with the lower number is asked first.
+    /// Of two policies of a tier, the one with the lower number is evaluated first.
     pub priority: u16,
     /// The namespaces of the pods that it is about.
     pub namespaces: Selector,
@@ -79,7 +79,7 @@ pub struct ClusterNetworkPolicy {
 }
 
 impl ClusterNetworkPolicy {
-    /// What decides which policy is asked first. Of equal priorities, the name decides: the same
+    /// What decides which policy is evaluated first. Of equal priorities, the name decides: the same
     /// on every node and after every restart.
     pub fn order(&self) -> (Tier, u16, &str) {
         (self.tier, self.priority, &self.name)

@@ -10,7 +10,7 @@ use denizen_state::{HostPortFamily, HostPortProtocol};
 /// One host port that a pod asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostPort {
-    /// Where it is asked for.
+    /// Where it is requested.
     pub at: HostPortAddress,
     /// Its protocol.
     pub protocol: Protocol,
@@ -20,7 +20,7 @@ pub struct HostPort {
     pub pod_port: NonZeroU16,
 }
 
-/// At which of the node's addresses a host port is asked for.
+/// At which of the node's addresses a host port is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HostPortAddress {
     /// Every address of both families.
@@ -32,7 +32,7 @@ pub enum HostPortAddress {
 }
 
 impl HostPortAddress {
-    /// The families in which it is asked for.
+    /// The families in which it is requested.
     pub fn families(self) -> impl Iterator<Item = Family> {
         Family::BOTH.into_iter().filter(move |family| match self {
             Self::Any => true,

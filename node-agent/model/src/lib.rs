@@ -48,7 +48,7 @@ pub use pod::{LocalPod, PodSet, PodVersion, differing_pods};
 pub use pod_coverage::{CoveredNamespaces, PodCoverage};
 pub use range::canonical_range;
 pub use service::{
-    AskedScheduler, ForeignService, Service, ServiceName, ServicePort, ServicePortName,
+    ForeignService, RequestedScheduler, Service, ServiceName, ServicePort, ServicePortName,
     SessionAffinity, SourceRanges, TrafficPolicy,
 };
 

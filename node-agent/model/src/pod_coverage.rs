@@ -13,7 +13,7 @@ pub enum PodCoverage {
     Some(CoveredNamespaces),
 }
 
-/// The namespaces whose pods are asked for.
+/// The namespaces whose pods are requested.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CoveredNamespaces {
     /// Their pods are all known.

@@ -142,7 +142,7 @@ pub struct Service {
     /// hand written manifests. The older of two Services that claim one address and port wins.
     pub created: Arc<str>,
     /// What its annotations say about IPVS's scheduler.
-    pub scheduler: Option<Box<AskedScheduler>>,
+    pub scheduler: Option<Box<RequestedScheduler>>,
     /// Label `denizen.io/announce` is `false`: its addresses are not announced.
     pub opts_out: bool,
 }
@@ -158,7 +158,7 @@ pub struct ForeignService {
 
 /// kube-router's annotations, as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AskedScheduler {
+pub struct RequestedScheduler {
     /// `kube-router.io/service.scheduler`.
     pub name: Option<Arc<str>>,
     /// `kube-router.io/service.schedflags`.

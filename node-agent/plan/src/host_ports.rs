@@ -1,8 +1,8 @@
 //! Which pod serves which port of the node.
 //!
 //! Services come first: their addresses and ports are allocated by the API, a host port is only
-//! asked for. Among pods, who names the address comes before who asks for every address, then the
-//! newest record: of two pods that claim one port, the older one is on its way out.
+//! requested. Among pods, one that names the address precedes one that requests every address, then
+//! the newest record: of two pods that claim one port, the older one is on its way out.
 //!
 //! Each [`HostPortKey`] is decided by itself: a pod's change touches the keys that it claims, and
 //! no others.
@@ -100,7 +100,7 @@ impl HostPortPlan {
         self.is_on_loopback
     }
 
-    /// What is not served as asked for.
+    /// What is not served as requested.
     pub fn remarks(&self) -> impl Iterator<Item = &HostPortRemark> + Clone {
         self.remarks.iter()
     }
@@ -242,7 +242,7 @@ impl HostPortPlan {
         let older = claims.filter(|claim| claim.pod != first.pod);
         decision.remarks.extend(older.map(|claim| HostPortRemark::Older {
             pod: claim.pod.clone(),
-            asked: claim.asked,
+            requested: claim.requested,
             newer: first.pod.clone(),
         }));
         let shadowed = self.shadowed(key, by);
@@ -250,8 +250,8 @@ impl HostPortPlan {
             HostPortPlace::Ip(ip) => {
                 let is_here = self.addresses.has(ip, by.settings);
                 if shadowed.is_empty() && !is_here {
-                    let (pod, asked) = (first.pod.clone(), first.asked);
-                    decision.remarks.push(HostPortRemark::NoAddress { pod, asked });
+                    let (pod, requested) = (first.pod.clone(), first.requested);
+                    decision.remarks.push(HostPortRemark::NoAddress { pod, requested });
                 }
                 shadowed.is_empty() && is_here
             }
@@ -262,7 +262,7 @@ impl HostPortPlan {
             decision.taken.push(TakenPort { ip, protocol, port });
             decision.remarks.push(HostPortRemark::Shadowed {
                 pod: first.pod.clone(),
-                asked: first.asked,
+                requested: first.requested,
                 at: ip,
                 kind: frontend.kind,
                 by: frontend.service_port.clone(),

@@ -5,7 +5,7 @@
 //! apart are one: what is compared is *profiles*, of which even large clusters have some hundreds,
 //! and never each pod with each other.
 //!
-//! A node is judged as if the pod were on another one: its own node reaches a pod always.
+//! A node is treated as if the pod were on another one: its own node reaches a pod always.
 //!
 //! | file | does |
 //! | --- | --- |
@@ -42,7 +42,7 @@ pub struct Impact {
     pub rows: Vec<ImpactRow>,
     /// The families of the pods' addresses.
     pub families: Vec<Family>,
-    /// Pods that were not judged, because they have no address yet, or no longer.
+    /// Pods that are not compared, because they have no address yet, or no longer.
     pub without_address: Vec<PodName>,
     /// Addresses of pods and nodes, as indices into [`Self::ends`].
     addresses: HashMap<IpAddr, usize>,

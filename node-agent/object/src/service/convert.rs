@@ -12,8 +12,8 @@ use crate::{
     parse_address, parse_range,
 };
 use denizen_model::{
-    self, AskedScheduler, ForeignService, Protocol, SessionAffinity, SourceRanges, TrafficPolicy,
-    family_of,
+    self, ForeignService, Protocol, RequestedScheduler, SessionAffinity, SourceRanges,
+    TrafficPolicy, family_of,
 };
 
 /// Label of a Service whose addresses are not announced if it is `false`.
@@ -302,9 +302,9 @@ fn affinity(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> SessionAffinity {
 /// Only a load balancer with the policy Local uses this port; for other services the API may keep a
 /// stale number.
 fn health_check_node_port(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> Option<NonZeroU16> {
-    let asked = spec.kind.as_deref() == Some("LoadBalancer")
+    let is_used = spec.kind.as_deref() == Some("LoadBalancer")
         && spec.external_traffic_policy.as_deref() == Some("Local");
-    let number = spec.health_check_node_port.filter(|number| asked && *number != 0)?;
+    let number = spec.health_check_node_port.filter(|number| is_used && *number != 0)?;
     let port = port_number(number);
     if port.is_none() {
         notes.warn(
@@ -316,9 +316,10 @@ fn health_check_node_port(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> Opti
     port
 }
 
-fn scheduler(annotations: Option<&Annotations<'_>>) -> Option<Box<AskedScheduler>> {
+fn scheduler(annotations: Option<&Annotations<'_>>) -> Option<Box<RequestedScheduler>> {
     let written = |text: &Option<BorrowedText<'_>>| text.as_deref().map(|text| text.trim().into());
     let Annotations { scheduler, scheduler_flags, .. } = annotations?;
-    let asked = AskedScheduler { name: written(scheduler), flags: written(scheduler_flags) };
-    (asked.name.is_some() || asked.flags.is_some()).then(|| asked.into())
+    let requested =
+        RequestedScheduler { name: written(scheduler), flags: written(scheduler_flags) };
+    (requested.name.is_some() || requested.flags.is_some()).then(|| requested.into())
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ExplainSteps, Question, words};
+use super::{ExplainContext, ExplainSteps, words};
 use crate::{
     Balancer, Endpoints, Frontend, FrontendAddress, FrontendKey, HashTable, Hashed, Method,
     Scheduler, Share,
@@ -26,13 +26,13 @@ pub struct VirtualServerRow {
 /// Adds the step that says who chooses among these endpoints. `bound`: [`Frontend::outside`]
 /// decides.
 pub(super) fn choose(
-    asked: Question<'_>,
+    context: ExplainContext<'_>,
     frontend: &Frontend,
     bound: bool,
     endpoints: &Endpoints,
     steps: &mut ExplainSteps,
 ) -> Option<VirtualServerRow> {
-    let balancer = asked.plan.ipvs().map(|ipvs| ipvs.balancer(frontend));
+    let balancer = context.plan.ipvs().map(|ipvs| ipvs.balancer(frontend));
     let key = match balancer {
         Some(Balancer::Ipvs(key)) if !bound => key,
         Some(Balancer::Ipvs(_)) => {
@@ -50,7 +50,7 @@ pub(super) fn choose(
             return None;
         }
     };
-    let server = asked.plan.ipvs()?.servers().get(&key)?;
+    let server = context.plan.ipvs()?.servers().get(&key)?;
     let (address, scheduler) = (key.to_string(), server.scheduler.to_string());
     steps.add(words::candidates(endpoints), by(server.scheduler.method));
     let what = format!("IPVS chooses, at the virtual server {address}, by {scheduler}");
@@ -60,23 +60,23 @@ pub(super) fn choose(
     if !draining.is_empty() {
         steps.add(format!("not to {}", draining.join(", ")), words::DRAINING);
     }
-    let chosen = hashed(asked, &key, server.scheduler, steps);
+    let chosen = hashed(context, &key, server.scheduler, steps);
     Some(VirtualServerRow { address, scheduler, draining, chosen })
 }
 
 /// Adds which endpoint the client gets, if a hash chooses it.
 fn hashed(
-    asked: Question<'_>,
+    context: ExplainContext<'_>,
     server: &FrontendKey,
     scheduler: Scheduler,
     steps: &mut ExplainSteps,
 ) -> Option<String> {
-    let listed = (asked.listed)(server)?;
+    let listed = (context.listed)(server)?;
     let hashed = match (scheduler.method, server.address) {
         (Method::Dh, FrontendAddress::Ip(ip)) => ip,
-        _ => asked.packet.source,
+        _ => context.packet.source,
     };
-    match HashTable::new(scheduler, &listed)?.choose(hashed, asked.packet.source_port) {
+    match HashTable::new(scheduler, &listed)?.choose(hashed, context.packet.source_port) {
         Hashed::To(endpoint) => {
             steps.add(format!("it gets {endpoint}"), words::HASHED);
             Some(endpoint.to_string())

@@ -2,32 +2,32 @@
 
 use std::net::IpAddr;
 
-use super::{ExplainSteps, Question, Sender, words};
+use super::{ExplainContext, ExplainSteps, Sender, words};
 use crate::{Endpoints, SeenAs};
 
 /// The source address that this destination sees, after services are translated; `None` if
 /// egress masquerade is off.
-fn seen_as(asked: Question<'_>, sender: Sender, destination: IpAddr) -> Option<SeenAs> {
+fn seen_as(context: ExplainContext<'_>, sender: Sender, destination: IpAddr) -> Option<SeenAs> {
     // Packets to the node itself are never forwarded.
-    let is_out = sender == Sender::Pod && !asked.is_own(destination);
-    asked.plan.node().egress.seen_as(destination).filter(|_| is_out)
+    let is_out = sender == Sender::Pod && !context.is_own(destination);
+    context.plan.node().egress.seen_as(destination).filter(|_| is_out)
 }
 
 /// Whether this destination sees the node's address, because the packet leaves the ranges where
 /// pods keep theirs.
-pub(super) fn leaves_to(asked: Question<'_>, sender: Sender, destination: IpAddr) -> bool {
-    seen_as(asked, sender, destination) == Some(SeenAs::Node)
+pub(super) fn leaves_to(context: ExplainContext<'_>, sender: Sender, destination: IpAddr) -> bool {
+    seen_as(context, sender, destination) == Some(SeenAs::Node)
 }
 
 /// Explains the source for a destination without a service. Returns whether it becomes the
 /// node's address.
 pub(super) fn leaves_untouched(
-    asked: Question<'_>,
+    context: ExplainContext<'_>,
     sender: Sender,
     steps: &mut ExplainSteps,
 ) -> bool {
-    let destination = asked.packet.destination;
-    match seen_as(asked, sender, destination) {
+    let destination = context.packet.destination;
+    match seen_as(context, sender, destination) {
         None => false,
         Some(SeenAs::Pod(range)) => {
             steps.add(
@@ -46,13 +46,15 @@ pub(super) fn leaves_untouched(
 /// Explains egress masquerade towards a service's endpoints. Returns whether it applies to all
 /// of them.
 pub(super) fn leaves_for_endpoint(
-    asked: Question<'_>,
+    context: ExplainContext<'_>,
     sender: Sender,
     endpoints: &Endpoints,
     steps: &mut ExplainSteps,
 ) -> bool {
-    let out =
-        endpoints.iter().filter(|endpoint| leaves_to(asked, sender, endpoint.address.ip())).count();
+    let out = endpoints
+        .iter()
+        .filter(|endpoint| leaves_to(context, sender, endpoint.address.ip()))
+        .count();
     if out == 0 {
         return false;
     }

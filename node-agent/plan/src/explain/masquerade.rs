@@ -1,7 +1,7 @@
 //! The source address that an endpoint sees.
 
 use super::egress::{leaves_for_endpoint, leaves_to};
-use super::{ExplainSteps, Question, Sender, words};
+use super::{ExplainContext, ExplainSteps, Sender, words};
 use crate::{Endpoint, Endpoints, Frontend, FrontendKind, Masquerade};
 
 /// Which endpoints see the node's address as the source.
@@ -14,7 +14,7 @@ pub(super) struct EndpointMasquerade {
 
 /// Explains the source that these endpoints see. `bound`: [`Frontend::outside`] decides.
 pub(super) fn masquerade(
-    asked: Question<'_>,
+    context: ExplainContext<'_>,
     frontend: &Frontend,
     bound: bool,
     endpoints: &Endpoints,
@@ -28,17 +28,17 @@ pub(super) fn masquerade(
         }
         Masquerade::Always => (true, words::MASQUERADE_EXTERNAL),
         Masquerade::UnlessLocalPod if sender == Sender::Pod => (false, words::KEPT_LOCAL_POD),
-        Masquerade::UnlessLocalPod if sender == Sender::Node && node_is_in_a_pod_range(asked) => {
+        Masquerade::UnlessLocalPod if sender == Sender::Node && node_is_in_a_pod_range(context) => {
             (false, words::KEPT_NODE_RANGE)
         }
         Masquerade::UnlessLocalPod => (true, words::MASQUERADE_FOREIGN),
     };
     // Packets to the node itself are not forwarded, and masquerade happens after forwarding.
-    let stays = |e: &&Endpoint| sender != Sender::Node && asked.is_own(e.address.ip());
-    let itself = |e: &&Endpoint| e.address.ip() == asked.packet.source && is_hairpin(asked);
+    let stays = |e: &&Endpoint| sender != Sender::Node && context.is_own(e.address.ip());
+    let itself = |e: &&Endpoint| e.address.ip() == context.packet.source && is_hairpin(context);
     let sees_node = |e: &&Endpoint| {
         let translated = if masquerade { !stays(e) } else { itself(e) };
-        translated || leaves_to(asked, sender, e.address.ip())
+        translated || leaves_to(context, sender, e.address.ip())
     };
     let mut masqueraded: Vec<String> =
         endpoints.iter().filter(sees_node).map(|e| e.address.to_string()).collect();
@@ -59,18 +59,18 @@ pub(super) fn masquerade(
         steps.add(what, why);
     }
     let applies =
-        masquerade != only_exceptions || leaves_for_endpoint(asked, sender, endpoints, steps);
+        masquerade != only_exceptions || leaves_for_endpoint(context, sender, endpoints, steps);
     EndpointMasquerade { applies, endpoints: masqueraded }
 }
 
 /// Whether the sender may reach itself through a service.
-fn is_hairpin(asked: Question<'_>) -> bool {
-    asked.services.hairpins().contains(&asked.packet.source)
+fn is_hairpin(context: ExplainContext<'_>) -> bool {
+    context.services.hairpins().contains(&context.packet.source)
 }
 
 /// If only the source counts, the node's own address in a pod CIDR (a bridge's) counts as a
 /// pod's.
-fn node_is_in_a_pod_range(asked: Question<'_>) -> bool {
-    let detection = &asked.plan.node().detection;
-    detection.local(asked.plan.recorded(), asked.packet.source, None).is_some()
+fn node_is_in_a_pod_range(context: ExplainContext<'_>) -> bool {
+    let detection = &context.plan.node().detection;
+    detection.local(context.plan.recorded(), context.packet.source, None).is_some()
 }

@@ -81,7 +81,7 @@ pub struct Explanation {
     pub steps: Vec<ExplainStep>,
 }
 
-/// The question cannot be answered: these first lists are missing.
+/// Nothing can be explained yet: these first lists are missing.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("still waiting for {}", names(.0))]
 pub struct NotYet(pub Vec<Listing>);
@@ -105,9 +105,9 @@ pub fn explain(
     let plan = planner.plan();
     let services = plan.services().ok_or_else(|| NotYet(plan.waiting_for().into()))?;
     let foreign = planner.model().foreign_service(packet.destination);
-    let asked = Question { plan, services, packet, listed };
+    let context = ExplainContext { plan, services, packet, listed };
     let (steps, masqueraded) = (ExplainSteps::default(), Vec::new());
-    let mut path = PacketPath { asked, foreign, steps, masqueraded };
+    let mut path = PacketPath { context, foreign, steps, masqueraded };
     let sender = path.source();
     let is_kept_out = path.is_kept_out(sender);
     let guards_first = plan.capabilities().guards_loopback_first;
@@ -116,7 +116,7 @@ pub fn explain(
             path.through(frontend, sender, &rejected(frontend))
         }
         Some(_) | None if is_kept_out => path.kept_out(sender),
-        Some(_) | None => match host_port::find(path.asked) {
+        Some(_) | None => match host_port::find(path.context) {
             Some(found) if !path.is_answered(packet.destination) => {
                 host_port::explain(path, found, sender)
             }
@@ -135,16 +135,16 @@ enum Sender {
     Other,
 }
 
-/// A question: the packet, and the plan that answers it.
+/// The packet to explain, and the facts by which it is explained.
 #[derive(Clone, Copy)]
-struct Question<'a> {
+struct ExplainContext<'a> {
     plan: &'a Plan,
     services: &'a ServicePlan,
     packet: &'a FirstPacket,
     listed: &'a dyn Fn(&FrontendKey) -> Option<Vec<Listed>>,
 }
 
-impl Question<'_> {
+impl ExplainContext<'_> {
     fn is_own(&self, address: IpAddr) -> bool {
         self.plan.node().addresses.contains(&address)
     }
@@ -162,7 +162,7 @@ impl ExplainSteps {
 
 /// A packet on its way through this node.
 struct PacketPath<'a> {
-    asked: Question<'a>,
+    context: ExplainContext<'a>,
     /// The other proxy's Service that has the destination.
     foreign: Option<(&'a ServiceName, &'a ForeignService)>,
     steps: ExplainSteps,
@@ -175,14 +175,14 @@ impl<'a> PacketPath<'a> {
     }
 
     fn source(&mut self) -> Sender {
-        let detection = &self.asked.plan.node().detection;
-        let from = self.asked.packet.source;
-        if self.asked.is_own(from) && self.asked.packet.interface.is_none() {
+        let detection = &self.context.plan.node().detection;
+        let from = self.context.packet.source;
+        if self.context.is_own(from) && self.context.packet.interface.is_none() {
             self.step(format!("{from} is this node itself"), words::NODE);
             return Sender::Node;
         }
-        let pods = self.asked.plan.recorded();
-        let arrival = arrival(pods, self.asked.packet);
+        let pods = self.context.plan.recorded();
+        let arrival = arrival(pods, self.context.packet);
         let (what, why, sender) = match detection.local(pods, from, arrival) {
             Some(local) => {
                 let (what, why) = words::local(from, &local, arrival);
@@ -200,13 +200,13 @@ impl<'a> PacketPath<'a> {
     /// The frontend that the packet is addressed to.
     fn key(&self) -> Option<&'a Frontend> {
         let FirstPacket { destination, transport: PacketTarget::Port(protocol, port), .. } =
-            *self.asked.packet
+            *self.context.packet
         else {
             return None;
         };
-        let at = |address| self.asked.services.frontend(&FrontendKey { address, protocol, port });
+        let at = |address| self.context.services.frontend(&FrontendKey { address, protocol, port });
         at(FrontendAddress::Ip(destination)).or_else(|| {
-            let node_port = self.asked.plan.node().node_ports.addresses.contains(&destination)
+            let node_port = self.context.plan.node().node_ports.addresses.contains(&destination)
                 && !self.is_answered(destination)
                 && self.service_range_of(destination).is_none();
             if node_port { at(FrontendAddress::Node(family_of(destination))) } else { None }
@@ -214,7 +214,7 @@ impl<'a> PacketPath<'a> {
     }
 
     fn service_range_of(&self, address: IpAddr) -> Option<IpNetwork> {
-        let mut ranges = self.asked.plan.node().service_ranges.iter().copied();
+        let mut ranges = self.context.plan.node().service_ranges.iter().copied();
         ranges.find(|range| range.contains(address))
     }
 
@@ -222,47 +222,47 @@ impl<'a> PacketPath<'a> {
     fn is_answered(&self, address: IpAddr) -> bool {
         let at = FrontendAddress::Ip(address);
         let is_it = |f: &Frontend| f.kind == FrontendKind::ClusterIp && f.key.address == at;
-        self.asked.plan.capabilities().unused_addresses
-            && self.asked.services.frontends().any(is_it)
+        self.context.plan.capabilities().unused_addresses
+            && self.context.services.frontends().any(is_it)
     }
 
     /// Whether the packet is addressed to loopback but comes from outside, so that a rule drops it.
     /// IPv6 needs no such rule.
     fn is_kept_out(&self, sender: Sender) -> bool {
-        let policy = self.asked.plan.policy();
+        let policy = self.context.plan.policy();
         let is_guarded =
             policy.services || policy.host_ports.is_some_and(|settings| settings.localhost);
         let is_loopback =
-            matches!(self.asked.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
+            matches!(self.context.packet.destination, IpAddr::V4(ip) if ip.is_loopback());
         is_guarded
             && is_loopback
             && sender != Sender::Node
-            && self.asked.packet.interface.as_deref() != Some("lo")
+            && self.context.packet.interface.as_deref() != Some("lo")
     }
 
     fn kept_out(mut self, sender: Sender) -> Explanation {
-        let to = self.asked.packet.destination_text();
+        let to = self.context.packet.destination_text();
         self.step(format!("{to} is dropped"), words::LOOPBACK);
         self.finish(PacketVerdict::Drop, None, None, false, sender)
     }
 
     /// Explains a packet to an address and port that no service has.
     fn past(mut self, sender: Sender) -> Explanation {
-        let to = self.asked.packet.destination_text();
-        let destination = self.asked.packet.destination;
-        let verdict = if let Some(service) = self.asked.services.claims_own(destination) {
+        let to = self.context.packet.destination_text();
+        let destination = self.context.packet.destination;
+        let verdict = if let Some(service) = self.context.services.claims_own(destination) {
             let what = format!(
                 "{to} is left alone: it is a cluster IP of {service}, and this node's own address"
             );
             self.step(what, words::OWN_ADDRESS);
             PacketVerdict::Untouched
-        } else if let Some((service, kind)) = self.asked.services.refused(destination) {
+        } else if let Some((service, kind)) = self.context.services.refused(destination) {
             let what =
                 format!("{to} is left alone: it is {} {kind} of {service}", words::article(kind));
             self.step(what, words::not_permitted(kind));
             PacketVerdict::Untouched
         } else if self.is_answered(destination) {
-            self.step(format!("{to} is refused"), words::unused(self.asked.packet.transport));
+            self.step(format!("{to} is refused"), words::unused(self.context.packet.transport));
             PacketVerdict::Reject
         } else if let Some((service, ForeignService { proxy, .. })) = self.foreign {
             let what = format!(
@@ -275,19 +275,19 @@ impl<'a> PacketPath<'a> {
             self.step(format!("{to} is dropped: it lies in {range}"), words::UNALLOCATED);
             PacketVerdict::Drop
         } else {
-            let are_known = self.asked.plan.policy().services;
-            let why = words::no_service(self.asked.packet.transport, are_known);
+            let are_known = self.context.plan.policy().services;
+            let why = words::no_service(self.context.packet.transport, are_known);
             self.step(format!("{to} is left alone"), why);
             PacketVerdict::Untouched
         };
         let masquerade = verdict == PacketVerdict::Untouched
-            && egress::leaves_untouched(self.asked, sender, &mut self.steps);
+            && egress::leaves_untouched(self.context, sender, &mut self.steps);
         self.finish(verdict, None, None, masquerade, sender)
     }
 
     fn through(mut self, frontend: &Frontend, sender: Sender, rejected: &[String]) -> Explanation {
         let service = frontend.service_port.to_string();
-        let to = self.asked.packet.destination_text();
+        let to = self.context.packet.destination_text();
         self.step(
             format!("{to} is {} {} of {service}", words::article(frontend.kind), frontend.kind),
             words::kind(frontend.kind),
@@ -333,12 +333,18 @@ impl<'a> PacketPath<'a> {
         sender: Sender,
     ) -> Explanation {
         let virtual_server =
-            balancer::choose(self.asked, frontend, bound, endpoints, &mut self.steps);
+            balancer::choose(self.context, frontend, bound, endpoints, &mut self.steps);
         if let SessionAffinity::ClientIp { seconds } = frontend.affinity {
             self.step(words::affinity(seconds), words::AFFINITY);
         }
-        let masquerade =
-            masquerade::masquerade(self.asked, frontend, bound, endpoints, sender, &mut self.steps);
+        let masquerade = masquerade::masquerade(
+            self.context,
+            frontend,
+            bound,
+            endpoints,
+            sender,
+            &mut self.steps,
+        );
         self.masqueraded = masquerade.endpoints;
         let service = Some(frontend.service_port.to_string());
         let explanation = self.finish(
@@ -353,7 +359,7 @@ impl<'a> PacketPath<'a> {
 
     /// Whether the source may use the load balancer IP.
     fn may_enter(&mut self, allowed: &[IpNetwork]) -> bool {
-        let source = self.asked.packet.source;
+        let source = self.context.packet.source;
         match allowed.iter().find(|range| range.contains(source)) {
             Some(range) => {
                 self.step(format!("{source} may use it: it lies in {range}"), words::SOURCE_RANGES);
@@ -373,7 +379,8 @@ impl<'a> PacketPath<'a> {
             let of = (&frontend.service_port.service, family);
             matches!(remark, Remark::OpenFamily { service, family } if (service, *family) == of)
         };
-        if frontend.kind == FrontendKind::LoadBalancerIp && self.asked.services.remarks().any(is_it)
+        if frontend.kind == FrontendKind::LoadBalancerIp
+            && self.context.services.remarks().any(is_it)
         {
             self.step(
                 format!("all clients may use it: the Service has no source range of {family}"),

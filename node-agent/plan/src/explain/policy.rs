@@ -11,7 +11,7 @@ use super::packet::{FirstPacket, PacketTarget};
 use super::{ExplainStep, Explanation, PacketVerdict};
 use crate::{Plan, PolicyFlow, PolicyResult, PolicyStep, TierStep};
 
-/// How the policies of one pod judge the packet, in one direction.
+/// What the policies of one pod decide about the packet, in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyRow {
@@ -119,7 +119,7 @@ impl fmt::Display for Ruled<'_> {
     }
 }
 
-/// Adds the judgement of policies to the explanation, and changes its verdict accordingly.
+/// Adds what policies decide to the explanation, and changes its verdict accordingly.
 pub(super) fn apply(
     plan: &Plan,
     packet: &FirstPacket,
@@ -136,9 +136,9 @@ pub(super) fn apply(
         explanation.verdict = PacketVerdict::Drop;
         return explanation;
     }
-    let ask = |endpoint| (endpoint, firewall.explain(&flow(packet, endpoint)));
-    let asked: Vec<(Option<SocketAddr>, Vec<PolicyStep>)> =
-        destinations(packet, &explanation).into_iter().map(ask).collect();
+    let path_to = |endpoint| (endpoint, firewall.explain(&flow(packet, endpoint)));
+    let paths: Vec<(Option<SocketAddr>, Vec<PolicyStep>)> =
+        destinations(packet, &explanation).into_iter().map(path_to).collect();
     let is_refused = |steps: &Vec<PolicyStep>| {
         steps.iter().any(|step| {
             matches!(
@@ -147,10 +147,10 @@ pub(super) fn apply(
             )
         })
     };
-    if !asked.is_empty() && asked.iter().all(|(_, steps)| is_refused(steps)) {
+    if !paths.is_empty() && paths.iter().all(|(_, steps)| is_refused(steps)) {
         explanation.verdict = PacketVerdict::Drop;
     }
-    let rows = asked.iter().flat_map(|(endpoint, steps)| {
+    let rows = paths.iter().flat_map(|(endpoint, steps)| {
         steps.iter().map(|step| PolicyRow::new(step, endpoint.as_ref().map(SocketAddr::to_string)))
     });
     explanation.policies = rows.collect();

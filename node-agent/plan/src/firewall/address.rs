@@ -141,7 +141,7 @@ impl PodAddresses {
     pub fn identify(
         &mut self,
         groups: &Groups,
-        within: Within<'_>,
+        lookup: BlockLookup<'_>,
         identities: &mut Identities,
     ) -> AddressChanges {
         let mut changes = AddressChanges::default();
@@ -150,7 +150,7 @@ impl PodAddresses {
             let group = held.group().and_then(|group| groups.get(group));
             let key = match held.claims.is_empty() {
                 true => IdentityKey::default(),
-                false => key_of(address, group, within),
+                false => key_of(address, group, lookup),
             };
             let before = held.identity.take();
             held.identity = identities.acquire(key);
@@ -182,13 +182,13 @@ impl PodAddresses {
 
 /// The identity key of a pod's address. `group`: what is known of the pod. A pod that policies
 /// cannot distinguish from any other address of the blocks around it needs no identity of its own.
-fn key_of(address: IpAddr, group: Option<&PodGroup>, within: Within<'_>) -> IdentityKey {
-    let blocks = within.blocks(address);
+fn key_of(address: IpAddr, group: Option<&PodGroup>, lookup: BlockLookup<'_>) -> IdentityKey {
+    let blocks = lookup.blocks(address);
     let (labels, ports) = match group {
         Some(group) => (&group.peers[..], group.ports.clone()),
         None => (&[][..], Vec::new()),
     };
-    let knowledge = match (within.pod_ranges, group) {
+    let knowledge = match (lookup.pod_ranges, group) {
         (None, _) if labels.is_empty() && ports.is_empty() => return IdentityKey::default(),
         (None, _) => Knowledge::NotNeeded,
         (Some(_), None) => Knowledge::Unknown,
@@ -200,14 +200,14 @@ fn key_of(address: IpAddr, group: Option<&PodGroup>, within: Within<'_>) -> Iden
 
 /// The ranges that addresses are in.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Within<'a> {
+pub(super) struct BlockLookup<'a> {
     /// Those of policies, and those of pods.
     pub pieces: &'a Pieces,
     /// The peer that stands for those of pods, while ClusterNetworkPolicies are in force.
     pub pod_ranges: Option<PeerId>,
 }
 
-impl Within<'_> {
+impl BlockLookup<'_> {
     /// The policies' blocks that hold an address.
     pub fn blocks(self, address: IpAddr) -> impl Iterator<Item = PeerId> {
         let piece = piece_of(self.pieces, address).into_iter();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::FirewallPlan;
-use super::address::Within;
+use super::address::BlockLookup;
 use super::identity::{IdentityKey, Knowledge};
 use super::peer::PeerId;
 use denizen_model::{Block, ClusterFacts};
@@ -29,11 +29,11 @@ pub fn keys_of_nodes(
             named.entry(address).or_default().extend(&peers);
         }
     }
-    let within = Within { pieces: &plan.pieces, pod_ranges: plan.pod_ranges };
+    let lookup = BlockLookup { pieces: &plan.pieces, pod_ranges: plan.pod_ranges };
     let nodes = plan.nodes.iter().filter(|ip| !plan.addresses.is_claimed(**ip));
     let key = |address: &IpAddr| {
         let mut peers = named.remove(address).unwrap_or_default();
-        peers.extend(within.blocks(*address));
+        peers.extend(lookup.blocks(*address));
         let peers = peers.into_iter().collect();
         (*address, IdentityKey { peers, ports: Vec::new(), knowledge: Knowledge::Known })
     };
@@ -52,7 +52,7 @@ pub fn key_of_range(peers: &[PeerId], pod_ranges: Option<PeerId>) -> IdentityKey
 }
 
 /// The ranges that nodes give their pods addresses from. Every address may be a pod's while not all
-/// pods are known: what denies by labels must hold for those that were never asked for.
+/// pods are known: what denies by labels must hold for those that no source was asked for.
 pub fn ranges_of_pods(cluster: ClusterFacts<'_>) -> Arc<[Block]> {
     if !cluster.knows_all_pods() {
         let all = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];

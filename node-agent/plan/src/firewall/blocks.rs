@@ -140,7 +140,7 @@ pub(super) fn piece_of(pieces: &Pieces, address: IpAddr) -> Option<&Piece> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::peer::{Covers, PeerTable};
+    use super::super::peer::{PeerScope, PeerTable};
     use super::*;
 
     fn block((within, except): &(&str, &[&str])) -> Block {
@@ -150,7 +150,7 @@ mod tests {
 
     fn peers(blocks: &[&[Block]]) -> Vec<PeerId> {
         let mut table = PeerTable::default();
-        blocks.iter().map(|blocks| table.acquire(Covers::Blocks((*blocks).into()))).collect()
+        blocks.iter().map(|blocks| table.acquire(PeerScope::Blocks((*blocks).into()))).collect()
     }
 
     /// One peer for each block.

@@ -31,12 +31,12 @@ impl PartialEq for Cells {
 impl Eq for Cells {}
 
 impl Cells {
-    /// One cell for each of these peers, which are sorted. Cells of `before` are kept; `paint`
+    /// One cell for each of these peers, which are sorted. Cells of `before` are kept; `decide`
     /// decides the others.
     pub(super) fn new(
         peers: impl Iterator<Item = Option<IdentityId>>,
         before: Option<&Self>,
-        mut paint: impl FnMut(Option<IdentityId>) -> Function,
+        mut decide: impl FnMut(Option<IdentityId>) -> Function,
     ) -> Self {
         let mut functions: HashSet<Function> =
             before.into_iter().flat_map(Self::functions).cloned().collect();
@@ -46,9 +46,9 @@ impl Cells {
             if let Some(same) = known.next_if(|(id, _)| *id == peer) {
                 return same.clone();
             }
-            let painted = paint(peer);
+            let passing = decide(peer);
             // Equal functions share one copy.
-            let function = functions.get(&painted).cloned().unwrap_or(painted);
+            let function = functions.get(&passing).cloned().unwrap_or(passing);
             functions.insert(function.clone());
             (peer, function)
         });
@@ -122,7 +122,7 @@ mod tests {
     fn what_is_known_stays_and_equal_functions_are_one() {
         let before = cells(&[(1, true), (2, false), (3, true)], None);
         assert_eq!(before.functions().count(), 2);
-        // It is not painted again.
+        // It is not decided again.
         let after = cells(&[(2, true), (3, false), (4, true)], Some(&before));
         assert!(after.of(Some(IdentityId(2))).is_some_and(Function::is_none));
         assert!(after.of(Some(IdentityId(3))).is_some_and(Function::is_all));

@@ -109,7 +109,7 @@ impl Classes {
         granted.map(|granted| granted.passing(peer)).unwrap_or_default()
     }
 
-    /// How a pod's address with this identity is judged.
+    /// What passes to and from a pod whose address has this identity.
     pub fn side(
         &mut self,
         decision: &SideDecision,

@@ -6,8 +6,8 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::FirewallPlan;
+use super::evaluation::{ClassPacket, ClassVerdict, Evaluation};
 use super::identity::{IdentityId, IdentityKey};
-use super::judge::{Judge, Judged, Judgement};
 use super::permission::ClassKey;
 use super::tier::MatchedRule;
 use denizen_model::{Action, PolicyName, PortMatch, Ports, Protocol, Tier, TierPort, TierPorts};
@@ -50,14 +50,14 @@ impl Decider {
         let nobody = IdentityKey::default();
         let key = peer.and_then(|id| plan.identities.key(id)).unwrap_or(&nobody);
         let is_to_itself = false;
-        let judge = Judge { plan, class, peer: key, protocol, port, is_to_itself };
-        let Judged { matched, judgement } = judge.judged();
-        match judgement {
-            Judgement::Open => Self::Nobody,
-            Judgement::Refused => Self::Isolated(class.policies.as_slice().into()),
-            Judgement::Permitted(rule) => Self::Rule(rule.policy.clone(), rule.index),
-            Judgement::Accepted => Self::last(&matched, Action::Accept),
-            Judgement::Denied => Self::last(&matched, Action::Deny),
+        let packet = ClassPacket { plan, class, peer: key, protocol, port, is_to_itself };
+        let Evaluation { matched, verdict } = packet.evaluate();
+        match verdict {
+            ClassVerdict::Open => Self::Nobody,
+            ClassVerdict::Refused => Self::Isolated(class.policies.as_slice().into()),
+            ClassVerdict::Permitted(rule) => Self::Rule(rule.policy.clone(), rule.index),
+            ClassVerdict::Accepted => Self::last(&matched, Action::Accept),
+            ClassVerdict::Denied => Self::last(&matched, Action::Deny),
         }
     }
 

@@ -1,10 +1,10 @@
-//! How policies judge one connection, and why: for `explain`, and for connections that are
+//! How policies decide about one connection, and why: for `explain`, and for connections that are
 //! established when a policy changes.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
-use super::judge::{Judge, Judged, Judgement};
+use super::evaluation::{ClassPacket, ClassVerdict, Evaluation};
 use super::rules::Direction;
 use super::side::{Isolation, Side, SideDecision};
 use super::tier::TierStep;
@@ -24,7 +24,7 @@ pub struct PolicyFlow {
     pub port: Option<NonZeroU16>,
 }
 
-/// How the policies of one direction judge a flow.
+/// How the policies of one direction decide about a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyStep {
     /// The direction, seen from the pod whose policies count.
@@ -37,7 +37,7 @@ pub struct PolicyStep {
     pub result: PolicyResult,
 }
 
-/// The judgement of one pod's policies in one direction.
+/// The verdict of one pod's policies in one direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyResult {
     /// No policy isolates the pod, and no ClusterNetworkPolicy denies it.
@@ -70,7 +70,7 @@ pub struct PolicyRejection {
     pub pod: IpAddr,
 }
 
-/// Judges one flow by the policies of this node's pods.
+/// Evaluates one flow against the policies of this node's pods.
 pub(super) struct FlowCheck<'a> {
     pub(super) plan: &'a FirewallPlan,
     pub(super) flow: &'a PolicyFlow,
@@ -79,8 +79,8 @@ pub(super) struct FlowCheck<'a> {
 impl FlowCheck<'_> {
     /// See [`FirewallPlan::rejection`].
     pub(super) fn rejection(&self) -> Option<PolicyRejection> {
-        let mut asked = self.asked().into_iter().flatten();
-        asked.find_map(|(direction, pod)| {
+        let mut restricting = self.restricting().into_iter().flatten();
+        restricting.find_map(|(direction, pod)| {
             let side = self.plan.sides.get(&pod)?.of(direction);
             let is_refused = !self.passes(side, other_end(self.flow, direction));
             is_refused.then_some(PolicyRejection { direction, pod })
@@ -89,8 +89,8 @@ impl FlowCheck<'_> {
 
     /// See [`FirewallPlan::explain`].
     pub(super) fn explain(&self) -> Vec<PolicyStep> {
-        let asked = self.asked().into_iter().flatten();
-        let steps = asked.filter_map(|(direction, pod)| {
+        let restricting = self.restricting().into_iter().flatten();
+        let steps = restricting.filter_map(|(direction, pod)| {
             let subject = self.plan.subjects.get(self.plan.owners.get(&pod)?)?;
             let decision = match direction {
                 Direction::Ingress => &subject.ingress,
@@ -109,9 +109,9 @@ impl FlowCheck<'_> {
         steps.collect()
     }
 
-    /// The directions that are asked about a flow, each of the pod whose policies count. A node
+    /// The directions whose policies may restrict the flow, each with the pod that has them. A node
     /// reaches its own pods always, and NetworkPolicies let a pod reach itself.
-    fn asked(&self) -> [Option<(Direction, IpAddr)>; 2] {
+    fn restricting(&self) -> [Option<(Direction, IpAddr)>; 2] {
         let is_to_itself = self.flow.source == self.flow.destination;
         let [is_from_node, is_to_node] =
             [self.flow.source, self.flow.destination].map(|end| self.plan.own.contains(&end));
@@ -161,7 +161,7 @@ impl FlowCheck<'_> {
             }
         };
         let key = self.plan.key_of(peer).unwrap_or_default();
-        let judge = Judge {
+        let packet = ClassPacket {
             plan: self.plan,
             class,
             peer: &key,
@@ -169,21 +169,21 @@ impl FlowCheck<'_> {
             port: self.flow.port,
             is_to_itself: self.flow.source == self.flow.destination,
         };
-        let Judged { matched, judgement } = judge.judged();
-        let painter = class.painter(&self.plan.peers);
-        let step = |matched| painter.step(matched, &key, peer, judge.asked());
-        let result = match judgement {
-            Judgement::Open => PolicyResult::Open,
-            Judgement::Accepted => PolicyResult::Accepted,
-            Judgement::Denied => PolicyResult::Denied,
-            Judgement::Refused => PolicyResult::Refused,
-            Judgement::Permitted(permitting) => PolicyResult::Permitted {
+        let Evaluation { matched, verdict } = packet.evaluate();
+        let evaluator = class.evaluator(&self.plan.peers);
+        let step = |matched| evaluator.step(matched, &key, peer, packet.packet_port());
+        let result = match verdict {
+            ClassVerdict::Open => PolicyResult::Open,
+            ClassVerdict::Accepted => PolicyResult::Accepted,
+            ClassVerdict::Denied => PolicyResult::Denied,
+            ClassVerdict::Refused => PolicyResult::Refused,
+            ClassVerdict::Permitted(permitting) => PolicyResult::Permitted {
                 policy: permitting.policy.clone(),
                 rule: permitting.index,
                 peer: permitting
                     .peer
-                    .and_then(|id| self.plan.peers.covers(id))
-                    .map(|covers| covers.covering(peer).to_string()),
+                    .and_then(|id| self.plan.peers.scope(id))
+                    .map(|scope| scope.covering(peer).to_string()),
                 ports: permitting.entry.map(ToString::to_string),
             },
         };

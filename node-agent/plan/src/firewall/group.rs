@@ -35,7 +35,7 @@ pub(super) struct PodGroup {
 }
 
 impl PodGroup {
-    fn ask(&mut self, peers: &PeerTable, names: &PortNames, cluster: ClusterFacts<'_>) {
+    fn match_peers(&mut self, peers: &PeerTable, names: &PortNames, cluster: ClusterFacts<'_>) {
         let GroupKey { namespace, labels, .. } = &self.key;
         let of_namespace = cluster.namespace_labels(namespace);
         let covering = peers
@@ -48,8 +48,8 @@ impl PodGroup {
 
     fn name_ports(&mut self, names: &PortNames) {
         let ports = self.key.ports.iter();
-        let asked = ports.filter(|port| names.contains(&(port.name.clone(), port.protocol)));
-        self.ports = asked.cloned().collect();
+        let used = ports.filter(|port| names.contains(&(port.name.clone(), port.protocol)));
+        self.ports = used.cloned().collect();
     }
 }
 
@@ -62,8 +62,8 @@ pub(super) struct Groups {
     fresh: Vec<GroupId>,
 }
 
-/// What may have changed about groups.
-pub(super) struct GroupQuery<'a> {
+/// The facts by which groups are updated, and what changed about them.
+pub(super) struct GroupFacts<'a> {
     pub peers: &'a PeerTable,
     pub changes: &'a PeerChanges,
     pub names: &'a PortNames,
@@ -117,13 +117,13 @@ impl Groups {
     }
 
     /// Brings the groups up to date. Adds the addresses of those that changed to `touched`.
-    pub fn update(&mut self, asked: &GroupQuery<'_>, touched: &mut BTreeSet<IpAddr>) {
+    pub fn update(&mut self, facts: &GroupFacts<'_>, touched: &mut BTreeSet<IpAddr>) {
         let fresh: BTreeSet<GroupId> = std::mem::take(&mut self.fresh).into_iter().collect();
-        let GroupQuery { peers, changes, names, names_changed, namespaces, cluster } = asked;
+        let GroupFacts { peers, changes, names, names_changed, namespaces, cluster } = facts;
         // The addresses of their pods are among the touched ones already.
         for id in &fresh {
             if let Some(group) = self.groups.get_mut(id) {
-                group.ask(peers, names, *cluster);
+                group.match_peers(peers, names, *cluster);
             }
         }
         let peers_changed = !changes.added.is_empty() || !changes.removed.is_empty();
@@ -133,10 +133,10 @@ impl Groups {
         for (_, group) in self.groups.iter_mut().filter(|(id, _)| !fresh.contains(*id)) {
             let before = (group.peers.clone(), group.ports.clone());
             if namespaces.contains(&group.key.namespace) {
-                group.ask(peers, names, *cluster);
+                group.match_peers(peers, names, *cluster);
             } else if peers_changed || *names_changed {
                 let GroupKey { namespace, labels, .. } = &group.key;
-                group.peers.retain(|peer| peers.covers(*peer).is_some());
+                group.peers.retain(|peer| peers.scope(*peer).is_some());
                 if !changes.added.is_empty() {
                     let of_namespace = cluster.namespace_labels(namespace);
                     let covering = changes.added.iter();

@@ -7,7 +7,7 @@
 //!
 //! | file | decides |
 //! | --- | --- |
-//! | `settings` | what the operator asks
+//! | `settings` | what the operator configures |
 //! | `rules` | which policies are in force here |
 //! | `peer` | the peers that these name, each once |
 //! | `group` | which peers cover which pods, by labels |
@@ -20,7 +20,7 @@
 //! | `function` | what passes between a pod and a peer, whoever says so |
 //! | `cells` | what passes between a pod and all its peers |
 //! | `permission` | what an isolated pod may do |
-//! | `judge` | what a class's policies say of one packet, and which rule decides |
+//! | `evaluation` | what a class's policies say of one packet, and which rule decides |
 //! | `decider` | what passes between classes and identities, and who decides it |
 //! | `class` | what the pods of each class may do |
 //! | `flow` | what becomes of one connection, and why |
@@ -34,11 +34,11 @@ mod blocks;
 mod cells;
 mod class;
 mod decider;
+mod evaluation;
 mod flow;
 mod function;
 mod group;
 mod identity;
-mod judge;
 mod narrowed;
 mod peer;
 mod permission;
@@ -403,7 +403,7 @@ impl FirewallPlan {
         FlowCheck { plan: self, flow }.rejection()
     }
 
-    /// How each direction judges a flow, for pods of this node.
+    /// What policies decide about a flow in each direction, for pods of this node.
     pub fn explain(&self, flow: &PolicyFlow) -> Vec<PolicyStep> {
         FlowCheck { plan: self, flow }.explain()
     }

@@ -13,7 +13,7 @@ pub(super) struct PeerId(u32);
 
 /// What a peer covers, independent of the policy that names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Covers {
+pub(super) enum PeerScope {
     /// Pods of one namespace.
     Pods(Arc<str>, Selector),
     /// Pods of namespaces with these labels.
@@ -27,7 +27,7 @@ pub(super) enum Covers {
     PodRanges(Arc<[Block]>),
 }
 
-impl Covers {
+impl PeerScope {
     /// What the peers of a rule in a policy of this namespace cover.
     pub fn all(peers: &[PolicyPeer], namespace: &Arc<str>) -> Vec<Self> {
         let (mut all, mut blocks) = (Vec::new(), Vec::new());
@@ -68,7 +68,7 @@ impl Covers {
     }
 }
 
-impl fmt::Display for Covers {
+impl fmt::Display for PeerScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pods(namespace, pods) if pods.is_empty() => {
@@ -128,8 +128,8 @@ impl fmt::Display for SelectorText<'_> {
 
 #[derive(Debug, Default)]
 pub(super) struct PeerTable {
-    ids: HashMap<Covers, PeerId>,
-    users: BTreeMap<PeerId, (Covers, usize)>,
+    ids: HashMap<PeerScope, PeerId>,
+    users: BTreeMap<PeerId, (PeerScope, usize)>,
     /// Peers that cover pods of one namespace only, by namespace.
     of_namespace: HashMap<Arc<str>, BTreeSet<PeerId>>,
     /// Peers that may cover pods of any namespace.
@@ -145,28 +145,28 @@ pub(super) struct PeerTable {
 /// What changed about peers.
 #[derive(Debug, Default)]
 pub(super) struct PeerChanges {
-    pub added: Vec<(PeerId, Covers)>,
-    pub removed: Vec<(PeerId, Covers)>,
+    pub added: Vec<(PeerId, PeerScope)>,
+    pub removed: Vec<(PeerId, PeerScope)>,
 }
 
 impl PeerChanges {
     /// Whether peers by address came or went.
     pub fn has_blocks(&self) -> bool {
         let mut all = self.added.iter().chain(&self.removed);
-        all.any(|(_, covers)| matches!(covers, Covers::Blocks(_) | Covers::PodRanges(_)))
+        all.any(|(_, scope)| matches!(scope, PeerScope::Blocks(_) | PeerScope::PodRanges(_)))
     }
 
     /// Whether peers by labels of nodes came or went.
     pub fn has_nodes(&self) -> bool {
         let mut all = self.added.iter().chain(&self.removed);
-        all.any(|(_, covers)| matches!(covers, Covers::Nodes(_)))
+        all.any(|(_, scope)| matches!(scope, PeerScope::Nodes(_)))
     }
 }
 
 impl PeerTable {
     /// Counts one more user of this peer.
-    pub fn acquire(&mut self, covers: Covers) -> PeerId {
-        if let Some(id) = self.ids.get(&covers) {
+    pub fn acquire(&mut self, scope: PeerScope) -> PeerId {
+        if let Some(id) = self.ids.get(&scope) {
             if let Some((_, users)) = self.users.get_mut(id) {
                 *users += 1;
             }
@@ -174,15 +174,15 @@ impl PeerTable {
         }
         let id = PeerId(self.next);
         self.next += 1;
-        match &covers {
-            Covers::Pods(namespace, _) => {
+        match &scope {
+            PeerScope::Pods(namespace, _) => {
                 self.of_namespace.entry(namespace.clone()).or_default().insert(id);
             }
-            Covers::PodsOf(..) => drop(self.of_any.insert(id)),
-            Covers::Blocks(_) | Covers::Nodes(_) | Covers::PodRanges(_) => {}
+            PeerScope::PodsOf(..) => drop(self.of_any.insert(id)),
+            PeerScope::Blocks(_) | PeerScope::Nodes(_) | PeerScope::PodRanges(_) => {}
         }
-        self.ids.insert(covers.clone(), id);
-        self.users.insert(id, (covers, 1));
+        self.ids.insert(scope.clone(), id);
+        self.users.insert(id, (scope, 1));
         self.fresh.push(id);
         id
     }
@@ -197,28 +197,29 @@ impl PeerTable {
         }
     }
 
-    pub fn covers(&self, id: PeerId) -> Option<&Covers> {
-        self.users.get(&id).map(|(covers, _)| covers)
+    pub fn scope(&self, id: PeerId) -> Option<&PeerScope> {
+        self.users.get(&id).map(|(scope, _)| scope)
     }
 
     /// The peers that may cover pods of this namespace by labels.
-    pub fn by_labels(&self, namespace: &str) -> impl Iterator<Item = (PeerId, &Covers)> {
+    pub fn by_labels(&self, namespace: &str) -> impl Iterator<Item = (PeerId, &PeerScope)> {
         let own = self.of_namespace.get(namespace).into_iter().flatten();
-        own.chain(&self.of_any).filter_map(|id| Some((*id, self.covers(*id)?)))
+        own.chain(&self.of_any).filter_map(|id| Some((*id, self.scope(*id)?)))
     }
 
     /// The peers that cover a node with these labels, in order.
     pub fn of_node<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = PeerId> + 'a {
-        self.iter().filter_map(move |(id, covers)| match covers {
-            Covers::Nodes(nodes) => nodes.selects(labels).then_some(id),
-            Covers::Pods(..) | Covers::PodsOf(..) | Covers::Blocks(_) | Covers::PodRanges(_) => {
-                None
-            }
+        self.iter().filter_map(move |(id, scope)| match scope {
+            PeerScope::Nodes(nodes) => nodes.selects(labels).then_some(id),
+            PeerScope::Pods(..)
+            | PeerScope::PodsOf(..)
+            | PeerScope::Blocks(_)
+            | PeerScope::PodRanges(_) => None,
         })
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (PeerId, &Covers)> {
-        self.users.iter().map(|(id, (covers, _))| (*id, covers))
+    pub fn iter(&self) -> impl Iterator<Item = (PeerId, &PeerScope)> {
+        self.users.iter().map(|(id, (scope, _))| (*id, scope))
     }
 
     /// Forgets unused peers. Returns what changed since the last call.
@@ -226,21 +227,21 @@ impl PeerTable {
         let mut removed = Vec::new();
         for id in std::mem::take(&mut self.left) {
             if self.users.get(&id).is_some_and(|(_, users)| *users == 0)
-                && let Some((covers, _)) = self.users.remove(&id)
+                && let Some((scope, _)) = self.users.remove(&id)
             {
-                self.forget(id, &covers);
-                removed.push((id, covers));
+                self.forget(id, &scope);
+                removed.push((id, scope));
             }
         }
         let fresh = std::mem::take(&mut self.fresh).into_iter();
-        let added = fresh.filter_map(|id| Some((id, self.covers(id)?.clone()))).collect();
+        let added = fresh.filter_map(|id| Some((id, self.scope(id)?.clone()))).collect();
         PeerChanges { added, removed }
     }
 
-    fn forget(&mut self, id: PeerId, covers: &Covers) {
-        self.ids.remove(covers);
+    fn forget(&mut self, id: PeerId, scope: &PeerScope) {
+        self.ids.remove(scope);
         self.of_any.remove(&id);
-        if let Covers::Pods(namespace, _) = covers
+        if let PeerScope::Pods(namespace, _) = scope
             && let Some(of_namespace) = self.of_namespace.get_mut(namespace)
         {
             of_namespace.remove(&id);
@@ -258,9 +259,9 @@ mod tests {
     #[test]
     fn a_peer_that_is_named_again_before_the_change_ends_stays() {
         let mut table = PeerTable::default();
-        let of = |namespace: &str| Covers::Pods(namespace.into(), Selector::default());
+        let of = |namespace: &str| PeerScope::Pods(namespace.into(), Selector::default());
         let (kept, gone) = (table.acquire(of("a")), table.acquire(of("b")));
-        let any = table.acquire(Covers::PodsOf(Selector::default(), Selector::default()));
+        let any = table.acquire(PeerScope::PodsOf(Selector::default(), Selector::default()));
         assert_eq!(table.take_changes().added.len(), 3);
         table.release(kept);
         table.release(gone);

@@ -9,7 +9,7 @@ use super::function::{Function, PortSet};
 use super::identity::{Identities, IdentityId, IdentityKey};
 use super::peer::PeerTable;
 use super::rules::{Direction, PoliciesInForce, RuleInForce};
-use super::tier::{Painter, Rulebook};
+use super::tier::{Rulebook, TierEvaluator};
 use denizen_model::{NamedPort, PolicyName, PolicyPort, PortMatch, Ports, Protocol};
 
 /// One permission. Permissions only add up: none takes anything away.
@@ -92,13 +92,13 @@ impl ClassKey {
         before: Option<&Cells>,
     ) -> Option<Cells> {
         let book = self.rulebook(rules)?;
-        let painter = self.painter(table);
+        let evaluator = self.evaluator(table);
         let nobody = IdentityKey::default();
         let peers = [None].into_iter().chain(identities.iter().map(|(id, _)| Some(id)));
         Some(Cells::new(peers, before, |peer| {
             let key = peer.and_then(|id| identities.key(id)).unwrap_or(&nobody);
             let permitted = || self.permitted(rules, key);
-            book.function(&painter, key, self.is_isolated.then_some(permitted))
+            book.function(&evaluator, key, self.is_isolated.then_some(permitted))
         }))
     }
 
@@ -108,8 +108,8 @@ impl ClassKey {
         Some(Rulebook::new(policies, self.direction))
     }
 
-    pub(super) fn painter<'a>(&'a self, table: &'a PeerTable) -> Painter<'a> {
-        Painter { direction: self.direction, ports: &self.ports, table }
+    pub(super) fn evaluator<'a>(&'a self, table: &'a PeerTable) -> TierEvaluator<'a> {
+        TierEvaluator { direction: self.direction, ports: &self.ports, table }
     }
 
     /// What passes between one of these pods and itself, through a service. NetworkPolicies never
@@ -122,7 +122,7 @@ impl ClassKey {
     ) -> Option<Function> {
         let book = self.rulebook(rules)?;
         let permitted = self.is_isolated.then_some(PortSet::all);
-        Some(book.function(&self.painter(table), own, permitted))
+        Some(book.function(&self.evaluator(table), own, permitted))
     }
 
     /// What NetworkPolicies permit to a peer.
@@ -223,7 +223,7 @@ impl ClassKey {
         peer: &IdentityKey,
         protocol: Option<Protocol>,
         port: Option<NonZeroU16>,
-    ) -> Option<Permitting<'a>> {
+    ) -> Option<PermittingRule<'a>> {
         self.rules(rules).find_map(|(policy, rule)| {
             let covering = match &rule.peers {
                 None => None,
@@ -233,7 +233,12 @@ impl ClassKey {
             let mut ports = self.fixed_ports(rule).into_iter().chain(named);
             let is_covered = ports.any(|ports| ports.covers(protocol, port));
             let entry = entry_for(rule, protocol, port);
-            is_covered.then_some(Permitting { policy, index: rule.index, peer: covering, entry })
+            is_covered.then_some(PermittingRule {
+                policy,
+                index: rule.index,
+                peer: covering,
+                entry,
+            })
         })
     }
 }
@@ -276,7 +281,7 @@ fn without_overlaps(all: BTreeSet<Permission>) -> Permissions {
 }
 
 /// The rule that permits something.
-pub(super) struct Permitting<'a> {
+pub(super) struct PermittingRule<'a> {
     pub policy: &'a PolicyName,
     pub index: usize,
     pub peer: Option<super::peer::PeerId>,

@@ -15,7 +15,7 @@ use denizen_model::{
     PolicyName, PolicyPeer, PolicyRule, PortMatch, Ports, Selector,
 };
 
-/// Which pods of other nodes must be known, so that this node's pods are judged as if all were.
+/// Which pods of other nodes must be known, so that decisions are the same as if all were.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PodNeeds {
     /// Not known yet, or not tracked.
@@ -70,13 +70,13 @@ impl PodNeeds {
 /// The current needs, updated with each change of the facts.
 #[derive(Debug, Default)]
 pub(super) struct NeedsTracker {
-    asked: PeersAsked,
+    referred: ReferredNamespaces,
     needs: PodNeeds,
 }
 
 /// The namespaces that the peers of this node's policies refer to.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct PeersAsked {
+struct ReferredNamespaces {
     all: Option<AllPodsReason>,
     /// Namespaces without a selector of namespaces: the policies' own.
     own: BTreeSet<Arc<str>>,
@@ -100,16 +100,16 @@ impl NeedsTracker {
             || !change.cluster_network_policies.is_empty()
             || recorded.iter().any(is_named);
         if may_differ || is_first {
-            let asked = PeersAsked::by(cluster, recorded);
-            if asked != self.asked || is_first {
-                self.needs = asked.needs(cluster);
-                self.asked = asked;
+            let referred = ReferredNamespaces::by(cluster, recorded);
+            if referred != self.referred || is_first {
+                self.needs = referred.needs(cluster);
+                self.referred = referred;
                 return;
             }
         }
         let PodNeeds::Namespaces(needed) = &mut self.needs else { return };
         for name in &change.namespaces {
-            match self.asked.asks_for(name, cluster) {
+            match self.referred.includes(name, cluster) {
                 true => needed.insert(name.clone()),
                 false => needed.remove(name),
             };
@@ -117,12 +117,12 @@ impl NeedsTracker {
     }
 }
 
-impl PeersAsked {
+impl ReferredNamespaces {
     fn by(cluster: ClusterFacts<'_>, recorded: &[LocalPod]) -> Self {
-        let mut asked = Self::default();
+        let mut referred = Self::default();
         if cluster.has_tiers() {
-            asked.all = Some(AllPodsReason::ClusterNetworkPolicies);
-            return asked;
+            referred.all = Some(AllPodsReason::ClusterNetworkPolicies);
+            return referred;
         }
         let namespaces = recorded.iter().filter_map(|pod| Some(&pod.pod.as_ref()?.namespace));
         let namespaces: BTreeSet<&Arc<str>> = namespaces.collect();
@@ -136,11 +136,11 @@ impl PeersAsked {
                     cluster.pod_of(pod).is_none_or(|pod| policy.pods.selects(&pod.labels))
                 };
                 if pods.iter().any(may_select) {
-                    asked.add(policy);
+                    referred.add(policy);
                 }
             }
         }
-        asked
+        referred
     }
 
     fn add(&mut self, policy: &NetworkPolicy) {
@@ -188,11 +188,11 @@ impl PeersAsked {
         if let Some(why) = &self.all {
             return PodNeeds::All(why.clone());
         }
-        let selected = cluster.namespaces().filter(|name| self.asks_for(name, cluster));
+        let selected = cluster.namespaces().filter(|name| self.includes(name, cluster));
         PodNeeds::Namespaces(selected.chain(&self.own).cloned().collect())
     }
 
-    fn asks_for(&self, namespace: &Arc<str>, cluster: ClusterFacts<'_>) -> bool {
+    fn includes(&self, namespace: &Arc<str>, cluster: ClusterFacts<'_>) -> bool {
         if self.own.contains(namespace) {
             return true;
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::group::PortNames;
-use super::peer::{Covers, PeerId, PeerTable};
+use super::peer::{PeerId, PeerScope, PeerTable};
 use super::tier::TieredPolicy;
 use denizen_model::{
     ClusterNetworkPolicy, NetworkPolicy, Peers, PolicyName, PolicyRule, PortMatch, Ports,
@@ -185,8 +185,8 @@ fn compiled(rule: &PolicyRule, namespace: &Arc<str>, table: &mut PeerTable) -> R
     let peers = match &rule.peers {
         Peers::All => None,
         Peers::These(peers) => {
-            let covers = Covers::all(peers, namespace).into_iter();
-            Some(covers.map(|covers| table.acquire(covers)).collect())
+            let scopes = PeerScope::all(peers, namespace).into_iter();
+            Some(scopes.map(|scope| table.acquire(scope)).collect())
         }
     };
     RuleInForce { index: rule.index, peers, ports: rule.ports.clone() }

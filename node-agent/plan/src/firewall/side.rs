@@ -221,19 +221,19 @@ fn add_tiers(
     of_namespace: &Labels,
     pod: Option<&Described>,
 ) -> [SideDecision; 2] {
-    let asked = Direction::BOTH.map(|direction| {
+    let selecting = Direction::BOTH.map(|direction| {
         tier::selecting(tiers, of_namespace, pod.map(|pod| &pod.labels), direction)
     });
-    if asked.iter().any(|(_, may_be)| *may_be) {
+    if selecting.iter().any(|(_, may_be)| *may_be) {
         let (isolation, class, is_open_ended) = (Isolation::Pending, None, true);
         return decisions.map(|_| SideDecision { isolation, class: class.clone(), is_open_ended });
     }
-    if asked.iter().all(|(names, _)| names.is_empty()) {
+    if selecting.iter().all(|(names, _)| names.is_empty()) {
         return decisions;
     }
-    let mut asked = Direction::BOTH.into_iter().zip(asked);
+    let mut selecting = Direction::BOTH.into_iter().zip(selecting);
     decisions.map(|decision| {
-        let (direction, (names, _)) = asked.next().expect("there are two of each");
+        let (direction, (names, _)) = selecting.next().expect("there are two of each");
         with_tiers(decision, direction, names, tiers, pod)
     })
 }

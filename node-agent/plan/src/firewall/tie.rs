@@ -8,12 +8,12 @@ use super::rules::PoliciesInForce;
 use denizen_model::Tier;
 
 /// ClusterNetworkPolicies of one tier and priority that say something about one direction of one
-/// pod. Their names decide which is asked first.
+/// pod. Their names decide which comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PolicyTie {
     pub tier: Tier,
     pub priority: u16,
-    /// Their names, in the order in which they are asked.
+    /// Their names, in the order in which they are evaluated.
     pub policies: Vec<Arc<str>>,
 }
 

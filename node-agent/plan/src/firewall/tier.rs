@@ -1,7 +1,7 @@
-//! ClusterNetworkPolicies: judges packets by tiers, priorities and the order of rules.
+//! ClusterNetworkPolicies: evaluates them by tiers, priorities and the order of rules.
 //!
-//! For each class of pods and each identity the ports are painted: each rule takes those that
-//! nothing has decided yet. The kernel gets what is left to pass, and knows no tier.
+//! For each class of pods and each identity the ports that pass are computed: each rule takes those
+//! that nothing has decided yet. The kernel gets what is left to pass, and knows no tier.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::decider::TierDecider;
 use super::function::{Function, PortSet};
 use super::identity::{IdentityKey, Knowledge};
-use super::peer::{Covers, PeerId, PeerTable};
+use super::peer::{PeerId, PeerScope, PeerTable};
 use super::rules::Direction;
 use denizen_model::{
     Action, Block, ClusterNetworkPolicy, Labels, LocalPod, ModelChange, NamedPort, Protocol, Tier,
@@ -77,16 +77,16 @@ fn compiled(rule: &TierRule, table: &mut PeerTable) -> TieredRule {
             for peer in peers {
                 match peer {
                     TierPeer::Pods { namespaces, pods } => {
-                        all.push(Covers::PodsOf(namespaces.clone(), pods.clone()));
+                        all.push(PeerScope::PodsOf(namespaces.clone(), pods.clone()));
                     }
-                    TierPeer::Nodes(nodes) => all.push(Covers::Nodes(nodes.clone())),
+                    TierPeer::Nodes(nodes) => all.push(PeerScope::Nodes(nodes.clone())),
                     TierPeer::Network(range) => {
                         blocks.push(Block { range: *range, except: Vec::new() });
                     }
                 }
             }
-            all.extend((!blocks.is_empty()).then(|| Covers::Blocks(blocks.into())));
-            Some(all.into_iter().map(|covers| table.acquire(covers)).collect())
+            all.extend((!blocks.is_empty()).then(|| PeerScope::Blocks(blocks.into())));
+            Some(all.into_iter().map(|scope| table.acquire(scope)).collect())
         }
     };
     let TierRule { index, name, action, ports, .. } = rule;
@@ -155,15 +155,15 @@ impl AllTiers<'_> {
 
 /// Whether a rule matches a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Match {
+enum PeerMatch {
     Yes,
     No,
-    /// Not known: it asks for labels of a pod that is not known yet.
+    /// Not known: it selects by labels, and those of the pod are not known yet.
     Maybe,
 }
 
-/// A packet's peer, for the rules of one class.
-pub(super) struct Painter<'a> {
+/// Evaluates the rules of tiers for the pods of one class.
+pub(super) struct TierEvaluator<'a> {
     pub direction: Direction,
     /// For ingress rules with named ports: the subject's own.
     pub ports: &'a [NamedPort],
@@ -176,18 +176,18 @@ struct RulePorts {
     possible: PortSet,
 }
 
-impl Painter<'_> {
-    fn matches(&self, rule: &TieredRule, key: &IdentityKey) -> Match {
-        let Some(peers) = &rule.peers else { return Match::Yes };
+impl TierEvaluator<'_> {
+    fn matches(&self, rule: &TieredRule, key: &IdentityKey) -> PeerMatch {
+        let Some(peers) = &rule.peers else { return PeerMatch::Yes };
         if key.is_any_of(peers) {
-            return Match::Yes;
+            return PeerMatch::Yes;
         }
         let by_labels = |peer: &PeerId| {
-            matches!(self.table.covers(*peer), Some(Covers::Pods(..) | Covers::PodsOf(..)))
+            matches!(self.table.scope(*peer), Some(PeerScope::Pods(..) | PeerScope::PodsOf(..)))
         };
         match key.knowledge == Knowledge::Unknown && peers.iter().any(by_labels) {
-            true => Match::Maybe,
-            false => Match::No,
+            true => PeerMatch::Maybe,
+            false => PeerMatch::No,
         }
     }
 
@@ -218,7 +218,7 @@ impl Painter<'_> {
     }
 
     /// What passes by these rules, in order, and by `behind`, which decides what they pass on.
-    pub fn painted<'r>(
+    pub fn passing<'r>(
         &self,
         rules: impl Iterator<Item = &'r TieredRule>,
         key: &IdentityKey,
@@ -226,20 +226,20 @@ impl Painter<'_> {
     ) -> PortSet {
         let mut undecided = PortSet::all();
         let (mut accepted, mut passed) = (PortSet::default(), PortSet::default());
-        // What would be denied, or passed on, if the peer had the labels that a rule asks for.
+        // What would be denied, or passed on, if the peer had the labels that a rule selects by.
         let (mut perhaps_denied, mut perhaps_passed) = (PortSet::default(), PortSet::default());
         for rule in rules {
             if undecided.is_empty() {
                 break;
             }
             let matches = self.matches(rule, key);
-            if matches == Match::No {
+            if matches == PeerMatch::No {
                 continue;
             }
             let RulePorts { certain, possible } = self.ports(rule, key);
             let (taken, perhaps) = match matches {
-                Match::Yes => (undecided.common(&certain), undecided.common(&possible)),
-                Match::Maybe | Match::No => {
+                PeerMatch::Yes => (undecided.common(&certain), undecided.common(&possible)),
+                PeerMatch::Maybe | PeerMatch::No => {
                     (PortSet::default(), undecided.common(&certain.union(&possible)))
                 }
             };
@@ -285,16 +285,16 @@ impl<'a> Rulebook<'a> {
     /// permit, if one isolates the class.
     pub fn function(
         &self,
-        painter: &Painter<'_>,
+        evaluator: &TierEvaluator<'_>,
         key: &IdentityKey,
         by_network_policies: Option<impl FnOnce() -> PortSet>,
     ) -> Function {
         let admin = self.admin.iter().map(|(_, rule)| *rule);
-        Function::new(painter.painted(admin, key, || match by_network_policies {
+        Function::new(evaluator.passing(admin, key, || match by_network_policies {
             Some(permitted) => permitted(),
             None => {
                 let baseline = self.baseline.iter().map(|(_, rule)| *rule);
-                painter.painted(baseline, key, PortSet::all)
+                evaluator.passing(baseline, key, PortSet::all)
             }
         }))
     }
@@ -322,9 +322,9 @@ pub(super) struct MatchedRule<'a> {
     pub is_possible: bool,
 }
 
-/// The judgement of one packet by the rules of a tier.
+/// What the rules of a tier say of one packet.
 #[derive(Debug, Default)]
-pub(super) struct Walk<'a> {
+pub(super) struct TierEvaluation<'a> {
     /// The rules that match, up to the one that decides.
     pub matched: Vec<MatchedRule<'a>>,
     /// Whether it is denied, for certain or because it may have to be.
@@ -335,45 +335,45 @@ pub(super) struct Walk<'a> {
     pub may_pass: bool,
 }
 
-/// A packet, as rules see it.
+/// What rules see of a packet beside its peer. `port`: of the destination, or 0.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct PacketPort {
     pub protocol: Option<Protocol>,
     pub port: u16,
 }
 
-impl Painter<'_> {
-    /// Judges one packet by the rules of one tier.
-    pub fn walk<'r>(
+impl TierEvaluator<'_> {
+    /// Evaluates the rules of one tier for one packet.
+    pub fn evaluate<'r>(
         &self,
         rules: &[(&'r TieredPolicy, &'r TieredRule)],
         key: &IdentityKey,
-        asked: Asked,
-    ) -> Walk<'r> {
-        let mut walk = Walk::default();
+        packet: PacketPort,
+    ) -> TierEvaluation<'r> {
+        let mut evaluation = TierEvaluation::default();
         for (policy, rule) in rules {
             let matches = self.matches(rule, key);
             let RulePorts { certain, possible } = self.ports(rule, key);
-            let is_certain = certain.contains(asked.protocol, asked.port);
-            let is_meant = is_certain || possible.contains(asked.protocol, asked.port);
-            if matches == Match::No || !is_meant {
+            let is_certain = certain.contains(packet.protocol, packet.port);
+            let is_meant = is_certain || possible.contains(packet.protocol, packet.port);
+            if matches == PeerMatch::No || !is_meant {
                 continue;
             }
-            let is_possible = matches == Match::Maybe || !is_certain;
+            let is_possible = matches == PeerMatch::Maybe || !is_certain;
             if is_possible && rule.action == Action::Accept {
                 continue;
             }
-            walk.matched.push(MatchedRule { policy, rule, is_possible });
+            evaluation.matched.push(MatchedRule { policy, rule, is_possible });
             match rule.action {
-                Action::Accept => walk.is_accepted = true,
-                Action::Deny => walk.is_denied = true,
-                Action::Pass => walk.may_pass = true,
+                Action::Accept => evaluation.is_accepted = true,
+                Action::Deny => evaluation.is_denied = true,
+                Action::Pass => evaluation.may_pass = true,
             }
-            if !is_possible || walk.is_denied {
+            if !is_possible || evaluation.is_denied {
                 break;
             }
         }
-        walk
+        evaluation
     }
 
     /// A rule that matches a packet from or to this peer, for a person.
@@ -382,18 +382,18 @@ impl Painter<'_> {
         matched: MatchedRule<'_>,
         key: &IdentityKey,
         peer: std::net::IpAddr,
-        asked: Asked,
+        packet: PacketPort,
     ) -> TierStep {
         let MatchedRule { rule, is_possible, .. } = matched;
         let peers = rule.peers.iter().flatten();
         let mut covering = peers.filter(|peer| is_possible || key.is_any_of(&[**peer]));
-        let covering = covering.find_map(|peer| self.table.covers(*peer));
+        let covering = covering.find_map(|peer| self.table.scope(*peer));
         let port = match &rule.ports {
             TierPorts::All => None,
             TierPorts::These(ports) => ports.iter().find(|port| match port {
                 TierPort::Range(protocol, first, last) => {
-                    let number = NonZeroU16::new(asked.port);
-                    Some(*protocol) == asked.protocol
+                    let number = NonZeroU16::new(packet.port);
+                    Some(*protocol) == packet.protocol
                         && number.is_some_and(|port| (*first..=*last).contains(&port))
                 }
                 TierPort::Named(_) => false,
@@ -403,7 +403,7 @@ impl Painter<'_> {
             || names(&rule.ports).next().map(|name| TierPort::Named(name.clone()).to_string());
         TierStep {
             rule: TierDecider::of(matched),
-            peer: covering.map(|covers| covers.covering(peer).to_string()),
+            peer: covering.map(|scope| scope.covering(peer).to_string()),
             ports: port.map(ToString::to_string).or_else(named),
             is_possible,
         }

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::address::{AddressClaimant, Within};
+use super::address::{AddressClaimant, BlockLookup};
 use super::address_key::{key_of_range, keys_of_nodes, ranges_of_pods};
 use super::blocks::{AddressRange, Piece, pieces};
 use super::class::ClassFacts;
-use super::group::{GroupId, GroupKey, GroupQuery};
+use super::group::{GroupFacts, GroupId, GroupKey};
 use super::identity::IdentityKey;
 use super::narrowed::narrowed;
-use super::peer::Covers;
+use super::peer::PeerScope;
 use super::permission::RuleChanges;
 use super::side::{Described, Side, Sides, decisions_of};
 use super::tier::AllTiers;
@@ -340,7 +340,7 @@ impl<'a> FirewallUpdate<'a> {
             self.plan.addresses.touched.extend(self.plan.addresses.all().collect::<Vec<_>>());
         }
         let peer_changes = self.plan.peers.take_changes();
-        let asked = GroupQuery {
+        let facts = GroupFacts {
             peers: &self.plan.peers,
             changes: &peer_changes,
             names: &self.plan.names,
@@ -348,14 +348,14 @@ impl<'a> FirewallUpdate<'a> {
             namespaces: &change.namespaces,
             cluster,
         };
-        self.plan.groups.update(&asked, &mut self.plan.addresses.touched);
+        self.plan.groups.update(&facts, &mut self.plan.addresses.touched);
         let has_blocks = peer_changes.has_blocks();
         if has_blocks {
             self.update_blocks();
         }
-        let within = Within { pieces: &self.plan.pieces, pod_ranges: self.plan.pod_ranges };
+        let lookup = BlockLookup { pieces: &self.plan.pieces, pod_ranges: self.plan.pod_ranges };
         let changed =
-            self.plan.addresses.identify(&self.plan.groups, within, &mut self.plan.identities);
+            self.plan.addresses.identify(&self.plan.groups, lookup, &mut self.plan.identities);
         self.changes.identities = changed.identities;
         let are_changed = has_blocks || peer_changes.has_nodes() || change.node_facts;
         if switched || are_changed || change.node_addresses || !changed.claimed.is_empty() {
@@ -375,7 +375,7 @@ impl<'a> FirewallUpdate<'a> {
         }
         let before = self.plan.pod_ranges.take();
         if is_needed {
-            let ranges = Covers::PodRanges(ranges_of_pods(cluster));
+            let ranges = PeerScope::PodRanges(ranges_of_pods(cluster));
             self.plan.pod_ranges = Some(self.plan.peers.acquire(ranges));
         }
         before.into_iter().for_each(|before| self.plan.peers.release(before));
@@ -397,9 +397,9 @@ impl<'a> FirewallUpdate<'a> {
     }
 
     fn update_blocks(&mut self) {
-        let blocks = self.plan.peers.iter().filter_map(|(id, covers)| match covers {
-            Covers::Blocks(blocks) | Covers::PodRanges(blocks) => Some((id, &**blocks)),
-            Covers::Pods(..) | Covers::PodsOf(..) | Covers::Nodes(_) => None,
+        let blocks = self.plan.peers.iter().filter_map(|(id, scope)| match scope {
+            PeerScope::Blocks(blocks) | PeerScope::PodRanges(blocks) => Some((id, &**blocks)),
+            PeerScope::Pods(..) | PeerScope::PodsOf(..) | PeerScope::Nodes(_) => None,
         });
         self.plan.pieces = pieces(blocks);
         let mut now = BTreeMap::new();

@@ -16,7 +16,7 @@ pub(super) struct Claim {
     added_at: Reverse<Arc<str>>,
     pub id: AttachmentId,
     pub endpoint: SocketAddr,
-    pub asked: HostPort,
+    pub requested: HostPort,
     pub pod: Arc<str>,
 }
 
@@ -129,9 +129,9 @@ impl Claims {
             return claimed;
         }
         let name: Arc<str> = pod.to_string().into();
-        for asked in pod.host_ports.iter().copied() {
+        for requested in pod.host_ports.iter().copied() {
             let mut has_address = false;
-            for key in HostPortKey::of(asked) {
+            for key in HostPortKey::of(requested) {
                 let ip = pod.ips.iter().find(|ip| family_of(**ip) == key.family());
                 let Some(ip) = ip else { continue };
                 has_address = true;
@@ -139,15 +139,15 @@ impl Claims {
                     let claim = Claim {
                         added_at: Reverse(pod.added_at.clone()),
                         id: pod.id.clone(),
-                        endpoint: SocketAddr::new(*ip, asked.pod_port.get()),
-                        asked,
+                        endpoint: SocketAddr::new(*ip, requested.pod_port.get()),
+                        requested,
                         pod: name.clone(),
                     };
                     claimed.claims.push((key, claim));
                 }
             }
             if !has_address {
-                claimed.remarks.push(HostPortRemark::NoPodAddress { pod: name.clone(), asked });
+                claimed.remarks.push(HostPortRemark::NoPodAddress { pod: name.clone(), requested });
             }
         }
         claimed

@@ -38,9 +38,9 @@ impl HostPortKey {
         }
     }
 
-    /// The keys of a host port as asked for.
-    pub(super) fn of(asked: HostPort) -> impl Iterator<Item = Self> {
-        let HostPort { at, protocol, port, .. } = asked;
+    /// The keys of a host port as requested.
+    pub(super) fn of(requested: HostPort) -> impl Iterator<Item = Self> {
+        let HostPort { at, protocol, port, .. } = requested;
         at.families().map(move |family| Self {
             at: match at {
                 HostPortAddress::Ip(ip) => HostPortPlace::Ip(ip),

@@ -1,4 +1,4 @@
-//! What a user should know about host ports that are not served as asked for.
+//! What a user should know about host ports that are not served as requested.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,15 +8,15 @@ use std::sync::Arc;
 use crate::FrontendKind;
 use denizen_model::{HostPort, Protocol, ServicePortName};
 
-/// Why a host port is not served as asked for.
+/// Why a host port is not served as requested.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HostPortRemark {
     /// A service has the port at an address of the node.
     Shadowed {
-        /// The pod that asks.
+        /// The pod that requests it.
         pod: Arc<str>,
-        /// What it asks for.
-        asked: HostPort,
+        /// The host port that it requests.
+        requested: HostPort,
         /// The address.
         at: IpAddr,
         /// What the address is to the service.
@@ -24,49 +24,49 @@ pub enum HostPortRemark {
         /// The service.
         by: ServicePortName,
     },
-    /// A pod that was recorded later asks for the same.
+    /// A pod that was recorded later requests the same.
     Older {
-        /// The pod that asks.
+        /// The pod that requests it.
         pod: Arc<str>,
-        /// What it asks for.
-        asked: HostPort,
+        /// The host port that it requests.
+        requested: HostPort,
         /// The pod that gets it.
         newer: Arc<str>,
     },
-    /// The node does not have the address that is asked for.
+    /// The node does not have the address that is requested.
     NoAddress {
-        /// The pod that asks.
+        /// The pod that requests it.
         pod: Arc<str>,
-        /// What it asks for.
-        asked: HostPort,
+        /// The host port that it requests.
+        requested: HostPort,
     },
     /// The pod has no address of the family.
     NoPodAddress {
-        /// The pod that asks.
+        /// The pod that requests it.
         pod: Arc<str>,
-        /// What it asks for.
-        asked: HostPort,
+        /// The host port that it requests.
+        requested: HostPort,
     },
 }
 
 impl HostPortRemark {
-    /// The pod that asks, and what it asks for.
-    pub fn asked(&self) -> (&Arc<str>, HostPort) {
+    /// The pod, and what it requests.
+    pub fn requested(&self) -> (&Arc<str>, HostPort) {
         match self {
-            Self::Shadowed { pod, asked, .. }
-            | Self::Older { pod, asked, .. }
-            | Self::NoAddress { pod, asked }
-            | Self::NoPodAddress { pod, asked } => (pod, *asked),
+            Self::Shadowed { pod, requested, .. }
+            | Self::Older { pod, requested, .. }
+            | Self::NoAddress { pod, requested }
+            | Self::NoPodAddress { pod, requested } => (pod, *requested),
         }
     }
 
-    /// The port that is asked for.
+    /// The port that is requested.
     pub fn port(&self) -> (Protocol, NonZeroU16) {
-        let (_, asked) = self.asked();
-        (asked.protocol, asked.port)
+        let (_, requested) = self.requested();
+        (requested.protocol, requested.port)
     }
 
-    /// Whether nobody gets what was asked for, or the wrong one may: an address that a load
+    /// Whether nobody gets what was requested, or the wrong one may: an address that a load
     /// balancer's IP shares with the node is meant to be the service's.
     pub fn is_warning(&self) -> bool {
         match self {
@@ -81,8 +81,8 @@ impl HostPortRemark {
 
 impl fmt::Display for HostPortRemark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (pod, asked) = self.asked();
-        write!(f, "host port {asked} of {pod} ")?;
+        let (pod, requested) = self.requested();
+        write!(f, "host port {requested} of {pod} ")?;
         match self {
             Self::Shadowed { at, kind, by, .. } => {
                 write!(f, "is shadowed at {at} by {kind} of {by}")

@@ -25,9 +25,9 @@ struct Profile {
     ingress: BeforeAfter<ClassNumber>,
     egress: BeforeAfter<ClassNumber>,
     identity: BeforeAfter<Option<IdentityId>>,
-    /// Whether the changed policies judge ingress to these ends.
+    /// Whether the changed policies apply to ingress to these ends.
     ingress_changes: bool,
-    /// Whether the changed policies judge egress from these ends.
+    /// Whether the changed policies apply to egress from these ends.
     egress_changes: bool,
 }
 

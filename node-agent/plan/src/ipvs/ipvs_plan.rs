@@ -150,7 +150,7 @@ impl IpvsPlan {
         let Some(service) = by.world.service(name) else {
             return BTreeMap::new();
         };
-        let (scheduler, _) = Scheduler::asked(by.scheduler, service.scheduler.as_deref());
+        let (scheduler, _) = Scheduler::for_service(by.scheduler, service.scheduler.as_deref());
         let mut frontends: BTreeMap<ServicePortKey, Vec<&Frontend>> = BTreeMap::new();
         let won = services.keys_of(name).iter().filter_map(|key| services.frontend(key));
         for frontend in won.filter(|frontend| frontend.service_port.service == *name) {

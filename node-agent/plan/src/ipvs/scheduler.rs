@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use denizen_model::AskedScheduler;
+use denizen_model::RequestedScheduler;
 
 /// The kernel's schedulers (`net/netfilter/ipvs/ip_vs_<name>.c`). All weights are equal here.
 ///
@@ -105,7 +105,7 @@ pub struct Scheduler {
 
 /// Schedulers or flags that a service asks for and that do not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Unknown<'a> {
+pub(crate) struct UnknownScheduler<'a> {
     pub method: Option<&'a str>,
     pub flag: Option<&'a str>,
 }
@@ -120,22 +120,25 @@ impl Scheduler {
         Self { method, fallback, hashes_port }
     }
 
-    /// The scheduler that a service's annotations ask for, and what they ask for in vain: then it
-    /// is [`Method::Rr`], as in kube-router. `usual` is the one of services that ask for nothing.
-    pub(crate) fn asked(usual: Self, asked: Option<&AskedScheduler>) -> (Self, Unknown<'_>) {
-        let Some(asked) = asked else {
-            return (usual, Unknown { method: None, flag: None });
+    /// The scheduler that a service's annotations request, and what in them is unknown: then it
+    /// is [`Method::Rr`], as in kube-router. `default` is for services without such annotations.
+    pub(crate) fn for_service(
+        default: Self,
+        requested: Option<&RequestedScheduler>,
+    ) -> (Self, UnknownScheduler<'_>) {
+        let Some(requested) = requested else {
+            return (default, UnknownScheduler { method: None, flag: None });
         };
-        let found = asked.name.as_deref().map(|name| Method::named(name).ok_or(name));
+        let found = requested.name.as_deref().map(|name| Method::named(name).ok_or(name));
         let scheduler = match found {
-            None => usual,
+            None => default,
             Some(named) => Self::new(named.unwrap_or_default()),
         };
-        let (scheduler, flag) = match asked.flags.as_deref() {
+        let (scheduler, flag) = match requested.flags.as_deref() {
             Some(flags) => scheduler.with_flags(flags),
             None => (scheduler, None),
         };
-        (scheduler, Unknown { method: found.and_then(Result::err), flag })
+        (scheduler, UnknownScheduler { method: found.and_then(Result::err), flag })
     }
 
     /// These flags instead of the usual ones, and the first that does not exist. Methods that hash

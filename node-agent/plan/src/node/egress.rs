@@ -26,8 +26,8 @@ impl EgressMasquerade {
     /// From the configuration; `None` if egress masquerade is off.
     pub fn new(egress: Option<&Egress>) -> Self {
         let kept = |family| {
-            let asked = egress.filter(|egress| egress.covers(family))?;
-            Some(asked.kept(family).collect())
+            let egress = egress.filter(|egress| egress.covers(family))?;
+            Some(egress.kept(family).collect())
         };
         Self { kept: Family::BOTH.map(kept) }
     }

@@ -61,7 +61,7 @@ impl NodePlan {
             egress: EgressMasquerade::new(egress),
             node_side: policy.node_side,
             node_ports: NodePorts {
-                asked: policy.node_ports.clone(),
+                configured: policy.node_ports.clone(),
                 addresses: world
                     .map(|_| node_port_addresses(&policy.node_ports, node, links, pods))
                     .unwrap_or_default(),

@@ -37,7 +37,7 @@ impl NodePortAddresses {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodePorts {
     /// As configured.
-    pub asked: NodePortAddresses,
+    pub configured: NodePortAddresses,
     pub addresses: Vec<IpAddr>,
 }
 
@@ -45,7 +45,7 @@ impl NodePorts {
     /// Whether all addresses of this family except loopback serve node ports. Then a kernel
     /// facility that knows the node's addresses needs no list.
     pub fn are_everywhere(&self) -> bool {
-        match self.asked {
+        match self.configured {
             NodePortAddresses::All { .. } => true,
             NodePortAddresses::Primary | NodePortAddresses::In(_) => false,
         }
@@ -54,7 +54,7 @@ impl NodePorts {
     /// Whether they are served on loopback in this family. IPv6 has no `route_localnet`: packets
     /// from ::1 that leave the node never come back.
     pub fn are_on_loopback(&self, family: Family) -> bool {
-        family == Family::V4 && self.asked.has_loopback()
+        family == Family::V4 && self.configured.has_loopback()
     }
 }
 

@@ -40,7 +40,7 @@ pub enum Remark {
         address: IpAddr,
     },
     /// Another service has a health-check node port as its own: its rules come before this node's
-    /// sockets, so the check is never asked.
+    /// sockets, so nothing queries the check.
     ShadowedCheck {
         /// The service whose check it is.
         service: ServiceName,
@@ -124,8 +124,8 @@ pub(super) fn remarks(service: &Service, by: PlanInputs<'_>) -> Vec<Remark> {
     let taken = taken.map(|ip| Remark::OwnAddress { service: name(), address: *ip });
     let open = Family::BOTH.into_iter().filter(|family| is_open(service, *family));
     let open = open.map(|family| Remark::OpenFamily { service: name(), family });
-    let asked = service.scheduler.as_deref().filter(|_| by.capabilities.balances_by_ipvs);
-    let (_, unknown) = Scheduler::asked(by.scheduler, asked);
+    let requested = service.scheduler.as_deref().filter(|_| by.capabilities.balances_by_ipvs);
+    let (_, unknown) = Scheduler::for_service(by.scheduler, requested);
     let scheduler = unknown
         .method
         .map(|method| Remark::UnknownScheduler { service: name(), scheduler: method.into() });

@@ -115,10 +115,10 @@ impl ServicePlan {
     /// The service that asks for this address, if the operator does not permit it.
     pub fn refused(&self, address: IpAddr) -> Option<(&ServiceName, FrontendKind)> {
         self.remarks().find_map(|remark| {
-            let Remark::NotPermitted { service, kind, address: asked } = remark else {
+            let Remark::NotPermitted { service, kind, address: rejected } = remark else {
                 return None;
             };
-            (*asked == address).then_some((service, *kind))
+            (*rejected == address).then_some((service, *kind))
         })
     }
 

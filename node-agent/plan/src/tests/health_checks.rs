@@ -74,7 +74,7 @@ fn an_address_counts_once_whatever_its_ports() {
 }
 
 #[test]
-fn only_policy_local_is_asked_for() {
+fn only_policy_local_has_a_health_check() {
     let cluster =
         Service { external_policy: TrafficPolicy::Cluster, ..balanced("web", &["10.96.0.1"]) };
     assert_eq!(counted(&cluster, &[]), None);
@@ -111,7 +111,7 @@ fn of_two_the_older_has_the_port_in_whatever_order_they_came() {
 }
 
 #[test]
-fn a_service_is_asked_in_its_families() {
+fn health_checks_listen_in_the_families_of_the_service() {
     let addresses = ["192.168.0.2", "2001:db8::1"].map(ip).to_vec();
     let cases = [
         (&["10.96.0.1"][..], &["192.168.0.2:32100"][..]),

@@ -9,7 +9,7 @@ use crate::{
 };
 use denizen_fixture::*;
 use denizen_model::{
-    AskedScheduler, Egress, Event, Family, Listing, Protocol, Service, ServiceName,
+    Egress, Event, Family, Listing, Protocol, RequestedScheduler, Service, ServiceName,
     ServicePortName, SessionAffinity, SliceEndpoint, TrafficPolicy,
 };
 
@@ -213,7 +213,7 @@ fn who_is_not_selected_drains_and_who_is_gone_is_removed() {
 #[test]
 fn nothing_drains_where_weight_0_would_refuse_clients_or_keep_flows() {
     let all = vec![draining("10.0.0.1", Some(HERE)), endpoint("10.0.0.2", Some(AWAY))];
-    let dh = AskedScheduler { name: Some("dh".into()), flags: None };
+    let dh = RequestedScheduler { name: Some("dh".into()), flags: None };
     let dh = Service { scheduler: Some(dh.into()), ..web() };
     let world = IpvsWorld::new(vec![exists(dh), endpoints("web", all.clone())]);
     assert_eq!(world.shares("10.96.0.10").len(), 1);
@@ -270,8 +270,9 @@ fn a_service_chooses_its_scheduler() {
         (Some("fastest"), None, "rr", &["scheduler \"fastest\""]),
     ];
     for (name, flags, expected, remarks) in cases {
-        let asked = AskedScheduler { name: name.map(Into::into), flags: flags.map(Into::into) };
-        let web = Service { scheduler: Some(asked.into()), ..web() };
+        let requested =
+            RequestedScheduler { name: name.map(Into::into), flags: flags.map(Into::into) };
+        let web = Service { scheduler: Some(requested.into()), ..web() };
         let world = IpvsWorld::with(Policy { scheduler: mh, ..policy() }, vec![exists(web), two()]);
         let server = &world.ipvs().servers()[&key("10.96.0.10")];
         assert_eq!(server.scheduler.to_string(), expected, "{name:?} {flags:?}");

@@ -8,7 +8,7 @@ use proptest::sample::{select, subsequence};
 use super::*;
 
 /// A Service of this name, or none: both may have one address.
-fn asked(name: &'static str, cluster: &'static str) -> impl Strategy<Value = Option<Service>> {
+fn service(name: &'static str, cluster: &'static str) -> impl Strategy<Value = Option<Service>> {
     let kinds = [web(), local(), at(VIP), at("192.0.2.2"), at("10.1.3.9")];
     let named = move |service| Service { name: ServiceName::new("default", name), ..service };
     let created = select(vec!["", "2026-11-01", "2026-11-02"]);
@@ -50,7 +50,7 @@ fn recorded() -> impl Strategy<Value = PodSet> {
 }
 
 fn state() -> impl Strategy<Value = AnnounceWorld> {
-    let services = (asked("web", "10.96.0.10"), asked("dns", "10.96.0.11"));
+    let services = (service("web", "10.96.0.10"), service("dns", "10.96.0.11"));
     let slices = (served("web"), served("dns"));
     let drain = select(vec![Drain::No, Drain::Begun, Drain::Over]);
     let settings = (select(vec![AnnouncedPods::Auto, AnnouncedPods::Exact]), 1usize..6);

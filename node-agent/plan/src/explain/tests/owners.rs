@@ -139,9 +139,10 @@ fn rules_that_the_kernel_rejected_are_said_not_to_be_there() {
 #[test]
 fn nothing_is_explained_from_half_a_picture() {
     let planner = Planner::new(policy(), CAPABLE);
-    let asked = explain(&planner, &packet("10.1.2.3", "10.96.0.10:80"), |_| Vec::new(), &|_| None);
+    let explained =
+        explain(&planner, &packet("10.1.2.3", "10.96.0.10:80"), |_| Vec::new(), &|_| None);
     assert_eq!(
-        asked.unwrap_err().to_string(),
+        explained.unwrap_err().to_string(),
         "still waiting for services, endpoint slices, this node's object, service CIDRs, this node's \
          addresses"
     );

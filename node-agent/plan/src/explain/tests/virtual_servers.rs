@@ -3,7 +3,7 @@
 use super::*;
 use crate::explain::VirtualServerRow;
 use crate::{Capabilities, FrontendKey};
-use denizen_model::AskedScheduler;
+use denizen_model::RequestedScheduler;
 
 fn planner(more: Vec<Event>) -> Planner {
     let able = Capabilities { balances_by_ipvs: true, ..CAPABLE };
@@ -48,9 +48,9 @@ fn from_outside_under_policy_local_nftables_chooses() {
 
 #[test]
 fn a_virtual_server_is_shown_with_its_scheduler_and_who_drains() {
-    let asked = AskedScheduler { name: Some("mh".into()), flags: None };
+    let requested = RequestedScheduler { name: Some("mh".into()), flags: None };
     let created = "2020-01-01T00:00:00Z".into();
-    let web = Service { scheduler: Some(asked.into()), created, ..web() };
+    let web = Service { scheduler: Some(requested.into()), created, ..web() };
     let endpoints = vec![endpoint(AWAY_1, Some(AWAY)), draining(HERE_1, Some(HERE))];
     let events = vec![service_event(web), slice_event(slice("web", "web", endpoints))];
     let planner = planner(events);
@@ -86,9 +86,9 @@ fn a_virtual_server_is_shown_with_its_scheduler_and_who_drains() {
 /// It is the same one for all clients.
 #[test]
 fn whom_a_hash_of_the_service_chooses_is_named() {
-    let asked = AskedScheduler { name: Some("dh".into()), flags: None };
+    let requested = RequestedScheduler { name: Some("dh".into()), flags: None };
     let created = "2020-01-01T00:00:00Z".into();
-    let web = Service { scheduler: Some(asked.into()), created, ..web() };
+    let web = Service { scheduler: Some(requested.into()), created, ..web() };
     let endpoints = vec![endpoint(AWAY_1, Some(AWAY)), endpoint(HERE_1, Some(HERE))];
     let planner = planner(vec![service_event(web), slice_event(slice("web", "web", endpoints))]);
     let at = |text: &str| text.parse().unwrap();

@@ -1,4 +1,4 @@
-//! A node that knows the pods of the needed namespaces alone judges as one that knows all.
+//! A node that knows the pods of the needed namespaces alone decides like one that knows all.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
