@@ -18,7 +18,7 @@ use crate::verb::explain::{self, ExplainArgs};
 use crate::verb::impact::{self, ImpactArgs};
 use crate::verb::test::{self, TestArgs};
 use crate::verb::trace::{self, TraceArgs};
-use crate::verb::ui::{self, Asking, UiArgs};
+use crate::verb::ui::{self, QueryOptions, UiArgs};
 use crate::verb::{check, drops, policies, services, status};
 use crate::watch::{WatchArgs, watch};
 
@@ -142,28 +142,28 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
     }
     if let Verb::Ui(args) = &cli.verb {
         let api = Api::connect(&cli.cluster).await?;
-        return ui::ui(api, Asking { parallel: parallel.into(), timeout }, args).await;
+        return ui::ui(api, QueryOptions { parallel: parallel.into(), timeout }, args).await;
     }
     if let Verb::Test(args) = &cli.verb {
         let api = Api::connect(&cli.cluster).await?;
-        let asking = Asking { parallel: parallel.into(), timeout };
+        let options = QueryOptions { parallel: parallel.into(), timeout };
         let PrintedAnswer { text, code } =
-            test::test(&api, asking, args, (output, cli.answer.fail_on)).await?;
+            test::test(&api, options, args, (output, cli.answer.fail_on)).await?;
         print(&text)?;
         return Ok(ExitCode::from(code));
     }
     if let Verb::Status(args) | Verb::Check(args) | Verb::Drops(args) = &cli.verb
         && let Some(every) = args.watch
     {
-        return watch(every, output, async || asked(&cli).await).await;
+        return watch(every, output, async || printed_answer(&cli).await).await;
     }
-    let PrintedAnswer { text, code } = asked(&cli).await?;
+    let PrintedAnswer { text, code } = printed_answer(&cli).await?;
     print(&text)?;
     Ok(ExitCode::from(code))
 }
 
 /// The verb's answer; an error if the API server does not answer in time.
-async fn asked(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
+async fn printed_answer(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
     let mut timeout = cli.answer.timeout;
     if let Verb::Trace(args) = &cli.verb {
         timeout += args.time + trace::AROUND;

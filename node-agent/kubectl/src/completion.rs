@@ -21,7 +21,7 @@ pub const PROGRAM: &str = "kubectl_complete-denizen";
 const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]
-struct Named {
+struct NamedObject {
     metadata: Metadata,
 }
 
@@ -86,7 +86,7 @@ async fn objects_of(verb: &str, before: &[String]) -> Vec<String> {
                 true => format!("/api/v1/namespaces/{}/{plural}", percent(&api.namespace)),
                 false => format!("/api/v1/{plural}"),
             };
-            let of: Vec<Named> = objects::list(&api.client, &path, &[]).await?;
+            let of: Vec<NamedObject> = objects::list(&api.client, &path, &[]).await?;
             names.extend(of.into_iter().map(|named| named.metadata.name));
         }
         anyhow::Ok(names)

@@ -154,11 +154,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_node_is_lost(said in prop::collection::vec(("[a-c]", "[a-b1-9 ]{0,6}"), 0..20)) {
+        fn no_node_is_lost(added in prop::collection::vec(("[a-c]", "[a-b1-9 ]{0,6}"), 0..20)) {
             let mut texts = Texts::default();
-            said.iter().for_each(|(node, text)| texts.add(node, text));
+            added.iter().for_each(|(node, text)| texts.add(node, text));
             let sorted = texts.sorted();
-            for (node, text) in said {
+            for (node, text) in added {
                 let has = |shared: &Shared| {
                     shared.texts.contains(&text) && shared.nodes.contains(&node)
                 };

@@ -280,7 +280,7 @@ impl SliceEndpoint {
 }
 
 #[derive(Deserialize)]
-struct Page<T> {
+struct ListPage<T> {
     #[serde(default)]
     metadata: PageMetadata,
     items: Vec<T>,
@@ -304,7 +304,7 @@ pub async fn list<T: DeserializeOwned>(
         let mut query = vec![("limit", PAGE)];
         query.extend(selectors);
         query.extend((!next.is_empty()).then_some(("continue", &*next)));
-        let page: Page<T> = get(client, &format!("{path}?{}", encoded(&query))).await?;
+        let page: ListPage<T> = get(client, &format!("{path}?{}", encoded(&query))).await?;
         all.extend(page.items);
         next = page.metadata.next;
         if next.is_empty() {

@@ -176,17 +176,17 @@ mod tests {
     use crate::session::NoAnswer;
 
     #[derive(Serialize)]
-    struct Found {
+    struct FoundBody {
         level: Level,
     }
 
-    impl fmt::Display for Found {
+    impl fmt::Display for FoundBody {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             table(f, &["NAME", "N"], &[vec!["a\u{1b}[2J".to_owned(), "1".to_owned()]])
         }
     }
 
-    impl Body for Found {
+    impl Body for FoundBody {
         fn level(&self) -> Level {
             self.level
         }
@@ -194,15 +194,15 @@ mod tests {
 
     /// What agents would have said.
     #[derive(Serialize)]
-    struct Nothing;
+    struct EmptyBody;
 
-    impl fmt::Display for Nothing {
+    impl fmt::Display for EmptyBody {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             writeln!(f, "nothing was found")
         }
     }
 
-    impl Body for Nothing {
+    impl Body for EmptyBody {
         const NEEDS_ANSWERS: bool = true;
 
         fn level(&self) -> Level {
@@ -214,7 +214,7 @@ mod tests {
     fn without_any_answer_nothing_is_said_of_what_was_found() {
         let of = |nodes| {
             let ClusterReport { unanswered, notes, .. } = report(Level::Good, 2);
-            ClusterReport { body: Nothing, nodes, unanswered, notes }.to_string()
+            ClusterReport { body: EmptyBody, nodes, unanswered, notes }.to_string()
         };
         assert!(of(3).starts_with("nothing was found\n1 of 3 nodes answered; not:\n"));
         assert!(of(2).starts_with("0 of 2 nodes answered; not:\n"));
@@ -229,11 +229,11 @@ mod tests {
         assert_eq!(described(&error), "cannot read: no such file");
     }
 
-    fn report(level: Level, silent: usize) -> ClusterReport<Found> {
+    fn report(level: Level, silent: usize) -> ClusterReport<FoundBody> {
         let why = |at| NoAnswer::new(NoAnswer::TIMED_OUT, format!("not within {at}s\u{9b}"));
         let silent = (0..silent).map(|at| Unanswered { node: format!("n{at}"), why: why(at) });
         let (unanswered, notes) = (silent.collect(), Vec::new());
-        ClusterReport { body: Found { level }, nodes: 9, unanswered, notes }
+        ClusterReport { body: FoundBody { level }, nodes: 9, unanswered, notes }
     }
 
     #[test]

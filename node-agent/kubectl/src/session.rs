@@ -96,7 +96,7 @@ impl Answers {
 
 /// The first line of `relay`.
 #[derive(Deserialize)]
-struct Hello {
+struct RelayHello {
     agent: String,
     protocol: u32,
 }
@@ -112,7 +112,7 @@ struct RelayLine {
 
 /// What a command printed, and how it ended.
 #[derive(Debug)]
-struct Executed {
+struct CommandOutput {
     stdout: String,
     stderr: String,
     status: Option<Status>,
@@ -152,10 +152,10 @@ fn unknown(request: &Request) -> String {
 const UNKNOWN_REQUEST: &str = "not a request: unknown variant";
 
 /// Parses the output of `relay`.
-fn understood(relay: &Executed, requests: &[Request]) -> Result<Answers, NoAnswer> {
+fn understood(relay: &CommandOutput, requests: &[Request]) -> Result<Answers, NoAnswer> {
     let mut lines = relay.stdout.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let Some(first) = lines.next() else { return Err(relay.why()) };
-    let hello: Hello = serde_json::from_str(first).map_err(|error| {
+    let hello: RelayHello = serde_json::from_str(first).map_err(|error| {
         NoAnswer::new(NoAnswer::FAILED, format!("its first line cannot be read: {error}"))
     })?;
     if hello.protocol > PROTOCOL {
@@ -271,7 +271,7 @@ async fn execute(
     agent: &AgentPod,
     command: &[&str],
     input: CommandInput<'_, impl Future<Output = ()>>,
-) -> Result<Executed, NoAnswer> {
+) -> Result<CommandOutput, NoAnswer> {
     let mut words = command.to_vec();
     if let Some(run_dir) = &agent.run_dir {
         words.extend(["--run-dir", run_dir]);
@@ -285,7 +285,7 @@ async fn execute_in(
     client: &Client,
     command: ContainerCommand<'_>,
     input: CommandInput<'_, impl Future<Output = ()>>,
-) -> Result<Executed, NoAnswer> {
+) -> Result<CommandOutput, NoAnswer> {
     let mut process = match begin(client, command).await {
         // A proxy on the way to the node may be overloaded: try once more.
         Err(Error::Api(status)) if status.code >= 500 => begin(client, command).await,
@@ -333,7 +333,7 @@ async fn execute_in(
     let (stdout, stderr) = (text(out), text(err));
     // Until here: with an older protocol, the end of the input ends the output too.
     drop(stdin);
-    Ok(Executed { stdout, stderr, status })
+    Ok(CommandOutput { stdout, stderr, status })
 }
 
 async fn begin(client: &Client, command: ContainerCommand<'_>) -> Result<AttachedProcess, Error> {
@@ -398,7 +398,7 @@ fn refused(namespace: &str, error: &Error) -> NoAnswer {
     }
 }
 
-impl Executed {
+impl CommandOutput {
     /// Whether the agent is too old for the command: clap's exit code and words.
     fn is_unknown_command(&self) -> bool {
         self.exit_code() == Some(2) && self.stderr.contains("unrecognized subcommand")
@@ -416,10 +416,10 @@ impl Executed {
 
     /// Why there is no whole answer.
     fn why(&self) -> NoAnswer {
-        let said = self.stderr.lines().find(|line| !line.trim().is_empty());
-        let last = match (self.exit_code(), said, &self.status) {
+        let message = self.stderr.lines().find(|line| !line.trim().is_empty());
+        let last = match (self.exit_code(), message, &self.status) {
             (Some(0), _, _) => "it ended before it had answered".to_owned(),
-            (Some(code), Some(said), _) => format!("exit code {code}: {said}"),
+            (Some(code), Some(message), _) => format!("exit code {code}: {message}"),
             (Some(code), None, _) => format!("exit code {code}"),
             (None, _, Some(status)) => status.message.clone().unwrap_or_default(),
             (None, _, None) => {
@@ -438,9 +438,9 @@ mod tests {
 
     use super::*;
 
-    fn executed(stdout: &str, stderr: &str, status: Option<serde_json::Value>) -> Executed {
+    fn executed(stdout: &str, stderr: &str, status: Option<serde_json::Value>) -> CommandOutput {
         let status = status.map(|status| serde_json::from_value(status).unwrap());
-        Executed { stdout: stdout.to_owned(), stderr: stderr.to_owned(), status }
+        CommandOutput { stdout: stdout.to_owned(), stderr: stderr.to_owned(), status }
     }
 
     fn code(code: u8) -> Option<serde_json::Value> {

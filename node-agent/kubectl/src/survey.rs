@@ -63,12 +63,12 @@ pub async fn survey<T>(
         let read = answer.and_then(|answers| read(&node_agent.node, answers));
         (node_agent.node, read)
     };
-    let mut asked: Vec<_> =
+    let mut answers: Vec<_> =
         stream::iter(node_agents.all).map(one).buffer_unordered(limits.parallel).collect().await;
-    asked.sort_by(|(one, _), (other, _)| one.cmp(other));
+    answers.sort_by(|(one, _), (other, _)| one.cmp(other));
     let mut survey =
         Survey { answered: Vec::new(), unanswered: Vec::new(), notes: node_agents.notes };
-    for (node, read) in asked {
+    for (node, read) in answers {
         match read {
             Ok(answer) => survey.answered.push((node, answer)),
             Err(why) => survey.unanswered.push(Unanswered { node, why }),

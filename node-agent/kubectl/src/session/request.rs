@@ -11,11 +11,11 @@ pub enum Request {
     Status(Empty),
     Check(Empty),
     Drops(Empty),
-    Dropped(Dropped),
-    Refused(Refused),
-    View(View),
-    Explain(Explain),
-    Connections(Connections),
+    Dropped(DroppedQuery),
+    Refused(RefusedQuery),
+    View(ViewQuery),
+    Explain(ExplainQuery),
+    Connections(ConnectionsQuery),
     /// How packets to an address leave the node.
     Route(IpAddr),
 }
@@ -26,7 +26,7 @@ pub struct Empty {}
 
 /// A part of the services and pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct View {
+pub struct ViewQuery {
     /// A text in the name or an address.
     pub search: String,
     /// The number of services to skip.
@@ -35,14 +35,14 @@ pub struct View {
 
 /// What happens to a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Explain {
+pub struct ExplainQuery {
     pub from: String,
     pub to: String,
 }
 
 /// Some of the connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Connections {
+pub struct ConnectionsQuery {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,13 +53,13 @@ pub struct Connections {
 
 /// What rules drop within a few seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Dropped {
+pub struct DroppedQuery {
     pub seconds: u64,
 }
 
 /// Flows whose packets were dropped or refused within the last 15 minutes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Refused {
+pub struct RefusedQuery {
     /// The most that are named.
     pub limit: usize,
 }
@@ -96,10 +96,10 @@ impl Request {
             Self::Status(_) | Self::Check(_) | Self::Drops(_) => {}
             Self::View(_) | Self::Dropped(_) | Self::Refused(_) | Self::Route(_) => return None,
             // In one word each: no name is then another flag.
-            Self::Explain(Explain { from, to }) => {
+            Self::Explain(ExplainQuery { from, to }) => {
                 words.extend([format!("--from={from}"), format!("--to={to}")]);
             }
-            Self::Connections(Connections { pod, service, limit: _ }) => {
+            Self::Connections(ConnectionsQuery { pod, service, limit: _ }) => {
                 words.extend(pod.iter().map(|pod| format!("--pod={pod}")));
                 words.extend(service.iter().map(|service| format!("--service={service}")));
             }

@@ -17,7 +17,7 @@ use crate::cluster::{Api, CONTAINER, NodeAgents};
 use crate::objects::{self, percent};
 use crate::output::{Body, ClusterReport, Level, described};
 use crate::session::Answers;
-use crate::session::request::{Request, View};
+use crate::session::request::{Request, ViewQuery};
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
 
@@ -58,7 +58,7 @@ fn questions() -> [(&'static str, Request); 4] {
         ("status.json", Request::STATUS),
         ("check.json", Request::CHECK),
         ("drops.json", Request::DROPS),
-        ("view.json", Request::View(View::default())),
+        ("view.json", Request::View(ViewQuery::default())),
     ]
 }
 
@@ -102,19 +102,20 @@ pub async fn bundle(
     }
     let requests = questions().map(|(_, request)| request);
     let node_agents = NodeAgents { all, notes };
-    let asked = survey(&api.client, node_agents, limits, &requests, |_, answers| Ok(answers)).await;
-    for (node, Answers { answers, .. }) in &asked.answered {
+    let surveyed =
+        survey(&api.client, node_agents, limits, &requests, |_, answers| Ok(answers)).await;
+    for (node, Answers { answers, .. }) in &surveyed.answered {
         for ((file, _), answer) in questions().iter().zip(answers) {
             let text = answer.as_ref().map(|answer| answer.get().to_owned());
             let text = text.map_err(|why| anyhow::anyhow!(why.clone()));
             bundle.add(&format!("{}/{file}", file_name(node)), text)?;
         }
     }
-    let unanswered = serde_json::to_string_pretty(&asked.unanswered)?;
+    let unanswered = serde_json::to_string_pretty(&surveyed.unanswered)?;
     bundle.add("unanswered.json", Ok(unanswered))?;
     let manifest = serde_json::to_string_pretty(&bundle)?;
     bundle.add("manifest.json", Ok(manifest))?;
-    Ok(ClusterReport::of(asked, |_| bundle))
+    Ok(ClusterReport::of(surveyed, |_| bundle))
 }
 
 /// Selected fields of a node. Labels and annotations are left out: anything may be in them.

@@ -81,12 +81,12 @@ struct NodeCheck {
 /// What is compared between nodes.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct NodeStatus {
+struct ComparedStatus {
     backend: String,
 }
 
 #[derive(Debug)]
-struct Checked {
+struct CheckedNode {
     release: String,
     backend: Option<String>,
     checks: Vec<NodeCheck>,
@@ -96,8 +96,8 @@ pub async fn check(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<Cl
     let node_agents = api.node_agents().await?;
     let overlaps = overlaps(&pod_cidrs(&node_agents.all));
     let requests = [Request::CHECK, Request::STATUS];
-    let asked = survey(&api.client, node_agents, limits, &requests, checked).await;
-    Ok(ClusterReport::of(asked, |answered| {
+    let surveyed = survey(&api.client, node_agents, limits, &requests, checked).await;
+    Ok(ClusterReport::of(surveyed, |answered| {
         let mut check = merged(&answered);
         let between = [
             differing(&answered, "releases", |of| Some(&of.release)),
@@ -111,7 +111,7 @@ pub async fn check(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<Cl
     }))
 }
 
-fn checked(_node: &str, answers: Answers) -> Result<Checked, NoAnswer> {
+fn checked(_node: &str, answers: Answers) -> Result<CheckedNode, NoAnswer> {
     let failed = |why: String| NoAnswer::new(NoAnswer::FAILED, why);
     let release = answers.release.unwrap_or_else(|| "older".to_owned());
     let mut all = answers.answers.into_iter();
@@ -120,9 +120,10 @@ fn checked(_node: &str, answers: Answers) -> Result<Checked, NoAnswer> {
         .map_err(|error| failed(format!("unknown answer: {error}")))?;
     // Without it, `check` itself says that no agent runs.
     let status = all.next().and_then(Result::ok);
-    let status = status.and_then(|status| serde_json::from_str::<NodeStatus>(status.get()).ok());
+    let status =
+        status.and_then(|status| serde_json::from_str::<ComparedStatus>(status.get()).ok());
     let backend = status.map(|status| status.backend);
-    Ok(Checked { release, backend, checks: report.checks })
+    Ok(CheckedNode { release, backend, checks: report.checks })
 }
 
 /// The key by which findings are merged.
@@ -137,15 +138,15 @@ struct FindingKey {
 
 /// Findings with one key.
 #[derive(Debug, Default)]
-struct Merged {
+struct MergedFindings {
     texts: Texts,
     advice: Option<String>,
     parameters: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Merges equal findings.
-fn merged(answered: &[(String, Checked)]) -> ClusterCheck {
-    let mut by_key: BTreeMap<FindingKey, Merged> = BTreeMap::new();
+fn merged(answered: &[(String, CheckedNode)]) -> ClusterCheck {
+    let mut by_key: BTreeMap<FindingKey, MergedFindings> = BTreeMap::new();
     let (mut passed, mut skipped) = (0, 0);
     let all =
         answered.iter().flat_map(|(node, of)| of.checks.iter().map(move |check| (node, check)));
@@ -174,7 +175,7 @@ fn merged(answered: &[(String, Checked)]) -> ClusterCheck {
     }
     let findings = by_key.into_iter().flat_map(|(key, merged)| {
         let FindingKey { verdict, group, name, sense } = key;
-        let Merged { texts, advice, parameters } = merged;
+        let MergedFindings { texts, advice, parameters } = merged;
         let advice = advice.filter(|advice| !advice.is_empty());
         texts.sorted().into_iter().map(move |shared| Finding {
             group: group.clone(),
@@ -191,9 +192,9 @@ fn merged(answered: &[(String, Checked)]) -> ClusterCheck {
 
 /// A warning if not all nodes have the same.
 fn differing<'a>(
-    answered: &'a [(String, Checked)],
+    answered: &'a [(String, CheckedNode)],
     name: &str,
-    value: impl Fn(&'a Checked) -> Option<&'a String>,
+    value: impl Fn(&'a CheckedNode) -> Option<&'a String>,
 ) -> Option<Finding> {
     let mut by_value: BTreeMap<&String, BTreeSet<String>> = BTreeMap::new();
     for (node, checked) in answered {
@@ -332,10 +333,10 @@ mod tests {
 
     use super::*;
 
-    fn on(node: &str, release: &str, checks: Value) -> (String, Checked) {
+    fn on(node: &str, release: &str, checks: Value) -> (String, CheckedNode) {
         let checks = serde_json::from_value(checks).unwrap();
         let backend = Some("nftables".to_owned());
-        (node.to_owned(), Checked { release: release.to_owned(), backend, checks })
+        (node.to_owned(), CheckedNode { release: release.to_owned(), backend, checks })
     }
 
     #[test]

@@ -32,14 +32,14 @@ pub struct ConnectionsArgs {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterConnections {
-    pub connections: Vec<Joined>,
+    pub connections: Vec<ClusterConnection>,
     /// Nodes that have more than they show. Some of the others may then lack their other half.
     pub more: Vec<TruncatedNode>,
 }
 
 /// A connection, and the nodes that know it.
 #[derive(Debug, Serialize)]
-pub struct Joined {
+pub struct ClusterConnection {
     #[serde(flatten)]
     pub connection: Connection,
     pub nodes: BTreeSet<String>,
@@ -99,14 +99,14 @@ pub async fn connections(
         true => name.clone(),
         false => api.qualified(name),
     };
-    let request = Request::Connections(request::Connections {
+    let request = Request::Connections(request::ConnectionsQuery {
         pod: args.pod.as_ref().map(qualified),
         service: args.service.as_ref().map(|name| api.qualified(name)),
         limit: args.limit,
     });
     let read = |_: &str, answers| only(answers);
-    let asked = survey(&api.client, node_agents, limits, &[request], read).await;
-    Ok(ClusterReport::of(asked, joined))
+    let surveyed = survey(&api.client, node_agents, limits, &[request], read).await;
+    Ok(ClusterReport::of(surveyed, joined))
 }
 
 /// The connection as it is on the wire between two nodes: after all translation on the sender's,
@@ -161,7 +161,7 @@ impl Connection {
 
 pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
     // Boxes, since a map moves what it holds.
-    let mut by_wire: BTreeMap<WireTuple, Box<Joined>> = BTreeMap::new();
+    let mut by_wire: BTreeMap<WireTuple, Box<ClusterConnection>> = BTreeMap::new();
     let mut more = Vec::new();
     for (node, NodeConnections { connections, total }) in answered {
         let shown = connections.len();
@@ -174,7 +174,7 @@ pub fn joined(answered: Vec<(String, NodeConnections)>) -> ClusterConnections {
             match by_wire.get_mut(&wire) {
                 None => {
                     let nodes = BTreeSet::from([node.clone()]);
-                    by_wire.insert(wire, Box::new(Joined { connection, nodes }));
+                    by_wire.insert(wire, Box::new(ClusterConnection { connection, nodes }));
                 }
                 Some(joined) => {
                     joined.nodes.insert(node.clone());
@@ -235,7 +235,7 @@ impl fmt::Display for Connection {
 
 impl fmt::Display for ClusterConnections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Joined { connection, nodes } in &self.connections {
+        for ClusterConnection { connection, nodes } in &self.connections {
             let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
             let line = format!("{connection}  [{}]", nodes.join(", "));
             writeln!(f, "{}", Printable(&line))?;

@@ -10,7 +10,7 @@ use super::refused::{self, ClusterFlow, NodeRefused};
 use crate::cluster::Api;
 use crate::finding::{Shared, Texts, node_names};
 use crate::output::{Body, ClusterReport, Level};
-use crate::session::request::{Refused, Request};
+use crate::session::request::{RefusedQuery, Request};
 use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
@@ -106,9 +106,9 @@ impl Counts {
 pub async fn drops(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<ClusterDrops>> {
     let node_agents = api.node_agents().await?;
     let limit = refused::limit(node_agents.all.len());
-    let requests = [Request::DROPS, Request::Refused(Refused { limit })];
-    let asked = survey(&api.client, node_agents, limits, &requests, answer).await;
-    Ok(ClusterReport::of(asked, with_flows))
+    let requests = [Request::DROPS, Request::Refused(RefusedQuery { limit })];
+    let surveyed = survey(&api.client, node_agents, limits, &requests, answer).await;
+    Ok(ClusterReport::of(surveyed, with_flows))
 }
 
 fn answer(_: &str, answers: Answers) -> Result<NodeAnswer, NoAnswer> {
@@ -233,17 +233,17 @@ mod tests {
             flow
         };
         let of = |refused| NodeAnswer { counts: Counts::default(), refused };
-        let said = |flows: Vec<serde_json::Value>, more: u64| {
+        let refused = |flows: Vec<serde_json::Value>, more: u64| {
             let flows = json!({ "flows": flows, "moreFlows": more, "notNoted": [] });
             of(Ok(serde_json::from_value(flows).unwrap()))
         };
         let policy = json!({ "policy": "a/deny", "service": "a/web:ssh" });
         let other = json!({ "destination": { "address": "10.0.2.7:0" }, "protocol": "1" });
         let drops = with_flows(vec![
-            ("a".to_owned(), said(vec![flow(3, "10.0.1.5:0", json!({}))], 0)),
+            ("a".to_owned(), refused(vec![flow(3, "10.0.1.5:0", json!({}))], 0)),
             (
                 "b".to_owned(),
-                said(vec![flow(4, "10.0.1.5:0", policy), flow(9, "[fd00::1]:0", other)], 30),
+                refused(vec![flow(4, "10.0.1.5:0", policy), flow(9, "[fd00::1]:0", other)], 30),
             ),
             ("c".to_owned(), of(Err("it is older".to_owned()))),
         ]);

@@ -1,14 +1,14 @@
-//! `explain A B`: a connection's way across nodes. The sender's agent says which endpoints it may go
-//! to and what egress policies say; the agent of each endpoint's node says what ingress policies say
-//! of the source that arrives there. Both say how packets to the other leave.
+//! `explain A B`: a connection's path across nodes. The sender's agent says which endpoints it may
+//! go to and what egress policies say; the agent of each endpoint's node says what ingress policies
+//! say of the source that arrives there. Both say how packets to the other leave.
 //!
 //! | file | knows |
 //! | --- | --- |
 //! | `ends` | names, addresses, and which node they are on |
-//! | `way` | what the agents' answers come to. Pure |
+//! | `path` | what the agents' answers come to. Pure |
 
 mod ends;
-mod way;
+mod path;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,11 +18,11 @@ use clap::Args;
 use serde::Serialize;
 
 use self::ends::{AddressOwners, Destination, Sender};
-use self::way::{ConnectionVerdict, Explanation, Route, Way};
+use self::path::{ConnectionVerdict, EndpointPath, Explanation, RouteAnswer};
 use super::only;
 use crate::cluster::{Api, NodeAgent};
 use crate::output::{Body, ClusterReport, Level, table};
-use crate::session::request::{Explain, Request};
+use crate::session::request::{ExplainQuery, Request};
 use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Unanswered, ask};
 use denizen_text::Printable;
@@ -41,15 +41,15 @@ pub struct ExplainArgs {
     pub via: Option<String>,
 }
 
-/// What is found on the way.
+/// The paths of a connection, and what becomes of it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterExplanation {
     pub from: String,
     pub to: String,
-    /// As the first node's agent is asked.
+    /// What the first node's agent is asked.
     #[serde(skip)]
-    pub asked: Explain,
+    pub query: ExplainQuery,
     /// The node where the packet is decided on first.
     pub node: String,
     verdict: ConnectionVerdict,
@@ -59,15 +59,16 @@ pub struct ClusterExplanation {
     #[serde(skip_serializing_if = "Option::is_none")]
     sent: Option<Explanation>,
     /// One for each endpoint; empty if the packet gets no further than the first node.
-    pub ways: Vec<Way>,
+    #[serde(rename = "ways")]
+    pub paths: Vec<EndpointPath>,
 }
 
-/// What the agents say so far.
+/// The facts and answers so far, and whom to ask.
 struct ExplainSession<'a> {
     api: &'a Api,
     limits: Limits,
     node_agents: &'a [NodeAgent],
-    places: AddressOwners,
+    owners: AddressOwners,
     sender: Sender,
     unanswered: Vec<Unanswered>,
 }
@@ -81,21 +82,21 @@ pub async fn explain(
     let sender =
         Sender::find(api, &node_agents.all, &args.from, args.via.as_deref(), &args.to).await?;
     let destination = Destination::find(api, &sender, &args.to).await?;
-    let places = AddressOwners::of(api, &destination).await?;
-    let mut asking = ExplainSession {
+    let owners = AddressOwners::of(api, &destination).await?;
+    let mut session = ExplainSession {
         api,
         limits,
         node_agents: &node_agents.all,
-        places,
+        owners,
         sender,
         unanswered: Vec::new(),
     };
-    let body = asking.body(args, &destination).await?;
+    let body = session.body(args, &destination).await?;
     let nodes: std::collections::BTreeSet<&String> =
-        body.ways.iter().filter_map(|way| way.node.as_ref()).chain([&body.node]).collect();
+        body.paths.iter().filter_map(|path| path.node.as_ref()).chain([&body.node]).collect();
     Ok(ClusterReport {
         nodes: nodes.len(),
-        unanswered: asking.unanswered,
+        unanswered: session.unanswered,
         notes: node_agents.notes,
         body,
     })
@@ -108,111 +109,117 @@ impl ExplainSession<'_> {
         destination: &Destination,
     ) -> anyhow::Result<ClusterExplanation> {
         let node = self.sender.node.clone();
-        let query = Explain { from: self.sender.asked.clone(), to: destination.asked.clone() };
+        let query = ExplainQuery { from: self.sender.query.clone(), to: destination.query.clone() };
         let mut answers = self.ask(&node, vec![Request::Explain(query.clone())]).await;
         let sent: Option<Explanation> =
             answers.pop().and_then(Result::ok).and_then(|answer| only(answer).ok());
         let mut body = ClusterExplanation {
             from: args.from.clone(),
             to: args.to.clone(),
-            asked: query,
+            query,
             node,
             verdict: ConnectionVerdict::Unknown,
             service: sent.as_ref().and_then(|sent| sent.service.clone()),
             sent,
-            ways: Vec::new(),
+            paths: Vec::new(),
         };
         if let Some(sent) = &body.sent {
             match sent.targets(destination.address()) {
-                Ok(targets) => body.ways = self.ways(sent, destination, &targets).await?,
+                Ok(targets) => body.paths = self.paths(sent, destination, &targets).await?,
                 Err(verdict) => body.verdict = verdict,
             }
-            if !body.ways.is_empty() {
-                body.verdict = ConnectionVerdict::of_all(body.ways.iter().map(|way| way.verdict));
+            if !body.paths.is_empty() {
+                body.verdict =
+                    ConnectionVerdict::of_all(body.paths.iter().map(|path| path.verdict));
             }
         }
         Ok(body)
     }
 
-    /// The way to each of these, the receivers' nodes asked.
-    async fn ways(
+    /// The path to each of these, after asking the receivers' nodes.
+    async fn paths(
         &mut self,
         sent: &Explanation,
         destination: &Destination,
         targets: &[SocketAddr],
-    ) -> anyhow::Result<Vec<Way>> {
-        let mut ways = Vec::new();
+    ) -> anyhow::Result<Vec<EndpointPath>> {
+        let mut paths = Vec::new();
         for target in targets {
-            let place = self.places.find(self.api, self.node_agents, target.ip()).await?;
-            ways.push(Way::new(sent, destination.text_of(*target), *target, place));
+            let owner = self.owners.find(self.api, self.node_agents, target.ip()).await?;
+            paths.push(EndpointPath::new(sent, destination.text_of(*target), *target, owner));
         }
-        self.leave(sent, &mut ways).await;
-        self.begin(sent, destination, &mut ways).await;
-        let mut by_node = BTreeMap::<String, Vec<&mut Way>>::new();
-        for way in &mut ways {
-            if let Some(node) = way.node.clone() {
-                by_node.entry(node).or_default().push(way);
+        self.ask_routes(sent, &mut paths).await;
+        self.ask_frontend_route(sent, destination, &mut paths).await;
+        let mut by_node = BTreeMap::<String, Vec<&mut EndpointPath>>::new();
+        for path in &mut paths {
+            if let Some(node) = path.node.clone() {
+                by_node.entry(node).or_default().push(path);
             }
         }
-        for (node, ways) in by_node {
+        for (node, paths) in by_node {
             match node == self.sender.node {
                 // Its agent has said all.
-                true => ways.into_iter().for_each(|way| way.arrives(sent)),
-                false => self.arrive(&node, ways).await,
+                true => paths.into_iter().for_each(|path| path.note_ingress(sent)),
+                false => self.ask_receivers(&node, paths).await,
             }
         }
-        Ok(ways)
+        Ok(paths)
     }
 
     /// Whether packets of the node itself come about: the kernel looks for a route to a service's
     /// address before rules translate it. Those of pods are translated first.
-    async fn begin(&mut self, sent: &Explanation, destination: &Destination, ways: &mut [Way]) {
+    async fn ask_frontend_route(
+        &mut self,
+        sent: &Explanation,
+        destination: &Destination,
+        paths: &mut [EndpointPath],
+    ) {
         let frontend = destination.frontend(&self.sender);
         let is_needed = sent.service.is_some() && self.sender.is_in_node_network;
         let Some(frontend) = frontend.filter(|_| is_needed) else { return };
         let node = self.sender.node.clone();
         let answer = self.ask(&node, vec![Request::Route(frontend)]).await.pop();
-        if let Some(answer) = answer.map(|answer| answer.and_then(only::<Route>)) {
-            ways.iter_mut().for_each(|way| way.begins(answer.clone(), frontend));
+        if let Some(answer) = answer.map(|answer| answer.and_then(only::<RouteAnswer>)) {
+            paths.iter_mut().for_each(|path| path.note_frontend_route(answer.clone(), frontend));
         }
     }
 
     /// How packets to other nodes leave the sender's, and with which source.
-    async fn leave(&mut self, sent: &Explanation, ways: &mut [Way]) {
+    async fn ask_routes(&mut self, sent: &Explanation, paths: &mut [EndpointPath]) {
         let own = self.sender.node.clone();
-        let mut leaving: Vec<&mut Way> =
-            ways.iter_mut().filter(|way| way.node.as_ref() != Some(&own)).collect();
-        let requests = leaving.iter().map(|way| Request::Route(way.target.ip())).collect();
+        let mut leaving: Vec<&mut EndpointPath> =
+            paths.iter_mut().filter(|path| path.node.as_ref() != Some(&own)).collect();
+        let requests = leaving.iter().map(|path| Request::Route(path.target.ip())).collect();
         let answers = self.ask(&own, requests).await;
-        for (way, answer) in leaving.iter_mut().zip(answers) {
-            way.leaves(answer.and_then(only));
+        for (path, answer) in leaving.iter_mut().zip(answers) {
+            path.note_route(answer.and_then(only));
         }
-        for way in ways {
-            let is_masqueraded = sent.is_masqueraded(way.target);
-            let known = if is_masqueraded { way.own_source() } else { None };
-            way.source = known.or_else(|| self.source_at(is_masqueraded, way.target));
+        for path in paths {
+            let is_masqueraded = sent.is_masqueraded(path.target);
+            let known = if is_masqueraded { path.own_source() } else { None };
+            path.source = known.or_else(|| self.source_at(is_masqueraded, path.target));
         }
     }
 
     /// What the agent of the receivers' node says of them.
-    async fn arrive(&mut self, node: &str, ways: Vec<&mut Way>) {
-        let asked = ways.into_iter().filter(|way| !way.is_refused());
-        let asked: Vec<(IpAddr, &mut Way)> =
-            asked.filter_map(|way| Some((way.source?, way))).collect();
-        let requests = asked.iter().flat_map(|(source, way)| {
-            let query = Explain { from: source.to_string(), to: way.endpoint.clone() };
+    async fn ask_receivers(&mut self, node: &str, paths: Vec<&mut EndpointPath>) {
+        let passing = paths.into_iter().filter(|path| !path.is_refused());
+        let arriving: Vec<(IpAddr, &mut EndpointPath)> =
+            passing.filter_map(|path| Some((path.source?, path))).collect();
+        let requests = arriving.iter().flat_map(|(source, path)| {
+            let query = ExplainQuery { from: source.to_string(), to: path.endpoint.clone() };
             [Request::Explain(query), Request::Route(*source)]
         });
         let requests = requests.collect();
         let mut answers = self.ask(node, requests).await.into_iter();
-        for (_, way) in asked {
+        for (_, path) in arriving {
             match answers.next().map(|answer| answer.and_then(only)) {
-                Some(Ok(explanation)) => way.arrives(&explanation),
-                Some(Err(why)) => way.does_not_say(&why),
+                Some(Ok(explanation)) => path.note_ingress(&explanation),
+                Some(Err(why)) => path.note_unknown_ingress(&why),
                 None => {}
             }
             if let Some(answer) = answers.next() {
-                way.returns(answer.and_then(only::<Route>));
+                path.note_return_route(answer.and_then(only::<RouteAnswer>));
             }
         }
     }
@@ -234,14 +241,14 @@ impl ExplainSession<'_> {
             return Vec::new();
         }
         let node_agent = self.node_agents.iter().find(|node_agent| node_agent.node == node);
-        let asked = match node_agent {
+        let answers = match node_agent {
             Some(node_agent) => {
                 ask(&self.api.client, node_agent, self.limits.deadline, &requests).await
             }
             None => Err(NoAnswer::new(NoAnswer::NO_AGENT, "no such node is known")),
         };
         let failed = |error: &String| NoAnswer::new(NoAnswer::FAILED, error.clone());
-        let why = match asked {
+        let why = match answers {
             Err(why) => why,
             Ok(answers) => {
                 // What an agent refuses to explain is no answer; older ones know no routes.
@@ -289,18 +296,18 @@ const HEAD: [&str; 9] = [
 
 impl fmt::Display for ClusterExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { from, to, asked: _, node, verdict, service, sent, ways } = self;
+        let Self { from, to, query: _, node, verdict, service, sent, paths } = self;
         let line = format!("{from} to {to}: {verdict}");
         writeln!(f, "{}", Printable(&line))?;
         if let Some(service) = service {
             writeln!(f, "service {}", Printable(service))?;
         }
-        if !ways.is_empty() {
-            table(f, &HEAD, &ways.iter().map(Way::cells).collect::<Vec<_>>())?;
+        if !paths.is_empty() {
+            table(f, &HEAD, &paths.iter().map(EndpointPath::cells).collect::<Vec<_>>())?;
         }
-        for way in ways {
-            for why in way.reasons() {
-                let line = format!("{}: {why}", way.endpoint);
+        for path in paths {
+            for why in path.reasons() {
+                let line = format!("{}: {why}", path.endpoint);
                 writeln!(f, "{}", Printable(&line))?;
             }
         }

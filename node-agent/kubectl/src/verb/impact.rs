@@ -19,7 +19,7 @@ use denizen_plan::impact;
 
 use self::answer::PolicyImpact;
 use self::facts::ImpactFacts;
-use super::connections::Joined;
+use super::connections::ClusterConnection;
 use crate::cluster::{Api, ClusterArgs};
 use crate::output::{self, ClusterReport, Format, Level, PrintedAnswer};
 use crate::survey::Limits;
@@ -94,7 +94,11 @@ pub async fn impact(
 }
 
 /// `tracked`: the connections of now, if they were asked for.
-fn decided(facts: ImpactFacts, change: Vec<Event>, tracked: Option<&[Joined]>) -> PolicyImpact {
+fn decided(
+    facts: ImpactFacts,
+    change: Vec<Event>,
+    tracked: Option<&[ClusterConnection]>,
+) -> PolicyImpact {
     let ImpactFacts { events, workloads, nodes, notes } = facts;
     let impact = impact::impact(events, change);
     let live = tracked.map(|tracked| live::lost(&impact, &nodes, tracked));

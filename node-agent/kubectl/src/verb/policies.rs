@@ -9,7 +9,7 @@ use super::only;
 use crate::cluster::{Api, NodeAgents};
 use crate::objects::{self, PodObject, percent};
 use crate::output::{Body, ClusterReport, Level};
-use crate::session::request::{Request, View};
+use crate::session::request::{Request, ViewQuery};
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
 
@@ -18,7 +18,7 @@ pub struct PodPolicies {
     pod: String,
     node: String,
     /// Empty if the agent does not enforce policies, or did not answer.
-    sides: Vec<Side>,
+    sides: Vec<DirectionRow>,
     /// Whether the node's agent knows the pod.
     known: bool,
 }
@@ -26,7 +26,7 @@ pub struct PodPolicies {
 /// `ingress` or `egress`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Side {
+struct DirectionRow {
     direction: String,
     /// `open`, `isolated` or `pending`.
     state: String,
@@ -35,7 +35,7 @@ struct Side {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct NodeView {
+struct NodePolicies {
     pods: Rows,
 }
 
@@ -49,7 +49,7 @@ struct Rows {
 #[serde(default)]
 struct PodRow {
     name: String,
-    policy: Vec<Side>,
+    policy: Vec<DirectionRow>,
 }
 
 pub async fn policies(
@@ -72,13 +72,13 @@ pub async fn policies(
         bail!("node {node} of pod {pod} has no agent");
     }
     let search = pod.clone();
-    let request = Request::View(View { search, skip: 0 });
+    let request = Request::View(ViewQuery { search, skip: 0 });
     let read = |_: &str, answers| {
-        let NodeView { pods } = only(answers)?;
+        let NodePolicies { pods } = only(answers)?;
         Ok(pods.shown.into_iter().find(|row| row.name == pod))
     };
-    let asked = survey(&api.client, NodeAgents { all, notes }, limits, &[request], read).await;
-    Ok(ClusterReport::of(asked, |answered| {
+    let surveyed = survey(&api.client, NodeAgents { all, notes }, limits, &[request], read).await;
+    Ok(ClusterReport::of(surveyed, |answered| {
         let row = answered.into_iter().find_map(|(_, row)| row);
         let known = row.is_some();
         let sides = row.map(|row| row.policy).unwrap_or_default();

@@ -11,19 +11,19 @@ use crate::cluster::{Api, NodeAgents};
 use crate::finding::node_names;
 use crate::output::{Body, ClusterReport, Level};
 use crate::session::NoAnswer;
-use crate::session::request::{Request, View};
+use crate::session::request::{Request, ViewQuery};
 use crate::survey::{Limits, Survey, Unanswered, ask, survey};
 use denizen_text::Printable;
 
 #[derive(Debug, Serialize)]
 pub struct ClusterServices {
     /// One for each way in which nodes serve it; most nodes first.
-    services: Vec<Served>,
+    services: Vec<ServiceVariant>,
 }
 
 /// A service, as these nodes serve it.
 #[derive(Debug, Serialize)]
-struct Served {
+struct ServiceVariant {
     #[serde(flatten)]
     row: ServiceRow,
     nodes: BTreeSet<String>,
@@ -31,13 +31,13 @@ struct Served {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct NodeView {
-    services: Page,
+struct NodeServices {
+    services: ServicePage,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Page {
+struct ServicePage {
     total: usize,
     shown: Vec<ServiceRow>,
 }
@@ -58,13 +58,13 @@ struct ServiceFrontend {
     at: String,
     #[serde(rename(deserialize = "taken_by", serialize = "takenBy"))]
     taken_by: Option<String>,
-    inside: Fate,
-    outside: Option<Fate>,
+    inside: FrontendFate,
+    outside: Option<FrontendFate>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum Fate {
+enum FrontendFate {
     Forward(Endpoints),
     Reject,
     Drop,
@@ -97,13 +97,13 @@ pub async fn services(
     let Some(name) = name.map(|name| api.qualified(name)) else {
         return Ok(ClusterReport::of(of_one_node(api, limits, node_agents).await, merged));
     };
-    let request = Request::View(View { search: name.clone(), skip: 0 });
+    let request = Request::View(ViewQuery { search: name.clone(), skip: 0 });
     let read = |_: &str, answers| {
-        let NodeView { services } = only(answers)?;
+        let NodeServices { services } = only(answers)?;
         Ok(services.shown.into_iter().filter(|row| row.name == name).collect())
     };
-    let asked = survey(&api.client, node_agents, limits, &[request], read).await;
-    Ok(ClusterReport::of(asked, merged))
+    let surveyed = survey(&api.client, node_agents, limits, &[request], read).await;
+    Ok(ClusterReport::of(surveyed, merged))
 }
 
 /// All services of the first node that answers. The others are not asked.
@@ -135,9 +135,9 @@ async fn all_pages(
 ) -> Result<Vec<ServiceRow>, NoAnswer> {
     let mut rows = Vec::new();
     loop {
-        let request = Request::View(View { search: String::new(), skip: rows.len() });
+        let request = Request::View(ViewQuery { search: String::new(), skip: rows.len() });
         let answers = ask(&api.client, node_agent, limits.deadline, &[request]).await?;
-        let NodeView { services: Page { total, shown } } = only(answers)?;
+        let NodeServices { services: ServicePage { total, shown } } = only(answers)?;
         let is_last = shown.is_empty();
         rows.extend(shown);
         if is_last || rows.len() >= total {
@@ -154,8 +154,8 @@ fn merged(answered: Vec<(String, Vec<ServiceRow>)>) -> ClusterServices {
             by_row.entry(row).or_default().insert(node.clone());
         }
     }
-    let mut services: Vec<Served> =
-        by_row.into_iter().map(|(row, nodes)| Served { row, nodes }).collect();
+    let mut services: Vec<ServiceVariant> =
+        by_row.into_iter().map(|(row, nodes)| ServiceVariant { row, nodes }).collect();
     services.sort_by(|one, other| {
         let by_name = one.row.name.cmp(&other.row.name);
         by_name.then(other.nodes.len().cmp(&one.nodes.len()))
@@ -163,7 +163,7 @@ fn merged(answered: Vec<(String, Vec<ServiceRow>)>) -> ClusterServices {
     ClusterServices { services }
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for FrontendFate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Reject => write!(f, "refused"),
@@ -195,7 +195,9 @@ impl fmt::Display for ClusterServices {
         if self.services.is_empty() {
             return writeln!(f, "no such service is known");
         }
-        for Served { row: ServiceRow { name, policies, frontends }, nodes } in &self.services {
+        for ServiceVariant { row: ServiceRow { name, policies, frontends }, nodes } in
+            &self.services
+        {
             let on = node_names(nodes.iter());
             writeln!(f, "{} ({})", Printable(name), Printable(&on))?;
             policies.iter().try_for_each(|policy| writeln!(f, "    {}", Printable(policy)))?;

@@ -19,7 +19,7 @@ use denizen_text::Printable;
 #[derive(Debug, Serialize)]
 pub struct ClusterStatus {
     #[serde(rename = "statuses")]
-    rows: Vec<Row>,
+    rows: Vec<StatusRow>,
     /// The others, for the table.
     #[serde(skip)]
     silent: Vec<Unanswered>,
@@ -27,7 +27,7 @@ pub struct ClusterStatus {
 
 /// One node's.
 #[derive(Debug, Serialize)]
-struct Row {
+struct StatusRow {
     node: String,
     /// `None` for a release that does not tell.
     release: Option<String>,
@@ -84,24 +84,24 @@ const HEAD: [&str; 12] = [
 
 pub async fn status(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<ClusterStatus>> {
     let node_agents = api.node_agents().await?;
-    let asked = survey(&api.client, node_agents, limits, &[Request::STATUS], row).await;
-    let silent = asked.unanswered.clone();
-    Ok(ClusterReport::of(asked, |answered| {
-        let mut rows: Vec<Row> = answered.into_iter().map(|(_, row)| row).collect();
+    let surveyed = survey(&api.client, node_agents, limits, &[Request::STATUS], row).await;
+    let silent = surveyed.unanswered.clone();
+    Ok(ClusterReport::of(surveyed, |answered| {
+        let mut rows: Vec<StatusRow> = answered.into_iter().map(|(_, row)| row).collect();
         rows.sort_by_key(|row| Reverse(row.badness()));
         ClusterStatus { rows, silent }
     }))
 }
 
-fn row(node: &str, answers: Answers) -> Result<Row, NoAnswer> {
+fn row(node: &str, answers: Answers) -> Result<StatusRow, NoAnswer> {
     let release = answers.release.clone();
     let status: Box<RawValue> = only(answers)?;
     let known = serde_json::from_str(status.get())
         .map_err(|error| NoAnswer::new(NoAnswer::FAILED, format!("unknown status: {error}")))?;
-    Ok(Row { node: node.to_owned(), release, status, known })
+    Ok(StatusRow { node: node.to_owned(), release, status, known })
 }
 
-impl Row {
+impl StatusRow {
     fn level(&self) -> Level {
         match (self.known.synced && self.known.errors.is_empty(), self.known.warnings.is_empty()) {
             (false, _) => Level::Failure,
@@ -147,17 +147,17 @@ impl Row {
 
 impl Body for ClusterStatus {
     fn level(&self) -> Level {
-        self.rows.iter().map(Row::level).max().unwrap_or_default()
+        self.rows.iter().map(StatusRow::level).max().unwrap_or_default()
     }
 }
 
 impl fmt::Display for ClusterStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let silent = self.silent.iter().map(|of| vec![of.node.clone(), of.why.code.to_owned()]);
-        let rows: Vec<_> = silent.chain(self.rows.iter().map(Row::cells)).collect();
+        let rows: Vec<_> = silent.chain(self.rows.iter().map(StatusRow::cells)).collect();
         table(f, &HEAD, &rows)?;
         let (mut errors, mut warnings) = (Texts::default(), Texts::default());
-        for Row { node, known, .. } in &self.rows {
+        for StatusRow { node, known, .. } in &self.rows {
             known.errors.iter().for_each(|text| errors.add(node, text));
             known.warnings.iter().for_each(|text| warnings.add(node, text));
         }
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    fn of(node: &str, status: Value) -> Row {
+    fn of(node: &str, status: Value) -> StatusRow {
         let status = RawValue::from_string(status.to_string()).unwrap();
         let answers = Answers { release: Some("0.1.0".to_owned()), answers: vec![Ok(status)] };
         row(node, answers).unwrap()

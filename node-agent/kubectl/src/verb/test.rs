@@ -39,9 +39,9 @@ use self::interrupt::Interrupt;
 use self::namespace::{REMOVAL, Removal, TestNamespace};
 use self::plan::{CheckKind, Newcomer, ServiceEnds, TestFacts, TestPod};
 use self::pods::StartedPods;
-use self::probe::Probing;
-use self::report::{ConnectivityReport, JudgedProbes, judged};
-use super::ui::Asking;
+use self::probe::Prober;
+use self::report::{ConnectivityReport, ProbeSummary, summary};
+use super::ui::QueryOptions;
 use crate::cluster::{Api, NodeAgent, NodeAgents};
 use crate::objects;
 use crate::output::{self, ClusterReport, Format, INCOMPLETE, Level, PrintedAnswer, described};
@@ -82,7 +82,7 @@ fn external(text: &str) -> Result<String, String> {
 }
 
 /// The nodes that are tested, and their images.
-struct Participants {
+struct TestNodes {
     agents: Vec<NodeAgent>,
     /// By node.
     images: BTreeMap<String, String>,
@@ -96,7 +96,7 @@ struct Participants {
 /// Something is not permitted, or the API server does not do what it is asked.
 pub async fn test(
     api: &Api,
-    asking: Asking,
+    options: QueryOptions,
     args: &TestArgs,
     (format, fail_on): (Format, Level),
 ) -> anyhow::Result<PrintedAnswer> {
@@ -104,19 +104,19 @@ pub async fn test(
         return output::printed(&namespace::cleanup(api).await?, format, fail_on);
     }
     let mut interrupt = Interrupt::listen()?;
-    let limits = Limits::new(asking.parallel, asking.timeout);
+    let limits = Limits::new(options.parallel, options.timeout);
     let prepared = tokio::select! {
-        prepared = timeout(asking.timeout, Participants::find(api, args)) => {
+        prepared = timeout(options.timeout, TestNodes::find(api, args)) => {
             prepared.context("the API server does not answer in time")??
         }
         () = interrupt.next() => return Ok(interrupted()),
     };
     // Nobody knows what became of a request that is given up: this one is carried out.
-    let namespace = TestNamespace::create(api, asking.timeout + REMOVAL).await?;
-    let run = Run { api, args, namespace: &namespace, limits, timeout: asking.timeout };
+    let namespace = TestNamespace::create(api, options.timeout + REMOVAL).await?;
+    let run = TestRun { api, args, namespace: &namespace, limits, timeout: options.timeout };
     let result = tokio::select! {
-        result = timeout(asking.timeout + GRACE, run.tested(prepared)) => {
-            let late = || format!("not over after {:?}: see --timeout", asking.timeout);
+        result = timeout(options.timeout + GRACE, run.tested(prepared)) => {
+            let late = || format!("not over after {:?}: see --timeout", options.timeout);
             Some(result.with_context(late).and_then(|result| result))
         }
         () = interrupt.next() => None,
@@ -167,7 +167,7 @@ fn interrupted() -> PrintedAnswer {
     PrintedAnswer { text: String::new(), code: INCOMPLETE }
 }
 
-impl Participants {
+impl TestNodes {
     async fn find(api: &Api, args: &TestArgs) -> anyhow::Result<Self> {
         rights::check(api).await?;
         let NodeAgents { mut all, mut notes } = api.node_agents().await?;
@@ -233,7 +233,7 @@ fn note(unanswered: &mut Vec<Unanswered>, node: &str, why: NoAnswer) {
 }
 
 /// A test that is going on.
-struct Run<'a> {
+struct TestRun<'a> {
     api: &'a Api,
     args: &'a TestArgs,
     namespace: &'a TestNamespace,
@@ -241,10 +241,10 @@ struct Run<'a> {
     timeout: Duration,
 }
 
-impl Run<'_> {
+impl TestRun<'_> {
     async fn tested(
         &self,
-        mut participants: Participants,
+        mut participants: TestNodes,
     ) -> anyhow::Result<ClusterReport<ConnectivityReport>> {
         self.make_policy_and_services().await?;
         // The rest is for asking.
@@ -277,7 +277,7 @@ impl Run<'_> {
 
     async fn newcomers(
         &self,
-        participants: &mut Participants,
+        participants: &mut TestNodes,
         servers: &[TestPod],
         deadline: Instant,
     ) -> anyhow::Result<Vec<Newcomer>> {
@@ -347,13 +347,13 @@ impl Run<'_> {
 
     async fn probed(
         &self,
-        participants: Participants,
+        participants: TestNodes,
         facts: &TestFacts,
     ) -> anyhow::Result<ClusterReport<ConnectivityReport>> {
         let Self { api, namespace, limits, .. } = *self;
         let Limits { parallel, deadline } = limits;
         let patience = probe::patience(self.timeout);
-        let probing = Probing { api, namespace, parallel, deadline, patience };
+        let probing = Prober { api, namespace, parallel, deadline, patience };
         let mut numbers = RandomNumbers::new()?;
         let mut probes = facts.probes(|below| numbers.below(below));
         probes.retain(|probe| !self.args.skip.contains(&probe.kind));
@@ -366,15 +366,15 @@ impl Run<'_> {
         for server in &facts.servers {
             ips.insert(server.name.clone(), server.ips.iter().copied().collect());
         }
-        let JudgedProbes { mut report, unanswered, notes } =
-            judged(namespace.name.clone(), probed, &ips);
+        let ProbeSummary { mut report, unanswered, notes } =
+            summary(namespace.name.clone(), probed, &ips);
         let mut participants = participants;
         for Unanswered { node, why } in unanswered {
             note(&mut participants.unanswered, &node, why);
         }
         participants.notes.extend(notes);
         reasons::add(probing, limits, &mut report.failures).await;
-        let Participants { agents, unanswered, notes, .. } = participants;
+        let TestNodes { agents, unanswered, notes, .. } = participants;
         Ok(ClusterReport { body: report, nodes: agents.len(), unanswered, notes })
     }
 }

@@ -83,12 +83,13 @@ pub async fn trace_after(
     let node_agents = api.node_agents().await?.all;
     let sender = FollowedEnds {
         node: explanation.node.clone(),
-        from: explanation.asked.from.clone(),
-        to: explanation.asked.to.clone(),
+        from: explanation.query.from.clone(),
+        to: explanation.query.to.clone(),
         count: args.count,
     };
-    let away = explanation.ways.iter().filter(|way| way.node.as_ref() != Some(&sender.node));
-    let away = away.filter_map(|way| Some((way.node.clone()?, way.source?, way.endpoint.clone())));
+    let away = explanation.paths.iter().filter(|path| path.node.as_ref() != Some(&sender.node));
+    let away =
+        away.filter_map(|path| Some((path.node.clone()?, path.source?, path.endpoint.clone())));
     let all = away.map(|(node, source, to)| FollowedEnds {
         node,
         from: source.to_string(),

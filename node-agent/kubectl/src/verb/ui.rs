@@ -5,9 +5,9 @@
 //! | `server` | who may ask, and the page's frame |
 //! | `round` | what agents are asked, and on which nodes packets are watched |
 //! | `directory` | whose an address is |
-//! | `sighting` | what agents say, as edges. Pure |
+//! | `observation` | what agents say, as edges. Pure |
 //! | `history` | the last minutes of each edge. Pure |
-//! | `fold` | what is drawn of it. Pure |
+//! | `drawing` | what is drawn of it. Pure |
 //! | `layout`, `track`, `curve` | where it stands. Pure |
 //! | `draw`, `rows` | the picture, and the table beside it. Pure |
 
@@ -16,14 +16,14 @@
 mod curve;
 mod directory;
 mod draw;
-mod fold;
+mod drawing;
 mod history;
 mod layout;
-mod party;
+mod observation;
+mod participant;
 mod round;
 mod rows;
 mod server;
-mod sighting;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -45,8 +45,8 @@ use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
 use self::history::MINUTES;
+use self::observation::ExampleEnds;
 use self::round::{RoundMemory, round};
-use self::sighting::ExampleEnds;
 use self::state::State;
 use crate::cluster::Api;
 use crate::output::{described, print};
@@ -74,7 +74,7 @@ pub struct UiArgs {
 
 /// How agents are asked.
 #[derive(Debug, Clone, Copy)]
-pub struct Asking {
+pub struct QueryOptions {
     pub parallel: usize,
     pub timeout: Duration,
 }
@@ -83,7 +83,7 @@ pub struct Asking {
 pub struct Ui {
     api: Api,
     every: Duration,
-    asking: Asking,
+    options: QueryOptions,
     port: u16,
     token: String,
     started: Instant,
@@ -93,7 +93,7 @@ pub struct Ui {
 }
 
 /// Serves until it is interrupted.
-pub async fn ui(api: Api, asking: Asking, args: &UiArgs) -> anyhow::Result<ExitCode> {
+pub async fn ui(api: Api, options: QueryOptions, args: &UiArgs) -> anyhow::Result<ExitCode> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).await;
     let listener = listener.context("cannot listen on 127.0.0.1")?;
     let port = listener.local_addr()?.port();
@@ -102,7 +102,7 @@ pub async fn ui(api: Api, asking: Asking, args: &UiArgs) -> anyhow::Result<ExitC
     let ui = Rc::new(Ui {
         api,
         every: args.every,
-        asking,
+        options,
         port,
         token,
         started: Instant::now(),
@@ -155,7 +155,7 @@ impl Ui {
     }
 
     async fn round(&self, before: &mut RoundMemory) {
-        let limits = Limits::new(self.asking.parallel, self.asking.timeout);
+        let limits = Limits::new(self.options.parallel, self.options.timeout);
         // What the kernels noted is older than this program.
         let minute = || MINUTES as u64 + self.started.elapsed().as_secs() / 60;
         if let Err(error) =
@@ -171,7 +171,7 @@ impl Ui {
             return "This edge is not seen any more.\n".to_owned();
         };
         let ExampleEnds { from, to, via } = ends;
-        let limits = Limits::new(self.asking.parallel, self.asking.timeout);
+        let limits = Limits::new(self.options.parallel, self.options.timeout);
         let args = ExplainArgs { from, to, via };
         let explained = self.bounded(explain::explain(&self.api, limits, &args)).await;
         let text =
@@ -181,7 +181,7 @@ impl Ui {
 
     /// The nodes have their deadlines; what is left is the API server itself.
     async fn bounded<T>(&self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-        let limit = self.asking.timeout + GRACE;
+        let limit = self.options.timeout + GRACE;
         let done = timeout(limit, work).await;
         done.unwrap_or_else(|_| bail!("the API server does not answer within {limit:?}"))
     }

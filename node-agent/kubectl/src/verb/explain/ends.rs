@@ -12,8 +12,8 @@ use crate::verb::policies::pod_object;
 /// Who sends.
 #[derive(Debug)]
 pub struct Sender {
-    /// As its node's agent is asked.
-    pub asked: String,
+    /// How its node's agent knows it.
+    pub query: String,
     pub node: String,
     /// Its own addresses.
     pub ips: Vec<IpAddr>,
@@ -24,8 +24,8 @@ pub struct Sender {
 /// What the connection is addressed to.
 #[derive(Debug)]
 pub struct Destination {
-    /// As the sender's agent is asked.
-    pub asked: String,
+    /// How the sender's agent knows it.
+    pub query: String,
     /// `NAMESPACE/NAME` of a service.
     service: Option<String>,
     /// Its cluster IPs.
@@ -61,12 +61,12 @@ impl Sender {
             return Self::of_pod(&object, &pod);
         };
         if let Some(node) = node_of(node_agents, address) {
-            let (asked, ips) = (from.to_owned(), vec![address]);
-            return Ok(Self { asked, node, ips, is_in_node_network: true });
+            let (query, ips) = (from.to_owned(), vec![address]);
+            return Ok(Self { query, node, ips, is_in_node_network: true });
         }
         if let Some(pod) = pod_at(api, address).await? {
             let sender = Self::of_pod(&pod, from)?;
-            return Ok(Self { asked: from.to_owned(), ips: vec![address], ..sender });
+            return Ok(Self { query: from.to_owned(), ips: vec![address], ..sender });
         }
         let target = split(to).0.parse::<SocketAddr>().ok();
         let at_node = target.and_then(|target| node_of(node_agents, target.ip()));
@@ -79,8 +79,8 @@ impl Sender {
             node_agents.iter().any(|node_agent| node_agent.node == node),
             "there is no node {node}"
         );
-        let (asked, ips) = (from.to_owned(), vec![address]);
-        Ok(Self { asked, node, ips, is_in_node_network: false })
+        let (query, ips) = (from.to_owned(), vec![address]);
+        Ok(Self { query, node, ips, is_in_node_network: false })
     }
 
     fn of_pod(pod: &PodObject, name: &str) -> anyhow::Result<Self> {
@@ -89,8 +89,8 @@ impl Sender {
         ensure!(!node.is_empty(), "pod {name} is on no node yet");
         let first = *ips.first().with_context(|| format!("pod {name} has no address yet"))?;
         // Its node's agent knows a pod by name, but one in the node's network only as the node.
-        let asked = if pod.spec.host_network { first.to_string() } else { name.to_owned() };
-        Ok(Self { asked, node, ips, is_in_node_network: pod.spec.host_network })
+        let query = if pod.spec.host_network { first.to_string() } else { name.to_owned() };
+        Ok(Self { query, node, ips, is_in_node_network: pod.spec.host_network })
     }
 }
 
@@ -101,8 +101,8 @@ impl Destination {
         let protocol = protocol.unwrap_or("tcp").to_owned();
         let is_address = end.parse::<SocketAddr>().is_ok() || end.parse::<IpAddr>().is_ok();
         if is_address {
-            let (asked, cluster_ips) = (format!("{end}{suffix}"), Vec::new());
-            return Ok(Self { asked, service: None, cluster_ips, protocol });
+            let (query, cluster_ips) = (format!("{end}{suffix}"), Vec::new());
+            return Ok(Self { query, service: None, cluster_ips, protocol });
         }
         let end = api.qualified(end);
         let (name, port) = match end.rsplit_once(':') {
@@ -110,27 +110,27 @@ impl Destination {
             None => (&*end, None),
         };
         if let Some(object) = service_object(api, name).await? {
-            let (asked, cluster_ips) = (format!("{end}{suffix}"), object.cluster_ips().collect());
-            return Ok(Self { asked, service: Some(name.to_owned()), cluster_ips, protocol });
+            let (query, cluster_ips) = (format!("{end}{suffix}"), object.cluster_ips().collect());
+            return Ok(Self { query, service: Some(name.to_owned()), cluster_ips, protocol });
         }
         let pod = pod_object(api, name).await;
         let pod = pod.with_context(|| format!("{name} is no service either"))?;
         let is_reachable = |ip: &IpAddr| sender.ips.iter().any(|of| of.is_ipv4() == ip.is_ipv4());
         let ip = pod.ips().find(is_reachable);
         let ip = ip.with_context(|| format!("pod {name} has no address of the sender's family"))?;
-        let asked = match port {
+        let query = match port {
             Some(port) => {
                 let port = port.parse().with_context(|| format!("{port:?} is no pod's port"))?;
                 format!("{}{suffix}", SocketAddr::new(ip, port))
             }
             None => format!("{ip}{suffix}"),
         };
-        Ok(Self { asked, service: None, cluster_ips: Vec::new(), protocol })
+        Ok(Self { query, service: None, cluster_ips: Vec::new(), protocol })
     }
 
     /// `None` for a name, and for a ping.
     pub fn address(&self) -> Option<SocketAddr> {
-        split(&self.asked).0.parse().ok()
+        split(&self.query).0.parse().ok()
     }
 
     /// What packets are addressed to before a service's rules translate them.
@@ -161,16 +161,16 @@ impl AddressOwners {
             objects::list(&api.client, &path, &[("labelSelector", &selector)])
                 .await
                 .context("cannot list endpoints (needs: list endpointslices)")?;
-        let mut places = BTreeMap::new();
+        let mut owners = BTreeMap::new();
         for endpoint in slices.into_iter().flat_map(|slice| slice.endpoints) {
             let SliceEndpoint { addresses, node_name: node, target_ref, .. } = endpoint;
             let pod = target_ref.filter(|target| target.kind == "Pod");
             let pod = pod.map(|target| format!("{}/{}", target.namespace, target.name));
             let ips = addresses.iter().filter_map(|address| address.parse().ok());
-            places
+            owners
                 .extend(ips.map(|ip| (ip, AddressOwner { pod: pod.clone(), node: node.clone() })));
         }
-        Ok(Self(places))
+        Ok(Self(owners))
     }
 
     pub async fn find(
@@ -179,17 +179,17 @@ impl AddressOwners {
         node_agents: &[NodeAgent],
         address: IpAddr,
     ) -> anyhow::Result<AddressOwner> {
-        if let Some(place) = self.0.get(&address).filter(|place| place.node.is_some()) {
-            return Ok(place.clone());
+        if let Some(owner) = self.0.get(&address).filter(|owner| owner.node.is_some()) {
+            return Ok(owner.clone());
         }
-        let place = match node_of(node_agents, address) {
+        let owner = match node_of(node_agents, address) {
             Some(node) => AddressOwner { pod: None, node: Some(node) },
             None => {
                 pod_at(api, address).await?.map(|pod| AddressOwner::of(&pod)).unwrap_or_default()
             }
         };
-        self.0.insert(address, place.clone());
-        Ok(place)
+        self.0.insert(address, owner.clone());
+        Ok(owner)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The answer: rows of the plan, by workload.
 
-mod who;
+mod ends;
 mod words;
 
 use std::cmp::Reverse;
@@ -13,7 +13,7 @@ use denizen_plan::impact::{AccessChange, Impact, ImpactRow};
 use denizen_text::Printable;
 use serde::Serialize;
 
-use self::who::{Everybody, Member};
+use self::ends::{ImpactEnds, Member};
 use self::words::{DeciderWords, PortWords};
 use super::live::RowConnections;
 use crate::output::{Body, Level};
@@ -28,7 +28,7 @@ const ROWS: usize = 40;
 pub struct PolicyImpact {
     /// Losses first.
     changes: Vec<ChangeRow>,
-    /// How many pods were judged.
+    /// How many pods were compared.
     pods: usize,
     /// Those that have no address, and were not.
     without_address: Vec<String>,
@@ -38,7 +38,7 @@ pub struct PolicyImpact {
     #[serde(skip_serializing_if = "Option::is_none")]
     notes: Option<Vec<String>>,
     #[serde(skip)]
-    everybody: Everybody,
+    all_ends: ImpactEnds,
     /// Whether pods have addresses of both families.
     #[serde(skip)]
     is_dual_stack: bool,
@@ -79,11 +79,11 @@ impl PolicyImpact {
         notes: Vec<String>,
     ) -> Self {
         let Impact { ends, profiles, rows, families, without_address, .. } = impact;
-        let everybody = Everybody::new(&ends, workloads);
+        let all_ends = ImpactEnds::new(&ends, workloads);
         let members = |of: &[usize]| {
             let ends: BTreeSet<usize> =
                 of.iter().flat_map(|profile| profiles[*profile].iter().copied()).collect();
-            everybody.members(&ends)
+            all_ends.members(&ends)
         };
         let live = live.map_or_else(Vec::new, |live| live.into_iter().map(Some).collect());
         let live = live.into_iter().chain(std::iter::repeat(None));
@@ -107,11 +107,11 @@ impl PolicyImpact {
         changes.sort_by_key(|row| (row.change, Reverse(number(row))));
         Self {
             changes,
-            pods: everybody.pods(),
+            pods: all_ends.pods(),
             without_address: without_address.iter().map(PodName::to_string).collect(),
-            ranges: everybody.ranges(),
+            ranges: all_ends.ranges(),
             notes: Some(notes),
-            everybody,
+            all_ends,
             is_dual_stack: families.len() > 1,
         }
     }
@@ -166,7 +166,7 @@ impl fmt::Display for PolicyImpact {
 
 impl ChangeRow {
     fn write(&self, f: &mut fmt::Formatter<'_>, answer: &PolicyImpact) -> fmt::Result {
-        let PolicyImpact { everybody, is_dual_stack, .. } = answer;
+        let PolicyImpact { all_ends, is_dual_stack, .. } = answer;
         let Self { change, direction, subjects, peers, ports, families, before, after, live } =
             self;
         let word = match change {
@@ -174,7 +174,7 @@ impl ChangeRow {
             ChangeWord::Gained => "gained",
         };
         let towards = if *direction == Direction::Egress.to_string() { "to" } else { "from" };
-        let (subjects, peers) = (everybody.text(subjects), everybody.text(peers));
+        let (subjects, peers) = (all_ends.text(subjects), all_ends.text(peers));
         writeln!(f, "{word}  {direction} of {subjects}, {towards} {peers}")?;
         let family = match (&families[..], is_dual_stack) {
             ([only], true) => format!(" ({only} alone)"),

@@ -10,7 +10,7 @@ use denizen_plan::impact::{AccessChange, Impact, ImpactEnd, ImpactRow};
 use denizen_text::Printable;
 use serde::Serialize;
 
-use super::super::connections::{self, Connection, Joined, NodeConnections};
+use super::super::connections::{self, ClusterConnection, Connection, NodeConnections};
 use super::super::only;
 use crate::cluster::Api;
 use crate::output::ClusterReport;
@@ -47,7 +47,7 @@ impl RowConnections {
 
 /// Those at a connection's ends, as places in [`Impact::ends`], and the destination's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Sides {
+struct ConnectionEnds {
     client: Option<usize>,
     /// Whom the receiver's node takes for the client: a node, if it masqueraded.
     seen: Option<usize>,
@@ -58,14 +58,18 @@ struct Sides {
 }
 
 /// What all agents track. Nodes with more than is shown are noted.
-pub async fn tracked(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<Vec<Joined>>> {
-    let request = request::Connections { limit: LIMIT, ..request::Connections::default() };
+pub async fn tracked(
+    api: &Api,
+    limits: Limits,
+) -> anyhow::Result<ClusterReport<Vec<ClusterConnection>>> {
+    let request =
+        request::ConnectionsQuery { limit: LIMIT, ..request::ConnectionsQuery::default() };
     let request = Request::Connections(request);
     let read = |_: &str, answers| only::<NodeConnections>(answers);
     let node_agents = api.node_agents().await?;
-    let asked = survey(&api.client, node_agents, limits, &[request], read).await;
+    let surveyed = survey(&api.client, node_agents, limits, &[request], read).await;
     let mut more = Vec::new();
-    let mut report = ClusterReport::of(asked, |answered| {
+    let mut report = ClusterReport::of(surveyed, |answered| {
         let all = connections::joined(answered);
         more = all.more;
         all.connections
@@ -80,10 +84,10 @@ pub async fn tracked(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<
 pub fn lost(
     impact: &Impact,
     nodes: &HashMap<PodName, String>,
-    tracked: &[Joined],
+    tracked: &[ClusterConnection],
 ) -> Vec<RowConnections> {
-    let mut by_sides: BTreeMap<Sides, Vec<&Connection>> = BTreeMap::new();
-    for Joined { connection, .. } in tracked {
+    let mut by_sides: BTreeMap<ConnectionEnds, Vec<&Connection>> = BTreeMap::new();
+    for ClusterConnection { connection, .. } in tracked {
         if was_answered(connection)
             && let Some(sides) = sides(impact, connection)
             && !is_own_node(impact, nodes, &sides)
@@ -127,12 +131,12 @@ fn was_answered(connection: &Connection) -> bool {
     !matches!(connection.state.as_deref(), Some("syn_sent" | "unanswered"))
 }
 
-fn sides(impact: &Impact, connection: &Connection) -> Option<Sides> {
+fn sides(impact: &Impact, connection: &Connection) -> Option<ConnectionEnds> {
     let receiver = connection.endpoint.as_ref().unwrap_or(&connection.destination).address;
     let client = connection.client.address.ip();
     let seen = connection.masqueraded_as.map_or(client, |address| address.ip());
     let protocol = Protocol::ALL.into_iter().find(|of| of.as_str() == connection.protocol)?;
-    Some(Sides {
+    Some(ConnectionEnds {
         client: impact.end_at(client),
         seen: impact.end_at(seen),
         receiver: impact.end_at(receiver.ip())?,
@@ -143,7 +147,7 @@ fn sides(impact: &Impact, connection: &Connection) -> Option<Sides> {
 }
 
 /// Whether it is a node that reaches its own pod, as it always may.
-fn is_own_node(impact: &Impact, nodes: &HashMap<PodName, String>, sides: &Sides) -> bool {
+fn is_own_node(impact: &Impact, nodes: &HashMap<PodName, String>, sides: &ConnectionEnds) -> bool {
     match (sides.seen.map(|seen| &impact.ends[seen]), &impact.ends[sides.receiver]) {
         (Some(ImpactEnd::Node(node)), ImpactEnd::Pod(pod)) => {
             nodes.get(pod).is_some_and(|of| **of == **node)

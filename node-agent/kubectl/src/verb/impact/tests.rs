@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::answer::PolicyImpact;
 use super::{decided, deleted, manifest};
 use crate::output::{Body, Level};
-use crate::verb::connections::Joined;
+use crate::verb::connections::ClusterConnection;
 use crate::verb::impact::facts::ImpactFacts;
 
 const SHOP: &str = "\
@@ -111,7 +111,7 @@ fn gains_are_warnings_and_nothing_is_nothing() {
     assert_eq!(answer.level(), Level::Warning);
 }
 
-fn connection(client: &str, to: &str, endpoint: Option<&str>, more: &Value) -> Joined {
+fn connection(client: &str, to: &str, endpoint: Option<&str>, more: &Value) -> ClusterConnection {
     let end = |address: &str| json!({ "address": address });
     let mut connection = json!({
         "protocol": "tcp", "state": "established", "client": end(client), "destination": end(to),
@@ -120,7 +120,7 @@ fn connection(client: &str, to: &str, endpoint: Option<&str>, more: &Value) -> J
     let more = more.as_object().cloned().unwrap_or_default();
     connection.as_object_mut().unwrap().extend(more);
     let connection = serde_json::from_value(connection).unwrap();
-    Joined { connection, nodes: ["n1".to_owned()].into() }
+    ClusterConnection { connection, nodes: ["n1".to_owned()].into() }
 }
 
 /// What is not answered is no loss, and a node reaches its own pods whatever policies say.
@@ -139,7 +139,7 @@ fn losses_that_connections_would_feel_come_first() {
         connection("192.168.0.1:4000", db, None, &none),
         connection(canary, db, None, &json!({ "masqueradedAs": "192.168.9.9:4001" })),
     ];
-    let answer = |tracked: Option<&[Joined]>| {
+    let answer = |tracked: Option<&[ClusterConnection]>| {
         let facts = ImpactFacts::of_folder(there.path()).unwrap();
         decided(facts, policies(POLICY, true).unwrap(), tracked)
     };

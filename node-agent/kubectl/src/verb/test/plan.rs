@@ -215,8 +215,8 @@ impl Newcomer {
     }
 
     /// The probe by which a server connected back to it.
-    pub fn back(&self, asked: &PlannedProbe, to: &str) -> Option<PlannedProbe> {
-        let server = self.servers.iter().find(|server| server.shown() == asked.what)?;
+    pub fn back(&self, probe: &PlannedProbe, to: &str) -> Option<PlannedProbe> {
+        let server = self.servers.iter().find(|server| server.shown() == probe.what)?;
         let expected = match server.class {
             ServerClass::Permitted => ExpectedOutcome::Connection,
             ServerClass::Other => ExpectedOutcome::Nothing,

@@ -64,7 +64,7 @@ pub struct ConnectivityFailure {
 
 /// What the probes came to.
 #[derive(Debug)]
-pub struct JudgedProbes {
+pub struct ProbeSummary {
     pub report: ConnectivityReport,
     /// Nodes whose pods were not asked.
     pub unanswered: Vec<Unanswered>,
@@ -72,11 +72,11 @@ pub struct JudgedProbes {
 }
 
 /// `ips`: the addresses of each pod.
-pub fn judged(
+pub fn summary(
     namespace: String,
     probed: Vec<ProbedPair>,
     ips: &BTreeMap<String, BTreeSet<std::net::IpAddr>>,
-) -> JudgedProbes {
+) -> ProbeSummary {
     let mut counts = BTreeMap::<CheckKind, [usize; 2]>::new();
     let (mut failures, mut silent) = (Vec::new(), BTreeMap::<String, NoAnswer>::new());
     let mut masqueraded = BTreeMap::new();
@@ -109,7 +109,7 @@ pub fn judged(
         )
     };
     let unanswered = silent.into_iter().map(|(node, why)| Unanswered { node, why });
-    JudgedProbes {
+    ProbeSummary {
         unanswered: unanswered.collect(),
         notes: masqueraded.into_iter().map(note).collect(),
         report: ConnectivityReport {

@@ -1,6 +1,6 @@
 //! How edges run between boxes. Pure.
 
-use super::fold::Drawing;
+use super::drawing::Drawing;
 use super::layout::{HEIGHT, Layout, WIDTH};
 
 /// Cubic curves one after the other, with straight lines between them, past columns.

@@ -7,14 +7,14 @@ use anyhow::Context;
 use kube::Error;
 use serde::de::DeserializeOwned;
 
-use super::party::Party;
+use super::participant::Participant;
 use crate::cluster::{Api, NodeAgent};
 use crate::objects::{self, PodObject, ServiceObject, SliceObject};
 use crate::workload::Workload;
 
 /// What is known of a box.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PartyFacts {
+pub struct ParticipantFacts {
     /// `Deployment`, `Service`, …
     pub kind: String,
     /// The pods of a workload.
@@ -26,15 +26,15 @@ pub struct PartyFacts {
 /// Addresses and names of everything that has a box.
 #[derive(Debug, Default)]
 pub struct Directory {
-    by_ip: BTreeMap<IpAddr, Party>,
-    by_pod: BTreeMap<String, Party>,
-    pub parties: BTreeMap<Party, PartyFacts>,
+    by_ip: BTreeMap<IpAddr, Participant>,
+    by_pod: BTreeMap<String, Participant>,
+    pub participants: BTreeMap<Participant, ParticipantFacts>,
     /// What could not be read, and what that means.
     pub notes: Vec<String>,
 }
 
 /// Whose an address is that nobody has.
-const OUTSIDE: Party = Party::Outside { asks: true };
+const OUTSIDE: Participant = Participant::Outside { is_client: true };
 
 /// The label of an EndpointSlice that names its service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -69,14 +69,14 @@ impl Directory {
             let namespace = pod.metadata.namespace.clone();
             let pod_name = format!("{namespace}/{}", pod.metadata.name);
             if pod.spec.host_network {
-                self.by_pod.insert(pod_name, Party::Node(pod.spec.node_name.clone()));
+                self.by_pod.insert(pod_name, Participant::Node(pod.spec.node_name.clone()));
                 continue;
             }
             let Workload { kind, name, .. } = Workload::of(&pod.metadata);
-            let workload = Party::Workload { namespace, name };
+            let workload = Participant::Workload { namespace, name };
             self.by_ip.extend(pod.ips().map(|ip| (ip, workload.clone())));
             self.by_pod.insert(pod_name, workload.clone());
-            let facts = self.parties.entry(workload).or_default();
+            let facts = self.participants.entry(workload).or_default();
             facts.pods += 1;
             facts.kind = kind;
         }
@@ -101,31 +101,33 @@ impl Directory {
                 }
                 (_, _) => None,
             };
-            let party = Party::Service { namespace: namespace.clone(), name: name.clone() };
-            self.by_ip.extend(service.ips().map(|ip| (ip, party.clone())));
-            let facts = PartyFacts { kind: "Service".to_owned(), pods: 0, mark };
-            self.parties.insert(party, facts);
+            let participant =
+                Participant::Service { namespace: namespace.clone(), name: name.clone() };
+            self.by_ip.extend(service.ips().map(|ip| (ip, participant.clone())));
+            let facts = ParticipantFacts { kind: "Service".to_owned(), pods: 0, mark };
+            self.participants.insert(participant, facts);
         }
     }
 
     fn add_nodes(&mut self, node_agents: &[NodeAgent]) {
         for node_agent in node_agents {
-            let party = Party::Node(node_agent.node.clone());
+            let participant = Participant::Node(node_agent.node.clone());
             let object = node_agent.object.as_ref();
             let ips = object.into_iter().flat_map(|node| node.internal_ips());
-            self.by_ip.extend(ips.map(|ip| (ip, party.clone())));
+            self.by_ip.extend(ips.map(|ip| (ip, participant.clone())));
             let mark = match object.and_then(|node| node.is_ready()) {
                 Some(false) => Some("not Ready".to_owned()),
                 Some(true) | None => None,
             };
-            self.parties.insert(party, PartyFacts { kind: "Node".to_owned(), pods: 0, mark });
+            self.participants
+                .insert(participant, ParticipantFacts { kind: "Node".to_owned(), pods: 0, mark });
         }
     }
 
     /// Whose this end is. `name` is what an agent calls it, if it has a name there.
-    pub fn party(&self, ip: IpAddr, name: Option<&str>) -> Party {
+    pub fn participant(&self, ip: IpAddr, name: Option<&str>) -> Participant {
         let named = name.and_then(|name| match name.strip_prefix("node ") {
-            Some(node) => Some(Party::Node(node.to_owned())),
+            Some(node) => Some(Participant::Node(node.to_owned())),
             None => self.by_pod.get(name).cloned(),
         });
         named.or_else(|| self.by_ip.get(&ip.to_canonical()).cloned()).unwrap_or(OUTSIDE)
@@ -141,10 +143,13 @@ impl Directory {
     }
 
     /// `NAMESPACE/NAME:PORT` as a box and a port.
-    pub fn service_port(service: &str) -> Option<(Party, &str)> {
+    pub fn service_port(service: &str) -> Option<(Participant, &str)> {
         let (namespace, rest) = service.split_once('/')?;
         let (name, port) = rest.split_once(':').unwrap_or((rest, ""));
-        Some((Party::Service { namespace: namespace.to_owned(), name: name.to_owned() }, port))
+        Some((
+            Participant::Service { namespace: namespace.to_owned(), name: name.to_owned() },
+            port,
+        ))
     }
 }
 
@@ -198,10 +203,13 @@ mod tests {
             let pods = read(json!([pod("alone", "10.0.0.1", owner)]));
             let directory = Directory::of(&[], &pods, &[], &[]);
             let ip = "10.0.0.1".parse().unwrap();
-            assert_eq!(directory.party(ip, None).to_string(), format!("shop/{expected}"));
-            assert_eq!(directory.party(ip, Some("shop/alone")), directory.party(ip, None));
+            assert_eq!(directory.participant(ip, None).to_string(), format!("shop/{expected}"));
+            assert_eq!(
+                directory.participant(ip, Some("shop/alone")),
+                directory.participant(ip, None)
+            );
             let mapped = "::ffff:10.0.0.1".parse().unwrap();
-            assert_eq!(directory.party(mapped, None), directory.party(ip, None));
+            assert_eq!(directory.participant(mapped, None), directory.participant(ip, None));
         }
     }
 
@@ -232,9 +240,9 @@ mod tests {
         ]));
         let directory = Directory::of(&[], &[], &services, &slices);
         let marks: Vec<(String, Option<&str>)> = directory
-            .parties
+            .participants
             .iter()
-            .map(|(party, facts)| (party.to_string(), facts.mark.as_deref()))
+            .map(|(participant, facts)| (participant.to_string(), facts.mark.as_deref()))
             .collect();
         let expected = [
             ("dead", Some("no ready endpoint")),
@@ -243,6 +251,6 @@ mod tests {
             ("none", Some("no endpoint")),
         ];
         assert_eq!(marks, expected.map(|(name, mark)| (format!("service shop/{name}"), mark)));
-        assert_eq!(directory.party("192.0.2.1".parse().unwrap(), None), OUTSIDE);
+        assert_eq!(directory.participant("192.0.2.1".parse().unwrap(), None), OUTSIDE);
     }
 }

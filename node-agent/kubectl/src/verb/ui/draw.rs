@@ -4,11 +4,11 @@ use denizen_text::Printable;
 use maud::{Markup, html};
 
 use super::curve::Curve;
-use super::fold::{Drawing, DrawnBox, DrawnEdge};
+use super::drawing::{Drawing, DrawnBox, DrawnEdge};
 use super::history::EdgeFacts;
 use super::layout::{HEIGHT, Layout, MARGIN, WIDTH};
-use super::party::{FoldedGroup, Party};
-use super::sighting::EdgeVerdict;
+use super::observation::EdgeVerdict;
+use super::participant::{FoldedGroup, Participant};
 
 /// With more edges, words stand at those alone that are pointed at.
 const WORDS: usize = 60;
@@ -77,7 +77,7 @@ fn edge_group(drawing: &Drawing, edge: &DrawnEdge, curve: &Curve) -> Markup {
     let DrawnEdge { from, to, ports, facts } = edge;
     let word = facts.verdict.word();
     let [from, to] =
-        [from, to].map(|end| Printable(&drawing.boxes[*end].party.to_string()).to_string());
+        [from, to].map(|end| Printable(&drawing.boxes[*end].participant.to_string()).to_string());
     let ports = shown_ports(ports.iter());
     let title = format!("{from} to {to}, {ports}: {}", described(facts));
     let (path, (x, y)) = (curve.path(), curve.words());
@@ -94,34 +94,38 @@ fn edge_group(drawing: &Drawing, edge: &DrawnEdge, curve: &Curve) -> Markup {
 }
 
 fn box_group(at: usize, drawn: &DrawnBox, (x, y): (i64, i64)) -> Markup {
-    let DrawnBox { party, is_bad, .. } = drawn;
-    let name = Printable(&party.to_string()).to_string();
+    let DrawnBox { participant, is_bad, .. } = drawn;
+    let name = Printable(&participant.to_string()).to_string();
     let (subtitle, is_marked) = subtitle(drawn);
     let title = format!("{name}: {subtitle}");
-    let opens = match party {
-        Party::Rest(FoldedGroup::Namespace(namespace)) => Some(Printable(namespace)),
-        Party::Rest(FoldedGroup::Nodes | FoldedGroup::OtherNamespaces) => None,
-        Party::Outside { .. } | Party::Node(_) | Party::Workload { .. } | Party::Service { .. } => {
-            None
-        }
+    let heading = fitting(&Printable(&participant.title()).to_string(), TITLE);
+    let opens = match participant {
+        Participant::Rest(FoldedGroup::Namespace(namespace)) => Some(Printable(namespace)),
+        Participant::Rest(FoldedGroup::Nodes | FoldedGroup::OtherNamespaces) => None,
+        Participant::Outside { .. }
+        | Participant::Node(_)
+        | Participant::Workload { .. }
+        | Participant::Service { .. } => None,
     };
-    let searches = match party {
-        Party::Rest(_) => None,
-        Party::Outside { .. } | Party::Node(_) | Party::Workload { .. } | Party::Service { .. } => {
-            Some(&name)
-        }
+    let searches = match participant {
+        Participant::Rest(_) => None,
+        Participant::Outside { .. }
+        | Participant::Node(_)
+        | Participant::Workload { .. }
+        | Participant::Service { .. } => Some(&name),
     };
     html! {
-        g.box.(party.class()).bad[*is_bad] transform={ "translate(" (x) " " (y) ")" } tabindex="-1"
+        g.box.(participant.class()).bad[*is_bad] transform={ "translate(" (x) " " (y) ")" }
+            tabindex="-1"
             role="button" aria-label=(title) data-box=(at) data-open=[opens]
             data-search=[searches] {
             title { (title) }
-            @if let Party::Rest(_) = party {
+            @if let Participant::Rest(_) = participant {
                 rect.behind x="5" y="5" width=(WIDTH) height=(HEIGHT) rx="9" {}
             }
             rect.card width=(WIDTH) height=(HEIGHT) rx="9" {}
             rect.stripe x="8" y="9" width="4" height=(HEIGHT - 18) rx="2" {}
-            text.title x="20" y="20" { (fitting(&Printable(&party.title()).to_string(), TITLE)) }
+            text.title x="20" y="20" { (heading) }
             text.subtitle.mark[is_marked] x="20" y="37" { (fitting(&subtitle, SUBTITLE)) }
         }
     }
@@ -129,7 +133,7 @@ fn box_group(at: usize, drawn: &DrawnBox, (x, y): (i64, i64)) -> Markup {
 
 /// The second line of a box, and whether it says what is wrong.
 fn subtitle(drawn: &DrawnBox) -> (String, bool) {
-    let DrawnBox { party, facts, members, inside, .. } = drawn;
+    let DrawnBox { participant, facts, members, inside, .. } = drawn;
     if let Some(mark) = &facts.mark {
         return (Printable(mark).to_string(), true);
     }
@@ -138,15 +142,17 @@ fn subtitle(drawn: &DrawnBox) -> (String, bool) {
         1 => ", 1 pod".to_owned(),
         many => format!(", {many} pods"),
     };
-    let text = match party {
-        Party::Outside { asks: true } => "clients elsewhere".to_owned(),
-        Party::Outside { asks: false } => "servers elsewhere".to_owned(),
-        Party::Node(_) => "node, host network".to_owned(),
-        Party::Service { namespace, .. } => format!("service in {namespace}"),
-        Party::Workload { namespace, .. } if facts.kind.is_empty() => format!("in {namespace}"),
-        Party::Workload { namespace, .. } => format!("{namespace}{pods}"),
-        Party::Rest(_) if *inside > 0 => format!("{members} more, {inside} inside"),
-        Party::Rest(_) => format!("{members} more"),
+    let text = match participant {
+        Participant::Outside { is_client: true } => "clients elsewhere".to_owned(),
+        Participant::Outside { is_client: false } => "servers elsewhere".to_owned(),
+        Participant::Node(_) => "node, host network".to_owned(),
+        Participant::Service { namespace, .. } => format!("service in {namespace}"),
+        Participant::Workload { namespace, .. } if facts.kind.is_empty() => {
+            format!("in {namespace}")
+        }
+        Participant::Workload { namespace, .. } => format!("{namespace}{pods}"),
+        Participant::Rest(_) if *inside > 0 => format!("{members} more, {inside} inside"),
+        Participant::Rest(_) => format!("{members} more"),
     };
     (Printable(&text).to_string(), false)
 }

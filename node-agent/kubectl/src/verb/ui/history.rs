@@ -1,10 +1,10 @@
-//! The last minutes of each edge. Agents give a glance: what they track now, and packets of a few
+//! The last minutes of each edge. Agents give a sample: what they track now, and packets of a few
 //! seconds. Memory is bounded by the number of edges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use super::sighting::{EdgeKey, EdgeVerdict, ExampleEnds, Sighting};
+use super::observation::{EdgeKey, EdgeObservation, EdgeVerdict, ExampleEnds};
 
 /// How long an edge is remembered that is not seen any more, in minutes.
 pub const MINUTES: usize = 15;
@@ -23,20 +23,20 @@ const VERDICTS: usize = EdgeVerdict::ALL.len();
 #[derive(Debug, Default)]
 pub struct History {
     /// Boxes, since a map moves what it holds.
-    edges: BTreeMap<Rc<EdgeKey>, Box<Remembered>>,
+    edges: BTreeMap<Rc<EdgeKey>, Box<EdgeHistory>>,
     /// How many edges had to be forgotten early.
     forgotten: u64,
-    /// The minute of the last glance.
+    /// The minute of the last sample.
     minute: u64,
 }
 
 #[derive(Debug)]
-struct Remembered {
+struct EdgeHistory {
     /// By minute modulo [`MINUTES`], and by verdict.
     ring: [[u32; VERDICTS]; MINUTES],
     /// The minute of the newest slot.
     newest: u64,
-    /// The last glance's connections, by verdict.
+    /// The last sample's connections, by verdict.
     open: [u32; VERDICTS],
     reasons: BTreeSet<(EdgeVerdict, String)>,
     ends: Rc<ExampleEnds>,
@@ -46,7 +46,7 @@ struct Remembered {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeFacts {
     pub key: Rc<EdgeKey>,
-    /// Of the last minutes, by verdict: of connections, the most at one glance of a minute, summed;
+    /// Of the last minutes, by verdict: of connections, the most at one sample of a minute, summed;
     /// of packets, those that were seen.
     pub counts: [u64; VERDICTS],
     /// Tracked now.
@@ -96,11 +96,11 @@ impl EdgeFacts {
 
 impl History {
     /// What is tracked at this minute.
-    pub fn connections(&mut self, minute: u64, sightings: Vec<Sighting>) {
+    pub fn connections(&mut self, minute: u64, observations: Vec<EdgeObservation>) {
         self.edges.values_mut().for_each(|edge| edge.open = [0; VERDICTS]);
-        for sighting in sightings {
-            let (verdict, count) = (sighting.verdict as usize, clamped(sighting.count));
-            let edge = self.edge(minute, sighting);
+        for observation in observations {
+            let (verdict, count) = (observation.verdict as usize, clamped(observation.count));
+            let edge = self.edge(minute, observation);
             edge.open[verdict] = count;
             let slot = &mut edge.ring[slot_of(minute)][verdict];
             *slot = count.max(*slot);
@@ -110,12 +110,12 @@ impl History {
 
     /// Packets, each with the minute when they were seen: now, or fewer than [`MINUTES`] ago. All
     /// at once, as to forget costs a look at every edge.
-    pub fn packets(&mut self, seen: impl IntoIterator<Item = (u64, Vec<Sighting>)>) {
+    pub fn packets(&mut self, seen: impl IntoIterator<Item = (u64, Vec<EdgeObservation>)>) {
         let mut last = 0;
-        for (minute, sightings) in seen {
-            for sighting in sightings {
-                let (verdict, count) = (sighting.verdict as usize, clamped(sighting.count));
-                let slot = &mut self.edge(minute, sighting).ring[slot_of(minute)][verdict];
+        for (minute, observations) in seen {
+            for observation in observations {
+                let (verdict, count) = (observation.verdict as usize, clamped(observation.count));
+                let slot = &mut self.edge(minute, observation).ring[slot_of(minute)][verdict];
                 *slot = slot.saturating_add(count);
             }
             last = last.max(minute);
@@ -126,11 +126,11 @@ impl History {
         self.forget(last);
     }
 
-    fn edge(&mut self, minute: u64, sighting: Sighting) -> &mut Remembered {
-        let Sighting { key, verdict, reason, ends, count: _ } = sighting;
+    fn edge(&mut self, minute: u64, observation: EdgeObservation) -> &mut EdgeHistory {
+        let EdgeObservation { key, verdict, reason, ends, count: _ } = observation;
         let ends = Rc::new(ends);
         let edge = self.edges.entry(Rc::new(key)).or_insert_with(|| {
-            Box::new(Remembered {
+            Box::new(EdgeHistory {
                 ring: [[0; VERDICTS]; MINUTES],
                 newest: minute,
                 open: [0; VERDICTS],
@@ -166,11 +166,11 @@ impl History {
     /// are not tracked now, then those that were seen least. Rules and connections each have a part
     /// of the room that the other cannot take: neither a scan of ports nor a crowd hides the rest.
     fn surplus(&self) -> Vec<Rc<EdgeKey>> {
-        let is_ruled = |(_, edge): &(&Rc<EdgeKey>, &Remembered)| !edge.reasons.is_empty();
+        let is_ruled = |(_, edge): &(&Rc<EdgeKey>, &EdgeHistory)| !edge.reasons.is_empty();
         let edges = self.edges.iter().map(|(key, edge)| (key, &**edge));
         let (ruled, others): (Vec<_>, Vec<_>) = edges.partition(is_ruled);
         let room = RULED.max(EDGES.saturating_sub(others.len())).min(ruled.len());
-        let of = |edges: Vec<(&Rc<EdgeKey>, &Remembered)>, room: usize| {
+        let of = |edges: Vec<(&Rc<EdgeKey>, &EdgeHistory)>, room: usize| {
             let surplus = edges.len().saturating_sub(room);
             let ranked = edges.into_iter().map(|(key, edge)| (edge.rank(), key));
             let mut ranked: Vec<_> = ranked.collect();
@@ -189,12 +189,12 @@ impl History {
     }
 
     /// The ends to explain.
-    pub fn ends(&self, is_asked: impl Fn(&EdgeKey) -> bool) -> Option<&ExampleEnds> {
-        self.edges.iter().find(|(key, _)| is_asked(key)).map(|(_, edge)| &*edge.ends)
+    pub fn ends(&self, matches: impl Fn(&EdgeKey) -> bool) -> Option<&ExampleEnds> {
+        self.edges.iter().find(|(key, _)| matches(key)).map(|(_, edge)| &*edge.ends)
     }
 }
 
-impl Remembered {
+impl EdgeHistory {
     /// What ranks lowest is forgotten first.
     fn rank(&self) -> (u64, bool, u64) {
         let weight = self.ring.iter().flatten().map(|count| u64::from(*count)).sum();
@@ -256,18 +256,18 @@ fn clamped(count: u64) -> u32 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::party::Party;
+    use super::super::participant::Participant;
     use super::*;
 
-    fn seen(to: &str, verdict: EdgeVerdict, count: u64) -> Sighting {
+    fn seen(to: &str, verdict: EdgeVerdict, count: u64) -> EdgeObservation {
         let key = EdgeKey {
-            from: Party::Outside { asks: true },
-            to: Party::Node(to.to_owned()),
+            from: Participant::Outside { is_client: true },
+            to: Participant::Node(to.to_owned()),
             port: "1/tcp".into(),
         };
         let reason = (verdict > EdgeVerdict::Unanswered).then(|| "no policy permits it".to_owned());
         let ends = ExampleEnds { from: "a".into(), to: to.to_owned(), via: None };
-        Sighting { key, verdict, count, reason, ends }
+        EdgeObservation { key, verdict, count, reason, ends }
     }
 
     #[test]
@@ -323,7 +323,7 @@ mod tests {
         assert!(history.edges().any(|edge| edge.verdict == EdgeVerdict::Refused));
     }
 
-    /// One glance, then a scan of all ports, then many that come and go within the minute.
+    /// One sample, then a scan of all ports, then many that come and go within the minute.
     #[test]
     fn neither_a_scan_nor_a_crowd_hides_what_is_there_now() {
         let mut history = History::default();

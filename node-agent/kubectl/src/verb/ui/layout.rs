@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::fold::Drawing;
-use super::party::Party;
+use super::drawing::Drawing;
+use super::participant::Participant;
 use super::track::{Tracks, lay};
 
 pub const WIDTH: i64 = 164;
@@ -31,7 +31,7 @@ const NARROWEST: i64 = 4;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Arrangement {
     /// From left to right, each from top to bottom.
-    layers: Vec<Vec<Party>>,
+    layers: Vec<Vec<Participant>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,8 +88,8 @@ impl Links {
             let sinks: Vec<usize> =
                 counted.iter().filter(|(_, asks, _)| *asks == 0).map(|(at, ..)| *at).collect();
             if sinks.is_empty() {
-                let next = counted.iter().max_by_key(|(at, asks, asked)| {
-                    (*asked == 0, asks - asked, std::cmp::Reverse(*at))
+                let next = counted.iter().max_by_key(|(at, outgoing, incoming)| {
+                    (*incoming == 0, outgoing - incoming, std::cmp::Reverse(*at))
                 });
                 let Some((next, ..)) = next else { break };
                 rest.remove(next);
@@ -121,7 +121,7 @@ impl Links {
         }
         // Who only asks stands beside whom it asks. Outside stays at the edge.
         for at in (0..order.len()).filter(|at| self.before[*at].is_empty()) {
-            if !matches!(drawing.boxes[at].party, Party::Outside { .. })
+            if !matches!(drawing.boxes[at].participant, Participant::Outside { .. })
                 && let Some(next) = self.after[at].iter().map(|next| layers[*next]).min()
             {
                 layers[at] = next.saturating_sub(1);
@@ -157,19 +157,22 @@ impl Arrangement {
     }
 
     fn named(drawing: &Drawing, layers: Vec<Vec<usize>>) -> Self {
-        let name = |at: usize| drawing.boxes[at].party.clone();
+        let name = |at: usize| drawing.boxes[at].participant.clone();
         let named = layers.into_iter().map(|layer| layer.into_iter().map(name).collect());
         Self { layers: named.collect() }
     }
 
     /// The layer and the place in it, by box.
     fn places(&self, drawing: &Drawing) -> BTreeMap<usize, (usize, usize)> {
-        let number: BTreeMap<&Party, usize> =
-            drawing.boxes.iter().enumerate().map(|(at, drawn)| (&drawn.party, at)).collect();
-        let all = self.layers.iter().enumerate().flat_map(|(layer, parties)| {
-            parties.iter().enumerate().map(move |(place, party)| (party, (layer, place)))
+        let number: BTreeMap<&Participant, usize> =
+            drawing.boxes.iter().enumerate().map(|(at, drawn)| (&drawn.participant, at)).collect();
+        let all = self.layers.iter().enumerate().flat_map(|(layer, participants)| {
+            participants
+                .iter()
+                .enumerate()
+                .map(move |(place, participant)| (participant, (layer, place)))
         });
-        all.filter_map(|(party, place)| Some((*number.get(party)?, place))).collect()
+        all.filter_map(|(participant, place)| Some((*number.get(participant)?, place))).collect()
     }
 
     /// With the new boxes, each in the column beside a neighbour, at the end.
@@ -343,20 +346,20 @@ fn align(layers: &[Vec<usize>], links: &Links, corners: &mut [(i64, i64)]) {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::directory::PartyFacts;
-    use super::super::fold::{DrawnBox, DrawnEdge, LeftOut};
+    use super::super::directory::ParticipantFacts;
+    use super::super::drawing::{DrawnBox, DrawnEdge, OmittedEdges};
     use super::super::history::{EdgeFacts, MINUTES};
-    use super::super::sighting::{EdgeKey, EdgeVerdict, ExampleEnds};
+    use super::super::observation::{EdgeKey, EdgeVerdict, ExampleEnds};
     use super::*;
 
-    fn name(at: usize) -> Party {
-        Party::Node(format!("n{at:03}"))
+    fn name(at: usize) -> Participant {
+        Participant::Node(format!("n{at:03}"))
     }
 
     fn drawing(boxes: &[usize], pairs: &[(usize, usize)]) -> Drawing {
         let drawn = |at: &usize| DrawnBox {
-            party: name(*at),
-            facts: PartyFacts::default(),
+            participant: name(*at),
+            facts: ParticipantFacts::default(),
             members: 1,
             is_bad: false,
             inside: 0,
@@ -379,7 +382,7 @@ mod tests {
         Drawing {
             boxes: boxes.iter().map(drawn).collect(),
             edges: pairs.iter().map(edge).collect(),
-            left_out: LeftOut::default(),
+            left_out: OmittedEdges::default(),
         }
     }
 
@@ -412,7 +415,8 @@ mod tests {
         let after = drawing(&[0, 1, 2, 3, 4, 5], &more);
         let second = Arrangement::of(&after, Some(&first));
         for (layer, kept) in first.layers.iter().zip(&second.layers) {
-            let old: Vec<&Party> = kept.iter().filter(|party| **party != name(5)).collect();
+            let old: Vec<&Participant> =
+                kept.iter().filter(|participant| **participant != name(5)).collect();
             assert_eq!(old, layer.iter().collect::<Vec<_>>());
         }
         let other = drawing(&[6, 7, 8], &[(0, 1), (1, 2)]);

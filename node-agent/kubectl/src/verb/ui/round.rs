@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use super::directory::Directory;
-use super::sighting::NodeDropped;
+use super::observation::NodeDropped;
 use super::state::{RoundResult, State};
 use crate::cluster::{Api, NodeAgent, NodeAgents};
-use crate::session::request::{Connections, Dropped, Refused, Request};
+use crate::session::request::{ConnectionsQuery, DroppedQuery, RefusedQuery, Request};
 use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Survey, survey};
 use crate::verb::connections::{ClusterConnections, NamedEnd, NodeConnections, joined};
@@ -61,10 +61,11 @@ pub async fn round(
     let node_agents = api.node_agents().await?;
     let all = node_agents.all.clone();
     let limit = (CONNECTIONS / all.len().max(1)).clamp(OF_A_NODE.0, OF_A_NODE.1);
-    let connections = Request::Connections(Connections { limit, ..Connections::default() });
+    let connections =
+        Request::Connections(ConnectionsQuery { limit, ..ConnectionsQuery::default() });
     let mut requests = vec![connections, Request::DROPS];
     if !before.has_noted {
-        requests.push(Request::Refused(Refused { limit: refused::limit(all.len()) }));
+        requests.push(Request::Refused(RefusedQuery { limit: refused::limit(all.len()) }));
     }
     let is_due = before.is_due(minute(), &state.borrow().directory);
     // At the same time, as both take long.
@@ -100,7 +101,7 @@ pub async fn round(
     }
 
     let node_agents = NodeAgents { all: watched, notes: Vec::new() };
-    let request = Request::Dropped(Dropped { seconds: WATCH });
+    let request = Request::Dropped(DroppedQuery { seconds: WATCH });
     let read = |_: &str, answers| only::<NodeDropped>(answers);
     let seen = survey(&api.client, node_agents, limits, &[request], read).await;
     state.borrow_mut().dropped(minute(), &seen.answered, &seen.unanswered);

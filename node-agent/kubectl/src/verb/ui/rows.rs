@@ -7,11 +7,11 @@ use denizen_text::Printable;
 use maud::{Markup, html};
 
 use super::draw::{shown_ports, summary, svg};
-use super::fold::{BOXES, Drawing, DrawnEdge, EDGES, LeftOut};
+use super::drawing::{BOXES, Drawing, DrawnEdge, EDGES, OmittedEdges};
 use super::history::{EdgeFacts, MINUTES};
 use super::layout::Layout;
-use super::party::Party;
-use super::sighting::EdgeVerdict;
+use super::observation::EdgeVerdict;
+use super::participant::Participant;
 use super::state::RoundResult;
 use crate::finding::{Texts, node_names};
 use crate::verb::drops::Drop;
@@ -65,9 +65,10 @@ fn notices(last_round: &RoundResult, watch_notes: &[String]) -> Markup {
 }
 
 fn summary_line(last_round: &RoundResult, drawing: &Drawing) -> Markup {
-    let folded = drawing.boxes.iter().filter(|drawn| matches!(drawn.party, Party::Rest(_)));
+    let folded =
+        drawing.boxes.iter().filter(|drawn| matches!(drawn.participant, Participant::Rest(_)));
     let folded: usize = folded.map(|drawn| drawn.members).sum();
-    let LeftOut { edges, bad } = drawing.left_out;
+    let OmittedEdges { edges, bad } = drawing.left_out;
     html! {
         p { (summary(drawing)) ". "
             @if last_round.nodes > 0 && last_round.unanswered.is_empty() {
@@ -113,7 +114,7 @@ fn rows(drawing: &Drawing) -> Markup {
 
 fn row(drawing: &Drawing, edge: &DrawnEdge) -> Markup {
     let (DrawnEdge { from, to, ports, facts }, id) = (edge, edge.id());
-    let [from, to] = [from, to].map(|end| drawing.boxes[*end].party.to_string());
+    let [from, to] = [from, to].map(|end| drawing.boxes[*end].participant.to_string());
     let tone = match facts.verdict {
         EdgeVerdict::Connected => "good",
         EdgeVerdict::Unanswered => "warn",

@@ -19,8 +19,8 @@ use maud::{DOCTYPE, Markup, html};
 use tokio::net::TcpStream;
 
 use super::Ui;
-use super::fold::Focus;
-use super::sighting::EdgeVerdict;
+use super::drawing::PictureFilter;
+use super::observation::EdgeVerdict;
 
 /// What the browser may do: run our script, load our style, ask us. Nothing else, and nobody else.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
@@ -106,7 +106,7 @@ async fn answered(ui: &Rc<Ui>, path: &str, query: &str, headers: &HeaderMap) -> 
             if headers.get(IF_NONE_MATCH).is_some_and(|seen| seen.as_bytes() == tag.as_bytes()) {
                 return plain(StatusCode::NOT_MODIFIED, "");
             }
-            let mut answer = html(state.parts(&focus(query)));
+            let mut answer = html(state.parts(&filter(query)));
             if let Ok(tag) = HeaderValue::from_str(&tag) {
                 answer.headers_mut().insert(ETAG, tag);
             }
@@ -125,9 +125,9 @@ fn value(query: &str, name: &str) -> Option<String> {
     pairs.find(|(key, _)| key == name).map(|(_, value)| value.trim().to_owned())
 }
 
-fn focus(query: &str) -> Focus {
+fn filter(query: &str) -> PictureFilter {
     let text = |name: &str| value(query, name).filter(|value| !value.is_empty());
-    Focus {
+    PictureFilter {
         search: text("search").unwrap_or_default(),
         namespace: text("namespace"),
         problems: text("problems").is_some(),
@@ -225,13 +225,13 @@ mod tests {
 
     #[test]
     fn a_query_is_what_is_looked_for() {
-        let expected = Focus {
+        let expected = PictureFilter {
             search: "<b> x".to_owned(),
             namespace: Some("shop".to_owned()),
             problems: true,
         };
-        assert_eq!(focus("search=%3Cb%3E+x&namespace=shop&problems=yes&other=1"), expected);
-        assert_eq!(focus("search=&namespace=&problems="), Focus::default());
+        assert_eq!(filter("search=%3Cb%3E+x&namespace=shop&problems=yes&other=1"), expected);
+        assert_eq!(filter("search=&namespace=&problems="), PictureFilter::default());
     }
 
     #[test]

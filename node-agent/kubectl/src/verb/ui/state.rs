@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use maud::Markup;
 
 use super::directory::Directory;
-use super::fold::{Focus, drawing, edge_id};
+use super::drawing::{PictureFilter, drawing, edge_id};
 use super::history::{History, MINUTES};
 use super::layout::Arrangement;
+use super::observation::{ExampleEnds, NodeDropped, of_connections, of_dropped, of_refused};
 use super::rows;
-use super::sighting::{ExampleEnds, NodeDropped, of_connections, of_dropped, of_refused};
 use crate::finding::{Shared, Texts, node_names};
 use crate::session::NoAnswer;
 use crate::survey::Unanswered;
@@ -42,7 +42,7 @@ pub struct State {
     /// Notes on noted flows that are missing.
     noted_notes: Vec<String>,
     /// By what is looked for.
-    arrangements: BTreeMap<Focus, Arrangement>,
+    arrangements: BTreeMap<PictureFilter, Arrangement>,
     /// It grows when something changes.
     version: u64,
     is_known: bool,
@@ -106,9 +106,9 @@ impl State {
                     continue;
                 }
             };
-            for (ago, sightings) in of_refused(&node, flows, &self.directory) {
+            for (ago, observations) in of_refused(&node, flows, &self.directory) {
                 let ago = ago.min(MINUTES as u64 - 1);
-                packets.push((minute.saturating_sub(ago), sightings));
+                packets.push((minute.saturating_sub(ago), observations));
             }
         }
         self.history.packets(packets);
@@ -148,14 +148,14 @@ impl State {
     }
 
     /// The parts of the page.
-    pub fn parts(&mut self, focus: &Focus) -> Markup {
-        let drawing = drawing(&self.directory.parties, self.history.edges(), focus);
-        let arrangement = Arrangement::of(&drawing, self.arrangements.get(focus));
+    pub fn parts(&mut self, filter: &PictureFilter) -> Markup {
+        let drawing = drawing(&self.directory.participants, self.history.edges(), filter);
+        let arrangement = Arrangement::of(&drawing, self.arrangements.get(filter));
         let layout = arrangement.layout(&drawing);
-        if self.arrangements.len() >= ARRANGEMENTS && !self.arrangements.contains_key(focus) {
+        if self.arrangements.len() >= ARRANGEMENTS && !self.arrangements.contains_key(filter) {
             self.arrangements.pop_first();
         }
-        self.arrangements.insert(focus.clone(), arrangement);
+        self.arrangements.insert(filter.clone(), arrangement);
         self.last_round.forgotten = self.history.forgotten();
         rows::parts(&self.last_round, &self.watch_notes, &drawing, &layout)
     }

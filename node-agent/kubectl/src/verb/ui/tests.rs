@@ -6,7 +6,7 @@ use denizen_page::{STYLE, unstyled};
 use serde_json::{Value, json};
 
 use super::directory::Directory;
-use super::fold::Focus;
+use super::drawing::PictureFilter;
 use super::server::shell;
 use super::state::{RoundResult, State};
 use crate::objects::{PodObject, ServiceObject};
@@ -68,7 +68,7 @@ fn hostile() -> State {
 
 #[test]
 fn whatever_a_name_contains_is_text() {
-    let page = hostile().parts(&Focus::default()).into_string();
+    let page = hostile().parts(&PictureFilter::default()).into_string();
     assert!(page.matches("&lt;script&gt;alert(1)").count() > 20, "{page}");
     for part in ["<script", "<img", "\u{1b}", "\"'>"] {
         assert!(!page.contains(part), "{part:?} in {page}");
@@ -87,7 +87,7 @@ fn whatever_a_name_contains_is_text() {
 /// A class without a style is a style that was renamed.
 #[test]
 fn every_class_of_the_page_has_a_style() {
-    let page = hostile().parts(&Focus::default()).into_string() + &shell().into_string();
+    let page = hostile().parts(&PictureFilter::default()).into_string() + &shell().into_string();
     let style = [STYLE, include_str!("style.css")].concat();
     assert!(page.contains("class=\"edge unanswered"), "{page}");
     assert_eq!(unstyled(&page, &style), BTreeSet::new());
@@ -96,9 +96,9 @@ fn every_class_of_the_page_has_a_style() {
 #[test]
 fn two_pages_of_one_state_are_equal_and_the_version_tells_states_apart() {
     let (mut one, mut other) = (hostile(), hostile());
-    let focus = Focus::default();
-    assert_eq!(one.parts(&focus).into_string(), other.parts(&focus).into_string());
-    assert_eq!(one.parts(&focus).into_string(), one.parts(&focus).into_string());
+    let filter = PictureFilter::default();
+    assert_eq!(one.parts(&filter).into_string(), other.parts(&filter).into_string());
+    assert_eq!(one.parts(&filter).into_string(), one.parts(&filter).into_string());
     let before = one.version();
     one.dropped(1, &[], &[]);
     assert!(one.version() > before, "nobody is silent any more");
@@ -106,6 +106,6 @@ fn two_pages_of_one_state_are_equal_and_the_version_tells_states_apart() {
     one.dropped(1, &[], &[]);
     assert_eq!(one.version(), before);
     one.failed("the API server is gone".to_owned());
-    let page = one.parts(&focus).into_string();
+    let page = one.parts(&filter).into_string();
     assert!(one.version() > before && page.contains("the API server is gone"), "{page}");
 }

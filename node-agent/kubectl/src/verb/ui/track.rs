@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::fold::Drawing;
+use super::drawing::Drawing;
 use super::layout::{GAP, HEIGHT};
 
 /// Where edges pass columns: by edge, its height in each column between its ends, with the column's

@@ -10,16 +10,16 @@ fn report(outcome: &str, name: Option<&str>, client: &str) -> ProbeReport {
     ProbeReport { outcome: outcome.to_owned(), attempts: 4, name, client, ..Default::default() }
 }
 
-fn judged_of(probed: Vec<ProbedPair>) -> JudgedProbes {
+fn summary_of(probed: Vec<ProbedPair>) -> ProbeSummary {
     let ips = BTreeMap::from([("a".to_owned(), BTreeSet::from(["10.0.0.7".parse().unwrap()]))]);
-    judged("denizen-test-1".to_owned(), probed, &ips)
+    summary("denizen-test-1".to_owned(), probed, &ips)
 }
 
 #[test]
 fn a_failure_says_who_to_whom_and_what_came() {
     let answer = || ExpectedOutcome::Answer("b".to_owned());
     let gone = NoAnswer::new(NoAnswer::NOT_RUNNING, "gone");
-    let JudgedProbes { report, unanswered, notes } = judged_of(vec![
+    let ProbeSummary { report, unanswered, notes } = summary_of(vec![
         (probe("a", CheckKind::Pod, answer()), Ok(report("answered", Some("b"), "10.0.0.7"))),
         (probe("a", CheckKind::Pod, answer()), Ok(report("timedOut", None, ""))),
         (
@@ -48,8 +48,11 @@ namespace denizen-test-1 is still there
 fn a_masqueraded_source_is_noted_and_nothing_tested_is_not_good() {
     let answer = ExpectedOutcome::Answer("b".to_owned());
     let seen = report("answered", Some("b"), "192.168.0.1");
-    let judged = judged_of(vec![(probe("a", CheckKind::Pod, answer), Ok(seen))]);
-    assert_eq!(judged.report.level(), Level::Good);
-    assert!(judged.notes[0].contains("node-of-a seem to come from 192.168.0.1"), "{judged:?}");
-    assert_eq!(judged_of(Vec::new()).report.level(), Level::Warning);
+    let summarized = summary_of(vec![(probe("a", CheckKind::Pod, answer), Ok(seen))]);
+    assert_eq!(summarized.report.level(), Level::Good);
+    assert!(
+        summarized.notes[0].contains("node-of-a seem to come from 192.168.0.1"),
+        "{summarized:?}"
+    );
+    assert_eq!(summary_of(Vec::new()).report.level(), Level::Warning);
 }

@@ -8,10 +8,10 @@ use std::fmt;
 
 use denizen_text::Printable;
 
-use super::directory::PartyFacts;
+use super::directory::ParticipantFacts;
 use super::history::EdgeFacts;
-use super::party::{FoldedGroup, Party};
-use super::sighting::EdgeKey;
+use super::observation::EdgeKey;
+use super::participant::{FoldedGroup, Participant};
 
 pub const BOXES: usize = 200;
 pub const EDGES: usize = 500;
@@ -25,7 +25,7 @@ const CALM: usize = 60;
 
 /// What somebody looks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Focus {
+pub struct PictureFilter {
     /// A text in the name of a box, in a port or in a reason; empty for all.
     pub search: String,
     /// The namespace whose boxes are folded last.
@@ -41,13 +41,13 @@ pub struct Drawing {
     pub boxes: Vec<DrawnBox>,
     /// Sorted by their ends.
     pub edges: Vec<DrawnEdge>,
-    pub left_out: LeftOut,
+    pub left_out: OmittedEdges,
 }
 
 #[derive(Debug)]
 pub struct DrawnBox {
-    pub party: Party,
-    pub facts: PartyFacts,
+    pub participant: Participant,
+    pub facts: ParticipantFacts,
     /// How many it stands for.
     pub members: usize,
     /// Whether something in it, or between its members, is not well.
@@ -75,7 +75,7 @@ impl DrawnEdge {
 
 /// Edges that are not drawn.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct OmittedEdges {
     pub edges: usize,
     /// Those of them that are not well.
     pub bad: usize,
@@ -83,29 +83,31 @@ pub struct LeftOut {
 
 /// What is seen of the boxes.
 pub fn drawing(
-    parties: &BTreeMap<Party, PartyFacts>,
+    participants: &BTreeMap<Participant, ParticipantFacts>,
     edges: impl Iterator<Item = EdgeFacts>,
-    focus: &Focus,
+    filter: &PictureFilter,
 ) -> Drawing {
-    let edges: Vec<EdgeFacts> = edges.filter(|edge| focus.has_edge(edge)).collect();
+    let edges: Vec<EdgeFacts> = edges.filter(|edge| filter.has_edge(edge)).collect();
     let ends = edges.iter().flat_map(|edge| [&edge.key.from, &edge.key.to]);
-    let ends: BTreeSet<&Party> = ends.collect();
-    let asked = parties.iter().filter(|(party, facts)| focus.has_party(party, facts));
-    let asked = asked.map(|(party, _)| party);
-    let all: BTreeSet<&Party> = asked.chain(ends).collect();
-    let (ranked, telling) = ranked(all, parties, &edges, focus);
+    let ends: BTreeSet<&Participant> = ends.collect();
+    let matching = participants
+        .iter()
+        .filter(|(participant, facts)| filter.has_participant(participant, facts));
+    let matching = matching.map(|(participant, _)| participant);
+    let all: BTreeSet<&Participant> = matching.chain(ends).collect();
+    let (ranked, telling) = ranked(all, participants, &edges, filter);
     let places = places(&ranked, telling);
-    drawn(&places, parties, edges)
+    drawn(&places, participants, edges)
 }
 
 /// The most telling first, and how many of them are what somebody looks for, or not well.
 fn ranked<'a>(
-    all: BTreeSet<&'a Party>,
-    parties: &BTreeMap<Party, PartyFacts>,
+    all: BTreeSet<&'a Participant>,
+    participants: &BTreeMap<Participant, ParticipantFacts>,
     edges: &[EdgeFacts],
-    focus: &Focus,
-) -> (Vec<&'a Party>, usize) {
-    let mut seen: BTreeMap<&Party, (bool, u64)> = BTreeMap::new();
+    filter: &PictureFilter,
+) -> (Vec<&'a Participant>, usize) {
+    let mut seen: BTreeMap<&Participant, (bool, u64)> = BTreeMap::new();
     for edge in edges {
         for end in [&edge.key.from, &edge.key.to] {
             let (is_bad, weight) = seen.entry(end).or_default();
@@ -113,28 +115,32 @@ fn ranked<'a>(
             *weight = weight.saturating_add(edge.weight());
         }
     }
-    let is_open = |party: &Party| focus.namespace.as_deref().is_some_and(|name| party.is_in(name));
-    let rank = |party: &Party| {
-        let (is_bad, weight) = seen.get(party).copied().unwrap_or_default();
-        let is_marked = parties.get(party).is_some_and(|facts| facts.mark.is_some());
-        let never_folds = party.group().is_none();
-        let is_found = !focus.search.is_empty() && focus.finds(party);
-        ([never_folds, is_found || is_open(party), is_bad, is_marked], weight)
+    let is_open = |participant: &Participant| {
+        filter.namespace.as_deref().is_some_and(|name| participant.is_in(name))
     };
-    let mut ranked: Vec<_> = all.into_iter().map(|party| (Reverse(rank(party)), party)).collect();
+    let rank = |participant: &Participant| {
+        let (is_bad, weight) = seen.get(participant).copied().unwrap_or_default();
+        let is_marked = participants.get(participant).is_some_and(|facts| facts.mark.is_some());
+        let never_folds = participant.group().is_none();
+        let is_found = !filter.search.is_empty() && filter.finds(participant);
+        ([never_folds, is_found || is_open(participant), is_bad, is_marked], weight)
+    };
+    let mut ranked: Vec<_> =
+        all.into_iter().map(|participant| (Reverse(rank(participant)), participant)).collect();
     ranked.sort();
     let is_telling =
-        |(Reverse((why, _)), _): &&(Reverse<([bool; 4], u64)>, &Party)| why.contains(&true);
+        |(Reverse((why, _)), _): &&(Reverse<([bool; 4], u64)>, &Participant)| why.contains(&true);
     let telling = ranked.iter().filter(is_telling).count();
-    (ranked.into_iter().map(|(_, party)| party).collect(), telling)
+    (ranked.into_iter().map(|(_, participant)| participant).collect(), telling)
 }
 
 /// How many come first that keep a box of their own.
-fn kept(ranked: &[&Party], telling: usize) -> usize {
+fn kept(ranked: &[&Participant], telling: usize) -> usize {
     if ranked.len() <= BOXES {
         return ranked.len();
     }
-    let all: BTreeSet<FoldedGroup> = ranked.iter().filter_map(|party| party.group()).collect();
+    let all: BTreeSet<FoldedGroup> =
+        ranked.iter().filter_map(|participant| participant.group()).collect();
     let least = telling.max(CALM.saturating_sub(all.len())).min(ranked.len());
     let mut groups = BTreeSet::new();
     let mut kept = ranked.len();
@@ -148,12 +154,12 @@ fn kept(ranked: &[&Party], telling: usize) -> usize {
 }
 
 /// The box of each.
-fn places(ranked: &[&Party], telling: usize) -> BTreeMap<Party, Party> {
+fn places(ranked: &[&Participant], telling: usize) -> BTreeMap<Participant, Participant> {
     let kept = kept(ranked, telling);
     let folded = &ranked[kept..];
     let mut sizes: BTreeMap<FoldedGroup, usize> = BTreeMap::new();
     let mut named: Vec<FoldedGroup> = Vec::new();
-    for group in folded.iter().filter_map(|party| party.group()) {
+    for group in folded.iter().filter_map(|participant| participant.group()) {
         *sizes.entry(group.clone()).or_default() += 1;
         if !named.contains(&group) {
             named.push(group);
@@ -161,16 +167,16 @@ fn places(ranked: &[&Party], telling: usize) -> BTreeMap<Party, Party> {
     }
     // One place is for all others together.
     let with_box = if named.len() > GROUPS { &named[..GROUPS - 1] } else { &named[..] };
-    let place = |(at, party): (usize, &&Party)| {
-        let place = match party.group() {
+    let place = |(at, participant): (usize, &&Participant)| {
+        let place = match participant.group() {
             Some(group) if at >= kept && with_box.contains(&group) => match sizes.get(&group) {
-                Some(1) => (*party).clone(),
-                Some(_) | None => Party::Rest(group),
+                Some(1) => (*participant).clone(),
+                Some(_) | None => Participant::Rest(group),
             },
-            Some(_) if at >= kept => Party::Rest(FoldedGroup::OtherNamespaces),
-            Some(_) | None => (*party).clone(),
+            Some(_) if at >= kept => Participant::Rest(FoldedGroup::OtherNamespaces),
+            Some(_) | None => (*participant).clone(),
         };
-        ((*party).clone(), place)
+        ((*participant).clone(), place)
     };
     ranked.iter().enumerate().map(place).collect()
 }
@@ -185,40 +191,40 @@ struct DrawnKey {
 }
 
 fn drawn(
-    places: &BTreeMap<Party, Party>,
-    parties: &BTreeMap<Party, PartyFacts>,
+    places: &BTreeMap<Participant, Participant>,
+    participants: &BTreeMap<Participant, ParticipantFacts>,
     edges: Vec<EdgeFacts>,
 ) -> Drawing {
-    let mut boxes: BTreeMap<Party, DrawnBox> = BTreeMap::new();
-    for (party, place) in places {
-        let facts = parties.get(party).cloned().unwrap_or_default();
+    let mut boxes: BTreeMap<Participant, DrawnBox> = BTreeMap::new();
+    for (participant, place) in places {
+        let facts = participants.get(participant).cloned().unwrap_or_default();
         let drawn = boxes.entry(place.clone()).or_insert_with(|| DrawnBox {
-            party: place.clone(),
-            facts: PartyFacts::default(),
+            participant: place.clone(),
+            facts: ParticipantFacts::default(),
             members: 0,
             is_bad: false,
             inside: 0,
         });
         drawn.members += 1;
         drawn.is_bad |= facts.mark.is_some();
-        if party == place {
+        if participant == place {
             drawn.facts = facts;
         } else {
             drawn.facts.pods += facts.pods;
         }
     }
     let mut boxes: Vec<DrawnBox> = boxes.into_values().collect();
-    let position = |place: &Party| {
-        let found = boxes.binary_search_by(|drawn| drawn.party.cmp(place));
+    let position = |place: &Participant| {
+        let found = boxes.binary_search_by(|drawn| drawn.participant.cmp(place));
         found.expect("each place has a box")
     };
-    let positions: BTreeMap<&Party, usize> =
-        places.iter().map(|(party, place)| (party, position(place))).collect();
+    let positions: BTreeMap<&Participant, usize> =
+        places.iter().map(|(participant, place)| (participant, position(place))).collect();
     let mut by_port: BTreeMap<DrawnKey, Vec<EdgeFacts>> = BTreeMap::new();
     for edge in edges {
         let [from, to] = [&edge.key.from, &edge.key.to].map(|end| positions[end]);
         let drawn = &mut boxes[from];
-        if from == to && drawn.party != edge.key.from {
+        if from == to && drawn.participant != edge.key.from {
             drawn.inside = drawn.inside.saturating_add(edge.weight());
             drawn.is_bad |= edge.is_bad();
             continue;
@@ -262,12 +268,12 @@ fn chosen(boxes: Vec<DrawnBox>, merged: BTreeMap<DrawnKey, MergedEdge>) -> Drawi
         facts,
     };
     let mut edges: Vec<DrawnEdge> = merged.into_iter().map(edge).collect();
-    let mut left_out = LeftOut::default();
+    let mut left_out = OmittedEdges::default();
     if edges.len() > EDGES {
         edges.sort_by_key(|edge| Reverse((edge.facts.verdict, edge.facts.weight())));
         let rest = edges.split_off(EDGES);
         let bad = rest.iter().filter(|edge| edge.facts.is_bad()).count();
-        left_out = LeftOut { edges: rest.len(), bad };
+        left_out = OmittedEdges { edges: rest.len(), bad };
         edges.sort_by(|one, other| {
             let ends = |edge: &DrawnEdge| (edge.from, edge.to);
             ends(one).cmp(&ends(other)).then_with(|| one.ports.cmp(&other.ports))
@@ -276,7 +282,7 @@ fn chosen(boxes: Vec<DrawnBox>, merged: BTreeMap<DrawnKey, MergedEdge>) -> Drawi
     Drawing { boxes, edges, left_out }
 }
 
-impl Focus {
+impl PictureFilter {
     fn has_edge(&self, edge: &EdgeFacts) -> bool {
         let EdgeKey { from, to, port } = &*edge.key;
         let is_found = self.finds(from)
@@ -286,8 +292,8 @@ impl Focus {
         is_found && (!self.problems || edge.is_bad())
     }
 
-    fn has_party(&self, party: &Party, facts: &PartyFacts) -> bool {
-        self.finds(party) && (!self.problems || facts.mark.is_some())
+    fn has_participant(&self, participant: &Participant, facts: &ParticipantFacts) -> bool {
+        self.finds(participant) && (!self.problems || facts.mark.is_some())
     }
 
     /// In what is shown.
@@ -311,14 +317,23 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::history::MINUTES;
-    use super::super::sighting::{EdgeVerdict, ExampleEnds};
+    use super::super::observation::{EdgeVerdict, ExampleEnds};
     use super::*;
 
-    fn workload(namespace: usize, name: usize) -> Party {
-        Party::Workload { namespace: format!("ns{namespace:03}"), name: format!("w{name:04}") }
+    fn workload(namespace: usize, name: usize) -> Participant {
+        Participant::Workload {
+            namespace: format!("ns{namespace:03}"),
+            name: format!("w{name:04}"),
+        }
     }
 
-    fn edge(from: Party, to: Party, port: usize, verdict: EdgeVerdict, count: u64) -> EdgeFacts {
+    fn edge(
+        from: Participant,
+        to: Participant,
+        port: usize,
+        verdict: EdgeVerdict,
+        count: u64,
+    ) -> EdgeFacts {
         let mut counts = [0; EdgeVerdict::ALL.len()];
         counts[verdict as usize] = count;
         EdgeFacts {
@@ -333,22 +348,27 @@ mod tests {
         }
     }
 
-    fn known(parties: impl IntoIterator<Item = Party>) -> BTreeMap<Party, PartyFacts> {
-        parties.into_iter().map(|party| (party, PartyFacts::default())).collect()
+    fn known(
+        participants: impl IntoIterator<Item = Participant>,
+    ) -> BTreeMap<Participant, ParticipantFacts> {
+        participants
+            .into_iter()
+            .map(|participant| (participant, ParticipantFacts::default()))
+            .collect()
     }
 
     #[test]
     fn a_small_cluster_is_drawn_as_it_is() {
-        let parties = known((0..BOXES).map(|at| workload(at % 7, at)));
+        let participants = known((0..BOXES).map(|at| workload(at % 7, at)));
         let edges = [edge(workload(0, 0), workload(1, 1), 80, EdgeVerdict::Connected, 3)];
-        let drawing = drawing(&parties, edges.into_iter(), &Focus::default());
+        let drawing = drawing(&participants, edges.into_iter(), &PictureFilter::default());
         assert_eq!((drawing.boxes.len(), drawing.edges.len()), (BOXES, 1));
         assert!(drawing.boxes.iter().all(|drawn| drawn.members == 1));
     }
 
     #[test]
     fn what_is_refused_is_folded_last_and_nothing_is_lost() {
-        let parties = known((0..3000).map(|at| workload(at % 300, at)));
+        let participants = known((0..3000).map(|at| workload(at % 300, at)));
         let mut edges: Vec<EdgeFacts> = (0..3000)
             .map(|at| {
                 let to = (at * 7 + 1) % 3000;
@@ -357,20 +377,20 @@ mod tests {
             })
             .collect();
         edges[1500].verdict = EdgeVerdict::Dropped;
-        let drawing = drawing(&parties, edges.into_iter(), &Focus::default());
+        let drawing = drawing(&participants, edges.into_iter(), &PictureFilter::default());
         assert!(drawing.boxes.len() <= BOXES && drawing.edges.len() <= EDGES);
         assert_eq!(drawing.boxes.iter().map(|drawn| drawn.members).sum::<usize>(), 3000);
         let bad: Vec<&DrawnEdge> =
             drawing.edges.iter().filter(|edge| edge.facts.is_bad()).collect();
         assert_eq!(bad.len(), 1);
-        assert_eq!(drawing.boxes[bad[0].from].party, workload(1500 % 300, 1500));
-        let rest = Party::Rest(FoldedGroup::OtherNamespaces);
-        assert!(drawing.boxes.iter().any(|drawn| drawn.party == rest));
+        assert_eq!(drawing.boxes[bad[0].from].participant, workload(1500 % 300, 1500));
+        let rest = Participant::Rest(FoldedGroup::OtherNamespaces);
+        assert!(drawing.boxes.iter().any(|drawn| drawn.participant == rest));
     }
 
     #[test]
     fn ports_are_put_together_before_an_edge_is_left_out() {
-        let parties = known((0..30).map(|at| workload(0, at)));
+        let participants = known((0..30).map(|at| workload(0, at)));
         let all = |ports: usize| {
             let pairs = (0..30).flat_map(|from| (0..30).map(move |to| (from, to)));
             let pairs = pairs.filter(|(from, to)| from != to);
@@ -380,23 +400,25 @@ mod tests {
                 })
             })
         };
-        let few = drawing(&parties, all(4).take(800), &Focus::default());
+        let few = drawing(&participants, all(4).take(800), &PictureFilter::default());
         assert_eq!((few.edges.len(), few.edges[0].ports.len()), (200, 4));
-        assert_eq!(few.left_out, LeftOut::default());
-        let many = drawing(&parties, all(1), &Focus::default());
-        assert_eq!((many.edges.len(), many.left_out), (EDGES, LeftOut { edges: 100, bad: 0 }));
+        assert_eq!(few.left_out, OmittedEdges::default());
+        let many = drawing(&participants, all(1), &PictureFilter::default());
+        assert_eq!((many.edges.len(), many.left_out), (EDGES, OmittedEdges { edges: 100, bad: 0 }));
     }
 
     #[test]
     fn search_and_an_open_namespace_come_first() {
-        let parties = known((0..1000).map(|at| workload(at % 4, at)));
-        let of = |focus: Focus| drawing(&parties, std::iter::empty(), &focus);
-        let found = of(Focus { search: "NS001/W0005".to_owned(), ..Focus::default() });
+        let participants = known((0..1000).map(|at| workload(at % 4, at)));
+        let of = |filter: PictureFilter| drawing(&participants, std::iter::empty(), &filter);
+        let found =
+            of(PictureFilter { search: "NS001/W0005".to_owned(), ..PictureFilter::default() });
         assert_eq!(found.boxes.len(), 1);
-        let open = of(Focus { namespace: Some("ns002".to_owned()), ..Focus::default() });
-        let shown = open.boxes.iter().filter(|drawn| drawn.party.is_in("ns002")).count();
+        let open =
+            of(PictureFilter { namespace: Some("ns002".to_owned()), ..PictureFilter::default() });
+        let shown = open.boxes.iter().filter(|drawn| drawn.participant.is_in("ns002")).count();
         assert!(shown > 190, "{shown}");
-        assert!(of(Focus { problems: true, ..Focus::default() }).boxes.is_empty());
+        assert!(of(PictureFilter { problems: true, ..PictureFilter::default() }).boxes.is_empty());
     }
 
     proptest! {
@@ -406,11 +428,11 @@ mod tests {
             sizes in prop::collection::vec(0usize..60, 0..90),
             pairs in prop::collection::vec((0usize..2000, 0usize..2000, 0usize..4), 0..900),
         ) {
-            let all: Vec<Party> = sizes
+            let all: Vec<Participant> = sizes
                 .iter()
                 .enumerate()
                 .flat_map(|(namespace, size)| (0..*size).map(move |at| workload(namespace, at)))
-                .chain([Party::Outside { asks: true }, Party::Node("n".into())])
+                .chain([Participant::Outside { is_client: true }, Participant::Node("n".into())])
                 .collect();
             let verdicts = EdgeVerdict::ALL;
             let edges: Vec<EdgeFacts> = pairs
@@ -420,12 +442,13 @@ mod tests {
                     edge(end(from), end(to), from % 5, verdicts[*verdict], 1)
                 })
                 .collect();
-            let drawing = drawing(&known(all.clone()), edges.into_iter(), &Focus::default());
+            let filter = PictureFilter::default();
+            let drawing = drawing(&known(all.clone()), edges.into_iter(), &filter);
             prop_assert!(drawing.boxes.len() <= BOXES);
             prop_assert!(drawing.edges.len() <= EDGES);
             let members: usize = drawing.boxes.iter().map(|drawn| drawn.members).sum();
             prop_assert_eq!(members, all.len());
-            prop_assert!(drawing.boxes.windows(2).all(|two| two[0].party < two[1].party));
+            prop_assert!(drawing.boxes.is_sorted_by(|a, b| a.participant < b.participant));
             let ids: BTreeSet<String> = drawing.edges.iter().map(DrawnEdge::id).collect();
             prop_assert_eq!(ids.len(), drawing.edges.len());
         }

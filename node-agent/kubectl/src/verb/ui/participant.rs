@@ -4,11 +4,10 @@ use std::fmt;
 
 /// A box.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Party {
-    /// Addresses that are no pod's, no service's and no node's: those that ask, and those that are
-    /// asked.
+pub enum Participant {
+    /// Addresses that are no pod's, no service's and no node's: clients or servers.
     Outside {
-        asks: bool,
+        is_client: bool,
     },
     /// A node itself, and the pods in its network.
     Node(String),
@@ -34,7 +33,7 @@ pub enum FoldedGroup {
     OtherNamespaces,
 }
 
-impl Party {
+impl Participant {
     /// The group it is folded into; `None` for what never is.
     pub fn group(&self) -> Option<FoldedGroup> {
         match self {
@@ -47,10 +46,10 @@ impl Party {
         }
     }
 
-    /// The same as the end that is asked.
-    pub fn asked(self) -> Self {
+    /// The same participant as the destination of an edge.
+    pub fn as_destination(self) -> Self {
         match self {
-            Self::Outside { .. } => Self::Outside { asks: false },
+            Self::Outside { .. } => Self::Outside { is_client: false },
             Self::Node(_) | Self::Workload { .. } | Self::Service { .. } | Self::Rest(_) => self,
         }
     }
@@ -84,7 +83,7 @@ impl Party {
     }
 }
 
-impl fmt::Display for Party {
+impl fmt::Display for Participant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Outside { .. } => f.write_str("outside"),

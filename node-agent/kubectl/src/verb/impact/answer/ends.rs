@@ -58,11 +58,11 @@ const NODE: &str = "Node";
 const RANGE: &str = "Range";
 const ELSEWHERE: &str = "Elsewhere";
 
-/// All who were judged.
+/// All ends that were compared.
 #[derive(Debug, Default)]
-pub struct Everybody {
+pub struct ImpactEnds {
     /// By their place in the plan's answer.
-    ends: Vec<JudgedEnd>,
+    ends: Vec<EndOwner>,
     /// How many pods each has.
     workloads: BTreeMap<Workload, usize>,
     /// How many workloads each has.
@@ -71,14 +71,14 @@ pub struct Everybody {
 }
 
 #[derive(Debug)]
-enum JudgedEnd {
+enum EndOwner {
     Pod(Workload),
     Outside(Member),
 }
 
-impl Everybody {
+impl ImpactEnds {
     pub fn new(ends: &[ImpactEnd], workloads: &HashMap<PodName, Workload>) -> Self {
-        let mut everybody = Self::default();
+        let mut all = Self::default();
         for end in ends {
             let place = match end {
                 ImpactEnd::Pod(pod) => {
@@ -87,26 +87,26 @@ impl Everybody {
                         name: pod.name.to_string(),
                         kind: "Pod".to_owned(),
                     });
-                    *everybody.workloads.entry(workload.clone()).or_default() += 1;
-                    JudgedEnd::Pod(workload)
+                    *all.workloads.entry(workload.clone()).or_default() += 1;
+                    EndOwner::Pod(workload)
                 }
                 ImpactEnd::Node(name) => {
-                    everybody.nodes += 1;
-                    JudgedEnd::Outside(Member::outside(NODE, name.to_string()))
+                    all.nodes += 1;
+                    EndOwner::Outside(Member::outside(NODE, name.to_string()))
                 }
                 ImpactEnd::Range(range) => {
-                    JudgedEnd::Outside(Member::outside(RANGE, range_text(*range)))
+                    EndOwner::Outside(Member::outside(RANGE, range_text(*range)))
                 }
                 ImpactEnd::Elsewhere => {
-                    JudgedEnd::Outside(Member::outside(ELSEWHERE, String::new()))
+                    EndOwner::Outside(Member::outside(ELSEWHERE, String::new()))
                 }
             };
-            everybody.ends.push(place);
+            all.ends.push(place);
         }
-        for workload in everybody.workloads.keys() {
-            *everybody.namespaces.entry(workload.namespace.clone()).or_default() += 1;
+        for workload in all.workloads.keys() {
+            *all.namespaces.entry(workload.namespace.clone()).or_default() += 1;
         }
-        everybody
+        all
     }
 
     pub fn pods(&self) -> usize {
@@ -116,8 +116,8 @@ impl Everybody {
     /// Addresses outside the cluster that policies tell from all others.
     pub fn ranges(&self) -> Vec<String> {
         let outside = self.ends.iter().filter_map(|place| match place {
-            JudgedEnd::Outside(member) if member.kind == RANGE => Some(member.name.clone()),
-            JudgedEnd::Outside(_) | JudgedEnd::Pod(_) => None,
+            EndOwner::Outside(member) if member.kind == RANGE => Some(member.name.clone()),
+            EndOwner::Outside(_) | EndOwner::Pod(_) => None,
         });
         outside.collect()
     }
@@ -128,8 +128,8 @@ impl Everybody {
         let mut members = Vec::new();
         for place in places.iter().map(|place| &self.ends[*place]) {
             match place {
-                JudgedEnd::Pod(workload) => *pods.entry(workload).or_default() += 1,
-                JudgedEnd::Outside(member) => members.push(member.clone()),
+                EndOwner::Pod(workload) => *pods.entry(workload).or_default() += 1,
+                EndOwner::Outside(member) => members.push(member.clone()),
             }
         }
         members.extend(pods.into_iter().map(|(workload, pods)| Member {
@@ -143,7 +143,7 @@ impl Everybody {
         members
     }
 
-    /// For a person: shorter where it is everybody of a kind.
+    /// For a person: shorter where it is all of a kind.
     pub fn text(&self, members: &[Member]) -> String {
         let whole: Vec<&Member> = members
             .iter()

@@ -74,9 +74,9 @@ pub struct TierRow {
     pub action: String,
 }
 
-/// One direction of one way.
+/// What policies decide about one direction of one path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Side {
+pub struct PolicyOutcome {
     /// `open`, `permitted`, `refused`, `accepted`, `denied`, `pending`, or `unknown`.
     pub result: String,
     /// The policy and its rule, or who does not answer.
@@ -84,19 +84,19 @@ pub struct Side {
     pub why: Option<String>,
 }
 
-/// How packets leave a node, as its agent says it.
+/// An agent's answer to `route`: how packets leave its node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Route {
+pub struct RouteAnswer {
     reachable: bool,
     interface: Option<String>,
     gateway: Option<IpAddr>,
     source: Option<IpAddr>,
 }
 
-/// A way from one node towards another.
+/// A node's route towards the other end of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Leg {
+pub struct PathRoute {
     /// `there`, `missing` or `unknown`; `none` where both ends are on one node.
     pub result: &'static str,
     /// The gateway and the interface.
@@ -108,30 +108,31 @@ pub struct Leg {
     source: Option<IpAddr>,
 }
 
-/// The way to one endpoint.
+/// The path of packets to one endpoint.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Way {
+pub struct EndpointPath {
     /// As `explain` takes it.
     pub endpoint: String,
     pub pod: Option<String>,
     /// `None` if it is on no node that is known.
     pub node: Option<String>,
-    pub egress: Side,
-    pub route: Leg,
+    pub egress: PolicyOutcome,
+    pub route: PathRoute,
     /// The source that is seen there; `None` if that is not known.
     pub source: Option<IpAddr>,
-    pub ingress: Side,
-    pub way_back: Leg,
+    pub ingress: PolicyOutcome,
+    #[serde(rename = "wayBack")]
+    pub return_route: PathRoute,
     pub verdict: ConnectionVerdict,
     #[serde(skip)]
     pub target: SocketAddr,
 }
 
 impl ConnectionVerdict {
-    pub fn of_all(mut ways: impl Iterator<Item = Self>) -> Self {
-        let Some(first) = ways.next() else { return Self::Unknown };
-        ways.fold(first, |all, way| match (all, way) {
+    pub fn of_all(mut paths: impl Iterator<Item = Self>) -> Self {
+        let Some(first) = paths.next() else { return Self::Unknown };
+        paths.fold(first, |all, path| match (all, path) {
             (one, other) if one == other => one,
             (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
             (Self::Permitted | Self::Partly | Self::Refused, _) => Self::Partly,
@@ -179,7 +180,7 @@ impl Explanation {
         }
     }
 
-    fn side(&self, direction: &str, target: SocketAddr) -> Side {
+    fn side(&self, direction: &str, target: SocketAddr) -> PolicyOutcome {
         let is_it = |row: &&PolicyRow| {
             let end = row.endpoint.as_ref().and_then(|end| end.parse::<SocketAddr>().ok());
             row.direction == direction && end.is_none_or(|end| end == target)
@@ -187,12 +188,12 @@ impl Explanation {
         let rows = self.policies.iter().filter(is_it);
         // Who refuses comes first: a pod may have several addresses.
         let row = rows.max_by_key(|row| ["refused", "denied", "pending"].contains(&&*row.result));
-        row.map_or(Side { result: "open".to_owned(), why: None }, PolicyRow::side)
+        row.map_or(PolicyOutcome { result: "open".to_owned(), why: None }, PolicyRow::side)
     }
 }
 
 impl PolicyRow {
-    fn side(&self) -> Side {
+    fn side(&self) -> PolicyOutcome {
         let Self { direction, pod, isolated_by, result, policy, rule, tiers, .. } = self;
         let why = match (&**result, policy, rule) {
             ("accepted" | "denied", ..) => tiers.last().map(|row| {
@@ -215,11 +216,11 @@ impl PolicyRow {
             }
             _ => None,
         };
-        Side { result: result.clone(), why }
+        PolicyOutcome { result: result.clone(), why }
     }
 }
 
-impl Side {
+impl PolicyOutcome {
     fn unknown(why: &str) -> Self {
         Self { result: "unknown".to_owned(), why: Some(why.to_owned()) }
     }
@@ -233,18 +234,18 @@ impl Side {
     }
 }
 
-impl Leg {
+impl PathRoute {
     const NONE: Self = Self { result: "none", via: None, why: None, source: None };
 
     /// `to` is what there is, or is not, a route to.
-    fn of(route: Result<Route, NoAnswer>, to: IpAddr) -> Self {
+    fn of(route: Result<RouteAnswer, NoAnswer>, to: IpAddr) -> Self {
         let none = Self::NONE;
         match route {
             Err(why) => Self { result: "unknown", why: Some(why.reason), ..none },
-            Ok(Route { reachable: false, .. }) => {
+            Ok(RouteAnswer { reachable: false, .. }) => {
                 Self { result: "missing", why: Some(format!("no route to {to}")), ..none }
             }
-            Ok(Route { interface, gateway, source, .. }) => {
+            Ok(RouteAnswer { interface, gateway, source, .. }) => {
                 let interface = interface.unwrap_or_else(|| "?".to_owned());
                 let via = match gateway {
                     Some(gateway) => format!("{gateway} ({interface})"),
@@ -264,83 +265,83 @@ impl Leg {
     }
 }
 
-impl Way {
+impl EndpointPath {
     /// As far as the sender's agent knows it.
     pub fn new(
         sent: &Explanation,
         endpoint: String,
         target: SocketAddr,
-        place: AddressOwner,
+        owner: AddressOwner,
     ) -> Self {
         let egress = sent.side("egress", target);
-        let why = match &place.node {
+        let why = match &owner.node {
             None => "it is on no node that is known",
             Some(_) if egress.verdict() == ConnectionVerdict::Refused => "it gets no further",
             Some(_) => "its node was not asked",
         };
-        let AddressOwner { pod, node } = place;
-        let mut way = Self {
+        let AddressOwner { pod, node } = owner;
+        let mut path = Self {
             endpoint,
             pod,
             node,
             egress,
-            route: Leg::NONE,
+            route: PathRoute::NONE,
             source: None,
-            ingress: Side::unknown(why),
-            way_back: Leg::NONE,
+            ingress: PolicyOutcome::unknown(why),
+            return_route: PathRoute::NONE,
             verdict: ConnectionVerdict::Unknown,
             target,
         };
-        way.verdict = way.judged();
-        way
+        path.verdict = path.combined_verdict();
+        path
     }
 
     /// How packets to it leave the sender's node.
-    pub fn leaves(&mut self, route: Result<Route, NoAnswer>) {
-        self.route = Leg::of(route, self.target.ip());
-        self.verdict = self.judged();
+    pub fn note_route(&mut self, route: Result<RouteAnswer, NoAnswer>) {
+        self.route = PathRoute::of(route, self.target.ip());
+        self.verdict = self.combined_verdict();
     }
 
     /// How packets of the node itself to a service's address would leave it.
-    pub fn begins(&mut self, route: Result<Route, NoAnswer>, frontend: IpAddr) {
-        let leg = Leg::of(route, frontend);
-        if leg.is_missing() {
-            self.route = leg;
-            self.verdict = self.judged();
+    pub fn note_frontend_route(&mut self, route: Result<RouteAnswer, NoAnswer>, frontend: IpAddr) {
+        let route = PathRoute::of(route, frontend);
+        if route.is_missing() {
+            self.route = route;
+            self.verdict = self.combined_verdict();
         }
     }
 
-    /// The sender's node's address on that way.
+    /// The sender's node's address on that path.
     pub fn own_source(&self) -> Option<IpAddr> {
         self.route.source
     }
 
     /// How packets to the source that is seen there leave the receiver's node.
-    pub fn returns(&mut self, route: Result<Route, NoAnswer>) {
+    pub fn note_return_route(&mut self, route: Result<RouteAnswer, NoAnswer>) {
         if let Some(source) = self.source {
-            self.way_back = Leg::of(route, source);
-            self.verdict = self.judged();
+            self.return_route = PathRoute::of(route, source);
+            self.verdict = self.combined_verdict();
         }
     }
 
     /// What the receiver's agent says.
-    pub fn arrives(&mut self, received: &Explanation) {
+    pub fn note_ingress(&mut self, received: &Explanation) {
         let side = received.side("ingress", self.target);
         self.ingress = match (&*received.verdict, side.verdict()) {
             ("untouched" | "forward", _) | ("drop", ConnectionVerdict::Refused) => side,
             ("drop" | "reject", _) => {
                 let last = received.steps.last();
                 let why = last.map(|step| format!("{}: {}", step.what, step.why));
-                Side { result: "refused".to_owned(), why }
+                PolicyOutcome { result: "refused".to_owned(), why }
             }
-            (other, _) => Side::unknown(&format!("its node's agent says: {other}")),
+            (other, _) => PolicyOutcome::unknown(&format!("its node's agent says: {other}")),
         };
-        self.verdict = self.judged();
+        self.verdict = self.combined_verdict();
     }
 
-    pub fn does_not_say(&mut self, why: &NoAnswer) {
-        self.ingress = Side::unknown(&why.reason);
-        self.verdict = self.judged();
+    pub fn note_unknown_ingress(&mut self, why: &NoAnswer) {
+        self.ingress = PolicyOutcome::unknown(&why.reason);
+        self.verdict = self.combined_verdict();
     }
 
     /// Whether it does not get to the receiver's node.
@@ -349,11 +350,11 @@ impl Way {
     }
 
     /// The first refusal in the packet's order; what is not known is never permitted.
-    fn judged(&self) -> ConnectionVerdict {
+    fn combined_verdict(&self) -> ConnectionVerdict {
         match (self.egress.verdict(), self.ingress.verdict()) {
             _ if self.is_refused() => ConnectionVerdict::Refused,
             (ConnectionVerdict::Permitted, ConnectionVerdict::Permitted)
-                if self.way_back.is_missing() =>
+                if self.return_route.is_missing() =>
             {
                 ConnectionVerdict::Refused
             }
@@ -367,12 +368,13 @@ impl Way {
 
     /// What there is to say of it, in the packet's order.
     pub fn reasons(&self) -> impl Iterator<Item = String> {
-        let leg = |leg: &Leg, name: &str| leg.why.as_ref().map(|why| format!("{name}: {why}"));
+        let reason =
+            |route: &PathRoute, name: &str| route.why.as_ref().map(|why| format!("{name}: {why}"));
         let all = [
             self.egress.why.clone(),
-            leg(&self.route, "route"),
+            reason(&self.route, "route"),
             self.ingress.why.clone(),
-            leg(&self.way_back, "way back"),
+            reason(&self.return_route, "way back"),
         ];
         all.into_iter().flatten()
     }
@@ -387,7 +389,7 @@ impl Way {
             self.route.cell(),
             or_unknown(&self.source.map(|source| source.to_string())),
             self.ingress.result.clone(),
-            self.way_back.cell(),
+            self.return_route.cell(),
             self.verdict.to_string(),
         ]
     }

@@ -17,18 +17,18 @@ fn row(direction: &str, result: &str, endpoint: Option<&str>) -> Value {
             "isolatedBy": ["a/deny"], "result": result })
 }
 
-fn way(sent: &Explanation) -> Way {
-    let place = AddressOwner { pod: None, node: Some("n2".to_owned()) };
-    let mut way = Way::new(sent, format!("{END}/tcp"), END.parse().unwrap(), place);
-    way.source = Some("10.0.1.5".parse().unwrap());
-    way
+fn path(sent: &Explanation) -> EndpointPath {
+    let owner = AddressOwner { pod: None, node: Some("n2".to_owned()) };
+    let mut path = EndpointPath::new(sent, format!("{END}/tcp"), END.parse().unwrap(), owner);
+    path.source = Some("10.0.1.5".parse().unwrap());
+    path
 }
 
 #[test]
 fn a_missing_route_refuses_though_policies_permit() {
     let there = || serde_json::from_value(json!({ "reachable": true, "interface": "eth0" }));
     let silent = || Err(NoAnswer::new(NoAnswer::FAILED, "unknown variant `route`"));
-    let missing = || Ok(Route::default());
+    let missing = || Ok(RouteAnswer::default());
     let cases = [
         (Ok(there().unwrap()), Ok(there().unwrap()), ConnectionVerdict::Permitted),
         // Older agents know no routes.
@@ -37,16 +37,16 @@ fn a_missing_route_refuses_though_policies_permit() {
         (Ok(there().unwrap()), missing(), ConnectionVerdict::Refused),
     ];
     for (out, back, expected) in cases {
-        let mut way = way(&says("forward", json!([])));
-        way.leaves(out);
-        way.arrives(&says("untouched", json!([])));
-        way.returns(back);
-        assert_eq!(way.verdict, expected, "{way:?}");
+        let mut path = path(&says("forward", json!([])));
+        path.note_route(out);
+        path.note_ingress(&says("untouched", json!([])));
+        path.note_return_route(back);
+        assert_eq!(path.verdict, expected, "{path:?}");
     }
-    let mut way = way(&says("forward", json!([])));
-    way.arrives(&says("untouched", json!([])));
-    way.returns(missing());
-    let reasons: Vec<String> = way.reasons().collect();
+    let mut path = path(&says("forward", json!([])));
+    path.note_ingress(&says("untouched", json!([])));
+    path.note_return_route(missing());
+    let reasons: Vec<String> = path.reasons().collect();
     assert_eq!(reasons, ["way back: no route to 10.0.1.5"]);
 }
 
@@ -76,11 +76,11 @@ fn the_first_refusal_decides_and_the_unknown_is_not_permitted() {
         ),
     ];
     for (sent, received, expected) in cases {
-        let mut way = way(&sent);
+        let mut path = path(&sent);
         if let Some(received) = &received {
-            way.arrives(received);
+            path.note_ingress(received);
         }
-        assert_eq!(way.verdict, expected, "{way:?}");
+        assert_eq!(path.verdict, expected, "{path:?}");
     }
 }
 
@@ -95,8 +95,8 @@ fn several_endpoints_come_to_one_verdict() {
         (vec![Permitted, Unknown], Unknown),
         (vec![Refused, Permitted, Unknown], Unknown),
     ];
-    for (ways, expected) in cases {
-        assert_eq!(ConnectionVerdict::of_all(ways.iter().copied()), expected, "{ways:?}");
+    for (paths, expected) in cases {
+        assert_eq!(ConnectionVerdict::of_all(paths.iter().copied()), expected, "{paths:?}");
     }
 }
 

@@ -6,15 +6,15 @@ use std::net::{IpAddr, SocketAddr};
 use serde::Deserialize;
 
 use super::directory::Directory;
-use super::party::Party;
-use crate::verb::connections::{ClusterConnections, Connection, Joined, NamedEnd};
+use super::participant::Participant;
+use crate::verb::connections::{ClusterConnection, ClusterConnections, Connection, NamedEnd};
 use crate::verb::refused::Flow;
 
 /// What an edge is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EdgeKey {
-    pub from: Party,
-    pub to: Party,
+    pub from: Participant,
+    pub to: Participant,
     /// The name of a service's port, or the number and the protocol.
     pub port: String,
 }
@@ -55,7 +55,7 @@ pub struct ExampleEnds {
 
 /// So many of one kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sighting {
+pub struct EdgeObservation {
     pub key: EdgeKey,
     pub verdict: EdgeVerdict,
     pub count: u64,
@@ -91,7 +91,7 @@ pub fn of_refused(
     node: &str,
     noted: Vec<Flow>,
     directory: &Directory,
-) -> Vec<(u64, Vec<Sighting>)> {
+) -> Vec<(u64, Vec<EdgeObservation>)> {
     let mut by_minute: BTreeMap<u64, NodeDropped> = BTreeMap::new();
     for flow in noted {
         let Flow { verdict, reason, policy, protocol, source, destination, service, .. } = flow;
@@ -106,53 +106,60 @@ pub fn of_refused(
             service,
         });
     }
-    let sightings = |(minute, dropped)| (minute, of_dropped(node, &dropped, directory));
-    by_minute.into_iter().map(sightings).collect()
+    let observations = |(minute, dropped)| (minute, of_dropped(node, &dropped, directory));
+    by_minute.into_iter().map(observations).collect()
 }
 
 /// The edges of all connections. One to a service is two: to the service, and on to its endpoint.
-pub fn of_connections(connections: &ClusterConnections, directory: &Directory) -> Vec<Sighting> {
-    let mut counts = SightingCounts::default();
-    for Joined { connection, nodes } in &connections.connections {
+pub fn of_connections(
+    connections: &ClusterConnections,
+    directory: &Directory,
+) -> Vec<EdgeObservation> {
+    let mut counts = ObservationCounts::default();
+    for ClusterConnection { connection, nodes } in &connections.connections {
         let Connection { protocol, client, destination, service, endpoint, .. } = connection;
         let verdict = match connection.state.as_deref() {
             Some("syn_sent" | "unanswered" | "cookie_wait") => EdgeVerdict::Unanswered,
             Some(_) | None => EdgeVerdict::Connected,
         };
-        let from = party_of(client, directory);
-        let is_outside = matches!(from, Party::Outside { .. });
+        let from = participant_of(client, directory);
+        let is_outside = matches!(from, Participant::Outside { .. });
         let ends = || ExampleEnds {
-            from: asked(client),
+            from: explain_name(client),
             to: format!("{}/{protocol}", destination.address),
             via: nodes.first().filter(|_| is_outside).cloned(),
         };
         let last = endpoint.as_ref().unwrap_or(destination);
         let at = port(last.address, protocol);
-        let mut add = |from: &Party, to: Party, port: String| {
+        let mut add = |from: &Participant, to: Participant, port: String| {
             let key = EdgeKey { from: from.clone(), to, port };
             counts.add(key, verdict, 1, None, ends);
         };
         match service.as_deref().and_then(Directory::service_port) {
-            Some((party, name)) => {
+            Some((participant, name)) => {
                 let shown = if name.is_empty() {
                     port(destination.address, protocol)
                 } else {
                     name.to_owned()
                 };
-                add(&from, party.clone(), shown);
+                add(&from, participant.clone(), shown);
                 if endpoint.is_some() {
-                    add(&party, party_of(last, directory).asked(), at);
+                    add(&participant, participant_of(last, directory).as_destination(), at);
                 }
             }
-            None => add(&from, party_of(last, directory).asked(), at),
+            None => add(&from, participant_of(last, directory).as_destination(), at),
         }
     }
     counts.into()
 }
 
 /// The edges of what a node's rules dropped.
-pub fn of_dropped(node: &str, dropped: &NodeDropped, directory: &Directory) -> Vec<Sighting> {
-    let mut counts = SightingCounts::default();
+pub fn of_dropped(
+    node: &str,
+    dropped: &NodeDropped,
+    directory: &Directory,
+) -> Vec<EdgeObservation> {
+    let mut counts = ObservationCounts::default();
     for kind in &dropped.dropped {
         let (Some(source), Some(destination)) = (&kind.source, &kind.destination) else { continue };
         let protocol = kind.protocol.as_deref().unwrap_or_default();
@@ -162,18 +169,18 @@ pub fn of_dropped(node: &str, dropped: &NodeDropped, directory: &Directory) -> V
         };
         // On the node that sees it, an end of that name is the node.
         let named = |end: &NamedEnd| match end.name.as_deref() {
-            Some("this node") => Party::Node(node.to_owned()),
-            _ => party_of(end, directory),
+            Some("this node") => Participant::Node(node.to_owned()),
+            _ => participant_of(end, directory),
         };
         let from = named(source);
-        let via = matches!(from, Party::Outside { .. }).then(|| node.to_owned());
+        let via = matches!(from, Participant::Outside { .. }).then(|| node.to_owned());
         let to = format!("{}/{protocol}", destination.address);
-        let ends = || ExampleEnds { from: asked(source), to, via };
+        let ends = || ExampleEnds { from: explain_name(source), to, via };
         let at = port(destination.address, protocol);
         let (to, port) = match kind.service.as_deref().and_then(Directory::service_port) {
-            Some((party, "")) => (party, at),
-            Some((party, name)) => (party, name.to_owned()),
-            None => (named(destination).asked(), at),
+            Some((participant, "")) => (participant, at),
+            Some((participant, name)) => (participant, name.to_owned()),
+            None => (named(destination).as_destination(), at),
         };
         let reason = match &kind.policy {
             Some(policy) => format!("{}: {policy}", kind.reason),
@@ -185,12 +192,12 @@ pub fn of_dropped(node: &str, dropped: &NodeDropped, directory: &Directory) -> V
     counts.into()
 }
 
-fn party_of(end: &NamedEnd, directory: &Directory) -> Party {
-    directory.party(end.address.ip(), end.name.as_deref())
+fn participant_of(end: &NamedEnd, directory: &Directory) -> Participant {
+    directory.participant(end.address.ip(), end.name.as_deref())
 }
 
 /// A pod by its name, everything else by its address: a sender's node is found by either.
-fn asked(end: &NamedEnd) -> String {
+fn explain_name(end: &NamedEnd) -> String {
     let ip = || IpAddr::to_string(&end.address.ip().to_canonical());
     end.name.clone().filter(|name| name.contains('/')).unwrap_or_else(ip)
 }
@@ -202,24 +209,24 @@ fn port(address: SocketAddr, protocol: &str) -> String {
     }
 }
 
-/// Equal sightings once, with the ends of the first. What agents say is sorted, so the same state
-/// gives the same example.
+/// Equal observations once, with the ends of the first. What agents say is sorted, so the same
+/// state gives the same example.
 #[derive(Default)]
-struct SightingCounts(BTreeMap<SightingKey, SightingCount>);
+struct ObservationCounts(BTreeMap<ObservationKey, ObservationCount>);
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct SightingKey {
+struct ObservationKey {
     edge: EdgeKey,
     verdict: EdgeVerdict,
     reason: Option<String>,
 }
 
-struct SightingCount {
+struct ObservationCount {
     count: u64,
     ends: ExampleEnds,
 }
 
-impl SightingCounts {
+impl ObservationCounts {
     fn add(
         &mut self,
         edge: EdgeKey,
@@ -228,20 +235,21 @@ impl SightingCounts {
         reason: Option<String>,
         ends: impl FnOnce() -> ExampleEnds,
     ) {
-        let key = SightingKey { edge, verdict, reason };
-        let new = || SightingCount { count: 0, ends: ends() };
+        let key = ObservationKey { edge, verdict, reason };
+        let new = || ObservationCount { count: 0, ends: ends() };
         let total = self.0.entry(key).or_insert_with(new);
         total.count = total.count.saturating_add(count);
     }
 }
 
-impl From<SightingCounts> for Vec<Sighting> {
-    fn from(counts: SightingCounts) -> Self {
-        let sighting = |(SightingKey { edge, verdict, reason }, total): (_, SightingCount)| {
-            let SightingCount { count, ends } = total;
-            Sighting { key: edge, verdict, count, reason, ends }
-        };
-        counts.0.into_iter().map(sighting).collect()
+impl From<ObservationCounts> for Vec<EdgeObservation> {
+    fn from(counts: ObservationCounts) -> Self {
+        let observation =
+            |(ObservationKey { edge, verdict, reason }, total): (_, ObservationCount)| {
+                let ObservationCount { count, ends } = total;
+                EdgeObservation { key: edge, verdict, count, reason, ends }
+            };
+        counts.0.into_iter().map(observation).collect()
     }
 }
 
@@ -271,23 +279,23 @@ mod tests {
     }
 
     /// `FROM -> TO PORT VERDICT COUNT` of each, and what would be explained.
-    fn texts(sightings: Vec<Sighting>) -> Vec<String> {
-        let text = |sighting: Sighting| {
-            let Sighting { key: EdgeKey { from, to, port }, verdict, count, reason, ends } =
-                sighting;
-            let ExampleEnds { from: asked, to: of, via } = ends;
+    fn texts(observations: Vec<EdgeObservation>) -> Vec<String> {
+        let text = |observation: EdgeObservation| {
+            let EdgeObservation { key: EdgeKey { from, to, port }, verdict, count, reason, ends } =
+                observation;
+            let ExampleEnds { from: client, to: of, via } = ends;
             let via = via.map(|node| format!(" via {node}")).unwrap_or_default();
             let why = reason.map(|reason| format!(" {reason}")).unwrap_or_default();
-            format!("{from} -> {to} {port} {} {count}{why}; {asked} {of}{via}", verdict.word())
+            format!("{from} -> {to} {port} {} {count}{why}; {client} {of}{via}", verdict.word())
         };
-        sightings.into_iter().map(text).collect()
+        observations.into_iter().map(text).collect()
     }
 
     #[test]
     fn a_connection_to_a_service_is_two_edges() {
         let of = |connection: Value| {
-            let said = serde_json::from_value(json!({ "connections": [connection] })).unwrap();
-            texts(of_connections(&joined(vec![("n1".to_owned(), said)]), &directory()))
+            let answer = serde_json::from_value(json!({ "connections": [connection] })).unwrap();
+            texts(of_connections(&joined(vec![("n1".to_owned(), answer)]), &directory()))
         };
         let service = json!({ "protocol": "tcp", "state": "established",
             "client": end("10.0.1.5:4000", "a/client"), "destination": end("10.96.0.1:80", ""),
