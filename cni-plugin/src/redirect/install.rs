@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use denizen_netlink::NetlinkError;
-use denizen_nft::{At, ChainView, Kernel, NftError, RuleView, TableFamily};
+use denizen_nft::{ChainView, Kernel, NftError, RulePosition, RuleView, TableFamily};
 use denizen_state::redirect::{Redirect, RedirectBackend};
 use nix::errno::Errno;
 
@@ -150,7 +150,7 @@ fn write(kernel: &mut Kernel, table: &str, redirect: &Redirect) -> Result<(), Cn
                 batch.add_chain(table, &chain);
                 batch.flush_chain(table, &chain.name);
                 for (rule, comment) in chain.rules.iter().zip(&comments) {
-                    batch.add_rule(table, &chain.name, rule, comment, At::End);
+                    batch.add_rule(table, &chain.name, rule, comment, RulePosition::End);
                 }
             }
         })

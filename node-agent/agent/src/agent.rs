@@ -3,10 +3,10 @@
 
 #![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
 
-mod alone;
 mod bridges;
 mod foreign;
 mod history;
+mod namespace_lock;
 mod network_policy;
 mod open_files;
 mod plan_notices;
@@ -38,9 +38,9 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
-pub(crate) use self::alone::named as process_named;
-pub use self::alone::{AloneError, alone_here};
 use self::bridges::Bridges;
+pub(crate) use self::namespace_lock::named as process_named;
+pub use self::namespace_lock::{NamespaceLockError, lock_namespace};
 use self::network_policy::Enforcer;
 use self::plan_notices::PlanNotices;
 use self::plugin_waits::PluginWaits;

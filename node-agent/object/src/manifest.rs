@@ -52,7 +52,7 @@ pub type Sink<'s> = dyn FnMut(ObjectPosition, Result<RawObject<'_>, DecodeError>
 /// The fields that say an object's kind, and a list's items.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Shell<'a> {
+struct ManifestHead<'a> {
     #[serde(borrow)]
     api_version: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -100,11 +100,11 @@ fn json_documents(text: &str, sink: &mut Sink<'_>) {
 
 /// One object, or a list of them. `list` is the kind of list that it was found in.
 fn json_object(place: ObjectPosition, json: &str, list: Option<&ListKind>, sink: &mut Sink<'_>) {
-    let Ok(shell) = serde_json::from_str::<Shell<'_>>(json) else {
+    let Ok(head) = serde_json::from_str::<ManifestHead<'_>>(json) else {
         return sink(place, Err(NOT_AN_OBJECT));
     };
-    let kinds = (shell.api_version.as_deref(), shell.kind.as_deref());
-    match (DocumentKind::of(kinds.0, kinds.1, list), shell.items) {
+    let kinds = (head.api_version.as_deref(), head.kind.as_deref());
+    match (DocumentKind::of(kinds.0, kinds.1, list), head.items) {
         (Err(error), _) => sink(place, Err(error)),
         (Ok(DocumentKind::Object(kind)), _) => sink(place, Ok(RawObject::json(kind, json))),
         (Ok(DocumentKind::List(kind)), Some(items)) if place.item.is_none() => {

@@ -24,7 +24,7 @@ use ipnetwork::IpNetwork;
 
 pub use self::incremental::{AnnouncePlan, DecisionChanges, concerned};
 pub use self::pods::single_pods;
-pub use self::reason::{Forbidden, NodeExclusion, WithheldReason};
+pub use self::reason::{ForbiddenReason, NodeExclusion, WithheldReason};
 pub use self::recorded::{Recorded, newest};
 use super::Plan;
 use super::services::{Frontend, FrontendKey, FrontendKind};
@@ -278,7 +278,7 @@ pub struct Announcements {
 
 /// Facts about this node's networks that only the kernel has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Surveyed {
+pub struct NetworkSurvey {
     /// The gateways of this node's routes.
     pub gateways: BTreeSet<IpAddr>,
     /// Pod addresses that the kernel does not route to their pod.
@@ -286,7 +286,7 @@ pub struct Surveyed {
 }
 
 /// The inputs of the decision.
-pub struct Announcing<'a> {
+pub struct AnnounceInputs<'a> {
     pub settings: &'a AnnounceSettings,
     /// The plan that is in the kernel, or is about to be programmed.
     pub plan: &'a Plan,
@@ -294,7 +294,7 @@ pub struct Announcing<'a> {
     pub nodes: &'a Nodes,
     pub is_gone: bool,
     pub drain: Drain,
-    pub surveyed: &'a Surveyed,
+    pub surveyed: &'a NetworkSurvey,
     /// When the pods with these addresses were recorded.
     pub recorded: &'a BTreeMap<IpAddr, Recorded>,
     /// Whether the backend rejected any rules.

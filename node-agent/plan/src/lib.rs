@@ -29,9 +29,9 @@ use denizen_state::AttachmentId;
 use jiff::Timestamp;
 
 pub use self::announce::{
-    AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcement, AnnouncementClass,
-    AnnouncementReason, Announcements, Announcing, DecisionChanges, Drain, DroppedFrontend,
-    Forbidden, NodeExclusion, PrefixOwner, Recorded, Surveyed, Withheld, WithheldReason, concerned,
+    AnnounceInputs, AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcement, AnnouncementClass,
+    AnnouncementReason, Announcements, DecisionChanges, Drain, DroppedFrontend, ForbiddenReason,
+    NetworkSurvey, NodeExclusion, PrefixOwner, Recorded, Withheld, WithheldReason, concerned,
     is_draining, newest, single_pods,
 };
 pub use self::direct::{

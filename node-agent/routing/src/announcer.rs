@@ -26,8 +26,8 @@ use denizen_model::{LocalPod, Nodes, Notice, NoticeReason, NoticeSubject, OtherN
 use denizen_nft::Kernel;
 use denizen_plan::explain::Announced;
 use denizen_plan::{
-    AnnouncePlan, Announcements, Announcing, Drain, DroppedFrontend, Frontend, Plan, PlanChanges,
-    Planner, PrefixOwner, Surveyed, Withheld, concerned, is_draining, newest, single_pods,
+    AnnounceInputs, AnnouncePlan, Announcements, Drain, DroppedFrontend, Frontend, NetworkSurvey,
+    Plan, PlanChanges, Planner, PrefixOwner, Withheld, concerned, is_draining, newest, single_pods,
 };
 use denizen_text::describe;
 
@@ -74,7 +74,7 @@ pub struct Announcer {
     pod_cidrs: Vec<String>,
     decided: AnnouncePlan,
     /// What the kernel has reported, for these pods.
-    surveyed: Option<(Interfaces, Surveyed)>,
+    surveyed: Option<(Interfaces, NetworkSurvey)>,
     published: RouteSync,
     repaired: u64,
     /// Why the kernel could not be asked or changed.
@@ -293,7 +293,7 @@ impl Announcer {
         let times = newest(&singles).into_iter().map(|(ip, pod)| (ip, pod.added_at.clone()));
         let recorded = self.freshness.update(times, Instant::now(), Timestamp::now());
         let concerned = self.concerned.replace(BTreeSet::new());
-        let by = Announcing {
+        let by = AnnounceInputs {
             settings,
             plan,
             world,

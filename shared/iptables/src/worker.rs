@@ -48,7 +48,7 @@ pub enum Outcome {
 
 /// A job that is done.
 #[derive(Debug)]
-pub struct Done {
+pub struct FinishedJob {
     /// The family of the rules.
     pub family: Family,
     /// The result of the job.
@@ -64,7 +64,7 @@ pub fn start(
     programs: Programs,
     schema: &'static Schema,
     family: Family,
-    done: UnboundedSender<Done>,
+    done: UnboundedSender<FinishedJob>,
 ) -> Sender<Job> {
     let (jobs, todo) = channel();
     thread::spawn(move || {
@@ -74,7 +74,7 @@ pub fn start(
             let result = node.execute(job);
             let at = now();
             let took = at - begun;
-            if done.send(Done { family, result, at, took }).is_err() {
+            if done.send(FinishedJob { family, result, at, took }).is_err() {
                 return;
             }
         }

@@ -18,7 +18,7 @@ use super::error::IptablesError;
 use super::programs::Programs;
 use super::rejected_rules::{News, RejectedRules};
 use super::save::Observed;
-use super::worker::{self, Done, Job, Outcome};
+use super::worker::{self, FinishedJob, Job, Outcome};
 use super::{ChainId, Desired, Schema, Table};
 
 /// If the chains are rewritten this often in [`WINDOW`], or in this many of the last reads, another
@@ -95,7 +95,7 @@ impl Writer {
         programs: Programs,
         schema: &'static Schema,
         family: Family,
-        done: UnboundedSender<Done>,
+        done: UnboundedSender<FinishedJob>,
     ) -> Self {
         Self::new(schema, worker::start(programs, schema, family, done))
     }
@@ -244,7 +244,7 @@ impl Writer {
     /// The job's.
     pub fn take(
         &mut self,
-        done: Done,
+        done: FinishedJob,
         desired: &mut impl Desired,
     ) -> Result<Repaired, IptablesError> {
         self.busy = false;

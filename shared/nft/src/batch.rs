@@ -10,8 +10,8 @@ use crate::encode;
 use crate::family::TableFamily;
 use crate::rule::{Chain, Rule};
 use crate::set::{Element, Schema, Set, SetId, Value};
+use crate::subject::MessageSubject;
 use crate::user_data::comment;
-use crate::what::What;
 
 /// The kind of a message of nf_tables: `NFNL_SUBSYS_NFTABLES` above `enum nf_tables_msg_types`.
 pub(crate) const fn kind(message: i32) -> u16 {
@@ -40,14 +40,14 @@ pub struct Batch {
     family: TableFamily,
     first: u32,
     count: u32,
-    what: Vec<(TableFamily, What)>,
+    what: Vec<(TableFamily, MessageSubject)>,
     /// Where the last message begins.
     last_at: usize,
 }
 
 /// Where a rule is put in its chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum At {
+pub enum RulePosition {
     /// At the chain's start.
     Start,
     /// At the chain's end.
@@ -114,7 +114,7 @@ impl Batch {
         kind_of: i32,
         flags: u16,
         table: &str,
-        what: What,
+        what: MessageSubject,
         fill: impl FnOnce(&mut Writer),
     ) {
         let sequence = self.first + self.count;
@@ -150,7 +150,7 @@ impl Batch {
     fn add_table_as(&mut self, name: &str, about: &str, flags: u32) {
         const USER_DATA: u16 = 6;
         const FLAGS: u16 = 2;
-        self.message(libc::NFT_MSG_NEWTABLE, CREATE, name, What::Table, |w| {
+        self.message(libc::NFT_MSG_NEWTABLE, CREATE, name, MessageSubject::Table, |w| {
             w.put_u32(FLAGS, flags);
             w.put(USER_DATA, &comment(about));
         });
@@ -158,7 +158,7 @@ impl Batch {
 
     /// Removes a table with all that is in it. It must be there.
     pub fn delete_table(&mut self, table: &str) {
-        self.message(libc::NFT_MSG_DELTABLE, 0, table, What::Table, |_| {});
+        self.message(libc::NFT_MSG_DELTABLE, 0, table, MessageSubject::Table, |_| {});
     }
 
     /// Makes a table with its sets, chains and rules, in place of the one that is there, if one is.
@@ -191,7 +191,7 @@ impl Batch {
 
     /// Makes a chain without its rules, if it is not there.
     pub fn add_chain(&mut self, table: &str, chain: &Chain) {
-        let what = What::Chain(chain.name.clone());
+        let what = MessageSubject::Chain(chain.name.clone());
         self.message(libc::NFT_MSG_NEWCHAIN, CREATE, table, what, |w| {
             w.put_str(3, &chain.name);
             if let Some(base) = chain.base {
@@ -210,17 +210,24 @@ impl Batch {
     pub(crate) fn add_rules(&mut self, table: &str, chain: &Chain) {
         let family = self.family;
         for rule in &chain.rules {
-            self.add_rule(table, &chain.name, rule, &rule.comment(family), At::End);
+            self.add_rule(table, &chain.name, rule, &rule.comment(family), RulePosition::End);
         }
     }
 
     /// Puts a rule into a chain that is there, with a comment.
-    pub fn add_rule(&mut self, table: &str, chain: &Arc<str>, rule: &Rule, text: &str, at: At) {
-        let (family, what) = (self.family, What::Chain(chain.clone()));
+    pub fn add_rule(
+        &mut self,
+        table: &str,
+        chain: &Arc<str>,
+        rule: &Rule,
+        text: &str,
+        at: RulePosition,
+    ) {
+        let (family, what) = (self.family, MessageSubject::Chain(chain.clone()));
         let (flags, position) = match at {
-            At::Start => (CREATE, None),
-            At::End => (CREATE | APPEND, None),
-            At::Before(handle) => (CREATE, Some(handle)),
+            RulePosition::Start => (CREATE, None),
+            RulePosition::End => (CREATE | APPEND, None),
+            RulePosition::Before(handle) => (CREATE, Some(handle)),
         };
         self.message(libc::NFT_MSG_NEWRULE, flags, table, what, |w| {
             w.put_str(2, chain);
@@ -236,7 +243,7 @@ impl Batch {
 
     /// Removes a rule from a chain.
     pub fn delete_rule(&mut self, table: &str, chain: &Arc<str>, handle: u64) {
-        let what = What::RuleRemoval(chain.clone(), handle);
+        let what = MessageSubject::RuleRemoval(chain.clone(), handle);
         self.message(libc::NFT_MSG_DELRULE, 0, table, what, |w| {
             w.put_str(2, chain);
             w.put(3, &handle.to_be_bytes());
@@ -245,7 +252,7 @@ impl Batch {
 
     /// Removes the rules of a chain.
     pub fn flush_chain(&mut self, table: &str, chain: &Arc<str>) {
-        let what = What::ChainRemoval(chain.clone());
+        let what = MessageSubject::ChainRemoval(chain.clone());
         self.message(libc::NFT_MSG_DELRULE, 0, table, what, |w| w.put_str(2, chain));
     }
 
@@ -263,14 +270,14 @@ impl Batch {
             self.flush_chain(table, chain);
         }
         for chain in chains {
-            let what = What::ChainRemoval(chain.clone());
+            let what = MessageSubject::ChainRemoval(chain.clone());
             self.message(libc::NFT_MSG_DELCHAIN, 0, table, what, |w| w.put_str(3, chain));
         }
     }
 
     /// Makes a set or map, the batch's `number`th.
     fn add_set(&mut self, table: &str, set: &Set, number: u32) {
-        self.message(libc::NFT_MSG_NEWSET, CREATE, table, What::Set(set.name), |w| {
+        self.message(libc::NFT_MSG_NEWSET, CREATE, table, MessageSubject::Set(set.name), |w| {
             let (key_type, key_len) = set.key_type();
             w.put_str(2, set.name);
             w.put_u32(3, set.flags());
@@ -330,7 +337,7 @@ impl Batch {
         let flags = if message == libc::NFT_MSG_NEWSETELEM { CREATE } else { 0 };
         let mut rest = items.iter().peekable();
         while rest.peek().is_some() {
-            self.message(message, flags, table, What::Elements(set.name), |w| {
+            self.message(message, flags, table, MessageSubject::Elements(set.name), |w| {
                 w.put_str(2, set.name);
                 let list = w.begin(3);
                 while w.nested_len(&list) < MESSAGE_ROOM {
@@ -388,12 +395,12 @@ pub(crate) struct Finished {
     first: u32,
     /// The number of the message whose acknowledgement says that the batch was taken.
     pub last: u32,
-    what: Vec<(TableFamily, What)>,
+    what: Vec<(TableFamily, MessageSubject)>,
 }
 
 impl Finished {
     /// What the message with this number was about, and the family.
-    pub fn what(&self, sequence: u32) -> Option<&(TableFamily, What)> {
+    pub fn what(&self, sequence: u32) -> Option<&(TableFamily, MessageSubject)> {
         let index = sequence.checked_sub(self.first)?.checked_sub(1)?;
         self.what.get(index as usize)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::batch::{At, Batch};
+use crate::batch::{Batch, RulePosition};
 use crate::observed::{ObservedChain, ObservedRule};
 use crate::rule::{Chain, Rule};
 
@@ -43,7 +43,7 @@ impl Edit {
     /// before.
     pub fn write(&self, batch: &mut Batch, table: &str) {
         for (before, rule) in &self.add {
-            let at = before.map_or(At::End, At::Before);
+            let at = before.map_or(RulePosition::End, RulePosition::Before);
             let text = rule.comment(batch.family());
             batch.add_rule(table, &self.chain, rule, &text, at);
         }

@@ -231,8 +231,8 @@ impl Expressions<'_> {
         let mut word = 0;
         for field in &lookup.key {
             self.load(*field, word);
-            if let Some(cut) = lookup.cut.filter(|cut| cut.field == *field) {
-                self.bitwise(word, &cut.mask(), &cut.mark());
+            if let Some(prefix) = lookup.prefix.filter(|prefix| prefix.field == *field) {
+                self.bitwise(word, &prefix.mask(), &prefix.mark());
             }
             word += field.words();
         }

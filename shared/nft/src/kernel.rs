@@ -18,7 +18,7 @@ use crate::read::{ChainView, RuleView, TableView};
 use crate::rule::{Chain, Rule};
 use crate::rule_id::RuleId;
 use crate::set::{Schema, Set};
-use crate::what::What;
+use crate::subject::MessageSubject;
 
 /// How often a dump is repeated if another program's changes interrupt it.
 const DUMP_TRIES: usize = 20;
@@ -40,13 +40,13 @@ pub enum NftError {
     /// A batch was refused; everything is as it was before.
     #[error(
         "nf_tables, {family} table: the kernel refused {}",
-        what.as_ref().map_or("the batch".to_owned(), What::to_string)
+        what.as_ref().map_or("the batch".to_owned(), MessageSubject::to_string)
     )]
     Refused {
         /// The table's family.
         family: TableFamily,
         /// What was refused; `None` when it was not a single message.
-        what: Option<What>,
+        what: Option<MessageSubject>,
         /// The kernel's error, with its message if it sent one.
         #[source]
         source: NetlinkError,

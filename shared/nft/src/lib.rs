@@ -38,15 +38,15 @@ mod rule_id;
 mod sampled;
 mod set;
 mod steps;
+mod subject;
 #[cfg(test)]
 mod tests;
 mod text;
 mod trace;
 mod user_data;
 mod watch;
-mod what;
 
-pub use batch::{At, Batch};
+pub use batch::{Batch, RulePosition};
 pub use bytes::{Bytes, Data, Key, read_address};
 pub use content::{Content, Extent};
 pub use counted::CountedElement;
@@ -67,8 +67,8 @@ pub use rule::{
 pub use rule_id::RuleId;
 pub use sampled::sampled;
 pub use set::{DataType, Element, Schema, Set, SetId, Value, endpoint, read_endpoint};
+pub use subject::MessageSubject;
 pub use text::Rendering;
 pub use trace::{TraceEvent, TraceMessage, TraceVerdict, TracedPacket, Tracer};
 pub use user_data::comment_text;
 pub use watch::{Changes, Watch};
-pub use what::What;

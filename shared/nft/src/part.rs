@@ -14,7 +14,7 @@ use crate::isolate::isolate;
 use crate::kernel::{Kernel, NftError};
 use crate::rule::Chain;
 use crate::set::{Element, Schema, SetId};
-use crate::what::What;
+use crate::subject::MessageSubject;
 
 /// A change of an element that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub(crate) fn try_table(
     batch.delete_table(schema.name);
     match kernel.commit(batch) {
         Err(NftError::Refused {
-            what: Some(What::Table),
+            what: Some(MessageSubject::Table),
             source: NetlinkError::Refused(refusal),
             ..
         }) if refusal.errno == Errno::ENOENT => Ok(()),

@@ -215,31 +215,31 @@ pub struct Lookup {
     /// The fields that make the key.
     pub key: Vec<Field>,
     /// The field of which only a prefix counts.
-    pub(crate) cut: Option<Cut>,
+    pub(crate) prefix: Option<FieldPrefix>,
 }
 
 impl Lookup {
     /// The same where only the first `bits` of this field count; the others are 0.
-    pub fn cut(self, field: Field, bits: u8) -> Self {
-        Self { cut: Some(Cut { field, bits, is_marked: false }), ..self }
+    pub fn prefix(self, field: Field, bits: u8) -> Self {
+        Self { prefix: Some(FieldPrefix { field, bits, is_marked: false }), ..self }
     }
 
     /// The same where only the first `bits` of this field count, the next one is 1, and the others
     /// are 0: a set can have prefixes of several lengths, shorter than the field.
-    pub fn cut_and_marked(self, field: Field, bits: u8) -> Self {
-        Self { cut: Some(Cut { field, bits, is_marked: true }), ..self }
+    pub fn marked_prefix(self, field: Field, bits: u8) -> Self {
+        Self { prefix: Some(FieldPrefix { field, bits, is_marked: true }), ..self }
     }
 }
 
 /// A prefix of a field, in place of its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub(crate) struct FieldPrefix {
     pub field: Field,
     bits: u8,
     is_marked: bool,
 }
 
-impl Cut {
+impl FieldPrefix {
     /// The bits of the field that count.
     pub fn mask(self) -> Vec<u8> {
         prefix_mask(self.bits, self.field.size())

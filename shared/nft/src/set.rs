@@ -47,7 +47,7 @@ pub struct Set {
     ///
     /// The kernel has sets of ranges of several fields too, but a look-up there goes through every
     /// element with the packet's values of the fields in front, and a change through all elements.
-    /// In place of these, a set has prefixes ([`Lookup::cut`]).
+    /// In place of these, a set has prefixes ([`Lookup::prefix`]).
     pub is_ranged: bool,
     /// What a key leads to.
     pub data: DataType,
@@ -164,7 +164,7 @@ impl Set {
 
     /// A lookup of other fields than those that the set is declared with: of the same sizes.
     pub fn lookup_of(&self, key: Vec<Field>) -> Lookup {
-        Lookup { set: self.name, key, cut: None }
+        Lookup { set: self.name, key, prefix: None }
     }
 
     /// The same as [`Self::lookup`], where a number below `below` is drawn in place of the key's

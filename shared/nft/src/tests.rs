@@ -126,7 +126,7 @@ fn chains(schema: &Schema) -> Vec<Chain> {
         rule([Statement::GoWhere(lookup(WHERE))]),
     ];
     let of_destination = schema.set(PLAIN).lookup_of(vec![Field::Destination(version)]);
-    let prefixes = lookup(PREFIXES).cut(Field::Source(version), 9);
+    let prefixes = lookup(PREFIXES).prefix(Field::Source(version), 9);
     let forwarded = vec![
         rule([
             Statement::NotEquals(Field::PacketType, Key::EMPTY.byte(Field::UNICAST)),
@@ -139,7 +139,7 @@ fn chains(schema: &Schema) -> Vec<Chain> {
             Statement::Assign(Variable::Priority, Assigned::Found(of_destination)),
             Statement::Equals(Field::OutputInterface, Key::EMPTY.interface("veth1")),
             Statement::In(lookup(PORTS)),
-            Statement::In(lookup(PORTS).cut_and_marked(Field::DestinationPort, 10)),
+            Statement::In(lookup(PORTS).marked_prefix(Field::DestinationPort, 10)),
             Statement::NotIn(prefixes),
             Statement::Verdict(Verdict::Return),
         ]),
@@ -366,7 +366,7 @@ fn a_batch_about_several_families_is_taken_whole_or_not_at_all() {
         let Err(NftError::Refused { family: TableFamily::Ip6, what: Some(what), .. }) = sent else {
             panic!("{sent:?}");
         };
-        assert_eq!((what, there), (What::Elements("where"), [false, false]));
+        assert_eq!((what, there), (MessageSubject::Elements("where"), [false, false]));
         element.value = Value::Goto("refuse".into());
         let (sent, there) = both(element);
         sent.unwrap();

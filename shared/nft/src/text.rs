@@ -11,7 +11,8 @@ use serde::Serialize;
 use crate::family::TableFamily;
 use crate::field::{Field, bit_names, write_value};
 use crate::rule::{
-    Assigned, Chain, Cut, Limit, Lookup, Operation, Reject, Rule, Statement, Update, Verdict,
+    Assigned, Chain, FieldPrefix, Limit, Lookup, Operation, Reject, Rule, Statement, Update,
+    Verdict,
 };
 use crate::set::{DataType, Element, FieldsText, Schema, Set, Value};
 
@@ -129,9 +130,11 @@ fn fields(fields: &[Field]) -> String {
 
 /// A lookup's key.
 fn key_of(lookup: &Lookup) -> String {
-    let texts = lookup.key.iter().map(|field| match lookup.cut.filter(|cut| cut.field == *field) {
-        Some(cut) => cut.to_string(),
-        None => field.to_string(),
+    let texts = lookup.key.iter().map(|field| {
+        match lookup.prefix.filter(|prefix| prefix.field == *field) {
+            Some(prefix) => prefix.to_string(),
+            None => field.to_string(),
+        }
     });
     texts.collect::<Vec<_>>().join(" . ")
 }
@@ -221,7 +224,7 @@ impl fmt::Display for Statement {
     }
 }
 
-impl fmt::Display for Cut {
+impl fmt::Display for FieldPrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} & ", self.field)?;
         write_value(self.field, f, &self.mask())?;

@@ -27,7 +27,7 @@ use crate::trust::{self, failed, io_failed};
 const ROOM_FOR_A_RECORD: usize = 4096;
 
 /// What a waiting writer gets.
-enum Turn {
+enum WriteTurn {
     /// The lock.
     Lock(Lock),
     /// Nothing: another writer has made its change.
@@ -176,8 +176,8 @@ impl RunDir {
         let id = record.id();
         let change = StateChange::Put(Box::new(record.clone()));
         let _lock = match self.turn(wait, &change, &id)? {
-            Turn::Lock(lock) => lock,
-            Turn::Done => {
+            WriteTurn::Lock(lock) => lock,
+            WriteTurn::Done => {
                 let text = self.text(&self.path.join(STATE_FILE))?;
                 if let Some(editor) = text.as_deref().and_then(|text| StateEditor::parse(text, &id))
                     && editor.has()
@@ -224,8 +224,10 @@ impl RunDir {
         }
         let change = StateChange::Remove(id.clone());
         let _lock = match self.turn(wait, &change, id)? {
-            Turn::Lock(lock) => lock,
-            Turn::Done => return Ok(self.read()?.map(|state| (state.epoch, state.generation))),
+            WriteTurn::Lock(lock) => lock,
+            WriteTurn::Done => {
+                return Ok(self.read()?.map(|state| (state.epoch, state.generation)));
+            }
         };
         let waiting = WaitingRequests::in_dir(&self.dir, &self.path);
         let text = self.text(&self.path.join(STATE_FILE))?;
@@ -325,9 +327,9 @@ impl RunDir {
         wait: Duration,
         change: &StateChange,
         id: &AttachmentId,
-    ) -> Result<Turn, StateError> {
+    ) -> Result<WriteTurn, StateError> {
         if let Some(lock) = Lock::try_take(&self.dir, &self.path)? {
-            return Ok(Turn::Lock(lock));
+            return Ok(WriteTurn::Lock(lock));
         }
         // A writer that replaces a record must return the old one, so it needs the lock itself.
         let is_simple = matches!(change, StateChange::Remove(_)) || !self.has(id)?;
@@ -336,16 +338,16 @@ impl RunDir {
         let lock = Lock::take_unless(&is_done, &self.dir, &self.path, wait);
         // Check again even if the lock was taken, or the wait ended, just now.
         if is_done() {
-            return Ok(Turn::Done);
+            return Ok(WriteTurn::Done);
         }
         match lock {
             // The holder has made the change, but not yet removed the request.
             Err(StateError::Locked { .. })
                 if request.is_some() && self.read()?.is_some_and(|state| change.is_in(&state)) =>
             {
-                Ok(Turn::Done)
+                Ok(WriteTurn::Done)
             }
-            lock => Ok(lock?.map_or(Turn::Done, Turn::Lock)),
+            lock => Ok(lock?.map_or(WriteTurn::Done, WriteTurn::Lock)),
         }
     }
 

@@ -93,7 +93,7 @@ pub(super) async fn start(
     ));
     let (links_sender, links) = watch::channel(Arc::default());
     tokio::spawn(node::run(outlet(), links_sender));
-    let shown = attachments::Shown { links, state_file };
+    let shown = attachments::PublishedAttachments { links, state_file };
     let (show_unrecorded, unrecorded) = watch::channel(attachments::Unrecorded::default());
     let (show_selected, selected) = watch::channel(attachments::Selected::default());
     let findings =

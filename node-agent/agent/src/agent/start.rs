@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::alone::alone_here;
 use super::bridges::Bridges;
 use super::foreign::watch_forward;
+use super::namespace_lock::lock_namespace;
 use super::plan_notices::PlanNotices;
 use super::plugin_waits::PluginWaits;
 use super::portmap::PortmapRules;
@@ -53,7 +53,7 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         return Ok(());
     };
     open_files::raise_limit();
-    let _alone = alone_here()?;
+    let _lock = lock_namespace()?;
     let (asked, requests) = mpsc::channel(QUEUE);
     let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
     let enforcer = network_policy::choose(&mut config);

@@ -11,7 +11,7 @@ use anyhow::Context;
 use clap::Args;
 
 use super::{ask, block_on};
-use crate::agent::{AloneError, alone_here, process_named};
+use crate::agent::{NamespaceLockError, lock_namespace, process_named};
 use crate::config::RunDirArgs;
 use denizen_backend::firewall::Firewall;
 use denizen_backend::forward;
@@ -51,17 +51,17 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     let mut planned = BTreeSet::new();
     // A running agent would program its rules again, and one that starts meanwhile a part of them.
     // The lock prevents both.
-    let alone = alone_here();
-    match &alone {
+    let namespace_lock = lock_namespace();
+    match &namespace_lock {
         Ok(_) => results.extend(remove_denizens(args)),
-        Err(AloneError::Another { process }) if args.kube_proxy => {
+        Err(NamespaceLockError::Another { process }) if args.kube_proxy => {
             println!("an agent is running ({}): its rules are kept", process_named(*process));
             planned = virtual_servers_of_agent(&args.run_dir.run_dir);
         }
-        Err(AloneError::Another { .. }) => {
-            drop(alone.context("an agent is running: stop it first")?)
+        Err(NamespaceLockError::Another { .. }) => {
+            drop(namespace_lock.context("an agent is running: stop it first")?)
         }
-        Err(AloneError::Lock(_)) => drop(alone?),
+        Err(NamespaceLockError::Lock(_)) => drop(namespace_lock?),
     }
     if args.kube_proxy {
         results.extend(remove_kube_proxys_rules(&planned));

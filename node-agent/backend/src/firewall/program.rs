@@ -429,7 +429,7 @@ impl Program {
     /// Matches ports of a set of prefixes, for each length.
     fn in_port_ranges(&self, set: FirewallSet) -> impl Iterator<Item = Statement> {
         let lookup = self.lookup(set);
-        let of = move |length| lookup.clone().cut_and_marked(Field::DestinationPort, length);
+        let of = move |length| lookup.clone().marked_prefix(Field::DestinationPort, length);
         port_range::LENGTHS.into_iter().map(move |length| Statement::In(of(length)))
     }
 

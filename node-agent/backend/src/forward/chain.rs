@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// What a rule does to the packets that it matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Act {
+pub enum RuleEffect {
     /// Continues with the next rule.
     Nothing,
     /// Lets them through.
@@ -27,7 +27,7 @@ pub enum Act {
 pub struct Rule {
     /// It matches only some packets. Which ones is not looked at.
     pub conditional: bool,
-    pub act: Act,
+    pub act: RuleEffect,
     /// Its handle, if it is one of denizen's rules.
     pub own: Option<u64>,
 }
@@ -89,19 +89,19 @@ impl Walk<'_> {
     /// Where the walk ends at this rule, if it does.
     fn past(&mut self, rule: &Rule, depth: usize) -> Option<WalkEnd> {
         let end = match &rule.act {
-            Act::Nothing => return None,
-            Act::Unknown => {
+            RuleEffect::Nothing => return None,
+            RuleEffect::Unknown => {
                 self.accepts = true;
                 return None;
             }
-            Act::Accept => WalkEnd::Accepted,
-            Act::Drop => WalkEnd::Dropped,
-            Act::Return => WalkEnd::Returned,
-            Act::Jump(to) => match self.through(to, depth + 1) {
+            RuleEffect::Accept => WalkEnd::Accepted,
+            RuleEffect::Drop => WalkEnd::Dropped,
+            RuleEffect::Return => WalkEnd::Returned,
+            RuleEffect::Jump(to) => match self.through(to, depth + 1) {
                 WalkEnd::Returned => return None,
                 end @ (WalkEnd::Accepted | WalkEnd::Dropped) => end,
             },
-            Act::Goto(to) => self.through(to, depth + 1),
+            RuleEffect::Goto(to) => self.through(to, depth + 1),
         };
         if rule.conditional {
             // A rule that returns early avoids a later drop.
@@ -116,16 +116,16 @@ impl Walk<'_> {
 mod tests {
     use super::*;
 
-    fn rule(conditional: bool, act: Act) -> Rule {
+    fn rule(conditional: bool, act: RuleEffect) -> Rule {
         Rule { conditional, act, own: None }
     }
 
     #[test]
     fn chains_are_judged_by_what_they_do_to_strangers() {
-        use Act::{Accept, Drop, Goto, Jump, Nothing, Return, Unknown};
+        use RuleEffect::{Accept, Drop, Goto, Jump, Nothing, Return, Unknown};
         let always = |act| rule(false, act);
         let some = |act| rule(true, act);
-        let to = |act: fn(String) -> Act| act("other".to_owned());
+        let to = |act: fn(String) -> RuleEffect| act("other".to_owned());
         let ours = Rule { own: Some(7), ..always(Accept) };
         let drops = |all| DefaultFate::Drops { all };
         let passes = DefaultFate::Passes;

@@ -1,6 +1,6 @@
 //! The chains of legacy iptables, whose tables have no netlink.
 
-use super::chain::{Act, Chains, Rule, filter};
+use super::chain::{Chains, Rule, RuleEffect, filter};
 use super::{Chain, ForwardError, OWN, Passing};
 use crate::why::Why;
 use denizen_iptables::{IptablesError, Programs, Table, Variant, appended, legacy_tables};
@@ -64,13 +64,13 @@ fn rule(spec: &str, own: Option<u64>) -> Rule {
     let mut words = target.split_whitespace();
     let (how, to) = (words.next(), words.next().unwrap_or_default());
     let act = match (how, to) {
-        (_, "ACCEPT") => Act::Accept,
-        (_, "DROP" | "REJECT") => Act::Drop,
-        (_, "RETURN") => Act::Return,
-        (None, _) | (_, "LOG" | "NFLOG" | "MARK" | "CONNMARK" | "TCPMSS") => Act::Nothing,
-        (_, "QUEUE" | "NFQUEUE") => Act::Unknown,
-        (Some("-g"), chain) => Act::Goto(chain.to_owned()),
-        (Some(_), chain) => Act::Jump(chain.to_owned()),
+        (_, "ACCEPT") => RuleEffect::Accept,
+        (_, "DROP" | "REJECT") => RuleEffect::Drop,
+        (_, "RETURN") => RuleEffect::Return,
+        (None, _) | (_, "LOG" | "NFLOG" | "MARK" | "CONNMARK" | "TCPMSS") => RuleEffect::Nothing,
+        (_, "QUEUE" | "NFQUEUE") => RuleEffect::Unknown,
+        (Some("-g"), chain) => RuleEffect::Goto(chain.to_owned()),
+        (Some(_), chain) => RuleEffect::Jump(chain.to_owned()),
     };
     Rule { conditional: !asked.is_empty(), act, own }
 }

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::chain::{Act, Chains, Rule, filter};
+use super::chain::{Chains, Rule, RuleEffect, filter};
 use super::own::{Language, comment, rules};
 use super::{Chain, OWN, Passing};
 use crate::firewall;
 use crate::nftables::TABLE;
 use denizen_netlink::NetlinkError;
 use denizen_nft::{
-    At, ChainView, Decision, ExpressionView, Kernel, NftError, RuleView, TableFamily,
+    ChainView, Decision, ExpressionView, Kernel, NftError, RulePosition, RuleView, TableFamily,
 };
 use denizen_plan::MarkBit;
 
@@ -89,7 +89,7 @@ fn reachable(kernel: &mut Kernel, base_chain: &ForeignChain) -> Result<Chains, N
         let rules = kernel
             .rules(base_chain.family, &base_chain.table, Some(&name), |seen| Some(rule(seen)))?;
         for rule in &rules {
-            if let Act::Jump(to) | Act::Goto(to) = &rule.act {
+            if let RuleEffect::Jump(to) | RuleEffect::Goto(to) = &rule.act {
                 due.push(to.clone());
             }
         }
@@ -116,7 +116,7 @@ fn rule(seen: RuleView<'_>) -> Rule {
         "numgen",
         "hash",
     ];
-    let mut found = Rule { conditional: false, act: Act::Nothing, own: None };
+    let mut found = Rule { conditional: false, act: RuleEffect::Nothing, own: None };
     for expression in seen.expressions() {
         found.conditional |= !ASK_NOTHING.contains(&expression.name());
         if let Some(act) = act(&expression) {
@@ -129,20 +129,20 @@ fn rule(seen: RuleView<'_>) -> Rule {
 }
 
 /// The verdict of an expression, if it has one.
-fn act(expression: &ExpressionView<'_>) -> Option<Act> {
+fn act(expression: &ExpressionView<'_>) -> Option<RuleEffect> {
     match expression.xtables_target() {
-        Some("REJECT") => return Some(Act::Drop),
+        Some("REJECT") => return Some(RuleEffect::Drop),
         Some("LOG" | "NFLOG" | "MARK" | "CONNMARK" | "TCPMSS") => return None,
         Some(_) | None => {}
     }
     Some(match expression.decision()? {
-        Decision::Continue => Act::Nothing,
-        Decision::Accept => Act::Accept,
-        Decision::Drop => Act::Drop,
-        Decision::Return => Act::Return,
-        Decision::Jump(to) => Act::Jump(to.to_owned()),
-        Decision::Goto(to) => Act::Goto(to.to_owned()),
-        Decision::Other => Act::Unknown,
+        Decision::Continue => RuleEffect::Nothing,
+        Decision::Accept => RuleEffect::Accept,
+        Decision::Drop => RuleEffect::Drop,
+        Decision::Return => RuleEffect::Return,
+        Decision::Jump(to) => RuleEffect::Jump(to.to_owned()),
+        Decision::Goto(to) => RuleEffect::Goto(to.to_owned()),
+        Decision::Other => RuleEffect::Unknown,
     })
 }
 
@@ -167,7 +167,7 @@ pub fn write(
         for rule in
             admitted.iter().flat_map(|bit| rules(language, *passing, *bit).into_iter().rev())
         {
-            batch.add_rule(table, chain, &rule, &comment(&rule), At::Start);
+            batch.add_rule(table, chain, &rule, &comment(&rule), RulePosition::Start);
         }
     })
 }

@@ -14,7 +14,9 @@ use super::schema::SCHEMA;
 use super::{IptablesError, egress, observed};
 use crate::Repair;
 use crate::nftables::Nftables;
-use denizen_iptables::{self as iptables, Desired, Done, Outcome, Programs, Sets, Variant, Writer};
+use denizen_iptables::{
+    self as iptables, Desired, FinishedJob, Outcome, Programs, Sets, Variant, Writer,
+};
 use denizen_model::Family;
 use denizen_netlink::NetlinkError;
 use denizen_nft::{Kernel, NftError};
@@ -38,8 +40,8 @@ pub struct Iptables {
     /// Frontends of an earlier run or of kube-proxy that no longer exist.
     pub(super) left_frontends: Vec<FrontendKey>,
     /// The writer threads' results.
-    pub(super) results: UnboundedReceiver<Done>,
-    pub(super) received: Vec<Done>,
+    pub(super) results: UnboundedReceiver<FinishedJob>,
+    pub(super) received: Vec<FinishedJob>,
     pub(super) resync_interval: Duration,
     pub(super) repaired: Repair,
     /// The sets were right once, so a later difference is another program's change.

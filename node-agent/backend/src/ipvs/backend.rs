@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::gate::gate;
 use super::host::ServersError;
 use super::kernel::Kernel;
-use super::servers::{Extent, Servers};
+use super::servers::{ChangeScope, Servers};
 use super::state::{RealState, ServerState};
 use crate::nftables::{Nftables, Programmed};
 use crate::{Backend, Draining, EndpointConnections, Figures, Repair, Report};
@@ -155,9 +155,9 @@ impl IpvsBackend {
         }
     }
 
-    fn program(&mut self, extent: Extent) -> Result<usize, ServersError> {
+    fn program(&mut self, scope: ChangeScope) -> Result<usize, ServersError> {
         match &mut self.servers {
-            Ok(servers) => servers.sync(extent),
+            Ok(servers) => servers.sync(scope),
             Err(_) => Ok(0),
         }
     }
@@ -240,8 +240,8 @@ impl Backend for IpvsBackend {
 
     fn sync(&mut self) -> Result<Repair, IpvsBackendError> {
         let rules = self.nftables.sync();
-        let extent = if rules.is_ok() { Extent::Everything } else { Extent::WhatIsSafe };
-        let servers = self.program(extent);
+        let scope = if rules.is_ok() { ChangeScope::Everything } else { ChangeScope::WhatIsSafe };
+        let servers = self.program(scope);
         self.is_due = rules.is_ok() && servers.is_ok() && self.has_more();
         let repair = rules?;
         servers?;
@@ -257,7 +257,7 @@ impl Backend for IpvsBackend {
             Ok(servers) => servers.request_resync(),
             Err(_) => self.open_ipvs(),
         }
-        let servers = if self.is_new { Ok(0) } else { self.program(Extent::WhatIsSafe) };
+        let servers = if self.is_new { Ok(0) } else { self.program(ChangeScope::WhatIsSafe) };
         if self.servers.is_ok() && matches!(servers, Ok(0)) && !self.is_new {
             self.foreign_removals = 0;
         }

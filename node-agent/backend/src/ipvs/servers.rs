@@ -28,7 +28,7 @@ const TRIES: usize = 3;
 
 /// Which changes may be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
+pub enum ChangeScope {
     Everything,
     /// Only those that disturb no virtual server that rules send connections to: these rules could
     /// not be replaced.
@@ -204,7 +204,7 @@ impl<H: Host> Servers<H> {
     ///
     /// # Errors
     /// [`ServersError`]. What could not be programmed is tried again by the next call.
-    pub fn sync(&mut self, extent: Extent) -> Result<usize, ServersError> {
+    pub fn sync(&mut self, scope: ChangeScope) -> Result<usize, ServersError> {
         let mut changes = 0;
         for _ in 0..TRIES {
             if self.is_unknown {
@@ -212,7 +212,7 @@ impl<H: Host> Servers<H> {
             }
             // If anything fails, the kernel's state is not known.
             self.is_unknown = true;
-            let (count, is_as_known) = self.attempt(extent)?;
+            let (count, is_as_known) = self.attempt(scope)?;
             changes += count;
             self.is_unknown = !is_as_known;
             if is_as_known {
@@ -304,7 +304,7 @@ impl<H: Host> Servers<H> {
     }
 
     /// Returns the number of changes, and whether the kernel was as expected.
-    fn attempt(&mut self, extent: Extent) -> Result<(usize, bool), ServersError> {
+    fn attempt(&mut self, scope: ChangeScope) -> Result<(usize, bool), ServersError> {
         let due = std::mem::take(&mut self.due);
         let (wanted, unwanted): (BTreeSet<ServerKey>, BTreeSet<ServerKey>) =
             due.into_iter().partition(|key| self.wanted.contains_key(key));
@@ -315,7 +315,7 @@ impl<H: Host> Servers<H> {
         for key in wanted {
             let (known, wanted) = (self.known.get(&key), self.schedulable(&self.wanted[&key]));
             let state = self.leaving.keep_endpoints(&mut self.host, known, wanted)?;
-            if extent == Extent::WhatIsSafe
+            if scope == ChangeScope::WhatIsSafe
                 && known.is_some_and(|known| known.server != state.server)
             {
                 later.insert(key);
@@ -326,7 +326,7 @@ impl<H: Host> Servers<H> {
         }
         changes += now.len();
         let mut is_as_known = self.apply(&now)?;
-        if extent == Extent::WhatIsSafe || !self.is_complete {
+        if scope == ChangeScope::WhatIsSafe || !self.is_complete {
             self.due.extend(later);
         } else {
             self.leaving.has_routes |= !later.is_empty();

@@ -189,7 +189,7 @@ impl SetStatements {
     /// Matches packets whose source has a prefix of this length in the set.
     pub fn has_prefix(self, set: ServiceSet, length: u8) -> Statement {
         let source = Field::Source(set.family(self.0));
-        Statement::In(self.set(set).lookup().cut(source, length))
+        Statement::In(self.set(set).lookup().prefix(source, length))
     }
 
     /// Matches packets whose values are not in the set. Not for the bridge's table, where it would

@@ -46,7 +46,7 @@ type Label = [(&'static str, &'static str); 1];
 pub struct Metrics {
     registry: Arc<Registry>,
     pub like_kube_proxy: LikeKubeProxy,
-    pub own: Own,
+    pub own: AgentMetrics,
     pub network_policy: NetworkPolicyMetrics,
     /// Metrics of the routes to other nodes' pods.
     pub routing: RoutingMetrics,
@@ -62,7 +62,7 @@ pub struct Metrics {
 }
 
 #[derive(Debug, Clone)]
-pub struct Own {
+pub struct AgentMetrics {
     pub local_pods: Gauge,
     /// Interfaces that look like a pod's and have no record.
     pub unrecorded_interfaces: Gauge,
@@ -109,7 +109,7 @@ impl Default for Metrics {
         let mut registry = Registry::default();
         let like_kube_proxy =
             LikeKubeProxy::register(registry.sub_registry_with_prefix("kubeproxy"));
-        let own = Own::register(registry.sub_registry_with_prefix("denizen"));
+        let own = AgentMetrics::register(registry.sub_registry_with_prefix("denizen"));
         let prefix = "denizen_network_policy";
         let network_policy =
             NetworkPolicyMetrics::register(registry.sub_registry_with_prefix(prefix));
@@ -166,7 +166,7 @@ fn from_zero<M: Default + Clone>(
     }
 }
 
-impl Own {
+impl AgentMetrics {
     fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             local_pods: Gauge::default(),

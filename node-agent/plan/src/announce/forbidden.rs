@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::super::pod_ranges::{PodRanges, is_special, is_too_large, overlap};
-use super::{Announcing, Forbidden};
+use super::{AnnounceInputs, ForbiddenReason};
 use denizen_model::{ServiceName, Slice};
 
 /// The Service of the API server. Its endpoints are the API server's own addresses.
@@ -15,7 +15,7 @@ const API_NAMESPACE: &str = "default";
 const API_NAME: &str = "kubernetes";
 
 /// Who owns which addresses: what belongs to others must never be announced.
-pub(super) struct Forbidding<'a> {
+pub(super) struct ForbiddenPrefixes<'a> {
     /// The claims of the Node objects.
     nodes: PodRanges<'a>,
     /// The addresses of all links of this node. No service may take one.
@@ -26,8 +26,8 @@ pub(super) struct Forbidding<'a> {
     peers: &'a BTreeSet<IpAddr>,
 }
 
-impl<'a> Forbidding<'a> {
-    pub(super) fn new(by: &'a Announcing<'_>) -> Self {
+impl<'a> ForbiddenPrefixes<'a> {
+    pub(super) fn new(by: &'a AnnounceInputs<'_>) -> Self {
         let api = ServiceName::new(API_NAMESPACE, API_NAME);
         let endpoints = by.world.slices(&api).flat_map(|slice: &Slice| &slice.endpoints);
         Self {
@@ -47,10 +47,10 @@ impl<'a> Forbidding<'a> {
 
     /// Why a podCIDR of this node is not announced. It may contain addresses of this node's own
     /// links: those of its pods' bridge.
-    pub(super) fn pod_range(&self, range: IpNetwork) -> Option<Forbidden> {
+    pub(super) fn pod_range(&self, range: IpNetwork) -> Option<ForbiddenReason> {
         let node = || {
             let (address, node) = self.nodes.address_in(range, self.nodes.node(self.name)?)?;
-            Some(Forbidden::NodeAddress { address, node: Arc::clone(node) })
+            Some(ForbiddenReason::NodeAddress { address, node: Arc::clone(node) })
         };
         let others = self.nodes.ranges().filter(|(_, node)| *node != self.name);
         unroutable(range)
@@ -66,7 +66,7 @@ impl<'a> Forbidding<'a> {
 
     /// Why a single pod is not announced. It may lie in another node's podCIDR: then it has moved
     /// here.
-    pub(super) fn pod(&self, address: IpAddr) -> Option<Forbidden> {
+    pub(super) fn pod(&self, address: IpAddr) -> Option<ForbiddenReason> {
         self.of_host(address)
     }
 
@@ -81,42 +81,42 @@ impl<'a> Forbidding<'a> {
         &self,
         address: IpAddr,
         contested: &[(IpNetwork, &Arc<str>)],
-    ) -> Option<Forbidden> {
+    ) -> Option<ForbiddenReason> {
         let contested = contested.iter().copied();
         self.of_host(address).or_else(|| overlapping(contested, address.into()))
     }
 
     /// The owner of an address that is neither a pod's nor a service's.
-    fn of_host(&self, address: IpAddr) -> Option<Forbidden> {
+    fn of_host(&self, address: IpAddr) -> Option<ForbiddenReason> {
         let own = || self.own.contains(&address).then_some(self.name);
         let node = || {
             let node = Arc::clone(self.nodes.with_address(address).or_else(own)?);
-            Some(Forbidden::NodeAddress { address, node })
+            Some(ForbiddenReason::NodeAddress { address, node })
         };
         unroutable(address.into()).or_else(node).or_else(|| self.host_in(address.into()))
     }
 
     /// An address of the API server, of a gateway or of a peer in a range.
-    fn host_in(&self, range: IpNetwork) -> Option<Forbidden> {
+    fn host_in(&self, range: IpNetwork) -> Option<ForbiddenReason> {
         let (first, last) = (range.network(), range.broadcast());
         let first_of = |hosts: &BTreeSet<IpAddr>| hosts.range(first..=last).next().copied();
-        let gateway = || first_of(self.gateways).map(Forbidden::Gateway);
-        let peer = || first_of(self.peers).map(Forbidden::Peer);
-        first_of(&self.api).map(Forbidden::ApiServer).or_else(gateway).or_else(peer)
+        let gateway = || first_of(self.gateways).map(ForbiddenReason::Gateway);
+        let peer = || first_of(self.peers).map(ForbiddenReason::Peer);
+        first_of(&self.api).map(ForbiddenReason::ApiServer).or_else(gateway).or_else(peer)
     }
 }
 
-fn unroutable(range: IpNetwork) -> Option<Forbidden> {
+fn unroutable(range: IpNetwork) -> Option<ForbiddenReason> {
     if is_special(range) {
-        return Some(Forbidden::Special);
+        return Some(ForbiddenReason::Special);
     }
-    is_too_large(range).then_some(Forbidden::TooLarge)
+    is_too_large(range).then_some(ForbiddenReason::TooLarge)
 }
 
 fn overlapping<'a>(
     mut ranges: impl Iterator<Item = (IpNetwork, &'a Arc<str>)>,
     range: IpNetwork,
-) -> Option<Forbidden> {
+) -> Option<ForbiddenReason> {
     let (range, node) = ranges.find(|(other, _)| overlap(*other, range))?;
-    Some(Forbidden::PodRange { range, node: Arc::clone(node) })
+    Some(ForbiddenReason::PodRange { range, node: Arc::clone(node) })
 }

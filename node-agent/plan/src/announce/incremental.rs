@@ -12,10 +12,10 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::super::{FrontendKey, Plan, PlanChanges, ServicePlan};
-use super::forbidden::Forbidding;
+use super::forbidden::ForbiddenPrefixes;
 use super::services::ServiceAnnouncer;
 use super::{
-    AnnounceSettings, Announcement, AnnouncementClass, Announcements, Announcing, Drain,
+    AnnounceInputs, AnnounceSettings, Announcement, AnnouncementClass, Announcements, Drain,
     DroppedFrontend, PrefixOwner, Withheld, WithheldReason, pods,
 };
 use denizen_model::{Nodes, ServiceName};
@@ -78,7 +78,7 @@ struct GlobalInputs {
 }
 
 impl GlobalInputs {
-    fn of(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Self {
+    fn of(by: &AnnounceInputs<'_>, forbidden_prefixes: &ForbiddenPrefixes<'_>) -> Self {
         Self {
             settings: by.settings.clone(),
             nodes: by.nodes.clone(),
@@ -86,7 +86,7 @@ impl GlobalInputs {
             drain: by.drain,
             ranges: by.world.service_ranges().collect(),
             own: by.plan.node().own.clone(),
-            api: forbidding.api().clone(),
+            api: forbidden_prefixes.api().clone(),
             gateways: by.surveyed.gateways.clone(),
             rejects: by.rejects,
         }
@@ -120,11 +120,11 @@ impl AnnouncePlan {
     /// everything if they are unknown or if more differs.
     pub fn update(
         &mut self,
-        by: &Announcing<'_>,
+        by: &AnnounceInputs<'_>,
         concerned: Option<&BTreeSet<ServiceName>>,
     ) -> DecisionChanges {
-        let forbidding = Forbidding::new(by);
-        let basis = GlobalInputs::of(by, &forbidding);
+        let forbidden_prefixes = ForbiddenPrefixes::new(by);
+        let basis = GlobalInputs::of(by, &forbidden_prefixes);
         // The backend does not report which rules are no longer rejected.
         let concerned = concerned.filter(|_| !basis.rejects && self.basis.as_ref() == Some(&basis));
         let names = match concerned {
@@ -136,8 +136,8 @@ impl AnnouncePlan {
         };
         self.basis = Some(basis);
         let mut touched = std::mem::take(&mut self.surplus);
-        self.replace(None, pods::claims(by, &forbidding), &mut touched);
-        let of = ServiceAnnouncer::new(by, &forbidding);
+        self.replace(None, pods::claims(by, &forbidden_prefixes), &mut touched);
+        let of = ServiceAnnouncer::new(by, &forbidden_prefixes);
         for name in names {
             let service = by.world.service(&name);
             let claims = service.map(|service| of.claims(service)).unwrap_or_default();

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::super::pod_ranges::without_host_bits;
-use super::forbidden::Forbidding;
+use super::forbidden::ForbiddenPrefixes;
 use super::incremental::PrefixClaim;
 use super::{
-    AnnounceSettings, AnnouncedPods, Announcement, AnnouncementClass, AnnouncementReason,
-    Announcing, PrefixOwner, Recorded, Withheld, WithheldReason, newest,
+    AnnounceInputs, AnnounceSettings, AnnouncedPods, Announcement, AnnouncementClass,
+    AnnouncementReason, PrefixOwner, Recorded, Withheld, WithheldReason, newest,
 };
 use denizen_model::{LocalPod, Nodes};
 
@@ -34,14 +34,17 @@ pub fn single_pods<'a>(
 }
 
 /// The claims on this node's podCIDRs and on single pods.
-pub(super) fn claims(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Vec<PrefixClaim> {
+pub(super) fn claims(
+    by: &AnnounceInputs<'_>,
+    forbidden_prefixes: &ForbiddenPrefixes<'_>,
+) -> Vec<PrefixClaim> {
     let mut found = Vec::new();
     let ranges = by.nodes.own.iter().flat_map(|node| node.pod_cidrs.iter().copied());
     for range in ranges.map(without_host_bits) {
         let withheld = match by.settings.pods {
             AnnouncedPods::Off | AnnouncedPods::Exact => Some(WithheldReason::NotChosen),
             AnnouncedPods::NodeCidrs | AnnouncedPods::Auto => {
-                forbidding.pod_range(range).map(WithheldReason::Forbidden)
+                forbidden_prefixes.pod_range(range).map(WithheldReason::Forbidden)
             }
         };
         let verdict = match withheld {
@@ -56,13 +59,17 @@ pub(super) fn claims(by: &Announcing<'_>, forbidding: &Forbidding<'_>) -> Vec<Pr
         };
         found.push(PrefixClaim::of(range, verdict));
     }
-    singles(by, forbidding, &mut found);
+    singles(by, forbidden_prefixes, &mut found);
     found
 }
 
 /// Above the limit, the oldest stay: a newer pod never ends an announcement. Of several pods with
 /// one address, the newest counts.
-fn singles(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Vec<PrefixClaim>) {
+fn singles(
+    by: &AnnounceInputs<'_>,
+    forbidden_prefixes: &ForbiddenPrefixes<'_>,
+    found: &mut Vec<PrefixClaim>,
+) {
     let AnnounceSettings { most_pods, .. } = *by.settings;
     let mut singles = single_pods(by.settings, by.nodes, by.plan.recorded());
     singles.sort_by(|(a, a_ip), (b, b_ip)| (&a.added_at, a_ip).cmp(&(&b.added_at, b_ip)));
@@ -74,7 +81,7 @@ fn singles(by: &Announcing<'_>, forbidding: &Forbidding<'_>, found: &mut Vec<Pre
         }
         let owner = newest.get(&address).copied().unwrap_or(pod);
         let name: Arc<str> = owner.to_string().into();
-        let reason = if let Some(forbidden) = forbidding.pod(address) {
+        let reason = if let Some(forbidden) = forbidden_prefixes.pod(address) {
             Some(WithheldReason::Forbidden(forbidden))
         } else if by.surveyed.undelivered.contains(&address) {
             Some(WithheldReason::NotDeliveredHere)

@@ -12,7 +12,7 @@ use super::super::pod_ranges::{SHORTEST_V4, SHORTEST_V6};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WithheldReason {
     /// Never, whatever the configuration: packets of another owner would be routed here.
-    Forbidden(Forbidden),
+    Forbidden(ForbiddenReason),
     /// No configured range contains it. Without ranges, whoever may write a Service could claim any
     /// address.
     OutsideRanges,
@@ -52,9 +52,9 @@ pub enum NodeExclusion {
     Deleted,
 }
 
-/// Who owns the addresses that would be routed here.
+/// Why a prefix is never announced: who owns its addresses, for example.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Forbidden {
+pub enum ForbiddenReason {
     /// Nobody: special-purpose addresses are never routed.
     Special,
     /// A range with more addresses than one node's pods can have.
@@ -81,7 +81,7 @@ impl WithheldReason {
     /// A code for programs.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Forbidden(Forbidden::NodeAddress { .. }) => "node-address",
+            Self::Forbidden(ForbiddenReason::NodeAddress { .. }) => "node-address",
             Self::Forbidden(_) => "forbidden",
             Self::OutsideRanges => "outside-ranges",
             Self::NotPermitted(_) => "not-permitted",
@@ -158,7 +158,7 @@ impl fmt::Display for WithheldReason {
     }
 }
 
-impl fmt::Display for Forbidden {
+impl fmt::Display for ForbiddenReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Special => write!(f, "these addresses are not routed"),

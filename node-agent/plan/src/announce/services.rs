@@ -11,18 +11,18 @@ use super::super::services::{
     Frontend, FrontendAddress, FrontendKey, FrontendKind, NodeLocation, Outcome, PermittedRanges,
     location, ready,
 };
-use super::forbidden::Forbidding;
+use super::forbidden::ForbiddenPrefixes;
 use super::incremental::PrefixClaim;
 use super::{
-    Announcement, AnnouncementClass, AnnouncementReason, Announcing, Drain, NodeExclusion,
+    AnnounceInputs, Announcement, AnnouncementClass, AnnouncementReason, Drain, NodeExclusion,
     PrefixOwner, Withheld, WithheldReason,
 };
 use denizen_model::{Service, TrafficPolicy, family_of};
 
 /// Decides about the addresses of services.
 pub(super) struct ServiceAnnouncer<'a> {
-    by: &'a Announcing<'a>,
-    forbidding: &'a Forbidding<'a>,
+    by: &'a AnnounceInputs<'a>,
+    forbidden_prefixes: &'a ForbiddenPrefixes<'a>,
     /// The ranges of cluster IPs.
     cluster: Vec<IpNetwork>,
     /// The permitted ranges that are for services alone: podCIDRs in them do not count.
@@ -32,17 +32,20 @@ pub(super) struct ServiceAnnouncer<'a> {
 }
 
 impl<'a> ServiceAnnouncer<'a> {
-    pub(super) fn new(by: &'a Announcing<'a>, forbidding: &'a Forbidding<'a>) -> Self {
+    pub(super) fn new(
+        by: &'a AnnounceInputs<'a>,
+        forbidden_prefixes: &'a ForbiddenPrefixes<'a>,
+    ) -> Self {
         let cluster: Vec<IpNetwork> = by.world.service_ranges().collect();
         let permitted = [&cluster[..], &by.settings.ranges].concat();
         // A range that this node's own pods share, or one wider than any node's pods need, is not
         // for services alone: a Service must not take pods' addresses.
         let (for_services, shared): (Vec<_>, Vec<_>) = permitted
             .into_iter()
-            .partition(|range| !is_too_large(*range) && !forbidding.has_own_pods(*range));
-        let contested = forbidding.contested(&shared);
+            .partition(|range| !is_too_large(*range) && !forbidden_prefixes.has_own_pods(*range));
+        let contested = forbidden_prefixes.contested(&shared);
         let here = location(&by.plan.policy().settings, by.world.node());
-        Self { by, forbidding, cluster, for_services, contested, here }
+        Self { by, forbidden_prefixes, cluster, for_services, contested, here }
     }
 
     /// The claims of a service on its addresses.
@@ -131,7 +134,7 @@ impl<'a> ServiceAnnouncer<'a> {
             true => &[][..],
             false => &self.contested,
         };
-        if let Some(forbidden) = self.forbidding.service(address, contested) {
+        if let Some(forbidden) = self.forbidden_prefixes.service(address, contested) {
             return Err(WithheldReason::Forbidden(forbidden));
         }
         if within().next().is_none() {

@@ -38,7 +38,7 @@ struct AnnounceWorld {
     services: Vec<Service>,
     slices: Vec<Slice>,
     pods: PodSet,
-    surveyed: Surveyed,
+    surveyed: NetworkSurvey,
     recorded: BTreeMap<IpAddr, Recorded>,
     drain: Drain,
     rejected: Option<FrontendKey>,
@@ -53,7 +53,10 @@ fn world() -> AnnounceWorld {
         services: vec![web()],
         slices: vec![slice("web", "web", vec![here(), away()])],
         pods: pods(1, &[]),
-        surveyed: Surveyed { gateways: [ip("192.0.2.254")].into(), ..Surveyed::default() },
+        surveyed: NetworkSurvey {
+            gateways: [ip("192.0.2.254")].into(),
+            ..NetworkSurvey::default()
+        },
         recorded: BTreeMap::new(),
         drain: Drain::No,
         rejected: None,
@@ -138,7 +141,7 @@ impl AnnounceWorld {
     ) -> DecisionChanges {
         let model = planner.model();
         let world = model.snapshot().expect("all is listed");
-        let by = Announcing {
+        let by = AnnounceInputs {
             settings: &self.settings,
             plan: planner.plan(),
             world,

@@ -92,7 +92,7 @@ impl PolicyRow {
     /// that isolate the pod and permit nothing like it. `None` if nobody does.
     pub fn refusing(&self) -> Option<String> {
         match &*self.result {
-            "denied" => Some(Ruled(self.tiers.last()?, &self.direction).to_string()),
+            "denied" => Some(TierRuleText(self.tiers.last()?, &self.direction).to_string()),
             "refused" => Some(format!("NetworkPolicy {}", self.isolated_by.join(", "))),
             _ => None,
         }
@@ -100,9 +100,9 @@ impl PolicyRow {
 }
 
 /// For example `Admin 10 deny-all ingress[2] "from-dev" (Deny): every node, TCP port 80`.
-struct Ruled<'a>(&'a TierRow, &'a str);
+struct TierRuleText<'a>(&'a TierRow, &'a str);
 
-impl fmt::Display for Ruled<'_> {
+impl fmt::Display for TierRuleText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(TierRow { tier, priority, policy, rule, name, action, .. }, direction) = self;
         write!(f, "ClusterNetworkPolicy {tier} {priority} {policy} {direction}[{rule}]")?;
@@ -255,7 +255,7 @@ impl PolicyRow {
             };
             steps.push(ExplainStep {
                 what: format!("{direction} of {pod}{to}: {what}"),
-                why: Ruled(row, direction).to_string(),
+                why: TierRuleText(row, direction).to_string(),
             });
         }
         steps.extend(self.step());

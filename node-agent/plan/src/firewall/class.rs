@@ -23,12 +23,12 @@ struct Class {
     /// The number of decisions that name it. At 0, the next [`Classes::update`] removes it.
     users: usize,
     /// `None` until it is needed for the first time.
-    granted: Option<Granted>,
+    access: Option<ClassAccess>,
 }
 
 /// What the pods of a class may do.
 #[derive(Debug, Default)]
-struct Granted {
+struct ClassAccess {
     /// By NetworkPolicies alone.
     permissions: Permissions,
     /// By policies of any kind, if ClusterNetworkPolicies select the pods.
@@ -90,23 +90,23 @@ impl Classes {
         self.all.retain(|_, class| class.users > 0);
         for (key, class) in &mut self.all {
             let is_changed = || identities.iter().any(|other| key.may_name(other, by.policies));
-            let granted = match class.granted.take() {
+            let access = match class.access.take() {
                 Some(before) if !changed.concerns(key) => match key.tiers {
                     Some(_) if identities.is_empty() => before,
-                    Some(_) => Granted::by_tiers(key, by, before),
+                    Some(_) => ClassAccess::by_tiers(key, by, before),
                     None if !is_changed() => before,
-                    None => Granted::by_policies(key, by),
+                    None => ClassAccess::by_policies(key, by),
                 },
-                Some(_) | None => Granted::of(key, by),
+                Some(_) | None => ClassAccess::of(key, by),
             };
-            class.granted = Some(granted);
+            class.access = Some(access);
         }
     }
 
     /// What passes between pods of a class and an identity, as the kernel has it.
     pub fn passing(&self, class: &ClassKey, peer: Option<IdentityId>) -> PortSet {
-        let granted = self.all.get(class).and_then(|class| class.granted.as_ref());
-        granted.map(|granted| granted.passing(peer)).unwrap_or_default()
+        let access = self.all.get(class).and_then(|class| class.access.as_ref());
+        access.map(|access| access.passing(peer)).unwrap_or_default()
     }
 
     /// What passes to and from a pod whose address has this identity.
@@ -120,20 +120,20 @@ impl Classes {
             return Side::new(decision.isolation, Permissions::default(), None);
         };
         let class = self.all.get_mut(key).expect("the decision's pod acquired it");
-        let granted = class.granted.get_or_insert_with(|| Granted::of(key, by));
-        let tiered = granted.cells.clone().map(|cells| {
-            let itself = granted.itself.entry(own).or_insert_with(|| {
+        let access = class.access.get_or_insert_with(|| ClassAccess::of(key, by));
+        let tiered = access.cells.clone().map(|cells| {
+            let itself = access.itself.entry(own).or_insert_with(|| {
                 let peer = own.and_then(|id| by.identities.key(id)).cloned().unwrap_or_default();
                 let itself = key.itself(by.policies, by.peers, &peer);
                 itself.unwrap_or_else(Function::none)
             });
             Tiered { cells, itself: itself.clone() }
         });
-        Side::new(decision.isolation, granted.permissions.clone(), tiered)
+        Side::new(decision.isolation, access.permissions.clone(), tiered)
     }
 }
 
-impl Granted {
+impl ClassAccess {
     fn of(class: &ClassKey, by: ClassFacts<'_>) -> Self {
         match class.tiers {
             Some(_) => Self::by_tiers(class, by, Self::default()),

@@ -65,7 +65,7 @@ use self::identity::{Identities, IdentityKey};
 use self::peer::{PeerId, PeerTable};
 use self::pod_needs::NeedsTracker;
 use self::rules::PoliciesInForce;
-use self::side::{Described, SideDecision};
+use self::side::{PodDescription, SideDecision};
 use self::update::FirewallUpdate;
 use denizen_model::{LocalPod, Model, ModelChange, NodeLinks, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
@@ -145,7 +145,7 @@ struct FirewallPod {
     /// The addresses from its annotation.
     additional: Arc<[IpAddr]>,
     added_at: Arc<str>,
-    described: Option<Described>,
+    described: Option<PodDescription>,
     group: Option<GroupId>,
     ingress: SideDecision,
     egress: SideDecision,

@@ -58,7 +58,7 @@ impl RuleInForce {
 
 /// A policy in force: the rules of each direction that it isolates.
 #[derive(Debug)]
-struct InForce {
+struct PolicyInForce {
     source: NetworkPolicy,
     ingress: Option<Vec<RuleInForce>>,
     egress: Option<Vec<RuleInForce>>,
@@ -66,7 +66,7 @@ struct InForce {
 
 #[derive(Debug, Default)]
 pub(super) struct PoliciesInForce {
-    policies: BTreeMap<PolicyName, InForce>,
+    policies: BTreeMap<PolicyName, PolicyInForce>,
     tiers: BTreeMap<Arc<str>, TieredPolicy>,
     /// The port names that egress rules ask for: they are resolved on the destination.
     pub egress_names: PortNames,
@@ -80,7 +80,7 @@ impl PoliciesInForce {
         peers: &mut PeerTable,
     ) -> BTreeSet<PolicyName> {
         let mut changed = BTreeSet::new();
-        let stays = |name: &PolicyName, policy: &InForce| {
+        let stays = |name: &PolicyName, policy: &PolicyInForce| {
             wanted.get(name).is_some_and(|wanted| **wanted == policy.source)
         };
         // Old versions are released last, so that peers of both versions keep their ids.
@@ -91,7 +91,7 @@ impl PoliciesInForce {
         }
         for (name, policy) in wanted {
             if !self.policies.contains_key(*name) {
-                self.policies.insert((*name).clone(), InForce::new(policy, peers));
+                self.policies.insert((*name).clone(), PolicyInForce::new(policy, peers));
                 changed.insert((*name).clone());
             }
         }
@@ -165,7 +165,7 @@ impl PoliciesInForce {
     }
 }
 
-impl InForce {
+impl PolicyInForce {
     fn new(source: &NetworkPolicy, peers: &mut PeerTable) -> Self {
         let mut rules = |rules: &Option<Vec<PolicyRule>>| {
             let rules = rules.as_ref()?.iter();

@@ -131,12 +131,12 @@ impl Sides {
 
 /// The labels and named ports of a recorded pod, from the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Described {
+pub(super) struct PodDescription {
     pub labels: Labels,
     pub ports: std::sync::Arc<[NamedPort]>,
 }
 
-impl Described {
+impl PodDescription {
     /// `None` unless the API's object is this very pod's.
     pub fn of(pod: &LocalPod, cluster: ClusterFacts<'_>) -> Option<Self> {
         let object = cluster.pod_of(pod)?;
@@ -157,7 +157,7 @@ pub(super) struct SideDecision {
 /// How both directions of a recorded pod are decided, by all policies that may select it.
 pub(super) fn decisions_of(
     pod: &LocalPod,
-    described: Option<&Described>,
+    described: Option<&PodDescription>,
     cluster: ClusterFacts<'_>,
     tiers: &AllTiers<'_>,
 ) -> [SideDecision; 2] {
@@ -178,7 +178,7 @@ pub(super) fn decisions_of(
 /// policies for every pod of the namespace certainly select it.
 fn decide<'a>(
     policies: impl Iterator<Item = &'a NetworkPolicy>,
-    pod: Option<&Described>,
+    pod: Option<&PodDescription>,
     direction: Direction,
 ) -> SideDecision {
     let isolating = policies.filter(|policy| match direction {
@@ -219,7 +219,7 @@ fn add_tiers(
     decisions: [SideDecision; 2],
     tiers: &[&ClusterNetworkPolicy],
     of_namespace: &Labels,
-    pod: Option<&Described>,
+    pod: Option<&PodDescription>,
 ) -> [SideDecision; 2] {
     let selecting = Direction::BOTH.map(|direction| {
         tier::selecting(tiers, of_namespace, pod.map(|pod| &pod.labels), direction)
@@ -243,7 +243,7 @@ fn with_tiers(
     direction: Direction,
     names: Vec<std::sync::Arc<str>>,
     tiers: &[&ClusterNetworkPolicy],
-    pod: Option<&Described>,
+    pod: Option<&PodDescription>,
 ) -> SideDecision {
     let by_policies = match decision.isolation {
         Isolation::Pending => return decision,

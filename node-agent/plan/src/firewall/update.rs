@@ -14,7 +14,7 @@ use super::identity::IdentityKey;
 use super::narrowed::narrowed;
 use super::peer::PeerScope;
 use super::permission::RuleChanges;
-use super::side::{Described, Side, Sides, decisions_of};
+use super::side::{PodDescription, Side, Sides, decisions_of};
 use super::tier::AllTiers;
 use super::{
     Blocks, ClusterClaim, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused,
@@ -215,7 +215,7 @@ impl<'a> FirewallUpdate<'a> {
 
     fn update_subject(&mut self, pod: &LocalPod, cluster: ClusterFacts<'_>, tiers: &AllTiers<'_>) {
         let before = self.plan.subjects.remove(&pod.id);
-        let described = Described::of(pod, cluster)
+        let described = PodDescription::of(pod, cluster)
             // A pod runs while it is recorded, even if its object is gone.
             .or_else(|| {
                 before.as_ref().filter(|subject| subject.uid == pod.uid)?.described.clone()

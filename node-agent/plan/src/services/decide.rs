@@ -51,7 +51,7 @@ pub fn frontends(
         }
         for port in &service.ports {
             let selection = select(port, family, slices.iter().copied(), here);
-            let decided = Decided { settings, node, service, port, family, selection };
+            let decided = SelectedPort { settings, node, service, port, family, selection };
             found.extend(decided.keys());
         }
     }
@@ -71,7 +71,7 @@ struct FrontendDecision {
 }
 
 /// One service port in one family, its endpoints selected.
-struct Decided<'a> {
+struct SelectedPort<'a> {
     settings: &'a Settings,
     node: Option<&'a Node>,
     service: &'a Service,
@@ -80,7 +80,7 @@ struct Decided<'a> {
     selection: EndpointSelection,
 }
 
-impl Decided<'_> {
+impl SelectedPort<'_> {
     fn keys(&self) -> Vec<Frontend> {
         let service = self.service;
         let at = |kind, ips: &[IpAddr]| -> Vec<_> {

@@ -17,12 +17,12 @@ use denizen_plan::Recorded;
 #[derive(Debug, Default)]
 pub(super) struct Freshness {
     /// By address and time of the record.
-    known: BTreeMap<(IpAddr, Arc<str>), Seen>,
+    known: BTreeMap<(IpAddr, Arc<str>), FreshRecord>,
 }
 
 /// A record, as it was when it was first seen.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct FreshRecord {
     recorded: Recorded,
     /// Until when it is fresh; `None` if it no longer is.
     until: Option<Instant>,
@@ -43,12 +43,12 @@ impl Freshness {
             let key = (address, added_at);
             let seen = before.get(&key).copied().unwrap_or_else(|| {
                 let (recorded, left) = Recorded::of(&key.1, clock);
-                Seen { recorded, until: Some(now + left) }
+                FreshRecord { recorded, until: Some(now + left) }
             });
             let until = seen.until.filter(|until| *until > now);
             let recorded = Recorded { is_fresh: until.is_some(), ..seen.recorded };
             all.insert(address, recorded);
-            self.known.insert(key, Seen { recorded, until });
+            self.known.insert(key, FreshRecord { recorded, until });
         }
         all
     }

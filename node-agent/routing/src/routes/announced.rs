@@ -23,7 +23,7 @@ use super::learned::BIRD;
 use super::reconcile::commands;
 use super::{KERNEL, described, is_subnet};
 use denizen_model::LocalPod;
-use denizen_plan::{AnnouncementReason, Announcements, Surveyed};
+use denizen_plan::{AnnouncementReason, Announcements, NetworkSurvey};
 use denizen_route::PROTOCOL;
 
 /// The metric of the routes for unused addresses of this node's podCIDRs: behind every other route.
@@ -89,7 +89,7 @@ impl AnnouncedRoutes {
     }
 
     /// Asks the kernel for this node's gateways, and whether it delivers these pods' addresses.
-    pub fn survey(&mut self, pods: &[(&LocalPod, IpAddr)]) -> Result<Surveyed, RouteError> {
+    pub fn survey(&mut self, pods: &[(&LocalPod, IpAddr)]) -> Result<NetworkSurvey, RouteError> {
         self.look()?;
         let mut undelivered: BTreeSet<IpAddr> = pods.iter().map(|(_, address)| *address).collect();
         for (pod, address) in pods {
@@ -104,7 +104,7 @@ impl AnnouncedRoutes {
                 undelivered.remove(address);
             }
         }
-        Ok(Surveyed { gateways: self.foreign.gateways.clone(), undelivered })
+        Ok(NetworkSurvey { gateways: self.foreign.gateways.clone(), undelivered })
     }
 
     /// Withdraws what is no longer wanted, and adds nothing: this comes before the rules go.

@@ -24,7 +24,7 @@ use super::adopt::{self, AdoptionSearch};
 use super::cache::{self, UnusableResult};
 use super::missing::{Missing, Unrecorded};
 use super::selection::{RedirectSelection, Selected};
-use super::{AttachmentsConfig, Shown};
+use super::{AttachmentsConfig, PublishedAttachments};
 use crate::Outlet;
 use crate::state_file::LastState;
 use crate::watch::{FolderHints, FolderWatch};
@@ -55,7 +55,7 @@ pub struct FindingSenders {
 /// Finds such pods until `outlet` is closed, and those that the plugin's `redirect` selects.
 pub async fn find(
     config: AttachmentsConfig,
-    mut shown: Shown,
+    mut shown: PublishedAttachments,
     findings: FindingSenders,
     outlet: Outlet,
 ) {

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::links::{LinkError, LinksByIndex};
-use super::{LOCK_WAIT, Shown};
+use super::{LOCK_WAIT, PublishedAttachments};
 use crate::Outlet;
 use crate::node;
 use denizen_text::describe;
@@ -32,7 +32,7 @@ struct MovedRecord {
 }
 
 /// Updates the records to match their links, until `outlet` is closed.
-pub async fn follow(run_dir: PathBuf, mut shown: Shown, outlet: Outlet) {
+pub async fn follow(run_dir: PathBuf, mut shown: PublishedAttachments, outlet: Outlet) {
     loop {
         let links = shown.links.borrow_and_update().clone();
         let seen = shown.state_file.borrow_and_update().clone();

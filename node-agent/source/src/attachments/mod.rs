@@ -68,7 +68,7 @@ pub struct AttachmentsConfig {
 
 /// What the sources publish.
 #[derive(Debug, Clone)]
-pub struct Shown {
+pub struct PublishedAttachments {
     /// The links from [`crate::node`], empty until they were listed once.
     pub links: latest::Receiver<Arc<[Link]>>,
     /// The state file as [`crate::state_file`] last read it.
@@ -87,7 +87,7 @@ pub async fn adopt_at_start(config: &AttachmentsConfig) {
 }
 
 /// Rebuilds a lost file and prunes records, until `outlet` is closed.
-pub async fn keep(config: AttachmentsConfig, mut shown: Shown, outlet: Outlet) {
+pub async fn keep(config: AttachmentsConfig, mut shown: PublishedAttachments, outlet: Outlet) {
     loop {
         let wait = tokio::select! {
             () = outlet.closed() => return,

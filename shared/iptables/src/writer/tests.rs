@@ -113,8 +113,12 @@ impl Context {
     }
 
     fn done(&mut self, outcome: Outcome) -> Repaired {
-        let done =
-            Done { family: Family::V4, result: Ok(outcome), at: self.now, took: Duration::ZERO };
+        let done = FinishedJob {
+            family: Family::V4,
+            result: Ok(outcome),
+            at: self.now,
+            took: Duration::ZERO,
+        };
         self.writer.take(done, &mut self.rules).unwrap()
     }
 
@@ -256,7 +260,8 @@ fn failed_writes_count_by_what_was_written() {
     let failures = |full, partial| RestoreFailures { full, partial };
     let fails = |context: &mut Context| {
         let (family, at) = (Family::V4, context.now);
-        let done = Done { family, result: Err(without_the_table()), at, took: Duration::ZERO };
+        let done =
+            FinishedJob { family, result: Err(without_the_table()), at, took: Duration::ZERO };
         context.writer.take(done, &mut context.rules).unwrap_err();
     };
     // A look writes nothing.

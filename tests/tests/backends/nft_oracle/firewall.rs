@@ -84,8 +84,8 @@ fn routed(version: Family) -> SmallTable {
         accept([Statement::In(other(PORTS, &[&[source], &port[..]].concat()))]),
         accept([Statement::NotIn(lookup(PORTS))]),
         accept([Statement::In(lookup(ANY_PEER))]),
-        accept([Statement::In(lookup(ANY_PEER).cut(destination, 12))]),
-        accept([Statement::In(lookup(PEERS).cut(destination, 32))]),
+        accept([Statement::In(lookup(ANY_PEER).prefix(destination, 12))]),
+        accept([Statement::In(lookup(PEERS).prefix(destination, 32))]),
         accept([Statement::In(lookup(PEERS))]),
         accept([Statement::In(lookup(OUT))]),
         accept([Statement::BeginsWith(Field::OutputInterface, "veth".into())]),
@@ -100,7 +100,7 @@ fn routed(version: Family) -> SmallTable {
     ];
     for length in 1..16 {
         let ports = [PORTS, ANY_PEER].map(lookup).map(|lookup| {
-            accept([Statement::In(lookup.cut_and_marked(Field::DestinationPort, length))])
+            accept([Statement::In(lookup.marked_prefix(Field::DestinationPort, length))])
         });
         rules.extend(ports);
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use denizen_ipvs::{ServerKey, VirtualServer};
 
 use super::super::host::ServersError;
-use super::super::servers::{Extent, Servers};
+use super::super::servers::{ChangeScope, Servers};
 use super::super::state::{RealState, ServerState};
 use super::fake::Fake;
 
@@ -39,7 +39,7 @@ pub(super) fn started(fake: &Fake, wanted: &[ServerState]) -> Servers<Fake> {
 }
 
 pub(super) fn synced(servers: &mut Servers<Fake>) -> usize {
-    servers.sync(Extent::Everything).expect("the kernel does it")
+    servers.sync(ChangeScope::Everything).expect("the kernel does it")
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_scheduler_changes_while_nobody_is_sent_there() {
     servers.readiness_changed();
     servers.want(key(at), Some(server(at, "lc", &[("10.1.0.2:80", 1), ("10.1.0.3:80", 1)])));
     assert!(!servers.is_ready(&key(at)));
-    servers.sync(Extent::WhatIsSafe).expect("the kernel does it");
+    servers.sync(ChangeScope::WhatIsSafe).expect("the kernel does it");
     assert_eq!(fake.log(), [""; 0], "others' rules may still send there");
     synced(&mut servers);
     let changes = ["change 10.96.0.10:80/6 lc", "add 10.96.0.10:80/6 10.1.0.3:80 1"];
@@ -179,7 +179,7 @@ fn nothing_is_removed_while_rules_may_still_send_there() {
     synced(&mut servers);
     fake.log();
     servers.want(key(at), None);
-    servers.sync(Extent::WhatIsSafe).expect("the kernel does it");
+    servers.sync(ChangeScope::WhatIsSafe).expect("the kernel does it");
     assert_eq!(fake.log(), [""; 0]);
     synced(&mut servers);
     assert_eq!(fake.log(), ["remove 10.96.0.10:80/6"]);
@@ -370,7 +370,7 @@ fn a_failure_at_any_point_is_made_good() {
         synced(&mut servers);
         want(&mut servers);
         fake.0.borrow_mut().fails_after = Some(point);
-        let failed = servers.sync(Extent::Everything);
+        let failed = servers.sync(ChangeScope::Everything);
         assert!(matches!(failed, Err(ServersError::Ipvs(_))), "{point}: {failed:?}");
         fake.0.borrow_mut().fails_after = None;
         synced(&mut servers);

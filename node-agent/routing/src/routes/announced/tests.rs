@@ -8,7 +8,7 @@ use denizen_fixture::{HERE, endpoint, ip, node, pods, range, service, slice};
 use denizen_model::{Event, Listing, Service};
 use denizen_plan::fixture::policy;
 use denizen_plan::{
-    AnnouncePlan, AnnounceSettings, AnnouncedPods, Announcing, Drain, FrontendKind, Planner,
+    AnnounceInputs, AnnouncePlan, AnnounceSettings, AnnouncedPods, Drain, FrontendKind, Planner,
 };
 
 const TABLE: u32 = 219;
@@ -33,7 +33,7 @@ fn wanted(ranges: &[&str], vips: &[&str], drain: Drain) -> Announcements {
     planner.apply(Listing::SERVICES.map(Event::Listed).into());
     planner.update();
     let mut decided = AnnouncePlan::default();
-    let by = Announcing {
+    let by = AnnounceInputs {
         settings: &AnnounceSettings {
             pods: AnnouncedPods::Auto,
             kinds: [FrontendKind::LoadBalancerIp].into(),
@@ -49,7 +49,7 @@ fn wanted(ranges: &[&str], vips: &[&str], drain: Drain) -> Announcements {
         nodes: &planner.model().nodes().expect("all nodes are listed"),
         is_gone: false,
         drain,
-        surveyed: &Surveyed::default(),
+        surveyed: &NetworkSurvey::default(),
         recorded: &BTreeMap::new(),
         rejects: false,
         is_rejected: &|_| false,

@@ -45,7 +45,7 @@ const SOCKETS: &str = "/proc/thread-self/net/netlink";
 
 /// Why the lock cannot be taken.
 #[derive(Debug, Error)]
-pub enum AloneError {
+pub enum NamespaceLockError {
     /// Another process has it.
     #[error("another agent ({}) runs in this network namespace", named(*.process))]
     Another {
@@ -60,7 +60,7 @@ pub enum AloneError {
 /// The lock, held until this value is dropped or the process ends.
 #[derive(Debug)]
 #[must_use = "the lock is released with this value"]
-pub struct Alone {
+pub struct NamespaceLock {
     _socket: Socket,
 }
 
@@ -71,24 +71,26 @@ pub struct Alone {
 /// works without it.
 ///
 /// # Errors
-/// [`AloneError::Another`] names the process that has the lock.
+/// [`NamespaceLockError::Another`] names the process that has the lock.
 #[expect(
     clippy::disallowed_methods,
     reason = "only a start waits here, and nothing is decided by it"
 )]
-pub fn alone_here() -> Result<Alone, AloneError> {
+pub fn lock_namespace() -> Result<NamespaceLock, NamespaceLockError> {
     let started = Instant::now();
     loop {
         match take() {
-            Err(AloneError::Another { .. }) if started.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            Err(NamespaceLockError::Another { .. }) if started.elapsed() < PATIENCE => {
+                thread::sleep(PAUSE)
+            }
             result => return result,
         }
     }
 }
 
 /// Takes the lock if it is free.
-fn take() -> Result<Alone, AloneError> {
-    let mut socket = Socket::open().map_err(AloneError::Lock)?;
+fn take() -> Result<NamespaceLock, NamespaceLockError> {
+    let mut socket = Socket::open().map_err(NamespaceLockError::Lock)?;
     match bind(&mut socket) {
         Ok(()) => {}
         Err(error) if error.errno() == Some(Errno::EINVAL) => warn!(
@@ -97,13 +99,13 @@ fn take() -> Result<Alone, AloneError> {
         // The kernel's answer for a group of another process, and also without the capability.
         Err(error) if error.errno() == Some(Errno::EPERM) => {
             return Err(match holder() {
-                Some(portid) => AloneError::Another { process: process_of(portid) },
-                None => AloneError::Lock(error),
+                Some(portid) => NamespaceLockError::Another { process: process_of(portid) },
+                None => NamespaceLockError::Lock(error),
             });
         }
-        Err(error) => return Err(AloneError::Lock(error)),
+        Err(error) => return Err(NamespaceLockError::Lock(error)),
     }
-    Ok(Alone { _socket: socket })
+    Ok(NamespaceLock { _socket: socket })
 }
 
 /// Requests the group from the kernel.
@@ -179,14 +181,14 @@ mod tests {
     }
 
     /// Takes the lock as an unprivileged user.
-    fn as_nobody() -> Result<Alone, AloneError> {
+    fn as_nobody() -> Result<NamespaceLock, NamespaceLockError> {
         let become_user = |user: libc::uid_t| {
             // SAFETY: it changes the effective user of this thread alone, and touches no memory.
             let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
             assert_eq!(changed, 0);
         };
         become_user(65534);
-        let result = alone_here();
+        let result = lock_namespace();
         become_user(0);
         result
     }
@@ -196,30 +198,30 @@ mod tests {
         in_a_namespace(|| {
             // The kernel gives the process id to a process's first socket, and this is not it.
             let own = Socket::open().unwrap();
-            let first = alone_here().unwrap();
+            let first = lock_namespace().unwrap();
             assert!(
                 [&own, &first._socket].iter().any(|socket| socket.portid() != std::process::id())
             );
             for _ in 0..2 {
-                let error = alone_here().unwrap_err();
+                let error = lock_namespace().unwrap_err();
                 let named = format!("another agent (process {})", std::process::id());
                 assert!(error.to_string().starts_with(&named), "{error}");
             }
-            let elsewhere = in_a_namespace(alone_here).unwrap();
+            let elsewhere = in_a_namespace(lock_namespace).unwrap();
             drop((first, elsewhere));
-            let _again = alone_here().unwrap();
+            let _again = lock_namespace().unwrap();
         });
     }
 
     #[test]
     fn a_lock_that_is_soon_released_is_waited_for() {
         in_a_namespace(|| {
-            let first = alone_here().unwrap();
+            let first = lock_namespace().unwrap();
             let ending = thread::spawn(move || {
                 thread::sleep(PATIENCE / 5);
                 drop(first);
             });
-            let _second = alone_here().unwrap();
+            let _second = lock_namespace().unwrap();
             ending.join().unwrap();
         });
     }
@@ -228,10 +230,12 @@ mod tests {
     fn only_a_process_that_may_change_the_rules_gets_the_lock() {
         in_a_namespace(|| {
             match as_nobody() {
-                Err(AloneError::Lock(error)) => assert_eq!(error.errno(), Some(Errno::EPERM)),
+                Err(NamespaceLockError::Lock(error)) => {
+                    assert_eq!(error.errno(), Some(Errno::EPERM))
+                }
                 other => panic!("{other:?}"),
             }
-            let _mine = alone_here().unwrap();
+            let _mine = lock_namespace().unwrap();
         });
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// What a message of a batch is about, for the error that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum MessageSubject {
     /// A table.
     Table,
     /// A chain or its rules.
@@ -20,7 +20,7 @@ pub enum What {
     ChainRemoval(Arc<str>),
 }
 
-impl fmt::Display for What {
+impl fmt::Display for MessageSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Table => f.write_str("the table"),
